@@ -374,6 +374,9 @@ class ImageEncoderModule(Protocol):
 class ImageEncoder(ABC):
     """Base class of image encoders; the fields are the encoder's parameters."""
 
+    takes_input_sizes: ClassVar[bool] = False
+    """whether `forward` also takes the height and width of each image without padding"""
+
     @abstractmethod
     def build(self, model: Any) -> nn.Module:
         """Return a new encoder with its initial weights.
@@ -396,6 +399,10 @@ class ImageEncoder(ABC):
         and `plan`.
         """
         return list(getattr(encoder, "blocks", ()))
+
+    def channels(self, model: Any) -> int:
+        """Return the number C of channels of the embedding."""
+        return model.embedding_dim
 
     def drop_path_blocks(self, model: Any) -> int:
         """Return the number L of blocks that `forward` needs `drop_path` numbers for."""

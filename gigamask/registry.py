@@ -29,7 +29,8 @@ from gigamask.interfaces import (
 )
 from gigamask.losses.ohem import OHEM, NoMining
 from gigamask.losses.sam_loss import SamLoss
-from gigamask.models.configs import ViT
+from gigamask.losses.window_loss import WindowLoss
+from gigamask.models.configs import DECODERS, ENCODERS, Decoder
 from gigamask.prompts.mixed import MixedPrompts
 from gigamask.prompts.schedule import InteractiveSchedule
 from gigamask.prompts.two_sided import TwoSidedCorrection
@@ -121,7 +122,7 @@ COMPONENTS: dict[str, tuple[type, Mapping[str, type | Preset]]] = {
             "two_sided": TwoSidedCorrection,
         },
     ),
-    "loss": (Loss, {"sam": SamLoss}),
+    "loss": (Loss, {"sam": SamLoss, "window": WindowLoss}),
     "mining": (Mining, {"none": NoMining, "ohem": OHEM}),
     "text": (
         TextEncoder,
@@ -137,7 +138,8 @@ COMPONENTS: dict[str, tuple[type, Mapping[str, type | Preset]]] = {
     ),
     "optimizer": (Optimizer, {"adamw": AdamW, "adamw8bit": AdamW8bit, "muon": MuonAdamW}),
     "schedule": (LRSchedule, {"multistep": WarmupMultiStep, "cosine": WarmupCosine}),
-    "model.encoder": (ImageEncoder, {"vit": ViT}),
+    "model.encoder": (ImageEncoder, ENCODERS),
+    "model.decoder": (Decoder, DECODERS),
     "evaluation": (
         Evaluator,
         {"none": NoEvaluation, "clicks": ClickEvaluation, "queries": GroundingEvalConfig},

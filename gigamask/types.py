@@ -19,6 +19,10 @@ from torch import Tensor
 
 from gigamask.masks.rle import RLEMasks, decode_rle
 from gigamask.masks.transforms import ImageTransform
+from gigamask.masks.windows import paste
+
+OUTSIDE_LOGIT = -4.0
+"""Mask logit outside of the window in which a model answers."""
 
 
 class SampleRef(NamedTuple):
@@ -379,6 +383,35 @@ class Prompts:
 
 
 @dataclass(frozen=True)
+class WindowLogits:
+    """Mask logits in windows of the model input, for models that answer around the prompt.
+
+    Attributes:
+        logits: n x n samples in each window.
+        windows: Edges x0 y0 x1 y1 of the windows: input pixel x covers [x, x + 1].
+    """
+
+    logits: Float[Tensor, "M K n n"]
+    windows: Float[Tensor, "M K 4"]
+
+    def select(self, index: Int64[Tensor, "M"]) -> "WindowLogits":
+        """Return one window of each prompt."""
+        at = torch.arange(len(index), device=index.device), index
+        return WindowLogits(self.logits[at][:, None], self.windows[at][:, None])
+
+    def paste(self, side: int, image_size: int) -> Float[Tensor, "M K G G"]:
+        """Return the logits on a grid of the whole model input.
+
+        Args:
+            side: Side of the grid, G.
+            image_size: Side of the model input in pixels.
+        """
+        flat = self.logits.flatten(0, 1).float()
+        pasted = paste(flat, self.windows.flatten(0, 1) * (side / image_size), side, OUTSIDE_LOGIT)
+        return pasted.unflatten(0, self.logits.shape[:2])
+
+
+@dataclass(frozen=True)
 class Prediction:
     """The output of one round.
 
@@ -386,11 +419,13 @@ class Prediction:
         logits: Mask logits on the target grid.
         iou_predictions: Predicted IoU of each mask.
         low_res_logits: Mask logits on the G x G grid, usable as mask prompts of a later round.
+        in_window: The same logits as the model predicted them, if it answers in windows.
     """
 
     logits: Float[Tensor, "M K H W"]
     iou_predictions: Float[Tensor, "M K"]
     low_res_logits: Float[Tensor, "M K G G"]
+    in_window: WindowLogits | None = None
 
 
 @dataclass(frozen=True)

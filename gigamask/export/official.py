@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gigamask.errors import GigamaskError
 from gigamask.export.probe import read_back
-from gigamask.models import state_dict, weight_files
+from gigamask.models import convert, state_dict, weight_files
 from gigamask.models.sam.sam import Sam
 
 
@@ -23,10 +23,12 @@ def write_pth(model: Sam, out: Path) -> dict:
         model's largest value.
 
     Raises:
-        GigamaskError: The file has another suffix, or the outputs differ.
+        GigamaskError: The file has another suffix, the format cannot describe the model, or the
+            outputs differ.
     """
     if out.suffix != ".pth":
         raise GigamaskError(f"--out {out}: Meta's format requires a file that ends in .pth")
+    convert.check_has_sams_decoder(model.config, "Meta's format")
     state = state_dict.to_official(model)
     weight_files.write_pth(state, model.config, out)
     return {"files": [str(out)], "tensors": len(state), "difference": read_back(model, out)}

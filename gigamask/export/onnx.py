@@ -27,7 +27,7 @@ from gigamask.export.probe import Probe, compare
 from gigamask.models.sam.attention import rel_pos_attention_reference
 from gigamask.models.sam.image_encoder import EncoderAttention
 from gigamask.models.sam.mask_decoder import ALL_MASK_TOKENS
-from gigamask.models.sam.sam import Sam
+from gigamask.models.sam.sam import MIDDLE_WINDOW, Sam
 from gigamask.models.sam.transformer import DensePrompt
 from gigamask.types import Prompts
 
@@ -86,10 +86,19 @@ class OnnxDecoder(nn.Module):
         Returns:
             Logits at the image's size, predicted IoU, and low-resolution logits.
         """
+        first = torch.zeros(1, dtype=torch.int64)
+        if self.model.answers_in_windows:
+            prompts = Prompts(
+                *(point_coords, point_labels.long(), mask_input[:, 0], True), has_mask_input > 0.5
+            )
+            low, iou = self.model.decode(image_embeddings, first, prompts)
+            single = torch.where(has_mask_input > 0.5, MIDDLE_WINDOW, iou.argmax(1))
+            at = torch.arange(1), single
+            low, iou = torch.cat([low[at][:, None], low], 1), torch.cat([iou[at][:, None], iou], 1)
+            return self._resize(low, orig_im_size), iou, low
         encoder = self.model.prompt_encoder
         tokens = encoder.points(point_coords, point_labels.long())
         dense = DensePrompt(*encoder.mixed_features(mask_input[:, 0], has_mask_input > 0.5))
-        first = torch.zeros(1, dtype=torch.int64)
         low, iou = self.model.mask_decoder(
             image_embeddings, encoder.get_dense_pe(), tokens, first, dense, ALL_MASK_TOKENS
         )

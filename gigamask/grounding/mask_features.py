@@ -71,11 +71,11 @@ class MaskFeatureExtractor:
         Raises:
             GigamaskError: The width of the segmenter's embedding differs from the config's.
         """
-        if model.config.embedding_dim != config.embedding_dim:
+        channels = model.config.encoder.channels(model.config)
+        if channels != config.embedding_dim:
             raise GigamaskError(
                 f"--model.embedding-dim is {config.embedding_dim}, but the segmenter's embedding "
-                f"has "
-                f"{model.config.embedding_dim} channels; pass {model.config.embedding_dim}"
+                f"has {channels} channels; pass {channels}"
             )
         self.model, self.config, self.encoded, self.width = model, config, 0, sum(config.parts)
         self._embedder, self._cache, self._free_bytes = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from gigamask.errors import GigamaskError
 from gigamask.interfaces import ImageEncoder
@@ -45,6 +45,92 @@ class ViT(ImageEncoder):
 
 
 @dataclass(frozen=True)
+class ConvPyramid(ImageEncoder):
+    """Convolutions at strides 2, 4, 8 and 16 with a feature pyramid, for `WindowDecoder`.
+
+    The embedding has stride 4: whether a token is inside the image, the channels of `width`, and
+    those of stride 2, four tokens in each (`models.compact.encoder`).
+    """
+
+    widths: tuple[int, int, int, int] = (24, 48, 96, 128)
+    """channels at strides 2, 4, 8 and 16; multiples of 8"""
+    depths: tuple[int, int, int, int] = (0, 1, 1, 2)
+    """residual blocks at strides 2, 4, 8 and 16"""
+    width: int = 32
+    """channels of the embedding at stride 4; a multiple of 4"""
+    fine_width: int = 16
+    """channels of the embedding at stride 2"""
+    takes_input_sizes: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _check_counts(self, "width", "fine_width")
+        _check_multiple(self, "width", 4, "the likeness to what is prompted")
+        if any(width < 8 or width % 8 for width in self.widths):
+            raise GigamaskError(
+                f"ConvPyramid.widths must be positive multiples of 8 (got {self.widths})"
+            )
+        if any(depth < 0 for depth in self.depths):
+            raise GigamaskError(f"ConvPyramid.depths must be at least 0 (got {self.depths})")
+
+    def build(self, model: SamConfig) -> nn.Module:
+        """Build the image encoder of a SAM."""
+        from gigamask.models.compact.encoder import ConvPyramidEncoder
+
+        return ConvPyramidEncoder(self.widths, self.depths, self.width, self.fine_width)
+
+    def channels(self, model: SamConfig) -> int:
+        """Return the number of channels of the embedding."""
+        return 1 + self.width + 4 * self.fine_width
+
+
+ENCODERS: dict[str, type[ImageEncoder]] = {"vit": ViT, "conv_pyramid": ConvPyramid}
+"""Built-in image encoders by name."""
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """Base class of mask decoder configurations."""
+
+
+@dataclass(frozen=True)
+class SamDecoder(Decoder):
+    """SAM's mask decoder, sized by `SamConfig`."""
+
+
+@dataclass(frozen=True)
+class WindowDecoder(Decoder):
+    """SAM's two-way transformer in a window around the prompt, on dense prompts.
+
+    Each of the three masks of a prompt has its own window (`models.compact.decoder`).
+    """
+
+    click_windows: tuple[float, float, float] = (0.117, 0.3, 1.0)
+    """sides of the windows of a click, as fractions of the input's side"""
+    box_windows: tuple[float, float, float] = (1.2, 1.4, 1.8)
+    """sizes of the windows of a box, relative to it"""
+    correction_windows: tuple[float, float, float] = (1.3, 1.6, 2.2)
+    """sizes of the windows of a correction, relative to the mask and the clicks"""
+    widths: tuple[int, int] = (48, 96)
+    """channels of the dense prompt encoder at 16 x 16 and 4 x 4 samples; multiples of 8"""
+
+    def __post_init__(self) -> None:
+        for name in ("click_windows", "box_windows", "correction_windows"):
+            sizes = getattr(self, name)
+            if not 0 < sizes[0] <= sizes[1] <= sizes[2]:
+                raise GigamaskError(
+                    f"WindowDecoder.{name} must be positive and ascending (got {sizes})"
+                )
+        if any(width < 8 or width % 8 for width in self.widths):
+            raise GigamaskError(
+                f"WindowDecoder.widths must be positive multiples of 8 (got {self.widths})"
+            )
+
+
+DECODERS: dict[str, type[Decoder]] = {"sam": SamDecoder, "window": WindowDecoder}
+"""Mask decoders by name."""
+
+
+@dataclass(frozen=True)
 class SamConfig:
     """Sizes, drop path rate and initialization of a SAM; the defaults are ViT-B's."""
 
@@ -78,6 +164,8 @@ class SamConfig:
     encoder: ImageEncoder = ViT()
     """image encoder; embed-dim, depth, num-heads, window-size, global-attn-indexes and
     drop-path-rate apply to vit"""
+    decoder: Decoder = SamDecoder()
+    """mask decoder; window requires the encoder conv_pyramid"""
 
     def __post_init__(self) -> None:
         _check_counts(
@@ -105,6 +193,34 @@ class SamConfig:
             raise GigamaskError(
                 f"SamConfig.drop_path_rate must be in [0, 1) (got {self.drop_path_rate})"
             )
+        self._check_parts()
+
+    def _check_parts(self) -> None:
+        """Check that the encoder and the decoder fit each other."""
+        if not isinstance(self.decoder, WindowDecoder):
+            if isinstance(self.encoder, ConvPyramid):
+                raise GigamaskError(
+                    "the encoder conv_pyramid needs --model.decoder window; for the decoder sam "
+                    "use --model.encoder vit"
+                )
+            return
+        if not isinstance(self.encoder, ConvPyramid):
+            raise GigamaskError(
+                "the decoder window needs --model.encoder conv_pyramid (got "
+                f"{type(self.encoder).__name__}); the recipe compact has both"
+            )
+        if self.custom_init:
+            raise GigamaskError(
+                "SamConfig.custom_init is for the encoder vit and the decoder sam; leave it out "
+                "with the decoder window"
+            )
+        if self.patch_size != 4:
+            raise GigamaskError(
+                "SamConfig.patch_size must be 4, the stride of the embedding of conv_pyramid "
+                f"(got {self.patch_size})"
+            )
+        _check_multiple(self, "image_size", 16, "the coarsest stride of conv_pyramid")
+        _check_multiple(self, "embedding_dim", 16, "the mask upscaling in windows")
 
     @property
     def embedding_size(self) -> int:
@@ -274,6 +390,23 @@ def tiny() -> SamConfig:
         decoder_mlp=256,
         iou_hidden=64,
         custom_init=True,
+    )
+
+
+def compact() -> SamConfig:
+    """Return a configuration that learns in minutes on a CPU: 256 px, about 1.7 M parameters.
+
+    A convolutional encoder, and SAM's transformer in windows around the prompts.
+    """
+    return SamConfig(
+        image_size=256,
+        patch_size=4,
+        embedding_dim=64,
+        decoder_num_heads=4,
+        decoder_mlp=256,
+        iou_hidden=64,
+        encoder=ConvPyramid(),
+        decoder=WindowDecoder(),
     )
 
 

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gigamask.errors import GigamaskError
-from gigamask.models.configs import SamConfig, vit_b, vit_h, vit_l
+from gigamask.models.configs import SamConfig, SamDecoder, vit_b, vit_h, vit_l
 
 State = dict[str, Tensor]
 """A state dict."""
@@ -291,6 +291,23 @@ def from_mae(state: State, config: SamConfig, source: str) -> State:
         f"image_encoder.{name.replace('.fc1.', '.lin1.').replace('.fc2.', '.lin2.')}": value
         for name, value in encoder.items()
     }
+
+
+def check_has_sams_decoder(config: SamConfig, target: str) -> None:
+    """Check that a model has SAM's mask decoder.
+
+    Args:
+        config: Configuration of the model.
+        target: What requires it, for the error.
+
+    Raises:
+        GigamaskError: The model has another decoder.
+    """
+    if not isinstance(config.decoder, SamDecoder):
+        raise GigamaskError(
+            f"{target} has no decoder that answers in windows, which this model has; export it "
+            "with --to safetensors or --to onnx"
+        )
 
 
 def to_huggingface(state: State) -> State:

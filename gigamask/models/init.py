@@ -10,7 +10,7 @@ masks that follow similarity.
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar, overload
+from typing import TypeVar, cast, overload
 
 import torch
 from jaxtyping import Float
@@ -19,10 +19,11 @@ from torch.nn import functional
 
 from gigamask.errors import GigamaskError
 from gigamask.models import state_dict
-from gigamask.models.configs import SAM_RECIPES, MAEConfig, SamConfig, ViT
+from gigamask.models.configs import ENCODERS, SAM_RECIPES, MAEConfig, SamConfig
 from gigamask.models.convert import State, block_indices, from_mae
 from gigamask.models.mae import MAE
 from gigamask.models.sam.image_encoder import EncoderAttention, ImageEncoderViT
+from gigamask.models.sam.mask_decoder import MaskDecoder
 from gigamask.models.sam.prompt_encoder import PositionEmbeddingRandom
 from gigamask.models.sam.sam import PIXEL_MEAN, PIXEL_STD, Sam
 from gigamask.models.sam.transformer import DecoderAttention
@@ -80,7 +81,7 @@ def materialize(
     if torch.device(device).type == "meta":
         return model
     model.to_empty(device="cpu")
-    if isinstance(model, Sam) and not isinstance(model.config.encoder, ViT):
+    if isinstance(model, Sam) and type(model.config.encoder) not in ENCODERS.values():
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(make_rng(seed, "image encoder").integers(2**31)))
             model.image_encoder = model.config.encoder.build(model.config)
@@ -174,7 +175,7 @@ def init_weights(model: nn.Module, seed: int) -> None:
         model: The model, changed in place.
         seed: Random seed of the run.
     """
-    custom_encoder = isinstance(model, Sam) and not isinstance(model.config.encoder, ViT)
+    custom_encoder = isinstance(model, Sam) and type(model.config.encoder) not in ENCODERS.values()
     skipped = set(model.get_submodule("image_encoder").modules()) if custom_encoder else set()
     init = _init_mae if isinstance(model, MAE) else _init_sam
     for path, module in model.named_modules():
@@ -199,6 +200,8 @@ def _generator(seed: int, name: str) -> torch.Generator:
 def _init_sam(module: nn.Module, name: str, tensor: Tensor, seed: int, full: str) -> Tensor:
     """Return the initial value of a parameter or buffer, on the CPU."""
     shape = tuple(tensor.shape)
+    if (std := getattr(module, "parameter_std", None)) is not None:
+        return std * torch.randn(shape, generator=_generator(seed, full))
     if isinstance(module, (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)) and name == "weight":
         # Each pixel of a 2 x 2 transposed convolution has one weight per input channel.
         fan_in = shape[0] if isinstance(module, nn.ConvTranspose2d) else math.prod(shape[1:])
@@ -212,9 +215,7 @@ def _init_sam(module: nn.Module, name: str, tensor: Tensor, seed: int, full: str
         return sine_positions(shape[1], shape[3])
     if isinstance(module, Sam):
         return _pixel_scale(name)
-    if (std := getattr(module, "parameter_std", None)) is not None:
-        return std * torch.randn(shape, generator=_generator(seed, full))
-    if isinstance(module, nn.LayerNorm) and name == "weight":
+    if isinstance(module, (nn.LayerNorm, nn.GroupNorm)) and name == "weight":
         return torch.ones(shape)
     if name == "bias" or isinstance(module, EncoderAttention):
         return torch.zeros(shape)
@@ -349,7 +350,8 @@ def init_similarity_head(model: Sam, seed: int) -> None:
         functional.gelu(upscaling["1.bias"]) @ upscaling["3.weight"].mean((2, 3))
         + upscaling["3.bias"]
     )
-    for index, head in enumerate(model.mask_decoder.output_hypernetworks_mlps):
+    heads = cast(MaskDecoder, model.mask_decoder).output_hypernetworks_mlps
+    for index, head in enumerate(heads):
         names = ("0.weight", "1.weight", "2.weight", "0.bias", "2.bias")
         layers = {
             name: model.get_parameter(

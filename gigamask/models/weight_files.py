@@ -12,6 +12,7 @@ import re
 import zipfile
 import zlib
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -25,7 +26,16 @@ from torch import Tensor, nn
 from gigamask.errors import GigamaskError
 from gigamask.files import write_atomically
 from gigamask.interfaces import ImageEncoder
-from gigamask.models.configs import GroundingModelConfig, MAEConfig, SamConfig, ViT
+from gigamask.models.configs import (
+    DECODERS,
+    ENCODERS,
+    Decoder,
+    GroundingModelConfig,
+    MAEConfig,
+    SamConfig,
+    SamDecoder,
+    ViT,
+)
 from gigamask.models.convert import State
 from gigamask.serialization import decode_json
 
@@ -36,6 +46,8 @@ KINDS: dict[str, type[ModelConfig]] = {
     "relevance": GroundingModelConfig,
 }
 """Configuration class by kind of model in a file's metadata; without a kind, the model is a SAM."""
+PARTS: dict[str, Mapping[str, type]] = {"encoder": ENCODERS, "decoder": DECODERS}
+"""Built-in classes of the fields of a SAM's configuration that are components."""
 SPEC = "spec"
 """Key of the configuration in the metadata of a file."""
 MAX_TENSORS = 20_000
@@ -129,17 +141,39 @@ def checksum(state: State, content: str) -> int:
 
 
 def make_spec(config: ModelConfig) -> dict[str, Any]:
-    """Return the configuration as a file states it; a custom encoder only by its name."""
+    """Return the configuration as a file states it: ViT and SAM's decoder are left out."""
     kind = next(name for name, config_class in KINDS.items() if isinstance(config, config_class))
-    spec = {"kind": kind} | {field.name: getattr(config, field.name) for field in fields(config)}
-    encoder = spec.pop("encoder", None)
-    if encoder is not None and type(encoder) is not ViT:
-        spec["encoder"] = (
-            encoder.name
-            if isinstance(encoder, UnavailableEncoder)
-            else f"{type(encoder).__module__}:{type(encoder).__qualname__}"
-        )
+    spec: dict[str, Any] = {"kind": kind} | {
+        field.name: getattr(config, field.name) for field in fields(config)
+    }
+    for name, classes in PARTS.items():
+        part = spec.pop(name, None)
+        if part is not None and type(part) not in (ViT, SamDecoder):  # the default of every file
+            spec[name] = _part_spec(part, classes)
     return spec
+
+
+def _part_spec(part: ImageEncoder | Decoder, classes: Mapping[str, type]) -> str | dict[str, Any]:
+    """Return the name and fields of a built-in encoder or decoder; only the name of another."""
+    names = {kind: name for name, kind in classes.items()}
+    if type(part) in names:
+        return {"name": names[type(part)], **{f.name: getattr(part, f.name) for f in fields(part)}}
+    if isinstance(part, UnavailableEncoder):
+        return part.name
+    return f"{type(part).__module__}:{type(part).__qualname__}"
+
+
+def _parse_part(stated: Any, classes: Mapping[str, type]) -> ImageEncoder | Decoder:
+    """Return a stated encoder or decoder; a custom encoder is not available."""
+    if isinstance(stated, str) and classes is ENCODERS:
+        return UnavailableEncoder(stated[:80])
+    values = msgspec.convert(stated, dict[str, Any])
+    kind = classes[msgspec.convert(values.pop("name", ""), str)]
+    hints = get_type_hints(kind)
+    known = {field.name for field in fields(kind)}
+    if wrong := values.keys() ^ known:
+        raise TypeError(f"{min(wrong)[:80]} is {'missing' if min(wrong) in known else 'unknown'}")
+    return kind(**{name: msgspec.convert(value, hints[name]) for name, value in values.items()})
 
 
 def _parse_spec(text: str, source: str) -> tuple[ModelConfig, str, int | None]:
@@ -150,14 +184,15 @@ def _parse_spec(text: str, source: str) -> tuple[ModelConfig, str, int | None]:
         crc = msgspec.convert(spec.pop("crc32", None), int | None)
         kind = KINDS[spec.pop("kind", "sam")]
         hints = get_type_hints(kind)
-        encoder = spec.pop("encoder", None)
-        if wrong := spec.keys() ^ (hints.keys() - {"encoder"}):
+        stated = {name: spec.pop(name, None) for name in PARTS} if kind is SamConfig else {}
+        parts: dict[str, Any] = {
+            name: _parse_part(part, PARTS[name]) for name, part in stated.items() if part is not None
+        }
+        if wrong := spec.keys() ^ (hints.keys() - PARTS.keys()):
             state = "is missing" if min(wrong) in hints else "is unknown"
             raise TypeError(f"{min(wrong)[:80]} {state}")
         values = {name: msgspec.convert(value, hints[name]) for name, value in spec.items()}
-        if encoder is not None and kind is SamConfig:
-            values["encoder"] = UnavailableEncoder(msgspec.convert(encoder, str)[:80])
-        return kind(**values), content, crc
+        return kind(**values, **parts), content, crc
     except (TypeError, KeyError, ValueError) as error:
         raise GigamaskError(
             f"{source}: its model configuration is not valid ({error}); write the file again with "

@@ -13,6 +13,7 @@ from gigamask.grounding.config import GroundingTrainConfig
 from gigamask.recipes.grounding import ground, ground_tiny
 from gigamask.recipes.mae import mae_tiny, mae_vit_b, mae_vit_h, mae_vit_l
 from gigamask.recipes.sam import (
+    compact,
     finetune,
     finetune_vit_h,
     finetune_vit_l,
@@ -30,7 +31,7 @@ from gigamask.training.mae_config import MAETrainConfig
 from gigamask.training.sam_config import SamTrainConfig
 
 SAM_RECIPES: tuple[Callable[[], SamTrainConfig], ...] = (
-    *(tiny, photos, sam_vit_b, sam_vit_l, sam_vit_h),
+    *(tiny, photos, compact, sam_vit_b, sam_vit_l, sam_vit_h),
     *(mixed_prompts, one_gpu, finetune, finetune_vit_l, finetune_vit_h),
 )
 MAE_RECIPES: tuple[Callable[[], MAETrainConfig], ...] = (mae_tiny, mae_vit_b, mae_vit_l, mae_vit_h)

@@ -10,6 +10,7 @@ from gigamask.data.augment import ColorJitter, HorizontalFlip, LargeScaleJitter,
 from gigamask.data.mask_sampling import MaskFilters
 from gigamask.evaluation.click_evaluation import ClickEvaluation
 from gigamask.losses.sam_loss import SamLoss
+from gigamask.losses.window_loss import WindowLoss
 from gigamask.models import configs
 from gigamask.models.configs import SamConfig, vit_b, vit_h, vit_l
 from gigamask.prompts.mixed import MixedPrompts
@@ -245,4 +246,43 @@ def photos() -> SamTrainConfig:
         ),
         schedule=WarmupCosine(warmup_steps=100, min_lr_ratio=0.01),
         save_every=500,
+    )
+
+
+def compact() -> SamTrainConfig:
+    """A small model that answers in windows around the prompts; two CPU cores, minutes.
+
+    `gigamask train compact --data PHOTOS/*.tar --out runs/compact`
+
+    It learns much faster than a plain SAM of its size (docs/learning.md), and cannot be exported to
+    Meta's or Hugging Face's format. The hyperparameters are from our own measurements
+    (docs/measurements.md, which also lists scores).
+    """
+    return SamTrainConfig(
+        evaluation=ClickEvaluation(),
+        recipe="compact",
+        model=configs.compact(),
+        steps=1000,
+        batch_size=6,
+        micro_batch_size=6,
+        loader=SamLoaderConfig(
+            filters=MaskFilters(min_predicted_iou=0.7),
+            max_masks=6,
+            augment=LargeScaleJitter(low=1.0, high=1.4),
+            color_jitter=ColorJitter(0.2, 0.2, 0.2),
+            workers=1,
+        ),
+        prompts=InteractiveSchedule(
+            clicks=3,
+            mask_only_rounds=False,
+            box_prob=0.4,
+            box_noise=0.04,
+            center_click_prob=0.75,
+        ),
+        loss=WindowLoss(),
+        optimizer=MuonAdamW(
+            lr=2e-3, betas=(0.9, 0.98), weight_decay=0.01, muon_lr=0.02, muon_kernels=True
+        ),
+        schedule=WarmupCosine(warmup_steps=30, min_lr_ratio=0.01),
+        save_every=250,
     )

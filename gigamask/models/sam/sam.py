@@ -19,13 +19,23 @@ from torch.nn.functional import interpolate, pad
 from gigamask import files
 from gigamask.errors import GigamaskError
 from gigamask.models import convert, state_dict
-from gigamask.models.configs import GroundingModelConfig, MAEConfig, SamConfig, ViT
+from gigamask.models.compact.decoder import WindowMaskDecoder, window_frame
+from gigamask.models.configs import (
+    ENCODERS,
+    ConvPyramid,
+    GroundingModelConfig,
+    MAEConfig,
+    SamConfig,
+    WindowDecoder,
+)
 from gigamask.models.sam.mask_decoder import MULTIMASK_TOKENS, SINGLE_MASK_TOKEN, MaskDecoder
 from gigamask.models.sam.prompt_encoder import PromptEncoder, make_prompts
 from gigamask.models.sam.transformer import DensePrompt
 from gigamask.models.weight_files import UnavailableEncoder
-from gigamask.types import Prediction, Prompts
+from gigamask.types import Prediction, Prompts, WindowLogits
 
+MIDDLE_WINDOW = 1
+"""The window that answers a mask prompt without `multimask_output`, of three."""
 PIXEL_MEAN, PIXEL_STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 """ImageNet's mean and standard deviation, RGB in 0..255 (Segment Anything, `modeling/sam.py`)."""
 
@@ -56,13 +66,21 @@ class Sam(nn.Module):
 
     pixel_mean: Tensor
     pixel_std: Tensor
+    answers_in_windows: bool = False
+    """whether masks are predicted in windows around the prompt, by `decode_windows`"""
 
     def __init__(self, config: SamConfig) -> None:
         super().__init__()
         self.config = config
         self.image_encoder = config.encoder.build(config)
-        self.prompt_encoder = PromptEncoder(config)
-        self.mask_decoder = MaskDecoder(config)
+        encoder, decoder = config.encoder, config.decoder
+        if isinstance(encoder, ConvPyramid) and isinstance(decoder, WindowDecoder):
+            self.answers_in_windows = True
+            self.prompt_encoder = PromptEncoder(window_frame(config))
+            self.mask_decoder = WindowMaskDecoder(config, encoder, decoder)
+        else:
+            self.prompt_encoder = PromptEncoder(config)
+            self.mask_decoder = MaskDecoder(config)
         self.register_buffer("pixel_mean", torch.tensor(PIXEL_MEAN).view(3, 1, 1), persistent=False)
         self.register_buffer("pixel_std", torch.tensor(PIXEL_STD).view(3, 1, 1), persistent=False)
 
@@ -90,8 +108,9 @@ class Sam(nn.Module):
             folder: The folder, created if necessary.
 
         Raises:
-            GigamaskError: The image encoder is not SAM's ViT, which transformers cannot build.
+            GigamaskError: The encoder or decoder is not SAM's, which transformers cannot build.
         """
+        convert.check_has_sams_decoder(self.config, "Hugging Face's SamModel")
         weights = convert.to_huggingface(state_dict.to_official(self))
         mean, std = (tuple(each.flatten().tolist()) for each in (self.pixel_mean, self.pixel_std))
         configs = {
@@ -193,9 +212,10 @@ class Sam(nn.Module):
                 f"images must be {self.config.image_size} pixels wide and high (got {side}); "
                 f"resize them, or build the model with image_size={side} and load its weights"
             )
-        return self.image_encoder(
-            preprocess(images, input_sizes, self.pixel_mean, self.pixel_std), drop_path
-        )
+        pixels = preprocess(images, input_sizes, self.pixel_mean, self.pixel_std)
+        if self.config.encoder.takes_input_sizes:
+            return self.image_encoder(pixels, drop_path, input_sizes)
+        return self.image_encoder(pixels, drop_path)
 
     def decode(
         self, embedding: Float[Tensor, "B C E E"], mask_image: Int64[Tensor, "M"], prompts: Prompts
@@ -210,6 +230,9 @@ class Sam(nn.Module):
         Returns:
             Logits on the G x G grid, and predicted IoU; K is 3 with `multimask_output`, else 1.
         """
+        if self.answers_in_windows:
+            windows, iou = self.decode_windows(embedding, mask_image, prompts)
+            return windows.paste(self.config.mask_size, self.config.image_size), iou
         encoder = self.prompt_encoder
         tokens = encoder.points(prompts.points_xy_input, prompts.labels)
         if prompts.masks is None:
@@ -229,6 +252,31 @@ class Sam(nn.Module):
             mask_tokens,
             prompts.token_mask,
         )
+
+    def decode_windows(
+        self, embedding: Float[Tensor, "B C E E"], mask_image: Int64[Tensor, "M"], prompts: Prompts
+    ) -> tuple[WindowLogits, Float[Tensor, "M K"]]:
+        """Return mask logits in windows, and predicted IoU, of M prompts.
+
+        Without `multimask_output`, a mask prompt is answered in one window, and other prompts in
+        that of three with the highest predicted IoU.
+
+        Args:
+            embedding: Embeddings of B images.
+            mask_image: Index of each prompt's image, ascending.
+            prompts: The prompts.
+        """
+        always_masks = prompts.masks is not None and prompts.has_mask_prompt is None
+        all_windows = prompts.multimask_output or not always_masks
+        windows, iou = self.mask_decoder(
+            embedding, mask_image, prompts, self.prompt_encoder, all_windows
+        )
+        if prompts.multimask_output or not all_windows:
+            return windows, iou
+        index = iou.argmax(1)
+        if prompts.has_mask_prompt is not None:
+            index = torch.where(prompts.has_mask_prompt, MIDDLE_WINDOW, index)
+        return windows.select(index), iou.gather(1, index[:, None])
 
 
 def load_sam(
@@ -285,7 +333,7 @@ def _build(config: SamConfig, tensors: convert.State, source: str | Path) -> Sam
 
     A stranger's configuration may state any size: the meta device allocates nothing.
     """
-    if not isinstance(config.encoder, ViT):
+    if type(config.encoder) not in ENCODERS.values():
         with torch.random.fork_rng(devices=[]):
             return Sam(config)
     try:
@@ -330,11 +378,25 @@ class PromptDecoder:
             count = len(prompts.labels)
             index = torch.zeros(count, dtype=torch.int64, device=self.embedding.device)
         with self.autocast():
-            low, iou = self.model.decode(self.embedding, index, prompts)
+            low, iou, windows = self._decode(index, prompts)
+        return Prediction(low if self.resize is None else self.resize(low), iou, low, windows)
+
+    def _decode(
+        self, index: Int64[Tensor, "M"], prompts: Prompts
+    ) -> tuple[Float[Tensor, "M K G G"], Float[Tensor, "M K"], WindowLogits | None]:
+        """Return low-resolution logits, predicted IoU, and logits in windows if there are any."""
+        if self.model.answers_in_windows:
+            windows, iou = self.model.decode_windows(self.embedding, index, prompts)
+            if self.best_only:
+                best = iou.argmax(1)
+                windows, iou = windows.select(best), iou.gather(1, best[:, None])
+            config = self.model.config
+            return windows.paste(config.mask_size, config.image_size), iou, windows
+        low, iou = self.model.decode(self.embedding, index, prompts)
         if self.best_only:
             best = torch.arange(len(iou), device=iou.device), iou.argmax(1)
             low, iou = low[best][:, None], iou[best][:, None]
-        return Prediction(low if self.resize is None else self.resize(low), iou, low)
+        return low, iou, None
 
 
 def _to_device(prompts: Prompts, device: torch.device) -> Prompts:

@@ -1,0 +1,216 @@
+"""A mask decoder that answers in windows around the prompt, with SAM's transformer inside.
+
+The embedding is sampled in each window, so a small mask has as many samples as a large one. The
+prompt enters as maps beside the features, as tokens, and as a mask: a prior, the box's ellipse, a
+click's disc or the earlier mask, which is SAM's mask prompt and to which the answer is added. The
+last layer is 0 at the start, so an untrained model answers with the prior.
+"""
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor, nn
+
+from gigamask.masks.windows import sample_per_image, sample_per_window, sampling_matrices
+from gigamask.models.compact.encoder import ConvNorm, ResidualBlock
+from gigamask.models.compact.prompt_maps import MAP_CHANNELS, PromptShapes, WindowPrompts, likeness
+from gigamask.models.configs import ConvPyramid, SamConfig, WindowDecoder
+from gigamask.models.sam.layers import MLP, no_autocast
+from gigamask.models.sam.prompt_encoder import PromptEncoder
+from gigamask.models.sam.transformer import DensePrompt, TwoWayTransformer
+from gigamask.types import Prompts, WindowLogits
+
+COARSE, SAMPLES, TOKENS = 16, 32, 8
+"""Samples along each side of a window: of the features, of the answer, and of the image tokens."""
+KINDS = 5
+"""Kinds of answers: a box, three windows of a click, a correction."""
+LIKENESS = 12
+STATISTICS = 4
+
+
+def window_frame(config: SamConfig) -> SamConfig:
+    """Return the configuration of SAM's prompt encoder for windows instead of images."""
+    return replace(config, image_size=SAMPLES, patch_size=SAMPLES // TOKENS)
+
+
+class WindowMaskDecoder(nn.Module):
+    """Predicts masks in three windows for each prompt."""
+
+    def __init__(self, config: SamConfig, encoder: ConvPyramid, decoder: WindowDecoder) -> None:
+        super().__init__()
+        self.side, self.decoder, self.width = config.image_size, decoder, encoder.width
+        dim, (wide, deep) = config.embedding_dim, decoder.widths
+        self.kind_embed = nn.Embedding(KINDS, wide)
+        self.enter = ConvNorm(1 + encoder.width + MAP_CHANNELS + LIKENESS, wide)
+        self.refine = ConvNorm(wide, wide)
+        self.down = ConvNorm(wide, dim, stride=2)
+        self.block = ResidualBlock(dim)
+        self.deep = ConvNorm(dim, deep, stride=2)
+        self.context = nn.Linear(deep, deep)
+        self.lateral = nn.Conv2d(deep, dim, 1)
+        self.transformer = TwoWayTransformer(config)
+        self.iou_token = nn.Embedding(1, dim)
+        self.mask_tokens = nn.Embedding(KINDS, dim)
+        self.upscale = nn.Conv2d(dim, dim // 2, 1)
+        self.skip = nn.Conv2d(wide, dim // 2, 1)
+        self.upscaled = ConvNorm(dim // 2, dim // 2)
+        self.fine = nn.Conv2d(dim // 2, dim // 4, 1)
+        self.fine_skip = nn.Conv2d(encoder.fine_width + 1, dim // 4, 1)
+        self.finest = ConvNorm(dim // 4, dim // 4)
+        self.output_hypernetwork_mlp = MLP(dim, dim, dim // 4)
+        # The answer starts as the prior.
+        self.output_hypernetwork_mlp.layers[-1].parameter_std = 0.0  # pyrefly: ignore
+        self.iou_prediction_head = MLP(2 * dim + STATISTICS, config.iou_hidden, 1)
+
+    def forward(
+        self,
+        embedding: Float[Tensor, "B C E E"],
+        mask_image: Int64[Tensor, "M"],
+        prompts: Prompts,
+        prompt_encoder: PromptEncoder,
+        all_windows: bool,
+    ) -> tuple[WindowLogits, Float[Tensor, "M K"]]:
+        """Return logits in windows and predicted IoU.
+
+        Args:
+            embedding: Embeddings of B images.
+            mask_image: Index of each prompt's image, ascending.
+            prompts: M prompts.
+            prompt_encoder: SAM's prompt encoder, for windows.
+            all_windows: Whether to answer in all three windows of each prompt, or in the middle
+                one.
+        """
+        shapes = PromptShapes.from_prompts(prompts)
+        windows = shapes.windows(prompts.masks, self.decoder, self.side)
+        kinds = shapes.kinds
+        if not all_windows:
+            windows, kinds = windows[:, 1:2], kinds[:, 1:2]
+        count = windows.shape[1]
+        flat, kind = windows.flatten(0, 1), kinds.flatten()
+        with no_autocast(embedding):
+            coarse, fine = self._sample(embedding.float(), mask_image, flat, count)
+            prompted = WindowPrompts.from_shapes(shapes, windows)
+            masks = self._mask_prompts(prompts.masks, flat, count)
+            prior = prompted.prior(masks, SAMPLES)
+            small = F.avg_pool2d(prior[:, None], 2)[:, 0]
+            maps = prompted.maps(
+                None if masks is None else F.avg_pool2d(masks[:, None], 2)[:, 0], COARSE
+            )
+            alike = likeness(coarse[:, 1:], maps, small)
+        skip, dense = self._dense(torch.cat([coarse, maps, alike], 1), kind)
+        labels = prompts.labels.repeat_interleave(count, 0)
+        points = prompt_encoder.points(prompted.points * SAMPLES - 0.5, labels)
+        tokens, image = self._attend(
+            dense, points, kind, prior, prompt_encoder, _repeat(prompts.token_mask, count)
+        )
+        residual, pooled = self._upscale(tokens[:, 1], image, skip, fine)
+        logits = prior + residual
+        scores = torch.cat([tokens[:, 0], pooled, _statistics(logits)], 1)
+        iou = torch.sigmoid(self.iou_prediction_head(scores)[:, 0])
+        shape = (len(mask_image), count)
+        return WindowLogits(logits.unflatten(0, shape), windows), iou.unflatten(0, shape)
+
+    def _sample(
+        self,
+        embedding: Float[Tensor, "B C E E"],
+        mask_image: Int64[Tensor, "M"],
+        windows: Float[Tensor, "R 4"],
+        count: int,
+    ) -> tuple[Float[Tensor, "R c n n"], Float[Tensor, "R d m m"]]:
+        """Return the features of stride 4, and those of stride 2, each after the valid area."""
+        tokens, index = embedding.shape[-1], mask_image.repeat_interleave(count)
+        in_tokens = windows * (tokens / self.side)
+        matrices = sampling_matrices(in_tokens, (tokens, tokens), COARSE)
+        coarse = sample_per_image(embedding[:, : 1 + self.width], index, matrices)
+        fine = F.pixel_shuffle(embedding[:, 1 + self.width :], 2)
+        matrices = sampling_matrices(2 * in_tokens, (2 * tokens, 2 * tokens), SAMPLES)
+        sampled = sample_per_image(fine, index, matrices)
+        valid = F.interpolate(coarse[:, :1], scale_factor=2.0)
+        return coarse, torch.cat([valid, sampled], 1)
+
+    def _mask_prompts(
+        self, masks: Float[Tensor, "M G G"] | None, windows: Float[Tensor, "R 4"], count: int
+    ) -> Float[Tensor, "R n n"] | None:
+        """Return the mask prompts in the windows."""
+        if masks is None:
+            return None
+        side = masks.shape[-1]
+        matrices = sampling_matrices(windows * (side / self.side), (side, side), SAMPLES)
+        repeated = masks.float().repeat_interleave(count, 0)
+        outside = 1 - matrices[0].sum(2)[:, :, None] * matrices[1].sum(2)[:, None, :]
+        return sample_per_window(repeated, matrices) - 10 * outside
+
+    def _dense(
+        self, x: Float[Tensor, "R c n n"], kind: Int64[Tensor, "R"]
+    ) -> tuple[Float[Tensor, "R w n n"], Float[Tensor, "R C t t"]]:
+        """Return the prompted features, and the image tokens of the transformer."""
+        entered = self.enter(x) + _select(self.kind_embed, kind)[..., None, None]
+        skip = self.refine(entered)
+        tokens = self.block(self.down(skip))
+        deep = self.deep(tokens)
+        deep = F.relu(deep + self.context(deep.mean((2, 3)))[..., None, None])
+        return skip, tokens + F.interpolate(self.lateral(deep), scale_factor=2.0)
+
+    def _attend(
+        self,
+        dense: Float[Tensor, "R C t t"],
+        points: Float[Tensor, "R N C"],
+        kind: Int64[Tensor, "R"],
+        prior: Float[Tensor, "R n n"],
+        prompt_encoder: PromptEncoder,
+        token_mask: Bool[Tensor, "R N"] | None,
+    ) -> tuple[Float[Tensor, "R T C"], Float[Tensor, "R C t t"]]:
+        """Return the tokens and the image tokens after SAM's two-way transformer."""
+        rows = len(kind)
+        own = [self.iou_token.weight.expand(rows, 1, -1), _select(self.mask_tokens, kind)[:, None]]
+        mask_prompt = DensePrompt(
+            prompt_encoder.mask_features(prior), *prompt_encoder.mask_projection()
+        )
+        tokens, image = self.transformer(
+            dense.flatten(2).transpose(1, 2).contiguous(),
+            prompt_encoder.get_dense_pe().flatten(0, 1),
+            torch.cat([*own, points], 1),
+            torch.arange(rows, device=kind.device),
+            mask_prompt,
+            None if token_mask is None else F.pad(token_mask, (2, 0), value=True),
+        )
+        return tokens, image.transpose(1, 2).unflatten(2, dense.shape[2:])
+
+    def _upscale(
+        self,
+        mask_token: Float[Tensor, "R C"],
+        image: Float[Tensor, "R C t t"],
+        skip: Float[Tensor, "R w n n"],
+        fine: Float[Tensor, "R d m m"],
+    ) -> tuple[Float[Tensor, "R m m"], Float[Tensor, "R C"]]:
+        """Return what is added to the prior, and the mean image token."""
+        x = F.interpolate(
+            self.upscale(image), scale_factor=2.0, mode="bilinear", align_corners=False
+        )
+        x = self.upscaled(F.relu(x + self.skip(skip)))
+        x = F.interpolate(self.fine(x), scale_factor=2.0, mode="bilinear", align_corners=False)
+        x = self.finest(F.relu(x + self.fine_skip(fine.to(x.dtype))))
+        head = self.output_hypernetwork_mlp(mask_token)
+        return torch.einsum("rc,rcyx->ryx", head, x.to(head.dtype)), image.mean((2, 3))
+
+
+def _select(embedding: nn.Embedding, kind: Int64[Tensor, "R"]) -> Float[Tensor, "R C"]:
+    """Return the vector of each kind, by a product whose gradient is deterministic on a GPU."""
+    weight = embedding.weight
+    return F.one_hot(kind, len(weight)).to(weight.dtype) @ weight
+
+
+def _repeat(mask: Bool[Tensor, "M N"] | None, count: int) -> Bool[Tensor, "R N"] | None:
+    return None if mask is None else mask.repeat_interleave(count, 0)
+
+
+def _statistics(logits: Float[Tensor, "R n n"]) -> Float[Tensor, "R 4"]:
+    """Return area, certainty, stability and the part at the border of each mask, detached."""
+    inside = torch.sigmoid(logits.detach().float())
+    area = inside.mean((1, 2))
+    certainty = (2 * inside - 1).abs().mean((1, 2))
+    sure, possible = ((logits > offset).float().mean((1, 2)) for offset in (1.0, -1.0))
+    border = torch.cat([inside[:, 0], inside[:, -1], inside[:, :, 0], inside[:, :, -1]], 1).mean(1)
+    return torch.stack([area, certainty, sure / possible.clamp(min=1e-3), border], 1)

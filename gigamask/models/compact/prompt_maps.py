@@ -1,0 +1,277 @@
+"""Prompts as windows and as maps: where to look, and what the prompt says about each sample.
+
+Positions are edges: the center of input pixel x lies at x + 0.5, and a window is a box of edges.
+Positions in a window are fractions of its width and height.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from gigamask.models.configs import WindowDecoder
+from gigamask.types import Prompts
+
+MIN_ASPECT, MIN_SIDE = 0.35, 0.05
+"""Smallest side of a window around a box or a mask, as fractions of its long side and the input."""
+GAUSSIANS = (0.05, 0.2)
+"""Standard deviations of the maps of clicks, as fractions of the window."""
+DISC = 0.22
+"""Radius of the prior mask of a click, as a fraction of the window."""
+PRIOR_RANGE, PRIOR_SLOPE = (-3.0, 1.5), 4.0
+"""Logits of the prior far outside and inside of a box or disc, and its slope at the boundary."""
+MAX_LOGIT = 3.0
+"""Largest absolute logit of an earlier mask that becomes the prior."""
+MAP_CHANNELS = 8
+"""Maps of a prompt: clicks by label and width, box, ellipse, earlier mask, and whether there is
+one."""
+BOX, CLICK, CORRECTION = 0, 1, 4
+"""Kinds of answers: for a box, for a click in the first of three windows, and for a mask prompt."""
+
+
+@dataclass(frozen=True)
+class PromptShapes:
+    """Clicks, boxes and earlier masks of M prompts, in input pixels.
+
+    Attributes:
+        points: Positions of the points.
+        positive: Which points are foreground clicks.
+        negative: Which points are background clicks.
+        box: Edges of the box; 0 without one.
+        has_box: Which prompts have a box.
+        has_mask: Which prompts have a mask prompt.
+    """
+
+    points: Float[Tensor, "M N 2"]
+    positive: Bool[Tensor, "M N"]
+    negative: Bool[Tensor, "M N"]
+    box: Float[Tensor, "M 4"]
+    has_box: Bool[Tensor, "M"]
+    has_mask: Bool[Tensor, "M"]
+
+    @classmethod
+    def from_prompts(cls, prompts: Prompts) -> "PromptShapes":
+        """Return the shapes of prompts."""
+        points, labels = prompts.points_xy_input + 0.5, prompts.labels
+        if prompts.token_mask is not None:
+            labels = labels.masked_fill(~prompts.token_mask, -1)
+        corners = [
+            torch.where((labels == corner)[..., None], points, 0).sum(1) for corner in (2, 3)
+        ]
+        has_mask = prompts.has_mask_prompt
+        if has_mask is None:
+            has_mask = torch.full_like(labels[:, :1].sum(1), prompts.masks is not None).bool()
+        return cls(
+            points, labels == 1, labels == 0, torch.cat(corners, 1), (labels == 2).any(1), has_mask
+        )
+
+    @property
+    def kinds(self) -> Int64[Tensor, "M 3"]:
+        """Kind of the answer in each of the three windows."""
+        click = CLICK + torch.arange(3, device=self.points.device)
+        kinds = torch.where(self.has_box[:, None], BOX, click)
+        return torch.where(self.has_mask[:, None], CORRECTION, kinds)
+
+    def windows(
+        self, masks: Float[Tensor, "M G G"] | None, config: WindowDecoder, side: int
+    ) -> Float[Tensor, "M 3 4"]:
+        """Return the edges of three windows for each prompt, from the smallest to the largest.
+
+        Args:
+            masks: Logits of mask prompts.
+            config: Sizes of the windows.
+            side: Side of the model input in pixels.
+        """
+        ratio = {
+            name: torch.tensor(getattr(config, name), device=self.points.device)[:, None]
+            for name in ("click_windows", "box_windows", "correction_windows")
+        }
+        first, last = _extent(self.points, self.positive | self.negative)
+        has_positive = self.positive.any(1)[:, None]
+        first_positive, last_positive = _extent(self.points, self.positive)
+        first = torch.where(has_positive, first_positive, first)
+        last = torch.where(has_positive, last_positive, last)
+        is_empty = first[:, :1] > last[:, :1]  # no click, no box: the whole image
+        first, last = torch.where(is_empty, 0, first), torch.where(is_empty, side, last)
+        spread = (last - first).amax(1)[:, None, None] * ratio["correction_windows"][:1]
+        sides = torch.maximum(ratio["click_windows"] * side, spread).expand(-1, 3, 2)
+        around_clicks = _around(first, last, sides)
+
+        box_first, box_last = self.box.unflatten(1, (2, 2)).unbind(1)
+        box_sides = (box_last - box_first)[:, None] * ratio["box_windows"]
+        around_box = _around(box_first, box_last, _widen(box_sides, side))
+        windows = torch.where(self.has_box[:, None, None], around_box, around_clicks)
+        if masks is None:
+            return windows
+        mask_first, mask_last = mask_extent(masks, side)
+        is_empty = mask_first[:, :1] > mask_last[:, :1]
+        mask_first = torch.minimum(mask_first, first_positive)
+        mask_last = torch.maximum(mask_last, last_positive)
+        mask_sides = (mask_last - mask_first)[:, None] * ratio["correction_windows"]
+        around_mask = _around(mask_first, mask_last, _widen(mask_sides, side))
+        use_mask = self.has_mask & ~is_empty[:, 0]
+        return torch.where(use_mask[:, None, None], around_mask, windows)
+
+
+def mask_extent(
+    masks: Float[Tensor, "M G G"], side: int
+) -> tuple[Float[Tensor, "M 2"], Float[Tensor, "M 2"]]:
+    """Return the first and last edge of each mask, x and y; an empty mask's first exceed its last.
+
+    Args:
+        masks: Logits; above 0 is foreground.
+        side: Side of the square that the masks cover.
+    """
+    cell = side / masks.shape[-1]
+    first, last = [], []
+    for axis in (1, 2):  # over rows: x, over columns: y
+        any_foreground = (masks > 0).any(axis)
+        index = torch.arange(masks.shape[-1], device=masks.device)
+        first.append(torch.where(any_foreground, index, 2 * masks.shape[-1]).amin(1))
+        last.append(torch.where(any_foreground, index + 1, -masks.shape[-1]).amax(1))
+    return torch.stack(first, 1) * cell, torch.stack(last, 1) * cell
+
+
+def _extent(
+    points: Float[Tensor, "M N 2"], chosen: Bool[Tensor, "M N"]
+) -> tuple[Float[Tensor, "M 2"], Float[Tensor, "M 2"]]:
+    """Return the least and largest position of the chosen points; far apart if there is none."""
+    far = 1e6
+    # A point that is far beyond is appended, so that there is always one.
+    least = F.pad(torch.where(chosen[..., None], points, far), (0, 0, 0, 1), value=far)
+    largest = F.pad(torch.where(chosen[..., None], points, -far), (0, 0, 0, 1), value=-far)
+    return least.amin(1), largest.amax(1)
+
+
+def _widen(sides: Float[Tensor, "M 3 2"], side: int) -> Float[Tensor, "M 3 2"]:
+    """Return sides of windows that are neither too narrow nor too small."""
+    least = (MIN_ASPECT * sides.amax(2, keepdim=True)).clamp(min=MIN_SIDE * side)
+    return torch.maximum(sides, least)
+
+
+def _around(
+    first: Float[Tensor, "M 2"], last: Float[Tensor, "M 2"], sides: Float[Tensor, "M 3 2"]
+) -> Float[Tensor, "M 3 4"]:
+    center = ((first + last) / 2)[:, None]
+    return torch.cat([center - sides / 2, center + sides / 2], 2)
+
+
+@dataclass(frozen=True)
+class WindowPrompts:
+    """Clicks, boxes and earlier masks of R windows, relative to them.
+
+    Attributes:
+        points: Positions of the points.
+        positive: Which points are foreground clicks.
+        negative: Which points are background clicks.
+        center: Center of the box, or of the clicks.
+        radius: Half the width and height of the box, or the radius of a click's disc.
+        has_box: Which windows have a box.
+        has_mask: Which windows have a mask prompt.
+    """
+
+    points: Float[Tensor, "R N 2"]
+    positive: Bool[Tensor, "R N"]
+    negative: Bool[Tensor, "R N"]
+    center: Float[Tensor, "R 2"]
+    radius: Float[Tensor, "R 2"]
+    has_box: Bool[Tensor, "R"]
+    has_mask: Bool[Tensor, "R"]
+
+    @classmethod
+    def from_shapes(cls, shapes: PromptShapes, windows: Float[Tensor, "M K 4"]) -> "WindowPrompts":
+        """Return the prompts relative to K windows each, R = M x K in that order.
+
+        Args:
+            shapes: Prompts in input pixels.
+            windows: Edges of the windows.
+        """
+        count = windows.shape[1]
+        first, last = windows.flatten(0, 1).unflatten(1, (2, 2)).unbind(1)
+        size = last - first
+        repeat = {name: value.repeat_interleave(count, 0) for name, value in vars(shapes).items()}
+        box = (repeat["box"].unflatten(1, (2, 2)) - first[:, None]) / size[:, None]
+        has_box = repeat["has_box"][:, None]
+        return cls(
+            (repeat["points"] - first[:, None]) / size[:, None],
+            repeat["positive"],
+            repeat["negative"],
+            torch.where(has_box, box.mean(1), 0.5),
+            torch.where(has_box, (box[:, 1] - box[:, 0]) / 2, DISC).clamp(min=1e-3),
+            repeat["has_box"],
+            repeat["has_mask"],
+        )
+
+    def ellipse_distance(self, samples: int) -> Float[Tensor, "R n n"]:
+        """Return each sample's distance from the center of the box or click, 1 at the boundary."""
+        return self._offsets(samples).square().sum(3).sqrt()
+
+    def _offsets(self, samples: int) -> Float[Tensor, "R n n 2"]:
+        centers = (torch.arange(samples, device=self.center.device) + 0.5) / samples
+        grid = torch.stack(torch.meshgrid(centers, centers, indexing="xy"), 2)
+        return (grid - self.center[:, None, None]) / self.radius[:, None, None]
+
+    def prior(self, masks: Float[Tensor, "R n n"] | None, samples: int) -> Float[Tensor, "R n n"]:
+        """Return the logits that the answer starts from.
+
+        Args:
+            masks: Logits of mask prompts in the windows.
+            samples: Samples along each side of a window, n.
+        """
+        shape = (PRIOR_SLOPE * (1.05 - self.ellipse_distance(samples))).clamp(*PRIOR_RANGE)
+        if masks is None:
+            return shape
+        return torch.where(self.has_mask[:, None, None], masks.clamp(-MAX_LOGIT, MAX_LOGIT), shape)
+
+    def maps(self, masks: Float[Tensor, "R n n"] | None, samples: int) -> Float[Tensor, "R 8 n n"]:
+        """Return what the prompt says about each sample.
+
+        Args:
+            masks: Logits of mask prompts in the windows.
+            samples: Samples along each side of a window, n.
+        """
+        centers = (torch.arange(samples, device=self.center.device) + 0.5) / samples
+        across = (centers - self.points[..., :1]).square()
+        down = (centers - self.points[..., 1:]).square()
+        squared = down[..., :, None] + across[..., None, :]
+        clicks = [
+            (torch.exp(-squared / (2 * deviation**2)) * chosen[..., None, None]).amax(1)
+            if chosen.shape[1]
+            else torch.zeros_like(self.center[:, 0])[:, None, None].expand(-1, samples, samples)
+            for chosen in (self.positive, self.negative)
+            for deviation in GAUSSIANS
+        ]
+        offsets = self._offsets(samples)
+        has_box = self.has_box[:, None, None]
+        box = torch.sigmoid(10 * (1 - offsets.abs().amax(3))) * has_box
+        ellipse = torch.exp(-offsets.square().sum(3).sqrt()) * has_box
+        given = self.has_mask[:, None, None].to(box.dtype).expand_as(box)
+        mask = torch.zeros_like(box) if masks is None else torch.sigmoid(masks) * given
+        return torch.stack([*clicks, box, ellipse, mask, given], 1)
+
+
+def likeness(
+    features: Float[Tensor, "R C n n"],
+    maps: Float[Tensor, "R 8 n n"],
+    prior: Float[Tensor, "R n n"],
+    groups: int = 4,
+) -> Float[Tensor, "R L n n"]:
+    """Return how alike each sample's features are to those that are prompted.
+
+    Cosines, in groups of channels, with the mean under foreground clicks, under the prior mask, and
+    under background clicks or where the prior mask is surely not.
+
+    Args:
+        features: Features in R windows.
+        maps: Maps of the prompts, from `WindowPrompts.maps`.
+        prior: Logits that the answer starts from.
+        groups: Groups of channels; L is three times as many.
+    """
+    inside = torch.sigmoid(prior)
+    weights = torch.stack([maps[:, 0], inside, maps[:, 2] + (1 - inside).square()], 1).flatten(2)
+    grouped = F.normalize(features.unflatten(1, (groups, -1)).flatten(3), dim=2)
+    means = torch.einsum("rgcn,rwn->rwgc", grouped, weights)
+    cosines = torch.einsum("rgcn,rwgc->rwgn", grouped, F.normalize(means, dim=3, eps=1e-6))
+    return cosines.flatten(1, 2).unflatten(2, features.shape[2:])
