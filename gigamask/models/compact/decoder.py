@@ -62,7 +62,7 @@ class WindowMaskDecoder(nn.Module):
         self.output_hypernetwork_mlp = MLP(dim, dim, dim // 4)
         # The answer starts as the prior.
         self.output_hypernetwork_mlp.layers[-1].parameter_std = 0.0  # pyrefly: ignore
-        self.iou_prediction_head = MLP(2 * dim + STATISTICS, config.iou_hidden, 1)
+        self.iou_prediction_head = MLP(2 * (2 * dim + STATISTICS), config.iou_hidden, 1)
 
     def forward(
         self,
@@ -107,10 +107,14 @@ class WindowMaskDecoder(nn.Module):
         )
         residual, pooled = self._upscale(tokens[:, 1], image, skip, fine)
         logits = prior + residual
-        scores = torch.cat([tokens[:, 0], pooled, _statistics(logits)], 1)
-        iou = torch.sigmoid(self.iou_prediction_head(scores)[:, 0])
         shape = (len(mask_image), count)
-        return WindowLogits(logits.unflatten(0, shape), windows), iou.unflatten(0, shape)
+        scores = torch.cat([tokens[:, 0], pooled, _statistics(logits)], 1).unflatten(0, shape)
+        # A click's windows compete; a mask prompt's answer is the same in one window as in three.
+        joint = torch.where(
+            shapes.has_mask[:, None, None], scores, scores.mean(1, keepdim=True).expand_as(scores)
+        )
+        iou = torch.sigmoid(self.iou_prediction_head(torch.cat([scores, joint], 2))[..., 0])
+        return WindowLogits(logits.unflatten(0, shape), windows), iou
 
     def _sample(
         self,
