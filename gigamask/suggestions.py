@@ -74,6 +74,7 @@ FLAGS = {
     "--device cpu": ("cpu", "no-cuda"),
     "--save-every": ("save-interval", "save-steps", "save-freq", "checkpoint-every", "save-period"),
     "--keep": ("save-total-limit", "keep-checkpoints", "max-checkpoints", "keep-last"),
+    "--ema": ("ema-decay", "model-ema", "model-ema-decay", "use-ema", "weight-average", "swa"),
     "--log-every": ("log-interval", "logging-steps", "log-freq", "print-freq", "log-every-n-steps"),
     "--optimizer": ("opt", "optim"),
     "--schedule": ("scheduler", "lr-scheduler", "lr-schedule", "sched", "lr-scheduler-type"),

@@ -1,5 +1,8 @@
 """Checkpoints: training state as safetensors files, with a manifest of checksums.
 
+The model's weights are those to use. If a training averages its weights, they are the average, and
+the weights to continue from are in a file of their own.
+
 A checkpoint is written to a hidden folder, flushed to disk and renamed, so a folder under its final
 name is complete. Loading first verifies every byte, since no weight format detects a flipped bit; a
 damaged checkpoint is reported, and the previous one is used.
@@ -21,6 +24,7 @@ from torch import Tensor
 
 from gigamask.distributed.fsdp import full_tensor
 from gigamask.distributed.precision import LossScaler, choose_device
+from gigamask.errors import GigamaskError
 from gigamask.files import crc32, flush, write_atomically, write_bytes
 from gigamask.models import state_dict, weight_files
 from gigamask.models.manifest import (
@@ -34,11 +38,14 @@ from gigamask.models.manifest import (
 from gigamask.models.sam.sam import Sam, load_sam
 from gigamask.samplers.loss_history import LossHistory
 from gigamask.serialization import with_checksum
+from gigamask.training import ema
 from gigamask.training.config import TrainConfig
 from gigamask.training.state import TrainState
 from gigamask.types import DataCursor
 
 OPTIMIZER, LOSS_HISTORY = "optimizer.safetensors", "ledger.safetensors"
+LAST = "last.safetensors"
+"""The weights after the last step, if those of the model are their average."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +56,8 @@ class Snapshot:
         step: Number of finished steps.
         samples: Number of samples consumed.
         config: Configuration of the model.
-        model: Weights by name.
+        model: Weights by name, averaged if the training averages them.
+        last: In that case, the weights after the last step, else None.
         optimizer: Optimizer state, as `TrainState.optimizer_tensors` returns it.
         loss_history: Arrays of the loss history; None if the sampler does not use one.
         loss_subject: Digest of the sampler and the data that the losses belong to.
@@ -60,6 +68,7 @@ class Snapshot:
     samples: int
     config: state_dict.ModelConfig
     model: dict[str, Tensor]
+    last: dict[str, Tensor] | None
     optimizer: dict[str, Tensor]
     loss_history: dict[str, np.ndarray] | None
     loss_subject: str | None
@@ -68,19 +77,21 @@ class Snapshot:
     @classmethod
     def from_state(cls, state: TrainState) -> "Snapshot":
         """Copy a state; a collective operation if it is sharded."""
-        model, optimizer = (
+        averaged = ema.by_state_name(state.average or {}, state.model)
+        last, average, optimizer = (
             {
                 name: full_tensor(tensor.detach()).to("cpu", copy=True).contiguous()
                 for name, tensor in tensors.items()
             }
-            for tensors in (state.model.state_dict(), state.optimizer_tensors())
+            for tensors in (state.model.state_dict(), averaged, state.optimizer_tensors())
         )
         history = state.loss_history
         return cls(
             state.step,
             state.cursor.samples,
             cast(state_dict.ModelConfig, state.model.config),
-            model,
+            last | average,
+            last if average else None,
             optimizer,
             {name: array.copy() for name, array in history.arrays().items()} if history else None,
             history.subject if history else None,
@@ -116,6 +127,8 @@ def write(snapshot: Snapshot, config: TrainConfig) -> Path:
     remove_partial(folder)
     part.mkdir(parents=True)
     state_dict.save_weights(snapshot.model, snapshot.config, part / MODEL)
+    if snapshot.last:
+        state_dict.save_weights(snapshot.last, snapshot.config, part / LAST)
     write_atomically(part / OPTIMIZER, lambda path: save_file(snapshot.optimizer, path))
     if losses := snapshot.loss_history:
         write_atomically(part / LOSS_HISTORY, lambda path: save_arrays(losses, path))
@@ -212,15 +225,20 @@ def resume(config: TrainConfig, device: torch.device) -> TrainState | None:
 
     Returns:
         The state; None if the run has no checkpoint yet.
+
+    Raises:
+        GigamaskError: The checkpoint does not fit the configuration.
     """
     folder = newest(Path(config.out))
     if folder is None:
         return None
     manifest = json.loads((folder / MANIFEST).read_bytes())
-    model = config.build()
-    tensors, _ = weight_files.read_safetensors(folder / MODEL)
-    state_dict.load_weights(model, tensors, str(folder))
-    state = TrainState.from_model(model.to(device), config)
+    state = TrainState.from_model(_load_last(folder, manifest, config).to(device), config)
+    if state.average is not None:
+        averaged, _ = weight_files.read_safetensors(folder / MODEL)
+        state_dict.fit_weights(state.model, averaged, str(folder), resample=False)
+        for name, tensor in state.average.items():
+            tensor.copy_(averaged[name])
     state.load_optimizer(weight_files.read_safetensors(folder / OPTIMIZER)[0], str(folder))
     state.step, state.cursor = manifest["step"], DataCursor(manifest["samples"])
     if state.scale and manifest["scale"]:
@@ -234,6 +252,21 @@ def resume(config: TrainConfig, device: torch.device) -> TrainState | None:
             str(folder),
         )
     return state
+
+
+def _load_last(folder: Path, manifest: dict, config: TrainConfig) -> state_dict.Model:
+    """Return the model with the weights after the last step of a checkpoint."""
+    averages = LAST in manifest["files"]
+    if averages != bool(config.ema):
+        raise GigamaskError(
+            f"{folder}: was saved {'with' if averages else 'without'} an average of the weights, "
+            f"but --ema is {config.ema}; keep --ema as it was, or start a new run from its "
+            f"weights: --init {folder} and another --out"
+        )
+    model = config.build()
+    tensors, _ = weight_files.read_safetensors(folder / (LAST if averages else MODEL))
+    state_dict.load_weights(model, tensors, str(folder))
+    return model
 
 
 def load_model(

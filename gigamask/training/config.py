@@ -18,7 +18,7 @@ from gigamask.data.augment import Augment, ColorJitter, NoAugment
 from gigamask.errors import GigamaskError, check_range
 from gigamask.interfaces import Evaluator, LRSchedule, NoEvaluation, Optimizer, Sampler, Task
 from gigamask.samplers.random import Random
-from gigamask.training.optim import AdamW, check_frozen, freeze
+from gigamask.training.optim import BELOW_ONE, AdamW, check_frozen, freeze
 from gigamask.training.schedule import WarmupMultiStep
 
 if TYPE_CHECKING:
@@ -88,6 +88,8 @@ class TrainConfig(ABC):
     """images per step over all processes (global batch size)"""
     micro_batch_size: int = 4
     """images per forward pass of a process; gradients are accumulated exactly up to --batch-size"""
+    ema: float = 0.0
+    """decay of a running average of the weights, which evaluation and exports use; 0 disables"""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """precision of the forward pass; auto is bf16 on a GPU and fp32 on a CPU; fp16, with loss
     scaling, is for GPUs without bf16"""
@@ -175,6 +177,7 @@ class TrainConfig(ABC):
             log_every=self.log_every,
         )
         check_range("--max-bad-fraction", self.max_bad_fraction, 0, 1)
+        check_range("--ema", self.ema, 0, BELOW_ONE)
         self.evaluation.check()
         if not 0 < self.timeout_s < math.inf:
             raise GigamaskError(
@@ -489,6 +492,11 @@ def check_resume(
             raise GigamaskError(
                 f"{change}: the optimizer state does not fit; start a new run from its weights: "
                 f"--init {saved.out} and another --out"
+            )
+        if name == "ema" and not (before and now):
+            raise GigamaskError(
+                f"{change}: weights are averaged from the first step on or not at all; start a new "
+                f"run from its weights: --init {saved.out} and another --out"
             )
         if name.startswith(DATA_ORDER) and name not in SAME_SAMPLES and not allow_data_change:
             raise GigamaskError(

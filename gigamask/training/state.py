@@ -4,6 +4,8 @@ It is complete because random numbers are keyed by seed and sample, schedules ar
 step, and the state of the loader is the cursor.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -18,6 +20,7 @@ from gigamask.models.init import build_model, load_init_weights
 from gigamask.models.mae import MAE
 from gigamask.models.sam.sam import Sam
 from gigamask.samplers.loss_history import LossHistory
+from gigamask.training import ema
 from gigamask.training.config import TrainConfig
 from gigamask.training.optim import check_frozen, freeze
 from gigamask.types import DataCursor
@@ -34,6 +37,7 @@ class TrainState:
         cursor: Position in the data after the last step.
         loss_history: Losses of the samples, if the sampler learns from them.
         scale: Loss scale of fp16; None in other precisions.
+        average: Running average of the trainable weights, by name; None without --ema.
         stopping: Whether the training was asked to stop; not saved.
     """
 
@@ -43,6 +47,7 @@ class TrainState:
     cursor: DataCursor = field(default_factory=DataCursor)
     loss_history: LossHistory | None = None
     scale: LossScaler | None = None
+    average: dict[str, Tensor] | None = None
     stopping: bool = False
 
     @classmethod
@@ -83,10 +88,11 @@ class TrainState:
             model,
             config.optimizer.build(model),
             scale=LossScaler() if config.precision == "fp16" else None,
+            average=ema.copy_weights(model) if config.ema else None,
         )
 
     def shard(self, config: TrainConfig, world: World) -> None:
-        """Shard the model and the optimizer state; a collective operation.
+        """Shard the model, its average and the optimizer state; a collective operation.
 
         Args:
             config: The configuration; with `parallel` "ddp" nothing is sharded.
@@ -104,19 +110,45 @@ class TrainState:
         self.optimizers = config.optimizer.build(self.model)
         if tensors:
             self.load_optimizer(tensors, config.out)
+        if self.average is not None:
+            parameters = dict(self.model.named_parameters())
+            self.average = {
+                name: fsdp.distribute_like(tensor, parameters[name])
+                for name, tensor in self.average.items()
+            }
+
+    def update_average(self, decay: float) -> None:
+        """Update the average, if there is one, after an update of the weights.
+
+        Args:
+            decay: Decay of the average after its warm-up.
+        """
+        if self.average is not None:
+            ema.update(self.average, self.model, ema.decay_at(decay, self.step))
 
     def advance(self, cursor: DataCursor) -> None:
         """Count a finished step that ended at `cursor`."""
         self.step += 1
         self.cursor = cursor
 
-    def full_model(self) -> state_dict.Model:
-        """Return the model with full weights; a collective operation."""
-        if not fsdp.is_sharded(self.model):
-            return self.model
+    @contextmanager
+    def averaged_model(self) -> Iterator[state_dict.Model]:
+        """Yield the model with full weights, averaged ones if they are averaged.
+
+        A collective operation. Within the context, no step may run.
+        """
+        if fsdp.is_sharded(self.model):
+            yield self._full_model()
+            return
+        with ema.applied(self.average or {}, self.model):
+            yield self.model
+
+    def _full_model(self) -> state_dict.Model:
+        """Return a copy of the sharded model with full weights, averaged if there is an average."""
         assert isinstance(self.model, (Sam, MAE))  # other models are not sharded
         model = build_model(self.model.config, seed=0, device="meta")
-        full = {name: fsdp.full_tensor(tensor) for name, tensor in self.model.state_dict().items()}
+        weights = self.model.state_dict() | ema.by_state_name(self.average or {}, self.model)
+        full = {name: fsdp.full_tensor(tensor) for name, tensor in weights.items()}
         model.load_state_dict(full, assign=True)
         for name, buffer in self.model.named_buffers():
             if name not in full:  # not persistent, so still on the meta device

@@ -101,7 +101,8 @@ def train(
                     saver.save(state)
                 if evaluate and is_evaluated:  # after saving, so that a failure loses no step
                     set_clock(False)
-                    evaluation = evaluate(state.full_model())
+                    with state.averaged_model() as model:
+                        evaluation = evaluate(model)
                     if world.is_main:
                         score = logger.log_evaluation(state.step, evaluation)
                         saver.record_score(score, evaluation.subject)
@@ -123,7 +124,7 @@ def _update(
     device: torch.device,
     requests: tuple[bool, ...],
 ) -> StepResult:
-    """Run one step and record the losses of its samples."""
+    """Run one step, average the weights, and record the losses of the samples."""
     start = state.cursor.samples
     result = step(
         task,
@@ -135,6 +136,8 @@ def _update(
         world,
         requests,
     )
+    if not result.skipped:
+        state.update_average(config.ema)
     state.advance(batches[-1].cursor)
     data.record_losses(start, result.losses)
     return result

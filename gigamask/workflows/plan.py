@@ -460,7 +460,7 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 
 
 def bytes_of_state(state: TrainState, rule: Callable[[int], int | None] | None) -> StateBytes:
-    """Return the bytes of weights, gradients and optimizer state.
+    """Return the bytes of weights, gradients and optimizer state, with the average of the weights.
 
     Args:
         state: The training state after a step of its optimizers.
@@ -483,7 +483,8 @@ def bytes_of_state(state: TrainState, rule: Callable[[int], int | None] | None) 
     sharded, replicated = (dict.fromkeys(memory_plan.STATE_KINDS, 0.0) for _ in range(2))
     count = 1 + max(block_of.values(), default=0)
     by_block = [dict.fromkeys(memory_plan.STATE_KINDS, 0.0) for _ in range(count)]
-    for parameter in state.model.parameters():
+    average = state.average or {}
+    for name, parameter in state.model.named_parameters():
         in_block = parameter in block_of
         sums = [sharded, by_block[block_of[parameter]]] if in_block else [replicated]
         for each in sums:
@@ -492,5 +493,7 @@ def bytes_of_state(state: TrainState, rule: Callable[[int], int | None] | None) 
                 held = held_bytes(tuple(entries[parameter].values()))
                 each["gradients"] += parameter.grad.nbytes
                 each["optimizer"] += (rule(parameter.numel()) or 0) if rule else held
+            if name in average:
+                each["optimizer"] += average[name].nbytes
     replicated["weights"] += sum(buffer.nbytes for buffer in state.model.buffers())
     return StateBytes(sharded, replicated, max(by_block, key=lambda each: each["weights"]))

@@ -56,7 +56,7 @@ def die_after_four(run) -> None:
 @pytest.mark.parametrize(
     "parts",
     [
-        {"lora_rank": 2},
+        {"lora_rank": 2, "ema": 0.9},
         {"text": WORDS},
         {"sampler": LossWeighted(per_epoch=20), "mining": OHEM(keep_ratio=0.5)},
     ],

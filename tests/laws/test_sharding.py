@@ -23,6 +23,7 @@ from gigamask.models.sam.sam import Sam
 from gigamask.training import checkpoint, step
 from gigamask.training.optim import AdamW8bit, MuonAdamW
 from gigamask.training.sam_config import SamTrainConfig
+from gigamask.training.state import TrainState
 from gigamask.training.train_data import TrainData, open_index
 from gigamask.training.trainer import train
 from tests.little import little
@@ -50,10 +51,14 @@ def exact() -> Exact:
 
 
 CASES = {
-    2: {"ddp": {"parallel": "ddp"}, "fsdp": {"parallel": "fsdp"}},
+    2: {"ddp": {"parallel": "ddp", "ema": 0.5}, "fsdp": {"parallel": "fsdp", "ema": 0.5}},
     4: {
         "ddp": {"parallel": "ddp"},
-        "hsdp": {"parallel": "hsdp", "freeze": ("image_encoder.blocks.0", "prompt_encoder")},
+        "hsdp": {
+            "parallel": "hsdp",
+            "freeze": ("image_encoder.blocks.0", "prompt_encoder"),
+            "ema": 0.5,
+        },
         "fsdp": {"parallel": "fsdp", "activation_checkpointing": 1, "mining": OHEM(0.3)},
     },
 }
@@ -110,6 +115,7 @@ def by_ranks(folders: list[str]) -> None:
             )[1]
             state = train(replace(run, evaluation=Measured()), here)
             distributed.all_reduce = add
+            check_averages(state, here)
             shares = [is_sharded_tensor(parameter) for parameter in state.model.parameters()]
             assert any(shares) == (run.parallel != "ddp"), shares
             for mesh in {
@@ -128,12 +134,23 @@ def by_ranks(folders: list[str]) -> None:
         destroy_world(world)
 
 
+def check_averages(state: TrainState, world: World) -> None:
+    """Check that averages are sharded as parameters are, and otherwise equal in all processes."""
+    average = state.average or {}
+    for name, parameter in state.model.named_parameters():
+        if name in average:
+            assert is_sharded_tensor(average[name]) == is_sharded_tensor(parameter)
+    whole = [float(each.sum()) for each in average.values() if not is_sharded_tensor(each)]
+    assert world.gather(whole) == [whole] * world.size
+
+
 def kept(run) -> dict[str, np.ndarray]:
     folder = checkpoint.newest(Path(run.out))
     assert folder.name == "step_00000003"
+    last = (checkpoint.LAST,) if run.ema else ()
     return {
-        name: array
-        for file in (checkpoint.MODEL, checkpoint.OPTIMIZER)
+        f"{file}: {name}": array
+        for file in (checkpoint.MODEL, checkpoint.OPTIMIZER, *last)
         for name, array in load_file(folder / file).items()
     }
 
@@ -199,7 +216,7 @@ def spoilt_by_ranks(folder: str) -> None:
 
 
 def test_a_step_that_one_process_spoils_is_skipped_by_all_and_its_samples_named(tmp_path, scenes):
-    run = case(tmp_path / "run", scenes, batch_size=2, micro_batch_size=1, log_every=1)
+    run = case(tmp_path / "run", scenes, batch_size=2, micro_batch_size=1, log_every=1, ema=0.5)
     fork(2, spoilt_by_ranks, run.out)
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     skipped = {line["skipped_step"] for line in lines if "skipped_step" in line}

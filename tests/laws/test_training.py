@@ -4,17 +4,22 @@ import json
 import multiprocessing
 import os
 import signal
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from gigamask import config_files
+from gigamask.errors import GigamaskError
+from gigamask.interfaces import EvaluationResult, Evaluator
+from gigamask.models import manifest, state_dict
 from gigamask.samplers.hard_examples import LossWeighted, Replay
 from gigamask.samplers.random import Random
 from gigamask.training import checkpoint
+from gigamask.training.config import check_resume
 from gigamask.training.logging import MetricsLogger
 from gigamask.training.state import TrainState
 from gigamask.training.step import StepMetrics, accumulate
@@ -34,8 +39,10 @@ def run_in(folder: Path, scenes: Path, **changes):
 
 def same(a: TrainState, b: TrainState) -> bool:
     ours, theirs = (
-        a.model.state_dict() | a.optimizer_tensors(),
-        b.model.state_dict() | b.optimizer_tensors(),
+        state.model.state_dict()
+        | state.optimizer_tensors()
+        | {f"average/{name}": tensor for name, tensor in (state.average or {}).items()}
+        for state in (a, b)
     )
     assert ours.keys() == theirs.keys()
     one, other = (state.loss_history.arrays() if state.loss_history else {} for state in (a, b))
@@ -68,6 +75,107 @@ def test_ten_steps_killed_and_ten_more_are_twenty(tmp_path, scenes, sampler, wor
     assert process.exitcode == -signal.SIGKILL
     assert checkpoint.newest(Path(run.out)).name == "step_00000010"
     assert same(whole, train(replace(run, loader=replace(loader, workers=2 - workers))))
+
+
+def tensors_in(run, file: str) -> dict[str, torch.Tensor]:
+    return load_file(checkpoint.newest(Path(run.out)) / file)
+
+
+def test_an_average_of_the_weights_goes_on_bit_for_bit(tmp_path, scenes):
+    """Killed behind a checkpoint; equal in every file of weights and of optimizer state."""
+    options = {"ema": 0.5, "freeze": ("prompt_encoder",), "init": str(tmp_path / "init")}
+    start = replace(little(), seed=3).build()
+    (tmp_path / "init").mkdir()
+    state_dict.save_weights(
+        state_dict.to_official(start), start.config, tmp_path / "init" / "model.safetensors"
+    )
+    whole = run_in(tmp_path / "whole", scenes, **options)
+    ended = train(whole)
+    run = run_in(tmp_path / "killed", scenes, **options)
+    process = multiprocessing.get_context("fork").Process(target=die_after_twelve, args=(run,))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert same(ended, train(run))
+    files = checkpoint.MODEL, checkpoint.LAST, checkpoint.OPTIMIZER
+    for file in files:
+        ours, theirs = tensors_in(whole, file), tensors_in(run, file)
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours), file
+    averaged, last = (tensors_in(run, file) for file in files[:2])
+    assert all(torch.equal(last[name], own) for name, own in ended.model.state_dict().items())
+    assert averaged.keys() == last.keys()
+    assert ended.average.keys() == {
+        name for name, own in ended.model.named_parameters() if own.requires_grad
+    }
+    for name, own in averaged.items():
+        assert torch.equal(own, ended.average.get(name, last[name])), name
+        assert name in ended.average or torch.equal(own, start.state_dict()[name])
+    assert not all(torch.equal(averaged[name], last[name]) for name in averaged)
+
+
+def test_an_average_changes_no_training_and_without_one_there_is_no_file(tmp_path, scenes):
+    plain = run_in(tmp_path / "plain", scenes, steps=4)
+    averaged = run_in(tmp_path / "averaged", scenes, steps=4, ema=0.9)
+    ended, other = train(plain), train(averaged)
+    assert ended.average is None
+    assert same(ended, replace(other, average=None))
+    folder = checkpoint.newest(Path(plain.out))
+    assert not (folder / checkpoint.LAST).exists()
+    assert set(manifest.verify(folder)["files"]) == {checkpoint.MODEL, checkpoint.OPTIMIZER}
+    assert checkpoint.LAST in manifest.verify(checkpoint.newest(Path(averaged.out)))["files"]
+
+
+@dataclass(frozen=True)
+class Size(Evaluator):
+    """Scores the size of the weights."""
+
+    interval: int = 2
+
+    def open(self, config, world):
+        def evaluate(model) -> EvaluationResult:
+            return EvaluationResult({"size": size(dict(model.named_parameters()))}, "size")
+
+        return evaluate
+
+
+def size(weights: dict[str, torch.Tensor]) -> float:
+    return sum(float(weights[name].detach().double().abs().sum()) for name in sorted(weights))
+
+
+def test_averaged_weights_are_evaluated_and_loaded(tmp_path, scenes):
+    run = run_in(tmp_path / "run", scenes, steps=4, ema=0.9)
+    ended = train(replace(run, evaluation=Size()))
+    folder, names = checkpoint.newest(Path(run.out)), ended.average.keys()
+    loaded, _ = state_dict.read_weights(run.out)
+    averaged = size({name: loaded[name] for name in names})
+    raw = size({name: ended.model.state_dict()[name] for name in names})
+    score = manifest.verify(folder)["score"]
+    assert score == pytest.approx(averaged, rel=1e-12)
+    assert score != pytest.approx(raw, rel=1e-6)
+    last, _ = state_dict.read_weights(folder / checkpoint.LAST)
+    assert size({name: last[name] for name in names}) == pytest.approx(raw, rel=1e-12)
+    damaged = bytearray((folder / checkpoint.LAST).read_bytes())
+    damaged[-9] ^= 1
+    (folder / checkpoint.LAST).write_bytes(damaged)
+    with pytest.raises(GigamaskError, match=r"last.safetensors.*damaged"):
+        manifest.verify(folder)
+
+
+@pytest.mark.parametrize(("before", "now"), [(0.0, 0.9), (0.9, 0.0)])
+def test_an_average_cannot_begin_or_end_on_resume(tmp_path, scenes, before, now):
+    run = run_in(tmp_path / "run", scenes, steps=2, save_every=2, ema=before)
+    train(run)
+    other = replace(run, ema=now)
+    with pytest.raises(GigamaskError, match=rf"^--ema was {before} .* is now {now}: .*--init"):
+        check_resume(run, other, allow_data_change=True)
+    with pytest.raises(
+        GigamaskError, match=rf"average of the weights, but --ema is {now}; .*--init"
+    ):
+        checkpoint.resume(other, torch.device("cpu"))
+    if before:
+        changed = replace(run, ema=0.99)
+        assert check_resume(run, changed, allow_data_change=False) == {"ema": (0.9, 0.99)}
 
 
 def die_after_twelve(run) -> None:

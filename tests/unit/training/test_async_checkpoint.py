@@ -31,16 +31,22 @@ def test_written_state_is_that_of_the_call(run, monkeypatch):
     """The training goes on, and changes its state, while the thread is held up."""
     write, go_on = checkpoint.write, threading.Event()
     monkeypatch.setattr(checkpoint, "write", lambda *given: (go_on.wait(10), write(*given))[1])
+    run = replace(run, ema=0.5)
     state = state_at(run, 1)
+    state.update_average(run.ema)
     asked = {name: tensor.clone() for name, tensor in state.model.state_dict().items()}
+    average = {name: tensor.clone() for name, tensor in state.average.items()}
     with AsyncCheckpointer(run, pytest.fail) as kept_by:
         kept_by.save(state)
-        for tensor in state.model.state_dict().values():
+        for tensor in (*state.model.state_dict().values(), *state.average.values()):
             tensor.zero_()
         assert kept(run) == []
         go_on.set()
-    loaded = checkpoint.resume(run, torch.device("cpu")).model.state_dict()
+    resumed = checkpoint.resume(run, torch.device("cpu"))
+    loaded = resumed.model.state_dict()
     assert all(torch.equal(loaded[name], tensor) for name, tensor in asked.items())
+    assert all(torch.equal(resumed.average[name], tensor) for name, tensor in average.items())
+    assert any(not torch.equal(asked[name], tensor) for name, tensor in average.items())
 
 
 @pytest.mark.slow

@@ -105,6 +105,7 @@ def total(run: TrainConfig, result: DryRun) -> int:
             ),
         ),
         ("frozen", replace(BASE, freeze=("image_encoder",))),
+        ("averaged", replace(BASE, ema=0.999)),
         ("mae_tiny", replace(mae_tiny(), micro_batch_size=4, device="cpu", precision="fp32")),
     ],
 )
@@ -138,6 +139,21 @@ def test_what_stands_is_counted_part_by_part():
     assert state.sharded["optimizer"] == pytest.approx(2 * blocks, rel=0.02)
     assert state.largest_block["weights"] < state.sharded["weights"]
     assert found.parameters == (whole // 4, whole // 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", [BASE.optimizer, AdamW8bit()])
+def test_an_average_counts_four_bytes_per_trained_parameter(optimizer):
+    run = replace(BASE, freeze=("prompt_encoder",), optimizer=optimizer)
+    plain, averaged = (dry_run(replace(run, ema=decay), "cpu", 2) for decay in (0.0, 0.99))
+
+    def held(result: DryRun) -> float:
+        return result.state.sharded["optimizer"] + result.state.replicated["optimizer"]
+
+    assert held(averaged) - held(plain) == 4 * plain.parameters[1]
+    blocks = averaged.state.sharded["optimizer"] - plain.state.sharded["optimizer"]
+    assert blocks == plain.state.sharded["gradients"]
+    assert averaged.peaks == plain.peaks
 
 
 @pytest.mark.slow
