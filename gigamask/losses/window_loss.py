@@ -36,7 +36,7 @@ class WindowLoss(Loss):
     """weight of the dice loss"""
     iou_weight: float = 4.0
     """weight of the IoU regression"""
-    choice_weight: float = 0.0
+    choice_weight: float = 1.0
     """weight of the choice among three windows: one minus the expected IoU of a choice by predicted
     IoU"""
     choice_sharpness: float = 10.0

@@ -186,7 +186,9 @@ def _parse_spec(text: str, source: str) -> tuple[ModelConfig, str, int | None]:
         hints = get_type_hints(kind)
         stated = {name: spec.pop(name, None) for name in PARTS} if kind is SamConfig else {}
         parts: dict[str, Any] = {
-            name: _parse_part(part, PARTS[name]) for name, part in stated.items() if part is not None
+            name: _parse_part(part, PARTS[name])
+            for name, part in stated.items()
+            if part is not None
         }
         if wrong := spec.keys() ^ (hints.keys() - PARTS.keys()):
             state = "is missing" if min(wrong) in hints else "is unknown"

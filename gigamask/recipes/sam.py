@@ -15,7 +15,6 @@ from gigamask.models import configs
 from gigamask.models.configs import SamConfig, vit_b, vit_h, vit_l
 from gigamask.prompts.mixed import MixedPrompts
 from gigamask.prompts.schedule import InteractiveSchedule
-from gigamask.samplers.shards import TarSubset
 from gigamask.training.optim import AdamW, AdamW8bit, MuonAdamW
 from gigamask.training.sam_config import SamLoaderConfig, SamTrainConfig
 from gigamask.training.schedule import WarmupCosine
@@ -216,39 +215,6 @@ def tiny() -> SamTrainConfig:
     )
 
 
-def photos() -> SamTrainConfig:
-    """`tiny` with patches of four pixels, for photographs; two CPU cores, about an hour.
-
-    `gigamask train photos --data PHOTOS/*.tar SCENES/*.tar --out runs/photos`
-
-    Run one process per core: `torchrun --nproc-per-node 2 --no-python gigamask train photos ...`.
-    Every tar is sampled equally often, so four tars of photographs and one of synthetic scenes make
-    a mixture of four to one. The hyperparameters are from our own measurements
-    (docs/measurements.md, which also lists scores).
-    """
-    base = tiny()
-    return replace(
-        base,
-        recipe="photos",
-        model=replace(base.model, patch_size=4),
-        steps=3000,
-        micro_batch_size=2,
-        sampler=TarSubset(per_tar=50, mixed=True),
-        loader=SamLoaderConfig(
-            filters=MaskFilters(min_predicted_iou=0.7),
-            max_masks=8,
-            augment=LargeScaleJitter(low=0.8, high=1.6),
-            color_jitter=ColorJitter(0.2, 0.2, 0.2),
-            workers=0,
-        ),
-        prompts=InteractiveSchedule(
-            clicks=1, mask_only_rounds=False, box_noise_limit_px=1.5, center_click_prob=0.8
-        ),
-        schedule=WarmupCosine(warmup_steps=100, min_lr_ratio=0.01),
-        save_every=500,
-    )
-
-
 def compact() -> SamTrainConfig:
     """A small model that answers in windows around the prompts; two CPU cores, minutes.
 
@@ -262,7 +228,7 @@ def compact() -> SamTrainConfig:
         evaluation=ClickEvaluation(),
         recipe="compact",
         model=configs.compact(),
-        steps=1000,
+        steps=300,
         batch_size=6,
         micro_batch_size=6,
         loader=SamLoaderConfig(
@@ -284,5 +250,25 @@ def compact() -> SamTrainConfig:
             lr=2e-3, betas=(0.9, 0.98), weight_decay=0.01, muon_lr=0.02, muon_kernels=True
         ),
         schedule=WarmupCosine(warmup_steps=30, min_lr_ratio=0.01),
-        save_every=250,
+        ema=0.99,
+        save_every=100,
+    )
+
+
+def photos() -> SamTrainConfig:
+    """`compact` from scratch on photographs; two CPU cores, about an hour.
+
+    `gigamask train photos --data PHOTOS/*.tar --out runs/photos`
+
+    Run one process per core: `torchrun --nproc-per-node 2 --no-python gigamask train photos ...`.
+    docs/measurements.md lists scores, and how they grow with time and with photographs.
+    """
+    base = compact()
+    return replace(
+        base,
+        recipe="photos",
+        steps=3000,
+        micro_batch_size=3,
+        loader=replace(base.loader, workers=0),
+        save_every=500,
     )
