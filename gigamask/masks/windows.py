@@ -60,12 +60,14 @@ def sample_per_image(
     counts = [len(rows)]
     if len(maps) > 1:
         counts = torch.bincount(image_index, minlength=len(maps)).tolist()
-    channels, height = maps.shape[1:3]
+    channels, height, width = maps.shape[1:]
     parts = []
     for image, row_part in zip(maps, rows.split(counts), strict=True):
         # One product for all windows of an image, without a copy of the image for each of them.
         flat = image.transpose(0, 1).reshape(height, -1)
-        parts.append((row_part.reshape(-1, height) @ flat).view(*row_part.shape[:2], channels, -1))
+        parts.append(
+            (row_part.reshape(-1, height) @ flat).view(*row_part.shape[:2], channels, width)
+        )
     sampled = torch.cat(parts).flatten(1, 2) @ columns.transpose(1, 2)
     return sampled.unflatten(1, (-1, channels)).transpose(1, 2)
 
