@@ -406,8 +406,9 @@ class WindowLogits:
             side: Side of the grid, G.
             image_size: Side of the model input in pixels.
         """
-        flat = self.logits.flatten(0, 1).float()
-        pasted = paste(flat, self.windows.flatten(0, 1) * (side / image_size), side, OUTSIDE_LOGIT)
+        dtype = torch.promote_types(self.logits.dtype, torch.float32)
+        flat, windows = (each.flatten(0, 1).to(dtype) for each in (self.logits, self.windows))
+        pasted = paste(flat, windows * (side / image_size), side, OUTSIDE_LOGIT)
         return pasted.unflatten(0, self.logits.shape[:2])
 
 

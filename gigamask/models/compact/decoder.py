@@ -82,6 +82,7 @@ class WindowMaskDecoder(nn.Module):
             all_windows: Whether to answer in all three windows of each prompt, or in the middle
                 one.
         """
+        embedding, prompts = _widened(embedding, prompts)
         shapes = PromptShapes.from_prompts(prompts)
         windows = shapes.windows(prompts.masks, self.decoder, self.side)
         kinds = shapes.kinds
@@ -90,7 +91,7 @@ class WindowMaskDecoder(nn.Module):
         count = windows.shape[1]
         flat, kind = windows.flatten(0, 1), kinds.flatten()
         with no_autocast(embedding):
-            coarse, fine = self._sample(embedding.float(), mask_image, flat, count)
+            coarse, fine = self._sample(embedding, mask_image, flat, count)
             prompted = WindowPrompts.from_shapes(shapes, windows)
             masks = self._mask_prompts(prompts.masks, flat, count)
             prior = prompted.prior(masks, SAMPLES)
@@ -142,7 +143,7 @@ class WindowMaskDecoder(nn.Module):
             return None
         side = masks.shape[-1]
         matrices = sampling_matrices(windows * (side / self.side), (side, side), SAMPLES)
-        repeated = masks.float().repeat_interleave(count, 0)
+        repeated = masks.repeat_interleave(count, 0)
         outside = 1 - matrices[0].sum(2)[:, :, None] * matrices[1].sum(2)[:, None, :]
         return sample_per_window(repeated, matrices) - 10 * outside
 
@@ -206,15 +207,26 @@ def _select(embedding: nn.Embedding, kind: Int64[Tensor, "R"]) -> Float[Tensor, 
     return F.one_hot(kind, len(weight)).to(weight.dtype) @ weight
 
 
+def _widened(
+    embedding: Float[Tensor, "B C E E"], prompts: Prompts
+) -> tuple[Float[Tensor, "B C E E"], Prompts]:
+    """Return embedding, points and mask prompts in one type, float32 or wider."""
+    dtype = torch.promote_types(embedding.dtype, torch.float32)
+    masks = None if prompts.masks is None else prompts.masks.to(dtype)
+    points = prompts.points_xy_input.to(dtype)
+    return embedding.to(dtype), replace(prompts, points_xy_input=points, masks=masks)
+
+
 def _repeat(mask: Bool[Tensor, "M N"] | None, count: int) -> Bool[Tensor, "R N"] | None:
     return None if mask is None else mask.repeat_interleave(count, 0)
 
 
 def _statistics(logits: Float[Tensor, "R n n"]) -> Float[Tensor, "R 4"]:
     """Return area, certainty, stability and the part at the border of each mask, detached."""
-    inside = torch.sigmoid(logits.detach().float())
+    logits = logits.detach().to(torch.promote_types(logits.dtype, torch.float32))
+    inside = torch.sigmoid(logits)
     area = inside.mean((1, 2))
     certainty = (2 * inside - 1).abs().mean((1, 2))
-    sure, possible = ((logits > offset).float().mean((1, 2)) for offset in (1.0, -1.0))
+    sure, possible = ((logits > offset).to(inside.dtype).mean((1, 2)) for offset in (1.0, -1.0))
     border = torch.cat([inside[:, 0], inside[:, -1], inside[:, :, 0], inside[:, :, -1]], 1).mean(1)
     return torch.stack([area, certainty, sure / possible.clamp(min=1e-3), border], 1)

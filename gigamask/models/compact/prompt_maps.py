@@ -248,7 +248,9 @@ class WindowPrompts:
         box = torch.sigmoid(10 * (1 - offsets.abs().amax(3))) * has_box
         ellipse = torch.exp(-offsets.square().sum(3).sqrt()) * has_box
         given = self.has_mask[:, None, None].to(box.dtype).expand_as(box)
-        mask = torch.zeros_like(box) if masks is None else torch.sigmoid(masks) * given
+        mask = torch.zeros_like(box)
+        if masks is not None:
+            mask = torch.where(self.has_mask[:, None, None], torch.sigmoid(masks), mask)
         return torch.stack([*clicks, box, ellipse, mask, given], 1)
 
 
