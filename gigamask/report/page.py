@@ -28,19 +28,28 @@ REPORT = "report.html"
 """File name of a run's report in its folder."""
 TROUBLE_SCORES = ("blind", "automatic")
 """Scores that indicate problems."""
+GOOD_ANSWERS = "best"
+"""Name of the picture that opens a report: answers of the model with the highest IoU."""
 MAX_ROWS = 16
 MAX_PICTURES = 6
+LEGEND = (
+    "Yellow outline: ground truth. Blue: prediction. Green dots: clicks on the mask; orange:"
+    " clicks outside it; white: the box. Numbers: IoU."
+)
 
 
-def page(runs: Runs, report: dict[str, Any]) -> str:
+def page(runs: Runs, report: dict[str, Any], guide: str = "") -> str:
     """Return the text of the HTML file.
 
     Args:
         runs: Runs by name.
         report: The result of `summary.summarize` for them.
+        guide: HTML about what to do next, after the first pictures.
     """
     title = next(iter(runs)) if len(runs) == 1 else f"{len(runs)} runs: {', '.join(runs)}"
     sections = [
+        ("Answers", good_answers(runs)),
+        ("What next", guide),
         ("Overview", overview(runs, report["runs"])),
         ("Curves", curves(runs)),
         ("Evaluations", evaluations(runs, report["runs"])),
@@ -79,19 +88,22 @@ def _calibration(runs: Runs) -> dict[str, Any] | None:
     return found["calibration"] if found and complete else None
 
 
-def write(runs: Runs, recipes: Mapping[str, dict[str, Any] | None], out: Path) -> dict[str, Any]:
+def write(
+    runs: Runs, recipes: Mapping[str, dict[str, Any] | None], out: Path, guide: str = ""
+) -> dict[str, Any]:
     """Write the report of one or several runs.
 
     Args:
         runs: Runs by name.
         recipes: The configuration of each run's recipe, None if it cannot be read.
         out: The HTML file.
+        guide: HTML about what to do next, after the first pictures.
 
     Returns:
         The contents of the report, as data.
     """
     report = summary.summarize(runs, recipes)
-    files.write_text(out, page(runs, report))
+    files.write_text(out, page(runs, report, guide))
     return report
 
 
@@ -323,6 +335,20 @@ def compare_with_sam(runs: Runs, reports: Mapping[str, Any]) -> str:
     return body
 
 
+def good_answers(runs: Runs) -> str:
+    """Return a large picture of good answers of a single run, if there is one."""
+    if len(runs) > 1:
+        return ""
+    (run,) = runs.values()
+    found = [picture for picture in run.pictures if picture.name == GOOD_ANSWERS]
+    if not found:
+        return ""
+    return (
+        f"<figure>{_picture(found[0].path)}</figure>"
+        f"{note('Held-out images with the highest IoU. ' + LEGEND)}"
+    )
+
+
 def pictures(runs: Runs) -> str:
     """Return pictures of predictions: over training for one run, the last ones for several."""
     parts = []
@@ -334,7 +360,11 @@ def pictures(runs: Runs) -> str:
             continue
         chosen = _evenly(steps, MAX_PICTURES) if steps else []
         parts += [(f"step {picture.step:,}", picture.path) for picture in chosen]
-        others = [picture for picture in run.pictures if picture.step is None][:MAX_ROWS]
+        others = [
+            picture
+            for picture in run.pictures
+            if picture.step is None and picture.name != GOOD_ANSWERS
+        ][:MAX_ROWS]
         parts += [(picture.name.capitalize(), picture.path) for picture in others]
     shown = [
         f"<figure><figcaption>{html.escaped(label)}</figcaption>{_picture(path)}</figure>"
@@ -342,11 +372,7 @@ def pictures(runs: Runs) -> str:
     ]
     if not shown:
         return ""
-    legend = (
-        "Yellow outline: ground truth. Blue: prediction. Green dots: clicks on the mask; orange:"
-        " clicks outside it; white: the box. Numbers: IoU."
-    )
-    return f'<div class="figures">{"".join(shown)}</div>{note(legend)}'
+    return f'<div class="figures">{"".join(shown)}</div>{note(LEGEND)}'
 
 
 def _picture(path: str) -> Markup:

@@ -13,12 +13,24 @@ from gigamask import config_files, files, recipes
 from gigamask.data import index as indexes
 from gigamask.data.mask_sampling import MaskFilters
 from gigamask.evaluation import clicks, figures
-from gigamask.report import history, page
+from gigamask.evaluation.click_evaluation import ClickEvaluation
+from gigamask.report import history, html, page
 from gigamask.synthetic import scenes
 from gigamask.training.checkpoint import load_model
 from gigamask.training.trainer import train
 
-RECIPE, TRAIN_SEED, TEST_SEED = "tiny", 0, 1
+RECIPE, TRAIN_SEED, TEST_SEED = "compact", 0, 1
+STEPS, EVALUATIONS, CURVE_IMAGES = 160, 4, 10
+"""Training steps, and evaluations during them on a few images for the learning curve."""
+CAN = (
+    "After these minutes it separates objects that differ from their surroundings in color or "
+    "texture, for a click, a box, or several clicks. It was trained on drawings, so photographs of "
+    "your own make it better at photographs.",
+    "It knows no names of things, does not see what is larger than the image or smaller than a few "
+    "pixels, and is often unsure whether a click means a part or the whole: a box or a second "
+    "click says so.",
+)
+"""What a model of the demo can and cannot do, for its report."""
 
 
 def run(out: str, train_images: int, test_images: int, steps: int | None) -> dict[str, Any]:
@@ -28,7 +40,7 @@ def run(out: str, train_images: int, test_images: int, steps: int | None) -> dic
         out: Output folder; a second call with the same folder resumes.
         train_images: Number of training scenes.
         test_images: Number of held-out scenes.
-        steps: Number of training steps; None means the recipe's.
+        steps: Number of training steps; None: enough for a useful model, in a few minutes.
 
     Returns:
         The scores.
@@ -46,7 +58,13 @@ def run(out: str, train_images: int, test_images: int, steps: int | None) -> dic
             print(f"  {len(index)} images, {index.manifest.masks} masks")
     recipe = recipes.make(RECIPE)
     data = (str(folder / "train" / "index"),)
-    config = replace(recipe, data=data, out=out, steps=steps or recipe.steps).check()
+    steps = steps or STEPS
+    evaluation = ClickEvaluation(
+        data=(str(folder / "test" / "index"),),
+        images=CURVE_IMAGES,
+        interval=max(1, steps // EVALUATIONS),
+    )
+    config = replace(recipe, data=data, out=out, steps=steps, evaluation=evaluation).check()
     threads = torch.get_num_threads()
     print(f"train {config.recipe} for {config.steps} steps on {threads} thread(s)", flush=True)
     state = train(config, on_start=lambda: config_files.save_config(config))
@@ -62,11 +80,42 @@ def run(out: str, train_images: int, test_images: int, steps: int | None) -> dic
     picture, report = folder / "report.png", folder / page.REPORT
     files.write_bytes(picture, typical.read_bytes())
     recipe_texts = {folder.name: config_files.config_as_text(recipe)}
-    page.write({folder.name: history.read(folder)}, recipe_texts, report)
+    page.write({folder.name: history.read(folder)}, recipe_texts, report, guide(out))
     print(clicks.table(summary))
     print(f"done in {elapsed_s:.0f} s; see {report}, {picture} and {folder / 'pictures'}")
-    print(
-        f"next: gigamask train tiny --data YOUR_TARS --init {out} --out runs/mine\n"
-        f"      gigamask follow {folder / 'test'}/sa_000000.tar:0"
-    )
+    first, *others = next_commands(out)
+    print("\n".join([f"next: {first[0]}", *(f"      {command}" for command, _ in others)]))
     return summary
+
+
+def next_commands(out: str) -> list[tuple[str, str]]:
+    """Return commands to try with the demo's model, and what they do.
+
+    Args:
+        out: Folder of the demo.
+    """
+    return [
+        (f"gigamask serve --weights {out}", "try the model on images of your own, in a web page"),
+        (
+            f"gigamask train photos --data YOUR_TARS --init {out} --out runs/mine",
+            "train it on your own photographs; gigamask convert makes tars of COCO JSON or of "
+            "label images",
+        ),
+        (
+            f"gigamask follow {Path(out) / 'test'}/sa_000000.tar:0",
+            "see what one image goes through in training",
+        ),
+    ]
+
+
+def guide(out: str) -> str:
+    """Return HTML about what the demo's model can do, and what to do next.
+
+    Args:
+        out: Folder of the demo.
+    """
+    commands = (
+        html.Markup(f"<code>{html.escaped(command)}</code>: {html.escaped(text)}")
+        for command, text in next_commands(out)
+    )
+    return "".join(html.note(text, "") for text in CAN) + html.bullets(commands)

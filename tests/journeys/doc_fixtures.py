@@ -114,10 +114,12 @@ def _write_configs(folder: Path) -> None:
     configs = {
         substitutions.SMALL: SMALL_RUN
         | {
-            "model": _flags(MODEL, "custom_init", "encoder"),
+            "model": _flags(MODEL, "custom_init", "encoder", "decoder"),
             "masks-per-chunk": 8,
             "loader": {"workers": 0, "max-masks": 4},
         },
+        substitutions.SMALL_COMPACT: SMALL_RUN
+        | {"model": {"image-size": 64}, "loader": {"workers": 0, "max-masks": 2}},
         substitutions.SMALL_MAE: SMALL_RUN
         | {"model": _flags(MAE, "normalize_pixels"), "micro-batch-size": 2},
         substitutions.SMALL_GROUND: {
@@ -195,12 +197,14 @@ def _write_weights_and_runs(folder: Path) -> None:
     for name, images in (("train", 3), ("test", 2)):
         scenes.write(str(folder / "runs/demo" / name), images, seed=len(name), long_side=(96, 128))
     for run, recipe, data in (
-        ("demo", "tiny", "runs/demo/train"),
+        ("demo", "compact", "runs/demo/train"),
+        ("tiny", "tiny", "runs/demo/train"),
         ("vit_b", "sam_vit_b", "disk/index"),
         ("photos", "photos", "bsds_train"),
     ):
-        config = str(folder / substitutions.SMALL)
+        is_compact = recipe in ("compact", "photos")
+        config = str(folder / (substitutions.SMALL_COMPACT if is_compact else substitutions.SMALL))
         paths = ["--data", str(folder / data), "--out", str(folder / "runs" / run)]
         assert main(["train", recipe, *paths, "--config", config, "--steps", "2"]) == 0
     for run in ("mine", "sweep"):
-        shutil.copytree(folder / "runs/photos", folder / "runs" / run)
+        shutil.copytree(folder / "runs/tiny", folder / "runs" / run)

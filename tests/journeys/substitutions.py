@@ -3,9 +3,11 @@
 import re
 import shlex
 
-SMALL, SMALL_MAE, SMALL_GROUND = "small.yaml", "small_mae.yaml", "small_ground.yaml"
+SMALL, SMALL_COMPACT, SMALL_MAE, SMALL_GROUND = (
+    f"{name}.yaml" for name in ("small", "small_compact", "small_mae", "small_ground")
+)
 FEW = "--points-per-side 4 --pred-iou-thresh 0 --stability-score-thresh 0 --box-nms-thresh 0.95"
-SEGMENTING = r"(tiny|photos|sam_vit_\w|mixed_prompts|one_gpu|finetune\w*|\w+\.py:\w+)"
+SEGMENTING = r"(tiny|sam_vit_\w|mixed_prompts|one_gpu|finetune\w*|\w+\.py:\w+)"
 
 REPLACED = [
     (
@@ -17,9 +19,9 @@ REPLACED = [
     (r"\bMAE_WEIGHTS\b", "mae_pretrain_vit_base.pth", "a placeholder for MAE's own file"),
     (r"--language FOLDER", "--language language", "a placeholder for a language model's folder"),
     (
-        r"--segmenter photos\b",
-        "--segmenter runs/photos",
-        "the page names the run by its recipe",
+        r"--segmenter plain\b",
+        "--segmenter runs/tiny",
+        "the page names the run by its model",
     ),
     (r"--images (\d{2,})", "--images 6", "the fewest scenes that make tars"),
     (r"--workers \d+", "--workers 1", "one core"),
@@ -59,6 +61,12 @@ ADDED = [
         "",
         "--decoder-steps 2",
         "two steps per stage",
+    ),
+    (
+        r"^train (compact|photos)(?!.*--print-config)",
+        f"--config {SMALL_COMPACT}",
+        "--steps 2",
+        "small images and two steps",
     ),
     (r"^(train|pretrain) --resume", "", "--steps 4", "two more steps"),
     (r"^pretrain mae_", f"--config {SMALL_MAE}", "--steps 2", "a small model and two steps"),

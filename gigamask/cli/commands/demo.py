@@ -9,16 +9,16 @@ from typing import Any
 
 @dataclass(frozen=True)
 class DemoCommand:
-    """train the tiny model on synthetic scenes, evaluate it and draw its predictions"""
+    """train a small model on synthetic scenes, evaluate it and draw its predictions"""
 
     out: str = "runs/demo"
     """output folder; run the same command again to resume"""
-    train_images: int = 1600
+    train_images: int = 960
     """number of training scenes"""
     test_images: int = 60
     """number of held-out scenes"""
     steps: int | None = None
-    """number of training steps; default: the recipe's"""
+    """number of training steps; default: enough for a useful model, in a few minutes"""
     json: str | None = None
     """write the results to this JSON file"""
 
