@@ -46,8 +46,8 @@ CLICKS = (1, 3, 5)
 ONE_CLICK = (1,)
 POINTS_PER_SIDE = 8
 """Points along each side of the grid; SAM's automatic masks use 32."""
-THRESHOLDS = AutomaticMaskConfig()
-"""SAM's thresholds of automatic masks."""
+AUTOMATIC = AutomaticMaskConfig()
+"""Default thresholds of automatic masks."""
 DRAWN_MASKS = 4
 """Number of masks that are drawn, each from another image."""
 DRAWN_CLICKS = (1, 3)
@@ -264,19 +264,20 @@ def score_warnings(scores: dict[str, float]) -> Iterator[str]:
         )
     if not scores["automatic"]:
         yield (
-            f"no automatic mask passes predicted IoU {THRESHOLDS.pred_iou_thresh} and stability "
-            f"{THRESHOLDS.stability_score_thresh}: segmenting everything would find nothing"
+            "no automatic mask passes the default thresholds of predicted IoU and stability: "
+            "segmenting everything would find nothing"
         )
 
 
 def _passing_fraction(model: Sam, image: EmbeddedImage) -> float:
     """Return the fraction of the grid's points with a mask that passes the thresholds."""
     decode, passing = image.decoder(model), 0
+    least_iou, least_stability = AUTOMATIC.thresholds(model.config.decoder)
     for prompts in image.point_grid_prompts(POINTS_PER_SIDE):
         prediction = decode(prompts)
         iou = prediction.iou_predictions
         logits = prediction.logits.flatten(0, 1)
-        stability = calculate_stability_score(logits, THRESHOLDS.stability_score_offset)
-        stable = stability.view_as(iou) >= THRESHOLDS.stability_score_thresh
-        passing += int(((iou > THRESHOLDS.pred_iou_thresh) & stable).any(1).sum())
+        stability = calculate_stability_score(logits, AUTOMATIC.stability_score_offset)
+        stable = stability.view_as(iou) >= least_stability
+        passing += int(((iou > least_iou) & stable).any(1).sum())
     return passing / POINTS_PER_SIDE**2

@@ -15,8 +15,6 @@ from gigamask.inference.amg_config import AutomaticMaskConfig
 from gigamask.inference.automatic_mask_generator import SamAutomaticMaskGenerator
 from gigamask.models.sam.sam import Sam
 
-DEFAULTS = AutomaticMaskConfig()
-
 
 def proposal_config(points_per_side: int) -> AutomaticMaskConfig:
     """Return the paper's settings for proposals; the paper uses 64 points per side."""
@@ -38,7 +36,7 @@ class ProposalRecall:
     best_ious: list[float] = field(default_factory=list)
     """highest IoU of a generated mask with each annotated mask"""
     passing: list[np.ndarray] = field(default_factory=list)
-    """whether each generated mask passes SAM's default thresholds"""
+    """whether each generated mask passes the default thresholds of the model's decoder"""
 
     def update(self, model: Sam, image: EmbeddedImage, mask_indices: np.ndarray) -> None:
         """Generate the masks of one image and add their scores.
@@ -51,9 +49,9 @@ class ProposalRecall:
         generator = SamAutomaticMaskGenerator(model, **vars(self.settings))
         proposals = generator.generate_proposals(image.pixels)
         truth = image.annotation.masks[mask_indices]
+        least_iou, least_stability = AutomaticMaskConfig().thresholds(model.config.decoder)
         self.passing.append(
-            (proposals.predicted_iou > DEFAULTS.pred_iou_thresh)
-            & (proposals.stability_score >= DEFAULTS.stability_score_thresh)
+            (proposals.predicted_iou > least_iou) & (proposals.stability_score >= least_stability)
         )
         self.best_ious.extend(truth.iou(proposals.masks).max(1, initial=0).tolist())
         stability = np.nan_to_num(proposals.stability_score)
@@ -91,7 +89,7 @@ def table(summary: dict) -> str:
     return "\n".join(
         [
             f"automatic masks: {summary['masks_an_image']:.1f} per image from {points} points per "
-            f"side, {passing} pass SAM's thresholds; mean best IoU {best} per annotated mask",
+            f"side, {passing} pass the default thresholds; mean best IoU {best} per annotated mask",
             coco_ap.table(summary),
         ]
     )

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from gigamask.errors import GigamaskError, check_range
+from gigamask.models.configs import Decoder
 
 MAX_OFFSET = 1e6
 """Far above any logit; larger offsets would overflow."""
@@ -10,17 +11,22 @@ MAX_OFFSET = 1e6
 
 @dataclass(frozen=True, kw_only=True)
 class AutomaticMaskConfig:
-    """Point grid, crops and filters of automatic masks; names and defaults are SAM's."""
+    """Point grid, crops and filters of automatic masks; names and defaults are SAM's.
+
+    The two thresholds are by default those of the model's decoder: SAM's are too strict for models
+    that are less certain.
+    """
 
     points_per_side: int | None = 32
     """points along each side of the image; None with point_grids"""
     points_per_batch: int = 64
     """points per pass of the mask decoder; affects speed and memory only"""
-    pred_iou_thresh: float = 0.88
-    """keep masks with a predicted IoU above this; 0 keeps all"""
-    stability_score_thresh: float = 0.95
+    pred_iou_thresh: float | None = None
+    """keep masks with a predicted IoU above this; 0 keeps all; default: 0.88 for SAM's decoder, 0.4
+    for the decoder of compact"""
+    stability_score_thresh: float | None = None
     """keep masks with at least this stability score, the IoU between their logits thresholded high
-    and low; 0 keeps all"""
+    and low; 0 keeps all; default: 0.95 for SAM's decoder, 0.4 for the decoder of compact"""
     stability_score_offset: float = 1.0
     """distance of the stability score's two thresholds from the mask threshold, in logits"""
     box_nms_thresh: float = 0.7
@@ -52,8 +58,9 @@ class AutomaticMaskConfig:
             *("pred_iou_thresh", "stability_score_thresh"),
             *("box_nms_thresh", "crop_nms_thresh"),
         ):
-            if not 0 <= getattr(self, name) <= 1:
-                raise GigamaskError(f"{name} must be an IoU in [0, 1] (got {getattr(self, name)})")
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= 1:
+                raise GigamaskError(f"{name} must be an IoU in [0, 1] (got {value})")
         check_range("stability_score_offset", self.stability_score_offset, 0, MAX_OFFSET)
         if not 0 <= self.crop_overlap_ratio < 1:
             raise GigamaskError(
@@ -65,6 +72,14 @@ class AutomaticMaskConfig:
                 f"point in crop layer {self.crop_n_layers} of points_per_side "
                 f"{self.points_per_side}: lower it"
             )
+
+    def thresholds(self, decoder: Decoder) -> tuple[float, float]:
+        """Return the thresholds of predicted IoU and stability for the masks of a decoder."""
+        iou, stability = self.pred_iou_thresh, self.stability_score_thresh
+        return (
+            decoder.pred_iou_thresh if iou is None else iou,
+            decoder.stability_score_thresh if stability is None else stability,
+        )
 
     def points_in_layer(self, layer: int) -> int:
         """Return the number of points along a side of a crop; layer 0 is the whole image."""

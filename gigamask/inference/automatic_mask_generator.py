@@ -77,8 +77,10 @@ class SamAutomaticMaskGenerator:
         model: Model that embeds images and predicts masks.
         points_per_side: Points along each side of the image; None with `point_grids`.
         points_per_batch: Points per pass of the mask decoder; affects speed and memory only.
-        pred_iou_thresh: Keep masks with a predicted IoU above this; 0 keeps all.
-        stability_score_thresh: Keep masks with at least this stability score; 0 keeps all.
+        pred_iou_thresh: Keep masks with a predicted IoU above this; 0 keeps all. None: that of the
+            model's decoder, 0.88 for SAM's.
+        stability_score_thresh: Keep masks with at least this stability score; 0 keeps all. None:
+            that of the model's decoder, 0.95 for SAM's.
         stability_score_offset: Distance of the stability score's two thresholds from the mask
             threshold, in logits.
         box_nms_thresh: Box IoU above which only the best mask of a crop is kept.
@@ -104,8 +106,8 @@ class SamAutomaticMaskGenerator:
     model: Sam
     points_per_side: int | None = 32
     points_per_batch: int = 64
-    pred_iou_thresh: float = 0.88
-    stability_score_thresh: float = 0.95
+    pred_iou_thresh: float | None = None
+    stability_score_thresh: float | None = None
     stability_score_offset: float = 1.0
     box_nms_thresh: float = 0.7
     crop_n_layers: int = 0
@@ -236,8 +238,9 @@ class SamAutomaticMaskGenerator:
         low = prediction.low_res_logits.flatten(0, 1)
         iou = prediction.iou_predictions.float().flatten()
         mask_points = np.repeat(points, prediction.iou_predictions.shape[1], axis=0)
-        if self.pred_iou_thresh > 0:
-            good = torch.nonzero(iou > self.pred_iou_thresh)[:, 0]
+        least_iou, least_stability = self.config.thresholds(self.model.config.decoder)
+        if least_iou > 0:
+            good = torch.nonzero(iou > least_iou)[:, 0]
         else:
             good = torch.arange(len(iou), device=iou.device)
         yield _no_proposals(crop)
@@ -247,8 +250,8 @@ class SamAutomaticMaskGenerator:
             logits = transform.logits_to_original(low[some][:, None])[:, 0]
             score = calculate_stability_score(logits, self.stability_score_offset)
             stable = torch.ones_like(score, dtype=torch.bool)
-            if self.stability_score_thresh > 0:
-                stable = score >= self.stability_score_thresh
+            if least_stability > 0:
+                stable = score >= least_stability
             masks = RLEMasks.from_dense((logits[stable] > MASK_THRESHOLD).cpu().numpy())
             chosen = some[stable].cpu().numpy()
             proposals = MaskProposals(

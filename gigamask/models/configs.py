@@ -91,6 +91,11 @@ ENCODERS: dict[str, type[ImageEncoder]] = {"vit": ViT, "conv_pyramid": ConvPyram
 class Decoder:
     """Base class of mask decoder configurations."""
 
+    pred_iou_thresh: ClassVar[float] = 0.88
+    """threshold of the predicted IoU of automatic masks; SAM's"""
+    stability_score_thresh: ClassVar[float] = 0.95
+    """threshold of the stability score of automatic masks; SAM's"""
+
 
 @dataclass(frozen=True)
 class SamDecoder(Decoder):
@@ -112,6 +117,8 @@ class WindowDecoder(Decoder):
     """sizes of the windows of a correction, relative to the mask and the clicks"""
     widths: tuple[int, int] = (48, 96)
     """channels of the dense prompt encoder at 16 x 16 and 4 x 4 samples; multiples of 8"""
+    pred_iou_thresh: ClassVar[float] = 0.4
+    stability_score_thresh: ClassVar[float] = 0.4
 
     def __post_init__(self) -> None:
         for name in ("click_windows", "box_windows", "correction_windows"):

@@ -245,7 +245,7 @@ def evaluations(runs: Runs, reports: Mapping[str, Any]) -> str:
     )
     explanation = note(
         "Scores in percent. blind: one click, but with another image; automatic: share of a grid's"
-        " points whose mask passes SAM's thresholds."
+        " points whose mask passes the default thresholds."
         if set(TROUBLE_SCORES) & set(names)
         else "Scores in percent."
     )

@@ -91,7 +91,7 @@ def reliability_bins(calibration: dict) -> list[dict[str, Any]]:
 def automatic(found: dict) -> str:
     """Return a table of the scores of automatic mask generation."""
     shares = {
-        "pass SAM's thresholds": "passing",
+        "pass the thresholds": "passing",
         "best IoU with ground truth": "best_iou",
         "AR@1000": "AR@1000",
         "AP": "AP",

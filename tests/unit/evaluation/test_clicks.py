@@ -14,6 +14,7 @@ from gigamask.errors import GigamaskError
 from gigamask.evaluation import boundary, embedded_images
 from gigamask.evaluation.clicks import ClickProtocol, ClickResult, MaskScore, evaluate_clicks, table
 from gigamask.evaluation.figures import write_figures
+from gigamask.models.configs import SamDecoder, ViT
 from gigamask.models.sam.sam import Sam
 
 
@@ -22,7 +23,9 @@ class Answering(Sam):
 
     def __init__(self, answers: torch.Tensor, iou: list[float]) -> None:
         nn.Module.__init__(self)
-        self.config = SimpleNamespace(image_size=64, mask_size=32)
+        self.config = SimpleNamespace(
+            image_size=64, mask_size=32, encoder=ViT(), decoder=SamDecoder()
+        )
         self.pixel_mean = torch.zeros(3, 1, 1)
         self.encoded: list[int] = []
         self.answers, self.iou, self.asked = answers, torch.tensor(iou), []
