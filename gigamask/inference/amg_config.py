@@ -1,9 +1,14 @@
 """Parameters of `SamAutomaticMaskGenerator` that are flags; importable without torch."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gigamask.errors import GigamaskError, check_range
-from gigamask.models.configs import Decoder
+
+if TYPE_CHECKING:
+    from gigamask.models.configs import Decoder
 
 MAX_OFFSET = 1e6
 """Far above any logit; larger offsets would overflow."""

@@ -217,7 +217,8 @@ def test_the_demo_leaves_its_report(tmp_path, capsys):
     )
     page = Page((out / "report.html").read_text())
     assert page.row("demo, evaluation.json")[-1] == "2"
-    assert {"Best", "Worst", "Typical"} <= set(page.text)
+    assert {"Answers", "What next", "Worst", "Typical"} <= set(page.text)
+    assert any(text.startswith(f"gigamask serve --weights {out}") for text in page.text)
     assert f"; see {out / 'report.html'}, " in capsys.readouterr().out
 
 
