@@ -1,10 +1,12 @@
 """A run small enough for tests, over a dozen synthetic scenes."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from gigamask.data.augment import HorizontalFlip
 from gigamask.evaluation.click_evaluation import ClickEvaluation
-from gigamask.models.configs import SamConfig
+from gigamask.losses.window_loss import WindowLoss
+from gigamask.models.configs import ConvPyramid, SamConfig, WindowDecoder
 from gigamask.prompts.schedule import InteractiveSchedule
 from gigamask.training.optim import AdamW
 from gigamask.training.sam_config import SamLoaderConfig, SamTrainConfig
@@ -25,6 +27,17 @@ SPEC = SamConfig(
     iou_hidden=16,
 )
 
+COMPACT = SamConfig(
+    image_size=64,
+    patch_size=4,
+    embedding_dim=32,
+    decoder_num_heads=2,
+    decoder_mlp=32,
+    iou_hidden=16,
+    encoder=ConvPyramid(widths=(8, 16, 16, 24), depths=(1, 0, 1, 0), width=8, fine_width=4),
+    decoder=WindowDecoder(widths=(8, 16)),
+)
+
 
 def little() -> SamTrainConfig:
     """A model of a few thousand parameters, two rounds, one process."""
@@ -43,4 +56,17 @@ def little() -> SamTrainConfig:
         save_every=2,
         log_every=1,
         device="cpu",
+    )
+
+
+def little_compact() -> SamTrainConfig:
+    """A model that answers in windows, three rounds, some boxes, and the optimizer without decay by
+    layer."""
+    return replace(
+        little(),
+        recipe=f"{Path(__file__).resolve()}:little_compact",
+        model=COMPACT,
+        prompts=InteractiveSchedule(clicks=2, mask_only_rounds=False, box_prob=0.4),
+        loss=WindowLoss(),
+        optimizer=AdamW(lr=1e-3),
     )

@@ -1,0 +1,266 @@
+"""The loss in windows against sums over samples, one by one."""
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from gigamask.errors import GigamaskError
+from gigamask.losses.iou import mask_iou
+from gigamask.losses.window_loss import WindowLoss, window_weights
+from gigamask.types import Prediction, PromptRound, Prompts, Targets, WindowLogits
+
+INPUT, GRID, SAMPLES = 32, 16, 4
+"""Sides of the input, of the targets (cells of two pixels), and of a window in samples."""
+
+
+def prompts(labels: list[list[int]], **changes) -> Prompts:
+    given = torch.tensor(labels)
+    return Prompts(torch.zeros(*given.shape, 2), given, None, True, **changes)
+
+
+@pytest.fixture
+def case() -> tuple[PromptRound, Targets]:
+    """Three squares; windows of 8, 16 and 32 pixels that start at the square's first pixel.
+
+    The squares have 6, 12 and 24 pixels, so each just fits one of the windows. The columns from 28
+    are padding. The first two are asked for by clicks, the third by a box.
+    """
+    chance = torch.Generator().manual_seed(3)
+    masks = torch.zeros(3, GRID, GRID, dtype=torch.bool)
+    valid = torch.ones_like(masks)
+    valid[:, :, 14:] = False
+    windows = torch.zeros(3, 3, 4, dtype=torch.float64)
+    for m, (start, cells) in enumerate(((4, 3), (2, 6), (0, 12))):
+        masks[m, start : start + cells, start : start + cells] = True
+        for k, side in enumerate((8, 16, 32)):
+            windows[m, k] = torch.tensor([2 * start, 2 * start, 2 * start + side, 2 * start + side])
+    logits = (
+        3
+        * torch.randn(
+            (3, 3, SAMPLES, SAMPLES), generator=chance, dtype=torch.float64
+        ).requires_grad_()
+    )
+    iou = torch.rand((3, 3), generator=chance, dtype=torch.float64).requires_grad_()
+    answer = WindowLogits(logits, windows)
+    pasted = answer.paste(GRID, INPUT)
+    asked = prompts([[1, -1], [1, 0], [2, 3]])
+    targets = Targets(masks, valid, torch.zeros(3, 4), (2.0, 2.0), torch.ones(3, 2))
+    return PromptRound(0, asked, Prediction(pasted, iou, pasted, answer)), targets
+
+
+def covered_share(masks: Tensor, m: int, window: Tensor, row: int, column: int) -> float:
+    """Return the mean of a mask over one sample of a window; samples of less than a cell are
+    widened to one.
+    """
+    x0, y0, x1, y1 = (window / 2).tolist()
+    high, wide = (y1 - y0) / SAMPLES, (x1 - x0) / SAMPLES
+    y, x = y0 + (row + 0.5) * high, x0 + (column + 0.5) * wide
+    high, wide = max(high, 1.0), max(wide, 1.0)
+    total = 0.0
+    for i in range(GRID):
+        over = max(0.0, min(y + high / 2, i + 1) - max(y - high / 2, i))
+        for j in range(GRID):
+            along = max(0.0, min(x + wide / 2, j + 1) - max(x - wide / 2, j))
+            total += float(masks[m, i, j]) * over * along
+    return total / (high * wide)
+
+
+def losses_by_hand(round: PromptRound, targets: Targets, m: int, k: int) -> tuple[float, float]:
+    """Return cross entropy and dice loss of one window."""
+    answer, smooth = round.prediction.in_window, 1.0
+    entropy = weights = overlap = total = 0.0
+    for row in range(SAMPLES):
+        for column in range(SAMPLES):
+            window = answer.windows[m, k]
+            valid = covered_share(targets.valid, m, window, row, column)
+            if not valid:
+                continue
+            target = covered_share(targets.masks & targets.valid, m, window, row, column) / valid
+            p = 1 / (1 + math.exp(-answer.logits[m, k, row, column].item()))
+            entropy -= valid * (target * math.log(p) + (1 - target) * math.log(1 - p))
+            weights += valid
+            overlap += valid * p * target
+            total += valid * p + valid * target
+    return entropy / max(weights, 1), 1 - (2 * overlap + smooth) / (total + smooth)
+
+
+SUPERVISED = [[1, 0, 0], [0, 1, 0], [1 / 3, 1 / 3, 1 / 3]]
+"""Weight of each window: the smallest that holds a clicked square, and all for a box."""
+
+
+def test_values_are_those_of_a_sum_over_samples(case):
+    round, targets = case
+    loss = WindowLoss(bce_weight=1.5, dice_weight=0.5, iou_weight=4.0)
+    terms = loss(round, targets)
+    predicted = round.prediction.iou_predictions.detach()
+    actual = mask_iou(round.prediction.logits, targets.masks, targets.valid)
+    expected, sums = [], {"bce": 0.0, "dice": 0.0, "iou_head": 0.0, "iou": 0.0}
+    for m in range(3):
+        bce = dice = 0.0
+        for k in range(3):
+            each = losses_by_hand(round, targets, m, k)
+            bce, dice = bce + SUPERVISED[m][k] * each[0], dice + SUPERVISED[m][k] * each[1]
+        head = float((predicted[m] - actual[m]).square().sum()) / 3
+        expected.append(1.5 * bce + 0.5 * dice + 4 * head)
+        best = float(actual[m, predicted[m].argmax()])
+        for name, value in (("bce", bce), ("dice", dice), ("iou_head", head), ("iou", best)):
+            sums[name] += value
+    # IoU is counted in float32.
+    assert terms.per_mask.tolist() == pytest.approx(expected, rel=1e-6)
+    assert float(terms.loss.detach()) == pytest.approx(sum(expected), rel=1e-6)
+    assert float(terms.count) == 3
+    assert {name: float(part) for name, part in terms.parts.items()} == pytest.approx(sums)
+    assert not any(part.requires_grad for part in (*terms.parts.values(), terms.count))
+    assert terms.per_mask.requires_grad, "so that a task can weight it"
+
+
+def test_a_click_trains_the_smallest_window_that_holds_the_mask(case):
+    """And each window its predicted IoU."""
+    round, targets = case
+    answer, iou = round.prediction.in_window, round.prediction.iou_predictions
+    logits_grad, iou_grad = torch.autograd.grad(
+        WindowLoss()(round, targets).loss, [answer.logits, iou]
+    )
+    assert (logits_grad.abs().sum((2, 3)) > 0).tolist() == [
+        [weight > 0 for weight in weights] for weights in SUPERVISED
+    ]
+    assert (iou_grad != 0).all()
+
+
+COVERED = torch.tensor([[0.94, 0.95, 1.0], [1.0, 1.0, 1.0], [0.1, 0.2, 0.3], [0.96, 0.97, 1.0]])
+
+
+@pytest.mark.parametrize(
+    ("changes", "certain"),
+    [
+        ({}, (0, 0, 0, 1)),
+        ({"masks": torch.zeros(4, 8, 8)}, (1, 1, 1, 1)),
+        (
+            {
+                "masks": torch.zeros(4, 8, 8),
+                "has_mask_prompt": torch.tensor([True, False, False, False]),
+            },
+            (1, 0, 0, 1),
+        ),
+    ],
+)
+def test_weights_of_windows(changes, certain):
+    """The largest answers for a mask that none of the three holds."""
+    asked = replace(prompts([[1, -1], [0, 1], [-1, -1], [2, 3]]), **changes)
+    clicked = [[0, 1, 0], [1, 0, 0], [0, 0, 1], [1, 0, 0]]
+    expected = [
+        [1 / 3] * 3 if is_certain else row for is_certain, row in zip(certain, clicked, strict=True)
+    ]
+    found = window_weights(COVERED, asked)
+    assert torch.allclose(found, torch.tensor(expected, dtype=found.dtype))
+
+
+def test_one_window_is_trained_whatever_it_holds():
+    assert window_weights(COVERED[:, :1], prompts([[1], [1], [-1], [0]])).tolist() == [[1]] * 4
+
+
+def part_of(case, chosen: slice) -> tuple[PromptRound, Targets]:
+    """Return some of the masks."""
+    round, targets = case
+    answer, asked = round.prediction.in_window, round.prompts
+    return (
+        PromptRound(
+            0,
+            replace(
+                asked, points_xy_input=asked.points_xy_input[chosen], labels=asked.labels[chosen]
+            ),
+            Prediction(
+                round.prediction.logits[chosen],
+                round.prediction.iou_predictions[chosen],
+                round.prediction.low_res_logits[chosen],
+                WindowLogits(answer.logits[chosen], answer.windows[chosen]),
+            ),
+        ),
+        Targets(
+            targets.masks[chosen],
+            targets.valid[chosen],
+            targets.boxes_input[chosen],
+            targets.cell_xy,
+            targets.scale_xy[chosen],
+        ),
+    )
+
+
+def test_masks_in_chunks_add_up_to_all(case):
+    loss = WindowLoss(choice_weight=2.0)
+    whole = loss(*case)
+    for cuts in ((0, 1, 3), (0, 2, 3), (0, 1, 2, 3)):
+        parts = [loss(*part_of(case, slice(a, b))) for a, b in itertools.pairwise(cuts)]
+        assert float(sum(part.loss for part in parts).detach()) == pytest.approx(
+            float(whole.loss.detach()), rel=1e-12
+        )
+        assert sum(float(part.count) for part in parts) == 3
+        for name, value in whole.parts.items():
+            assert sum(float(part.parts[name]) for part in parts) == pytest.approx(float(value))
+
+
+def test_what_lies_in_the_padding_does_not_matter(case):
+    round, targets = case
+    masks = targets.masks.clone()
+    masks[:, :, 14:] = True
+    assert torch.equal(
+        WindowLoss()(round, targets).per_mask,
+        WindowLoss()(round, replace(targets, masks=masks)).per_mask,
+    )
+
+
+def test_choice_is_one_minus_the_expected_iou(case):
+    round, targets = case
+    actual = mask_iou(round.prediction.logits, targets.masks, targets.valid)
+    plain, chosen = WindowLoss(), WindowLoss(choice_weight=3.0, choice_sharpness=5.0)
+    predicted = round.prediction.iou_predictions
+    weights = torch.exp(5 * predicted.detach())
+    expected = 1 - (weights * actual).sum(1) / weights.sum(1)
+    found = chosen(round, targets)
+    assert (found.per_mask - plain(round, targets).per_mask).tolist() == pytest.approx(
+        (3 * expected).tolist(), rel=1e-5
+    )
+    assert float(found.parts["choice"]) == pytest.approx(float(expected.sum()))
+    assert "choice" not in plain(round, targets).parts
+    (gradient,) = torch.autograd.grad(
+        (found.per_mask - plain(round, targets).per_mask).sum(), predicted
+    )
+    best, worst = actual.argmax(1), actual.argmin(1)
+    rows = torch.arange(3)
+    assert (gradient[rows, best] < 0).all(), "the best window is to be predicted higher"
+    assert (gradient[rows, worst] > 0).all()
+
+
+def test_soft_targets_have_the_values_of_hard_ones(case):
+    """Targets may be the covered share of each cell."""
+    round, targets = case
+    soft = replace(targets, masks=targets.masks.double())
+    assert torch.allclose(WindowLoss()(round, soft).per_mask, WindowLoss()(round, targets).per_mask)
+
+
+def test_a_model_without_windows_is_refused(case):
+    round, targets = case
+    bare = replace(round, prediction=replace(round.prediction, in_window=None))
+    with pytest.raises(GigamaskError, match=r"--loss window.*compact.*--loss sam$"):
+        WindowLoss()(bare, targets)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("bce_weight", -1.0),
+        ("dice_weight", -0.1),
+        ("iou_weight", float("nan")),
+        ("choice_weight", -2.0),
+        ("choice_sharpness", 0.0),
+        ("smooth", 0.0),
+        ("smooth", float("nan")),
+    ],
+)
+def test_impossible_values_are_named(name, value):
+    with pytest.raises(GigamaskError, match=rf"WindowLoss\.{name}.*{value}"):
+        WindowLoss(**{name: value})
