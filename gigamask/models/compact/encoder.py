@@ -55,7 +55,7 @@ class ConvNorm(nn.Module):
         self.relu = relu
 
     def forward(
-        self, x: Float[Tensor, "B C h w"], valid: Valid | None = None
+        self, x: Float[Tensor, "B C h w"], valid: Float[Tensor, "B 1 h2 w2"] | None = None
     ) -> Float[Tensor, "B D h2 w2"]:
         """Return the map, 0 where it is not valid.
 
@@ -97,7 +97,7 @@ class Stage(nn.Module):
         self.blocks = nn.ModuleList(ResidualBlock(outputs) for _ in range(depth))
 
     def forward(
-        self, x: Float[Tensor, "B C h w"], valid: Valid | None = None
+        self, x: Float[Tensor, "B C h w"], valid: Float[Tensor, "B 1 h2 w2"] | None = None
     ) -> Float[Tensor, "B D h2 w2"]:
         """Return the map at half the resolution.
 
