@@ -1,0 +1,278 @@
+"""Answers in windows: what they start from, and that no prompt depends on another."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from gigamask.masks.windows import paste
+from gigamask.models.init import build_model
+from gigamask.models.sam.sam import MIDDLE_WINDOW, PromptDecoder, Sam
+from gigamask.types import OUTSIDE_LOGIT, Prompts
+from tests.little import COMPACT
+
+MASK_IMAGE = torch.tensor([0, 0, 2, 2, 2])
+
+
+def random_model(seed: int = 0) -> Sam:
+    """Return a model no part of which has a special value."""
+    model, chance = build_model(COMPACT, seed), torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=chance))
+    return model
+
+
+@pytest.fixture(scope="module")
+def case() -> tuple[Sam, Tensor, Prompts]:
+    """A model in float64, embeddings of three images, and five prompts of two of them."""
+    model, chance = random_model().double(), torch.Generator().manual_seed(1)
+    images = torch.rand((3, 3, 64, 64), generator=chance, dtype=torch.float64) * 255
+    with torch.no_grad():
+        embedding = model.encode(images, torch.tensor([[64, 64], [64, 32], [40, 64]]))
+    labels = torch.tensor([[1, 0, -1], [2, 3, -1], [-1, -1, -1], [1, -1, -1], [2, 3, 1]])
+    points = torch.rand((5, 3, 2), generator=chance, dtype=torch.float64) * 30
+    points[:, 1] += 30
+    masks = torch.full((5, 64, 64), -5.0, dtype=torch.float64)
+    for m in range(5):
+        masks[m, 5 * m : 5 * m + 12, 20:50] = 3.0
+    return model, embedding, Prompts(points, labels, masks, True)
+
+
+HAS_MASK = torch.tensor([True, False, True, False, False])
+
+
+def one(prompts: Prompts, m: int, has_mask: bool) -> Prompts:
+    """Return one prompt alone."""
+    return Prompts(
+        prompts.points_xy_input[m : m + 1],
+        prompts.labels[m : m + 1],
+        prompts.masks[m : m + 1] if prompts.masks is not None and has_mask else None,
+        prompts.multimask_output,
+    )
+
+
+@pytest.mark.parametrize("several", [True, False])
+@pytest.mark.parametrize("has_mask", ["none", "mixed", "all"])
+def test_each_prompt_is_answered_as_if_alone(case, several, has_mask):
+    """Whatever else is asked, of the same image or another, and with or without mask prompts."""
+    model, embedding, prompts = case
+    given = {"none": HAS_MASK & False, "mixed": HAS_MASK, "all": HAS_MASK | True}[has_mask]
+    prompts = replace(
+        prompts,
+        multimask_output=several,
+        masks=None if has_mask == "none" else prompts.masks,
+        has_mask_prompt=given if has_mask == "mixed" else None,
+    )
+    logits, iou = model.decode(embedding, MASK_IMAGE, prompts)
+    assert logits.shape == (5, 3 if several else 1, 64, 64)
+    for m, image in enumerate(MASK_IMAGE.tolist()):
+        alone = model.decode(
+            embedding[image : image + 1],
+            torch.zeros(1, dtype=torch.int64),
+            one(prompts, m, bool(given[m])),
+        )
+        assert torch.allclose(logits[m], alone[0][0], rtol=1e-9, atol=1e-9)
+        assert torch.allclose(iou[m], alone[1][0], rtol=1e-9, atol=1e-9)
+
+
+def test_what_stands_in_the_place_of_a_missing_mask_is_not_read(case):
+    model, embedding, prompts = case
+    prompts = replace(prompts, has_mask_prompt=HAS_MASK)
+    broken = torch.where(HAS_MASK[:, None, None], prompts.masks, float("nan"))
+    found = model.decode(embedding, MASK_IMAGE, replace(prompts, masks=broken))
+    clean = model.decode(embedding, MASK_IMAGE, prompts)
+    assert all(torch.equal(*pair) for pair in zip(found, clean, strict=True))
+
+
+def test_tokens_that_only_pad_change_nothing(case):
+    model, embedding, prompts = case
+    prompts = replace(prompts, masks=None)
+    longer = replace(
+        prompts,
+        points_xy_input=torch.nn.functional.pad(prompts.points_xy_input, (0, 0, 0, 2), value=9.0),
+        labels=torch.nn.functional.pad(prompts.labels, (0, 2), value=1),
+        token_mask=torch.tensor([[True] * 3 + [False] * 2] * 5),
+    )
+    for found, expected in zip(
+        model.decode(embedding, MASK_IMAGE, longer),
+        model.decode(embedding, MASK_IMAGE, prompts),
+        strict=True,
+    ):
+        assert torch.allclose(found, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_single_output_is_the_best_of_three_or_the_middle_window(case):
+    model, embedding, prompts = case
+    mixed = replace(prompts, has_mask_prompt=HAS_MASK)
+    three, iou = model.decode_windows(embedding, MASK_IMAGE, mixed)
+    single, own = model.decode_windows(
+        embedding, MASK_IMAGE, replace(mixed, multimask_output=False)
+    )
+    best = torch.where(HAS_MASK, MIDDLE_WINDOW, iou.argmax(1))
+    assert (iou.argmax(1) != MIDDLE_WINDOW).any(), "else nothing is tested"
+    rows = torch.arange(5)
+    assert torch.equal(single.logits[:, 0], three.logits[rows, best])
+    assert torch.equal(single.windows[:, 0], three.windows[rows, best])
+    assert torch.equal(own[:, 0], iou[rows, best])
+    three, iou = model.decode_windows(embedding, MASK_IMAGE, prompts)
+    single, own = model.decode_windows(
+        embedding, MASK_IMAGE, replace(prompts, multimask_output=False)
+    )
+    assert torch.allclose(single.logits[:, 0], three.logits[:, MIDDLE_WINDOW], atol=1e-9)
+    assert torch.allclose(own[:, 0], iou[:, MIDDLE_WINDOW], atol=1e-9)
+
+
+def test_windows_of_a_click_compete(case):
+    """A click's predicted IoU depends on its other windows, a mask prompt's does not."""
+    model, embedding, prompts = case
+    leaf = embedding.clone().requires_grad_()
+    zero = torch.zeros(1, dtype=torch.int64)
+    for has_mask in (False, True):
+        # Features at the border are only in the largest window.
+        asked = replace(
+            one(prompts, 0, has_mask),
+            points_xy_input=torch.full((1, 1, 2), 32.0, dtype=torch.float64),
+            labels=torch.ones(1, 1, dtype=torch.int64),
+        )
+        if has_mask:
+            small = torch.full_like(prompts.masks[:1], -5.0)
+            small[:, 30:34, 30:34] = 3.0
+            asked = replace(asked, masks=small)
+        _, iou = model.decode_windows(leaf[:1], zero, asked)
+        (gradient,) = torch.autograd.grad(iou[0, 0], leaf)
+        assert bool(gradient[0, :, :2, :2].any()) is not has_mask
+
+
+def iou_of(found: Tensor, expected: Tensor) -> float:
+    return float((found & expected).sum() / (found | expected).sum())
+
+
+def test_an_untrained_model_answers_with_the_prior():
+    """A box's ellipse, a click's disc in each of its windows, the mask of a mask prompt."""
+    model = build_model(COMPACT, 0)
+    images = torch.randint(
+        0, 256, (1, 3, 64, 64), generator=torch.Generator().manual_seed(0), dtype=torch.uint8
+    )
+    embedding = model.encode(images, torch.tensor([[64, 64]]))
+    zero = torch.zeros(1, dtype=torch.int64)
+    points = torch.tensor([[[10.0, 20.0], [49.0, 43.0]]])
+    box = Prompts(points, torch.tensor([[2, 3]]), None, True)
+    cells = torch.arange(64) + 0.5
+
+    def ellipse(x: float, y: float, wide: float, high: float) -> Tensor:
+        return ((cells - x) / wide).square() + ((cells[:, None] - y) / high).square() < 1
+
+    logits, iou = model.decode(embedding, zero, box)
+    for k in range(3):
+        assert iou_of(logits[0, k] > 0, ellipse(30, 32, 19.5, 11.5)) > 0.85
+    assert ((iou > 0) & (iou < 1)).all()
+    assert logits.min().item() == OUTSIDE_LOGIT
+    click = Prompts(points[:, :1], torch.tensor([[1]]), None, True)
+    logits, _ = model.decode(embedding, zero, click)
+    for k, part in enumerate(COMPACT.decoder.click_windows[1:], 1):
+        radius = 0.22 * part * 64
+        assert iou_of(logits[0, k] > 0, ellipse(10.5, 20.5, radius, radius)) > 0.7
+    fed = torch.where(ellipse(40, 25, 12, 15), 4.0, -4.0)[None]
+    logits, _ = model.decode(embedding, zero, replace(click, masks=fed))
+    assert all(iou_of(logits[0, k] > 0, fed[0] > 0) > 0.8 for k in range(3))
+
+
+def test_answers_are_pasted_where_their_windows_are(case):
+    model, embedding, prompts = case
+    windows, iou = model.decode_windows(embedding, MASK_IMAGE, prompts)
+    logits, same = model.decode(embedding, MASK_IMAGE, prompts)
+    flat = paste(windows.logits.flatten(0, 1), windows.windows.flatten(0, 1), 64, OUTSIDE_LOGIT)
+    assert torch.equal(logits.flatten(0, 1), flat)
+    assert torch.equal(iou, same)
+    half = windows.paste(32, 64)
+    assert half.shape == (5, 3, 32, 32)
+    inner = torch.nn.functional.avg_pool2d(logits, 2)
+    assert (half - inner).abs().mean() < 0.2 * inner.abs().mean(), "the same place on another grid"
+
+
+def test_prompt_decoder_hands_on_the_windows(case):
+    model, embedding, prompts = case
+    decoder = PromptDecoder(model, embedding, MASK_IMAGE)
+    full = decoder(prompts)
+    assert full.in_window.logits.shape[:2] == (5, 3)
+    best = replace(decoder, best_only=True)(prompts)
+    index = full.iou_predictions.argmax(1)
+    rows = torch.arange(5)
+    assert torch.equal(best.in_window.windows[:, 0], full.in_window.windows[rows, index])
+    assert torch.equal(best.logits[:, 0], full.logits[rows, index])
+    assert torch.equal(best.iou_predictions[:, 0], full.iou_predictions[rows, index])
+
+
+def test_every_part_learns(case):
+    """All gradients are finite, and zero only where a prompt of its kind is missing."""
+    model, embedding, prompts = case
+    model.zero_grad()
+    images = torch.rand((3, 3, 64, 64), generator=torch.Generator().manual_seed(5)) * 255
+    embedding = model.encode(images.double(), torch.tensor([[64, 64], [64, 32], [40, 64]]))
+    logits, iou = model.decode(embedding, MASK_IMAGE, replace(prompts, has_mask_prompt=HAS_MASK))
+    (logits.square().mean() + iou.square().mean()).backward()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    missing = {name for name, each in gradients.items() if each is None or not each.any()}
+    assert all(each.isfinite().all() for each in gradients.values() if each is not None)
+    # Answers always have a mask prompt, at least the prior, and a softmax sees no keys' bias.
+    assert {name for name in missing if not name.endswith("k_proj.bias")} == {
+        "prompt_encoder.no_mask_embed.weight"
+    }
+
+
+@pytest.mark.slow
+def test_half_precision_is_close_to_single():
+    model = random_model()
+    images = torch.randint(
+        0, 256, (1, 3, 64, 64), generator=torch.Generator().manual_seed(0), dtype=torch.uint8
+    )
+    points = torch.tensor([[[20.0, 30.0], [0.0, 0.0]], [[10.0, 5.0], [50.0, 60.0]]])
+    prompts = Prompts(points, torch.tensor([[1, -1], [2, 3]]), None, True)
+    both = torch.zeros(2, dtype=torch.int64)
+    with torch.no_grad():
+        embedding = model.encode(images, torch.tensor([[64, 48]]))
+        exact, iou = model.decode(embedding, both, prompts)
+        with torch.autocast("cpu", torch.bfloat16):
+            half = model.encode(images, torch.tensor([[64, 48]]))
+            near, own = model.decode(half, both, prompts)
+    assert near.dtype == torch.float32
+    assert (near - exact).abs().max() < 0.15 * exact.abs().max()
+    assert (near - exact).abs().mean() < 0.02 * exact.abs().mean()
+    assert (own - iou).abs().max() < 0.02
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.float16])
+def test_points_may_have_any_type(kind):
+    model = build_model(COMPACT, 0)
+    embedding = torch.randn(
+        (1, COMPACT.encoder.channels(COMPACT), 16, 16), generator=torch.Generator().manual_seed(0)
+    )
+    points = torch.tensor([[[20, 30]]])
+    labels, zero = torch.ones(1, 1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+    found, expected = (
+        model.decode_windows(embedding, zero, Prompts(each, labels, None, True))
+        for each in (points.to(kind), points.float())
+    )
+    assert torch.equal(found[0].logits, expected[0].logits)
+    assert torch.equal(found[1], expected[1])
+
+
+def test_no_prompts_give_no_masks(case):
+    model, embedding, prompts = case
+    none = Prompts(prompts.points_xy_input[:0], prompts.labels[:0], prompts.masks[:0], True)
+    logits, iou = model.decode(embedding, MASK_IMAGE[:0], none)
+    assert (logits.shape, iou.shape) == ((0, 3, 64, 64), (0, 3))
+
+
+@pytest.mark.slow
+def test_same_seed_builds_the_same_model_without_global_rng():
+    before = torch.get_rng_state()
+    first, again, other = (build_model(COMPACT, seed) for seed in (3, 3, 4))
+    assert torch.equal(torch.get_rng_state(), before)
+    for name, value in first.state_dict().items():
+        assert value.isfinite().all()
+        assert torch.equal(value, again.state_dict()[name])
+    name = "image_encoder.stem.conv.weight"
+    assert not torch.equal(first.state_dict()[name], other.state_dict()[name])
