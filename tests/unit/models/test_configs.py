@@ -1,9 +1,16 @@
+from dataclasses import replace
+
 import pytest
 
 from gigamask.errors import GigamaskError
 from gigamask.models.configs import (
+    ConvPyramid,
     MAEConfig,
     SamConfig,
+    SamDecoder,
+    ViT,
+    WindowDecoder,
+    compact,
     mae_tiny,
     mae_vit_b,
     mae_vit_h,
@@ -77,3 +84,61 @@ def test_three_quarters_of_the_patches_are_hidden():
 def test_impossible_values_of_a_masked_autoencoder_are_named(changes, message):
     with pytest.raises(GigamaskError, match=message):
         MAEConfig(**changes)
+
+
+def test_channels_of_the_embedding_are_the_encoders():
+    assert [config.encoder.channels(config) for config in (vit_b(), tiny(), compact())] == [
+        256,
+        64,
+        1 + 32 + 4 * 16,
+    ]
+    assert (compact().embedding_size, compact().mask_size) == (64, 256)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"decoder": SamDecoder()}, r"conv_pyramid.*--model\.decoder window.*--model\.encoder vit"),
+        ({"encoder": ViT()}, r"decoder window.*--model\.encoder conv_pyramid.*ViT.*compact"),
+        ({"custom_init": True}, r"SamConfig\.custom_init.*decoder window"),
+        ({"patch_size": 8}, r"SamConfig\.patch_size must be 4.*\(got 8\)"),
+        ({"image_size": 120}, r"SamConfig\.image_size.*16.*\(got 120\)"),
+        (
+            {"embedding_dim": 56, "decoder_num_heads": 1},
+            r"SamConfig\.embedding_dim.*16.*\(got 56\)",
+        ),
+    ],
+)
+def test_parts_that_do_not_fit_are_named(changes, message):
+    with pytest.raises(GigamaskError, match=rf"^[^\n]*{message}[^\n]*$"):
+        replace(compact(), **changes)
+
+
+@pytest.mark.parametrize(
+    ("part", "changes", "message"),
+    [
+        (ConvPyramid, {"width": 30}, r"ConvPyramid\.width.*4.*\(got 30\)"),
+        (ConvPyramid, {"width": 0}, r"ConvPyramid\.width.*\(got 0\)"),
+        (ConvPyramid, {"fine_width": 0}, r"ConvPyramid\.fine_width.*\(got 0\)"),
+        (ConvPyramid, {"widths": (24, 48, 96, 100)}, r"ConvPyramid\.widths.*8.*100"),
+        (ConvPyramid, {"widths": (0, 48, 96, 128)}, r"ConvPyramid\.widths.*8.*\(0,"),
+        (ConvPyramid, {"depths": (0, 1, -1, 2)}, r"ConvPyramid\.depths.*-1"),
+        (WindowDecoder, {"click_windows": (0.3, 0.2, 1.0)}, r"WindowDecoder\.click_win.*0\.2"),
+        (WindowDecoder, {"box_windows": (0.0, 1.4, 1.8)}, r"WindowDecoder\.box_windows.*0\.0"),
+        (
+            WindowDecoder,
+            {"correction_windows": (1.0, 2.0, 1.5)},
+            r"WindowDecoder\.correction_windows.*1\.5",
+        ),
+        (
+            WindowDecoder,
+            {"correction_windows": (1.0, 2.0, float("nan"))},
+            r"WindowDecoder\.correction_windows.*nan",
+        ),
+        (WindowDecoder, {"widths": (48, 90)}, r"WindowDecoder\.widths.*8.*90"),
+        (WindowDecoder, {"widths": (0, 96)}, r"WindowDecoder\.widths.*8.*\(0,"),
+    ],
+)
+def test_impossible_values_of_parts_are_named(part, changes, message):
+    with pytest.raises(GigamaskError, match=message):
+        part(**changes)

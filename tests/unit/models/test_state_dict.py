@@ -28,6 +28,8 @@ from gigamask.models.state_dict import (
     save_weights,
     to_official,
 )
+from gigamask.models.weight_files import make_spec
+from tests.little import COMPACT
 
 
 @pytest.fixture(scope="module")
@@ -271,6 +273,70 @@ def test_a_stated_configuration_is_whole(model, tmp_path):
     ):
         with pytest.raises(GigamaskError, match=rf"w\.safetensors.*{name}"):
             read(wrong)
+
+
+def test_a_compact_model_states_its_parts_and_loads_back(tmp_path):
+    compact = build_model(COMPACT, 7)
+    save_weights(to_official(compact), COMPACT, tmp_path / "model.safetensors")
+    state, config = read_weights(tmp_path / "model.safetensors")
+    assert config == COMPACT
+    assert type(config.encoder.widths) is tuple
+    assert_same(Sam.from_pretrained(tmp_path).state_dict(), compact.state_dict())
+    other = build_model(config, 0)
+    load_weights(other, state, "w")
+    assert_same(other.state_dict(), compact.state_dict())
+
+
+def test_parts_of_sam_are_not_stated():
+    """So that older versions read the files of all models that they know."""
+    assert {"encoder", "decoder"}.isdisjoint(make_spec(tiny()))
+    assert make_spec(COMPACT)["encoder"]["name"] == "conv_pyramid"
+    assert make_spec(COMPACT)["decoder"]["name"] == "window"
+
+
+@pytest.mark.parametrize("part", ["encoder", "decoder"])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda fields: fields.pop("widths"), "widths is missing"),
+        (lambda fields: fields.update(colour=3), "colour is unknown"),
+        (lambda fields: fields.update(name="bird"), "'bird'"),
+        (lambda fields: fields.pop("name"), "''"),
+        (lambda fields: fields.update(widths="many"), "array"),
+        (lambda fields: fields.update(widths=[8]), "length"),
+        (lambda fields: fields.update(widths=[-8] * len(fields["widths"])), "widths"),
+    ],
+)
+def test_parts_that_cannot_be_used_are_named(tmp_path, part, change, message):
+    spec = json.loads(json.dumps(make_spec(COMPACT)))
+    change(spec[part])
+    save_file(
+        {"w": torch.zeros(1)}, tmp_path / "w.safetensors", metadata={"spec": json.dumps(spec)}
+    )
+    with pytest.raises(GigamaskError, match=rf"w\.safetensors.*{message}"):
+        read_weights(tmp_path / "w.safetensors")
+
+
+@pytest.mark.parametrize("stated", [3, [1], True, {"name": ["window"]}, "window", {}])
+def test_a_decoder_of_another_type_is_refused(tmp_path, stated):
+    spec = {**make_spec(COMPACT), "decoder": stated}
+    save_file(
+        {"w": torch.zeros(1)}, tmp_path / "w.safetensors", metadata={"spec": json.dumps(spec)}
+    )
+    with pytest.raises(GigamaskError, match=r"w\.safetensors"):
+        read_weights(tmp_path / "w.safetensors")
+
+
+def test_a_missing_part_is_sams(tmp_path):
+    """Which does not fit the other."""
+    for part in ("encoder", "decoder"):
+        spec = make_spec(COMPACT)
+        del spec[part]
+        save_file(
+            {"w": torch.zeros(1)}, tmp_path / "w.safetensors", metadata={"spec": json.dumps(spec)}
+        )
+        with pytest.raises(GigamaskError, match=r"conv_pyramid"):
+            read_weights(tmp_path / "w.safetensors")
 
 
 def without_decoder(state):
