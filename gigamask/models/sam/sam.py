@@ -337,8 +337,9 @@ def _build(config: SamConfig, tensors: convert.State, source: str | Path) -> Sam
         with torch.random.fork_rng(devices=[]):
             return Sam(config)
     try:
-        if max(config.depth, len(config.global_attn_indexes)) > len(tensors):
-            raise ValueError(f"depth {config.depth} for {len(tensors)} tensors")
+        depths = config.encoder.depths if isinstance(config.encoder, ConvPyramid) else ()
+        if (depth := max(config.depth, len(config.global_attn_indexes), *depths)) > len(tensors):
+            raise ValueError(f"depth {depth} for {len(tensors)} tensors")
         with torch.device("meta"):
             return Sam(config)
     except GigamaskError:
