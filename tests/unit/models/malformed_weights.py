@@ -22,11 +22,12 @@ from gigamask.models.configs import mae_tiny, vit_b
 from gigamask.models.convert import huggingface_config, to_huggingface
 from gigamask.models.init import build_model
 from gigamask.models.state_dict import to_official
-from tests.little import SPEC
+from tests.little import COMPACT, SPEC
 
 DEEP = 1_000_000
 STATE = to_official(build_model(SPEC, 0))
-STATED = {name: value for name, value in asdict(SPEC).items() if name != "encoder"}
+COMPACT_STATE = to_official(build_model(COMPACT, 0))
+STATED = {name: value for name, value in asdict(SPEC).items() if name not in ("encoder", "decoder")}
 
 
 class Code:
@@ -67,6 +68,12 @@ def header(text: bytes, length: int | None = None) -> bytes:
 def stated(**changes: Any) -> bytes:
     """A `.safetensors` of sound tensors with other values in its configuration."""
     return safetensors(STATE, STATED | changes)
+
+
+def stated_part(part: str, **changes: Any) -> bytes:
+    """A `.safetensors` of a compact model with other values in the configuration of a part."""
+    spec = weight_files.make_spec(COMPACT)
+    return safetensors(COMPACT_STATE, spec | {part: spec[part] | changes})
 
 
 def changed(name: str, value: Any) -> dict[str, Any]:
@@ -195,6 +202,24 @@ def safetensors_files() -> dict[str, bytes]:
         "huge embedding": stated(embedding_dim=16 << 30),
         "huge mlp": stated(decoder_mlp=1 << 61),
         "huge window": stated(window_size=1 << 61),
+        "pyramid of 10^9 blocks": stated_part("encoder", depths=[0, 10**9, 0, 0]),
+        "pyramid of 10^30 blocks": stated_part("encoder", depths=[10**30, 0, 0, 0]),
+        "huge pyramid": stated_part("encoder", widths=[1 << 40] * 4),
+        "huge embedding of a pyramid": stated_part("encoder", width=1 << 61),
+        "huge embedding of stride 2": stated_part("encoder", fine_width=1 << 61),
+        "wide pyramid": stated_part("encoder", widths=[8, 16, 16, 32]),
+        "pyramid of text": stated_part("encoder", depths="0000"),
+        "huge window decoder": stated_part("decoder", widths=[8 << 40, 8 << 40]),
+        "endless windows": safetensors(
+            COMPACT_STATE,
+            json.dumps(weight_files.make_spec(COMPACT))
+            .replace("1.0", "Infinity")
+            .replace("2.2", "NaN"),
+        ),
+        "decoder of text": safetensors(
+            COMPACT_STATE, weight_files.make_spec(COMPACT) | {"decoder": "window"}
+        ),
+        "compact without configuration": safetensors(COMPACT_STATE),
         "many global blocks": stated(global_attn_indexes=[0] * 100_000),
         "global block of text": stated(global_attn_indexes="01"),
         "NaN drop path": safetensors(STATE, json.dumps(STATED | {"drop_path_rate": float("nan")})),
@@ -204,7 +229,9 @@ def safetensors_files() -> dict[str, bytes]:
         "wrong checksum": stated(kind="sam", crc32=1),
         "text for checksum": stated(crc32="1"),
         "integers": safetensors({name: each.long() for name, each in STATE.items()}, STATED),
-        "sizes of ViT-B only": safetensors(STATE, asdict(vit_b()) | {"encoder": None}),
+        "sizes of ViT-B only": safetensors(
+            STATE, asdict(vit_b()) | {"encoder": None, "decoder": None}
+        ),
         "an MAE": safetensors(
             {name: each.clone() for name, each in build_model(mae_tiny(), 0).state_dict().items()},
             {"kind": "mae"} | asdict(mae_tiny()),
