@@ -21,17 +21,19 @@ from gigamask.samplers.random import Random
 from gigamask.training import checkpoint
 from gigamask.training.config import check_resume
 from gigamask.training.logging import MetricsLogger
+from gigamask.training.optim import MuonAdamW
+from gigamask.training.schedule import WarmupMultiStep
 from gigamask.training.state import TrainState
 from gigamask.training.step import StepMetrics, accumulate
 from gigamask.training.tasks import SamTask
 from gigamask.training.train_data import TrainData, open_index
 from gigamask.training.trainer import train
-from tests.little import little
+from tests.little import little, little_compact
 
 
-def run_in(folder: Path, scenes: Path, **changes):
+def run_in(folder: Path, scenes: Path, recipe=little, **changes):
     run = replace(
-        little(), out=str(folder), data=(str(scenes),), **{"steps": 20, "save_every": 5, **changes}
+        recipe(), out=str(folder), data=(str(scenes),), **{"steps": 20, "save_every": 5, **changes}
     )
     config_files.save_config(run)
     return run
@@ -178,6 +180,21 @@ def test_an_average_cannot_begin_or_end_on_resume(tmp_path, scenes, before, now)
         assert check_resume(run, changed, allow_data_change=False) == {"ema": (0.9, 0.99)}
 
 
+def test_a_compact_model_goes_on_where_it_stopped(tmp_path, scenes):
+    """Two steps, and two more, are four; with the recipe's optimizer and workers."""
+    changes = {
+        "recipe": little_compact,
+        "save_every": 2,
+        "schedule": WarmupMultiStep(warmup_steps=1, milestones=()),
+        "optimizer": MuonAdamW(lr=1e-3, muon_kernels=True),
+    }
+    whole = train(run_in(tmp_path / "whole", scenes, steps=4, **changes))
+    run = run_in(tmp_path / "stopped", scenes, steps=2, **changes)
+    half = train(run)
+    assert not same(whole, half)
+    assert same(whole, train(replace(run, steps=4, loader=replace(run.loader, workers=1))))
+
+
 def die_after_twelve(run) -> None:
     log_step = MetricsLogger.log_step
 
@@ -216,9 +233,10 @@ def gradients(run, micro_batch_size: int, masks_per_chunk: int) -> tuple[list[to
     return [p.grad / metrics.count for p in state.model.parameters()], metrics.means()["loss"]
 
 
-def test_how_a_batch_is_cut_changes_nothing(tmp_path, scenes):
+@pytest.mark.parametrize("recipe", [little, little_compact])
+def test_how_a_batch_is_cut_changes_nothing(tmp_path, scenes, recipe):
     """Micro-batches and chunks of masks of any size give the gradient of the whole batch."""
-    run = run_in(tmp_path / "run", scenes, batch_size=5)
+    run = run_in(tmp_path / "run", scenes, recipe, batch_size=5)
     whole, loss = gradients(run, micro_batch_size=5, masks_per_chunk=1000)
     largest = max(float(g.abs().max()) for g in whole)
     for micro, masks in ((1, 1000), (2, 3), (3, 1)):
