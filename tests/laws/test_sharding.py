@@ -26,7 +26,7 @@ from gigamask.training.sam_config import SamTrainConfig
 from gigamask.training.state import TrainState
 from gigamask.training.train_data import TrainData, open_index
 from gigamask.training.trainer import train
-from tests.little import little
+from tests.little import little, little_compact
 from tests.ranks import fork
 
 CPU = torch.device("cpu")
@@ -41,13 +41,18 @@ class Exact(SamTrainConfig):
         return model.double() if self.precision == "auto" else model
 
 
-def exact() -> Exact:
+def exact(run: SamTrainConfig | None = None, name: str = "exact") -> Exact:
     """A batch of five in micro-batches of one, so that some processes have an empty micro-batch."""
-    run = little()
+    run = run or little()
     return Exact(
         **{field.name: getattr(run, field.name) for field in fields(run)}
-        | {"recipe": f"{__file__}:exact", "batch_size": 5, "micro_batch_size": 1}
+        | {"recipe": f"{__file__}:{name}", "batch_size": 5, "micro_batch_size": 1}
     )
+
+
+def exact_compact() -> Exact:
+    """The same of a model that answers in windows."""
+    return exact(little_compact(), "exact_compact")
 
 
 CASES = {
@@ -91,8 +96,8 @@ class Measured(Evaluator):
         return evaluate
 
 
-def case(folder: Path, scenes: Path, **changes):
-    run = replace(exact(), out=str(folder), data=(str(scenes),), steps=3, save_every=2, **changes)
+def case(folder: Path, scenes: Path, recipe=exact, **changes):
+    run = replace(recipe(), out=str(folder), data=(str(scenes),), steps=3, save_every=2, **changes)
     config_files.save_config(run)
     return run
 
@@ -198,6 +203,16 @@ def test_processes_train_what_one_trains(tmp_path, scenes, count):
     shutil.rmtree(Path(runs["fsdp"].out) / "checkpoints" / "step_00000003")
     train(runs["fsdp"])
     assert alike(kept(alone["fsdp"]), kept(runs["fsdp"]))
+
+
+def test_processes_train_the_compact_model_that_one_trains(tmp_path, scenes):
+    alone = case(tmp_path / "alone", scenes, exact_compact)
+    train(replace(alone, evaluation=Measured()))
+    run = case(tmp_path / "ddp", scenes, exact_compact, activation_checkpointing=1)
+    assert run.parallel == "ddp"
+    fork(2, by_ranks, [run.out])
+    assert alike(kept(alone), kept(run))
+    assert (Path(run.out) / "all_reduces").read_text() == "3", "one for each step"
 
 
 def spoilt_by_ranks(folder: str) -> None:
