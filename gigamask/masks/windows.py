@@ -57,9 +57,7 @@ def sample_per_image(
         matrices: Matrices of R windows, from `sampling_matrices`.
     """
     rows, columns = matrices
-    counts = [len(rows)]
-    if len(maps) > 1:
-        counts = torch.bincount(image_index, minlength=len(maps)).tolist()
+    counts = _count_per_image(image_index, len(maps))
     channels, height, width = maps.shape[1:]
     parts = []
     for image, row_part in zip(maps, rows.split(counts), strict=True):
@@ -70,6 +68,14 @@ def sample_per_image(
         )
     sampled = torch.cat(parts).flatten(1, 2) @ columns.transpose(1, 2)
     return sampled.unflatten(1, (-1, channels)).transpose(1, 2)
+
+
+def _count_per_image(image_index: Int64[Tensor, "R"], images: int) -> list[int]:
+    """Return the number of windows of each image; equally many for fake tensors of `plan`."""
+    count = len(image_index)
+    if images > 1 and type(image_index) is Tensor:
+        return torch.bincount(image_index, minlength=images).tolist()
+    return [count * (i + 1) // images - count * i // images for i in range(images)]
 
 
 def sample_per_window(maps: Float[Tensor, "R h w"], matrices: Matrices) -> Float[Tensor, "R n n"]:
