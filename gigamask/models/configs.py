@@ -401,7 +401,7 @@ def tiny() -> SamConfig:
 
 
 def compact() -> SamConfig:
-    """Return a configuration that learns in minutes on a CPU: 256 px, about 1.7 M parameters.
+    """Return a configuration that learns in minutes on a CPU: 256 px, about 1.5 M parameters.
 
     A convolutional encoder, and SAM's transformer in windows around the prompts.
     """
