@@ -1,0 +1,266 @@
+"""The recipe `compact`, shrunk: everything that a user does with a model, as they type it."""
+
+import json
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from gigamask.cli.main import main
+from gigamask.inference.automatic_mask_generator import SamAutomaticMaskGenerator
+from gigamask.inference.embedding_cache import EmbeddingCache
+from gigamask.inference.predictor import SamPredictor
+from gigamask.models.configs import ConvPyramid, WindowDecoder
+from gigamask.models.sam.sam import Sam
+from gigamask.serve.session import PromptStep, Session
+from gigamask.synthetic.scenes import compose_scene
+from gigamask.training import checkpoint
+from tests.journeys.runs import records, same
+
+SMALL = [
+    *("--model.image-size", "64"),
+    *("--batch-size", "2", "--micro-batch-size", "2", "--masks-per-chunk", "3"),
+    *("--loader.max-masks", "3", "--loader.workers", "0"),
+    *("--schedule", "multistep", "--schedule.milestones", "1.0", "--schedule.warmup-steps", "1"),
+    *("--device", "cpu"),
+]
+COMPACT = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little_compact"
+FEW = [
+    *("--points-per-side", "3", "--pred-iou-thresh", "0", "--stability-score-thresh", "0"),
+    *("--box-nms-thresh", "0.95"),
+]
+
+
+def train(*words: object) -> int:
+    return main(["train", *map(str, words)])
+
+
+@pytest.fixture(scope="module")
+def run(scenes, tmp_path_factory) -> Path:
+    """Three steps of the recipe."""
+    folder = tmp_path_factory.mktemp("compact") / "run"
+    words = ["compact", "--data", scenes, "--out", folder, *SMALL, "--steps", 3]
+    assert train(*words, "--save-every", 1) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(run) -> Sam:
+    return Sam.from_pretrained(run)
+
+
+@pytest.fixture
+def picture() -> np.ndarray:
+    return compose_scene(1, 0).pixels[::4, ::4]
+
+
+def test_its_run_states_the_model_and_resumes_bit_for_bit(run, model, scenes, tmp_path):
+    assert isinstance(model.config.encoder, ConvPyramid)
+    assert isinstance(model.config.decoder, WindowDecoder)
+    assert {"bce", "dice", "iou_head", "iou"} <= records(run)[-1].keys()
+    other = tmp_path / "other"
+    words = ["compact", "--data", scenes, "--out", other, *SMALL, "--save-every", 1]
+    assert train(*words, "--steps", 2) == 0
+    assert not same(run, other)
+    assert main(["train", "--resume", str(other), "--steps", "3"]) == 0
+    assert same(run, other)
+
+
+def test_another_run_starts_from_it(run, scenes, tmp_path):
+    after = tmp_path / "after"
+    words = ["compact", "--data", scenes, "--out", after, *SMALL, "--steps", 1]
+    assert train(*words, "--init", run, "--freeze", "image_encoder") == 0
+    states = [Sam.from_pretrained(each).state_dict() for each in (run, after)]
+    moved = {name for name, value in states[0].items() if not torch.equal(value, states[1][name])}
+    assert {name.split(".")[0] for name in moved} == {"mask_decoder", "prompt_encoder"}
+
+
+def test_sams_loss_trains_it_too(scenes, tmp_path):
+    """The answers on the grid of the whole image carry gradients."""
+    out = tmp_path / "run"
+    words = [COMPACT, "--data", scenes, "--out", out, "--loss", "sam", "--steps", 2]
+    assert train(*words) == 0
+    last = Sam.from_pretrained(out).state_dict()
+    # The last layer starts at 0, and everything learns through it.
+    assert last["mask_decoder.output_hypernetwork_mlp.layers.2.weight"].any()
+    assert {"focal", "dice", "iou_head"} <= records(out)[-1].keys()
+
+
+@pytest.mark.parametrize("prompts", ["mixed", "two_sided"])
+def test_other_prompt_schedules(scenes, tmp_path, prompts):
+    words = [COMPACT, "--data", scenes, "--out", tmp_path / "run", "--prompts", prompts]
+    assert train(*words, "--steps", 1) == 0
+    assert np.isfinite(records(tmp_path / "run")[-1]["loss"])
+
+
+def test_the_loss_in_windows_wants_a_model_with_windows(scenes, tmp_path, capsys):
+    words = ["tiny", "--data", scenes, "--out", tmp_path / "run", "--loss", "window"]
+    assert train(*words, *SMALL, "--model.patch-size", 8, "--steps", 1) == 2
+    told = capsys.readouterr().err
+    assert "--loss window" in told
+    assert "--loss sam" in told
+    assert "Traceback" not in told
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["compact", "--model.encoder", "vit"], "--model.encoder conv_pyramid"),
+        (["compact", "--model.decoder", "sam"], "--model.decoder window"),
+        (["compact", "--model.patch-size", "8"], "patch_size must be 4"),
+        (["compact", "--model.image-size", "100"], "image_size"),
+        (["compact", "--model.custom-init"], "custom_init"),
+        (["compact", "--loss.smooth", "0"], "smooth"),
+        (["compact", "--model.decoder.widths", "48", "90"], "widths"),
+        (["tiny", "--model.decoder", "window"], "recipe compact"),
+    ],
+)
+def test_parts_that_do_not_fit_are_one_line(scenes, tmp_path, words, message, capsys):
+    assert train(*words, "--data", scenes, "--out", tmp_path / "run") == 2
+    told = capsys.readouterr().err
+    assert message in told
+    assert told.count("\n") == 1
+
+
+def test_weights_of_other_models_are_refused(run, scenes, tmp_path, capsys):
+    words = ["tiny", "--data", scenes, "--out", tmp_path / "run", "--steps", 1]
+    assert train(*words, "--init", run) == 2
+    told = capsys.readouterr().err
+    assert str(run) in told
+    assert told.count("\n") == 1
+
+
+def test_it_is_evaluated_and_segments(run, scenes, tmp_path):
+    told = tmp_path / "told.json"
+    words = ["--data", str(scenes), "--images", "2", "--json", str(told)]
+    assert main(["evaluate", str(run), *words]) == 0
+    scores = json.loads(told.read_text())
+    assert scores
+    last = checkpoint.newest(run) / checkpoint.MODEL
+    assert main(["evaluate", str(last), *words]) == 0
+    out = tmp_path / "out"
+    segment = ["segment", str(run), str(scenes), "--out", str(out), *FEW]
+    assert main([*segment, "--cache", str(tmp_path / "cache"), "--json", str(told)]) == 0
+    done = json.loads(told.read_text())
+    assert done["images"] == 12
+    assert done["masks"] > 12
+    assert len(list((tmp_path / "cache").iterdir())) == 12
+
+
+def test_it_is_exported_where_its_decoder_is_known(run, scenes, tmp_path, capsys):
+    copy = tmp_path / "copy.safetensors"
+    assert main(["export", str(run), "--to", "safetensors", "--out", str(copy)]) == 0
+    assert "all outputs are equal" in capsys.readouterr().out
+    ours, theirs = Sam.from_pretrained(run), Sam.from_pretrained(copy)
+    assert ours.config == theirs.config
+    state = theirs.state_dict()
+    assert all(torch.equal(value, state[name]) for name, value in ours.state_dict().items())
+    for to, out in (("official", "sam.pth"), ("huggingface", "hf")):
+        assert main(["export", str(run), "--to", to, "--out", str(tmp_path / out)]) == 2
+        told = capsys.readouterr().err
+        assert "--to safetensors" in told
+        assert "--to onnx" in told
+        assert told.count("\n") == 1
+        assert not (tmp_path / out).exists()
+
+
+def test_onnx_export_gives_the_same_masks(run, tmp_path, capsys):
+    pytest.importorskip("onnxruntime")
+    assert main(["export", str(run), "--to", "onnx", "--out", str(tmp_path / "onnx")]) == 0
+    assert "differ by " in capsys.readouterr().out
+
+
+def test_predictor_answers_all_kinds_of_prompts(model, picture, tmp_path, monkeypatch):
+    predictor = SamPredictor(model, cache=EmbeddingCache(tmp_path))
+    predictor.set_image(picture)
+    height, width = picture.shape[:2]
+    points, labels = np.array([[width / 2, height / 2]]), np.array([1])
+    box = np.array([width / 4, height / 4, 3 * width / 4, 3 * height / 4])
+    expected = []
+    for question in (
+        {"point_coords": points, "point_labels": labels},
+        {"box": box},
+        {"point_coords": points, "point_labels": labels, "box": box},
+        {},
+    ):
+        masks, iou, low = predictor.predict(**question)
+        assert masks.shape == (3, height, width)
+        assert ((iou > 0) & (iou < 1)).all()
+        one, score, _ = predictor.predict(**question, multimask_output=False)
+        assert (one[0] == masks[iou.argmax()]).all()
+        assert score[0] == pytest.approx(iou.max())
+        again, *_ = predictor.predict(**question, mask_input=low[:1], multimask_output=False)
+        assert again.shape == (1, height, width)
+        expected.append(masks)
+    # Hardly trained, it answers with about the box's ellipse, in the box.
+    inside = np.zeros((height, width), bool)
+    inside[height // 4 : 3 * height // 4, width // 4 : 3 * width // 4] = True
+    assert (expected[1][1] & inside).sum() > 0.7 * inside.sum()
+    assert (expected[1][1] & ~inside).sum() < 0.1 * inside.sum()
+    encode, calls = model.encode, []
+    monkeypatch.setattr(model, "encode", lambda *given: calls.append(1) or encode(*given))
+    cached = SamPredictor(model, cache=EmbeddingCache(tmp_path))
+    cached.set_image(picture)
+    assert not calls
+    assert (cached.predict(box=box)[0] == expected[1]).all()
+
+
+def test_batches_of_prompts_are_each_alone(model, picture):
+    predictor = SamPredictor(model)
+    predictor.set_images([picture, picture[:, ::-1].copy(), picture[: len(picture) // 2]])
+    predictor.select(2)
+    alone = SamPredictor(model)
+    alone.set_image(picture[: len(picture) // 2])
+    points = torch.tensor([[[5.0, 9.0]], [[20.0, 12.0]]], dtype=torch.float64)
+    labels = torch.ones(2, 1, dtype=torch.int32)
+    together = predictor.predict_torch(points, labels, None, None, True, True)
+    for i in range(2):
+        own = alone.predict_torch(points[i : i + 1], labels[i : i + 1], None, None, True, True)
+        for whole, part in zip(together, own, strict=True):
+            assert torch.allclose(whole[i : i + 1], part, atol=1e-4)
+
+
+def test_metas_interface_of_several_images(model):
+    image = torch.full((3, 48, 64), 90.0)
+    boxes = torch.tensor([[8.0, 8.0, 40.0, 40.0], [2.0, 2.0, 20.0, 30.0]])
+    with torch.no_grad():
+        (found,) = model([{"image": image, "original_size": (96, 128), "boxes": boxes}], True)
+    assert found["masks"].shape == (2, 3, 96, 128)
+    assert found["low_res_logits"].shape == (2, 3, 64, 64)
+    assert found["masks"].any((2, 3)).all()
+
+
+def test_automatic_masks(model, picture):
+    generator = SamAutomaticMaskGenerator(
+        model, points_per_side=3, pred_iou_thresh=0.0, stability_score_thresh=0.0
+    )
+    found = generator.generate(picture)
+    assert found
+    assert all(each["segmentation"].shape == picture.shape[:2] for each in found)
+    assert all(each["area"] == each["segmentation"].sum() for each in found)
+
+
+def test_the_page_answers(model, picture):
+    session = Session(model)
+    key = session.open(cv2.imencode(".png", picture[:, :, ::-1])[1].tobytes(), "a")["id"]
+    first = PromptStep(point=(20.0, 10.0))
+    assert len(session.predict(key, [first])) == 3
+    assert len(session.predict(key, [first, PromptStep(point=(5.0, 5.0), foreground=False)])) == 1
+    assert session.predict(key, [PromptStep(box=(5.0, 5.0, 30.0, 30.0))])
+
+
+def test_a_plan_needs_no_data(tmp_path, capsys):
+    told = tmp_path / "plan.json"
+    assert main(["plan", "compact", *SMALL, "--json", str(told)]) == 0
+    assert json.loads(told.read_text())["peak_bytes"] > 0
+    assert "M parameters" in capsys.readouterr().out
+
+
+def test_a_sample_is_followed(scenes, tmp_path, capsys):
+    told = tmp_path / "told.json"
+    words = ["--recipe", "compact", "--json", str(told)]
+    assert main(["follow", f"{scenes}/sa_000000.tar:sa_3", *words]) == 0
+    assert "1 x 97 x 64 x 64" in capsys.readouterr().out.replace(", ", " x ")
+    assert len(json.loads(told.read_text())["steps"]) == 9
