@@ -276,3 +276,40 @@ def test_same_seed_builds_the_same_model_without_global_rng():
         assert torch.equal(value, again.state_dict()[name])
     name = "image_encoder.stem.conv.weight"
     assert not torch.equal(first.state_dict()[name], other.state_dict()[name])
+
+
+def test_features_are_sampled_at_both_strides(case):
+    """In a window of the whole image each sample of the answer is a feature of stride 2."""
+    model, embedding, _ = case
+    whole = torch.tensor([[0.0, 0, 64, 64]], dtype=torch.float64).repeat(2, 1)
+    coarse, fine = model.mask_decoder._sample(embedding, torch.tensor([1, 2]), whole, 1)
+    width, images = COMPACT.encoder.width, embedding[1:]
+    assert torch.allclose(coarse, images[:, : 1 + width], atol=1e-12)
+    assert torch.allclose(fine[:, 1:], torch.pixel_shuffle(images[:, 1 + width :], 2), atol=1e-12)
+    assert torch.equal(fine[:, :1], images[:, :1].repeat_interleave(2, 2).repeat_interleave(2, 3))
+
+
+def test_a_mask_prompt_is_background_beyond_the_image(case):
+    model, _, prompts = case
+    masks = torch.full_like(prompts.masks[:1], 2.0)
+    windows = torch.tensor([[-32.0, 0, 32, 64]], dtype=torch.float64)
+    (found,) = model.mask_decoder._mask_prompts(masks, windows, 1)
+    assert torch.allclose(found[:, 16:], torch.tensor(2.0).double())
+    assert torch.allclose(found[:, :16], torch.tensor(-10.0).double())
+
+
+def test_points_are_encoded_where_they_are_in_the_window(case):
+    """The click in the center of its windows, the corners of a box within."""
+    model, embedding, prompts = case
+    seen = []
+    hook = model.prompt_encoder.pe_layer.register_forward_pre_hook(
+        lambda _, given: seen.append(given[0])
+    )
+    for m in (3, 1):
+        model.decode(embedding[:1], torch.zeros(1, dtype=torch.int64), one(prompts, m, False))
+    hook.remove()
+    click, box = (each for each in seen if each.ndim == 3 and each.shape[1] == 3)
+    assert torch.allclose(click[:, 0], torch.tensor(0.5).double())
+    for corners, size in zip(box[:, :2], COMPACT.decoder.box_windows, strict=True):
+        edges = torch.tensor([-0.5, 0.5]).double()[:, None].expand(2, 2) / size
+        assert torch.allclose(corners, 0.5 + edges)
