@@ -62,6 +62,8 @@ class ClickProtocol:
     """also score boundaries, with `evaluation.boundary`"""
     resolution: str = "stored image size, logits upsampled bilinearly, threshold 0"
     mean: str = "over all masks of all images"
+    zoom: bool = False
+    """embed a crop around what is prompted, and answer there, with `inference.zoom`"""
 
 
 SIZES = {"small": 32**2, "medium": 96**2, "large": math.inf}
@@ -238,7 +240,7 @@ def score_group(
         mask_indices: Indices of the masks among those of the image.
         protocol: How the masks are scored.
     """
-    targets, decode = image.targets(mask_indices), image.decoder(model)
+    targets, decode = image.targets(mask_indices), image.decoder(model, zoom=protocol.zoom)
     height, width = image.transform.original
     clicks: dict[int, list[float]] = {}
     oracle: list[float] = []
@@ -258,7 +260,7 @@ def score_group(
                 boundary.boundary_iou(*masks).tolist(),
                 boundary.boundary_f(*masks).tolist(),
             )
-    best_of_box = image.decoder(model, best_only=True)
+    best_of_box = image.decoder(model, best_only=True, zoom=protocol.zoom)
     (box_round,) = run_rounds(best_of_box, targets, BoxPrompt(), None, 0.0)
     box = mask_iou(box_round.prediction.logits, targets.masks, targets.valid)[:, 0].tolist()
     areas = image.annotation.masks[mask_indices].areas().tolist()

@@ -19,6 +19,7 @@ from gigamask.data.index import Index
 from gigamask.data.mask_sampling import MaskFilters
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.inference.embedding_cache import ImageEmbedder
+from gigamask.inference.zoom import ZoomDecoder
 from gigamask.masks.transforms import ImageTransform
 from gigamask.models.sam.sam import PromptDecoder, Sam
 from gigamask.types import ImageAnnotation, Prompts, Targets
@@ -59,13 +60,19 @@ class EmbeddedImage:
         scale_xy = torch.tensor(cell_xy, dtype=torch.float64, device=device).expand(len(boxes), 2)
         return Targets(masks, torch.ones_like(masks), boxes, cell_xy, scale_xy)
 
-    def decoder(self, model: Sam, best_only: bool = False) -> PromptDecoder:
+    def decoder(
+        self, model: Sam, best_only: bool = False, zoom: bool = False
+    ) -> PromptDecoder | ZoomDecoder:
         """Return the decoder of prompts for this image, at its stored size.
 
         Args:
             model: Model that made the embedding.
             best_only: Whether to keep only the mask with the highest predicted IoU.
+            zoom: Whether to embed a crop around what each prompt refers to, and answer there.
         """
+        if zoom:
+            embedder = ImageEmbedder(model, None)
+            return ZoomDecoder(embedder, self.pixels, self.transform, self.embedding, best_only)
         resize = self.transform.logits_to_original
         return PromptDecoder(model, self.embedding, resize=resize, best_only=best_only)
 

@@ -114,7 +114,8 @@ def draw_row(
     Returns:
         RGB pixels.
     """
-    targets, decode = image.targets(np.array([score.mask_index])), image.decoder(model)
+    targets = image.targets(np.array([score.mask_index]))
+    decode = image.decoder(model, zoom=protocol.zoom)
     truth = targets.foreground[0].cpu().numpy()
     no_points = np.zeros((0, 2), np.float32), np.zeros(0, np.int64)
     panels = [FigurePanel(f"truth ({score.mask_index})", truth, TRUTH, *no_points)]

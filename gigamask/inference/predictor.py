@@ -14,6 +14,7 @@ from torch import Tensor
 from gigamask.errors import GigamaskError
 from gigamask.inference.embedding_cache import EmbeddingCache, ImageEmbedder
 from gigamask.inference.resize_longest_side import ResizeLongestSide
+from gigamask.inference.zoom import ZoomDecoder
 from gigamask.masks.transforms import ImageTransform
 from gigamask.models.sam.prompt_encoder import make_prompts
 from gigamask.models.sam.sam import PromptDecoder, Sam
@@ -32,10 +33,14 @@ class SamPredictor:
         sam_model: Model that embeds images and predicts masks.
         cache: Cache of embeddings on disk, keyed by weights and pixels and shared by processes;
             None embeds every image.
+        zoom: Whether to embed a crop around what each prompt refers to, and answer there
+            (`inference.zoom`): better masks of small objects, for another pass of the encoder.
     """
 
-    def __init__(self, sam_model: Sam, *, cache: EmbeddingCache | None = None) -> None:
-        self.model = sam_model
+    def __init__(
+        self, sam_model: Sam, *, cache: EmbeddingCache | None = None, zoom: bool = False
+    ) -> None:
+        self.model, self._zoom = sam_model, zoom
         self.transform = ResizeLongestSide(sam_model.config.image_size)
         self._embedder = ImageEmbedder(sam_model, cache)
         self.reset_image()
@@ -48,6 +53,7 @@ class SamPredictor:
     def reset_image(self) -> None:
         """Discard all images."""
         self._images: list[tuple[Tensor, ImageTransform]] = []
+        self._zoom_decoders: list[ZoomDecoder] = []
         self.is_image_set = False
         self.features: Tensor | None = None
         self._selected = 0
@@ -82,7 +88,7 @@ class SamPredictor:
             )
         if not len(images):
             raise GigamaskError("no image to embed: pass at least one")
-        resized = []
+        resized, pixels = [], []
         for number, image in enumerate(images):
             if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8 or not image.size:
                 shape = " x ".join(map(str, image.shape))
@@ -90,12 +96,16 @@ class SamPredictor:
                     f"image {number} must be height x width x 3 in uint8, as from PIL's "
                     f"convert('RGB') (got {shape} {image.dtype})"
                 )
-            pixels = self.transform.apply_image(
-                image if image_format == "RGB" else image[..., ::-1]
-            )
-            resized.append(torch.from_numpy(pixels).permute(2, 0, 1)[None])
-        sizes = [(image.shape[0], image.shape[1]) for image in images]
-        self._embed(resized, [self.transform.image_transform(size) for size in sizes])
+            pixels.append(image if image_format == "RGB" else image[..., ::-1])
+            small = self.transform.apply_image(pixels[-1])
+            resized.append(torch.from_numpy(small).permute(2, 0, 1)[None])
+        transforms = [self.transform.image_transform(image.shape[:2]) for image in images]
+        self._embed(resized, transforms)
+        if self._zoom:
+            self._zoom_decoders = [
+                ZoomDecoder(self._embedder, image.copy(), transform, embedding)
+                for image, (embedding, transform) in zip(pixels, self._images, strict=True)
+            ]
 
     def set_torch_image(
         self, transformed_image: Tensor, original_image_size: tuple[int, int]
@@ -108,8 +118,13 @@ class SamPredictor:
             original_image_size: Height and width before resizing.
 
         Raises:
-            GigamaskError: The image has another shape.
+            GigamaskError: The image has another shape, or the predictor zooms.
         """
+        if self._zoom:
+            raise GigamaskError(
+                "zoom crops the image before it is resized: call set_image instead of "
+                "set_torch_image, or make the predictor without zoom"
+            )
         side, shape = self.model.config.image_size, tuple(transformed_image.shape)
         if len(shape) != 4 or shape[:2] != (1, 3) or max(shape[2:]) != side:
             raise GigamaskError(
@@ -230,7 +245,7 @@ class SamPredictor:
             self.model.config.mask_size,
         )
         decoder = PromptDecoder(self.model, features, resize=transform.logits_to_original)
-        prediction = decoder(prompts)
+        prediction = (self._zoom_decoders[self._selected] if self._zoom else decoder)(prompts)
         masks = prediction.logits if return_logits else prediction.logits > MASK_THRESHOLD
         return masks, prediction.iou_predictions, prediction.low_res_logits
 

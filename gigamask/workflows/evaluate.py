@@ -37,6 +37,9 @@ class EvaluateOptions:
     """also score boundaries: Boundary IoU and the boundary F-measure of DAVIS"""
     automatic: bool = False
     """also generate all masks of each image and score their recall: AR@1000"""
+    zoom: bool = False
+    """crop the image around what is prompted, embed the crop at the model's full input size, and
+    answer there; not for --automatic"""
     trust: bool = False
     """run code that a run folder names, such as file.py:Class, and that is not built in"""
     points_per_side: int = 32
@@ -123,7 +126,9 @@ def score(
     model, index, recall = world.main_first(begin)
     count = len(index) if options.images is None else min(options.images, len(index))
     filters = MaskFilters(max_area=None, min_predicted_iou=options.min_predicted_iou)
-    protocol = clicks.ClickProtocol(feed_mask=options.feed_mask, boundaries=options.boundaries)
+    protocol = clicks.ClickProtocol(
+        feed_mask=options.feed_mask, boundaries=options.boundaries, zoom=options.zoom
+    )
     rows = track(world.local_range(count), "evaluate", transient=True, disable=not world.is_main)
     on_image = [recall.update] if options.automatic else []
 

@@ -1,0 +1,279 @@
+"""Zoom: crop the image around what is prompted, and embed the crop at the model's full input size.
+
+A small object of a large photograph has few pixels in the model's input, and many in that of a
+crop. Prompts are mapped to the crop and the answers back, so a zoomed answer is used like any
+other, also as the next mask prompt.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float64, UInt8
+from torch import Tensor
+
+from gigamask.inference.embedding_cache import ImageEmbedder
+from gigamask.masks import windows
+from gigamask.masks.transforms import ImageTransform
+from gigamask.models.sam.prompt_encoder import CORNER_LABELS
+from gigamask.models.sam.sam import PromptDecoder
+from gigamask.types import OUTSIDE_LOGIT, Prediction, Prompts
+
+CROP_FACTOR = 1.5
+"""Side of a crop, relative to the longer side of what is prompted."""
+MIN_CROP_PX = 32
+"""Smallest side of a crop in original pixels."""
+WHOLE_FRACTION = 0.8
+"""Side of a crop from which the whole image is used instead, relative to its longer side."""
+STEPS_PER_REGION = 16
+"""A region's edges are rounded to at least this fraction of it, so that rounds share crops."""
+CROPS_AT_ONCE = 4
+"""Crops per pass of the encoder."""
+CACHE_BYTES = 2**29
+"""Bytes of the embeddings of crops that are kept for later rounds."""
+
+
+@dataclass(frozen=True, eq=False)
+class ZoomDecoder:
+    """Decoder of prompts for one image that zooms into what is prompted.
+
+    Args:
+        embedder: Embeds crops with the model that made the embedding.
+        pixels: The image.
+        transform: Transform of the whole image.
+        embedding: Embedding of the whole image.
+        best_only: Whether to keep only the mask with the highest predicted IoU.
+    """
+
+    embedder: ImageEmbedder
+    pixels: UInt8[np.ndarray, "H W 3"]
+    transform: ImageTransform
+    embedding: Float[Tensor, "1 C E E"]
+    best_only: bool = False
+    _embeddings: dict[ImageTransform, Tensor] = field(default_factory=dict, repr=False)
+
+    @torch.no_grad()
+    def __call__(self, prompts: Prompts) -> Prediction:
+        """Return logits at the original size, predicted IoU and low-resolution logits per prompt.
+
+        Clicks alone, which say nothing about the size of what they mean, and prompts around which
+        the crop would be nearly the whole image, are answered without zoom.
+        """
+        whole = PromptDecoder(self.embedder.model, self.embedding, best_only=self.best_only)
+        answer = whole(prompts)
+        low, iou = answer.low_res_logits.clone(), answer.iou_predictions.clone()
+        rows_of: dict[ImageTransform | None, list[int]] = {}
+        for row, region in enumerate(prompted_regions(prompts, self.transform)):
+            rows_of.setdefault(crop_around(region, self.transform), []).append(row)
+        unzoomed = rows_of.pop(None, [])
+        size = *iou.shape, *self.transform.original
+        logits = torch.full(size, OUTSIDE_LOGIT, device=low.device)
+        if unzoomed:
+            logits[unzoomed] = self.transform.logits_to_original(low[unzoomed])
+        every = [crop for crop in rows_of if crop is not None]
+        for start in range(0, len(every), CROPS_AT_ONCE):
+            crops = every[start : start + CROPS_AT_ONCE]
+            rows = [row for crop in crops for row in rows_of[crop]]
+            crop_index = [index for index, crop in enumerate(crops) for _ in rows_of[crop]]
+            per_row = [crops[index] for index in crop_index]
+            index = torch.tensor(crop_index, device=low.device)
+            decode = PromptDecoder(whole.model, self._embed(crops), index, best_only=self.best_only)
+            zoomed = decode(prompts_in_crops(prompts, rows, per_row, self.transform))
+            iou[rows] = zoomed.iou_predictions
+            pasted = paste_crops(zoomed.low_res_logits, per_row, self.transform)
+            low[rows] = pasted.to(low.dtype)
+            for row, crop, each in zip(rows, per_row, zoomed.low_res_logits, strict=True):
+                y0, x0, y1, x1 = crop.crop
+                as_image = ImageTransform.resize_longest_side(crop.crop_size, crop.image_size)
+                logits[row, :, y0:y1, x0:x1] = as_image.logits_to_original(each[None])[0]
+        return Prediction(logits, iou, low)
+
+    def _embed(self, crops: Sequence[ImageTransform]) -> Float[Tensor, "B C E E"]:
+        """Return the embeddings of crops, and keep the last ones used."""
+        cached = self._embeddings
+        found = {crop: cached.pop(crop) for crop in crops if crop in cached}
+        missing = [crop for crop in crops if crop not in found]
+        if missing:
+            pixels = [crop.apply_image(self.pixels)[None] for crop in missing]
+            found.update(zip(missing, self.embedder.embed(pixels), strict=True))
+        cached.update(found)
+        most = max(CACHE_BYTES // (self.embedding.nbytes or 1), 1)
+        for crop in list(cached)[:-most]:
+            del cached[crop]
+        return torch.cat([found[crop] for crop in crops])
+
+
+def prompted_regions(prompts: Prompts, transform: ImageTransform) -> Float64[np.ndarray, "M 4"]:
+    """Return the edges x0 y0 x1 y1 of what is prompted, in original pixels; NaN where it is empty.
+
+    That is the box, or else the extent of the mask prompt, with the positive clicks.
+
+    Args:
+        prompts: Prompts for the whole image.
+        transform: Transform of the whole image.
+    """
+    points = transform.points_to_original(prompts.points_xy_input.cpu().double().numpy())
+    labels = prompts.labels.cpu().numpy()
+    corners = _extents_of_points(points, np.isin(labels, CORNER_LABELS))
+    objects = corners
+    if prompts.masks is not None:
+        masks = prompts.masks > 0
+        if prompts.has_mask_prompt is not None:
+            masks &= prompts.has_mask_prompt[:, None, None]
+        objects = np.where(np.isfinite(corners), corners, _extents_of_masks(masks, transform))
+    objects[~np.isfinite(objects).all(1)] = np.nan
+    clicks = _extents_of_points(points, labels == 1)
+    first = np.minimum(objects[:, :2], clicks[:, :2])
+    last = np.maximum(objects[:, 2:], clicks[:, 2:])
+    height, width = transform.original
+    return np.concatenate([first, last], 1).clip(0, (width, height, width, height))
+
+
+def _extents_of_points(
+    points: Float64[np.ndarray, "M N 2"], chosen: Bool[np.ndarray, "M N"]
+) -> Float64[np.ndarray, "M 4"]:
+    """Return the edges of the chosen pixels, infinite where there are none."""
+    first = np.where(chosen[..., None], points, np.inf).min(1, initial=np.inf)
+    last = np.where(chosen[..., None], points + 1, -np.inf).max(1, initial=-np.inf)
+    return np.concatenate([first, last], 1)
+
+
+def _extents_of_masks(
+    masks: Bool[Tensor, "M G G"], transform: ImageTransform
+) -> Float64[np.ndarray, "M 4"]:
+    """Return the edges of masks in original pixels, without the padding; infinite if empty."""
+    cell, extents = transform.image_size / masks.shape[-1], []
+    (height, width), scale_xy = transform.resized, transform.scale_xy
+    rows, columns = (int(np.ceil(length / cell)) for length in (height, width))
+    inside = masks[:, :rows, :columns]
+    for axis, scale in zip((1, 2), scale_xy, strict=True):
+        line = inside.any(axis).cpu().numpy()
+        edges = np.arange(line.shape[1] + 1) * (cell / scale)
+        first = np.where(line, edges[:-1], np.inf).min(1, initial=np.inf)
+        last = np.where(line, edges[1:], -np.inf).max(1, initial=-np.inf)
+        extents.append((first, last))
+    (x0, x1), (y0, y1) = extents
+    return np.stack([x0, y0, x1, y1], 1)
+
+
+def crop_around(
+    region: Float64[np.ndarray, "4"], transform: ImageTransform
+) -> ImageTransform | None:
+    """Return the transform of the crop around a region; None if the whole image is to be used.
+
+    The crop is a square that lies in the image, or, where it is larger than a side of the image, a
+    rectangle.
+
+    Args:
+        region: Edges x0 y0 x1 y1 in original pixels; NaN if there is none.
+        transform: Transform of the whole image.
+    """
+    if not np.isfinite(region).all():
+        return None
+    longer = (region[2:] - region[:2]).max()
+    step = 2.0 ** np.floor(np.log2(max(longer / STEPS_PER_REGION, 1)))
+    first, last = np.split(np.round(region / step) * step, 2)
+    side = max(int(np.ceil(CROP_FACTOR * (last - first).max())), MIN_CROP_PX)
+    if side >= WHOLE_FRACTION * max(transform.original):
+        return None
+    size_xy = np.minimum(side, transform.original[::-1])
+    origin = np.round((first + last - size_xy) / 2).clip(0, transform.original[::-1] - size_xy)
+    (x0, y0), (x1, y1) = origin.astype(int).tolist(), (origin + size_xy).astype(int).tolist()
+    as_image = ImageTransform.resize_longest_side((y1 - y0, x1 - x0), transform.image_size)
+    return replace(as_image, original=transform.original, crop=(y0, x0, y1, x1))
+
+
+def prompts_in_crops(
+    prompts: Prompts,
+    rows: Sequence[int],
+    crops: Sequence[ImageTransform],
+    transform: ImageTransform,
+) -> Prompts:
+    """Return some prompts with coordinates and mask prompts of crops.
+
+    Points outside a crop are mapped like others.
+
+    Args:
+        prompts: Prompts for the whole image.
+        rows: Prompts to select.
+        crops: Crop of each of them.
+        transform: Transform of the whole image.
+    """
+    index = torch.tensor(rows, device=prompts.labels.device)
+    points, labels = prompts.points_xy_input[index], prompts.labels[index]
+    pixels = transform.points_to_original(points.cpu().double().numpy())
+    mapped = [crop.points_to_input(each) for crop, each in zip(crops, pixels, strict=True)]
+    moved = torch.from_numpy(np.stack(mapped)).to(points)
+    masks, has_mask, token_mask = prompts.masks, prompts.has_mask_prompt, prompts.token_mask
+    return Prompts(
+        torch.where((labels >= 0)[..., None], moved, points),
+        labels,
+        None if masks is None else _crop_masks(masks[rows], crops, transform),
+        prompts.multimask_output,
+        None if has_mask is None else has_mask[rows],
+        None if token_mask is None else token_mask[rows],
+    )
+
+
+def _crop_masks(
+    masks: Float[Tensor, "R G G"], crops: Sequence[ImageTransform], transform: ImageTransform
+) -> Float[Tensor, "R G G"]:
+    """Return logits of the whole image, sampled on the grids of crops."""
+    wide, side = masks.to(torch.promote_types(masks.dtype, torch.float32)), masks.shape[-1]
+    frames = _frames(crops, transform, side).to(wide)
+    rows, columns = windows.sampling_matrices(frames, (side, side), side)
+    covered = rows.sum(2)[:, :, None] * columns.sum(2)[:, None, :]
+    sampled = windows.sample_per_window(wide, (rows, columns)) / covered.clamp(min=1e-6)
+    return torch.where(covered > 1e-6, sampled, OUTSIDE_LOGIT)
+
+
+def paste_crops(
+    low: Float[Tensor, "R K G G"], crops: Sequence[ImageTransform], transform: ImageTransform
+) -> Float[Tensor, "R K G G"]:
+    """Return low-resolution logits of crops on the grid of the whole image.
+
+    Values are interpolated at the centers of cells; where those miss most of a mask, because it is
+    small or thin, each cell has the highest logit in it.
+
+    Args:
+        low: Logits on the grids of crops.
+        crops: The crops.
+        transform: Transform of the whole image.
+    """
+    wide = low.to(torch.promote_types(low.dtype, torch.float32)).flatten(0, 1)
+    side = low.shape[-1]
+    frames = _frames(crops, transform, side).to(wide).repeat_interleave(low.shape[1], 0)
+    pasted = windows.paste(wide, frames, side, OUTSIDE_LOGIT)
+    cells_per_sample = (frames[:, 2:] - frames[:, :2]).prod(1) / side**2
+    area, shown = (wide > 0).sum((1, 2)) * cells_per_sample, (pasted > 0).sum((1, 2))
+    missed = torch.where(2 * shown < area)[0]
+    pasted[missed] = _highest_in_cells(wide[missed], frames[missed])
+    return pasted.view(low.shape)
+
+
+def _highest_in_cells(
+    maps: Float[Tensor, "R G G"], frames: Float[Tensor, "R 4"]
+) -> Float[Tensor, "R G G"]:
+    """Return the highest value in each cell of the whole image's grid."""
+    side = maps.shape[-1]
+    fractions = (torch.arange(side, device=maps.device) + 0.5) / side
+    first, last = frames[:, :2, None], frames[:, 2:, None]
+    columns, rows = (first + fractions * (last - first)).long().clamp(0, side - 1).unbind(1)
+    cells = (rows[:, :, None] * side + columns[:, None, :]).flatten(1)
+    outside = torch.full_like(maps, OUTSIDE_LOGIT).flatten(1)
+    return outside.scatter_reduce(1, cells, maps.flatten(1), "amax", include_self=False).view(
+        maps.shape
+    )
+
+
+def _frames(
+    crops: Sequence[ImageTransform], transform: ImageTransform, side: int
+) -> Float[Tensor, "R 4"]:
+    """Return the edges of the crops' square inputs, in cells of the whole image's grid."""
+    scale, frames = np.array(transform.scale_xy) * (side / transform.image_size), []
+    for crop in crops:
+        first = np.array(crop.crop[1::-1])
+        last = first + crop.image_size / np.array(crop.scale_xy)
+        frames.append(np.concatenate([first * scale, last * scale]))
+    return torch.from_numpy(np.stack(frames))

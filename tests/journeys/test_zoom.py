@@ -1,0 +1,52 @@
+"""`gigamask evaluate --zoom`, as a command and in Python."""
+
+import json
+
+import pytest
+
+import gigamask
+from gigamask.cli.main import main
+from gigamask.models import state_dict
+from gigamask.models.init import build_model
+from gigamask.synthetic import scenes as synthetic
+from tests.little import SPEC
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("weights") / "model.safetensors"
+    state_dict.save_weights(build_model(SPEC, 0).state_dict(), SPEC, path)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("small")
+    synthetic.write(folder, 1, seed=7, long_side=(96, 128))
+    return str(folder)
+
+
+def test_zoom_is_scored_and_recorded(model, scenes, tmp_path, capsys):
+    words = ["evaluate", model, "--data", scenes, "--device", "cpu", "--json"]
+    scores, printed = {}, {}
+    for name, flags in {"plain": [], "zoom": ["--zoom", "--pictures", str(tmp_path)]}.items():
+        path = tmp_path / f"{name}.json"
+        assert main([*words, str(path), *flags]) == 0
+        scores[name], printed[name] = json.loads(path.read_text()), capsys.readouterr().out
+    plain, zoomed = scores.values()
+    assert zoomed["protocol"] == plain["protocol"] | {"zoom": True}
+    assert plain["protocol"]["zoom"] is False
+    assert zoomed["masks"] == plain["masks"] > 0
+    assert zoomed["box"] != plain["box"]
+    first = [text.splitlines()[:2] for text in printed.values()]
+    assert first[0] == first[1]
+    found = gigamask.evaluate(model, scenes, device="cpu", zoom=True)
+    assert found["protocol"]["zoom"] is True
+    assert found["clicks"] == pytest.approx(zoomed["clicks"], abs=1e-6)
+    assert found["box"] == pytest.approx(zoomed["box"], abs=1e-6)
+
+
+def test_zoom_takes_no_value(model, scenes, capsys):
+    assert main(["evaluate", model, "--data", scenes, "--zoom", "2"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "unexpected argument '2'" in line
