@@ -14,7 +14,7 @@ from gigamask.errors import GigamaskError
 from gigamask.interfaces import Loss, Mining, PromptSchedule, Task
 from gigamask.losses.ohem import NoMining
 from gigamask.losses.sam_loss import SamLoss
-from gigamask.models.configs import SamConfig
+from gigamask.models.configs import ConvPyramid, SamConfig
 from gigamask.prompts.schedule import InteractiveSchedule
 from gigamask.training.config import ImageTrainConfig, LoaderConfig, check_at_least
 
@@ -72,6 +72,11 @@ class SamTrainConfig(ImageTrainConfig):
             raise GigamaskError(
                 "--freeze image_encoder requires trained weights, but the encoder is untrained; "
                 "pass them with --init"
+            )
+        if self.parallel != "ddp" and isinstance(self.model.encoder, ConvPyramid):
+            raise GigamaskError(
+                f"--parallel {self.parallel} shards linear layers of encoder blocks, of which "
+                "conv_pyramid has none; use --parallel ddp"
             )
         return super().check()
 

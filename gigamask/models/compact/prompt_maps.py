@@ -97,6 +97,7 @@ class PromptShapes:
         first, last = torch.where(is_empty, 0, first), torch.where(is_empty, side, last)
         spread = (last - first).amax(1)[:, None, None] * ratio["correction_windows"][:1]
         sides = torch.maximum(ratio["click_windows"] * side, spread).expand(-1, 3, 2)
+        sides = torch.where(is_empty[..., None], side, sides)
         around_clicks = _around(first, last, sides)
 
         box_first, box_last = self.box.unflatten(1, (2, 2)).unbind(1)

@@ -20,6 +20,7 @@ from gigamask.prompts.schedule import BoxPrompt, InteractiveSchedule
 from gigamask.prompts.two_sided import TwoSidedCorrection
 from gigamask.training import checkpoint
 from gigamask.training.logging import MetricsLogger
+from gigamask.training.optim import AdamW
 from gigamask.training.state import TrainState
 from gigamask.training.step import StepMetrics, accumulate
 from gigamask.training.train_data import TrainData, open_index
@@ -27,7 +28,7 @@ from gigamask.training.trainer import train
 from gigamask.types import LossSums, PromptRound, Targets
 from tests.laws.test_mining import after, same
 from tests.laws.test_training import run_in
-from tests.little import SPEC, little
+from tests.little import COMPACT, SPEC, little
 
 CPU = torch.device("cpu")
 POINTS = SamLoss(num_points=40)
@@ -242,6 +243,10 @@ def test_mining_is_the_tasks_where_there_is_some(tmp_path):
         (
             {"evaluation": replace(little().evaluation, images=0)},
             r"^--evaluation.images must be at least 1 \(got 0\)$",
+        ),
+        (
+            {"parallel": "fsdp", "model": COMPACT, "optimizer": AdamW()},
+            r"^--parallel fsdp shards .*conv_pyramid has none; use --parallel ddp$",
         ),
     ],
 )

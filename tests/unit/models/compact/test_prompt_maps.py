@@ -90,7 +90,7 @@ def test_no_prompt_is_asked_of_the_whole_image():
         shapes([[3, 4]], [-1]),
         shapes([[3, 4]], [1], token_mask=torch.tensor([[False]])),
     ):
-        assert all(contains(window, 0, 0, SIDE, SIDE) for window in windows(found))
+        assert windows(found).tolist() == [[0, 0, SIDE, SIDE]] * 3
         assert found.kinds.tolist() == [[CLICK, CLICK + 1, CLICK + 2]]
 
 
