@@ -404,6 +404,10 @@ class ImageEncoder(ABC):
         """Return the number C of channels of the embedding."""
         return model.embedding_dim
 
+    def max_width(self, model: Any) -> int:
+        """Return the channels of the widest block, by which commands tell small models."""
+        return model.embed_dim
+
     def drop_path_blocks(self, model: Any) -> int:
         """Return the number L of blocks that `forward` needs `drop_path` numbers for."""
         return 0

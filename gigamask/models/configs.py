@@ -82,6 +82,10 @@ class ConvPyramid(ImageEncoder):
         """Return the number of channels of the embedding."""
         return 1 + self.width + 4 * self.fine_width
 
+    def max_width(self, model: SamConfig) -> int:
+        """Return the channels of the widest stage."""
+        return max(self.widths)
+
 
 ENCODERS: dict[str, type[ImageEncoder]] = {"vit": ViT, "conv_pyramid": ConvPyramid}
 """Built-in image encoders by name."""

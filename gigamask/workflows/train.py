@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from gigamask import config_files
 from gigamask.data.file_lock import exclusive_lock
 from gigamask.errors import GigamaskError
+from gigamask.models.configs import SamConfig
 from gigamask.training.config import TrainConfig
 from gigamask.training.mae_config import MAETrainConfig
 
@@ -190,7 +191,10 @@ def limit_threads(config: TrainConfig, environment: Mapping[str, str]) -> None:
     from gigamask.distributed.precision import choose_device
     from gigamask.recipes.mae import SMALL_WIDTH
 
-    width = getattr(getattr(config, "model", None), "embed_dim", SMALL_WIDTH)
+    model = getattr(config, "model", None)
+    width = getattr(model, "embed_dim", SMALL_WIDTH)
+    if isinstance(model, SamConfig):
+        width = model.encoder.max_width(model)
     is_cpu = choose_device(config.device).type == "cpu"
     if is_cpu and width < SMALL_WIDTH and "OMP_NUM_THREADS" not in environment:
         torch.set_num_threads(1)

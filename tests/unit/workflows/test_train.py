@@ -41,6 +41,7 @@ def threads():
     ("recipe", "environment", "expected"),
     [
         ("tiny", {}, 1),
+        ("compact", {}, 1),
         ("mae_tiny", {}, 1),
         ("tiny", {"OMP_NUM_THREADS": "3"}, 3),
         ("sam_vit_b", {}, 3),
