@@ -94,7 +94,7 @@ SUPERVISED = [[1, 0, 0], [0, 1, 0], [1 / 3, 1 / 3, 1 / 3]]
 
 def test_values_are_those_of_a_sum_over_samples(case):
     round, targets = case
-    loss = WindowLoss(bce_weight=1.5, dice_weight=0.5, iou_weight=4.0)
+    loss = WindowLoss(bce_weight=1.5, dice_weight=0.5, iou_weight=4.0, choice_weight=0.0)
     terms = loss(round, targets)
     predicted = round.prediction.iou_predictions.detach()
     actual = mask_iou(round.prediction.logits, targets.masks, targets.valid)
@@ -216,7 +216,8 @@ def test_what_lies_in_the_padding_does_not_matter(case):
 def test_choice_is_one_minus_the_expected_iou(case):
     round, targets = case
     actual = mask_iou(round.prediction.logits, targets.masks, targets.valid)
-    plain, chosen = WindowLoss(), WindowLoss(choice_weight=3.0, choice_sharpness=5.0)
+    plain = WindowLoss(choice_weight=0.0)
+    chosen = WindowLoss(choice_weight=3.0, choice_sharpness=5.0)
     predicted = round.prediction.iou_predictions
     weights = torch.exp(5 * predicted.detach())
     expected = 1 - (weights * actual).sum(1) / weights.sum(1)
