@@ -201,10 +201,13 @@ def _write_weights_and_runs(folder: Path) -> None:
         ("tiny", "tiny", "runs/demo/train"),
         ("vit_b", "sam_vit_b", "disk/index"),
         ("photos", "photos", "bsds_train"),
+        ("plain", "tiny --model.patch-size 4", "bsds_train"),
     ):
         is_compact = recipe in ("compact", "photos")
         config = str(folder / (substitutions.SMALL_COMPACT if is_compact else substitutions.SMALL))
         paths = ["--data", str(folder / data), "--out", str(folder / "runs" / run)]
-        assert main(["train", recipe, *paths, "--config", config, "--steps", "2"]) == 0
+        words = [*recipe.split(), *paths, "--steps", "2"]
+        words[1:1] = ["--config", config]
+        assert main(["train", *words]) == 0
     for run in ("mine", "sweep"):
         shutil.copytree(folder / "runs/tiny", folder / "runs" / run)

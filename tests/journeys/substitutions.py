@@ -20,7 +20,7 @@ REPLACED = [
     (r"--language FOLDER", "--language language", "a placeholder for a language model's folder"),
     (
         r"--segmenter plain\b",
-        "--segmenter runs/tiny",
+        "--segmenter runs/plain",
         "the page names the run by its model",
     ),
     (r"--images (\d{2,})", "--images 6", "the fewest scenes that make tars"),
