@@ -6,14 +6,13 @@ Run: python -m benchmarks.number_of_clicks WEIGHTS DATA
 """
 
 import argparse
-import tempfile
 
 import numpy as np
 
-from gigamask.data.index import open_or_build
 from gigamask.data.mask_sampling import MaskFilters
 from gigamask.evaluation.clicks import ClickProtocol, ClickResult, evaluate_clicks
 from gigamask.training.checkpoint import load_model
+from gigamask.workflows.open_data import open_or_build_temporary
 
 MOST_CLICKS = 20
 
@@ -40,8 +39,7 @@ def main() -> None:
     parser.add_argument("data", nargs="+")
     options = parser.parse_args()
     protocol = ClickProtocol(clicks=tuple(range(1, MOST_CLICKS + 1)))
-    with tempfile.TemporaryDirectory() as folder:
-        index = open_or_build(options.data, f"{folder}/index")
+    with open_or_build_temporary(options.data) as index:
         model = load_model(options.weights, "cpu")
         result = evaluate_clicks(model, index, MaskFilters(max_area=None), protocol)
     print(f"{len(result.scores)} masks of {result.images} images")

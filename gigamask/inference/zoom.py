@@ -222,9 +222,9 @@ def _crop_masks(
     """Return logits of the whole image, sampled on the grids of crops."""
     wide, side = masks.to(torch.promote_types(masks.dtype, torch.float32)), masks.shape[-1]
     frames = _frames(crops, transform, side).to(wide)
-    rows, columns = windows.sampling_matrices(frames, (side, side), side)
-    covered = rows.sum(2)[:, :, None] * columns.sum(2)[:, None, :]
-    sampled = windows.sample_per_window(wide, (rows, columns)) / covered.clamp(min=1e-6)
+    matrices = windows.sampling_matrices(frames, (side, side), side)
+    covered = windows.coverage(matrices)
+    sampled = windows.sample_per_window(wide, matrices) / covered.clamp(min=1e-6)
     return torch.where(covered > 1e-6, sampled, OUTSIDE_LOGIT)
 
 

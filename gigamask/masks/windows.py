@@ -46,6 +46,12 @@ def _overlaps(
     return overlap.clamp(min=0) / width[..., None]
 
 
+def coverage(matrices: Matrices) -> Float[Tensor, "R n m"]:
+    """Return the sum of each sample's weights: the part of it that lies inside."""
+    rows, columns = matrices
+    return rows.sum(2)[:, :, None] * columns.sum(2)[:, None, :]
+
+
 def sample_per_image(
     maps: Float[Tensor, "B C h w"], image_index: Int64[Tensor, "R"], matrices: Matrices
 ) -> Float[Tensor, "R C n n"]:
@@ -104,8 +110,8 @@ def paste(
     columns, rows = (
         _interpolation(first[:, axis], last[:, axis], side, maps.shape[-1]) for axis in (0, 1)
     )
-    inside = rows.sum(2)[:, :, None] * columns.sum(2)[:, None, :]
-    return rows @ maps @ columns.transpose(1, 2) + outside * (1 - inside)
+    inside = coverage((rows, columns))
+    return sample_per_window(maps, (rows, columns)) + outside * (1 - inside)
 
 
 def _interpolation(

@@ -234,6 +234,11 @@ class SamConfig:
         _check_multiple(self, "embedding_dim", 16, "the mask upscaling in windows")
 
     @property
+    def has_custom_encoder(self) -> bool:
+        """Whether the image encoder is a user's own, which initializes itself."""
+        return not isinstance(self.encoder, tuple(ENCODERS.values()))
+
+    @property
     def embedding_size(self) -> int:
         """Side of the image embedding in tokens, E."""
         return self.image_size // self.patch_size

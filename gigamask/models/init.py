@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from gigamask.errors import GigamaskError
 from gigamask.models import state_dict
-from gigamask.models.configs import ENCODERS, SAM_RECIPES, MAEConfig, SamConfig
+from gigamask.models.configs import SAM_RECIPES, MAEConfig, SamConfig
 from gigamask.models.convert import State, block_indices, from_mae
 from gigamask.models.mae import MAE
 from gigamask.models.sam.image_encoder import EncoderAttention, ImageEncoderViT
@@ -81,7 +81,7 @@ def materialize(
     if torch.device(device).type == "meta":
         return model
     model.to_empty(device="cpu")
-    if isinstance(model, Sam) and type(model.config.encoder) not in ENCODERS.values():
+    if isinstance(model, Sam) and model.config.has_custom_encoder:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(make_rng(seed, "image encoder").integers(2**31)))
             model.image_encoder = model.config.encoder.build(model.config)
@@ -175,7 +175,7 @@ def init_weights(model: nn.Module, seed: int) -> None:
         model: The model, changed in place.
         seed: Random seed of the run.
     """
-    custom_encoder = isinstance(model, Sam) and type(model.config.encoder) not in ENCODERS.values()
+    custom_encoder = isinstance(model, Sam) and model.config.has_custom_encoder
     skipped = set(model.get_submodule("image_encoder").modules()) if custom_encoder else set()
     init = _init_mae if isinstance(model, MAE) else _init_sam
     for path, module in model.named_modules():

@@ -13,7 +13,12 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from gigamask.masks.windows import sample_per_image, sample_per_window, sampling_matrices
+from gigamask.masks.windows import (
+    coverage,
+    sample_per_image,
+    sample_per_window,
+    sampling_matrices,
+)
 from gigamask.models.compact.encoder import ConvNorm, ResidualBlock
 from gigamask.models.compact.prompt_maps import MAP_CHANNELS, PromptShapes, WindowPrompts, likeness
 from gigamask.models.configs import ConvPyramid, SamConfig, WindowDecoder
@@ -144,8 +149,7 @@ class WindowMaskDecoder(nn.Module):
         side = masks.shape[-1]
         matrices = sampling_matrices(windows * (side / self.side), (side, side), SAMPLES)
         repeated = masks.repeat_interleave(count, 0)
-        outside = 1 - matrices[0].sum(2)[:, :, None] * matrices[1].sum(2)[:, None, :]
-        return sample_per_window(repeated, matrices) - 10 * outside
+        return sample_per_window(repeated, matrices) - 10 * (1 - coverage(matrices))
 
     def _dense(
         self, x: Float[Tensor, "R c n n"], kind: Int64[Tensor, "R"]

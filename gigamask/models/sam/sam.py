@@ -21,7 +21,6 @@ from gigamask.errors import GigamaskError
 from gigamask.models import convert, state_dict
 from gigamask.models.compact.decoder import WindowMaskDecoder, window_frame
 from gigamask.models.configs import (
-    ENCODERS,
     ConvPyramid,
     GroundingModelConfig,
     MAEConfig,
@@ -333,7 +332,7 @@ def _build(config: SamConfig, tensors: convert.State, source: str | Path) -> Sam
 
     A stranger's configuration may state any size: the meta device allocates nothing.
     """
-    if type(config.encoder) not in ENCODERS.values():
+    if config.has_custom_encoder:
         with torch.random.fork_rng(devices=[]):
             return Sam(config)
     try:
