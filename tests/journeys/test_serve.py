@@ -78,7 +78,6 @@ def get(address, headers=None, body=None):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ([], "--weights"),
         (["--weights", "none.pth"], "none.pth"),
         (["--data", "none.tar"], "none.tar: no such path"),
         (["--runs", "none"], "--runs none: no such folder"),
@@ -317,7 +316,8 @@ def test_what_is_no_picture_is_said(browser, address, tmp_path):
 @pytest.mark.parametrize(("size", "scheme"), [(WIDE, "dark"), (NARROW, "light")])
 def test_data_and_samplers_can_be_browsed(browser, address, size, scheme):
     with opened(browser, f"{address}#data", size, color_scheme=scheme) as page:
-        page.wait_for_selector("#histograms figure")
+        for part in ("#histograms figure", "#grid button", "#drawn button"):
+            page.wait_for_selector(part)
         assert page.locator("#grid button").count() == 12 == page.locator("#drawn button").count()
         drawn = page.locator("#drawn button").all_inner_texts()
         page.select_option("#sampler", "curriculum")
