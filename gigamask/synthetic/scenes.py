@@ -314,7 +314,7 @@ def compose_scene(
     canvas = _background(generator, size)
     canvas.crowded = bool(make_rng(seed, "crowded", number).random() < crowded)
     _draw_objects(generator, canvas)
-    masks = _visible_masks(generator, canvas)
+    masks = visible_masks(generator, canvas)
     return photograph(generator, canvas, masks[generator.permutation(len(masks))])
 
 
@@ -406,10 +406,10 @@ def _draw_objects(generator: np.random.Generator, canvas: Canvas) -> None:
             continue
         number = canvas.add(generator, window, parent=0)
         if generator.random() < 0.45:
-            _draw_parts(generator, canvas, outline, transform, window, number)
+            draw_parts(generator, canvas, outline, transform, window, number)
 
 
-def _draw_parts(
+def draw_parts(
     generator: np.random.Generator,
     canvas: Canvas,
     outline: Polygons,
@@ -418,7 +418,17 @@ def _draw_parts(
     parent: int,
     depth: int = 0,
 ) -> None:
-    """Draw one kind of part inside a region, and parts within parts."""
+    """Draw one kind of part inside a region, and parts within parts.
+
+    Args:
+        generator: Random numbers.
+        canvas: The scene.
+        outline: Outline of the region.
+        transform: Maps the outline to the image.
+        window: The pixels of the region.
+        parent: The region.
+        depth: How many parts the region is inside of.
+    """
     kind = (
         str(generator.choice(PART_NAMES, p=PART_ODDS))
         if len(outline) == 1
@@ -431,7 +441,7 @@ def _draw_parts(
             continue
         number = canvas.add(generator, part, parent)
         if depth < 2 and kind in ("inner", "disc", "shape") and generator.random() < 0.4:
-            _draw_parts(generator, canvas, shape, inner_transform, part, number, depth + 1)
+            draw_parts(generator, canvas, shape, inner_transform, part, number, depth + 1)
 
 
 def _part_shapes(
@@ -470,8 +480,13 @@ def _part_shapes(
     return [(OUTLINES[other](generator), affine(shift, (scale, scale), turn))]
 
 
-def _visible_masks(generator: np.random.Generator, canvas: Canvas) -> RLEMasks:
-    """Return the visible masks of objects, parts, and sometimes of two touching objects."""
+def visible_masks(generator: np.random.Generator, canvas: Canvas) -> RLEMasks:
+    """Return the visible masks of objects, parts, and sometimes of two touching objects.
+
+    Args:
+        generator: Random numbers.
+        canvas: The painted scene.
+    """
     regions = len(canvas.parents)
     within = np.eye(regions, dtype=bool)
     for number in range(regions - 1, 0, -1):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from shlex import quote
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
@@ -17,6 +17,9 @@ class SynthCommand:
     """output folder for the tars"""
     images: int = 256
     """number of scenes"""
+    kind: Literal["objects", "dead_leaves", "cells"] = "objects"
+    """objects with parts; or textured shapes that cover the image, whose statistics resemble
+    photographs; or micrographs of cells that touch"""
     seed: int = 0
     """random seed; the seed and a scene's number determine the scene, byte for byte"""
     first: int = 0
@@ -36,33 +39,34 @@ class SynthCommand:
         """Write the scenes, and return their number and tars."""
         from gigamask.cli.commands.output import progress_bar
         from gigamask.errors import GigamaskError, counted
-        from gigamask.synthetic import described_scenes, scenes
+        from gigamask.synthetic import cells, dead_leaves, described_scenes, scenes
 
-        if self.queries and self.crowded:
+        given = {
+            "--queries": self.queries,
+            f"--crowded {self.crowded}": self.crowded,
+            f"--kind {self.kind}": self.kind != "objects",
+        }
+        conflicting = [flag for flag, is_given in given.items() if is_given]
+        if len(conflicting) > 1:
             raise GigamaskError(
-                f"--crowded {self.crowded} cannot be combined with --queries; leave one of them out"
+                f"{conflicting[1]} cannot be combined with {conflicting[0]}; leave one of them out"
             )
         queries = []
         with progress_bar("synth") as progress:
+            common = {
+                "seed": self.seed,
+                "first": self.first,
+                "long_side": self.long_side,
+                "progress": progress,
+            }
             if self.queries:
-                paths, queries = described_scenes.write(
-                    self.folder,
-                    self.images,
-                    seed=self.seed,
-                    first=self.first,
-                    progress=progress,
-                    long_side=self.long_side,
-                )
+                paths, queries = described_scenes.write(self.folder, self.images, **common)
+            elif self.kind == "cells":
+                paths = cells.write(self.folder, self.images, **common)
+            elif self.kind == "dead_leaves":
+                paths = dead_leaves.write(self.folder, self.images, **common)
             else:
-                paths = scenes.write(
-                    self.folder,
-                    self.images,
-                    seed=self.seed,
-                    first=self.first,
-                    long_side=self.long_side,
-                    progress=progress,
-                    crowded=self.crowded,
-                )
+                paths = scenes.write(self.folder, self.images, crowded=self.crowded, **common)
         print(f"{counted(self.images, 'scene')} in {counted(len(paths), 'tar')} in {self.folder}")
         if queries:
             print(f"{len(queries)} queries in {self.folder}/{described_scenes.QUERIES}")
