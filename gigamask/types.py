@@ -10,6 +10,7 @@ the center of the first pixel, and boxes have inclusive ends, as in SA-1B.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -103,7 +104,7 @@ class RandomInputs:
             shifts its points.
         box_noise: Standard normal; noise for each side of a box.
         drop_path: Uniform in [0, 1); decides which residual branches (attention, MLP) of each block
-            an image skips.
+            an image skips. Always on the CPU, so that reading it does not wait for a GPU.
         patches: Uniform in [0, 1); ranks an image's patches, in row-major order. MAE pre-training
             masks those ranked last.
     """
@@ -233,11 +234,10 @@ class Batch:
     skipped: tuple[SkippedSample, ...] = ()
 
     def to(self, device: torch.device | str) -> "Batch":
-        """Return the batch on `device`; `rle_offsets` stays on the CPU to avoid synchronization."""
-        return replace(
-            _map_tensors(self, lambda tensor: tensor.to(device, non_blocking=True)),
-            rle_offsets=self.rle_offsets,
-        )
+        """Return the batch on `device`, except what the CPU reads: `rle_offsets`, `drop_path`."""
+        batch = _map_tensors(self, lambda tensor: tensor.to(device, non_blocking=True))
+        random_inputs = replace(batch.random_inputs, drop_path=self.random_inputs.drop_path)
+        return replace(batch, rle_offsets=self.rle_offsets, random_inputs=random_inputs)
 
     def pin_memory(self) -> "Batch":
         """Return the batch in pinned memory; torch's `DataLoader` calls this."""
@@ -381,6 +381,17 @@ class Prompts:
     has_mask_prompt: Bool[Tensor, "M"] | None = None
     token_mask: Bool[Tensor, "M N"] | None = None
 
+    def select(self, index: Int64[Tensor, "R"]) -> "Prompts":
+        """Return the prompts of some masks.
+
+        Args:
+            index: Which ones.
+        """
+        tensors = {
+            name: value[index] for name, value in vars(self).items() if isinstance(value, Tensor)
+        }
+        return replace(self, **tensors)
+
 
 @dataclass(frozen=True)
 class WindowLogits:
@@ -437,7 +448,7 @@ class PromptRound:
     prompts: Prompts
     prediction: Prediction
 
-    @property
+    @cached_property
     def best_index(self) -> Int64[Tensor, "M"]:
         """Index of the predicted mask with the highest predicted IoU."""
         return self.prediction.iou_predictions.detach().argmax(1)
@@ -445,20 +456,17 @@ class PromptRound:
     @property
     def pred_mask(self) -> Bool[Tensor, "M H W"]:
         """The mask at `best_index`, thresholded at a logit of 0."""
-        return _select_masks(self.prediction.logits.detach(), self.best_index) > 0
+        return self._select(self.prediction.logits.detach()) > 0
 
     @property
     def mask_input(self) -> Float[Tensor, "M G G"]:
         """Low-resolution logits at `best_index`, detached: the mask prompt of the next round."""
-        return _select_masks(self.prediction.low_res_logits.detach(), self.best_index)
+        return self._select(self.prediction.low_res_logits.detach())
 
-
-def _select_masks(
-    masks: Float[Tensor, "M K h w"], index: Int64[Tensor, "M"]
-) -> Float[Tensor, "M h w"]:
-    if masks.shape[1] == 1:
-        return masks[:, 0]
-    return masks[torch.arange(len(masks), device=masks.device), index]
+    def _select(self, masks: Float[Tensor, "M K h w"]) -> Float[Tensor, "M h w"]:
+        if masks.shape[1] == 1:
+            return masks[:, 0]
+        return masks[torch.arange(len(masks), device=masks.device), self.best_index]
 
 
 @dataclass(frozen=True)

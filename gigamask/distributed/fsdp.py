@@ -96,6 +96,8 @@ def shard(
         # Gradients are summed; only the step divides.
         block.set_gradient_divide_factor(1.0)
         block.set_force_sum_reduction_for_comms(True)
+    if hasattr(encoder, "leaves_out_branches"):
+        encoder.leaves_out_branches = False  # pyrefly: ignore[bad-argument-type]
     # An encoder may return the embedding as a view; it is never written to.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
 

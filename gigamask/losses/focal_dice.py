@@ -134,7 +134,12 @@ class _FocalLoss(torch.autograd.Function):
         x, t, ignored = _promote(logits, targets, kept)
         p = torch.sigmoid(x)
         error = _error(p, t).clamp_(min=torch.finfo(x.dtype).tiny)
-        slope = _cross_entropy(x, t).mul_(p).mul_(torch.sigmoid(-x)).mul_(ctx.gamma * (1 - 2 * t))
+        slope = (
+            _cross_entropy(x, t)
+            .mul_(p)
+            .mul_(torch.sigmoid(-x))
+            .mul_(torch.rsub(t, 1, alpha=2).mul_(ctx.gamma))
+        )
         slope.addcmul_(error, p.sub_(t)).mul_(error.pow_(ctx.gamma - 1))
         slope.mul_(_alpha_weight(t, ctx.alpha))
         slope.masked_fill_(ignored, 0).mul_((grad / _count(kept))[:, :, None, None])
@@ -176,17 +181,17 @@ def _promote(
 
 def _error(p: Float[Tensor, "M K H W"], t: Float[Tensor, "M 1 H W"]) -> Float[Tensor, "M K H W"]:
     """Return `1 - p_t`."""
-    return torch.addcmul(t, p, 1 - 2 * t)
+    return torch.addcmul(t, p, torch.rsub(t, 1, alpha=2))
 
 
 def _cross_entropy(
     x: Float[Tensor, "M K H W"], t: Float[Tensor, "M 1 H W"]
 ) -> Float[Tensor, "M K H W"]:
-    return F.logsigmoid(x).neg_().addcmul_(x, 1 - t)
+    return torch.mul(x, 1 - t).sub_(F.logsigmoid(x))
 
 
 def _alpha_weight(t: Float[Tensor, "M 1 H W"], alpha: float) -> Float[Tensor, "M 1 H W"]:
-    return alpha * t + (1 - alpha) * (1 - t)
+    return (t * (2 * alpha - 1)).add_(1 - alpha)
 
 
 def _count(kept: Bool[Tensor, "M k H W"]) -> Float[Tensor, "M k"]:

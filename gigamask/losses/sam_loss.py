@@ -14,7 +14,7 @@ from gigamask.errors import GigamaskError, check_range
 from gigamask.interfaces import Loss
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
+    from jaxtyping import Bool, Float, Int64
     from torch import Tensor
 
     from gigamask.types import LossSums, PromptRound, Targets
@@ -130,21 +130,22 @@ class SamLoss(Loss):
         actual = mask_iou(logits, targets.foreground, targets.valid)
         iou_losses = iou_prediction_loss(round.prediction.iou_predictions, actual, self.iou_loss)
 
-        rows = torch.arange(len(logits), device=logits.device)
-        best = _weighted_sum(terms, weights).detach().argmin(1)
-        index = torch.zeros_like(best) if self.mask_supervision == "single" else best
-        use_all = self.mask_supervision == "all"
+        index = None
+        if self.mask_supervision != "single" and logits.shape[1] > 1:
+            index = _weighted_sum(terms, weights).detach().argmin(1)
         mask_losses = {
-            name: term.mean(1) if use_all else term[rows, index] for name, term in terms.items()
+            name: term.mean(1) if self.mask_supervision == "all" else _select(term, index)
+            for name, term in terms.items()
         }
         use_all = self.iou_supervision == "all"
-        iou_loss = iou_losses.mean(1) if use_all else iou_losses[rows, index]
+        iou_loss = iou_losses.mean(1) if use_all else _select(iou_losses, index)
         per_mask = _weighted_sum(mask_losses, weights) + self.iou_weight * iou_loss
-        parts = {**mask_losses, "iou_head": iou_loss, "iou": actual[rows, round.best_index]}
+        iou = actual.squeeze(1) if logits.shape[1] == 1 else _select(actual, round.best_index)
+        parts = {**mask_losses, "iou_head": iou_loss, "iou": iou}
         return LossSums(
             loss=per_mask.sum(),
             count=torch.full((), float(len(logits)), device=logits.device),
-            parts={name: part.detach().sum() for name, part in parts.items()},
+            parts=dict(zip(parts, torch.stack(list(parts.values())).detach().sum(1), strict=True)),
             per_mask=per_mask,
         )
 
@@ -181,9 +182,13 @@ class SamLoss(Loss):
 
     def _terms(self, round: PromptRound, targets: Targets) -> dict[str, Float[Tensor, "M K"]]:
         """Return the terms of each prediction, over all cells or at points."""
+        import torch
+
         from gigamask.losses.points import sample_points
 
         logits, masks, valid = round.prediction.logits, targets.masks, targets.valid
+        # Once for all terms, forward and backward.
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         shape = logits.shape[:2]
         if self.num_points:
             if targets.shift is None:
@@ -210,3 +215,10 @@ class SamLoss(Loss):
 
 def _weighted_sum(terms: dict[str, Tensor], weights: dict[str, float]) -> Tensor:
     return reduce(operator.add, (weights[name] * term for name, term in terms.items()))
+
+
+def _select(values: Float[Tensor, "M K"], index: Int64[Tensor, "M"] | None) -> Float[Tensor, "M"]:
+    """Return the value of each mask at `index`, or the first one if it is None."""
+    if values.shape[1] == 1:
+        return values.squeeze(1)
+    return values[:, 0] if index is None else values.gather(1, index[:, None]).squeeze(1)

@@ -94,8 +94,7 @@ class WindowLoss(Loss):
             chosen = (self.choice_sharpness * predicted.float()).softmax(1)
             terms["choice"] = 1 - (chosen * actual).sum(1)
             per_mask = per_mask + self.choice_weight * terms["choice"]
-        rows = torch.arange(len(actual), device=actual.device)
-        parts = {**terms, "iou": actual[rows, round.best_index]}
+        parts = {**terms, "iou": actual.gather(1, round.best_index[:, None])[:, 0]}
         return LossSums(
             loss=per_mask.sum(),
             count=torch.full((), float(len(actual)), device=actual.device),

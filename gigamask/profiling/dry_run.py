@@ -17,7 +17,7 @@ from weakref import finalize
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -145,13 +145,20 @@ class FakeScalars(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if func is Tensor.item and args[0].is_floating_point():
+            return 1.0
         if func in SCALARS:
             return SCALARS[func]
-        if func is Tensor.numpy:
+        if func is Tensor.numpy and not is_real(args[0]):
             return np.ones(tuple(args[0].shape))
         if func is functional.layer_norm and self._cuda and torch.is_autocast_enabled("cpu"):
             args = (args[0].float(), *args[1:])
         return func(*args, **(kwargs or {}))
+
+
+def is_real(tensor: Tensor) -> bool:
+    """Return whether a tensor has values: it is neither fake nor on the meta device."""
+    return not isinstance(tensor, FakeTensor) and tensor.device.type != "meta"
 
 
 @contextlib.contextmanager
@@ -260,6 +267,8 @@ def blank_batch(
 ) -> Batch:
     """Return a batch of black images and empty masks with the shapes of the loader's batches.
 
+    No image skips a branch of the encoder.
+
     Each mask has one RLE bound per four cells of its side (docs/measurements.md, Memory).
 
     Args:
@@ -289,7 +298,7 @@ def blank_batch(
             first_prompt=zeros(masks),
             clicks=zeros(masks, random_spec.clicks + random_spec.points, 2),
             box_noise=zeros(masks, 4),
-            drop_path=zeros(images, random_spec.blocks, 2),
+            drop_path=torch.ones(images, random_spec.blocks, 2),
             patches=zeros(images, random_spec.patches),
         ),
         mask_only_round_u=0.5,

@@ -78,8 +78,9 @@ class TrainConfig(ABC):
     out: str = "runs/run"
     """run folder for configuration, metrics and checkpoints"""
     init: str | None = None
-    """initial weights: a run folder, a checkpoint, an official .pth, a .safetensors, or a Hugging
-    Face folder; mae:PATH loads the image encoder of a masked autoencoder"""
+    """initial weights: a run folder, a checkpoint, an official .pth, a .safetensors, a Hugging Face
+    folder, or starter, the small model in this package; mae:PATH loads the image encoder of a
+    masked autoencoder"""
     freeze: tuple[str, ...] = ()
     """modules or parameters to freeze, such as image_encoder"""
     steps: int = 1000
@@ -218,13 +219,13 @@ class TrainConfig(ABC):
             GigamaskError: Something is missing.
         """
         from gigamask.models.init import MAE_PREFIX
-        from gigamask.models.state_dict import is_hub_id
+        from gigamask.models.state_dict import may_be_weights
 
         path = (self.init or "").removeprefix(MAE_PREFIX)
-        if path and path not in earlier and not (Path(path).exists() or is_hub_id(path)):
+        if path and path not in earlier and not may_be_weights(path):
             raise GigamaskError(
                 f"--init {self.init}: no such file or folder; pass a run folder, a checkpoint, "
-                "a .pth, a .safetensors, or a Hugging Face folder or id"
+                "a .pth, a .safetensors, a Hugging Face folder or id, or starter"
             )
         self.check_data()
         self.evaluation.check_inputs()

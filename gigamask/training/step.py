@@ -10,7 +10,7 @@ gradients, sums, counts and per-sample losses in one all-reduce.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from zlib import crc32
 
 import numpy as np
@@ -60,22 +60,31 @@ class StepMetrics:
         losses, counts, weights = (like.new_zeros(batch_size) for _ in range(3))
         return cls(losses, counts, weights, like.new_zeros(()))
 
-    def add(self, sums: LossSums, batch: BatchProtocol) -> None:
-        """Add one term of the loss.
+    def add(self, terms: Sequence[LossSums], batch: BatchProtocol) -> None:
+        """Add terms of the loss, all at once, so that the number of kernels does not grow.
 
         Args:
-            sums: The term.
-            batch: The micro-batch that it belongs to.
+            terms: The terms.
+            batch: The micro-batch that they belong to.
         """
-        for name, value in {"loss": sums.loss, **sums.parts}.items():
-            self.sums[name] = self.sums.get(name, 0.0) + value.detach()
-        self.count += sums.count
-        assert sums.image is not None, "a task must set the image of each loss"
+        if not terms:
+            return
+        for name in {name: None for term in terms for name in ("loss", *term.parts)}:
+            values = [
+                (term.loss if name == "loss" else term.parts[name]).detach()
+                for term in terms
+                if name == "loss" or name in term.parts
+            ]
+            self.sums[name] = self.sums.get(name, 0.0) + torch.stack(values).sum()
+        self.count += torch.stack([term.count for term in terms]).sum()
+        images = [term.image for term in terms if term.image is not None]
+        assert len(images) == len(terms), "a task must set the image of each loss"
+        per_mask = torch.cat([term.per_mask.detach() for term in terms])
         # Summed row by row, in the same order every time even on a GPU; images are few.
         is_of_image = (
-            sums.image == torch.arange(len(batch.names), device=sums.per_mask.device)[:, None]
+            torch.cat(images) == torch.arange(len(batch.names), device=per_mask.device)[:, None]
         )
-        self.losses[batch.batch_index] += torch.where(is_of_image, sums.per_mask.detach(), 0.0).sum(
+        self.losses[batch.batch_index] += torch.where(is_of_image, per_mask, 0.0).sum(
             1, dtype=self.losses.dtype
         )
         self.counts[batch.batch_index] += is_of_image.sum(1, dtype=self.counts.dtype)
@@ -178,6 +187,7 @@ def accumulate(
     """
     metrics.weights[batch.batch_index] = batch.weights.to(metrics.weights.dtype)
     detached: list[tuple[Tensor, Tensor]] = []
+    terms: list[LossSums] = []
 
     def detach(tensor: Tensor) -> Tensor:
         leaf = tensor.detach().requires_grad_(tensor.requires_grad)
@@ -188,8 +198,9 @@ def accumulate(
         if sums.loss.requires_grad:  # everything that a term depends on may be frozen
             with profile_range("backward"):
                 (sums.loss if scale == 1 else sums.loss * scale).backward()
-        metrics.add(sums, batch)
+        terms.append(replace(sums, loss=sums.loss.detach(), per_mask=sums.per_mask.detach()))
         del sums
+    metrics.add(terms, batch)
     for tensor, leaf in detached:
         if leaf.grad is not None:
             with profile_range("encoder backward"):

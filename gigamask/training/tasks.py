@@ -6,19 +6,24 @@ from functools import partial
 
 import torch
 from jaxtyping import Float, Int64
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from gigamask.distributed.fsdp import dummy_forward
-from gigamask.distributed.precision import Precision, autocast
+from gigamask.distributed.precision import HALF_DTYPES, Precision, autocast
 from gigamask.distributed.profile_ranges import profile_generator, profile_range
+from gigamask.distributed.weight_copies import weight_copies
 from gigamask.errors import GigamaskError
 from gigamask.interfaces import Loss, Mining, PromptSchedule, Task
 from gigamask.losses.mae import mae_loss, patchify
 from gigamask.models.mae import MAE, MAEOutput
+from gigamask.models.sam.layers import LayerNorm2d, TokenNorm
 from gigamask.models.sam.sam import PromptDecoder, Sam
 from gigamask.prompts.rounds import run_rounds
 from gigamask.types import Batch, LossSums, RandomInputs, Targets
+
+CAST_MODULES = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d, LayerNorm2d, TokenNorm)
+"""Modules of the mask decoder that compute in half precision under autocast."""
 
 
 @dataclass(frozen=True)
@@ -73,34 +78,45 @@ class SamTask(Task):
         self, model: Sam, batch: Batch, embedding: Float[Tensor, "B C E E"]
     ) -> Iterator[LossSums]:
         """Yield the losses of each round of each chunk of masks."""
-        masks = len(batch.mask_image)
-        for start in range(0, masks, self.masks_per_chunk):
-            part = slice(start, min(start + self.masks_per_chunk, masks))
-            image = batch.mask_image[part]
-            targets, random_inputs = self.make_targets(batch, part, model.config.mask_size)
-            decode = make_decoder(model, embedding, image, self.precision, targets.masks.shape[-1])
-            weights = batch.weights[image]
-            for prompt_round in run_rounds(
-                decode, targets, self.schedule, random_inputs, batch.mask_only_round_u
-            ):
-                sums = self.loss(prompt_round, targets)
-                yield replace(
-                    sums,
-                    loss=(sums.per_mask * weights).sum(),
-                    per_mask=sums.per_mask.detach(),
-                    first=start,
-                    image=image,
-                )
+        masks, modules = len(batch.mask_image), (model.prompt_encoder, model.mask_decoder)
+        with weight_copies(modules, CAST_MODULES, HALF_DTYPES.get(self.precision)) as copies:
+            for start in range(0, masks, self.masks_per_chunk):
+                part = slice(start, min(start + self.masks_per_chunk, masks))
+                for sums in self._chunk_rounds(model, batch, embedding, part):
+                    yield sums
+                    copies.add_gradients()
+
+    def _chunk_rounds(
+        self, model: Sam, batch: Batch, embedding: Float[Tensor, "B C E E"], part: slice
+    ) -> Iterator[LossSums]:
+        """Yield the losses of each round of one chunk of masks."""
+        image = batch.mask_image[part]
+        targets, random_inputs = self.make_targets(batch, part, model.config.mask_size)
+        decode = make_decoder(model, embedding, image, self.precision, targets.masks.shape[-1])
+        weights = batch.weights[image]
+        for prompt_round in run_rounds(
+            decode, targets, self.schedule, random_inputs, batch.mask_only_round_u
+        ):
+            sums = self.loss(prompt_round, targets)
+            yield replace(
+                sums,
+                loss=(sums.per_mask * weights).sum(),
+                per_mask=sums.per_mask.detach(),
+                first=part.start,
+                image=image,
+            )
 
     def _encode(
         self, model: Sam, images: Tensor, input_sizes: Tensor, drop_path: Tensor | None
     ) -> Float[Tensor, "B C E E"]:
         """Return the embedding; a frozen encoder runs without gradients and without drop path."""
         is_trained = any(parameter.requires_grad for parameter in model.image_encoder.parameters())
+        stem = [] if model.high_res is None else model.high_res.parameters()
+        learns = is_trained or any(parameter.requires_grad for parameter in stem)
         with (
             profile_range("encode"),
             autocast(self.precision, images.device),
-            torch.set_grad_enabled(is_trained and torch.is_grad_enabled()),
+            torch.set_grad_enabled(learns and torch.is_grad_enabled()),
         ):
             return model.encode(images, input_sizes, drop_path if is_trained else None)
 

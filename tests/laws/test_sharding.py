@@ -26,7 +26,7 @@ from gigamask.training.sam_config import SamTrainConfig
 from gigamask.training.state import TrainState
 from gigamask.training.train_data import TrainData, open_index
 from gigamask.training.trainer import train
-from tests.little import little, little_compact
+from tests.little import little, little_compact, little_dense
 from tests.ranks import fork
 
 CPU = torch.device("cpu")
@@ -53,6 +53,11 @@ def exact(run: SamTrainConfig | None = None, name: str = "exact") -> Exact:
 def exact_compact() -> Exact:
     """The same of a model that answers in windows."""
     return exact(little_compact(), "exact_compact")
+
+
+def exact_dense() -> Exact:
+    """The same of SAM's decoder with all options."""
+    return exact(little_dense(), "exact_dense")
 
 
 CASES = {
@@ -205,11 +210,14 @@ def test_processes_train_what_one_trains(tmp_path, scenes, count):
     assert alike(kept(alone["fsdp"]), kept(runs["fsdp"]))
 
 
-def test_processes_train_the_compact_model_that_one_trains(tmp_path, scenes):
-    alone = case(tmp_path / "alone", scenes, exact_compact)
+@pytest.mark.parametrize(
+    ("recipe", "parallel"), [(exact_compact, "ddp"), (exact_dense, "ddp"), (exact_dense, "fsdp")]
+)
+def test_processes_train_the_windows_that_one_trains(tmp_path, scenes, recipe, parallel):
+    alone = case(tmp_path / "alone", scenes, recipe)
     train(replace(alone, evaluation=Measured()))
-    run = case(tmp_path / "ddp", scenes, exact_compact, activation_checkpointing=1)
-    assert run.parallel == "ddp"
+    changes = {"activation_checkpointing": 1, "parallel": parallel}
+    run = case(tmp_path / "ranks", scenes, recipe, **changes)
     fork(2, by_ranks, [run.out])
     assert alike(kept(alone), kept(run))
     assert (Path(run.out) / "all_reduces").read_text() == "3", "one for each step"

@@ -28,7 +28,7 @@ from gigamask.training.step import StepMetrics, accumulate
 from gigamask.training.tasks import SamTask
 from gigamask.training.train_data import TrainData, open_index
 from gigamask.training.trainer import train
-from tests.little import little, little_compact
+from tests.little import little, little_compact, little_dense
 
 
 def run_in(folder: Path, scenes: Path, recipe=little, **changes):
@@ -180,10 +180,11 @@ def test_an_average_cannot_begin_or_end_on_resume(tmp_path, scenes, before, now)
         assert check_resume(run, changed, allow_data_change=False) == {"ema": (0.9, 0.99)}
 
 
-def test_a_compact_model_goes_on_where_it_stopped(tmp_path, scenes):
+@pytest.mark.parametrize("recipe", [little_compact, little_dense])
+def test_windows_go_on_where_they_stopped(tmp_path, scenes, recipe):
     """Two steps, and two more, are four; with the recipe's optimizer and workers."""
     changes = {
-        "recipe": little_compact,
+        "recipe": recipe,
         "save_every": 2,
         "schedule": WarmupMultiStep(warmup_steps=1, milestones=()),
         "optimizer": MuonAdamW(lr=1e-3, muon_kernels=True),
@@ -233,7 +234,7 @@ def gradients(run, micro_batch_size: int, masks_per_chunk: int) -> tuple[list[to
     return [p.grad / metrics.count for p in state.model.parameters()], metrics.means()["loss"]
 
 
-@pytest.mark.parametrize("recipe", [little, little_compact])
+@pytest.mark.parametrize("recipe", [little, little_compact, little_dense])
 def test_how_a_batch_is_cut_changes_nothing(tmp_path, scenes, recipe):
     """Micro-batches and chunks of masks of any size give the gradient of the whole batch."""
     run = run_in(tmp_path / "run", scenes, recipe, batch_size=5)

@@ -55,9 +55,8 @@ def get_rel_pos(table: Float[Tensor, "L d"]) -> Float[Tensor, "s s d"]:
     The table has L = 2 * s - 1 offsets with offset 0 in the middle; `[i, u]` of the result is the
     vector of offset i - u.
     """
-    side = (len(table) + 1) // 2
-    index = torch.arange(side, device=table.device)
-    return table[index[:, None] - index[None, :] + side - 1]
+    # Views and a flip instead of indexing, whose backward sorts.
+    return table.unfold(0, (len(table) + 1) // 2, 1).flip(2).transpose(1, 2)
 
 
 def rel_pos_attention_reference(
@@ -102,24 +101,21 @@ def rel_pos_attention_augmented(
         columns: Vector of each pair of columns.
     """
     h, w, d = len(rows), len(columns), q.shape[-1]
-    by_row, by_column = _biases(q.flatten(0, 1), rows, columns)
-    padding = -(d + h + w) % 8
-    one_hot = torch.cat(
-        [
-            torch.eye(h, dtype=q.dtype, device=q.device).repeat_interleave(w, 0),
-            torch.eye(w, dtype=q.dtype, device=q.device).repeat(h, 1),
-        ],
-        1,
-    )
+    # Scaled here, since the kernel multiplies all scores by the scale.
+    by_row, by_column = _biases(q.flatten(0, 1), rows * d**0.5, columns * d**0.5)
+    heads, grid = q.shape[:2], (*q.shape[:2], h, w)
+    padding = [q.new_zeros(1).expand(*q.shape[:3], -(d + h + w) % 8)]
+    eye = torch.eye(max(h, w), dtype=q.dtype, device=q.device)
+    one_hot = (eye[:h, None, :h].expand(*grid, h), eye[:w, :w].expand(*grid, w))
     queries = torch.cat(
-        [q * d**-0.5, by_row.view(*q.shape[:3], h), by_column.view(*q.shape[:3], w)], -1
+        [q, by_row.unflatten(0, heads), by_column.unflatten(0, heads), *padding], -1
     )
-    keys = torch.cat([k, one_hot.expand(*k.shape[:3], h + w)], -1)
+    keys = torch.cat([k.unflatten(2, (h, w)), *one_hot, padding[0].unflatten(2, (h, w))], -1)
     out = F.scaled_dot_product_attention(
-        F.pad(queries, (0, padding)),
-        F.pad(keys, (0, padding)),
-        F.pad(v, (0, h + w + padding)),
-        scale=1.0,
+        queries,
+        keys.flatten(2, 3),
+        F.pad(v, (0, queries.shape[-1] - d)),
+        scale=d**-0.5,
     )
     return out[..., :d]
 

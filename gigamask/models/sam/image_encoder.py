@@ -15,6 +15,9 @@ from gigamask.interfaces import ImageEncoderModule
 from gigamask.models.sam.attention import get_rel_pos, rel_pos_attention
 from gigamask.models.sam.layers import LayerNorm2d, MLPBlock
 
+DropPath = Float[Tensor, "B 2"] | Sequence[Sequence[float]]
+"""Two uniform numbers for each image."""
+
 
 class PatchEmbed(nn.Module):
     """Projection of image patches to tokens."""
@@ -85,29 +88,50 @@ class EncoderBlock(nn.Module):
         self.mlp = MLPBlock(embed_dim, 4 * embed_dim, nn.GELU)
 
     def forward(
-        self, x: Float[Tensor, "B H W C"], drop_path: Float[Tensor, "B 2"] | None
+        self, x: Float[Tensor, "B H W C"], drop_path: DropPath | None
     ) -> Float[Tensor, "B H W C"]:
         """Return the tokens after both branches.
 
         Args:
             x: Tokens.
             drop_path: Uniform numbers that decide which branches are skipped; None in evaluation.
+                A branch that all images skip is left out if they are Python numbers.
         """
-        x = x + self._drop_path(self.attn(self.norm1(x)), drop_path, 0)
-        return x + self._drop_path(self.mlp(self.norm2(x)), drop_path, 1)
+        if not self._is_left_out(drop_path, 0):
+            x = x + self._drop_path(self.attn(self.norm1(x)), drop_path, 0)
+        if not self._is_left_out(drop_path, 1):
+            x = x + self._drop_path(self.mlp(self.norm2(x)), drop_path, 1)
+        return x
+
+    def _is_left_out(self, drop_path: DropPath | None, index: int) -> bool:
+        """Return whether all images skip a branch, as far as it is known without waiting."""
+        if drop_path is None or isinstance(drop_path, Tensor):
+            return False
+        return all(uniforms[index] < self.drop_rate for uniforms in drop_path)
 
     def _drop_path(
-        self, branch: Float[Tensor, "B H W C"], drop_path: Float[Tensor, "B 2"] | None, index: int
+        self, branch: Float[Tensor, "B H W C"], drop_path: DropPath | None, index: int
     ) -> Float[Tensor, "B H W C"]:
         """Zero the branch for images that skip it, else scale it (Huang et al. 2016)."""
         if drop_path is None or self.drop_rate == 0:
             return branch
-        scale = (drop_path[:, index] >= self.drop_rate).to(branch.dtype) / (1 - self.drop_rate)
-        return branch * scale[:, None, None, None]
+        if isinstance(drop_path, Tensor):
+            kept = drop_path[:, index] >= self.drop_rate
+        else:
+            kept = torch.tensor([uniforms[index] >= self.drop_rate for uniforms in drop_path])
+        scale = kept.to(branch.dtype) / (1 - self.drop_rate)
+        if len(scale) == 1 and scale.device.type == "cpu":
+            return branch * scale[0]  # needs no copy to the device
+        return branch * scale.to(branch.device, non_blocking=True)[:, None, None, None]
 
 
 class ImageEncoderViT(nn.Module, ImageEncoderModule):
-    """SAM's image encoder; activation checkpointing and sharding wrap its `blocks`."""
+    """SAM's image encoder; activation checkpointing and sharding wrap its `blocks`.
+
+    Attributes:
+        leaves_out_branches: Whether a branch that all images skip is not computed. Not if it is
+            sharded, since all processes must exchange its weights and gradients.
+    """
 
     def __init__(
         self,
@@ -135,6 +159,7 @@ class ImageEncoderViT(nn.Module, ImageEncoderModule):
             drop_path_rate: Drop path rate of the last block, increasing linearly from 0.
         """
         super().__init__()
+        self.leaves_out_branches = True
         size = img_size // patch_size
         self.patch_embed = PatchEmbed(patch_size, embed_dim)
         self.pos_embed = nn.Parameter(torch.empty(1, size, size, embed_dim))
@@ -165,6 +190,9 @@ class ImageEncoderViT(nn.Module, ImageEncoderModule):
             drop_path: Uniform numbers that decide which branches are skipped; None in evaluation.
         """
         x = self.patch_embed(pixels) + self.pos_embed
+        uniforms = None if drop_path is None else drop_path.unbind(1)
+        if drop_path is not None and self.leaves_out_branches:
+            uniforms = list(zip(*drop_path.tolist(), strict=True))
         for index, block in enumerate(self.blocks):
-            x = block(x, None if drop_path is None else drop_path[:, index])
+            x = block(x, None if uniforms is None else uniforms[index])
         return self.neck(x.permute(0, 3, 1, 2))

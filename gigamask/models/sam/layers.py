@@ -46,6 +46,10 @@ def layer_norm(x: Float[Tensor, "... C"], norm: nn.LayerNorm) -> Float[Tensor, "
         )
 
 
+class TokenNorm(nn.LayerNorm):
+    """Layer norm of image tokens, for `layer_norm`."""
+
+
 class LayerNorm2d(nn.LayerNorm):
     """Layer norm over the channels of each pixel, with SAM's eps of 1e-6."""
 

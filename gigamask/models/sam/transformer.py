@@ -17,7 +17,13 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from gigamask.models.configs import SamConfig
-from gigamask.models.sam.layers import MLPBlock, layer_norm, no_autocast, working_dtype
+from gigamask.models.sam.layers import (
+    MLPBlock,
+    TokenNorm,
+    layer_norm,
+    no_autocast,
+    working_dtype,
+)
 
 AttentionMask = Bool[Tensor, "M N"] | None
 """Which keys to attend to; None means all."""
@@ -58,6 +64,10 @@ class DecoderAttention(nn.Module):
             v: Values.
             attention_mask: Which keys to attend to; None means all.
         """
+        own, dtype = (q, k, v), working_dtype(q)
+        q = q.to(dtype)  # once for all projections of a tensor
+        k = q if k is own[0] else k.to(dtype)
+        v = q if v is own[0] else v.to(dtype)
         return self.out_proj(
             self.attend(self.q_proj(q), self.k_proj(k), self.v_proj(v), attention_mask)
         )
@@ -94,7 +104,7 @@ class TwoWayAttentionBlock(nn.Module):
         self.norm2 = nn.LayerNorm(dim)
         self.mlp = MLPBlock(dim, config.decoder_mlp, nn.ReLU)
         self.norm3 = nn.LayerNorm(dim)
-        self.norm4 = nn.LayerNorm(dim)
+        self.norm4 = TokenNorm(dim)
         self.cross_attn_image_to_token = DecoderAttention(dim, dim // 2, heads)
 
     def image_weights(
@@ -114,7 +124,8 @@ class TwoWayAttentionBlock(nn.Module):
         self,
         tokens: Float[Tensor, "M N C"],
         query_pe: Float[Tensor, "M N C"] | None,
-        image: Float[Tensor, "M T D"],
+        keys: Float[Tensor, "M T I"],
+        values: Float[Tensor, "M T I"],
         attention_mask: AttentionMask,
     ) -> Float[Tensor, "M N C"]:
         """Return the tokens after self-attention, attention to the image, and the MLP.
@@ -123,7 +134,8 @@ class TwoWayAttentionBlock(nn.Module):
             tokens: Tokens of M prompts.
             query_pe: Initial tokens, which are added to queries and keys; None in the first block,
                 where they are `tokens` and self-attention has no residual connection.
-            image: Keys, values and queries of the image tokens, side by side.
+            keys: Keys of the image tokens.
+            values: Values of the image tokens.
             attention_mask: Which tokens to attend to; None means all.
         """
         if query_pe is None:
@@ -133,7 +145,6 @@ class TwoWayAttentionBlock(nn.Module):
             queries = tokens + query_pe
             tokens = self.norm1(tokens + self.self_attn(queries, queries, tokens, attention_mask))
         across = self.cross_attn_token_to_image
-        keys, values, _ = image.chunk(3, -1)
         tokens = self.norm2(
             tokens
             + across.out_proj(
@@ -146,7 +157,7 @@ class TwoWayAttentionBlock(nn.Module):
         self,
         tokens: Float[Tensor, "M N C"],
         query_pe: Float[Tensor, "M N C"],
-        image: Float[Tensor, "M T D"],
+        queries: Float[Tensor, "M T I"],
         attention_mask: AttentionMask,
     ) -> Float[Tensor, "M T C"]:
         """Return the update of the image tokens, before it is added and normalized.
@@ -154,11 +165,10 @@ class TwoWayAttentionBlock(nn.Module):
         Args:
             tokens: Tokens of M prompts.
             query_pe: Initial tokens, which are added to the keys.
-            image: Keys, values and queries of the image tokens, side by side.
+            queries: Queries of the image tokens.
             attention_mask: Which tokens to attend to; None means all.
         """
         across = self.cross_attn_image_to_token
-        queries = image.chunk(3, -1)[2]
         keys, values = (
             across.k_proj(tokens + query_pe).to(queries.dtype),
             across.v_proj(tokens).to(queries.dtype),
@@ -198,15 +208,18 @@ class TwoWayTransformer(nn.Module):
         """
         first, second = cast(Iterable[TwoWayAttentionBlock], self.layers)
         query_pe, dtype = tokens, working_dtype(images)
+        positions = positions.to(working_dtype(positions))
         image = _first_projections(images, first.image_weights(positions), mask_image, dense)
-        tokens = first.update_tokens(tokens, None, image, attention_mask)
-        update = first.update_image(tokens, query_pe, image, attention_mask)
+        image_keys, image_values, queries = image.chunk(3, -1)
+        tokens = first.update_tokens(tokens, None, image_keys, image_values, attention_mask)
+        update = first.update_image(tokens, query_pe, queries, attention_mask)
         keys = layer_norm(_add_image(update, images.to(dtype), mask_image, dense), first.norm4)
 
         image = _project(keys, second.image_weights(positions))
-        tokens = second.update_tokens(tokens, query_pe, image, attention_mask)
+        image_keys, image_values, queries = image.chunk(3, -1)
+        tokens = second.update_tokens(tokens, query_pe, image_keys, image_values, attention_mask)
         keys = layer_norm(
-            second.update_image(tokens, query_pe, image, attention_mask) + keys, second.norm4
+            second.update_image(tokens, query_pe, queries, attention_mask) + keys, second.norm4
         )
 
         last = self.final_attn_token_to_image

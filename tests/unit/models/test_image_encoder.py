@@ -114,6 +114,21 @@ def test_drop_path_skips_single_images_and_single_branches():
         assert (result[index] - wanted[index]).abs().max() < 1e-12
 
 
+def test_left_out_branches_change_neither_result_nor_gradients():
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(2, 8, 8, 24, dtype=torch.float64, generator=generator)
+    found = []
+    uniforms = torch.tensor([[0.1, 0.9], [0.2, 0.1]])
+    for given in (uniforms, uniforms.tolist()):
+        block = shaken(replace(SMALL, drop_path_rate=0.5)).blocks[2]
+        leaf = x.clone().requires_grad_()
+        result = block(leaf, given)
+        result.square().sum().backward()
+        found.append((result.detach(), leaf.grad, block.mlp.lin1.weight.grad))
+    assert all(map(torch.equal, *found))
+    assert block.attn.qkv.weight.grad is None  # not computed
+
+
 def test_drop_path_keeps_the_expectation_of_a_branch():
     block = shaken(replace(SMALL, drop_path_rate=0.3)).blocks[2]
     uniforms = torch.rand(20000, 2, generator=torch.Generator().manual_seed(0))

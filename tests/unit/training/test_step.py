@@ -142,16 +142,9 @@ def test_nan_loss_affects_only_its_own_sample():
         ),
     )
     found = StepMetrics.zero(2, torch.zeros(()))
-    found.add(
-        LossSums(
-            torch.tensor(0.0),
-            torch.tensor(3.0),
-            {},
-            torch.tensor([1.0, 2.0, float("nan")]),
-            image=batch.mask_image,
-        ),
-        batch,
-    )
+    losses = torch.tensor([1.0, 2.0, float("nan")])
+    term = LossSums(torch.tensor(0.0), torch.tensor(3.0), {}, losses, image=batch.mask_image)
+    found.add([term], batch)
     assert found.losses[1] == 3
     assert found.losses[0].isnan()
 

@@ -1,0 +1,365 @@
+"""Launches, bytes and FLOPs of one training step of SAM, counted without a GPU.
+
+The step is the trainer's own, on fake tensors: ViT-B, L or H in bf16, one image, 64 masks, SAM's
+eleven rounds, the recipe's AdamW, drop path and clipping. Since autograd of a torch without CUDA
+rejects fake CUDA tensors, they are CPU tensors that run the GPU's code (`profiling.dry_run`).
+
+A launch is one aten operator that runs a kernel; views, allocations and scalars read by the CPU are
+none. A foreach or fused optimizer operator counts as the launches that torch splits it into. Bytes
+are those of the tensors an operator reads and writes. The roofline time of a launch is the longest
+of its bytes over the GPU's bandwidth, its FLOPs over the GPU's peak, and 2.5 us. Prints Markdown.
+
+Run: python -m benchmarks.count_step --size h [--gpu h200] [--masks 64] [--json FILE]
+"""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import argparse
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+from gigamask.profiling import gpus
+from gigamask.profiling.dry_run import (
+    DEVICE,
+    PhaseTask,
+    blank_batch,
+    fake_tensors,
+    to_fake,
+)
+from gigamask.prompts.schedule import InteractiveSchedule
+from gigamask.recipes import find
+from gigamask.rng import make_rng
+from gigamask.training.sam_config import SamTrainConfig
+from gigamask.training.state import TrainState
+from gigamask.training.step import step
+from gigamask.types import Batch
+
+RECIPES = {"b": "sam_vit_b", "l": "sam_vit_l", "h": "sam_vit_h", "tiny": "tiny"}
+PHASES = {
+    "forward": "encoder forward",
+    "rounds": "rounds",
+    "backward": "encoder backward",
+    "update": "update",
+}
+KINDS = ("casts", "accumulations", "matmuls", "attention", "loss and click maps", "other")
+BANDWIDTH = {"h200": 4.8e12, "h100": 3.35e12, "a100": 2.04e12, "rtx4090": 1.01e12}
+"""Bytes per second of the GPU's memory, from its data sheet."""
+LAUNCH_S = 2.5e-6
+"""Shortest time of a kernel."""
+aten = torch.ops.aten
+NO_KERNEL = {
+    aten._unsafe_view,
+    aten.empty,
+    aten.empty_like,
+    aten.empty_strided,
+    aten.new_empty,
+    aten.new_empty_strided,
+    aten._local_scalar_dense,
+    aten.lift_fresh,
+    aten.scalar_tensor,
+    aten.set_,
+    aten.resize_,
+}
+READS_OUTPUT_ONLY = {aten.index, aten.index_select, aten.gather, aten.embedding}
+"""Operators that read as many elements as they return, however large their input is."""
+WRITES_ONLY = {aten.copy_, aten.fill_, aten.zero_, aten._foreach_copy_, aten._foreach_zero_}
+"""Operators in place that do not read the tensors they change."""
+ATTENTION = {
+    aten._scaled_dot_product_flash_attention_for_cpu: 3,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: 4,
+}
+"""Attention, and the number of its tensors whose shapes give the FLOPs."""
+TENSORS_PER_LAUNCH = (110, 64, 48, 36, 30)
+"""Largest number of tensors that a foreach kernel takes, by its number of lists."""
+BLOCKS_PER_LAUNCH, BLOCK = 320, 65536
+"""Largest number of blocks of a foreach kernel, and the elements of a block."""
+
+
+@dataclass
+class Count:
+    """Sums over launches; `seconds` is the roofline time."""
+
+    launches: int = 0
+    bytes: float = 0.0
+    flops: float = 0.0
+    seconds: float = 0.0
+
+    def __add__(self, other: "Count") -> "Count":
+        """Returns the sums of both."""
+        pairs = zip(asdict(self).values(), asdict(other).values(), strict=True)
+        return Count(*(own + more for own, more in pairs))
+
+
+@dataclass
+class StepCount:
+    """Counts of a step by phase, and the launches of its rounds by kind.
+
+    `operators` counts launches by phase, kind and operator.
+    """
+
+    phases: dict[str, Count] = field(default_factory=lambda: {name: Count() for name in PHASES})
+    kinds: Counter = field(default_factory=Counter)
+    operators: Counter = field(default_factory=Counter)
+
+    @property
+    def total(self) -> Count:
+        """Counts of the whole step."""
+        return sum(self.phases.values(), Count())
+
+
+class LaunchCounter(TorchDispatchMode):
+    """Counts what each operator would launch on a GPU, in the phase that was entered last.
+
+    Args:
+        peak: FLOP/s of the GPU.
+        bandwidth: Bytes per second of its memory.
+        mask_size: Side of the grid of masks, by which loss and click maps are recognized.
+    """
+
+    def __init__(self, peak: float, bandwidth: float, mask_size: int) -> None:
+        super().__init__()
+        self.counts, self.phase = StepCount(), "update"
+        self._peak, self._bandwidth, self._mask_size = peak, bandwidth, mask_size
+
+    def enter(self, phase: str) -> None:
+        """Ends the current phase, and begins or continues `phase`."""
+        self.phase = phase
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if func is DEVICE or func.is_view or func.overloadpacket in NO_KERNEL:
+            return result
+        inputs, outputs = list(tensors_in((args, kwargs))), list(tensors_in(result))
+        if func.overloadpacket is aten._to_copy and is_same_layout(inputs[0], outputs[0]):
+            return result  # a transfer to the device that this is already on
+        if inputs or outputs:
+            self._count(func, args, kwargs, inputs, result)
+        return result
+
+    def _count(
+        self,
+        func: Any,
+        args: tuple,
+        kwargs: dict[str, Any],
+        inputs: list[Tensor],
+        result: Any,
+    ) -> None:
+        """Adds one operator."""
+        outputs = list(tensors_in(result))
+        launches = launches_of(func, args)
+        moved = bytes_of(func, args, inputs, outputs)
+        flops = flops_of(func, args, kwargs, result)
+        seconds = max(moved / self._bandwidth, flops / self._peak, launches * LAUNCH_S)
+        self.counts.phases[self.phase] += Count(launches, moved, flops, seconds)
+        kind = self._kind(func, flops, inputs + outputs)
+        if self.phase == "rounds":
+            self.counts.kinds[kind] += launches
+        self.counts.operators[self.phase, kind, func._schema.name.removeprefix("aten::")] += (
+            launches
+        )
+
+    def _kind(self, func: Any, flops: float, tensors: list[Tensor]) -> str:
+        """Returns which of `KINDS` an operator is."""
+        packet, side = func.overloadpacket, (self._mask_size,) * 2
+        if packet in ATTENTION:
+            return "attention"
+        if flops:
+            return "matmuls"
+        if any(tensor.ndim > 2 and tensor.shape[-2:] == side for tensor in tensors):
+            return "loss and click maps"
+        if packet is aten._to_copy:
+            return "casts"
+        if packet in (aten.add_, aten._foreach_add_, aten._foreach_copy_):
+            return "accumulations"
+        return "other"
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yields the tensors in nested arguments or results."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors_in(item)
+    elif isinstance(value, dict):
+        yield from tensors_in(tuple(value.values()))
+
+
+def is_same_layout(one: Tensor, other: Tensor) -> bool:
+    """Returns whether two tensors have the same type and strides."""
+    return one.dtype == other.dtype and one.stride() == other.stride()
+
+
+def launches_of(func: Any, args: tuple) -> int:
+    """Returns the number of kernels of an operator: 1, or those of a foreach or fused one."""
+    name = func._schema.name
+    if not name.startswith(("aten::_foreach", "aten::_fused")):
+        return 1
+    lists = [each for each in args if isinstance(each, list | tuple) and len(each)]
+    tensors = lists[0]
+    most = TENSORS_PER_LAUNCH[min(len(lists), len(TENSORS_PER_LAUNCH)) - 1]
+    blocks = sum(-(-each.numel() // BLOCK) for each in tensors)
+    return max(-(-len(tensors) // most), -(-blocks // BLOCKS_PER_LAUNCH))
+
+
+def bytes_of(func: Any, args: tuple, inputs: list[Tensor], outputs: list[Tensor]) -> float:
+    """Returns the bytes that an operator reads and writes."""
+    packet = func.overloadpacket
+    if packet in READS_OUTPUT_ONLY:
+        return sum(map(held, inputs[1:])) + 2 * sum(map(held, outputs))
+    if packet in WRITES_ONLY:
+        return sum(map(held, inputs))
+    changed = [
+        tensor
+        for value, argument in zip(args, func._schema.arguments, strict=False)
+        if argument.alias_info is not None and argument.alias_info.is_write
+        for tensor in tensors_in(value)
+    ]
+    written = changed if changed else outputs
+    return sum(map(held, inputs)) + sum(map(held, written))
+
+
+def held(tensor: Tensor) -> float:
+    """Returns the bytes of a tensor's elements; those of an expanded one count once."""
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    return math.prod(size for size, stride in sizes if stride) * tensor.itemsize
+
+
+def flops_of(func: Any, args: tuple, kwargs: dict[str, Any], result: Any) -> float:
+    """Returns the FLOPs of matrix products, convolutions and attention; 0 of other operators."""
+    packet = func.overloadpacket
+    if packet in ATTENTION:
+        shapes = [each.shape for each in args[: ATTENTION[packet]]]
+        return (sdpa_flop_count if len(shapes) == 3 else sdpa_backward_flop_count)(*shapes)
+    if packet not in flop_registry:
+        return 0.0
+    return flop_registry[packet](*args, **kwargs, out_val=result)
+
+
+class PhaseStart(tuple[Batch, ...]):
+    """Batches of a step that report when one is begun and when all are done."""
+
+    counter: LaunchCounter
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in super().__iter__():
+            self.counter.enter("forward")
+            yield batch
+        self.counter.enter("update")
+
+
+def count_step(run: SamTrainConfig, masks: int, gpu: str) -> StepCount:
+    """Returns the counts of one step of a run.
+
+    Args:
+        run: The configuration; one image is one micro-batch.
+        masks: Number of masks of the image.
+        gpu: Name of the GPU whose roofline times are returned.
+    """
+    peak = gpus.find(gpu).peak(run.precision)
+    rng = make_rng(0, "benchmark drop path")
+    drop_path = torch.from_numpy(rng.random((1, run.random_spec.blocks, 2), dtype="float32"))
+    model = run.build("meta")
+    with fake_tensors("cuda"):
+        state = TrainState.from_model(to_fake(model, "cuda"), run)
+        state.model.train()
+        for each in state.optimizers:  # creates the optimizer state
+            each.step()
+        batch = blank_batch(run.sample_config, run.random_spec, 1, masks)
+        batch = replace(batch, random_inputs=replace(batch.random_inputs, drop_path=drop_path))
+        counter = LaunchCounter(peak, BANDWIDTH[gpu], run.model.mask_size)
+        batches = PhaseStart([batch])
+        batches.counter = counter
+        task = PhaseTask(run.task(torch.device("cpu")), counter.enter)
+        with foreach_kernels(), counter:
+            step(task, state, batches, 1, 0.0, run.optimizer.grad_clip)
+    return counter.counts
+
+
+def foreach_kernels() -> AbstractContextManager:
+    """Returns a context in which torch's foreach kernels take fake tensors."""
+    kinds = [Tensor, nn.Parameter, FakeTensor]
+    return patch("torch.utils._foreach_utils._foreach_supported_types", kinds)
+
+
+def configured(size: str, masks: int) -> SamTrainConfig:
+    """Returns the recipe of a size with bf16, SAM's rounds and all masks in one chunk."""
+    recipe = cast(SamTrainConfig, find(RECIPES[size])())
+    return replace(
+        recipe,
+        prompts=InteractiveSchedule(),
+        loader=replace(recipe.loader, max_masks=masks),
+        masks_per_chunk=masks,
+        activation_checkpointing=0,
+        precision="bf16",
+    )
+
+
+def row(name: str, count: Count) -> str:
+    """Returns one line of the table of phases."""
+    return (
+        f"| {name} | {count.launches:,} | {count.bytes / 1e9:.1f} | {count.flops / 1e12:.2f} "
+        f"| {count.seconds * 1e3:.0f} |"
+    )
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument("--size", choices=RECIPES, default="h")
+    options.add_argument("--masks", type=int, default=64)
+    options.add_argument("--gpu", choices=BANDWIDTH, default="h200")
+    options.add_argument("--json", type=Path, help="file for the counts by phase")
+    options.add_argument("--operators", action="store_true", help="also list the operators")
+    given = options.parse_args()
+    run = configured(given.size, given.masks)
+    counts = count_step(run, given.masks, given.gpu)
+    rounds = InteractiveSchedule().rounds
+    print(
+        f"{RECIPES[given.size]}, bf16, 1 image x {given.masks} masks, {rounds} rounds; times of "
+        f"{given.gpu}\n"
+    )
+    print("| phase | launches | GB | TFLOP | roofline ms |\n|---|---|---|---|---|")
+    for phase, count in counts.phases.items():
+        print(row(PHASES[phase], count))
+    print(row("all", counts.total))
+    print("\n| launches of a round | |\n|---|---|")
+    for kind in KINDS:
+        print(f"| {kind} | {counts.kinds[kind] / rounds:.0f} |")
+    print(f"| all | {counts.kinds.total() / rounds:.0f} |")
+    if given.operators:
+        print("\n| phase | kind | operator | launches |\n|---|---|---|---|")
+        for (phase, kind, name), launches in counts.operators.most_common():
+            print(f"| {PHASES[phase]} | {kind} | {name} | {launches:,} |")
+    if given.json:
+        phases = {PHASES[phase]: written(count) for phase, count in counts.phases.items()}
+        content = {"phases": phases, "total": written(counts.total)}
+        given.json.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def written(count: Count) -> dict[str, float]:
+    """Returns what the JSON file holds of a count."""
+    return {"launches": count.launches, "bytes": count.bytes, "flops": count.flops}
+
+
+if __name__ == "__main__":
+    main()

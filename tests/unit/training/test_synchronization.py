@@ -1,0 +1,50 @@
+"""The rounds of a step read no value of a tensor, which would wait for the GPU.
+
+Fake tensors have no values, so reading one raises an error: `item`, `bool`, `nonzero`, an index of
+bool.
+"""
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
+from gigamask.profiling.dry_run import blank_batch, to_fake
+from gigamask.training.state import TrainState
+from gigamask.training.step import StepMetrics, accumulate
+from gigamask.training.tasks import SamTask
+from gigamask.types import Batch
+from tests.little import little, little_dense
+
+
+def blank_masks(batch: Batch, start: int, stop: int) -> torch.Tensor:
+    """Replaces `Batch.dense`, which reads offsets that are always on the CPU."""
+    return torch.zeros(stop - start, batch.mask_size, batch.mask_size, dtype=torch.bool)
+
+
+def run_micro_batch(recipe, monkeypatch):
+    run = recipe()
+    monkeypatch.setattr(Batch, "dense", blank_masks)
+    model = run.build("meta")
+    batch = blank_batch(run.sample_config, run.random_spec, 2, 6)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        state = TrainState.from_model(to_fake(model, "cuda"), run)
+        metrics = StepMetrics.zero(2, torch.zeros(()))
+        accumulate(run.task(torch.device("cpu")), state.model, batch, metrics)
+
+
+@pytest.mark.parametrize("recipe", [little, little_dense])
+def test_no_value_is_read(recipe, monkeypatch):
+    run_micro_batch(recipe, monkeypatch)
+
+
+def test_a_read_value_is_noticed(monkeypatch):
+    make_targets = SamTask.make_targets
+
+    def reading(self, batch, part, mask_prompt_size):
+        targets, random_inputs = make_targets(self, batch, part, mask_prompt_size)
+        assert not targets.masks.any()
+        return targets, random_inputs
+
+    monkeypatch.setattr(SamTask, "make_targets", reading)
+    with pytest.raises(DataDependentOutputException):
+        run_micro_batch(little, monkeypatch)
