@@ -361,8 +361,8 @@ class ImageEncoderModule(Protocol):
 
         Args:
             pixels: Normalized pixels, zero in the padding.
-            drop_path: Uniform numbers that decide which residual branches (attention and MLP of L
-                blocks) are skipped; None in evaluation.
+            drop_path: Uniform numbers, on the CPU, that decide which residual branches (attention
+                and MLP of L blocks) are skipped; None in evaluation.
 
         Returns:
             C channels on a grid of E x E tokens.

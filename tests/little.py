@@ -6,7 +6,7 @@ from pathlib import Path
 from gigamask.data.augment import HorizontalFlip
 from gigamask.evaluation.click_evaluation import ClickEvaluation
 from gigamask.losses.window_loss import WindowLoss
-from gigamask.models.configs import ConvPyramid, SamConfig, WindowDecoder
+from gigamask.models.configs import ConvPyramid, SamConfig, SamDecoder, WindowDecoder
 from gigamask.prompts.schedule import InteractiveSchedule
 from gigamask.training.optim import AdamW
 from gigamask.training.sam_config import SamLoaderConfig, SamTrainConfig
@@ -37,6 +37,9 @@ COMPACT = SamConfig(
     encoder=ConvPyramid(widths=(8, 16, 16, 24), depths=(1, 0, 1, 0), width=8, fine_width=4),
     decoder=WindowDecoder(widths=(8, 16)),
 )
+
+DENSE = SamDecoder(prior=True, residual=True, likeness=True, high_res=True, windows=True)
+"""SAM's decoder with all options."""
 
 
 def little() -> SamTrainConfig:
@@ -69,4 +72,13 @@ def little_compact() -> SamTrainConfig:
         prompts=InteractiveSchedule(clicks=2, mask_only_rounds=False, box_prob=0.4),
         loss=WindowLoss(),
         optimizer=AdamW(lr=1e-3),
+    )
+
+
+def little_dense() -> SamTrainConfig:
+    """SAM's decoder with all options, three rounds and some boxes."""
+    return replace(
+        little_compact(),
+        recipe=f"{Path(__file__).resolve()}:little_dense",
+        model=replace(SPEC, decoder=DENSE),
     )

@@ -24,10 +24,12 @@ from torch.nn import functional
 from gigamask import files
 from gigamask.errors import GigamaskError
 from gigamask.export.probe import Probe, compare
+from gigamask.models.compact.prompt_maps import MIDDLE_WINDOW
 from gigamask.models.sam.attention import rel_pos_attention_reference
+from gigamask.models.sam.dense_decoder import DenseMaskDecoder
 from gigamask.models.sam.image_encoder import EncoderAttention
 from gigamask.models.sam.mask_decoder import ALL_MASK_TOKENS
-from gigamask.models.sam.sam import MIDDLE_WINDOW, Sam
+from gigamask.models.sam.sam import Sam
 from gigamask.models.sam.transformer import DensePrompt
 from gigamask.types import Prompts
 
@@ -87,10 +89,18 @@ class OnnxDecoder(nn.Module):
             Logits at the image's size, predicted IoU, and low-resolution logits.
         """
         first = torch.zeros(1, dtype=torch.int64)
+        prompts = Prompts(
+            *(point_coords, point_labels.long(), mask_input[:, 0], True), has_mask_input > 0.5
+        )
+        decoder, config = self.model.mask_decoder, self.model.config
+        if isinstance(decoder, DenseMaskDecoder):
+            encoder = self.model.prompt_encoder
+            answer, iou = decoder(image_embeddings, first, prompts, encoder, ALL_MASK_TOKENS)
+            low = answer.logits
+            if self.model.answers_in_windows:
+                low = answer.paste(config.mask_size, config.image_size)
+            return self._resize(low, orig_im_size), iou, low
         if self.model.answers_in_windows:
-            prompts = Prompts(
-                *(point_coords, point_labels.long(), mask_input[:, 0], True), has_mask_input > 0.5
-            )
             low, iou = self.model.decode(image_embeddings, first, prompts)
             single = torch.where(has_mask_input > 0.5, MIDDLE_WINDOW, iou.argmax(1))
             at = torch.arange(1), single
@@ -99,7 +109,7 @@ class OnnxDecoder(nn.Module):
         encoder = self.model.prompt_encoder
         tokens = encoder.points(point_coords, point_labels.long())
         dense = DensePrompt(*encoder.mixed_features(mask_input[:, 0], has_mask_input > 0.5))
-        low, iou = self.model.mask_decoder(
+        low, iou = decoder(
             image_embeddings, encoder.get_dense_pe(), tokens, first, dense, ALL_MASK_TOKENS
         )
         return self._resize(low, orig_im_size), iou, low

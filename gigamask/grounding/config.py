@@ -239,12 +239,12 @@ class GroundingTrainConfig(TrainConfig):
         """
         super().check_inputs(earlier)
         _ = self.loaded_queries
-        from gigamask.models.state_dict import is_hub_id
+        from gigamask.models.state_dict import may_be_weights
 
-        if not (Path(self.segmenter).exists() or is_hub_id(self.segmenter)):
+        if not may_be_weights(self.segmenter):
             raise GigamaskError(
                 f"--segmenter {self.segmenter}: no such file or folder; pass a run folder, "
-                "a checkpoint, a .pth, a .safetensors, or a Hugging Face folder or id"
+                "a checkpoint, a .pth, a .safetensors, a Hugging Face folder or id, or starter"
             )
 
     @cached_property

@@ -71,7 +71,7 @@ class MaskFeatureExtractor:
         Raises:
             GigamaskError: The width of the segmenter's embedding differs from the config's.
         """
-        channels = model.config.encoder.channels(model.config)
+        channels = model.config.embedding_channels
         if channels != config.embedding_dim:
             raise GigamaskError(
                 f"--model.embedding-dim is {config.embedding_dim}, but the segmenter's embedding "

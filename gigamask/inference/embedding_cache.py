@@ -220,6 +220,7 @@ class ImageEmbedder:
         """
         state = {
             **self.model.image_encoder.state_dict(),
+            **({} if self.model.high_res is None else self.model.high_res.state_dict()),
             "mean": self.model.pixel_mean,
             "deviation": self.model.pixel_std,
         }

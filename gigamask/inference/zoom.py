@@ -60,34 +60,64 @@ class ZoomDecoder:
         Clicks alone, which say nothing about the size of what they mean, and prompts around which
         the crop would be nearly the whole image, are answered without zoom.
         """
-        whole = PromptDecoder(self.embedder.model, self.embedding, best_only=self.best_only)
-        answer = whole(prompts)
-        low, iou = answer.low_res_logits.clone(), answer.iou_predictions.clone()
         rows_of: dict[ImageTransform | None, list[int]] = {}
         for row, region in enumerate(prompted_regions(prompts, self.transform)):
             rows_of.setdefault(crop_around(region, self.transform), []).append(row)
+        parts: list[tuple[list[int], Prediction]] = []
         unzoomed = rows_of.pop(None, [])
-        size = *iou.shape, *self.transform.original
-        logits = torch.full(size, OUTSIDE_LOGIT, device=low.device)
-        if unzoomed:
-            logits[unzoomed] = self.transform.logits_to_original(low[unzoomed])
+        if unzoomed or not rows_of:
+            parts.append((unzoomed, self._answer_whole(prompts, unzoomed)))
         every = [crop for crop in rows_of if crop is not None]
         for start in range(0, len(every), CROPS_AT_ONCE):
             crops = every[start : start + CROPS_AT_ONCE]
             rows = [row for crop in crops for row in rows_of[crop]]
-            crop_index = [index for index, crop in enumerate(crops) for _ in rows_of[crop]]
-            per_row = [crops[index] for index in crop_index]
-            index = torch.tensor(crop_index, device=low.device)
-            decode = PromptDecoder(whole.model, self._embed(crops), index, best_only=self.best_only)
-            zoomed = decode(prompts_in_crops(prompts, rows, per_row, self.transform))
-            iou[rows] = zoomed.iou_predictions
-            pasted = paste_crops(zoomed.low_res_logits, per_row, self.transform)
-            low[rows] = pasted.to(low.dtype)
-            for row, crop, each in zip(rows, per_row, zoomed.low_res_logits, strict=True):
-                y0, x0, y1, x1 = crop.crop
-                as_image = ImageTransform.resize_longest_side(crop.crop_size, crop.image_size)
-                logits[row, :, y0:y1, x0:x1] = as_image.logits_to_original(each[None])[0]
+            index = [index for index, crop in enumerate(crops) for _ in rows_of[crop]]
+            parts.append((rows, self._answer_zoomed(prompts, rows, crops, index)))
+        order = torch.tensor([row for rows, _ in parts for row in rows]).argsort()
+        logits, iou, low = (
+            torch.cat([getattr(answer, name) for _, answer in parts])[order]
+            for name in ("logits", "iou_predictions", "low_res_logits")
+        )
         return Prediction(logits, iou, low)
+
+    def _answer_whole(self, prompts: Prompts, rows: Sequence[int]) -> Prediction:
+        """Return the answers to some prompts without zoom."""
+        index = torch.tensor(rows, device=prompts.labels.device)
+        to_original = self.transform.logits_to_original
+        decode = PromptDecoder(
+            self.embedder.model, self.embedding, resize=to_original, best_only=self.best_only
+        )
+        return decode(prompts.select(index))
+
+    def _answer_zoomed(
+        self,
+        prompts: Prompts,
+        rows: Sequence[int],
+        crops: Sequence[ImageTransform],
+        crop_index: Sequence[int],
+    ) -> Prediction:
+        """Return the answers to some prompts in crops.
+
+        Args:
+            prompts: Prompts for the whole image.
+            rows: Prompts to answer.
+            crops: The crops.
+            crop_index: Index of each prompt's crop, ascending.
+        """
+        per_row = [crops[index] for index in crop_index]
+        index = torch.tensor(crop_index, device=self.embedding.device)
+        model, embedding = self.embedder.model, self._embed(crops)
+        decode = PromptDecoder(model, embedding, index, best_only=self.best_only)
+        zoomed = decode(prompts_in_crops(prompts, rows, per_row, self.transform))
+        low = zoomed.low_res_logits
+        size = *low.shape[:2], *self.transform.original
+        logits = torch.full(size, OUTSIDE_LOGIT, device=low.device)
+        for row, (crop, each) in enumerate(zip(per_row, low, strict=True)):
+            y0, x0, y1, x1 = crop.crop
+            as_image = ImageTransform.resize_longest_side(crop.crop_size, crop.image_size)
+            logits[row, :, y0:y1, x0:x1] = as_image.logits_to_original(each[None])[0]
+        pasted = paste_crops(low, per_row, self.transform)
+        return Prediction(logits, zoomed.iou_predictions, pasted.to(low.dtype))
 
     def _embed(self, crops: Sequence[ImageTransform]) -> Float[Tensor, "B C E E"]:
         """Return the embeddings of crops, and keep the last ones used."""
@@ -200,19 +230,15 @@ def prompts_in_crops(
         crops: Crop of each of them.
         transform: Transform of the whole image.
     """
-    index = torch.tensor(rows, device=prompts.labels.device)
-    points, labels = prompts.points_xy_input[index], prompts.labels[index]
+    selected = prompts.select(torch.tensor(rows, device=prompts.labels.device))
+    points, labels, masks = selected.points_xy_input, selected.labels, selected.masks
     pixels = transform.points_to_original(points.cpu().double().numpy())
     mapped = [crop.points_to_input(each) for crop, each in zip(crops, pixels, strict=True)]
     moved = torch.from_numpy(np.stack(mapped)).to(points)
-    masks, has_mask, token_mask = prompts.masks, prompts.has_mask_prompt, prompts.token_mask
-    return Prompts(
-        torch.where((labels >= 0)[..., None], moved, points),
-        labels,
-        None if masks is None else _crop_masks(masks[rows], crops, transform),
-        prompts.multimask_output,
-        None if has_mask is None else has_mask[rows],
-        None if token_mask is None else token_mask[rows],
+    return replace(
+        selected,
+        points_xy_input=torch.where((labels >= 0)[..., None], moved, points),
+        masks=None if masks is None else _crop_masks(masks, crops, transform),
     )
 
 

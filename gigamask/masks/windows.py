@@ -108,7 +108,7 @@ def paste(
     """
     first, last = windows.unflatten(1, (2, 2)).unbind(1)
     columns, rows = (
-        _interpolation(first[:, axis], last[:, axis], side, maps.shape[-1]) for axis in (0, 1)
+        _interpolation(first[:, axis], last[:, axis], side, int(maps.shape[-1])) for axis in (0, 1)
     )
     inside = coverage((rows, columns))
     return sample_per_window(maps, (rows, columns)) + outside * (1 - inside)

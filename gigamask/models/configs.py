@@ -103,7 +103,33 @@ class Decoder:
 
 @dataclass(frozen=True)
 class SamDecoder(Decoder):
-    """SAM's mask decoder, sized by `SamConfig`."""
+    """SAM's mask decoder, sized by `SamConfig`, by default as published.
+
+    The options let prompts enter densely, too (`models.sam.dense_decoder`).
+    """
+
+    prior: bool = False
+    """where a prompt has no mask prompt, an ellipse in its box or a disc at its clicks is one"""
+    residual: bool = False
+    """masks are added to the prior or the mask prompt, and start as it; requires prior"""
+    likeness: bool = False
+    """cosines between the embedding and what is prompted are part of the dense prompt"""
+    high_res: bool = False
+    """features of the pixels at two and four times the embedding's resolution join the upscaling"""
+    windows: bool = False
+    """each of the three masks is predicted in its own window around the prompt"""
+
+    def __post_init__(self) -> None:
+        if self.residual and not self.prior:
+            raise GigamaskError(
+                "SamDecoder.residual adds masks to the prior, which is off; use "
+                "--model.decoder.prior True as well"
+            )
+
+    @property
+    def is_published(self) -> bool:
+        """Whether this is SAM's decoder without options, which other libraries can load."""
+        return self == SamDecoder()
 
 
 @dataclass(frozen=True)
@@ -214,6 +240,8 @@ class SamConfig:
                     "the encoder conv_pyramid needs --model.decoder window; for the decoder sam "
                     "use --model.encoder vit"
                 )
+            if isinstance(self.decoder, SamDecoder) and self.decoder.high_res:
+                _check_multiple(self, "patch_size", 4, "the decoder's high_res")
             return
         if not isinstance(self.encoder, ConvPyramid):
             raise GigamaskError(
@@ -242,6 +270,12 @@ class SamConfig:
     def embedding_size(self) -> int:
         """Side of the image embedding in tokens, E."""
         return self.image_size // self.patch_size
+
+    @property
+    def embedding_channels(self) -> int:
+        """Channels of what `Sam.encode` returns: the encoder's, and those of high_res."""
+        high_res = isinstance(self.decoder, SamDecoder) and self.decoder.high_res
+        return self.encoder.channels(self) + 3 * self.embedding_dim * high_res
 
     @property
     def mask_size(self) -> int:

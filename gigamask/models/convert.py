@@ -294,7 +294,7 @@ def from_mae(state: State, config: SamConfig, source: str) -> State:
 
 
 def check_has_sams_decoder(config: SamConfig, target: str) -> None:
-    """Check that a model has SAM's mask decoder.
+    """Check that a model has SAM's mask decoder as published.
 
     Args:
         config: Configuration of the model.
@@ -303,11 +303,13 @@ def check_has_sams_decoder(config: SamConfig, target: str) -> None:
     Raises:
         GigamaskError: The model has another decoder.
     """
-    if not isinstance(config.decoder, SamDecoder):
-        raise GigamaskError(
-            f"{target} has no decoder that answers in windows, which this model has; export it "
-            "with --to safetensors or --to onnx"
-        )
+    if config.decoder == SamDecoder():
+        return
+    lacks = "decoder that answers in windows, which this model has"
+    if isinstance(config.decoder, SamDecoder):
+        on = [name for name, value in vars(config.decoder).items() if value]
+        lacks = f"options of the decoder, of which this model has {' and '.join(on)}"
+    raise GigamaskError(f"{target} has no {lacks}; export it with --to safetensors or --to onnx")
 
 
 def to_huggingface(state: State) -> State:

@@ -29,6 +29,9 @@ from gigamask.serialization import read_json
 Model = nn.Module
 MAX_CONFIG_BYTES = 1 << 20
 save_weights = weight_files.save_weights
+STARTER = "starter"
+"""Name of the weights in this package: the model `compact`, trained on synthetic scenes alone."""
+STARTER_FILE = Path(__file__).parent / "starter.safetensors"
 
 
 def read_weights(path: Path | str) -> tuple[State, ModelConfig | None]:
@@ -39,8 +42,9 @@ def read_weights(path: Path | str) -> tuple[State, ModelConfig | None]:
 
     Args:
         path: A `.pth`, a `.safetensors`, a run folder, whose newest intact checkpoint is read, a
-            folder with model.safetensors, or the id of a model on the Hub, such as
-            `facebook/sam-vit-base`, which is downloaded unless it is cached.
+            folder with model.safetensors, the id of a model on the Hub, such as
+            `facebook/sam-vit-base`, which is downloaded unless it is cached, or `starter`, the
+            weights in this package, unless there is a file or folder of that name.
 
     Returns:
         State dict with Meta's names, and the configuration; None if the weights state none (see
@@ -69,6 +73,8 @@ def read_weights(path: Path | str) -> tuple[State, ModelConfig | None]:
 def _find(path: Path | str) -> Path:
     """Return the file of weights that a path or id names."""
     folder = _download(str(path)) if is_hub_id(path) else Path(path)
+    if str(path) == STARTER and not os.path.lexists(folder):
+        return STARTER_FILE
     if folder.is_dir():
         folder = manifest.newest(folder) or folder
         if not (folder / manifest.MODEL).is_file():
@@ -82,6 +88,15 @@ def _find(path: Path | str) -> Path:
             f"{path}: {problem}; pass a .pth, a .safetensors, or a folder with model.safetensors"
         )
     return folder
+
+
+def may_be_weights(path: Path | str) -> bool:
+    """Return whether a path exists, or is an id of the Hub or `starter`.
+
+    Args:
+        path: What a user gave as weights.
+    """
+    return Path(path).exists() or str(path) == STARTER or is_hub_id(path)
 
 
 def is_hub_id(path: Path | str) -> bool:

@@ -141,14 +141,14 @@ def checksum(state: State, content: str) -> int:
 
 
 def make_spec(config: ModelConfig) -> dict[str, Any]:
-    """Return the configuration as a file states it: ViT and SAM's decoder are left out."""
+    """Return the configuration as a file states it, without ViT and SAM's published decoder."""
     kind = next(name for name, config_class in KINDS.items() if isinstance(config, config_class))
     spec: dict[str, Any] = {"kind": kind} | {
         field.name: getattr(config, field.name) for field in fields(config)
     }
     for name, classes in PARTS.items():
         part = spec.pop(name, None)
-        if part is not None and type(part) not in (ViT, SamDecoder):  # the default of every file
+        if part is not None and part not in (ViT(), SamDecoder()):  # the default of every file
             spec[name] = _part_spec(part, classes)
     return spec
 

@@ -249,7 +249,7 @@ def compact() -> SamTrainConfig:
         optimizer=MuonAdamW(
             lr=2e-3, betas=(0.9, 0.98), weight_decay=0.01, muon_lr=0.02, muon_kernels=True
         ),
-        schedule=WarmupCosine(warmup_steps=30, min_lr_ratio=1.0),
+        schedule=WarmupCosine(warmup_steps=5, min_lr_ratio=1.0),
         ema=0.99,
         save_every=100,
     )
@@ -270,6 +270,6 @@ def photos() -> SamTrainConfig:
         steps=3000,
         micro_batch_size=3,
         loader=replace(base.loader, workers=0),
-        schedule=WarmupCosine(warmup_steps=30, min_lr_ratio=0.01),
+        schedule=WarmupCosine(warmup_steps=5, min_lr_ratio=0.01),
         save_every=500,
     )

@@ -1,5 +1,7 @@
 """Train variants of a recipe with the same budget and several seeds, and compare their scores.
 
+The budget is a number of steps, or CPU minutes (`workflows.training_budget`).
+
 Every run has a folder `OUT/VARIANT/seed_K`, which contains `evaluation.json` once it is scored.
 Finished runs are not repeated; interrupted ones are resumed.
 """
@@ -31,64 +33,9 @@ from gigamask.training.checkpoint import load_model
 from gigamask.training.config import SAME_SAMPLES, TrainConfig, check_at_least
 from gigamask.training.train_data import read_data_record
 from gigamask.training.trainer import train
+from gigamask.workflows.ablation_tables import TABLES
+from gigamask.workflows.training_budget import Budget, cpu_time_s, step_cpu_seconds
 
-# Box noise is at most 2.5 px, as in the recipe `tiny`, whose image side is an eighth of SAM's.
-MIXED = ["--prompts", "mixed", "--prompts.box-noise-limit-px", "2.5"]
-TABLES: dict[str, dict[str, list[str]]] = {
-    "samplers": {
-        "random": [],
-        "stratified_granularity": ["--sampler", "stratified_granularity"],
-        "multi_level": ["--sampler", "multi_level"],
-        "curriculum": ["--sampler", "curriculum", "--sampler.epochs", "2"],
-        "adaptive_curriculum": [
-            *("--sampler", "adaptive_curriculum", "--sampler.per-epoch", "200"),
-            *("--sampler.growth", "0.1", "--sampler.threshold", "0.8"),
-        ],
-        "loss_weighted": [
-            *("--sampler", "loss_weighted", "--sampler.per-epoch", "200"),
-            *("--sampler.ema", "0.5", "--sampler.temperature", "0.5"),
-        ],
-        "replay": ["--sampler", "replay", "--sampler.per-epoch", "200"],
-        "balanced_tar": ["--sampler", "balanced_tar"],
-        "multi_attribute": ["--sampler", "multi_attribute"],
-    },
-    "losses": {
-        "focal": ["--loss.dice-weight", "0", "--loss.iou-weight", "0"],
-        "dice": ["--loss.focal-weight", "0", "--loss.iou-weight", "0"],
-        "focal+dice": ["--loss.iou-weight", "0"],
-        "focal+dice+iou": [],
-    },
-    "masks": {
-        "single": ["--loss.mask-supervision", "single", "--loss.iou-supervision", "all"],
-        "all": ["--loss.mask-supervision", "all"],
-        "best": ["--loss.mask-supervision", "best"],
-    },
-    "prompts": {
-        "points": [
-            *(*MIXED, "--prompts.point-prob", "1", "--prompts.box-prob", "0"),
-            *("--prompts.mask-prob", "0"),
-        ],
-        "boxes": [
-            *(*MIXED, "--prompts.point-prob", "0", "--prompts.box-prob", "1"),
-            *("--prompts.mask-prob", "0"),
-        ],
-        "mixed": MIXED,
-        "rounds": [],
-    },
-    "mining": {
-        "none": [],
-        "ohem": ["--mining", "ohem"],
-        "ohem_in_strata": ["--mining", "ohem", "--mining.group-by", "granularity"],
-        "pixels": ["--loss.ohem-pixel-ratio", "0.25", "--loss.ohem-min-pixels", "500"],
-    },
-}
-"""Built-in tables: variants with their flags of `gigamask train`; without flags, the recipe itself.
-
-`losses`, `masks` and `prompts` follow published ablations: the terms of the loss, which of the
-three predicted masks it supervises, and the prompts. `rounds` is the recipe's own schedule; the
-other prompts have one round. The numbers suit small models and a few thousand samples; the defaults
-of curricula and loss-driven samplers would hardly affect such short runs.
-"""
 COMMON_FLAGS = ("data", "out", "steps", "seed")
 """Flags that variants must not change, so that all are trained alike."""
 IGNORED_CHANGES = (
@@ -108,6 +55,8 @@ COLUMNS = {
     "seconds": ("seconds",),
 }
 """Columns of the printed table, with their keys in `evaluation.json`."""
+BUDGET_COLUMNS = {"steps": ("steps",), "CPU minutes": ("cpu_minutes",)}
+"""Further columns of an ablation in CPU minutes."""
 EVALUATION, LOG = "evaluation.json", "log.txt"
 
 
@@ -203,7 +152,7 @@ def run(
     data: Sequence[str],
     test: TestSet,
     out: str,
-    steps: int | None,
+    budget: Budget,
     seeds: int,
     parallel_runs: int,
 ) -> dict[str, Any]:
@@ -215,7 +164,7 @@ def run(
         data: Training data: tars, folders of tars, globs, or an index.
         test: Data to score on.
         out: Output folder; `ablation.md` and `ablation.json` are written to it.
-        steps: Steps per run; None means the recipe's.
+        budget: How long each run trains.
         seeds: Runs per variant, with seeds 0, 1, ...
         parallel_runs: Number of runs to train in parallel.
 
@@ -235,9 +184,10 @@ def run(
             raise GigamaskError(f"--{flag} is required: a tar, a folder of tars or an index")
         indexes.find_tars(list(paths))
     variants = load_table(table, recipe)
-    arguments = [recipe, "--data", *data, *([] if steps is None else ["--steps", str(steps)])]
+    arguments = [recipe, "--data", *data, *budget.flags]
     threads = max(1, torch.get_num_threads() // parallel_runs) if parallel_runs > 1 else None
-    trainings = plan_runs(variants, arguments, out, seeds, threads)
+    steps = _steps_by_variant(variants, recipe, data, out, budget, threads)
+    trainings = plan_runs(variants, arguments, out, seeds, threads, steps)
     train_index, test_index = (
         indexes.open_or_build(list(paths), Path(out) / "indexes") for paths in (data, test.paths)
     )
@@ -252,7 +202,8 @@ def run(
     result: dict[str, Any] = {
         "table": table,
         "recipe": recipe,
-        "steps": config_of(trainings[0]).steps,
+        "steps": steps or config_of(trainings[0]).steps,
+        "cpu_minutes": budget.cpu_minutes,
         "seeds": seeds,
         "data": _describe_data(data, train_index)
         | {"images": len(train_index), "masks": train_index.manifest.masks},
@@ -275,12 +226,33 @@ def run(
     return result | {"fault": f"{fault} to retry them (the first: {faults[0]})"}
 
 
+def _steps_by_variant(
+    variants: Mapping[str, Sequence[str]],
+    recipe: str,
+    data: Sequence[str],
+    out: str,
+    budget: Budget,
+    threads: int | None,
+) -> dict[str, int]:
+    """Return the steps of each variant for a budget in CPU minutes; empty for another."""
+    if budget.cpu_minutes is None:
+        return {}
+    check_variants(variants, [recipe, "--data", *data], out)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    index = indexes.open_or_build(list(data), Path(out) / "indexes")
+    arguments = [recipe, "--data", str(index.folder.absolute())]
+    seconds = step_cpu_seconds(variants, arguments, out, index.digest)
+    return {variant: budget.steps_of(value) for variant, value in seconds.items()}
+
+
 def plan_runs(
     table: Mapping[str, Sequence[str]],
     arguments: Sequence[str],
     out: str,
     seeds: int,
     threads: int | None = None,
+    steps: Mapping[str, int] | None = None,
 ) -> list[AblationRun]:
     """Return the runs of a table, ordered by seed.
 
@@ -290,12 +262,36 @@ def plan_runs(
         out: Output folder.
         seeds: Runs per variant.
         threads: CPU threads of each run; None leaves the number unchanged.
+        steps: Steps by variant, if variants differ.
 
     Raises:
         GigamaskError: A variant's flags are invalid or change a shared setting, or its folder
             contains a different run.
     """
+    check_variants(table, arguments, out)
     trainings = []
+    for seed in range(seeds):
+        for variant, flags in table.items():
+            folder = str(Path(out) / variant / f"seed_{seed}")
+            own = (*arguments, "--out", folder, "--seed", str(seed), *flags)
+            if steps:
+                own = (*own, "--steps", str(steps[variant]))
+            trainings.append(AblationRun(variant, seed, own, folder, threads))
+            _check_folder(trainings[-1])
+    return trainings
+
+
+def check_variants(table: Mapping[str, Sequence[str]], arguments: Sequence[str], out: str) -> None:
+    """Check the names and flags of all variants.
+
+    Args:
+        table: Flags by variant.
+        arguments: Arguments of `gigamask train` shared by all runs: recipe, data, steps.
+        out: Output folder.
+
+    Raises:
+        GigamaskError: A variant's flags are invalid or change a shared setting.
+    """
     for variant, flags in table.items():
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_+-]*", variant):
             raise GigamaskError(
@@ -316,13 +312,6 @@ def plan_runs(
                 raise GigamaskError(
                     f"variant {variant}: --{name} must be the same for all variants; remove it"
                 )
-    for seed in range(seeds):
-        for variant, flags in table.items():
-            folder = str(Path(out) / variant / f"seed_{seed}")
-            own = (*arguments, "--out", folder, "--seed", str(seed), *flags)
-            trainings.append(AblationRun(variant, seed, own, folder, threads))
-            _check_folder(trainings[-1])
-    return trainings
 
 
 def config_of(training: AblationRun) -> TrainConfig:
@@ -388,7 +377,8 @@ def train_and_score(training: AblationRun, data: str, test: TestSet) -> dict[str
             return before
     name = f"{training.variant}, seed {training.seed}"
     print(f"{name}: {counted(config.steps, 'step')}", flush=True)
-    start_s, is_new = time.perf_counter(), not config.has_checkpoint
+    start_s, start_cpu_s = time.perf_counter(), cpu_time_s()
+    is_new = not config.has_checkpoint
     try:
         # Parallel runs write their progress to one file each.
         parallel = training.threads is not None
@@ -402,7 +392,7 @@ def train_and_score(training: AblationRun, data: str, test: TestSet) -> dict[str
             f"{config.out}: interrupted and saved at step {state.step} of {config.steps}; "
             "run the same command again to continue"
         )
-    trained_s = time.perf_counter() - start_s
+    trained_s, cpu_s = time.perf_counter() - start_s, cpu_time_s() - start_cpu_s
     filters = MaskFilters(max_area=None, min_predicted_iou=test.min_predicted_iou)
     model = load_model(config.out, config.device, lambda path: config)
     rows = range(len(index))[: test.images]
@@ -410,7 +400,9 @@ def train_and_score(training: AblationRun, data: str, test: TestSet) -> dict[str
         **clicks.evaluate_clicks(model, index, filters, rows=rows).summary(),
         **measured,
         "seed": training.seed,
+        "steps": config.steps,
         "seconds": round(trained_s, 1) if is_new else None,
+        "cpu_minutes": round(cpu_s / 60, 2) if is_new else None,
     }
     files.write_text(path, json.dumps(scores, indent=1) + "\n")
     first_click = f"{100 * scores['clicks']['1']:.1f} % after one click"
@@ -458,7 +450,7 @@ def _summarize(
     ]
     scores = [result for result in own if "fault" not in result]
     means, deviations = {}, {}
-    for column, keys in COLUMNS.items():
+    for column, keys in (BUDGET_COLUMNS | COLUMNS).items():
         values = [value for score in scores if (value := _value(score, keys)) is not None]
         means[column] = float(np.mean(values)) if values else None
         deviations[column] = float(np.std(values, ddof=1)) if len(values) > 1 else None
@@ -472,9 +464,10 @@ def _summarize(
 
 
 def _value(scores: dict[str, Any], keys: Sequence[str]) -> Any:
+    value: Any = scores
     for key in keys:
-        scores = scores[key]
-    return scores
+        value = value.get(key)
+    return value
 
 
 def markdown(result: dict[str, Any]) -> str:
@@ -484,10 +477,13 @@ def markdown(result: dict[str, Any]) -> str:
         seeds = f"{result['seeds']} seeds, mean ± standard deviation"
         if any(variant["faults"] for variant in result["variants"].values()):
             seeds += " of those that did not fail"
+    minutes = result.get("cpu_minutes")
+    columns = COLUMNS if minutes is None else BUDGET_COLUMNS | COLUMNS
+    budget = counted(result["steps"], "step") if minutes is None else f"{minutes:g} CPU minutes"
     lines = [
         f"# Ablation `{result['table']}`",
         "",
-        f"Recipe `{result['recipe']}`, {counted(result['steps'], 'step')}, {seeds}.",
+        f"Recipe `{result['recipe']}`, {budget}, {seeds}.",
         f"Training data: {_count(result['data'])}.",
         f"Evaluated on {_count(result['test'])}.",
         f"Mean IoU in %; fine (< {FINE_BELOW:.0%} of the image), medium and coarse",
@@ -495,10 +491,10 @@ def markdown(result: dict[str, Any]) -> str:
         "",
     ]
     variants = result["variants"]
-    rows = [["variant", *COLUMNS]]
+    rows = [["variant", *columns]]
     for name, variant in variants.items():
         mean, spread = variant["mean"], variant["spread"]
-        rows.append([name, *(_cell(column, mean[column], spread[column]) for column in COLUMNS)])
+        rows.append([name, *(_cell(column, mean[column], spread[column]) for column in columns)])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     table = [
         "| " + " | ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) + " |"
@@ -519,7 +515,9 @@ def _cell(column: str, mean: float | None, deviation: float | None) -> str:
     """Format a mean and its standard deviation: scores in percent, counts and seconds rounded."""
     if mean is None:
         return "-"
-    if column == "masks":
+    if column == "CPU minutes":
+        return f"{mean:.2f}" + ("" if deviation is None else f" ± {deviation:.2f}")
+    if column in ("masks", "steps"):
         return f"{mean:,.0f}"
     if column == "seconds":
         return f"{mean:,.0f}" + ("" if deviation is None else f" ± {deviation:,.0f}")

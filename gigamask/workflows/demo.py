@@ -97,7 +97,7 @@ def next_commands(out: str) -> list[tuple[str, str]]:
     return [
         (f"gigamask serve --weights {out}", "try the model on images of your own, in a web page"),
         (
-            f"gigamask train photos --data YOUR_TARS --init {out} --out runs/mine",
+            "gigamask train compact --data YOUR_TARS --init starter --out runs/mine",
             "train it on your own photographs; gigamask convert makes tars of COCO JSON or of "
             "label images",
         ),

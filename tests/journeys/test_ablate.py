@@ -14,6 +14,7 @@ from gigamask.training import trainer
 from gigamask.workflows import ablate
 from tests.journeys.scores import alike
 
+RESUMED = {"seconds": None, "cpu_minutes": None}
 LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
 
 
@@ -121,7 +122,7 @@ def test_what_is_done_is_not_done_again(command, done, capsys):
     assert [line for line in capsys.readouterr().out.splitlines() if line.endswith("steps")] == [
         "lanes, seed 1: 2 steps"
     ]
-    assert alike(told(done), before | {"lanes/seed_1": before["lanes/seed_1"] | {"seconds": None}})
+    assert alike(told(done), before | {"lanes/seed_1": before["lanes/seed_1"] | RESUMED})
 
 
 def test_a_stopped_training_goes_on_and_ends_where_it_would_have(
@@ -150,7 +151,7 @@ def test_a_stopped_training_goes_on_and_ends_where_it_would_have(
     assert main([*first, "--out", str(tmp_path / "out")]) == 0
     assert alike(
         told(tmp_path / "out")["plain/seed_0"],
-        told(tmp_path / "whole")["plain/seed_0"] | {"seconds": None},
+        told(tmp_path / "whole")["plain/seed_0"] | RESUMED,
     )
 
 
@@ -236,6 +237,9 @@ def test_bad_input_is_one_line_before_any_training(command, tmp_path, capsys):
         (*command[:place], word, *command[place + 1 :]): message
         for (place, word), message in cases.items()
     }
+    both = (*command, "--steps", "1", "--cpu-minutes", "1")
+    wrong[both] = "--steps and --cpu-minutes are both given"
+    wrong[(*command, "--cpu-minutes", "0")] = "--cpu-minutes must be > 0 (got 0.0)"
     wrong[(*command, "--parallel-runs", "0")] = "--parallel-runs must be at least 1"
     wrong[tuple(word for word in command if word != command[at["--test"]])] = "--test is required"
     for words, message in wrong.items():
@@ -245,3 +249,51 @@ def test_bad_input_is_one_line_before_any_training(command, tmp_path, capsys):
         assert message in said.err
         assert said.out == ""
     assert not (tmp_path / "out").exists()
+
+
+def test_variants_train_for_equal_cpu_minutes(command, tmp_path, monkeypatch, capsys):
+    """A variant whose steps cost about twice the CPU time has about half of them."""
+    (tmp_path / "two.yaml").write_text("plain: []\ndouble: {batch-size: 9}\n")
+    out = tmp_path / "out"
+    words = ["ablate", str(tmp_path / "two.yaml"), *command[2:], "--out", str(out)]
+    words += ["--seeds", "1", "--cpu-minutes", "0.02"]
+    assert main(words) == 0
+    told = capsys.readouterr().out
+    found = json.loads((out / "ablation.json").read_text())
+    measured = json.loads((out / "cpu_seconds.json").read_text())
+    assert found["cpu_minutes"] == 0.02
+    for name in ("plain", "double"):
+        step_cpu_s = measured[name]["step_cpu_s"]
+        assert f"{name}: {step_cpu_s:.3f} CPU s per step" in told
+        assert found["steps"][name] == max(1, round(1.2 / step_cpu_s))
+        [training] = found["variants"][name]["trainings"]
+        assert training["steps"] == found["steps"][name]
+        assert 0 < training["cpu_minutes"] < 1
+    assert found["steps"]["double"] < found["steps"]["plain"]
+    text = (out / "ablation.md").read_text()
+    assert "0.02 CPU minutes, one seed" in text
+    [head] = [line for line in text.splitlines() if line.startswith("| variant")]
+    assert [cell.strip() for cell in head.split("|")[1:4]] == ["variant", "steps", "CPU minutes"]
+    # What was measured stays, so that the same command has nothing left to do.
+    monkeypatch.setattr(ablate, "train", None)
+    assert main(words) == 0
+    assert capsys.readouterr().out == text
+    assert json.loads((out / "cpu_seconds.json").read_text()) == measured
+    # A variant that is another is measured anew, and its folder has another run.
+    (tmp_path / "two.yaml").write_text("plain: []\ndouble: {batch-size: 12}\n")
+    assert main(words) == 2
+    said = capsys.readouterr()
+    assert said.out.startswith("double: ")
+    assert "plain: " not in said.out
+    assert "double/seed_0: was trained with --" in said.err
+
+
+def test_cpu_minutes_are_for_a_cpu(command, tmp_path, monkeypatch, capsys):
+    from gigamask.workflows import training_budget
+
+    device = training_budget.torch.device("cuda")
+    monkeypatch.setattr(training_budget, "choose_device", lambda name: device)
+    assert main([*command, "--out", str(tmp_path / "out"), "--cpu-minutes", "1"]) == 2
+    told = capsys.readouterr().err
+    assert "use --steps" in told
+    assert told.count("\n") == 1

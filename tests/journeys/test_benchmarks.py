@@ -18,6 +18,7 @@ LINES = [
     "grounding --scenes 3 --steps 2",
     "decoder_round --masks 1 --side 2 --repeats 1 --float32",
     "dependencies",
+    "count_step --size tiny --masks 2",
 ]
 SCRIPT = """
 import runpy, sys

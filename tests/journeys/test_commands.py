@@ -300,7 +300,7 @@ def test_demo_in_small(tmp_path, capsys):
     )
     assert json.loads((out / "evaluation.json").read_text())["images"] == 2
     assert cv2.imread(str(out / "report.png")) is not None
-    assert "gigamask train photos" in capsys.readouterr().out
+    assert "--init starter" in capsys.readouterr().out
 
 
 def test_overviews(capsys):

@@ -13,6 +13,7 @@ from gigamask.inference.amg_config import AutomaticMaskConfig
 from gigamask.models.init import build_model
 from gigamask.workflows import ablate
 from gigamask.workflows.evaluate import EvaluateOptions
+from gigamask.workflows.training_budget import Budget
 from tests.little import SPEC, little
 
 OUTSIDE = (-0.1, 1.1, 7.0, float("nan"), float("inf"))
@@ -47,7 +48,9 @@ def test_its_limits_are_allowed(name, value):
 
 def test_an_ablation_refuses_a_threshold_before_it_trains(tmp_path):
     with pytest.raises(GigamaskError, match="--min-predicted-iou"):
-        ablate.run("losses", "tiny", ["x"], ablate.TestSet(("x",), None, 5.0), "out", None, 1, 1)
+        ablate.run(
+            "losses", "tiny", ["x"], ablate.TestSet(("x",), None, 5.0), "out", Budget(), 1, 1
+        )
 
 
 @pytest.mark.slow

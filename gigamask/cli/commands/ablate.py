@@ -10,11 +10,12 @@ from tyro.conf import Positional, arg
 
 @dataclass(frozen=True)
 class AblateCommand:
-    """compare variants of a recipe: same data and steps, several seeds, one table of scores"""
+    """compare variants of a recipe: same data and budget, several seeds, one table of scores"""
 
     table: Positional[Annotated[str, arg(metavar="TABLE")]]
-    """samplers, losses, masks, prompts, mining, or a YAML file of variants: the flags of 'gigamask
-    train' as a list ('variant: [--flag, value]') or a mapping ('variant: {flag: value}')"""
+    """samplers, losses, masks, prompts, mining, dense, or a YAML file of variants: the flags of
+    'gigamask train' as a list ('variant: [--flag, value]') or a mapping ('variant: {flag:
+    value}')"""
     data: tuple[str, ...]
     """training data: tars, folders of tars, globs, or an index"""
     test: tuple[str, ...]
@@ -26,6 +27,9 @@ class AblateCommand:
     """recipe that the variants change"""
     steps: int | None = None
     """steps per run; default: the recipe's"""
+    cpu_minutes: float | None = None
+    """in place of --steps: CPU minutes per run, which become steps of each variant by the CPU time
+    of a few of its steps; that is measured first and kept in --out"""
     seeds: int = 3
     """runs per variant, with seeds 0, 1, ..."""
     parallel_runs: int = 1
@@ -40,7 +44,9 @@ class AblateCommand:
     def run(self) -> dict[str, Any]:
         """Train and evaluate all variants, and return the scores."""
         from gigamask.workflows import ablate
+        from gigamask.workflows.training_budget import Budget
 
+        budget = Budget(self.steps, self.cpu_minutes)
         test = ablate.TestSet(self.test, self.images, self.min_predicted_iou)
         return ablate.run(
             self.table,
@@ -48,7 +54,7 @@ class AblateCommand:
             self.data,
             test,
             self.out,
-            self.steps,
+            budget,
             self.seeds,
             self.parallel_runs,
         )

@@ -22,7 +22,8 @@ class EvaluateCommand(EvaluateOptions):
     """score weights on annotated images: mean IoU by clicks and by box, calibration, boundaries"""
 
     weights: Positional[Annotated[str, arg(metavar="WEIGHTS")]]
-    """a run folder, a checkpoint, a .pth, a .safetensors, or a Hugging Face folder or id"""
+    """a run folder, a checkpoint, a .pth, a .safetensors, a Hugging Face folder or id, or starter,
+    the small model in this package"""
     data: tuple[str, ...]
     """tars, folders of tars, globs, or an index"""
     pictures: str | None = None

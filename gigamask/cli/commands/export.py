@@ -15,7 +15,8 @@ class ExportCommand:
     """write weights as Meta's .pth, a Hugging Face folder, .safetensors or ONNX, and verify them"""
 
     weights: Positional[Annotated[str, arg(metavar="WEIGHTS")]]
-    """a run folder, a checkpoint, a .pth, a .safetensors, or a Hugging Face folder or id"""
+    """a run folder, a checkpoint, a .pth, a .safetensors, a Hugging Face folder or id, or starter,
+    the small model in this package"""
     to: Literal["official", "huggingface", "safetensors", "onnx"]
     """output format"""
     out: str

@@ -21,7 +21,8 @@ class SegmentCommand:
     """generate all masks of images, as JSONs in SA-1B's format or as tars to train on; resumable"""
 
     weights: Positional[Annotated[str, arg(metavar="WEIGHTS")]]
-    """a run folder, a checkpoint, a .pth, a .safetensors, or a Hugging Face folder or id"""
+    """a run folder, a checkpoint, a .pth, a .safetensors, a Hugging Face folder or id, or starter,
+    the small model in this package"""
     images: Positional[Annotated[tuple[str, ...], arg(metavar="IMAGE ...")]]
     """images, folders of images (searched recursively), globs, tars, or an index"""
     out: str

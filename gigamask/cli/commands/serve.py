@@ -25,8 +25,9 @@ class ServeCommand:
     """serve a web page: try a model, browse data and samplers, watch runs"""
 
     weights: str | None = None
-    """model to try: a run folder, a checkpoint, an official .pth, a .safetensors, or a Hugging Face
-    folder"""
+    """model to try: a run folder, a checkpoint, an official .pth, a .safetensors, a Hugging Face
+    folder, or starter, the small model in this package, which is also the default if there is
+    nothing else to show"""
     data: tuple[str, ...] = ()
     """data to browse: tars, folders of tars, globs, or an index"""
     runs: str | None = None
@@ -73,11 +74,6 @@ class ServeCommand:
         """Raise `GigamaskError` if a flag is invalid or a package is not installed."""
         from importlib.util import find_spec
 
-        if not (self.weights or self.data or self.runs or self.grounding):
-            raise GigamaskError(
-                "nothing to show; pass at least one of --weights WEIGHTS, --data PATH..., "
-                "--runs FOLDER and --grounding RUN"
-            )
         if missing := [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]:
             raise GigamaskError(
                 f"the page needs {' and '.join(missing)}; run pip install 'gigamask[web]'"
@@ -100,6 +96,7 @@ class ServeCommand:
 
         from gigamask import config_files
         from gigamask.inference.embedding_cache import EmbeddingCache
+        from gigamask.models.state_dict import STARTER
         from gigamask.serve.app import AppState
         from gigamask.serve.dataset_view import DatasetView
         from gigamask.serve.runs_view import RunsView
@@ -112,16 +109,19 @@ class ServeCommand:
         index = stack.enter_context(open_or_build_temporary(self.data)) if self.data else None
         text_model = self._text_model() if self.grounding else None
         model = text_model.mask_features.model if text_model else None
-        if self.weights:
+        weights = self.weights
+        if not (weights or self.data or self.runs or self.grounding):
+            weights = STARTER
+        if weights:
             config_of = partial(config_files.config_of_weights, trust=self.trust)
-            model = load_model(self.weights, self.device, config_of)
+            model = load_model(weights, self.device, config_of)
         cache = EmbeddingCache(Path(self.cache)) if self.cache else None
         return AppState(
             session=Session(model, text_model, self.masks, cache) if model else None,
             dataset=DatasetView(index) if index else None,
             samplers=SamplerView(index) if index else None,
             runs=runs,
-            weights=self.weights or self.grounding,
+            weights=weights or self.grounding,
         )
 
     def _text_model(self) -> GroundingPredictor:

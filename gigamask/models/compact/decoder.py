@@ -13,14 +13,17 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from gigamask.masks.windows import (
-    coverage,
-    sample_per_image,
-    sample_per_window,
-    sampling_matrices,
-)
+from gigamask.masks.windows import sample_per_image, sampling_matrices
 from gigamask.models.compact.encoder import ConvNorm, ResidualBlock
-from gigamask.models.compact.prompt_maps import MAP_CHANNELS, PromptShapes, WindowPrompts, likeness
+from gigamask.models.compact.prompt_maps import (
+    LIKENESS_CHANNELS,
+    MAP_CHANNELS,
+    PromptShapes,
+    WindowPrompts,
+    likeness,
+    masks_in_windows,
+    widened,
+)
 from gigamask.models.configs import ConvPyramid, SamConfig, WindowDecoder
 from gigamask.models.sam.layers import MLP, no_autocast
 from gigamask.models.sam.prompt_encoder import PromptEncoder
@@ -31,7 +34,6 @@ COARSE, SAMPLES, TOKENS = 16, 32, 8
 """Samples along each side of a window: of the features, of the answer, and of the image tokens."""
 KINDS = 5
 """Kinds of answers: a box, three windows of a click, a correction."""
-LIKENESS = 12
 STATISTICS = 4
 
 
@@ -48,7 +50,7 @@ class WindowMaskDecoder(nn.Module):
         self.side, self.decoder, self.width = config.image_size, decoder, encoder.width
         dim, (wide, deep) = config.embedding_dim, decoder.widths
         self.kind_embed = nn.Embedding(KINDS, wide)
-        self.enter = ConvNorm(1 + encoder.width + MAP_CHANNELS + LIKENESS, wide)
+        self.enter = ConvNorm(1 + encoder.width + MAP_CHANNELS + LIKENESS_CHANNELS, wide)
         self.refine = ConvNorm(wide, wide)
         self.down = ConvNorm(wide, dim, stride=2)
         self.block = ResidualBlock(dim)
@@ -87,7 +89,7 @@ class WindowMaskDecoder(nn.Module):
             all_windows: Whether to answer in all three windows of each prompt, or in the middle
                 one.
         """
-        embedding, prompts = _widened(embedding, prompts)
+        embedding, prompts = widened(embedding, prompts)
         shapes = PromptShapes.from_prompts(prompts)
         windows = shapes.windows(prompts.masks, self.decoder, self.side)
         kinds = shapes.kinds
@@ -98,7 +100,7 @@ class WindowMaskDecoder(nn.Module):
         with no_autocast(embedding):
             coarse, fine = self._sample(embedding, mask_image, flat, count)
             prompted = WindowPrompts.from_shapes(shapes, windows)
-            masks = self._mask_prompts(prompts.masks, flat, count)
+            masks = masks_in_windows(prompts.masks, windows, self.side, SAMPLES)
             prior = prompted.prior(masks, SAMPLES)
             small = F.avg_pool2d(prior[:, None], 2)[:, 0]
             maps = prompted.maps(
@@ -139,17 +141,6 @@ class WindowMaskDecoder(nn.Module):
         sampled = sample_per_image(fine, index, matrices)
         valid = F.interpolate(coarse[:, :1], scale_factor=2.0)
         return coarse, torch.cat([valid, sampled], 1)
-
-    def _mask_prompts(
-        self, masks: Float[Tensor, "M G G"] | None, windows: Float[Tensor, "R 4"], count: int
-    ) -> Float[Tensor, "R n n"] | None:
-        """Return the mask prompts in the windows."""
-        if masks is None:
-            return None
-        side = masks.shape[-1]
-        matrices = sampling_matrices(windows * (side / self.side), (side, side), SAMPLES)
-        repeated = masks.repeat_interleave(count, 0)
-        return sample_per_window(repeated, matrices) - 10 * (1 - coverage(matrices))
 
     def _dense(
         self, x: Float[Tensor, "R c n n"], kind: Int64[Tensor, "R"]
@@ -209,16 +200,6 @@ def _select(embedding: nn.Embedding, kind: Int64[Tensor, "R"]) -> Float[Tensor, 
     """Return the vector of each kind, by a product whose gradient is deterministic on a GPU."""
     weight = embedding.weight
     return F.one_hot(kind, len(weight)).to(weight.dtype) @ weight
-
-
-def _widened(
-    embedding: Float[Tensor, "B C E E"], prompts: Prompts
-) -> tuple[Float[Tensor, "B C E E"], Prompts]:
-    """Return embedding, points and mask prompts in one type, float32 or wider."""
-    dtype = torch.promote_types(embedding.dtype, torch.float32)
-    masks = None if prompts.masks is None else prompts.masks.to(dtype)
-    points = prompts.points_xy_input.to(dtype)
-    return embedding.to(dtype), replace(prompts, points_xy_input=points, masks=masks)
 
 
 def _repeat(mask: Bool[Tensor, "M N"] | None, count: int) -> Bool[Tensor, "R N"] | None:

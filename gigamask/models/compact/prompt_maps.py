@@ -4,14 +4,16 @@ Positions are edges: the center of input pixel x lies at x + 0.5, and a window i
 Positions in a window are fractions of its width and height.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from gigamask.masks.windows import coverage, sample_per_window, sampling_matrices
 from gigamask.models.configs import WindowDecoder
+from gigamask.models.sam.transformer import gather
 from gigamask.types import Prompts
 
 MIN_ASPECT, MIN_SIDE = 0.35, 0.05
@@ -27,6 +29,10 @@ MAX_LOGIT = 3.0
 MAP_CHANNELS = 8
 """Maps of a prompt: clicks by label and width, box, ellipse, earlier mask, and whether there is
 one."""
+LIKENESS_CHANNELS = 12
+"""Maps of `likeness`: to three kinds of prompts, in four groups of channels."""
+MIDDLE_WINDOW = 1
+"""The window of three that answers a mask prompt without `multimask_output`."""
 BOX, CLICK, CORRECTION = 0, 1, 4
 """Kinds of answers: for a box, for a click in the first of three windows, and for a mask prompt."""
 
@@ -182,12 +188,18 @@ class WindowPrompts:
     has_mask: Bool[Tensor, "R"]
 
     @classmethod
-    def from_shapes(cls, shapes: PromptShapes, windows: Float[Tensor, "M K 4"]) -> "WindowPrompts":
+    def from_shapes(
+        cls,
+        shapes: PromptShapes,
+        windows: Float[Tensor, "M K 4"],
+        discs: Float[Tensor, "M K 4"] | None = None,
+    ) -> "WindowPrompts":
         """Return the prompts relative to K windows each, R = M x K in that order.
 
         Args:
             shapes: Prompts in input pixels.
             windows: Edges of the windows.
+            discs: Windows whose center and size are those of a click's disc; None: `windows`.
         """
         count = windows.shape[1]
         first, last = windows.flatten(0, 1).unflatten(1, (2, 2)).unbind(1)
@@ -195,12 +207,16 @@ class WindowPrompts:
         repeat = {name: value.repeat_interleave(count, 0) for name, value in vars(shapes).items()}
         box = (repeat["box"].unflatten(1, (2, 2)) - first[:, None]) / size[:, None]
         has_box = repeat["has_box"][:, None]
+        center, radius = torch.full_like(first, 0.5), torch.full_like(first, DISC)
+        if discs is not None:
+            start, end = discs.flatten(0, 1).unflatten(1, (2, 2)).unbind(1)
+            center, radius = ((start + end) / 2 - first) / size, DISC * (end - start) / size
         return cls(
             (repeat["points"] - first[:, None]) / size[:, None],
             repeat["positive"],
             repeat["negative"],
-            torch.where(has_box, box.mean(1), 0.5),
-            torch.where(has_box, (box[:, 1] - box[:, 0]) / 2, DISC).clamp(min=1e-3),
+            torch.where(has_box, box.mean(1), center),
+            torch.where(has_box, (box[:, 1] - box[:, 0]) / 2, radius).clamp(min=1e-3),
             repeat["has_box"],
             repeat["has_mask"],
         )
@@ -255,10 +271,45 @@ class WindowPrompts:
         return torch.stack([*clicks, box, ellipse, mask, given], 1)
 
 
+def masks_in_windows(
+    masks: Float[Tensor, "M G G"] | None, windows: Float[Tensor, "M K 4"], side: int, samples: int
+) -> Float[Tensor, "R n n"] | None:
+    """Return mask prompts in K windows each, R = M x K in that order; None if there are none.
+
+    Args:
+        masks: Logits of mask prompts.
+        windows: Edges of the windows, in input pixels.
+        side: Side of the model input in pixels.
+        samples: Samples along each side of a window, n.
+    """
+    if masks is None:
+        return None
+    size = int(masks.shape[-1])
+    matrices = sampling_matrices(windows.flatten(0, 1) * (size / side), (size, size), samples)
+    repeated = masks.repeat_interleave(windows.shape[1], 0)
+    return sample_per_window(repeated, matrices) - 10 * (1 - coverage(matrices))
+
+
+def widened(
+    embedding: Float[Tensor, "B C E E"], prompts: Prompts
+) -> tuple[Float[Tensor, "B C E E"], Prompts]:
+    """Return embedding, points and mask prompts in one type, float32 or wider.
+
+    Args:
+        embedding: Embeddings of B images, which choose the type.
+        prompts: The prompts.
+    """
+    dtype = torch.promote_types(embedding.dtype, torch.float32)
+    masks = None if prompts.masks is None else prompts.masks.to(dtype)
+    points = prompts.points_xy_input.to(dtype)
+    return embedding.to(dtype), replace(prompts, points_xy_input=points, masks=masks)
+
+
 def likeness(
-    features: Float[Tensor, "R C n n"],
+    features: Float[Tensor, "B C n n"],
     maps: Float[Tensor, "R 8 n n"],
     prior: Float[Tensor, "R n n"],
+    image_index: Int64[Tensor, "R"] | None = None,
     groups: int = 4,
 ) -> Float[Tensor, "R L n n"]:
     """Return how alike each sample's features are to those that are prompted.
@@ -267,14 +318,17 @@ def likeness(
     under background clicks or where the prior mask is surely not.
 
     Args:
-        features: Features in R windows.
+        features: Features in R windows, or of B images.
         maps: Maps of the prompts, from `WindowPrompts.maps`.
         prior: Logits that the answer starts from.
+        image_index: Index of each prompt's image; None: each prompt has its own features.
         groups: Groups of channels; L is three times as many.
     """
     inside = torch.sigmoid(prior)
     weights = torch.stack([maps[:, 0], inside, maps[:, 2] + (1 - inside).square()], 1).flatten(2)
     grouped = F.normalize(features.unflatten(1, (groups, -1)).flatten(3), dim=2)
+    if image_index is not None:
+        grouped = gather(grouped, image_index)
     means = torch.einsum("rgcn,rwn->rwgc", grouped, weights)
     cosines = torch.einsum("rgcn,rwgc->rwgn", grouped, F.normalize(means, dim=3, eps=1e-6))
     return cosines.flatten(1, 2).unflatten(2, features.shape[2:])

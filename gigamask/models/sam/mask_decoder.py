@@ -6,6 +6,7 @@ logits.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -16,10 +17,36 @@ from torch.utils.checkpoint import checkpoint
 
 from gigamask.models.configs import SamConfig
 from gigamask.models.sam.layers import MLP, LayerNorm2d, layer_norm
-from gigamask.models.sam.transformer import DensePrompt, TwoWayTransformer
+from gigamask.models.sam.transformer import DensePrompt, TwoWayTransformer, gather
 
 MULTIMASK_TOKENS, SINGLE_MASK_TOKEN, ALL_MASK_TOKENS = range(1, 4), range(1), range(4)
 """Mask tokens for three masks, for a single mask, and for all four, as in Meta's export."""
+
+
+@dataclass(frozen=True)
+class HighRes:
+    """Features of the pixels that join the upscaling, in the order of its tokens.
+
+    Attributes:
+        twice: Features at two times the embedding's resolution, four in each of T tokens.
+        four: Features at four times the embedding's resolution, sixteen in each token.
+        image_index: Index of each mask's image; None: each mask has its own features.
+    """
+
+    twice: Float[Tensor, "B T 4 c"]
+    four: Float[Tensor, "B P d"]
+    image_index: Int64[Tensor, "M"] | None
+
+    def add(self, features: Float[Tensor, "B ..."], x: Float[Tensor, "M ..."]) -> Tensor:
+        """Return the sum of upscaled tokens and the features of each mask's image.
+
+        Args:
+            features: `twice` or `four`.
+            x: Upscaled tokens of M masks.
+        """
+        if self.image_index is not None:
+            features = gather(features, self.image_index)
+        return x + features.to(x.dtype)
 
 
 class MaskDecoder(nn.Module):
@@ -65,34 +92,60 @@ class MaskDecoder(nn.Module):
             mask_tokens: Range of K of the four mask tokens to use.
             token_mask: Which prompt tokens to attend to; None means all.
         """
+        tokens, image = self._attend(images, positions, prompts, mask_image, dense, token_mask)
+        heads, iou = self._heads(tokens, mask_tokens)
+        return self._masks(image, heads), iou
+
+    def _attend(
+        self,
+        images: Float[Tensor, "B C E E"],
+        positions: Float[Tensor, "E E C"],
+        prompts: Float[Tensor, "M N C"],
+        mask_image: Int64[Tensor, "M"],
+        dense: DensePrompt | None,
+        token_mask: Bool[Tensor, "M N"] | None,
+    ) -> tuple[Float[Tensor, "M N2 C"], Float[Tensor, "M T C"]]:
+        """Return the decoder's own and the prompts' tokens, and the image tokens."""
         own = torch.cat([self.iou_token.weight, self.mask_tokens.weight])
         tokens = torch.cat([own.expand(len(prompts), -1, -1), prompts], 1)
         attention_mask = (
             None if token_mask is None else F.pad(token_mask, (len(own), 0), value=True)
         )
         flat = images.flatten(2).transpose(1, 2).contiguous()
-        tokens, image = self.transformer(
+        return self.transformer(
             flat, positions.flatten(0, 1), tokens, mask_image, dense, attention_mask
         )
+
+    def _heads(
+        self, tokens: Float[Tensor, "M N C"], mask_tokens: range
+    ) -> tuple[Float[Tensor, "M c K"], Float[Tensor, "M K"]]:
+        """Return the hypernetworks' outputs, and predicted IoU."""
         heads = torch.stack(
             [self.output_hypernetworks_mlps[index](tokens[:, 1 + index]) for index in mask_tokens],
             -1,
         )
         iou = self.iou_prediction_head(tokens[:, 0])[:, mask_tokens.start : mask_tokens.stop]
-        return self._masks(image, heads), iou
+        return heads, iou
 
     def _masks(
-        self, image: Float[Tensor, "M T C"], heads: Float[Tensor, "M c K"]
+        self,
+        image: Float[Tensor, "M T C"],
+        heads: Float[Tensor, "M c K"],
+        high_res: HighRes | None = None,
     ) -> Float[Tensor, "M K G G"]:
         """Return the product of each head with the image tokens, upscaled by a factor of four."""
         first, second = (cast(nn.ConvTranspose2d, self.output_upscaling[index]) for index in (0, 3))
         norm = cast(LayerNorm2d, self.output_upscaling[1])
+
+        def to_four(x: Tensor) -> Tensor:
+            four = _upscale(F.gelu(layer_norm(x, norm)), second)
+            four = four.unflatten(-1, (4, -1)).flatten(1, 3)
+            return four if high_res is None else high_res.add(high_res.four, four)
+
         twice = _upscale(image, first).unflatten(-1, (4, -1))
-        four = (
-            _checkpointed(lambda x: _upscale(F.gelu(layer_norm(x, norm)), second), twice)
-            .unflatten(-1, (4, -1))
-            .flatten(1, 3)
-        )
+        if high_res is not None:
+            twice = high_res.add(high_res.twice, twice)
+        four = _checkpointed(to_four, twice)
         logits = _checkpointed(lambda x: F.gelu(x) @ heads.to(x.dtype), four)
         side = self.embedding_size
         pixels = logits.view(len(image), side, side, 2, 2, 2, 2, heads.shape[-1])

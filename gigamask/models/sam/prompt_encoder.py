@@ -19,6 +19,7 @@ from torch.nn import functional
 from gigamask.errors import GigamaskError
 from gigamask.models.configs import SamConfig
 from gigamask.models.sam.layers import LayerNorm2d, layer_norm, no_autocast
+from gigamask.models.sam.transformer import DensePrompt
 from gigamask.types import Prompts
 
 
@@ -150,6 +151,21 @@ class PromptEncoder(nn.Module):
         weight, bias = self.mask_projection()
         columns = torch.cat([weight, bias[:, None], self.no_mask_embed.weight.T], 1)
         return torch.cat([features, kinds], -1), columns, torch.zeros_like(bias)
+
+    def dense(
+        self, masks: Float[Tensor, "M G G"] | None, has_mask_prompt: Bool[Tensor, "M"] | None
+    ) -> DensePrompt | None:
+        """Return the dense embeddings of prompts; None if all are `no_mask_embed`.
+
+        Args:
+            masks: Logits of mask prompts; None: there are none.
+            has_mask_prompt: Which prompts have one; None: all, if `masks` is not None.
+        """
+        if masks is None:
+            return None
+        if has_mask_prompt is None:
+            return DensePrompt(self.mask_features(masks), *self.mask_projection())
+        return DensePrompt(*self.mixed_features(masks, has_mask_prompt))
 
 
 PADDING_LABEL, CORNER_LABELS = -1, (2, 3)

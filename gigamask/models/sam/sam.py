@@ -20,21 +20,22 @@ from gigamask import files
 from gigamask.errors import GigamaskError
 from gigamask.models import convert, state_dict
 from gigamask.models.compact.decoder import WindowMaskDecoder, window_frame
+from gigamask.models.compact.prompt_maps import MIDDLE_WINDOW
 from gigamask.models.configs import (
     ConvPyramid,
     GroundingModelConfig,
     MAEConfig,
     SamConfig,
+    SamDecoder,
     WindowDecoder,
 )
+from gigamask.models.sam.dense_decoder import DenseMaskDecoder, prompt_frame
+from gigamask.models.sam.high_res import HighResStem
 from gigamask.models.sam.mask_decoder import MULTIMASK_TOKENS, SINGLE_MASK_TOKEN, MaskDecoder
 from gigamask.models.sam.prompt_encoder import PromptEncoder, make_prompts
-from gigamask.models.sam.transformer import DensePrompt
 from gigamask.models.weight_files import UnavailableEncoder
 from gigamask.types import Prediction, Prompts, WindowLogits
 
-MIDDLE_WINDOW = 1
-"""The window that answers a mask prompt without `multimask_output`, of three."""
 PIXEL_MEAN, PIXEL_STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 """ImageNet's mean and standard deviation, RGB in 0..255 (Segment Anything, `modeling/sam.py`)."""
 
@@ -67,16 +68,24 @@ class Sam(nn.Module):
     pixel_std: Tensor
     answers_in_windows: bool = False
     """whether masks are predicted in windows around the prompt, by `decode_windows`"""
+    high_res: HighResStem | None
+    """features of the pixels that join the upscaling"""
 
     def __init__(self, config: SamConfig) -> None:
         super().__init__()
         self.config = config
-        self.image_encoder = config.encoder.build(config)
+        self.image_encoder, self.high_res = config.encoder.build(config), None
         encoder, decoder = config.encoder, config.decoder
         if isinstance(encoder, ConvPyramid) and isinstance(decoder, WindowDecoder):
             self.answers_in_windows = True
             self.prompt_encoder = PromptEncoder(window_frame(config))
             self.mask_decoder = WindowMaskDecoder(config, encoder, decoder)
+        elif isinstance(decoder, SamDecoder) and not decoder.is_published:
+            self.answers_in_windows = decoder.windows
+            self.prompt_encoder = PromptEncoder(prompt_frame(config))
+            self.mask_decoder = DenseMaskDecoder(config)
+            if decoder.high_res:
+                self.high_res = HighResStem(config)
         else:
             self.prompt_encoder = PromptEncoder(config)
             self.mask_decoder = MaskDecoder(config)
@@ -212,9 +221,11 @@ class Sam(nn.Module):
                 f"resize them, or build the model with image_size={side} and load its weights"
             )
         pixels = preprocess(images, input_sizes, self.pixel_mean, self.pixel_std)
-        if self.config.encoder.takes_input_sizes:
-            return self.image_encoder(pixels, drop_path, input_sizes)
-        return self.image_encoder(pixels, drop_path)
+        sizes = [input_sizes] if self.config.encoder.takes_input_sizes else []
+        embedding = self.image_encoder(pixels, drop_path, *sizes)
+        if self.high_res is None:
+            return embedding
+        return torch.cat([embedding, self.high_res(pixels)], 1)
 
     def decode(
         self, embedding: Float[Tensor, "B C E E"], mask_image: Int64[Tensor, "M"], prompts: Prompts
@@ -232,16 +243,14 @@ class Sam(nn.Module):
         if self.answers_in_windows:
             windows, iou = self.decode_windows(embedding, mask_image, prompts)
             return windows.paste(self.config.mask_size, self.config.image_size), iou
-        encoder = self.prompt_encoder
+        encoder, mask_tokens = self.prompt_encoder, _mask_tokens(prompts)
+        if isinstance(self.mask_decoder, DenseMaskDecoder):
+            answer, iou = self.mask_decoder(embedding, mask_image, prompts, encoder, mask_tokens)
+            return answer.logits, iou
         tokens = encoder.points(prompts.points_xy_input, prompts.labels)
-        if prompts.masks is None:
-            dense = None
+        dense = encoder.dense(prompts.masks, prompts.has_mask_prompt)
+        if dense is None:
             embedding = embedding + encoder.no_mask_embed.weight.view(1, -1, 1, 1)
-        elif prompts.has_mask_prompt is None:
-            dense = DensePrompt(encoder.mask_features(prompts.masks), *encoder.mask_projection())
-        else:
-            dense = DensePrompt(*encoder.mixed_features(prompts.masks, prompts.has_mask_prompt))
-        mask_tokens = MULTIMASK_TOKENS if prompts.multimask_output else SINGLE_MASK_TOKEN
         return self.mask_decoder(
             embedding,
             encoder.get_dense_pe(),
@@ -257,14 +266,18 @@ class Sam(nn.Module):
     ) -> tuple[WindowLogits, Float[Tensor, "M K"]]:
         """Return mask logits in windows, and predicted IoU, of M prompts.
 
-        Without `multimask_output`, a mask prompt is answered in one window, and other prompts in
-        that of three with the highest predicted IoU.
+        Without `multimask_output`, SAM's decoder answers in the middle window; the decoder `window`
+        a mask prompt there, and other prompts in that of three with the highest predicted IoU.
 
         Args:
             embedding: Embeddings of B images.
             mask_image: Index of each prompt's image, ascending.
             prompts: The prompts.
         """
+        if isinstance(self.mask_decoder, DenseMaskDecoder):
+            return self.mask_decoder(
+                embedding, mask_image, prompts, self.prompt_encoder, _mask_tokens(prompts)
+            )
         always_masks = prompts.masks is not None and prompts.has_mask_prompt is None
         all_windows = prompts.multimask_output or not always_masks
         windows, iou = self.mask_decoder(
@@ -276,6 +289,10 @@ class Sam(nn.Module):
         if prompts.has_mask_prompt is not None:
             index = torch.where(prompts.has_mask_prompt, MIDDLE_WINDOW, index)
         return windows.select(index), iou.gather(1, index[:, None])
+
+
+def _mask_tokens(prompts: Prompts) -> range:
+    return MULTIMASK_TOKENS if prompts.multimask_output else SINGLE_MASK_TOKEN
 
 
 def load_sam(

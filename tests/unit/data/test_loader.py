@@ -401,7 +401,13 @@ def test_every_tensor_moves(source):
     assert moved.rle_offsets.device.type == "cpu", (
         "it says where to cut, and is read without waiting for the device"
     )
-    moved = replace(moved, rle_offsets=moved.rle_offsets.to("meta"))
+    drop_path = moved.random_inputs.drop_path
+    assert drop_path.device.type == "cpu", "it says which branches are not computed"
+    moved = replace(
+        moved,
+        rle_offsets=moved.rle_offsets.to("meta"),
+        random_inputs=replace(moved.random_inputs, drop_path=drop_path.to("meta")),
+    )
     tensors = [
         getattr(moved, field.name)
         for field in fields(Batch)

@@ -16,9 +16,10 @@ from gigamask.errors import GigamaskError
 from gigamask.export import huggingface, official, onnx
 from gigamask.export.probe import Probe, compare
 from gigamask.models import state_dict, weight_files
-from gigamask.models.configs import SamConfig, tiny
+from gigamask.models.configs import SamConfig, SamDecoder, tiny
 from gigamask.models.init import build_model
 from gigamask.models.sam.sam import Sam
+from tests.little import DENSE
 
 # Windows of 3 on 8 x 8 tokens need padding.
 SPEC = replace(tiny(), image_size=64, window_size=3)
@@ -130,6 +131,29 @@ def test_onnx_predicts_as_the_model_does(change, tmp_path):
     told = onnx.write_onnx(build_model(spec, 0).eval(), tmp_path / "onnx")
     assert told["difference"] < 1e-4
     assert [path.rpartition("/")[2] for path in told["files"]] == ["encoder.onnx", "decoder.onnx"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("windows", [False, True])
+def test_onnx_predicts_as_the_decoder_with_options_does(windows, tmp_path):
+    spec = replace(SPEC, decoder=replace(DENSE, windows=windows))
+    model, chance = build_model(spec, 0).eval(), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=chance))
+    assert onnx.write_onnx(model, tmp_path / "onnx")["difference"] < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("write", "out"), [(official.write_pth, "m.pth"), (huggingface.write_huggingface, "hf")]
+)
+def test_other_formats_have_no_options_of_the_decoder(write, out, tmp_path):
+    dense = build_model(replace(SPEC, decoder=SamDecoder(prior=True, residual=True)), 0)
+    with pytest.raises(GigamaskError, match=r"^[^\n]*prior and residual; export .*--to onnx$"):
+        write(dense, tmp_path / out)
+    assert not (tmp_path / out).exists()
+    told = official.write_safetensors(dense, tmp_path / "m.safetensors")
+    assert told["difference"] == 0
 
 
 @pytest.mark.slow

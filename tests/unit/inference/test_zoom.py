@@ -117,8 +117,9 @@ def extent(mask):
 def test_a_box_lands_on_its_own_pixels(size, part):
     model, box = Drawing(), pixel_box(size, part)
     decode = decoder(model, np.zeros((*size, 3), np.uint8))
-    answer = decode(prompts_of(decode.transform, box=box))
-    whole, [zoomed] = model.asked[0], model.asked[1:]
+    whole = prompts_of(decode.transform, box=box)
+    answer = decode(whole)
+    [zoomed] = model.asked
     assert zoomed.points_xy_input.diff(dim=1).abs().max() > (
         whole.points_xy_input.diff(dim=1).abs().max()
     )
@@ -192,8 +193,9 @@ def test_a_mask_prompt_keeps_its_place(size):
     rows, columns = torch.meshgrid(torch.arange(GRID), torch.arange(GRID), indexing="ij")
     distance = torch.maximum((rows - height / 2).abs() / 2, (columns - width / 2).abs() / 3)
     masks = (1.2 - distance).clamp(-4, 4)[None, None]
-    answer = decode(prompts_of(decode.transform, masks=masks))
-    whole, [zoomed] = model.asked[0], model.asked[1:]
+    whole = prompts_of(decode.transform, masks=masks)
+    answer = decode(whole)
+    [zoomed] = model.asked
     assert (zoomed.masks > 0).sum() > 2 * (whole.masks > 0).sum()
     before, after = masks[0, 0] > 0, answer.low_res_logits[0, 0] > 0
     assert torch.equal(before[distance < 0.9], after[distance < 0.9])
@@ -218,7 +220,7 @@ def test_clicks_zoom_into_the_mask_that_is_passed_with_them(best_only):
     assert np.abs(extent(answer.logits[0, 0].numpy() > 0) - [100, 200, 139, 239]).max() <= 1
     [crop] = decode._embeddings
     assert crop.crop_size[0] == crop.crop_size[1] <= 90
-    points = model.asked[1].points_xy_input[0].numpy()
+    points = model.asked[0].points_xy_input[0].numpy()
     wanted = crop.points_to_input(np.array([[120.0, 220], [300, 300]]))
     np.testing.assert_allclose(points[:2], wanted, rtol=1e-5)
     assert (points[2] == 0).all()  # padding

@@ -93,6 +93,9 @@ def test_channels_of_the_embedding_are_the_encoders():
         1 + 32 + 4 * 16,
     ]
     assert (compact().embedding_size, compact().mask_size) == (64, 256)
+    high_res = replace(vit_b(), decoder=SamDecoder(high_res=True))
+    found = [config.embedding_channels for config in (vit_b(), compact(), high_res)]
+    assert found == [256, 97, 4 * 256]
 
 
 @pytest.mark.parametrize(

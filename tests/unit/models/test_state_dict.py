@@ -8,7 +8,16 @@ from safetensors.torch import save_file
 
 from gigamask import recipes
 from gigamask.errors import GigamaskError
-from gigamask.models.configs import SAM_RECIPES, MAEConfig, mae_tiny, tiny, vit_b, vit_h, vit_l
+from gigamask.models.configs import (
+    SAM_RECIPES,
+    MAEConfig,
+    SamDecoder,
+    mae_tiny,
+    tiny,
+    vit_b,
+    vit_h,
+    vit_l,
+)
 from gigamask.models.convert import (
     from_huggingface,
     from_mae,
@@ -29,7 +38,7 @@ from gigamask.models.state_dict import (
     to_official,
 )
 from gigamask.models.weight_files import make_spec
-from tests.little import COMPACT
+from tests.little import COMPACT, DENSE, SPEC
 
 
 @pytest.fixture(scope="module")
@@ -285,6 +294,21 @@ def test_a_compact_model_states_its_parts_and_loads_back(tmp_path):
     other = build_model(config, 0)
     load_weights(other, state, "w")
     assert_same(other.state_dict(), compact.state_dict())
+
+
+def test_options_of_the_decoder_are_stated_and_load_back(tmp_path):
+    config = replace(SPEC, decoder=DENSE)
+    dense = build_model(config, 7)
+    save_weights(to_official(dense), config, tmp_path / "model.safetensors")
+    loaded = Sam.from_pretrained(tmp_path)
+    assert replace(loaded.config, drop_path_rate=SPEC.drop_path_rate) == config
+    assert_same(loaded.state_dict(), dense.state_dict())
+    assert make_spec(config)["decoder"]["likeness"] is True
+    # Options without weights of their own start from SAM's.
+    prior = replace(SPEC, decoder=SamDecoder(prior=True, residual=True, windows=True))
+    load_weights(build_model(prior, 0), to_official(build_model(SPEC, 0)), "w")
+    with pytest.raises(GigamaskError, match=r"mask_decoder\.likeness"):
+        load_weights(build_model(config, 0), to_official(build_model(SPEC, 0)), "w")
 
 
 def test_parts_of_sam_are_not_stated():

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from gigamask.masks.windows import paste
+from gigamask.models.compact.prompt_maps import MIDDLE_WINDOW, masks_in_windows
 from gigamask.models.init import build_model
-from gigamask.models.sam.sam import MIDDLE_WINDOW, PromptDecoder, Sam
+from gigamask.models.sam.sam import PromptDecoder, Sam
 from gigamask.types import OUTSIDE_LOGIT, Prompts
 from tests.little import COMPACT
 
@@ -290,10 +291,10 @@ def test_features_are_sampled_at_both_strides(case):
 
 
 def test_a_mask_prompt_is_background_beyond_the_image(case):
-    model, _, prompts = case
+    _, _, prompts = case
     masks = torch.full_like(prompts.masks[:1], 2.0)
     windows = torch.tensor([[-32.0, 0, 32, 64]], dtype=torch.float64)
-    (found,) = model.mask_decoder._mask_prompts(masks, windows, 1)
+    (found,) = masks_in_windows(masks, windows[None], 64, 32)
     assert torch.allclose(found[:, 16:], torch.tensor(2.0).double())
     assert torch.allclose(found[:, :16], torch.tensor(-10.0).double())
 

@@ -1,0 +1,76 @@
+"""Built-in tables of `gigamask ablate`."""
+
+# Box noise is at most 2.5 px, as in the recipe `tiny`, whose image side is an eighth of SAM's.
+MIXED = ["--prompts", "mixed", "--prompts.box-noise-limit-px", "2.5"]
+
+
+def _options(*names: str) -> list[str]:
+    """Return the flags that turn on options of SAM's decoder."""
+    return [f"--model.decoder.{name}" for name in names]
+
+
+TABLES: dict[str, dict[str, list[str]]] = {
+    "samplers": {
+        "random": [],
+        "stratified_granularity": ["--sampler", "stratified_granularity"],
+        "multi_level": ["--sampler", "multi_level"],
+        "curriculum": ["--sampler", "curriculum", "--sampler.epochs", "2"],
+        "adaptive_curriculum": [
+            *("--sampler", "adaptive_curriculum", "--sampler.per-epoch", "200"),
+            *("--sampler.growth", "0.1", "--sampler.threshold", "0.8"),
+        ],
+        "loss_weighted": [
+            *("--sampler", "loss_weighted", "--sampler.per-epoch", "200"),
+            *("--sampler.ema", "0.5", "--sampler.temperature", "0.5"),
+        ],
+        "replay": ["--sampler", "replay", "--sampler.per-epoch", "200"],
+        "balanced_tar": ["--sampler", "balanced_tar"],
+        "multi_attribute": ["--sampler", "multi_attribute"],
+    },
+    "losses": {
+        "focal": ["--loss.dice-weight", "0", "--loss.iou-weight", "0"],
+        "dice": ["--loss.focal-weight", "0", "--loss.iou-weight", "0"],
+        "focal+dice": ["--loss.iou-weight", "0"],
+        "focal+dice+iou": [],
+    },
+    "masks": {
+        "single": ["--loss.mask-supervision", "single", "--loss.iou-supervision", "all"],
+        "all": ["--loss.mask-supervision", "all"],
+        "best": ["--loss.mask-supervision", "best"],
+    },
+    "prompts": {
+        "points": [
+            *(*MIXED, "--prompts.point-prob", "1", "--prompts.box-prob", "0"),
+            *("--prompts.mask-prob", "0"),
+        ],
+        "boxes": [
+            *(*MIXED, "--prompts.point-prob", "0", "--prompts.box-prob", "1"),
+            *("--prompts.mask-prob", "0"),
+        ],
+        "mixed": MIXED,
+        "rounds": [],
+    },
+    "mining": {
+        "none": [],
+        "ohem": ["--mining", "ohem"],
+        "ohem_in_strata": ["--mining", "ohem", "--mining.group-by", "granularity"],
+        "pixels": ["--loss.ohem-pixel-ratio", "0.25", "--loss.ohem-min-pixels", "500"],
+    },
+    "dense": {
+        "plain": [],
+        "prior": _options("prior"),
+        "prior+residual": _options("prior", "residual"),
+        "prior+residual+likeness": _options("prior", "residual", "likeness"),
+        "prior+residual+high_res": _options("prior", "residual", "high-res"),
+        "windows": _options("prior", "residual", "windows"),
+        "all": _options("prior", "residual", "likeness", "high-res", "windows"),
+    },
+}
+"""Built-in tables: variants with their flags of `gigamask train`; without flags, the recipe itself.
+
+`losses`, `masks` and `prompts` follow published ablations: the terms of the loss, which of the
+three predicted masks it supervises, and the prompts. `rounds` is the recipe's own schedule; the
+other prompts have one round. `dense` has the options of SAM's decoder. The numbers suit small
+models and a few thousand samples; the defaults of curricula and loss-driven samplers would hardly
+affect such short runs.
+"""

@@ -1,0 +1,136 @@
+"""Options of SAM's decoder, as a user types them."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from gigamask.cli.main import main
+from gigamask.inference.automatic_mask_generator import SamAutomaticMaskGenerator
+from gigamask.inference.embedding_cache import EmbeddingCache
+from gigamask.inference.predictor import SamPredictor
+from gigamask.models.configs import SamDecoder
+from gigamask.models.sam.sam import Sam
+from gigamask.synthetic.scenes import compose_scene
+from gigamask.training import checkpoint
+from gigamask.workflows.ablation_tables import TABLES
+from tests.journeys.runs import records
+
+LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
+OPTIONS = {name: flags for name, flags in TABLES["dense"].items() if flags}
+
+
+def train(*words: object) -> int:
+    return main(["train", *map(str, words)])
+
+
+@pytest.fixture(scope="module")
+def run(scenes, tmp_path_factory) -> Path:
+    """Three steps with all options."""
+    folder = tmp_path_factory.mktemp("dense") / "run"
+    words = [LITTLE, "--data", scenes, "--out", folder, *OPTIONS["all"], "--loss", "window"]
+    assert train(*words, "--steps", 3) == 0
+    return folder
+
+
+@pytest.mark.parametrize("loss", ["sam", "window"])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_each_option_is_trained(scenes, tmp_path, name, loss, capsys):
+    """On the same dozen images, the loss of the last steps is below that of the first."""
+    out = tmp_path / "run"
+    words = [LITTLE, "--data", scenes, "--out", out, *OPTIONS[name], "--loss", loss]
+    words += ["--batch-size", 4, "--micro-batch-size", 4, "--optimizer.lr", 0.003]
+    if loss == "window" and "--model.decoder.windows" not in OPTIONS[name]:
+        assert train(*words, "--steps", 1) == 2
+        assert "--loss sam" in capsys.readouterr().err
+        return
+    assert train(*words, "--steps", 16) == 0
+    losses = [line["loss"] for line in records(out) if "loss" in line]
+    assert len(losses) == 16
+    assert np.mean(losses[-6:]) < np.mean(losses[:3])
+    stated = vars(Sam.from_pretrained(out).config.decoder)
+    wanted = {flag.rpartition(".")[2].replace("-", "_") for flag in OPTIONS[name]}
+    assert {option for option, value in stated.items() if value} == wanted
+
+
+def test_a_frozen_encoder_leaves_the_features_of_the_pixels_to_learn(run, scenes, tmp_path):
+    after = tmp_path / "after"
+    words = [LITTLE, "--data", scenes, "--out", after, *OPTIONS["all"], "--steps", 2]
+    assert train(*words, "--init", run, "--freeze", "image_encoder") == 0
+    states = [Sam.from_pretrained(each).state_dict() for each in (run, after)]
+    moved = {name for name, value in states[0].items() if not torch.equal(value, states[1][name])}
+    assert {name.split(".")[0] for name in moved} == {"mask_decoder", "prompt_encoder", "high_res"}
+
+
+def test_it_is_evaluated_and_segments(run, scenes, tmp_path):
+    told = tmp_path / "told.json"
+    words = ["--data", str(scenes), "--images", "2", "--json", str(told)]
+    assert main(["evaluate", str(run), *words]) == 0
+    scores = json.loads(told.read_text())
+    assert main(["evaluate", str(checkpoint.newest(run) / checkpoint.MODEL), *words]) == 0
+    assert json.loads(told.read_text())["clicks"] == scores["clicks"]
+
+
+def test_predictor_and_automatic_masks(run, tmp_path, monkeypatch):
+    """The features of the pixels are cached with the embedding."""
+    model, picture = Sam.from_pretrained(run), compose_scene(1, 0).pixels[::4, ::4]
+    predictor = SamPredictor(model, cache=EmbeddingCache(tmp_path))
+    predictor.set_image(picture)
+    height, width = picture.shape[:2]
+    box = np.array([width / 4, height / 4, 3 * width / 4, 3 * height / 4])
+    expected = predictor.predict(box=box)
+    assert expected[0].shape == (3, height, width)
+    again, *_ = predictor.predict(box=box, mask_input=expected[2][:1], multimask_output=False)
+    assert again.shape == (1, height, width)
+    encode, calls = model.encode, []
+    monkeypatch.setattr(model, "encode", lambda *given: calls.append(1) or encode(*given))
+    cached = SamPredictor(model, cache=EmbeddingCache(tmp_path))
+    cached.set_image(picture)
+    assert not calls
+    assert (cached.predict(box=box)[0] == expected[0]).all()
+    with torch.no_grad():
+        model.high_res.four_out.weight.add_(1.0)
+    SamPredictor(model, cache=EmbeddingCache(tmp_path)).set_image(picture)
+    assert calls, "other weights have other features"
+    thresholds = {"pred_iou_thresh": 0.0, "stability_score_thresh": 0.0}
+    generator = SamAutomaticMaskGenerator(model, points_per_side=2, **thresholds)
+    assert all(mask["segmentation"].any() for mask in generator.generate(picture))
+
+
+@pytest.mark.parametrize("recipe", ["tiny", "sam_vit_b"])
+def test_a_plan_needs_no_data(recipe, tmp_path):
+    told = tmp_path / "plan.json"
+    quick = ["--prompts.clicks", "1", "--prompts.no-mask-only-rounds", "--micro-batch-size", "1"]
+    words = ["plan", recipe, *OPTIONS["all"], *quick, "--json", str(told)]
+    if recipe == "sam_vit_b":
+        words += ["--model.image-size", "256", "--model.depth", "2"]
+        words += ["--model.global-attn-indexes", "1"]
+    assert main(words) == 0
+    assert json.loads(told.read_text())["peak_bytes"] > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["tiny", "--model.decoder.residual"], "--model.decoder.prior"),
+        (["tiny", "--model.decoder.high-res", "--model.patch-size", "2"], "patch_size"),
+        (["tiny", "--model.decoder.priors"], "--model.decoder.prior"),
+        (["compact", "--model.decoder.prior"], "--model.decoder.prior"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(scenes, tmp_path, words, message, capsys):
+    assert train(*words, "--data", scenes, "--out", tmp_path / "run") == 2
+    told = capsys.readouterr().err
+    assert message in told
+    assert told.count("\n") == 1
+
+
+def test_published_weights_start_a_model_with_a_prior(scenes, tmp_path):
+    """Options without weights of their own."""
+    plain, after = tmp_path / "plain", tmp_path / "after"
+    assert train(LITTLE, "--data", scenes, "--out", plain, "--steps", 1) == 0
+    words = [LITTLE, "--data", scenes, "--out", after, "--init", plain, "--steps", 1]
+    assert train(*words, "--model.decoder.prior", "--model.decoder.windows") == 0
+    assert Sam.from_pretrained(after).config.decoder == SamDecoder(prior=True, windows=True)

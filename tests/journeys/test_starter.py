@@ -1,0 +1,84 @@
+"""The weights in the package: useful at once, and found by name wherever weights are asked for."""
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from gigamask import load_model
+from gigamask.cli.commands.serve import ServeCommand
+from gigamask.cli.main import main
+from gigamask.models import state_dict
+from gigamask.models.configs import ConvPyramid, WindowDecoder
+from gigamask.synthetic import dead_leaves
+from tests.journeys.runs import records
+
+
+@pytest.fixture(scope="module")
+def leaves(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("leaves")
+    dead_leaves.write(folder, 6, seed=99)
+    return folder
+
+
+def test_it_is_the_small_model_and_fits_in_eight_megabytes():
+    model = load_model("starter")
+    assert isinstance(model.config.encoder, ConvPyramid)
+    assert isinstance(model.config.decoder, WindowDecoder)
+    assert state_dict.STARTER_FILE.stat().st_size < 8e6
+
+
+def test_it_segments_unseen_scenes(leaves, tmp_path, capsys):
+    scores = tmp_path / "scores.json"
+    assert main(["evaluate", "starter", "--data", str(leaves), "--json", str(scores)]) == 0
+    read = json.loads(scores.read_text())
+    assert read["box"] > 0.8
+    assert read["clicks"]["1"] > 0.5
+    assert read["clicks"]["9"] > read["clicks"]["3"] > read["clicks"]["1"]
+
+
+def test_segment_and_export_take_it_by_name(tmp_path):
+    photo = tmp_path / "photo.png"
+    cv2.imwrite(str(photo), dead_leaves.compose_leaves(99, 1).pixels[..., ::-1])
+    few = ["--points-per-side", "6", "--out", str(tmp_path / "masks")]
+    assert main(["segment", "starter", str(photo), *few]) == 0
+    found = json.loads((tmp_path / "masks" / "photo.json").read_text())
+    assert len(found["annotations"]) > 3
+    exported = tmp_path / "copy.safetensors"
+    assert main(["export", "starter", "--to", "safetensors", "--out", str(exported)]) == 0
+    theirs, ours = (load_model(name).state_dict() for name in (str(exported), "starter"))
+    assert all(np.array_equal(theirs[name], ours[name]) for name in ours)
+
+
+def test_training_starts_from_it(leaves, tmp_path):
+    losses = {}
+    for name, flags in {"random": [], "starter": ["--init", "starter"]}.items():
+        run = tmp_path / name
+        words = ["train", "compact", "--data", str(leaves), "--out", str(run), *flags]
+        small = ["--steps", "1", "--batch-size", "2", "--micro-batch-size", "2", "--log-every", "1"]
+        assert main([*words, *small, "--loader.workers", "0"]) == 0
+        losses[name] = records(run)[-1]["loss"]
+    assert losses["starter"] < 0.7 * losses["random"]
+
+
+def test_serve_shows_it_when_there_is_nothing_else():
+    with ExitStack() as stack:
+        state = ServeCommand()._state(stack)
+    assert state.weights == "starter"
+    assert state.session is not None
+
+
+def test_a_folder_of_that_name_is_meant_instead(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("starter").mkdir()
+    assert main(["segment", "starter", "photo.png", "--out", "masks"]) == 2
+    assert "starter: holds no model.safetensors" in capsys.readouterr().err
+
+
+def test_a_misspelled_name_says_what_there_is(leaves, tmp_path, capsys):
+    words = ["--data", str(leaves), "--out", str(tmp_path / "run")]
+    assert main(["train", "compact", "--init", "startr", *words]) == 2
+    assert "or starter" in capsys.readouterr().err
