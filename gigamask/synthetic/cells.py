@@ -4,16 +4,13 @@ They look unlike photographs and `scenes`, so they show what fine-tuning gives o
 image. The bytes of image N depend only on (seed, N).
 """
 
-from pathlib import Path
-
 import cv2
 import numpy as np
 from jaxtyping import Bool, Float32, Int32, UInt8
 
-from gigamask.data import worker_pool
 from gigamask.masks.rle import RLEMasks
 from gigamask.rng import make_rng
-from gigamask.synthetic.scenes import LONG_SIDE, SyntheticScene, check_long_side, write_scenes
+from gigamask.synthetic.scenes import LONG_SIDE, SyntheticScene
 from gigamask.synthetic.shapes import OUTLINES, affine, circle, compose, rasterize
 from gigamask.synthetic.textures import make_pattern
 
@@ -25,43 +22,6 @@ MAX_CELLS = 200
 MAX_OVERLAP_SHARE = 0.15
 """Largest fraction of a cell that may lie on cells drawn before."""
 MIN_AREA_PX = 40
-
-
-def write(
-    folder: Path | str,
-    images: int,
-    seed: int = 0,
-    shard_images: int = 500,
-    first: int = 0,
-    long_side: tuple[int, int] = LONG_SIDE,
-    progress: worker_pool.Progress | None = None,
-) -> list[Path]:
-    """Write `images` micrographs, numbered from `first` on.
-
-    Args:
-        folder: The folder for the shards.
-        images: Number of images.
-        seed: Random seed of the micrographs.
-        shard_images: Images per shard; image N is in shard `N // shard_images`.
-        first: Number of the first image.
-        long_side: Range of the images' longer side in pixels.
-        progress: Called as `progress(done, images)` after each image.
-
-    Returns:
-        The paths of the shards.
-
-    Raises:
-        GigamaskError: A number is out of range, or a shard exists with other images.
-    """
-    check_long_side(long_side)
-    return write_scenes(
-        folder,
-        images,
-        lambda number: compose_cells(seed, number, long_side),
-        shard_images,
-        first,
-        progress,
-    )
 
 
 def compose_cells(seed: int, number: int, long_side: tuple[int, int] = LONG_SIDE) -> SyntheticScene:

@@ -6,23 +6,19 @@ trained on them know something of photographs without having seen one. The bytes
 only on (seed, N).
 """
 
-from pathlib import Path
-
 import cv2
 import numpy as np
 from jaxtyping import Float32, Float64
 
-from gigamask.data import worker_pool
 from gigamask.rng import make_rng
 from gigamask.synthetic.scenes import (
     LONG_SIDE,
     Canvas,
     SyntheticScene,
-    check_long_side,
     draw_parts,
+    draw_size,
     photograph,
     visible_masks,
-    write_scenes,
 )
 from gigamask.synthetic.shapes import (
     OUTLINES,
@@ -31,7 +27,7 @@ from gigamask.synthetic.shapes import (
     affine,
     rasterize,
 )
-from gigamask.synthetic.textures import Color, Plane
+from gigamask.synthetic.textures import Color, Plane, first_beyond
 
 LEAVES = (10, 50)
 """Range of the number of shapes of a scene, before they hide each other."""
@@ -64,43 +60,6 @@ class LeafCanvas(Canvas):
         return self.paint(window, pattern, pick_colors(generator, below), parent)
 
 
-def write(
-    folder: Path | str,
-    images: int,
-    seed: int = 0,
-    shard_images: int = 500,
-    first: int = 0,
-    long_side: tuple[int, int] = LONG_SIDE,
-    progress: worker_pool.Progress | None = None,
-) -> list[Path]:
-    """Write `images` scenes, numbered from `first` on.
-
-    Args:
-        folder: The folder for the shards.
-        images: Number of images.
-        seed: Random seed of the scenes.
-        shard_images: Images per shard; image N is in shard `N // shard_images`.
-        first: Number of the first image.
-        long_side: Range of the images' longer side in pixels.
-        progress: Called as `progress(done, images)` after each image.
-
-    Returns:
-        The paths of the shards.
-
-    Raises:
-        GigamaskError: A number is out of range, or a shard exists with other images.
-    """
-    check_long_side(long_side)
-    return write_scenes(
-        folder,
-        images,
-        lambda number: compose_leaves(seed, number, long_side),
-        shard_images,
-        first,
-        progress,
-    )
-
-
 def compose_leaves(
     seed: int, number: int, long_side: tuple[int, int] = LONG_SIDE
 ) -> SyntheticScene:
@@ -112,10 +71,8 @@ def compose_leaves(
         long_side: Range of the longer side in pixels.
     """
     generator = make_rng(seed, "leaves", number)
-    long = int(generator.integers(long_side[0], long_side[1] + 1))
-    short = max(2, int(long * generator.uniform(0.6, 1.0)))
-    size = (short, long) if generator.random() < 0.6 else (long, short)
-    light, mix = fractal_pattern(generator, size, long)
+    size = draw_size(generator, long_side, min_ratio=0.6, landscape_prob=0.6)
+    light, mix = fractal_pattern(generator, size, max(size))
     ground = generator.uniform(20, 230, 3)
     ground = ground.mean() + (ground - ground.mean()) * generator.uniform(0.1, 0.8)
     color, second = pick_colors(generator, ground)
@@ -218,9 +175,7 @@ def pick_colors(generator: np.random.Generator, beneath: Color) -> tuple[Color, 
     gray = generator.uniform(15, 235, (8, 1))
     candidates = gray + generator.normal(0, 1, (8, 3)) * generator.uniform(2, 35)
     candidates = np.clip(candidates, 4, 250)
-    distances = np.linalg.norm(candidates - beneath, axis=1)
-    enough = np.flatnonzero(distances > generator.uniform(12, 90))
-    color = candidates[enough[0] if len(enough) else distances.argmax()]
+    color = first_beyond(candidates, beneath, generator.uniform(12, 90))
     step = generator.normal(0, 1) * generator.uniform(10, 110) + generator.normal(0, 10, 3)
     return color, np.clip(color + step, 0, 255)
 

@@ -21,7 +21,7 @@ from gigamask.synthetic.scenes import (
     LONG_SIDE,
     Canvas,
     SyntheticScene,
-    check_long_side,
+    draw_size,
     photograph,
     touching,
     write_scenes,
@@ -178,10 +178,9 @@ def write(
     Raises:
         GigamaskError: A number is out of range, or a shard exists with other images.
     """
-    check_long_side(long_side)
     new: list[Query] = []
 
-    def compose(number: int) -> SyntheticScene:
+    def compose(seed: int, number: int, long_side: tuple[int, int]) -> SyntheticScene:
         described = compose_scene(seed, number, long_side)
         for text, targets, kind in described.queries:
             masks = tuple(sorted(described.masks[list(targets)].tolist()))
@@ -190,7 +189,7 @@ def write(
             )
         return described.scene
 
-    paths = write_scenes(folder, images, compose, shard_images, first, progress)
+    paths = write_scenes(folder, images, compose, seed, shard_images, first, long_side, progress)
     path, tars = Path(folder) / QUERIES, {path.name for path in paths}
     others = (
         [query for query in queries.read(path) if query.tar not in tars] if path.exists() else []
@@ -208,9 +207,7 @@ def compose_scene(seed: int, number: int, long_side: tuple[int, int] = LONG_SIDE
         long_side: Range of the longer side in pixels.
     """
     generator = make_rng(seed, "describable scene", number)
-    long = int(generator.integers(long_side[0], long_side[1] + 1))
-    short = int(long * generator.uniform(0.75, 1.0))
-    size = (short, long) if generator.random() < 0.7 else (long, short)
+    size = draw_size(generator, long_side)
     ground = np.array(
         GROUNDS[int(generator.integers(len(GROUNDS)))], np.float64
     ) + generator.uniform(-JITTER, JITTER, 3)

@@ -8,6 +8,7 @@ objects. A click inside a part therefore has two or three correct answers, as in
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,10 @@ class SyntheticScene:
     predicted_iou: Float64[np.ndarray, "n"]
     stability_score: Float64[np.ndarray, "n"]
     points_xy: Int64[np.ndarray, "n 2"]
+
+
+Composer = Callable[[int, int, tuple[int, int]], SyntheticScene]
+"""Draws the scene of a seed and a number; the last argument is the range of the longer side."""
 
 
 @dataclass
@@ -186,46 +191,34 @@ def write(
     Raises:
         GigamaskError: A number is out of range, or a shard exists with other images.
     """
-    check_long_side(long_side)
     if not 0 <= crowded <= 1:
         raise GigamaskError(
             f"{folder}: the share of crowded scenes must be between 0 and 1 (got {crowded})"
         )
-    return write_scenes(
-        folder,
-        images,
-        lambda number: compose_scene(seed, number, long_side, crowded),
-        shard_images,
-        first,
-        progress,
-    )
-
-
-def check_long_side(long_side: tuple[int, int]) -> None:
-    """Raise `GigamaskError` if a range of long sides is not valid."""
-    if not 32 <= long_side[0] <= long_side[1] <= 8192:
-        raise GigamaskError(
-            "--long-side must be two numbers of pixels from 32 to 8192, the smaller first "
-            f"(got {long_side[0]} {long_side[1]})"
-        )
+    compose = partial(compose_scene, crowded=crowded)
+    return write_scenes(folder, images, compose, seed, shard_images, first, long_side, progress)
 
 
 def write_scenes(
     folder: Path | str,
     images: int,
-    compose: Callable[[int], SyntheticScene],
+    compose: Composer,
+    seed: int = 0,
     shard_images: int = 500,
     first: int = 0,
+    long_side: tuple[int, int] = LONG_SIDE,
     progress: worker_pool.Progress | None = None,
 ) -> list[Path]:
-    """Write `images` scenes, numbered from `first` on.
+    """Write `images` scenes of any kind, numbered from `first` on.
 
     Args:
         folder: The folder for the shards.
         images: Number of scenes.
-        compose: Function that returns the scene of a number.
+        compose: Draws one scene, as `compose_scene` does.
+        seed: Random seed of the scenes.
         shard_images: Scenes per shard; scene N is in shard `N // shard_images`.
         first: Number of the first scene.
+        long_side: Range of the images' longer side in pixels.
         progress: Called as `progress(done, images)` after each scene.
 
     Returns:
@@ -234,6 +227,11 @@ def write_scenes(
     Raises:
         GigamaskError: A number is out of range, or a shard exists with other images.
     """
+    if not 32 <= long_side[0] <= long_side[1] <= 8192:
+        raise GigamaskError(
+            "--long-side must be two numbers of pixels from 32 to 8192, the smaller first "
+            f"(got {long_side[0]} {long_side[1]})"
+        )
     if images < 1 or shard_images < 1 or first < 0:
         raise GigamaskError(
             f"{folder}: counts must be at least 1 and image numbers at least 0 (got {images} images"
@@ -248,13 +246,13 @@ def write_scenes(
         for shard in range(first // shard_images, (first + images - 1) // shard_images + 1)
     }
     for path, numbers in shards.items():
-        if path.exists() and not _begins_with(path, compose(numbers[0])):
+        if path.exists() and not _begins_with(path, compose(seed, numbers[0], long_side)):
             raise GigamaskError(
                 f"{path}: exists with other images, so it is not overwritten; give another folder,"
                 " or remove it"
             )
     for path, numbers in shards.items():
-        scenes = zip(numbers, map(compose, numbers), strict=True)
+        scenes = ((number, compose(seed, number, long_side)) for number in numbers)
         tar.write(
             path, _members(scenes, lambda number: progress and progress(number - first + 1, images))
         )
@@ -308,14 +306,30 @@ def compose_scene(
         crowded: Share of scenes with many small objects.
     """
     generator = make_rng(seed, "scene", number)
-    long = int(generator.integers(long_side[0], long_side[1] + 1))
-    short = max(2, int(long * generator.uniform(0.75, 1.0)))
-    size = (short, long) if generator.random() < 0.7 else (long, short)
-    canvas = _background(generator, size)
+    canvas = _background(generator, draw_size(generator, long_side))
     canvas.crowded = bool(make_rng(seed, "crowded", number).random() < crowded)
     _draw_objects(generator, canvas)
     masks = visible_masks(generator, canvas)
     return photograph(generator, canvas, masks[generator.permutation(len(masks))])
+
+
+def draw_size(
+    generator: np.random.Generator,
+    long_side: tuple[int, int],
+    min_ratio: float = 0.75,
+    landscape_prob: float = 0.7,
+) -> tuple[int, int]:
+    """Return a random height and width in pixels.
+
+    Args:
+        generator: Random numbers.
+        long_side: Range of the longer side in pixels.
+        min_ratio: Smallest ratio of the shorter side to the longer one.
+        landscape_prob: Probability that the width is the longer side.
+    """
+    long = int(generator.integers(long_side[0], long_side[1] + 1))
+    short = max(2, int(long * generator.uniform(min_ratio, 1.0)))
+    return (short, long) if generator.random() < landscape_prob else (long, short)
 
 
 def photograph(

@@ -29,8 +29,19 @@ def pick_color(generator: np.random.Generator, beneath: Color) -> Color:
     candidates = generator.uniform(15, 240, (8, 3))
     gray = candidates.mean(1, keepdims=True)
     candidates = np.clip(gray + (candidates - gray) * generator.uniform(0.3, 1.2), 8, 247)
-    distances = np.linalg.norm(candidates - beneath, axis=1)
-    enough = np.flatnonzero(distances > generator.uniform(60, 130))
+    return first_beyond(candidates, beneath, generator.uniform(60, 130))
+
+
+def first_beyond(candidates: Float64[np.ndarray, "n 3"], color: Color, distance: float) -> Color:
+    """Return the first candidate that is farther from a color than a distance, else the farthest.
+
+    Args:
+        candidates: Colors to choose from.
+        color: The color to differ from.
+        distance: Distance in levels.
+    """
+    distances = np.linalg.norm(candidates - color, axis=1)
+    enough = np.flatnonzero(distances > distance)
     return candidates[enough[0] if len(enough) else distances.argmax()]
 
 

@@ -13,14 +13,15 @@ from gigamask.cli.commands.serve import ServeCommand
 from gigamask.cli.main import main
 from gigamask.models import state_dict
 from gigamask.models.configs import ConvPyramid, WindowDecoder
-from gigamask.synthetic import dead_leaves
+from gigamask.synthetic.dead_leaves import compose_leaves
+from gigamask.synthetic.scenes import write_scenes
 from tests.journeys.runs import records
 
 
 @pytest.fixture(scope="module")
 def leaves(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("leaves")
-    dead_leaves.write(folder, 6, seed=99)
+    write_scenes(folder, 6, compose_leaves, seed=99)
     return folder
 
 
@@ -42,7 +43,7 @@ def test_it_segments_unseen_scenes(leaves, tmp_path, capsys):
 
 def test_segment_and_export_take_it_by_name(tmp_path):
     photo = tmp_path / "photo.png"
-    cv2.imwrite(str(photo), dead_leaves.compose_leaves(99, 1).pixels[..., ::-1])
+    cv2.imwrite(str(photo), compose_leaves(99, 1).pixels[..., ::-1])
     few = ["--points-per-side", "6", "--out", str(tmp_path / "masks")]
     assert main(["segment", "starter", str(photo), *few]) == 0
     found = json.loads((tmp_path / "masks" / "photo.json").read_text())

@@ -61,12 +61,11 @@ class SynthCommand:
             }
             if self.queries:
                 paths, queries = described_scenes.write(self.folder, self.images, **common)
-            elif self.kind == "cells":
-                paths = cells.write(self.folder, self.images, **common)
-            elif self.kind == "dead_leaves":
-                paths = dead_leaves.write(self.folder, self.images, **common)
-            else:
+            elif self.kind == "objects":
                 paths = scenes.write(self.folder, self.images, crowded=self.crowded, **common)
+            else:
+                kinds = {"cells": cells.compose_cells, "dead_leaves": dead_leaves.compose_leaves}
+                paths = scenes.write_scenes(self.folder, self.images, kinds[self.kind], **common)
         print(f"{counted(self.images, 'scene')} in {counted(len(paths), 'tar')} in {self.folder}")
         if queries:
             print(f"{len(queries)} queries in {self.folder}/{described_scenes.QUERIES}")
