@@ -39,6 +39,7 @@ from gigamask.profiling.dry_run import (
     PhaseTask,
     blank_batch,
     fake_tensors,
+    tensors_in,
     to_fake,
 )
 from gigamask.prompts.schedule import InteractiveSchedule
@@ -190,17 +191,6 @@ class LaunchCounter(TorchDispatchMode):
         if packet in (aten.add_, aten._foreach_add_, aten._foreach_copy_):
             return "accumulations"
         return "other"
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Yields the tensors in nested arguments or results."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors_in(item)
-    elif isinstance(value, dict):
-        yield from tensors_in(tuple(value.values()))
 
 
 def is_same_layout(one: Tensor, other: Tensor) -> bool:

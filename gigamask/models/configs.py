@@ -123,7 +123,7 @@ class SamDecoder(Decoder):
         if self.residual and not self.prior:
             raise GigamaskError(
                 "SamDecoder.residual adds masks to the prior, which is off; use "
-                "--model.decoder.prior True as well"
+                "--model.decoder.prior as well"
             )
 
     @property

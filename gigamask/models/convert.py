@@ -303,10 +303,10 @@ def check_has_sams_decoder(config: SamConfig, target: str) -> None:
     Raises:
         GigamaskError: The model has another decoder.
     """
-    if config.decoder == SamDecoder():
-        return
     lacks = "decoder that answers in windows, which this model has"
     if isinstance(config.decoder, SamDecoder):
+        if config.decoder.is_published:
+            return
         on = [name for name, value in vars(config.decoder).items() if value]
         lacks = f"options of the decoder, of which this model has {' and '.join(on)}"
     raise GigamaskError(f"{target} has no {lacks}; export it with --to safetensors or --to onnx")

@@ -73,10 +73,10 @@ class AllocationTracker(TorchDispatchMode):
     ) -> Any:
         if func is DEVICE:  # two thirds of all calls with fake tensors
             return args[0].fake_device
-        for tensor in _tensors_in((args, kwargs)):
+        for tensor in tensors_in((args, kwargs)):
             self._track(tensor, created=False)
         result = func(*args, **(kwargs or {}))
-        for tensor in _tensors_in(result):
+        for tensor in tensors_in(result):
             self._track(tensor, created=True)
         return result
 
@@ -116,14 +116,19 @@ class _CudaTracker(AllocationTracker):
         return result
 
 
-def _tensors_in(value: Any) -> Iterator[Tensor]:
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in nested arguments or results.
+
+    Args:
+        value: A tensor, or lists, tuples and dictionaries of tensors.
+    """
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _tensors_in(item)
+            yield from tensors_in(item)
     elif isinstance(value, dict):
-        yield from _tensors_in(tuple(value.values()))
+        yield from tensors_in(tuple(value.values()))
 
 
 def _flash_backward_bytes(query_shape: torch.Size) -> int:

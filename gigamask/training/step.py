@@ -69,12 +69,9 @@ class StepMetrics:
         """
         if not terms:
             return
-        for name in {name: None for term in terms for name in ("loss", *term.parts)}:
-            values = [
-                (term.loss if name == "loss" else term.parts[name]).detach()
-                for term in terms
-                if name == "loss" or name in term.parts
-            ]
+        logged = [{"loss": term.loss, **term.parts} for term in terms]
+        for name in {name: None for values in logged for name in values}:
+            values = [values[name].detach() for values in logged if name in values]
             self.sums[name] = self.sums.get(name, 0.0) + torch.stack(values).sum()
         self.count += torch.stack([term.count for term in terms]).sum()
         images = [term.image for term in terms if term.image is not None]
