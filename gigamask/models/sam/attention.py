@@ -90,8 +90,8 @@ def rel_pos_attention_augmented(
     """Compute attention with one fused kernel.
 
     The biases become extra channels of the queries, selected by each key's one-hot row and column.
-    All channels, including those of the values, are padded to a multiple of 8, as flash kernels
-    require; 64 + 64 + 64 and 80 + 64 + 64 are below their limit of 256.
+    All channels, including those of the values, are padded to `flash_head_size`; 64 + 64 + 64 and
+    80 + 64 + 64 are below its limit of 256.
 
     Args:
         q: Queries of N = h * w tokens, n heads and B images or windows.
@@ -104,7 +104,8 @@ def rel_pos_attention_augmented(
     # Scaled here, since the kernel multiplies all scores by the scale.
     by_row, by_column = _biases(q.flatten(0, 1), rows * d**0.5, columns * d**0.5)
     heads, grid = q.shape[:2], (*q.shape[:2], h, w)
-    padding = [q.new_zeros(1).expand(*q.shape[:3], -(d + h + w) % 8)]
+    spare = flash_head_size(d + h + w, _compute_capability(q.device)) - (d + h + w)
+    padding = [q.new_zeros(1).expand(*q.shape[:3], spare)]
     eye = torch.eye(max(h, w), dtype=q.dtype, device=q.device)
     one_hot = (eye[:h, None, :h].expand(*grid, h), eye[:w, :w].expand(*grid, w))
     queries = torch.cat(
@@ -118,6 +119,33 @@ def rel_pos_attention_augmented(
         scale=d**-0.5,
     )
     return out[..., :d]
+
+
+def flash_head_size(size: int, capability: tuple[int, int] | None) -> int:
+    """Return the head size to pad to, so that torch trains with its flash attention kernel.
+
+    The kernel takes up to 256 channels, best a multiple of 8. Of GPUs of compute capability 8.6 to
+    8.9 and 12.0 to 12.1 (RTX 3090, 4090, 5090, A10, L40S) torch refuses it from 193 to 224 channels
+    if a gradient is needed, in `aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`,
+    `check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120`. Above 192 all GPUs run
+    the same kernel, so a few more channels cost only their memory.
+
+    Args:
+        size: Channels of a head.
+        capability: Compute capability of the GPU, major and minor; None for other devices.
+    """
+    padded = -(-size // 8) * 8
+    is_limited = capability is not None and any(
+        first <= capability <= last for first, last in (((8, 6), (8, 9)), ((12, 0), (12, 1)))
+    )
+    return 232 if is_limited and 192 < padded <= 224 else padded
+
+
+def _compute_capability(device: torch.device) -> tuple[int, int] | None:
+    if device.type != "cuda":
+        return None
+    properties = torch.cuda.get_device_properties(device)  # unlike the capability, compiles
+    return properties.major, properties.minor
 
 
 def rel_pos_attention_chunked(

@@ -6,6 +6,14 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+PLANLESS_BACKENDS = (
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+)
+"""Backends of attention that take any shape at once; cuDNN's builds a plan for each new shape."""
 
 
 def working_dtype(tensor: Tensor) -> torch.dtype:
@@ -28,6 +36,20 @@ def no_autocast(tensor: Tensor) -> contextlib.AbstractContextManager:
         if torch.amp.is_autocast_available(kind)
         else contextlib.nullcontext()
     )
+
+
+def planless_attention(device: torch.device) -> contextlib.AbstractContextManager:
+    """Return a context in which attention on a GPU uses only `PLANLESS_BACKENDS`.
+
+    torch prefers cuDNN's attention on GPUs of compute capability 9 and 10. The mask decoder has
+    three shapes for each number of tokens, and new ones for each number of masks.
+
+    Args:
+        device: Device of the tensors; nothing changes unless it is a GPU.
+    """
+    if device.type != "cuda":
+        return contextlib.nullcontext()
+    return sdpa_kernel(list(PLANLESS_BACKENDS))
 
 
 def layer_norm(x: Float[Tensor, "... C"], norm: nn.LayerNorm) -> Float[Tensor, "... C"]:

@@ -22,6 +22,7 @@ from gigamask.models.sam.layers import (
     TokenNorm,
     layer_norm,
     no_autocast,
+    planless_attention,
     working_dtype,
 )
 
@@ -206,28 +207,32 @@ class TwoWayTransformer(nn.Module):
             dense: Mask prompts; None if there are none.
             attention_mask: Which tokens to attend to; None means all.
         """
-        first, second = cast(Iterable[TwoWayAttentionBlock], self.layers)
-        query_pe, dtype = tokens, working_dtype(images)
-        positions = positions.to(working_dtype(positions))
-        image = _first_projections(images, first.image_weights(positions), mask_image, dense)
-        image_keys, image_values, queries = image.chunk(3, -1)
-        tokens = first.update_tokens(tokens, None, image_keys, image_values, attention_mask)
-        update = first.update_image(tokens, query_pe, queries, attention_mask)
-        keys = layer_norm(_add_image(update, images.to(dtype), mask_image, dense), first.norm4)
+        with planless_attention(images.device):
+            first, second = cast(Iterable[TwoWayAttentionBlock], self.layers)
+            query_pe, dtype = tokens, working_dtype(images)
+            positions = positions.to(working_dtype(positions))
+            image = _first_projections(images, first.image_weights(positions), mask_image, dense)
+            image_keys, image_values, queries = image.chunk(3, -1)
+            tokens = first.update_tokens(tokens, None, image_keys, image_values, attention_mask)
+            update = first.update_image(tokens, query_pe, queries, attention_mask)
+            keys = layer_norm(_add_image(update, images.to(dtype), mask_image, dense), first.norm4)
 
-        image = _project(keys, second.image_weights(positions))
-        image_keys, image_values, queries = image.chunk(3, -1)
-        tokens = second.update_tokens(tokens, query_pe, image_keys, image_values, attention_mask)
-        keys = layer_norm(
-            second.update_image(tokens, query_pe, queries, attention_mask) + keys, second.norm4
-        )
+            image = _project(keys, second.image_weights(positions))
+            image_keys, image_values, queries = image.chunk(3, -1)
+            tokens = second.update_tokens(
+                tokens, query_pe, image_keys, image_values, attention_mask
+            )
+            keys = layer_norm(
+                second.update_image(tokens, query_pe, queries, attention_mask) + keys, second.norm4
+            )
 
-        last = self.final_attn_token_to_image
-        image = _project(
-            keys, _join_projections((last.k_proj, True), (last.v_proj, False), positions=positions)
-        )
-        out = last.attend(last.q_proj(tokens + query_pe).to(image.dtype), *image.chunk(2, -1))
-        return self.norm_final_attn(tokens + last.out_proj(out)), keys
+            last = self.final_attn_token_to_image
+            image = _project(
+                keys,
+                _join_projections((last.k_proj, True), (last.v_proj, False), positions=positions),
+            )
+            out = last.attend(last.q_proj(tokens + query_pe).to(image.dtype), *image.chunk(2, -1))
+            return self.norm_final_attn(tokens + last.out_proj(out)), keys
 
 
 def gather(
