@@ -96,6 +96,10 @@ class TrainConfig(ABC):
     scaling, is for GPUs without bf16"""
     device: str = "auto"
     """device to train on: cpu, cuda or cuda:N; auto is cuda if there is a GPU, else cpu"""
+    processes: int | None = None
+    """number of processes that train on a CPU without torchrun; default: one per core for a small
+    model, at most 8 and each with the same number of images; 1 for a larger model, whose operations
+    use all cores, and if OMP_NUM_THREADS is set"""
     seed: int = 0
     """random seed (initialization, sample order, mask choice, prompts)"""
     save_every: int = 500
@@ -176,6 +180,7 @@ class TrainConfig(ABC):
             save_every=self.save_every,
             keep=self.keep,
             log_every=self.log_every,
+            **({} if self.processes is None else {"processes": self.processes}),
         )
         check_range("--max-bad-fraction", self.max_bad_fraction, 0, 1)
         check_range("--ema", self.ema, 0, BELOW_ONE)

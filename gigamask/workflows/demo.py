@@ -1,23 +1,25 @@
 """The demo: draw scenes, index, train, evaluate on new scenes, and write figures and a report."""
 
 import json
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.progress import track
 
 from gigamask import config_files, files, recipes
 from gigamask.data import index as indexes
 from gigamask.data.mask_sampling import MaskFilters
+from gigamask.distributed.precision import choose_device
+from gigamask.errors import TrainingInterruptedError
 from gigamask.evaluation import clicks, figures
 from gigamask.evaluation.click_evaluation import ClickEvaluation
 from gigamask.report import history, html, page
 from gigamask.synthetic import scenes
 from gigamask.training.checkpoint import load_model
-from gigamask.training.trainer import train
+from gigamask.workflows.train import count_processes, train
 
 RECIPE, TRAIN_SEED, TEST_SEED = "compact", 0, 1
 STEPS, EVALUATIONS, CURVE_IMAGES = 160, 4, 10
@@ -65,16 +67,21 @@ def run(out: str, train_images: int, test_images: int, steps: int | None) -> dic
         interval=max(1, steps // EVALUATIONS),
     )
     config = replace(recipe, data=data, out=out, steps=steps, evaluation=evaluation).check()
-    threads = torch.get_num_threads()
-    print(f"train {config.recipe} for {config.steps} steps on {threads} thread(s)", flush=True)
-    state = train(config, on_start=lambda: config_files.save_config(config))
+    processes = count_processes(config, choose_device(config.device), os.environ)
+    print(f"train {config.recipe}: {config.steps} steps, {processes} process(es)", flush=True)
+    run = train(config)
+    if not run.finished:
+        raise TrainingInterruptedError(
+            f"{out}: interrupted and saved at step {run.step} of {steps}; run the same command to "
+            "continue"
+        )
     test = indexes.Index.open(str(folder / "test" / "index"))
     model = load_model(out)
     rows = track(range(len(test)), "evaluate", transient=True)
     result = clicks.evaluate_clicks(model, test, MaskFilters(max_area=None), rows=rows)
     paths = figures.write_figures(model, test, result, folder / "pictures")
     elapsed_s = round(time.perf_counter() - start_s, 1)
-    summary = result.summary() | {"step": state.step, "elapsed_s": elapsed_s}
+    summary = result.summary() | {"step": run.step, "elapsed_s": elapsed_s}
     files.write_text(folder / "evaluation.json", json.dumps(summary, indent=1) + "\n")
     typical = next(path for path in paths if path.stem == "typical")
     picture, report = folder / "report.png", folder / page.REPORT

@@ -6,7 +6,9 @@ import json
 import math
 import os
 import shutil
-from contextlib import suppress
+import tempfile
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,8 +22,6 @@ from gigamask.training.config import TrainConfig
 from gigamask.training.mae_config import MAETrainConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import torch
     from torch import nn
 
@@ -104,6 +104,8 @@ class Run:
         return evaluate(str(self.folder), data, **options)
 
 
+MAX_PROCESSES = 8
+"""Most processes that are started on a CPU unless more are asked for; more are not measured."""
 Changes = dict[str, tuple[Any, Any]]
 """Fields that differ from the saved configuration: saved and new value."""
 
@@ -112,7 +114,8 @@ def train(config: TrainConfig, *, allow_data_change: bool = False) -> Run:
     """Train a configuration, or resume it if its folder contains a checkpoint.
 
     Works in any thread. In the main thread, SIGINT and SIGTERM make it save a checkpoint and
-    return. Under torchrun, call it in every process.
+    return. On a CPU, it trains a small model in several processes, as `config.processes` says.
+    Under torchrun, call it in every process.
 
     Args:
         config: Configuration, such as `recipes.tiny().with_(data="scenes/", out="runs/a")`.
@@ -124,15 +127,15 @@ def train(config: TrainConfig, *, allow_data_change: bool = False) -> Run:
     Raises:
         GigamaskError: The configuration, the data or the folder cannot be used.
     """
-    from gigamask.distributed.precision import choose_device
-    from gigamask.distributed.world import destroy_world, init_world
-
     changes = resolve(config, allow_data_change)
-    world = init_world(os.environ, choose_device(config.device), config.timeout_s)
-    try:
-        state = train_in_world(config, changes, world, allow_data_change)
-    finally:
-        destroy_world(world)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config.yaml"
+        path.write_text(config_files.config_yaml(config))
+        arguments = [*config.command.split(), config.recipe, "--config", str(path)]
+        if allow_data_change:
+            arguments.append("--allow-data-change")
+        with open_world(config, arguments, os.environ) as world:
+            state = train_in_world(config, changes, world, allow_data_change)
     return Run(Path(config.out), config, state.step)
 
 
@@ -176,28 +179,97 @@ def resolve(
     return changes
 
 
-def limit_threads(config: TrainConfig, environment: Mapping[str, str]) -> None:
-    """Train a small model on a CPU with one thread, unless OMP_NUM_THREADS is set.
+@contextmanager
+def open_world(
+    config: TrainConfig, arguments: Sequence[str], environment: MutableMapping[str, str]
+) -> Iterator[World]:
+    """Join the processes of torchrun, or start those that train a small model on a CPU.
 
-    Its operations are too short for two: they gain a tenth on an idle machine, and wait for each
-    other on a busy one.
+    Each of these has one thread.
 
     Args:
         config: The configuration.
+        arguments: Arguments of `gigamask` for processes to start.
         environment: Environment variables.
+
+    Yields:
+        The processes that train together.
+
+    Raises:
+        GigamaskError: The environment or `config.processes` does not fit the device.
     """
     import torch
 
+    from gigamask.distributed.local_processes import start_world
     from gigamask.distributed.precision import choose_device
+    from gigamask.distributed.world import destroy_world, init_world
+
+    device, threads = choose_device(config.device), torch.get_num_threads()
+    processes = count_processes(config, device, environment)
+    if processes > 1 or (is_small(config, device) and "OMP_NUM_THREADS" not in environment):
+        torch.set_num_threads(1)
+    with ExitStack() as stack:
+        stack.callback(torch.set_num_threads, threads)
+        if processes > 1:
+            world = start_world(arguments, processes, environment, config.timeout_s)
+            yield stack.enter_context(world)
+        else:
+            world = init_world(environment, device, config.timeout_s)
+            stack.callback(destroy_world, world)
+            yield world
+
+
+def count_processes(
+    config: TrainConfig, device: torch.device, environment: Mapping[str, str]
+) -> int:
+    """Return the number of processes to train with; 1 if torchrun has started them.
+
+    Args:
+        config: The configuration.
+        device: The device to train on.
+        environment: Environment variables.
+
+    Raises:
+        GigamaskError: `config.processes` is set for a GPU, or without a recipe that the other
+            processes can start from.
+    """
+    import torch
+
+    if "WORLD_SIZE" in environment:
+        return 1
+    if config.processes is None:
+        is_alone = not is_small(config, device) or "OMP_NUM_THREADS" in environment
+        most = 1 if is_alone or not config.recipe else min(torch.get_num_threads(), MAX_PROCESSES)
+        return max(count for count in range(1, most + 1) if config.batch_size % count == 0)
+    if config.processes > 1 and device.type != "cpu":
+        raise GigamaskError(
+            f"--processes {config.processes} is for training on a CPU (--device is {device}); "
+            "use torchrun to train on several GPUs"
+        )
+    if config.processes > 1 and not config.recipe:
+        raise GigamaskError(
+            "processes > 1 needs a configuration that was made from a recipe, such as "
+            "recipes.compact().with_(...)"
+        )
+    return config.processes
+
+
+def is_small(config: TrainConfig, device: torch.device) -> bool:
+    """Return whether a model's operations on a CPU are too short for several threads.
+
+    With two threads they gain a tenth on an idle machine, and wait for each other on a busy one.
+
+    Args:
+        config: The configuration.
+        device: The device to train on.
+    """
     from gigamask.recipes.mae import SMALL_WIDTH
 
     model = getattr(config, "model", None)
     width = getattr(model, "embed_dim", SMALL_WIDTH)
     if isinstance(model, SamConfig):
         width = model.encoder.max_width(model)
-    is_cpu = choose_device(config.device).type == "cpu"
-    if is_cpu and width < SMALL_WIDTH and "OMP_NUM_THREADS" not in environment:
-        torch.set_num_threads(1)
+    return device.type == "cpu" and width < SMALL_WIDTH
 
 
 def train_in_world(

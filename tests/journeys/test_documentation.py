@@ -282,8 +282,8 @@ def test_every_module_is_on_a_page_of_the_reference(site):
     body = zlib.decompress((site / "objects.inv").read_bytes().split(b"\n", 4)[4]).decode()
     shown = {line.split()[0] for line in body.splitlines()}
     files = [path.relative_to(ROOT).with_suffix("") for path in (ROOT / "gigamask").rglob("*.py")]
-    modules = {".".join(path.parts).removesuffix(".__init__") for path in files} - {"gigamask"}
-    assert modules - shown == set()
+    modules = {".".join(path.parts).removesuffix(".__init__") for path in files}
+    assert modules - shown == {"gigamask", "gigamask.__main__"}, "neither defines anything"
     from gigamask import interfaces
 
     parts = [

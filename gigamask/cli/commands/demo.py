@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,12 +23,9 @@ class DemoCommand:
 
     def run(self) -> dict[str, Any]:
         """Run the demo, and return the scores."""
-        from gigamask import recipes
         from gigamask.training.config import check_at_least
         from gigamask.workflows import demo
-        from gigamask.workflows.train import limit_threads
 
         check_at_least(1, train_images=self.train_images, test_images=self.test_images)
         check_at_least(1, **({} if self.steps is None else {"steps": self.steps}))
-        limit_threads(recipes.make(demo.RECIPE), os.environ)
         return demo.run(self.out, self.train_images, self.test_images, self.steps)

@@ -17,7 +17,7 @@ from gigamask.errors import GigamaskError
 from gigamask.parser import check_writable
 from gigamask.training.config import TrainConfig, check_at_least, differences
 from gigamask.workflows.stages import STAGES, make_stages
-from gigamask.workflows.train import limit_threads, resolve, steps_for_epochs, train_in_world
+from gigamask.workflows.train import open_world, resolve, steps_for_epochs, train_in_world
 
 
 def run(command: str, arguments: list[str]) -> tuple[str | None, dict[str, Any]]:
@@ -49,13 +49,10 @@ def run(command: str, arguments: list[str]) -> tuple[str | None, dict[str, Any]]
     if flags.print_config and flags.epochs is None:
         announce_own_code(arguments)
         return print_configs(configs)
-    from gigamask.distributed.precision import choose_device
-    from gigamask.distributed.world import destroy_world, init_world
-
     changes = resolve_all(configs, flags)
     announce_own_code(arguments)
-    world = init_world(os.environ, choose_device(flags.run.device), flags.run.timeout_s)
-    try:
+    words = [*command.split(), *arguments]
+    with open_world(flags.run, words, os.environ) as world:
         if flags.epochs is not None:
             # The main process builds the index if there is none; the others read it.
             verbose = world.is_main and not flags.print_config
@@ -67,7 +64,6 @@ def run(command: str, arguments: list[str]) -> tuple[str | None, dict[str, Any]]
         if world.is_main and not configs[-1].has_checkpoint:
             print(warmup_note(flags.run, flags.limited), end="", flush=True)
         for number, config in enumerate(configs):
-            limit_threads(config, os.environ)
             started = [later.out for later in configs[number + 1 :] if later.has_checkpoint]
             if len(configs) > 1 and world.is_main:
                 what = f"{config.steps} steps in {config.out}"
@@ -80,8 +76,6 @@ def run(command: str, arguments: list[str]) -> tuple[str | None, dict[str, Any]]
             )
             if state.step < config.steps or state.stopping:
                 break
-    finally:
-        destroy_world(world)
     result = {"run": config.out, "step": state.step, "steps": config.steps}
     result["samples"] = state.cursor.samples
     remaining = configs[number + 1 :]

@@ -1,12 +1,16 @@
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 import torch
 
-from gigamask import recipes
+from gigamask import config_files, recipes
 from gigamask.cli.commands.train import epochs_to_steps, stages_of
 from gigamask.config_files import TrainFlags
-from gigamask.workflows.train import limit_threads, steps_for_epochs
+from gigamask.distributed import local_processes
+from gigamask.distributed.world import World
+from gigamask.errors import GigamaskError
+from gigamask.workflows.train import count_processes, open_world, steps_for_epochs
 from tests.little import little
 
 
@@ -29,6 +33,9 @@ def test_epochs_are_those_of_the_last_stage(tmp_path, scenes):
     assert [stage.steps for stage in stages_of(flags)[1:]] == [10, 180]
 
 
+CPU = torch.device("cpu")
+
+
 @pytest.fixture
 def threads():
     before = torch.get_num_threads()
@@ -38,15 +45,56 @@ def threads():
 
 
 @pytest.mark.parametrize(
-    ("recipe", "environment", "expected"),
+    ("recipe", "environment", "processes", "expected"),
     [
-        ("tiny", {}, 1),
-        ("compact", {}, 1),
-        ("mae_tiny", {}, 1),
-        ("tiny", {"OMP_NUM_THREADS": "3"}, 3),
-        ("sam_vit_b", {}, 3),
+        ("tiny", {}, 2, 1),
+        ("compact", {}, 3, 1),
+        ("mae_tiny", {}, 2, 1),
+        ("tiny", {"OMP_NUM_THREADS": "3"}, 1, 3),
+        ("sam_vit_b", {}, 1, 3),
+        ("tiny", {"WORLD_SIZE": "1"}, 1, 1),
     ],
 )
-def test_small_models_train_on_one_thread_unless_told(threads, recipe, environment, expected):
-    limit_threads(replace(recipes.make(recipe), device="cpu"), environment)
-    assert torch.get_num_threads() == expected
+def test_small_models_train_in_processes_of_one_thread_unless_told(
+    monkeypatch, threads, recipe, environment, processes, expected
+):
+    """As many as there are cores, three here, and as divide the batch."""
+    started = []
+
+    @contextmanager
+    def start(arguments, count, environment, timeout_s):
+        started.append((count, arguments))
+        yield World(0, count)
+
+    monkeypatch.setattr(local_processes, "start_world", start)
+    config = replace(recipes.make(recipe), recipe=recipe, device="cpu")
+    assert count_processes(config, CPU, environment) == processes
+    with open_world(config, ["train", recipe], environment) as world:
+        assert (world.size, torch.get_num_threads()) == (processes, expected)
+    assert torch.get_num_threads() == 3, "as before"
+    assert started == ([(processes, ["train", recipe])] if processes > 1 else [])
+
+
+@pytest.mark.parametrize(
+    ("device", "recipe", "message"),
+    [
+        ("cuda", "tiny", "--processes 2 is for training on a CPU .* use torchrun"),
+        ("cpu", "", "needs a configuration that was made from a recipe"),
+    ],
+)
+def test_processes_that_cannot_be_started(device, recipe, message):
+    config = replace(recipes.make("tiny"), recipe=recipe, processes=2)
+    with pytest.raises(GigamaskError, match=message):
+        count_processes(config, torch.device(device), {})
+    assert count_processes(replace(config, processes=1), torch.device(device), {}) == 1
+
+
+@pytest.mark.parametrize("recipe", [recipe.__name__ for recipe in recipes.BY_COMMAND["train"]])
+def test_other_processes_get_the_same_configuration(tmp_path, recipe):
+    """As `gigamask.train` hands it on: as a file of flags, warm-up included."""
+    config = recipes.make(recipe).with_(data="scenes/", steps=7, ema=0.5)
+    config = replace(config, recipe=recipe, data=("scenes/", "more/"))
+    path = tmp_path / "config.yaml"
+    path.write_text(config_files.config_yaml(config))
+    flags = config_files.parse_train([recipe, "--config", str(path)])
+    assert flags.run == flags.limited == config
