@@ -4,6 +4,7 @@ import io
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -14,9 +15,10 @@ import numpy as np
 import pytest
 
 from gigamask.cli.commands.synth import SynthCommand
-from gigamask.cli.main import main
+from gigamask.cli.main import INTERRUPTED, main
 from gigamask.data import index as indexes
 from gigamask.synthetic.scenes import LONG_SIDE
+from gigamask.training.logging import MetricsLogger
 from tests.journeys.runs import records
 from tests.journeys.scores import alike
 
@@ -301,6 +303,25 @@ def test_demo_in_small(tmp_path, capsys):
     assert json.loads((out / "evaluation.json").read_text())["images"] == 2
     assert cv2.imread(str(out / "report.png")) is not None
     assert "--init starter" in capsys.readouterr().out
+
+
+def test_an_interrupted_demo_says_so_and_goes_on(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "demo"
+    words = ["demo", "--out", str(out), "--train-images", "8", "--test-images", "2", "--steps", "3"]
+    log_step = MetricsLogger.log_step
+
+    def interrupt(self, step, *given):
+        log_step(self, step, *given)
+        if step == 1:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(MetricsLogger, "log_step", interrupt)
+    assert main(words) == INTERRUPTED
+    assert "interrupted and saved at step 2 of 3; run the same command" in capsys.readouterr().err
+    assert not (out / "evaluation.json").exists()
+    monkeypatch.undo()
+    assert main(words) == 0
+    assert json.loads((out / "evaluation.json").read_text())["step"] == 3
 
 
 def test_overviews(capsys):
