@@ -87,12 +87,16 @@ class StepMetrics:
         self.counts[batch.batch_index] += is_of_image.sum(1, dtype=self.counts.dtype)
 
     @profile_range("all_reduce")
-    def all_reduce(self, world: World, *others: Tensor) -> None:
-        """Sum over all processes.
+    def all_reduce(self, world: World, *others: Tensor) -> tuple[Tensor, Tensor]:
+        """Sum over all processes; `sums` are those of this process until `to_host`.
 
         Args:
             world: The processes of the run.
             *others: Further tensors to sum.
+
+        Returns:
+            The logged sums in order of their names, padded to `MAX_SUMS`, and for each process a
+            checksum of its names, for `to_host`.
 
         Raises:
             GigamaskError: There are too many sums to log.
@@ -111,12 +115,37 @@ class StepMetrics:
         world.all_reduce(
             [self.count, self.losses, self.counts, self.weights, values, name_ids, *others]
         )
+        return values, name_ids
+
+    def to_host(
+        self, world: World, logged: tuple[Tensor, Tensor], *others: Tensor
+    ) -> tuple["StepMetrics", list[Tensor]]:
+        """Return what `all_reduce` has summed on the CPU, in one copy, for which a GPU waits once.
+
+        Args:
+            world: The processes of the run.
+            logged: The result of `all_reduce`.
+            *others: Further tensors to copy.
+
+        Returns:
+            The metrics and the other tensors, on the CPU.
+        """
+        tensors = [self.count, self.losses, self.counts, self.weights, *logged, *others]
+        flat = torch.cat([tensor.reshape(-1).to(self.count.dtype) for tensor in tensors]).cpu()
+        parts = [
+            part.view(tensor.shape)
+            for part, tensor in zip(flat.split([t.numel() for t in tensors]), tensors, strict=True)
+        ]
+        count, losses, counts, weights, values, name_ids, *copied = parts
+        names = sorted(self.sums)
         if (name_ids != name_ids[0]).any():  # as when a process has no mask
             names = sorted({name for own in world.gather(names) for name in own})
             zero = self.count.new_zeros(())
-            values = torch.stack([self.sums.get(name, zero).to(zero) for name in names])
-            world.all_reduce([values])
-        self.sums = {name: values[index] for index, name in enumerate(names)}
+            own = torch.stack([self.sums.get(name, zero).to(zero) for name in names])
+            world.all_reduce([own])
+            values = own.cpu()
+        sums = {name: values[index] for index, name in enumerate(names)}
+        return StepMetrics(losses, counts, weights, count, sums), copied
 
     def divisor(self) -> float:
         """Return the divisor of the weighted sum's gradient.
@@ -257,14 +286,15 @@ def step(
     ]
     sharded_square = fsdp.squared_norm((p.grad for p in parameters), metrics.count)
     requested = torch.tensor(requests, dtype=metrics.count.dtype, device=metrics.count.device)
-    metrics.all_reduce(world, *replicated, sharded_square, requested)
-    divisor = metrics.divisor() * loss_scale
-    torch._foreach_div_(gradients, divisor)
-    norm = math.hypot(
-        float(torch.nn.utils.get_total_norm(replicated)), math.sqrt(float(sharded_square)) / divisor
+    logged = metrics.all_reduce(world, *replicated, sharded_square, requested)
+    norm = torch.nn.utils.get_total_norm(replicated)
+    metrics, (norm, square, requested) = metrics.to_host(
+        world, logged, norm, sharded_square, requested
     )
-    if grad_clip is not None and norm > grad_clip:
-        torch._foreach_mul_(gradients, grad_clip / norm)
+    divisor = metrics.divisor() * loss_scale
+    norm = math.hypot(float(norm), math.sqrt(float(square))) / divisor
+    clipped = norm / grad_clip if grad_clip is not None and norm > grad_clip else 1.0
+    torch._foreach_div_(gradients, divisor * clipped)
     skipped = not math.isfinite(norm) or not float(metrics.count)
     record = {**metrics.means(), "lr": lr, "grad_norm": norm, "skipped": float(skipped)}
     overflow = (
@@ -280,5 +310,5 @@ def step(
             optimizer.step()
     losses = metrics.losses / metrics.counts if mined_losses is None else mined_losses
     return StepResult(
-        record, skipped, overflow, losses.double().cpu().numpy(), tuple(map(bool, requested))
+        record, skipped, overflow, losses.double().numpy(), tuple(map(bool, requested))
     )

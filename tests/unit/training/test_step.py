@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from gigamask.data.loader import collate
 from gigamask.distributed.precision import LossScaler
 from gigamask.distributed.world import World, destroy_world, init_world
 from gigamask.errors import GigamaskError
 from gigamask.interfaces import Task
+from gigamask.profiling.dry_run import SCALARS
 from gigamask.rng import make_rng
 from gigamask.training.state import TrainState
 from gigamask.training.step import StepMetrics, step
@@ -66,6 +68,31 @@ def test_clipping_is_by_the_global_norm(state):
     step(Pull(slope=300.0), state, [EMPTY], 1, lr=1e-3, grad_clip=0.5)
     norm = torch.stack([p.grad.norm() for p in state.model.parameters()]).norm()
     assert float(norm) == pytest.approx(0.5, rel=1e-4)
+
+
+class HostReads(TorchFunctionMode):
+    """Notes, in order, what a GPU must be waited for: copies to the CPU, numbers read."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is torch.Tensor.cpu:
+            self.seen.append("copy")
+        elif func in SCALARS or func is torch.Tensor.numpy:
+            self.seen.append("read")
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_step_waits_for_the_device_once(state):
+    """Numbers are read from a single copy, which is made once all gradients are queued."""
+    for optimizer in state.optimizers:
+        optimizer.step = lambda: None
+    with HostReads() as reads:
+        step(Pull(slope=300.0), state, [EMPTY, EMPTY], 1, lr=1e-3, grad_clip=0.5)
+    assert reads.seen[:2] == ["copy", "read"]
+    assert reads.seen.count("copy") == 1
 
 
 @pytest.mark.parametrize(
@@ -165,7 +192,7 @@ def sums_of_ranks() -> None:
         found = StepMetrics.zero(1, torch.zeros(()))
         found.sums = {name: torch.tensor(value) for name, value in given[world.rank].items()}
         found.count += 1
-        found.all_reduce(world)
+        found, _ = found.to_host(world, found.all_reduce(world))
         assert {name: float(value) for name, value in found.sums.items()} == expected
         assert found.means() == {name: value / 2 for name, value in expected.items()}
     destroy_world(world)
