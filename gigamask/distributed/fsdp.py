@@ -151,6 +151,23 @@ def dummy_forward(model: nn.Module, forward: Callable[[], Tensor]) -> None:
             (output * 0).sum().backward()
 
 
+def exchange_across_machines(model: nn.Module, enabled: bool) -> None:
+    """Set whether backward passes sum the sharded gradients of "hsdp" over the machines.
+
+    Without, they are summed over the processes of each machine, and added to the next exchange.
+
+    Args:
+        model: The model; nothing is set unless it is sharded.
+        enabled: Whether the next backward pass is the last one of a step.
+    """
+    if is_sharded(model):
+        from torch.distributed.fsdp import FSDPModule
+
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.set_requires_all_reduce(enabled, recurse=False)
+
+
 def to_local(tensor: Tensor) -> Tensor:
     """Return this process's shard of a tensor, sharing memory; the tensor itself if not sharded."""
     return tensor.to_local() if is_sharded_tensor(tensor) else tensor

@@ -275,7 +275,8 @@ def step(
     torch._foreach_zero_([fsdp.to_local(p.grad) for p in parameters])
     metrics = StepMetrics.zero(batch_size, fsdp.to_local(parameters[0].grad))
     loss_scale = state.scale.value if state.scale else 1.0
-    for batch in batches:
+    for number, batch in enumerate(batches, 1):
+        fsdp.exchange_across_machines(state.model, number == len(batches))
         accumulate(task, state.model, batch, metrics, loss_scale)
     gradients = [fsdp.to_local(p.grad) for p in parameters]
     # Gradients of sharded parameters are summed over all processes already.

@@ -205,6 +205,8 @@ def test_processes_train_what_one_trains(tmp_path, scenes, count):
         ), name
     assert alike(kept(alone["fsdp"]), kept(on))
     assert (Path(runs["ddp"].out) / "all_reduces").read_text() == "3", "one for each step"
+    if "hsdp" in runs:  # and one for the trained block, after both micro-batches
+        assert (Path(runs["hsdp"].out) / "all_reduces").read_text() == "6"
     shutil.rmtree(Path(runs["fsdp"].out) / "checkpoints" / "step_00000003")
     train(runs["fsdp"])
     assert alike(kept(alone["fsdp"]), kept(runs["fsdp"]))
