@@ -26,6 +26,7 @@ import tyro
 import yaml
 
 from gigamask import files, recipes, registry
+from gigamask.distributed.submission import SubmitTrainingOptions
 from gigamask.errors import GigamaskError
 from gigamask.parser import parse
 from gigamask.serialization import read_yaml
@@ -66,7 +67,7 @@ def parse_command(kind: Any, arguments: Sequence[str], prog: str) -> Any:
 
 
 @dataclass(frozen=True)
-class RunFlags:
+class RunFlags(SubmitTrainingOptions):
     """Train this recipe."""
 
     run: Annotated[TrainConfig, tyro.conf.arg(name="")]

@@ -44,6 +44,11 @@ REPLACED = [
         "ablate two.yaml",
         "two variants; tests/journeys/test_ablate.py has the others",
     ),
+    (
+        r"--submit slurm --submit-nodes 16 --submit-gpus 8",
+        "--submit local --submit-gpus 0",
+        "one machine without Slurm; tests/journeys/test_submit.py plays Slurm",
+    ),
     (r" --cpu-minutes \d+", "", "one step; tests/journeys/test_ablate.py measures steps"),
     (r"^serve\b.*", "serve --help", "it serves until it is stopped"),
 ]

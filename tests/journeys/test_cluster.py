@@ -1,6 +1,4 @@
-"""Several processes as docs/cluster.md has them: its torchrun line, its Slurm script, and one that
-hangs.
-"""
+"""Several processes as docs/cluster.md has them: its torchrun line, and one that hangs."""
 
 import os
 import re
@@ -137,32 +135,6 @@ def reached(out: Path, step: int) -> int:
 def newest(out: Path) -> int:
     found = checkpoint.list_checkpoints(out / "checkpoints")
     return int(found[-1].name[-8:]) if found else 0
-
-
-def test_the_slurm_script(scenes, tmp_path):
-    """With Slurm's commands played: two machines, which are this one, with a process each."""
-    (script,) = re.findall(r"```bash\n(#!/bin/bash\n.*?)```", PAGE, re.DOTALL)
-    script = settled(script, scenes, tmp_path / "run").replace(":29500", f":{free_port()}")
-    played = {
-        "scontrol": 'echo localhost; echo "asked: $*" >&2',
-        "srun": '"$@" & one=$!; "$@" & other=$!; wait $one && wait $other',
-    }
-    for name, body in played.items():
-        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
-        (tmp_path / name).chmod(0o755)
-    slurm = {
-        "SLURM_JOB_NODELIST": "node[1-2]",
-        "SLURM_NNODES": "2",
-        "SLURM_JOB_ID": "17",
-        "GPUS": "1",
-    }
-    played_there = {**ENVIRONMENT, **slurm, "PATH": f"{tmp_path}:{ENVIRONMENT['PATH']}"}
-    done = subprocess.run(
-        ["bash", "-c", script], env=played_there, timeout=120, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert "node[1-2]" in done.stderr
-    assert checkpoint.newest(tmp_path / "run").name == "step_00000004"
 
 
 HANGING = """

@@ -172,29 +172,9 @@ def test_benchmarks_that_pages_name_take_these_flags(line, monkeypatch):
 
 
 OTHERS = {
-    *(
-        "help",
-        "version",
-        "no-python",
-        "nproc-per-node",
-        "node-rank",
-        "max-restarts",
-        "standalone",
-        "nnodes",
-    ),
-    *(
-        "rdzv-backend",
-        "rdzv-endpoint",
-        "rdzv-id",
-        "dependency",
-        "job-name",
-        "nodes",
-        "ntasks-per-node",
-        "gpus-per-node",
-        "cpus-per-task",
-        "time",
-    ),
-    *("signal", "open-mode", "print-config", "resume", "config", "torch-backend"),
+    *("help", "version", "print-config", "resume", "config", "torch-backend"),
+    *("no-python", "nproc-per-node", "node-rank", "max-restarts", "standalone", "nnodes"),
+    *("requeue", "container-image"),
 }
 """Flags of torchrun, Slurm and uv, and those that are not fields."""
 

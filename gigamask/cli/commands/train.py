@@ -12,6 +12,7 @@ from shlex import quote
 from typing import Any
 
 from gigamask import config_files, recipes, registry
+from gigamask.cli.submit import submit_training
 from gigamask.config_files import TrainFlags
 from gigamask.errors import GigamaskError
 from gigamask.parser import check_writable
@@ -51,6 +52,9 @@ def run(command: str, arguments: list[str]) -> tuple[str | None, dict[str, Any]]
         return print_configs(configs)
     changes = resolve_all(configs, flags)
     announce_own_code(arguments)
+    if flags.submit != "none":
+        submit_training(command, arguments, flags, configs[-1].out)
+        return None, {}
     words = [*command.split(), *arguments]
     with open_world(flags.run, words, os.environ) as world:
         if flags.epochs is not None:

@@ -1,0 +1,130 @@
+"""Run the tasks of a plan on this machine."""
+
+from __future__ import annotations
+
+import queue
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from gigamask.distributed.submission import ATTEMPTS, Plan, last_line
+from gigamask.errors import GigamaskError
+
+STOP_S = 40.0
+"""Seconds that a task gets to save after SIGTERM."""
+INTERRUPTED = 75
+"""Exit code of a training that a signal stopped after it had saved."""
+
+
+@dataclass
+class LocalExecutor:
+    """Runs tasks as processes of this machine, a limited number at once."""
+
+    environment: Mapping[str, str]
+    codes: dict[int, int] = field(default_factory=dict)
+    """exit code of each task"""
+    processes: set[subprocess.Popen] = field(default_factory=set)
+    stopping: bool = False
+
+    def run(self, plan: Plan, numbers: Sequence[int]) -> None:
+        """Run tasks; on Ctrl-C or SIGTERM, stop them.
+
+        Args:
+            plan: The plan.
+            numbers: The tasks.
+        """
+        parallel = plan.parallel or 1
+        slots: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for slot in range(parallel):
+            slots.put(slot)
+
+        def run_in_slot(number: int) -> None:
+            slot = slots.get()
+            try:
+                self._run_task(plan, number, slot)
+            finally:
+                slots.put(slot)
+
+        pool = ThreadPoolExecutor(parallel)
+        try:
+            for future in [pool.submit(run_in_slot, number) for number in numbers]:
+                future.result()
+        except BaseException:
+            self.stop()
+            raise
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def _run_task(self, plan: Plan, number: int, slot: int) -> None:
+        if self.stopping:
+            return
+        visible = dict(self.environment)
+        if plan.count and plan.gpus and (plan.parallel or 1) > 1:
+            first = slot * plan.gpus
+            visible["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(first, first + plan.gpus)))
+        command = [sys.executable, "-m", "gigamask", *plan.task(number)]
+        with open(plan.log(number), "ab") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log, env=visible)
+            self.processes.add(process)
+            self.codes[number] = process.wait()
+            self.processes.discard(process)
+
+    def stop(self) -> None:
+        """Stop all tasks: SIGTERM, and SIGKILL for those that do not end."""
+        self.stopping = True
+        for process in list(self.processes):
+            process.terminate()
+        for process in list(self.processes):
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+    def describe_failure(self, plan: Plan, number: int) -> str:
+        """Return the exit code of a task and the last line of its log.
+
+        Args:
+            plan: The plan.
+            number: The task.
+        """
+        return f"exit code {self.codes.get(number)}: {last_line(plan.log(number))}"
+
+
+def train_here(plan: Plan, environment: Mapping[str, str]) -> int:
+    """Run a training on this machine; one that dies is started again, and continues.
+
+    Args:
+        plan: The training.
+        environment: Environment variables.
+
+    Returns:
+        Its exit code, 0 or that of an interrupted training.
+
+    Raises:
+        GigamaskError: It failed twice.
+    """
+    command = [sys.executable, "-m", "gigamask", *plan.task(0)]
+    if plan.options.submit_gpus:
+        module = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command = [*module, "--nproc-per-node", str(plan.gpus), "-m", "gigamask", *plan.task(0)]
+    settings = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **environment}
+    code = None
+    for _ in range(ATTEMPTS):
+        process = subprocess.Popen(command, env=settings)
+        try:
+            code = process.wait()
+        except KeyboardInterrupt:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_S)
+            process.kill()
+            raise
+        if code in (0, 2, INTERRUPTED):
+            return code
+    raise GigamaskError(
+        f"the training failed {ATTEMPTS} times (exit code {code}); its output is above; run the "
+        "same command again to continue"
+    )

@@ -1,0 +1,175 @@
+"""`--submit slurm` with Slurm's commands played on this machine, and `--submit local`."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from gigamask.cli.main import main
+from gigamask.training import checkpoint
+from tests import fake_slurm
+from tests.journeys.runs import CONSTANT_LR
+
+ROOT = Path(__file__).resolve().parents[2]
+LITTLE = f"{ROOT / 'tests' / 'little.py'}:little"
+
+
+@pytest.fixture
+def slurm(tmp_path, monkeypatch):
+    """The folder of the commands of Slurm and their state, which is first on PATH."""
+    folder = tmp_path / "slurm"
+    fake_slurm.install(folder)
+    monkeypatch.setenv("FAKE_SLURM", str(folder))
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+def words(scenes: Path, out: str, *more: str) -> list[str]:
+    return ["train", LITTLE, "--data", str(scenes), "--save-every", "1", "--out", out, *more]
+
+
+def wait_until(condition, seconds: float = 90.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert condition()
+
+
+def saved_step(out: Path) -> int:
+    found = checkpoint.list_checkpoints(out / "checkpoints")
+    return int(found[-1].name[-8:]) if found else 0
+
+
+def weights(out: Path) -> dict[str, np.ndarray]:
+    return load_file(checkpoint.newest(out) / checkpoint.MODEL)
+
+
+@pytest.mark.parametrize("cause", ["time limit", "preemption"])
+def test_a_training_on_slurm_is_requeued_and_ends_as_if_never_stopped(
+    cause, scenes, slurm, tmp_path, capsys
+):
+    more = ["--steps", "60", *CONSTANT_LR]
+    flags = ["--submit", "slurm", "--submit-gpus", "0", "--submit-time", "1:00:00"]
+    flags += ["--submit-partition", "a100", "--submit-sbatch", "account=vision"]
+    assert main(words(scenes, "run", *more, *flags)) == 0
+    assert "job 100: 1 x 1 processes train into run" in capsys.readouterr().out
+    wait_until(lambda: saved_step(Path("run")) >= 2)
+    shell = int((slurm / "100.pid").read_text())
+    if cause == "time limit":
+        os.kill(shell, signal.SIGUSR1)
+    else:  # Slurm signals the step alone
+        (slurm / "100.preempted").touch()
+        step = subprocess.run(["pgrep", "-P", str(shell)], capture_output=True, text=True).stdout
+        os.kill(int(step.split()[0]), signal.SIGTERM)
+    wait_until(lambda: (slurm / "100.requeued").exists())
+    wait_until(lambda: not (slurm / "100.queued").exists())
+    assert saved_step(Path("run")) == 60
+    (log,) = Path("submitted").glob("train-*/100.log")
+    assert "it is requeued and continues" in log.read_text()
+    script = (slurm / "100.sh").read_text()
+    options = fake_slurm.options_of(script)
+    assert (options["partition"], options["account"]) == ("a100", "vision")
+    assert (options["time"], options["signal"]) == ("1:00:00", "B:USR1@300")
+    assert main(words(scenes, "whole", *more)) == 0
+    ours, theirs = weights(Path("run")), weights(Path("whole"))
+    assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_a_job_that_fails_is_not_requeued(scenes, slurm, capsys):
+    assert main(words(scenes, "run", "--submit", "slurm", "--submit-gpus", "0")) == 0
+    wait_until(lambda: (slurm / "100.pid").exists())
+    wait_until(lambda: saved_step(Path("run")) >= 1)
+    shell = (slurm / "100.pid").read_text()
+    step = subprocess.run(["pgrep", "-P", shell], capture_output=True, text=True).stdout.split()[0]
+    os.kill(int(step), signal.SIGKILL)
+    wait_until(lambda: not (slurm / "100.queued").exists())
+    assert (slurm / "100.state").read_text().startswith("FAILED")
+    assert not (slurm / "100.requeue").exists()
+
+
+def test_a_local_training_that_is_killed_goes_on(scenes, slurm, tmp_path):
+    """The command that submitted it starts it again."""
+    more = ["--steps", "40", *CONSTANT_LR, "--device", "cpu"]
+    submitted = subprocess.Popen(
+        [sys.executable, "-m", "gigamask", *words(scenes, "run", *more, "--submit", "local")],
+    )
+    wait_until(lambda: saved_step(Path("run")) >= 2)
+    child = subprocess.run(["pgrep", "-P", str(submitted.pid)], capture_output=True, text=True)
+    os.kill(int(child.stdout), signal.SIGKILL)
+    assert submitted.wait(90) == 0
+    assert saved_step(Path("run")) == 40
+    assert main(words(scenes, "whole", *more)) == 0
+    ours, theirs = weights(Path("run")), weights(Path("whole"))
+    assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_two_machines_and_flags_in_a_file(scenes, slurm):
+    """The job does not submit itself again, although the file is among its flags."""
+    Path("cluster.yaml").write_text("submit: slurm\nsubmit-nodes: 2\nsubmit-gpus: 1\n")
+    more = ["--steps", "2", "--batch-size", "2", "--micro-batch-size", "1", "--device", "cpu"]
+    assert main(words(scenes, "run", *more, "--config", "cluster.yaml")) == 0
+    wait_until(lambda: not (slurm / "100.queued").exists())
+    assert saved_step(Path("run")) == 2
+    assert len(list(slurm.glob("*.sh"))) == 1
+
+
+def test_a_local_training_on_two_processes(scenes, slurm):
+    two = ["--submit", "local", "--submit-gpus", "2", "--device", "cpu", "--micro-batch-size", "1"]
+    assert main(words(scenes, "run", "--steps", "2", "--batch-size", "2", *two)) == 0
+    assert saved_step(Path("run")) == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--submit-nodes", "2", "--submit", "local"], "--submit local has one machine"),
+        (["--submit", "slurm", "--submit-time", "a day"], "--submit-time must be one word"),
+        (["--submit", "slurm", "--submit-time", "soon"], "--submit-time must be minutes"),
+        (["--submit", "slurm", "--submit-gpus", "-1"], "--submit-gpus is -1"),
+        (["--submit", "slurm", "--submit-sbatch", "--account=x"], "--account"),
+        (["--submit", "slurm", "--submit-folder", "a b"], "cannot write logs"),
+        (["--submit", "pbs"], "--submit must be one of none, local, slurm"),
+    ],
+)
+def test_wrong_flags_give_one_line(flags, message, scenes, slurm, capsys):
+    assert main(words(scenes, "run", *flags)) == 2
+    (line,) = capsys.readouterr().err.strip().split("\n")
+    assert message in line
+    assert not list(slurm.glob("*.sh"))
+
+
+def test_without_slurm_one_line_says_what_else_runs(scenes, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(words(scenes, "run", "--submit", "slurm")) == 2
+    assert "sbatch: not found" in capsys.readouterr().err
+
+
+def test_a_refused_job_gives_slurms_reason(scenes, slurm, capsys):
+    (slurm / "sbatch").write_text("#!/bin/bash\necho 'invalid partition' >&2\nexit 1\n")
+    assert main(words(scenes, "run", "--submit", "slurm")) == 2
+    assert "invalid partition" in capsys.readouterr().err
+
+
+def test_a_container_and_several_machines_are_in_the_script(scenes, slurm):
+    (slurm / "sbatch").write_text("#!/bin/bash\necho 7\n")
+    flags = ["--submit-container", "docker://gigamask", "--submit-mounts", "/sa1b"]
+    flags += ["--submit-nodes", "4", "--submit-gpus", "8"]
+    assert main(words(scenes, "run", "--submit", "slurm", *flags)) == 0
+    (script,) = Path("submitted").glob("*/job.sh")
+    text = script.read_text()
+    assert fake_slurm.options_of(text)["nodes"] == "4"
+    assert "--container-image=docker://gigamask" in text
+    assert ",/sa1b:/sa1b " in text
+    assert "--nproc-per-node 8" in text
+    assert "export PATH" not in text
+    assert subprocess.run(["bash", "-n", script]).returncode == 0
