@@ -99,12 +99,11 @@ class AsyncCheckpointer:
 
     def _snapshot(self, state: TrainState) -> checkpoint.Snapshot | None:
         """Return a copy of the state in the main process; others only contribute their shards."""
-        snapshot = (
-            checkpoint.Snapshot.from_state(state)
-            if self._world.is_main or is_sharded(state.model)
-            else None
-        )
-        return snapshot if self._world.is_main else None
+        if self._world.is_main:
+            return checkpoint.Snapshot.from_state(state)
+        if is_sharded(state.model):
+            checkpoint.contribute_shards(state)
+        return None
 
     def _try(self, function: Callable[[], Result], failure: str) -> Result | None:
         """Call a function; log an `OSError` and return None."""

@@ -76,14 +76,13 @@ class Snapshot:
 
     @classmethod
     def from_state(cls, state: TrainState) -> "Snapshot":
-        """Copy a state; a collective operation if it is sharded."""
-        averaged = ema.by_state_name(state.average or {}, state.model)
+        """Copy a state; if it is sharded, the others must call `contribute_shards`."""
         last, average, optimizer = (
             {
                 name: full_tensor(tensor.detach()).to("cpu", copy=True).contiguous()
                 for name, tensor in tensors.items()
             }
-            for tensors in (state.model.state_dict(), averaged, state.optimizer_tensors())
+            for tensors in _tensors_of(state)
         )
         history = state.loss_history
         return cls(
@@ -97,6 +96,19 @@ class Snapshot:
             history.subject if history else None,
             state.scale.state_dict() if state.scale else None,
         )
+
+
+def contribute_shards(state: TrainState) -> None:
+    """Send this process's shards to the process that takes a `Snapshot`, and keep no copy."""
+    for tensors in _tensors_of(state):
+        for tensor in tensors.values():
+            full_tensor(tensor.detach())
+
+
+def _tensors_of(state: TrainState) -> tuple[dict[str, Tensor], ...]:
+    """Return the weights, their averages and the optimizer state."""
+    averaged = ema.by_state_name(state.average or {}, state.model)
+    return state.model.state_dict(), averaged, state.optimizer_tensors()
 
 
 def save(state: TrainState, config: TrainConfig) -> Path:
@@ -230,8 +242,20 @@ def resume(config: TrainConfig, device: torch.device) -> TrainState | None:
         GigamaskError: The checkpoint does not fit the configuration.
     """
     folder = newest(Path(config.out))
-    if folder is None:
-        return None
+    return None if folder is None else load_state(config, device, folder)
+
+
+def load_state(config: TrainConfig, device: torch.device, folder: Path) -> TrainState:
+    """Load a checkpoint of a run without verifying its checksums.
+
+    Args:
+        config: The configuration.
+        device: Device to train on.
+        folder: The checkpoint, which `newest` has verified, maybe in another process.
+
+    Raises:
+        GigamaskError: The checkpoint does not fit the configuration.
+    """
     manifest = json.loads((folder / MANIFEST).read_bytes())
     state = TrainState.from_model(_load_last(folder, manifest, config).to(device), config)
     if state.average is not None:

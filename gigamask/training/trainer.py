@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -62,10 +63,10 @@ def train(
     world, device = world or World(), choose_device(config.check().device)
     config.sampler.check(config.batch_size, world.size, world.nodes)
     with ExitStack() as stack:
+        lock = partial(lock_and_find, config, stack) if world.is_main else lambda: None
+        folder = world.gather(world.run_on_all(lock))[0]
         state, data, evaluate = world.main_first(
-            lambda: prepare(
-                config, world, device, allow_data_change, stack if world.is_main else None
-            )
+            partial(prepare, config, world, device, allow_data_change, folder)
         )
         if world.is_main:
             on_start()
@@ -143,12 +144,29 @@ def _update(
     return result
 
 
+def lock_and_find(config: TrainConfig, stack: ExitStack) -> Path | None:
+    """Lock the run folder, and return its newest intact checkpoint; None if it has none.
+
+    Only the main process reads the whole checkpoint to verify it.
+
+    Args:
+        config: The configuration.
+        stack: Holds the lock.
+
+    Raises:
+        GigamaskError: The folder is in use, or all its checkpoints are damaged.
+    """
+    message = f"{config.out}: another process is training there; wait for it, or use another --out"
+    stack.enter_context(exclusive_lock(Path(config.out) / "lock", message))
+    return checkpoint.newest(Path(config.out))
+
+
 def prepare(
     config: TrainConfig,
     world: World,
     device: torch.device,
     allow_data_change: bool,
-    stack: ExitStack | None,
+    folder: Path | None,
 ) -> tuple[TrainState, TrainData | None, Callable[[Any], EvaluationResult] | None]:
     """Load the state of a run and open its data.
 
@@ -159,21 +177,20 @@ def prepare(
         world: The processes that train together.
         device: Device to train on.
         allow_data_change: Continue even if the data have changed.
-        stack: Holds the lock of the run folder in the main process; None in others.
+        folder: The checkpoint to continue from, verified; None starts anew.
 
     Returns:
         The state, the data (None if no step remains), and the function that evaluates the model
         during training (None if there is none).
 
     Raises:
-        GigamaskError: The folder is in use, or the data have changed.
+        GigamaskError: The checkpoint does not fit the configuration, or the data have changed.
     """
-    if stack is not None:
-        message = (
-            f"{config.out}: another process is training there; wait for it, or use another --out"
-        )
-        stack.enter_context(exclusive_lock(Path(config.out) / "lock", message))
-    state = checkpoint.resume(config, device) or TrainState.initialize(config, device, config.init)
+    state = (
+        TrainState.initialize(config, device, config.init)
+        if folder is None
+        else checkpoint.load_state(config, device, folder)
+    )
     if state.step >= config.steps:
         return state, None, None
     evaluate = config.evaluation.open(config, world)
@@ -183,7 +200,7 @@ def prepare(
         check_same_data(config, description)
     data = TrainData(config, index, state.cursor, state.loss_history, description)
     state.loss_history = data.loss_history
-    if stack is not None:
+    if world.is_main:
         save_data_record(config, description)
         data.save_run_files()
     return state, data, evaluate
