@@ -7,16 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from benchmarks import gpu_all
+from benchmarks.gpu_all import COMMANDS
+
 ROOT = Path(__file__).resolve().parents[2]
 LINES = [
-    "gpu_step --size tiny --masks 2 --levers none activation_checkpointing=1,optimizer=adamw8bit "
-    "--repeats 1",
-    "plain_loops --size tiny --masks 2 --rounds 4 --repeats 1",
-    "plan --sizes tiny --masks 1",
-    "attention --tokens 4 --heads 1 --dim 8 --repeats 1",
-    "evaluate --images 1 --repeats 1 --batch-size 2",
+    *(small.removeprefix("benchmarks.") for _, small in COMMANDS if small),
     "grounding --scenes 3 --steps 2",
-    "decoder_round --masks 1 --side 2 --repeats 1 --float32",
     "dependencies",
     "count_step --size tiny --masks 2",
 ]
@@ -45,3 +44,22 @@ def test_they_run():
     assert done.returncode == 0, done.stderr
     told = [part.splitlines()[1:] for part in done.stdout.split("# ")[1:]]
     assert [len(lines) > 2 for lines in told] == [True] * len(LINES), done.stdout
+
+
+def test_all_that_a_gpu_has_to_show_is_run_and_what_fails_is_named(monkeypatch, capsys, tmp_path):
+    commands = (("x", "platform"), ("y", None), ("z", "json.tool nothing"), ("w", "http.server 0"))
+    monkeypatch.setattr(gpu_all, "COMMANDS", commands)
+    out = tmp_path / "all.md"
+    words = ["gpu_all", "--device", "cpu", "--minutes", "0.1", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit) as exited:
+        gpu_all.main()
+    assert exited.value.code == 1
+    told = capsys.readouterr().out
+    assert told == out.read_text()
+    table = told[told.index("| command") :].splitlines()
+    assert [row.split(" | ")[2] for row in table[2:]] == [
+        "done |",
+        "**exit code 2** |",
+        "stopped: no time left |",
+    ]
