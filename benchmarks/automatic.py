@@ -1,12 +1,14 @@
 """Time and memory of automatic masks, compared with Meta's `SamAutomaticMaskGenerator`.
 
+"at full size" is gigamask without the boxes of masks: logits of the whole image, four at a time,
+counted by torch, encoded mask by mask. "decoder" is the encoder and decoder alone.
 Meta's package is measured if `segment_anything` is on PYTHONPATH. Each runs in a process of its
 own: CPU seconds (user and system, so that a busy machine does not count), and the growth of its
 resident memory. Both get the same weights, image and thresholds, and the masks are counted. Prints
 Markdown.
 
-Run: python -m benchmarks.automatic WEIGHTS [--image FILE] [--size 1500 2250] [--points-per-side 32]
-    [--pred-iou-thresh 0.88 0.5 0]
+Run: python -m benchmarks.automatic WEIGHTS|starter [--image FILE] [--size 1500 2250]
+    [--points-per-side 32] [--pred-iou-thresh 0.88 0.5 0]
 """
 
 import os
@@ -14,21 +16,56 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import argparse
+import contextlib
 import multiprocessing
 import platform
 import resource
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import cv2
 import numpy as np
 import torch
 
 from gigamask.data import image
+from gigamask.inference import automatic_mask_generator
 from gigamask.inference.automatic_mask_generator import SamAutomaticMaskGenerator
+from gigamask.masks.rle import RLEMasks
+from gigamask.masks.transforms import ImageTransform
 from gigamask.synthetic.scenes import compose_scene
-from gigamask.training.checkpoint import load_model
+from gigamask.workflows.evaluate import load_model
 from tests import official
+
+
+@contextlib.contextmanager
+def at_full_size() -> Iterator[None]:
+    """Makes automatic masks from logits of the whole image."""
+
+    def whole(transform: ImageTransform, low: torch.Tensor, threshold: float) -> Iterator[tuple]:
+        height, width = transform.original
+        for part in low.split(max(1, 2**26 // (4 * height * width))):
+            for logits in transform.logits_to_original(part[:, None])[:, 0]:
+                yield logits, (0, 0)
+
+    def stability(logits: list[torch.Tensor], offset: float) -> torch.Tensor:
+        inner, outer = (
+            torch.stack([torch.count_nonzero(mask > threshold) for mask in logits])
+            for threshold in (offset, -offset)
+        )
+        return inner / outer
+
+    def encode(masks: list[tuple], size: tuple[int, int]) -> RLEMasks:
+        dense = [mask.numpy() for mask, _ in masks]
+        return RLEMasks.from_dense(np.stack(dense) if dense else np.zeros((0, *size), bool))
+
+    with (
+        patch.object(automatic_mask_generator, "logit_boxes", whole),
+        patch.object(automatic_mask_generator, "calculate_stability_score", stability),
+        patch.object(automatic_mask_generator, "encode_boxes", encode),
+    ):
+        yield
 
 
 def measure(
@@ -37,6 +74,8 @@ def measure(
     """Puts seconds, megabytes and masks into the queue."""
     torch.set_num_threads(1)
     model = load_model(weights, "cpu")
+    if whose == "decoder":
+        settings |= {"pred_iou_thresh": 1.0}  # which no mask exceeds
     if whose == "Meta's":
         with official.imported() as package:
             generator = package.SamAutomaticMaskGenerator(
@@ -44,8 +83,10 @@ def measure(
             )
     else:
         generator = SamAutomaticMaskGenerator(model, output_mode="uncompressed_rle", **settings)
+    full = at_full_size() if whose == "at full size" else contextlib.nullcontext()
     before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
-    masks = len(generator.generate(pixels))
+    with full:
+        masks = len(generator.generate(pixels))
     told.put(
         (
             time.process_time() - start,
@@ -88,7 +129,8 @@ def main() -> None:
             "pred_iou_thresh": threshold,
             "stability_score_thresh": asked.stability_score_thresh,
         }
-        for whose in ("gigamask", "Meta's") if official.there() else ("gigamask",):
+        ways = ("gigamask", "at full size", "decoder", *(["Meta's"] if official.there() else []))
+        for whose in ways:
             told = spawn.Queue()
             worker = spawn.Process(
                 target=measure, args=(whose, asked.weights, pixels, settings, told)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float32, Float64, Int, Int32, Int64
 from torch import Tensor
+from torch.nn.functional import pad
 
 from gigamask.errors import GigamaskError
 from gigamask.masks.coco_rle import check_size, read_counts, write_counts
@@ -313,3 +314,34 @@ def decode_rle(
     for part in marks.split(masks_at_once):
         torch.cumsum(part, 1, dtype=torch.int8, out=part)
     return marks.bitwise_and_(1).view(torch.bool).view(count, width, height).transpose(1, 2)
+
+
+def encode_boxes(
+    masks: Sequence[tuple[Bool[Tensor, "_ _"], tuple[int, int]]], size: tuple[int, int]
+) -> RLEMasks:
+    """Encode masks that are given within boxes, on their device, by one search for all changes.
+
+    Args:
+        masks: The pixels in each mask's box, and the box's first row and column.
+        size: Size of the masks, (H, W).
+    """
+    height, pixels = size[0], check_size(size)
+    if not masks:
+        return from_keys(size, 0, np.zeros(0, np.int64), pixels)
+    # Background above and below, so that a run ends with its column; ends at a start cancel below.
+    padded = [pad(mask, (0, 0, 1, 1)) for mask, _ in masks]
+    flat = torch.cat([(each[1:] != each[:-1]).flatten() for each in padded])
+    # NumPy's search takes a tenth of the time of torch's on a CPU.
+    found = (
+        np.flatnonzero(flat.numpy())
+        if flat.device.type == "cpu"
+        else flat.nonzero()[:, 0].cpu().numpy()
+    )
+    corners, shapes = (
+        np.array(each) for each in zip(*((at, m.shape) for m, at in masks), strict=True)
+    )
+    offsets = offsets_of((shapes[:, 0] + 1) * shapes[:, 1])
+    owner = np.searchsorted(offsets, found, "right") - 1
+    y, x = np.divmod(found - offsets[owner], shapes[owner, 1])
+    keys = (x + corners[owner, 1]) * height + y + corners[owner, 0] + owner * (pixels + 1)
+    return from_keys(size, len(masks), cancel_pairs(np.sort(keys)), pixels + 1)

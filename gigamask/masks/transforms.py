@@ -5,14 +5,16 @@ counted from 0, becomes (x, y) times `scale_xy`, and the prompt encoder adds 0.5
 apply to pixels first, as if the cropped and mirrored image were stored.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from math import ceil, floor
 
 import cv2
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, Int, Int64, UInt8
+from jaxtyping import Bool, Float, Float32, Int, Int64, UInt8
 from torch import Tensor
-from torch.nn.functional import interpolate
+from torch.nn.functional import interpolate, pad
 
 from gigamask.masks.rle import RLEMasks
 
@@ -144,6 +146,96 @@ class ImageTransform:
         )
         h, w = self.resized
         return interpolate(square[..., :h, :w], self.original, mode="bilinear", align_corners=False)
+
+
+def logit_boxes(
+    transform: ImageTransform, low: Float[Tensor, "n G G"], threshold: float
+) -> Iterator[tuple[Float32[Tensor, "h w"], tuple[int, int]]]:
+    """Yield the parts of `logits_to_original` outside of which no logit exceeds a threshold.
+
+    The logits differ from the whole image's by rounding. NaN counts as background.
+
+    Args:
+        transform: The transform.
+        low: Low-resolution logits of n masks.
+        threshold: At most 0.
+
+    Yields:
+        The logits of a mask's box and its first row and column; 0 x 0 logits if all are below.
+    """
+    low = low.float().nan_to_num(nan=torch.finfo(torch.float32).min)
+    # Cells that only rounding could lift above the threshold belong to the box.
+    above = low > threshold - 1e-4 * (1 - threshold)
+    cells = [above.any(axis).cpu().numpy() for axis in (2, 1)]
+    for mask, *lines in zip(low, *cells, strict=True):
+        (box_y, inner_y, low_y), (box_x, inner_x, low_x) = (
+            _line_ranges(line, transform.image_size, *sizes)
+            for line, *sizes in zip(lines, transform.resized, transform.original, strict=True)
+        )
+        corner = (box_y.start, box_x.start)
+        if not (box_y and box_x):
+            yield mask[:0, :0], corner
+            continue
+        enlarge = transform.image_size / len(mask)
+        part = mask[low_y.start : low_y.stop, low_x.start : low_x.stop]
+        part = _resize_part(part, (low_y, low_x), (enlarge, enlarge), (inner_y, inner_x))
+        scale = (
+            transform.original[0] / transform.resized[0],
+            transform.original[1] / transform.resized[1],
+        )
+        yield _resize_part(part, (inner_y, inner_x), scale, (box_y, box_x)), corner
+
+
+def _line_ranges(
+    above: Bool[np.ndarray, "G"], image_size: int, resized: int, original: int
+) -> tuple[range, range, range]:
+    """Return the pixels of an axis that cells above the threshold reach, and what they depend on.
+
+    Args:
+        above: Cells above the threshold.
+        image_size: Side of the model input.
+        resized: Size of the resized image along the axis.
+        original: Size of the image along the axis.
+
+    Returns:
+        Ranges of original pixels, of input pixels, and of low-resolution cells.
+    """
+    hits = np.flatnonzero(above)
+    if not hits.size:
+        return range(0), range(0), range(0)
+    first, stop = int(hits[0]), int(hits[-1]) + 1
+    for scale, size in ((image_size / len(above), resized), (original / resized, original)):
+        first = max(floor((first - 0.5) * scale - 0.5), 0)
+        stop = min(ceil((stop + 0.5) * scale - 0.5) + 1, size)
+    ranges = [range(first, stop)]
+    for scale, size in ((resized / original, resized), (len(above) / image_size, len(above))):
+        first = max(floor((first + 0.5) * scale - 0.5) - 1, 0)
+        stop = min(floor((stop - 0.5) * scale - 0.5) + 3, size)
+        ranges.append(range(first, stop))
+    return ranges[0], ranges[1], ranges[2]
+
+
+def _resize_part(
+    part: Float32[Tensor, "h w"],
+    source: tuple[range, range],
+    scale: tuple[float, float],
+    target: tuple[range, range],
+) -> Float32[Tensor, "H W"]:
+    """Return rows and columns of a bilinearly resized image, given the part they depend on.
+
+    Weights are those of the whole image, because both axes are counted from its first pixel.
+
+    Args:
+        part: Part of the image.
+        source: Rows and columns of the part.
+        scale: Factors of height and width.
+        target: Rows and columns of the resized image.
+    """
+    (rows, columns), resize = target, torch.ops.aten.upsample_bilinear2d
+    part = pad(part, (source[1].start, 0))[None, None]
+    part = resize(part, [part.shape[2], columns.stop], False, 1.0, scale[1])[..., columns.start :]
+    part = pad(part, (0, 0, source[0].start, 0))
+    return resize(part, [rows.stop, part.shape[3]], False, scale[0], 1.0)[0, 0, rows.start :]
 
 
 def boxes_on_grid(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.automatic import at_full_size
 from gigamask.errors import GigamaskError
 from gigamask.inference import automatic_mask_generator
 from gigamask.inference.amg_config import AutomaticMaskConfig
@@ -88,6 +89,22 @@ def test_batches_and_groups_change_nothing(discs, image, monkeypatch):
         ).generate(image)
         == whole
     )
+
+
+@pytest.mark.parametrize("size", [(120, 160), (301, 77)])
+def test_boxes_of_masks_change_nothing(discs, size):
+    image = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
+    settings = {"points_per_side": 5, "crop_n_layers": 1, "pred_iou_thresh": 0.4}
+    generator = SamAutomaticMaskGenerator(discs, stability_score_thresh=0.6, **settings)
+    found = generator.generate_proposals(image)
+    with at_full_size():
+        whole = generator.generate_proposals(image)
+    assert len(found) > 10
+    for name, values in vars(found).items():
+        expected = getattr(whole, name)
+        if name == "masks":
+            values, expected = values.to_coco(), expected.to_coco()
+        assert np.array_equal(values, expected), name
 
 
 @pytest.mark.slow

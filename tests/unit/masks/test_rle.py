@@ -6,7 +6,7 @@ import torch
 
 from gigamask.errors import GigamaskError
 from gigamask.masks import rle as runs_module
-from gigamask.masks.rle import RLEMasks, decode_rle
+from gigamask.masks.rle import RLEMasks, decode_rle, encode_boxes
 
 
 @pytest.fixture
@@ -151,3 +151,19 @@ def test_no_masks_are_dense_too():
         torch.zeros(0, dtype=torch.int32), torch.zeros(1, dtype=torch.int64), (3, 4)
     ).shape == (0, 3, 4)
     assert RLEMasks.from_dense(np.zeros((0, 3, 4), bool)).to_dense().shape == (0, 3, 4)
+
+
+def test_masks_in_boxes_are_encoded_as_those_of_the_whole_image(masks):
+    whole = [(torch.from_numpy(mask), (0, 0)) for mask in masks]
+    tight = [
+        (torch.from_numpy(masks[0, 1:4, 2:5]), (1, 2)),
+        (torch.zeros(0, 0, dtype=torch.bool), (4, 3)),
+        (torch.from_numpy(masks[2]), (0, 0)),
+        (torch.from_numpy(masks[3, :, 1:3]), (0, 1)),
+    ]
+    runs = RLEMasks.from_dense(masks)
+    for boxes in (whole, tight):
+        found = encode_boxes(boxes, (6, 5))
+        assert found.bounds.tolist() == runs.bounds.tolist()
+        assert found.offsets.tolist() == runs.offsets.tolist()
+    assert len(encode_boxes([], (6, 5))) == 0

@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import interpolate
 
 from gigamask.masks.rle import RLEMasks
-from gigamask.masks.transforms import ImageTransform, boxes_on_grid
+from gigamask.masks.transforms import ImageTransform, boxes_on_grid, logit_boxes
 
 
 @pytest.mark.parametrize(
@@ -150,3 +150,23 @@ def test_logits_go_back_as_sam_does():
 def test_logits_of_a_crop_or_a_mirror_image_do_not_go_back(transform):
     with pytest.raises(ValueError, match=r"\(0, 0, 30, .*flip="):
         transform.logits_to_original(torch.zeros(1, 1, 16, 16))
+
+
+@pytest.mark.parametrize("size", [(30, 45), (200, 131), (64, 64), (7, 500)])
+def test_logits_in_a_box_are_those_of_the_whole_image(size):
+    random = torch.Generator().manual_seed(0)
+    low = torch.full((6, 16, 16), -5.0)
+    low[1, 0, 3] = low[2, 4:9, 2:5] = low[3, :, 0] = 4.0
+    low[4] = torch.randn(16, 16, generator=random)
+    low[5, 7, 7] = float("nan")
+    transform = ImageTransform.resize_longest_side(size, 64)
+    whole = transform.logits_to_original(low[:, None])[:, 0]
+    boxes = list(logit_boxes(transform, low, -1.0))
+    assert len(boxes) == 6
+    for logits, (box, (y0, x0)) in zip(whole[:5], boxes[:5], strict=True):
+        inside = torch.zeros(size, dtype=torch.bool)
+        inside[y0 : y0 + box.shape[0], x0 : x0 + box.shape[1]] = True
+        assert torch.allclose(logits[inside].view(box.shape), box, atol=1e-5)
+        assert not (logits[~inside] > -1).any()
+    assert boxes[0][0].numel() == boxes[5][0].numel() == 0
+    assert size[0] < 20 or boxes[2][0].numel() < whole[0].numel() / 2
