@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Float32, Int, Int64, UInt8
 from torch import Tensor
 
 from gigamask.masks.rle import RLEMasks, decode_rle
-from gigamask.masks.transforms import ImageTransform
+from gigamask.masks.transforms import ImageTransform, above
 from gigamask.masks.windows import paste
 
 OUTSIDE_LOGIT = -4.0
@@ -456,7 +456,7 @@ class PromptRound:
     @property
     def pred_mask(self) -> Bool[Tensor, "M H W"]:
         """The mask at `best_index`, thresholded at a logit of 0."""
-        return self._select(self.prediction.logits.detach()) > 0
+        return above(self._select(self.prediction.logits.detach()), 0)
 
     @property
     def mask_input(self) -> Float[Tensor, "M G G"]:

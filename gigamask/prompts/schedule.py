@@ -7,6 +7,7 @@ one box), one mask for more. Imports torch only in methods, so that recipes need
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -153,7 +154,7 @@ class CenterClicks(PromptSchedule):
         foreground = targets.foreground
         points = torch.zeros(len(foreground), 0, 2, device=foreground.device)
         labels = torch.zeros(len(foreground), 0, dtype=torch.int64, device=foreground.device)
-        pred_mask = torch.zeros_like(foreground)
+        pred_mask = foreground.new_zeros(()).expand_as(foreground)
         if previous is not None:
             points, labels = (
                 previous.prompts.points_xy_input[:, :-1],
@@ -161,10 +162,9 @@ class CenterClicks(PromptSchedule):
             )
             pred_mask = previous.pred_mask
         tensors = (foreground, pred_mask, targets.valid, input_to_cell(points, targets))
-        clicks = [
-            _center_click(*arrays)
-            for arrays in zip(*(tensor.cpu().numpy() for tensor in tensors), strict=True)
-        ]
+        # OpenCV and NumPy release the interpreter's lock.
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            clicks = list(pool.map(_center_click, *(tensor.cpu().numpy() for tensor in tensors)))
         click = torch.tensor(clicks, dtype=torch.int64, device=foreground.device).reshape(-1, 3)
         point = cell_to_input(click[:, :2], targets)[:, None]
         return Prompts(
@@ -327,15 +327,19 @@ def _center_click(
     clicked: Int64[np.ndarray, "n 2"],
 ) -> tuple[int, int, int]:
     """Return x, y and label of one mask's next click."""
-    from gigamask.masks.boundary import farthest_point
+    from gigamask.masks.boundary import farthest_point, mask_extent
 
-    error = (target ^ pred_mask) & valid
-    miss = farthest_point(error & target, clicked)
-    false_alarm = farthest_point(error & pred_mask, clicked)
+    extents = [extent for extent in map(mask_extent, (target, pred_mask)) if extent[1]]
+    top, left = (min([each[side] for each in extents], default=0) for side in (0, 2))
+    bottom, right = (max([each[side] for each in extents], default=0) for side in (1, 3))
+    box, taken = np.s_[top:bottom, left:right], clicked - (left, top)
+    # Of two bools, only true is greater than false.
+    miss = farthest_point((target[box] > pred_mask[box]) & valid[box], taken)
+    false_alarm = farthest_point((pred_mask[box] > target[box]) & valid[box], taken, miss[2])
     if miss[2] > false_alarm[2]:
-        return miss[0], miss[1], 1
+        return left + miss[0], top + miss[1], 1
     if false_alarm[2] > 0:
-        return false_alarm[0], false_alarm[1], 0
+        return left + false_alarm[0], top + false_alarm[1], 0
     for region, label in ((target & valid, 1), (~target & valid, 0)):
         x, y, distance = farthest_point(region, clicked)
         if distance > 0:

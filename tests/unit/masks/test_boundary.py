@@ -1,5 +1,8 @@
 """Deepest pixels and boundaries of masks, compared with plain definitions."""
 
+import math
+
+import cv2
 import numpy as np
 import pytest
 from hypothesis import given
@@ -76,3 +79,25 @@ def test_band_and_rim_lie_on_either_side():
     assert not inner_band(np.zeros((3, 4), bool), 2).any()
     assert inner_band(np.ones((7, 9), bool), 3).sum() == 7 * 9 - 1 * 3
     assert not outer_rim(np.ones((3, 4), bool)).any()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_deepest_parts_alone_give_the_same_pixel(seed):
+    random = np.random.default_rng(seed)
+    noise = cv2.GaussianBlur(random.normal(size=(301, 420)), (0, 0), 3 * 2 ** (seed % 4))
+    region = noise > (0.0 if seed % 2 else 0.5 * noise.std())
+    if seed == 0:
+        region[:] = True
+    padded = np.pad(region, 1).astype(np.uint8)
+    squared = np.rint(cv2.distanceTransform(padded, cv2.DIST_L2, 0).astype(float) ** 2)[1:-1, 1:-1]
+    clicked = np.zeros((0, 2), int)
+    for _ in range(8):
+        y, x = divmod(int(squared.argmax()), 420)
+        expected = (x, y, math.sqrt(squared[y, x]))
+        assert farthest_point(region, clicked) == expected
+        assert farthest_point(region, clicked, expected[2]) == expected
+        assert farthest_point(region, clicked, expected[2] + 1e-3)[2] in (0.0, expected[2])
+        # The pixels around, too, so that the deepest parts are soon all taken.
+        near = np.argwhere(np.hypot(*(np.indices(region.shape) - [[[y]], [[x]]])) < 9)[:, ::-1]
+        clicked = np.concatenate([clicked, near])
+        squared[near[:, 1], near[:, 0]] = 0
