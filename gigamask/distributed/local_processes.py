@@ -4,17 +4,19 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, MutableMapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 
 import torch
 from torch.distributed import TCPStore
 
 from gigamask.distributed.world import World, destroy_world, init_world
+from gigamask.errors import GigamaskError
 
 EXIT_TIMEOUT_S = 60.0
 """Seconds that the other processes have to exit once this one has finished."""
-HOST = "127.0.0.1"
+HOST, STARTED = "127.0.0.1", "GIGAMASK_STARTED_PROCESS"
 
 
 @contextmanager
@@ -37,6 +39,9 @@ def start_world(
 
     Yields:
         The world, once all processes have joined.
+
+    Raises:
+        GigamaskError: One of them has ended before.
     """
     before = dict(environment)
     store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
@@ -51,11 +56,12 @@ def start_world(
             others.append(
                 subprocess.Popen(
                     [sys.executable, "-P", "-m", "gigamask", *arguments],
-                    env={**shared, **_variables(rank, count, store.port)},
+                    env={**shared, **_variables(rank, count, store.port), STARTED: "1"},
                     stdin=subprocess.DEVNULL,
                     start_new_session=True,
                 )
             )
+        _wait(store, others)
         world = init_world(environment, torch.device("cpu"), timeout_s)
         yield world
     except SystemExit:  # another process has failed and prints why
@@ -73,6 +79,30 @@ def start_world(
                 process.wait(EXIT_TIMEOUT_S)
             process.kill()
             process.wait()
+
+
+def _wait(store: TCPStore, others: Sequence[subprocess.Popen]) -> None:
+    """Wait until all processes are about to join, which torch would do for ten minutes."""
+    for rank, process in enumerate(others, 1):
+        while not store.check([str(rank)]):
+            if process.poll() is not None:
+                raise GigamaskError(
+                    f"process {rank} of {len(others) + 1} ended with exit code "
+                    f"{process.returncode} before training; its output is above; --processes 1 "
+                    "trains without it"
+                )
+            time.sleep(0.02)
+
+
+def announce(environment: Mapping[str, str]) -> None:
+    """Tell the process that started this one by `start_world` that it is about to join.
+
+    Args:
+        environment: Environment variables; does nothing if something else started the process.
+    """
+    if STARTED in environment:
+        port = int(environment["MASTER_PORT"])
+        TCPStore(HOST, port, is_master=False).set(environment["RANK"], "")
 
 
 def _variables(rank: int, count: int, port: int) -> dict[str, str]:

@@ -200,7 +200,7 @@ def open_world(
     """
     import torch
 
-    from gigamask.distributed.local_processes import start_world
+    from gigamask.distributed.local_processes import announce, start_world
     from gigamask.distributed.precision import choose_device
     from gigamask.distributed.world import destroy_world, init_world
 
@@ -214,6 +214,7 @@ def open_world(
             world = start_world(arguments, processes, environment, config.timeout_s)
             yield stack.enter_context(world)
         else:
+            announce(environment)
             world = init_world(environment, device, config.timeout_s)
             stack.callback(destroy_world, world)
             yield world

@@ -9,6 +9,8 @@ import psutil
 import pytest
 
 from gigamask.cli.main import INTERRUPTED, main
+from gigamask.distributed.local_processes import start_world
+from gigamask.errors import GigamaskError
 from gigamask.training import checkpoint
 from tests.journeys.runs import CONSTANT_LR, records, same
 from tests.journeys.test_cluster import ENVIRONMENT, LITTLE, reached
@@ -103,6 +105,17 @@ def test_one_that_is_killed_ends_the_others_with_one_line(endless, tmp_path):
     assert "process 0 of 2: another process ended" in err
     assert "run the same command again" in err
     assert "Traceback" not in err
+
+
+def test_one_that_ends_before_training_is_named_at_once(capfd):
+    environment = dict(ENVIRONMENT)
+    with (
+        pytest.raises(GigamaskError, match="process 1 of 2 ended with exit code 2 before"),
+        start_world(["train", "nonsense"], 2, environment, timeout_s=60),
+    ):
+        raise AssertionError("the other process cannot train")
+    assert "nonsense" in capfd.readouterr().err
+    assert environment == ENVIRONMENT
 
 
 def test_an_error_before_training_is_said_once(words, tmp_path):
