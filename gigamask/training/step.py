@@ -280,11 +280,7 @@ def step(
         accumulate(task, state.model, batch, metrics, loss_scale)
     gradients = [fsdp.to_local(p.grad) for p in parameters]
     # Gradients of sharded parameters are summed over all processes already.
-    replicated = [
-        gradient
-        for gradient, p in zip(gradients, parameters, strict=True)
-        if not fsdp.is_sharded_tensor(p)
-    ]
+    replicated = [p.grad for p in parameters if not fsdp.is_sharded_tensor(p)]
     sharded_square = fsdp.squared_norm((p.grad for p in parameters), metrics.count)
     requested = torch.tensor(requests, dtype=metrics.count.dtype, device=metrics.count.device)
     logged = metrics.all_reduce(world, *replicated, sharded_square, requested)
