@@ -174,7 +174,10 @@ def run_command(arguments: list[str]) -> int:
     else:
         command = parser.parse(getattr(module, class_name(name)), rest, f"gigamask {name}")
     parser.check_writable("--json", command.json)
-    result = command.run()
+    from gigamask.cli.submit import run_parts
+
+    with run_parts(name, rest, command) as joining:
+        result = joining.run()
     if result is None:  # not the main process
         return 0
     parser.write_json(command.json, result)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
 from gigamask.distributed import local_jobs, slurm, submission
-from gigamask.distributed.submission import Plan, SubmitTrainingOptions
+from gigamask.distributed.submission import Plan, SubmitPartsOptions, SubmitTrainingOptions
 from gigamask.errors import TrainingInterruptedError
 
 
@@ -41,3 +45,37 @@ def submit_training(
     print(f"job {job}: {plan.nodes} x {max(plan.gpus, 1)} processes train into {out}")
     print(f"script: {plan.folder}/job.sh, output: {plan.folder}/{job}.log")
     print(f"follow with: squeue --jobs {job}; tail -F {plan.folder}/{job}.log")
+
+
+@contextmanager
+def run_parts(name: str, arguments: Sequence[str], command: Any) -> Iterator[Any]:
+    """Run the parts of a command if its flags ask for it.
+
+    Args:
+        name: The command, such as "verify".
+        arguments: The arguments after the command.
+        command: The parsed command.
+
+    Yields:
+        The command that joins the results of the parts; the same command if there are none.
+
+    Raises:
+        GigamaskError: An option is invalid, Slurm refuses the job, or a part failed twice.
+    """
+    if not isinstance(command, SubmitPartsOptions) or command.submit == "none":
+        yield command
+        return
+    command.check()
+    plan = Plan(
+        name,
+        [name, *arguments],
+        command,
+        command.submit_jobs,
+        command.submit_parallel,
+        folder=submission.make_folder(command, name),
+    )
+    here = command.submit == "local"
+    executor = local_jobs.LocalExecutor(os.environ) if here else slurm.SlurmExecutor()
+    submission.run_parts(plan, executor)
+    yield replace(command, submit="none", part=plan.part("join"))
+    shutil.rmtree(plan.folder)

@@ -291,7 +291,7 @@ def build(
 def extend(
     paths: Paths,
     out: str | Path,
-    workers: int = 1,
+    workers: worker_pool.Workers = 1,
     progress: worker_pool.Progress | None = None,
     salvage: bool = False,
     checksums: bool = False,
@@ -304,7 +304,7 @@ def extend(
     Args:
         paths: Shards, as for `find_shards`.
         out: The index folder, written atomically. An index there is replaced.
-        workers: Number of processes.
+        workers: Number of processes, or a part of a command.
         progress: Called as `progress(done, total)` after each shard.
         salvage: Use the complete entries of a truncated tar.
         checksums: Read every jpg and record its crc32; rows without it are not reused.
@@ -316,6 +316,8 @@ def extend(
         GigamaskError: A shard is unusable (the others are indexed first and kept), `out` is not
             an index or cannot be written, or checksums of an image folder are requested.
     """
+    if isinstance(workers, worker_pool.Part):
+        return _extend_by_parts(paths, Path(out), workers, progress, (salvage, checksums))
     out = Path(out).absolute()
     if out.exists() and not is_index(out) and not (out.is_dir() and not any(out.iterdir())):
         raise GigamaskError(
@@ -362,6 +364,33 @@ def extend(
             "disk and the permissions, then run the same command again: finished shards are kept"
         ) from error
     return BuildResult(Index.open(out), len(missing), reused)
+
+
+def _extend_by_parts(
+    paths: Paths,
+    out: Path,
+    part: worker_pool.Part,
+    progress: worker_pool.Progress | None,
+    flags: tuple[bool, bool],
+) -> BuildResult:
+    """Index a part's shards into a folder of its own and exit; or join these indexes.
+
+    `flags` are `salvage` and `checksums`. Shards that an index has already are left to the join.
+    """
+    shards = find_shards(paths)
+    folders = [part.folder / f"index-{number}" for number in range(part.count)]
+    if part.number is not None:
+        indexes = [Path(path) for path in [out, *as_list(paths)] if is_index(path)]
+        known = {tar for path in indexes for tar in index_format.read_manifest(path).tars}
+        share = _stat_shards(list(part.share(shards)))
+        own = [stored.path for stored in share if stored not in known]
+        if own:
+            extend(own, folders[part.number], part.workers, progress, *flags)
+        part.finish(len(shards), [len(own)])
+    scanned = sum(part.join(len(shards), int))
+    paths = [*as_list(paths), *filter(is_index, folders)]
+    result = extend(paths, out, part.workers, progress, *flags)
+    return BuildResult(result.index, result.scanned + scanned, result.reused - scanned)
 
 
 def open_or_build(paths: Paths, cache: str | Path) -> Index:

@@ -226,7 +226,7 @@ def build(
     mask_size: int = 256,
     image_size: int = 1024,
     mirrored: bool = False,
-    workers: int = 1,
+    workers: worker_pool.Workers = 1,
     progress: worker_pool.Progress | None = None,
 ) -> MaskStore:
     """Write every mask of an index to a store; mask shards that exist stay unchanged.
@@ -238,7 +238,7 @@ def build(
         image_size: Side of the model's input square in pixels.
         mirrored: Whether to store the masks of flipped images too if they cannot be derived on the
             grid, as for most portraits.
-        workers: Number of worker processes; each builds one tar at a time.
+        workers: Number of worker processes, each on one tar at a time; or a part of a command.
         progress: Called as `progress(done, total)` after each tar.
 
     Raises:
@@ -280,9 +280,11 @@ def build(
             "choose a folder on a larger disk, or fewer tars"
         )
     write_bytes(folder / MANIFEST, encode_json(manifest))
+    # What is missing changes while other parts work, so they share all tars.
+    shards = distinct.values() if isinstance(workers, worker_pool.Part) else missing
     worker_pool.parallel_map(
         mask_store_shard.build_shard,
-        [MaskShardJob(str(index.folder), shard, str(folder)) for shard in missing],
+        [MaskShardJob(str(index.folder), shard, str(folder)) for shard in shards],
         workers,
         progress,
     )
@@ -290,14 +292,17 @@ def build(
 
 
 def verify(
-    index: Index, folder: str | Path, workers: int = 1, progress: worker_pool.Progress | None = None
+    index: Index,
+    folder: str | Path,
+    workers: worker_pool.Workers = 1,
+    progress: worker_pool.Progress | None = None,
 ) -> list[str]:
     """Verify a store by reading every byte that it holds for an index.
 
     Args:
         index: The index.
         folder: Folder of the store.
-        workers: Number of worker processes; each verifies one tar at a time.
+        workers: Number of worker processes, each on one tar at a time; or a part of a command.
         progress: Called as `progress(done, total)` after each tar.
 
     Returns:
@@ -312,7 +317,9 @@ def verify(
         MaskShardJob(str(index.folder), shard, str(folder))
         for shard in range(len(index.shard_paths))
     ]
-    problems = worker_pool.parallel_map(mask_store_shard.verify_shard, jobs, workers, progress)
+    problems = worker_pool.parallel_map(
+        mask_store_shard.verify_shard, jobs, workers, progress, list[str]
+    )
     return [line for lines in problems for line in lines]
 
 

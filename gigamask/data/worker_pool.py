@@ -1,19 +1,28 @@
-"""Map a function over many items, such as tars, with worker processes.
+"""Map a function over many items, such as tars, with worker processes or the parts of a command.
 
 The processes that load batches are torch's (`data.loader`).
 """
 
+from __future__ import annotations
+
+import json
 import multiprocessing
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing import resource_tracker
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
 
+import msgspec
+
+from gigamask import files
 from gigamask.errors import GigamaskError
 
 Item = TypeVar("Item")
@@ -25,19 +34,127 @@ Progress = Callable[[int, int], object]
 """Called as `progress(done, total)` after each item."""
 
 
+@dataclass(frozen=True)
+class Part:
+    """A command's share of the items, or the command that joins the results of all parts.
+
+    Each part writes its results to a file and exits; a file is complete or does not exist.
+
+    Attributes:
+        number: Number of this part; None joins all parts.
+        count: Number of parts.
+        folder: Folder for the results.
+        workers: Number of processes of this part.
+    """
+
+    number: int | None
+    count: int
+    folder: Path
+    workers: int = 1
+
+    def share(self, items: Sequence[Item]) -> Sequence[Item]:
+        """Return the items of this part, contiguous and in order; all of them to join the parts."""
+        if self.number is None:
+            return items
+        ends = [len(items) * end // self.count for end in (self.number, self.number + 1)]
+        return items[ends[0] : ends[1]]
+
+    def finish(self, total: int, results: Sequence[object]) -> NoReturn:
+        """Write this part's results and exit.
+
+        Args:
+            total: Number of items of all parts.
+            results: Its results: dataclasses, msgspec structs, or what JSON holds.
+        """
+        content = {"total": total, "results": msgspec.to_builtins(results, str_keys=True)}
+        # Unlike msgspec's, this encoder keeps numbers that are not finite, and names that are not
+        # valid text.
+        files.write_text(self.folder / f"part-{self.number}.json", json.dumps(content))
+        raise SystemExit(0)
+
+    def join(self, total: int, kind: Any) -> list[Any]:
+        """Return the results of all parts, in order.
+
+        Args:
+            total: Number of items.
+            kind: Type of a result.
+
+        Raises:
+            GigamaskError: A part found another number of items.
+        """
+        results: list[Any] = []
+        for number in range(self.count):
+            path = self.folder / f"part-{number}.json"
+            if not path.exists():
+                raise GigamaskError(f"{path}: part {number} has not ended; run it first")
+            content = json.loads(path.read_bytes())
+            if content["total"] != total:
+                raise GigamaskError(
+                    f"{path}: part {number} found {content['total']} items, but now there are "
+                    f"{total}: the data changed meanwhile; run the same command again"
+                )
+            results += msgspec.convert(content["results"], list[kind], str_keys=True)
+        return results
+
+
+Workers = int | Part
+"""Number of processes, or a part of a command, which has its own number of processes."""
+
+
+def workers_of(part: str, workers: int) -> Workers:
+    """Return what `--part` and `--workers` of a command mean; see `part_of`.
+
+    Args:
+        part: The value of `--part`.
+        workers: Number of processes.
+    """
+    return part_of(part, workers) or workers
+
+
+def part_of(part: str, workers: int = 1) -> Part | None:
+    """Return what `--part` of a command means.
+
+    Args:
+        part: `NUMBER/COUNT@FOLDER`, `join/COUNT@FOLDER`, or nothing.
+        workers: Number of processes.
+
+    Raises:
+        GigamaskError: `part` is something else.
+    """
+    if not part:
+        return None
+    words = re.fullmatch(r"(\d{1,9}|join)/(\d{1,9})@(.+)", part)
+    if not words or (words[1] != "join" and int(words[1]) >= int(words[2])):
+        raise GigamaskError(
+            f"--part must be NUMBER/COUNT@FOLDER with numbers from 0, or join/COUNT@FOLDER "
+            f"(got {part!r})"
+        )
+    folder = Path(words[3])
+    folder.mkdir(parents=True, exist_ok=True)
+    return Part(None if words[1] == "join" else int(words[1]), int(words[2]), folder, workers)
+
+
+def is_part(workers: Workers) -> bool:
+    """Return whether other processes write to the same output, each its share of the items."""
+    return isinstance(workers, Part) and workers.number is not None
+
+
 def parallel_map(
     function: Callable[[Item], Result],
     items: Sequence[Item],
-    workers: int = 1,
+    workers: Workers = 1,
     progress: Progress | None = None,
+    kind: Any = None,
 ) -> list[Result]:
     """Apply a function to every item, in worker processes if there is more than one worker.
 
     Args:
         function: The function; with more than one worker, it and its results must be picklable.
-        items: The function's arguments, one per call.
-        workers: Number of processes; 1 runs everything in this process.
+        items: The function's arguments, one per call; the same in all parts of a command.
+        workers: Number of processes; 1 runs everything in this process. A part of a command runs
+            its share of the items and exits; the command that joins them reads the results.
         progress: Called as `progress(done, total)` after each item.
+        kind: Type of the results, for parts.
 
     Returns:
         The results in the order of the items.
@@ -45,7 +162,13 @@ def parallel_map(
     Raises:
         GigamaskError: `workers` is less than 1, or a worker process died.
         Exception: The first exception raised by `function`; no further items are started.
+        SystemExit: This was one part of a command, and its results are written.
     """
+    if isinstance(workers, Part):
+        if workers.number is None:
+            return workers.join(len(items), kind)
+        share = workers.share(items)
+        workers.finish(len(items), parallel_map(function, share, workers.workers, progress))
     if workers < 1:
         raise GigamaskError(f"workers must be at least 1, got {workers}")
     results: dict[int, Result] = {}

@@ -67,7 +67,7 @@ def convert(
     out: Path,
     options: ConvertOptions,
     shard_images: int = 500,
-    workers: int = 1,
+    workers: worker_pool.Workers = 1,
     progress: worker_pool.Progress | None = None,
 ) -> dict[str, Any]:
     """Convert COCO annotations or a folder of label images to shards.
@@ -78,7 +78,7 @@ def convert(
         out: The folder for the shards; it must not hold tars.
         options: What counts as a mask.
         shard_images: Images per shard.
-        workers: Number of processes, each on one shard at a time.
+        workers: Number of processes, each on one shard at a time; or a part of a command.
         progress: Called as `progress(done, total)` after each shard.
 
     Returns:
@@ -107,12 +107,14 @@ def convert(
         for image in missing
     ]
     _check(source, "images", counts.skipped, len(images))
-    with lock_folder(out, PARTIAL):
-        work = _clear_partial(out)
+    is_part = worker_pool.is_part(workers)
+    with lock_folder(out, PARTIAL, is_part):
+        work = _clear_partial(out, keep=isinstance(workers, worker_pool.Part))
         try:
             tars = _write_shards(source, out, work, images, shard_images, workers, progress, counts)
         finally:
-            shutil.rmtree(work, ignore_errors=True)
+            if not is_part:
+                shutil.rmtree(work, ignore_errors=True)
     return {
         "images": counts.images,
         "masks": counts.masks,
@@ -136,7 +138,7 @@ def _write_shards(
     work: Path,
     images: list[SourceImage],
     shard_images: int,
-    workers: int,
+    workers: worker_pool.Workers,
     progress: worker_pool.Progress | None,
     total: ConvertCounts,
 ) -> list[Path]:
@@ -146,7 +148,7 @@ def _write_shards(
         ShardJob(work / f"{number:06d}.tar", images[start : start + shard_images])
         for number, start in enumerate(starts)
     ]
-    shard_counts = worker_pool.parallel_map(write_shard, shards, workers, progress)
+    shard_counts = worker_pool.parallel_map(write_shard, shards, workers, progress, ConvertCounts)
     for counts in shard_counts:
         total.add(counts)
     _check(source, "images", total.skipped, total.images)
@@ -233,14 +235,14 @@ def _check(source: Path, what: str, skipped: list[SkippedSample], usable: int) -
         raise GigamaskError(f"{source}: lists no image; give a file or folder with images")
 
 
-def _clear_partial(out: Path) -> Path:
-    """Return the folder for incomplete tars, emptied of those left by a killed process."""
+def _clear_partial(out: Path, keep: bool) -> Path:
+    """Return the folder for incomplete tars, emptied unless the tars of parts are to be kept."""
     existing = [name for name in os.listdir(out) if name.endswith(".tar")]
     if existing:
         raise GigamaskError(
             f"--out {out}: holds {counted(len(existing), 'tar')} such as {existing[0]}, which new"
             " ones would mix with; give another folder"
         )
-    for path in (out / PARTIAL).glob("*.tar*"):
+    for path in [] if keep else (out / PARTIAL).glob("*.tar*"):
         path.unlink()
     return out / PARTIAL

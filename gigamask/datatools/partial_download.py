@@ -139,12 +139,15 @@ class PartialDownload:
 
 
 @contextlib.contextmanager
-def lock_folder(folder: Path, subfolder: str = STATE_FOLDER) -> Iterator[None]:
+def lock_folder(
+    folder: Path, subfolder: str = STATE_FOLDER, shared: bool = False
+) -> Iterator[None]:
     """Create a folder and lock it until the block ends; the lock of a killed process is released.
 
     Args:
         folder: The folder to write to.
         subfolder: Folder within it that holds the lock file.
+        shared: Only create the folders, as for one of several processes that write other files.
 
     Raises:
         GigamaskError: Another process holds the lock, or the folder cannot be written.
@@ -152,7 +155,10 @@ def lock_folder(folder: Path, subfolder: str = STATE_FOLDER) -> Iterator[None]:
     busy = f"{folder}: another process is writing to it; wait for it, or give another folder"
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(exclusive_lock(folder / subfolder / "lock", busy))
+            if shared:
+                (folder / subfolder).mkdir(parents=True, exist_ok=True)
+            else:
+                stack.enter_context(exclusive_lock(folder / subfolder / "lock", busy))
         except OSError as error:
             raise GigamaskError(
                 f"{folder}: cannot be written ({error.strerror}); give a writable folder"

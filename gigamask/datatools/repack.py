@@ -126,7 +126,7 @@ def repack(
     paths: Paths,
     out: Path,
     config: RepackConfig,
-    workers: int = 1,
+    workers: worker_pool.Workers = 1,
     progress: worker_pool.Progress | None = None,
 ) -> dict[str, Any]:
     """Write tars with smaller images.
@@ -138,7 +138,7 @@ def repack(
         paths: Tars, folders of tars, globs and indexes.
         out: The folder for the new tars.
         config: Long side and JPEG quality.
-        workers: Number of processes, each on one tar at a time.
+        workers: Number of processes, each on one tar at a time; or a part of a command.
         progress: Called as `progress(done, total)` after each tar.
 
     Returns:
@@ -162,10 +162,10 @@ def repack(
     salvaged = {
         part.tar.path for manifest in manifests for part in manifest.parts if part.left_out.broken
     }
-    with lock_folder(out, RECORDS):
-        results = worker_pool.parallel_map(
-            partial(repack_tar, out=out, config=config, salvaged=salvaged), tars, workers, progress
-        )
+    repack_one = partial(repack_tar, out=out, config=config, salvaged=salvaged)
+    kind = tuple[RepackedTar | str, bool]
+    with lock_folder(out, RECORDS, worker_pool.is_part(workers)):
+        results = worker_pool.parallel_map(repack_one, tars, workers, progress, kind)
     done = [result for result, _ in results if isinstance(result, RepackedTar)]
     return {
         "tars": len(done),

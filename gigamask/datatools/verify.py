@@ -84,7 +84,7 @@ def verify(
     paths: index.Paths,
     sums: Mapping[str, str] | None = None,
     decode: bool = True,
-    workers: int = 1,
+    workers: worker_pool.Workers = 1,
     progress: worker_pool.Progress | None = None,
 ) -> tuple[list[TarReport], list[str]]:
     """Verify tars and indexes.
@@ -93,13 +93,12 @@ def verify(
         paths: Tars, folders of tars, globs and indexes.
         sums: Checksums by file name.
         decode: Whether to decode the JPEGs; if not, only their headers are read.
-        workers: Number of processes, each on one tar at a time.
+        workers: Number of processes, each on one tar at a time; or a part of a command.
         progress: Called as `progress(done, total)` after each tar.
 
     Returns:
         A report for each tar, and the problems of the indexes.
     """
-    faults = [fault for path in index.as_list(paths) for fault in check_index(path)]
     recorded = {
         rows.summary.tar.path: rows
         for path in index.as_list(paths)
@@ -110,7 +109,8 @@ def verify(
         partial(check_tar, path, dict(sums or {}), decode, recorded.get(path))
         for path in index.find_tars(paths)
     ]
-    return worker_pool.parallel_map(operator.call, checks, workers, progress), faults
+    reports = worker_pool.parallel_map(operator.call, checks, workers, progress, TarReport)
+    return reports, [fault for path in index.as_list(paths) for fault in check_index(path)]
 
 
 def summary(reports: Iterable[TarReport]) -> dict[str, int]:

@@ -84,6 +84,26 @@ class SubmitTrainingOptions(SubmitOptions):
             )
 
 
+@dataclass(frozen=True, kw_only=True)
+class SubmitPartsOptions(SubmitOptions):
+    """Where the parts of a command run; each field is a flag."""
+
+    submit_jobs: int = 8
+    """number of parts: each gets some of the tars or images, in order"""
+    submit_parallel: int | None = None
+    """how many parts run at once; default: all that Slurm starts, 1 on this machine"""
+    part: str = ""
+    """what --submit runs, for other schedulers: 0/8@FOLDER runs the first of 8 parts and writes its
+    results to FOLDER, join/8@FOLDER joins all 8"""
+
+    def check(self) -> None:
+        """Raise `GigamaskError` if a value is invalid."""
+        super().check()
+        check_range("--submit-jobs", self.submit_jobs, 1, 1000)
+        if self.submit_parallel is not None:
+            check_range("--submit-parallel", self.submit_parallel, 1, None)
+
+
 MODEL_COMMANDS = ("train", "pretrain", "ground train", "evaluate", "segment")
 """Commands that use a GPU by default."""
 
@@ -120,7 +140,11 @@ class Plan:
         """Return the words of one task after `gigamask`; a part's number may be a variable."""
         # The last of several values counts, also over one in a file of --config.
         words = [*self.words, "--submit", "none"]
-        return [*words, "--part", f"{number}/{self.count}@{self.folder}"] if self.count else words
+        return [*words, "--part", self.part(number)] if self.count else words
+
+    def part(self, number: int | str) -> str:
+        """Return the value of `--part` for a number, or for "join"."""
+        return f"{number}/{self.count}@{self.folder}"
 
     def log(self, number: int) -> Path:
         """Return the file for the output of a task."""

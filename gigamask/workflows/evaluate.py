@@ -14,6 +14,7 @@ from gigamask.workflows.open_data import Paths, open_or_build_temporary, path_li
 
 if TYPE_CHECKING:
     from gigamask.data.index import Index
+    from gigamask.data.worker_pool import Part
     from gigamask.distributed.world import World
     from gigamask.evaluation.clicks import ClickResult
     from gigamask.models.sam.sam import Sam
@@ -98,7 +99,12 @@ def evaluate(weights: str | Path | Sam, data: Paths, **options: Any) -> dict[str
 
 
 def score(
-    weights: str | Path | Sam, data: Paths, options: EvaluateOptions, world: World, stack: ExitStack
+    weights: str | Path | Sam,
+    data: Paths,
+    options: EvaluateOptions,
+    world: World,
+    stack: ExitStack,
+    part: Part | None = None,
 ) -> Evaluated | None:
     """Evaluate weights with the processes of `world`.
 
@@ -108,12 +114,14 @@ def score(
         options: Options of the evaluation.
         world: The processes that share the images.
         stack: Exit stack that keeps the index open.
+        part: A part of the command, or the one that joins the parts; without `automatic`.
 
     Returns:
         The scores on the main process, None on the others.
     """
     from rich.progress import track
 
+    from gigamask.data import worker_pool
     from gigamask.data.mask_sampling import MaskFilters
     from gigamask.evaluation import clicks, proposals
 
@@ -134,10 +142,18 @@ def score(
 
     def evaluate_part() -> ClickResult:
         size = options.batch_size
-        return clicks.evaluate_clicks(model, index, filters, protocol, rows, size, on_image)
+        run = partial(clicks.evaluate_clicks, model, index, filters, protocol)
+        if part is None:
+            return run(rows, size, on_image)
+        # The same batches as in one process, so that the scores are the same.
+        annotated = [row for row in range(count) if len(clicks.scored_masks(index, row, filters))]
+        batches = [annotated[first : first + size] for first in range(0, len(annotated), size)]
+        kind = clicks.ClickResult
+        scored = worker_pool.parallel_map(lambda batch: run(batch, size), batches, part, None, kind)
+        return kind.concatenate([kind(protocol, 0, []), *scored])
 
-    part = world.run_on_all(evaluate_part)
-    result = clicks.ClickResult.concatenate(world.gather(part))
+    own_result = world.run_on_all(evaluate_part)
+    result = clicks.ClickResult.concatenate(world.gather(own_result))
     recall = proposals.ProposalRecall.concatenate(world.gather(recall))
     if not world.is_main:
         return None

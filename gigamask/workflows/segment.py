@@ -8,6 +8,7 @@ tried again by the next command.
 
 import contextlib
 import glob
+import itertools
 import json
 import os
 import tempfile
@@ -95,6 +96,11 @@ class SegmentCounts:
     tars: list[str] = field(default_factory=list)
     existing_tars: int = 0
     skipped: list[SkippedSample] = field(default_factory=list)
+
+    def add(self, other: "SegmentCounts") -> None:
+        """Add other counts to these."""
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
 
 
 def find_images(paths: Sequence[str], scratch: str) -> tuple[list[InputImage], list[SkippedSample]]:
@@ -234,6 +240,7 @@ def segment_all(
     output: Output,
     skipped: Sequence[SkippedSample] = (),
     progress: worker_pool.Progress | None = None,
+    part: worker_pool.Part | None = None,
 ) -> dict[str, Any]:
     """Segment images, except those that already have a JSON.
 
@@ -243,6 +250,7 @@ def segment_all(
         output: Output folders and formats.
         skipped: Images that were skipped before.
         progress: Called as `progress(done, total)` after each image.
+        part: A part of the command, or the one that joins the parts.
 
     Returns:
         Counts of images and masks, the tars, and the skipped images.
@@ -250,27 +258,23 @@ def segment_all(
     Raises:
         GigamaskError: No image can be used, or the folder has results of other settings.
     """
-    counts, done = SegmentCounts(skipped=list(skipped)), 0
     ids, _ = image_ids([Path(source.path).name.removeprefix("sa_") for source in images])
-    with lock_folder(output.out, STATE_FOLDER):
-        _prepare_folder(output.out, generator)
-        for start in range(0, len(images), output.shard_images):
-            shard_images, has_new = [], False
-            selected = images[start : start + output.shard_images]
-            for source, number in zip(selected, ids[start:], strict=False):
-                try:
-                    is_new = _segment_one(source, number, generator, output, counts)
-                except CorruptSampleError as error:
-                    counts.skipped.append(SkippedSample(source.name, str(error)))
-                else:
-                    shard_images.append((source, number))
-                    has_new |= is_new
-                done += 1
-                if progress:
-                    progress(done, len(images))
-            if output.to_shards and shard_images:
-                shard = start // output.shard_images
-                _write_shard(output.out, shard, shard_images, has_new, counts)
+    numbered = list(zip(images, ids, strict=True))
+    # A group is what a tar holds, so that each part writes its own tars.
+    size = output.shard_images if output.to_shards or part is None else 1
+    groups = [
+        (start // size, numbered[start : start + size]) for start in range(0, len(images), size)
+    ]
+    done = itertools.count(1)
+    report = None if progress is None else lambda: progress(next(done), len(images))
+    run = partial(_segment_group, generator=generator, output=output, report=report)
+    is_part = part is not None and worker_pool.is_part(part)
+    with lock_folder(output.out, STATE_FOLDER, is_part):
+        _prepare_folder(output.out, generator, is_part)
+        results = worker_pool.parallel_map(run, groups, part or 1, None, SegmentCounts)
+    counts = SegmentCounts(skipped=list(skipped))
+    for result in results:
+        counts.add(result)
     if not counts.images:
         raise GigamaskError(
             f"none of {len(counts.skipped)} images can be used, the first: "
@@ -281,9 +285,34 @@ def segment_all(
     return {name: getattr(counts, name) for name in names} | {"skipped": reasons}
 
 
-def _prepare_folder(out: Path, generator: SamAutomaticMaskGenerator) -> None:
+def _segment_group(
+    group: tuple[int, Sequence[tuple[InputImage, int]]],
+    generator: SamAutomaticMaskGenerator,
+    output: Output,
+    report: Callable[[], object] | None,
+) -> SegmentCounts:
+    """Segment the images of one tar, and write it if wanted; call `report` after each image."""
+    counts, usable, has_new = SegmentCounts(), [], False
+    shard, images = group
+    for source, number in images:
+        try:
+            is_new = _segment_one(source, number, generator, output, counts)
+        except CorruptSampleError as error:
+            counts.skipped.append(SkippedSample(source.name, str(error)))
+        else:
+            usable.append((source, number))
+            has_new |= is_new
+        if report:
+            report()
+    if output.to_shards and usable:
+        _write_shard(output.out, shard, usable, has_new, counts)
+    return counts
+
+
+def _prepare_folder(out: Path, generator: SamAutomaticMaskGenerator, is_part: bool) -> None:
     """Record the settings and remove unfinished tars; raise if the folder holds other results."""
-    for unfinished in out.glob(".sa_*.tar.*"):  # left by a killed process
+    # Left by a killed process, unless this is one of several parts.
+    for unfinished in [] if is_part else out.glob(".sa_*.tar.*"):
         unfinished.unlink()
     weights = digest_weights(generator.model.state_dict(), str(generator.model.config))
     device = generator.predictor.device.type

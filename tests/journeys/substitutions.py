@@ -44,6 +44,7 @@ REPLACED = [
         "ablate two.yaml",
         "two variants; tests/journeys/test_ablate.py has the others",
     ),
+    (r"--submit slurm --submit-jobs \d+", "--submit local --submit-jobs 2", "no Slurm here"),
     (
         r"--submit slurm --submit-nodes 16 --submit-gpus 8",
         "--submit local --submit-gpus 0",

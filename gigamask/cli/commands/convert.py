@@ -9,9 +9,11 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
+from gigamask.distributed.submission import SubmitPartsOptions
+
 
 @dataclass(frozen=True)
-class ConvertCommand:
+class ConvertCommand(SubmitPartsOptions):
     """convert COCO annotations, or a folder of label images (PNG), to tars in SA-1B's format"""
 
     source: Positional[Annotated[str, arg(metavar="SOURCE")]]
@@ -37,15 +39,15 @@ class ConvertCommand:
     def run(self) -> dict[str, Any]:
         """Convert, and return the counts."""
         from gigamask.cli.commands.output import print_skipped, progress_bar
+        from gigamask.data import worker_pool
         from gigamask.datatools.convert import ConvertOptions, convert
         from gigamask.errors import counted
 
         options = ConvertOptions(self.keep_crowds, self.split_components, self.ignore)
         source, images, out = Path(self.source), Path(self.images), Path(self.out)
+        workers = worker_pool.workers_of(self.part, self.workers)
         with progress_bar("convert") as progress:
-            result = convert(
-                source, images, out, options, self.shard_images, self.workers, progress
-            )
+            result = convert(source, images, out, options, self.shard_images, workers, progress)
         images, masks = counted(result["images"], "image"), counted(result["masks"], "mask")
         print(f"{self.out}: {images} with {masks} in {counted(len(result['tars']), 'tar')}")
         if result["renumbered"]:

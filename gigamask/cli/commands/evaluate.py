@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from tyro.conf import Positional, arg
 
 from gigamask import files
+from gigamask.distributed.submission import SubmitPartsOptions
+from gigamask.errors import GigamaskError
 from gigamask.workflows.evaluate import EvaluateOptions
 
 if TYPE_CHECKING:
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class EvaluateCommand(EvaluateOptions):
+class EvaluateCommand(EvaluateOptions, SubmitPartsOptions):
     """score weights on annotated images: mean IoU by clicks and by box, calibration, boundaries"""
 
     weights: Positional[Annotated[str, arg(metavar="WEIGHTS")]]
@@ -33,18 +35,30 @@ class EvaluateCommand(EvaluateOptions):
     json: str | None = None
     """JSON file for the scores"""
 
+    def check(self) -> None:
+        """Raise `GigamaskError` if a value is invalid."""
+        EvaluateOptions.check(self)
+        SubmitPartsOptions.check(self)
+        if self.automatic and (self.submit != "none" or self.part):
+            raise GigamaskError(
+                "--automatic keeps all generated masks, so it cannot run in parts; leave out "
+                "--submit, or share the images by torchrun"
+            )
+
     def run(self) -> dict[str, Any] | None:
         """Evaluate; print and return the scores on the main process."""
+        from gigamask.data.worker_pool import part_of
         from gigamask.distributed.precision import choose_device
         from gigamask.distributed.world import destroy_world, init_world
         from gigamask.parser import check_writable
         from gigamask.workflows.evaluate import score
 
         check_writable("--html", self.html)
+        part = part_of(self.part)
         world = init_world(os.environ, choose_device(self.device))
         try:
             with ExitStack() as stack:
-                evaluated = score(self.weights, self.data, self, world, stack)
+                evaluated = score(self.weights, self.data, self, world, stack, part)
                 return None if evaluated is None else self._report(evaluated)
         finally:
             destroy_world(world)

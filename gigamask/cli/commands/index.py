@@ -8,9 +8,11 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
+from gigamask.distributed.submission import SubmitPartsOptions
+
 
 @dataclass(frozen=True)
-class IndexCommand:
+class IndexCommand(SubmitPartsOptions):
     """index every image and mask of tars; run again with more tars to scan only the new ones"""
 
     paths: Positional[Annotated[tuple[str, ...], arg(metavar="PATH ...")]]
@@ -32,11 +34,13 @@ class IndexCommand:
         """Build or extend the index, and return its report."""
         from gigamask.cli.commands.output import progress_bar
         from gigamask.data import index as indexes
+        from gigamask.data import worker_pool
         from gigamask.errors import counted
 
+        workers = worker_pool.workers_of(self.part, self.workers)
         with progress_bar("index") as progress:
             index, scanned, reused = indexes.extend(
-                self.paths, self.out, self.workers, progress, self.salvage, self.checksums
+                self.paths, self.out, workers, progress, self.salvage, self.checksums
             )
         report = index.report() | {"scanned": scanned, "reused": reused}
         images, masks = counted(report["images"], "image"), counted(report["masks"], "mask")

@@ -8,9 +8,11 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
+from gigamask.distributed.submission import SubmitPartsOptions
+
 
 @dataclass(frozen=True)
-class MasksCommand:
+class MasksCommand(SubmitPartsOptions):
     """precompute low-resolution masks (bit-packed, 8 KB each), so that training reads no JSON"""
 
     paths: Positional[Annotated[tuple[str, ...], arg(metavar="PATH ...")]]
@@ -35,13 +37,14 @@ class MasksCommand:
     def run(self) -> dict[str, Any]:
         """Build or verify the store, and return its size."""
         from gigamask.cli.commands.output import progress_bar
-        from gigamask.data import mask_store
+        from gigamask.data import mask_store, worker_pool
         from gigamask.errors import GigamaskError, counted
         from gigamask.workflows.open_data import open_or_build_temporary
 
+        workers = worker_pool.workers_of(self.part, self.workers)
         with open_or_build_temporary(self.paths) as index, progress_bar("masks") as progress:
             if self.verify:
-                errors = mask_store.verify(index, self.out, self.workers, progress)
+                errors = mask_store.verify(index, self.out, workers, progress)
                 for error in errors:
                     print(f"  {error}")
                 if errors:
@@ -53,7 +56,7 @@ class MasksCommand:
                     self.mask_size,
                     self.image_size,
                     self.mirrored,
-                    self.workers,
+                    workers,
                     progress,
                 )
             store = mask_store.MaskStore.open(self.out, index)

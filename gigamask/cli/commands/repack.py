@@ -9,9 +9,11 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
+from gigamask.distributed.submission import SubmitPartsOptions
+
 
 @dataclass(frozen=True)
-class RepackCommand:
+class RepackCommand(SubmitPartsOptions):
     """downscale the images and masks of tars, so that they load several times faster; resumable"""
 
     paths: Positional[Annotated[tuple[str, ...], arg(metavar="PATH ...")]]
@@ -31,12 +33,14 @@ class RepackCommand:
     def run(self) -> dict[str, Any]:
         """Repack, and return the counts."""
         from gigamask.cli.commands.output import print_skipped, progress_bar
+        from gigamask.data import worker_pool
         from gigamask.datatools.repack import RepackConfig, repack
         from gigamask.errors import counted
 
         config = RepackConfig(self.size, self.quality)
+        workers = worker_pool.workers_of(self.part, self.workers)
         with progress_bar("repack") as progress:
-            result = repack(self.paths, Path(self.out), config, self.workers, progress)
+            result = repack(self.paths, Path(self.out), config, workers, progress)
         images, masks, tars = (
             counted(result[f"{noun}s"], noun) for noun in ("image", "mask", "tar")
         )

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
+from gigamask.distributed.submission import SubmitPartsOptions
 from gigamask.errors import check_range
 from gigamask.inference.amg_config import AutomaticMaskConfig
 
@@ -17,7 +18,7 @@ MAX_CACHE_GB = 1e9
 
 
 @dataclass(frozen=True)
-class SegmentCommand:
+class SegmentCommand(SubmitPartsOptions):
     """generate all masks of images, as JSONs in SA-1B's format or as tars to train on; resumable"""
 
     weights: Positional[Annotated[str, arg(metavar="WEIGHTS")]]
@@ -56,6 +57,7 @@ class SegmentCommand:
 
         from gigamask import config_files
         from gigamask.cli.commands.output import print_skipped, progress_bar
+        from gigamask.data.worker_pool import part_of
         from gigamask.distributed.precision import autocast
         from gigamask.errors import counted
         from gigamask.inference.automatic_mask_generator import SamAutomaticMaskGenerator
@@ -63,6 +65,7 @@ class SegmentCommand:
         from gigamask.training.checkpoint import load_model
         from gigamask.workflows.segment import Output, find_images, segment_all
 
+        part = part_of(self.part)
         check_range("--cache-gb", self.cache_gb, 0, MAX_CACHE_GB)
         pictures = Path(self.pictures) if self.pictures else None
         output = Output(Path(self.out), self.to_shards, self.shard_images, pictures)
@@ -74,7 +77,7 @@ class SegmentCommand:
             images, skipped = find_images(self.images, scratch)
             device = generator.predictor.device
             with progress_bar("segment") as progress, autocast(self.precision, device):
-                result = segment_all(images, generator, output, skipped, progress)
+                result = segment_all(images, generator, output, skipped, progress, part)
         mean = result["masks"] / result["images"]
         images, masks = counted(result["images"], "image"), counted(result["masks"], "mask")
         count = f"{images} with {masks}, {mean:.1f} per image"

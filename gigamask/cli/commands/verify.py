@@ -7,12 +7,14 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
+from gigamask.distributed.submission import SubmitPartsOptions
+
 MAX_LINES = 50
 """Maximum number of faults printed; `--json` has all."""
 
 
 @dataclass(frozen=True)
-class VerifyCommand:
+class VerifyCommand(SubmitPartsOptions):
     """read everything in tars, and list the samples that training cannot use"""
 
     paths: Positional[Annotated[tuple[str, ...], arg(metavar="PATH ...")]]
@@ -30,12 +32,14 @@ class VerifyCommand:
     def run(self) -> dict[str, Any]:
         """Verify the tars, and return the counts and faults."""
         from gigamask.cli.commands.output import progress_bar
+        from gigamask.data import worker_pool
         from gigamask.datatools import checksums, verify
         from gigamask.errors import counted, printable
 
         sums = checksums.read(self.checksums) if self.checksums else {}
+        workers = worker_pool.workers_of(self.part, self.workers)
         with progress_bar("verify") as progress:
-            reports, stale = verify.verify(self.paths, sums, self.decode, self.workers, progress)
+            reports, stale = verify.verify(self.paths, sums, self.decode, workers, progress)
         counts = verify.summary(reports)
         kinds = {"bad_members": "bad", "mismatches": "mismatch", "unpaired": "unpaired"}
         found = {

@@ -1,0 +1,226 @@
+"""Commands that `--submit` runs in parts: the joined result is that of one process."""
+
+import json
+import os
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from PIL import Image
+
+from gigamask.cli.main import main
+from gigamask.evaluation import clicks
+from gigamask.models.init import build_model
+from gigamask.models.state_dict import save_weights, to_official
+from gigamask.rng import make_rng
+from gigamask.synthetic import scenes as synthetic
+from tests import fake_slurm, little
+
+ROOT = Path(__file__).resolve().parents[2]
+THRESHOLDS = ["--points-per-side", "4", "--pred-iou-thresh", "0", "--stability-score-thresh", "0"]
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    """Five tars of three images, their index, weights, and labels with their images."""
+    folder = tmp_path_factory.mktemp("inputs")
+    (folder / "tars").mkdir()
+    for number in range(5):
+        synthetic.write(str(folder / f"{number}"), 3, seed=number, first=3 * number)
+        (tar,) = (folder / f"{number}").glob("*.tar")
+        tar.rename(folder / "tars" / f"sa_{number:06d}.tar")
+    assert main(["index", str(folder / "tars"), "--out", str(folder / "index")]) == 0
+    model = build_model(little.SPEC, 1)
+    save_weights(to_official(model), little.SPEC, folder / "weights.safetensors")
+    for name in ("labels", "photos"):
+        (folder / name).mkdir()
+    rng = np.random.default_rng(0)
+    for number in range(7):
+        labels = np.kron(rng.integers(0, 3, (4, 6)), np.ones((8, 8))).astype(np.uint8)
+        Image.fromarray(labels).save(folder / "labels" / f"{number}.png")
+        pixels = rng.integers(0, 256, (32, 48, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / "photos" / f"{number}.jpg")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def environment(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.chdir(tmp_path)
+
+
+COMMANDS = {
+    "verify": "verify {0}/index",
+    "index": "index {0}/tars --out out --checksums",
+    "masks": "masks {0}/index --out out --mask-size 32 --image-size 64",
+    "masks --verify": "masks {0}/index --out {0}/store --verify",
+    "repack": "repack {0}/tars --out out --size 48",
+    "convert": "convert {0}/labels --images {0}/photos --out out --shard-images 2",
+    "evaluate": "evaluate {0}/weights.safetensors --data {0}/index --batch-size 2 --boundaries",
+    "segment": "segment {0}/weights.safetensors {0}/index --out out",
+    "segment tars": "segment {0}/weights.safetensors {0}/index --out out --to-shards "
+    "--shard-images 4",
+}
+
+
+def run_in(folder: str, words: list[str]) -> tuple[dict, dict[str, bytes]]:
+    """Run a command in a new folder; return its JSON and the files in `out`."""
+    before = Path.cwd()
+    Path(folder).mkdir()
+    os.chdir(folder)
+    try:
+        assert main([*words, "--json", "result.json"]) == 0
+        files = {
+            str(path): path.read_bytes()
+            for path in sorted(Path("out").rglob("*"))
+            if path.is_file() and path.parent.name != "repack"  # times of the new tars
+        }
+        assert not list(Path("submitted").glob("*"))
+        return json.loads(Path("result.json").read_bytes()), files
+    finally:
+        os.chdir(before)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_parts_give_the_result_of_one_process(name, inputs):
+    words = COMMANDS[name].format(inputs).split()
+    if words[0] == "segment":
+        words += THRESHOLDS
+    if name == "masks --verify":
+        store = ["--out", str(inputs / "store"), "--mask-size", "32", "--image-size", "64"]
+        assert main(["masks", str(inputs / "index"), *store]) == 0
+    plain = run_in("plain", words)
+    joined = run_in("joined", [*words, "--submit", "local", "--submit-jobs", "3"])
+    if name == "evaluate":  # two evaluations differ by rounding; the next test is exact
+        for key in ("clicks", "oracle", "box", "boundary_iou", "boundary_f"):
+            assert joined[0].pop(key) == pytest.approx(plain[0].pop(key), abs=5e-3), key
+        varying = ("calibration", "granularity", "size")
+        plain, joined = (
+            {key: value for key, value in result[0].items() if key not in varying}
+            for result in (plain, joined)
+        )
+        assert joined == plain
+        return
+    assert joined == plain
+    assert name in ("verify", "masks --verify", "evaluate") or plain[1]
+
+
+def test_joined_scores_are_exact(inputs, tmp_path, monkeypatch):
+    """With scores that depend on the image and the mask alone, one of them not finite."""
+
+    def score(model, image, row, mask_indices, protocol):
+        assert model is not None
+        values = [
+            make_rng(0, "scores", row, int(mask)).random(20).tolist() for mask in mask_indices
+        ]
+        values[0][9] = float("nan") if row == 3 else values[0][9]
+        by_clicks = [dict(zip(protocol.clicks, value, strict=False)) for value in values]
+        return [
+            clicks.MaskScore(row, int(mask), *value[:1], by, value[8], value[9], 900, by)
+            for mask, value, by in zip(mask_indices, values, by_clicks, strict=True)
+        ]
+
+    monkeypatch.setattr(clicks, "score_group", score)
+    words = COMMANDS["evaluate"].format(inputs).replace(" --boundaries", "").split()
+    plain = run_in("plain", words)
+    for number in (2, 0, 1):
+        with pytest.raises(SystemExit) as ended:
+            main([*words, "--part", f"{number}/3@{tmp_path}"])
+        assert ended.value.code == 0
+    joined = run_in("joined", [*words, "--part", f"join/3@{tmp_path}"])
+    assert json.dumps(joined) == json.dumps(plain)
+
+
+def test_more_parts_than_tars_on_slurm(inputs, tmp_path, monkeypatch):
+    slurm = tmp_path / "slurm"
+    fake_slurm.install(slurm)
+    monkeypatch.setenv("FAKE_SLURM", str(slurm))
+    monkeypatch.setenv("PATH", f"{slurm}:{os.environ['PATH']}")
+    monkeypatch.setattr("gigamask.distributed.slurm.POLL_S", 0.1)
+    words = ["verify", str(inputs / "tars"), "--no-decode"]
+    flags = ["--submit", "slurm", "--submit-jobs", "6", "--submit-parallel", "2"]
+    assert run_in("joined", [*words, *flags]) == run_in("plain", words)
+    options = fake_slurm.options_of((slurm / "100.sh").read_text())
+    assert options["array"] == "0,1,2,3,4,5%2"
+    assert "gpus-per-node" not in options
+
+
+def kill_first_child(killed: list[int]) -> None:
+    """Kill the first process that this one starts."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        for child in psutil.Process().children():
+            if "--part" in child.cmdline():
+                child.kill()
+                killed.append(child.pid)
+                return
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("parallel", ["1", "2"])
+def test_a_part_that_is_killed_runs_again(parallel, inputs):
+    words = ["repack", str(inputs / "tars"), "--out", "out", "--size", "48"]
+    plain = run_in("plain", words)
+    killed: list[int] = []
+    killer = threading.Thread(target=kill_first_child, args=(killed,))
+    killer.start()
+    flags = ["--submit", "local", "--submit-jobs", "2", "--submit-parallel", parallel]
+    assert run_in("joined", [*words, *flags]) == plain
+    killer.join()
+    assert killed
+
+
+@pytest.mark.parametrize("where", ["local", "slurm"])
+def test_a_part_that_fails_twice_is_named_with_its_log(
+    where, inputs, tmp_path, monkeypatch, capsys
+):
+    slurm = tmp_path / "slurm"
+    fake_slurm.install(slurm)
+    monkeypatch.setenv("FAKE_SLURM", str(slurm))
+    monkeypatch.setenv("PATH", f"{slurm}:{os.environ['PATH']}")
+    monkeypatch.setattr("gigamask.distributed.slurm.POLL_S", 0.1)
+    tars = tmp_path / "tars"
+    tars.mkdir()
+    (tars / "a.tar").write_bytes((inputs / "tars" / "sa_000000.tar").read_bytes())
+    (tars / "b.tar").write_bytes((inputs / "tars" / "sa_000001.tar").read_bytes()[:3000])
+    flags = ["--submit", where, "--submit-jobs", "2"]
+    assert main(["index", str(tars), "--out", "out", *flags]) == 2
+    (line,) = capsys.readouterr().err.strip().split("\n")
+    (log,) = Path("submitted").glob("index-*/1.log")
+    assert f"part 1 of 2 failed twice ({'exit code 2' if where == 'local' else 'job 200_1'}" in line
+    assert f"see {log.absolute()}" in line
+    assert "b.tar" in line
+    assert log.read_text().count("b.tar: ") == 2
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--part", "3/3@."], "--part must be NUMBER/COUNT@FOLDER"),
+        (["--part", "join/1@."], "part 0 has not ended"),
+        (["--submit", "local", "--submit-jobs", "0"], "--submit-jobs is 0"),
+        (["--submit", "local", "--submit-parallel", "0"], "--submit-parallel is 0"),
+    ],
+)
+def test_wrong_flags_give_one_line(words, message, inputs, capsys):
+    assert main(["verify", str(inputs / "tars"), *words]) == 2
+    (line,) = capsys.readouterr().err.strip().split("\n")
+    assert message in line
+
+
+def test_automatic_masks_are_not_scored_in_parts(inputs, capsys):
+    words = ["evaluate", str(inputs / "weights.safetensors"), "--data", str(inputs / "index")]
+    assert main([*words, "--automatic", "--submit", "local"]) == 2
+    assert "--automatic keeps all generated masks" in capsys.readouterr().err
+
+
+def test_data_that_changed_between_the_parts_is_refused(inputs, tmp_path, capsys):
+    content = {"total": 4, "results": []}
+    (tmp_path / "part-0.json").write_text(json.dumps(content))
+    assert main(["verify", str(inputs / "tars"), "--part", f"join/1@{tmp_path}"]) == 2
+    assert "the data changed meanwhile" in capsys.readouterr().err
