@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from gigamask.errors import GigamaskError, check_range
 
@@ -155,6 +155,7 @@ class Plan:
         return self.folder / f"part-{number}.json"
 
 
+@runtime_checkable
 class Executor(Protocol):
     """Runs the tasks of a plan."""
 
