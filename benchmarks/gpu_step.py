@@ -2,10 +2,10 @@
 
 The step is the trainer's own, on a batch made in memory: a 3 : 2 image of noise with smooth masks
 whose sizes are spread evenly on a log scale, SAM's eleven rounds, the recipe's AdamW, drop path and
-clipping. Each row is a set of changes, such as activation_checkpointing=1 or optimizer=adamw8bit.
-Prints Markdown.
+clipping. Each row is a set of changes, such as activation_checkpointing=1 or compile=1. Prints
+Markdown.
 
-Run: python -m benchmarks.gpu_step --size h [--masks 64] [--levers none activation_checkpointing=1]
+Run: python -m benchmarks.gpu_step --size h [--masks 64] [--levers none compile=1]
     [--compile] [--repeats 10] [--precision bf16] [--profile]
 On a CPU: python -m benchmarks.gpu_step --size tiny --device cpu --repeats 1
 """
@@ -21,6 +21,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -267,15 +268,12 @@ def chip_of(device: torch.device) -> str:
 
 
 def prepared(
-    run: SamTrainConfig, device: torch.device, compiled: bool
+    run: SamTrainConfig, device: torch.device, stack: ExitStack
 ) -> tuple[SamTask, TrainState]:
-    """Returns what a row is measured with."""
+    """Returns what a row is measured with, compiled until the stack is closed if the run is."""
     state = TrainState.initialize(run, device)
     state.model.train()
-    if compiled:
-        for block in state.model.image_encoder.blocks:
-            block.compile()
-    return run.task(device), state
+    return stack.enter_context(run.task(device).compiled(state.model)), state
 
 
 def main() -> None:
@@ -290,7 +288,7 @@ def main() -> None:
         default=[f"masks_per_chunk={count}" for count in (16, 32, 64)],
         help="rows: name=value,name=value, or none",
     )
-    options.add_argument("--compile", action="store_true", help="compile the encoder's blocks")
+    options.add_argument("--compile", action="store_true", help="compile=1 in every row")
     options.add_argument("--repeats", type=int, default=10)
     options.add_argument("--device", default="auto")
     options.add_argument("--precision", choices=("auto", "fp32", "bf16", "fp16"), default="auto")
@@ -306,6 +304,7 @@ def main() -> None:
         loader=replace(recipe.loader, max_masks=given.masks),
         precision=precision,
         device=device.type,
+        compile=given.compile,
     )
     batch = batch_in_memory(run, given.masks).to(device)
     side, peak = matmul_peak(device, precision)
@@ -326,15 +325,16 @@ def main() -> None:
     print(f"|{'---|' * 12}")
     for levers in given.levers:
         changed = pulled(run, levers)
-        task, state = prepared(changed, device, given.compile)
-        print(
-            row(measure(task, state, batch, changed, given.repeats), levers, work, peak), flush=True
-        )
+        with ExitStack() as stack:
+            task, state = prepared(changed, device, stack)
+            found = measure(task, state, batch, changed, given.repeats)
+            kernels = profiled(task, state, batch, changed) if given.profile else ""
+        print(row(found, levers, work, peak), flush=True)
     seconds, memory = SECONDS_TARGET.get(given.size, ""), GB_TARGET.get(given.size, "")
     share = ">= 50 % at last" if given.size in SECONDS_TARGET else ""
     print(f"| target (H200, 64 masks) | {seconds} | | | | | | | {share} | | {memory} | |")
     if given.profile:
-        print(f"\n```\n{profiled(task, state, batch, changed)}\n```")
+        print(f"\n```\n{kernels}\n```")
 
 
 if __name__ == "__main__":

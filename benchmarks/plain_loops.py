@@ -11,7 +11,7 @@ Needs `pip install segment-anything transformers`; a package that is not install
 Prints Markdown.
 
 Run: python -m benchmarks.plain_loops --size b [--masks 64] [--rounds 11] [--repeats 5]
-    [--levers none activation_checkpointing=1] [--compile]
+    [--levers none compile=1] [--compile]
 On a CPU: python -m benchmarks.plain_loops --size tiny --masks 8 --device cpu --repeats 2
 """
 
@@ -181,12 +181,12 @@ def now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def our_step(
-    run: SamTrainConfig, device: torch.device, batch: Batch, compiled: bool
-) -> Callable[[], float]:
+def our_step(run: SamTrainConfig, device: torch.device, batch: Batch) -> Callable[[], float]:
     """Returns what makes an update here and returns its seconds."""
-    task, state = prepared(run, device, compiled)
-    return lambda: timed_step(task, state, batch, run)[0]
+    stack = contextlib.ExitStack()
+    task, state = prepared(run, device, stack)
+    # The stack lives as long as the function, and the compiled model with it.
+    return lambda _=stack: timed_step(task, state, batch, run)[0]
 
 
 def their_step(
@@ -209,7 +209,7 @@ def contenders(
     for levers in given.levers:
         yield (
             f"gigamask, {levers}",
-            partial(our_step, pulled(run, levers), device, batch, given.compile),
+            partial(our_step, pulled(run, levers), device, batch),
         )
     for name, kind, package in (
         ("Meta's modules", Official, "segment_anything"),
@@ -261,7 +261,9 @@ def main() -> None:
         default=["none"],
         help="rows of gigamask: none, or leaves of the run as name=value,name=value",
     )
-    options.add_argument("--compile", action="store_true", help="compile the encoders")
+    options.add_argument(
+        "--compile", action="store_true", help="compile the encoders of the plain loops"
+    )
     given = options.parse_args()
     torch.set_num_threads(1)
     device = choose_device(given.device)

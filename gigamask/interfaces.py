@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
@@ -151,6 +152,9 @@ class Sampler(ABC):
 class PromptSchedule(ABC):
     """Base class of prompt schedules, which choose the prompts of each round."""
 
+    compiled_methods: ClassVar[tuple[str, ...]] = ()
+    """methods of tensors and constants that --compile compiles"""
+
     @property
     def num_uniforms(self) -> int:
         """Number of uniform pairs that each mask needs for its clicks, drawn with the sample."""
@@ -180,6 +184,12 @@ class PromptSchedule(ABC):
 @dataclass(frozen=True)
 class Loss(ABC):
     """Base class of losses, which compute the loss of a round."""
+
+    @property
+    def supports_filling(self) -> bool:
+        """Whether loss, parts and count leave out masks with a False `Targets.counted`, which
+        --compile adds so that each step has as many masks."""
+        return False
 
     @property
     def num_uniforms(self) -> int:
@@ -223,6 +233,14 @@ class Task(ABC):
     def mining(self) -> Mining | None:
         """How to choose the masks to train on; None: all masks."""
         return None
+
+    def compiled(self, model: Any) -> AbstractContextManager[Task]:
+        """Return a context that yields the task to train with, compiled if it is configured so.
+
+        Args:
+            model: Model to train, whose methods are compiled within the context.
+        """
+        return nullcontext(self)
 
     @abstractmethod
     def compute_losses(

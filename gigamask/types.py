@@ -329,6 +329,17 @@ def _map_tensors(record: _Record, function: Callable[[Tensor], Tensor]) -> _Reco
     return replace(record, **changes)
 
 
+_Masks = TypeVar("_Masks", "Targets", "Prompts")
+
+
+def _rows(record: _Masks, index: Int64[Tensor, "R"]) -> _Masks:
+    """Return the rows at `index` of each tensor."""
+    tensors = {
+        name: value[index] for name, value in vars(record).items() if isinstance(value, Tensor)
+    }
+    return replace(record, **tensors)
+
+
 @dataclass(frozen=True)
 class Targets:
     """Ground truth of the masks of a round.
@@ -343,6 +354,8 @@ class Targets:
         shift: Uniform in [0, 1); shifts the points of a point loss.
         mask_prompt_size: Side G of mask prompts, which cover the same square; None: that of the
             targets.
+        counted: False for copies that only fill up the number of masks, as --compile requires: no
+            sum counts them; None: all masks count.
     """
 
     masks: Bool[Tensor, "M H W"] | Float[Tensor, "M H W"]
@@ -352,6 +365,32 @@ class Targets:
     scale_xy: Float[Tensor, "M 2"]
     shift: Float[Tensor, "M 2"] | None = None
     mask_prompt_size: int | None = None
+    counted: Bool[Tensor, "M"] | None = None
+
+    @property
+    def count(self) -> Float[Tensor, ""]:
+        """Number of masks that count."""
+        if self.counted is None:
+            return torch.full((), float(len(self.masks)), device=self.masks.device)
+        return self.counted.sum().float()
+
+    def total(self, values: Float[Tensor, "*parts M"]) -> Float[Tensor, "*parts"]:
+        """Return sums over the masks that count.
+
+        Args:
+            values: Values of each mask.
+        """
+        return (values if self.counted is None else torch.where(self.counted, values, 0)).sum(-1)
+
+    def filled(self, count: int) -> "Targets":
+        """Return `count` masks: these, then copies of the last one that do not count.
+
+        Args:
+            count: At least the number of masks.
+        """
+        row = torch.arange(count, device=self.masks.device)
+        index = row.clamp(max=len(self.masks) - 1)
+        return replace(_rows(self, index), counted=row < len(self.masks))
 
     @property
     def foreground(self) -> Bool[Tensor, "M H W"]:
@@ -387,10 +426,7 @@ class Prompts:
         Args:
             index: Which ones.
         """
-        tensors = {
-            name: value[index] for name, value in vars(self).items() if isinstance(value, Tensor)
-        }
-        return replace(self, **tensors)
+        return _rows(self, index)
 
 
 @dataclass(frozen=True)
@@ -448,9 +484,17 @@ class PromptRound:
     prompts: Prompts
     prediction: Prediction
 
-    @cached_property
+    @property
     def best_index(self) -> Int64[Tensor, "M"]:
         """Index of the predicted mask with the highest predicted IoU."""
+        # A compiler merges equal operations, and cannot take the lock of a cached property.
+        return self._best() if torch.compiler.is_compiling() else self._best_index
+
+    @cached_property
+    def _best_index(self) -> Int64[Tensor, "M"]:
+        return self._best()
+
+    def _best(self) -> Int64[Tensor, "M"]:
         return self.prediction.iou_predictions.detach().argmax(1)
 
     @property

@@ -104,6 +104,11 @@ class SamLoss(Loss):
                 )
 
     @property
+    def supports_filling(self) -> bool:
+        """The sums leave out masks that do not count."""
+        return True
+
+    @property
     def num_uniforms(self) -> int:
         """Pairs of uniform numbers per mask that shift its points: 1, or 0 without points."""
         return int(self.num_points > 0)
@@ -143,9 +148,11 @@ class SamLoss(Loss):
         iou = actual.squeeze(1) if logits.shape[1] == 1 else _select(actual, round.best_index)
         parts = {**mask_losses, "iou_head": iou_loss, "iou": iou}
         return LossSums(
-            loss=per_mask.sum(),
-            count=torch.full((), float(len(logits)), device=logits.device),
-            parts=dict(zip(parts, torch.stack(list(parts.values())).detach().sum(1), strict=True)),
+            loss=targets.total(per_mask),
+            count=targets.count,
+            parts=dict(
+                zip(parts, targets.total(torch.stack(list(parts.values())).detach()), strict=True)
+            ),
             per_mask=per_mask,
         )
 

@@ -51,6 +51,11 @@ class WindowLoss(Loss):
             if not getattr(self, name) > 0:
                 raise GigamaskError(f"WindowLoss.{name} must be > 0 (got {getattr(self, name)})")
 
+    @property
+    def supports_filling(self) -> bool:
+        """The sums leave out masks that do not count."""
+        return True
+
     def __call__(self, round: PromptRound, targets: Targets) -> LossSums:
         """Compute the loss of one round.
 
@@ -65,8 +70,6 @@ class WindowLoss(Loss):
         Raises:
             GigamaskError: The model does not answer in windows.
         """
-        import torch
-
         from gigamask.losses.iou import iou_prediction_loss, mask_iou
         from gigamask.types import LossSums
 
@@ -96,9 +99,9 @@ class WindowLoss(Loss):
             per_mask = per_mask + self.choice_weight * terms["choice"]
         parts = {**terms, "iou": actual.gather(1, round.best_index[:, None])[:, 0]}
         return LossSums(
-            loss=per_mask.sum(),
-            count=torch.full((), float(len(actual)), device=actual.device),
-            parts={name: part.detach().sum() for name, part in parts.items()},
+            loss=targets.total(per_mask),
+            count=targets.count,
+            parts={name: targets.total(part.detach()) for name, part in parts.items()},
             per_mask=per_mask,
         )
 

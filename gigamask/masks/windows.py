@@ -63,16 +63,22 @@ def sample_per_image(
         matrices: Matrices of R windows, from `sampling_matrices`.
     """
     rows, columns = matrices
-    counts = _count_per_image(image_index, len(maps))
     channels, height, width = maps.shape[1:]
-    parts = []
-    for image, row_part in zip(maps, rows.split(counts), strict=True):
-        # One product for all windows of an image, without a copy of the image for each of them.
-        flat = image.transpose(0, 1).reshape(height, -1)
-        parts.append(
-            (row_part.reshape(-1, height) @ flat).view(*row_part.shape[:2], channels, width)
-        )
-    sampled = torch.cat(parts).flatten(1, 2) @ columns.transpose(1, 2)
+    if torch.compiler.is_compiling() and len(maps) > 1:
+        # No shape may depend on the number of windows of an image: each gets a copy of its image.
+        images = torch.arange(len(maps), device=image_index.device)
+        is_of_image = (image_index[:, None] == images).to(maps.dtype)
+        flat = (is_of_image @ maps.transpose(1, 2).flatten(1)).unflatten(1, (height, -1))
+        sampled = (rows @ flat).unflatten(2, (channels, width))
+    else:
+        counts = _count_per_image(image_index, len(maps))
+        parts = []
+        for image, row_part in zip(maps, rows.split(counts), strict=True):
+            # One product for all windows of an image, without a copy of it for each of them.
+            flat = image.transpose(0, 1).reshape(height, -1)
+            parts.append((row_part.reshape(-1, height) @ flat).unflatten(0, (-1, rows.shape[1])))
+        sampled = torch.cat(parts).unflatten(2, (channels, width))
+    sampled = sampled.flatten(1, 2) @ columns.transpose(1, 2)
     return sampled.unflatten(1, (-1, channels)).transpose(1, 2)
 
 

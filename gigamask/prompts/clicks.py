@@ -167,9 +167,22 @@ def squared_edt(region: Bool[Tensor, "M H W"]) -> Float32[Tensor, "M H W"]:
     OpenCV computes it. The fake tensors of a memory plan, which are CPU tensors also when planning
     for a GPU, take the GPU's way.
     """
+    if torch.compiler.is_compiling():
+        return _squared_edt_op(region)
     if type(region) is Tensor and region.device.type == "cpu":
         return torch.from_numpy(_squared_edt_opencv(region.numpy()))
     return _squared_edt_torch(region)
+
+
+@torch.library.custom_op("gigamask::squared_edt", mutates_args=())
+def _squared_edt_op(region: Tensor) -> Tensor:
+    """Return `squared_edt` as one operator, since a compiler cannot trace what it reads."""
+    return squared_edt(region)
+
+
+@_squared_edt_op.register_fake
+def _(region: Tensor) -> Tensor:
+    return torch.empty_like(region, dtype=torch.float32)
 
 
 def _squared_edt_opencv(region: Bool[np.ndarray, "M H W"]) -> Float32[np.ndarray, "M H W"]:

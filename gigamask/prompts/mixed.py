@@ -7,7 +7,7 @@ corners of a box, or none. All masks have the same number of tokens; unused ones
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from gigamask.errors import GigamaskError, check_range
 from gigamask.interfaces import PromptSchedule
@@ -29,6 +29,8 @@ class MixedPrompts(PromptSchedule):
     prompt is the ground truth, moved and stretched so that its box becomes the noisy box, with
     logits of `mask_logit`; no publication defines a mask prompt without an earlier round.
     """
+
+    compiled_methods: ClassVar[tuple[str, ...]] = ("prompts",)
 
     point_prob: float = 0.5
     """probability that a mask is prompted by points"""
@@ -102,7 +104,15 @@ class MixedPrompts(PromptSchedule):
         """
         if previous is not None:
             return None
-        random_inputs = check_random_inputs(random_inputs, self)
+        return self.prompts(targets, check_random_inputs(random_inputs, self))
+
+    def prompts(self, targets: Targets, random_inputs: RandomInputs) -> Prompts:
+        """Return a prompt for each mask, of a kind chosen at random.
+
+        Args:
+            targets: Ground truth of M masks.
+            random_inputs: Random numbers of the masks.
+        """
         import torch
         from torch.nn import functional
 

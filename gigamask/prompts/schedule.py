@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -29,6 +29,8 @@ class InteractiveSchedule(PromptSchedule):
 
     Two rounds have no new point, only the previous mask (Kirillov et al. 2023, appendix A).
     """
+
+    compiled_methods: ClassVar[tuple[str, ...]] = ("first_prompts", "add_click")
 
     clicks: int = 8
     """rounds that add a click"""
@@ -81,14 +83,7 @@ class InteractiveSchedule(PromptSchedule):
         random_inputs = check_random_inputs(random_inputs, self)
         index = 0 if previous is None else previous.index + 1
         if previous is None:
-            return point_or_box(
-                targets,
-                random_inputs,
-                self.box_prob,
-                self.box_noise,
-                self.box_noise_limit_px,
-                self.center_click_prob,
-            )
+            return self.first_prompts(targets, random_inputs)
         if index >= self.rounds:
             return None
         mask_only_index = self.rounds
@@ -96,11 +91,50 @@ class InteractiveSchedule(PromptSchedule):
             mask_only_index = 1 + int(mask_only_round_u * self.clicks)
         if index == mask_only_index or index > self.clicks + self.mask_only_rounds:
             return _repeat_prompts(previous)
-        return _add_click(
-            previous,
+        uniforms = random_inputs.clicks[:, index - (index > mask_only_index)]
+        return self.add_click(previous, targets, uniforms)
+
+    def first_prompts(self, targets: Targets, random_inputs: RandomInputs) -> Prompts:
+        """Return a point or a box per mask.
+
+        Args:
+            targets: Ground truth of M masks.
+            random_inputs: Random numbers of the masks.
+        """
+        return point_or_box(
             targets,
-            random_inputs.clicks[:, index - (index > mask_only_index)],
+            random_inputs,
+            self.box_prob,
+            self.box_noise,
+            self.box_noise_limit_px,
             self.center_click_prob,
+        )
+
+    def add_click(
+        self, previous: PromptRound, targets: Targets, uniforms: Float[Tensor, "M 2"]
+    ) -> Prompts:
+        """Return the previous round's tokens, a click in its error region, and its mask.
+
+        Args:
+            previous: The previous round.
+            targets: Ground truth of M masks.
+            uniforms: Two uniform numbers in [0, 1) for each mask.
+        """
+        import torch
+
+        from gigamask.prompts.clicks import cell_to_input, next_click
+        from gigamask.types import Prompts
+
+        earlier = previous.prompts
+        xy, label = next_click(
+            previous.pred_mask, targets.foreground, uniforms, targets.valid, self.center_click_prob
+        )
+        point = cell_to_input(xy, targets)[:, None]
+        return Prompts(
+            points_xy_input=torch.cat([earlier.points_xy_input, point], 1),
+            labels=torch.cat([earlier.labels, label[:, None]], 1),
+            masks=previous.mask_input,
+            multimask_output=False,
         )
 
 
@@ -290,31 +324,6 @@ def _repeat_prompts(previous: PromptRound) -> Prompts:
     return Prompts(
         points_xy_input=previous.prompts.points_xy_input,
         labels=previous.prompts.labels,
-        masks=previous.mask_input,
-        multimask_output=False,
-    )
-
-
-def _add_click(
-    previous: PromptRound,
-    targets: Targets,
-    uniforms: Float[Tensor, "M 2"],
-    center_click_prob: float,
-) -> Prompts:
-    """Return the previous round's tokens, a click in its error region, and its mask."""
-    import torch
-
-    from gigamask.prompts.clicks import cell_to_input, next_click
-    from gigamask.types import Prompts
-
-    xy, label = next_click(
-        previous.pred_mask, targets.foreground, uniforms, targets.valid, center_click_prob
-    )
-    return Prompts(
-        points_xy_input=torch.cat(
-            [previous.prompts.points_xy_input, cell_to_input(xy, targets)[:, None]], 1
-        ),
-        labels=torch.cat([previous.prompts.labels, label[:, None]], 1),
         masks=previous.mask_input,
         multimask_output=False,
     )

@@ -6,13 +6,16 @@ Follows micro-sam (`micro_sam/prompt_generators.py`), whose rounds add two point
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from gigamask.errors import check_range
 from gigamask.interfaces import PromptSchedule
 from gigamask.prompts.schedule import check_random_inputs, point_or_box
 
 if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+
     from gigamask.types import PromptRound, Prompts, RandomInputs, Targets
 
 
@@ -25,6 +28,8 @@ class TwoSidedCorrection(PromptSchedule):
     confirms the mask, as in `InteractiveSchedule`. micro-sam instead adds a point in a correct
     region or in a ring around the box, which corrects nothing and is left out here.
     """
+
+    compiled_methods: ClassVar[tuple[str, ...]] = ("first_prompts", "add_clicks")
 
     corrections: int = 7
     """rounds that add two points (micro-sam: 8 rounds including the first)"""
@@ -67,23 +72,41 @@ class TwoSidedCorrection(PromptSchedule):
             mask_only_round_u: Not used.
         """
         random_inputs = check_random_inputs(random_inputs, self)
+        if previous is None:
+            return self.first_prompts(targets, random_inputs)
+        if previous.index >= self.corrections:
+            return None
+        used = 1 + 2 * previous.index
+        return self.add_clicks(previous, targets, random_inputs.clicks[:, used : used + 2])
+
+    def first_prompts(self, targets: Targets, random_inputs: RandomInputs) -> Prompts:
+        """Return a point or a box per mask.
+
+        Args:
+            targets: Ground truth of M masks.
+            random_inputs: Random numbers of the masks.
+        """
+        return point_or_box(
+            targets, random_inputs, self.box_prob, self.box_noise, self.box_noise_limit_px
+        )
+
+    def add_clicks(
+        self, previous: PromptRound, targets: Targets, uniforms: Float[Tensor, "M 2 2"]
+    ) -> Prompts:
+        """Return the previous round's tokens, two points, and its mask.
+
+        Args:
+            previous: The previous round.
+            targets: Ground truth of M masks.
+            uniforms: Two uniform numbers in [0, 1) for each point of each mask.
+        """
         import torch
 
         from gigamask.prompts.clicks import cell_to_input, sample_fp_fn_clicks
         from gigamask.types import Prompts
 
-        if previous is None:
-            return point_or_box(
-                targets, random_inputs, self.box_prob, self.box_noise, self.box_noise_limit_px
-            )
-        if previous.index >= self.corrections:
-            return None
-        used = 1 + 2 * previous.index
         xy, labels = sample_fp_fn_clicks(
-            previous.pred_mask,
-            targets.foreground,
-            random_inputs.clicks[:, used : used + 2],
-            targets.valid,
+            previous.pred_mask, targets.foreground, uniforms, targets.valid
         )
         points = torch.where((labels >= 0)[:, :, None], cell_to_input(xy, targets), 0)
         earlier = previous.prompts

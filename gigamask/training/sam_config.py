@@ -6,7 +6,7 @@ Imports no torch, so that `--help` is fast.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from gigamask.data.mask_sampling import MaskFilters, MaskSampler, RandomMasks
 from gigamask.data.sample_config import SampleConfig
@@ -47,10 +47,16 @@ class SamLoaderConfig(LoaderConfig):
 class SamTrainConfig(ImageTrainConfig):
     """Configuration of SAM training."""
 
+    compile_backend: ClassVar[str] = "inductor"
+    """backend of torch.compile for `compile`"""
+
     masks_per_chunk: int = 64
     """masks per forward pass of the decoder; limits memory without changing gradients"""
     activation_checkpointing: int = 0
     """recompute every n-th encoder block in the backward pass to save memory; 0 disables"""
+    compile: bool = False
+    """compile encoder, decoder, losses and clicks with torch.compile; the first steps take minutes,
+    and each forward pass of the decoder has the same number of masks"""
     model: SamConfig = field(default_factory=SamConfig)
     loader: SamLoaderConfig = field(default_factory=SamLoaderConfig)
     prompts: PromptSchedule = field(default_factory=InteractiveSchedule)
@@ -78,6 +84,17 @@ class SamTrainConfig(ImageTrainConfig):
                 f"--parallel {self.parallel} shards linear layers of encoder blocks, of which "
                 "conv_pyramid has none; use --parallel ddp"
             )
+        if self.compile and self.parallel != "ddp":
+            raise GigamaskError(
+                f"--compile is for --parallel ddp (got {self.parallel}), since sharded blocks are "
+                "not compiled; leave one of the flags out"
+            )
+        if self.compile and not self.loss.supports_filling:
+            raise GigamaskError(
+                f"--compile fills up the masks of a chunk, for which the loss "
+                f"{type(self.loss).__name__} must leave masks with a False Targets.counted out of "
+                "its sums and have the property supports_filling; leave the flag out"
+            )
         return super().check()
 
     def build(self, device: str = "cpu") -> Sam:
@@ -101,13 +118,15 @@ class SamTrainConfig(ImageTrainConfig):
         from gigamask.training.tasks import SamTask
 
         mining = None if isinstance(self.mining, NoMining) else self.mining
+        most = self.micro_batch_size * (self.loader.max_masks if self.items == "image" else 1)
         return SamTask(
             self.prompts,
             self.loss,
-            self.masks_per_chunk,
+            min(self.masks_per_chunk, most) if self.compile else self.masks_per_chunk,
             choose_precision(self.precision, device),
             full_resolution=self.loader.target == "full",
             mining=mining,
+            compile_backend=self.compile_backend if self.compile else None,
         )
 
     @property

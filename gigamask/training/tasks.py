@@ -1,6 +1,7 @@
 """Losses of a training step: prompt rounds for SAM, reconstruction for the masked autoencoder."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -9,6 +10,11 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional
 
+from gigamask.distributed.compilation import (
+    compile_function,
+    compile_methods,
+    compiled_modules,
+)
 from gigamask.distributed.fsdp import dummy_forward
 from gigamask.distributed.precision import HALF_DTYPES, Precision, autocast
 from gigamask.distributed.profile_ranges import profile_generator, profile_range
@@ -20,10 +26,33 @@ from gigamask.models.mae import MAE, MAEOutput
 from gigamask.models.sam.layers import LayerNorm2d, TokenNorm
 from gigamask.models.sam.sam import PromptDecoder, Sam
 from gigamask.prompts.rounds import run_rounds
-from gigamask.types import Batch, LossSums, RandomInputs, Targets
+from gigamask.types import (
+    Batch,
+    LossSums,
+    Prediction,
+    PromptRound,
+    Prompts,
+    RandomInputs,
+    Targets,
+)
 
 CAST_MODULES = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d, LayerNorm2d, TokenNorm)
 """Modules of the mask decoder that compute in half precision under autocast."""
+
+
+@dataclass(frozen=True)
+class CompiledRound:
+    """Compiled functions of a round, for one number of masks.
+
+    Attributes:
+        decode: `PromptDecoder.__call__`.
+        loss: The loss.
+        schedule: The schedule, whose methods are compiled.
+    """
+
+    decode: Callable[[PromptDecoder, Prompts], Prediction]
+    loss: Callable[[PromptRound, Targets], LossSums]
+    schedule: PromptSchedule
 
 
 @dataclass(frozen=True)
@@ -42,6 +71,8 @@ class SamTask(Task):
         full_resolution: Whether losses and clicks use the grid of the batch's masks, to which the
             logits are upsampled, instead of the model's low-resolution grid.
         mining: Chooses the masks to train on; None trains on all.
+        compile_backend: Backend of torch.compile for `compiled`; None compiles nothing.
+        fast: Compiled functions of a round; chunks with fewer masks are filled up for them.
     """
 
     schedule: PromptSchedule
@@ -50,6 +81,27 @@ class SamTask(Task):
     precision: Precision = "fp32"
     full_resolution: bool = False
     mining: Mining | None = None  # pyrefly: ignore[bad-override] (a property in `Task`)
+    compile_backend: str | None = None
+    fast: CompiledRound | None = None
+
+    @contextmanager
+    def compiled(self, model: Sam) -> Iterator[Task]:
+        """Yield the task whose rounds are compiled, if there is a backend.
+
+        Args:
+            model: Model to train, whose encoder is compiled within the context.
+        """
+        if self.compile_backend is None:
+            yield self
+            return
+        backend = self.compile_backend
+        fast = CompiledRound(
+            compile_function(PromptDecoder.__call__, backend),
+            compile_function(self.loss.__call__, backend),
+            compile_methods(self.schedule, backend),
+        )
+        with compiled_modules(model, backend):
+            yield replace(self, fast=fast)
 
     def compute_losses(
         self, model: Sam, batch: Batch, detach: Callable[[Tensor], Tensor]
@@ -90,18 +142,27 @@ class SamTask(Task):
         self, model: Sam, batch: Batch, embedding: Float[Tensor, "B C E E"], part: slice
     ) -> Iterator[LossSums]:
         """Yield the losses of each round of one chunk of masks."""
-        image = batch.mask_image[part]
+        image = index = batch.mask_image[part]
         targets, random_inputs = self.make_targets(batch, part, model.config.mask_size)
-        decode = make_decoder(model, embedding, image, self.precision, targets.masks.shape[-1])
+        if self.fast:
+            targets = targets.filled(self.masks_per_chunk)
+            rows = torch.arange(self.masks_per_chunk, device=image.device).clamp(max=len(image) - 1)
+            random_inputs, index = select_random_inputs(random_inputs, rows), image[rows]
+        decode = make_decoder(model, embedding, index, self.precision, targets.masks.shape[-1])
+        compute_loss, schedule = self.loss, self.schedule
+        if self.fast:
+            decode = partial(self.fast.decode, decode)
+            compute_loss, schedule = self.fast.loss, self.fast.schedule
         weights = batch.weights[image]
         for prompt_round in run_rounds(
-            decode, targets, self.schedule, random_inputs, batch.mask_only_round_u
+            decode, targets, schedule, random_inputs, batch.mask_only_round_u
         ):
-            sums = self.loss(prompt_round, targets)
+            sums = compute_loss(prompt_round, targets)
+            per_mask = sums.per_mask[: len(image)] if self.fast else sums.per_mask
             yield replace(
                 sums,
-                loss=(sums.per_mask * weights).sum(),
-                per_mask=sums.per_mask.detach(),
+                loss=(per_mask * weights).sum(),
+                per_mask=per_mask.detach(),
                 first=part.start,
                 image=image,
             )
@@ -210,12 +271,14 @@ def _average(dense: Tensor, mask_size: int) -> Float[Tensor, "m G G"]:
     return functional.avg_pool2d(dense[:, None].float(), dense.shape[-1] // mask_size)[:, 0]
 
 
-def select_random_inputs(random_inputs: RandomInputs, part: slice) -> RandomInputs:
+def select_random_inputs(
+    random_inputs: RandomInputs, part: slice | Int64[Tensor, "m"]
+) -> RandomInputs:
     """Return the random inputs of some masks of a batch.
 
     Args:
         random_inputs: Random inputs of the batch.
-        part: Range of its masks.
+        part: Range of its masks, or their indices.
     """
     return replace(
         random_inputs,

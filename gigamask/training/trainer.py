@@ -74,7 +74,7 @@ def train(
             return state
         stop_requested = stack.enter_context(stop_signal(world.is_main))
         state.shard(config, world)
-        task = config.task(device)
+        task = stack.enter_context(config.task(device).compiled(state.model))
         state.model.train()
         with (
             MetricsLogger(

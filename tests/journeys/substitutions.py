@@ -51,6 +51,7 @@ REPLACED = [
         "one machine without Slurm; tests/journeys/test_submit.py plays Slurm",
     ),
     (r" --cpu-minutes \d+", "", "one step; tests/journeys/test_ablate.py measures steps"),
+    (r" --compile\b", "", "minutes on a CPU; tests/laws/test_compilation.py trains with it"),
     (r"^serve\b.*", "serve --help", "it serves until it is stopped"),
 ]
 """Pattern, replacement, reason; applied in this order."""

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gigamask.masks.rle import RLEMasks
-from gigamask.types import Batch, DataCursor, RandomInputs
+from gigamask.types import Batch, DataCursor, RandomInputs, Targets
 
 GRID = 12
 OF_MASKS = {"mask_image", "strata", "boxes_input", "rle_bounds", "rle_offsets", "random_inputs"}
@@ -108,3 +108,20 @@ def test_the_padded_form_holds_what_the_flat_one_does_and_nothing_else(counts):
     assert torch.equal(padded.boxes_input[real], batch.boxes_input)
     assert not padded.masks[~real].any()
     assert not padded.boxes_input[~real].any()
+
+
+def test_copies_of_the_last_mask_are_in_no_sum():
+    masks = torch.rand(3, 4, 4, generator=torch.Generator().manual_seed(0)) < 0.5
+    boxes = torch.arange(12.0).view(3, 4)
+    targets = Targets(masks, torch.ones_like(masks), boxes, (1.0, 1.0), torch.ones(3, 2))
+    assert float(targets.count) == 3
+    filled = targets.filled(5)
+    assert filled.counted.tolist() == [True, True, True, False, False]
+    assert torch.equal(filled.boxes_input, boxes[[0, 1, 2, 2, 2]])
+    assert torch.equal(filled.masks, masks[[0, 1, 2, 2, 2]])
+    assert filled.shift is None
+    assert float(filled.count) == 3
+    values = torch.tensor([[1.0, 2.0, 4.0, 8.0, torch.nan], [1.0, 1.0, 1.0, 1.0, 1.0]])
+    assert filled.total(values).tolist() == [7.0, 3.0]
+    assert targets.total(values[:, :3]).tolist() == [7.0, 3.0]
+    assert targets.filled(3).counted.all()

@@ -8,6 +8,7 @@ which gives the same values.
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -119,7 +120,12 @@ class ConvPyramidEncoder(nn.Module):
         depths: Residual blocks at each stride.
         width: Channels of the result at stride 4.
         fine_width: Channels of the result at stride 2.
+
+    Attributes:
+        compiled_methods: What --compile compiles: all layers at once.
     """
+
+    compiled_methods: ClassVar[tuple[str, ...]] = ("encode_valid",)
 
     def __init__(
         self, widths: Sequence[int], depths: Sequence[int], width: int, fine_width: int
@@ -167,17 +173,23 @@ class ConvPyramidEncoder(nn.Module):
         if pixels.device.type == "cpu" and _has_values(pixels):
             embeddings = []
             for image, (height, width) in zip(pixels, input_sizes.tolist(), strict=True):
-                cropped = self._encode(image[None, :, :height, :width], None)
+                cropped = self.encode_valid(image[None, :, :height, :width], None)
                 missing = (0, side // 4 - cropped.shape[3], 0, side // 4 - cropped.shape[2])
                 embeddings.append(F.pad(cropped, missing))
             return torch.cat(embeddings)
-        return self._encode(
+        return self.encode_valid(
             pixels, [_valid(input_sizes, side, stride, pixels.dtype) for stride in STRIDES]
         )
 
-    def _encode(
+    def encode_valid(
         self, pixels: Float[Tensor, "B 3 h w"], valid: list[Tensor] | None
     ) -> Float[Tensor, "B C h2 w2"]:
+        """Return the embedding of the valid pixels.
+
+        Args:
+            pixels: Normalized pixels.
+            valid: Valid pixels at each stride; None: all are valid.
+        """
         masks: Sequence[Tensor | None] = valid or [None] * len(STRIDES)
         x = self.fine(self.stem(pixels, masks[0]), masks[0])
         for block in self.fine_blocks:

@@ -5,6 +5,7 @@ Follows Li et al. 2022 (ViTDet) and Segment Anything; parameter names and shapes
 """
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from gigamask.interfaces import ImageEncoderModule
 from gigamask.models.sam.attention import get_rel_pos, rel_pos_attention
-from gigamask.models.sam.layers import LayerNorm2d, MLPBlock
+from gigamask.models.sam.layers import LayerNorm2d, MLPBlock, working_dtype
 
 DropPath = Float[Tensor, "B 2"] | Sequence[Sequence[float]]
 """Two uniform numbers for each image."""
@@ -75,7 +76,14 @@ class EncoderAttention(nn.Module):
 
 
 class EncoderBlock(nn.Module):
-    """Transformer block: attention and an MLP, each with a residual connection and drop path."""
+    """Transformer block: attention and an MLP, each with a residual connection and drop path.
+
+    Attributes:
+        compiled_methods: What --compile compiles: the branches, since which of them are left out
+            changes with every image.
+    """
+
+    compiled_methods: ClassVar[tuple[str, ...]] = ("attend", "transform")
 
     def __init__(
         self, embed_dim: int, num_heads: int, input_size: int, window_size: int, drop_rate: float
@@ -97,11 +105,32 @@ class EncoderBlock(nn.Module):
             drop_path: Uniform numbers that decide which branches are skipped; None in evaluation.
                 A branch that all images skip is left out if they are Python numbers.
         """
-        if not self._is_left_out(drop_path, 0):
-            x = x + self._drop_path(self.attn(self.norm1(x)), drop_path, 0)
-        if not self._is_left_out(drop_path, 1):
-            x = x + self._drop_path(self.mlp(self.norm2(x)), drop_path, 1)
+        for index, branch in enumerate((self.attend, self.transform)):
+            if not self._is_left_out(drop_path, index):
+                x = branch(x, self._branch_scale(x, drop_path, index))
         return x
+
+    def attend(
+        self, x: Float[Tensor, "B H W C"], scale: Float[Tensor, "*any"] | None
+    ) -> Float[Tensor, "B H W C"]:
+        """Return the tokens after attention.
+
+        Args:
+            x: Tokens.
+            scale: Factor of the branch, for each image or for all; None means 1.
+        """
+        return _add_scaled(x, self.attn(self.norm1(x)), scale)
+
+    def transform(
+        self, x: Float[Tensor, "B H W C"], scale: Float[Tensor, "*any"] | None
+    ) -> Float[Tensor, "B H W C"]:
+        """Return the tokens after the MLP.
+
+        Args:
+            x: Tokens.
+            scale: Factor of the branch, for each image or for all; None means 1.
+        """
+        return _add_scaled(x, self.mlp(self.norm2(x)), scale)
 
     def _is_left_out(self, drop_path: DropPath | None, index: int) -> bool:
         """Return whether all images skip a branch, as far as it is known without waiting."""
@@ -109,20 +138,24 @@ class EncoderBlock(nn.Module):
             return False
         return all(uniforms[index] < self.drop_rate for uniforms in drop_path)
 
-    def _drop_path(
-        self, branch: Float[Tensor, "B H W C"], drop_path: DropPath | None, index: int
-    ) -> Float[Tensor, "B H W C"]:
-        """Zero the branch for images that skip it, else scale it (Huang et al. 2016)."""
+    def _branch_scale(
+        self, x: Float[Tensor, "B H W C"], drop_path: DropPath | None, index: int
+    ) -> Float[Tensor, "*any"] | None:
+        """Return 0 for images that skip a branch, else its scale (Huang et al. 2016); None is 1."""
         if drop_path is None or self.drop_rate == 0:
-            return branch
+            return None
         if isinstance(drop_path, Tensor):
             kept = drop_path[:, index] >= self.drop_rate
         else:
             kept = torch.tensor([uniforms[index] >= self.drop_rate for uniforms in drop_path])
-        scale = kept.to(branch.dtype) / (1 - self.drop_rate)
+        scale = kept.to(working_dtype(x)) / (1 - self.drop_rate)
         if len(scale) == 1 and scale.device.type == "cpu":
-            return branch * scale[0]  # needs no copy to the device
-        return branch * scale.to(branch.device, non_blocking=True)[:, None, None, None]
+            return scale[0]  # needs no copy to the device
+        return scale.to(x.device, non_blocking=True)[:, None, None, None]
+
+
+def _add_scaled(x: Tensor, branch: Tensor, scale: Tensor | None) -> Tensor:
+    return x + (branch if scale is None else branch * scale)
 
 
 class ImageEncoderViT(nn.Module, ImageEncoderModule):

@@ -333,3 +333,23 @@ def test_training_is_evaluated_when_due_and_at_its_end_and_keeps_its_best(tmp_pa
     train(replace(run, steps=6, evaluation=Told(2, [0.8])))
     assert (folder / "best").readlink() == Path("step_00000006")
     assert [path.name for path in checkpoint.list_checkpoints(folder)] == ["step_00000006"]
+
+
+def test_compiling_is_refused_where_it_does_not_work():
+    run = replace(little(), data=("x",), compile=True)
+    run.check()
+    with pytest.raises(GigamaskError, match=r"--compile is for --parallel ddp \(got fsdp\)"):
+        replace(run, parallel="fsdp").check()
+    with pytest.raises(GigamaskError, match=r"--compile .* Watched .* supports_filling"):
+        replace(run, loss=Watched(SamLoss())).check()
+
+
+@pytest.mark.parametrize(("items", "most"), [("image", 6), ("mask", 2)])
+def test_a_compiled_task_has_as_many_masks_as_a_micro_batch_can_have(items, most):
+    run = replace(little(), loader=replace(little().loader, max_masks=3, items=items))
+    assert run.task(CPU).masks_per_chunk == 5
+    assert run.task(CPU).compile_backend is None
+    assert replace(run, compile=True).task(CPU).masks_per_chunk == min(5, most)
+    assert replace(run, compile=True).task(CPU).compile_backend == "inductor"
+    large = replace(run, compile=True, masks_per_chunk=64)
+    assert large.task(CPU).masks_per_chunk == most
