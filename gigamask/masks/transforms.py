@@ -198,7 +198,7 @@ def above(logits: Float[Tensor, "*s"], threshold: float) -> Bool[Tensor, "*s"]:
 
 def count_pixels(masks: Bool[Tensor, "*n H W"]) -> Int64[Tensor, "*n"]:
     """Return the area of each mask, on a CPU by NumPy."""
-    if type(masks) is not Tensor or masks.device.type != "cpu":
+    if type(masks) is not Tensor or masks.device.type != "cpu" or torch.compiler.is_compiling():
         return masks.sum((-2, -1))
     counts = [np.count_nonzero(mask) for mask in masks.flatten(0, -3).numpy()]
     return torch.tensor(counts, dtype=torch.int64).view(masks.shape[:-2])
