@@ -33,6 +33,8 @@ def run_job(state: Path, job: int, script: Path) -> None:
     options = options_of(script.read_text())
     tasks = options["array"].partition("%")[0].split(",") if "array" in options else [""]
     for number, task in enumerate(tasks):
+        if (state / f"{job}.cancelled").exists():
+            break
         own = str(job + number)
         log = options["output"].replace("%a", task).replace("%j", own)
         environment = {
@@ -76,6 +78,7 @@ def main(name: str, words: list[str]) -> int:
     elif name == "run":
         run_job(state, int(words[0]), state / f"{words[0]}.sh")
     elif name == "squeue":
+        (state / f"{words[-1]}.asked").touch()
         print("job" if (state / f"{words[-1]}.queued").exists() else "", end="")
     elif name == "sacct":
         print((state / f"{words[-1]}.state").read_text())

@@ -2,6 +2,9 @@
 
 import json
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -196,6 +199,30 @@ def test_a_part_that_fails_twice_is_named_with_its_log(
     assert "b.tar" in line
     assert log.read_text().count("b.tar: ") == 2
     assert not Path("out").exists()
+
+
+@pytest.mark.parametrize("where", ["local", "slurm"])
+def test_sigterm_stops_the_parts(where, inputs, tmp_path, monkeypatch):
+    slurm = tmp_path / "slurm"
+    fake_slurm.install(slurm)
+    monkeypatch.setenv("FAKE_SLURM", str(slurm))
+    monkeypatch.setenv("PATH", f"{slurm}:{os.environ['PATH']}")
+    words = ["verify", str(inputs / "tars"), "--submit", where, "--submit-parallel", "2"]
+    submitted = subprocess.Popen(
+        [sys.executable, "-m", "gigamask", *words], stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 30
+    parts: list[psutil.Process] = []
+    while not parts and not (slurm / "100.asked").exists():
+        assert time.monotonic() < deadline
+        if where == "local":
+            parts = psutil.Process(submitted.pid).children()
+        time.sleep(0.01)
+    submitted.terminate()
+    assert "stopped by SIGTERM" in submitted.communicate(timeout=60)[1]
+    assert submitted.returncode == 128 + signal.SIGTERM
+    assert (slurm / "100.cancelled").exists() == (where == "slurm")
+    assert not any(part.is_running() for part in parts)
 
 
 @pytest.mark.parametrize(
