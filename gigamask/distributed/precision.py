@@ -9,6 +9,7 @@ import torch
 from gigamask.errors import GigamaskError
 
 Precision = Literal["fp32", "bf16", "fp16"]
+PrecisionName = Literal["auto", "fp32", "bf16", "fp16"]
 HALF_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -35,9 +36,7 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def choose_precision(
-    name: Literal["auto", "fp32", "bf16", "fp16"], device: torch.device
-) -> Precision:
+def choose_precision(name: PrecisionName, device: torch.device) -> Precision:
     """Return the precision to compute in.
 
     Args:
@@ -47,6 +46,26 @@ def choose_precision(
     if name == "auto":
         return "bf16" if device.type == "cuda" else "fp32"
     return name
+
+
+def prediction_autocast(
+    name: PrecisionName, device: torch.device
+) -> contextlib.AbstractContextManager:
+    """Return the context for predictions; "auto" leaves an autocast of the caller as it is.
+
+    Args:
+        name: Value of --precision.
+        device: Device of the model.
+    """
+    if name == "auto" and torch.is_autocast_enabled(device.type):
+        return contextlib.nullcontext()
+    return autocast(choose_precision(name, device), device)
+
+
+def computed_dtype(device: torch.device) -> str:
+    """Return the name of the dtype that the autocast of a device computes in, or torch.float32."""
+    enabled = torch.is_autocast_enabled(device.type)
+    return str(torch.get_autocast_dtype(device.type) if enabled else torch.float32)
 
 
 def autocast(precision: Precision, device: torch.device) -> contextlib.AbstractContextManager:

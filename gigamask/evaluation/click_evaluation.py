@@ -29,6 +29,9 @@ class ClickEvaluation(Evaluator):
     best_by: Literal["1 click", "3 clicks", "5 clicks", "oracle", "box"] = "1 click"
     """score that selects the best checkpoint"""
 
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """number format of the model; auto: bf16 on a GPU, fp32 on a CPU"""
+
     def check(self) -> None:
         super().check()
         check_at_least(1, **{"evaluation.images": self.images})
@@ -60,4 +63,5 @@ class ClickEvaluation(Evaluator):
             self.min_predicted_iou,
             self.best_by,
             world,
+            self.precision,
         ).run

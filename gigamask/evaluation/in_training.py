@@ -25,6 +25,7 @@ from gigamask.data import index as indexes
 from gigamask.data.dataset import Sa1bDataset
 from gigamask.data.index import Index
 from gigamask.data.mask_sampling import MaskFilters
+from gigamask.distributed.precision import PrecisionName, autocast, choose_precision
 from gigamask.distributed.profile_ranges import profile_range
 from gigamask.distributed.world import World
 from gigamask.errors import CorruptSampleError, GigamaskError
@@ -79,6 +80,7 @@ class ClickScorer:
     filters: MaskFilters
     best_by: str
     world: World = field(default_factory=World)
+    precision: PrecisionName = "auto"
 
     @classmethod
     def open(
@@ -89,6 +91,7 @@ class ClickScorer:
         min_predicted_iou: float | None,
         best_by: str,
         world: World | None = None,
+        precision: PrecisionName = "auto",
     ) -> "ClickScorer":
         """Open the data to evaluate on.
 
@@ -99,6 +102,7 @@ class ClickScorer:
             min_predicted_iou: Only masks with at least this predicted_iou.
             best_by: Score that selects the best checkpoint.
             world: Processes that evaluate together.
+            precision: Number format of the model; auto is bf16 on a GPU and fp32 on a CPU.
 
         Returns:
             The scorer.
@@ -118,7 +122,7 @@ class ClickScorer:
             raise GigamaskError(
                 f"--evaluation.data: none of {len(index)} images has a mask to evaluate; {advice}"
             )
-        scorer = cls(index, rows, filters, best_by, world or World())
+        scorer = cls(index, rows, filters, best_by, world or World(), precision)
         scorer.check_readable()
         return scorer
 
@@ -146,8 +150,12 @@ class ClickScorer:
         """
         was_training = model.training
         model.eval()
-        with torch.inference_mode():
+        device = model.pixel_mean.device
+        precision = choose_precision(self.precision, device)
+        with torch.inference_mode(), autocast(precision, device):
             result = self._evaluate(model)
+        if precision != "fp32":  # scores of different precisions are not compared
+            result = replace(result, subject=f"{result.subject}, {precision}")
         model.train(was_training)
         return result
 

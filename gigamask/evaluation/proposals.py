@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
+from gigamask.distributed.precision import PrecisionName
 from gigamask.evaluation import coco_ap
 from gigamask.evaluation.embedded_images import EmbeddedImage
 from gigamask.inference.amg_config import AutomaticMaskConfig
@@ -37,6 +38,8 @@ class ProposalRecall:
     """highest IoU of a generated mask with each annotated mask"""
     passing: list[np.ndarray] = field(default_factory=list)
     """whether each generated mask passes the default thresholds of the model's decoder"""
+    precision: PrecisionName = "auto"
+    """number format of the model"""
 
     def update(self, model: Sam, image: EmbeddedImage, mask_indices: np.ndarray) -> None:
         """Generate the masks of one image and add their scores.
@@ -46,7 +49,9 @@ class ProposalRecall:
             image: The image.
             mask_indices: Indices of the annotated masks to find.
         """
-        generator = SamAutomaticMaskGenerator(model, **vars(self.settings))
+        generator = SamAutomaticMaskGenerator(
+            model, precision=self.precision, **vars(self.settings)
+        )
         proposals = generator.generate_proposals(image.pixels)
         truth = image.annotation.masks[mask_indices]
         least_iou, least_stability = AutomaticMaskConfig().thresholds(model.config.decoder)

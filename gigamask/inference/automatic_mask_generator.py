@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Bool, Float32, Float64, Int64
 from torch import Tensor
 
+from gigamask.distributed.precision import PrecisionName
 from gigamask.errors import GigamaskError
 from gigamask.inference.amg_config import AutomaticMaskConfig
 from gigamask.inference.embedding_cache import EmbeddingCache
@@ -98,6 +99,7 @@ class SamAutomaticMaskGenerator:
         output_mode: Format of the segmentation: `(H, W)` bools, or a dict of `size` and `counts`,
             the latter as a list of run lengths or as COCO's compressed string.
         cache: Cache of embeddings on disk, keyed by weights and pixels.
+        precision: As for `SamPredictor`.
 
     Raises:
         GigamaskError: A parameter is out of range, or not exactly one of `points_per_side` and
@@ -120,6 +122,7 @@ class SamAutomaticMaskGenerator:
     output_mode: Literal["binary_mask", "uncompressed_rle", "coco_rle"] = "binary_mask"
     _: KW_ONLY
     cache: EmbeddingCache | None = None
+    precision: PrecisionName = "auto"
 
     def __post_init__(self) -> None:
         layers = self.config.crop_n_layers
@@ -144,7 +147,7 @@ class SamAutomaticMaskGenerator:
     @cached_property
     def predictor(self) -> SamPredictor:
         """Predictor of the model."""
-        return SamPredictor(self.model, cache=self.cache)
+        return SamPredictor(self.model, cache=self.cache, precision=self.precision)
 
     def generate(self, image: np.ndarray) -> list[dict[str, Any]]:
         """Generate the masks of an image, best first.
@@ -235,7 +238,8 @@ class SamAutomaticMaskGenerator:
             True,
             self.model.config.mask_size,
         )
-        prediction = PromptDecoder(self.model, predictor.get_image_embedding())(prompts)
+        with predictor.autocast():
+            prediction = PromptDecoder(self.model, predictor.get_image_embedding())(prompts)
         low = prediction.low_res_logits.flatten(0, 1)
         iou = prediction.iou_predictions.float().flatten()
         mask_points = np.repeat(points, prediction.iou_predictions.shape[1], axis=0)

@@ -5,12 +5,14 @@ Methods, arguments and shapes are those of Segment Anything's class. In shapes, 
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from gigamask.distributed.precision import PrecisionName, prediction_autocast
 from gigamask.errors import GigamaskError
 from gigamask.inference.embedding_cache import EmbeddingCache, ImageEmbedder
 from gigamask.inference.resize_longest_side import ResizeLongestSide
@@ -35,12 +37,19 @@ class SamPredictor:
             None embeds every image.
         zoom: Whether to embed a crop around what each prompt refers to, and answer there
             (`inference.zoom`): better masks of small objects, for another pass of the encoder.
+        precision: Number format of the model: fp32, bf16, fp16, or auto for the caller's autocast
+            if there is one, otherwise bf16 on a GPU and fp32 on a CPU.
     """
 
     def __init__(
-        self, sam_model: Sam, *, cache: EmbeddingCache | None = None, zoom: bool = False
+        self,
+        sam_model: Sam,
+        *,
+        cache: EmbeddingCache | None = None,
+        zoom: bool = False,
+        precision: PrecisionName = "auto",
     ) -> None:
-        self.model, self._zoom = sam_model, zoom
+        self.model, self._zoom, self.precision = sam_model, zoom, precision
         self.transform = ResizeLongestSide(sam_model.config.image_size)
         self._embedder = ImageEmbedder(sam_model, cache)
         self.reset_image()
@@ -49,6 +58,10 @@ class SamPredictor:
     def device(self) -> torch.device:
         """Device of the model."""
         return self.model.pixel_mean.device
+
+    def autocast(self) -> AbstractContextManager:
+        """Return the context in which the model runs."""
+        return prediction_autocast(self.precision, self.device)
 
     def reset_image(self) -> None:
         """Discard all images."""
@@ -152,7 +165,9 @@ class SamPredictor:
     def _embed(self, resized: Sequence[Tensor], transforms: Sequence[ImageTransform]) -> None:
         """Embed resized images and select the first."""
         self.reset_image()
-        self._images = list(zip(self._embedder.embed(resized), transforms, strict=True))
+        with self.autocast():
+            embeddings = self._embedder.embed(resized)
+        self._images = list(zip(embeddings, transforms, strict=True))
         self.select(0)
 
     def predict(
@@ -245,7 +260,8 @@ class SamPredictor:
             self.model.config.mask_size,
         )
         decoder = PromptDecoder(self.model, features, resize=transform.logits_to_original)
-        prediction = (self._zoom_decoders[self._selected] if self._zoom else decoder)(prompts)
+        with self.autocast():
+            prediction = (self._zoom_decoders[self._selected] if self._zoom else decoder)(prompts)
         masks = prediction.logits if return_logits else prediction.logits > MASK_THRESHOLD
         return masks, prediction.iou_predictions, prediction.low_res_logits
 

@@ -190,6 +190,10 @@ def above(logits: Float[Tensor, "*s"], threshold: float) -> Bool[Tensor, "*s"]:
     """Return which logits exceed a threshold; NumPy takes a fifth of torch's time on a CPU.
 
     Fake tensors, which are CPU tensors also when planning for a GPU, take the GPU's way.
+
+    Args:
+        logits: Logits of any shape.
+        threshold: The threshold.
     """
     if type(logits) is Tensor and logits.device.type == "cpu" and logits.dtype == torch.float32:
         return torch.from_numpy(np.asarray(logits.detach().numpy() > threshold))

@@ -267,7 +267,8 @@ class Session:
             len(steps) == 1 if multimask_output is None else multimask_output,
             self.model.config.mask_size,
         )
-        prediction = PromptDecoder(self.model, predictor.get_image_embedding())(prompts)
+        with predictor.autocast():
+            prediction = PromptDecoder(self.model, predictor.get_image_embedding())(prompts)
         if len(opened.predictions) > 4 * MAX_PROMPTS:
             opened.predictions.clear()
         opened.predictions[key] = (

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from gigamask.errors import check_range
 from gigamask.workflows.open_data import Paths, open_or_build_temporary, path_list
@@ -34,6 +34,9 @@ class EvaluateOptions:
     """images per forward pass of the encoder; changes speed and memory only"""
     device: str = "auto"
     """cpu, cuda or cuda:N; auto uses cuda if available"""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """number format of the model; scores differ slightly in bf16 and fp16; auto: bf16 on a GPU,
+    fp32 on a CPU"""
     boundaries: bool = False
     """also score boundaries: Boundary IoU and the boundary F-measure of DAVIS"""
     automatic: bool = False
@@ -123,11 +126,13 @@ def score(
 
     from gigamask.data import worker_pool
     from gigamask.data.mask_sampling import MaskFilters
+    from gigamask.distributed.precision import autocast, choose_precision
     from gigamask.evaluation import clicks, proposals
 
     def begin() -> tuple[Sam, Index, proposals.ProposalRecall]:
         options.check()
-        recall = proposals.ProposalRecall(proposals.proposal_config(options.points_per_side))
+        settings = proposals.proposal_config(options.points_per_side)
+        recall = proposals.ProposalRecall(settings, precision=options.precision)
         model = load_model(weights, options.device, options.trust)
         return model, stack.enter_context(open_or_build_temporary(data)), recall
 
@@ -140,9 +145,16 @@ def score(
     rows = track(world.local_range(count), "evaluate", transient=True, disable=not world.is_main)
     on_image = [recall.update] if options.automatic else []
 
+    device = model.pixel_mean.device
+    precision = choose_precision(options.precision, device)
+
     def evaluate_part() -> ClickResult:
         size = options.batch_size
-        run = partial(clicks.evaluate_clicks, model, index, filters, protocol)
+
+        def run(*args: Any) -> ClickResult:
+            with autocast(precision, device):
+                return clicks.evaluate_clicks(model, index, filters, protocol, *args)
+
         if part is None:
             return run(rows, size, on_image)
         # The same batches as in one process, so that the scores are the same.
@@ -158,7 +170,12 @@ def score(
     if not world.is_main:
         return None
     name = type(weights).__name__ if not isinstance(weights, str | Path) else str(weights)
-    described = {"weights": name, "data": list(path_list(data)), "skipped": result.skipped}
+    described = {
+        "weights": name,
+        "data": list(path_list(data)),
+        "precision": precision,
+        "skipped": result.skipped,
+    }
     summary = result.summary() | described
     if options.automatic:
         summary["automatic"] = recall.summary()

@@ -21,7 +21,6 @@ from typing import Any
 import cv2
 import msgspec
 import numpy as np
-import torch
 from jaxtyping import UInt8
 
 from gigamask.data import annotation, image, image_folder, storage, tar, worker_pool
@@ -32,6 +31,7 @@ from gigamask.data.index_format import is_index
 from gigamask.datatools.image_files import to_jpeg
 from gigamask.datatools.objects import image_ids
 from gigamask.datatools.partial_download import lock_folder
+from gigamask.distributed.precision import computed_dtype
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.files import write_bytes
 from gigamask.inference.automatic_mask_generator import MaskProposals, SamAutomaticMaskGenerator
@@ -315,10 +315,9 @@ def _prepare_folder(out: Path, generator: SamAutomaticMaskGenerator, is_part: bo
     for unfinished in [] if is_part else out.glob(".sa_*.tar.*"):
         unfinished.unlink()
     weights = digest_weights(generator.model.state_dict(), str(generator.model.config))
-    device = generator.predictor.device.type
-    autocast = torch.is_autocast_enabled(device)
-    dtype = torch.get_autocast_dtype(device) if autocast else torch.float32
-    values = {"weights": weights, "computed": str(dtype), **vars(generator.config)}
+    with generator.predictor.autocast():
+        dtype = computed_dtype(generator.predictor.device)
+    values = {"weights": weights, "computed": dtype, **vars(generator.config)}
     settings = json.dumps(values, indent=1).encode()
     path = out / STATE_FOLDER / SETTINGS
     if path.exists():

@@ -46,6 +46,19 @@ def test_zoom_is_scored_and_recorded(model, scenes, tmp_path, capsys):
     assert found["box"] == pytest.approx(zoomed["box"], abs=1e-6)
 
 
+def test_the_precision_changes_scores_a_little_and_is_recorded(model, scenes):
+    found = {
+        precision: gigamask.evaluate(
+            model, scenes, device="cpu", precision=precision, automatic=True, points_per_side=4
+        )
+        for precision in ("auto", "fp32", "bf16")
+    }
+    assert [each["precision"] for each in found.values()] == ["fp32", "fp32", "bf16"]
+    assert found["auto"] == found["fp32"]
+    assert found["bf16"]["clicks"] != found["fp32"]["clicks"]
+    assert found["bf16"]["clicks"]["9"] == pytest.approx(found["fp32"]["clicks"]["9"], abs=0.1)
+
+
 def test_zoom_takes_no_value(model, scenes, capsys):
     assert main(["evaluate", model, "--data", scenes, "--zoom", "2"]) == 2
     [line] = capsys.readouterr().err.splitlines()

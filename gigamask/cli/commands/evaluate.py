@@ -65,6 +65,7 @@ class EvaluateCommand(EvaluateOptions, SubmitPartsOptions):
 
     def _report(self, evaluated: Evaluated) -> dict[str, Any]:
         """Print the scores, and write the pictures and the HTML file."""
+        from gigamask.distributed.precision import autocast
         from gigamask.evaluation import clicks, figures, proposals
         from gigamask.report import scores
 
@@ -76,7 +77,8 @@ class EvaluateCommand(EvaluateOptions, SubmitPartsOptions):
             print(f"  skipped {reason}")
         paths = []
         if self.pictures:
-            paths = figures.write_figures(model, index, result, Path(self.pictures))
+            with autocast(evaluated.summary["precision"], model.pixel_mean.device):
+                paths = figures.write_figures(model, index, result, Path(self.pictures))
         for path in paths:
             print(path)
         if self.html:

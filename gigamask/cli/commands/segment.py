@@ -40,8 +40,9 @@ class SegmentCommand(SubmitPartsOptions):
     """size of the cache in GB (10^9 bytes); the least recently used embeddings are removed"""
     device: str = "auto"
     """cpu, cuda or cuda:N; auto uses cuda if available"""
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """number format of the model; scores and masks differ slightly in bf16 and fp16"""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """number format of the model; scores and masks differ slightly in bf16 and fp16; auto: bf16 on
+    a GPU, fp32 on a CPU"""
     trust: bool = False
     """run code that a run folder names, such as file.py:Class, and that is not built in"""
     masks: Annotated[AutomaticMaskConfig, OmitArgPrefixes] = field(
@@ -58,7 +59,6 @@ class SegmentCommand(SubmitPartsOptions):
         from gigamask import config_files
         from gigamask.cli.commands.output import print_skipped, progress_bar
         from gigamask.data.worker_pool import part_of
-        from gigamask.distributed.precision import autocast
         from gigamask.errors import counted
         from gigamask.inference.automatic_mask_generator import SamAutomaticMaskGenerator
         from gigamask.inference.embedding_cache import EmbeddingCache
@@ -72,11 +72,12 @@ class SegmentCommand(SubmitPartsOptions):
         cache = EmbeddingCache(Path(self.cache), int(self.cache_gb * 1e9)) if self.cache else None
         config_of = partial(config_files.config_of_weights, trust=self.trust)
         model = load_model(self.weights, self.device, config_of)
-        generator = SamAutomaticMaskGenerator(model, cache=cache, **vars(self.masks))
+        generator = SamAutomaticMaskGenerator(
+            model, cache=cache, precision=self.precision, **vars(self.masks)
+        )
         with tempfile.TemporaryDirectory() as scratch:
             images, skipped = find_images(self.images, scratch)
-            device = generator.predictor.device
-            with progress_bar("segment") as progress, autocast(self.precision, device):
+            with progress_bar("segment") as progress:
                 result = segment_all(images, generator, output, skipped, progress, part)
         mean = result["masks"] / result["images"]
         images, masks = counted(result["images"], "image"), counted(result["masks"], "mask")

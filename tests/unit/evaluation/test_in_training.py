@@ -331,10 +331,12 @@ def test_scores_are_of_a_subject_which_changes_with_what_is_evaluated(index, sce
             replace(run, evaluation=replace(run.evaluation, best_by="box")),
             replace(run, evaluation=replace(run.evaluation, images=2)),
             replace(run, evaluation=replace(run.evaluation, min_predicted_iou=0.5)),
+            replace(run, evaluation=replace(run.evaluation, precision="bf16")),
         )
     ]
     assert subjects[0] == subjects[1], "how often it is made does not matter"
-    assert len(set(subjects)) == 4
+    assert len(set(subjects)) == 5
+    assert subjects[-1] == f"{subjects[0]}, bf16"
     synthetic.write(str(tmp_path / "other"), 4, seed=3, long_side=(96, 128))
     assert index.digest in subjects[0]
     assert (

@@ -286,3 +286,21 @@ def test_images_that_are_none_are_one_line(model, pictures):
         predictor.set_torch_image(torch.zeros(1, 3, 40, 90), (40, 90))
     with pytest.raises(GigamaskError, match=r"image 0.*0"):
         predictor.select(0)
+
+
+def test_the_precision_is_the_predictors_or_the_callers(model, pictures):
+    found = {}
+    for name in ("auto", "fp32", "bf16"):
+        predictor = SamPredictor(model, precision=name)
+        predictor.set_image(pictures[0])
+        assert (predictor.features.dtype == torch.bfloat16) == (name == "bf16")
+        found[name] = asked(predictor)
+    masks, scores, low = found["bf16"]
+    assert (masks.dtype, scores.dtype, low.dtype) == (bool, np.float32, np.float32)
+    assert not np.array_equal(low, found["fp32"][2])
+    assert np.allclose(low, found["fp32"][2], atol=0.1)
+    assert np.array_equal(found["auto"][2], found["fp32"][2]), "fp32 on a CPU"
+    predictor = SamPredictor(model)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        predictor.set_image(pictures[0])
+        assert np.array_equal(asked(predictor)[2], low), "the caller's autocast is kept"
