@@ -7,7 +7,7 @@ the difference of the scores: the predictor resizes pixels with Pillow's filter 
 as the reference code does, evaluation does both as in training.
 
 Run: python -m benchmarks.evaluate [--weights RUN | --size tiny] [--data TARS] [--images 8]
-    [--min-predicted-iou 0.75] [--batch-size 4] [--repeats 3]
+    [--min-predicted-iou 0.75] [--batch-size 4] [--repeats 3] [--device cuda] [--precision bf16]
 """
 
 import os
@@ -29,7 +29,7 @@ from gigamask.data import index as indexes
 from gigamask.data.dataset import Sa1bDataset
 from gigamask.data.index import Index
 from gigamask.data.mask_sampling import MaskFilters
-from gigamask.distributed.precision import choose_device
+from gigamask.distributed.precision import autocast, choose_device
 from gigamask.evaluation.clicks import ClickProtocol, evaluate_clicks
 from gigamask.evaluation.embedded_images import scored_masks
 from gigamask.inference.predictor import SamPredictor
@@ -184,6 +184,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--precision", choices=["fp32", "bf16", "fp16"], default="fp32")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     cv2.setNumThreads(1)
@@ -198,14 +199,9 @@ def main() -> None:
             scenes.write(f"{folder}/scenes", asked.images, seed=1)
         index = indexes.open_or_build(asked.data or [f"{folder}/scenes"], f"{folder}/index")
         filters = MaskFilters(max_area=None, min_predicted_iou=asked.min_predicted_iou)
-        compare(
-            model,
-            index,
-            filters,
-            range(min(asked.images, len(index))),
-            asked.batch_size,
-            asked.repeats,
-        )
+        rows = range(min(asked.images, len(index)))
+        with autocast(asked.precision, device):
+            compare(model, index, filters, rows, asked.batch_size, asked.repeats)
 
 
 if __name__ == "__main__":

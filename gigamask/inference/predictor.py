@@ -5,7 +5,6 @@ Methods, arguments and shapes are those of Segment Anything's class. In shapes, 
 """
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 
 import numpy as np
 import torch
@@ -49,7 +48,8 @@ class SamPredictor:
         zoom: bool = False,
         precision: PrecisionName = "auto",
     ) -> None:
-        self.model, self._zoom, self.precision = sam_model, zoom, precision
+        self.model, self._zoom = sam_model, zoom
+        self.autocast = lambda: prediction_autocast(precision, self.device)
         self.transform = ResizeLongestSide(sam_model.config.image_size)
         self._embedder = ImageEmbedder(sam_model, cache)
         self.reset_image()
@@ -58,10 +58,6 @@ class SamPredictor:
     def device(self) -> torch.device:
         """Device of the model."""
         return self.model.pixel_mean.device
-
-    def autocast(self) -> AbstractContextManager:
-        """Return the context in which the model runs."""
-        return prediction_autocast(self.precision, self.device)
 
     def reset_image(self) -> None:
         """Discard all images."""

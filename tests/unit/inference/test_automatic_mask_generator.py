@@ -346,7 +346,10 @@ def test_arguments_are_those_of_metas_class():
         ("min_mask_region_area", 0),
         ("output_mode", "binary_mask"),
     ]
-    assert [name for name in signature.parameters if name not in positional] == ["cache"]
+    assert [name for name in signature.parameters if name not in positional] == [
+        "cache",
+        "precision",
+    ]
     flags = {field.name: field.default for field in fields(AutomaticMaskConfig)}
     assert flags.items() <= positional.items()
     assert list(inspect.signature(SamAutomaticMaskGenerator.generate).parameters) == [
