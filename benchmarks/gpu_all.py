@@ -35,7 +35,7 @@ COMMANDS = (
         "benchmarks.decoder_round --masks 1 --side 2 --repeats 1 --float32",
     ),
     (
-        "benchmarks.evaluate --size b --device cuda",
+        "benchmarks.evaluate --size b --device cuda --precision bf16",
         "benchmarks.evaluate --images 1 --repeats 1 --batch-size 2",
     ),
     (
