@@ -500,7 +500,7 @@ class PromptRound:
     @property
     def pred_mask(self) -> Bool[Tensor, "M H W"]:
         """The mask at `best_index`, thresholded at a logit of 0."""
-        return above(self._select(self.prediction.logits.detach()), 0)
+        return above(self._select(self.prediction.logits.detach()), 0.0)
 
     @property
     def mask_input(self) -> Float[Tensor, "M G G"]:

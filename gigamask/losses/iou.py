@@ -23,7 +23,7 @@ def mask_iou(
         The IoU of each mask and prediction; 1 if both are empty.
     """
     inside = (targets & valid).unsqueeze(1)
-    pred_mask = above(logits.detach(), 0) & valid.unsqueeze(1)
+    pred_mask = above(logits.detach(), 0.0) & valid.unsqueeze(1)
     intersection = count_pixels(pred_mask & inside)
     union = count_pixels(pred_mask) + count_pixels(inside) - intersection
     return torch.where(union > 0, intersection / union.clamp(min=1), 1.0)
