@@ -68,7 +68,7 @@ class World:
         if self.size == 1:
             return
         flat = torch.cat([tensor.reshape(-1).to(tensors[0].dtype) for tensor in tensors])
-        with self._explain_failure():
+        with self.explain_failure():
             distributed.all_reduce(flat)
         for tensor, summed in zip(
             tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True
@@ -130,16 +130,18 @@ class World:
         if self.size == 1:
             return [value]
         values: list[Value] = [value] * self.size
-        with self._explain_failure():
+        with self.explain_failure():
             distributed.all_gather_object(values, value, group=self.slow_group)
         return values
 
     @contextmanager
-    def _explain_failure(self) -> Iterator[None]:
-        """Convert a failure to a `GigamaskError`; on GPUs, NCCL's watchdog ends the process."""
+    def explain_failure(self) -> Iterator[None]:
+        """Convert a failed exchange to a `GigamaskError`; on GPUs, NCCL ends the process."""
         try:
             yield
         except RuntimeError as error:
+            if not (isinstance(error, distributed.DistError) or "gloo" in str(error)):
+                raise
             reason = str(error).partition("\n")[0]
             raise GigamaskError(
                 f"process {self.rank} of {self.size}: another process ended or did not answer "

@@ -4,8 +4,8 @@ With `fsdp`, the matrices of the encoder's blocks, their gradients and their opt
 sharded over all processes, with `hsdp` over those of one machine. One block at a time is gathered
 in the compute precision; its full gradient exists until it has been reduced in float32 and
 scattered; weights and gradients each have a communication buffer of their size. Everything else is
-replicated, and replicated gradients are all-reduced from one flat copy, as are all gradients with
-`ddp`.
+replicated, and its gradients are all-reduced from one flat copy. With `ddp`, those of the encoder
+are all-reduced where they are.
 """
 
 import re
@@ -134,11 +134,10 @@ def bytes_by_phase(
     }
     weights = 2 * gathered * state.largest_block["weights"] if shards > 1 else 0
     gradients = (1 + gathered) * state.largest_block["gradients"] if shards > 1 else 0
-    flat = state.replicated["gradients"] + (state.sharded["gradients"] if shards == 1 else 0)
     extra = {
         "forward": weights,
         "backward": weights + gradients,
-        "update": flat if cluster.size > 1 else 0,
+        "update": state.replicated["gradients"] if cluster.size > 1 else 0,
     }
     found = {}
     for phase, peak in peaks.items():

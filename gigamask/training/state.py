@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from gigamask.distributed import fsdp
+from gigamask.distributed.gradient_exchange import GradientExchange
 from gigamask.distributed.precision import HALF_DTYPES, LossScaler, choose_precision
 from gigamask.distributed.world import World
 from gigamask.errors import GigamaskError
@@ -39,6 +40,7 @@ class TrainState:
         scale: Loss scale of fp16; None in other precisions.
         average: Running average of the trainable weights, by name; None without --ema.
         stopping: Whether the training was asked to stop; not saved.
+        exchange: Sums the encoder's gradients over all processes; not saved.
     """
 
     model: state_dict.Model
@@ -49,6 +51,7 @@ class TrainState:
     scale: LossScaler | None = None
     average: dict[str, Tensor] | None = None
     stopping: bool = False
+    exchange: GradientExchange | None = None
 
     @classmethod
     def initialize(
@@ -92,15 +95,22 @@ class TrainState:
         )
 
     def shard(self, config: TrainConfig, world: World) -> None:
-        """Shard the model, its average and the optimizer state; a collective operation.
+        """Prepare the state for several processes; a collective operation.
+
+        With `parallel` "ddp", the encoder's gradients are to be exchanged while they arrive;
+        otherwise the model, its average and the optimizer state are sharded.
 
         Args:
-            config: The configuration; with `parallel` "ddp" nothing is sharded.
+            config: The configuration.
             world: The processes of the run.
         """
-        if world.size == 1 or config.parallel == "ddp":
+        if world.size == 1:
             return
         encoder = self.model.image_encoder if isinstance(self.model, Sam) else self.model
+        if config.parallel == "ddp":
+            trained = [p for p in encoder.parameters() if p.requires_grad]
+            self.exchange = GradientExchange(trained, world)
+            return
         blocks = self.model.encoder_blocks if isinstance(self.model, Sam) else None
         device = next(self.model.parameters()).device
         param_dtype = HALF_DTYPES.get(choose_precision(config.precision, device))

@@ -5,7 +5,8 @@ which frees its graph before the next is computed; if terms share an expensive t
 embedding), their gradients accumulate on a detached copy and pass through the encoder once, at the
 end. The gradient of the sums is divided by the sum of the counts, here and nowhere else, so
 gradient accumulation is exact for micro-batches of any size. So is data parallelism: processes add
-gradients, sums, counts and per-sample losses in one all-reduce.
+the encoder's gradients as they arrive (`GradientExchange`), and all other gradients, sums, counts
+and per-sample losses in one all-reduce.
 """
 
 import math
@@ -16,9 +17,10 @@ from zlib import crc32
 import numpy as np
 import torch
 from jaxtyping import Float, Float64
-from torch import Tensor
+from torch import Tensor, nn
 
 from gigamask.distributed import fsdp
+from gigamask.distributed.gradient_exchange import GradientExchange
 from gigamask.distributed.profile_ranges import profile_range
 from gigamask.distributed.world import World
 from gigamask.errors import GigamaskError
@@ -201,6 +203,7 @@ def accumulate(
     batch: BatchProtocol,
     metrics: StepMetrics,
     scale: float = 1.0,
+    exchange: GradientExchange | None = None,
 ) -> None:
     """Add the gradients of a micro-batch's losses to the parameters, and its sums to the metrics.
 
@@ -210,6 +213,8 @@ def accumulate(
         batch: The micro-batch.
         metrics: Sums of the step.
         scale: Factor of the losses.
+        exchange: Sends gradients that arrive in the last backward pass, that of the last tensor
+            that the task detaches; None sends none.
     """
     metrics.weights[batch.batch_index] = batch.weights.to(metrics.weights.dtype)
     detached: list[tuple[Tensor, Tensor]] = []
@@ -227,7 +232,9 @@ def accumulate(
         terms.append(replace(sums, loss=sums.loss.detach(), per_mask=sums.per_mask.detach()))
         del sums
     metrics.add(terms, batch)
-    for tensor, leaf in detached:
+    for number, (tensor, leaf) in enumerate(detached, 1):
+        if exchange and number == len(detached):
+            exchange.start()
         if leaf.grad is not None:
             with profile_range("encoder backward"):
                 tensor.backward(leaf.grad)
@@ -276,20 +283,14 @@ def step(
     metrics = StepMetrics.zero(batch_size, fsdp.to_local(parameters[0].grad))
     loss_scale = state.scale.value if state.scale else 1.0
     for number, batch in enumerate(batches, 1):
-        fsdp.exchange_across_machines(state.model, number == len(batches))
-        accumulate(task, state.model, batch, metrics, loss_scale)
+        is_last = number == len(batches)
+        fsdp.exchange_across_machines(state.model, is_last)
+        exchange = state.exchange if is_last else None
+        accumulate(task, state.model, batch, metrics, loss_scale, exchange)
+    metrics, norm, requested = _sum_over_processes(state, parameters, metrics, world, requests)
     gradients = [fsdp.to_local(p.grad) for p in parameters]
-    # Gradients of sharded parameters are summed over all processes already.
-    replicated = [p.grad for p in parameters if not fsdp.is_sharded_tensor(p)]
-    sharded_square = fsdp.squared_norm((p.grad for p in parameters), metrics.count)
-    requested = torch.tensor(requests, dtype=metrics.count.dtype, device=metrics.count.device)
-    logged = metrics.all_reduce(world, *replicated, sharded_square, requested)
-    norm = torch.nn.utils.get_total_norm(replicated)
-    metrics, (norm, square, requested) = metrics.to_host(
-        world, logged, norm, sharded_square, requested
-    )
     divisor = metrics.divisor() * loss_scale
-    norm = math.hypot(float(norm), math.sqrt(float(square))) / divisor
+    norm /= divisor
     clipped = norm / grad_clip if grad_clip is not None and norm > grad_clip else 1.0
     torch._foreach_div_(gradients, divisor * clipped)
     skipped = not math.isfinite(norm) or not float(metrics.count)
@@ -309,3 +310,38 @@ def step(
     return StepResult(
         record, skipped, overflow, losses.double().numpy(), tuple(map(bool, requested))
     )
+
+
+def _sum_over_processes(
+    state: TrainState,
+    parameters: Sequence[nn.Parameter],
+    metrics: StepMetrics,
+    world: World,
+    requests: tuple[bool, ...],
+) -> tuple[StepMetrics, float, Tensor]:
+    """Sum the gradients, metrics and requests of all processes.
+
+    Args:
+        state: The state, whose exchange has summed some gradients already.
+        parameters: The trained parameters.
+        metrics: Sums of this process.
+        world: The processes of the run.
+        requests: What this process requests.
+
+    Returns:
+        The sums on the CPU, the norm of the gradient, and the number of processes that made each
+        request.
+    """
+    exchange = state.exchange
+    exchanged = set(exchange.parameters) if exchange else set()
+    gradients = [(p, p.grad) for p in parameters if p.grad is not None]  # all have one
+    replicated = [(p, gradient) for p, gradient in gradients if not fsdp.is_sharded_tensor(p)]
+    remaining = [gradient for p, gradient in replicated if p not in exchanged]
+    square = fsdp.squared_norm((gradient for _, gradient in gradients), metrics.count)
+    requested = torch.tensor(requests, dtype=metrics.count.dtype, device=metrics.count.device)
+    if exchange:
+        exchange.finish()
+    logged = metrics.all_reduce(world, *remaining, square, requested)
+    norm = torch.nn.utils.get_total_norm([gradient for _, gradient in replicated])
+    metrics, (norm, square, requested) = metrics.to_host(world, logged, norm, square, requested)
+    return metrics, math.hypot(float(norm), math.sqrt(float(square))), requested

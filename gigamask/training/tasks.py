@@ -302,7 +302,7 @@ class MAETask(Task):
         Args:
             model: The model.
             batch: The micro-batch; without images, a sharded model runs on a dummy image.
-            detach: Not used, since there is one term.
+            detach: Detaches the reconstruction.
         """
         images, config = batch.images, model.config
         if not len(images):
@@ -313,7 +313,7 @@ class MAETask(Task):
             return
         output = self._forward(model, images, batch.input_sizes, batch.random_inputs.patches)
         target = patchify(output.pixels, config.patch_size)
-        per_image = mae_loss(output.patches, target, output.scored, config.normalize_pixels)
+        per_image = mae_loss(detach(output.patches), target, output.scored, config.normalize_pixels)
         yield LossSums(
             loss=(per_image * batch.weights).sum(),
             count=output.scored.any(1).sum().to(per_image.dtype),

@@ -1,0 +1,90 @@
+"""Sum of gradients over all processes in buckets, while the rest of the backward pass runs."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, distributed, nn
+
+from gigamask.distributed.world import World
+
+BUCKET_BYTES = 25 * 2**20
+"""Size of a bucket, as in torch's DistributedDataParallel; a larger gradient has its own."""
+
+
+class GradientExchange:
+    """Sums the gradients of the encoder, like the reducer of torch's DistributedDataParallel.
+
+    The gradients become views of the buckets. In the last backward pass of a step, a bucket is sent
+    once all of its gradients have arrived and the buckets before it have been sent, so processes
+    exchange the same buckets in the same order even where one has no masks or drops a branch.
+    Unlike torch's, buckets are never rebuilt, so a resumed run adds in the same order.
+
+    Args:
+        parameters: Parameters with gradients, in the order of the forward pass.
+        world: The processes of the run.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], world: World) -> None:
+        self.parameters = list(parameters)
+        self._world = world
+        self._buckets: list[Tensor] = []
+        self._bucket_of: dict[Tensor, int] = {}
+        self._missing: list[int] = []
+        self._sent: list[distributed.Work] = []
+        self._is_open = False
+        for group in _groups(self.parameters[::-1]):
+            gradients = [parameter.grad for parameter in group if parameter.grad is not None]
+            assert len(gradients) == len(group), "a parameter has no gradient"
+            bucket = torch.cat([gradient.reshape(-1) for gradient in gradients])
+            views = bucket.split([gradient.numel() for gradient in gradients])
+            for parameter, view in zip(group, views, strict=True):
+                parameter.grad = view.view_as(parameter)
+                parameter.register_post_accumulate_grad_hook(self._count)
+                self._bucket_of[parameter] = len(self._buckets)
+            self._buckets.append(bucket)
+
+    def start(self) -> None:
+        """Send gradients as they arrive: the next backward pass is the last one of a step."""
+        self._missing = [0] * len(self._buckets)
+        for bucket in self._bucket_of.values():
+            self._missing[bucket] += 1
+        self._is_open = True
+
+    def _count(self, parameter: Tensor) -> None:
+        """Note that a gradient is there, and send each bucket whose turn it is."""
+        if self._is_open:
+            self._missing[self._bucket_of[parameter]] -= 1
+            while len(self._sent) < len(self._buckets) and not self._missing[len(self._sent)]:
+                self._send()
+
+    def _send(self) -> None:
+        with self._world.explain_failure():
+            work = distributed.all_reduce(self._buckets[len(self._sent)], async_op=True)
+        assert work is not None
+        self._sent.append(work)
+
+    def finish(self) -> None:
+        """Send the remaining buckets, and wait until all are summed.
+
+        Raises:
+            GigamaskError: Another process has ended or did not answer in time.
+        """
+        while len(self._sent) < len(self._buckets):
+            self._send()
+        for work in self._sent:
+            with self._world.explain_failure():
+                work.wait()
+        self._sent, self._is_open = [], False
+
+
+def _groups(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Return parameters in the same order, in groups of one dtype and at most `BUCKET_BYTES`."""
+    groups: list[list[nn.Parameter]] = []
+    size = 0
+    for parameter in parameters:
+        size += parameter.nbytes
+        if not groups or size > BUCKET_BYTES or groups[-1][0].dtype != parameter.dtype:
+            groups.append([])
+            size = parameter.nbytes
+        groups[-1].append(parameter)
+    return groups
