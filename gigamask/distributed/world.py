@@ -134,6 +134,31 @@ class World:
             distributed.all_gather_object(values, value, group=self.slow_group)
         return values
 
+    def broadcast(self, tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+        """Return the main process's tensors in all processes, on a device.
+
+        Args:
+            tensors: Tensors by name; only those of the main process matter.
+            device: Device of the result. With one process, the tensors are returned as they are.
+
+        Raises:
+            GigamaskError: Another process has ended or did not answer in time.
+        """
+        if self.size == 1:
+            return dict(tensors)
+        own = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+        received = {}
+        for name, (shape, dtype) in self.gather(own)[0].items():
+            tensor = (
+                tensors[name].to(device).contiguous()
+                if self.is_main
+                else torch.empty(shape, dtype=dtype, device=device)
+            )
+            with self.explain_failure():  # as bytes, since not every type can be sent
+                distributed.broadcast(tensor.view(-1).view(torch.uint8), 0)
+            received[name] = tensor
+        return received
+
     @contextmanager
     def explain_failure(self) -> Iterator[None]:
         """Convert a failed exchange to a `GigamaskError`; on GPUs, NCCL ends the process."""

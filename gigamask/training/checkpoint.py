@@ -24,6 +24,7 @@ from torch import Tensor
 
 from gigamask.distributed.fsdp import full_tensor
 from gigamask.distributed.precision import LossScaler, choose_device
+from gigamask.distributed.world import World
 from gigamask.errors import GigamaskError
 from gigamask.files import crc32, flush, write_atomically, write_bytes
 from gigamask.models import state_dict, weight_files
@@ -245,52 +246,59 @@ def resume(config: TrainConfig, device: torch.device) -> TrainState | None:
     return None if folder is None else load_state(config, device, folder)
 
 
-def load_state(config: TrainConfig, device: torch.device, folder: Path) -> TrainState:
-    """Load a checkpoint of a run without verifying its checksums.
+def load_state(
+    config: TrainConfig, device: torch.device, folder: Path, world: World | None = None
+) -> TrainState:
+    """Load a checkpoint of a run without verifying its checksums; a collective operation.
+
+    Only the main process reads the files. The others receive them, one file at a time.
 
     Args:
         config: The configuration.
         device: Device to train on.
-        folder: The checkpoint, which `newest` has verified, maybe in another process.
+        folder: The checkpoint, which `newest` has verified in the main process.
+        world: The processes of the run; None means only this one.
 
     Raises:
         GigamaskError: The checkpoint does not fit the configuration.
     """
+    world = world or World()
+
+    def read(name: str) -> dict[str, Tensor]:
+        def read_file() -> dict[str, Tensor]:
+            return weight_files.read_safetensors(folder / name)[0] if world.is_main else {}
+
+        return world.broadcast(world.run_on_all(read_file), device)
+
     manifest = json.loads((folder / MANIFEST).read_bytes())
-    state = TrainState.from_model(_load_last(folder, manifest, config).to(device), config)
+    weights = LAST if LAST in manifest["files"] else MODEL
+    if (weights == LAST) != bool(config.ema):
+        raise GigamaskError(
+            f"{folder}: was saved {'with' if weights == LAST else 'without'} an average of the "
+            f"weights, but --ema is {config.ema}; keep --ema as it was, or start a new run from "
+            f"its weights: --init {folder} and another --out"
+        )
+    model = config.build()
+    state_dict.load_weights(model, read(weights), str(folder))
+    state = TrainState.from_model(model.to(device), config)
     if state.average is not None:
-        averaged, _ = weight_files.read_safetensors(folder / MODEL)
+        averaged = read(MODEL)
         state_dict.fit_weights(state.model, averaged, str(folder), resample=False)
         for name, tensor in state.average.items():
             tensor.copy_(averaged[name])
-    state.load_optimizer(weight_files.read_safetensors(folder / OPTIMIZER)[0], str(folder))
+        del averaged
+    state.load_optimizer(read(OPTIMIZER), str(folder))
     state.step, state.cursor = manifest["step"], DataCursor(manifest["samples"])
     if state.scale and manifest["scale"]:
         state.scale = LossScaler.from_state_dict(manifest["scale"])
     if config.sampler.decay is not None and LOSS_HISTORY in manifest["files"]:
-        losses, _ = weight_files.read_safetensors(folder / LOSS_HISTORY)
         state.loss_history = LossHistory.from_arrays(
-            {name: tensor.numpy() for name, tensor in losses.items()},
+            {name: tensor.cpu().numpy() for name, tensor in read(LOSS_HISTORY).items()},
             manifest["ledger"],
             config.sampler.decay,
             str(folder),
         )
     return state
-
-
-def _load_last(folder: Path, manifest: dict, config: TrainConfig) -> state_dict.Model:
-    """Return the model with the weights after the last step of a checkpoint."""
-    averages = LAST in manifest["files"]
-    if averages != bool(config.ema):
-        raise GigamaskError(
-            f"{folder}: was saved {'with' if averages else 'without'} an average of the weights, "
-            f"but --ema is {config.ema}; keep --ema as it was, or start a new run from its "
-            f"weights: --init {folder} and another --out"
-        )
-    model = config.build()
-    tensors, _ = weight_files.read_safetensors(folder / (LAST if averages else MODEL))
-    state_dict.load_weights(model, tensors, str(folder))
-    return model
 
 
 def load_model(

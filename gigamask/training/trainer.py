@@ -65,8 +65,9 @@ def train(
     with ExitStack() as stack:
         lock = partial(lock_and_find, config, stack) if world.is_main else lambda: None
         folder = world.gather(world.run_on_all(lock))[0]
+        saved = world.run_on_all(lambda: _resume(config, world, device, folder))
         state, data, evaluate = world.main_first(
-            partial(prepare, config, world, device, allow_data_change, folder)
+            partial(prepare, config, world, device, allow_data_change, saved)
         )
         if world.is_main:
             on_start()
@@ -161,14 +162,20 @@ def lock_and_find(config: TrainConfig, stack: ExitStack) -> Path | None:
     return checkpoint.newest(Path(config.out))
 
 
+def _resume(
+    config: TrainConfig, world: World, device: torch.device, folder: Path | None
+) -> TrainState | None:
+    return None if folder is None else checkpoint.load_state(config, device, folder, world)
+
+
 def prepare(
     config: TrainConfig,
     world: World,
     device: torch.device,
     allow_data_change: bool,
-    folder: Path | None,
+    saved: TrainState | None,
 ) -> tuple[TrainState, TrainData | None, Callable[[Any], EvaluationResult] | None]:
-    """Load the state of a run and open its data.
+    """Initialize the state of a run, unless it continues, and open its data.
 
     The main process does so first, so that tars without an index are indexed only once.
 
@@ -177,20 +184,16 @@ def prepare(
         world: The processes that train together.
         device: Device to train on.
         allow_data_change: Continue even if the data have changed.
-        folder: The checkpoint to continue from, verified; None starts anew.
+        saved: The state to continue from; None starts anew.
 
     Returns:
         The state, the data (None if no step remains), and the function that evaluates the model
         during training (None if there is none).
 
     Raises:
-        GigamaskError: The checkpoint does not fit the configuration, or the data have changed.
+        GigamaskError: The initial weights do not fit, or the data have changed.
     """
-    state = (
-        TrainState.initialize(config, device, config.init)
-        if folder is None
-        else checkpoint.load_state(config, device, folder)
-    )
+    state = saved or TrainState.initialize(config, device, config.init)
     if state.step >= config.steps:
         return state, None, None
     evaluate = config.evaluation.open(config, world)

@@ -120,6 +120,7 @@ def by_ranks(folders: list[str]) -> None:
                 here = replace(world, node=world.rank // half, nodes=2)
             if not world.is_main:  # reads what the main process has verified, and copies nothing
                 checkpoint.newest = checkpoint.Snapshot.from_state = None
+                checkpoint.weight_files = None
             sums, add = [], distributed.all_reduce
             distributed.all_reduce = lambda *given, sums=sums, add=add, **named: (
                 sums.append(1),
