@@ -1,6 +1,6 @@
 """Sum of gradients over all processes in buckets, while the rest of the backward pass runs."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, distributed, nn
@@ -32,7 +32,7 @@ class GradientExchange:
         self._missing: list[int] = []
         self._sent: list[distributed.Work] = []
         self._is_open = False
-        for group in _groups(self.parameters[::-1]):
+        for group in bucket_groups(self.parameters[::-1]):
             gradients = [parameter.grad for parameter in group if parameter.grad is not None]
             assert len(gradients) == len(group), "a parameter has no gradient"
             bucket = torch.cat([gradient.reshape(-1) for gradient in gradients])
@@ -77,7 +77,7 @@ class GradientExchange:
         self._sent, self._is_open = [], False
 
 
-def _groups(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
+def bucket_groups(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
     """Return parameters in the same order, in groups of one dtype and at most `BUCKET_BYTES`."""
     groups: list[list[nn.Parameter]] = []
     size = 0

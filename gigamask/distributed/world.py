@@ -174,28 +174,6 @@ class World:
                 "training continues from the last checkpoint"
             ) from error
 
-    @contextmanager
-    def dump_stacks_on_hang(self, timeout_s: float) -> Iterator[Callable[[bool], None]]:
-        """Print the stack of each thread when this process waits too long for the others.
-
-        Args:
-            timeout_s: Seconds after which to print to stderr.
-
-        Yields:
-            A function that (re)starts the clock (True) or stops it (False).
-        """
-
-        def set_clock(running: bool) -> None:
-            if running and self.size > 1:
-                faulthandler.dump_traceback_later(timeout_s, file=STDERR)
-            else:
-                faulthandler.cancel_dump_traceback_later()
-
-        try:
-            yield set_clock
-        finally:
-            set_clock(False)
-
 
 def init_world(
     environment: Mapping[str, str], device: torch.device, timeout_s: float = 600.0
@@ -246,6 +224,30 @@ def init_world(
         distributed.ProcessGroup, distributed.new_group(backend="gloo", timeout=SLOW_TIMEOUT)
     )
     return World(rank, size, node, size // local_size, slow_group)
+
+
+@contextmanager
+def dump_stacks_on_hang(world: World, timeout_s: float) -> Iterator[Callable[[bool], None]]:
+    """Print the stack of each thread when this process waits too long for the others.
+
+    Args:
+        world: The processes of the run.
+        timeout_s: Seconds after which to print to stderr.
+
+    Yields:
+        A function that (re)starts the clock (True) or stops it (False).
+    """
+
+    def set_clock(running: bool) -> None:
+        if running and world.size > 1:
+            faulthandler.dump_traceback_later(timeout_s, file=STDERR)
+        else:
+            faulthandler.cancel_dump_traceback_later()
+
+    try:
+        yield set_clock
+    finally:
+        set_clock(False)
 
 
 def destroy_world(world: World) -> None:

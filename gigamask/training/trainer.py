@@ -16,7 +16,7 @@ import torch
 from gigamask.data.file_lock import exclusive_lock
 from gigamask.data.worker_pool import STOP_SIGNALS
 from gigamask.distributed.precision import choose_device
-from gigamask.distributed.world import World
+from gigamask.distributed.world import World, dump_stacks_on_hang
 from gigamask.interfaces import EvaluationResult, Task
 from gigamask.training import checkpoint
 from gigamask.training.async_checkpoint import AsyncCheckpointer
@@ -63,9 +63,7 @@ def train(
     world, device = world or World(), choose_device(config.check().device)
     config.sampler.check(config.batch_size, world.size, world.nodes)
     with ExitStack() as stack:
-        lock = partial(lock_and_find, config, stack) if world.is_main else lambda: None
-        folder = world.gather(world.run_on_all(lock))[0]
-        saved = world.run_on_all(lambda: _resume(config, world, device, folder))
+        saved = lock_and_resume(config, world, device, stack)
         state, data, evaluate = world.main_first(
             partial(prepare, config, world, device, allow_data_change, saved)
         )
@@ -82,7 +80,7 @@ def train(
                 config, state.step, device, world.is_main, make_observers(state.step, device)
             ) as logger,
             AsyncCheckpointer(config, logger.log, world) as saver,
-            world.dump_stacks_on_hang(DUMP_STACKS_AT * config.timeout_s) as set_clock,
+            dump_stacks_on_hang(world, DUMP_STACKS_AT * config.timeout_s) as set_clock,
         ):
             checks = HealthChecks(config, logger, data.samples_per_epoch)
             logger.log_start(world.size)
@@ -145,27 +143,39 @@ def _update(
     return result
 
 
-def lock_and_find(config: TrainConfig, stack: ExitStack) -> Path | None:
-    """Lock the run folder, and return its newest intact checkpoint; None if it has none.
+def lock_and_resume(
+    config: TrainConfig, world: World, device: torch.device, stack: ExitStack
+) -> TrainState | None:
+    """Lock the run folder, and load its newest intact checkpoint; a collective operation.
 
-    Only the main process reads the whole checkpoint to verify it.
+    Only the main process locks the folder, and reads the checkpoint.
 
     Args:
         config: The configuration.
+        world: The processes that train together.
+        device: Device to train on.
         stack: Holds the lock.
 
+    Returns:
+        The state; None if the folder has no checkpoint.
+
     Raises:
-        GigamaskError: The folder is in use, or all its checkpoints are damaged.
+        GigamaskError: The folder is in use, all its checkpoints are damaged, or the newest one does
+            not fit the configuration.
     """
-    message = f"{config.out}: another process is training there; wait for it, or use another --out"
-    stack.enter_context(exclusive_lock(Path(config.out) / "lock", message))
-    return checkpoint.newest(Path(config.out))
+    out = Path(config.out)
+    message = f"{out}: another process is training there; wait for it, or use another --out"
 
+    def find() -> Path | None:
+        if not world.is_main:
+            return None
+        stack.enter_context(exclusive_lock(out / "lock", message))
+        return checkpoint.newest(out)
 
-def _resume(
-    config: TrainConfig, world: World, device: torch.device, folder: Path | None
-) -> TrainState | None:
-    return None if folder is None else checkpoint.load_state(config, device, folder, world)
+    folder = world.gather(world.run_on_all(find))[0]
+    if folder is None:
+        return None
+    return world.run_on_all(partial(checkpoint.load_state, config, device, folder, world))
 
 
 def prepare(

@@ -18,6 +18,7 @@ LINES = [
     "grounding --scenes 3 --steps 2",
     "dependencies",
     "count_step --size tiny --masks 2",
+    "many_ranks --recipe tiny --machines 2 --images 5000",
 ]
 SCRIPT = """
 import runpy, sys
