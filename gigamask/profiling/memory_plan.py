@@ -8,8 +8,9 @@ replicated, and its gradients are all-reduced from one flat copy. With `ddp`, th
 are all-reduced where they are.
 """
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,8 @@ PUBLISHED = {
 }
 TARGET = {"target of 0.12 s for a step of ViT-H on an H200, not measured": 0.196}
 """Fractions of the GPUs' peak FLOP/s that are assumed, with `PUBLISHED`, if the user sets none."""
+LOADED_PER_S = 25
+"""Images per second of one loader process from SA-1B's tars, measured (docs/measurements.md)."""
 
 
 @dataclass(frozen=True)
@@ -189,6 +192,22 @@ def training_hours(
     return rows
 
 
+def loading(rows: Sequence[Mapping[str, Any]], steps: int, images: int) -> dict[str, float]:
+    """Return what the loader of the busiest process must deliver at the highest efficiency.
+
+    Args:
+        rows: Result of `training_hours`.
+        steps: Number of steps.
+        images: Images of a step on that process.
+
+    Returns:
+        Images per second, and the number of loader processes that deliver them.
+    """
+    images_per_s = steps * images / (3600 * min(row["hours"] for row in rows))
+    processes = math.ceil(images_per_s / LOADED_PER_S)
+    return {"images_per_s": images_per_s, "loader_processes": processes}
+
+
 def table(plan: Mapping[str, Any]) -> str:
     """Format a plan as plain text."""
     lines = [*_heading(plan), "", *_memory(plan), *_verdict(plan), "", *_work(plan)]
@@ -280,6 +299,12 @@ def _work(plan: Mapping[str, Any]) -> list[str]:
         dollars = f"  ${row['dollars']:,.0f}" if "dollars" in row else ""
         hours = f"{row['hours']:10,.1f} h {row['gpu_hours']:12,.0f} GPU hours{dollars}"
         lines.append(f"{hours}  at {row['efficiency']:.1%}: {row['source']}")
+    needed, processes = plan["loading"]["images_per_s"], plan["loading"]["loader_processes"]
+    lines.append(
+        f"the fastest needs {needed:,.1f} images/s for each GPU, about"
+        f" {_count(processes, 'loader process', 'loader processes')} at {LOADED_PER_S} images/s"
+        " from SA-1B's tars"
+    )
     return lines
 
 

@@ -133,7 +133,7 @@ def one_gpu() -> SamTrainConfig:
         micro_batch_size=2,
         masks_per_chunk=32,
         activation_checkpointing=1,
-        loader=SamLoaderConfig(max_masks=32, workers=4),
+        loader=SamLoaderConfig(max_masks=32),
         loss=SamLoss(alpha=0.8),
         optimizer=AdamW8bit(lr=1e-4, layer_decay=0.8),
         save_every=1000,
@@ -260,8 +260,8 @@ def photos() -> SamTrainConfig:
 
     `gigamask train photos --data PHOTOS/*.tar --out runs/photos`
 
-    Run one process per core: `torchrun --nproc-per-node 2 --no-python gigamask train photos ...`.
-    docs/measurements.md lists scores, and how they grow with time and with photographs.
+    docs/measurements.md lists scores, and how they grow with time and with photographs. `--init
+    starter` starts from weights that have learned from synthetic scenes.
     """
     base = compact()
     return replace(

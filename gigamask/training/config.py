@@ -49,16 +49,16 @@ class LoaderConfig:
     color_jitter: ColorJitter = field(default_factory=ColorJitter)
     half_scale: bool = False
     """decode large JPEGs at half scale: 1.3x faster, about 42 dB PSNR to exact decoding"""
-    workers: int = 2
-    """number of loader processes; 0 loads in the training process; also --num-workers"""
+    workers: int | None = None
+    """loader processes of each training process; 0 loads in the training process; default:
+    1 on a CPU; on a GPU, all cores but one, at most 24; also --num-workers"""
     read_ahead_mb: int = 0
     """size of the blocks in which remote tars are fetched (MB), for --sampler streamed; each loader
     process holds 2 x --micro-batch-size of them; 0 fetches each image separately"""
 
     def __post_init__(self) -> None:
-        check_at_least(
-            0, **{"loader.workers": self.workers, "loader.read_ahead_mb": self.read_ahead_mb}
-        )
+        numbers = {"loader.workers": self.workers or 0, "loader.read_ahead_mb": self.read_ahead_mb}
+        check_at_least(0, **numbers)
 
 
 @dataclass(frozen=True)
@@ -309,7 +309,7 @@ class ImageTrainConfig(TrainConfig):
         from gigamask.data import attributes, loader
         from gigamask.data.mask_store import MaskStore
         from gigamask.data.sample_table import open_sample_table
-        from gigamask.training.data_source import DataSource
+        from gigamask.training.data_source import DataSource, loader_processes
 
         settings, sample_config = self.loader, self.sample_config
         table = attributes.read(settings.attributes, index) if settings.attributes else None
@@ -340,7 +340,7 @@ class ImageTrainConfig(TrainConfig):
             samples.items,
             samples.locate,
             f"{self.items} {sample_config.filters!r}",
-            lambda pin: loader.Loader(source, settings.workers, pin),
+            lambda pin: loader.Loader(source, loader_processes(settings.workers, pin), pin),
         )
 
     @property

@@ -1,5 +1,6 @@
 """The data of a configuration: its samples, and the loader of their batches."""
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -7,6 +8,9 @@ from typing import Protocol
 from gigamask.interfaces import SampleTable
 from gigamask.samplers.batch_sampler import Locate
 from gigamask.types import BatchProtocol, StepPlan
+
+MAX_LOADERS = 24
+"""Most loader processes that are started unasked; each takes up to 120 MB."""
 
 
 class BatchLoader(Protocol):
@@ -39,3 +43,18 @@ class DataSource:
     description: str
     make_loader: Callable[[bool], BatchLoader]
     run_files: Mapping[str, str] = field(default_factory=dict)
+
+
+def loader_processes(workers: int | None, on_gpu: bool) -> int:
+    """Return the number of loader processes of one training process.
+
+    Args:
+        workers: The number that is asked for. None chooses it: 1 on a CPU, where training takes the
+            other cores; on a GPU, this process's part of the machine's cores but one.
+        on_gpu: Whether the training runs on a GPU.
+    """
+    if workers is not None or not on_gpu:
+        return 1 if workers is None else workers
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    own = (cores or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return min(max(own - 1, 1), MAX_LOADERS)

@@ -87,6 +87,8 @@ Observer = Callable[[int, bool], Iterable[tuple[str, dict[str, Any]]]]
 """Observes the training loop, such as a profiler. It is called with the number of finished steps
 before each step, and with True at the end, however training ends. It returns lines to print, each
 with an event to add to metrics.jsonl (none if empty)."""
+SHOWN_WAIT = 0.1
+"""Fraction of the time from which waiting for data is shown; an average over some ten steps."""
 PICTURES = "pictures"
 """Subfolder of the run with pictures of predictions by step."""
 MAX_PICTURE_BYTES = 150_000
@@ -135,7 +137,7 @@ class MetricsLogger:
         if enabled:
             self._writer.end_line()
         self._start_s = self._last_s = time.perf_counter()
-        self._data_time_s = 0.0
+        self._data_time_s = self._waiting = 0.0
 
     def log_start(self, processes: int = 1) -> None:
         """Log the start of training, and the damaged checkpoints that were skipped."""
@@ -184,11 +186,14 @@ class MetricsLogger:
             "data_time_s": self._data_time_s,
             "memory_gb": memory_gb(self._device),
         }
+        waiting = self._data_time_s / max(now_s - self._last_s, 1e-9)
+        self._waiting = 0.9 * self._waiting + 0.1 * min(waiting, 1.0)
         self._last_s = now_s
+        waits = f"  waits for data {self._waiting:.0%}" if self._waiting > SHOWN_WAIT else ""
         iou = f"IoU {record['iou']:.3f}  " if "iou" in record else ""
         figures = (
             f"loss {record.get('loss', float('nan')):.3f}  {iou}"
-            f"{record['images_per_s']:.1f} images/s  {record['memory_gb']:.1f} GB"
+            f"{record['images_per_s']:.1f} images/s  {record['memory_gb']:.1f} GB{waits}"
         )
         self._progress.update(self._bar, completed=step, figures=figures)
         if step % self._config.log_every and step != self._config.steps:

@@ -175,11 +175,13 @@ def make_plan(config: ImageTrainConfig, hardware: Hardware) -> dict[str, Any]:
     }
     if hardware.gpu is not None:
         fits = peak_bytes <= hardware.available_bytes
+        hours = training_hours(config, hardware, image_flops * split.images)
         found |= {
             "available_bytes": hardware.available_bytes,
             "spare_gib": hardware.spare_gib,
             "fits": fits,
-            "time": training_hours(config, hardware, image_flops * split.images),
+            "time": hours,
+            "loading": memory_plan.loading(hours, config.steps, split.images),
             "changes": [] if fits else suggest_changes(config, hardware, step_flops, result),
         }
     return found

@@ -14,6 +14,7 @@ from gigamask.profiling.memory_plan import (
     Cluster,
     StateBytes,
     bytes_by_phase,
+    loading,
     peak_phase,
     table,
     training_hours,
@@ -185,8 +186,15 @@ def plan(**changed):
                 "dollars": 1234.5,
             }
         ],
+        "loading": {"images_per_s": 31.25, "loader_processes": 2},
         "changes": [],
     } | changed
+
+
+def test_the_fastest_says_how_many_loader_processes_it_needs():
+    rows = [{"hours": 10.0}, {"hours": 2.0}]
+    assert loading(rows, 3600, 8) == {"images_per_s": 4.0, "loader_processes": 1}
+    assert loading(rows, 3600, 51) == {"images_per_s": 25.5, "loader_processes": 2}
 
 
 def test_a_table():
@@ -209,6 +217,8 @@ def test_a_table():
         "1,000 steps of 64 TFLOP, 4 per image (encoder 3 + rounds 1)",
         "hours at a share of the peak of 989 TFLOP/s, without loading and communication:",
         "      12.3 h           99 GPU hours  $1,234  at 25.0%: somewhere",
+        "the fastest needs 31.2 images/s for each GPU, about 2 loader processes at 25 images/s"
+        " from SA-1B's tars",
     ]
 
 

@@ -121,6 +121,26 @@ def test_the_time_of_meters_is_not_that_of_a_step(tmp_path, monkeypatch):
     assert [line["images_per_s"] for line in lines] == [3.0, 3.0]
 
 
+@pytest.mark.parametrize(("wait_s", "shown"), [(0.05, None), (1.0, "waits for data 33%")])
+def test_a_training_that_waits_for_data_says_so(tmp_path, monkeypatch, capsys, wait_s, shown):
+    clock = [0.0]
+
+    def batches():
+        while True:
+            clock[0] += wait_s
+            yield 0
+
+    monkeypatch.setattr("gigamask.training.logging.time.perf_counter", lambda: clock[0])
+    run = replace(little(), out=str(tmp_path), steps=60, log_every=10)
+    with MetricsLogger(run, 0, torch.device("cpu")) as watch:
+        for step, _ in zip(range(1, 61), watch.time_data(batches()), strict=False):
+            clock[0] += 2.0
+            watch.log_step(step, 6, {"loss": 0.5})
+    lines = capsys.readouterr().err.splitlines()
+    assert "waits for data" not in lines[0] or shown
+    assert (shown in lines[-1]) if shown else "waits" not in lines[-1]
+
+
 def test_the_time_of_an_evaluation_is_not_that_of_a_step(tmp_path, monkeypatch):
     clock = [0.0]
     monkeypatch.setattr("gigamask.training.logging.time.perf_counter", lambda: clock[0])
