@@ -83,3 +83,18 @@ def test_a_misspelled_name_says_what_there_is(leaves, tmp_path, capsys):
     words = ["--data", str(leaves), "--out", str(tmp_path / "run")]
     assert main(["train", "compact", "--init", "startr", *words]) == 2
     assert "or starter" in capsys.readouterr().err
+
+
+def test_a_model_of_words_is_trained_on_its_masks_and_asked(tmp_path, capsys):
+    scenes = tmp_path / "scenes"
+    assert main(["synth", str(scenes), "--images", "4", "--queries"]) == 0
+    flags = ["--segmenter", "starter", "--data", str(scenes), "--steps", "2"]
+    flags += ["--queries", str(scenes / "queries.jsonl"), "--out", str(tmp_path / "words")]
+    train = ["ground", "train", "ground_tiny", *flags]
+    assert main(train) == 2
+    assert "the segmenter's embedding has 97 channels; pass 97" in capsys.readouterr().err
+    assert main([*train, "--model.embedding-dim", "97"]) == 0
+    image = f"{next(scenes.glob('*.tar'))}:sa_0"
+    capsys.readouterr()
+    assert main(["ask", str(tmp_path / "words"), image, "the largest circle"]) == 0
+    assert capsys.readouterr().out.startswith("the largest circle: ")
