@@ -178,6 +178,7 @@ def test_a_run_that_is_over_has_nothing_to_profile(scenes, tmp_path, capsys, mon
         "load wait",
         "forward",
         "backward",
+        "encoder backward",
         "all_reduce",
         "optimizer",
         "save",

@@ -232,6 +232,12 @@ def opened(browser, address, size=WIDE, **more):
     context.close()
 
 
+def choose_file(page, path):
+    """Chooses an image once the page asks for one; before, it does not listen yet."""
+    page.wait_for_selector("#invite")
+    page.set_input_files("#file", path)
+
+
 def click(page, across, down, **more):
     box = page.locator("#canvas").bounding_box()
     page.mouse.click(box["x"] + across * box["width"], box["y"] + down * box["height"], **more)
@@ -253,7 +259,7 @@ def pixels(page):
 def test_dropped_image_is_clicked_and_segmented(browser, address, tmp_path):
     Image.effect_noise((90, 60), 80).convert("RGB").save(tmp_path / "photo.png")
     with opened(browser, address) as page:
-        page.set_input_files("#file", tmp_path / "photo.png")
+        choose_file(page, tmp_path / "photo.png")
         page.wait_for_selector("#state:has-text('encoded in')")
         bare = pixels(page)
         with page.expect_request("**/predict") as request:
@@ -308,7 +314,7 @@ def saved(page, tmp_path):
 def test_what_is_no_picture_is_said(browser, address, tmp_path):
     (tmp_path / "photo.jpg").write_bytes(b"no picture")
     with opened(browser, address) as page:
-        page.set_input_files("#file", tmp_path / "photo.jpg")
+        choose_file(page, tmp_path / "photo.jpg")
         page.wait_for_selector("#toast:has-text('photo.jpg: the 10 bytes are not a valid JPEG')")
         assert page.is_visible("#invite")
 
