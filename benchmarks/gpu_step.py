@@ -190,7 +190,7 @@ def timed_step(
         len(batch.names),
         0.01 * run.optimizer.lr,
         run.optimizer.grad_clip,
-    )
+    ).result()
     marks.set()
     clear, encode, rounds, encoder, update = marks.seconds()
     seconds = time.perf_counter() - begin

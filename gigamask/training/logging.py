@@ -117,7 +117,7 @@ class MetricsLogger:
         self._config = config
         self._enabled = enabled
         self._device = device
-        self._first_step = self._step = first_step
+        self._first_step = self._step = self._begun = first_step  # `_step` is the last one logged
         self._observers = observers
         self._console = Console(stderr=True)
         self._progress = Progress(
@@ -162,11 +162,12 @@ class MetricsLogger:
         """Yield the batches, and measure the wait for each."""
         iterator = iter(batches)
         while True:
-            self._observe()
+            self._observe(self._begun)
             start_s = time.perf_counter()
             with profile_range("load wait"):
                 batch = next(iterator)
             self._data_time_s = time.perf_counter() - start_s
+            self._begun += 1
             yield batch
 
     def log_step(self, step: int, images: int, record: dict[str, float]) -> None:
@@ -283,11 +284,11 @@ class MetricsLogger:
         except OSError as error:
             self.print(f"the picture of step {step} was not saved: {error}")
 
-    def _observe(self, is_end: bool = False) -> None:
+    def _observe(self, step: int, is_end: bool = False) -> None:
         """Run the observers and log what they return; their time does not count as a step's."""
         start_s = time.perf_counter()
         for observer in self._observers:
-            for line, event in observer(self._step, is_end):
+            for line, event in observer(step, is_end):
                 self.log(line, event)
         self._last_s += time.perf_counter() - start_s
 
@@ -302,7 +303,7 @@ class MetricsLogger:
         trace: TracebackType | None,
     ) -> None:
         try:
-            self._observe(is_end=True)
+            self._observe(self._step, is_end=True)
         finally:
             self._progress.stop()
             self._writer.close()

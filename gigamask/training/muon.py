@@ -29,6 +29,10 @@ class Muon(torch.optim.Optimizer):
         momentum: Default momentum of a group.
     """
 
+    found_inf: Float[Tensor, ""] | None = None
+    """If it is 1, the step changes nothing, as for fused optimizers of torch."""
+    _step_supports_amp_scaling = True  # by this, torch's optimizers say that they take `found_inf`
+
     def __init__(self, groups: Iterable[dict], lr: float, momentum: float) -> None:
         super().__init__(groups, {"lr": lr, "momentum": momentum, "weight_decay": 0.0})
 
@@ -46,8 +50,13 @@ class Muon(torch.optim.Optimizer):
                 )
                 _, rows, columns = matrices.shape
                 lr = group["lr"] * max(1.0, rows / columns) ** 0.5
-                updates = [update.reshape(shape) for update in newton_schulz(matrices).unbind()]
-                torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
+                decay, update = group["lr"] * group["weight_decay"], newton_schulz(matrices)
+                if self.found_inf is not None:
+                    is_finite = self.found_inf == 0
+                    update = torch.where(is_finite, update, 0.0)
+                    decay = is_finite.to(update.dtype) * decay
+                torch._foreach_mul_(parameters, 1 - decay)
+                updates = [each.reshape(shape) for each in update.unbind()]
                 torch._foreach_add_(parameters, updates, alpha=-lr)
 
     def _nesterov(self, parameter: Tensor, momentum: float) -> Tensor:
@@ -55,8 +64,13 @@ class Muon(torch.optim.Optimizer):
         assert gradient is not None
         if not state:
             state["momentum_buffer"] = torch.zeros_like(parameter)
-        state["momentum_buffer"].lerp_(gradient, 1 - momentum)
-        return gradient.lerp(state["momentum_buffer"], momentum)
+        buffer = state["momentum_buffer"]
+        if self.found_inf is None:
+            buffer.lerp_(gradient, 1 - momentum)
+        else:
+            is_finite = self.found_inf == 0
+            buffer.copy_(torch.where(is_finite, buffer.lerp(gradient, 1 - momentum), buffer))
+        return gradient.lerp(buffer, momentum)
 
 
 def newton_schulz(matrices: Float[Tensor, "n rows columns"]) -> Float[Tensor, "n rows columns"]:

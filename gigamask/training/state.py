@@ -128,7 +128,7 @@ class TrainState:
             }
 
     def update_average(self, decay: float) -> None:
-        """Update the average, if there is one, after an update of the weights.
+        """Update the average, if there is one, after a step, even one without an update.
 
         Args:
             decay: Decay of the average after its warm-up.

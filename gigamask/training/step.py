@@ -7,6 +7,9 @@ end. The gradient of the sums is divided by the sum of the counts, here and nowh
 gradient accumulation is exact for micro-batches of any size. So is data parallelism: processes add
 the encoder's gradients as they arrive (`GradientExchange`), and all other gradients, sums, counts
 and per-sample losses in one all-reduce.
+
+Nothing waits for a GPU: the device itself decides whether the update is skipped, and the numbers to
+log arrive in one copy, which may be read after the next step has been launched.
 """
 
 import math
@@ -21,6 +24,7 @@ from torch import Tensor, nn
 
 from gigamask.distributed import fsdp
 from gigamask.distributed.gradient_exchange import GradientExchange
+from gigamask.distributed.precision import LossScaler
 from gigamask.distributed.profile_ranges import profile_range
 from gigamask.distributed.world import World
 from gigamask.errors import GigamaskError
@@ -90,7 +94,7 @@ class StepMetrics:
 
     @profile_range("all_reduce")
     def all_reduce(self, world: World, *others: Tensor) -> tuple[Tensor, Tensor]:
-        """Sum over all processes; `sums` are those of this process until `to_host`.
+        """Sum over all processes; `sums` are those of this process until `on_host`.
 
         Args:
             world: The processes of the run.
@@ -98,7 +102,7 @@ class StepMetrics:
 
         Returns:
             The logged sums in order of their names, padded to `MAX_SUMS`, and for each process a
-            checksum of its names, for `to_host`.
+            checksum of its names, for `on_host`.
 
         Raises:
             GigamaskError: There are too many sums to log.
@@ -119,27 +123,18 @@ class StepMetrics:
         )
         return values, name_ids
 
-    def to_host(
-        self, world: World, logged: tuple[Tensor, Tensor], *others: Tensor
-    ) -> tuple["StepMetrics", list[Tensor]]:
-        """Return what `all_reduce` has summed on the CPU, in one copy, for which a GPU waits once.
+    def on_host(
+        self, world: World, logged: tuple[Tensor, Tensor], copied: Sequence[Tensor]
+    ) -> "StepMetrics":
+        """Return what `all_reduce` has summed on the CPU; a collective operation.
 
         Args:
             world: The processes of the run.
-            logged: The result of `all_reduce`.
-            *others: Further tensors to copy.
-
-        Returns:
-            The metrics and the other tensors, on the CPU.
+            logged: The result of `all_reduce`, copied to the CPU.
+            copied: Copies of `count`, `losses`, `counts` and `weights` on the CPU.
         """
-        tensors = [self.count, self.losses, self.counts, self.weights, *logged, *others]
-        flat = torch.cat([tensor.reshape(-1).to(self.count.dtype) for tensor in tensors]).cpu()
-        parts = [
-            part.view(tensor.shape)
-            for part, tensor in zip(flat.split([t.numel() for t in tensors]), tensors, strict=True)
-        ]
-        count, losses, counts, weights, values, name_ids, *copied = parts
-        names = sorted(self.sums)
+        count, losses, counts, weights = copied
+        (values, name_ids), names = logged, sorted(self.sums)
         if (name_ids != name_ids[0]).any():  # as when a process has no mask
             names = sorted({name for own in world.gather(names) for name in own})
             zero = self.count.new_zeros(())
@@ -147,10 +142,10 @@ class StepMetrics:
             world.all_reduce([own])
             values = own.cpu()
         sums = {name: values[index] for index, name in enumerate(names)}
-        return StepMetrics(losses, counts, weights, count, sums), copied
+        return StepMetrics(losses, counts, weights, count, sums)
 
-    def divisor(self) -> float:
-        """Return the divisor of the weighted sum's gradient.
+    def divisor(self) -> Float[Tensor, ""]:
+        """Return the divisor of the weighted sum's gradient, at least 1.
 
         Without weights, it is the count. With weights, it is the count of an average batch, since
         samples drawn by their loss may have more masks than others. If all samples have the same
@@ -166,10 +161,7 @@ class StepMetrics:
         )
         counts = self.counts.sum()
         corrected = self.count * (average_count / counts)
-        return max(
-            float(torch.where((counts > 0) & (weight > 0), corrected, self.count)),
-            1.0,
-        )
+        return torch.where((counts > 0) & (weight > 0), corrected, self.count).clamp(min=1.0)
 
     def means(self) -> dict[str, float]:
         """Return each sum divided by the count; empty if the count is 0."""
@@ -240,6 +232,73 @@ def accumulate(
                 tensor.backward(leaf.grad)
 
 
+class HostCopy:
+    """Tensors on their way to the CPU, in one transfer; the device goes on meanwhile.
+
+    Args:
+        tensors: The tensors.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._like = [(tensor.shape, tensor.dtype) for tensor in tensors]
+        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        self._flat, self._copied = flat.to("cpu", non_blocking=True), None
+        if flat.is_cuda:
+            self._copied = torch.cuda.Event()
+            self._copied.record()
+
+    def wait(self) -> list[Tensor]:
+        """Return the tensors on the CPU."""
+        if self._copied:
+            self._copied.synchronize()
+        parts = self._flat.split([shape.numel() for shape, _ in self._like])
+        return [
+            part.view(shape).to(dtype)
+            for part, (shape, dtype) in zip(parts, self._like, strict=True)
+        ]
+
+
+@dataclass(frozen=True, eq=False)
+class LaunchedStep:
+    """A step whose work is queued on the device.
+
+    Attributes:
+        metrics: Sums of the step, on the device.
+        copy: The numbers of its result, on their way to the CPU.
+        world: The processes of the run.
+        lr: Learning rate.
+        scale: Loss scaler of fp16; None in other precisions.
+    """
+
+    metrics: StepMetrics
+    copy: HostCopy
+    world: World
+    lr: float
+    scale: LossScaler | None
+
+    def result(self) -> StepResult:
+        """Wait for the result; a collective operation, once per step and in order."""
+        norm, skipped, requested, values, name_ids, mined_losses, *copied = self.copy.wait()
+        metrics = self.metrics.on_host(self.world, (values, name_ids), copied)
+        record = {
+            **metrics.means(),
+            "lr": self.lr,
+            "grad_norm": float(norm),
+            "skipped": float(skipped),
+        }
+        overflow = False
+        if self.scale:
+            record["loss_scale"] = self.scale.value
+            is_finite = math.isfinite(record["grad_norm"])
+            overflow = self.scale.value > 1 and not is_finite
+            overflow = overflow and math.isfinite(record.get("loss", math.nan))
+            self.scale.update(is_finite)
+        losses = mined_losses if len(mined_losses) else metrics.losses / metrics.counts
+        return StepResult(
+            record, bool(skipped), overflow, losses.double().numpy(), tuple(map(bool, requested))
+        )
+
+
 def step(
     task: Task,
     state: TrainState,
@@ -249,10 +308,10 @@ def step(
     grad_clip: float | None,
     world: World | None = None,
     requests: tuple[bool, ...] = (),
-) -> StepResult:
-    """Perform one update from the micro-batches of all processes.
+) -> LaunchedStep:
+    """Queue one update from the micro-batches of all processes.
 
-    A step is skipped if its gradient is not finite or it has no mask. A task with mining runs
+    The update is skipped if the gradient is not finite or there is no mask. A task with mining runs
     twice, and the update uses only the chosen masks.
 
     Args:
@@ -266,7 +325,8 @@ def step(
         requests: What this process requests of all processes, such as to stop.
 
     Returns:
-        The result, the same in all processes.
+        The step, with the same result in all processes. With an fp16 loss scale, it must be read
+        before the next step is launched.
     """
     world, mined_losses = world or World(), None
     if task.mining:
@@ -287,29 +347,41 @@ def step(
         fsdp.exchange_across_machines(state.model, is_last)
         exchange = state.exchange if is_last else None
         accumulate(task, state.model, batch, metrics, loss_scale, exchange)
-    metrics, norm, requested = _sum_over_processes(state, parameters, metrics, world, requests)
-    gradients = [fsdp.to_local(p.grad) for p in parameters]
+    logged, norm, requested = _sum_over_processes(state, parameters, metrics, world, requests)
     divisor = metrics.divisor() * loss_scale
-    norm /= divisor
-    clipped = norm / grad_clip if grad_clip is not None and norm > grad_clip else 1.0
-    torch._foreach_div_(gradients, divisor * clipped)
-    skipped = not math.isfinite(norm) or not float(metrics.count)
-    record = {**metrics.means(), "lr": lr, "grad_norm": norm, "skipped": float(skipped)}
-    overflow = (
-        loss_scale > 1 and not math.isfinite(norm) and math.isfinite(record.get("loss", math.nan))
-    )
-    if state.scale:
-        record["loss_scale"] = loss_scale
-        state.scale.update(math.isfinite(norm))
-    if not skipped:
-        for optimizer in state.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = lr * group.get("lr_scale", 1.0)
+    norm = norm / divisor
+    if grad_clip is not None:
+        divisor = divisor * (norm / grad_clip).clamp(min=1.0)
+    torch._foreach_div_([fsdp.to_local(p.grad) for p in parameters], divisor)
+    skipped = (~norm.isfinite() | (metrics.count == 0)).to(torch.float32)
+    mined_losses = metrics.count.new_zeros(0) if mined_losses is None else mined_losses
+    sums = [metrics.count, metrics.losses, metrics.counts, metrics.weights]
+    copy = HostCopy([norm, skipped, requested, *logged, mined_losses, *sums])
+    update_weights(state.optimizers, lr, skipped)
+    return LaunchedStep(metrics, copy, world, lr, state.scale)
+
+
+def update_weights(
+    optimizers: Sequence[torch.optim.Optimizer], lr: float, skipped: Float[Tensor, ""]
+) -> None:
+    """Update the weights unless the step is skipped.
+
+    Args:
+        optimizers: The optimizers. Those that take `found_inf`, as fused ones of torch do for its
+            `GradScaler`, decide on the device; the others wait for the decision.
+        lr: Learning rate, multiplied by the `lr_scale` of each parameter group.
+        skipped: 1 to skip the update, else 0.
+    """
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = lr * group.get("lr_scale", 1.0)
+        if getattr(optimizer, "_step_supports_amp_scaling", False):
+            # As torch's `GradScaler` does.
+            optimizer.found_inf = skipped  # pyrefly: ignore[missing-attribute]
             optimizer.step()
-    losses = metrics.losses / metrics.counts if mined_losses is None else mined_losses
-    return StepResult(
-        record, skipped, overflow, losses.double().numpy(), tuple(map(bool, requested))
-    )
+            del optimizer.found_inf  # pyrefly: ignore[missing-attribute]
+        elif not skipped:
+            optimizer.step()
 
 
 def _sum_over_processes(
@@ -318,19 +390,19 @@ def _sum_over_processes(
     metrics: StepMetrics,
     world: World,
     requests: tuple[bool, ...],
-) -> tuple[StepMetrics, float, Tensor]:
-    """Sum the gradients, metrics and requests of all processes.
+) -> tuple[tuple[Tensor, Tensor], Float[Tensor, ""], Float[Tensor, "requests"]]:
+    """Sum the gradients, metrics and requests of all processes, in place.
 
     Args:
         state: The state, whose exchange has summed some gradients already.
         parameters: The trained parameters.
-        metrics: Sums of this process.
+        metrics: Sums of this process; afterwards those of all.
         world: The processes of the run.
         requests: What this process requests.
 
     Returns:
-        The sums on the CPU, the norm of the gradient, and the number of processes that made each
-        request.
+        The result of `StepMetrics.all_reduce`, the norm of the gradient, and the number of
+        processes that made each request.
     """
     exchange = state.exchange
     exchanged = set(exchange.parameters) if exchange else set()
@@ -338,10 +410,10 @@ def _sum_over_processes(
     replicated = [(p, gradient) for p, gradient in gradients if not fsdp.is_sharded_tensor(p)]
     remaining = [gradient for p, gradient in replicated if p not in exchanged]
     square = fsdp.squared_norm((gradient for _, gradient in gradients), metrics.count)
-    requested = torch.tensor(requests, dtype=metrics.count.dtype, device=metrics.count.device)
+    requested = torch.tensor(requests, dtype=metrics.count.dtype)
+    requested = requested.to(metrics.count.device, non_blocking=True)
     if exchange:
         exchange.finish()
     logged = metrics.all_reduce(world, *remaining, square, requested)
     norm = torch.nn.utils.get_total_norm([gradient for _, gradient in replicated])
-    metrics, (norm, square, requested) = metrics.to_host(world, logged, norm, square, requested)
-    return metrics, math.hypot(float(norm), math.sqrt(float(square))), requested
+    return logged, torch.hypot(norm, square.sqrt()), requested

@@ -4,8 +4,10 @@ import signal
 import socket
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -24,7 +26,7 @@ from gigamask.training.config import TrainConfig
 from gigamask.training.health_checks import HealthChecks
 from gigamask.training.logging import MetricsLogger, Observer
 from gigamask.training.state import TrainState
-from gigamask.training.step import StepResult, step
+from gigamask.training.step import LaunchedStep, step
 from gigamask.training.train_data import (
     TrainData,
     check_same_data,
@@ -83,24 +85,25 @@ def train(
             dump_stacks_on_hang(world, DUMP_STACKS_AT * config.timeout_s) as set_clock,
         ):
             checks = HealthChecks(config, logger, data.samples_per_epoch)
+            launched: deque[_Launched] = deque()
+            lag = _lag(device, state)
             logger.log_start(world.size)
             set_clock(True)
             for batches in logger.time_data(data.batches(world, pin=device.type == "cuda")):
                 requests = stop_requested(), saver.overdue
-                result = _update(config, task, state, batches, data, world, device, requests)
-                epoch = state.cursor.samples / data.samples_per_epoch
-                logger.log_step(state.step, config.batch_size, {"epoch": epoch} | result.record)
-                checks.check(state.step, batches, result.skipped and not result.overflow)
-                state.stopping, retry_save = result.requests
+                launched.append(_launch(config, task, state, batches, world, device, requests))
                 is_last = state.step == config.steps
                 is_evaluated = evaluate is not None and (
-                    is_last or (state.step % config.evaluation.interval == 0 and not state.stopping)
+                    is_last or state.step % config.evaluation.interval == 0
                 )
-                is_saved = is_evaluated or state.step % config.save_every == 0 or retry_save
-                if is_last or state.stopping or is_saved:
+                is_saved = is_last or is_evaluated or state.step % config.save_every == 0
+                while launched and (len(launched) > lag or is_saved or state.stopping):
+                    oldest = launched.popleft()
+                    is_saved |= _report(oldest, config, state, data, logger, checks)
+                if is_saved or state.stopping:
                     saver.save(state)
-                if evaluate and is_evaluated:  # after saving, so that a failure loses no step
-                    set_clock(False)
+                if evaluate and is_evaluated and (is_last or not state.stopping):
+                    set_clock(False)  # after saving, so that a failure loses no step
                     with state.averaged_model() as model:
                         evaluation = evaluate(model)
                     if world.is_main:
@@ -114,18 +117,43 @@ def train(
     return state
 
 
-def _update(
+@dataclass(frozen=True, eq=False)
+class _Launched:
+    """A step of the loop whose result was not read yet.
+
+    Attributes:
+        step: Number of the step, from 1.
+        start: Number of samples consumed before it.
+        batches: Its micro-batches.
+        result: Its result.
+    """
+
+    step: int
+    start: int
+    batches: Sequence[BatchProtocol]
+    result: LaunchedStep
+
+
+def _lag(device: torch.device, state: TrainState) -> int:
+    """Return how many steps are launched before the result of an earlier one is read.
+
+    On a GPU one, so that it never waits for the host. None if the next step needs the result: the
+    loss scale of fp16, or a sampler that learns from losses.
+    """
+    needs_result = state.scale is not None or state.loss_history is not None
+    return int(device.type == "cuda" and not needs_result)
+
+
+def _launch(
     config: TrainConfig,
     task: Task,
     state: TrainState,
     batches: Sequence[BatchProtocol],
-    data: TrainData,
     world: World,
     device: torch.device,
     requests: tuple[bool, ...],
-) -> StepResult:
-    """Run one step, average the weights, and record the losses of the samples."""
-    start = state.cursor.samples
+) -> _Launched:
+    """Queue one step, and average the weights."""
     result = step(
         task,
         state,
@@ -136,11 +164,33 @@ def _update(
         world,
         requests,
     )
-    if not result.skipped:
-        state.update_average(config.ema)
+    state.update_average(config.ema)
+    start = state.cursor.samples
     state.advance(batches[-1].cursor)
-    data.record_losses(start, result.losses)
-    return result
+    return _Launched(state.step, start, batches, result)
+
+
+def _report(
+    launched: _Launched,
+    config: TrainConfig,
+    state: TrainState,
+    data: TrainData,
+    logger: MetricsLogger,
+    checks: HealthChecks,
+) -> bool:
+    """Wait for the result of a step, log and check it, and record the losses of its samples.
+
+    Returns:
+        Whether a process requests to save the state.
+    """
+    result = launched.result.result()
+    data.record_losses(launched.start, result.losses)
+    epoch = launched.batches[-1].cursor.samples / data.samples_per_epoch
+    logger.log_step(launched.step, config.batch_size, {"epoch": epoch} | result.record)
+    checks.check(launched.step, launched.batches, result.skipped and not result.overflow)
+    stopping, is_save_overdue = result.requests
+    state.stopping |= stopping
+    return is_save_overdue
 
 
 def lock_and_resume(

@@ -116,7 +116,7 @@ def follow(index: Index, row: int, config: SamTrainConfig) -> list[dict[str, Any
     lr = config.optimizer.lr * config.schedule.factor(0, config.steps)
     trace(
         "step, all rounds",
-        lambda: step(task, state, [batch], 1, lr, config.optimizer.grad_clip).record,
+        lambda: step(task, state, [batch], 1, lr, config.optimizer.grad_clip).result().record,
     )
     return trace.steps
 

@@ -174,9 +174,9 @@ def test_a_step_has_the_gradients_of_the_cpu(run, exact_float32, dtype, limit):
     for device in ("cpu", "cuda"):
         state = TrainState.from_model(build_model(run.model, run.seed).to(device, dtype), run)
         records.append(
-            step(
-                task_of(run), state, [batch.to(device)], len(batch.names), run.optimizer.lr, None
-            ).record
+            step(task_of(run), state, [batch.to(device)], len(batch.names), run.optimizer.lr, None)
+            .result()
+            .record
         )
         states.append(state)
     assert records[0]["skipped"] == 0
@@ -197,9 +197,11 @@ def test_a_step_in_bf16_is_finite_and_near_float32(run, exact_float32):
     records = {}
     for precision in ("fp32", "bf16"):
         state = TrainState.initialize(run, torch.device("cuda"))
-        records[precision] = step(
-            task_of(run, precision), state, [batch], len(batch.names), run.optimizer.lr, 1.0
-        ).record
+        records[precision] = (
+            step(task_of(run, precision), state, [batch], len(batch.names), run.optimizer.lr, 1.0)
+            .result()
+            .record
+        )
         assert records[precision]["skipped"] == 0
         for name, parameter in state.model.named_parameters():
             assert parameter.dtype == torch.float32

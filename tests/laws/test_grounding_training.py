@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,6 +48,8 @@ def die_after_four(run) -> None:
     def dying(self, step, images, figures):
         log_step(self, step, images, figures)
         if step == 4:
+            while not checkpoint.newest(Path(run.out)):  # it is written during the next steps
+                time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
 
     MetricsLogger.log_step = dying
@@ -114,7 +117,9 @@ def steps_of(run, cuts):
         state = TrainState.initialize(cut, torch.device("cpu"))
         made = TrainData(cut, open_index(cut)).batches()
         for _ in range(2):
-            done = step(cut.task(torch.device("cpu")), state, next(made), run.batch_size, 1e-3, 1.0)
+            done = step(
+                cut.task(torch.device("cpu")), state, next(made), run.batch_size, 1e-3, 1.0
+            ).result()
             assert not done.skipped
             if state.step == 0:
                 gradient = torch.cat(
@@ -256,6 +261,6 @@ def test_it_learns(tmp_path, described):
     state, task = TrainState.initialize(run, torch.device("cpu")), run.task(torch.device("cpu"))
     made = TrainData(run, open_index(run)).batches()
     batches = next(made)
-    losses = [step(task, state, batches, 24, 1e-2, 1.0).record["loss"] for _ in range(40)]
+    losses = [step(task, state, batches, 24, 1e-2, 1.0).result().record["loss"] for _ in range(40)]
     made.close()
     assert losses[-1] < 0.5 * losses[0]

@@ -219,7 +219,7 @@ def test_a_samples_loss_is_the_mean_over_its_masks_and_rounds(tmp_path, scenes):
     for terms in task.compute_losses(state.model, batch, lambda whole: whole):
         for number, loss in enumerate(terms.per_mask.tolist()):
             by_image[int(batch.mask_image[terms.first + number])].append(loss)
-    done = step(task, state, [batch], 2, 1e-3, None)
+    done = step(task, state, [batch], 2, 1e-3, None).result()
     assert done.losses == pytest.approx([np.mean(losses) for losses in by_image], rel=1e-5)
     assert done.record["loss"] == pytest.approx(
         np.mean([loss for losses in by_image for loss in losses]), rel=1e-5
@@ -234,7 +234,9 @@ def test_weights_multiply_losses_but_not_counts_or_loss_history(tmp_path, scenes
         state = TrainState.initialize(run, torch.device("cpu"))
         state.model.double()
         state = TrainState.from_model(state.model, run)
-        done = step(task, state, [replace(batch, weights=torch.tensor(weights))], 2, 0.0, None)
+        done = step(
+            task, state, [replace(batch, weights=torch.tensor(weights))], 2, 0.0, None
+        ).result()
         gradients.append(torch.cat([p.grad.flatten() for p in state.model.parameters()]))
         losses.append(done.losses)
     whole, left, right, mixed = gradients
@@ -252,7 +254,7 @@ def gradient(run, state, source, ref) -> np.ndarray:
         1,
         0.0,
         None,
-    )
+    ).result()
     assert not done.skipped
     whole = torch.cat([p.grad.flatten() for p in state.model.parameters()])
     return (

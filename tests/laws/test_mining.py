@@ -83,7 +83,7 @@ def after(
         replace(batch, weights=torch.tensor([weigh(place) for place in batch.batch_index.tolist()]))
         for batch in batches
     ]
-    done = step(run.task(CPU), state, batches, run.batch_size, 1.0, None, world)
+    done = step(run.task(CPU), state, batches, run.batch_size, 1.0, None, world).result()
     return flat(state) - start, done
 
 

@@ -68,12 +68,12 @@ def test_an_overflow_costs_an_update_and_half_of_the_scale(tmp_path, scenes):
     state, batch = TrainState.initialize(run, CPU), batch_of(run)
     state.scale = LossScaler(2.0**60)
     before = [parameter.clone() for parameter in state.model.parameters()]
-    done = step(run.task(CPU), state, [batch], 3, 1e-3, 1.0)
+    done = step(run.task(CPU), state, [batch], 3, 1e-3, 1.0).result()
     assert (done.skipped, done.overflow, state.scale.value) == (True, True, 2.0**59)
     assert all(map(torch.equal, before, state.model.parameters()))
     assert done.record["loss_scale"] == 2.0**60
     state.scale = LossScaler(2.0**8)
-    done = step(run.task(CPU), state, [batch], 3, 1e-3, 1.0)
+    done = step(run.task(CPU), state, [batch], 3, 1e-3, 1.0).result()
     assert (done.skipped, done.overflow, state.scale.growth_tracker) == (False, False, 1)
     assert not all(map(torch.equal, before, state.model.parameters()))
 
@@ -84,7 +84,7 @@ def test_what_is_not_finite_at_a_scale_of_one_is_no_overflow(tmp_path, scenes):
     state, batch = TrainState.initialize(run, CPU), batch_of(run)
     next(state.model.mask_decoder.parameters()).data.fill_(np.nan)
     state.scale = LossScaler(1.0)
-    done = step(run.task(CPU), state, [batch], 3, 1e-3, 1.0)
+    done = step(run.task(CPU), state, [batch], 3, 1e-3, 1.0).result()
     assert (done.skipped, done.overflow) == (True, False)
 
 

@@ -48,7 +48,7 @@ def after_steps(run, batch, steps=2) -> tuple[TrainState, dict[str, torch.Tensor
         name: parameter.detach().clone() for name, parameter in state.model.named_parameters()
     }
     for _ in range(steps):
-        assert not step(run.task(CPU), state, [batch], 2, 1e-3, 1.0).skipped
+        assert not step(run.task(CPU), state, [batch], 2, 1e-3, 1.0).result().skipped
     return state, before
 
 

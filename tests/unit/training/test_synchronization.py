@@ -1,19 +1,22 @@
-"""The rounds of a step read no value of a tensor, which would wait for the GPU.
+"""A step reads no value of a tensor, which would wait for the GPU.
 
 Fake tensors have no values, so reading one raises an error: `item`, `bool`, `nonzero`, an index of
 bool.
 """
+
+from dataclasses import replace
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from gigamask.profiling.dry_run import blank_batch, to_fake
+from gigamask.training.optim import AdamW, MuonAdamW
 from gigamask.training.state import TrainState
-from gigamask.training.step import StepMetrics, accumulate
+from gigamask.training.step import step
 from gigamask.training.tasks import SamTask
 from gigamask.types import Batch
-from tests.little import little, little_dense
+from tests.little import little, little_compact, little_dense
 
 
 def blank_masks(batch: Batch, start: int, stop: int) -> torch.Tensor:
@@ -21,20 +24,19 @@ def blank_masks(batch: Batch, start: int, stop: int) -> torch.Tensor:
     return torch.zeros(stop - start, batch.mask_size, batch.mask_size, dtype=torch.bool)
 
 
-def run_micro_batch(recipe, monkeypatch):
-    run = recipe()
+def run_step(run, monkeypatch):
     monkeypatch.setattr(Batch, "dense", blank_masks)
     model = run.build("meta")
     batch = blank_batch(run.sample_config, run.random_spec, 2, 6)
     with FakeTensorMode(allow_non_fake_inputs=True):
         state = TrainState.from_model(to_fake(model, "cuda"), run)
-        metrics = StepMetrics.zero(2, torch.zeros(()))
-        accumulate(run.task(torch.device("cpu")), state.model, batch, metrics)
+        step(run.task(torch.device("cpu")), state, [batch, batch], 2, 1e-3, 1.0)
 
 
-@pytest.mark.parametrize("recipe", [little, little_dense])
-def test_no_value_is_read(recipe, monkeypatch):
-    run_micro_batch(recipe, monkeypatch)
+@pytest.mark.parametrize("recipe", [little, little_dense, little_compact])
+@pytest.mark.parametrize("optimizer", [AdamW(), MuonAdamW(muon_kernels=True)])
+def test_no_value_is_read(recipe, optimizer, monkeypatch):
+    run_step(replace(recipe(), optimizer=optimizer), monkeypatch)
 
 
 def test_a_read_value_is_noticed(monkeypatch):
@@ -47,4 +49,4 @@ def test_a_read_value_is_noticed(monkeypatch):
 
     monkeypatch.setattr(SamTask, "make_targets", reading)
     with pytest.raises(DataDependentOutputException):
-        run_micro_batch(little, monkeypatch)
+        run_step(little(), monkeypatch)

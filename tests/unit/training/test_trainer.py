@@ -1,14 +1,27 @@
-"""Signals while a training runs."""
+"""Signals while a training runs, and results that are read late."""
 
 import ctypes
+import json
+import math
 import os
 import signal
 import sys
 import threading
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch
 
+from gigamask.distributed.precision import LossScaler
+from gigamask.samplers.loss_history import LossHistory
+from gigamask.training import checkpoint, step, trainer
+from gigamask.training.optim import MuonAdamW
+from gigamask.training.state import TrainState
 from gigamask.training.trainer import stop_signal
+from tests.journeys.runs import same
+from tests.laws.test_training import run_in
+from tests.little import little
 
 
 class Pipe:
@@ -65,3 +78,67 @@ def test_in_another_thread_signals_are_left_alone():
     thread.start()
     thread.join()
     assert found == [(False, handler)]
+
+
+RECORDED = ("step", "loss", "iou", "lr", "grad_norm", "skipped", "epoch", "skipped_step")
+
+
+def records(run: Path) -> list[dict]:
+    """What the log of a run says of each step, without times."""
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [
+        {name: line[name] for name in RECORDED if name in line}
+        for line in lines
+        if "started" not in line
+    ]
+
+
+def test_results_that_are_read_a_step_late_change_nothing(tmp_path, scenes, monkeypatch):
+    """As on a GPU; the second of seven steps is skipped, and the third and sixth are saved."""
+    accumulate, calls = step.accumulate, []
+
+    def spoil(task, model, batch, *given) -> None:
+        accumulate(task, model, batch, *given)
+        calls.append(batch.names)
+        if len(calls) == 3:
+            next(model.parameters()).grad.fill_(math.nan)
+
+    monkeypatch.setattr(step, "accumulate", spoil)
+    options = {"steps": 7, "save_every": 3, "log_every": 1, "optimizer": MuonAdamW()}
+    runs = [run_in(tmp_path / name, scenes, **options) for name in ("at once", "late")]
+    trainer.train(runs[0])
+    calls.clear()
+    monkeypatch.setattr(trainer, "_lag", lambda *given: 1)
+    trainer.train(runs[1])
+    at_once, late = (records(Path(run.out)) for run in runs)
+    assert at_once == late
+    assert [record["skipped"] for record in late if "skipped" in record] == [0, 1, 0, 0, 0, 0, 0]
+    assert same(*(Path(run.out) for run in runs))
+
+
+def test_a_training_stops_where_a_late_result_says_so(tmp_path, scenes, monkeypatch):
+    """The request of the third step is known once the fourth is launched; the fourth is saved."""
+    launched, launch = [], trainer._launch
+
+    def stop(config, task, state, batches, world, device, requests) -> trainer._Launched:
+        launched.append(state.step + 1)
+        requests = (len(launched) == 3, requests[1])
+        return launch(config, task, state, batches, world, device, requests)
+
+    monkeypatch.setattr(trainer, "_launch", stop)
+    monkeypatch.setattr(trainer, "_lag", lambda *given: 1)
+    config = run_in(tmp_path / "run", scenes, steps=7, log_every=1)
+    state = trainer.train(config)
+    assert (state.step, state.stopping, launched) == (4, True, [1, 2, 3, 4])
+    assert [record["step"] for record in records(tmp_path / "run")] == [1, 2, 3, 4]
+    assert checkpoint.newest(tmp_path / "run").name == "step_00000004"
+    assert trainer.train(config).step == 7
+
+
+def test_a_step_is_late_only_where_the_next_one_does_not_need_its_result():
+    config = replace(little(), data=("x",))
+    cuda, cpu = torch.device("cuda"), torch.device("cpu")
+    state = TrainState.initialize(config, cpu)
+    assert (trainer._lag(cuda, state), trainer._lag(cpu, state)) == (1, 0)
+    assert trainer._lag(cuda, replace(state, scale=LossScaler())) == 0
+    assert trainer._lag(cuda, replace(state, loss_history=LossHistory.empty("a", 2, 0.9))) == 0
