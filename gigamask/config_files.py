@@ -295,7 +295,10 @@ def check_run_folder(config: TrainConfig, allow_data_change: bool) -> dict[str, 
     config.check()
     if not config.has_checkpoint or read_saved(config.out) is None:
         return {}
-    return check_resume(load_config(config.out, trust=True), config, allow_data_change)
+    saved = load_config(config.out, trust=True)
+    if config.micro_batch_size is None:  # the run keeps the one it began with
+        config = replace(config, micro_batch_size=saved.micro_batch_size)
+    return check_resume(saved, config, allow_data_change)
 
 
 def config_paths(arguments: Sequence[str]) -> list[str]:

@@ -70,15 +70,15 @@ class BatchSplit:
     micro_batch_size: int
 
     @classmethod
-    def from_batch_size(cls, batch: int, micro: int, processes: int) -> "BatchSplit":
+    def from_batch_size(cls, batch: int, micro: int | None, processes: int) -> "BatchSplit":
         """Split a global batch as `samplers.batch_sampler` does.
 
         Args:
             batch: Images of the global batch.
-            micro: Largest micro-batch of a process.
+            micro: Largest micro-batch of a process; None means 1.
             processes: Number of processes.
         """
-        images = -(-batch // processes)
+        images, micro = -(-batch // processes), micro or 1
         micro_batches = -(-batch // (processes * micro))
         return cls(images, batch - (images - 1) * processes, micro_batches, min(micro, images))
 

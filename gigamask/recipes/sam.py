@@ -87,7 +87,6 @@ def _sam(
         model=model,
         steps=steps,
         batch_size=batch_size,
-        micro_batch_size=1,
         optimizer=optimizer,
         save_every=1000,
     )
@@ -118,8 +117,9 @@ def one_gpu() -> SamTrainConfig:
 
     `gigamask train one_gpu --data /sa1b/sa_0000*.tar --init mae:MAE_WEIGHTS --out runs/one`
 
-    Batches of 16 in eight micro-batches, at most 32 masks per image, activation checkpointing in
-    every encoder block, 8-bit AdamW (`pip install 'gigamask[quant]'`), focal loss with alpha .8.
+    Batches of 16 in as few micro-batches as fit, at most 32 masks per image, activation
+    checkpointing in every encoder block, 8-bit AdamW (`pip install 'gigamask[quant]'`), focal loss
+    with alpha .8.
     The length is our choice: 1.44 million images, since in the paper a million images are nearly as
     good as all (section 7.6). Memory is estimated and training time not measured; see
     docs/recipes.md.
@@ -130,7 +130,6 @@ def one_gpu() -> SamTrainConfig:
         model=replace(configs.vit_b(), drop_path_rate=0.1),
         steps=90_000,
         batch_size=16,
-        micro_batch_size=2,
         masks_per_chunk=32,
         activation_checkpointing=1,
         loader=SamLoaderConfig(max_masks=32),
@@ -179,7 +178,6 @@ def _finetune(name: str, model: configs.SamConfig) -> SamTrainConfig:
         model=model,
         steps=5000,
         batch_size=8,
-        micro_batch_size=1,
         loader=SamLoaderConfig(max_masks=32, augment=HorizontalFlip()),
         optimizer=AdamW(lr=8e-5),
         schedule=WarmupCosine(warmup_steps=250, min_lr_ratio=0.01),

@@ -87,8 +87,9 @@ class TrainConfig(ABC):
     """number of training steps (optimizer updates); see also --epochs"""
     batch_size: int = 4
     """images per step over all processes (global batch size)"""
-    micro_batch_size: int = 4
-    """images per forward pass of a process; gradients are accumulated exactly up to --batch-size"""
+    micro_batch_size: int | None = None
+    """images per forward pass of a process; gradients are accumulated exactly up to --batch-size;
+    default: on a GPU as many as fit, by the plan; 1 on a CPU"""
     ema: float = 0.0
     """decay of a running average of the weights, which evaluation and exports use; 0 disables"""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
@@ -176,12 +177,12 @@ class TrainConfig(ABC):
             1,
             steps=self.steps,
             batch_size=self.batch_size,
-            micro_batch_size=self.micro_batch_size,
             save_every=self.save_every,
             keep=self.keep,
             log_every=self.log_every,
-            **({} if self.processes is None else {"processes": self.processes}),
         )
+        chosen = {"processes": self.processes, "micro_batch_size": self.micro_batch_size}
+        check_at_least(1, **{name: value for name, value in chosen.items() if value is not None})
         check_range("--max-bad-fraction", self.max_bad_fraction, 0, 1)
         check_range("--ema", self.ema, 0, BELOW_ONE)
         self.evaluation.check()
@@ -334,7 +335,7 @@ class ImageTrainConfig(TrainConfig):
             sample_config,
             self.random_spec,
             read_ahead,
-            2 * self.micro_batch_size,
+            2 * (self.micro_batch_size or 1),
         )
         return DataSource(
             samples.items,

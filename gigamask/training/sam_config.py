@@ -118,7 +118,9 @@ class SamTrainConfig(ImageTrainConfig):
         from gigamask.training.tasks import SamTask
 
         mining = None if isinstance(self.mining, NoMining) else self.mining
-        most = self.micro_batch_size * (self.loader.max_masks if self.items == "image" else 1)
+        most = (self.micro_batch_size or 1) * (
+            self.loader.max_masks if self.items == "image" else 1
+        )
         return SamTask(
             self.prompts,
             self.loss,

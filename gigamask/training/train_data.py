@@ -168,7 +168,7 @@ class TrainData:
                 self._sequence,
                 self._start,
                 config.batch_size,
-                config.micro_batch_size,
+                config.micro_batch_size or 1,
                 world.interleaved_rank,
                 world.size,
             ):

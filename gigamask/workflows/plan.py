@@ -6,6 +6,7 @@ The trainer's own step runs once with fake tensors; everything else is calculate
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -39,6 +40,11 @@ from gigamask.training.config import ImageTrainConfig
 from gigamask.training.optim import AdamW, AdamW8bit, freeze
 from gigamask.training.state import TrainState
 from gigamask.training.step import StepMetrics, accumulate, step
+
+
+MICRO_BATCH_SHARE = 0.85
+"""Largest share of the available memory that a micro-batch may be chosen to need; our choice, since
+plans have not been compared with a GPU's peak yet."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +144,9 @@ def make_plan(config: ImageTrainConfig, hardware: Hardware) -> dict[str, Any]:
         GigamaskError: The run is not possible with these values.
     """
     config = resolve(config, hardware)
+    if config.micro_batch_size is None and hardware.gpu is not None:
+        images = largest_micro_batch(config, hardware, hardware.available_bytes)
+        config = replace(config, micro_batch_size=images)
     split = BatchSplit.from_batch_size(
         config.batch_size, config.micro_batch_size, hardware.cluster.size
     )
@@ -252,6 +261,31 @@ def device_of(config: ImageTrainConfig) -> Device:
     return "cpu" if config.device == "cpu" else "cuda"
 
 
+def largest_micro_batch(
+    config: ImageTrainConfig, hardware: Hardware, available_bytes: float
+) -> int:
+    """Return the most images of a micro-batch that fit on a GPU; 1 if none does.
+
+    Args:
+        config: The configuration.
+        hardware: The processes that the batch is split over.
+        available_bytes: Memory of the GPU, of which a share is kept free.
+
+    Returns:
+        A number that shares the images of a process evenly among its micro-batches.
+    """
+    images = BatchSplit.from_batch_size(config.batch_size, 1, hardware.cluster.size).images
+
+    def peak_bytes(size: int) -> int:
+        sized = replace(config, micro_batch_size=size)
+        phases = bytes_by_phase(sized, hardware, dry_run(sized, "cuda", size))
+        return memory_plan.peak_phase(phases)[1]
+
+    sizes = sorted({-(-images // count) for count in range(1, images + 1)})
+    fitting = bisect_right(sizes[1:], MICRO_BATCH_SHARE * available_bytes, key=peak_bytes)
+    return sizes[fitting]
+
+
 def bytes_by_phase(
     config: ImageTrainConfig, hardware: Hardware, result: DryRun
 ) -> dict[str, dict[str, int]]:
@@ -337,7 +371,7 @@ def dry_run_change(config: ImageTrainConfig, changed: ImageTrainConfig, result: 
     """
     if changed is config:
         return result
-    device, images = device_of(changed), min(changed.micro_batch_size, result.images)
+    device, images = device_of(changed), min(changed.micro_batch_size or 1, result.images)
     reduced = changed.planning.smaller_config(config)
     if reduced is None:
         return dry_run(changed, device, images)

@@ -9,7 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -135,6 +135,7 @@ def train(config: TrainConfig, *, allow_data_change: bool = False) -> Run:
         if allow_data_change:
             arguments.append("--allow-data-change")
         with open_world(config, arguments, os.environ) as world:
+            config = choose_micro_batch_size(config, world)
             state = train_in_world(config, changes, world, allow_data_change)
     return Run(Path(config.out), config, state.step)
 
@@ -271,6 +272,49 @@ def is_small(config: TrainConfig, device: torch.device) -> bool:
     if isinstance(model, SamConfig):
         width = model.encoder.max_width(model)
     return device.type == "cpu" and width < SMALL_WIDTH
+
+
+def choose_micro_batch_size(config: TrainConfig, world: World) -> TrainConfig:
+    """Choose the micro-batch size if none is set; a collective operation.
+
+    Args:
+        config: The configuration.
+        world: The processes that train together.
+
+    Returns:
+        The configuration with the size that its run began with, or else with the largest that fits
+        in the free memory of each GPU; 1 on a CPU.
+
+    Raises:
+        GigamaskError: The device or the saved configuration cannot be used.
+    """
+    import torch
+
+    from gigamask.distributed.precision import choose_device, choose_precision
+    from gigamask.profiling.memory_plan import Cluster
+    from gigamask.training.config import ImageTrainConfig
+    from gigamask.workflows.plan import Hardware, largest_micro_batch
+
+    if config.micro_batch_size is not None:
+        return config
+    device = choose_device(config.device)
+
+    def choose() -> int:
+        if config.has_checkpoint and config_files.read_saved(config.out) is not None:
+            return config_files.load_config(config.out, trust=True).micro_batch_size or 1
+        if device.type != "cuda" or not isinstance(config, ImageTrainConfig):
+            return 1
+        precise = replace(config, precision=choose_precision(config.precision, device))
+        hardware = Hardware(cluster=Cluster(world.nodes, world.size // world.nodes))
+        size = largest_micro_batch(precise, hardware, free_bytes)
+        free_gib = free_bytes / 2**30
+        print(f"--micro-batch-size {size}: the most that fits in {free_gib:.1f} GiB", flush=True)
+        return size
+
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
+    free_bytes = min(world.gather(free))
+    chosen = world.run_on_all(lambda: choose() if world.is_main else 1)
+    return replace(config, micro_batch_size=world.gather(chosen)[0])
 
 
 def train_in_world(

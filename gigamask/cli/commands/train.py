@@ -18,7 +18,13 @@ from gigamask.errors import GigamaskError
 from gigamask.parser import check_writable
 from gigamask.training.config import TrainConfig, check_at_least, differences
 from gigamask.workflows.stages import STAGES, make_stages
-from gigamask.workflows.train import open_world, resolve, steps_for_epochs, train_in_world
+from gigamask.workflows.train import (
+    choose_micro_batch_size,
+    open_world,
+    resolve,
+    steps_for_epochs,
+    train_in_world,
+)
 
 
 def run(command: str, arguments: list[str]) -> tuple[str | None, dict[str, Any]]:
@@ -75,6 +81,7 @@ def run(command: str, arguments: list[str]) -> tuple[str | None, dict[str, Any]]
                 print(f"stage {number + 1} of {len(configs)}: {what}", flush=True)
             if started:
                 continue
+            config = choose_micro_batch_size(config, world)
             state = train_in_world(
                 config, changes[number], world, flags.allow_data_change, flags.profile
             )

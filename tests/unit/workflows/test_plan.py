@@ -30,6 +30,7 @@ from gigamask.workflows.plan import (
     bytes_by_phase,
     dry_run,
     dry_run_change,
+    largest_micro_batch,
     make_plan,
     memory_options,
     resolve,
@@ -374,6 +375,34 @@ def tried(less: int) -> tuple[int, list[dict]]:
     return most, make_plan(run, replace(hardware, gpu=find(f"mine={(most - less) / 2**30!r},1")))[
         "changes"
     ]
+
+
+def test_the_largest_micro_batch_that_fits_shares_the_images_evenly():
+    """Of seven images on the busier of two processes: 1, 2, 3, 4 or 7 at once."""
+    run = replace(BASE, batch_size=13, micro_batch_size=None, device="auto")
+    hardware = Hardware(cluster=Cluster(1, 2))
+
+    def peak(size: int) -> int:
+        sized = replace(run, micro_batch_size=size)
+        return peak_phase(bytes_by_phase(sized, hardware, dry_run(sized, "cuda", size)))[1]
+
+    peaks = {size: peak(size) for size in (1, 2, 3, 4, 7)}
+    for size, larger in ((2, 3), (3, 4), (4, 7)):
+        middle = (peaks[size] + peaks[larger]) / 2
+        chosen = largest_micro_batch(run, hardware, middle / planning.MICRO_BATCH_SHARE)
+        assert chosen == size
+    assert largest_micro_batch(run, hardware, peaks[1] / 2) == 1
+    assert largest_micro_batch(run, hardware, 1e12) == 7
+    gpu = find(f"mine={middle / planning.MICRO_BATCH_SHARE / 2**30!r},1")
+    found = make_plan(run, replace(hardware, gpu=gpu, spare_gib=0.0))
+    assert found["batch_split"]["micro_batch_size"] == 4
+    assert make_plan(run, hardware)["batch_split"]["micro_batch_size"] == 1
+
+
+def test_one_image_a_process_is_not_planned(monkeypatch):
+    monkeypatch.setattr(planning, "dry_run", None)
+    run = replace(BASE, batch_size=8, micro_batch_size=None)
+    assert largest_micro_batch(run, Hardware(cluster=Cluster(2, 4)), 1.0) == 1
 
 
 def test_a_plan(quick):

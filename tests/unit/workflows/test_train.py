@@ -7,10 +7,16 @@ import torch
 from gigamask import config_files, recipes
 from gigamask.cli.commands.train import epochs_to_steps, stages_of
 from gigamask.config_files import TrainFlags
-from gigamask.distributed import local_processes
+from gigamask.distributed import local_processes, precision
 from gigamask.distributed.world import World
 from gigamask.errors import GigamaskError
-from gigamask.workflows.train import count_processes, open_world, steps_for_epochs
+from gigamask.workflows.train import (
+    choose_micro_batch_size,
+    count_processes,
+    open_world,
+    steps_for_epochs,
+    train,
+)
 from tests.little import little
 
 
@@ -98,3 +104,26 @@ def test_other_processes_get_the_same_configuration(tmp_path, recipe):
     path.write_text(config_files.config_yaml(config))
     flags = config_files.parse_train([recipe, "--config", str(path)])
     assert flags.run == flags.limited == config
+
+
+def test_the_micro_batch_that_fits_in_free_memory_is_chosen(monkeypatch, capsys):
+    """A GPU of 1 TB holds the whole batch, one of 1 MB a single image."""
+    run = replace(little(), batch_size=6, micro_batch_size=None)
+    assert choose_micro_batch_size(run, World()).micro_batch_size == 1, "on a CPU"
+    monkeypatch.setattr(precision, "choose_device", lambda name: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    for free, size in ((1e12, 6), (1e6, 1)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, 2e12))
+        assert choose_micro_batch_size(run, World()).micro_batch_size == size
+    assert "--micro-batch-size 6: the most that fits in 931.3 GiB\n" in capsys.readouterr().out
+    assert choose_micro_batch_size(replace(run, micro_batch_size=4), World()).micro_batch_size == 4
+
+
+def test_a_resumed_run_keeps_its_micro_batch(tmp_path, scenes):
+    run = replace(
+        little(), data=(str(scenes),), out=str(tmp_path / "run"), steps=1, micro_batch_size=2
+    )
+    train(run)
+    resumed = train(replace(run, steps=2, micro_batch_size=None))
+    assert resumed.config.micro_batch_size == 2
+    assert config_files.load_config(run.out, trust=True).micro_batch_size == 2
