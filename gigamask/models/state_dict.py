@@ -6,7 +6,6 @@ in ViTDet and SAM; everything else must match exactly.
 """
 
 import os
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from gigamask.models.convert import (
     resample_abs_pos_embed,
     resample_rel_pos,
 )
+from gigamask.models.hub import download, is_hub_id
 from gigamask.models.weight_files import ModelConfig
 from gigamask.serialization import read_json
 
@@ -72,7 +72,9 @@ def read_weights(path: Path | str) -> tuple[State, ModelConfig | None]:
 
 def _find(path: Path | str) -> Path:
     """Return the file of weights that a path or id names."""
-    folder = _download(str(path)) if is_hub_id(path) else Path(path)
+    folder = Path(path)
+    if is_hub_id(path):
+        folder = download(str(path), ("config.json", manifest.MODEL))
     if str(path) == STARTER and not os.path.lexists(folder):
         return STARTER_FILE
     if folder.is_dir():
@@ -97,45 +99,6 @@ def may_be_weights(path: Path | str) -> bool:
         path: What a user gave as weights.
     """
     return Path(path).exists() or str(path) == STARTER or is_hub_id(path)
-
-
-def is_hub_id(path: Path | str) -> bool:
-    """Return whether a path is an id of the Hugging Face Hub, `ORGANIZATION/NAME`.
-
-    A path below an existing folder is not, so that a misspelled run folder is never looked up.
-    """
-    local = Path(path)
-    is_file_name = local.suffix in (".pth", ".pt", ".bin", ".safetensors")
-    pattern = r"\w[\w.-]*/\w[\w.-]*"
-    return bool(re.fullmatch(pattern, str(path))) and not (is_file_name or local.parent.exists())
-
-
-def _download(hub_id: str) -> Path:
-    """Return the folder of a model of the Hugging Face Hub, downloaded unless it is cached."""
-    try:
-        from huggingface_hub import HfApi, hf_hub_download
-        from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
-    except ImportError:
-        raise GigamaskError(
-            f"{hub_id}: no such file or folder; for a model of the Hugging Face Hub, run "
-            "pip install 'gigamask[hf]'"
-        ) from None
-    offline = False
-    try:
-        try:
-            HfApi().model_info(hub_id)
-        except (HfHubHTTPError, HFValidationError):
-            raise
-        except Exception:  # the HTTP library's; a download would retry for a minute
-            offline = True
-        hf_hub_download(hub_id, "config.json", local_files_only=offline)
-        return Path(hf_hub_download(hub_id, "model.safetensors", local_files_only=offline)).parent
-    except (HfHubHTTPError, HFValidationError, EntryNotFoundError) as error:
-        reason = "it cannot be reached" if offline else str(error).strip().splitlines()[0]
-        raise GigamaskError(
-            f"{hub_id}: no such file or folder, and no model that can be downloaded from the "
-            f"Hugging Face Hub ({reason})"
-        ) from None
 
 
 def _huggingface_config(stated: ModelConfig | None, weights: Path) -> ModelConfig | None:

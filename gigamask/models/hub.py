@@ -1,0 +1,69 @@
+"""Files of the Hugging Face Hub, downloaded unless they are cached."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from gigamask.errors import GigamaskError
+
+
+def is_hub_id(path: Path | str) -> bool:
+    """Return whether a path is an id of the Hugging Face Hub, `ORGANIZATION/NAME`.
+
+    A path below an existing folder is not, so that a misspelled run folder is never looked up.
+
+    Args:
+        path: What a user gave as weights or as a model.
+    """
+    local = Path(path)
+    is_file_name = local.suffix in (".pth", ".pt", ".bin", ".safetensors")
+    pattern = r"\w[\w.-]*/\w[\w.-]*"
+    return bool(re.fullmatch(pattern, str(path))) and not (is_file_name or local.parent.exists())
+
+
+def download(
+    hub_id: str, required: Sequence[str], optional: Sequence[str] = (), revision: str | None = None
+) -> Path:
+    """Return the folder with files of a model of the Hub, downloaded unless they are cached.
+
+    Args:
+        hub_id: The model's id.
+        required: Files of the model.
+        optional: Files that it may lack.
+        revision: Commit, branch or tag; None means its main branch.
+
+    Raises:
+        GigamaskError: There is no such model or file, or it can neither be reached nor is cached.
+    """
+    try:
+        from huggingface_hub import HfApi, hf_hub_download
+        from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
+    except ImportError:
+        raise GigamaskError(
+            f"{hub_id}: no such file or folder; for a model of the Hugging Face Hub, run "
+            "pip install 'gigamask[hf]'"
+        ) from None
+    is_offline = False
+    try:
+        try:
+            HfApi().model_info(hub_id, revision=revision)
+        except (HfHubHTTPError, HFValidationError):
+            raise
+        except Exception:  # the HTTP library's; a download would retry for a minute
+            is_offline = True
+        paths = [
+            hf_hub_download(hub_id, name, revision=revision, local_files_only=is_offline)
+            for name in required
+        ]
+        for name in optional:
+            try:
+                hf_hub_download(hub_id, name, revision=revision, local_files_only=is_offline)
+            except EntryNotFoundError:
+                continue
+        return Path(paths[0]).parent
+    except (HfHubHTTPError, HFValidationError, EntryNotFoundError) as error:
+        reason = "it cannot be reached" if is_offline else str(error).strip().splitlines()[0]
+        raise GigamaskError(
+            f"{hub_id}: no such file or folder, and no model that can be downloaded from the "
+            f"Hugging Face Hub ({reason})"
+        ) from None
