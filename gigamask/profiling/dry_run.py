@@ -138,14 +138,7 @@ def _flash_backward_bytes(query_shape: torch.Size) -> int:
 
 
 class FakeScalars(TorchFunctionMode):
-    """Return ones where Python code reads numbers from fake or meta tensors.
-
-    With `cuda`, layer norms run in float32 under autocast, as CUDA's autocast does.
-    """
-
-    def __init__(self, cuda: bool = False) -> None:
-        super().__init__()
-        self._cuda = cuda
+    """Return ones where Python code reads numbers from fake or meta tensors."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
@@ -156,8 +149,6 @@ class FakeScalars(TorchFunctionMode):
             return SCALARS[func]
         if func is Tensor.numpy and not is_real(args[0]):
             return np.ones(tuple(args[0].shape))
-        if func is functional.layer_norm and self._cuda and torch.is_autocast_enabled("cpu"):
-            args = (args[0].float(), *args[1:])
         return func(*args, **(kwargs or {}))
 
 
@@ -170,12 +161,28 @@ def is_real(tensor: Tensor) -> bool:
 def fake_tensors(device: Device) -> Iterator[AllocationTracker]:
     """Create fake tensors in this context and track the bytes they would hold on `device`."""
     tracker = _CudaTracker() if device == "cuda" else AllocationTracker()
-    with (
-        FakeTensorMode(allow_non_fake_inputs=True),
-        tracker,
-        FakeScalars(device == "cuda"),
-    ):
+    norms = _float32_norms() if device == "cuda" else contextlib.nullcontext()
+    with FakeTensorMode(allow_non_fake_inputs=True), tracker, FakeScalars(), norms:
         yield tracker
+
+
+@contextlib.contextmanager
+def _float32_norms() -> Iterator[None]:
+    """Compute layer norms in float32 under autocast, as CUDA does; also in recomputed blocks.
+
+    A `TorchFunctionMode` would be off during a backward pass, which recomputes them.
+    """
+    layer_norm = functional.layer_norm
+
+    def in_float32(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        is_half = torch.is_autocast_enabled("cpu")
+        return layer_norm(input.float() if is_half else input, *args, **kwargs)
+
+    functional.layer_norm = in_float32
+    try:
+        yield
+    finally:
+        functional.layer_norm = layer_norm
 
 
 def to_fake(model: Model, device: Device) -> Model:

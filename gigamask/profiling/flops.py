@@ -59,9 +59,9 @@ class FlopMeter:
             self._blocks.append(0)
             block.forward = partial(self._forward, index, block.forward)
 
-    def _forward(self, index: int, forward: Callable[..., Any], *args: Any) -> Any:
+    def _forward(self, index: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         before = self._counter.get_total_flops()
-        result = forward(*args)
+        result = forward(*args, **kwargs)
         self._blocks[index] += self._counter.get_total_flops() - before
         return result
 

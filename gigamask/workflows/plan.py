@@ -41,7 +41,6 @@ from gigamask.training.optim import AdamW, AdamW8bit, freeze
 from gigamask.training.state import TrainState
 from gigamask.training.step import StepMetrics, accumulate, step
 
-
 MICRO_BATCH_SHARE = 0.85
 """Largest share of the available memory that a micro-batch may be chosen to need; our choice, since
 plans have not been compared with a GPU's peak yet."""
