@@ -39,9 +39,10 @@ from benchmarks.levers import pulled
 from benchmarks.plan import events_peak
 from gigamask.distributed.precision import Precision, autocast, choose_device, choose_precision
 from gigamask.export.huggingface import huggingface_config
+from gigamask.interfaces import PIXEL_MEAN, PIXEL_STD
 from gigamask.models.configs import SamConfig
 from gigamask.models.init import build_model
-from gigamask.models.sam.sam import PIXEL_MEAN, PIXEL_STD, preprocess
+from gigamask.models.sam.sam import preprocess
 from gigamask.prompts.schedule import InteractiveSchedule
 from gigamask.recipes import find
 from gigamask.training.sam_config import SamTrainConfig

@@ -388,12 +388,18 @@ class ImageEncoderModule(Protocol):
         ...
 
 
+PIXEL_MEAN, PIXEL_STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
+"""ImageNet's mean and standard deviation, RGB in 0..255 (Segment Anything, `modeling/sam.py`)."""
+
+
 @dataclass(frozen=True)
 class ImageEncoder(ABC):
     """Base class of image encoders; the fields are the encoder's parameters."""
 
     takes_input_sizes: ClassVar[bool] = False
     """whether `forward` also takes the height and width of each image without padding"""
+    pretrained_part: ClassVar[str] = ""
+    """what the names of the parameters begin with that have trained weights, if `pretrained`"""
 
     @abstractmethod
     def build(self, model: Any) -> nn.Module:
@@ -431,6 +437,19 @@ class ImageEncoder(ABC):
         return 0
 
     @property
+    def pixel_scale(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and standard deviation of red, green and blue in 0..255, by which pixels are
+        normalized."""
+        return PIXEL_MEAN, PIXEL_STD
+
+    @property
     def pretrained(self) -> bool:
         """Whether `build` returns trained weights, so that --freeze does not require --init."""
         return False
+
+    def load_pretrained(self, encoder: nn.Module) -> None:  # noqa: B027
+        """Load trained weights into a new encoder, unless training starts from --init.
+
+        Args:
+            encoder: What `build` has returned.
+        """

@@ -30,7 +30,7 @@ from gigamask.interfaces import (
 from gigamask.losses.ohem import OHEM, NoMining
 from gigamask.losses.sam_loss import SamLoss
 from gigamask.losses.window_loss import WindowLoss
-from gigamask.models.configs import DECODERS, ENCODERS, Decoder
+from gigamask.models.configs import DECODERS, ENCODERS, Decoder, HuggingFaceBackbone
 from gigamask.prompts.mixed import MixedPrompts
 from gigamask.prompts.schedule import InteractiveSchedule
 from gigamask.prompts.two_sided import TwoSidedCorrection
@@ -148,6 +148,10 @@ COMPONENTS: dict[str, tuple[type, Mapping[str, type | Preset]]] = {
 """The interface of each kind of component, and its built-in classes by name."""
 
 
+HUGGING_FACE = "hf:"
+"""Prefix of a backbone of transformers as image encoder, before its folder or id."""
+
+
 def split_component_flags(
     arguments: Sequence[str], kinds: Collection[str] = COMPONENTS.keys()
 ) -> tuple[dict[str, str], list[str]]:
@@ -254,6 +258,8 @@ def make_component(kind: str, name: str) -> Any:
     interface, known = COMPONENTS[kind]
     if name in known:
         return known[name]()
+    if kind == "model.encoder" and name.startswith(HUGGING_FACE):
+        return HuggingFaceBackbone(name.removeprefix(HUGGING_FACE))
     path, colon, attribute = name.rpartition(":")
     installed = {} if colon else user_code.entry_points(kind)
     if not colon and name not in installed:

@@ -28,7 +28,7 @@ def write_pth(model: Sam, out: Path) -> dict:
     """
     if out.suffix != ".pth":
         raise GigamaskError(f"--out {out}: Meta's format requires a file that ends in .pth")
-    convert.check_has_sams_decoder(model.config, "Meta's format")
+    convert.check_is_published_sam(model.config, "Meta's format")
     state = state_dict.to_official(model)
     weight_files.write_pth(state, model.config, out)
     return {"files": [str(out)], "tensors": len(state), "difference": read_back(model, out)}

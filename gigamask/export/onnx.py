@@ -207,11 +207,21 @@ def _export(
 def _verify(embedding: Tensor, decoder: OnnxDecoder, probe: Probe, out: Path) -> float:
     """Return the largest difference between onnxruntime's outputs and the model's."""
     from onnxruntime import InferenceSession
+    from onnxruntime.capi.onnxruntime_pybind11_state import (  # pyrefly: ignore[missing-import]
+        Fail,
+    )
 
-    sessions = {
-        name: InferenceSession(str(out / name), providers=["CPUExecutionProvider"])
-        for name in (ENCODER, DECODER)
-    }
+    try:
+        sessions = {
+            name: InferenceSession(str(out / name), providers=["CPUExecutionProvider"])
+            for name in (ENCODER, DECODER)
+        }
+    except Fail as error:
+        reason = str(error).splitlines()[0][:200]
+        raise GigamaskError(
+            f"{out}: onnxruntime refuses what torch made of this model ({reason}); use "
+            "--to safetensors"
+        ) from None
     actual = _run(sessions[ENCODER], {"image": probe.pixels, "input_size": probe.valid})
     worst = compare({"image_embeddings": embedding}, actual, f"{out / ENCODER}: onnxruntime")
     for prompts in probe.prompts:

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from gigamask.errors import GigamaskError
-from gigamask.interfaces import ImageEncoder
+from gigamask.interfaces import PIXEL_MEAN, PIXEL_STD, ImageEncoder
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import nn
 
 COLOR_FEATURES = 6
@@ -87,7 +89,99 @@ class ConvPyramid(ImageEncoder):
         return max(self.widths)
 
 
-ENCODERS: dict[str, type[ImageEncoder]] = {"vit": ViT, "conv_pyramid": ConvPyramid}
+@dataclass(frozen=True)
+class HuggingFaceBackbone(ImageEncoder):
+    """A backbone of transformers, such as DINOv2, DINOv3, Hiera, Swin or ConvNeXt, with SAM's neck.
+
+    It runs without dropout, and its batch norms keep their statistics (`models.backbone`).
+    """
+
+    backbone: str = ""
+    """a folder, or the id of a model of the Hugging Face Hub, downloaded unless it is cached"""
+    revision: str | None = None
+    """commit, branch or tag of the model on the Hub; default: its main branch"""
+    pretrained: bool = True
+    """start from the backbone's weights, unless --init is set"""
+    architecture: str = ""
+    """the backbone's config.json; default: that of the model"""
+    pixel_mean: tuple[float, float, float] = PIXEL_MEAN
+    """mean of red, green and blue in 0..255; default: the model's"""
+    pixel_std: tuple[float, float, float] = PIXEL_STD
+    """standard deviation of red, green and blue in 0..255; default: the model's"""
+    pretrained_part: ClassVar[str] = "backbone."
+
+    def __post_init__(self) -> None:
+        if not self.backbone or self.architecture:
+            return
+        from gigamask.models.backbone import read_architecture
+
+        stated = read_architecture(self.backbone, self.revision)
+        for field, value in zip(("architecture", "pixel_mean", "pixel_std"), stated, strict=True):
+            object.__setattr__(self, field, value)
+
+    def build(self, model: SamConfig) -> nn.Module:
+        """Build the image encoder of a SAM, with random weights."""
+        from gigamask.models.backbone import BackboneEncoder
+
+        return BackboneEncoder(
+            self._architecture(),
+            model.image_size,
+            model.patch_size,
+            model.embedding_dim,
+            model.drop_path_rate,
+        )
+
+    def load_pretrained(self, encoder: nn.Module) -> None:
+        """Load the weights of the backbone, but none into the neck.
+
+        Args:
+            encoder: What `build` has returned.
+        """
+        from gigamask.models.backbone import BackboneEncoder, load_pretrained
+
+        if self.pretrained:
+            assert isinstance(encoder, BackboneEncoder)
+            load_pretrained(encoder, self.backbone, self.revision, self.architecture)
+
+    def blocks(self, encoder: nn.Module) -> Sequence[nn.Module]:
+        """Return the blocks of the backbone, from input to output."""
+        from gigamask.models.backbone import blocks_of
+
+        return blocks_of(encoder)
+
+    def drop_path_blocks(self, model: SamConfig) -> int:
+        """Return the number of blocks, or 0 without drop path."""
+        from gigamask.models.backbone import count_blocks
+
+        return count_blocks(self._architecture()) if model.drop_path_rate else 0
+
+    def max_width(self, model: SamConfig) -> int:
+        """Return the channels of the widest feature map."""
+        from gigamask.models.backbone import feature_shapes
+
+        return max(
+            channels for channels, _ in feature_shapes(self._architecture(), model.image_size)[1]
+        )
+
+    @property
+    def pixel_scale(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and standard deviation of red, green and blue in 0..255."""
+        return self.pixel_mean, self.pixel_std
+
+    def _architecture(self) -> str:
+        if not self.architecture:
+            raise GigamaskError(
+                "--model.encoder hf needs a backbone: hf:FOLDER, or hf:ID of the Hugging Face Hub, "
+                "such as hf:facebook/dinov2-small"
+            )
+        return self.architecture
+
+
+ENCODERS: dict[str, type[ImageEncoder]] = {
+    "vit": ViT,
+    "conv_pyramid": ConvPyramid,
+    "hf": HuggingFaceBackbone,
+}
 """Built-in image encoders by name."""
 
 
@@ -199,8 +293,8 @@ class SamConfig:
     """initialization for small models: attention to prompt positions, a color embedding, and masks
     by similarity (models.init)"""
     encoder: ImageEncoder = ViT()
-    """image encoder; embed-dim, depth, num-heads, window-size, global-attn-indexes and
-    drop-path-rate apply to vit"""
+    """image encoder; embed-dim, depth, num-heads, window-size and global-attn-indexes apply to
+    vit"""
     decoder: Decoder = SamDecoder()
     """mask decoder; window requires the encoder conv_pyramid"""
 
@@ -265,6 +359,11 @@ class SamConfig:
     def has_custom_encoder(self) -> bool:
         """Whether the image encoder is a user's own, which initializes itself."""
         return not isinstance(self.encoder, tuple(ENCODERS.values()))
+
+    @property
+    def encoder_initializes_itself(self) -> bool:
+        """Whether `build` gives the image encoder its initial weights."""
+        return self.has_custom_encoder or isinstance(self.encoder, HuggingFaceBackbone)
 
     @property
     def embedding_size(self) -> int:

@@ -12,7 +12,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gigamask.errors import GigamaskError
-from gigamask.models.configs import SamConfig, SamDecoder, vit_b, vit_h, vit_l
+from gigamask.models.configs import (
+    HuggingFaceBackbone,
+    SamConfig,
+    SamDecoder,
+    vit_b,
+    vit_h,
+    vit_l,
+)
 
 State = dict[str, Tensor]
 """A state dict."""
@@ -293,16 +300,21 @@ def from_mae(state: State, config: SamConfig, source: str) -> State:
     }
 
 
-def check_has_sams_decoder(config: SamConfig, target: str) -> None:
-    """Check that a model has SAM's mask decoder as published.
+def check_is_published_sam(config: SamConfig, target: str) -> None:
+    """Check that a model has SAM's mask decoder as published, and no backbone of transformers.
 
     Args:
         config: Configuration of the model.
         target: What requires it, for the error.
 
     Raises:
-        GigamaskError: The model has another decoder.
+        GigamaskError: The model has another decoder or encoder.
     """
+    if isinstance(config.encoder, HuggingFaceBackbone):
+        raise GigamaskError(
+            f"{target} has no image encoder but SAM's ViT; this model has a backbone of "
+            "transformers: export it with --to safetensors or --to onnx"
+        )
     lacks = "decoder that answers in windows, which this model has"
     if isinstance(config.decoder, SamDecoder):
         if config.decoder.is_published:

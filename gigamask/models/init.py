@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gigamask.errors import GigamaskError
+from gigamask.interfaces import PIXEL_MEAN, PIXEL_STD
 from gigamask.models import state_dict
 from gigamask.models.configs import SAM_RECIPES, MAEConfig, SamConfig, SamDecoder
 from gigamask.models.convert import State, block_indices, from_mae
@@ -25,7 +26,7 @@ from gigamask.models.mae import MAE
 from gigamask.models.sam.image_encoder import EncoderAttention, ImageEncoderViT
 from gigamask.models.sam.mask_decoder import MaskDecoder
 from gigamask.models.sam.prompt_encoder import PositionEmbeddingRandom
-from gigamask.models.sam.sam import PIXEL_MEAN, PIXEL_STD, Sam
+from gigamask.models.sam.sam import Sam
 from gigamask.models.sam.transformer import DecoderAttention
 from gigamask.rng import make_rng
 
@@ -81,7 +82,7 @@ def materialize(
     if torch.device(device).type == "meta":
         return model
     model.to_empty(device="cpu")
-    if isinstance(model, Sam) and model.config.has_custom_encoder:
+    if isinstance(model, Sam) and model.config.encoder_initializes_itself:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(make_rng(seed, "image encoder").integers(2**31)))
             model.image_encoder = model.config.encoder.build(model.config)
@@ -175,7 +176,7 @@ def init_weights(model: nn.Module, seed: int) -> None:
         model: The model, changed in place.
         seed: Random seed of the run.
     """
-    custom_encoder = isinstance(model, Sam) and model.config.has_custom_encoder
+    custom_encoder = isinstance(model, Sam) and model.config.encoder_initializes_itself
     skipped = set(model.get_submodule("image_encoder").modules()) if custom_encoder else set()
     init = _init_mae if isinstance(model, MAE) else _init_sam
     for path, module in model.named_modules():
@@ -214,7 +215,8 @@ def _init_sam(module: nn.Module, name: str, tensor: Tensor, seed: int, full: str
     if isinstance(module, ImageEncoderViT):
         return sine_positions(shape[1], shape[3])
     if isinstance(module, Sam):
-        return _pixel_scale(name)
+        mean, std = module.config.encoder.pixel_scale
+        return torch.tensor(mean if name == "pixel_mean" else std).view(3, 1, 1)
     if isinstance(module, (nn.LayerNorm, nn.GroupNorm)) and name == "weight":
         return torch.ones(shape)
     if name == "bias" or isinstance(module, EncoderAttention):
@@ -238,14 +240,10 @@ def _init_mae(module: nn.Module, name: str, tensor: Tensor, seed: int, full: str
     if name in ("pos_embed", "decoder_pos_embed"):
         return get_2d_sincos_pos_embed(math.isqrt(tensor.shape[1] - 1), tensor.shape[2])
     if isinstance(module, MAE):
-        return _pixel_scale(name)
+        return torch.tensor(PIXEL_MEAN if name == "pixel_mean" else PIXEL_STD).view(3, 1, 1)
     return (torch.ones if isinstance(module, nn.LayerNorm) and name == "weight" else torch.zeros)(
         tuple(tensor.shape)
     )
-
-
-def _pixel_scale(name: str) -> Float[Tensor, "3 1 1"]:
-    return torch.tensor(PIXEL_MEAN if name == "pixel_mean" else PIXEL_STD).view(3, 1, 1)
 
 
 def get_2d_sincos_pos_embed(side: int, dim: int) -> Float[Tensor, "1 N C"]:

@@ -14,9 +14,10 @@ from jaxtyping import Bool, Float, Int64, UInt8
 from torch import Tensor, nn
 
 from gigamask.errors import GigamaskError
+from gigamask.interfaces import PIXEL_MEAN, PIXEL_STD
 from gigamask.models.configs import MAEConfig
 from gigamask.models.sam.image_encoder import PatchEmbed
-from gigamask.models.sam.sam import PIXEL_MEAN, PIXEL_STD, preprocess
+from gigamask.models.sam.sam import preprocess
 
 
 class MAEOutput(NamedTuple):

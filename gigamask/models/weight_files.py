@@ -31,6 +31,7 @@ from gigamask.models.configs import (
     ENCODERS,
     Decoder,
     GroundingModelConfig,
+    HuggingFaceBackbone,
     MAEConfig,
     SamConfig,
     SamDecoder,
@@ -171,6 +172,8 @@ def _parse_part(stated: Any, classes: Mapping[str, type]) -> ImageEncoder | Deco
     kind = classes[msgspec.convert(values.pop("name", ""), str)]
     hints = get_type_hints(kind)
     known = {field.name for field in fields(kind)}
+    if kind is HuggingFaceBackbone and not values.get("architecture"):
+        raise TypeError("architecture is missing")  # it would be downloaded
     if wrong := values.keys() ^ known:
         raise TypeError(f"{min(wrong)[:80]} is {'missing' if min(wrong) in known else 'unknown'}")
     return kind(**{name: msgspec.convert(value, hints[name]) for name, value in values.items()})

@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 
 # Position embeddings and tokens, by their official names; biases and norms have one dimension.
 _NO_DECAY = re.compile(
-    r"pos_embed|rel_pos|_token|mask_tokens|point_embeddings|not_a_point_embed|no_mask_embed"
+    r"pos_embed|position_embed|position_bias|rel_pos|_token|mask_tokens|point_embeddings|not_a_point_embed|no_mask_embed"
 )
+# What precedes the blocks: SAM's patch and position embeddings, and the embeddings of backbones.
+_STEM = re.compile(r"image_encoder\.(patch_embed|pos_embed|backbone\.(\w+\.)?embed)")
 BELOW_ONE = 0.999999999
 """Largest decay rate of a running mean; at 1 it would never change."""
 
@@ -226,13 +228,13 @@ def check_frozen(model: nn.Module, loaded: Collection[str], init: str | None) ->
     from gigamask.models.convert import format_names
     from gigamask.models.sam.sam import Sam
 
-    pretrained = isinstance(model, Sam) and model.config.encoder.pretrained
+    pretrained: tuple[str, ...] = ()
+    if isinstance(model, Sam) and model.config.encoder.pretrained:
+        pretrained = (f"image_encoder.{model.config.encoder.pretrained_part}",)
     untrained = [
         name
         for name, parameter in model.named_parameters()
-        if not parameter.requires_grad
-        and name not in loaded
-        and not (pretrained and name.startswith("image_encoder."))
+        if not parameter.requires_grad and name not in loaded and not name.startswith(pretrained)
     ]
     if untrained:
         fix = f"; --init {init} has no weights for them" if init else "; pass weights with --init"
@@ -255,8 +257,7 @@ def layer_ids(model: nn.Module, blocks: Sequence[nn.Module]) -> dict[str, int]:
         ViTDet, whose settings SAM's recipe matches.
     """
     of_block = {id(p): index + 1 for index, block in enumerate(blocks) for p in block.parameters()}
-    stem = ("image_encoder.patch_embed", "image_encoder.pos_embed")
     return {
-        name: of_block.get(id(parameter), 0 if name.startswith(stem) else len(blocks) + 1)
+        name: of_block.get(id(parameter), 0 if _STEM.match(name) else len(blocks) + 1)
         for name, parameter in model.named_parameters()
     }

@@ -69,6 +69,8 @@ class TrainState:
         """
         model = config.build()
         loaded = load_init_weights(model, init) if init else None
+        if loaded is None and isinstance(model, Sam):
+            model.config.encoder.load_pretrained(model.image_encoder)
         state = cls.from_model(model.to(device), config)
         if loaded is not None:
             check_frozen(model, loaded, str(init))

@@ -24,6 +24,7 @@ from gigamask.models.compact.prompt_maps import MIDDLE_WINDOW
 from gigamask.models.configs import (
     ConvPyramid,
     GroundingModelConfig,
+    HuggingFaceBackbone,
     MAEConfig,
     SamConfig,
     SamDecoder,
@@ -35,9 +36,6 @@ from gigamask.models.sam.mask_decoder import MULTIMASK_TOKENS, SINGLE_MASK_TOKEN
 from gigamask.models.sam.prompt_encoder import PromptEncoder, make_prompts
 from gigamask.models.weight_files import UnavailableEncoder
 from gigamask.types import Prediction, Prompts, WindowLogits
-
-PIXEL_MEAN, PIXEL_STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
-"""ImageNet's mean and standard deviation, RGB in 0..255 (Segment Anything, `modeling/sam.py`)."""
 
 
 def preprocess(
@@ -89,8 +87,8 @@ class Sam(nn.Module):
         else:
             self.prompt_encoder = PromptEncoder(config)
             self.mask_decoder = MaskDecoder(config)
-        self.register_buffer("pixel_mean", torch.tensor(PIXEL_MEAN).view(3, 1, 1), persistent=False)
-        self.register_buffer("pixel_std", torch.tensor(PIXEL_STD).view(3, 1, 1), persistent=False)
+        for name, values in zip(("pixel_mean", "pixel_std"), encoder.pixel_scale, strict=True):
+            self.register_buffer(name, torch.tensor(values).view(3, 1, 1), persistent=False)
 
     @classmethod
     def from_pretrained(cls, weights: str | Path, config: SamConfig | None = None) -> "Sam":
@@ -118,7 +116,7 @@ class Sam(nn.Module):
         Raises:
             GigamaskError: The encoder or decoder is not SAM's, which transformers cannot build.
         """
-        convert.check_has_sams_decoder(self.config, "Hugging Face's SamModel")
+        convert.check_is_published_sam(self.config, "Hugging Face's SamModel")
         weights = convert.to_huggingface(state_dict.to_official(self))
         mean, std = (tuple(each.flatten().tolist()) for each in (self.pixel_mean, self.pixel_std))
         configs = {
@@ -339,7 +337,7 @@ def load_sam(
     copies = {name: value.to(own[name].dtype, copy=True) for name, value in fitted.items()}
     model.load_state_dict(copies, assign=True)
     model.pixel_mean, model.pixel_std = (
-        torch.tensor(values).view(3, 1, 1) for values in (PIXEL_MEAN, PIXEL_STD)
+        torch.tensor(values).view(3, 1, 1) for values in used.encoder.pixel_scale
     )
     return model.eval()
 
@@ -357,7 +355,11 @@ def _build(config: SamConfig, tensors: convert.State, source: str | Path) -> Sam
         if (depth := max(config.depth, len(config.global_attn_indexes), *depths)) > len(tensors):
             raise ValueError(f"depth {depth} for {len(tensors)} tensors")
         with torch.device("meta"):
-            return Sam(config)
+            model = Sam(config)
+        if isinstance(config.encoder, HuggingFaceBackbone) and _same_shapes(model, tensors):
+            with torch.random.fork_rng(devices=[]):
+                return Sam(config)  # it also has buffers that are no weights
+        return model
     except GigamaskError:
         raise
     except (RuntimeError, ValueError, TypeError, OverflowError) as error:
@@ -365,6 +367,14 @@ def _build(config: SamConfig, tensors: convert.State, source: str | Path) -> Sam
             f"{source}: its model configuration has sizes that cannot be built "
             f"({str(error).splitlines()[0][:120]}); use other weights"
         ) from None
+
+
+def _same_shapes(model: nn.Module, tensors: convert.State) -> bool:
+    """Return whether a model has tensors of the same names and sizes."""
+    own = model.state_dict()
+    return own.keys() == tensors.keys() and all(
+        own[name].shape == tensor.shape for name, tensor in tensors.items()
+    )
 
 
 @dataclass(frozen=True, eq=False)

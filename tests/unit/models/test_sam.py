@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from gigamask.errors import GigamaskError
+from gigamask.interfaces import PIXEL_MEAN
 from gigamask.models.configs import tiny, vit_b, vit_h, vit_l
 from gigamask.models.init import TIE_SCALE, build_model, init_weights, sine_positions
-from gigamask.models.sam.sam import PIXEL_MEAN
 from gigamask.types import Prompts
 
 

@@ -1,0 +1,329 @@
+"""Backbones of transformers as image encoders, with SAM's neck.
+
+A backbone runs as in inference, in training too: no dropout, and batch norms keep their statistics.
+Training thus stays exact: its result depends neither on micro-batches, processes nor resuming.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from gigamask.errors import GigamaskError
+from gigamask.interfaces import PIXEL_MEAN, PIXEL_STD, ImageEncoderModule
+from gigamask.models.hub import download, is_hub_id
+from gigamask.models.sam.layers import LayerNorm2d
+from gigamask.serialization import read_json
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+ARCHITECTURE, PROCESSOR, WEIGHTS = "config.json", "preprocessor_config.json", "model.safetensors"
+MAX_JSON_BYTES = 1 << 20
+UNUSED = ("_name_or_path", "architectures", "auto_map", "dtype", "id2label", "label2id")
+UNUSED += ("out_features", "out_indices", "torch_dtype", "transformers_version")
+"""Entries of a config.json that do not concern the layers, or that the encoder chooses itself."""
+
+
+def read_architecture(
+    name: str, revision: str | None
+) -> tuple[str, tuple[float, ...], tuple[float, ...]]:
+    """Read the configuration of a backbone, and the scale of its pixels.
+
+    Args:
+        name: A folder, or an id of the Hub.
+        revision: Commit, branch or tag of the Hub; None means the main branch.
+
+    Returns:
+        Its `config.json` as compact text, and mean and standard deviation of RGB in 0..255;
+        ImageNet's if it states none.
+
+    Raises:
+        GigamaskError: There is no such model, or it is not a backbone.
+    """
+    folder = _folder(name, revision, (ARCHITECTURE,))
+    values = read_json(folder / ARCHITECTURE, dict[str, Any], MAX_JSON_BYTES)
+    architecture = json.dumps(
+        {key: value for key, value in sorted(values.items()) if key not in UNUSED}
+    )
+    _config_of(architecture)
+    processor = folder / PROCESSOR
+    stated = read_json(processor, dict[str, Any], MAX_JSON_BYTES) if processor.is_file() else {}
+    scales = []
+    for key, default in (("image_mean", PIXEL_MEAN), ("image_std", PIXEL_STD)):
+        value = stated.get(key)
+        is_rgb = isinstance(value, list) and len(value) == 3
+        scales.append(tuple(255.0 * float(each) for each in value) if is_rgb else default)
+    return architecture, scales[0], scales[1]
+
+
+def _folder(name: str, revision: str | None, files: Sequence[str]) -> Path:
+    """Return the folder of a backbone, which holds the given files."""
+    if is_hub_id(name):
+        return download(name, files, (PROCESSOR,), revision)
+    for file in files:
+        if not (Path(name) / file).is_file():
+            raise GigamaskError(
+                f"--model.encoder hf:{name}: no such folder with {file}, and no id of the Hugging "
+                "Face Hub, such as facebook/dinov2-small"
+            )
+    return Path(name)
+
+
+def _config_of(architecture: str) -> "PreTrainedConfig":
+    """Return the configuration of transformers; no code of the model's folder is run."""
+    try:
+        from transformers import CONFIG_MAPPING, MODEL_FOR_BACKBONE_MAPPING
+    except ImportError:
+        raise GigamaskError(
+            "--model.encoder hf needs transformers, which is not installed: run "
+            "pip install 'gigamask[hf]'"
+        ) from None
+    values = json.loads(architecture)
+    kind = str(values.pop("model_type", ""))[:80]
+    known = {each.model_type: each for each in MODEL_FOR_BACKBONE_MAPPING}
+    if kind not in known or kind == "timm_backbone":
+        raise GigamaskError(
+            f"--model.encoder hf: {kind or 'a model without model_type'} is not a backbone of "
+            f"transformers; there are {', '.join(sorted(known.keys() - {'timm_backbone'}))}"
+        )
+    return CONFIG_MAPPING[kind](**values)
+
+
+@cache
+def feature_shapes(
+    architecture: str, image_size: int
+) -> tuple[tuple[str, ...], tuple[tuple[int, int], ...]]:
+    """Return which feature maps of a backbone are used, found on the meta device.
+
+    Those of all stages, or of the last one if none lowers the resolution, as in a ViT.
+
+    Args:
+        architecture: Configuration of the backbone as JSON.
+        image_size: Side of the input in pixels.
+
+    Returns:
+        Names of the stages, and channels and side of each map.
+
+    Raises:
+        GigamaskError: The backbone cannot take images of this size.
+    """
+    config = _config_of(architecture)
+    stages = tuple(config.stage_names[1:])
+    try:
+        with torch.device("meta"), torch.no_grad():
+            backbone = _build(architecture, stages)
+            maps = backbone(torch.empty(1, 3, image_size, image_size)).feature_maps
+    except (RuntimeError, ValueError, TypeError) as error:
+        stated = getattr(config, "image_size", None)
+        hint = f"; its own size is {stated}" if stated else ""
+        raise GigamaskError(
+            f"--model.image-size {image_size} does not fit the backbone {config.model_type} "
+            f"({str(error).splitlines()[0][:120]}){hint}"
+        ) from None
+    shapes = tuple((each.shape[1], each.shape[-1]) for each in maps)
+    if shapes[0][1] == shapes[-1][1]:
+        return stages[-1:], shapes[-1:]
+    return stages, shapes
+
+
+def _build(architecture: str, stages: Sequence[str]) -> nn.Module:
+    """Return a backbone with random weights that returns the maps of the given stages."""
+    from transformers import AutoBackbone
+
+    config = _config_of(architecture)
+    config.out_features = list(stages)
+    return cast(nn.Module, AutoBackbone.from_config(config)).eval()
+
+
+def blocks_of(backbone: nn.Module) -> list[nn.Module]:
+    """Return the blocks of a backbone, from input to output: those of the innermost lists.
+
+    Args:
+        backbone: The backbone.
+    """
+    return [
+        child
+        for module in backbone.modules()
+        if isinstance(module, nn.ModuleList)
+        for child in module
+        if any(True for _ in child.children())
+        and not any(isinstance(inner, nn.ModuleList) for inner in child.modules())
+    ]
+
+
+@cache
+def count_blocks(architecture: str) -> int:
+    """Return the number of blocks of a backbone.
+
+    Args:
+        architecture: Configuration of the backbone as JSON.
+    """
+    with torch.device("meta"):
+        return len(blocks_of(_build(architecture, _config_of(architecture).stage_names[-1:])))
+
+
+class BackboneEncoder(nn.Module, ImageEncoderModule):
+    """A backbone and a neck, which joins its feature maps and smooths them like SAM's.
+
+    With a single feature map, the neck is SAM's.
+
+    Args:
+        architecture: Configuration of the backbone as JSON.
+        image_size: Side of the input in pixels.
+        patch_size: Stride of the embedding in pixels.
+        out_chans: Channels of the embedding.
+        drop_path_rate: Drop path rate of the last block, increasing linearly from 0.
+
+    Raises:
+        GigamaskError: The feature maps do not fit the image size or the stride.
+    """
+
+    def __init__(
+        self,
+        architecture: str,
+        image_size: int,
+        patch_size: int,
+        out_chans: int,
+        drop_path_rate: float = 0.0,
+    ) -> None:
+        super().__init__()
+        stages, shapes = feature_shapes(architecture, image_size)
+        self.image_size, self._side = image_size, image_size // patch_size
+        _check_strides(architecture, image_size, patch_size, [side for _, side in shapes])
+        self.backbone = _build(architecture, stages)
+        self.laterals = nn.ModuleList(
+            nn.Conv2d(channels, out_chans, 1, bias=False) for channels, _ in shapes
+        )
+        self.neck = nn.Sequential(
+            LayerNorm2d(out_chans),
+            nn.Conv2d(out_chans, out_chans, 3, padding=1, bias=False),
+            LayerNorm2d(out_chans),
+        )
+        self._drop_path: Tensor | None = None
+        blocks = blocks_of(self.backbone) if drop_path_rate else []
+        for index, block in enumerate(blocks):
+            rate = drop_path_rate * index / max(1, len(blocks) - 1)
+            block.forward = partial(self._skip, index, rate, block.forward)
+
+    def train(self, mode: bool = True) -> "BackboneEncoder":
+        """Set the mode of the neck; the backbone stays in evaluation mode.
+
+        Args:
+            mode: Whether to train.
+        """
+        super().train(mode)
+        self.backbone.eval()
+        return self
+
+    def forward(
+        self, pixels: Float[Tensor, "B 3 S S"], drop_path: Float[Tensor, "B L 2"] | None
+    ) -> Float[Tensor, "B C E E"]:
+        """Return the image embedding; see `ImageEncoderModule`.
+
+        Args:
+            pixels: Normalized pixels, zero in the padding.
+            drop_path: Uniform numbers that decide which blocks are skipped; None in evaluation.
+        """
+        self._drop_path = drop_path
+        maps = self.backbone(pixels).feature_maps
+        embedding = torch.zeros((), dtype=pixels.dtype, device=pixels.device)
+        for lateral, features in zip(self.laterals, maps, strict=True):
+            embedding = embedding + _resize(lateral(features), self._side)
+        return self.neck(embedding)
+
+    def _skip(
+        self, index: int, rate: float, forward: Callable[..., Any], *inputs: Any, **options: Any
+    ) -> Any:
+        """Run a block, and skip it for some images (Huang et al. 2016)."""
+        output, before = forward(*inputs, **options), inputs[0]
+        after = output[0] if isinstance(output, tuple) else output
+        if self._drop_path is None or not rate or before.shape != after.shape:
+            return output
+        kept = (self._drop_path[:, index, 0] >= rate).to(after.device, after.dtype)
+        scale = (kept / (1 - rate)).view(-1, *[1] * (after.ndim - 1))
+        changed = before + (after - before) * scale
+        return (changed, *output[1:]) if isinstance(output, tuple) else changed
+
+
+def _resize(features: Float[Tensor, "B C h h"], side: int) -> Float[Tensor, "B C E E"]:
+    """Return means of finer features, and coarser ones interpolated bilinearly."""
+    if features.shape[-1] == side:
+        return features
+    if features.shape[-1] > side:
+        return F.interpolate(features, (side, side), mode="area")
+    return F.interpolate(features, (side, side), mode="bilinear", align_corners=False)
+
+
+def _check_strides(
+    architecture: str, image_size: int, patch_size: int, sides: Sequence[int]
+) -> None:
+    """Check that a single map has the stride of the embedding, and that one is as fine as it."""
+    kind, side = json.loads(architecture)["model_type"], image_size // patch_size
+    if len(sides) == 1 and sides[0] != side:
+        stride = image_size // sides[0]
+        raise GigamaskError(
+            f"the backbone {kind} has patches of {stride} pixels: use --model.patch-size {stride} "
+            f"and a --model.image-size that is a multiple of it, such as "
+            f"{max(1, round(image_size / stride)) * stride} (got {patch_size} and {image_size})"
+        )
+    if max(sides) < side:
+        raise GigamaskError(
+            f"the backbone {kind} is coarser than --model.patch-size {patch_size}: its finest map "
+            f"has a stride of {image_size / max(sides):g} pixels; use that or more"
+        )
+
+
+def load_pretrained(
+    encoder: BackboneEncoder, name: str, revision: str | None, architecture: str
+) -> None:
+    """Load the weights of a backbone into an encoder.
+
+    Args:
+        encoder: The encoder.
+        name: A folder, or an id of the Hub.
+        revision: Commit, branch or tag of the Hub; None means the main branch.
+        architecture: Configuration of the backbone as JSON.
+
+    Raises:
+        GigamaskError: There are no such weights, or they do not fit.
+    """
+    from transformers.utils import logging
+
+    folder = _folder(name, revision, (ARCHITECTURE, WEIGHTS))
+    config = _config_of(architecture)
+    config.out_features = list(feature_shapes(architecture, encoder.image_size)[0])
+    kind, verbosity = cast(Any, type(encoder.backbone)), logging.get_verbosity()
+    logging.set_verbosity_error()  # it reports the tensors of the head that a backbone lacks
+    logging.disable_progress_bar()
+    try:
+        loaded, report = kind.from_pretrained(
+            str(folder),
+            config=config,
+            output_loading_info=True,
+            dtype=torch.float32,
+            use_safetensors=True,
+        )
+    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
+        raise GigamaskError(
+            f"--model.encoder hf:{name}: {WEIGHTS} does not fit its {ARCHITECTURE} "
+            f"({str(error).splitlines()[0][:120]})"
+        ) from None
+    finally:
+        logging.set_verbosity(verbosity)
+        logging.enable_progress_bar()
+    # The norms of the feature maps are not among the published weights of hierarchical backbones.
+    norms = "hidden_states_norms."
+    if missing := sorted(key for key in report["missing_keys"] if not key.startswith(norms)):
+        raise GigamaskError(
+            f"--model.encoder hf:{name}: {WEIGHTS} lacks {len(missing)} tensors of the backbone, "
+            f"such as {missing[0]}; use --model.encoder.no-pretrained for random ones"
+        )
+    encoder.backbone.load_state_dict(loaded.state_dict())
