@@ -94,7 +94,17 @@ def _config_of(architecture: str) -> "PreTrainedConfig":
             f"--model.encoder hf: {kind or 'a model without model_type'} is not a backbone of "
             f"transformers; there are {', '.join(sorted(known.keys() - {'timm_backbone'}))}"
         )
-    return CONFIG_MAPPING[kind](**values)
+    try:
+        return CONFIG_MAPPING[kind](**values)
+    except Exception as error:  # transformers has none in common for all that it refuses
+        raise GigamaskError(
+            f"--model.encoder hf: the {ARCHITECTURE} of the backbone {kind} is not valid "
+            f"({_first_line(error)})"
+        ) from None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
 
 
 @cache
@@ -121,12 +131,12 @@ def feature_shapes(
         with torch.device("meta"), torch.no_grad():
             backbone = _build(architecture, stages)
             maps = backbone(torch.empty(1, 3, image_size, image_size)).feature_maps
-    except (RuntimeError, ValueError, TypeError) as error:
+    except Exception as error:  # of a model that fails to build or to run
         stated = getattr(config, "image_size", None)
         hint = f"; its own size is {stated}" if stated else ""
         raise GigamaskError(
             f"--model.image-size {image_size} does not fit the backbone {config.model_type} "
-            f"({str(error).splitlines()[0][:120]}){hint}"
+            f"({_first_line(error)}){hint}"
         ) from None
     shapes = tuple((each.shape[1], each.shape[-1]) for each in maps)
     if shapes[0][1] == shapes[-1][1]:
@@ -314,7 +324,7 @@ def load_pretrained(
     except (OSError, RuntimeError, ValueError, SafetensorError) as error:
         raise GigamaskError(
             f"--model.encoder hf:{name}: {WEIGHTS} does not fit its {ARCHITECTURE} "
-            f"({str(error).splitlines()[0][:120]})"
+            f"({_first_line(error)})"
         ) from None
     finally:
         logging.set_verbosity(verbosity)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -167,6 +168,12 @@ class HuggingFaceBackbone(ImageEncoder):
     def pixel_scale(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Mean and standard deviation of red, green and blue in 0..255."""
         return self.pixel_mean, self.pixel_std
+
+    @property
+    def depth(self) -> int:
+        """Number of blocks that the architecture states."""
+        values = json.loads(self._architecture())
+        return sum(values.get("depths") or [values.get("num_hidden_layers", 0)])
 
     def _architecture(self) -> str:
         if not self.architecture:

@@ -180,7 +180,7 @@ def _write_weights_and_runs(folder: Path) -> None:
     """Weights in every format, and runs of two steps, each of the recipe that the pages name."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from transformers import SamModel
+        from transformers import AutoBackbone, ConvNextConfig, SamModel
 
         from gigamask.export.huggingface import huggingface_config
     model = build_model(MODEL, seed=3)
@@ -193,6 +193,8 @@ def _write_weights_and_runs(folder: Path) -> None:
     torch.save(
         {"model": build_model(MAE, seed=4).state_dict()}, folder / "mae_pretrain_vit_base.pth"
     )
+    backbone = ConvNextConfig(hidden_sizes=[8, 8, 16, 16], depths=[1, 1, 1, 1])
+    AutoBackbone.from_config(backbone).save_pretrained(folder / "backbones/convnext")
     texts.write("qwen3", folder / "language")
     for name, images in (("train", 3), ("test", 2)):
         scenes.write(str(folder / "runs/demo" / name), images, seed=len(name), long_side=(96, 128))

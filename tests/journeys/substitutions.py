@@ -50,6 +50,8 @@ REPLACED = [
         "--submit local --submit-gpus 0",
         "one machine without Slurm; tests/journeys/test_submit.py plays Slurm",
     ),
+    (r"hf:[\w-]+/[\w.-]+", "hf:backbones/convnext", "no network; a backbone of random weights"),
+    (r"--model.patch-size 14 --model.image-size 518", "", "those of the small model"),
     (r" --cpu-minutes \d+", "", "one step; tests/journeys/test_ablate.py measures steps"),
     (r" --compile\b", "", "minutes on a CPU; tests/laws/test_compilation.py trains with it"),
     (r"^serve\b.*", "serve --help", "it serves until it is stopped"),

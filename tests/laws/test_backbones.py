@@ -293,6 +293,26 @@ def test_a_file_of_weights_names_no_model_to_download(tmp_path, folders):
         read_safetensors(path)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_hidden_layers": 10**9}, r"cannot be built \(depth 1000000000 for \d+ tensors"),
+        ({"num_hidden_layers": "many"}, "cannot be built"),
+        ({"hidden_size": -8}, "does not fit the backbone dinov2"),
+        ({"hidden_size": [8]}, "of the backbone dinov2 is not valid"),
+        ({"model_type": "llama"}, "llama is not a backbone"),
+    ],
+)
+def test_a_strangers_architecture_is_refused(tmp_path, folders, changes, message):
+    model = build_model(spec_with(folders["dinov2"]), 0)
+    stated = json.loads(model.config.encoder.architecture) | changes
+    encoder = replace(model.config.encoder, architecture=json.dumps(stated))
+    path = tmp_path / "model.safetensors"
+    save_weights(model.state_dict(), replace(model.config, encoder=encoder), path)
+    with pytest.raises(GigamaskError, match=message):
+        load_model(path)
+
+
 def test_blocks_of_a_plain_list():
     layers = torch.nn.ModuleList(torch.nn.Sequential(torch.nn.Linear(1, 1)) for _ in range(2))
     assert blocks_of(torch.nn.Sequential(layers, torch.nn.ModuleList([torch.nn.Linear(1, 1)]))) == [

@@ -352,6 +352,8 @@ def _build(config: SamConfig, tensors: convert.State, source: str | Path) -> Sam
             return Sam(config)
     try:
         depths = config.encoder.depths if isinstance(config.encoder, ConvPyramid) else ()
+        if isinstance(config.encoder, HuggingFaceBackbone):
+            depths = (config.encoder.depth,)
         if (depth := max(config.depth, len(config.global_attn_indexes), *depths)) > len(tensors):
             raise ValueError(f"depth {depth} for {len(tensors)} tensors")
         with torch.device("meta"):
