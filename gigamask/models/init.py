@@ -18,9 +18,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gigamask.errors import GigamaskError
-from gigamask.interfaces import PIXEL_MEAN, PIXEL_STD
+from gigamask.interfaces import PIXEL_MEAN, PIXEL_STD, ImageEncoder
 from gigamask.models import state_dict
-from gigamask.models.configs import SAM_RECIPES, MAEConfig, SamConfig, SamDecoder
+from gigamask.models.configs import (
+    ENCODERS,
+    SAM_RECIPES,
+    HuggingFaceBackbone,
+    MAEConfig,
+    SamConfig,
+    SamDecoder,
+)
 from gigamask.models.convert import State, block_indices, from_mae
 from gigamask.models.mae import MAE
 from gigamask.models.sam.image_encoder import EncoderAttention, ImageEncoderViT
@@ -110,6 +117,8 @@ def load_init_weights(model: nn.Module, path: str) -> set[str]:
             raise GigamaskError(
                 f"{path}: holds an MAE; give {MAE_PREFIX}{path} to start the image encoder from it"
             )
+        if isinstance(model, Sam) and isinstance(config, SamConfig):
+            _check_encoder(config.encoder, model.config.encoder, path)
         with _suggest_recipe(weights):
             state_dict.load_weights(model, weights, path)
         if isinstance(model, Sam) and isinstance(config, SamConfig):
@@ -139,6 +148,18 @@ def load_init_weights(model: nn.Module, path: str) -> set[str]:
         encoder = from_mae(weights, model.config, path)
         state_dict.load_weights(model, {**own, **encoder}, path)
     return set(encoder) | {name for name in own if ".attn.rel_pos_" in name}
+
+
+def _check_encoder(stated: ImageEncoder, own: ImageEncoder, path: str) -> None:
+    """Check that weights are for an image encoder of the same kind."""
+    names = {kind: name for name, kind in ENCODERS.items()}
+    first, second = (names.get(type(each)) for each in (stated, own))
+    if first and second and first != second:
+        hint = f"hf:{stated.backbone}" if isinstance(stated, HuggingFaceBackbone) else first
+        raise GigamaskError(
+            f"{path}: has the image encoder {first}, the model has {second}; use --model.encoder "
+            f"{hint}"
+        )
 
 
 @contextmanager

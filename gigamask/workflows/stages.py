@@ -64,11 +64,9 @@ def make_stages(
         freeze=tuple(dict.fromkeys([*config.freeze, *frozen])),
         steps=given.get("decoder") or max(1, round(config.steps * DECODER_STEPS_SHARE)),
     )
-    configs = {
-        "mae": _limit_warmup(pretraining_for(config, given.get("mae"))),
-        "decoder": _limit_warmup(decoder),
-        "joint": config,
-    }
+    configs: dict[str, TrainConfig] = {"decoder": _limit_warmup(decoder), "joint": config}
+    if "mae" in stages:
+        configs["mae"] = _limit_warmup(pretraining_for(config, given.get("mae")))
     return [replace(configs[stage], out=folders[stage], init=init[stage]) for stage in stages]
 
 

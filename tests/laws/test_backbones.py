@@ -265,6 +265,21 @@ def test_what_it_may_do_is_said(tmp_path, folders, monkeypatch):
         HuggingFaceBackbone("facebook/dinov2-of-nobody")
 
 
+def test_stages_and_weights_of_other_encoders(tmp_path, scenes, folders, capsys):
+    """The decoder can be trained first; weights with another encoder are refused by its name."""
+    words = ["--config", str(tmp_path / "small.yaml"), "--data", str(scenes), "--steps", "2"]
+    (tmp_path / "small.yaml").write_text("model.image-size: 64\nevaluation: none\n")
+    given, run = f"hf:{folders['swin']}", tmp_path / "run"
+    with_swin = ["tiny", *words, "--model.encoder", given]
+    assert main(["train", *with_swin, "--out", str(run)]) == 0
+    stages = ["--stages", "decoder,joint", "--decoder-steps", "2", "--init", str(run)]
+    assert main(["train", *with_swin, *stages, "--out", str(tmp_path / "staged")]) == 0
+    assert main(["train", "tiny", *words, "--init", str(run), "--out", str(tmp_path / "b")]) == 2
+    assert f"has the image encoder hf, the model has vit; use --model.encoder {given}" in (
+        capsys.readouterr().err
+    )
+
+
 def test_weights_that_do_not_fit_are_refused(tmp_path, folders):
     folder = shutil.copytree(folders["dinov2"], tmp_path / "backbone")
     model = build_model(spec_with(folder), 0)
