@@ -301,4 +301,7 @@ def _replace(record: Any, path: list[str], value: Any) -> Any:
 def _choices(kind: str) -> str:
     """Return the names of a kind of component, for an error message."""
     names = [*COMPONENTS[kind][1], *user_code.entry_points(kind)]
+    names = [
+        f"{HUGGING_FACE}FOLDER or ID" if f"{name}:" == HUGGING_FACE else name for name in names
+    ]
     return f"{', '.join(names)}, or file.py:Class for your own"

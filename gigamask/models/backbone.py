@@ -10,6 +10,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -30,6 +31,13 @@ MAX_JSON_BYTES = 1 << 20
 UNUSED = ("_name_or_path", "architectures", "auto_map", "dtype", "id2label", "label2id")
 UNUSED += ("out_features", "out_indices", "torch_dtype", "transformers_version")
 """Entries of a config.json that do not concern the layers, or that the encoder chooses itself."""
+
+
+class _PixelScale(msgspec.Struct):
+    """Mean and standard deviation of RGB in 0..1, as `preprocessor_config.json` states them."""
+
+    image_mean: tuple[float, float, float] | None = None
+    image_std: tuple[float, float, float] | None = None
 
 
 def read_architecture(
@@ -55,13 +63,18 @@ def read_architecture(
     )
     _config_of(architecture)
     processor = folder / PROCESSOR
-    stated = read_json(processor, dict[str, Any], MAX_JSON_BYTES) if processor.is_file() else {}
-    scales = []
-    for key, default in (("image_mean", PIXEL_MEAN), ("image_std", PIXEL_STD)):
-        value = stated.get(key)
-        is_rgb = isinstance(value, list) and len(value) == 3
-        scales.append(tuple(255.0 * float(each) for each in value) if is_rgb else default)
-    return architecture, scales[0], scales[1]
+    if not processor.is_file():
+        return architecture, PIXEL_MEAN, PIXEL_STD
+    stated = read_json(processor, _PixelScale, MAX_JSON_BYTES)
+    mean = PIXEL_MEAN if stated.image_mean is None else _times_255(stated.image_mean)
+    std = PIXEL_STD if stated.image_std is None else _times_255(stated.image_std)
+    if min(std) <= 0:
+        raise GigamaskError(f"{processor}: image_std must be > 0 (got {stated.image_std})")
+    return architecture, mean, std
+
+
+def _times_255(scale: tuple[float, float, float]) -> tuple[float, ...]:
+    return tuple(255 * each for each in scale)
 
 
 def _folder(name: str, revision: str | None, files: Sequence[str]) -> Path:

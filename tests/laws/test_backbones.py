@@ -251,6 +251,13 @@ def test_what_it_may_do_is_said(tmp_path, folders, monkeypatch):
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(GigamaskError, match="bert is not a backbone of transformers; there are be"):
         HuggingFaceBackbone(str(tmp_path))
+    for scale in ('{"image_std": [0, 1, 1]}', '{"image_mean": "grey"}', "["):
+        folder = shutil.copytree(dinov2, tmp_path / "scaled", dirs_exist_ok=True)
+        (folder / "preprocessor_config.json").write_text(scale)
+        with pytest.raises(GigamaskError, match=r"preprocessor_config.json"):
+            HuggingFaceBackbone(str(folder))
+    with pytest.raises(GigamaskError, match="choose from vit, conv_pyramid, hf:FOLDER or ID, or f"):
+        make_component("model.encoder", "dinov2")
     spec = replace(spec_with(dinov2), patch_size=16)
     with pytest.raises(GigamaskError, match=r"patches of 8 pixels: use --model.patch-size 8 and"):
         build_model(spec, 0)
