@@ -236,7 +236,8 @@ def spoilt_by_ranks(folder: str) -> None:
         real(task, model, *given)
         steps.append(1)
         if world.rank and len(steps) == 2:
-            next(model.parameters()).grad.fill_(float("nan"))
+            # Of the decoder: the encoder's gradients are being exchanged already.
+            next(model.mask_decoder.parameters()).grad.fill_(float("nan"))
 
     step.accumulate = accumulate
     train(config_files.load_config(folder, trust=True), world)

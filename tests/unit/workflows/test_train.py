@@ -108,14 +108,14 @@ def test_other_processes_get_the_same_configuration(tmp_path, recipe):
 
 def test_the_micro_batch_that_fits_in_free_memory_is_chosen(monkeypatch, capsys):
     """A GPU of 1 TB holds the whole batch, one of 1 MB a single image."""
-    run = replace(little(), batch_size=6, micro_batch_size=None)
+    run = replace(little(), batch_size=2, micro_batch_size=None)
     assert choose_micro_batch_size(run, World()).micro_batch_size == 1, "on a CPU"
     monkeypatch.setattr(precision, "choose_device", lambda name: torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
-    for free, size in ((1e12, 6), (1e6, 1)):
+    for free, size in ((1e12, 2), (1e6, 1)):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, 2e12))
         assert choose_micro_batch_size(run, World()).micro_batch_size == size
-    assert "--micro-batch-size 6: the most that fits in 931.3 GiB\n" in capsys.readouterr().out
+    assert "--micro-batch-size 2: the most that fits in 931.3 GiB\n" in capsys.readouterr().out
     assert choose_micro_batch_size(replace(run, micro_batch_size=4), World()).micro_batch_size == 4
 
 
