@@ -293,12 +293,26 @@ def check_run_folder(config: TrainConfig, allow_data_change: bool) -> dict[str, 
         GigamaskError: A value is invalid, or the run cannot be continued.
     """
     config.check()
-    if not config.has_checkpoint or read_saved(config.out) is None:
+    saved = config_to_resume(config)
+    if saved is None:
         return {}
-    saved = load_config(config.out, trust=True)
     if config.micro_batch_size is None:  # the run keeps the one it began with
         config = replace(config, micro_batch_size=saved.micro_batch_size)
     return check_resume(saved, config, allow_data_change)
+
+
+def config_to_resume(config: TrainConfig) -> TrainConfig | None:
+    """Return the configuration that a run with checkpoints began with.
+
+    Args:
+        config: The configuration to train.
+
+    Returns:
+        The saved configuration; None without a checkpoint, or with a warning if it is damaged.
+    """
+    if not config.has_checkpoint or read_saved(config.out) is None:
+        return None
+    return load_config(config.out, trust=True)
 
 
 def config_paths(arguments: Sequence[str]) -> list[str]:

@@ -30,6 +30,15 @@ def printable(text: str) -> str:
     )
 
 
+def first_line(error: Exception) -> str:
+    """Return the first line of a library's error, at most 200 characters, or the error's type.
+
+    Args:
+        error: The error.
+    """
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun, as in "1 tar" or "2,000 tars".
 

@@ -444,7 +444,8 @@ class ImageEncoder(ABC):
 
     @property
     def pretrained(self) -> bool:
-        """Whether `build` returns trained weights, so that --freeze does not require --init."""
+        """Whether `build` or `load_pretrained` gives trained weights, so that --freeze does not
+        require --init."""
         return False
 
     def load_pretrained(self, encoder: nn.Module) -> None:  # noqa: B027

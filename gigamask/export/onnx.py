@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gigamask import files
-from gigamask.errors import GigamaskError
+from gigamask.errors import GigamaskError, first_line
 from gigamask.export.probe import Probe, compare
 from gigamask.models.compact.prompt_maps import MIDDLE_WINDOW
 from gigamask.models.sam.attention import rel_pos_attention_reference
@@ -217,9 +217,8 @@ def _verify(embedding: Tensor, decoder: OnnxDecoder, probe: Probe, out: Path) ->
             for name in (ENCODER, DECODER)
         }
     except Fail as error:
-        reason = str(error).splitlines()[0][:200]
         raise GigamaskError(
-            f"{out}: onnxruntime refuses what torch made of this model ({reason}); use "
+            f"{out}: onnxruntime refuses what torch made of this model ({first_line(error)}); use "
             "--to safetensors"
         ) from None
     actual = _run(sessions[ENCODER], {"image": probe.pixels, "input_size": probe.valid})

@@ -17,10 +17,10 @@ from jaxtyping import Float
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from gigamask.errors import GigamaskError
+from gigamask.errors import GigamaskError, first_line
 from gigamask.interfaces import PIXEL_MEAN, PIXEL_STD, ImageEncoderModule
 from gigamask.models.hub import download, is_hub_id
-from gigamask.models.sam.layers import LayerNorm2d
+from gigamask.models.sam.layers import smoothing_layers
 from gigamask.serialization import read_json
 
 if TYPE_CHECKING:
@@ -112,12 +112,8 @@ def _config_of(architecture: str) -> "PreTrainedConfig":
     except Exception as error:  # transformers has none in common for all that it refuses
         raise GigamaskError(
             f"--model.encoder hf: the {ARCHITECTURE} of the backbone {kind} is not valid "
-            f"({_first_line(error)})"
+            f"({first_line(error)})"
         ) from None
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
 
 
 @cache
@@ -149,7 +145,7 @@ def feature_shapes(
         hint = f"; its own size is {stated}" if stated else ""
         raise GigamaskError(
             f"--model.image-size {image_size} does not fit the backbone {config.model_type} "
-            f"({_first_line(error)}){hint}"
+            f"({first_line(error)}){hint}"
         ) from None
     shapes = tuple((each.shape[1], each.shape[-1]) for each in maps)
     if shapes[0][1] == shapes[-1][1]:
@@ -225,11 +221,7 @@ class BackboneEncoder(nn.Module, ImageEncoderModule):
         self.laterals = nn.ModuleList(
             nn.Conv2d(channels, out_chans, 1, bias=False) for channels, _ in shapes
         )
-        self.neck = nn.Sequential(
-            LayerNorm2d(out_chans),
-            nn.Conv2d(out_chans, out_chans, 3, padding=1, bias=False),
-            LayerNorm2d(out_chans),
-        )
+        self.neck = nn.Sequential(*smoothing_layers(out_chans))
         self._drop_path: Tensor | None = None
         blocks = blocks_of(self.backbone) if drop_path_rate else []
         for index, block in enumerate(blocks):
@@ -337,7 +329,7 @@ def load_pretrained(
     except (OSError, RuntimeError, ValueError, SafetensorError) as error:
         raise GigamaskError(
             f"--model.encoder hf:{name}: {WEIGHTS} does not fit its {ARCHITECTURE} "
-            f"({_first_line(error)})"
+            f"({first_line(error)})"
         ) from None
     finally:
         logging.set_verbosity(verbosity)

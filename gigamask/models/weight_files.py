@@ -23,7 +23,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from gigamask.errors import GigamaskError
+from gigamask.errors import GigamaskError, first_line
 from gigamask.files import write_atomically
 from gigamask.interfaces import ImageEncoder
 from gigamask.models.configs import (
@@ -94,7 +94,7 @@ def read_safetensors(path: Path) -> tuple[State, ModelConfig | None]:
         raise
     except Exception as error:  # safetensors has none in common for all that it refuses
         raise GigamaskError(
-            f"{path}: cannot be read as safetensors ({_first_line(error)}); "
+            f"{path}: cannot be read as safetensors ({first_line(error)}); "
             "download or write it again"
         ) from None
     if SPEC not in metadata:
@@ -345,7 +345,3 @@ def _check_count(count: int, path: Path) -> None:
         raise GigamaskError(
             f"{path}: holds {count} tensors, more than {MAX_TENSORS}; give the weights of a model"
         )
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -300,8 +300,8 @@ def choose_micro_batch_size(config: TrainConfig, world: World) -> TrainConfig:
     device = choose_device(config.device)
 
     def choose() -> int:
-        if config.has_checkpoint and config_files.read_saved(config.out) is not None:
-            return config_files.load_config(config.out, trust=True).micro_batch_size or 1
+        if saved := config_files.config_to_resume(config):
+            return saved.micro_batch_size or 1
         if device.type != "cuda" or not isinstance(config, ImageTrainConfig):
             return 1
         precise = replace(config, precision=choose_precision(config.precision, device))

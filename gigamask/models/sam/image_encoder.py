@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from gigamask.interfaces import ImageEncoderModule
 from gigamask.models.sam.attention import get_rel_pos, rel_pos_attention
-from gigamask.models.sam.layers import LayerNorm2d, MLPBlock, working_dtype
+from gigamask.models.sam.layers import MLPBlock, smoothing_layers, working_dtype
 
 DropPath = Float[Tensor, "B 2"] | Sequence[Sequence[float]]
 """Two uniform numbers for each image."""
@@ -207,10 +207,7 @@ class ImageEncoderViT(nn.Module, ImageEncoderModule):
             for index in range(depth)
         )
         self.neck = nn.Sequential(
-            nn.Conv2d(embed_dim, out_chans, 1, bias=False),
-            LayerNorm2d(out_chans),
-            nn.Conv2d(out_chans, out_chans, 3, padding=1, bias=False),
-            LayerNorm2d(out_chans),
+            nn.Conv2d(embed_dim, out_chans, 1, bias=False), *smoothing_layers(out_chans)
         )
 
     def forward(

@@ -83,6 +83,16 @@ class LayerNorm2d(nn.LayerNorm):
         return super().forward(input.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
+def smoothing_layers(channels: int) -> list[nn.Module]:
+    """Return the layers of SAM's neck after its projection: a 3 x 3 convolution between two norms.
+
+    Args:
+        channels: Channels of the embedding.
+    """
+    convolution = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+    return [LayerNorm2d(channels), convolution, LayerNorm2d(channels)]
+
+
 class MLPBlock(nn.Module):
     """Two linear layers with an activation in between; `out` defaults to `dim` channels."""
 
