@@ -18,9 +18,9 @@ from gigamask.data.dataset import Sa1bDataset
 from gigamask.data.index import Index
 from gigamask.data.mask_sampling import MaskFilters
 from gigamask.errors import CorruptSampleError, GigamaskError
-from gigamask.inference.embedding_cache import ImageEmbedder
 from gigamask.inference.zoom import ZoomDecoder
 from gigamask.masks.transforms import ImageTransform
+from gigamask.models.embedding_cache import ImageEmbedder
 from gigamask.models.sam.sam import PromptDecoder, Sam
 from gigamask.types import ImageAnnotation, Prompts, Targets
 

@@ -29,10 +29,10 @@ from gigamask.distributed.precision import choose_device
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.grounding.text_encoders import TextEncoder
 from gigamask.grounding.text_features import TextFeatures, TextFeatureStore, TextModel
-from gigamask.inference.embedding_cache import EmbeddingCache, ImageEmbedder
 from gigamask.masks.rle import RLEMasks
 from gigamask.masks.transforms import ImageTransform
 from gigamask.models.configs import GroundingModelConfig
+from gigamask.models.embedding_cache import EmbeddingCache, ImageEmbedder
 from gigamask.models.sam.sam import Sam
 from gigamask.training.checkpoint import load_model
 

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from gigamask.inference.embedding_cache import read_checked, write_checked
+from gigamask.models.embedding_cache import read_checked, write_checked
 
 SUFFIX = ".words"
 

@@ -1,4 +1,3 @@
 from .automatic_mask_generator import SamAutomaticMaskGenerator as SamAutomaticMaskGenerator
-from .embedding_cache import EmbeddingCache as EmbeddingCache
 from .predictor import SamPredictor as SamPredictor
 from .resize_longest_side import ResizeLongestSide as ResizeLongestSide

@@ -23,11 +23,11 @@ from torch import Tensor
 from gigamask.distributed.precision import PrecisionName
 from gigamask.errors import GigamaskError
 from gigamask.inference.amg_config import AutomaticMaskConfig
-from gigamask.inference.embedding_cache import EmbeddingCache
 from gigamask.inference.predictor import MASK_THRESHOLD, SamPredictor
 from gigamask.masks.boxes import box_area, is_box_near_crop_edge, nms
 from gigamask.masks.rle import RLEMasks, encode_boxes
 from gigamask.masks.transforms import above, count_pixels, logit_boxes
+from gigamask.models.embedding_cache import EmbeddingCache
 from gigamask.models.sam.prompt_encoder import make_prompts
 from gigamask.models.sam.sam import PromptDecoder, Sam
 

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from gigamask.distributed.precision import PrecisionName, prediction_autocast
 from gigamask.errors import GigamaskError
-from gigamask.inference.embedding_cache import EmbeddingCache, ImageEmbedder
 from gigamask.inference.resize_longest_side import ResizeLongestSide
 from gigamask.inference.zoom import ZoomDecoder
 from gigamask.masks.transforms import ImageTransform
+from gigamask.models.embedding_cache import EmbeddingCache, ImageEmbedder
 from gigamask.models.sam.prompt_encoder import make_prompts
 from gigamask.models.sam.sam import PromptDecoder, Sam
 

@@ -13,9 +13,9 @@ import torch
 from jaxtyping import Bool, Float, Float64, UInt8
 from torch import Tensor
 
-from gigamask.inference.embedding_cache import ImageEmbedder
 from gigamask.masks import windows
 from gigamask.masks.transforms import ImageTransform
+from gigamask.models.embedding_cache import ImageEmbedder
 from gigamask.models.sam.prompt_encoder import CORNER_LABELS
 from gigamask.models.sam.sam import PromptDecoder
 from gigamask.types import OUTSIDE_LOGIT, Prediction, Prompts

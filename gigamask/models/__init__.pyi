@@ -6,6 +6,7 @@ from .build_sam import sam_model_registry as sam_model_registry
 from .configs import MAEConfig as MAEConfig
 from .configs import SamConfig as SamConfig
 from .configs import ViT as ViT
+from .embedding_cache import EmbeddingCache as EmbeddingCache
 from .init import build_model as build_model
 from .mae import MAE as MAE
 from .sam.sam import Sam as Sam

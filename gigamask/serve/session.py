@@ -32,9 +32,9 @@ from gigamask.inference.automatic_mask_generator import (
     SamAutomaticMaskGenerator,
     calculate_stability_score,
 )
-from gigamask.inference.embedding_cache import EmbeddingCache
 from gigamask.inference.predictor import MASK_THRESHOLD, SamPredictor
 from gigamask.masks.rle import RLEMasks
+from gigamask.models.embedding_cache import EmbeddingCache
 from gigamask.models.sam.prompt_encoder import make_prompts
 from gigamask.models.sam.sam import PromptDecoder, Sam
 from gigamask.serve.open_images import OpenImage, OpenImages

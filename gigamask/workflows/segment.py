@@ -35,8 +35,8 @@ from gigamask.distributed.precision import computed_dtype
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.files import write_bytes
 from gigamask.inference.automatic_mask_generator import MaskProposals, SamAutomaticMaskGenerator
-from gigamask.inference.embedding_cache import digest_weights
 from gigamask.masks.rle import RLEMasks
+from gigamask.models.embedding_cache import digest_weights
 from gigamask.models.sam.sam import Sam
 from gigamask.rng import make_rng
 from gigamask.types import ImageAnnotation, SkippedSample

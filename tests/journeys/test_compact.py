@@ -10,9 +10,9 @@ import torch
 
 from gigamask.cli.main import main
 from gigamask.inference.automatic_mask_generator import SamAutomaticMaskGenerator
-from gigamask.inference.embedding_cache import EmbeddingCache
 from gigamask.inference.predictor import SamPredictor
 from gigamask.models.configs import ConvPyramid, WindowDecoder
+from gigamask.models.embedding_cache import EmbeddingCache
 from gigamask.models.sam.sam import Sam
 from gigamask.serve.session import PromptStep, Session
 from gigamask.synthetic.scenes import compose_scene

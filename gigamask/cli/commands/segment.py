@@ -61,7 +61,7 @@ class SegmentCommand(SubmitPartsOptions):
         from gigamask.data.worker_pool import part_of
         from gigamask.errors import counted
         from gigamask.inference.automatic_mask_generator import SamAutomaticMaskGenerator
-        from gigamask.inference.embedding_cache import EmbeddingCache
+        from gigamask.models.embedding_cache import EmbeddingCache
         from gigamask.training.checkpoint import load_model
         from gigamask.workflows.segment import Output, find_images, segment_all
 

@@ -95,7 +95,7 @@ class ServeCommand:
         from pathlib import Path
 
         from gigamask import config_files
-        from gigamask.inference.embedding_cache import EmbeddingCache
+        from gigamask.models.embedding_cache import EmbeddingCache
         from gigamask.models.state_dict import STARTER
         from gigamask.serve.app import AppState
         from gigamask.serve.dataset_view import DatasetView

@@ -20,8 +20,8 @@ from gigamask.evaluation import embedded_images, in_training
 from gigamask.evaluation.click_evaluation import ClickEvaluation
 from gigamask.evaluation.clicks import ClickProtocol, evaluate_clicks
 from gigamask.evaluation.in_training import ClickScorer, score_warnings
-from gigamask.inference.embedding_cache import ImageEmbedder
 from gigamask.models.configs import SamDecoder, ViT
+from gigamask.models.embedding_cache import ImageEmbedder
 from gigamask.models.sam.sam import Sam
 from gigamask.synthetic import scenes as synthetic
 from tests.little import little

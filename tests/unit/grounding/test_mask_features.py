@@ -19,9 +19,9 @@ from gigamask.grounding.mask_features import (
     masked_mean,
     outlines,
 )
-from gigamask.inference.embedding_cache import EmbeddingCache
 from gigamask.masks.rle import RLEMasks
 from gigamask.masks.transforms import ImageTransform
+from gigamask.models.embedding_cache import EmbeddingCache
 from gigamask.models.init import build_model
 from gigamask.models.state_dict import save_weights
 from tests import little

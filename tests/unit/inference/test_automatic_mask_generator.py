@@ -20,8 +20,8 @@ from gigamask.inference.automatic_mask_generator import (
     remove_small_regions,
     uncrop_masks,
 )
-from gigamask.inference.embedding_cache import EmbeddingCache
 from gigamask.masks.rle import RLEMasks
+from gigamask.models.embedding_cache import EmbeddingCache
 
 NOTHING_FILTERED = {"pred_iou_thresh": 0.0, "stability_score_thresh": 0.0, "box_nms_thresh": 1.0}
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from gigamask.errors import GigamaskError
-from gigamask.inference.embedding_cache import EmbeddingCache
 from gigamask.inference.predictor import SamPredictor
+from gigamask.models.embedding_cache import EmbeddingCache
 
 
 def asked(predictor):

@@ -11,12 +11,12 @@ from torch import nn
 from gigamask.errors import GigamaskError
 from gigamask.evaluation.embedded_images import EmbeddedImage
 from gigamask.inference import zoom
-from gigamask.inference.embedding_cache import ImageEmbedder
 from gigamask.inference.predictor import SamPredictor
 from gigamask.inference.zoom import ZoomDecoder
 from gigamask.masks.rle import RLEMasks
 from gigamask.masks.transforms import ImageTransform
 from gigamask.models.configs import ConvPyramid, WindowDecoder
+from gigamask.models.embedding_cache import ImageEmbedder
 from gigamask.models.init import build_model
 from gigamask.models.sam.prompt_encoder import make_prompts
 from gigamask.models.sam.sam import PromptDecoder, Sam

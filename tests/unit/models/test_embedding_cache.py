@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gigamask.errors import GigamaskError
-from gigamask.inference.embedding_cache import SUFFIX, EmbeddingCache, digest_weights, embedding_key
+from gigamask.models.embedding_cache import SUFFIX, EmbeddingCache, digest_weights, embedding_key
 
 ENTRY_BYTES = 16 + 80 + 4 * 4 * 4 * 2
 """Of an embedding of two channels on 4 x 4 tokens: digest, safetensors' header, numbers."""
