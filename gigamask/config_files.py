@@ -112,7 +112,7 @@ def parse_train(arguments: Sequence[str], command: str = "train") -> TrainFlags:
 
     Args:
         arguments: `RECIPE` or `--resume RUN`, and flags.
-        command: "train", "pretrain" or "ground train".
+        command: "train", "pretrain", "distill" or "ground train".
 
     Returns:
         The flags; with `--resume`, they default to the values in the run folder.

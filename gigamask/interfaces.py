@@ -234,6 +234,11 @@ class Task(ABC):
         """How to choose the masks to train on; None: all masks."""
         return None
 
+    @property
+    def frozen_models(self) -> tuple[nn.Module, ...]:
+        """Models that the task runs besides the trained one, such as a teacher."""
+        return ()
+
     def compiled(self, model: Any) -> AbstractContextManager[Task]:
         """Return a context that yields the task to train with, compiled if it is configured so.
 

@@ -12,6 +12,7 @@ COMMANDS = {
     "segment": ("predict", "inference", "infer", "annotate", "automatic", "amg", "generate-masks"),
     "evaluate": ("val", "validate", "validation", "eval", "test", "score", "benchmark"),
     "train": ("fit", "finetune", "fine-tune", "tune", "run", "resume"),
+    "distill": ("distil", "distillation", "student"),
     "pretrain": ("mae", "pre-train", "pretraining"),
     "serve": ("viz", "visualize", "gui", "ui", "web", "app", "gradio", "server", "browse", "label"),
     "synth": ("synthesize", "synthetic", "generate", "simulate", "fake", "toy"),

@@ -382,6 +382,14 @@ class Targets:
         """
         return (values if self.counted is None else torch.where(self.counted, values, 0)).sum(-1)
 
+    def select(self, index: Int64[Tensor, "R"]) -> "Targets":
+        """Return the targets of some masks.
+
+        Args:
+            index: Which ones.
+        """
+        return _rows(self, index)
+
     def filled(self, count: int) -> "Targets":
         """Return `count` masks: these, then copies of the last one that do not count.
 

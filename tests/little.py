@@ -1,6 +1,6 @@
 """A run small enough for tests, over a dozen synthetic scenes."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 from gigamask.data.augment import HorizontalFlip
@@ -8,6 +8,7 @@ from gigamask.evaluation.click_evaluation import ClickEvaluation
 from gigamask.losses.window_loss import WindowLoss
 from gigamask.models.configs import ConvPyramid, SamConfig, SamDecoder, WindowDecoder
 from gigamask.prompts.schedule import InteractiveSchedule
+from gigamask.training.distill_config import DistillTrainConfig, FeaturesStage
 from gigamask.training.optim import AdamW
 from gigamask.training.sam_config import SamLoaderConfig, SamTrainConfig
 from gigamask.training.schedule import WarmupCosine
@@ -81,4 +82,28 @@ def little_dense() -> SamTrainConfig:
         little_compact(),
         recipe=f"{Path(__file__).resolve()}:little_dense",
         model=replace(SPEC, decoder=DENSE),
+    )
+
+
+def little_student() -> DistillTrainConfig:
+    """The little model as the student of another of its kind, in two phases."""
+    base = little()
+    return DistillTrainConfig(
+        **{item.name: getattr(base, item.name) for item in fields(base) if item.name != "recipe"},
+        recipe=f"{Path(__file__).resolve()}:little_student",
+        features=FeaturesStage(steps=4, batch_size=3, lr=1e-3),
+    )
+
+
+def little_compact_student() -> DistillTrainConfig:
+    """The same for models that answer in windows."""
+    base = little_compact()
+    return replace(
+        little_student(),
+        recipe=f"{Path(__file__).resolve()}:little_compact_student",
+        model=base.model,
+        prompts=base.prompts,
+        loss=WindowLoss(iou_weight=0.0, choice_weight=0.0),
+        optimizer=base.optimizer,
+        teacher_iou_weight=2.0,
     )

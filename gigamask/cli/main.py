@@ -29,14 +29,15 @@ PIPE_CLOSED = 141
 
 COMMANDS = (
     *("download", "convert", "synth", "index", "verify", "stats", "repack", "masks", "memory"),
-    *("plan", "pretrain", "train", "evaluate", "export", "segment", "ground", "ask", "ablate"),
-    *("report", "serve", "follow", "demo"),
+    *("plan", "pretrain", "train", "distill", "evaluate", "export", "segment", "ground", "ask"),
+    *("ablate", "report", "serve", "follow", "demo"),
 )
 """Commands in the order of use. Each is a module of `cli.commands` with a class `NAMECommand` and
-optionally a function `parse`; `train` and `pretrain` share a module."""
+optionally a function `parse`; those of `TRAINING` share a module."""
 TRAINING = {
     "pretrain": "pre-train an image encoder on images without masks (MAE), or resume a run",
     "train": "train a recipe on images with masks, or resume a run",
+    "distill": "train a small model to do what a larger one does, or resume a run",
 }
 
 
@@ -212,7 +213,7 @@ def overview() -> str:
 
 
 def run_training(command: str, arguments: list[str]) -> int:
-    """Run `train`, `pretrain` or `ground train`, and return its exit code.
+    """Run a command of `TRAINING` or `ground train`, and return its exit code.
 
     Args:
         command: The command.

@@ -20,7 +20,7 @@ def submit_training(
     """Submit a training to Slurm, or run it on this machine and wait.
 
     Args:
-        name: "train", "pretrain" or "ground train".
+        name: "train", "pretrain", "distill" or "ground train".
         arguments: The arguments after the command.
         options: Where it runs.
         out: The run folder.

@@ -104,7 +104,7 @@ class SubmitPartsOptions(SubmitOptions):
             check_range("--submit-parallel", self.submit_parallel, 1, None)
 
 
-MODEL_COMMANDS = ("train", "pretrain", "ground train", "evaluate", "segment")
+MODEL_COMMANDS = ("train", "pretrain", "distill", "ground train", "evaluate", "segment")
 """Commands that use a GPU by default."""
 
 

@@ -184,6 +184,8 @@ class HuggingFaceBackbone(ImageEncoder):
         return self.architecture
 
 
+DECODER_PREFIX = "decoder:"
+"""Path prefix of a SAM whose prompt encoder and mask decoder initialize those of another."""
 ENCODERS: dict[str, type[ImageEncoder]] = {
     "vit": ViT,
     "conv_pyramid": ConvPyramid,

@@ -40,6 +40,8 @@ class EmbeddingCache:
     limit_bytes: int | None = 10 * 10**9
     """total size above which the least recently used embeddings are deleted; None deletes
     nothing"""
+    half: bool = False
+    """store embeddings in float16; they are rounded to it when they are computed, too"""
 
     def __post_init__(self) -> None:
         if self.limit_bytes is not None and self.limit_bytes < 1:
@@ -72,11 +74,15 @@ class EmbeddingCache:
         """
         write_checked(
             self._path(key),
-            {"embedding": embedding.detach().cpu().contiguous()},
+            {"embedding": self.rounded(embedding.detach()).cpu().contiguous()},
             f"{self.folder}: no embedding",
         )
         if self.limit_bytes is not None:
             self._delete_oldest(self.limit_bytes)
+
+    def rounded(self, embedding: Tensor) -> Tensor:
+        """Return an embedding with the values that the cache stores."""
+        return embedding.half() if self.half else embedding
 
     def _delete_oldest(self, limit: int) -> None:
         """Delete the oldest files above the limit, and the leftovers of killed processes.
@@ -187,7 +193,8 @@ class ImageEmbedder:
         """
         if self.cache is None:
             return self._encode(resized)
-        keys = [embedding_key(self.encoder_digest(), pixels) for pixels in resized]
+        kind = self.encoder_digest() + " half" * self.cache.half
+        keys = [embedding_key(kind, pixels) for pixels in resized]
         embeddings = {key: self.cache.get(key) for key in dict.fromkeys(keys)}
         missing = {
             key: pixels
@@ -197,7 +204,7 @@ class ImageEmbedder:
         if missing:
             encoded = self._encode(list(missing.values()))
             for key, embedding in zip(missing, encoded, strict=True):
-                embeddings[key] = embedding
+                embeddings[key] = self.cache.rounded(embedding)
                 self.cache.put(key, embedding)
         device = self.model.pixel_mean.device
         return [embedding.to(device) for key in keys if (embedding := embeddings[key]) is not None]

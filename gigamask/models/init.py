@@ -21,6 +21,7 @@ from gigamask.errors import GigamaskError
 from gigamask.interfaces import PIXEL_MEAN, PIXEL_STD, ImageEncoder
 from gigamask.models import state_dict
 from gigamask.models.configs import (
+    DECODER_PREFIX,
     ENCODERS,
     SAM_RECIPES,
     HuggingFaceBackbone,
@@ -39,6 +40,7 @@ from gigamask.rng import make_rng
 
 MAE_PREFIX = "mae:"
 """Path prefix of an MAE from which the image encoder of a SAM is initialized."""
+DECODER = ("prompt_encoder.", "mask_decoder.")
 TIE_SCALE = 1.5
 """Scale of the orthonormal rows that queries and keys share. The attention logit at the prompt's
 position then exceeds distant ones by about 2 * 1.5 ** 2, which outweighs several hundred other
@@ -102,7 +104,8 @@ def load_init_weights(model: nn.Module, path: str) -> set[str]:
 
     Args:
         model: Model to load into; with `mae:PATH`, a SAM of which only the image encoder is loaded.
-        path: Path of the weights, or `mae:PATH` of an MAE.
+        path: Path of the weights; `mae:PATH` of an MAE; or `decoder:PATH` of a SAM, of which only
+            prompt encoder and mask decoder are loaded, beside a pretrained encoder's own weights.
 
     Returns:
         Names of the tensors whose values come from the weights. An MAE has no relative positions:
@@ -111,6 +114,8 @@ def load_init_weights(model: nn.Module, path: str) -> set[str]:
     Raises:
         GigamaskError: The weights do not fit the model.
     """
+    if path.startswith(DECODER_PREFIX):
+        return _load_decoder(model, path)
     if not path.startswith(MAE_PREFIX):
         weights, config = state_dict.read_weights(path)
         if isinstance(model, Sam) and "cls_token" in weights:
@@ -148,6 +153,26 @@ def load_init_weights(model: nn.Module, path: str) -> set[str]:
         encoder = from_mae(weights, model.config, path)
         state_dict.load_weights(model, {**own, **encoder}, path)
     return set(encoder) | {name for name in own if ".attn.rel_pos_" in name}
+
+
+def _load_decoder(model: nn.Module, path: str) -> set[str]:
+    """Load the prompt encoder and mask decoder of a SAM, and an encoder's pretrained weights."""
+    weights, _ = state_dict.read_weights(path.removeprefix(DECODER_PREFIX))
+    decoder = {name: value for name, value in weights.items() if name.startswith(DECODER)}
+    if not isinstance(model, Sam) or not decoder:
+        raise GigamaskError(f"{path}: {DECODER_PREFIX} starts a SAM from the decoder of another")
+    own = {
+        name: value for name, value in model.state_dict().items() if not name.startswith(DECODER)
+    }
+    try:
+        state_dict.load_weights(model, own | decoder, path)
+    except GigamaskError as error:
+        raise GigamaskError(
+            f"{error}; a decoder needs --model.embedding-dim, --model.decoder and the other sizes "
+            "as they were"
+        ) from None
+    model.config.encoder.load_pretrained(model.image_encoder)
+    return set(decoder)
 
 
 def _check_encoder(stated: ImageEncoder, own: ImageEncoder, path: str) -> None:

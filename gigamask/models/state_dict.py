@@ -55,7 +55,7 @@ def read_weights(path: Path | str) -> tuple[State, ModelConfig | None]:
             weights.
     """
     try:
-        file = _find(path)
+        file = find_weights(path)
         manifest.verify_named(file)
         if file.suffix != ".safetensors":
             return weight_files.read_pth(file)
@@ -70,8 +70,15 @@ def read_weights(path: Path | str) -> tuple[State, ModelConfig | None]:
         ) from None
 
 
-def _find(path: Path | str) -> Path:
-    """Return the file of weights that a path or id names."""
+def find_weights(path: Path | str) -> Path:
+    """Return the file of weights that a path or id names.
+
+    Args:
+        path: As for `read_weights`.
+
+    Raises:
+        GigamaskError: There is no such file.
+    """
     folder = Path(path)
     if is_hub_id(path):
         folder = download(str(path), ("config.json", manifest.MODEL))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from gigamask.errors import GigamaskError
 from gigamask.grounding.config import GroundingTrainConfig
+from gigamask.recipes.distill import compact_student
 from gigamask.recipes.grounding import ground, ground_tiny
 from gigamask.recipes.mae import mae_tiny, mae_vit_b, mae_vit_h, mae_vit_l
 from gigamask.recipes.sam import (
@@ -27,6 +28,7 @@ from gigamask.recipes.sam import (
 )
 from gigamask.recipes.user_code import entry_points, find_object, load_entry_point
 from gigamask.training.config import ImageTrainConfig, TrainConfig
+from gigamask.training.distill_config import DistillTrainConfig
 from gigamask.training.mae_config import MAETrainConfig
 from gigamask.training.sam_config import SamTrainConfig
 
@@ -35,11 +37,18 @@ SAM_RECIPES: tuple[Callable[[], SamTrainConfig], ...] = (
     *(mixed_prompts, one_gpu, finetune, finetune_vit_l, finetune_vit_h),
 )
 MAE_RECIPES: tuple[Callable[[], MAETrainConfig], ...] = (mae_tiny, mae_vit_b, mae_vit_l, mae_vit_h)
+DISTILL_RECIPES: tuple[Callable[[], DistillTrainConfig], ...] = (compact_student,)
 GROUNDING_RECIPES: tuple[Callable[[], GroundingTrainConfig], ...] = (ground, ground_tiny)
-BUILT_IN: tuple[Callable[[], TrainConfig], ...] = (*SAM_RECIPES, *MAE_RECIPES, *GROUNDING_RECIPES)
+BUILT_IN: tuple[Callable[[], TrainConfig], ...] = (
+    *SAM_RECIPES,
+    *MAE_RECIPES,
+    *DISTILL_RECIPES,
+    *GROUNDING_RECIPES,
+)
 BY_COMMAND: dict[str, Sequence[Callable[[], TrainConfig]]] = {
     SamTrainConfig.command: SAM_RECIPES,
     MAETrainConfig.command: MAE_RECIPES,
+    DistillTrainConfig.command: DISTILL_RECIPES,
     GroundingTrainConfig.command: GROUNDING_RECIPES,
 }
 """The built-in recipes of each training command."""

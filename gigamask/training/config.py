@@ -66,7 +66,8 @@ class TrainConfig(ABC):
     """Base configuration of any kind of training."""
 
     command: ClassVar[str] = "train"
-    """the command that runs this training: `gigamask train`, `pretrain` or `ground train`"""
+    """the command that runs this training: `gigamask train`, `pretrain`, `distill` or `ground
+    train`"""
 
     next_step: ClassVar[str] = "gigamask evaluate {out} --data HELD_OUT_TARS"
     """the command to suggest once the model in the run folder `out` is trained"""
@@ -80,7 +81,7 @@ class TrainConfig(ABC):
     init: str | None = None
     """initial weights: a run folder, a checkpoint, an official .pth, a .safetensors, a Hugging Face
     folder, or starter, the small model in this package; mae:PATH loads the image encoder of a
-    masked autoencoder"""
+    masked autoencoder, decoder:PATH the prompt encoder and mask decoder of a SAM"""
     freeze: tuple[str, ...] = ()
     """modules or parameters to freeze, such as image_encoder"""
     steps: int = 1000
@@ -140,7 +141,7 @@ class TrainConfig(ABC):
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """Paths of files besides the tars that the samples depend on."""
+        """Paths of files besides the tars that training depends on."""
         return ()
 
     @property
@@ -224,10 +225,11 @@ class TrainConfig(ABC):
         Raises:
             GigamaskError: Something is missing.
         """
+        from gigamask.models.configs import DECODER_PREFIX
         from gigamask.models.init import MAE_PREFIX
         from gigamask.models.state_dict import may_be_weights
 
-        path = (self.init or "").removeprefix(MAE_PREFIX)
+        path = (self.init or "").removeprefix(MAE_PREFIX).removeprefix(DECODER_PREFIX)
         if path and path not in earlier and not may_be_weights(path):
             raise GigamaskError(
                 f"--init {self.init}: no such file or folder; pass a run folder, a checkpoint, "
@@ -454,7 +456,7 @@ def differences(first: TrainConfig, second: TrainConfig) -> dict[str, tuple[Any,
 # samples and their order; anything else may change. The number of workers, reading ahead and a mask
 # store change no sample: a mask store holds exactly the masks of the JSON.
 SHAPES = ("model.",)
-OPTIMIZER_STATE = ("freeze", "optimizer", "optimizer.muon-kernels")
+OPTIMIZER_STATE = ("freeze", "phase", "optimizer", "optimizer.muon-kernels")
 DATA_ORDER = (
     "data",
     "queries",

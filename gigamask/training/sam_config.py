@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from gigamask.models.sam.sam import Sam
-    from gigamask.training.planning_view import MaskPlanningView
+    from gigamask.training.planning_view import PlanningView
     from gigamask.types import RandomSpec
 
 
@@ -142,7 +142,7 @@ class SamTrainConfig(ImageTrainConfig):
         return self.mining.use_sampler_strata
 
     @property
-    def planning(self) -> MaskPlanningView:
+    def planning(self) -> PlanningView:
         """The configuration as `gigamask plan` sees it."""
         from gigamask.training.planning_view import MaskPlanningView
 

@@ -117,11 +117,10 @@ class SamTask(Task):
             side = model.config.image_size
             image = batch.images.new_zeros(1, 3, side, side)
             size = batch.input_sizes.new_full((1, 2), side)
-            dummy_forward(model, lambda: self._encode(model, image, size, None))
+            dummy_forward(model, lambda: encode(model, image, size, None, self.precision))
             return
-        encoded = self._encode(
-            model, batch.images, batch.input_sizes, batch.random_inputs.drop_path
-        )
+        drop_path = batch.random_inputs.drop_path
+        encoded = encode(model, batch.images, batch.input_sizes, drop_path, self.precision)
         # In float32, since the gradients of all rounds are summed here.
         embedding = detach(encoded.to(torch.promote_types(encoded.dtype, torch.float32)))
         yield from profile_generator("rounds", self._rounds(model, batch, embedding))
@@ -149,15 +148,8 @@ class SamTask(Task):
             rows = torch.arange(self.masks_per_chunk, device=image.device).clamp(max=len(image) - 1)
             random_inputs, index = select_random_inputs(random_inputs, rows), image[rows]
         decode = make_decoder(model, embedding, index, self.precision, targets.masks.shape[-1])
-        compute_loss, schedule = self.loss, self.schedule
-        if self.fast:
-            decode = partial(self.fast.decode, decode)
-            compute_loss, schedule = self.fast.loss, self.fast.schedule
         weights = batch.weights[image]
-        for prompt_round in run_rounds(
-            decode, targets, schedule, random_inputs, batch.mask_only_round_u
-        ):
-            sums = compute_loss(prompt_round, targets)
+        for sums in self.round_losses(decode, targets, random_inputs, batch.mask_only_round_u):
             per_mask = sums.per_mask[: len(image)] if self.fast else sums.per_mask
             yield replace(
                 sums,
@@ -167,19 +159,27 @@ class SamTask(Task):
                 image=image,
             )
 
-    def _encode(
-        self, model: Sam, images: Tensor, input_sizes: Tensor, drop_path: Tensor | None
-    ) -> Float[Tensor, "B C E E"]:
-        """Return the embedding; a frozen encoder runs without gradients and without drop path."""
-        is_trained = any(parameter.requires_grad for parameter in model.image_encoder.parameters())
-        stem = [] if model.high_res is None else model.high_res.parameters()
-        learns = is_trained or any(parameter.requires_grad for parameter in stem)
-        with (
-            profile_range("encode"),
-            autocast(self.precision, images.device),
-            torch.set_grad_enabled(learns and torch.is_grad_enabled()),
-        ):
-            return model.encode(images, input_sizes, drop_path if is_trained else None)
+    def round_losses(
+        self,
+        decode: PromptDecoder,
+        targets: Targets,
+        random_inputs: RandomInputs,
+        mask_only_round_u: float,
+    ) -> Iterator[LossSums]:
+        """Yield the loss of each round of some masks.
+
+        Args:
+            decode: Predicts masks from prompts.
+            targets: Ground truth of the masks.
+            random_inputs: Random numbers of the masks.
+            mask_only_round_u: Uniform number in [0, 1) that picks the mask-only round.
+        """
+        answer, compute_loss, schedule = decode, self.loss, self.schedule
+        if self.fast:
+            answer = partial(self.fast.decode, decode)
+            compute_loss, schedule = self.fast.loss, self.fast.schedule
+        for prompt_round in run_rounds(answer, targets, schedule, random_inputs, mask_only_round_u):
+            yield compute_loss(prompt_round, targets)
 
     def make_targets(
         self, batch: Batch, part: slice, mask_prompt_size: int
@@ -197,6 +197,33 @@ class SamTask(Task):
             shift = random_inputs.clicks[:, self.schedule.num_uniforms]
             targets = replace(targets, shift=shift)
         return targets, random_inputs
+
+
+def encode(
+    model: Sam,
+    images: Tensor,
+    input_sizes: Tensor,
+    drop_path: Tensor | None,
+    precision: Precision,
+) -> Float[Tensor, "B C E E"]:
+    """Return the embedding; a frozen encoder runs without gradients and without drop path.
+
+    Args:
+        model: The model.
+        images: RGB in 0..255.
+        input_sizes: Height and width of each image without padding.
+        drop_path: Uniform numbers that decide which residual branches are skipped.
+        precision: Precision of the model.
+    """
+    is_trained = any(parameter.requires_grad for parameter in model.image_encoder.parameters())
+    stem = [] if model.high_res is None else model.high_res.parameters()
+    learns = is_trained or any(parameter.requires_grad for parameter in stem)
+    with (
+        profile_range("encode"),
+        autocast(precision, images.device),
+        torch.set_grad_enabled(learns and torch.is_grad_enabled()),
+    ):
+        return model.encode(images, input_sizes, drop_path if is_trained else None)
 
 
 def make_decoder(

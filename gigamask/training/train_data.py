@@ -3,7 +3,7 @@
 import json
 import warnings
 from collections.abc import Generator
-from hashlib import blake2b
+from hashlib import blake2b, file_digest
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,8 @@ def describe_data(config: TrainConfig, index: indexes.Index) -> dict[str, Any]:
     """
     digest = blake2b(digest_size=16)
     for path in config.tables:
-        digest.update(Path(path).read_bytes())
+        with open(path, "rb") as file:
+            digest.update(file_digest(file, "blake2b").digest())
     return {
         "digest": index.digest,
         "images": len(index),
@@ -75,8 +76,8 @@ def check_same_data(config: TrainConfig, data: dict[str, Any]) -> None:
     if before.get("tables") != data["tables"]:
         tables = " ".join(config.tables) or "no attribute table"
         raise GigamaskError(
-            f"{tables}: not the tables that {config.out} was trained with, "
-            f"which changes the order of samples; {action}"
+            f"{tables}: changed since {config.out} was started, which changes what it trains on; "
+            f"{action}"
         )
 
 

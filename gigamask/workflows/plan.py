@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -427,8 +427,9 @@ def dry_run(config: ImageTrainConfig, device: Device, images: int) -> DryRun:
     masks = images * config.planning.masks_per_image
     shortened = config.planning.measured_config(ShortSchedule)
     at_once = min(masks, config.planning.masks_per_chunk)
-    model = shortened.build("meta")
+    model, inner = shortened.build("meta"), shortened.task(torch.device("meta"))
     with fake_tensors(device) as tracker:
+        frozen = [to_fake(each, device) for each in inner.frozen_models]
         state = TrainState.from_model(to_fake(model, device), shortened)
         state.model.train()
         for each in state.optimizers:  # creates the optimizer state
@@ -438,11 +439,11 @@ def dry_run(config: ImageTrainConfig, device: Device, images: int) -> DryRun:
             [blank_batch(config.sample_config, config.random_spec, images, at_once)]
         )
         batches.enter = phase_peaks.enter
-        held, parameters = bytes_of_state(state, state_bytes), list(model.parameters())
+        held = bytes_of_state(state, state_bytes, frozen)
+        parameters = list(model.parameters())
         trained = sum(each.numel() for each in parameters if each.requires_grad)
         if config.parallel != "ddp" and config.precision in HALF_DTYPES:
             use_gathered_weights(blocks_of(model), HALF_DTYPES[config.precision])
-        inner = shortened.task(torch.device("cpu"))
         task = PhaseTask(inner, phase_peaks.enter, accumulated=masks > at_once)
         phase_peaks.start()
         step(task, state, batches, images, 0.0, config.optimizer.grad_clip)
@@ -494,12 +495,17 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     return model.encoder_blocks if isinstance(model, Sam) else list(getattr(model, "blocks", ()))
 
 
-def bytes_of_state(state: TrainState, rule: Callable[[int], int | None] | None) -> StateBytes:
+def bytes_of_state(
+    state: TrainState,
+    rule: Callable[[int], int | None] | None,
+    frozen_models: Sequence[nn.Module] = (),
+) -> StateBytes:
     """Return the bytes of weights, gradients and optimizer state, with the average of the weights.
 
     Args:
         state: The training state after a step of its optimizers.
         rule: Maps a number of parameters to bytes of optimizer state; None measures the state.
+        frozen_models: Other models that the task runs.
 
     Returns:
         The bytes by kind.
@@ -530,5 +536,6 @@ def bytes_of_state(state: TrainState, rule: Callable[[int], int | None] | None) 
                 each["optimizer"] += (rule(parameter.numel()) or 0) if rule else held
             if name in average:
                 each["optimizer"] += average[name].nbytes
-    replicated["weights"] += sum(buffer.nbytes for buffer in state.model.buffers())
+    others = [tensor for each in frozen_models for tensor in (*each.parameters(), *each.buffers())]
+    replicated["weights"] += sum(tensor.nbytes for tensor in (*state.model.buffers(), *others))
     return StateBytes(sharded, replicated, max(by_block, key=lambda each: each["weights"]))

@@ -1,4 +1,5 @@
-"""Split a training into stages: MAE pre-training, decoder on a frozen encoder, joint training."""
+"""Split a training into stages: MAE pre-training, decoder on a frozen encoder, joint training; or
+the phases of distillation."""
 
 from __future__ import annotations
 
@@ -7,9 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from gigamask.errors import GigamaskError
+from gigamask.models.configs import DECODER_PREFIX
 from gigamask.recipes.mae import pretraining_for
-from gigamask.training.config import TrainConfig, check_at_least
+from gigamask.training.config import Config, TrainConfig, check_at_least
+from gigamask.training.distill_config import DistillTrainConfig, FeaturesStage
 from gigamask.training.sam_config import SamTrainConfig
+from gigamask.training.schedule import WarmupCosine
 
 STAGES = ("mae", "decoder", "joint")
 MAE_PARTS = ("patch_embed", "pos_embed", "blocks")
@@ -27,7 +31,8 @@ def make_stages(
 ) -> list[TrainConfig]:
     """Return the configurations of the stages of a training.
 
-    Each stage has a folder below `config.out` and starts from the weights of the previous one.
+    Distillation has the stages that `phases_of` returns; the others are as follows. Each stage has
+    a folder below `config.out` and starts from the weights of the previous one.
     `mae` pre-trains the encoder, `decoder` trains everything else with the encoder frozen, and
     `joint` is the recipe itself, which trains everything.
 
@@ -43,6 +48,8 @@ def make_stages(
         GigamaskError: A stage is unknown or out of order, `steps` has a stage that is not trained,
             or weights are missing or would not be used.
     """
+    if isinstance(config, DistillTrainConfig):
+        return [*phases_of(config)]
     given = {stage: number for stage, number in steps.items() if number is not None}
     check_at_least(1, **{f"{stage}_steps": number for stage, number in given.items()})
     if names is None:
@@ -70,7 +77,43 @@ def make_stages(
     return [replace(configs[stage], out=folders[stage], init=init[stage]) for stage in stages]
 
 
-def _limit_warmup(config: TrainConfig) -> TrainConfig:
+def phases_of(config: DistillTrainConfig) -> list[DistillTrainConfig]:
+    """Return the phases of distillation to train one after the other.
+
+    Args:
+        config: The distillation; with `features.steps`, the phase features comes before the phase
+            prompts, each in its own folder in `config.out`.
+
+    Returns:
+        One or two configurations with initial weights and frozen modules set.
+    """
+    init = config.init
+    if init is None and config.teacher and config.teacher_decoder:
+        init = f"{DECODER_PREFIX}{config.teacher}"
+    stage = config.features
+    last = replace(config, features=FeaturesStage(steps=0), init=init)
+    if config.phase == "features":
+        freeze = tuple(dict.fromkeys([*config.freeze, "prompt_encoder", "mask_decoder"]))
+        return [replace(last, freeze=freeze)]
+    if not stage.steps:
+        return [last]
+    schedule = config.schedule
+    if isinstance(schedule, WarmupCosine):
+        schedule = replace(schedule, min_lr_ratio=stage.min_lr_ratio)
+    features = replace(
+        last,
+        phase="features",
+        out=str(Path(config.out) / "features"),
+        steps=stage.steps,
+        batch_size=stage.batch_size,
+        optimizer=replace(config.optimizer, lr=stage.lr),
+        schedule=schedule,
+    )
+    prompts = replace(last, out=str(Path(config.out) / "prompts"), init=features.out)
+    return [*phases_of(_limit_warmup(features)), prompts]
+
+
+def _limit_warmup(config: Config) -> Config:
     limit = int(config.steps * MAX_WARMUP_SHARE)
     return replace(config, schedule=config.schedule.shortened(limit))
 

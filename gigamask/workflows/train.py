@@ -19,7 +19,9 @@ from gigamask.data.file_lock import exclusive_lock
 from gigamask.errors import GigamaskError
 from gigamask.models.configs import SamConfig
 from gigamask.training.config import TrainConfig
+from gigamask.training.distill_config import DistillTrainConfig
 from gigamask.training.mae_config import MAETrainConfig
+from gigamask.workflows.stages import phases_of
 
 if TYPE_CHECKING:
     import torch
@@ -127,6 +129,12 @@ def train(config: TrainConfig, *, allow_data_change: bool = False) -> Run:
     Raises:
         GigamaskError: The configuration, the data or the folder cannot be used.
     """
+    if isinstance(config, DistillTrainConfig):
+        raise GigamaskError("this configuration is for gigamask.distill")
+    return _train(config, allow_data_change)
+
+
+def _train(config: TrainConfig, allow_data_change: bool) -> Run:
     changes = resolve(config, allow_data_change)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.yaml"
@@ -156,6 +164,33 @@ def pretrain(config: MAETrainConfig, *, allow_data_change: bool = False) -> Run:
     if not isinstance(config, MAETrainConfig):
         raise GigamaskError(f"pretrain needs a MAETrainConfig, got {type(config).__name__}")
     return train(config, allow_data_change=allow_data_change)
+
+
+def distill(config: DistillTrainConfig, *, allow_data_change: bool = False) -> Run:
+    """Distil a student from a teacher, phase by phase; otherwise like `train`.
+
+    Args:
+        config: Configuration, such as `recipes.edge_sam().with_(teacher="sam_vit_h_4b8939.pth",
+            data="sa1b/", out="runs/edge")`.
+        allow_data_change: Resume even if the data or their order have changed.
+
+    Returns:
+        The run of the last phase.
+
+    Raises:
+        GigamaskError: The configuration is not a `DistillTrainConfig`, or cannot be used.
+    """
+    if not isinstance(config, DistillTrainConfig):
+        raise GigamaskError(f"distill needs a DistillTrainConfig, got {type(config).__name__}")
+    *earlier, last = phases_of(config)
+    for number, phase in enumerate([*earlier, last]):
+        resolve(phase, allow_data_change, tuple(each.out for each in earlier[:number]))
+    for phase in earlier:
+        if not last.has_checkpoint:
+            run = _train(phase, allow_data_change)
+            if not run.finished:
+                return run
+    return _train(last, allow_data_change)
 
 
 def resolve(

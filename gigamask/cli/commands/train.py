@@ -1,4 +1,4 @@
-"""`gigamask train`, `gigamask pretrain` and `gigamask ground train`."""
+"""`gigamask train`, `gigamask pretrain`, `gigamask distill` and `gigamask ground train`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(command: str, arguments: list[str]) -> tuple[str | None, dict[str, Any]]
     """Run a training command, stage by stage.
 
     Args:
-        command: "train", "pretrain" or "ground train".
+        command: "train", "pretrain", "distill" or "ground train".
         arguments: The arguments after the command.
 
     Returns:
@@ -93,7 +93,7 @@ def run(command: str, arguments: list[str]) -> tuple[str | None, dict[str, Any]]
     if state.step == config.steps and remaining:  # interrupted at the last step of a stage
         result = {"run": remaining[0].out, "step": 0, "steps": remaining[0].steps, "samples": 0}
     if world.is_main:
-        print(summary(result, flags.stages is not None, config))
+        print(summary(result, len(configs) > 1, config))
     return flags.json if world.is_main else None, result
 
 
@@ -194,8 +194,10 @@ def overview(command: str) -> str:
         for flag, (_, kinds) in registry.COMPONENTS.items()
         if flag in available
     )
+    teacher = " --teacher WEIGHTS" * (command == "distill")
     usage = [
-        f"usage: gigamask {command} RECIPE --data PATH... --out RUN [--section.field value ...]",
+        f"usage: gigamask {command} RECIPE{teacher} --data PATH... --out RUN "
+        "[--section.field value ...]",
         f"       gigamask {command} --resume RUN",
     ]
     if command == "train":

@@ -1,0 +1,203 @@
+"""Configuration of distillation: a small SAM learns from a larger one.
+
+Imports no torch, so that `--help` is fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from gigamask.data.augment import ColorJitter, HorizontalFlip, NoAugment
+from gigamask.data.sample_config import SampleConfig
+from gigamask.errors import GigamaskError, check_range
+from gigamask.interfaces import Task
+from gigamask.models.configs import vit_h
+from gigamask.training.config import check_at_least
+from gigamask.training.sam_config import SamTrainConfig
+
+if TYPE_CHECKING:
+    import torch
+
+    from gigamask.models.sam.sam import Sam
+    from gigamask.training.planning_view import PlanningView
+    from gigamask.types import RandomSpec
+
+
+@dataclass(frozen=True)
+class FeaturesStage:
+    """The phase features, trained before the phase prompts."""
+
+    steps: int = 0
+    """steps of the phase features, in OUT/features, before that of prompts, in OUT/prompts; 0: the
+    phase is left out"""
+    batch_size: int = 64
+    """its images per step over all processes"""
+    lr: float = 1.25e-2
+    """its peak learning rate"""
+    min_lr_ratio: float = 5e-5
+    """its final learning rate as a fraction of the peak"""
+
+    def __post_init__(self) -> None:
+        check_at_least(0, **{"features.steps": self.steps})
+        check_at_least(1, **{"features.batch_size": self.batch_size})
+        check_range("features.lr", self.lr, 0, None)
+        check_range("features.min_lr_ratio", self.min_lr_ratio, 0, 1)
+
+
+@dataclass(frozen=True)
+class DistillTrainConfig(SamTrainConfig):
+    """Configuration of distillation."""
+
+    command: ClassVar[str] = "distill"
+
+    teacher: str = ""
+    """weights of the teacher: a run folder, a checkpoint, a .pth, a .safetensors, a Hugging Face
+    folder or id, or starter"""
+    phase: Literal["features", "prompts"] = "prompts"
+    """what the student learns: features, the teacher's embeddings, with its decoder frozen; or
+    prompts, the teacher's masks in rounds of prompts"""
+    features: FeaturesStage = field(default_factory=FeaturesStage)
+    teacher_decoder: bool = True
+    """start from the teacher's prompt encoder and mask decoder, unless --init is set; the student's
+    must have the same sizes"""
+    teacher_cache: str | None = None
+    """folder that keeps the teacher's embeddings in float16, 2 MB an image for SAM, for every later
+    visit and run; default: they are computed at every visit"""
+    teacher_iou_weight: float = 0.0
+    """phase prompts: weight of the squared difference between the predicted IoUs"""
+
+    def check(self) -> DistillTrainConfig:
+        """Check the values and return the configuration itself.
+
+        Raises:
+            GigamaskError: A value is invalid.
+        """
+        check_range("--teacher-iou-weight", self.teacher_iou_weight, 0, None)
+        if self.compile:
+            raise GigamaskError("--compile is for 'gigamask train'; leave the flag out")
+        if self.teacher_cache and (
+            not isinstance(self.loader.augment, NoAugment | HorizontalFlip)
+            or self.loader.color_jitter != ColorJitter()
+        ):
+            raise GigamaskError(
+                "--teacher-cache keeps an embedding for an image and its mirror image; use "
+                "--loader.augment none or flip, without color jitter, or leave the flag out"
+            )
+        super().check()
+        return self
+
+    def check_inputs(self, earlier: Collection[str] = ()) -> None:
+        """Check, before training starts, that teacher, data and weights exist.
+
+        Args:
+            earlier: Run folders of earlier stages, which `init` may name before they exist.
+
+        Raises:
+            GigamaskError: Something is missing, or the student does not fit the teacher.
+        """
+        from gigamask.models.state_dict import may_be_weights
+        from gigamask.training.distillation import check_student
+
+        if not self.teacher:
+            raise GigamaskError(
+                "--teacher is required: the weights of a SAM, such as sam_vit_h_4b8939.pth or a "
+                "run folder"
+            )
+        if not may_be_weights(self.teacher):
+            raise GigamaskError(
+                f"--teacher {self.teacher}: no such file or folder; pass a run folder, a "
+                "checkpoint, a .pth, a .safetensors, a Hugging Face folder or id, or starter"
+            )
+        teacher = self.load_teacher()
+        check_student(self.model, teacher.config, self.teacher, self.phase == "features")
+        super().check_inputs(earlier)
+
+    def load_teacher(self) -> Sam:
+        """Return the teacher on the CPU.
+
+        Raises:
+            GigamaskError: Its weights are damaged, or not those of a SAM.
+        """
+        from gigamask.models.sam.sam import load_sam
+
+        return load_sam(self.teacher)
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Paths of the attribute table, if there is one, and of the teacher's weights."""
+        from gigamask.models.state_dict import find_weights
+
+        return (*super().tables, str(find_weights(self.teacher)))
+
+    def task(self, device: torch.device) -> Task:
+        """Return the task of the phase; on the meta device, with a teacher without values."""
+        from gigamask.distributed.precision import choose_precision
+        from gigamask.models.embedding_cache import EmbeddingCache
+        from gigamask.training.distillation import FeatureTask, PromptTask, Teacher
+        from gigamask.training.tasks import SamTask
+
+        precision, cache = choose_precision(self.precision, device), None
+        is_planned = device.type == "meta"
+        if self.teacher_cache and not is_planned:
+            cache = EmbeddingCache(Path(self.teacher_cache), limit_bytes=None, half=True)
+        model = planned_teacher(self.teacher) if is_planned else self.load_teacher()
+        teacher = Teacher(model.to(device), precision, cache)
+        if self.phase == "features":
+            return FeatureTask(teacher, precision)
+        task = super().task(device)
+        assert isinstance(task, SamTask)
+        return PromptTask(
+            task.schedule,
+            task.loss,
+            task.masks_per_chunk,
+            precision,
+            task.full_resolution,
+            task.mining,
+            teacher=teacher,
+            iou_weight=self.teacher_iou_weight,
+        )
+
+    @property
+    def planning(self) -> PlanningView:
+        """The configuration as `gigamask plan` sees it."""
+        from gigamask.training.planning_view import PlanningView
+
+        return PlanningView(self) if self.phase == "features" else super().planning
+
+    @property
+    def items(self) -> Literal["image", "mask"]:
+        """Unit of sampling: in the phase features, images."""
+        return "image" if self.phase == "features" else super().items
+
+    @property
+    def random_spec(self) -> RandomSpec:
+        """How many random numbers a sample carries."""
+        spec = super().random_spec
+        return replace(spec, clicks=0, points=0) if self.phase == "features" else spec
+
+    @property
+    def sample_config(self) -> SampleConfig:
+        """How the loader builds samples: in the phase features, images without masks."""
+        config = super().sample_config
+        if self.phase == "features":
+            return replace(config, mask_size=1, with_masks=False, mask_store=None)
+        return config
+
+
+def planned_teacher(weights: str) -> Sam:
+    """Return a teacher on the meta device, without values; ViT-H if the weights do not exist.
+
+    Args:
+        weights: Weights of the teacher.
+    """
+    import torch
+
+    from gigamask.models.sam.sam import Sam, load_sam
+    from gigamask.models.state_dict import may_be_weights
+
+    config = load_sam(weights).config if may_be_weights(weights) else vit_h()
+    with torch.device("meta"):
+        return Sam(config)

@@ -1,0 +1,273 @@
+"""A student's gradients are those of a plain loop, however it is batched, cached or stopped."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional
+
+from gigamask import config_files
+from gigamask.losses.sam_loss import SamLoss
+from gigamask.models import state_dict
+from gigamask.models.configs import ConvPyramid
+from gigamask.prompts.clicks import cell_to_input, next_click
+from gigamask.prompts.schedule import InteractiveSchedule
+from gigamask.training import checkpoint
+from gigamask.training.state import TrainState
+from gigamask.training.step import StepMetrics, accumulate
+from gigamask.training.tasks import targets_from_batch
+from gigamask.training.train_data import TrainData, open_index
+from gigamask.training.trainer import train
+from gigamask.types import Prompts
+from gigamask.workflows.stages import phases_of
+from tests.journeys.runs import same
+from tests.little import (
+    COMPACT,
+    SPEC,
+    little,
+    little_compact,
+    little_compact_student,
+    little_student,
+)
+
+NARROW = replace(COMPACT, encoder=replace(COMPACT.encoder, widths=(8, 8, 8, 8)))
+
+
+@pytest.fixture(scope="module")
+def teachers(tmp_path_factory) -> dict[str, Path]:
+    """Two untrained models, with other weights than a student's."""
+    folder, found = tmp_path_factory.mktemp("teachers"), {}
+    for name, recipe in (("sam", little), ("compact", little_compact)):
+        model = replace(recipe(), seed=7).build()
+        with torch.no_grad():  # the answers of an untrained compact model are all the prior
+            for parameter in model.mask_decoder.parameters():
+                parameter.add_(0.3 * torch.randn(parameter.shape, generator=GENERATOR))
+        found[name] = folder / f"{name}.safetensors"
+        state_dict.save_weights(model.state_dict(), model.config, found[name])
+    return found
+
+
+GENERATOR = torch.Generator().manual_seed(0)
+
+
+def run_in(folder: Path, scenes: Path, teacher: Path, recipe=little_student, **changes):
+    run = replace(recipe(), out=str(folder), data=(str(scenes),), teacher=str(teacher), **changes)
+    config_files.save_config(run)
+    return run
+
+
+def start(run) -> TrainState:
+    return TrainState.initialize(run, torch.device("cpu"), run.init)
+
+
+def gradients(run, double: bool = True) -> dict[str, torch.Tensor]:
+    """The gradients of the first step's whole batch."""
+    state = start(run)
+    task = run.task(torch.device("cpu"))
+    if double:
+        state = TrainState.from_model(state.model.double(), run)
+        task.teacher.model.double()
+    metrics = StepMetrics.zero(run.batch_size, torch.zeros(0, dtype=torch.float64))
+    for batch in next(TrainData(run, open_index(run)).batches()):
+        accumulate(task, state.model, batch, metrics)
+    return {
+        name: parameter.grad
+        for name, parameter in state.model.named_parameters()
+        if parameter.requires_grad
+    }
+
+
+def first_batch(run):
+    (batch,) = next(TrainData(run, open_index(run)).batches())
+    return batch
+
+
+def models(run):
+    """The student and the teacher in float64."""
+    student = start(run).model.double()
+    return student, run.load_teacher().double().eval()
+
+
+def equal(found, expected) -> bool:
+    largest = max(each.norm() for each in expected.values())
+    assert found.keys() == expected.keys()
+    return all(
+        (found[name] - each).norm() <= 1e-10 * each.norm() + 1e-13 * largest
+        for name, each in expected.items()
+    )
+
+
+def test_features_are_the_mean_squared_error_where_there_is_an_image(tmp_path, scenes, teachers):
+    (run,) = phases_of(run_in(tmp_path, scenes, teachers["sam"], phase="features", batch_size=2))
+    run = replace(run, micro_batch_size=2, model=replace(SPEC, drop_path_rate=0.0))
+    student, teacher = models(run)
+    batch, loss = first_batch(run), 0
+    for image, (height, width) in zip(batch.images, batch.input_sizes.tolist(), strict=True):
+        size = torch.tensor([[height, width]])
+        own, taught = (model.encode(image[None], size) for model in (student, teacher))
+        rows, columns = -(-height // 8), -(-width // 8)
+        loss = loss + functional.mse_loss(
+            own[..., :rows, :columns], taught[..., :rows, :columns].detach()
+        )
+    loss.backward()
+    expected = {
+        name: parameter.grad
+        for name, parameter in student.named_parameters()
+        if name.startswith("image_encoder.")
+    }
+    found = gradients(run)
+    assert any(each.any() for each in expected.values())
+    assert equal(found, expected)  # and nothing but the encoder is trained
+
+
+def test_prompts_are_a_plain_loop_of_both_models(tmp_path, scenes, teachers):
+    """One image, three rounds; written with the models' `encode` and `decode` alone."""
+    (run,) = phases_of(
+        run_in(
+            tmp_path,
+            scenes,
+            teachers["sam"],
+            features=replace(little_student().features, steps=0),
+            teacher_decoder=False,
+            batch_size=1,
+            micro_batch_size=1,
+            teacher_iou_weight=0.7,
+            model=replace(SPEC, drop_path_rate=0.0),
+            prompts=InteractiveSchedule(clicks=2, mask_only_rounds=False),
+            loss=SamLoss(focal_weight=5.0, alpha=0.5, gamma=0.0, dice_weight=5.0, iou_weight=0.0),
+        )
+    )
+    student, teacher = models(run)
+    batch = first_batch(run)
+    targets = targets_from_batch(batch, slice(0, len(batch.mask_image)), SPEC.mask_size)
+    own = student.encode(batch.images, batch.input_sizes)
+    with torch.no_grad():
+        taught = teacher.encode(batch.images, batch.input_sizes)
+    prompts = run.prompts.next(None, targets, batch.random_inputs, 0.0)
+    given, loss = prompts, 0
+    for number in range(3):
+        logits, iou = student.decode(own, batch.mask_image, prompts)
+        with torch.no_grad():
+            answers, scores = teacher.decode(taught, batch.mask_image, given)
+        valid = targets.valid[:, None].expand_as(answers)
+        truth = (answers > 0).double()
+        pixels = functional.binary_cross_entropy_with_logits(logits, truth, reduction="none")
+        bce = (pixels * valid).sum((2, 3)) / valid.sum((2, 3))
+        shown, meant = logits.sigmoid() * valid, truth * valid
+        dice = 1 - (2 * (shown * meant).sum((2, 3)) + 1) / ((shown + meant).sum((2, 3)) + 1)
+        # Balanced focal loss with alpha one half is half the cross entropy.
+        each = 5 * 0.5 * bce + 5 * dice + 0.7 * (iou - scores).square()
+        loss = loss + each.mean(1).sum()
+        row = torch.arange(len(logits))
+        best, preferred = iou.argmax(1), scores.argmax(1)
+        target = answers[row, preferred] > 0
+        xy, label = next_click(
+            logits.detach()[row, best] > 0,
+            target,
+            batch.random_inputs.clicks[:, number + 1] if number < 2 else torch.zeros(len(row), 2),
+            targets.valid,
+        )
+        points = torch.cat([prompts.points_xy_input, cell_to_input(xy, targets)[:, None]], 1)
+        labels = torch.cat([prompts.labels, label[:, None]], 1)
+        prompts = Prompts(points, labels, logits.detach()[row, best], False)
+        given = Prompts(points, labels, answers[row, preferred], False)
+    loss.backward()
+    expected = {name: parameter.grad for name, parameter in student.named_parameters()}
+    expected = {
+        name: torch.zeros_like(student.get_parameter(name)) if grad is None else grad
+        for name, grad in expected.items()
+    }
+    assert equal(gradients(run), expected)
+
+
+@pytest.mark.parametrize("kind", ["sam", "compact"])
+@pytest.mark.parametrize("phase", ["features", "prompts"])
+def test_micro_batches_and_chunks_change_no_gradient(tmp_path, scenes, teachers, kind, phase):
+    recipe = little_student if kind == "sam" else little_compact_student
+    found = []
+    for micro, chunk in ((3, 64), (1, 2)):
+        run = run_in(
+            tmp_path,
+            scenes,
+            teachers[kind],
+            recipe,
+            phase=phase,
+            micro_batch_size=micro,
+            masks_per_chunk=chunk,
+        )
+        found.append(gradients(phases_of(replace(run, features=no_features()))[0]))
+    assert any(each.any() for each in found[0].values())
+    assert equal(*found)
+
+
+def no_features():
+    return replace(little_student().features, steps=0)
+
+
+def test_each_answer_in_a_window_learns_the_teachers(tmp_path, scenes, teachers):
+    """A student equal to its teacher has nothing to learn but certainty."""
+    run = run_in(tmp_path, scenes, teachers["compact"], little_compact_student, seed=7)
+    (run,) = phases_of(replace(run, features=no_features(), init=str(teachers["compact"])))
+    state, task = start(run), run.task(torch.device("cpu"))
+    (batch, *_) = next(TrainData(run, open_index(run)).batches())
+    sums = list(task.compute_losses(state.model, batch, lambda tensor: tensor))
+    assert len(sums) == 3 * -(-len(batch.mask_image) // run.masks_per_chunk)
+    for each in sums:
+        assert float(each.parts["iou"] / each.count) == pytest.approx(1.0)
+        assert float(each.parts["iou_difference"]) == 0.0
+
+
+@pytest.mark.parametrize("phase", ["features", "prompts"])
+def test_a_stopped_distillation_resumes_bit_for_bit(tmp_path, scenes, teachers, phase):
+    changes = {"phase": phase, "features": no_features(), "teacher_cache": str(tmp_path / "cache")}
+
+    def config(name: str, steps: int):
+        run = run_in(tmp_path / name, scenes, teachers["sam"], steps=steps, **changes)
+        return replace(phases_of(run)[0], schedule=replace(run.schedule, min_lr_ratio=1.0))
+
+    train(config("whole", 4))
+    train(config("parts", 2))
+    assert checkpoint.newest(tmp_path / "parts").name == "step_00000002"
+    train(config("parts", 4))
+    assert same(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_cached_embeddings_are_those_computed_in_half_precision(tmp_path, scenes, teachers):
+    run = run_in(tmp_path, scenes, teachers["sam"], phase="features")
+    cached = replace(run, teacher_cache=str(tmp_path / "cache"))
+    batch, *_ = next(TrainData(phases_of(run)[0], open_index(run)).batches())
+    plain = run.task(torch.device("cpu")).teacher.embed(batch)
+    first = cached.task(torch.device("cpu")).teacher.embed(batch)
+    files = list((tmp_path / "cache").iterdir())
+    assert len(files) == len(batch.images)
+    again = cached.task(torch.device("cpu")).teacher
+    again.model.encode = None  # nothing is computed anew
+    assert torch.equal(again.embed(batch), first)
+    assert first.dtype == torch.float32
+    torch.testing.assert_close(first, plain.half().float())
+
+
+def test_the_teacher_does_not_change(tmp_path, scenes, teachers):
+    run = phases_of(run_in(tmp_path, scenes, teachers["sam"], features=no_features()))[0]
+    task, state = run.task(torch.device("cpu")), start(run)
+    before = {name: value.clone() for name, value in task.teacher.model.state_dict().items()}
+    metrics = StepMetrics.zero(run.batch_size, torch.zeros(0))
+    for batch in next(TrainData(run, open_index(run)).batches()):
+        accumulate(task, state.model, batch, metrics)
+    after = task.teacher.model.state_dict()
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+    assert not any(parameter.requires_grad for parameter in task.teacher.model.parameters())
+
+
+def test_a_narrow_student_takes_over_the_decoder(tmp_path, scenes, teachers):
+    run = run_in(tmp_path, scenes, teachers["compact"], little_compact_student, model=NARROW)
+    features, prompts = phases_of(run)
+    assert isinstance(NARROW.encoder, ConvPyramid)
+    student = start(features).model
+    taught = run.load_teacher().state_dict()
+    for name, parameter in student.named_parameters():
+        is_decoder = name.startswith(("prompt_encoder.", "mask_decoder."))
+        assert parameter.requires_grad != is_decoder
+        assert not is_decoder or torch.equal(parameter, taught[name])
+    assert (prompts.init, prompts.freeze) == (features.out, ())
