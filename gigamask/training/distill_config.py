@@ -143,7 +143,7 @@ class DistillTrainConfig(SamTrainConfig):
         is_planned = device.type == "meta"
         if self.teacher_cache and not is_planned:
             cache = EmbeddingCache(Path(self.teacher_cache), limit_bytes=None, half=True)
-        model = planned_teacher(self.teacher) if is_planned else self.load_teacher()
+        model = planned_teacher(self) if is_planned else self.load_teacher()
         teacher = Teacher(model.to(device), precision, cache)
         if self.phase == "features":
             return FeatureTask(teacher, precision)
@@ -187,17 +187,25 @@ class DistillTrainConfig(SamTrainConfig):
         return config
 
 
-def planned_teacher(weights: str) -> Sam:
-    """Return a teacher on the meta device, without values; ViT-H if the weights do not exist.
+def planned_teacher(config: DistillTrainConfig) -> Sam:
+    """Return the teacher on the meta device, without values; ViT-H if its weights do not exist.
 
     Args:
-        weights: Weights of the teacher.
+        config: The distillation.
+
+    Raises:
+        GigamaskError: The student does not fit the teacher.
     """
     import torch
 
-    from gigamask.models.sam.sam import Sam, load_sam
+    from gigamask.models.sam.sam import Sam
     from gigamask.models.state_dict import may_be_weights
+    from gigamask.training.distillation import check_student
 
-    config = load_sam(weights).config if may_be_weights(weights) else vit_h()
+    teacher = replace(vit_h(), image_size=config.model.image_size)
+    if may_be_weights(config.teacher):
+        teacher = config.load_teacher().config
+    name = config.teacher or "of ViT-H"
+    check_student(config.model, teacher, name, config.phase == "features")
     with torch.device("meta"):
-        return Sam(config)
+        return Sam(teacher)
