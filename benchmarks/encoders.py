@@ -18,7 +18,16 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from gigamask import recipes
-from gigamask.models.configs import HuggingFaceBackbone, SamConfig, vit_b, vit_h, vit_l
+from gigamask.models.configs import (
+    HuggingFaceBackbone,
+    RepViT,
+    SamConfig,
+    ViTSmall,
+    ViTTiny,
+    vit_b,
+    vit_h,
+    vit_l,
+)
 from gigamask.models.init import build_model
 from gigamask.profiling.memory_plan import GIB
 from gigamask.workflows.plan import plan
@@ -39,7 +48,8 @@ BACKBONES = {
     "dinov3-convnext-tiny": {"model_type": "dinov3_convnext", **CONVNEXT},
     "resnet-50": {"model_type": "resnet"},
 }
-NAMES = ["vit_b", "vit_l", "vit_h", *BACKBONES]
+SMALL_ENCODERS = {"vit_t": ViTTiny(), "vit_s": ViTSmall(), "repvit": RepViT()}
+NAMES = ["vit_b", "vit_l", "vit_h", *SMALL_ENCODERS, *BACKBONES]
 
 
 def configured(name: str, side: int) -> SamConfig:
@@ -47,6 +57,8 @@ def configured(name: str, side: int) -> SamConfig:
     own = {"vit_b": vit_b, "vit_l": vit_l, "vit_h": vit_h}
     if name in own:
         return replace(own[name](), image_size=side)
+    if name in SMALL_ENCODERS:
+        return SamConfig(image_size=side, encoder=SMALL_ENCODERS[name])
     values = dict(BACKBONES[name])
     if name.startswith("hiera"):
         values["image_size"] = [side, side]  # its positions are not interpolated

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 from gigamask.errors import GigamaskError
-from gigamask.interfaces import PIXEL_MEAN, PIXEL_STD, ImageEncoder
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import nn
+from gigamask.interfaces import ImageEncoder
+from gigamask.models.encoder_configs import (
+    ConvPyramid,
+    HuggingFaceBackbone,
+    RepViT,
+    ViT,
+    ViTSmall,
+    ViTTiny,
+    check_counts,
+    check_multiple,
+)
 
 COLOR_FEATURES = 6
 """Number of color features of a mask: mean and standard deviation of red, green and blue."""
@@ -22,172 +26,13 @@ logarithm of its area, fraction of the box that it fills, and logarithm of the b
 height."""
 
 
-@dataclass(frozen=True)
-class ViT(ImageEncoder):
-    """SAM's vision transformer, sized by `SamConfig`."""
-
-    def build(self, model: SamConfig) -> nn.Module:
-        """Build the image encoder of a SAM."""
-        from gigamask.models.sam.image_encoder import ImageEncoderViT
-
-        return ImageEncoderViT(
-            img_size=model.image_size,
-            patch_size=model.patch_size,
-            embed_dim=model.embed_dim,
-            depth=model.depth,
-            num_heads=model.num_heads,
-            out_chans=model.embedding_dim,
-            window_size=model.window_size,
-            global_attn_indexes=model.global_attn_indexes,
-            drop_path_rate=model.drop_path_rate,
-        )
-
-    def drop_path_blocks(self, model: SamConfig) -> int:
-        """Return the number of blocks."""
-        return model.depth
-
-
-@dataclass(frozen=True)
-class ConvPyramid(ImageEncoder):
-    """Convolutions at strides 2, 4, 8 and 16 with a feature pyramid, for `WindowDecoder`.
-
-    The embedding has stride 4: whether a token is inside the image, the channels of `width`, and
-    those of stride 2, four tokens in each (`models.compact.encoder`).
-    """
-
-    widths: tuple[int, int, int, int] = (24, 48, 96, 128)
-    """channels at strides 2, 4, 8 and 16; multiples of 8"""
-    depths: tuple[int, int, int, int] = (0, 1, 1, 2)
-    """residual blocks at strides 2, 4, 8 and 16"""
-    width: int = 32
-    """channels of the embedding at stride 4; a multiple of 4"""
-    fine_width: int = 16
-    """channels of the embedding at stride 2"""
-    takes_input_sizes: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        _check_counts(self, "width", "fine_width")
-        _check_multiple(self, "width", 4, "the likeness to what is prompted")
-        if any(width < 8 or width % 8 for width in self.widths):
-            raise GigamaskError(
-                f"ConvPyramid.widths must be positive multiples of 8 (got {self.widths})"
-            )
-        if any(depth < 0 for depth in self.depths):
-            raise GigamaskError(f"ConvPyramid.depths must be at least 0 (got {self.depths})")
-
-    def build(self, model: SamConfig) -> nn.Module:
-        """Build the image encoder of a SAM."""
-        from gigamask.models.compact.encoder import ConvPyramidEncoder
-
-        return ConvPyramidEncoder(self.widths, self.depths, self.width, self.fine_width)
-
-    def channels(self, model: SamConfig) -> int:
-        """Return the number of channels of the embedding."""
-        return 1 + self.width + 4 * self.fine_width
-
-    def max_width(self, model: SamConfig) -> int:
-        """Return the channels of the widest stage."""
-        return max(self.widths)
-
-
-@dataclass(frozen=True)
-class HuggingFaceBackbone(ImageEncoder):
-    """A backbone of transformers, such as DINOv2, DINOv3, Hiera, Swin or ConvNeXt, with SAM's neck.
-
-    It runs without dropout, and its batch norms keep their statistics (`models.backbone`).
-    """
-
-    backbone: str = ""
-    """a folder, or the id of a model of the Hugging Face Hub, downloaded unless it is cached"""
-    revision: str | None = None
-    """commit, branch or tag of the model on the Hub; default: its main branch"""
-    pretrained: bool = True
-    """start from the backbone's weights, unless --init is set"""
-    architecture: str = ""
-    """the backbone's config.json; default: that of the model"""
-    pixel_mean: tuple[float, float, float] = PIXEL_MEAN
-    """mean of red, green and blue in 0..255; default: the model's"""
-    pixel_std: tuple[float, float, float] = PIXEL_STD
-    """standard deviation of red, green and blue in 0..255; default: the model's"""
-    pretrained_part: ClassVar[str] = "backbone."
-
-    def __post_init__(self) -> None:
-        if not self.backbone or self.architecture:
-            return
-        from gigamask.models.backbone import read_architecture
-
-        stated = read_architecture(self.backbone, self.revision)
-        for field, value in zip(("architecture", "pixel_mean", "pixel_std"), stated, strict=True):
-            object.__setattr__(self, field, value)
-
-    def build(self, model: SamConfig) -> nn.Module:
-        """Build the image encoder of a SAM, with random weights."""
-        from gigamask.models.backbone import BackboneEncoder
-
-        return BackboneEncoder(
-            self._architecture(),
-            model.image_size,
-            model.patch_size,
-            model.embedding_dim,
-            model.drop_path_rate,
-        )
-
-    def load_pretrained(self, encoder: nn.Module) -> None:
-        """Load the weights of the backbone, but none into the neck.
-
-        Args:
-            encoder: What `build` has returned.
-        """
-        from gigamask.models.backbone import BackboneEncoder, load_pretrained
-
-        if self.pretrained:
-            assert isinstance(encoder, BackboneEncoder)
-            load_pretrained(encoder, self.backbone, self.revision, self.architecture)
-
-    def blocks(self, encoder: nn.Module) -> Sequence[nn.Module]:
-        """Return the blocks of the backbone, from input to output."""
-        from gigamask.models.backbone import blocks_of
-
-        return blocks_of(encoder)
-
-    def drop_path_blocks(self, model: SamConfig) -> int:
-        """Return the number of blocks, or 0 without drop path."""
-        from gigamask.models.backbone import count_blocks
-
-        return count_blocks(self._architecture()) if model.drop_path_rate else 0
-
-    def max_width(self, model: SamConfig) -> int:
-        """Return the channels of the widest feature map."""
-        from gigamask.models.backbone import feature_shapes
-
-        return max(
-            channels for channels, _ in feature_shapes(self._architecture(), model.image_size)[1]
-        )
-
-    @property
-    def pixel_scale(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and standard deviation of red, green and blue in 0..255."""
-        return self.pixel_mean, self.pixel_std
-
-    @property
-    def depth(self) -> int:
-        """Number of blocks that the architecture states."""
-        values = json.loads(self._architecture())
-        return sum(values.get("depths") or [values.get("num_hidden_layers", 0)])
-
-    def _architecture(self) -> str:
-        if not self.architecture:
-            raise GigamaskError(
-                "--model.encoder hf needs a backbone: hf:FOLDER, or hf:ID of the Hugging Face Hub, "
-                "such as hf:facebook/dinov2-small"
-            )
-        return self.architecture
-
-
 DECODER_PREFIX = "decoder:"
 """Path prefix of a SAM whose prompt encoder and mask decoder initialize those of another."""
 ENCODERS: dict[str, type[ImageEncoder]] = {
     "vit": ViT,
+    "vit_t": ViTTiny,
+    "vit_s": ViTSmall,
+    "repvit": RepViT,
     "conv_pyramid": ConvPyramid,
     "hf": HuggingFaceBackbone,
 }
@@ -301,14 +146,14 @@ class SamConfig:
     custom_init: bool = False
     """initialization for small models: attention to prompt positions, a color embedding, and masks
     by similarity (models.init)"""
-    encoder: ImageEncoder = ViT()
+    encoder: ImageEncoder = field(default_factory=ViT)
     """image encoder; embed-dim, depth, num-heads, window-size and global-attn-indexes apply to
     vit"""
     decoder: Decoder = SamDecoder()
     """mask decoder; window requires the encoder conv_pyramid"""
 
     def __post_init__(self) -> None:
-        _check_counts(
+        check_counts(
             self,
             "embed_dim",
             "depth",
@@ -320,10 +165,10 @@ class SamConfig:
             "iou_hidden",
         )
         _check_patches(self)
-        _check_multiple(self, "embed_dim", self.num_heads, "num_heads")
-        _check_multiple(self, "embed_dim", 4, "the position embedding")
-        _check_multiple(self, "embedding_dim", 8, "the mask upscaling")
-        _check_multiple(self, "embedding_dim", 2 * self.decoder_num_heads, "2 x decoder_num_heads")
+        check_multiple(self, "embed_dim", self.num_heads, "num_heads")
+        check_multiple(self, "embed_dim", 4, "the position embedding")
+        check_multiple(self, "embedding_dim", 8, "the mask upscaling")
+        check_multiple(self, "embedding_dim", 2 * self.decoder_num_heads, "2 x decoder_num_heads")
         if invalid := [block for block in self.global_attn_indexes if not 0 <= block < self.depth]:
             raise GigamaskError(
                 f"SamConfig.global_attn_indexes must be in 0 to {self.depth - 1} for depth "
@@ -344,7 +189,7 @@ class SamConfig:
                     "use --model.encoder vit"
                 )
             if isinstance(self.decoder, SamDecoder) and self.decoder.high_res:
-                _check_multiple(self, "patch_size", 4, "the decoder's high_res")
+                check_multiple(self, "patch_size", 4, "the decoder's high_res")
             return
         if not isinstance(self.encoder, ConvPyramid):
             raise GigamaskError(
@@ -361,13 +206,19 @@ class SamConfig:
                 "SamConfig.patch_size must be 4, the stride of the embedding of conv_pyramid "
                 f"(got {self.patch_size})"
             )
-        _check_multiple(self, "image_size", 16, "the coarsest stride of conv_pyramid")
-        _check_multiple(self, "embedding_dim", 16, "the mask upscaling in windows")
+        check_multiple(self, "image_size", 16, "the coarsest stride of conv_pyramid")
+        check_multiple(self, "embedding_dim", 16, "the mask upscaling in windows")
 
     @property
     def has_custom_encoder(self) -> bool:
         """Whether the image encoder is a user's own, which initializes itself."""
         return not isinstance(self.encoder, tuple(ENCODERS.values()))
+
+    @property
+    def encoder_name(self) -> str:
+        """Name of the image encoder: that of `--model.encoder`, or the class of a user's own."""
+        names = {kind: name for name, kind in ENCODERS.items()}
+        return names.get(type(self.encoder), type(self.encoder).__name__)
 
     @property
     def encoder_initializes_itself(self) -> bool:
@@ -421,7 +272,7 @@ class MAEConfig:
     better encoders"""
 
     def __post_init__(self) -> None:
-        _check_counts(
+        check_counts(
             self,
             "embed_dim",
             "depth",
@@ -431,10 +282,10 @@ class MAEConfig:
             "decoder_num_heads",
         )
         _check_patches(self)
-        _check_multiple(self, "embed_dim", self.num_heads, "num_heads")
-        _check_multiple(self, "decoder_dim", self.decoder_num_heads, "decoder_num_heads")
+        check_multiple(self, "embed_dim", self.num_heads, "num_heads")
+        check_multiple(self, "decoder_dim", self.decoder_num_heads, "decoder_num_heads")
         for name in ("embed_dim", "decoder_dim"):
-            _check_multiple(self, name, 4, "the position embedding")
+            check_multiple(self, name, 4, "the position embedding")
         if not 0 < self.mask_ratio < 1:
             raise GigamaskError(f"MAEConfig.mask_ratio must be in (0, 1) (got {self.mask_ratio})")
         if not 0 < self.visible < self.patches:
@@ -481,8 +332,8 @@ class GroundingModelConfig:
     """side of the grid that represents a mask's outline within its box"""
 
     def __post_init__(self) -> None:
-        _check_counts(self, "embedding_dim", "text_dim", "dim", "layers", "heads", "crop_side")
-        _check_multiple(self, "dim", self.heads, "heads")
+        check_counts(self, "embedding_dim", "text_dim", "dim", "layers", "heads", "crop_side")
+        check_multiple(self, "dim", self.heads, "heads")
 
     @property
     def parts(self) -> tuple[int, int, int, int]:
@@ -490,27 +341,13 @@ class GroundingModelConfig:
         return self.embedding_dim, COLOR_FEATURES, GEOMETRY_FEATURES, self.crop_side**2
 
 
-def _check_counts(config: object, *names: str) -> None:
-    for name in names:
-        if (value := getattr(config, name)) < 1:
-            raise GigamaskError(f"{type(config).__name__}.{name} must be at least 1 (got {value})")
-
-
 def _check_patches(config: SamConfig | MAEConfig) -> None:
-    _check_counts(config, "image_size", "patch_size")
+    check_counts(config, "image_size", "patch_size")
     image, patch = config.image_size, config.patch_size
     if image % patch:
         raise GigamaskError(
             f"{type(config).__name__}.image_size must be a multiple of patch_size {patch} "
             f"(got {image}); the nearest is {max(patch, round(image / patch) * patch)}"
-        )
-
-
-def _check_multiple(config: object, name: str, divisor: int, reason: str) -> None:
-    if (value := getattr(config, name)) % divisor:
-        raise GigamaskError(
-            f"{type(config).__name__}.{name} must be a multiple of {divisor} for {reason} "
-            f"(got {value})"
         )
 
 

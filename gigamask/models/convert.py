@@ -14,8 +14,10 @@ from torch import Tensor
 from gigamask.errors import GigamaskError
 from gigamask.models.configs import (
     HuggingFaceBackbone,
+    RepViT,
     SamConfig,
     SamDecoder,
+    ViTTiny,
     vit_b,
     vit_h,
     vit_l,
@@ -301,7 +303,7 @@ def from_mae(state: State, config: SamConfig, source: str) -> State:
 
 
 def check_is_published_sam(config: SamConfig, target: str) -> None:
-    """Check that a model has SAM's mask decoder as published, and no backbone of transformers.
+    """Check that a model has SAM's mask decoder as published, and no other built-in encoder.
 
     Args:
         config: Configuration of the model.
@@ -310,10 +312,10 @@ def check_is_published_sam(config: SamConfig, target: str) -> None:
     Raises:
         GigamaskError: The model has another decoder or encoder.
     """
-    if isinstance(config.encoder, HuggingFaceBackbone):
+    if isinstance(config.encoder, HuggingFaceBackbone | ViTTiny | RepViT):
         raise GigamaskError(
-            f"{target} has no image encoder but SAM's ViT; this model has a backbone of "
-            "transformers: export it with --to safetensors or --to onnx"
+            f"{target} has no image encoder but SAM's ViT; this model has {config.encoder_name}: "
+            "export it with --to safetensors or --to onnx"
         )
     lacks = "decoder that answers in windows, which this model has"
     if isinstance(config.decoder, SamDecoder):

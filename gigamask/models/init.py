@@ -28,6 +28,7 @@ from gigamask.models.configs import (
     MAEConfig,
     SamConfig,
     SamDecoder,
+    ViT,
 )
 from gigamask.models.convert import State, block_indices, from_mae
 from gigamask.models.mae import MAE
@@ -147,6 +148,11 @@ def load_init_weights(model: nn.Module, path: str) -> set[str]:
         raise GigamaskError(
             f"{path}: has {config.num_heads} attention heads, the model has "
             f"{model.config.num_heads}; use --model.num-heads {config.num_heads}"
+        )
+    if not isinstance(model.config.encoder, ViT):
+        raise GigamaskError(
+            f"{MAE_PREFIX}{path}: {MAE_PREFIX} is for --model.encoder vit (got "
+            f"{model.config.encoder_name}); leave --init out"
         )
     own = model.state_dict()
     with _suggest_recipe(weights):

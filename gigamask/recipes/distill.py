@@ -1,4 +1,4 @@
-"""Recipes that distil a large SAM into a small one.
+"""Recipes that distill a large SAM into a small one.
 
 docs/recipes.md lists the source of each hyperparameter, and what the papers do not state.
 """
@@ -13,12 +13,12 @@ from gigamask.training.schedule import WarmupCosine
 
 
 def compact_student() -> DistillTrainConfig:
-    """Distil a model of the recipe `photos` into one of a third of its FLOPs; two CPU cores.
+    """Distill a model of `photos` into one of a third of its FLOPs; two CPU cores, minutes.
 
     `gigamask distill compact_student --teacher runs/photos --data PHOTOS/*.tar --out runs/student`
 
-    The student has the teacher's decoder and an encoder of a fifth of its FLOPs. The
-    hyperparameters are from our own measurements (docs/measurements.md, which also lists scores).
+    The student has the teacher's decoder and an encoder of a quarter of its FLOPs. docs/distill.md
+    lists scores.
     """
     base = photos()
     return DistillTrainConfig(
@@ -27,11 +27,11 @@ def compact_student() -> DistillTrainConfig:
         model=replace(
             base.model, encoder=ConvPyramid(widths=(16, 24, 40, 64), depths=(0, 1, 1, 1))
         ),
-        steps=300,
+        steps=150,
         batch_size=base.batch_size,
         micro_batch_size=base.micro_batch_size,
         ema=base.ema,
-        features=FeaturesStage(steps=600, batch_size=6, lr=2e-3, min_lr_ratio=0.1),
+        features=FeaturesStage(steps=700, batch_size=6, lr=2e-3, min_lr_ratio=0.1),
         loader=base.loader,
         prompts=base.prompts,
         loss=WindowLoss(iou_weight=0.0, choice_weight=0.0),

@@ -25,7 +25,7 @@ _NO_DECAY = re.compile(
     r"|not_a_point_embed|no_mask_embed"
 )
 # What precedes the blocks: SAM's patch and position embeddings, and the embeddings of backbones.
-_STEM = re.compile(r"image_encoder\.(patch_embed|pos_embed|backbone\.(\w+\.)?embed)")
+_STEM = re.compile(r"image_encoder\.(patch_embed|pos_embed|stem\.|backbone\.(\w+\.)?embed)")
 BELOW_ONE = 0.999999999
 """Largest decay rate of a running mean; at 1 it would never change."""
 

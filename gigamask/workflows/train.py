@@ -167,7 +167,7 @@ def pretrain(config: MAETrainConfig, *, allow_data_change: bool = False) -> Run:
 
 
 def distill(config: DistillTrainConfig, *, allow_data_change: bool = False) -> Run:
-    """Distil a student from a teacher, phase by phase; otherwise like `train`.
+    """Distill a student from a teacher, phase by phase; otherwise like `train`.
 
     Args:
         config: Configuration, such as `recipes.edge_sam().with_(teacher="sam_vit_h_4b8939.pth",

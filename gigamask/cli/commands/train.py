@@ -55,7 +55,7 @@ def run(command: str, arguments: list[str]) -> tuple[str | None, dict[str, Any]]
     configs = stages_of(flags)
     if flags.print_config and flags.epochs is None:
         announce_own_code(arguments)
-        return print_configs(configs)
+        return print_configs([flags.limited] if flags.stages is None else configs)
     changes = resolve_all(configs, flags)
     announce_own_code(arguments)
     if flags.submit != "none":
@@ -70,7 +70,7 @@ def run(command: str, arguments: list[str]) -> tuple[str | None, dict[str, Any]]
             configs = stages_of(flags)
             changes = resolve_all(configs, flags)
             if flags.print_config:
-                return print_configs(configs)
+                return print_configs([flags.limited] if flags.stages is None else configs)
         if world.is_main and not configs[-1].has_checkpoint:
             print(warmup_note(flags.run, flags.limited), end="", flush=True)
         for number, config in enumerate(configs):

@@ -33,20 +33,24 @@ class PatchEmbed(nn.Module):
 
 
 class EncoderAttention(nn.Module):
-    """Self-attention with relative positions, over the whole grid (`window` 0) or within windows.
+    """Self-attention over the whole grid (`window` 0) or within windows, with relative positions.
 
     The grid is padded to whole windows after the projection, with the projection's bias. This
     equals SAM's zero padding before the projection, with less computation. `attend` can be set to
     another implementation of `models.sam.attention`.
     """
 
-    def __init__(self, dim: int, heads: int, side: int, window: int) -> None:
+    def __init__(
+        self, dim: int, heads: int, side: int, window: int, use_rel_pos: bool = True
+    ) -> None:
         super().__init__()
         self.num_heads, self.window_size, self.attend = heads, window, rel_pos_attention
         self.qkv = nn.Linear(dim, 3 * dim)
         self.proj = nn.Linear(dim, dim)
-        self.rel_pos_h = nn.Parameter(torch.empty(2 * (window or side) - 1, dim // heads))
-        self.rel_pos_w = nn.Parameter(torch.empty(2 * (window or side) - 1, dim // heads))
+        self.rel_pos_h = self.rel_pos_w = None
+        if use_rel_pos:
+            self.rel_pos_h = nn.Parameter(torch.empty(2 * (window or side) - 1, dim // heads))
+            self.rel_pos_w = nn.Parameter(torch.empty(2 * (window or side) - 1, dim // heads))
 
     def forward(self, x: Float[Tensor, "B H W C"]) -> Float[Tensor, "B H W C"]:
         """Return the attended tokens."""
@@ -67,7 +71,10 @@ class EncoderAttention(nn.Module):
         q, k, v = windows.reshape(
             3, batch * down * across, self.num_heads, window * window, dim // self.num_heads
         ).unbind(0)
-        out = self.attend(q, k, v, get_rel_pos(self.rel_pos_h), get_rel_pos(self.rel_pos_w))
+        if self.rel_pos_h is None or self.rel_pos_w is None:
+            out = F.scaled_dot_product_attention(q, k, v)
+        else:
+            out = self.attend(q, k, v, get_rel_pos(self.rel_pos_h), get_rel_pos(self.rel_pos_w))
         grid = out.reshape(
             batch, down, across, self.num_heads, window, window, dim // self.num_heads
         ).permute(0, 1, 4, 2, 5, 3, 6)
@@ -86,12 +93,18 @@ class EncoderBlock(nn.Module):
     compiled_methods: ClassVar[tuple[str, ...]] = ("attend", "transform")
 
     def __init__(
-        self, embed_dim: int, num_heads: int, input_size: int, window_size: int, drop_rate: float
+        self,
+        embed_dim: int,
+        num_heads: int,
+        input_size: int,
+        window_size: int,
+        drop_rate: float,
+        use_rel_pos: bool = True,
     ) -> None:
         super().__init__()
         self.drop_rate = drop_rate
         self.norm1 = nn.LayerNorm(embed_dim, eps=1e-6)
-        self.attn = EncoderAttention(embed_dim, num_heads, input_size, window_size)
+        self.attn = EncoderAttention(embed_dim, num_heads, input_size, window_size, use_rel_pos)
         self.norm2 = nn.LayerNorm(embed_dim, eps=1e-6)
         self.mlp = MLPBlock(embed_dim, 4 * embed_dim, nn.GELU)
 
@@ -177,6 +190,7 @@ class ImageEncoderViT(nn.Module, ImageEncoderModule):
         window_size: int = 14,
         global_attn_indexes: Sequence[int] = (2, 5, 8, 11),
         drop_path_rate: float = 0.0,
+        use_rel_pos: bool = True,
     ) -> None:
         """Build the encoder; the arguments are those of Meta's class, the defaults are ViT-B's.
 
@@ -190,6 +204,7 @@ class ImageEncoderViT(nn.Module, ImageEncoderModule):
             window_size: Side of the attention windows in tokens.
             global_attn_indexes: Blocks that attend over the whole image.
             drop_path_rate: Drop path rate of the last block, increasing linearly from 0.
+            use_rel_pos: Whether attention has relative positions.
         """
         super().__init__()
         self.leaves_out_branches = True
@@ -203,6 +218,7 @@ class ImageEncoderViT(nn.Module, ImageEncoderModule):
                 size,
                 0 if index in global_attn_indexes else window_size,
                 drop_path_rate * index / max(1, depth - 1),
+                use_rel_pos,
             )
             for index in range(depth)
         )

@@ -351,9 +351,7 @@ def _build(config: SamConfig, tensors: convert.State, source: str | Path) -> Sam
         with torch.random.fork_rng(devices=[]):
             return Sam(config)
     try:
-        depths = config.encoder.depths if isinstance(config.encoder, ConvPyramid) else ()
-        if isinstance(config.encoder, HuggingFaceBackbone):
-            depths = (config.encoder.depth,)
+        depths = getattr(config.encoder, "depths", (getattr(config.encoder, "depth", 0),))
         if (depth := max(config.depth, len(config.global_attn_indexes), *depths)) > len(tensors):
             raise ValueError(f"depth {depth} for {len(tensors)} tensors")
         with torch.device("meta"):
