@@ -241,7 +241,7 @@ def init_weights(model: nn.Module, seed: int) -> None:
             tensor.copy_(init(module, name, tensor, seed, f"{path}.{name}"))
     if isinstance(model, Sam) and model.config.custom_init:
         init_tied_cross_attention(model, seed)
-        if not custom_encoder:
+        if isinstance(model.config.encoder, ViT):
             init_color_passthrough(model)
         init_similarity_head(model, seed)
 

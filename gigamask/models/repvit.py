@@ -40,15 +40,17 @@ class RepViTBlock(nn.Module):
 
     Args:
         inputs: Channels of the input.
-        outputs: Channels of the result; where they differ, the resolution is halved.
+        outputs: Channels of the result.
+        stride: 2 halves the resolution; with 1, there are as many outputs as inputs.
         squeeze: Whether the depthwise convolution is followed by squeeze and excitation.
         drop_rate: Probability of skipping the block, unless it halves the resolution.
     """
 
-    def __init__(self, inputs: int, outputs: int, squeeze: bool, drop_rate: float) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, stride: int, squeeze: bool, drop_rate: float
+    ) -> None:
         super().__init__()
-        self.halves, self.drop_rate = inputs != outputs, drop_rate
-        stride = 2 if self.halves else 1
+        self.halves, self.drop_rate = stride == 2, drop_rate
         self.depthwise = nn.Conv2d(inputs, inputs, 3, stride, padding=1, groups=inputs, bias=False)
         self.norm1 = LayerNorm2d(inputs)
         self.squeeze = SqueezeExcite(inputs) if squeeze else nn.Identity()
@@ -118,10 +120,10 @@ class RepViTEncoder(nn.Module, ImageEncoderModule):
         self.blocks, self._ends = nn.ModuleList(), []
         for stage, (width, depth) in enumerate(zip(widths, depths, strict=True)):
             if stage:
-                self.blocks.append(RepViTBlock(widths[stage - 1], width, False, next(rates)))
+                self.blocks.append(RepViTBlock(widths[stage - 1], width, 2, False, next(rates)))
             for index in range(depth):
                 squeeze = index % 2 == 0 and index < depth - 1
-                self.blocks.append(RepViTBlock(width, width, squeeze, next(rates)))
+                self.blocks.append(RepViTBlock(width, width, 1, squeeze, next(rates)))
             self._ends.append(len(self.blocks))
         self._joined = range((patch_size // 8).bit_length(), len(widths))
         self.laterals = nn.ModuleList(
