@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from gigamask.errors import GigamaskError
 from gigamask.grounding.config import GroundingTrainConfig
-from gigamask.recipes.distill import compact_student
+from gigamask.recipes.distill import compact_student, edge_sam, mobile_sam
 from gigamask.recipes.grounding import ground, ground_tiny
 from gigamask.recipes.mae import mae_tiny, mae_vit_b, mae_vit_h, mae_vit_l
 from gigamask.recipes.sam import (
@@ -37,7 +37,11 @@ SAM_RECIPES: tuple[Callable[[], SamTrainConfig], ...] = (
     *(mixed_prompts, one_gpu, finetune, finetune_vit_l, finetune_vit_h),
 )
 MAE_RECIPES: tuple[Callable[[], MAETrainConfig], ...] = (mae_tiny, mae_vit_b, mae_vit_l, mae_vit_h)
-DISTILL_RECIPES: tuple[Callable[[], DistillTrainConfig], ...] = (compact_student,)
+DISTILL_RECIPES: tuple[Callable[[], DistillTrainConfig], ...] = (
+    compact_student,
+    edge_sam,
+    mobile_sam,
+)
 GROUNDING_RECIPES: tuple[Callable[[], GroundingTrainConfig], ...] = (ground, ground_tiny)
 BUILT_IN: tuple[Callable[[], TrainConfig], ...] = (
     *SAM_RECIPES,

@@ -35,15 +35,21 @@ class FeaturesStage:
     phase is left out"""
     batch_size: int = 64
     """its images per step over all processes"""
-    lr: float = 1.25e-2
+    lr: float = 1e-3
     """its peak learning rate"""
-    min_lr_ratio: float = 5e-5
-    """its final learning rate as a fraction of the peak"""
+    min_lr_ratio: float = 0.01
+    """its final learning rate as a fraction of the peak, if the schedule is a cosine"""
+    warmup_steps: int = 250
+    """its warm-up, at most half of its steps, if the schedule is a cosine"""
+    weight_decay: float = 0.01
+    """its weight decay"""
 
     def __post_init__(self) -> None:
-        check_at_least(0, **{"features.steps": self.steps})
+        least_0 = {"features.steps": self.steps, "features.warmup_steps": self.warmup_steps}
+        check_at_least(0, **least_0)
         check_at_least(1, **{"features.batch_size": self.batch_size})
         check_range("features.lr", self.lr, 0, None)
+        check_range("features.weight_decay", self.weight_decay, 0, None)
         check_range("features.min_lr_ratio", self.min_lr_ratio, 0, 1)
 
 
@@ -203,7 +209,7 @@ def planned_teacher(config: DistillTrainConfig) -> Sam:
     from gigamask.training.distillation import check_student
 
     teacher = replace(vit_h(), image_size=config.model.image_size)
-    if may_be_weights(config.teacher):
+    if config.teacher and may_be_weights(config.teacher):
         teacher = config.load_teacher().config
     name = config.teacher or "of ViT-H"
     check_student(config.model, teacher, name, config.phase == "features")

@@ -10,8 +10,9 @@ from pathlib import Path
 from gigamask.errors import GigamaskError
 from gigamask.models.configs import DECODER_PREFIX
 from gigamask.recipes.mae import pretraining_for
-from gigamask.training.config import Config, TrainConfig, check_at_least
+from gigamask.training.config import TrainConfig, check_at_least
 from gigamask.training.distill_config import DistillTrainConfig, FeaturesStage
+from gigamask.training.optim import AdamW
 from gigamask.training.sam_config import SamTrainConfig
 from gigamask.training.schedule import WarmupCosine
 
@@ -97,23 +98,26 @@ def phases_of(config: DistillTrainConfig) -> list[DistillTrainConfig]:
         return [replace(last, freeze=freeze)]
     if not stage.steps:
         return [last]
-    schedule = config.schedule
+    schedule, optimizer = config.schedule, replace(config.optimizer, lr=stage.lr)
     if isinstance(schedule, WarmupCosine):
-        schedule = replace(schedule, min_lr_ratio=stage.min_lr_ratio)
+        warmup = min(stage.warmup_steps, stage.steps // 2)
+        schedule = replace(schedule, warmup_steps=warmup, min_lr_ratio=stage.min_lr_ratio)
+    if isinstance(optimizer, AdamW):
+        optimizer = replace(optimizer, weight_decay=stage.weight_decay)
     features = replace(
         last,
         phase="features",
         out=str(Path(config.out) / "features"),
         steps=stage.steps,
         batch_size=stage.batch_size,
-        optimizer=replace(config.optimizer, lr=stage.lr),
+        optimizer=optimizer,
         schedule=schedule,
     )
     prompts = replace(last, out=str(Path(config.out) / "prompts"), init=features.out)
-    return [*phases_of(_limit_warmup(features)), prompts]
+    return [*phases_of(features), prompts]
 
 
-def _limit_warmup(config: Config) -> Config:
+def _limit_warmup(config: TrainConfig) -> TrainConfig:
     limit = int(config.steps * MAX_WARMUP_SHARE)
     return replace(config, schedule=config.schedule.shortened(limit))
 

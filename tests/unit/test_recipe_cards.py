@@ -79,7 +79,7 @@ def test_every_mark_has_its_source(page):
                 row
             )
         if mark == "code":
-            assert re.search(r"`[\w/]+\.(py|md)`", source), row
+            assert re.search(r"`[\w/]+\.(py|md|yaml)`", source), row
         if mark == "author":
             assert re.search(r"issue \d+", source), row
     assert {mark for mark in MARKS if f"\n| {mark} | " in page} == set(MARKS)
@@ -151,6 +151,8 @@ FACTS = {
     "sam_vit_h": {68},  # hours, model card
     "mixed_prompts": {5, 95},  # "epochs" of the write-ups
     "one_gpu": {24, 7.6},  # GB; section
+    "edge_sam": {1, 5, 10, 112_000, 8},  # percent, epochs, images; GPUs
+    "mobile_sam": {1, 5_000_000, 5.4},  # percent; parameters
     "mae_tiny": {15},  # minutes, measured
     "mae_vit_b": {1600, 40, 1000},  # epochs; ImageNet-1k
     "mae_vit_l": {1600, 40, 1000, 800, 42},  # and PRETRAIN.md's epochs and hours
