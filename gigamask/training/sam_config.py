@@ -14,7 +14,7 @@ from gigamask.errors import GigamaskError
 from gigamask.interfaces import Loss, Mining, PromptSchedule, Task
 from gigamask.losses.ohem import NoMining
 from gigamask.losses.sam_loss import SamLoss
-from gigamask.models.configs import ConvPyramid, SamConfig
+from gigamask.models.configs import ConvPyramid, RepViT, SamConfig
 from gigamask.prompts.schedule import InteractiveSchedule
 from gigamask.training.config import ImageTrainConfig, LoaderConfig, check_at_least
 
@@ -79,10 +79,10 @@ class SamTrainConfig(ImageTrainConfig):
                 "--freeze image_encoder requires trained weights, but the encoder is untrained; "
                 "pass them with --init"
             )
-        if self.parallel != "ddp" and isinstance(self.model.encoder, ConvPyramid):
+        if self.parallel != "ddp" and isinstance(self.model.encoder, ConvPyramid | RepViT):
             raise GigamaskError(
                 f"--parallel {self.parallel} shards linear layers of encoder blocks, of which "
-                "conv_pyramid has none; use --parallel ddp"
+                f"{self.model.encoder_name} has none; use --parallel ddp"
             )
         if self.compile and self.parallel != "ddp":
             raise GigamaskError(

@@ -17,6 +17,7 @@ REPLACED = [
     ),
     (r"disk/data/", "disk/", "one folder for both"),
     (r"\bMAE_WEIGHTS\b", "mae_pretrain_vit_base.pth", "a placeholder for MAE's own file"),
+    (r"\bsam_vit_h_4b8939.pth", "sam_vit_b_01ec64.pth", "one small model in place of all sizes"),
     (r"--language FOLDER", "--language language", "a placeholder for a language model's folder"),
     (
         r"--segmenter plain\b",
@@ -78,7 +79,20 @@ ADDED = [
         "--steps 2",
         "small images and two steps",
     ),
-    (r"^(train|pretrain) --resume", "", "--steps 4", "two more steps"),
+    (
+        r"^distill (edge_sam|mobile_sam)",
+        f"--config {SMALL}",
+        "--steps 2",
+        "a small model and two steps",
+    ),
+    (r"^distill compact_student", f"--config {SMALL_COMPACT}", "--steps 2", "as for compact"),
+    (
+        r"^distill (edge_sam|compact_student)(?!.*--features.steps)",
+        "",
+        "--features.steps 2 --features.batch-size 2",
+        "two steps in each phase",
+    ),
+    (r"^(train|pretrain|distill) --resume", "", "--steps 4", "two more steps"),
     (r"^pretrain mae_", f"--config {SMALL_MAE}", "--steps 2", "a small model and two steps"),
     (
         r"^plan (?!mae_)",

@@ -157,7 +157,6 @@ def sharded_training(folder: str) -> None:
 
 
 def test_sharded_it_is_the_same_training(tmp_path, scenes):
-    """RepViT has no linear layers to shard in its blocks."""
     whole = train(case(tmp_path / "whole", scenes, "vit_t", activation_checkpointing=1))
     run = case(tmp_path / "sharded", scenes, "vit_t", parallel="fsdp", activation_checkpointing=1)
     fork(2, sharded_training, run.out)
@@ -213,6 +212,9 @@ def test_what_does_not_fit_is_said(tmp_path, scenes, capsys):
     words[3] = str(tmp_path / "b")
     assert main(["train", "tiny", *words, "--model.encoder", "vit_t", "--init", f"mae:{mae}"]) == 2
     assert "mae: is for --model.encoder vit (got vit_t)" in capsys.readouterr().err
+    fsdp = ["--model.encoder", "repvit", "--parallel", "fsdp", "--optimizer", "adamw"]
+    assert main(["train", "tiny", *words, *fsdp]) == 2
+    assert "of which repvit has none; use --parallel ddp" in capsys.readouterr().err
     assert main(["train", "tiny", *words, "--model.encoder", "repvit_m1"]) == 2
     error = capsys.readouterr().err
     assert "choose from vit, vit_t, vit_s, repvit, conv_pyramid" in error
