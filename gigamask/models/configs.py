@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from gigamask.errors import GigamaskError
+from gigamask.errors import GigamaskError, check_range
 from gigamask.interfaces import ImageEncoder
 from gigamask.models.encoder_configs import (
     ConvPyramid,
+    Hiera,
     HuggingFaceBackbone,
     RepViT,
     ViT,
@@ -33,6 +34,7 @@ ENCODERS: dict[str, type[ImageEncoder]] = {
     "vit_t": ViTTiny,
     "vit_s": ViTSmall,
     "repvit": RepViT,
+    "hiera": Hiera,
     "conv_pyramid": ConvPyramid,
     "hf": HuggingFaceBackbone,
 }
@@ -111,7 +113,29 @@ class WindowDecoder(Decoder):
             )
 
 
-DECODERS: dict[str, type[Decoder]] = {"sam": SamDecoder, "window": WindowDecoder}
+@dataclass(frozen=True)
+class Sam2Decoder(Decoder):
+    """SAM 2's mask decoder for images, sized by `SamConfig` (`models.sam2.mask_decoder`)."""
+
+    dynamic_multimask: bool = True
+    """in evaluation, replace a single mask that is not stable by the best of three"""
+    stability_delta: float = 0.05
+    """shift of the threshold by which the stability of a single mask is measured, in logits"""
+    stability_threshold: float = 0.98
+    """smallest IoU of the masks at both thresholds for a single mask to be stable"""
+    pred_iou_thresh: ClassVar[float] = 0.8
+    """threshold of the predicted IoU of automatic masks; SAM 2's"""
+
+    def __post_init__(self) -> None:
+        check_range("Sam2Decoder.stability_delta", self.stability_delta, 0, None)
+        check_range("Sam2Decoder.stability_threshold", self.stability_threshold, 0, 1)
+
+
+DECODERS: dict[str, type[Decoder]] = {
+    "sam": SamDecoder,
+    "window": WindowDecoder,
+    "sam2": Sam2Decoder,
+}
 """Mask decoders by name."""
 
 
@@ -182,6 +206,11 @@ class SamConfig:
 
     def _check_parts(self) -> None:
         """Check that the encoder and the decoder fit each other."""
+        if isinstance(self.decoder, Sam2Decoder) and not isinstance(self.encoder, Hiera):
+            raise GigamaskError(
+                f"the decoder sam2 needs --model.encoder hiera (got {self.encoder_name}); use "
+                "--model.decoder sam"
+            )
         if not isinstance(self.decoder, WindowDecoder):
             if isinstance(self.encoder, ConvPyramid):
                 raise GigamaskError(
@@ -233,7 +262,9 @@ class SamConfig:
     @property
     def embedding_channels(self) -> int:
         """Channels of what `Sam.encode` returns: the encoder's, and those of high_res."""
-        high_res = isinstance(self.decoder, SamDecoder) and self.decoder.high_res
+        high_res = isinstance(self.decoder, Sam2Decoder)
+        if isinstance(self.decoder, SamDecoder):
+            high_res = self.decoder.high_res
         return self.encoder.channels(self) + 3 * self.embedding_dim * high_res
 
     @property
@@ -403,6 +434,41 @@ def compact() -> SamConfig:
         encoder=ConvPyramid(),
         decoder=WindowDecoder(),
     )
+
+
+def sam2_tiny() -> SamConfig:
+    """Return the configuration of SAM 2.1 tiny for images: 31.4 M parameters."""
+    return SamConfig(encoder=Hiera(), decoder=Sam2Decoder())
+
+
+def sam2_small() -> SamConfig:
+    """Return the configuration of SAM 2.1 small for images: 38.5 M parameters."""
+    encoder = Hiera(depths=(1, 2, 11, 2), global_attn_indexes=(7, 10, 13))
+    return SamConfig(encoder=encoder, decoder=Sam2Decoder())
+
+
+def sam2_base_plus() -> SamConfig:
+    """Return the configuration of SAM 2.1 base plus for images: 73.3 M parameters."""
+    encoder = Hiera(
+        embed_dim=112,
+        num_heads=2,
+        depths=(2, 3, 16, 3),
+        global_attn_indexes=(12, 16, 20),
+        position_size=14,
+    )
+    return SamConfig(encoder=encoder, decoder=Sam2Decoder())
+
+
+def sam2_large() -> SamConfig:
+    """Return the configuration of SAM 2.1 large for images: 216.9 M parameters."""
+    encoder = Hiera(
+        embed_dim=144,
+        num_heads=2,
+        depths=(2, 6, 36, 4),
+        global_attn_indexes=(23, 33, 43),
+        window_sizes=(8, 4, 16, 8),
+    )
+    return SamConfig(encoder=encoder, decoder=Sam2Decoder())
 
 
 SAM_RECIPES = {

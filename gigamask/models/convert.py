@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gigamask.errors import GigamaskError
 from gigamask.models.configs import (
+    Hiera,
     HuggingFaceBackbone,
     RepViT,
     SamConfig,
@@ -312,7 +313,7 @@ def check_is_published_sam(config: SamConfig, target: str) -> None:
     Raises:
         GigamaskError: The model has another decoder or encoder.
     """
-    if isinstance(config.encoder, HuggingFaceBackbone | ViTTiny | RepViT):
+    if isinstance(config.encoder, HuggingFaceBackbone | ViTTiny | RepViT | Hiera):
         raise GigamaskError(
             f"{target} has no image encoder but SAM's ViT; this model has {config.encoder_name}: "
             "export it with --to safetensors or --to onnx"

@@ -23,6 +23,7 @@ from gigamask.models.convert import (
     resample_rel_pos,
 )
 from gigamask.models.hub import download, is_hub_id
+from gigamask.models.sam2 import convert as sam2
 from gigamask.models.weight_files import ModelConfig
 from gigamask.serialization import read_json
 
@@ -57,9 +58,14 @@ def read_weights(path: Path | str) -> tuple[State, ModelConfig | None]:
     try:
         file = find_weights(path)
         manifest.verify_named(file)
-        if file.suffix != ".safetensors":
-            return weight_files.read_pth(file)
-        state, config = weight_files.read_safetensors(file)
+        is_safe = file.suffix == ".safetensors"
+        state, config = (weight_files.read_safetensors if is_safe else weight_files.read_pth)(file)
+        if sam2.is_meta(state) or sam2.is_huggingface(state):
+            is_meta = sam2.is_meta(state)
+            state = sam2.from_meta(state, str(file)) if is_meta else sam2.from_huggingface(state)
+            return state, config or sam2.infer_config(state)
+        if not is_safe:
+            return state, config
         if any(name.startswith("vision_encoder.") for name in state):
             return from_huggingface(state), _huggingface_config(config, file)
         return state, config

@@ -22,10 +22,12 @@ if TYPE_CHECKING:
 # Position embeddings and tokens, by their official names; biases and norms have one dimension.
 _NO_DECAY = re.compile(
     r"pos_embed|position_embed|position_bias|rel_pos|_token|mask_tokens|point_embeddings"
-    r"|not_a_point_embed|no_mask_embed"
+    r"|not_a_point_embed|no_mask_embed|no_mem_embed"
 )
 # What precedes the blocks: SAM's patch and position embeddings, and the embeddings of backbones.
-_STEM = re.compile(r"image_encoder\.(patch_embed|pos_embed|stem\.|backbone\.(\w+\.)?embed)")
+_STEM = re.compile(
+    r"image_encoder\.((trunk\.)?(patch_embed|pos_embed)|stem\.|backbone\.(\w+\.)?embed)"
+)
 BELOW_ONE = 0.999999999
 """Largest decay rate of a running mean; at 1 it would never change."""
 

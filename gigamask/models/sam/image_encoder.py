@@ -119,8 +119,8 @@ class EncoderBlock(nn.Module):
                 A branch that all images skip is left out if they are Python numbers.
         """
         for index, branch in enumerate((self.attend, self.transform)):
-            if not self._is_left_out(drop_path, index):
-                x = branch(x, self._branch_scale(x, drop_path, index))
+            if not is_left_out(drop_path, index, self.drop_rate):
+                x = branch(x, branch_scale(x, drop_path, index, self.drop_rate))
         return x
 
     def attend(
@@ -145,26 +145,41 @@ class EncoderBlock(nn.Module):
         """
         return _add_scaled(x, self.mlp(self.norm2(x)), scale)
 
-    def _is_left_out(self, drop_path: DropPath | None, index: int) -> bool:
-        """Return whether all images skip a branch, as far as it is known without waiting."""
-        if drop_path is None or isinstance(drop_path, Tensor):
-            return False
-        return all(uniforms[index] < self.drop_rate for uniforms in drop_path)
 
-    def _branch_scale(
-        self, x: Float[Tensor, "B H W C"], drop_path: DropPath | None, index: int
-    ) -> Float[Tensor, "*any"] | None:
-        """Return 0 for images that skip a branch, else its scale (Huang et al. 2016); None is 1."""
-        if drop_path is None or self.drop_rate == 0:
-            return None
-        if isinstance(drop_path, Tensor):
-            kept = drop_path[:, index] >= self.drop_rate
-        else:
-            kept = torch.tensor([uniforms[index] >= self.drop_rate for uniforms in drop_path])
-        scale = kept.to(working_dtype(x)) / (1 - self.drop_rate)
-        if len(scale) == 1 and scale.device.type == "cpu":
-            return scale[0]  # needs no copy to the device
-        return scale.to(x.device, non_blocking=True)[:, None, None, None]
+def is_left_out(drop_path: DropPath | None, index: int, rate: float) -> bool:
+    """Return whether all images skip a branch, as far as it is known without waiting.
+
+    Args:
+        drop_path: Uniform numbers of each image; None in evaluation.
+        index: The branch, 0 or 1.
+        rate: Probability of skipping it.
+    """
+    if drop_path is None or isinstance(drop_path, Tensor):
+        return False
+    return all(uniforms[index] < rate for uniforms in drop_path)
+
+
+def branch_scale(
+    x: Float[Tensor, "B H W C"], drop_path: DropPath | None, index: int, rate: float
+) -> Float[Tensor, "*any"] | None:
+    """Return 0 for images that skip a branch, else its scale (Huang et al. 2016); None is 1.
+
+    Args:
+        x: Tokens.
+        drop_path: Uniform numbers of each image; None in evaluation.
+        index: The branch, 0 or 1.
+        rate: Probability of skipping it.
+    """
+    if drop_path is None or rate == 0:
+        return None
+    if isinstance(drop_path, Tensor):
+        kept = drop_path[:, index] >= rate
+    else:
+        kept = torch.tensor([uniforms[index] >= rate for uniforms in drop_path])
+    scale = kept.to(working_dtype(x)) / (1 - rate)
+    if len(scale) == 1 and scale.device.type == "cpu":
+        return scale[0]  # needs no copy to the device
+    return scale.to(x.device, non_blocking=True)[:, None, None, None]
 
 
 def _add_scaled(x: Tensor, branch: Tensor, scale: Tensor | None) -> Tensor:
@@ -236,9 +251,21 @@ class ImageEncoderViT(nn.Module, ImageEncoderModule):
             drop_path: Uniform numbers that decide which branches are skipped; None in evaluation.
         """
         x = self.patch_embed(pixels) + self.pos_embed
-        uniforms = None if drop_path is None else drop_path.unbind(1)
-        if drop_path is not None and self.leaves_out_branches:
-            uniforms = list(zip(*drop_path.tolist(), strict=True))
+        uniforms = by_block(drop_path, self.leaves_out_branches)
         for index, block in enumerate(self.blocks):
             x = block(x, None if uniforms is None else uniforms[index])
         return self.neck(x.permute(0, 3, 1, 2))
+
+
+def by_block(
+    drop_path: Float[Tensor, "B L 2"] | None, as_numbers: bool
+) -> Sequence[DropPath] | None:
+    """Return the uniform numbers of each block; None in evaluation.
+
+    Args:
+        drop_path: Uniform numbers of L blocks.
+        as_numbers: Whether to return Python numbers, so that branches can be left out.
+    """
+    if drop_path is None:
+        return None
+    return list(zip(*drop_path.tolist(), strict=True)) if as_numbers else drop_path.unbind(1)

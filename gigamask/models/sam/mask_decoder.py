@@ -106,7 +106,7 @@ class MaskDecoder(nn.Module):
         token_mask: Bool[Tensor, "M N"] | None,
     ) -> tuple[Float[Tensor, "M N2 C"], Float[Tensor, "M T C"]]:
         """Return the decoder's own and the prompts' tokens, and the image tokens."""
-        own = torch.cat([self.iou_token.weight, self.mask_tokens.weight])
+        own = self._own_tokens()
         tokens = torch.cat([own.expand(len(prompts), -1, -1), prompts], 1)
         attention_mask = (
             None if token_mask is None else F.pad(token_mask, (len(own), 0), value=True)
@@ -115,6 +115,10 @@ class MaskDecoder(nn.Module):
         return self.transformer(
             flat, positions.flatten(0, 1), tokens, mask_image, dense, attention_mask
         )
+
+    def _own_tokens(self) -> Float[Tensor, "N C"]:
+        """Return the decoder's own tokens."""
+        return torch.cat([self.iou_token.weight, self.mask_tokens.weight])
 
     def _heads(
         self, tokens: Float[Tensor, "M N C"], mask_tokens: range

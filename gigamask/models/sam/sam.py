@@ -26,6 +26,7 @@ from gigamask.models.configs import (
     GroundingModelConfig,
     HuggingFaceBackbone,
     MAEConfig,
+    Sam2Decoder,
     SamConfig,
     SamDecoder,
     WindowDecoder,
@@ -34,6 +35,9 @@ from gigamask.models.sam.dense_decoder import DenseMaskDecoder, prompt_frame
 from gigamask.models.sam.high_res import HighResStem
 from gigamask.models.sam.mask_decoder import MULTIMASK_TOKENS, SINGLE_MASK_TOKEN, MaskDecoder
 from gigamask.models.sam.prompt_encoder import PromptEncoder, make_prompts
+from gigamask.models.sam2 import convert as sam2
+from gigamask.models.sam2.hiera import HieraEncoder
+from gigamask.models.sam2.mask_decoder import Sam2MaskDecoder
 from gigamask.models.weight_files import UnavailableEncoder
 from gigamask.types import Prediction, Prompts, WindowLogits
 
@@ -85,8 +89,9 @@ class Sam(nn.Module):
             if decoder.high_res:
                 self.high_res = HighResStem(config)
         else:
+            is_sam2 = isinstance(decoder, Sam2Decoder)
             self.prompt_encoder = PromptEncoder(config)
-            self.mask_decoder = MaskDecoder(config)
+            self.mask_decoder = Sam2MaskDecoder(config) if is_sam2 else MaskDecoder(config)
         for name, values in zip(("pixel_mean", "pixel_std"), encoder.pixel_scale, strict=True):
             self.register_buffer(name, torch.tensor(values).view(3, 1, 1), persistent=False)
 
@@ -108,7 +113,7 @@ class Sam(nn.Module):
         return load_sam(weights, config)
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write a folder that `from_pretrained` and transformers' `SamModel` load.
+        """Write a folder that `from_pretrained` and transformers' `SamModel` or `Sam2Model` load.
 
         Args:
             folder: The folder, created if necessary.
@@ -116,13 +121,18 @@ class Sam(nn.Module):
         Raises:
             GigamaskError: The encoder or decoder is not SAM's, which transformers cannot build.
         """
-        convert.check_is_published_sam(self.config, "Hugging Face's SamModel")
-        weights = convert.to_huggingface(state_dict.to_official(self))
-        mean, std = (tuple(each.flatten().tolist()) for each in (self.pixel_mean, self.pixel_std))
-        configs = {
-            "config.json": convert.huggingface_config(self.config),
-            "preprocessor_config.json": convert.processor_config(self.config, mean, std),
-        }
+        state = state_dict.to_official(self)
+        if isinstance(self.config.decoder, Sam2Decoder):
+            weights = sam2.to_huggingface(state)
+            configs = {"config.json": sam2.huggingface_config(self.config)}
+        else:
+            convert.check_is_published_sam(self.config, "Hugging Face's SamModel")
+            weights, scale = convert.to_huggingface(state), (self.pixel_mean, self.pixel_std)
+            mean, std = (tuple(each.flatten().tolist()) for each in scale)
+            configs = {
+                "config.json": convert.huggingface_config(self.config),
+                "preprocessor_config.json": convert.processor_config(self.config, mean, std),
+            }
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         state_dict.save_weights(
@@ -219,6 +229,9 @@ class Sam(nn.Module):
                 f"resize them, or build the model with image_size={side} and load its weights"
             )
         pixels = preprocess(images, input_sizes, self.pixel_mean, self.pixel_std)
+        if isinstance(self.mask_decoder, Sam2MaskDecoder):
+            hiera = cast(HieraEncoder, self.image_encoder)
+            return self.mask_decoder.join(hiera.pyramid(pixels, drop_path))
         sizes = [input_sizes] if self.config.encoder.takes_input_sizes else []
         embedding = self.image_encoder(pixels, drop_path, *sizes)
         if self.high_res is None:
@@ -242,6 +255,9 @@ class Sam(nn.Module):
             windows, iou = self.decode_windows(embedding, mask_image, prompts)
             return windows.paste(self.config.mask_size, self.config.image_size), iou
         encoder, mask_tokens = self.prompt_encoder, _mask_tokens(prompts)
+        if isinstance(self.mask_decoder, Sam2MaskDecoder):
+            logits, iou, _ = self.mask_decoder(embedding, mask_image, prompts, encoder)
+            return logits, iou
         if isinstance(self.mask_decoder, DenseMaskDecoder):
             answer, iou = self.mask_decoder(embedding, mask_image, prompts, encoder, mask_tokens)
             return answer.logits, iou

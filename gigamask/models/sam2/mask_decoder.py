@@ -1,0 +1,131 @@
+"""The mask decoder of SAM 2: SAM's, with an object score and features of the pyramid.
+
+Follows `modeling/sam/mask_decoder.py` of SAM 2. The features of strides 4 and 8 travel as further
+channels of the embedding, like those of `models.sam.high_res`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor, nn
+
+from gigamask.models.configs import Sam2Decoder, SamConfig
+from gigamask.models.sam.high_res import as_tokens, high_res_maps, high_res_widths
+from gigamask.models.sam.layers import MLP
+from gigamask.models.sam.mask_decoder import (
+    ALL_MASK_TOKENS,
+    MULTIMASK_TOKENS,
+    SINGLE_MASK_TOKEN,
+    HighRes,
+    MaskDecoder,
+)
+from gigamask.models.sam.prompt_encoder import PADDING_LABEL, PromptEncoder
+from gigamask.types import Prompts
+
+
+class Sam2MaskDecoder(MaskDecoder):
+    """SAM's mask decoder with a token for the object score, and with high-resolution features."""
+
+    def __init__(self, config: SamConfig) -> None:
+        super().__init__(config)
+        self.options, self.dim = cast(Sam2Decoder, config.decoder), config.embedding_dim
+        dim, (wide, narrow) = self.dim, high_res_widths(self.dim)
+        self.obj_score_token = nn.Embedding(1, dim)
+        self.pred_obj_score_head = MLP(dim, dim, 1)
+        self.conv_s0, self.conv_s1 = nn.Conv2d(dim, narrow, 1), nn.Conv2d(dim, wide, 1)
+        self.no_mem_embed = nn.Parameter(torch.empty(1, 1, dim))
+        self.parameter_std = 0.02
+
+    def join(self, maps: Sequence[Float[Tensor, "B C h w"]]) -> Float[Tensor, "B D E E"]:
+        """Return the embedding of images without memory, with the finer maps as channels.
+
+        Args:
+            maps: Maps of strides 4, 8 and 16.
+        """
+        finest, finer, coarse = maps
+        coarse = coarse + self.no_mem_embed.view(1, -1, 1, 1)
+        twice, four = self.conv_s1(finer), self.conv_s0(finest)
+        return torch.cat([coarse, F.pixel_unshuffle(twice, 2), F.pixel_unshuffle(four, 4)], 1)
+
+    def forward(  # pyrefly: ignore[bad-override]
+        self,
+        embedding: Float[Tensor, "B D E E"],
+        mask_image: Int64[Tensor, "M"],
+        prompts: Prompts,
+        prompt_encoder: PromptEncoder,
+    ) -> tuple[Float[Tensor, "M K G G"], Float[Tensor, "M K"], Float[Tensor, "M"]]:
+        """Return mask logits, predicted IoU, and the logit of the presence of an object.
+
+        In evaluation, a single mask that is not stable is replaced by the best of three.
+
+        Args:
+            embedding: Embeddings of B images, as `join` returns them.
+            mask_image: Index of each prompt's image.
+            prompts: M prompts.
+            prompt_encoder: SAM's prompt encoder.
+        """
+        prompts = with_padding_token(prompts)
+        images = embedding[:, : self.dim]
+        dense = prompt_encoder.dense(prompts.masks, prompts.has_mask_prompt)
+        if dense is None:
+            images = images + prompt_encoder.no_mask_embed.weight.view(1, -1, 1, 1)
+        points = prompt_encoder.points(prompts.points_xy_input, prompts.labels)
+        positions = prompt_encoder.get_dense_pe()
+        tokens, image = self._attend(
+            images, positions, points, mask_image, dense, prompts.token_mask
+        )
+        maps = high_res_maps(embedding[:, self.dim :])
+        high_res = HighRes(*as_tokens(*maps), mask_image)
+        is_dynamic = self.options.dynamic_multimask and not self.training
+        which = MULTIMASK_TOKENS if prompts.multimask_output else SINGLE_MASK_TOKEN
+        if is_dynamic and not prompts.multimask_output:
+            which = ALL_MASK_TOKENS
+        heads, iou = self._heads(tokens[:, 1:], which)
+        logits, iou = self._masks(image, heads, high_res), iou.sigmoid()
+        score = self.pred_obj_score_head(tokens[:, 0])[:, 0]
+        if which == ALL_MASK_TOKENS:
+            logits, iou = self._stable(logits, iou)
+        return logits, iou, score
+
+    def _own_tokens(self) -> Float[Tensor, "N C"]:
+        return torch.cat([self.obj_score_token.weight, super()._own_tokens()])
+
+    def _stable(
+        self, logits: Float[Tensor, "M 4 G G"], iou: Float[Tensor, "M 4"]
+    ) -> tuple[Float[Tensor, "M 1 G G"], Float[Tensor, "M 1"]]:
+        """Return the single mask if it is stable, else the best of the other three."""
+        delta = self.options.stability_delta
+        flat = logits[:, 0].flatten(1)
+        inside, around = ((flat > offset).sum(1) for offset in (delta, -delta))
+        stability = torch.where(around > 0, inside / around.clamp(min=1), 1.0)
+        best = 1 + iou[:, 1:].argmax(1)
+        index = torch.where(stability >= self.options.stability_threshold, 0, best)
+        row = torch.arange(len(index), device=index.device)
+        return logits[row, index][:, None], iou[row, index][:, None]
+
+
+def with_padding_token(prompts: Prompts) -> Prompts:
+    """Return prompts in which every mask with points or a box has one token without a point.
+
+    SAM adds it to points only, SAM 2 to a box, too.
+
+    Args:
+        prompts: The prompts.
+    """
+    labels = prompts.labels
+    count = labels.shape[1]
+    if not count:
+        return prompts
+    present = prompts.token_mask
+    given = torch.ones_like(labels, dtype=torch.bool) if present is None else present
+    lacks: Bool[Tensor, "M"] = given.any(1) & ~((labels == PADDING_LABEL) & given).any(1)
+    return replace(
+        prompts,
+        points_xy_input=F.pad(prompts.points_xy_input, (0, 0, 0, 1)),
+        labels=F.pad(labels, (0, 1), value=PADDING_LABEL),
+        token_mask=torch.cat([given, lacks[:, None]], 1),
+    )
