@@ -1,7 +1,7 @@
-"""Export to a folder for Hugging Face's `SamModel.from_pretrained`.
+"""Export to a folder for Hugging Face's `SamModel.from_pretrained`, or that of `Sam2Model`.
 
-The layer norms of its decoder have an epsilon of 1e-6 instead of Meta's 1e-5, so outputs differ in
-the sixth digit.
+The layer norms of the decoder of `SamModel` have an epsilon of 1e-6 instead of Meta's 1e-5, so
+outputs differ in the sixth digit.
 """
 
 import importlib.util
@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from gigamask.errors import GigamaskError
 from gigamask.export.probe import Probe, compare, read_back
 from gigamask.models import convert
-from gigamask.models.configs import SamConfig
+from gigamask.models.configs import Sam2Decoder, SamConfig
 from gigamask.models.sam.sam import Sam, preprocess
 
 
@@ -42,14 +43,16 @@ def write_huggingface(model: Sam, out: Path) -> dict:
         )
     if out.exists() and not out.is_dir():
         raise GigamaskError(f"--out {out}: must be a folder for Hugging Face, but is a file")
-    from transformers import SamModel
+    from transformers import Sam2Model, SamModel
 
     model.save_pretrained(out)
     read_back(model, out)
-    loaded, probe = SamModel.from_pretrained(out).eval(), Probe.from_config(model.config)
+    kind = Sam2Model if isinstance(model.config.decoder, Sam2Decoder) else SamModel
+    loaded, probe = kind.from_pretrained(out).eval(), Probe.from_config(model.config)
     pairs = zip(probe.outputs(model), huggingface_outputs(loaded, model, probe), strict=True)
     difference = max(
-        compare(expected, actual, f"{out}: transformers' SamModel") for expected, actual in pairs
+        compare(expected, actual, f"{out}: transformers' {kind.__name__}")
+        for expected, actual in pairs
     )
     return {
         "files": sorted(str(path) for path in out.iterdir()),
@@ -69,17 +72,22 @@ def huggingface_config(config: SamConfig) -> Any:
 
 @torch.no_grad()
 def huggingface_outputs(hf_model: Any, model: Sam, probe: Probe) -> list[dict[str, Tensor]]:
-    """Return the outputs of transformers' `SamModel`, in the form of `Probe.outputs`.
+    """Return the outputs of transformers' model, in the form of `Probe.outputs`.
 
     Args:
-        hf_model: Transformers' `SamModel`.
+        hf_model: Transformers' `SamModel` or `Sam2Model`.
         model: Model whose pixel mean and standard deviation are used.
         probe: Image and prompts.
     """
     embedding = hf_model.get_image_embeddings(
         preprocess(probe.pixels, probe.valid, model.pixel_mean, model.pixel_std)
     )
-    outputs = [{"embedding": embedding}]
+    joined = embedding
+    if isinstance(embedding, list):  # of strides 4, 8 and 16
+        four, twice, coarse = embedding
+        finer = functional.pixel_unshuffle(twice, 2), functional.pixel_unshuffle(four, 4)
+        joined = torch.cat([coarse, *finer], 1)
+    outputs = [{"embedding": joined}]
     for prompts in probe.prompts:
         if (prompts.labels == 2).any():
             arguments = {"input_boxes": prompts.points_xy_input.reshape(1, 1, 4)}

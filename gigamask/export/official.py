@@ -1,6 +1,7 @@
 """Export to Meta's formats: a `.pth` for `segment_anything.sam_model_registry`, or safetensors.
 
-Tensors have Meta's names.
+Tensors have Meta's names. A file of SAM 2 has those of the image model alone, so that Meta's code
+must load it with `strict=False`.
 """
 
 from pathlib import Path
@@ -8,7 +9,9 @@ from pathlib import Path
 from gigamask.errors import GigamaskError
 from gigamask.export.probe import read_back
 from gigamask.models import convert, state_dict, weight_files
+from gigamask.models.configs import Sam2Decoder
 from gigamask.models.sam.sam import Sam
+from gigamask.models.sam2 import convert as sam2
 
 
 def write_pth(model: Sam, out: Path) -> dict:
@@ -28,8 +31,11 @@ def write_pth(model: Sam, out: Path) -> dict:
     """
     if out.suffix != ".pth":
         raise GigamaskError(f"--out {out}: Meta's format requires a file that ends in .pth")
-    convert.check_is_published_sam(model.config, "Meta's format")
     state = state_dict.to_official(model)
+    if isinstance(model.config.decoder, Sam2Decoder):
+        state = sam2.to_meta(state)
+    else:
+        convert.check_is_published_sam(model.config, "Meta's format")
     weight_files.write_pth(state, model.config, out)
     return {"files": [str(out)], "tensors": len(state), "difference": read_back(model, out)}
 

@@ -25,6 +25,7 @@ from gigamask import files
 from gigamask.errors import GigamaskError, first_line
 from gigamask.export.probe import Probe, compare
 from gigamask.models.compact.prompt_maps import MIDDLE_WINDOW
+from gigamask.models.configs import Sam2Decoder
 from gigamask.models.sam.attention import rel_pos_attention_reference
 from gigamask.models.sam.dense_decoder import DenseMaskDecoder
 from gigamask.models.sam.image_encoder import EncoderAttention
@@ -142,7 +143,8 @@ def write_onnx(model: Sam, out: Path) -> dict:
         `files`, and the largest `difference` of an output, relative to the model's largest value.
 
     Raises:
-        GigamaskError: A package is not installed, `out` is a file, or outputs differ.
+        GigamaskError: A package is not installed, `out` is a file, the model has the mask decoder
+            of SAM 2, or outputs differ.
     """
     missing = [name for name in ("onnx", "onnxruntime") if importlib.util.find_spec(name) is None]
     if missing:
@@ -152,6 +154,11 @@ def write_onnx(model: Sam, out: Path) -> dict:
         )
     if out.exists() and not out.is_dir():
         raise GigamaskError(f"--out {out}: must be a folder for two ONNX files, but is a file")
+    if isinstance(model.config.decoder, Sam2Decoder):
+        raise GigamaskError(
+            "--to onnx does not write the mask decoder of SAM 2 yet; use --to huggingface or "
+            "--to safetensors"
+        )
     out.mkdir(parents=True, exist_ok=True)
     traceable = deepcopy(model)  # the caller's model keeps its fused attention
     for module in traceable.modules():

@@ -187,6 +187,7 @@ def _check_encoder(stated: ImageEncoder, own: ImageEncoder, path: str) -> None:
     first, second = (names.get(type(each)) for each in (stated, own))
     if first and second and first != second:
         hint = f"hf:{stated.backbone}" if isinstance(stated, HuggingFaceBackbone) else first
+        hint = "hiera --model.decoder sam2" if first == "hiera" else hint
         raise GigamaskError(
             f"{path}: has the image encoder {first}, the model has {second}; use --model.encoder "
             f"{hint}"

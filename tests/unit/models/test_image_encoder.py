@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from gigamask.models.configs import SamConfig, tiny
 from gigamask.models.init import build_model
 from gigamask.models.sam.attention import get_rel_pos, rel_pos_attention_reference
-from gigamask.models.sam.image_encoder import EncoderAttention, ImageEncoderViT
+from gigamask.models.sam.image_encoder import EncoderAttention, ImageEncoderViT, branch_scale
 
 SMALL = SamConfig(
     image_size=64,
@@ -132,7 +132,7 @@ def test_left_out_branches_change_neither_result_nor_gradients():
 def test_drop_path_keeps_the_expectation_of_a_branch():
     block = shaken(replace(SMALL, drop_path_rate=0.3)).blocks[2]
     uniforms = torch.rand(20000, 2, generator=torch.Generator().manual_seed(0))
-    branch = block._branch_scale(torch.ones(20000, 1, 1, 1), uniforms, 0)
+    branch = branch_scale(torch.ones(20000, 1, 1, 1), uniforms, 0, block.drop_rate)
     assert branch.unique().tolist() == pytest.approx([0, 1 / 0.7])
     assert abs(branch.mean() - 1) < 4 * (0.3 / 0.7 / 20000) ** 0.5
 
