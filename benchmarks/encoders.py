@@ -15,6 +15,7 @@ import time
 from dataclasses import replace
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from gigamask import recipes
@@ -24,6 +25,10 @@ from gigamask.models.configs import (
     SamConfig,
     ViTSmall,
     ViTTiny,
+    sam2_base_plus,
+    sam2_large,
+    sam2_small,
+    sam2_tiny,
     vit_b,
     vit_h,
     vit_l,
@@ -49,14 +54,22 @@ BACKBONES = {
     "resnet-50": {"model_type": "resnet"},
 }
 SMALL_ENCODERS = {"vit_t": ViTTiny(), "vit_s": ViTSmall(), "repvit": RepViT()}
-NAMES = ["vit_b", "vit_l", "vit_h", *SMALL_ENCODERS, *BACKBONES]
+SIZES = {
+    "vit_b": vit_b,
+    "vit_l": vit_l,
+    "vit_h": vit_h,
+    "sam2_tiny": sam2_tiny,
+    "sam2_small": sam2_small,
+    "sam2_base_plus": sam2_base_plus,
+    "sam2_large": sam2_large,
+}
+NAMES = [*SIZES, *SMALL_ENCODERS, *BACKBONES]
 
 
 def configured(name: str, side: int) -> SamConfig:
     """Return a SAM with this encoder, at the largest possible input of at most `side` pixels."""
-    own = {"vit_b": vit_b, "vit_l": vit_l, "vit_h": vit_h}
-    if name in own:
-        return replace(own[name](), image_size=side)
+    if name in SIZES:
+        return replace(SIZES[name](), image_size=side)
     if name in SMALL_ENCODERS:
         return SamConfig(image_size=side, encoder=SMALL_ENCODERS[name])
     values = dict(BACKBONES[name])
@@ -74,7 +87,8 @@ def embedding(config: SamConfig) -> tuple[int, float, float]:
     images, sizes = torch.zeros(1, 3, side, side), torch.tensor([[side, side]])
     spans = []
     with torch.no_grad():
-        with FlopCounterMode(display=False) as flops:
+        # The counter does not know the fused attention of CPUs.
+        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as flops:
             model.encode(images, sizes)
         for _ in range(TIMED):
             start = time.perf_counter()

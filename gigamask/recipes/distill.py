@@ -95,7 +95,7 @@ def compact_student() -> DistillTrainConfig:
         prompts=base.prompts,
         loss=WindowLoss(iou_weight=0.0, choice_weight=0.0),
         teacher_iou_weight=4.0,
-        optimizer=base.optimizer,
+        optimizer=replace(base.optimizer, lr=2e-4, muon_lr=2e-3),
         schedule=WarmupCosine(warmup_steps=5, min_lr_ratio=0.01),
         save_every=200,
     )

@@ -36,7 +36,7 @@ class FeaturesStage:
     batch_size: int = 64
     """its images per step over all processes"""
     lr: float = 1e-3
-    """its peak learning rate"""
+    """its peak learning rate; Muon's changes in proportion"""
     min_lr_ratio: float = 0.01
     """its final learning rate as a fraction of the peak, if the schedule is a cosine"""
     warmup_steps: int = 250

@@ -12,7 +12,7 @@ from gigamask.models.configs import DECODER_PREFIX
 from gigamask.recipes.mae import pretraining_for
 from gigamask.training.config import TrainConfig, check_at_least
 from gigamask.training.distill_config import DistillTrainConfig, FeaturesStage
-from gigamask.training.optim import AdamW
+from gigamask.training.optim import AdamW, MuonAdamW
 from gigamask.training.sam_config import SamTrainConfig
 from gigamask.training.schedule import WarmupCosine
 
@@ -98,7 +98,11 @@ def phases_of(config: DistillTrainConfig) -> list[DistillTrainConfig]:
         return [replace(last, freeze=freeze)]
     if not stage.steps:
         return [last]
-    schedule, optimizer = config.schedule, replace(config.optimizer, lr=stage.lr)
+    schedule, optimizer = config.schedule, config.optimizer
+    if isinstance(optimizer, MuonAdamW):
+        muon_lr = optimizer.muon_lr * stage.lr / optimizer.lr
+        optimizer = replace(optimizer, muon_lr=muon_lr)
+    optimizer = replace(optimizer, lr=stage.lr)
     if isinstance(schedule, WarmupCosine):
         warmup = min(stage.warmup_steps, stage.steps // 2)
         schedule = replace(schedule, warmup_steps=warmup, min_lr_ratio=stage.min_lr_ratio)

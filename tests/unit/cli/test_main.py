@@ -73,7 +73,7 @@ def test_help_imports_only_what_it_describes():
     """The overview imports nothing, commands tyro, components and recipes numpy, none torch."""
     with_components = [
         *("stats --help", "plan --help", "train --help", "pretrain --help"),
-        *("ground train --help", "train sam_vit_b --help"),
+        *("distill --help", "ground train --help", "train sam_vit_b --help"),
     ]
     others = [
         line for command in main.COMMANDS if (line := f"{command} --help") not in with_components

@@ -1,5 +1,6 @@
 import contextlib
 import errno
+import gc
 import itertools
 import json
 import os
@@ -271,6 +272,7 @@ def failing(monkeypatch, k):
 
         return call
 
+    gc.collect()  # what earlier tests left open would be closed by a failing operation
     with monkeypatch.context() as patch:
         for owner, name in OPERATIONS:
             patch.setattr(owner, name, failing(getattr(owner, name)))
