@@ -25,13 +25,13 @@ from gigamask import files
 from gigamask.errors import GigamaskError, first_line
 from gigamask.export.probe import Probe, compare
 from gigamask.models.compact.prompt_maps import MIDDLE_WINDOW
-from gigamask.models.configs import Sam2Decoder
 from gigamask.models.sam.attention import rel_pos_attention_reference
 from gigamask.models.sam.dense_decoder import DenseMaskDecoder
 from gigamask.models.sam.image_encoder import EncoderAttention
 from gigamask.models.sam.mask_decoder import ALL_MASK_TOKENS
 from gigamask.models.sam.sam import Sam
 from gigamask.models.sam.transformer import DensePrompt
+from gigamask.models.sam2.mask_decoder import Sam2MaskDecoder
 from gigamask.types import Prompts
 
 OPSET = 17
@@ -108,6 +108,9 @@ class OnnxDecoder(nn.Module):
             low, iou = torch.cat([low[at][:, None], low], 1), torch.cat([iou[at][:, None], iou], 1)
             return self._resize(low, orig_im_size), iou, low
         encoder = self.model.prompt_encoder
+        if isinstance(decoder, Sam2MaskDecoder):
+            low, iou, _ = decoder(image_embeddings, first, prompts, encoder, ALL_MASK_TOKENS)
+            return self._resize(low, orig_im_size), iou, low
         tokens = encoder.points(point_coords, point_labels.long())
         dense = DensePrompt(*encoder.mixed_features(mask_input[:, 0], has_mask_input > 0.5))
         low, iou = decoder(
@@ -143,8 +146,7 @@ def write_onnx(model: Sam, out: Path) -> dict:
         `files`, and the largest `difference` of an output, relative to the model's largest value.
 
     Raises:
-        GigamaskError: A package is not installed, `out` is a file, the model has the mask decoder
-            of SAM 2, or outputs differ.
+        GigamaskError: A package is not installed, `out` is a file, or outputs differ.
     """
     missing = [name for name in ("onnx", "onnxruntime") if importlib.util.find_spec(name) is None]
     if missing:
@@ -154,11 +156,6 @@ def write_onnx(model: Sam, out: Path) -> dict:
         )
     if out.exists() and not out.is_dir():
         raise GigamaskError(f"--out {out}: must be a folder for two ONNX files, but is a file")
-    if isinstance(model.config.decoder, Sam2Decoder):
-        raise GigamaskError(
-            "--to onnx does not write the mask decoder of SAM 2 yet; use --to huggingface or "
-            "--to safetensors"
-        )
     out.mkdir(parents=True, exist_ok=True)
     traceable = deepcopy(model)  # the caller's model keeps its fused attention
     for module in traceable.modules():

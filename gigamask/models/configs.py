@@ -476,6 +476,10 @@ SAM_RECIPES = {
     vit_l: "sam_vit_l or finetune_vit_l",
     vit_h: "sam_vit_h or finetune_vit_h",
     tiny: "tiny",
+    sam2_tiny: "sam2_tiny",
+    sam2_small: "sam2_small",
+    sam2_base_plus: "sam2_base_plus",
+    sam2_large: "sam2_large",
 }
 """Recipes that train each size, for error messages."""
 

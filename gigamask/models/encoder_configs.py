@@ -162,6 +162,17 @@ class Hiera(ImageEncoder):
         for name in ("depths", "window_sizes"):
             if any(value < 1 for value in getattr(self, name)):
                 raise GigamaskError(f"Hiera.{name} must be at least 1 (got {getattr(self, name)})")
+        if any(side % 2 for side in self.window_sizes[:3]):
+            raise GigamaskError(
+                "Hiera.window_sizes at strides 4, 8 and 16 must be even, since the resolution is "
+                f"halved within windows (got {self.window_sizes})"
+            )
+        last = sum(self.depths) - 1
+        if any(not 0 <= index <= last for index in self.global_attn_indexes):
+            raise GigamaskError(
+                f"Hiera.global_attn_indexes must be in 0 to {last} for depths {self.depths} (got "
+                f"{self.global_attn_indexes})"
+            )
 
     def build(self, model: Any) -> nn.Module:
         """Build the image encoder of a SAM."""

@@ -37,6 +37,7 @@ from gigamask.models.sam.mask_decoder import MaskDecoder
 from gigamask.models.sam.prompt_encoder import PositionEmbeddingRandom
 from gigamask.models.sam.sam import Sam
 from gigamask.models.sam.transformer import DecoderAttention
+from gigamask.models.sam2 import convert as sam2
 from gigamask.rng import make_rng
 
 MAE_PREFIX = "mae:"
@@ -123,9 +124,9 @@ def load_init_weights(model: nn.Module, path: str) -> set[str]:
             raise GigamaskError(
                 f"{path}: holds an MAE; give {MAE_PREFIX}{path} to start the image encoder from it"
             )
-        if isinstance(model, Sam) and isinstance(config, SamConfig):
-            _check_encoder(config.encoder, model.config.encoder, path)
         with _suggest_recipe(weights):
+            if isinstance(model, Sam) and isinstance(config, SamConfig):
+                _check_encoder(config.encoder, model.config.encoder, path)
             state_dict.load_weights(model, weights, path)
         if isinstance(model, Sam) and isinstance(config, SamConfig):
             # With relative positions, shapes determine the encoder's heads, but not the decoder's.
@@ -187,7 +188,6 @@ def _check_encoder(stated: ImageEncoder, own: ImageEncoder, path: str) -> None:
     first, second = (names.get(type(each)) for each in (stated, own))
     if first and second and first != second:
         hint = f"hf:{stated.backbone}" if isinstance(stated, HuggingFaceBackbone) else first
-        hint = "hiera --model.decoder sam2" if first == "hiera" else hint
         raise GigamaskError(
             f"{path}: has the image encoder {first}, the model has {second}; use --model.encoder "
             f"{hint}"
@@ -200,16 +200,21 @@ def _suggest_recipe(weights: State) -> Iterator[None]:
     try:
         yield
     except GigamaskError as error:
-        encoder = {name.removeprefix("image_encoder."): value for name, value in weights.items()}
-        size = encoder["pos_embed"].shape[-1] if "pos_embed" in encoder else 0
-        depth = len(block_indices(encoder, r"blocks\."))
-        fitting = [
-            names
-            for make, names in SAM_RECIPES.items()
-            if (make().embed_dim, make().depth) == (size, depth)
-        ]
-        hint = f"; these weights fit the recipe {fitting[0]}" if fitting else ""
+        names = _fitting_recipe(weights)
+        hint = f"; these weights fit the recipe {names}" if names else ""
         raise GigamaskError(f"{error}{hint}") from None
+
+
+def _fitting_recipe(weights: State) -> str | None:
+    encoder = {name.removeprefix("image_encoder."): value for name, value in weights.items()}
+    width = encoder["pos_embed"].shape[-1] if "pos_embed" in encoder else 0
+    depth, published = len(block_indices(encoder, r"blocks\.")), sam2.infer_config(weights)
+    for make, names in SAM_RECIPES.items():
+        config = make()
+        is_vit = isinstance(config.encoder, ViT)
+        if config == published or (is_vit and (config.embed_dim, config.depth) == (width, depth)):
+            return names
+    return None
 
 
 @torch.no_grad()

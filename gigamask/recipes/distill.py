@@ -4,6 +4,7 @@ docs/recipes.md lists the source of each hyperparameter, and what the papers do 
 """
 
 from dataclasses import replace
+from typing import cast
 
 from gigamask.evaluation.click_evaluation import ClickEvaluation
 from gigamask.losses.sam_loss import SamLoss
@@ -12,7 +13,7 @@ from gigamask.models.configs import ConvPyramid, RepViT, SamConfig
 from gigamask.prompts.schedule import InteractiveSchedule
 from gigamask.recipes.sam import photos
 from gigamask.training.distill_config import DistillTrainConfig, FeaturesStage
-from gigamask.training.optim import AdamW
+from gigamask.training.optim import AdamW, MuonAdamW
 from gigamask.training.sam_config import SamLoaderConfig
 from gigamask.training.schedule import WarmupCosine
 
@@ -95,7 +96,7 @@ def compact_student() -> DistillTrainConfig:
         prompts=base.prompts,
         loss=WindowLoss(iou_weight=0.0, choice_weight=0.0),
         teacher_iou_weight=4.0,
-        optimizer=replace(base.optimizer, lr=2e-4, muon_lr=2e-3),
+        optimizer=replace(cast(MuonAdamW, base.optimizer), lr=2e-4, muon_lr=2e-3),
         schedule=WarmupCosine(warmup_steps=5, min_lr_ratio=0.01),
         save_every=200,
     )

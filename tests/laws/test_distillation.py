@@ -13,6 +13,7 @@ from gigamask.models import state_dict
 from gigamask.models.configs import ConvPyramid
 from gigamask.prompts.clicks import cell_to_input, next_click
 from gigamask.prompts.schedule import InteractiveSchedule
+from gigamask.recipes import compact_student
 from gigamask.training import checkpoint
 from gigamask.training.state import TrainState
 from gigamask.training.step import StepMetrics, accumulate
@@ -271,3 +272,9 @@ def test_a_narrow_student_takes_over_the_decoder(tmp_path, scenes, teachers):
         assert parameter.requires_grad != is_decoder
         assert not is_decoder or torch.equal(parameter, taught[name])
     assert (prompts.init, prompts.freeze) == (features.out, ())
+
+
+def test_the_phases_of_compact_student_have_their_own_rates():
+    features, prompts = phases_of(compact_student().with_(teacher="t", out="o"))
+    rates = [(run.optimizer.lr, run.optimizer.muon_lr) for run in (features, prompts)]
+    assert rates == [(2e-3, pytest.approx(0.02)), (2e-4, 2e-3)]

@@ -15,30 +15,34 @@ from gigamask.prompts.rounds import run_rounds
 from gigamask.prompts.schedule import InteractiveSchedule
 from gigamask.rng import make_rng
 from gigamask.types import Prediction, RandomInputs, Targets
+from tests.little import SAM2
 
 MASK_IMAGE = torch.tensor([0, 0, 1, 1, 1])
 PAUSE = 0.4
 
 
-@pytest.fixture(scope="module")
-def world():
+SMALL = dataclasses.replace(
+    tiny(),
+    image_size=64,
+    embed_dim=32,
+    depth=2,
+    num_heads=2,
+    window_size=4,
+    global_attn_indexes=(1,),
+    embedding_dim=32,
+    decoder_mlp=64,
+)
+
+
+@pytest.fixture(scope="module", params=[SMALL, SAM2], ids=["sam", "sam2"])
+def world(request):
     """A small model in float64, two images of uneven size, five masks and their draws."""
-    spec = dataclasses.replace(
-        tiny(),
-        image_size=64,
-        embed_dim=32,
-        depth=2,
-        num_heads=2,
-        window_size=4,
-        global_attn_indexes=(1,),
-        embedding_dim=32,
-        decoder_mlp=64,
-    )
+    spec, cell = request.param, 64 // request.param.mask_size
     model = build_model(spec, seed=0).double()
     rng = make_rng(0, "test gradients")
     sizes = torch.tensor([[64, 48], [40, 64]])
     images = torch.tensor(rng.integers(0, 256, (2, 3, 64, 64))).to(torch.uint8)
-    place = torch.arange(spec.mask_size) * 2 + 1
+    place = (torch.arange(spec.mask_size) + 0.5) * cell
     valid = ((place[:, None] < sizes[:, None, :1]) & (place < sizes[:, 1:, None].transpose(1, 2)))[
         MASK_IMAGE
     ]
@@ -54,13 +58,13 @@ def world():
         first_prompt=torch.tensor([0.1, 0.9, 0.7, 0.3, 0.6]),
         clicks=torch.tensor(rng.random((5, 9, 2)), dtype=torch.float32),
         box_noise=torch.tensor(rng.standard_normal((5, 4)), dtype=torch.float32),
-        drop_path=torch.zeros(2, spec.depth, 2),
+        drop_path=torch.zeros(2, spec.encoder.drop_path_blocks(spec), 2),
     )
     return (
         model,
         images,
         sizes,
-        Targets(masks, valid, boxes, (2.0, 2.0), torch.ones_like(boxes[:, :2])),
+        Targets(masks, valid, boxes, (float(cell), float(cell)), torch.ones_like(boxes[:, :2])),
         draws,
     )
 

@@ -217,5 +217,5 @@ def test_what_does_not_fit_is_said(tmp_path, scenes, capsys):
     assert "of which repvit has none; use --parallel ddp" in capsys.readouterr().err
     assert main(["train", "tiny", *words, "--model.encoder", "repvit_m1"]) == 2
     error = capsys.readouterr().err
-    assert "choose from vit, vit_t, vit_s, repvit, conv_pyramid" in error
+    assert "choose from vit, vit_t, vit_s, repvit, hiera, conv_pyramid" in error
     assert vit_b().encoder_name == "vit"

@@ -153,7 +153,7 @@ FACTS = {
     "one_gpu": {24, 7.6},  # GB; section
     "edge_sam": {1, 5, 10, 112_000, 8},  # percent, epochs, images; GPUs
     "mobile_sam": {1, 5_000_000, 5.4},  # percent; parameters
-    **dict.fromkeys(("sam2_tiny", "sam2_small", "sam2_base_plus", "sam2_large"), {2.1}),
+    **{name: {2.1} for name in ("sam2_tiny", "sam2_small", "sam2_base_plus", "sam2_large")},
     "mae_tiny": {15},  # minutes, measured
     "mae_vit_b": {1600, 40, 1000},  # epochs; ImageNet-1k
     "mae_vit_l": {1600, 40, 1000, 800, 42},  # and PRETRAIN.md's epochs and hours

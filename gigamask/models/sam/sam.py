@@ -256,8 +256,7 @@ class Sam(nn.Module):
             return windows.paste(self.config.mask_size, self.config.image_size), iou
         encoder, mask_tokens = self.prompt_encoder, _mask_tokens(prompts)
         if isinstance(self.mask_decoder, Sam2MaskDecoder):
-            logits, iou, _ = self.mask_decoder(embedding, mask_image, prompts, encoder)
-            return logits, iou
+            return self.mask_decoder(embedding, mask_image, prompts, encoder, mask_tokens)[:2]
         if isinstance(self.mask_decoder, DenseMaskDecoder):
             answer, iou = self.mask_decoder(embedding, mask_image, prompts, encoder, mask_tokens)
             return answer.logits, iou

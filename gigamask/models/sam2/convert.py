@@ -6,7 +6,7 @@ memory and video are left out.
 """
 
 import re
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -173,11 +173,10 @@ def infer_config(state: State) -> SamConfig | None:
     trunk = "image_encoder.trunk."
     positions = state.get(f"{trunk}pos_embed")
     depth = len(block_indices(state, re.escape(f"{trunk}blocks.")))
+    shape = None if positions is None else tuple(positions.shape[1:3])
     for config in (sam2_tiny(), sam2_small(), sam2_base_plus(), sam2_large()):
-        hiera = config.encoder
-        assert isinstance(hiera, Hiera)
-        shape = (1, hiera.embed_dim, hiera.position_size, hiera.position_size)
-        if positions is not None and (shape, sum(hiera.depths)) == (positions.shape, depth):
+        hiera = cast(Hiera, config.encoder)
+        if ((hiera.embed_dim, hiera.position_size), sum(hiera.depths)) == (shape, depth):
             return config
     return None
 

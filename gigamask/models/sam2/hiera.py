@@ -169,7 +169,7 @@ class HieraTrunk(nn.Module):
 
     def forward(
         self, pixels: Float[Tensor, "B 3 S S"], uniforms: Sequence[DropPath] | None
-    ) -> list[Float[Tensor, "B C h w"]]:
+    ) -> list[Float[Tensor, "B _ _ _"]]:
         """Return the feature maps of the four stages.
 
         Args:
@@ -188,8 +188,8 @@ class HieraTrunk(nn.Module):
         """Return the interpolated positions, plus those within each window."""
         coarse = F.interpolate(self.pos_embed, (height, width), mode="bicubic")
         window = self.pos_embed_window
-        side = window.shape[-1]
-        tiled = window.tile((1, 1, -(-height // side), -(-width // side)))
+        side = int(window.shape[-1])
+        tiled = window.repeat(1, 1, -(-height // side), -(-width // side))
         return (coarse + tiled[:, :, :height, :width]).permute(0, 2, 3, 1)
 
 
@@ -212,7 +212,7 @@ class FeaturePyramid(nn.Module):
         super().__init__()
         self.convs = nn.ModuleList(Lateral(width, out) for width in reversed(widths))
 
-    def forward(self, maps: Sequence[Float[Tensor, "B C h w"]]) -> list[Float[Tensor, "B D h w"]]:
+    def forward(self, maps: Sequence[Float[Tensor, "B _ _ _"]]) -> list[Float[Tensor, "B _ _ _"]]:
         """Return maps of strides 4, 8 and 16."""
         coarsest, *finer = (
             conv(each) for conv, each in zip(self.convs, reversed(maps), strict=True)
@@ -264,7 +264,7 @@ class HieraEncoder(nn.Module, ImageEncoderModule):
 
     def pyramid(
         self, pixels: Float[Tensor, "B 3 S S"], drop_path: Float[Tensor, "B L 2"] | None
-    ) -> list[Float[Tensor, "B C h w"]]:
+    ) -> list[Float[Tensor, "B _ _ _"]]:
         """Return the maps of strides 4, 8 and 16.
 
         Args:

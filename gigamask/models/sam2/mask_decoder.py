@@ -18,8 +18,6 @@ from gigamask.models.sam.high_res import as_tokens, high_res_maps, high_res_widt
 from gigamask.models.sam.layers import MLP
 from gigamask.models.sam.mask_decoder import (
     ALL_MASK_TOKENS,
-    MULTIMASK_TOKENS,
-    SINGLE_MASK_TOKEN,
     HighRes,
     MaskDecoder,
 )
@@ -40,7 +38,7 @@ class Sam2MaskDecoder(MaskDecoder):
         self.no_mem_embed = nn.Parameter(torch.empty(1, 1, dim))
         self.parameter_std = 0.02
 
-    def join(self, maps: Sequence[Float[Tensor, "B C h w"]]) -> Float[Tensor, "B D E E"]:
+    def join(self, maps: Sequence[Float[Tensor, "B _ _ _"]]) -> Float[Tensor, "B D E E"]:
         """Return the embedding of images without memory, with the finer maps as channels.
 
         Args:
@@ -57,16 +55,19 @@ class Sam2MaskDecoder(MaskDecoder):
         mask_image: Int64[Tensor, "M"],
         prompts: Prompts,
         prompt_encoder: PromptEncoder,
+        mask_tokens: range,
     ) -> tuple[Float[Tensor, "M K G G"], Float[Tensor, "M K"], Float[Tensor, "M"]]:
         """Return mask logits, predicted IoU, and the logit of the presence of an object.
 
-        In evaluation, a single mask that is not stable is replaced by the best of three.
+        In evaluation, the first of the four masks is replaced by the best of the other three if it
+        is not stable.
 
         Args:
             embedding: Embeddings of B images, as `join` returns them.
             mask_image: Index of each prompt's image.
             prompts: M prompts.
             prompt_encoder: SAM's prompt encoder.
+            mask_tokens: Range of K of the four mask tokens to use.
         """
         prompts = with_padding_token(prompts)
         images = embedding[:, : self.dim]
@@ -80,16 +81,16 @@ class Sam2MaskDecoder(MaskDecoder):
         )
         maps = high_res_maps(embedding[:, self.dim :])
         high_res = HighRes(*as_tokens(*maps), mask_image)
-        is_dynamic = self.options.dynamic_multimask and not self.training
-        which = MULTIMASK_TOKENS if prompts.multimask_output else SINGLE_MASK_TOKEN
-        if is_dynamic and not prompts.multimask_output:
-            which = ALL_MASK_TOKENS
-        heads, iou = self._heads(tokens[:, 1:], which)
+        needs_all = self.options.dynamic_multimask and not self.training and mask_tokens.start == 0
+        heads, iou = self._heads(tokens[:, 1:], ALL_MASK_TOKENS if needs_all else mask_tokens)
         logits, iou = self._masks(image, heads, high_res), iou.sigmoid()
-        score = self.pred_obj_score_head(tokens[:, 0])[:, 0]
-        if which == ALL_MASK_TOKENS:
-            logits, iou = self._stable(logits, iou)
-        return logits, iou, score
+        if needs_all:
+            single = self._stable(logits, iou)
+            logits, iou = (
+                torch.cat([first, rest[:, 1 : mask_tokens.stop]], 1)
+                for first, rest in zip(single, (logits, iou), strict=True)
+            )
+        return logits, iou, self.pred_obj_score_head(tokens[:, 0])[:, 0]
 
     def _own_tokens(self) -> Float[Tensor, "N C"]:
         return torch.cat([self.obj_score_token.weight, super()._own_tokens()])
