@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Float32, Int, Int64, UInt8
 from torch import Tensor
-from torch.nn.functional import interpolate, pad
+from torch.nn.functional import interpolate
 
 from gigamask.masks.rle import RLEMasks
 
@@ -254,10 +254,19 @@ def _resize_part(
         target: Rows and columns of the resized image.
     """
     (rows, columns), resize = target, torch.ops.aten.upsample_bilinear2d
-    part = pad(part, (source[1].start, 0))[None, None]
-    part = resize(part, [part.shape[2], columns.stop], False, 1.0, scale[1])[..., columns.start :]
-    part = pad(part, (0, 0, source[0].start, 0))
+    part = _pad_lines(part.T, source[1].start, columns.stop).T[None, None]
+    part = resize(part, [part.shape[2], columns.stop], False, 1.0, scale[1])[0, 0]
+    part = _pad_lines(part[:, columns.start :], source[0].start, rows.stop)[None, None]
     return resize(part, [rows.stop, part.shape[3]], False, scale[0], 1.0)[0, 0, rows.start :]
+
+
+def _pad_lines(part: Float32[Tensor, "h w"], before: int, resized: int) -> Float32[Tensor, "h2 w"]:
+    """Add rows before a part, and one after it if torch would copy rather than resize it.
+
+    It copies where sizes are equal, whatever the scale.
+    """
+    after = int(before + len(part) == resized)
+    return torch.cat([part.new_zeros(before, part.shape[1]), part, *[part[-1:]] * after])
 
 
 def boxes_on_grid(

@@ -170,3 +170,17 @@ def test_logits_in_a_box_are_those_of_the_whole_image(size):
         assert not (logits[~inside] > -1).any()
     assert boxes[0][0].numel() == boxes[5][0].numel() == 0
     assert size[0] < 20 or boxes[2][0].numel() < whole[0].numel() / 2
+
+
+@pytest.mark.parametrize("size", [(100, 262), (260, 235), (289, 126)])
+@pytest.mark.parametrize("at", [(16, 18), (3, 4), (0, 12)])
+def test_a_small_box_is_resized_even_if_its_part_has_as_many_rows(size, at):
+    """Torch copies an image whose size stays the same, whatever the scale."""
+    low = torch.full((1, 64, 64), -5.0)
+    low[0, at[0] : at[0] + 2, at[1] : at[1] + 2] = 4.0
+    transform = ImageTransform.resize_longest_side(size, 256)
+    whole = transform.logits_to_original(low[:, None])[0, 0]
+    [(box, (y0, x0))] = logit_boxes(transform, low, -1.0)
+    torch.testing.assert_close(
+        box, whole[y0 : y0 + box.shape[0], x0 : x0 + box.shape[1]], rtol=0, atol=1e-5
+    )
