@@ -50,6 +50,7 @@ COMPACT = SamConfig(
 SAM2 = replace(
     SPEC,
     patch_size=16,
+    stretch=True,
     embedding_dim=32,
     encoder=Hiera(
         embed_dim=16, depths=(1, 1, 2, 1), global_attn_indexes=(3,), window_sizes=(8, 4, 6, 3)

@@ -211,7 +211,7 @@ def build_sample_from(
     def generator(purpose: str) -> np.random.Generator:
         return make_rng(random_spec.seed, purpose, ref.epoch, ref.position)
 
-    transform = config.augment.get_transform(candidates.size, config.image_size, generator("frame"))
+    transform = config.get_transform(candidates.size, generator("frame"))
     chosen = choose_masks(candidates, ref.mask_index, transform, config, generator("masks"))
     masks, boxes = read_masks(chosen, transform)
     visible = masks.areas() > 0

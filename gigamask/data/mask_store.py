@@ -119,6 +119,11 @@ class MaskStore:
                 f"with 'gigamask masks --mask-size {config.mask_size} --image-size "
                 f"{config.image_size}', or leave out --loader.mask-store"
             )
+        if config.stretch:
+            raise GigamaskError(
+                f"{self.folder}: holds masks of padded images, but --model.stretch is on; leave "
+                "out --loader.mask-store"
+            )
         if (
             isinstance(config.augment, HorizontalFlip)
             and config.augment.probability

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from gigamask.data.augment import Augment, ColorJitter, NoAugment
 from gigamask.data.mask_sampling import MaskFilters, MaskSampler, RandomMasks
 from gigamask.errors import GigamaskError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from gigamask.masks.transforms import ImageTransform
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,8 @@ class SampleConfig:
     """folder of precomputed masks, read instead of each image's json"""
     with_masks: bool = True
     """whether samples have masks; if not, every image is a sample, and no json is read"""
+    stretch: bool = False
+    """whether images are stretched to squares before anything else"""
 
     def __post_init__(self) -> None:
         if self.mask_store and not self.with_masks:
@@ -41,3 +49,18 @@ class SampleConfig:
                 f"{self.mask_store}: a mask store needs samples with masks (with_masks is False); "
                 "leave out the mask store"
             )
+
+    def get_transform(
+        self, original: tuple[int, int], generator: np.random.Generator
+    ) -> ImageTransform:
+        """Draw the transform of one image's pixels, masks, points and boxes.
+
+        Args:
+            original: Size (H, W) of the stored image.
+            generator: Random generator.
+        """
+        if not self.stretch:
+            return self.augment.get_transform(original, self.image_size, generator)
+        square = (max(original), max(original))
+        drawn = self.augment.get_transform(square, self.image_size, generator)
+        return drawn.stretched(original)

@@ -20,6 +20,7 @@ from gigamask.data.mask_sampling import MaskFilters
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.inference.zoom import ZoomDecoder
 from gigamask.masks.transforms import ImageTransform
+from gigamask.models.configs import SamConfig
 from gigamask.models.embedding_cache import ImageEmbedder
 from gigamask.models.sam.sam import PromptDecoder, Sam
 from gigamask.types import ImageAnnotation, Prompts, Targets
@@ -134,7 +135,7 @@ def embed_images(
     """
     if batch_size < 1:
         raise GigamaskError(f"batch_size must be at least 1 image (got {batch_size})")
-    ahead = _read_ahead(index, rows, model.config.image_size, batch_size)
+    ahead = _read_ahead(index, rows, model.config, batch_size)
     while batch := list(islice(ahead, batch_size)):
         embedded = deque(
             _embed(model, [image for _, image in batch if isinstance(image, LoadedImage)])
@@ -159,7 +160,7 @@ def embed_image(model: Sam, dataset: Sa1bDataset, row: int) -> EmbeddedImage:
     Raises:
         CorruptSampleError: The image cannot be read.
     """
-    [embedded] = _embed(model, [_load(dataset, row, model.config.image_size)])
+    [embedded] = _embed(model, [_load(dataset, row, model.config)])
     return embedded
 
 
@@ -175,7 +176,7 @@ def _embed(model: Sam, images: Sequence[LoadedImage]) -> list[EmbeddedImage]:
 
 
 def _read_ahead(
-    index: Index, rows: Iterable[int], image_size: int, count: int
+    index: Index, rows: Iterable[int], config: SamConfig, count: int
 ) -> Iterator[tuple[int, LoadedImage | CorruptSampleError]]:
     """Yield each row's image or error, while a thread reads the next `count` images.
 
@@ -185,7 +186,7 @@ def _read_ahead(
 
     def read(row: int) -> LoadedImage | CorruptSampleError:
         try:
-            return _load(dataset, row, image_size)
+            return _load(dataset, row, config)
         except CorruptSampleError as error:
             return error
 
@@ -202,8 +203,8 @@ def _read_ahead(
         pool.shutdown(cancel_futures=True)
 
 
-def _load(dataset: Sa1bDataset, row: int, image_size: int) -> LoadedImage:
-    """Read one image and resize it to fit a square of `image_size` pixels."""
+def _load(dataset: Sa1bDataset, row: int, config: SamConfig) -> LoadedImage:
+    """Read one image and resize it to the input of a model."""
     pixels, annotation = dataset[row]
-    transform = ImageTransform.resize_longest_side(annotation.size, image_size)
+    transform = ImageTransform.whole(annotation.size, config.image_size, config.stretch)
     return LoadedImage(pixels, annotation, transform, transform.apply_image(pixels))

@@ -32,10 +32,9 @@ def write_pth(model: Sam, out: Path) -> dict:
     if out.suffix != ".pth":
         raise GigamaskError(f"--out {out}: Meta's format requires a file that ends in .pth")
     state = state_dict.to_official(model)
+    convert.check_is_published_sam(model.config, "Meta's format")
     if isinstance(model.config.decoder, Sam2Decoder):
         state = sam2.to_meta(state)
-    else:
-        convert.check_is_published_sam(model.config, "Meta's format")
     weight_files.write_pth(state, model.config, out)
     return {"files": [str(out)], "tensors": len(state), "difference": read_back(model, out)}
 

@@ -14,7 +14,7 @@ import importlib.util
 import warnings
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int64
@@ -124,15 +124,15 @@ class OnnxDecoder(nn.Module):
         """Resize logits to the image's size, as Meta's code does.
 
         They are resized to the input's side, cropped to remove the padding, and resized to the
-        image.
+        image; those of a stretched image are resized at once.
         """
-        side = self.model.config.image_size
-        padded = functional.interpolate(low, (side, side), mode="bilinear", align_corners=False)
-        height, width = (torch.floor(size * (side / size.max()) + 0.5)).long()
-        image_size: Any = tuple(size.long())
-        return functional.interpolate(
-            padded[..., :height, :width], image_size, mode="bilinear", align_corners=False
-        )
+        config, image_size = self.model.config, cast(Any, tuple(size.long()))
+        if not config.stretch:
+            side = config.image_size
+            padded = functional.interpolate(low, (side, side), mode="bilinear", align_corners=False)
+            height, width = (torch.floor(size * (side / size.max()) + 0.5)).long()
+            low = padded[..., :height, :width]
+        return functional.interpolate(low, image_size, mode="bilinear", align_corners=False)
 
 
 def write_onnx(model: Sam, out: Path) -> dict:

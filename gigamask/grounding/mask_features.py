@@ -95,7 +95,8 @@ class MaskFeatureExtractor:
         Returns:
             Features [n, F] on the CPU.
         """
-        transform = ImageTransform.resize_longest_side(masks.size, self.model.config.image_size)
+        config = self.model.config
+        transform = ImageTransform.whole(masks.size, config.image_size, config.stretch)
         resized = transform.apply_image(pixels)
         [embedding] = self._embedder.embed([resized[None]])
         self.encoded += 1

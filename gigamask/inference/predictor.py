@@ -5,6 +5,7 @@ Methods, arguments and shapes are those of Segment Anything's class. In shapes, 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -50,7 +51,8 @@ class SamPredictor:
     ) -> None:
         self.model, self._zoom = sam_model, zoom
         self.autocast = lambda: prediction_autocast(precision, self.device)
-        self.transform = ResizeLongestSide(sam_model.config.image_size)
+        config = sam_model.config
+        self.transform = ResizeLongestSide(config.image_size, config.stretch)
         self._embedder = ImageEmbedder(sam_model, cache)
         self.reset_image()
 
@@ -141,10 +143,8 @@ class SamPredictor:
                 f"transform.apply_image returns it (got {' x '.join(map(str, shape))})"
             )
         height, width = map(int, original_image_size)
-        self._embed(
-            [transformed_image],
-            [ImageTransform((height, width), (0, 0, height, width), (shape[2], shape[3]), side)],
-        )
+        whole = ImageTransform.whole((height, width), side, self.model.config.stretch)
+        self._embed([transformed_image], [replace(whole, resized=shape[2:])])
 
     def select(self, number: int) -> None:
         """Select image `number` (from 0) of the last `set_images` call for later prompts."""

@@ -18,14 +18,19 @@ from gigamask.masks.transforms import ImageTransform
 
 @dataclass(frozen=True)
 class ResizeLongestSide:
-    """Scales images, points and boxes so that the long side has `target_length` pixels."""
+    """Scales images, points and boxes so that the long side has `target_length` pixels.
+
+    With `stretch`, both sides have, as in SAM 2's `SAM2Transforms`.
+    """
 
     target_length: int
+    stretch: bool = False
 
     def image_transform(self, original_size: tuple[int, int]) -> ImageTransform:
         """Return the transform of an image of size (H, W) into the model's square input."""
         height, width = original_size
-        return ImageTransform.resize_longest_side((int(height), int(width)), self.target_length)
+        size = int(height), int(width)
+        return ImageTransform.whole(size, self.target_length, self.stretch)
 
     def apply_image(self, image: UInt8[np.ndarray, "H W 3"]) -> UInt8[np.ndarray, "h w 3"]:
         """Resize an image with Pillow's antialiased bilinear filter."""

@@ -114,7 +114,8 @@ class ZoomDecoder:
         logits = torch.full(size, OUTSIDE_LOGIT, device=low.device)
         for row, (crop, each) in enumerate(zip(per_row, low, strict=True)):
             y0, x0, y1, x1 = crop.crop
-            as_image = ImageTransform.resize_longest_side(crop.crop_size, crop.image_size)
+            size = crop.crop_size
+            as_image = replace(crop, original=size, crop=(0, 0, *size))
             logits[row, :, y0:y1, x0:x1] = as_image.logits_to_original(each[None])[0]
         pasted = paste_crops(low, per_row, self.transform)
         return Prediction(logits, zoomed.iou_predictions, pasted.to(low.dtype))
@@ -210,7 +211,8 @@ def crop_around(
     size_xy = np.minimum(side, transform.original[::-1])
     origin = np.round((first + last - size_xy) / 2).clip(0, transform.original[::-1] - size_xy)
     (x0, y0), (x1, y1) = origin.astype(int).tolist(), (origin + size_xy).astype(int).tolist()
-    as_image = ImageTransform.resize_longest_side((y1 - y0, x1 - x0), transform.image_size)
+    size = (y1 - y0, x1 - x0)
+    as_image = ImageTransform.whole(size, transform.image_size, transform.stretch)
     return replace(as_image, original=transform.original, crop=(y0, x0, y1, x1))
 
 

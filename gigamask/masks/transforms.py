@@ -5,8 +5,9 @@ counted from 0, becomes (x, y) times `scale_xy`, and the prompt encoder adds 0.5
 apply to pixels first, as if the cropped and mirrored image were stored.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import ceil, floor
 
 import cv2
@@ -29,6 +30,7 @@ class ImageTransform:
         resized: Size of the resized crop, (H, W).
         image_size: Side of the model input.
         flip: Whether to mirror the crop left to right.
+        stretch: Whether both sides are resized independently, as in SAM 2.
     """
 
     original: tuple[int, int]
@@ -36,6 +38,7 @@ class ImageTransform:
     resized: tuple[int, int]
     image_size: int
     flip: bool = False
+    stretch: bool = False
 
     @classmethod
     def resize_longest_side(
@@ -53,6 +56,36 @@ class ImageTransform:
         scale = image_size / max(height, width)
         resized = (max(int(height * scale + 0.5), 1), max(int(width * scale + 0.5), 1))
         return cls(original, (0, 0, height, width), resized, image_size, flip)
+
+    @classmethod
+    def whole(
+        cls, original: tuple[int, int], image_size: int, stretch: bool = False
+    ) -> "ImageTransform":
+        """Return the transform of the whole image.
+
+        Args:
+            original: Size of the image, (H, W).
+            image_size: Side of the model input.
+            stretch: Whether both sides are resized to it, as in SAM 2; otherwise the longer side.
+        """
+        if not stretch:
+            return cls.resize_longest_side(original, image_size)
+        square = image_size, image_size
+        return cls(original, (0, 0, *original), square, image_size, stretch=True)
+
+    def stretched(self, original: tuple[int, int]) -> "ImageTransform":
+        """Return the transform of an image that is first stretched to the square of this one.
+
+        Args:
+            original: Size of the image, (H, W).
+        """
+        lines = []
+        for axis, (length, side) in enumerate(zip(original, self.original, strict=True)):
+            first, last = self.crop[axis], self.crop[axis + 2]
+            start = min(first * length // side, length - 1)
+            lines.append((start, max(last * length // side, start + 1)))
+        (y0, y1), (x0, x1) = lines
+        return replace(self, original=original, crop=(y0, x0, y1, x1), stretch=True)
 
     @property
     def crop_size(self) -> tuple[int, int]:
@@ -133,6 +166,8 @@ class ImageTransform:
     def logits_to_original(self, low: Float[Tensor, "n k G G"]) -> Float[Tensor, "n k H W"]:
         """Resize low-resolution logits to the original size, like SAM's `postprocess_masks`.
 
+        Those of a stretched image are resized in one step, as in SAM 2.
+
         Raises:
             ValueError: The transform crops or mirrors the image.
         """
@@ -141,11 +176,23 @@ class ImageTransform:
                 "logits can be resized to the original size only for whole, unmirrored images, "
                 f"got crop {self.crop} and flip={self.flip}"
             )
-        square = interpolate(
-            low.float(), (self.image_size, self.image_size), mode="bilinear", align_corners=False
-        )
-        h, w = self.resized
-        return interpolate(square[..., :h, :w], self.original, mode="bilinear", align_corners=False)
+        low, (h, w) = low.float(), self.resized
+        if not self.stretch:
+            square = self.image_size, self.image_size
+            low = interpolate(low, square, mode="bilinear", align_corners=False)[..., :h, :w]
+        return interpolate(low, self.original, mode="bilinear", align_corners=False)
+
+    def resize_steps(self, axis: int, mask_size: int) -> list[tuple[float, int]]:
+        """Return the factors by which logits are enlarged along an axis, and the sizes after each.
+
+        Args:
+            axis: 0 for the height, 1 for the width.
+            mask_size: Side of the low-resolution logits.
+        """
+        original, resized = self.original[axis], self.resized[axis]
+        if self.stretch:
+            return [(original / mask_size, original)]
+        return [(self.image_size / mask_size, resized), (original / resized, original)]
 
 
 def logit_boxes(
@@ -167,23 +214,19 @@ def logit_boxes(
     # Cells that only rounding could lift above the threshold belong to the box.
     above = low > threshold - 1e-4 * (1 - threshold)
     cells = [above.any(axis).cpu().numpy() for axis in (2, 1)]
+    steps = [transform.resize_steps(axis, low.shape[-1]) for axis in (0, 1)]
     for mask, *lines in zip(low, *cells, strict=True):
-        (box_y, inner_y, low_y), (box_x, inner_x, low_x) = (
-            _line_ranges(line, transform.image_size, *sizes)
-            for line, *sizes in zip(lines, transform.resized, transform.original, strict=True)
-        )
-        corner = (box_y.start, box_x.start)
-        if not (box_y and box_x):
+        rows, columns = (_line_ranges(*pair) for pair in zip(lines, steps, strict=True))
+        corner = (rows[-1].start, columns[-1].start)
+        if not (rows[-1] and columns[-1]):
             yield mask[:0, :0], corner
             continue
-        enlarge = transform.image_size / len(mask)
-        part = mask[low_y.start : low_y.stop, low_x.start : low_x.stop]
-        part = _resize_part(part, (low_y, low_x), (enlarge, enlarge), (inner_y, inner_x))
-        scale = (
-            transform.original[0] / transform.resized[0],
-            transform.original[1] / transform.resized[1],
-        )
-        yield _resize_part(part, (inner_y, inner_x), scale, (box_y, box_x)), corner
+        part = mask[rows[0].start : rows[0].stop, columns[0].start : columns[0].stop]
+        ranges = list(zip(rows, columns, strict=True))
+        for step, (source, target) in enumerate(pairwise(ranges)):
+            scale = steps[0][step][0], steps[1][step][0]
+            part = _resize_part(part, source, scale, target)
+        yield part, corner
 
 
 def above(logits: Float[Tensor, "*s"], threshold: float) -> Bool[Tensor, "*s"]:
@@ -208,33 +251,30 @@ def count_pixels(masks: Bool[Tensor, "*n H W"]) -> Int64[Tensor, "*n"]:
     return torch.tensor(counts, dtype=torch.int64).view(masks.shape[:-2])
 
 
-def _line_ranges(
-    above: Bool[np.ndarray, "G"], image_size: int, resized: int, original: int
-) -> tuple[range, range, range]:
+def _line_ranges(above: Bool[np.ndarray, "G"], steps: Sequence[tuple[float, int]]) -> list[range]:
     """Return the pixels of an axis that cells above the threshold reach, and what they depend on.
 
     Args:
         above: Cells above the threshold.
-        image_size: Side of the model input.
-        resized: Size of the resized image along the axis.
-        original: Size of the image along the axis.
+        steps: See `ImageTransform.resize_steps`.
 
     Returns:
-        Ranges of original pixels, of input pixels, and of low-resolution cells.
+        Ranges of low-resolution cells, of pixels after each step, and so of original pixels.
     """
     hits = np.flatnonzero(above)
     if not hits.size:
-        return range(0), range(0), range(0)
+        return [range(0)] * (len(steps) + 1)
     first, stop = int(hits[0]), int(hits[-1]) + 1
-    for scale, size in ((image_size / len(above), resized), (original / resized, original)):
+    for scale, size in steps:
         first = max(floor((first - 0.5) * scale - 0.5), 0)
         stop = min(ceil((stop + 0.5) * scale - 0.5) + 1, size)
     ranges = [range(first, stop)]
-    for scale, size in ((resized / original, resized), (len(above) / image_size, len(above))):
-        first = max(floor((first + 0.5) * scale - 0.5) - 1, 0)
-        stop = min(floor((stop - 0.5) * scale - 0.5) + 3, size)
+    sources = [len(above), *(size for _, size in steps[:-1])]
+    for (scale, _), size in zip(reversed(steps), reversed(sources), strict=True):
+        first = max(floor((first + 0.5) / scale - 0.5) - 1, 0)
+        stop = min(floor((stop - 0.5) / scale - 0.5) + 3, size)
         ranges.append(range(first, stop))
-    return ranges[0], ranges[1], ranges[2]
+    return ranges[::-1]
 
 
 def _resize_part(

@@ -170,6 +170,8 @@ class SamConfig:
     custom_init: bool = False
     """initialization for small models: attention to prompt positions, a color embedding, and masks
     by similarity (models.init)"""
+    stretch: bool = False
+    """resize both sides of an image to image_size, as SAM 2 does, instead of padding the shorter"""
     encoder: ImageEncoder = field(default_factory=ViT)
     """image encoder; embed-dim, depth, num-heads, window-size and global-attn-indexes apply to
     vit"""
@@ -438,13 +440,13 @@ def compact() -> SamConfig:
 
 def sam2_tiny() -> SamConfig:
     """Return the configuration of SAM 2.1 tiny for images: 31.4 M parameters."""
-    return SamConfig(encoder=Hiera(), decoder=Sam2Decoder())
+    return SamConfig(stretch=True, encoder=Hiera(), decoder=Sam2Decoder())
 
 
 def sam2_small() -> SamConfig:
     """Return the configuration of SAM 2.1 small for images: 38.5 M parameters."""
     encoder = Hiera(depths=(1, 2, 11, 2), global_attn_indexes=(7, 10, 13))
-    return SamConfig(encoder=encoder, decoder=Sam2Decoder())
+    return SamConfig(stretch=True, encoder=encoder, decoder=Sam2Decoder())
 
 
 def sam2_base_plus() -> SamConfig:
@@ -456,7 +458,7 @@ def sam2_base_plus() -> SamConfig:
         global_attn_indexes=(12, 16, 20),
         position_size=14,
     )
-    return SamConfig(encoder=encoder, decoder=Sam2Decoder())
+    return SamConfig(stretch=True, encoder=encoder, decoder=Sam2Decoder())
 
 
 def sam2_large() -> SamConfig:
@@ -468,7 +470,7 @@ def sam2_large() -> SamConfig:
         global_attn_indexes=(23, 33, 43),
         window_sizes=(8, 4, 16, 8),
     )
-    return SamConfig(encoder=encoder, decoder=Sam2Decoder())
+    return SamConfig(stretch=True, encoder=encoder, decoder=Sam2Decoder())
 
 
 SAM_RECIPES = {

@@ -16,6 +16,7 @@ from gigamask.models.configs import (
     Hiera,
     HuggingFaceBackbone,
     RepViT,
+    Sam2Decoder,
     SamConfig,
     SamDecoder,
     ViTTiny,
@@ -304,15 +305,24 @@ def from_mae(state: State, config: SamConfig, source: str) -> State:
 
 
 def check_is_published_sam(config: SamConfig, target: str) -> None:
-    """Check that a model has SAM's mask decoder as published, and no other built-in encoder.
+    """Check that a model is SAM, or SAM 2.1's image model, as published.
 
     Args:
         config: Configuration of the model.
         target: What requires it, for the error.
 
     Raises:
-        GigamaskError: The model has another decoder or encoder.
+        GigamaskError: The model has another decoder or encoder, or resizes images otherwise.
     """
+    is_sam2 = isinstance(config.decoder, Sam2Decoder)
+    if config.stretch != is_sam2:
+        raise GigamaskError(
+            f"{target} {'stretches' if is_sam2 else 'pads'} images, this model was built with "
+            f"--model.{'stretch' if config.stretch else 'no-stretch'}: export it with --to "
+            "safetensors or --to onnx"
+        )
+    if is_sam2:
+        return
     if isinstance(config.encoder, HuggingFaceBackbone | ViTTiny | RepViT | Hiera):
         raise GigamaskError(
             f"{target} has no image encoder but SAM's ViT; this model has {config.encoder_name}: "
@@ -379,32 +389,40 @@ def huggingface_config(config: SamConfig) -> dict[str, Any]:
 def processor_config(
     config: SamConfig, pixel_mean: tuple[float, ...], pixel_std: tuple[float, ...]
 ) -> dict[str, Any]:
-    """Return the content of preprocessor_config.json for Hugging Face's `SamImageProcessor`.
+    """Return the content of preprocessor_config.json for Hugging Face's image processors.
 
-    It resizes the long side of an image and pads the other.
+    `SamImageProcessor` resizes the long side of an image and pads the other; `Sam2ImageProcessor`
+    resizes both.
 
     Args:
         config: Configuration of the model.
         pixel_mean: Mean of each channel, 0..255.
         pixel_std: Standard deviation of each channel, 0..255.
     """
+    name = "Sam2" if config.stretch else "Sam"
     image_size, mask_size = config.image_size, config.mask_size
+    square, mask_square = ({"height": side, "width": side} for side in (image_size, mask_size))
+    sizes: dict[str, Any] = {"size": square, "mask_size": mask_square}
+    if not config.stretch:
+        sizes = {
+            "do_pad": True,
+            "size": {"longest_edge": image_size},
+            "pad_size": square,
+            "mask_size": {"longest_edge": mask_size},
+            "mask_pad_size": mask_square,
+        }
     return {
-        "image_processor_type": "SamImageProcessor",
-        "processor_class": "SamProcessor",
+        "image_processor_type": f"{name}ImageProcessor",
+        "processor_class": f"{name}Processor",
         "do_resize": True,
         "do_rescale": True,
         "do_normalize": True,
-        "do_pad": True,
         "do_convert_rgb": True,
         "resample": 2,
         "rescale_factor": 1 / 255,
         "image_mean": [round(value / 255, 6) for value in pixel_mean],
         "image_std": [round(value / 255, 6) for value in pixel_std],
-        "size": {"longest_edge": image_size},
-        "pad_size": {"height": image_size, "width": image_size},
-        "mask_size": {"longest_edge": mask_size},
-        "mask_pad_size": {"height": mask_size, "width": mask_size},
+        **sizes,
     }
 
 

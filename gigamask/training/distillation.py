@@ -290,6 +290,9 @@ def check_student(student: SamConfig, teacher: SamConfig, source: str, features:
             f"--teacher {source}: takes images of {side} pixels, the student of "
             f"{student.image_size}; use --model.image-size {side}"
         )
+    if student.stretch != teacher.stretch:
+        word = "stretch" if teacher.stretch else "no-stretch"
+        raise GigamaskError(f"--teacher {source}: needs --model.{word} as it was trained")
     if not features:
         return
     shapes = [(each.embedding_channels, each.embedding_size) for each in (student, teacher)]

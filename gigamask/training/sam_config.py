@@ -174,4 +174,5 @@ class SamTrainConfig(ImageTrainConfig):
             color_jitter=loader.color_jitter,
             half_scale=loader.half_scale,
             mask_store=loader.mask_store,
+            stretch=self.model.stretch,
         )

@@ -19,15 +19,18 @@ from gigamask.data import index as indexes
 from gigamask.models import convert, state_dict, weight_files
 from gigamask.models.configs import MAEConfig
 from gigamask.models.init import build_model
+from gigamask.models.sam2 import convert as sam2_convert
 from gigamask.synthetic import described_scenes, scenes
 from gigamask.synthetic.scenes import compose_scene
 from tests import texts
 from tests.journeys import substitutions
 from tests.journeys.pages import PAGES, items
+from tests.little import SAM2 as LITTLE_SAM2
 from tests.little import SPEC
 
 # SAM's recipes have eight decoder heads, which cannot be inferred from shapes.
 MODEL = replace(SPEC, decoder_num_heads=8, drop_path_rate=0.0)
+SAM2 = replace(LITTLE_SAM2, drop_path_rate=0.0)
 MAE = MAEConfig(
     image_size=64,
     patch_size=8,
@@ -120,6 +123,12 @@ def _write_configs(folder: Path) -> None:
         },
         substitutions.SMALL_COMPACT: SMALL_RUN
         | {"model": {"image-size": 64}, "loader": {"workers": 0, "max-masks": 2}},
+        substitutions.SMALL_SAM2: SMALL_RUN
+        | {
+            "model": _flags(SAM2, "custom_init", "encoder", "decoder")
+            | {"encoder": _flags(SAM2.encoder)},
+            "loader": {"workers": 0, "max-masks": 2},
+        },
         substitutions.SMALL_MAE: SMALL_RUN
         | {"model": _flags(MAE, "normalize_pixels"), "micro-batch-size": 2},
         substitutions.SMALL_GROUND: {
@@ -187,6 +196,8 @@ def _write_weights_and_runs(folder: Path) -> None:
     official = state_dict.to_official(model)
     weight_files.write_pth(official, MODEL, folder / "sam_vit_b_01ec64.pth")
     state_dict.save_weights(official, MODEL, folder / "model.safetensors")
+    sam2 = build_model(SAM2, seed=3).state_dict()
+    weight_files.write_pth(sam2_convert.to_meta(sam2), SAM2, folder / "sam2.1_hiera_tiny.pt")
     huggingface = SamModel(huggingface_config(MODEL))
     huggingface.load_state_dict(convert.to_huggingface(official))
     huggingface.save_pretrained(folder / "sam-vit-base")

@@ -3,8 +3,8 @@
 import re
 import shlex
 
-SMALL, SMALL_COMPACT, SMALL_MAE, SMALL_GROUND = (
-    f"{name}.yaml" for name in ("small", "small_compact", "small_mae", "small_ground")
+SMALL, SMALL_COMPACT, SMALL_SAM2, SMALL_MAE, SMALL_GROUND = (
+    f"{name}.yaml" for name in ("small", "small_compact", "small_sam2", "small_mae", "small_ground")
 )
 FEW = "--points-per-side 4 --pred-iou-thresh 0 --stability-score-thresh 0 --box-nms-thresh 0.95"
 SEGMENTING = r"(tiny|sam_vit_\w|mixed_prompts|one_gpu|finetune\w*|\w+\.py:\w+)"
@@ -79,6 +79,8 @@ ADDED = [
         "--steps 2",
         "small images and two steps",
     ),
+    (r"^(train|plan) sam2_", f"--config {SMALL_SAM2}", "", "a small Hiera"),
+    (r"^train sam2_", "", "--steps 2", "two steps"),
     (
         r"^distill (edge_sam|mobile_sam)",
         f"--config {SMALL}",
@@ -95,7 +97,7 @@ ADDED = [
     (r"^(train|pretrain|distill) --resume", "", "--steps 4", "two more steps"),
     (r"^pretrain mae_", f"--config {SMALL_MAE}", "--steps 2", "a small model and two steps"),
     (
-        r"^plan (?!mae_)",
+        r"^plan (?!mae_|sam2_)",
         f"--config {SMALL}",
         "",
         "SAM's sizes take ten seconds each; tests/journeys/test_plan.py plans one",

@@ -1,5 +1,7 @@
 """Image, masks, points and boxes agree about where things are."""
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +18,11 @@ def transforms(draw) -> ImageTransform:
     y0, x0 = draw(st.integers(0, height - 1)), draw(st.integers(0, width - 1))
     y1, x1 = draw(st.integers(y0 + 1, height)), draw(st.integers(x0 + 1, width))
     side = draw(st.sampled_from([16, 24, 64]))
+    if draw(st.booleans()):  # stretched, as if the image were a square
+        longer = max(height, width)
+        square = ImageTransform.resize_longest_side((longer, longer), side, draw(st.booleans()))
+        y0, x0 = min(y0, longer - 1), min(x0, longer - 1)
+        return replace(square, crop=(y0, x0, longer, longer)).stretched((height, width))
     resized = ImageTransform.resize_longest_side((y1 - y0, x1 - x0), side).resized
     return ImageTransform((height, width), (y0, x0, y1, x1), resized, side, draw(st.booleans()))
 

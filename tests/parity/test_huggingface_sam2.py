@@ -1,10 +1,14 @@
 """SAM 2.1's image models against Hugging Face's `Sam2Model` with the same weights."""
 
+import json
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
+from torch.nn import functional
 from transformers import Sam2Config, Sam2Model
 from transformers.models.sam2.configuration_sam2 import (
     Sam2HieraDetConfig,
@@ -14,11 +18,14 @@ from transformers.models.sam2.configuration_sam2 import (
 )
 
 from gigamask import load_model
+from gigamask.errors import GigamaskError
+from gigamask.inference.predictor import SamPredictor
 from gigamask.models import configs
 from gigamask.models.configs import Hiera, Sam2Decoder, SamConfig
 from gigamask.models.init import build_model
 from gigamask.models.sam.high_res import high_res_maps
 from gigamask.models.sam.mask_decoder import MULTIMASK_TOKENS, SINGLE_MASK_TOKEN
+from gigamask.models.sam.sam import Sam
 from gigamask.models.sam2 import convert
 from gigamask.models.state_dict import load_weights
 from gigamask.types import Prompts
@@ -26,6 +33,7 @@ from gigamask.types import Prompts
 # From stride 8 on, tokens need padding to whole windows.
 SMALL = SamConfig(
     image_size=128,
+    stretch=True,
     embedding_dim=32,
     decoder_num_heads=4,
     decoder_mlp=64,
@@ -184,6 +192,53 @@ def test_prompts_agree(models, images, kind, several, stability_threshold):
     assert_close(logits, answer.pred_masks.flatten(0, 1))
     assert_close(iou, answer.iou_scores.flatten(0, 1))
     assert_close(score, answer.object_score_logits.flatten())
+
+
+@pytest.mark.parametrize("several", [True, False])
+@torch.no_grad()
+def test_the_predictor_stretches_images(models, several):
+    """An oblong image, a point and a box, from pixels to masks of its size."""
+    model, theirs = models
+    picture = np.random.default_rng(4).integers(0, 256, (60, 100, 3), dtype=np.uint8)
+    square = np.array(Image.fromarray(picture).resize((128, 128), Image.Resampling.BILINEAR))
+    pixels = torch.from_numpy(square).permute(2, 0, 1).float()
+    scale = torch.tensor([128 / 100, 128 / 60])
+    point, box = torch.tensor([[30.0, 20.0]]), torch.tensor([[10.0, 5.0, 80.0, 50.0]])
+    predictor = SamPredictor(model)
+    predictor.set_image(picture)
+    for asked, given in (
+        (
+            {"point_coords": point.numpy(), "point_labels": np.array([1])},
+            {
+                "input_points": (point * scale).view(1, 1, 1, 2),
+                "input_labels": torch.ones(1, 1, 1, dtype=torch.long),
+            },
+        ),
+        ({"box": box[0].numpy()}, {"input_boxes": (box * scale.repeat(2))[None]}),
+    ):
+        answer = theirs(
+            pixel_values=(pixels - model.pixel_mean)[None] / model.pixel_std,
+            multimask_output=several,
+            **given,
+        )
+        expected = functional.interpolate(answer.pred_masks[0], (60, 100), mode="bilinear")
+        masks, iou, low = predictor.predict(**asked, multimask_output=several, return_logits=True)
+        assert_close(torch.as_tensor(masks), expected[0])
+        assert_close(torch.as_tensor(iou), answer.iou_scores[0, 0])
+        assert_close(torch.as_tensor(low), answer.pred_masks[0, 0])
+
+
+def test_their_processor_stretches_too(tmp_path, models):
+    """Its configuration is that of facebook/sam2.1-hiera-tiny, at another size."""
+    models[0].save_pretrained(tmp_path)
+    stated = json.loads((tmp_path / "preprocessor_config.json").read_text())
+    assert stated["image_processor_type"] == "Sam2ImageProcessor"
+    assert stated["size"] == {"height": 128, "width": 128}
+    assert stated["mask_size"] == {"height": 32, "width": 32}
+    assert stated["image_mean"] == pytest.approx([0.485, 0.456, 0.406], abs=1e-5)
+    padded = Sam(replace(SMALL, stretch=False))
+    with pytest.raises(GigamaskError, match=r"Sam2Model stretches images, .* --model.no-stretch"):
+        padded.save_pretrained(tmp_path / "padded")
 
 
 def test_folders_of_theirs_and_ours(tmp_path, models, images):

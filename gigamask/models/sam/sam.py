@@ -119,20 +119,19 @@ class Sam(nn.Module):
             folder: The folder, created if necessary.
 
         Raises:
-            GigamaskError: The encoder or decoder is not SAM's, which transformers cannot build.
+            GigamaskError: The model is neither SAM nor SAM 2.1's image model as published.
         """
-        state = state_dict.to_official(self)
-        if isinstance(self.config.decoder, Sam2Decoder):
-            weights = sam2.to_huggingface(state)
-            configs = {"config.json": sam2.huggingface_config(self.config)}
-        else:
-            convert.check_is_published_sam(self.config, "Hugging Face's SamModel")
-            weights, scale = convert.to_huggingface(state), (self.pixel_mean, self.pixel_std)
-            mean, std = (tuple(each.flatten().tolist()) for each in scale)
-            configs = {
-                "config.json": convert.huggingface_config(self.config),
-                "preprocessor_config.json": convert.processor_config(self.config, mean, std),
-            }
+        is_sam2 = isinstance(self.config.decoder, Sam2Decoder)
+        convert.check_is_published_sam(
+            self.config, f"Hugging Face's {'Sam2Model' if is_sam2 else 'SamModel'}"
+        )
+        names = sam2 if is_sam2 else convert
+        weights = names.to_huggingface(state_dict.to_official(self))
+        mean, std = (tuple(each.flatten().tolist()) for each in (self.pixel_mean, self.pixel_std))
+        configs = {
+            "config.json": names.huggingface_config(self.config),
+            "preprocessor_config.json": convert.processor_config(self.config, mean, std),
+        }
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         state_dict.save_weights(

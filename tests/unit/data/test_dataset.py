@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import simplejpeg
 import torch
+from torch.nn import functional
 
 from gigamask.data.annotation import parse
 from gigamask.data.augment import ColorJitter, HorizontalFlip, LargeScaleJitter
@@ -70,6 +71,33 @@ def test_a_sample_is_fitted_to_input_and_grid(scene, jpg, entry):
     expected = np.zeros((len(scene.masks), 32, 32), bool)
     expected[:, : len(rows), : len(columns)] = scene.masks.to_dense()[:, rows][:, :, columns]
     assert np.array_equal(sample.masks.to_dense(), expected)
+
+
+@pytest.mark.parametrize("augment", [HorizontalFlip(0.0), LargeScaleJitter(1.0, 1.0, flip=0.0)])
+def test_a_stretched_sample_fills_the_square(scene, jpg, entry, augment):
+    settings = replace(PLAIN, max_masks=100, stretch=True, augment=augment)
+    sample = build_sample(jpg, entry, SampleRef(1, 3, 0), settings, CHANCE)
+    tall, wide = scene.masks.size
+    assert tall != wide
+    assert sample.image.shape == (3, 128, 128)
+    pixels = torch.from_numpy(simplejpeg.decode_jpeg(jpg)).permute(2, 0, 1)[None]
+    square = functional.interpolate(pixels, (128, 128), mode="bilinear", antialias=True)[0]
+    assert torch.equal(sample.image, square)
+    rows, columns = (((2 * np.arange(32) + 1) * side) // 64 for side in (tall, wide))
+    expected = scene.masks.to_dense()[:, rows][:, :, columns]
+    visible = expected.any((1, 2))
+    assert np.array_equal(sample.masks.to_dense(), expected[visible])
+    boxes = entry.masks.boxes()[visible] * np.tile([128 / wide, 128 / tall], 2)
+    assert np.abs(sample.boxes_input - boxes).max() <= 128 / 32
+
+
+def test_large_scale_jitter_stretches_its_crops(jpg, entry):
+    """The crop of a square, in pixels of the image."""
+    settings = replace(PLAIN, stretch=True, augment=LargeScaleJitter(2.0, 2.0))
+    transform = build_sample(jpg, entry, SampleRef(0, 0, 0), settings, CHANCE).transform
+    tall, wide = transform.original
+    assert transform.resized == (128, 128)
+    assert np.abs(np.subtract(transform.crop_size, (tall / 2, wide / 2))).max() <= 1
 
 
 def test_boxes_are_those_of_the_original_runs(scene, jpg, entry):

@@ -307,6 +307,8 @@ def test_settings_that_a_store_cannot_serve_are_refused_in_one_line(built, opene
     for augment in (NoAugment(), HorizontalFlip(0.0)):
         plain.check(SampleConfig(SIDE, GRID, augment=augment))
     built.check(SampleConfig(SIDE, GRID, augment=HorizontalFlip()))
+    with pytest.raises(GigamaskError, match=r"--model.stretch is on; leave out --loader.mask-sto"):
+        built.check(SampleConfig(SIDE, GRID, stretch=True))
     assert (
         len(
             stored(

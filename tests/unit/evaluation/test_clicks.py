@@ -1,7 +1,5 @@
 """Scores of models whose answers are known."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -14,7 +12,7 @@ from gigamask.errors import GigamaskError
 from gigamask.evaluation import boundary, embedded_images
 from gigamask.evaluation.clicks import ClickProtocol, ClickResult, MaskScore, evaluate_clicks, table
 from gigamask.evaluation.figures import write_figures
-from gigamask.models.configs import SamDecoder, ViT
+from gigamask.models.configs import SamConfig
 from gigamask.models.sam.sam import Sam
 
 
@@ -23,9 +21,7 @@ class Answering(Sam):
 
     def __init__(self, answers: torch.Tensor, iou: list[float]) -> None:
         nn.Module.__init__(self)
-        self.config = SimpleNamespace(
-            image_size=64, mask_size=32, encoder=ViT(), decoder=SamDecoder()
-        )
+        self.config = SamConfig(image_size=64, patch_size=8)
         self.pixel_mean = torch.zeros(3, 1, 1)
         self.encoded: list[int] = []
         self.answers, self.iou, self.asked = answers, torch.tensor(iou), []

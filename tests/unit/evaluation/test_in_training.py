@@ -2,7 +2,6 @@
 
 import weakref
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,7 +19,7 @@ from gigamask.evaluation import embedded_images, in_training
 from gigamask.evaluation.click_evaluation import ClickEvaluation
 from gigamask.evaluation.clicks import ClickProtocol, evaluate_clicks
 from gigamask.evaluation.in_training import ClickScorer, score_warnings
-from gigamask.models.configs import SamDecoder, ViT
+from gigamask.models.configs import SamConfig
 from gigamask.models.embedding_cache import ImageEmbedder
 from gigamask.models.sam.sam import Sam
 from gigamask.synthetic import scenes as synthetic
@@ -34,9 +33,7 @@ class Stub(Sam):
 
     def __init__(self) -> None:
         nn.Module.__init__(self)
-        self.config = SimpleNamespace(
-            image_size=4 * GRID, mask_size=GRID, encoder=ViT(), decoder=SamDecoder()
-        )
+        self.config = SamConfig(image_size=4 * GRID)
         self.pixel_mean = torch.zeros(3, 1, 1)
 
 

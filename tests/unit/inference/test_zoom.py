@@ -1,7 +1,6 @@
 """Zoom: where crops lie, what reaches the model, and where its answers land."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from gigamask.inference.predictor import SamPredictor
 from gigamask.inference.zoom import ZoomDecoder
 from gigamask.masks.rle import RLEMasks
 from gigamask.masks.transforms import ImageTransform
-from gigamask.models.configs import ConvPyramid, WindowDecoder
+from gigamask.models.configs import ConvPyramid, SamConfig, WindowDecoder
 from gigamask.models.embedding_cache import ImageEmbedder
 from gigamask.models.init import build_model
 from gigamask.models.sam.prompt_encoder import make_prompts
@@ -49,7 +48,7 @@ class Drawing(Sam):
 
     def __init__(self) -> None:
         nn.Module.__init__(self)
-        self.config = SimpleNamespace(image_size=SIDE, mask_size=GRID)
+        self.config = SamConfig(image_size=SIDE)
         self.pixel_mean = torch.zeros(3, 1, 1)
         self.encoded, self.asked = [], []
 

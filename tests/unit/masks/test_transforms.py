@@ -152,14 +152,36 @@ def test_logits_of_a_crop_or_a_mirror_image_do_not_go_back(transform):
         transform.logits_to_original(torch.zeros(1, 1, 16, 16))
 
 
+def test_a_stretched_image_fills_the_square():
+    transform = ImageTransform.whole((30, 45), 64, stretch=True)
+    assert (transform.resized, transform.scale_xy) == ((64, 64), (64 / 45, 64 / 30))
+    low = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(
+        transform.logits_to_original(low),
+        interpolate(low, (30, 45), mode="bilinear", align_corners=False),
+    )
+    full = RLEMasks.from_dense(np.ones((1, 30, 45), bool))
+    assert transform.apply_masks(full, 16).areas().tolist() == [256]
+
+
+def test_a_crop_of_the_square_is_one_of_the_stretched_image():
+    square = ImageTransform((60, 60), (12, 30, 60, 60), (48, 30), 48, flip=True)
+    transform = square.stretched((20, 60))
+    assert transform.original == (20, 60)
+    assert transform.crop == (4, 30, 20, 60)
+    assert (transform.resized, transform.flip) == ((48, 30), True)
+    assert square.stretched((1, 1)).crop == (0, 0, 1, 1)
+
+
+@pytest.mark.parametrize("stretch", [False, True])
 @pytest.mark.parametrize("size", [(30, 45), (200, 131), (64, 64), (7, 500)])
-def test_logits_in_a_box_are_those_of_the_whole_image(size):
+def test_logits_in_a_box_are_those_of_the_whole_image(size, stretch):
     random = torch.Generator().manual_seed(0)
     low = torch.full((6, 16, 16), -5.0)
     low[1, 0, 3] = low[2, 4:9, 2:5] = low[3, :, 0] = 4.0
     low[4] = torch.randn(16, 16, generator=random)
     low[5, 7, 7] = float("nan")
-    transform = ImageTransform.resize_longest_side(size, 64)
+    transform = ImageTransform.whole(size, 64, stretch)
     whole = transform.logits_to_original(low[:, None])[:, 0]
     boxes = list(logit_boxes(transform, low, -1.0))
     assert len(boxes) == 6
@@ -178,7 +200,7 @@ def test_a_small_box_is_resized_even_if_its_part_has_as_many_rows(size, at):
     """Torch copies an image whose size stays the same, whatever the scale."""
     low = torch.full((1, 64, 64), -5.0)
     low[0, at[0] : at[0] + 2, at[1] : at[1] + 2] = 4.0
-    transform = ImageTransform.resize_longest_side(size, 256)
+    transform = ImageTransform.whole(size, 256)
     whole = transform.logits_to_original(low[:, None])[0, 0]
     [(box, (y0, x0))] = logit_boxes(transform, low, -1.0)
     torch.testing.assert_close(
