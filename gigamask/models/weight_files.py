@@ -49,6 +49,8 @@ KINDS: dict[str, type[ModelConfig]] = {
 """Configuration class by kind of model in a file's metadata; without a kind, the model is a SAM."""
 PARTS: dict[str, Mapping[str, type]] = {"encoder": ENCODERS, "decoder": DECODERS}
 """Built-in classes of the fields of a SAM's configuration that are components."""
+UNSTATED = {"stretch": False, "feature_channels": 0}
+"""Fields that a file states only if they have other values; earlier versions had none of them."""
 SPEC = "spec"
 """Key of the configuration in the metadata of a file."""
 MAX_TENSORS = 20_000
@@ -142,7 +144,7 @@ def checksum(state: State, content: str) -> int:
 
 
 def make_spec(config: ModelConfig) -> dict[str, Any]:
-    """Return the configuration as a file states it, without ViT and SAM's published decoder."""
+    """Return the configuration as a file states it, without parts and values that are SAM's."""
     kind = next(name for name, config_class in KINDS.items() if isinstance(config, config_class))
     spec: dict[str, Any] = {"kind": kind} | {
         field.name: getattr(config, field.name) for field in fields(config)
@@ -151,7 +153,7 @@ def make_spec(config: ModelConfig) -> dict[str, Any]:
         part = spec.pop(name, None)
         if part is not None and part not in (ViT(), SamDecoder()):  # the default of every file
             spec[name] = _part_spec(part, classes)
-    return spec
+    return {name: value for name, value in spec.items() if (name, value) not in UNSTATED.items()}
 
 
 def _part_spec(part: ImageEncoder | Decoder, classes: Mapping[str, type]) -> str | dict[str, Any]:
@@ -193,6 +195,8 @@ def _parse_spec(text: str, source: str) -> tuple[ModelConfig, str, int | None]:
             for name, part in stated.items()
             if part is not None
         }
+        unstated = {name: UNSTATED[name] for name in UNSTATED if name in hints}
+        spec = unstated | spec
         if wrong := spec.keys() ^ (hints.keys() - PARTS.keys()):
             state = "is missing" if min(wrong) in hints else "is unknown"
             raise TypeError(f"{min(wrong)[:80]} {state}")

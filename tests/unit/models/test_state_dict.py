@@ -263,7 +263,7 @@ def test_a_masked_autoencoder_is_saved_read_and_loaded(mae, tmp_path):
 
 
 def test_a_stated_configuration_is_whole(model, tmp_path):
-    """What a file leaves out is never guessed, except its kind, a SAM."""
+    """What a file leaves out is never guessed, except its kind, a SAM, and what is newer."""
     parts = ("encoder", "decoder")
     fields = {name: value for name, value in asdict(tiny()).items() if name not in parts}
 
@@ -273,6 +273,10 @@ def test_a_stated_configuration_is_whole(model, tmp_path):
         )
         return read_weights(tmp_path / "w.safetensors")[1]
 
+    assert read(fields) == tiny()
+    assert "stretch" not in make_spec(tiny()), "files of earlier versions have none"
+    assert read({**fields, "stretch": True}).stretch
+    del fields["stretch"]
     assert read(fields) == tiny()
     for wrong, name in (
         ({**fields, "kind": "bird"}, "'bird'"),
