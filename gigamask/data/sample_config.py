@@ -61,6 +61,7 @@ class SampleConfig:
         """
         if not self.stretch:
             return self.augment.get_transform(original, self.image_size, generator)
+        from gigamask.masks.transforms import stretched
+
         square = (max(original), max(original))
-        drawn = self.augment.get_transform(square, self.image_size, generator)
-        return drawn.stretched(original)
+        return stretched(self.augment.get_transform(square, self.image_size, generator), original)

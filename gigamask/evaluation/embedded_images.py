@@ -19,7 +19,7 @@ from gigamask.data.index import Index
 from gigamask.data.mask_sampling import MaskFilters
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.inference.zoom import ZoomDecoder
-from gigamask.masks.transforms import ImageTransform
+from gigamask.masks.transforms import ImageTransform, whole_image
 from gigamask.models.configs import SamConfig
 from gigamask.models.embedding_cache import ImageEmbedder
 from gigamask.models.sam.sam import PromptDecoder, Sam
@@ -206,5 +206,5 @@ def _read_ahead(
 def _load(dataset: Sa1bDataset, row: int, config: SamConfig) -> LoadedImage:
     """Read one image and resize it to the input of a model."""
     pixels, annotation = dataset[row]
-    transform = ImageTransform.whole(annotation.size, config.image_size, config.stretch)
+    transform = whole_image(annotation.size, config.image_size, config.stretch)
     return LoadedImage(pixels, annotation, transform, transform.apply_image(pixels))

@@ -30,7 +30,7 @@ from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.grounding.text_encoders import TextEncoder
 from gigamask.grounding.text_features import TextFeatures, TextFeatureStore, TextModel
 from gigamask.masks.rle import RLEMasks
-from gigamask.masks.transforms import ImageTransform
+from gigamask.masks.transforms import ImageTransform, whole_image
 from gigamask.models.configs import GroundingModelConfig
 from gigamask.models.embedding_cache import EmbeddingCache, ImageEmbedder
 from gigamask.models.sam.sam import Sam
@@ -96,7 +96,7 @@ class MaskFeatureExtractor:
             Features [n, F] on the CPU.
         """
         config = self.model.config
-        transform = ImageTransform.whole(masks.size, config.image_size, config.stretch)
+        transform = whole_image(masks.size, config.image_size, config.stretch)
         resized = transform.apply_image(pixels)
         [embedding] = self._embedder.embed([resized[None]])
         self.encoded += 1

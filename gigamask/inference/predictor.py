@@ -16,7 +16,7 @@ from gigamask.distributed.precision import PrecisionName, prediction_autocast
 from gigamask.errors import GigamaskError
 from gigamask.inference.resize_longest_side import ResizeLongestSide
 from gigamask.inference.zoom import ZoomDecoder
-from gigamask.masks.transforms import ImageTransform
+from gigamask.masks.transforms import ImageTransform, whole_image
 from gigamask.models.embedding_cache import EmbeddingCache, ImageEmbedder
 from gigamask.models.sam.prompt_encoder import make_prompts
 from gigamask.models.sam.sam import PromptDecoder, Sam
@@ -143,7 +143,7 @@ class SamPredictor:
                 f"transform.apply_image returns it (got {' x '.join(map(str, shape))})"
             )
         height, width = map(int, original_image_size)
-        whole = ImageTransform.whole((height, width), side, self.model.config.stretch)
+        whole = whole_image((height, width), side, self.model.config.stretch)
         self._embed([transformed_image], [replace(whole, resized=shape[2:])])
 
     def select(self, number: int) -> None:

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from gigamask.masks.transforms import ImageTransform
+from gigamask.masks.transforms import ImageTransform, whole_image
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class ResizeLongestSide:
         """Return the transform of an image of size (H, W) into the model's square input."""
         height, width = original_size
         size = int(height), int(width)
-        return ImageTransform.whole(size, self.target_length, self.stretch)
+        return whole_image(size, self.target_length, self.stretch)
 
     def apply_image(self, image: UInt8[np.ndarray, "H W 3"]) -> UInt8[np.ndarray, "h w 3"]:
         """Resize an image with Pillow's antialiased bilinear filter."""

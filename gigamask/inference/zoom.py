@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Float64, UInt8
 from torch import Tensor
 
 from gigamask.masks import windows
-from gigamask.masks.transforms import ImageTransform
+from gigamask.masks.transforms import ImageTransform, whole_image
 from gigamask.models.embedding_cache import ImageEmbedder
 from gigamask.models.sam.prompt_encoder import CORNER_LABELS
 from gigamask.models.sam.sam import PromptDecoder
@@ -212,7 +212,7 @@ def crop_around(
     origin = np.round((first + last - size_xy) / 2).clip(0, transform.original[::-1] - size_xy)
     (x0, y0), (x1, y1) = origin.astype(int).tolist(), (origin + size_xy).astype(int).tolist()
     size = (y1 - y0, x1 - x0)
-    as_image = ImageTransform.whole(size, transform.image_size, transform.stretch)
+    as_image = whole_image(size, transform.image_size, transform.stretch)
     return replace(as_image, original=transform.original, crop=(y0, x0, y1, x1))
 
 

@@ -57,36 +57,6 @@ class ImageTransform:
         resized = (max(int(height * scale + 0.5), 1), max(int(width * scale + 0.5), 1))
         return cls(original, (0, 0, height, width), resized, image_size, flip)
 
-    @classmethod
-    def whole(
-        cls, original: tuple[int, int], image_size: int, stretch: bool = False
-    ) -> "ImageTransform":
-        """Return the transform of the whole image.
-
-        Args:
-            original: Size of the image, (H, W).
-            image_size: Side of the model input.
-            stretch: Whether both sides are resized to it, as in SAM 2; otherwise the longer side.
-        """
-        if not stretch:
-            return cls.resize_longest_side(original, image_size)
-        square = image_size, image_size
-        return cls(original, (0, 0, *original), square, image_size, stretch=True)
-
-    def stretched(self, original: tuple[int, int]) -> "ImageTransform":
-        """Return the transform of an image that is first stretched to the square of this one.
-
-        Args:
-            original: Size of the image, (H, W).
-        """
-        lines = []
-        for axis, (length, side) in enumerate(zip(original, self.original, strict=True)):
-            first, last = self.crop[axis], self.crop[axis + 2]
-            start = min(first * length // side, length - 1)
-            lines.append((start, max(last * length // side, start + 1)))
-        (y0, y1), (x0, x1) = lines
-        return replace(self, original=original, crop=(y0, x0, y1, x1), stretch=True)
-
     @property
     def crop_size(self) -> tuple[int, int]:
         """Size of the crop in original pixels, (H, W)."""
@@ -182,17 +152,37 @@ class ImageTransform:
             low = interpolate(low, square, mode="bilinear", align_corners=False)[..., :h, :w]
         return interpolate(low, self.original, mode="bilinear", align_corners=False)
 
-    def resize_steps(self, axis: int, mask_size: int) -> list[tuple[float, int]]:
-        """Return the factors by which logits are enlarged along an axis, and the sizes after each.
 
-        Args:
-            axis: 0 for the height, 1 for the width.
-            mask_size: Side of the low-resolution logits.
-        """
-        original, resized = self.original[axis], self.resized[axis]
-        if self.stretch:
-            return [(original / mask_size, original)]
-        return [(self.image_size / mask_size, resized), (original / resized, original)]
+def whole_image(
+    original: tuple[int, int], image_size: int, stretch: bool = False
+) -> ImageTransform:
+    """Return the transform of a whole image.
+
+    Args:
+        original: Size of the image, (H, W).
+        image_size: Side of the model input.
+        stretch: Whether both sides are resized to it, as in SAM 2; otherwise the longer side.
+    """
+    if not stretch:
+        return ImageTransform.resize_longest_side(original, image_size)
+    square = image_size, image_size
+    return ImageTransform(original, (0, 0, *original), square, image_size, stretch=True)
+
+
+def stretched(transform: ImageTransform, original: tuple[int, int]) -> ImageTransform:
+    """Return the transform of an image that is first stretched to the square of another transform.
+
+    Args:
+        transform: Transform of a square.
+        original: Size of the image, (H, W).
+    """
+    lines = []
+    for axis, (length, side) in enumerate(zip(original, transform.original, strict=True)):
+        first, last = transform.crop[axis], transform.crop[axis + 2]
+        start = min(first * length // side, length - 1)
+        lines.append((start, max(last * length // side, start + 1)))
+    (y0, y1), (x0, x1) = lines
+    return replace(transform, original=original, crop=(y0, x0, y1, x1), stretch=True)
 
 
 def logit_boxes(
@@ -214,7 +204,7 @@ def logit_boxes(
     # Cells that only rounding could lift above the threshold belong to the box.
     above = low > threshold - 1e-4 * (1 - threshold)
     cells = [above.any(axis).cpu().numpy() for axis in (2, 1)]
-    steps = [transform.resize_steps(axis, low.shape[-1]) for axis in (0, 1)]
+    steps = [_resize_steps(transform, axis, low.shape[-1]) for axis in (0, 1)]
     for mask, *lines in zip(low, *cells, strict=True):
         rows, columns = (_line_ranges(*pair) for pair in zip(lines, steps, strict=True))
         corner = (rows[-1].start, columns[-1].start)
@@ -251,12 +241,20 @@ def count_pixels(masks: Bool[Tensor, "*n H W"]) -> Int64[Tensor, "*n"]:
     return torch.tensor(counts, dtype=torch.int64).view(masks.shape[:-2])
 
 
+def _resize_steps(transform: ImageTransform, axis: int, mask_size: int) -> list[tuple[float, int]]:
+    """Return the factors by which logits are enlarged along an axis, and the sizes after each."""
+    original, resized = transform.original[axis], transform.resized[axis]
+    if transform.stretch:
+        return [(original / mask_size, original)]
+    return [(transform.image_size / mask_size, resized), (original / resized, original)]
+
+
 def _line_ranges(above: Bool[np.ndarray, "G"], steps: Sequence[tuple[float, int]]) -> list[range]:
     """Return the pixels of an axis that cells above the threshold reach, and what they depend on.
 
     Args:
         above: Cells above the threshold.
-        steps: See `ImageTransform.resize_steps`.
+        steps: See `_resize_steps`.
 
     Returns:
         Ranges of low-resolution cells, of pixels after each step, and so of original pixels.

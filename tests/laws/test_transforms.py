@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gigamask.masks.rle import RLEMasks
-from gigamask.masks.transforms import ImageTransform
+from gigamask.masks.transforms import ImageTransform, stretched
 
 
 @st.composite
@@ -22,7 +22,7 @@ def transforms(draw) -> ImageTransform:
         longer = max(height, width)
         square = ImageTransform.resize_longest_side((longer, longer), side, draw(st.booleans()))
         y0, x0 = min(y0, longer - 1), min(x0, longer - 1)
-        return replace(square, crop=(y0, x0, longer, longer)).stretched((height, width))
+        return stretched(replace(square, crop=(y0, x0, longer, longer)), (height, width))
     resized = ImageTransform.resize_longest_side((y1 - y0, x1 - x0), side).resized
     return ImageTransform((height, width), (y0, x0, y1, x1), resized, side, draw(st.booleans()))
 

@@ -8,7 +8,13 @@ import torch
 from torch.nn.functional import interpolate
 
 from gigamask.masks.rle import RLEMasks
-from gigamask.masks.transforms import ImageTransform, boxes_on_grid, logit_boxes
+from gigamask.masks.transforms import (
+    ImageTransform,
+    boxes_on_grid,
+    logit_boxes,
+    stretched,
+    whole_image,
+)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +159,7 @@ def test_logits_of_a_crop_or_a_mirror_image_do_not_go_back(transform):
 
 
 def test_a_stretched_image_fills_the_square():
-    transform = ImageTransform.whole((30, 45), 64, stretch=True)
+    transform = whole_image((30, 45), 64, stretch=True)
     assert (transform.resized, transform.scale_xy) == ((64, 64), (64 / 45, 64 / 30))
     low = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     assert torch.equal(
@@ -166,11 +172,11 @@ def test_a_stretched_image_fills_the_square():
 
 def test_a_crop_of_the_square_is_one_of_the_stretched_image():
     square = ImageTransform((60, 60), (12, 30, 60, 60), (48, 30), 48, flip=True)
-    transform = square.stretched((20, 60))
+    transform = stretched(square, (20, 60))
     assert transform.original == (20, 60)
     assert transform.crop == (4, 30, 20, 60)
     assert (transform.resized, transform.flip) == ((48, 30), True)
-    assert square.stretched((1, 1)).crop == (0, 0, 1, 1)
+    assert stretched(square, (1, 1)).crop == (0, 0, 1, 1)
 
 
 @pytest.mark.parametrize("stretch", [False, True])
@@ -181,7 +187,7 @@ def test_logits_in_a_box_are_those_of_the_whole_image(size, stretch):
     low[1, 0, 3] = low[2, 4:9, 2:5] = low[3, :, 0] = 4.0
     low[4] = torch.randn(16, 16, generator=random)
     low[5, 7, 7] = float("nan")
-    transform = ImageTransform.whole(size, 64, stretch)
+    transform = whole_image(size, 64, stretch)
     whole = transform.logits_to_original(low[:, None])[:, 0]
     boxes = list(logit_boxes(transform, low, -1.0))
     assert len(boxes) == 6
@@ -200,7 +206,7 @@ def test_a_small_box_is_resized_even_if_its_part_has_as_many_rows(size, at):
     """Torch copies an image whose size stays the same, whatever the scale."""
     low = torch.full((1, 64, 64), -5.0)
     low[0, at[0] : at[0] + 2, at[1] : at[1] + 2] = 4.0
-    transform = ImageTransform.whole(size, 256)
+    transform = whole_image(size, 256)
     whole = transform.logits_to_original(low[:, None])[0, 0]
     [(box, (y0, x0))] = logit_boxes(transform, low, -1.0)
     torch.testing.assert_close(
