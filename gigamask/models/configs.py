@@ -303,6 +303,9 @@ class MAEConfig:
     normalize_pixels: bool = True
     """predict each patch's pixels normalized by their mean and standard deviation, which trains
     better encoders"""
+    feature_channels: int = 0
+    """predict this many channels of a teacher's embedding instead of pixels, as SAMI does; the
+    decoder then predicts hidden patches only; 0: pixels"""
 
     def __post_init__(self) -> None:
         check_counts(
@@ -319,6 +322,10 @@ class MAEConfig:
         check_multiple(self, "decoder_dim", self.decoder_num_heads, "decoder_num_heads")
         for name in ("embed_dim", "decoder_dim"):
             check_multiple(self, name, 4, "the position embedding")
+        if self.feature_channels < 0:
+            raise GigamaskError(
+                f"MAEConfig.feature_channels must be at least 0 (got {self.feature_channels})"
+            )
         if not 0 < self.mask_ratio < 1:
             raise GigamaskError(f"MAEConfig.mask_ratio must be in (0, 1) (got {self.mask_ratio})")
         if not 0 < self.visible < self.patches:

@@ -19,6 +19,7 @@ from gigamask.models.configs import (
     Sam2Decoder,
     SamConfig,
     SamDecoder,
+    ViT,
     ViTTiny,
     vit_b,
     vit_h,
@@ -103,6 +104,8 @@ MAE_PARTS = ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")
 embedding, and these parts of each block."""
 
 
+EFFICIENT_SAM_KEY = "image_encoder.blocks.0.mlp.fc1.weight"
+"""A tensor of EfficientSAM, whose image encoder has MAE's names after this prefix."""
 PUBLISHED = (vit_b, vit_l, vit_h)
 """Sizes of published SAMs, for which shapes determine the whole configuration."""
 
@@ -253,20 +256,50 @@ def block_indices(state: State, prefix: str) -> set[int]:
     return {int(match[1]) for name in state if (match := re.match(rf"{prefix}(\d+)\.", name))}
 
 
+def plain_vit(config: SamConfig, source: str) -> tuple[SamConfig | ViTTiny, str]:
+    """Return the sizes of an image encoder that can start from an MAE, and what sets them.
+
+    Args:
+        config: Configuration of a SAM.
+        source: Where the weights come from, for errors.
+
+    Returns:
+        An object with `embed_dim`, `depth` and `num_heads`, and the flag before their names.
+
+    Raises:
+        GigamaskError: The encoder is not a ViT.
+    """
+    if isinstance(config.encoder, ViT):
+        return config, "--model"
+    if isinstance(config.encoder, ViTTiny):
+        return config.encoder, "--model.encoder"
+    raise GigamaskError(
+        f"mae:{source}: mae: is for --model.encoder vit, vit_t or vit_s (got "
+        f"{config.encoder_name}); leave --init out"
+    )
+
+
 def from_mae(state: State, config: SamConfig, source: str) -> State:
     """Return the encoder weights of an MAE under the names of SAM's image encoder.
 
-    The MAE's tokens, final norm and decoder are dropped. SAM's relative positions, neck, prompt
-    encoder and mask decoder are not in the result.
+    The MAE's tokens, final norm and decoder are dropped. SAM's relative positions, prompt encoder
+    and mask decoder are not in the result. EfficientSAM's image encoder has MAE's names, 14 x 14
+    positions, and SAM's neck, which is in the result (`efficient_sam_encoder.py` of
+    yformer/EfficientSAM).
 
     Args:
-        state: State dict of an MAE: Meta's, with or without the decoder, or gigamask's.
+        state: State dict of an MAE: Meta's, with or without the decoder, or gigamask's; or of an
+            EfficientSAM.
         config: SAM to resample the positions and the patch embedding for.
         source: Where the weights come from, for error messages.
 
     Raises:
-        GigamaskError: Depth or width differ, or a tensor is missing.
+        GigamaskError: Depth, width or heads differ, a tensor is missing, or the model has no such
+            encoder.
     """
+    sizes, flag = plain_vit(config, source)
+    if EFFICIENT_SAM_KEY in state:
+        state = {name.removeprefix("image_encoder."): value for name, value in state.items()}
     depth = len(block_indices(state, r"blocks\."))
     names = [
         f"blocks.{index}.{part}.{kind}"
@@ -280,10 +313,10 @@ def from_mae(state: State, config: SamConfig, source: str) -> State:
             "use MAE's .pth or what gigamask pretrain wrote"
         )
     count, dim = state["pos_embed"].shape[1] - 1, state["pos_embed"].shape[-1]
-    if (depth, dim) != (config.depth, config.embed_dim):
+    if (depth, dim) != (sizes.depth, sizes.embed_dim):
         raise GigamaskError(
-            f"{source}: has {depth} blocks of width {dim}, the model has {config.depth} of "
-            f"{config.embed_dim}; use --model.depth {depth} --model.embed-dim {dim}, "
+            f"{source}: has {depth} blocks of width {dim}, the model has {sizes.depth} of "
+            f"{sizes.embed_dim}; use {flag}.depth {depth} {flag}.embed-dim {dim}, "
             "or other weights"
         )
     side = math.isqrt(count)
@@ -293,7 +326,8 @@ def from_mae(state: State, config: SamConfig, source: str) -> State:
             "use weights trained on square images"
         )
     positions = state["pos_embed"][:, 1:].unflatten(1, (side, -1))
-    encoder = {name: state[name] for name in (*MAE_PATCHES, *names)}
+    neck = [name for name in state if name.startswith("neck.")]
+    encoder = {name: state[name] for name in (*MAE_PATCHES, *names, *neck)}
     encoder["patch_embed.proj.weight"] = resample_patch_embed(
         encoder["patch_embed.proj.weight"], config.patch_size
     )

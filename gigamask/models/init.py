@@ -30,7 +30,7 @@ from gigamask.models.configs import (
     SamDecoder,
     ViT,
 )
-from gigamask.models.convert import State, block_indices, from_mae
+from gigamask.models.convert import State, block_indices, from_mae, plain_vit
 from gigamask.models.mae import MAE
 from gigamask.models.sam.image_encoder import EncoderAttention, ImageEncoderViT
 from gigamask.models.sam.mask_decoder import MaskDecoder
@@ -106,8 +106,9 @@ def load_init_weights(model: nn.Module, path: str) -> set[str]:
 
     Args:
         model: Model to load into; with `mae:PATH`, a SAM of which only the image encoder is loaded.
-        path: Path of the weights; `mae:PATH` of an MAE; or `decoder:PATH` of a SAM, of which only
-            prompt encoder and mask decoder are loaded, beside a pretrained encoder's own weights.
+        path: Path of the weights; `mae:PATH` of an MAE or EfficientSAM; or `decoder:PATH` of a SAM,
+            of which only prompt encoder and mask decoder are loaded, beside a pretrained encoder's
+            own weights.
 
     Returns:
         Names of the tensors whose values come from the weights. An MAE has no relative positions:
@@ -145,15 +146,11 @@ def load_init_weights(model: nn.Module, path: str) -> set[str]:
             f"to continue with the {kind} itself, pass {path}"
         )
     weights, config = state_dict.read_weights(path)
-    if isinstance(config, MAEConfig) and config.num_heads != model.config.num_heads:
+    sizes, flag = plain_vit(model.config, path)
+    if isinstance(config, MAEConfig) and config.num_heads != sizes.num_heads:
         raise GigamaskError(
-            f"{path}: has {config.num_heads} attention heads, the model has "
-            f"{model.config.num_heads}; use --model.num-heads {config.num_heads}"
-        )
-    if not isinstance(model.config.encoder, ViT):
-        raise GigamaskError(
-            f"{MAE_PREFIX}{path}: {MAE_PREFIX} is for --model.encoder vit (got "
-            f"{model.config.encoder_name}); leave --init out"
+            f"{path}: has {config.num_heads} attention heads, the model has {sizes.num_heads}; use "
+            f"{flag}.num-heads {config.num_heads}"
         )
     own = model.state_dict()
     with _suggest_recipe(weights):

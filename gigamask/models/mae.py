@@ -4,6 +4,9 @@ Parameter names and shapes are those of MAE's pre-training checkpoints (`models_
 encoder is SAM's with global attention only and without relative positions, because most of the grid
 is hidden. SAM's training adds windows and relative positions, which start at 0, as in ViTDet (Li et
 al. 2022).
+
+With `feature_channels`, it is SAMI (Xiong et al. 2023, arXiv 2312.00863): patches are predicted as
+features of a teacher, and the decoder leaves the visible ones as the encoder has made them.
 """
 
 from typing import NamedTuple
@@ -25,9 +28,9 @@ class MAEOutput(NamedTuple):
 
     Attributes:
         patches: Predicted pixels of every patch, D = 3 * patch_size ** 2: row by row, with the
-            three channels of a pixel together.
+            three channels of a pixel together; or its D predicted features.
         pixels: Normalized pixels of the images.
-        scored: Patches in the loss: hidden, and not entirely padding.
+        scored: Patches in the loss: not entirely padding and, for pixels, hidden.
     """
 
     patches: Float[Tensor, "B P D"]
@@ -107,7 +110,8 @@ class MAE(nn.Module):
             for _ in range(config.decoder_depth)
         )
         self.decoder_norm = nn.LayerNorm(config.decoder_dim, eps=1e-6)
-        self.decoder_pred = nn.Linear(config.decoder_dim, 3 * config.patch_size**2)
+        predicted = config.feature_channels or 3 * config.patch_size**2
+        self.decoder_pred = nn.Linear(config.decoder_dim, predicted)
         self.register_buffer("pixel_mean", torch.tensor(PIXEL_MEAN).view(3, 1, 1), persistent=False)
         self.register_buffer("pixel_std", torch.tensor(PIXEL_STD).view(3, 1, 1), persistent=False)
 
@@ -148,9 +152,8 @@ class MAE(nn.Module):
         )
         visible = torch.sort(uniforms + padding, dim=1, stable=True).indices[:, : config.visible]
         hidden = torch.ones_like(padding).scatter(1, visible, False)
-        return MAEOutput(
-            self.decode(self.encode(pixels, visible), visible), pixels, hidden & ~padding
-        )
+        scored = ~padding if config.feature_channels else hidden & ~padding
+        return MAEOutput(self.decode(self.encode(pixels, visible), visible), pixels, scored)
 
     def encode(
         self, pixels: Float[Tensor, "B 3 S S"], visible: Int64[Tensor, "B V"]
@@ -181,6 +184,8 @@ class MAE(nn.Module):
     ) -> Float[Tensor, "B P D"]:
         """Predict every patch; mask tokens stand in for the hidden ones.
 
+        To predict features, blocks change only the tokens of hidden patches, which attend to all.
+
         Args:
             encoded: Encoded class token and visible patches.
             visible: Indices of the visible patches.
@@ -191,8 +196,13 @@ class MAE(nn.Module):
             1, visible[..., None].expand(-1, -1, tokens.shape[2]), tokens[:, 1:]
         )
         x = torch.cat([tokens[:, :1], patches], 1) + self.decoder_pos_embed
+        kept = None
+        if self.config.feature_channels:
+            kept = torch.zeros_like(x[..., :1], dtype=torch.bool)
+            kept = kept.scatter(1, 1 + visible[..., None], True)
+            kept[:, 0] = True
         for block in self.decoder_blocks:
-            x = block(x)
+            x = block(x) if kept is None else torch.where(kept, x, block(x))
         return self.decoder_pred(self.decoder_norm(x))[:, 1:]
 
     def _padding(self, input_sizes: Int64[Tensor, "B 2"]) -> Bool[Tensor, "B P"]:

@@ -27,6 +27,7 @@ from gigamask.recipes.sam import (
     tiny,
 )
 from gigamask.recipes.sam2 import sam2_base_plus, sam2_large, sam2_small, sam2_tiny
+from gigamask.recipes.sami import efficient_sam, sami_vit_s, sami_vit_t
 from gigamask.recipes.user_code import entry_points, find_object, load_entry_point
 from gigamask.training.config import ImageTrainConfig, TrainConfig
 from gigamask.training.distill_config import DistillTrainConfig
@@ -36,9 +37,12 @@ from gigamask.training.sam_config import SamTrainConfig
 SAM_RECIPES: tuple[Callable[[], SamTrainConfig], ...] = (
     *(tiny, photos, compact, sam_vit_b, sam_vit_l, sam_vit_h),
     *(mixed_prompts, one_gpu, finetune, finetune_vit_l, finetune_vit_h),
-    *(sam2_tiny, sam2_small, sam2_base_plus, sam2_large),
+    *(sam2_tiny, sam2_small, sam2_base_plus, sam2_large, efficient_sam),
 )
-MAE_RECIPES: tuple[Callable[[], MAETrainConfig], ...] = (mae_tiny, mae_vit_b, mae_vit_l, mae_vit_h)
+MAE_RECIPES: tuple[Callable[[], MAETrainConfig], ...] = (
+    *(mae_tiny, mae_vit_b, mae_vit_l, mae_vit_h),
+    *(sami_vit_t, sami_vit_s),
+)
 DISTILL_RECIPES: tuple[Callable[[], DistillTrainConfig], ...] = (
     compact_student,
     edge_sam,

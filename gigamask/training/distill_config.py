@@ -104,19 +104,9 @@ class DistillTrainConfig(SamTrainConfig):
         Raises:
             GigamaskError: Something is missing, or the student does not fit the teacher.
         """
-        from gigamask.models.state_dict import may_be_weights
         from gigamask.training.distillation import check_student
 
-        if not self.teacher:
-            raise GigamaskError(
-                "--teacher is required: the weights of a SAM, such as sam_vit_h_4b8939.pth or a "
-                "run folder"
-            )
-        if not may_be_weights(self.teacher):
-            raise GigamaskError(
-                f"--teacher {self.teacher}: no such file or folder; pass a run folder, a "
-                "checkpoint, a .pth, a .safetensors, a Hugging Face folder or id, or starter"
-            )
+        check_teacher(self.teacher)
         teacher = self.load_teacher()
         check_student(self.model, teacher.config, self.teacher, self.phase == "features")
         super().check_inputs(earlier)
@@ -127,9 +117,7 @@ class DistillTrainConfig(SamTrainConfig):
         Raises:
             GigamaskError: Its weights are damaged, or not those of a SAM.
         """
-        from gigamask.models.sam.sam import load_sam
-
-        return load_sam(self.teacher)
+        return load_teacher(self.teacher)
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -191,6 +179,37 @@ class DistillTrainConfig(SamTrainConfig):
         if self.phase == "features":
             return replace(config, mask_size=1, with_masks=False, mask_store=None)
         return config
+
+
+def check_teacher(teacher: str) -> None:
+    """Check that there are weights of a teacher.
+
+    Raises:
+        GigamaskError: None are named, or they do not exist.
+    """
+    from gigamask.models.state_dict import may_be_weights
+
+    if not teacher:
+        raise GigamaskError(
+            "--teacher is required: the weights of a SAM, such as sam_vit_h_4b8939.pth or a "
+            "run folder"
+        )
+    if not may_be_weights(teacher):
+        raise GigamaskError(
+            f"--teacher {teacher}: no such file or folder; pass a run folder, a checkpoint, a "
+            ".pth, a .safetensors, a Hugging Face folder or id, or starter"
+        )
+
+
+def load_teacher(teacher: str) -> Sam:
+    """Return a teacher on the CPU.
+
+    Raises:
+        GigamaskError: Its weights are damaged, or not those of a SAM.
+    """
+    from gigamask.models.sam.sam import load_sam
+
+    return load_sam(teacher)
 
 
 def planned_teacher(config: DistillTrainConfig) -> Sam:

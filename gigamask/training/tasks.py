@@ -22,6 +22,7 @@ from gigamask.distributed.weight_copies import weight_copies
 from gigamask.errors import GigamaskError
 from gigamask.interfaces import Loss, Mining, PromptSchedule, Task
 from gigamask.losses.mae import mae_loss, patchify
+from gigamask.models.configs import MAEConfig
 from gigamask.models.mae import MAE, MAEOutput
 from gigamask.models.sam.layers import LayerNorm2d, TokenNorm
 from gigamask.models.sam.sam import PromptDecoder, Sam
@@ -339,8 +340,8 @@ class MAETask(Task):
             dummy_forward(model, lambda: self._forward(model, image, size, uniforms).patches)
             return
         output = self._forward(model, images, batch.input_sizes, batch.random_inputs.patches)
-        target = patchify(output.pixels, config.patch_size)
-        per_image = mae_loss(detach(output.patches), target, output.scored, config.normalize_pixels)
+        target, normalize = self.target(output, batch, config)
+        per_image = mae_loss(detach(output.patches), target, output.scored, normalize)
         yield LossSums(
             loss=(per_image * batch.weights).sum(),
             count=output.scored.any(1).sum().to(per_image.dtype),
@@ -349,6 +350,18 @@ class MAETask(Task):
             first=0,
             image=torch.arange(len(images), device=images.device),
         )
+
+    def target(
+        self, output: MAEOutput, batch: Batch, config: MAEConfig
+    ) -> tuple[Float[Tensor, "B P D"], bool]:
+        """Return what each patch is compared with, and whether it is normalized first.
+
+        Args:
+            output: Output of the model.
+            batch: The micro-batch.
+            config: Configuration of the model.
+        """
+        return patchify(output.pixels, config.patch_size), config.normalize_pixels
 
     def _forward(
         self, model: MAE, images: Tensor, input_sizes: Tensor, uniforms: Tensor

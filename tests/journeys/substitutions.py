@@ -7,7 +7,7 @@ SMALL, SMALL_COMPACT, SMALL_SAM2, SMALL_MAE, SMALL_GROUND = (
     f"{name}.yaml" for name in ("small", "small_compact", "small_sam2", "small_mae", "small_ground")
 )
 FEW = "--points-per-side 4 --pred-iou-thresh 0 --stability-score-thresh 0 --box-nms-thresh 0.95"
-SEGMENTING = r"(tiny|sam_vit_\w|mixed_prompts|one_gpu|finetune\w*|\w+\.py:\w+)"
+SEGMENTING = r"(tiny|sam_vit_\w|efficient_sam|mixed_prompts|one_gpu|finetune\w*|\w+\.py:\w+)"
 
 REPLACED = [
     (
@@ -95,7 +95,14 @@ ADDED = [
         "two steps in each phase",
     ),
     (r"^(train|pretrain|distill) --resume", "", "--steps 4", "two more steps"),
-    (r"^pretrain mae_", f"--config {SMALL_MAE}", "--steps 2", "a small model and two steps"),
+    (r"^pretrain (mae|sami)_", f"--config {SMALL_MAE}", "--steps 2", "a small model and two steps"),
+    (r"^pretrain sami_", "", "--model.feature-channels 16", "those of the small teacher"),
+    (
+        r"^train efficient_sam",
+        "",
+        "--model.encoder.embed-dim 16 --model.encoder.depth 2 --model.encoder.num-heads 2",
+        "the sizes of the small masked autoencoder",
+    ),
     (
         r"^plan (?!mae_|sam2_)",
         f"--config {SMALL}",

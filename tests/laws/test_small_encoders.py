@@ -210,8 +210,14 @@ def test_what_does_not_fit_is_said(tmp_path, scenes, capsys):
     words = ["--data", str(scenes), "--out", str(mae), "--steps", "1", "--device", "cpu"]
     assert main(["pretrain", "mae_tiny", *words]) == 0
     words[3] = str(tmp_path / "b")
-    assert main(["train", "tiny", *words, "--model.encoder", "vit_t", "--init", f"mae:{mae}"]) == 2
-    assert "mae: is for --model.encoder vit (got vit_t)" in capsys.readouterr().err
+    for encoder, message in (
+        ("vit_t", "use --model.encoder.num-heads 3"),
+        ("vit_s", "use --model.encoder.num-heads 3"),
+        ("repvit", "mae: is for --model.encoder vit, vit_t or vit_s (got repvit)"),
+    ):
+        given = ["--model.encoder", encoder, "--init", f"mae:{mae}"]
+        assert main(["train", "tiny", *words, *given]) == 2
+        assert message in capsys.readouterr().err
     fsdp = ["--model.encoder", "repvit", "--parallel", "fsdp", "--optimizer", "adamw"]
     assert main(["train", "tiny", *words, *fsdp]) == 2
     assert "of which repvit has none; use --parallel ddp" in capsys.readouterr().err

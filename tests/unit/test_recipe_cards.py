@@ -154,6 +154,8 @@ FACTS = {
     "edge_sam": {1, 5, 10, 112_000, 8},  # percent, epochs, images; GPUs
     "mobile_sam": {1, 5_000_000, 5.4},  # percent; parameters
     **{name: {2.1} for name in ("sam2_tiny", "sam2_small", "sam2_base_plus", "sam2_large")},
+    "sami_vit_t": {400, 1000},  # epochs; ImageNet-1k
+    "efficient_sam": {5, 64},  # epochs, GPUs
     "mae_tiny": {15},  # minutes, measured
     "mae_vit_b": {1600, 40, 1000},  # epochs; ImageNet-1k
     "mae_vit_l": {1600, 40, 1000, 800, 42},  # and PRETRAIN.md's epochs and hours

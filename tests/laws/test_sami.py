@@ -1,0 +1,208 @@
+"""SAMI: a masked autoencoder that predicts the embedding of a teacher."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional
+
+from gigamask import load_model
+from gigamask.cli.main import main
+from gigamask.data.augment import RandomResizedCrop
+from gigamask.errors import GigamaskError
+from gigamask.models.configs import MAEConfig
+from gigamask.models.init import build_model
+from gigamask.models.state_dict import read_weights
+from gigamask.training.config import LoaderConfig
+from gigamask.training.optim import AdamW
+from gigamask.training.sami import check_sami_teacher, patch_features
+from gigamask.training.sami_config import SAMITrainConfig
+from gigamask.training.schedule import WarmupCosine
+from gigamask.training.state import TrainState
+from gigamask.training.step import StepMetrics, accumulate
+from gigamask.training.train_data import TrainData, open_index
+from gigamask.training.trainer import train
+from tests.journeys.runs import same as same_runs
+from tests.laws.test_training import same
+from tests.little import SPEC
+
+MODEL = MAEConfig(
+    image_size=32,
+    patch_size=8,
+    embed_dim=16,
+    depth=2,
+    num_heads=2,
+    decoder_dim=8,
+    decoder_depth=2,
+    decoder_num_heads=2,
+    feature_channels=16,
+)
+FLAGS = [
+    f"--model.{name.replace('_', '-')}={getattr(MODEL, name)}"
+    for name in (
+        *("image_size", "patch_size", "embed_dim", "depth", "num_heads"),
+        *("decoder_dim", "decoder_depth", "decoder_num_heads", "feature_channels"),
+    )
+]
+SMALL = [*FLAGS, "--batch-size", "3", "--micro-batch-size", "2", "--loader.workers", "0"]
+SMALL += ["--device", "cpu", "--save-every", "1", "--log-every", "1", "--schedule", "multistep"]
+SMALL += ["--schedule.milestones", "1.0", "--schedule.warmup-steps", "0"]
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory) -> Path:
+    """The weights of a small SAM."""
+    folder = tmp_path_factory.mktemp("teacher")
+    build_model(SPEC, 5).save_pretrained(folder)
+    return folder
+
+
+def run_in(out: Path, scenes: Path, teacher: Path, **changes) -> SAMITrainConfig:
+    return SAMITrainConfig(
+        model=MODEL,
+        teacher=str(teacher),
+        data=(str(scenes),),
+        out=str(out),
+        loader=LoaderConfig(augment=RandomResizedCrop(), workers=0),
+        optimizer=AdamW(lr=1e-3),
+        schedule=WarmupCosine(warmup_steps=0, min_lr_ratio=1.0),
+        device="cpu",
+        log_every=1,
+        save_every=2,
+        **{"steps": 4, "batch_size": 3, "micro_batch_size": 2} | changes,
+    )
+
+
+def test_blocks_change_hidden_patches_only():
+    """Visible ones are predicted from what the encoder has made of them alone."""
+    model = build_model(MODEL, 0).double()
+    images = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
+    sizes, uniforms = torch.full((2, 2), 32), torch.rand(2, MODEL.patches)
+    output = model(images, sizes, uniforms)
+    assert output.patches.shape == (2, MODEL.patches, 16)
+    assert output.scored.all(), "the loss is that of all patches"
+    visible = uniforms.argsort(1)[:, : MODEL.visible]
+    encoded = model.encode(output.pixels, visible)
+    tokens = model.decoder_embed(encoded)[:, 1:]
+    for row in range(2):
+        at = visible[row]
+        own = tokens[row] + model.decoder_pos_embed[0, 1 + at]
+        expected = model.decoder_pred(model.decoder_norm(own))
+        torch.testing.assert_close(output.patches[row, at], expected)
+    hidden = uniforms.argsort(1)[:, -1]
+    model.decoder_blocks[0].mlp.fc2.bias.data += 1.0
+    moved = model(images, sizes, uniforms).patches != output.patches
+    assert moved[torch.arange(2), hidden].any(1).all()
+    assert not moved[torch.arange(2), visible[:, 0]].any()
+
+
+def test_features_are_means_of_the_teachers_tokens():
+    """The image is enlarged from 32 to 64 pixels; two by two tokens are a patch."""
+    model = build_model(SPEC, 5).eval()
+    images = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
+    sizes = torch.tensor([[32, 32], [20, 32]])
+    large = functional.interpolate(images, (64, 64), mode="bilinear")
+    with torch.no_grad():
+        embedding = model.encode(large, 2 * sizes)
+    expected = embedding.unflatten(3, (4, 2)).unflatten(2, (4, 2)).mean((3, 5))
+    found = patch_features(model, images, sizes, 4)
+    torch.testing.assert_close(found, expected.flatten(2).mT)
+    own = torch.randint(0, 256, (1, 3, 64, 64), dtype=torch.uint8)
+    with torch.no_grad():
+        expected = model.encode(own, torch.tensor([[64, 64]])).flatten(2).mT
+    torch.testing.assert_close(patch_features(model, own, torch.tensor([[64, 64]]), 8), expected)
+
+
+def test_gradients_are_those_of_the_plain_loss(tmp_path, scenes, teacher):
+    """Over images in micro-batches: the squared error of all patches and channels."""
+    run = run_in(tmp_path / "run", scenes, teacher)
+    state = TrainState.initialize(run, torch.device("cpu"))
+    state = TrainState.from_model(state.model.double(), run)
+    task, metrics = run.task(torch.device("cpu")), StepMetrics.zero(3, torch.zeros(0).double())
+    task.teacher.double()
+    before = {name: value.clone() for name, value in task.teacher.state_dict().items()}
+    batches = list(next(TrainData(run, open_index(run)).batches()))
+    assert len(batches) == 2
+    for batch in batches:
+        accumulate(task, state.model, batch, metrics)
+    learned = [each for each in state.model.parameters() if each.requires_grad]
+    found = [each.grad for each in learned]
+    loss = torch.zeros((), dtype=torch.float64)
+    for batch in batches:
+        output = state.model(batch.images, batch.input_sizes, batch.random_inputs.patches)
+        target = patch_features(task.teacher, batch.images, batch.input_sizes, 4)
+        loss = loss + (output.patches - target).square().mean((1, 2)).sum()
+    expected = torch.autograd.grad(loss, learned)
+    for own, plain in zip(found, expected, strict=True):
+        torch.testing.assert_close(own, plain, rtol=1e-10, atol=1e-12)
+    after = task.teacher.state_dict()
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+
+
+def test_a_stopped_training_resumes_bit_for_bit(tmp_path, scenes, teacher):
+    whole = train(run_in(tmp_path / "whole", scenes, teacher))
+    run = run_in(tmp_path / "run", scenes, teacher, steps=2)
+    half = train(run)
+    assert not same(whole, half)
+    assert same(whole, train(replace(run, steps=4)))
+
+
+def test_by_command(tmp_path, scenes, teacher, capsys):
+    """Pre-trained, resumed, planned; then the encoder of a SAM."""
+    data = ["--data", str(scenes)]
+    words = ["pretrain", "sami_vit_t", *data, "--teacher", str(teacher), *SMALL]
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    assert main([*words, "--out", str(whole), "--steps", "3"]) == 0
+    assert "gigamask train efficient_sam" in capsys.readouterr().out
+    assert main([*words, "--out", str(stopped), "--steps", "2"]) == 0
+    assert main(["pretrain", "--resume", str(stopped), "--steps", "3"]) == 0
+    assert same_runs(whole, stopped)
+    assert main(["plan", "sami_vit_t", *FLAGS, "--teacher", str(teacher)]) == 0
+    model = ["--model.encoder", "vit_t", "--model.encoder.embed-dim", "16"]
+    model += ["--model.encoder.depth", "2", "--model.encoder.num-heads", "2"]
+    model += ["--model.image-size", "64", "--model.patch-size", "8", "--evaluation", "none"]
+    out = tmp_path / "sam"
+    begun = ["tiny", *data, "--init", f"mae:{whole}", "--out", str(out), *model]
+    assert main(["train", *begun, "--steps", "1", "--freeze", "image_encoder.blocks"]) == 0
+    weights, (taught, _) = load_model(out).state_dict(), read_weights(whole)
+    for own, mae in (("attn.qkv.weight", "attn.qkv.weight"), ("mlp.lin1.bias", "mlp.fc1.bias")):
+        assert torch.equal(weights[f"image_encoder.blocks.1.{own}"], taught[f"blocks.1.{mae}"])
+
+
+def test_it_starts_from_efficient_sams_names(tmp_path, scenes):
+    """MAE's names and SAM's neck below `image_encoder.`, positions of 14 x 14 patches."""
+    mae = build_model(replace(MODEL, image_size=112), 3).state_dict()
+    names = ("blocks.", "patch_embed.", "pos_embed")
+    encoder = {name: value for name, value in mae.items() if name.startswith(names)}
+    neck = {"neck.0.weight": torch.randn(16, 16, 1, 1)}
+    state = {f"image_encoder.{name}": value for name, value in (encoder | neck).items()}
+    torch.save({"model": state}, tmp_path / "efficient_sam_vitt.pt")
+    out = tmp_path / "run"
+    words = ["tiny", "--data", str(scenes), "--out", str(out), "--steps", "1", "--model.encoder"]
+    words += ["vit_t", "--model.encoder.embed-dim", "16", "--model.encoder.depth", "2"]
+    words += ["--model.encoder.num-heads", "2", "--model.embedding-dim", "16"]
+    words += ["--model.image-size", "64", "--evaluation", "none", "--freeze"]
+    words += ["image_encoder.blocks", "image_encoder.neck.0"]
+    assert main(["train", *words, "--init", f"mae:{tmp_path / 'efficient_sam_vitt.pt'}"]) == 0
+    weights = load_model(out).state_dict()
+    assert torch.equal(weights["image_encoder.neck.0.weight"], neck["neck.0.weight"])
+    first = encoder["blocks.0.mlp.fc1.weight"]
+    assert torch.equal(weights["image_encoder.blocks.0.mlp.lin1.weight"], first)
+
+
+def test_what_does_not_fit_is_said(tmp_path, scenes, teacher, capsys):
+    words = ["pretrain", "sami_vit_t", "--data", str(scenes), "--out", str(tmp_path / "run")]
+    words += [*SMALL, "--steps", "1"]
+    taught = ["--teacher", str(teacher)]
+    for more, message in (
+        ([], "--teacher is required"),
+        (["--teacher", str(tmp_path / "none")], "no such file or folder"),
+        ([*taught, "--model.feature-channels", "8"], "use --model.feature-channels 16 (got 8)"),
+        ([*taught, "--model.image-size", "128"], "choose a smaller --model.image-size"),
+        ([*taught, "--model.feature-channels", "-1"], "must be at least 0"),
+    ):
+        assert main([*words, *more]) == 2
+        assert message in capsys.readouterr().err
+    with pytest.raises(GigamaskError, match=r"fewer than the model's 32 pixels or 16 x 16 patches"):
+        check_sami_teacher(replace(MODEL, patch_size=2), SPEC, "it")
