@@ -29,6 +29,8 @@ SUFFIX, PARTIAL = ".embedding", ".partial"
 STALE_S = 3600.0
 """Age in seconds from which a partial file counts as left by a killed process."""
 DIGEST_BYTES = 16
+SAM2_PARTS = ("conv_s0.", "conv_s1.", "no_mem_embed")
+"""Parts of SAM 2's mask decoder that `Sam.encode` runs (`models.sam2.mask_decoder`)."""
 
 
 @dataclass(frozen=True)
@@ -221,13 +223,15 @@ class ImageEmbedder:
         return list(self.model.encode(torch.cat(squares), sizes).split(1))
 
     def encoder_digest(self) -> str:
-        """Return a digest of the encoder's weights and its compute dtype.
+        """Return a digest of the weights that make the embedding, and of its compute dtype.
 
         Weights are digested again only after they have changed.
         """
+        decoder = self.model.mask_decoder.state_dict()
         state = {
             **self.model.image_encoder.state_dict(),
             **({} if self.model.high_res is None else self.model.high_res.state_dict()),
+            **{name: decoder[name] for name in decoder if name.startswith(SAM2_PARTS)},
             "mean": self.model.pixel_mean,
             "deviation": self.model.pixel_std,
         }

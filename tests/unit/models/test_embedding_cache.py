@@ -3,12 +3,21 @@
 import multiprocessing
 import os
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 
 from gigamask.errors import GigamaskError
-from gigamask.models.embedding_cache import SUFFIX, EmbeddingCache, digest_weights, embedding_key
+from gigamask.models.embedding_cache import (
+    SUFFIX,
+    EmbeddingCache,
+    ImageEmbedder,
+    digest_weights,
+    embedding_key,
+)
+from gigamask.models.init import build_model
+from tests.little import DENSE, SAM2, SPEC
 
 ENTRY_BYTES = 16 + 80 + 4 * 4 * 4 * 2
 """Of an embedding of two channels on 4 x 4 tokens: digest, safetensors' header, numbers."""
@@ -134,3 +143,25 @@ def test_keys_differ_where_embeddings_differ():
         )
         == 4
     )
+
+
+@pytest.mark.parametrize(
+    ("spec", "joined"),
+    [(SPEC, ()), (SAM2, ("mask_decoder",)), (replace(SPEC, decoder=DENSE), ("high_res",))],
+)
+def test_the_key_changes_with_each_weight_that_the_embedding_depends_on(spec, joined):
+    model = build_model(spec, 0).eval()
+    embedder = ImageEmbedder(model, None)
+    pixels = torch.randint(0, 256, (1, 3, 64, 64), dtype=torch.uint8)
+    seen = {}
+    for name, parameter in model.named_parameters():
+        before, kept = embedder.embed([pixels])[0], embedder.encoder_digest()
+        saved = parameter.detach().clone()
+        with torch.no_grad():
+            parameter.add_(0.5 * torch.randn(parameter.shape))
+        seen[name] = not torch.equal(before, embedder.embed([pixels])[0])
+        assert (embedder.encoder_digest() != kept) >= seen[name], name
+        with torch.no_grad():
+            parameter.copy_(saved)
+    moving = {name.split(".")[0] for name, moves in seen.items() if moves}
+    assert moving == {"image_encoder", *joined}
