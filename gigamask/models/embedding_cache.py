@@ -16,7 +16,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64, UInt8
 from safetensors.torch import load, save
 from torch import Tensor
 from torch.nn import functional
@@ -210,6 +210,23 @@ class ImageEmbedder:
                 self.cache.put(key, embedding)
         device = self.model.pixel_mean.device
         return [embedding.to(device) for key in keys if (embedding := embeddings[key]) is not None]
+
+    def embed_batch(
+        self, images: UInt8[Tensor, "B 3 S S"], input_sizes: Int64[Tensor, "B 2"]
+    ) -> Float[Tensor, "B C E E"]:
+        """Return the embeddings of a batch of padded images.
+
+        Args:
+            images: RGB in 0..255.
+            input_sizes: Height and width of each image without padding.
+        """
+        if self.cache is None:
+            return self.model.encode(images, input_sizes)
+        pixels = [
+            image[None, :, :height, :width]
+            for image, (height, width) in zip(images, input_sizes.tolist(), strict=True)
+        ]
+        return torch.cat(self.embed(pixels))
 
     def _encode(self, resized: Sequence[Tensor]) -> list[Tensor]:
         device, side = self.model.pixel_mean.device, self.model.config.image_size

@@ -10,13 +10,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from gigamask.data.augment import ColorJitter, HorizontalFlip, NoAugment
 from gigamask.data.sample_config import SampleConfig
 from gigamask.errors import GigamaskError, check_range
 from gigamask.interfaces import Task
 from gigamask.models.configs import vit_h
 from gigamask.training.config import check_at_least
-from gigamask.training.sam_config import SamTrainConfig
+from gigamask.training.sam_config import SamTrainConfig, check_cacheable
 
 if TYPE_CHECKING:
     import torch
@@ -84,14 +83,12 @@ class DistillTrainConfig(SamTrainConfig):
         check_range("--teacher-iou-weight", self.teacher_iou_weight, 0, None)
         if self.compile:
             raise GigamaskError("--compile is for 'gigamask train'; leave the flag out")
-        if self.teacher_cache and (
-            not isinstance(self.loader.augment, NoAugment | HorizontalFlip)
-            or self.loader.color_jitter != ColorJitter()
-        ):
+        if self.embedding_cache:
             raise GigamaskError(
-                "--teacher-cache keeps an embedding for an image and its mirror image; use "
-                "--loader.augment none or flip, without color jitter, or leave the flag out"
+                "--embedding-cache is for 'gigamask train'; use --teacher-cache, or leave it out"
             )
+        if self.teacher_cache:
+            check_cacheable(self.loader, "--teacher-cache")
         super().check()
         return self
 

@@ -43,7 +43,7 @@ class Teacher:
     """
 
     def __init__(self, model: Sam, precision: Precision, cache: EmbeddingCache | None) -> None:
-        self.model, self.precision, self.cached = model, precision, cache is not None
+        self.model, self.precision = model, precision
         self._embedder = ImageEmbedder(model, cache)
         model.eval().requires_grad_(False)
 
@@ -51,15 +51,7 @@ class Teacher:
     def embed(self, batch: Batch) -> Float[Tensor, "B C E E"]:
         """Return the embeddings of the batch's images, in float32 or float64."""
         with profile_range("teacher"), autocast(self.precision, batch.images.device):
-            if not self.cached:
-                embedding = self.model.encode(batch.images, batch.input_sizes)
-            else:
-                sizes = batch.input_sizes.tolist()
-                pixels = [
-                    image[None, :, :height, :width]
-                    for image, (height, width) in zip(batch.images, sizes, strict=True)
-                ]
-                embedding = torch.cat(self._embedder.embed(pixels))
+            embedding = self._embedder.embed_batch(batch.images, batch.input_sizes)
         return embedding.to(torch.promote_types(embedding.dtype, torch.float32))
 
     def decoder(

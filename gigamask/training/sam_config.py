@@ -6,8 +6,10 @@ Imports no torch, so that `--help` is fast.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from gigamask.data.augment import ColorJitter, HorizontalFlip, NoAugment
 from gigamask.data.mask_sampling import MaskFilters, MaskSampler, RandomMasks
 from gigamask.data.sample_config import SampleConfig
 from gigamask.errors import GigamaskError
@@ -57,6 +59,9 @@ class SamTrainConfig(ImageTrainConfig):
     compile: bool = False
     """compile encoder, decoder, losses and clicks with torch.compile; the first steps take minutes,
     and each forward pass of the decoder has the same number of masks"""
+    embedding_cache: str | None = None
+    """folder that keeps the embeddings of a frozen image encoder in float16, 2 MB an image for SAM,
+    for every later visit and run; default: they are computed at every visit"""
     model: SamConfig = field(default_factory=SamConfig)
     loader: SamLoaderConfig = field(default_factory=SamLoaderConfig)
     prompts: PromptSchedule = field(default_factory=InteractiveSchedule)
@@ -89,6 +94,8 @@ class SamTrainConfig(ImageTrainConfig):
                 f"--compile is for --parallel ddp (got {self.parallel}), since sharded blocks are "
                 "not compiled; leave one of the flags out"
             )
+        if self.embedding_cache:
+            self._check_embedding_cache()
         if self.compile and not self.loss.supports_filling:
             raise GigamaskError(
                 f"--compile fills up the masks of a chunk, for which the loss "
@@ -96,6 +103,19 @@ class SamTrainConfig(ImageTrainConfig):
                 "its sums and have the property supports_filling; leave the flag out"
             )
         return super().check()
+
+    def _check_embedding_cache(self) -> None:
+        check_cacheable(self.loader, "--embedding-cache")
+        if "image_encoder" not in self.freeze:
+            raise GigamaskError(
+                "--embedding-cache keeps the embeddings of a frozen encoder; give --freeze "
+                "image_encoder, or leave the flag out"
+            )
+        if self.model.embedding_channels != self.model.encoder.channels(self.model):
+            raise GigamaskError(
+                "--embedding-cache: features that join the decoder's upscaling are part of the "
+                "embedding and trained; leave the flag out"
+            )
 
     def build(self, device: str = "cpu") -> Sam:
         """Build the model and initialize it from the seed; on the meta device, without storage."""
@@ -115,9 +135,14 @@ class SamTrainConfig(ImageTrainConfig):
     def task(self, device: torch.device) -> Task:
         """Return the task that computes the losses of all prompt rounds."""
         from gigamask.distributed.precision import choose_precision
-        from gigamask.training.tasks import SamTask
+        from gigamask.models.embedding_cache import EmbeddingCache
+        from gigamask.training.tasks import FrozenEncoder, SamTask
 
         mining = None if isinstance(self.mining, NoMining) else self.mining
+        cached = None
+        if self.embedding_cache and device.type != "meta":
+            folder = Path(self.embedding_cache)
+            cached = FrozenEncoder(EmbeddingCache(folder, limit_bytes=None, half=True))
         most = (self.micro_batch_size or 1) * (
             self.loader.max_masks if self.items == "image" else 1
         )
@@ -129,6 +154,7 @@ class SamTrainConfig(ImageTrainConfig):
             full_resolution=self.loader.target == "full",
             mining=mining,
             compile_backend=self.compile_backend if self.compile else None,
+            frozen_encoder=cached,
         )
 
     @property
@@ -175,4 +201,24 @@ class SamTrainConfig(ImageTrainConfig):
             half_scale=loader.half_scale,
             mask_store=loader.mask_store,
             stretch=self.model.stretch,
+        )
+
+
+def check_cacheable(loader: SamLoaderConfig, flag: str) -> None:
+    """Check that an image has the same pixels, or those of its mirror image, at every visit.
+
+    Args:
+        loader: Settings of the loader.
+        flag: The flag that needs it, for the error.
+
+    Raises:
+        GigamaskError: The loader crops, scales or recolors images.
+    """
+    if (
+        not isinstance(loader.augment, NoAugment | HorizontalFlip)
+        or loader.color_jitter != ColorJitter()
+    ):
+        raise GigamaskError(
+            f"{flag} keeps an embedding for an image and its mirror image; use --loader.augment "
+            "none or flip, without color jitter, or leave the flag out"
         )

@@ -23,6 +23,7 @@ from gigamask.errors import GigamaskError
 from gigamask.interfaces import Loss, Mining, PromptSchedule, Task
 from gigamask.losses.mae import mae_loss, patchify
 from gigamask.models.configs import MAEConfig
+from gigamask.models.embedding_cache import EmbeddingCache, ImageEmbedder
 from gigamask.models.mae import MAE, MAEOutput
 from gigamask.models.sam.layers import LayerNorm2d, TokenNorm
 from gigamask.models.sam.sam import PromptDecoder, Sam
@@ -56,6 +57,31 @@ class CompiledRound:
     schedule: PromptSchedule
 
 
+class FrozenEncoder:
+    """Embeds images with a frozen encoder, and keeps the embeddings in a cache.
+
+    Args:
+        cache: The cache.
+    """
+
+    def __init__(self, cache: EmbeddingCache) -> None:
+        self._cache = cache
+        self._embedder: ImageEmbedder | None = None
+
+    def __call__(self, model: Sam, batch: Batch, precision: Precision) -> Float[Tensor, "B C E E"]:
+        """Return the embeddings of a batch's images.
+
+        Args:
+            model: The model.
+            batch: The batch.
+            precision: Precision of the model.
+        """
+        if self._embedder is None or self._embedder.model is not model:
+            self._embedder = ImageEmbedder(model, self._cache)
+        with profile_range("encode"), torch.no_grad(), autocast(precision, batch.images.device):
+            return self._embedder.embed_batch(batch.images, batch.input_sizes)
+
+
 @dataclass(frozen=True)
 class SamTask(Task):
     """Promptable segmentation: encode images once, then run rounds of prompts on chunks of masks.
@@ -74,6 +100,7 @@ class SamTask(Task):
         mining: Chooses the masks to train on; None trains on all.
         compile_backend: Backend of torch.compile for `compiled`; None compiles nothing.
         fast: Compiled functions of a round; chunks with fewer masks are filled up for them.
+        frozen_encoder: Embeds the images if the encoder is frozen; None runs the encoder.
     """
 
     schedule: PromptSchedule
@@ -84,6 +111,7 @@ class SamTask(Task):
     mining: Mining | None = None  # pyrefly: ignore[bad-override] (a property in `Task`)
     compile_backend: str | None = None
     fast: CompiledRound | None = None
+    frozen_encoder: FrozenEncoder | None = None
 
     @contextmanager
     def compiled(self, model: Sam) -> Iterator[Task]:
@@ -120,8 +148,11 @@ class SamTask(Task):
             size = batch.input_sizes.new_full((1, 2), side)
             dummy_forward(model, lambda: encode(model, image, size, None, self.precision))
             return
-        drop_path = batch.random_inputs.drop_path
-        encoded = encode(model, batch.images, batch.input_sizes, drop_path, self.precision)
+        if self.frozen_encoder is not None:
+            encoded = self.frozen_encoder(model, batch, self.precision)
+        else:
+            drop_path = batch.random_inputs.drop_path
+            encoded = encode(model, batch.images, batch.input_sizes, drop_path, self.precision)
         # In float32, since the gradients of all rounds are summed here.
         embedding = detach(encoded.to(torch.promote_types(encoded.dtype, torch.float32)))
         yield from profile_generator("rounds", self._rounds(model, batch, embedding))

@@ -7,6 +7,7 @@ import pytest
 from gigamask.data.augment import ColorJitter, LargeScaleJitter
 from gigamask.data.mask_sampling import BestMasks, MaskFilters
 from gigamask.errors import GigamaskError
+from gigamask.models.configs import SamConfig
 from gigamask.training.config import check_resume, differences, flatten_config
 from gigamask.training.optim import MuonAdamW
 from gigamask.training.sam_config import SamLoaderConfig, SamTrainConfig
@@ -95,10 +96,15 @@ def test_every_setting_reaches_the_loader():
         mask_store="store",
     )
     assembly = SamTrainConfig("r", loader=loading).sample_config
-    shared = {field.name for field in fields(assembly)} - {"image_size", "mask_size", "with_masks"}
+    own = {"image_size", "mask_size", "with_masks", "stretch"}
+    shared = {field.name for field in fields(assembly)} - own
     assert {name: getattr(assembly, name) for name in shared} == {
         name: getattr(loading, name) for name in shared
     }
+    for stretch in (False, True):
+        assert (
+            SamTrainConfig("r", model=SamConfig(stretch=stretch)).sample_config.stretch == stretch
+        )
 
 
 @pytest.mark.parametrize(
