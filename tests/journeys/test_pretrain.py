@@ -255,8 +255,8 @@ def test_help_and_configuration(tmp_path, capsys):
 REFUSED = [
     (
         "pretrain",
-        "pretrain needs a recipe (mae_tiny, mae_vit_b, mae_vit_l, mae_vit_h, or "
-        "file.py:function) or",
+        "pretrain needs a recipe (mae_tiny, mae_vit_b, mae_vit_l, mae_vit_h, sami_vit_t, "
+        "sami_vit_s, or file.py:function) or",
     ),
     ("pretrain --resume", "--resume needs a run folder; see 'gigamask pretrain --help'"),
     (

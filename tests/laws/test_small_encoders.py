@@ -211,7 +211,7 @@ def test_what_does_not_fit_is_said(tmp_path, scenes, capsys):
     assert main(["pretrain", "mae_tiny", *words]) == 0
     words[3] = str(tmp_path / "b")
     for encoder, message in (
-        ("vit_t", "use --model.encoder.num-heads 3"),
+        ("vit_t", "use --model.encoder.depth 4 --model.encoder.embed-dim 96"),
         ("vit_s", "use --model.encoder.num-heads 3"),
         ("repvit", "mae: is for --model.encoder vit, vit_t or vit_s (got repvit)"),
     ):
