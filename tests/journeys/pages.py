@@ -53,9 +53,12 @@ def items(page: str) -> list[Item]:
 
 
 def benchmarks(page: str) -> list[str]:
-    """Return what follows `python -m benchmarks.` wherever the page mentions it."""
-    text = " ".join((ROOT / page).read_text().split())
-    return re.findall(r"python -m benchmarks\.([^`]+)`", text)
+    """Return what follows `python -m benchmarks.` in code spans and in indented lines of a page."""
+    lines = (ROOT / page).read_text().splitlines()
+    indented = [line for line in lines if line.startswith("    ")]
+    prose = " ".join(" ".join(line for line in lines if line not in indented).split())
+    found = re.findall(r"python -m benchmarks\.([^`]+)`", prose)
+    return found + re.findall(r"python -m benchmarks\.(.+)", "\n".join(indented))
 
 
 def _commands(lines: list[str]) -> list[str]:
