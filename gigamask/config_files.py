@@ -36,7 +36,11 @@ from gigamask.training.config import TrainConfig, check_resume, flatten_config, 
 Command = TypeVar("Command")
 CONFIG, CHECKPOINTS = "config.yaml", "checkpoints"
 CHECKSUM = "# written by gigamask; crc32 of the lines below: "
-ALIASES = {"lr": ("optimizer.lr",), "num-workers": ("loader.workers",)}
+ALIASES = {
+    "lr": ("optimizer.lr",),
+    "num-workers": ("loader.workers",),
+    "lora": ("lora.rank",),
+}
 """Short names of flags, each with the flags it may stand for; a configuration has at most one."""
 
 

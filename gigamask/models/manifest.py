@@ -17,6 +17,8 @@ from gigamask.serialization import MAX_JSON_BYTES, check_checksum, decode_json
 FORMAT = 2
 MANIFEST, BEST = "manifest.json", "best"
 MODEL = "model.safetensors"
+BASE = "base.safetensors"
+"""The weights that a training of adapters does not change, beside its checkpoints."""
 
 
 class CheckpointPermissionError(GigamaskError):
@@ -44,10 +46,12 @@ def verify(folder: Path, contents: bool = True, names: Collection[str] | None = 
         CheckpointPermissionError: A file may not be read.
     """
     manifest = _read(folder)
-    for name, entry in manifest["files"].items():
-        if names is not None and name not in names:
+    entries = {folder / name: entry for name, entry in manifest["files"].items()}
+    if manifest.get("base"):
+        entries[folder.parent / BASE] = manifest["base"]
+    for path, entry in entries.items():
+        if names is not None and path.name not in (*names, BASE):
             continue
-        path = folder / name
         try:
             if not path.is_file():
                 raise FileNotFoundError
@@ -76,7 +80,10 @@ def _read(folder: Path) -> dict[str, Any]:
         found = manifest["format"]
         valid = all(
             "/" not in name and isinstance(entry["bytes"], int) and isinstance(entry["crc32"], int)
-            for name, entry in manifest["files"].items()
+            for name, entry in [
+                *manifest["files"].items(),
+                *([(BASE, manifest["base"])] if manifest.get("base") else []),
+            ]
         )
     except PermissionError:
         raise CheckpointPermissionError(path) from None

@@ -12,7 +12,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from gigamask.errors import GigamaskError
-from gigamask.models import manifest, weight_files
+from gigamask.models import lora, manifest, weight_files
 from gigamask.models.configs import SamConfig
 from gigamask.models.convert import (
     State,
@@ -60,6 +60,8 @@ def read_weights(path: Path | str) -> tuple[State, ModelConfig | None]:
         manifest.verify_named(file)
         is_safe = file.suffix == ".safetensors"
         state, config = (weight_files.read_safetensors if is_safe else weight_files.read_pth)(file)
+        if lora.has_adapters(state):
+            return lora.merge(state, _read_base(file), str(file)), config
         if sam2.is_meta(state) or sam2.is_huggingface(state):
             is_meta = sam2.is_meta(state)
             state = sam2.from_meta(state, str(file)) if is_meta else sam2.from_huggingface(state)
@@ -74,6 +76,17 @@ def read_weights(path: Path | str) -> tuple[State, ModelConfig | None]:
             f"{error.filename or path}: cannot be read ({error.strerror}); check the path and its "
             "permissions"
         ) from None
+
+
+def _read_base(file: Path) -> State:
+    """Return the frozen weights of a checkpoint of adapters, which its run folder holds."""
+    base = file.resolve().parent.parent / manifest.BASE
+    if not base.is_file():
+        raise GigamaskError(
+            f"{file}: holds adapters without the weights they belong to ({base} is missing); give "
+            "the checkpoint in its run folder, or export it there"
+        )
+    return weight_files.read_safetensors(base)[0]
 
 
 def find_weights(path: Path | str) -> Path:

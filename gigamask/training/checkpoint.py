@@ -27,8 +27,9 @@ from gigamask.distributed.precision import LossScaler, choose_device
 from gigamask.distributed.world import World
 from gigamask.errors import GigamaskError
 from gigamask.files import crc32, flush, write_atomically, write_bytes
-from gigamask.models import state_dict, weight_files
+from gigamask.models import lora, state_dict, weight_files
 from gigamask.models.manifest import (
+    BASE,
     BEST,
     FORMAT,
     MANIFEST,
@@ -57,12 +58,14 @@ class Snapshot:
         step: Number of finished steps.
         samples: Number of samples consumed.
         config: Configuration of the model.
-        model: Weights by name, averaged if the training averages them.
+        model: Weights by name, averaged if the training averages them; of adapters, the trained
+            ones alone.
         last: In that case, the weights after the last step, else None.
         optimizer: Optimizer state, as `TrainState.optimizer_tensors` returns it.
         loss_history: Arrays of the loss history; None if the sampler does not use one.
         loss_subject: Digest of the sampler and the data that the losses belong to.
         scale: State of fp16's loss scale.
+        base: Size and crc32 of the file of the other weights, if there are adapters.
     """
 
     step: int
@@ -74,6 +77,7 @@ class Snapshot:
     loss_history: dict[str, np.ndarray] | None
     loss_subject: str | None
     scale: dict[str, float] | None
+    base: dict[str, int] | None
 
     @classmethod
     def from_state(cls, state: TrainState) -> "Snapshot":
@@ -96,6 +100,7 @@ class Snapshot:
             {name: array.copy() for name, array in history.arrays().items()} if history else None,
             history.subject if history else None,
             state.scale.state_dict() if state.scale else None,
+            state.base,
         )
 
 
@@ -109,7 +114,23 @@ def contribute_shards(state: TrainState) -> None:
 def _tensors_of(state: TrainState) -> tuple[dict[str, Tensor], ...]:
     """Return the weights, their averages and the optimizer state."""
     averaged = ema.by_state_name(state.average or {}, state.model)
-    return state.model.state_dict(), averaged, state.optimizer_tensors()
+    weights = lora.split_trained(state.model)[0] if state.base else state.model.state_dict()
+    return weights, averaged, state.optimizer_tensors()
+
+
+def write_base(state: TrainState, config: TrainConfig) -> None:
+    """Write the weights that a training of adapters does not change, before its first checkpoint.
+
+    Args:
+        state: The state, whose `base` is set.
+        config: The configuration.
+    """
+    _, frozen = lora.split_trained(state.model)
+    path = Path(config.out) / "checkpoints" / BASE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in frozen.items()}
+    state_dict.save_weights(tensors, cast(state_dict.ModelConfig, state.model.config), path)
+    state.base = {"bytes": path.stat().st_size, "crc32": crc32(path)}
 
 
 def save(state: TrainState, config: TrainConfig) -> Path:
@@ -157,7 +178,7 @@ def write(snapshot: Snapshot, config: TrainConfig) -> Path:
         "files": files,
         "ledger": snapshot.loss_subject,
         "scale": snapshot.scale,
-    }
+    } | ({"base": snapshot.base} if snapshot.base else {})
     write_bytes(part / MANIFEST, with_checksum(manifest))
     flush(part)
     if final.exists():
@@ -278,15 +299,17 @@ def load_state(
             f"weights, but --ema is {config.ema}; keep --ema as it was, or start a new run from "
             f"its weights: --init {folder} and another --out"
         )
-    model = config.build()
-    state_dict.load_weights(model, read(weights), str(folder))
-    state = TrainState.from_model(model.to(device), config)
+    base = read(f"../{BASE}") if manifest.get("base") else {}
+    state = TrainState.from_model(config.build().to(device), config)
+    state.base = manifest.get("base")
+    state_dict.load_weights(state.model, lora.join_trained(read(weights), base), str(folder))
     if state.average is not None:
         averaged = read(MODEL)
-        state_dict.fit_weights(state.model, averaged, str(folder), resample=False)
+        whole = lora.join_trained(averaged, base)
+        state_dict.fit_weights(state.model, whole, str(folder), resample=False)
         for name, tensor in state.average.items():
             tensor.copy_(averaged[name])
-        del averaged
+        del averaged, whole
     state.load_optimizer(read(OPTIMIZER), str(folder))
     state.step, state.cursor = manifest["step"], DataCursor(manifest["samples"])
     if state.scale and manifest["scale"]:

@@ -18,7 +18,13 @@ from gigamask.data.augment import Augment, ColorJitter, NoAugment
 from gigamask.errors import GigamaskError, check_range
 from gigamask.interfaces import Evaluator, LRSchedule, NoEvaluation, Optimizer, Sampler, Task
 from gigamask.samplers.random import Random
-from gigamask.training.optim import BELOW_ONE, AdamW, check_frozen, freeze
+from gigamask.training.optim import (
+    BELOW_ONE,
+    NO_ADAPTERS,
+    AdamW,
+    check_frozen,
+    select_trained,
+)
 from gigamask.training.schedule import WarmupMultiStep
 
 if TYPE_CHECKING:
@@ -84,6 +90,8 @@ class TrainConfig(ABC):
     masked autoencoder, decoder:PATH the prompt encoder and mask decoder of a SAM"""
     freeze: tuple[str, ...] = ()
     """modules or parameters to freeze, such as image_encoder"""
+    unfreeze: tuple[str, ...] = ()
+    """what to train within frozen modules: norms, biases, or modules or parameters by name"""
     steps: int = 1000
     """number of training steps (optimizer updates); see also --epochs"""
     batch_size: int = 4
@@ -126,6 +134,8 @@ class TrainConfig(ABC):
     optimizer: Optimizer = field(default_factory=AdamW)
     schedule: LRSchedule = field(default_factory=WarmupMultiStep)
     evaluation: Evaluator = field(default_factory=NoEvaluation)
+
+    lora = NO_ADAPTERS  # a field where the model can have adapters
 
     @abstractmethod
     def build(self, device: str = "cpu") -> Model:
@@ -287,9 +297,9 @@ class ImageTrainConfig(TrainConfig):
         Raises:
             GigamaskError: Something is missing.
         """
-        if self.freeze:
+        if self.freeze or self.unfreeze or self.lora.rank:
             model = self.build("meta")
-            freeze(model, self.freeze)
+            select_trained(model, self.freeze, self.unfreeze, self.lora)
             if not self.init:
                 check_frozen(model, (), None)
         super().check_inputs(earlier)
@@ -456,7 +466,10 @@ def differences(first: TrainConfig, second: TrainConfig) -> dict[str, tuple[Any,
 # samples and their order; anything else may change. The number of workers, reading ahead and a mask
 # store change no sample: a mask store holds exactly the masks of the JSON.
 SHAPES = ("model.",)
-OPTIMIZER_STATE = ("freeze", "phase", "optimizer", "optimizer.muon-kernels")
+OPTIMIZER_STATE = (
+    *("freeze", "unfreeze", "lora.rank", "lora.alpha", "lora.on", "lora.last"),
+    *("phase", "optimizer", "optimizer.muon-kernels"),
+)
 DATA_ORDER = (
     "data",
     "queries",

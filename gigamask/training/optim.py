@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from gigamask.errors import GigamaskError, check_range
 from gigamask.interfaces import Optimizer
+from gigamask.models.lora_config import LoRA
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +29,7 @@ _NO_DECAY = re.compile(
 _STEM = re.compile(
     r"image_encoder\.((trunk\.)?(patch_embed|pos_embed)|stem\.|backbone\.(\w+\.)?embed)"
 )
+NO_ADAPTERS = LoRA()
 BELOW_ONE = 0.999999999
 """Largest decay rate of a running mean; at 1 it would never change."""
 
@@ -190,31 +192,56 @@ def has_weight_decay(name: str, ndim: int) -> bool:
     return ndim > 1 and not _NO_DECAY.search(name)
 
 
-def freeze(model: nn.Module, names: Sequence[str]) -> None:
-    """Exclude modules or single parameters from training.
+def select_trained(
+    model: nn.Module,
+    freeze: Sequence[str],
+    unfreeze: Sequence[str] = (),
+    lora: LoRA = NO_ADAPTERS,
+    seed: int = 0,
+) -> None:
+    """Freeze what is not trained, and add adapters.
 
     Args:
-        model: The model.
-        names: Names of modules or parameters.
+        model: The model, changed in place.
+        freeze: Names of modules or parameters; adapters freeze the image encoder, too.
+        unfreeze: What to train within them: `norms`, `biases`, or names.
+        lora: Settings of the adapters.
+        seed: Seed of their initial values.
 
     Raises:
         GigamaskError: A name is unknown, or nothing is left to train.
     """
-    parameters = dict(model.named_parameters())
-    for part in names:
-        frozen = [
-            parameter for name, parameter in parameters.items() if f"{name}.".startswith(f"{part}.")
-        ]
-        if not frozen:
-            modules = ", ".join(name for name, _ in model.named_children())
-            raise GigamaskError(
-                f"--freeze {part}: the model has no such module or parameter; choose from "
-                f"{modules}, or a name within them such as {next(iter(parameters))}"
-            )
-        for parameter in frozen:
+    for name in (*freeze, *(["image_encoder"] if lora.rank else [])):
+        for parameter in _parameters_of(model, "--freeze", name):
             parameter.requires_grad_(False)
-    if not any(parameter.requires_grad for parameter in parameters.values()):
-        raise GigamaskError(f"--freeze {' '.join(names)} leaves nothing to train; leave one out")
+    for name in unfreeze:
+        for parameter in _parameters_of(model, "--unfreeze", name):
+            parameter.requires_grad_(True)
+    if lora.rank:
+        from gigamask.models.lora import add_adapters
+
+        add_adapters(model, lora, seed)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise GigamaskError(f"--freeze {' '.join(freeze)} leaves nothing to train; leave one out")
+
+
+def _parameters_of(model: nn.Module, flag: str, name: str) -> list[nn.Parameter]:
+    """Return the parameters that a flag names: of a module, one, all norms or all biases."""
+    parameters = dict(model.named_parameters())
+    if flag == "--unfreeze" and name == "norms":
+        norms = [module for module in model.modules() if "norm" in type(module).__name__.lower()]
+        return [parameter for norm in norms for parameter in norm.parameters(recurse=False)]
+    if flag == "--unfreeze" and name == "biases":
+        return [p for full, p in parameters.items() if full.endswith("bias")]
+    found = [p for full, p in parameters.items() if f"{full}.".startswith(f"{name}.")]
+    if not found:
+        modules = ", ".join(name for name, _ in model.named_children())
+        more = "norms, biases, " if flag == "--unfreeze" else ""
+        raise GigamaskError(
+            f"{flag} {name}: the model has no such module or parameter; choose from {more}"
+            f"{modules}, or a name within them such as {next(iter(parameters))}"
+        )
+    return found
 
 
 def check_frozen(model: nn.Module, loaded: Collection[str], init: str | None) -> None:
@@ -229,16 +256,18 @@ def check_frozen(model: nn.Module, loaded: Collection[str], init: str | None) ->
         GigamaskError: A frozen parameter has its random initial value.
     """
     from gigamask.models.convert import format_names
+    from gigamask.models.lora import plain_name
     from gigamask.models.sam.sam import Sam
 
     pretrained: tuple[str, ...] = ()
     if isinstance(model, Sam) and model.config.encoder.pretrained:
         pretrained = (f"image_encoder.{model.config.encoder.pretrained_part}",)
-    untrained = [
-        name
+    frozen = [
+        plain_name(name)
         for name, parameter in model.named_parameters()
-        if not parameter.requires_grad and name not in loaded and not name.startswith(pretrained)
+        if not parameter.requires_grad
     ]
+    untrained = [name for name in frozen if name not in loaded and not name.startswith(pretrained)]
     if untrained:
         fix = f"; --init {init} has no weights for them" if init else "; pass weights with --init"
         raise GigamaskError(

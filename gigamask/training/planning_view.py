@@ -106,7 +106,7 @@ class MaskPlanningView(PlanningView):
         """Return flags for smaller chunks of masks and for more recomputed blocks."""
         masks = min(self.masks_per_chunk, self.masks_per_image * micro)
         chunks = [count for count in (32, 16, 4) if count < masks][-2:]
-        is_trained = "image_encoder" not in self.run.freeze
+        is_trained = "image_encoder" not in self.run.freeze or self.run.lora.rank
         finer = [n for n in (4, 2, 1) if is_trained and not 0 < self.activation_checkpointing <= n]
         return [
             [(f"--masks-per-chunk {count}", {"masks_per_chunk": count}) for count in chunks],
@@ -126,7 +126,7 @@ class MaskPlanningView(PlanningView):
                 run, masks_per_chunk=1, loader=replace(run.loader, max_masks=1)
             )
         # The memory of the rounds does not depend on the depth of the encoder.
-        blocks_frozen = any("blocks" in part for part in run.freeze)
+        blocks_frozen = any("blocks" in part for part in (*run.freeze, *run.unfreeze))
         if (
             run.activation_checkpointing == known_view.activation_checkpointing
             and type(run.model.encoder) is ViT

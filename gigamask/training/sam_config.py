@@ -17,6 +17,7 @@ from gigamask.interfaces import Loss, Mining, PromptSchedule, Task
 from gigamask.losses.ohem import NoMining
 from gigamask.losses.sam_loss import SamLoss
 from gigamask.models.configs import ConvPyramid, RepViT, SamConfig
+from gigamask.models.lora_config import LoRA
 from gigamask.prompts.schedule import InteractiveSchedule
 from gigamask.training.config import ImageTrainConfig, LoaderConfig, check_at_least
 
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
     from gigamask.models.sam.sam import Sam
     from gigamask.training.planning_view import PlanningView
     from gigamask.types import RandomSpec
+
+
+DECODER_PARTS = ("prompt_encoder", "mask_decoder")
+"""Modules of a SAM behind its image encoder."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,7 @@ class SamTrainConfig(ImageTrainConfig):
     embedding_cache: str | None = None
     """folder that keeps the embeddings of a frozen image encoder in float16, 2 MB an image for SAM,
     for every later visit and run; default: they are computed at every visit"""
+    lora: LoRA = field(default_factory=LoRA)  # pyrefly: ignore[bad-override]
     model: SamConfig = field(default_factory=SamConfig)
     loader: SamLoaderConfig = field(default_factory=SamLoaderConfig)
     prompts: PromptSchedule = field(default_factory=InteractiveSchedule)
@@ -79,10 +85,17 @@ class SamTrainConfig(ImageTrainConfig):
             **{"masks_per_chunk": self.masks_per_chunk, "loader.max_masks": self.loader.max_masks},
         )
         check_at_least(0, activation_checkpointing=self.activation_checkpointing)
-        if "image_encoder" in self.freeze and not self.init and not self.model.encoder.pretrained:
+        is_frozen = "image_encoder" in self.freeze or self.lora.rank
+        if is_frozen and not self.init and not self.model.encoder.pretrained:
+            flag = "--freeze image_encoder" if self.freeze else f"--lora {self.lora.rank}"
             raise GigamaskError(
-                "--freeze image_encoder requires trained weights, but the encoder is untrained; "
-                "pass them with --init"
+                f"{flag} requires trained weights, but the encoder is untrained; pass them with "
+                "--init"
+            )
+        if self.parallel != "ddp" and self.lora.rank:
+            raise GigamaskError(
+                f"--parallel {self.parallel} shards weights, which have no adapters then; use "
+                "--parallel ddp, or leave --lora out"
             )
         if self.parallel != "ddp" and isinstance(self.model.encoder, ConvPyramid | RepViT):
             raise GigamaskError(
@@ -106,6 +119,15 @@ class SamTrainConfig(ImageTrainConfig):
 
     def _check_embedding_cache(self) -> None:
         check_cacheable(self.loader, "--embedding-cache")
+        changed = [
+            *([f"--lora {self.lora.rank}"] if self.lora.rank else []),
+            *(name for name in self.unfreeze if not name.startswith(DECODER_PARTS)),
+        ]
+        if changed:
+            raise GigamaskError(
+                f"--embedding-cache keeps the embeddings of a frozen encoder, which {changed[0]} "
+                "changes; leave one of them out"
+            )
         if "image_encoder" not in self.freeze:
             raise GigamaskError(
                 "--embedding-cache keeps the embeddings of a frozen encoder; give --freeze "

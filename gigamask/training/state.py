@@ -23,7 +23,7 @@ from gigamask.models.sam.sam import Sam
 from gigamask.samplers.loss_history import LossHistory
 from gigamask.training import ema
 from gigamask.training.config import TrainConfig
-from gigamask.training.optim import check_frozen, freeze
+from gigamask.training.optim import check_frozen, select_trained
 from gigamask.types import DataCursor
 
 
@@ -39,6 +39,8 @@ class TrainState:
         loss_history: Losses of the samples, if the sampler learns from them.
         scale: Loss scale of fp16; None in other precisions.
         average: Running average of the trainable weights, by name; None without --ema.
+        base: Size and crc32 of the file of frozen weights that adapters belong to; None without
+            adapters.
         stopping: Whether the training was asked to stop; not saved.
         exchange: Sums the encoder's gradients over all processes; not saved.
     """
@@ -50,6 +52,7 @@ class TrainState:
     loss_history: LossHistory | None = None
     scale: LossScaler | None = None
     average: dict[str, Tensor] | None = None
+    base: dict[str, int] | None = None
     stopping: bool = False
     exchange: GradientExchange | None = None
 
@@ -84,10 +87,10 @@ class TrainState:
         that a step does not use has a zero gradient instead of none, on every rank.
 
         Args:
-            model: The model; the modules in `config.freeze` are frozen.
+            model: The model, of which `select_trained` freezes parts.
             config: The configuration.
         """
-        freeze(model, config.freeze)
+        select_trained(model, config.freeze, config.unfreeze, config.lora, config.seed)
         allocate_gradients(model)
         return cls(
             model,

@@ -254,6 +254,8 @@ def prepare(
         GigamaskError: The initial weights do not fit, or the data have changed.
     """
     state = saved or TrainState.initialize(config, device, config.init)
+    if config.lora.rank and saved is None and world.is_main:
+        checkpoint.write_base(state, config)
     if state.step >= config.steps:
         return state, None, None
     evaluate = config.evaluation.open(config, world)

@@ -38,7 +38,7 @@ from gigamask.profiling.memory_plan import BatchSplit, Cluster, StateBytes
 from gigamask.profiling.sample_memory import held_bytes
 from gigamask.training.config import ImageTrainConfig
 from gigamask.training.distill_config import DistillTrainConfig
-from gigamask.training.optim import AdamW, AdamW8bit, freeze
+from gigamask.training.optim import AdamW, AdamW8bit, select_trained
 from gigamask.training.state import TrainState
 from gigamask.training.step import StepMetrics, accumulate, step
 from gigamask.workflows.stages import phases_of
@@ -471,7 +471,7 @@ def count_flops(config: ImageTrainConfig) -> StepFlops:
     masks = config.planning.masks_per_image
     at_once = min(masks, config.planning.masks_per_chunk)
     model, meter = shortened.build("meta"), FlopMeter()
-    freeze(model, shortened.freeze)
+    select_trained(model, shortened.freeze, shortened.unfreeze, shortened.lora)
     meter.watch(blocks_of(model))
     batch = blank_batch(config.sample_config, config.random_spec, 1, at_once).to("meta")
     task = PhaseTask(shortened.task(torch.device("meta")), meter.enter)

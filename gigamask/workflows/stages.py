@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gigamask.errors import GigamaskError
 from gigamask.models.configs import DECODER_PREFIX
+from gigamask.models.lora_config import LoRA
 from gigamask.recipes.mae import pretraining_for
 from gigamask.training.config import TrainConfig, check_at_least
 from gigamask.training.distill_config import DistillTrainConfig, FeaturesStage
@@ -69,6 +70,7 @@ def make_stages(
         frozen = ("image_encoder",)
     decoder = replace(
         config,
+        lora=LoRA(),
         freeze=tuple(dict.fromkeys([*config.freeze, *frozen])),
         steps=given.get("decoder") or max(1, round(config.steps * DECODER_STEPS_SHARE)),
     )

@@ -13,9 +13,9 @@ from gigamask.training.optim import (
     AdamW,
     AdamW8bit,
     MuonAdamW,
-    freeze,
     has_weight_decay,
     layer_ids,
+    select_trained,
 )
 from gigamask.training.trainer import train
 from tests.laws.test_training import run_in, same
@@ -201,7 +201,7 @@ def test_with_only_matrices_or_only_others_left_there_is_one_optimizer(matrices,
 
 def test_a_frozen_part_has_no_rate_and_no_decay():
     model = build_model(SPEC, 0)
-    freeze(model, ("image_encoder", "prompt_encoder"))
+    select_trained(model, ("image_encoder", "prompt_encoder"))
     groups = [
         group
         for optimizer in MuonAdamW(layer_decay=0.5, weight_decay=0.3).build(model)

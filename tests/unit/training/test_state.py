@@ -14,7 +14,7 @@ from gigamask.models.configs import MAEConfig
 from gigamask.models.init import build_model
 from gigamask.training import checkpoint
 from gigamask.training.config import check_resume
-from gigamask.training.optim import MuonAdamW, freeze
+from gigamask.training.optim import MuonAdamW, select_trained
 from gigamask.training.state import TrainState
 from gigamask.training.step import step
 from gigamask.training.train_data import TrainData
@@ -139,11 +139,11 @@ def test_unknown_frozen_parts_and_nothing_trainable_are_reported():
     run = little()
     known = "image_encoder, prompt_encoder, mask_decoder, .*image_encoder.pos_embed"
     with pytest.raises(GigamaskError, match=rf"^--freeze encoder:.*{known}"):
-        freeze(run.build(), ("mask_decoder", "encoder"))
+        select_trained(run.build(), ("mask_decoder", "encoder"))
     with pytest.raises(GigamaskError, match=r"^--freeze image_encoder.block:"):
-        freeze(run.build(), ("image_encoder.block",))
+        select_trained(run.build(), ("image_encoder.block",))
     with pytest.raises(GigamaskError, match=r"^--freeze image_encoder mask_decoder prompt_encoder"):
-        freeze(run.build(), ("image_encoder", "mask_decoder", "prompt_encoder"))
+        select_trained(run.build(), ("image_encoder", "mask_decoder", "prompt_encoder"))
     with pytest.raises(GigamaskError, match=r"^--freeze image_encoder.*--init"):
         replace(run, data=("x",), freeze=("image_encoder",)).check()
 

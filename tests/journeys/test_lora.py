@@ -1,0 +1,197 @@
+"""`--lora`: adapters are trained, saved alone, resumed exactly, and merged wherever weights are
+read.
+"""
+
+import json
+import math
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from gigamask.cli.main import main
+from gigamask.errors import GigamaskError
+from gigamask.models import state_dict
+from gigamask.models.init import build_model
+from gigamask.models.lora_config import LoRA
+from gigamask.models.manifest import BASE, MODEL, newest
+from gigamask.models.sam.sam import Sam
+from gigamask.training.state import TrainState
+from gigamask.training.step import StepMetrics, accumulate
+from gigamask.training.train_data import TrainData, open_index
+from tests.journeys.runs import CONSTANT_LR, same
+from tests.little import SPEC, little
+
+LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
+FROZEN = ("image_encoder", "prompt_encoder", "mask_decoder")
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("weights")
+    build_model(SPEC, 5).save_pretrained(folder)
+    return folder
+
+
+def train(out: Path, scenes, weights, *words: object) -> int:
+    given = ["--init", weights, *CONSTANT_LR, "--save-every", 1, *words]
+    return main([str(word) for word in ("train", LITTLE, "--data", scenes, "--out", out, *given)])
+
+
+@pytest.fixture(scope="module")
+def run(scenes, weights, tmp_path_factory) -> Path:
+    """Three steps of adapters alone."""
+    out = tmp_path_factory.mktemp("runs") / "lora"
+    words = ["--lora", 2, "--lora.on", "q", "v", "--freeze", *FROZEN, "--steps", 3]
+    assert train(out, scenes, weights, *words) == 0
+    return out
+
+
+def test_a_checkpoint_holds_the_adapters_alone(run, weights):
+    names = set(load_file(newest(run) / MODEL))
+    assert all("parametrizations.weight." in name for name in names)
+    assert {name.rpartition(".")[2] for name in names} == {"lora_A", "lora_B", "scale", "rows"}
+    base = load_file(run / "checkpoints" / BASE)
+    first, _ = state_dict.read_weights(weights)
+    assert base.keys() == first.keys()
+    assert all(torch.equal(base[name], first[name]) for name in base)
+
+
+def test_the_run_is_read_as_a_model_without_adapters(run, weights):
+    merged, config = state_dict.read_weights(run)
+    first, _ = state_dict.read_weights(weights)
+    assert config.depth == SPEC.depth
+    assert merged.keys() == first.keys()
+    changed = {name for name in first if not torch.equal(first[name], merged[name])}
+    assert changed
+    assert all(name.endswith(("qkv.weight", "q_proj.weight", "v_proj.weight")) for name in changed)
+    layer = merged["image_encoder.blocks.0.attn.qkv.weight"].chunk(3)
+    before = first["image_encoder.blocks.0.attn.qkv.weight"].chunk(3)
+    assert [torch.equal(a, b) for a, b in zip(layer, before, strict=True)] == [False, True, False]
+
+
+def test_resumed_training_is_the_same_bit_for_bit(scenes, weights, tmp_path):
+    words = ["--lora", 2, "--lora.alpha", 4, "--unfreeze", "norms", "--ema", 0.5]
+    assert train(tmp_path / "whole", scenes, weights, *words, "--steps", 4) == 0
+    assert train(tmp_path / "parts", scenes, weights, *words, "--steps", 2) == 0
+    assert main(["train", "--resume", str(tmp_path / "parts"), "--steps", "4"]) == 0
+    assert same(tmp_path / "whole", tmp_path / "parts")
+    one, other = (Sam.from_pretrained(tmp_path / name) for name in ("whole", "parts"))
+    for name, tensor in one.state_dict().items():
+        assert torch.equal(tensor, other.state_dict()[name]), name
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one(scenes, weights, tmp_path):
+    words = ["--lora", 2, "--steps", 2, "--batch-size", 4]
+    for processes in (1, 2):
+        out = tmp_path / str(processes)
+        assert train(out, scenes, weights, *words, "--processes", processes) == 0
+    one, two = (state_dict.read_weights(tmp_path / name)[0] for name in ("1", "2"))
+    for name, tensor in one.items():
+        if not name.endswith("k_proj.bias"):  # it changes no output: its gradients are rounding
+            torch.testing.assert_close(tensor, two[name], rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_gradients_are_those_of_the_whole_weight(scenes, tmp_path):
+    """The chain rule: those of `B A` follow from that of the weight they are added to."""
+    config = replace(
+        little(), data=(str(scenes),), out=str(tmp_path), freeze=FROZEN, batch_size=2, seed=1
+    )
+    index = open_index(config)
+    (batch,) = next(TrainData(config, index).batches())
+    batch = replace(batch, weights=batch.weights.double())
+    adapted = TrainState.from_model(
+        build_model(SPEC, 3).double(), replace(config, lora=LoRA(rank=3, alpha=6.0))
+    ).model
+    chance = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if name.endswith("lora_B"):
+                parameter.copy_(0.1 * torch.randn(parameter.shape, generator=chance))
+    whole = TrainState.from_model(build_model(SPEC, 3).double(), replace(config, freeze=())).model
+    layers = {
+        path: module for path, module in adapted.named_modules() if hasattr(module, "original")
+    }
+    for path in layers:
+        layer = path.partition(".parametrizations")[0]
+        whole.get_submodule(layer).weight.data = adapted.get_submodule(layer).weight.detach()
+    task = config.task(torch.device("cpu"))
+    for model in (adapted, whole):
+        model.train()
+        totals = StepMetrics.zero(2, torch.zeros(0, dtype=torch.float64))
+        accumulate(task, model, batch, totals)
+    for path, module in layers.items():
+        gradient = whole.get_submodule(path.partition(".parametrizations")[0]).weight.grad
+        (adapter,) = [each for each in module if hasattr(each, "lora_A")]
+        scale = 2.0
+        expected = {
+            "lora_A": scale * adapter.lora_B.T @ gradient,
+            "lora_B": scale * gradient @ adapter.lora_A.T,
+        }
+        for name, value in expected.items():
+            torch.testing.assert_close(
+                getattr(adapter, name).grad, value, rtol=1e-10, atol=1e-12, msg=f"{path} {name}"
+            )
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["--lora", 2, "--embedding-cache", "cache"], "--embedding-cache .*--lora 2"),
+        (["--unfreeze", "norms", "--embedding-cache", "cache"], "--embedding-cache .*norms"),
+        (["--lora", 2, "--parallel", "fsdp"], "--parallel fsdp.*--lora"),
+        (["--lora", 99], "--lora 99: larger than"),
+        (["--lora", 2, "--lora.on", "conv7"], "--lora.on conv7.*attention"),
+        (["--unfreeze", "neck"], "--unfreeze neck.*norms, biases, image_encoder"),
+    ],
+)
+def test_what_cannot_be_adapted_is_one_line(words, found, scenes, weights, tmp_path, capsys):
+    assert train(tmp_path / "run", scenes, weights, *words) == 2
+    (line,) = [each for each in capsys.readouterr().err.splitlines() if each.strip()]
+    assert re.search(found, line), line
+    assert not (tmp_path / "run").exists()
+
+
+def test_adapters_need_trained_weights(scenes, tmp_path, capsys):
+    assert main(["train", LITTLE, "--data", str(scenes), "--out", str(tmp_path), "--lora=2"]) == 2
+    assert "--lora 2 requires trained weights" in capsys.readouterr().err
+
+
+def test_adapters_do_not_change_on_resume(run, capsys):
+    assert main(["train", "--resume", str(run), "--lora", "3", "--steps", "9"]) == 2
+    assert "--lora.rank was 2" in capsys.readouterr().err
+
+
+def test_a_damaged_or_missing_base_is_found(run, tmp_path):
+    moved = tmp_path / "moved"
+    shutil.copytree(run, moved, symlinks=True)
+    base = moved / "checkpoints" / BASE
+    content = bytearray(base.read_bytes())
+    content[-1] ^= 1
+    base.write_bytes(content)
+    damaged = pytest.raises(GigamaskError, match="checkpoints are damaged")
+    with damaged, pytest.warns(UserWarning, match=f"{BASE}: damaged"):
+        state_dict.read_weights(moved)
+    base.unlink()
+    with damaged, pytest.warns(UserWarning, match=f"{BASE}: listed"):
+        state_dict.read_weights(moved)
+
+
+def test_the_plan_counts_adapters_alone(capsys, tmp_path):
+    words = ["plan", "finetune", "--freeze", *FROZEN, "--micro-batch-size", "1"]
+    plans = {}
+    for rank in (0, 8):
+        path = tmp_path / f"{rank}.json"
+        freeze = [] if rank else ["--freeze"]
+        assert main([*words, *freeze, "--lora", str(rank), "--json", str(path)]) == 0
+        plans[rank] = json.loads(path.read_text())
+    attention = 12 * 8 * ((768 + 2304) + 2 * 768)
+    decoder = 2 * 8 * (4 * 512 + 2 * 4 * 384) + 8 * 4 * 384
+    assert plans[8]["trained"] == attention + decoder
+    assert plans[8]["peak_bytes"] < 0.8 * plans[0]["peak_bytes"]
+    assert math.isclose(plans[8]["parameters"], plans[0]["parameters"], rel_tol=0.01)
