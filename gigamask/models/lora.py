@@ -8,6 +8,7 @@ and the activations of training need no more memory than those of a frozen layer
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -50,7 +51,7 @@ class LowRank(nn.Module):
         self._scale, self._rows = float(np.float32(scale)), rows
         # For files of weights, whose readers do not know the settings.
         self.register_buffer("scale", torch.tensor(scale, dtype=torch.float32).to(weight.device))
-        self.register_buffer("rows", torch.tensor(rows).to(weight.device))
+        self.register_buffer("rows", torch.tensor([*rows, len(weight)]).to(weight.device))
 
     def forward(self, weight: Float[Tensor, "n m"]) -> Float[Tensor, "n m"]:
         """Return the weight with the matrix added."""
@@ -203,21 +204,64 @@ def merge(trained: State, base: State, source: str) -> State:
     Raises:
         GigamaskError: They are adapters for other weights.
     """
-    own = {name: value for name, value in trained.items() if ".parametrizations." not in name}
-    merged = base | own
-    for path, prefix in _adapters(trained):
+    adapters, others = read_adapters(trained, source)
+    merged = base | others
+    for path, parts in adapters.items():
         name = f"{path}.weight"
+        for adapter in parts:
+            try:
+                merged[name] = _add(
+                    merged[name], adapter.down, adapter.up, adapter.scale, adapter.rows
+                )
+            except (KeyError, RuntimeError) as error:
+                raise GigamaskError(
+                    f"{source}: adapters for other weights, {name[:80]} does not fit "
+                    f"({str(error).splitlines()[0][:80]}); use the weights they were trained on"
+                ) from None
+    return merged
+
+
+@dataclass(frozen=True, eq=False)
+class Adapter:
+    """What is added to rows of a weight: `scale * up @ down`.
+
+    `rows` are the first of them and the one after the last, `outputs` counts all.
+    """
+
+    down: Float[Tensor, "r m"]
+    up: Float[Tensor, "n r"]
+    scale: float
+    rows: tuple[int, int]
+    outputs: int
+
+
+def read_adapters(trained: State, source: str) -> tuple[dict[str, list[Adapter]], State]:
+    """Return the adapters of each layer, and the other trained parameters.
+
+    Args:
+        trained: First result of `split_trained`.
+        source: Where it comes from, for the error.
+
+    Raises:
+        GigamaskError: A tensor is missing or has another shape.
+    """
+    others = {name: value for name, value in trained.items() if ".parametrizations." not in name}
+    adapters: dict[str, list[Adapter]] = {}
+    for path, prefix in _adapters(trained):
         try:
             down, up = trained[f"{prefix}.lora_A"], trained[f"{prefix}.lora_B"]
-            first, end = trained[f"{prefix}.rows"].tolist()
+            first, end, outputs = trained[f"{prefix}.rows"].tolist()
             scale = trained[f"{prefix}.scale"].item()
-            merged[name] = _add(merged[name], down, up, scale, (first, end))
-        except (KeyError, ValueError, RuntimeError) as error:
+            fits = down.dim() == 2 and up.shape == (end - first, len(down))
+            if not (fits and 0 <= first < end <= outputs):
+                raise ValueError("lora_A and lora_B do not fit")
+        except (KeyError, ValueError, TypeError, RuntimeError) as error:
             raise GigamaskError(
-                f"{source}: adapters for other weights, {name[:80]} does not fit "
-                f"({str(error).splitlines()[0][:80]}); use the weights they were trained on"
+                f"{source}: damaged, the adapter of {path[:80]} cannot be read "
+                f"({str(error).splitlines()[0][:80]}); copy or write it again"
             ) from None
-    return merged
+        adapters.setdefault(path, []).append(Adapter(down, up, scale, (first, end), outputs))
+    return adapters, others
 
 
 def _adapters(trained: State) -> list[tuple[str, str]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from gigamask.errors import GigamaskError
-from gigamask.models import lora, manifest, weight_files
+from gigamask.models import lora, manifest, peft_files, weight_files
 from gigamask.models.configs import SamConfig
 from gigamask.models.convert import (
     State,
@@ -44,8 +44,9 @@ def read_weights(path: Path | str) -> tuple[State, ModelConfig | None]:
     Args:
         path: A `.pth`, a `.safetensors`, a run folder, whose newest intact checkpoint is read, a
             folder with model.safetensors, the id of a model on the Hub, such as
-            `facebook/sam-vit-base`, which is downloaded unless it is cached, or `starter`, the
-            weights in this package, unless there is a file or folder of that name.
+            `facebook/sam-vit-base`, which is downloaded unless it is cached, a folder of peft's
+            adapters, which are merged into the weights that it names, or `starter`, the weights in
+            this package, unless there is a file or folder of that name.
 
     Returns:
         State dict with Meta's names, and the configuration; None if the weights state none (see
@@ -56,6 +57,8 @@ def read_weights(path: Path | str) -> tuple[State, ModelConfig | None]:
             weights.
     """
     try:
+        if peft_files.is_peft(Path(path)):
+            return _read_peft(Path(path))
         file = find_weights(path)
         manifest.verify_named(file)
         is_safe = file.suffix == ".safetensors"
@@ -76,6 +79,18 @@ def read_weights(path: Path | str) -> tuple[State, ModelConfig | None]:
             f"{error.filename or path}: cannot be read ({error.strerror}); check the path and its "
             "permissions"
         ) from None
+
+
+def _read_peft(folder: Path) -> tuple[State, ModelConfig | None]:
+    """Return the weights that a folder of peft's adapters names, with the adapters merged."""
+    base = peft_files.base_of(folder)
+    if peft_files.is_peft(Path(base)) or not may_be_weights(base):
+        raise GigamaskError(
+            f"{folder / peft_files.CONFIG}: its base_model_name_or_path {base[:80]!r} is no model; "
+            "write the id or path of the weights there that the adapters were trained on"
+        )
+    state, config = read_weights(base)
+    return peft_files.merge(folder, state), config
 
 
 def _read_base(file: Path) -> State:

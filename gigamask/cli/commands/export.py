@@ -12,15 +12,15 @@ from tyro.conf import Positional, arg
 
 @dataclass(frozen=True)
 class ExportCommand:
-    """write weights as Meta's .pth, a Hugging Face folder, .safetensors or ONNX, and verify them"""
+    """write weights as Meta's .pth, Hugging Face, .safetensors, ONNX or peft, and verify them"""
 
     weights: Positional[Annotated[str, arg(metavar="WEIGHTS")]]
     """a run folder, a checkpoint, a .pth, a .safetensors, a Hugging Face folder or id, or starter,
     the small model in this package"""
-    to: Literal["official", "huggingface", "safetensors", "onnx"]
+    to: Literal["official", "huggingface", "safetensors", "onnx", "peft"]
     """output format"""
     out: str
-    """output file (official: .pth, safetensors) or folder (huggingface, onnx)"""
+    """output file (official: .pth, safetensors) or folder (huggingface, onnx, peft)"""
     trust: bool = False
     """run code that a run folder names, such as file.py:Class, and that is not built in"""
     json: str | None = None
@@ -30,7 +30,7 @@ class ExportCommand:
         """Write the weights, read them back, and return the files and the largest difference."""
         from gigamask import config_files
         from gigamask.errors import GigamaskError
-        from gigamask.export import huggingface, official, onnx
+        from gigamask.export import huggingface, official, onnx, peft
         from gigamask.training.checkpoint import load_model
 
         out = Path(self.out)
@@ -45,6 +45,7 @@ class ExportCommand:
             "safetensors": official.write_safetensors,
             "huggingface": huggingface.write_huggingface,
             "onnx": onnx.write_onnx,
+            "peft": partial(peft.write_peft, weights=self.weights, base=self._base),
         }
         result = writers[self.to](model, out)
         for path in result["files"]:
@@ -54,3 +55,11 @@ class ExportCommand:
         else:
             print("read back: all outputs are equal")
         return {"weights": self.weights, "to": self.to} | result
+
+    @property
+    def _base(self) -> str | None:
+        """The weights that a run started from."""
+        from gigamask import config_files
+
+        folder = config_files.run_folder_of(self.weights)
+        return None if folder is None else config_files.read_run_config(str(folder)).get("init")

@@ -30,7 +30,7 @@ def adapted(config=None, **options) -> nn.Module:
 def adapters_of(model: nn.Module) -> dict[str, list[tuple[int, ...]]]:
     """The rows of each layer's adapters, by the layer's path."""
     return {
-        path: [tuple(each.rows.tolist()) for each in module.parametrizations.weight]
+        path: [tuple(each.rows.tolist()[:2]) for each in module.parametrizations.weight]
         for path, module in model.named_modules()
         if parametrize.is_parametrized(module)
     }
