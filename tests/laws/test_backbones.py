@@ -18,9 +18,10 @@ from gigamask.errors import GigamaskError
 from gigamask.models.backbone import blocks_of, count_blocks, feature_shapes
 from gigamask.models.configs import HuggingFaceBackbone, SamConfig
 from gigamask.models.init import build_model
+from gigamask.models.lora_config import LoRA
 from gigamask.models.weight_files import read_safetensors, save_weights
 from gigamask.registry import make_component
-from gigamask.training.optim import AdamW, has_weight_decay, layer_ids
+from gigamask.training.optim import AdamW, has_weight_decay, layer_ids, select_trained
 from gigamask.training.state import TrainState
 from gigamask.training.step import StepMetrics, accumulate
 from gigamask.training.train_data import TrainData, open_index
@@ -340,3 +341,27 @@ def test_blocks_of_a_plain_list():
     assert blocks_of(torch.nn.Sequential(layers, torch.nn.ModuleList([torch.nn.Linear(1, 1)]))) == [
         *layers
     ]
+
+
+def test_adapters_are_on_attention_or_all_linear_layers(kind, folders):
+    spec = spec_with(folders[kind])
+
+    def adapted(*on: str) -> torch.nn.Module:
+        model = build_model(spec, 0)
+        select_trained(model, (), lora=LoRA(rank=2, on=on))
+        return model
+
+    if kind == "resnet":
+        with pytest.raises(GigamaskError, match=r"--lora.on all: .*no frozen linear layer"):
+            adapted("all")
+        return
+    if kind == "convnext":
+        with pytest.raises(GigamaskError, match=r"--lora.on attention.*pwconv1"):
+            adapted("attention")
+    model = adapted("all" if kind == "convnext" else "attention")
+    names = [name for name, _ in model.named_parameters() if name.endswith("lora_A")]
+    assert len(names) >= COUNTS[kind]
+    assert all(name.startswith("image_encoder.backbone.") for name in names)
+    images, sizes = pictures()
+    model.eval().encode(images, sizes).sum().backward()
+    assert model.get_parameter(names[0].replace("lora_A", "lora_B")).grad.abs().max() > 0

@@ -19,6 +19,7 @@ from gigamask.evaluation.click_evaluation import ClickEvaluation
 from gigamask.losses.ohem import OHEM
 from gigamask.losses.sam_loss import SamLoss
 from gigamask.losses.window_loss import WindowLoss
+from gigamask.models.lora_config import LoRA
 from gigamask.prompts.mixed import MixedPrompts
 from gigamask.prompts.schedule import InteractiveSchedule
 from gigamask.prompts.two_sided import TwoSidedCorrection
@@ -121,6 +122,13 @@ def test_gradients_of_eleven_rounds_equal_eager_ones_and_graphs_do_not_grow(
     assert found[0] > 0
     assert found[1:] == found[1:2] * (len(counts) - 1)
     assert found[1] <= 16
+
+
+def test_adapters_are_compiled(index):
+    """Those of a frozen encoder and of a frozen decoder."""
+    frozen = ("image_encoder", "prompt_encoder", "mask_decoder")
+    run = replace(little(), prompts=short(), freeze=frozen, lora=LoRA(rank=2), masks_per_chunk=8)
+    assert_equal(run, batches_of(run, index, [8]))
 
 
 def short(clicks=1, **changes):
