@@ -109,6 +109,9 @@ class TrainFlags(RunFlags):
     """steps of the stage mae; default: those of the MAE recipe for this encoder"""
     decoder_steps: int | None = None
     """steps of the stage decoder; default: 5/90 of --steps"""
+    fit: str | None = None
+    """memory of the GPU, or of the process on a CPU, such as 8GB: the plan chooses micro-batch,
+    masks per chunk, activation checkpointing, and adapters or a frozen encoder, so that it fits"""
 
 
 def parse_train(arguments: Sequence[str], command: str = "train") -> TrainFlags:

@@ -195,3 +195,22 @@ def test_the_plan_counts_adapters_alone(capsys, tmp_path):
     assert plans[8]["trained"] == attention + decoder
     assert plans[8]["peak_bytes"] < 0.8 * plans[0]["peak_bytes"]
     assert math.isclose(plans[8]["parameters"], plans[0]["parameters"], rel_tol=0.01)
+
+
+def test_fit_chooses_what_fits_and_says_so(scenes, weights, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert train(out, scenes, weights, "--fit", "1GB", "--steps", 1) == 0
+    assert "--fit 1GB: fits as it is" in capsys.readouterr().out
+    assert train(tmp_path / "small", scenes, weights, "--fit", "1MB") == 2
+    assert "--fit 1MB: leaves 0.00093 GiB, but a step needs" in capsys.readouterr().err
+    assert train(tmp_path / "small", scenes, weights, "--fit", "much") == 2
+    assert "--fit much: expected a size" in capsys.readouterr().err
+    assert train(tmp_path / "small", scenes, weights, "--fit", "8GB", "--stages", "joint") == 2
+    assert "leave --stages out" in capsys.readouterr().err
+    assert not (tmp_path / "small").exists()
+    plan = ["plan", "finetune", "--model.image-size", "256", "--freeze", "--micro-batch-size", "1"]
+    assert main([*plan, "--fit", "2.5GB"]) == 0
+    line = capsys.readouterr().out.splitlines()[0]
+    assert line == "--fit 2.5GB: --lora 8"
+    assert main(["plan", "mae_tiny", "--fit", "8GB"]) == 2
+    assert "--fit 8GB is for recipes of gigamask train" in capsys.readouterr().err

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from tyro.conf import arg
 
 from gigamask import config_files, recipes
-from gigamask.training.config import TrainConfig
+from gigamask.errors import GigamaskError
+from gigamask.training.config import ImageTrainConfig, TrainConfig
+from gigamask.training.sam_config import SamTrainConfig
 
 USAGE = (
     "gigamask plan RECIPE [--gpu h200] [--world 32x8] [--parallel fsdp] [--section.field value ...]"
@@ -33,6 +35,9 @@ class PlanCommand:
     spare_gib: float = 1.5
     """GiB of the GPU to keep free for the CUDA context, library workspaces and fragmentation; the
     default is a guess"""
+    fit: str | None = None
+    """memory of a GPU, or of the process with --device cpu, such as 8GB: chooses micro-batch, masks
+    per chunk, activation checkpointing, and adapters or a frozen encoder, so that it fits"""
     config: tuple[str, ...] = ()
     """YAML files of flags; the command line overrides them"""
     json: str | None = None
@@ -43,8 +48,11 @@ class PlanCommand:
         from gigamask.profiling import memory_plan
         from gigamask.workflows.plan import plan
 
+        config = recipes.require_images(self.run_planned)
+        if self.fit is not None:
+            config = self._fitted(config, self.fit)
         result = plan(
-            recipes.require_images(self.run_planned),
+            config,
             gpu=self.gpu,
             world=self.world,
             efficiency=self.efficiency,
@@ -53,6 +61,19 @@ class PlanCommand:
         )
         print(memory_plan.table(result))
         return result
+
+    def _fitted(self, config: ImageTrainConfig, memory: str) -> SamTrainConfig:
+        """Return the configuration that fits into memory, and print what was chosen."""
+        from gigamask.profiling.memory_plan import Cluster
+        from gigamask.workflows.fit import fit
+        from gigamask.workflows.plan import Hardware
+
+        if not isinstance(config, SamTrainConfig):
+            raise GigamaskError(f"--fit {memory} is for recipes of gigamask train")
+        hardware = Hardware(cluster=Cluster.parse(self.world), spare_gib=self.spare_gib)
+        chosen, line = fit(replace(config, init=config.init or "none"), memory, hardware)
+        print(line)
+        return replace(chosen, init=config.init)
 
 
 def parse(arguments: Sequence[str]) -> PlanCommand:

@@ -17,6 +17,7 @@ from gigamask.config_files import TrainFlags
 from gigamask.errors import GigamaskError
 from gigamask.parser import check_writable
 from gigamask.training.config import TrainConfig, check_at_least, differences
+from gigamask.training.sam_config import SamTrainConfig
 from gigamask.workflows.stages import STAGES, make_stages
 from gigamask.workflows.train import (
     choose_micro_batch_size,
@@ -52,6 +53,8 @@ def run(command: str, arguments: list[str]) -> tuple[str | None, dict[str, Any]]
             f"recipe {flags.run.recipe} is for 'gigamask {flags.run.command}', "
             f"not 'gigamask {command}'"
         )
+    if flags.fit is not None and flags.submit == "none":
+        flags = fitted(flags, flags.fit)
     configs = stages_of(flags)
     if flags.print_config and flags.epochs is None:
         announce_own_code(arguments)
@@ -95,6 +98,30 @@ def run(command: str, arguments: list[str]) -> tuple[str | None, dict[str, Any]]
     if world.is_main:
         print(summary(result, len(configs) > 1, config))
     return flags.json if world.is_main else None, result
+
+
+def fitted(flags: TrainFlags, memory: str) -> TrainFlags:
+    """Return the flags with a training that fits into memory, and print what was chosen.
+
+    Args:
+        flags: The flags.
+        memory: The memory, as in `--fit`.
+    """
+    from gigamask.distributed.precision import choose_device
+    from gigamask.profiling.memory_plan import Cluster
+    from gigamask.workflows.fit import fit
+    from gigamask.workflows.plan import Hardware
+
+    config = flags.run
+    if flags.stages is not None or not isinstance(config, SamTrainConfig):
+        raise GigamaskError(f"--fit {memory} is for one training of a SAM; leave --stages out")
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    device = choose_device(config.device).type
+    hardware = Hardware(cluster=Cluster(1, processes))
+    chosen, line = fit(replace(config, device=device), memory, hardware)
+    if os.environ.get("RANK", "0") == "0":
+        print(line, file=sys.stderr if flags.print_config else sys.stdout, flush=True)
+    return replace(flags, run=replace(chosen, device=config.device))
 
 
 def announce_own_code(arguments: Sequence[str]) -> None:
