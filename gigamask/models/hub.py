@@ -6,6 +6,10 @@ from pathlib import Path
 
 from gigamask.errors import GigamaskError
 
+PREFIX = "hf:"
+"""Prefix of an id of the Hub, which is then never taken for a path."""
+_ID = r"\w[\w.-]*/\w[\w.-]*"
+
 
 def is_hub_id(path: Path | str) -> bool:
     """Return whether a path is an id of the Hugging Face Hub, `ORGANIZATION/NAME`.
@@ -17,8 +21,43 @@ def is_hub_id(path: Path | str) -> bool:
     """
     local = Path(path)
     is_file_name = local.suffix in (".pth", ".pt", ".bin", ".safetensors")
-    pattern = r"\w[\w.-]*/\w[\w.-]*"
-    return bool(re.fullmatch(pattern, str(path))) and not (is_file_name or local.parent.exists())
+    return bool(re.fullmatch(_ID, str(path))) and not (is_file_name or local.parent.exists())
+
+
+def parse_hub_id(path: Path | str) -> tuple[str, str | None] | None:
+    """Return the model and revision that `ORG/NAME`, `ORG/NAME@REV` or `hf:ORG/NAME@REV` names.
+
+    Args:
+        path: What a user gave as weights.
+
+    Returns:
+        The id and the commit, branch or tag, None for the main branch; None for a path.
+
+    Raises:
+        GigamaskError: `hf:` does not precede an id.
+    """
+    text = str(path)
+    hub_id, at, revision = text.removeprefix(PREFIX).partition("@")
+    is_id = bool(re.fullmatch(_ID, hub_id)) and (
+        not at or bool(re.fullmatch(r"[\w./-]+", revision))
+    )
+    if text.startswith(PREFIX) and not is_id:
+        raise GigamaskError(
+            f"{text[:120]}: expected hf:ORGANIZATION/NAME, with @REVISION if you want one, such as "
+            "hf:facebook/sam-vit-base"
+        )
+    if is_id and (text.startswith(PREFIX) or (is_hub_id(hub_id) and not Path(text).exists())):
+        return hub_id, revision or None
+    return None
+
+
+def has_file(hub_id: str, name: str, revision: str | None = None) -> bool:
+    """Return whether a model of the Hub has a file, which is then downloaded."""
+    try:
+        download(hub_id, (name,), revision=revision)
+    except GigamaskError:
+        return False
+    return True
 
 
 def download(
@@ -63,7 +102,8 @@ def download(
         return Path(paths[0]).parent
     except (HfHubHTTPError, HFValidationError, EntryNotFoundError) as error:
         reason = "it cannot be reached" if is_offline else str(error).strip().splitlines()[0]
+        name = f"{hub_id}@{revision}" if revision else hub_id
         raise GigamaskError(
-            f"{hub_id}: no such file or folder, and no model that can be downloaded from the "
+            f"{name}: no such file or folder, and no model that can be downloaded from the "
             f"Hugging Face Hub ({reason})"
         ) from None

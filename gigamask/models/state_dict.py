@@ -22,7 +22,7 @@ from gigamask.models.convert import (
     resample_abs_pos_embed,
     resample_rel_pos,
 )
-from gigamask.models.hub import download, is_hub_id
+from gigamask.models.hub import download, has_file, parse_hub_id
 from gigamask.models.sam2 import convert as sam2
 from gigamask.models.weight_files import ModelConfig
 from gigamask.serialization import read_json
@@ -44,9 +44,10 @@ def read_weights(path: Path | str) -> tuple[State, ModelConfig | None]:
     Args:
         path: A `.pth`, a `.safetensors`, a run folder, whose newest intact checkpoint is read, a
             folder with model.safetensors, the id of a model on the Hub, such as
-            `facebook/sam-vit-base`, which is downloaded unless it is cached, a folder of peft's
-            adapters, which are merged into the weights that it names, or `starter`, the weights in
-            this package, unless there is a file or folder of that name.
+            `facebook/sam-vit-base` or `hf:facebook/sam-vit-base@REVISION`, which is downloaded
+            unless it is cached, a folder or id of peft's adapters, which are merged into the
+            weights that it names, or `starter`, the weights in this package, unless there is a file
+            or folder of that name.
 
     Returns:
         State dict with Meta's names, and the configuration; None if the weights state none (see
@@ -57,8 +58,8 @@ def read_weights(path: Path | str) -> tuple[State, ModelConfig | None]:
             weights.
     """
     try:
-        if peft_files.is_peft(Path(path)):
-            return _read_peft(Path(path))
+        if adapters := _find_peft(path):
+            return _read_peft(adapters)
         file = find_weights(path)
         manifest.verify_named(file)
         is_safe = file.suffix == ".safetensors"
@@ -81,10 +82,19 @@ def read_weights(path: Path | str) -> tuple[State, ModelConfig | None]:
         ) from None
 
 
+def _find_peft(path: Path | str) -> Path | None:
+    """Return the folder of peft's adapters that a path or id names; None if it names none."""
+    if hub := parse_hub_id(path):
+        if not has_file(hub[0], peft_files.CONFIG, hub[1]):
+            return None
+        return download(hub[0], (peft_files.CONFIG, peft_files.WEIGHTS), revision=hub[1])
+    return Path(path) if peft_files.is_peft(Path(path)) else None
+
+
 def _read_peft(folder: Path) -> tuple[State, ModelConfig | None]:
     """Return the weights that a folder of peft's adapters names, with the adapters merged."""
     base = peft_files.base_of(folder)
-    if peft_files.is_peft(Path(base)) or not may_be_weights(base):
+    if not may_be_weights(base) or _find_peft(base):
         raise GigamaskError(
             f"{folder / peft_files.CONFIG}: its base_model_name_or_path {base[:80]!r} is no model; "
             "write the id or path of the weights there that the adapters were trained on"
@@ -114,8 +124,8 @@ def find_weights(path: Path | str) -> Path:
         GigamaskError: There is no such file.
     """
     folder = Path(path)
-    if is_hub_id(path):
-        folder = download(str(path), ("config.json", manifest.MODEL))
+    if hub := parse_hub_id(path):
+        folder = download(hub[0], ("config.json", manifest.MODEL), revision=hub[1])
     if str(path) == STARTER and not os.path.lexists(folder):
         return STARTER_FILE
     if folder.is_dir():
@@ -139,7 +149,7 @@ def may_be_weights(path: Path | str) -> bool:
     Args:
         path: What a user gave as weights.
     """
-    return Path(path).exists() or str(path) == STARTER or is_hub_id(path)
+    return Path(path).exists() or str(path) == STARTER or bool(parse_hub_id(path))
 
 
 def _huggingface_config(stated: ModelConfig | None, weights: Path) -> ModelConfig | None:

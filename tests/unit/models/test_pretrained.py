@@ -1,7 +1,9 @@
 """`Sam.from_pretrained` and `save_pretrained`: folders, files, models of the Hugging Face Hub."""
 
 import hashlib
+import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -12,15 +14,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from gigamask.errors import GigamaskError
+from gigamask.models import peft_files
 from gigamask.models.configs import mae_tiny, tiny
+from gigamask.models.hub import parse_hub_id
 from gigamask.models.init import build_model
 from gigamask.models.sam.sam import Sam
 from gigamask.models.state_dict import save_weights, to_official
 from tests.little import SPEC, little
-
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 @pytest.fixture
@@ -90,7 +93,7 @@ def test_a_training_may_start_from_the_hub(scenes):
 
 
 class Hub(BaseHTTPRequestHandler):
-    """The requests that downloading a repository makes, answered from the folder `root`."""
+    """The requests that downloads make, answered from folders `root/ORG/NAME/REVISION`."""
 
     root: Path
 
@@ -104,11 +107,12 @@ class Hub(BaseHTTPRequestHandler):
         self.answer(body=True)
 
     def answer(self, body: bool) -> None:
-        path = self.root / self.path.rpartition("/")[2]
-        if self.path == "/api/models/us/sam":
-            content = b'{"id": "us/sam", "siblings": []}'
-        elif self.path == f"/us/sam/resolve/main/{path.name}" and path.is_file():
-            content = path.read_bytes()
+        model = re.fullmatch(r"/api/models/(\w+/\w+)(?:/revision/(\w+))?", self.path)
+        file = re.fullmatch(r"/(\w+/\w+)/resolve/(\w+)/([\w.]+)", self.path)
+        if model and (self.root / model[1] / (model[2] or "main")).is_dir():
+            content, revision = json.dumps({"id": model[1], "siblings": []}).encode(), ""
+        elif file and (path := self.root / file[1] / file[2] / file[3]).is_file():
+            content, revision = path.read_bytes(), "/".join(path.parts[-4:-1])
         else:
             self.send_response(404)
             self.send_header("Content-Length", "0")
@@ -118,7 +122,7 @@ class Hub(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "application/octet-stream")
         self.send_header("Content-Length", str(len(content)))
         self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
-        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("X-Repo-Commit", hashlib.sha1(revision.encode()).hexdigest())
         self.end_headers()
         if body:
             self.wfile.write(content)
@@ -152,21 +156,65 @@ def load_in_a_process(folder: Path, *hub_ids: str, **variables: str) -> list[str
 
 @pytest.mark.slow
 def test_a_model_of_the_hub_is_downloaded_once(model, tmp_path):
-    model.save_pretrained(tmp_path / "hub")
-    (tmp_path / "hub" / "pytorch_model.bin").write_bytes(b"not downloaded")
+    main, older = tmp_path / "hub/us/sam/main", tmp_path / "hub/us/sam/v1"
+    main.mkdir(parents=True)
+    model.save_pretrained(main)
+    (main / "pytorch_model.bin").write_bytes(b"not downloaded")
+    older.mkdir()
+    first = build_model(model.config, 9)
+    first.save_pretrained(older)
+    adapters = tmp_path / "hub/us/adapters/main"
+    adapters.mkdir(parents=True)
+    write_adapters(adapters, first, "hf:us/sam@v1")
     handler = type("Handler", (Hub,), {"root": tmp_path / "hub"})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     endpoint = f"http://127.0.0.1:{server.server_port}"
-    hub_ids = ("us/sam", "us/nothing", "us/no..thing")
+    hub_ids = ("us/sam", "us/nothing", "us/no..thing", "hf:us/sam@v1", "us/sam@v2", "us/adapters")
     try:
         errors = load_in_a_process(tmp_path, *hub_ids, HF_ENDPOINT=endpoint)
     finally:
         server.shutdown()
         server.server_close()
     refused = [error.partition(":")[0] for error in errors]
-    assert refused == ["us/nothing", "us/no..thing"]
+    assert refused == ["us/nothing", "us/no..thing", "us/sam@v2"]
     assert_equal(model, Sam.from_pretrained(tmp_path / "saved0"))
+    assert_equal(first, Sam.from_pretrained(tmp_path / "saved3"))
+    merged = Sam.from_pretrained(tmp_path / "saved5").state_dict()
+    changed = {name for name, value in first.state_dict().items() if (value != merged[name]).any()}
+    assert changed == {"image_encoder.blocks.0.attn.qkv.weight"}
     assert not list((tmp_path / "cache").rglob("*.bin"))
-    without_server = load_in_a_process(tmp_path, "us/sam", "us/other", HF_ENDPOINT=endpoint)
+    known = ("us/sam", "us/adapters", "us/sam@v1")
+    without_server = load_in_a_process(tmp_path, *known, "us/other", HF_ENDPOINT=endpoint)
     assert [error.partition(":")[0] for error in without_server] == ["us/other"]
+
+
+def write_adapters(folder: Path, model: Sam, base: str) -> None:
+    """Write a folder of peft with an adapter of one layer."""
+    layer = "image_encoder.blocks.0.attn.qkv"
+    rows = model.get_submodule(layer).weight.shape
+    prefix = f"{layer}.parametrizations.weight.0"
+    trained = {
+        f"{prefix}.lora_A": torch.ones(2, rows[1]),
+        f"{prefix}.lora_B": torch.ones(rows[0], 2),
+        f"{prefix}.scale": torch.tensor(0.5),
+        f"{prefix}.rows": torch.tensor([0, rows[0], rows[0]]),
+    }
+    tensors, config = peft_files.to_peft(trained, "here")
+    save_file(tensors, folder / peft_files.WEIGHTS)
+    config["base_model_name_or_path"] = base
+    (folder / peft_files.CONFIG).write_text(json.dumps(config))
+
+
+def test_ids_of_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert parse_hub_id("us/sam") == ("us/sam", None)
+    assert parse_hub_id("us/sam@v1") == parse_hub_id("hf:us/sam@v1") == ("us/sam", "v1")
+    for path in ("sam", "/us/sam", "us/sam.pth", "us/sam@", "a/b/c"):
+        assert parse_hub_id(path) is None
+    for wrong in ("hf:", "hf:sam", "hf:a/b/c", "hf:us/sam@ v"):
+        with pytest.raises(GigamaskError, match=r"hf:ORGANIZATION/NAME"):
+            parse_hub_id(wrong)
+    (tmp_path / "us").mkdir()
+    assert parse_hub_id("us/sam") is None, "a path below a folder"
+    assert parse_hub_id("hf:us/sam") == ("us/sam", None)
