@@ -52,7 +52,13 @@ def parse_hub_id(path: Path | str) -> tuple[str, str | None] | None:
 
 
 def has_file(hub_id: str, name: str, revision: str | None = None) -> bool:
-    """Return whether a model of the Hub has a file, which is then downloaded."""
+    """Return whether a model of the Hub has a file, which is then downloaded.
+
+    Args:
+        hub_id: The model's id.
+        name: The file.
+        revision: Commit, branch or tag; None means its main branch.
+    """
     try:
         download(hub_id, (name,), revision=revision)
     except GigamaskError:
