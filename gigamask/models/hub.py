@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from gigamask.errors import GigamaskError
+from gigamask.errors import GigamaskError, first_line
 
 PREFIX = "hf:"
 """Prefix of an id of the Hub, which is then never taken for a path."""
@@ -49,6 +49,36 @@ def parse_hub_id(path: Path | str) -> tuple[str, str | None] | None:
     if is_id and (text.startswith(PREFIX) or (is_hub_id(hub_id) and not Path(text).exists())):
         return hub_id, revision or None
     return None
+
+
+def upload(folder: Path, hub_id: str) -> str:
+    """Send a folder to the Hub, as a new model or a new commit of one.
+
+    Args:
+        folder: The folder.
+        hub_id: The model's id.
+
+    Returns:
+        The address of the commit.
+
+    Raises:
+        GigamaskError: The Hub cannot be reached or refuses, or huggingface_hub is not installed.
+    """
+    try:
+        from huggingface_hub import HfApi
+    except ImportError:
+        raise GigamaskError(
+            f"--push {hub_id} needs huggingface_hub, which is not installed: "
+            "run pip install 'gigamask[hf]'"
+        ) from None
+    try:
+        HfApi().create_repo(hub_id, exist_ok=True)
+        return str(HfApi().upload_folder(repo_id=hub_id, folder_path=folder))
+    except Exception as error:  # the HTTP library's, and those of the Hub
+        raise GigamaskError(
+            f"--push {hub_id}: not sent ({first_line(error)}); the folder {folder} is written: log "
+            "in with hf auth login, and give the command again"
+        ) from None
 
 
 def has_file(hub_id: str, name: str, revision: str | None = None) -> bool:

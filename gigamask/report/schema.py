@@ -82,3 +82,5 @@ class Scores(TypedDict, total=False):
     granularity: dict[str, MaskScores]
     size: dict[Literal["small", "medium", "large"], MaskScores]
     calibration: CalibrationScores
+    data: list[str]
+    protocol: dict[str, str | int | float | bool | list[int] | None]

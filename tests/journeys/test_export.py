@@ -89,3 +89,46 @@ def test_everything_exported_scores_as_its_source(scenes, tmp_path, monkeypatch)
     assert numbers(json.loads((tmp_path / "told.json").read_text())) != exact
     torch.save(dict(torch.load("a.pth")), "bare.pth")
     assert main(["evaluate", "bare.pth", "--data", str(scenes)]) == 2
+
+
+def test_a_folder_is_sent_to_the_hub_with_its_card(weights, tmp_path, capsys, monkeypatch):
+    calls = []
+
+    def create_repo(api, *given, **named):
+        calls.append(("create", given, named))
+
+    def upload_folder(api, **named):
+        calls.append(
+            ("upload", sorted(path.name for path in named["folder_path"].iterdir()), named)
+        )
+        return "https://hub/us/mine/commit/1"
+
+    monkeypatch.setattr("huggingface_hub.HfApi.create_repo", create_repo)
+    monkeypatch.setattr("huggingface_hub.HfApi.upload_folder", upload_folder)
+    out = tmp_path / "hf"
+    words = ["export", weights, "--to", "huggingface", "--out", str(out), "--license", "mit"]
+    assert main([*words, "--push", "us/mine"]) == 0
+    assert "https://hub/us/mine/commit/1" in capsys.readouterr().out
+    names = ["README.md", "config.json", "model.safetensors", "preprocessor_config.json"]
+    assert [call[0] for call in calls] == ["create", "upload"]
+    assert calls[0][1:] == (("us/mine",), {"exist_ok": True})
+    assert calls[1][1] == names
+    assert calls[1][2]["repo_id"] == "us/mine"
+    assert "license: mit" in (out / "README.md").read_text()
+
+
+def test_what_cannot_be_sent_is_one_line(weights, tmp_path, capsys, monkeypatch):
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("401 Unauthorized\nand more")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.create_repo", refuse)
+    out = ["--out", str(tmp_path / "hf")]
+    for words, message in (
+        (["--to", "safetensors", *out, "--push", "us/mine"], "--push us/mine: expected USER/NAME"),
+        (["--to", "huggingface", *out, "--push", "mine"], "--push mine: expected USER/NAME"),
+        (["--to", "huggingface", *out, "--push", "us/mine"], "not sent (401 Unauthorized)"),
+    ):
+        assert main(["export", weights, *words]) == 2
+        told = [line for line in capsys.readouterr().err.splitlines() if "gigamask:" in line]
+        assert len(told) == 1
+        assert message in told[0]

@@ -9,6 +9,9 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
+FOLDERS = ("huggingface", "peft", "onnx")
+"""Formats that are folders, which have a model card."""
+
 
 @dataclass(frozen=True)
 class ExportCommand:
@@ -21,6 +24,10 @@ class ExportCommand:
     """output format"""
     out: str
     """output file (official: .pth, safetensors) or folder (huggingface, onnx, peft)"""
+    push: str | None = None
+    """send the folder to the Hugging Face Hub as this model, USER/NAME (huggingface, peft, onnx)"""
+    license: str | None = None
+    """license of the weights for the model card, as the Hub names it, such as apache-2.0"""
     trust: bool = False
     """run code that a run folder names, such as file.py:Class, and that is not built in"""
     json: str | None = None
@@ -31,9 +38,15 @@ class ExportCommand:
         from gigamask import config_files
         from gigamask.errors import GigamaskError
         from gigamask.export import huggingface, official, onnx, peft
+        from gigamask.models.hub import is_hub_id, upload
         from gigamask.training.checkpoint import load_model
 
         out = Path(self.out)
+        if self.push is not None and (self.to not in FOLDERS or not is_hub_id(self.push)):
+            raise GigamaskError(
+                f"--push {self.push}: expected USER/NAME and --to {', '.join(FOLDERS)} (got --to "
+                f"{self.to})"
+            )
         if not out.absolute().parent.is_dir():
             raise GigamaskError(
                 f"--out {out}: the folder {out.parent} does not exist; create it, or choose another"
@@ -48,13 +61,33 @@ class ExportCommand:
             "peft": partial(peft.write_peft, weights=self.weights, base=self._base),
         }
         result = writers[self.to](model, out)
+        if self.to in FOLDERS:
+            result["files"] = [*result["files"], str(self._write_card(out))]
         for path in result["files"]:
             print(f"{path}: {Path(path).stat().st_size / 1e6:,.1f} MB")
         if result["difference"]:
             print(f"read back: outputs differ by at most {result['difference']:.1g} (relative)")
         else:
             print("read back: all outputs are equal")
+        if self.push is not None:
+            result["pushed"] = upload(out, self.push)
+            print(result["pushed"])
         return {"weights": self.weights, "to": self.to} | result
+
+    def _write_card(self, out: Path) -> Path:
+        """Write the model card, and return its file."""
+        from gigamask import config_files
+        from gigamask.models.state_dict import find_weights
+        from gigamask.report import history
+        from gigamask.report.model_card import write_card
+
+        run, recipe, step = None, None, None
+        if folder := config_files.run_folder_of(self.weights):
+            run = history.read(folder)
+            recipe = config_files.recipe_config(run.config.get("recipe"), self.trust)
+            step = int(find_weights(self.weights).resolve().parent.name.rpartition("_")[2])
+        name = self.push or out.absolute().name
+        return write_card(out, self.to, name, run, recipe, step, self.license)
 
     @property
     def _base(self) -> str | None:
