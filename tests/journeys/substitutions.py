@@ -55,6 +55,7 @@ REPLACED = [
     (r"--model.patch-size 14 --model.image-size 518", "", "those of the small model"),
     (r" --cpu-minutes \d+", "", "one step; tests/journeys/test_ablate.py measures steps"),
     (r" --compile\b", "", "minutes on a CPU; tests/laws/test_compilation.py trains with it"),
+    (r" --push \S+", "", "no network; tests/journeys/test_export.py plays the Hub"),
     (r"^serve\b.*", "serve --help", "it serves until it is stopped"),
 ]
 """Pattern, replacement, reason; applied in this order."""
