@@ -97,7 +97,9 @@ def _system_errno(error: BaseException | None) -> int | None:
 
 def flush(path: Path) -> None:
     """Flush a file or folder to the disk, so that it survives a loss of power."""
-    descriptor = os.open(path, os.O_RDONLY)
+    if os.name == "nt" and path.is_dir():  # Windows cannot open folders
+        return
+    descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

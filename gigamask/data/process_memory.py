@@ -2,6 +2,7 @@
 
 import ctypes
 import multiprocessing
+import os
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -58,7 +59,8 @@ def in_use_bytes() -> int | None:
 
     Only glibc since 2.33 reports freed memory (mallinfo2); elsewhere, all allocated bytes count.
     """
-    allocated, mallinfo = allocated_bytes(), getattr(ctypes.CDLL(None), "mallinfo2", None)
+    library = None if os.name == "nt" else ctypes.CDLL(None)
+    allocated, mallinfo = allocated_bytes(), getattr(library, "mallinfo2", None)
     if allocated is None or mallinfo is None:
         return allocated
     mallinfo.restype = _Mallinfo

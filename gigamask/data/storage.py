@@ -155,7 +155,23 @@ def read_ranges(ranges: Sequence[ByteRange]) -> list[bytes | CorruptSampleError]
 
 def open_file(path: str) -> int:
     """Open a local file for reading; a pipe is opened without waiting, and reading it fails."""
-    return os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    return os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+
+
+def pread(descriptor: int, size: int, offset: int) -> bytes:
+    """Read `size` bytes at an offset of an open file, fewer at its end.
+
+    Windows has no `os.pread`; there, threads of a process must not share a descriptor.
+
+    Args:
+        descriptor: The open file.
+        size: Number of bytes.
+        offset: Position of the first one.
+    """
+    if hasattr(os, "pread"):
+        return os.pread(descriptor, size, offset)
+    os.lseek(descriptor, offset, os.SEEK_SET)
+    return os.read(descriptor, size)
 
 
 def read_at(descriptor: int, byte_range: ByteRange) -> bytes | CorruptSampleError:
@@ -169,7 +185,7 @@ def read_at(descriptor: int, byte_range: ByteRange) -> bytes | CorruptSampleErro
         The bytes, or the error if they cannot be read.
     """
     try:
-        data = os.pread(descriptor, byte_range.size, byte_range.offset)
+        data = pread(descriptor, byte_range.size, byte_range.offset)
     except OSError as error:
         return read_error(byte_range, error)
     return data if len(data) == byte_range.size else _short_read(byte_range, len(data))

@@ -84,7 +84,7 @@ def scan(path: str | Path, salvage: bool = False) -> Members:
                 # Without read-ahead a cold scan takes three quarters of the time.
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
             file_bytes = os.fstat(descriptor).st_size
-            return _Scanner(path, partial(os.pread, descriptor), file_bytes).run(salvage)
+            return _Scanner(path, partial(storage.pread, descriptor), file_bytes).run(salvage)
     except OSError as error:
         raise GigamaskError(
             f"{path}: cannot be read ({error.strerror}); "

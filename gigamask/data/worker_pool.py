@@ -225,6 +225,9 @@ def stop_signals_blocked() -> Iterator[None]:
     Terminals and batch systems signal all processes. Workers that are still starting must not die
     of it: this process stops them.
     """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield

@@ -10,6 +10,7 @@ damaged checkpoint is reported, and the previous one is used.
 
 import json
 import math
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -246,7 +247,12 @@ def _link(path: Path, target: Path | None) -> None:
         return
     temporary = path.with_name(f".{path.name}.link")
     temporary.unlink(missing_ok=True)
-    temporary.symlink_to(target.name)
+    try:
+        temporary.symlink_to(target.name)
+    except OSError:  # Windows allows it only to developers and administrators
+        if os.name != "nt":
+            raise
+        return
     temporary.replace(path)
 
 

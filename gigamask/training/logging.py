@@ -8,7 +8,6 @@ earlier records of later steps are superseded.
 
 import json
 import os
-import resource
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,6 +17,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
+import psutil
 import torch
 from jaxtyping import UInt8
 from rich.console import Console
@@ -324,5 +324,10 @@ def memory_gb(device: torch.device) -> float:
     """Return the peak memory so far in 1e9 bytes: of a GPU, or of this process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e9
+    try:
+        import resource
+    except ImportError:  # Windows
+        memory = psutil.Process().memory_info()
+        return getattr(memory, "peak_wset", memory.rss) / 1e9
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 1e9 if sys.platform == "darwin" else peak * 1024 / 1e9
