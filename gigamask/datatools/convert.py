@@ -1,4 +1,4 @@
-"""Conversion of images with COCO annotations or label images to shards in SA-1B's format.
+"""Conversion of images with COCO annotations, polygons or label images to SA-1B's format.
 
 The output bytes depend only on the input, and every record is parsed before it is written.
 `predicted_iou` and `stability_score`, which only a model can provide, are 1; `point_coords` is one
@@ -8,15 +8,15 @@ foreground pixel, the middle one of the mask in column order. Each json also has
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from gigamask.data import annotation, tar, worker_pool
-from gigamask.datatools import convert_coco, convert_labels
+from gigamask.datatools import convert_coco, convert_labels, convert_polygons
 from gigamask.datatools.image_files import read_as_jpeg
 from gigamask.datatools.objects import Objects, SourceImage, SourceListing
 from gigamask.datatools.partial_download import lock_folder
@@ -69,17 +69,19 @@ def convert(
     shard_images: int = 500,
     workers: worker_pool.Workers = 1,
     progress: worker_pool.Progress | None = None,
+    select: Callable[[list[str]], Container[str]] = lambda names: names,
 ) -> dict[str, Any]:
-    """Convert COCO annotations or a folder of label images to shards.
+    """Convert COCO annotations, or a folder of label images or of polygons, to shards.
 
     Args:
-        source: A COCO instances json, or a folder of label images.
+        source: A COCO instances json, or a folder of label images, of LabelMe's or YOLO's files.
         image_folder: The folder that image names are relative to.
         out: The folder for the shards; it must not hold tars.
         options: What counts as a mask.
         shard_images: Images per shard.
         workers: Number of processes, each on one shard at a time; or a part of a command.
         progress: Called as `progress(done, total)` after each shard.
+        select: Returns which images to convert of all by their names in the source.
 
     Returns:
         Counts and paths of what was written, and names of what was left out with the reasons.
@@ -95,6 +97,8 @@ def convert(
             " to"
         )
     listing = _list_source(source, image_folder, options)
+    chosen = select([each.source for each in listing.images])
+    listing = replace(listing, images=[each for each in listing.images if each.source in chosen])
     exists = [image.path.is_file() for image in listing.images]
     images = [image for image, found in zip(listing.images, exists, strict=True) if found]
     missing = [image for image, found in zip(listing.images, exists, strict=True) if not found]
@@ -178,15 +182,22 @@ def _list_source(source: Path, image_folder: Path, options: ConvertOptions) -> S
     if source.is_dir():
         if options.keep_crowds:
             raise GigamaskError(
-                f"{source}: is a folder of label images, which have no crowds; drop --keep-crowds"
+                f"{source}: is a folder, whose files have no crowds; drop --keep-crowds"
             )
+        if suffix := convert_polygons.suffix_of(source, image_folder):
+            _check_no_label_options(source, options)
+            return convert_polygons.read(source, image_folder, suffix)
         return convert_labels.read(source, image_folder, options.split_components, options.ignore)
+    _check_no_label_options(source, options)
+    return convert_coco.read(source, image_folder, options.keep_crowds)
+
+
+def _check_no_label_options(source: Path, options: ConvertOptions) -> None:
     if options.split_components or options.ignore:
         raise GigamaskError(
             f"{source}: is not a folder of label images; drop --split-components and --ignore,"
             " which apply only to those"
         )
-    return convert_coco.read(source, image_folder, options.keep_crowds)
 
 
 def _members(images: Sequence[SourceImage], counts: ConvertCounts) -> Iterator[tuple[str, bytes]]:

@@ -1,10 +1,9 @@
-"""Reading of label images: PNGs whose pixel values are instance numbers.
+"""Reading of label images: PNGs or TIFFs whose pixel values are instance numbers.
 
 A value is an 8- or 16-bit gray level, a palette index, or R + 256 G + 65536 B as in COCO's panoptic
 images; 0 is background. The image has the same name and subfolder in the folder of images.
 """
 
-from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,12 +12,12 @@ import numpy as np
 from jaxtyping import Int32
 
 from gigamask.data.annotation import MAX_MASKS, MAX_SIDE
-from gigamask.datatools.image_files import FORMATS, open_image, read_file
-from gigamask.datatools.objects import Objects, SourceImage, SourceListing, image_ids
+from gigamask.datatools.image_files import FORMATS, files_of, open_image, read_file
+from gigamask.datatools.objects import Objects, SourceImage, SourceListing, match_images
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.masks.rle import RLEMasks, from_keys
-from gigamask.types import SkippedSample
 
+SUFFIXES = (".png", ".tif", ".tiff")
 GRAY = ("1", "L", "P", "I", "I;16", "I;16B")
 """Pillow's modes with one number per pixel."""
 
@@ -58,49 +57,27 @@ def read(
         The images, and the label images that were left out with their reasons.
 
     Raises:
-        GigamaskError: The folder holds no PNG.
+        GigamaskError: The folder holds no label image.
     """
-    files = sorted(
-        path for path in labels.rglob("*") if path.suffix.lower() == ".png" and path.is_file()
-    )
+    files = files_of(labels, *SUFFIXES)
     if not files:
         raise GigamaskError(
-            f"{labels}: the folder holds no .png; give a folder of label images, or COCO's"
-            " instances json"
+            f"{labels}: the folder holds no {', '.join(SUFFIXES)}; give a folder of label images, "
+            "of LabelMe's or YOLO's files, or COCO's instances json"
         )
-    label_files = set(files)
-    by_stem: dict[Path, list[Path]] = defaultdict(list)
-    for path in sorted(image_folder.rglob("*")):
-        if path.suffix.lower() in FORMATS and path not in label_files and path.is_file():
-            by_stem[path.relative_to(image_folder).with_suffix("")].append(path)
-    ids, renumbered = image_ids([path.stem for path in files])
-    images, skipped = [], []
-    for number, path in zip(ids, files, strict=True):
-        # A file name may hold bytes that are not valid text.
-        name = str(path.relative_to(labels)).encode("utf-8", "replace").decode()
-        matches = by_stem.pop(path.relative_to(labels).with_suffix(""), [])
-        if len(matches) == 1:
-            images.append(LabelImage(number, name, matches[0], path, split, ignore))
-            continue
-        problem = (
-            f"{len(matches)} images have its name"
-            if matches
-            else f"there is no image {Path(name).stem} with {', '.join(FORMATS)}"
-        )
-        skipped.append(
-            SkippedSample(
-                name,
-                f"{name}: {problem} in {(image_folder / name).parent}; put one image of the label"
-                " image's name there",
-            )
-        )
-    return SourceListing(images, skipped, renumbered, unlabeled=sum(map(len, by_stem.values())))
+    return match_images(
+        files,
+        labels,
+        image_folder,
+        tuple(FORMATS),
+        lambda number, name, image, path: LabelImage(number, name, image, path, split, ignore),
+    )
 
 
 def _read(path: Path, name: str) -> Int32[np.ndarray, "H W"]:
     """Return the value of each pixel."""
     try:
-        with open_image(read_file(path, name), ("PNG",), name) as label:
+        with open_image(read_file(path, name), ("PNG", "TIFF"), name) as label:
             height, width = label.height, label.width
             if max(height, width) > MAX_SIDE:
                 raise CorruptSampleError(

@@ -23,6 +23,17 @@ _DEEP = ("I", "F")
 _TURNED = (5, 6, 7, 8)
 
 
+def files_of(folder: Path, *suffixes: str) -> list[Path]:
+    """Return the files of a folder and its subfolders with one of some suffixes, sorted.
+
+    Args:
+        folder: The folder.
+        *suffixes: Suffixes in lower case.
+    """
+    found = (path for path in folder.rglob("*") if path.suffix.lower() in suffixes)
+    return sorted(path for path in found if path.is_file())
+
+
 def read_as_jpeg(path: Path, size: tuple[int, int], name: str) -> bytes:
     """Read an image file as a JPEG.
 

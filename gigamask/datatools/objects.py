@@ -1,7 +1,8 @@
 """Images and masks of a source that is converted to shards."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,50 @@ def image_ids(names: Sequence[str]) -> tuple[list[int], bool]:
     if min(ids, default=0) >= 0 and len(set(ids)) == len(ids):
         return ids, False
     return list(range(len(names))), True
+
+
+def match_images(
+    files: Sequence[Path],
+    folder: Path,
+    image_folder: Path,
+    suffixes: Sequence[str],
+    make: Callable[[int, str, Path, Path], SourceImage],
+) -> SourceListing:
+    """List files of masks with the images that have their names and subfolders.
+
+    Args:
+        files: One file for each image.
+        folder: The folder of these files.
+        image_folder: The folder of images.
+        suffixes: Suffixes of image files.
+        make: Makes an image of its number, its name in the source, its path, and its file of masks.
+
+    Returns:
+        The images, and the files that were left out with their reasons.
+    """
+    of_masks = set(files)
+    by_stem: dict[Path, list[Path]] = defaultdict(list)
+    for path in sorted(image_folder.rglob("*")):
+        if path.suffix.lower() in suffixes and path not in of_masks and path.is_file():
+            by_stem[path.relative_to(image_folder).with_suffix("")].append(path)
+    ids, renumbered = image_ids([path.stem for path in files])
+    images, skipped = [], []
+    for number, path in zip(ids, files, strict=True):
+        # A file name may hold bytes that are not valid text.
+        name = str(path.relative_to(folder)).encode("utf-8", "replace").decode()
+        matches = by_stem.pop(path.relative_to(folder).with_suffix(""), [])
+        if len(matches) == 1:
+            images.append(make(number, name, matches[0], path))
+            continue
+        problem = (
+            f"{len(matches)} images have its name"
+            if matches
+            else f"there is no image {Path(name).stem} with {', '.join(suffixes)}"
+        )
+        parent = (image_folder / name).parent
+        reason = f"{name}: {problem} in {parent}; put one image of this name there"
+        skipped.append(SkippedSample(name, reason))
+    return SourceListing(images, skipped, renumbered, unlabeled=sum(map(len, by_stem.values())))
 
 
 def union_masks(masks: RLEMasks, owner: Int64[np.ndarray, "n"], count: int) -> RLEMasks:

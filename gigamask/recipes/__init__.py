@@ -16,6 +16,7 @@ from gigamask.recipes.mae import mae_tiny, mae_vit_b, mae_vit_h, mae_vit_l
 from gigamask.recipes.sam import (
     compact,
     finetune,
+    finetune_laptop,
     finetune_vit_h,
     finetune_vit_l,
     mixed_prompts,
@@ -36,7 +37,7 @@ from gigamask.training.sam_config import SamTrainConfig
 
 SAM_RECIPES: tuple[Callable[[], SamTrainConfig], ...] = (
     *(tiny, photos, compact, sam_vit_b, sam_vit_l, sam_vit_h),
-    *(mixed_prompts, one_gpu, finetune, finetune_vit_l, finetune_vit_h),
+    *(mixed_prompts, one_gpu, finetune, finetune_vit_l, finetune_vit_h, finetune_laptop),
     *(sam2_tiny, sam2_small, sam2_base_plus, sam2_large, efficient_sam),
 )
 MAE_RECIPES: tuple[Callable[[], MAETrainConfig], ...] = (

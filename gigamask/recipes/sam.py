@@ -166,6 +166,30 @@ def finetune_vit_h() -> SamTrainConfig:
     return _finetune("finetune_vit_h", configs.vit_h())
 
 
+def finetune_laptop() -> SamTrainConfig:
+    """Fine-tune the decoder of the official ViT-B; a laptop's CPU.
+
+    `gigamask train finetune_laptop --data TARS --init sam_vit_b_01ec64.pth --out runs/mine`
+
+    The frozen encoder runs once for an image and once for its mirror image; `--embedding-cache`
+    names the folder that keeps the embeddings for this run and later ones. docs/finetune.md has
+    measured times.
+    """
+    base = finetune()
+    return replace(
+        base,
+        recipe="finetune_laptop",
+        steps=500,
+        batch_size=4,
+        masks_per_chunk=16,
+        embedding_cache="runs/embeddings",
+        loader=replace(base.loader, max_masks=16, workers=0),
+        prompts=InteractiveSchedule(clicks=3, mask_only_rounds=False),
+        schedule=WarmupCosine(warmup_steps=25, min_lr_ratio=0.01),
+        save_every=100,
+    )
+
+
 def _finetune(name: str, model: configs.SamConfig) -> SamTrainConfig:
     """Return a configuration with the hyperparameters that the three sizes share, which are ours.
 

@@ -57,6 +57,13 @@ class SamTrainConfig(ImageTrainConfig):
     compile_backend: ClassVar[str] = "inductor"
     """backend of torch.compile for `compile`"""
 
+    images: str | None = None
+    """folder of images, if --data is COCO's JSON or a folder of LabelMe's or YOLO's files"""
+    masks: str | None = None
+    """COCO's JSON, or a folder of label images or of LabelMe's or YOLO's files, if --data is the
+    folder of images"""
+    val_split: float = 0.0
+    """fraction of the images of --images or --masks to hold out for evaluation in training"""
     masks_per_chunk: int = 64
     """masks per forward pass of the decoder; limits memory without changing gradients"""
     activation_checkpointing: int = 0

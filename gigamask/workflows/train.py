@@ -135,6 +135,9 @@ def train(config: TrainConfig, *, allow_data_change: bool = False) -> Run:
 
 
 def _train(config: TrainConfig, allow_data_change: bool) -> Run:
+    from gigamask.workflows.own_data import use_own_data
+
+    config = use_own_data(config)
     changes = resolve(config, allow_data_change)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.yaml"

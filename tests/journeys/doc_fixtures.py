@@ -150,8 +150,8 @@ def _write_configs(folder: Path) -> None:
 
 
 def _write_images(folder: Path) -> None:
-    """Photographs, their COCO json and label images, and a folder of images without masks."""
-    for name in ("photos", "labels", "more_photos", "disk/imagenet/train/n01440764"):
+    """Photographs, their masks in three forms, and a folder of images without masks."""
+    for name in ("photos", "labels", "yolo", "more_photos", "disk/imagenet/train/n01440764"):
         (folder / name).mkdir(parents=True)
     coco = {name: {"images": [], "annotations": []} for name in ("train.json", "held_out.json")}
     for number in range(4):
@@ -161,6 +161,7 @@ def _write_images(folder: Path) -> None:
         image = {"id": number, "file_name": f"{number}.png", "height": height, "width": width}
         part["images"].append(image)
         labels = np.zeros((height, width), np.uint8)
+        lines = []
         for mask in scene.masks.to_dense():
             labels[mask] = labels.max() + 1
             rings, _ = cv2.findContours(
@@ -174,9 +175,12 @@ def _write_images(folder: Path) -> None:
                 "segmentation": [ring.ravel().tolist() for ring in rings if len(ring) > 2],
             }
             part["annotations"].append(annotation)
+            corners = rings[0].reshape(-1, 2) / [width, height]
+            lines.append(" ".join(map(str, [1, *corners.ravel().tolist()])))
         pixels = scene.pixels[:, :, ::-1]
         cv2.imwrite(str(folder / f"photos/{number}.png"), pixels)
         cv2.imwrite(str(folder / f"labels/{number}.png"), labels)
+        (folder / f"yolo/{number}.txt").write_text("\n".join(lines))
         for name in ("more_photos", "disk/imagenet/train/n01440764"):
             cv2.imwrite(str(folder / name / f"{number}.jpg"), pixels)
     for number, name in enumerate(("photo.jpg", "photos/square.jpg", "photos/street.jpg")):

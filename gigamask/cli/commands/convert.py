@@ -14,13 +14,13 @@ from gigamask.distributed.submission import SubmitPartsOptions
 
 @dataclass(frozen=True)
 class ConvertCommand(SubmitPartsOptions):
-    """convert COCO annotations, or a folder of label images (PNG), to tars in SA-1B's format"""
+    """convert COCO, LabelMe or YOLO annotations, or label images, to tars in SA-1B's format"""
 
     source: Positional[Annotated[str, arg(metavar="SOURCE")]]
-    """COCO's instances JSON, or a folder of PNGs whose pixel values are instance ids (0 is
-    background)"""
+    """COCO's instances JSON; or a folder of LabelMe's JSON, of YOLO's segmentation text, or of PNGs
+    or TIFFs whose pixel values are instance ids (0 is background)"""
     images: str
-    """folder of the images: those that the JSON names, or those named like the label images"""
+    """folder of the images: those that the JSON names, or those named like the files in SOURCE"""
     out: str
     """output folder for the tars"""
     shard_images: int = 500

@@ -53,6 +53,11 @@ def run(command: str, arguments: list[str]) -> tuple[str | None, dict[str, Any]]
             f"recipe {flags.run.recipe} is for 'gigamask {flags.run.command}', "
             f"not 'gigamask {command}'"
         )
+    if flags.submit == "none" and not flags.print_config:
+        from gigamask.workflows.own_data import use_own_data
+
+        is_main = os.environ.get("RANK", "0") == "0"
+        flags = replace(flags, run=use_own_data(flags.run, print if is_main else lambda line: None))
     if flags.fit is not None and flags.submit == "none":
         flags = fitted(flags, flags.fit)
     configs = stages_of(flags)

@@ -1,0 +1,174 @@
+"""Reading of polygons in one file for each image: LabelMe's JSON, or YOLO's segmentation text.
+
+A file belongs to the image of its name and subfolder. Polygons are drawn as COCO's are.
+"""
+
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gigamask.datatools.convert_coco import CocoImage
+from gigamask.datatools.image_files import FORMATS, files_of, open_image, read_file
+from gigamask.datatools.objects import Objects, SourceImage, SourceListing, match_images
+from gigamask.errors import CorruptSampleError, GigamaskError
+from gigamask.serialization import JSON_ERRORS
+from gigamask.types import SkippedSample
+
+SUFFIXES = (".json", ".txt")
+"""Suffixes of LabelMe's and of YOLO's files."""
+
+
+class Shape(msgspec.Struct):
+    """A shape of LabelMe."""
+
+    points: list[tuple[float, float]]
+    label: str = ""
+    shape_type: str = "polygon"
+    group_id: int | str | None = None
+
+
+class LabelMe(msgspec.Struct):
+    """A file of LabelMe, but for the shapes, which are decoded one by one."""
+
+    shapes: list[msgspec.Raw]
+
+
+@dataclass(frozen=True)
+class Polygon:
+    """The polygons of one object, with its class; `reason` says why it has none."""
+
+    rings: list[list[float]]
+    category: str | int
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class PolygonImage(SourceImage):
+    """One image and its file of polygons."""
+
+    file: Path
+
+    @abstractmethod
+    def polygons(self, text: bytes, size: tuple[int, int]) -> list[Polygon]:
+        """Return the objects of a file.
+
+        Args:
+            text: The content of the file.
+            size: Height and width of the image in pixels.
+
+        Raises:
+            CorruptSampleError: The file is not of this format.
+        """
+
+    def objects(self) -> Objects:
+        """Draw the polygons; broken ones are left out and listed with their reasons."""
+        with open_image(
+            read_file(self.path, self.source), tuple(dict.fromkeys(FORMATS.values())), self.source
+        ) as pil_image:
+            size = pil_image.height, pil_image.width
+        found = self.polygons(read_file(self.file, self.source), size)
+        annotations = [
+            msgspec.Raw(
+                msgspec.json.encode({"segmentation": each.rings, "category_id": each.category})
+            )
+            for each in found
+            if not each.reason
+        ]
+        drawn = CocoImage(self.number, self.source, self.path, size, annotations, True).objects()
+        reasons = [SkippedSample(self.source, each.reason) for each in found if each.reason]
+        return replace(drawn, skipped=[*reasons, *drawn.skipped])
+
+
+@dataclass(frozen=True)
+class LabelMeImage(PolygonImage):
+    """An image with a JSON file of LabelMe; shapes of one group are one object."""
+
+    def polygons(self, text: bytes, size: tuple[int, int]) -> list[Polygon]:
+        """Return the polygons of a file; other shapes, such as rectangles, are left out."""
+        try:
+            shapes = msgspec.json.decode(text, type=LabelMe).shapes
+        except JSON_ERRORS as error:
+            raise CorruptSampleError(
+                f"{self.source}: is not a file of LabelMe ({error}); it needs the list 'shapes'"
+            ) from None
+        objects: dict[Any, Polygon] = {}
+        for i, raw in enumerate(shapes):
+            name = f"{self.source}: shape {i}"
+            try:
+                shape = msgspec.json.decode(raw, type=Shape)
+            except JSON_ERRORS as error:
+                objects[i] = Polygon([], "", f"{name} cannot be read ({error}); draw it again")
+                continue
+            if shape.shape_type != "polygon":
+                kind = shape.shape_type[:40]
+                objects[i] = Polygon([], "", f"{name} is a {kind}, not a polygon; draw its outline")
+                continue
+            key = i if shape.group_id is None else (shape.group_id, shape.label)
+            ring = [value for point in shape.points for value in point]
+            known = objects.get(key, Polygon([], shape.label))
+            objects[key] = replace(known, rings=[*known.rings, ring])
+        return list(objects.values())
+
+
+@dataclass(frozen=True)
+class YoloImage(PolygonImage):
+    """An image with a text file of YOLO: a line is a class, then x and y as fractions of a side."""
+
+    def polygons(self, text: bytes, size: tuple[int, int]) -> list[Polygon]:
+        """Return the polygons of a file; boxes are left out."""
+        height, width = size
+        found = []
+        for number, line in enumerate(text.decode(errors="replace").splitlines(), 1):
+            words, name = line.split(), f"{self.source}: line {number}"
+            if not words:
+                continue
+            try:
+                category, values = int(words[0]), [float(word) for word in words[1:]]
+            except ValueError:
+                reason = f"{name} is not a class and numbers; write it again"
+                found.append(Polygon([], 0, reason))
+                continue
+            if len(values) == 4:
+                found.append(Polygon([], 0, f"{name} is a box, not a polygon; draw its outline"))
+                continue
+            sides = [width, height] * (len(values) // 2 + 1)
+            scaled = [value * side for value, side in zip(values, sides, strict=False)]
+            found.append(Polygon([scaled], category))
+        return found
+
+
+def read(folder: Path, image_folder: Path, suffix: str) -> SourceListing:
+    """List the files of polygons of a folder and its subfolders with their images.
+
+    Args:
+        folder: The folder of these files.
+        image_folder: The folder of images, which may be the same.
+        suffix: `.json` for LabelMe's files, `.txt` for YOLO's.
+    """
+    kind = LabelMeImage if suffix == ".json" else YoloImage
+    files = files_of(folder, suffix)
+    return match_images(files, folder, image_folder, tuple(FORMATS), kind)
+
+
+def suffix_of(folder: Path, image_folder: Path) -> str | None:
+    """Return the suffix of a folder's files of polygons; None if it holds label images.
+
+    Args:
+        folder: The folder.
+        image_folder: The folder of images; if it is the same, its PNGs are images.
+
+    Raises:
+        GigamaskError: It holds files of several kinds.
+    """
+    found = [suffix for suffix in SUFFIXES if files_of(folder, suffix)]
+    has_labels = folder != image_folder and files_of(folder, ".png", ".tif", ".tiff")
+    if has_labels or not found:
+        return None
+    if len(found) > 1:
+        raise GigamaskError(
+            f"{folder}: holds files of LabelMe (.json) and of YOLO (.txt); give a folder of one"
+        )
+    return found[0]

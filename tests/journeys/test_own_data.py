@@ -1,0 +1,120 @@
+"""`--data` with `--images` or `--masks`: annotations as they lie are converted once."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import gigamask
+from gigamask.cli.main import main
+from gigamask.config_files import load_config
+from tests.little import little
+
+LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
+COUNT = 12
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    """A folder with photographs, COCO's JSON and label images."""
+    monkeypatch.chdir(tmp_path)
+    chance = np.random.default_rng(0)
+    Path("photos").mkdir()
+    Path("labels").mkdir()
+    images, annotations = [], []
+    for i in range(COUNT):
+        pixels = chance.integers(0, 255, (48, 64, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(f"photos/p{i}.png")
+        labels = np.zeros((48, 64), np.uint8)
+        labels[5:20, 8:30], labels[25:40, 30:60] = 1, 2
+        Image.fromarray(labels).save(f"labels/p{i}.png")
+        images.append({"id": i, "file_name": f"p{i}.png", "width": 64, "height": 48})
+        ring = [8, 5, 30, 5, 30, 20, 8, 20]
+        annotations.append({"id": i, "image_id": i, "segmentation": [ring]})
+    annotations.append({"id": 99, "image_id": 0, "segmentation": [[1, 2]]})
+    Path("coco.json").write_text(json.dumps({"images": images, "annotations": annotations}))
+    return tmp_path
+
+
+def train(*words: str) -> int:
+    return main(["train", LITTLE, "--out", "run", "--steps", "2", *words])
+
+
+def test_coco_is_converted_once(here, capsys):
+    assert train("--data", "coco.json", "--images", "photos") == 0
+    out = capsys.readouterr().out
+    assert "12 images with 12 masks" in out
+    assert "masks left out: 1" in out
+    config = load_config("run", trust=True)
+    (data,) = map(Path, config.data)
+    assert data.parent.parent.name == "coco.json.gigamask"
+    assert (config.images, config.masks) == (None, None)
+    (tar,) = data.glob("*.tar")
+    written = tar.stat().st_mtime_ns
+    assert train("--data", "coco.json", "--images", "photos", "--steps", "3") == 0
+    assert "changed from 2 to 3" in capsys.readouterr().out, "the run goes on"
+    assert tar.stat().st_mtime_ns == written
+    assert main(["train", "--resume", "run", "--steps", "4"]) == 0
+
+
+def test_changed_annotations_are_converted_again(here):
+    assert train("--data", "photos", "--masks", "labels") == 0
+    first = load_config("run", trust=True).data
+    Image.fromarray(np.ones((48, 64), np.uint8)).save("labels/p0.png")
+    assert train("--data", "photos", "--masks", "labels", "--out", "other") == 0
+    second = load_config("other", trust=True).data
+    assert first != second
+    assert Path(first[0]).is_dir()
+
+
+def test_a_part_is_held_out(here, capsys):
+    words = ["--data", "photos", "--masks", "labels", "--val-split", "0.4"]
+    assert train(*words, "--evaluation.interval", "1") == 0
+    out = capsys.readouterr()
+    config = load_config("run", trust=True)
+    counts = []
+    for path in (*config.data, *config.evaluation.data):
+        counts.append(json.loads((Path(path) / "converted.json").read_text()))
+    assert sum(each["images"] for each in counts) == COUNT
+    assert [each["images"] for each in counts] == [7, 5]
+    assert "evaluated at step 1" in out.err
+
+
+def test_the_python_api(here):
+    config = little().with_(data="photos", masks="labels", val_split=0.4, out="run", steps=1)
+    run = gigamask.train(config)
+    assert Path(run.config.data[0]).parent.parent.name == "labels.gigamask"
+    assert run.evaluate(run.config.evaluation.data, images=2)["images"] == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["--data", "coco.json", "coco.json", "--images", "photos"], "is one path"),
+        (["--data", "coco.json", "--images", "photos", "--masks", "labels"], "is one path"),
+        (["--data", "none.json", "--images", "photos"], "none.json: no such file"),
+        (["--data", "photos", "--masks", "coco.json", "--val-split", "2"], "--val-split"),
+        (["--data", "x.tar", "--val-split", "0.1"], "--val-split holds out a part of --images"),
+        (["--data", "photos", "--masks", "photos"], "label image's pixels|no image|unusable"),
+        (["--data", "coco.json", "--images", "labels/none"], "labels/none: no such file"),
+        (["--data", "coco.json"], "coco.json"),
+    ],
+)
+def test_what_cannot_be_used_is_one_line(here, words, found, capsys):
+    assert train(*words) == 2
+    (line,) = [each for each in capsys.readouterr().err.splitlines() if each.strip()]
+    assert re.search(found, line), line
+    assert not Path("run").exists()
+
+
+def test_masks_that_do_not_pair_are_one_line(here, capsys):
+    for path in Path("photos").iterdir():
+        path.rename(path.with_name(f"other_{path.name}"))
+    assert train("--data", "photos", "--masks", "labels") == 2
+    err = capsys.readouterr().err
+    assert "12 of its 12 images are unusable" in err
+    assert "there is no image p0" in err
+    assert err.count("\n") == 1
