@@ -87,7 +87,15 @@ class LabelMeImage(PolygonImage):
     """An image with a JSON file of LabelMe; shapes of one group are one object."""
 
     def polygons(self, text: bytes, size: tuple[int, int]) -> list[Polygon]:
-        """Return the polygons of a file; other shapes, such as rectangles, are left out."""
+        """Return the polygons of a file; other shapes, such as rectangles, are left out.
+
+        Args:
+            text: The content of the file.
+            size: Height and width of the image in pixels.
+
+        Raises:
+            CorruptSampleError: The file is not LabelMe's.
+        """
         try:
             shapes = msgspec.json.decode(text, type=LabelMe).shapes
         except JSON_ERRORS as error:
@@ -118,7 +126,12 @@ class YoloImage(PolygonImage):
     """An image with a text file of YOLO: a line is a class, then x and y as fractions of a side."""
 
     def polygons(self, text: bytes, size: tuple[int, int]) -> list[Polygon]:
-        """Return the polygons of a file; boxes are left out."""
+        """Return the polygons of a file; boxes are left out.
+
+        Args:
+            text: The content of the file.
+            size: Height and width of the image in pixels.
+        """
         height, width = size
         found = []
         for number, line in enumerate(text.decode(errors="replace").splitlines(), 1):

@@ -181,10 +181,10 @@ def finetune_laptop() -> SamTrainConfig:
         recipe="finetune_laptop",
         steps=500,
         batch_size=4,
-        masks_per_chunk=16,
+        masks_per_chunk=8,
         embedding_cache="runs/embeddings",
-        loader=replace(base.loader, max_masks=16, workers=0),
-        prompts=InteractiveSchedule(clicks=3, mask_only_rounds=False),
+        loader=replace(base.loader, max_masks=8, workers=0),
+        prompts=InteractiveSchedule(clicks=2, mask_only_rounds=False),
         schedule=WarmupCosine(warmup_steps=25, min_lr_ratio=0.01),
         save_every=100,
     )
