@@ -209,8 +209,9 @@ def find_tars(paths: Paths) -> list[str]:
     for path in shards:
         if image_folder.is_folder(path):
             raise GigamaskError(
-                f"{path}: is a folder of images where tars are expected; pack them into tars first "
-                "('gigamask index' without --checksums, 'stats' and 'pretrain' also read folders)"
+                f"{path}: is a folder of images where tars are expected; pack them into tars with "
+                "'gigamask convert', or give 'gigamask train' their masks with --masks ('gigamask "
+                "index' without --checksums, 'stats' and 'pretrain' also read folders)"
             )
     return shards
 

@@ -92,6 +92,10 @@ class SamTrainConfig(ImageTrainConfig):
             **{"masks_per_chunk": self.masks_per_chunk, "loader.max_masks": self.loader.max_masks},
         )
         check_at_least(0, activation_checkpointing=self.activation_checkpointing)
+        if annotations := [path for path in self.data if path.endswith(".json")]:
+            raise GigamaskError(
+                f"--data {annotations[0]}: annotations need the folder of their images, --images"
+            )
         is_frozen = "image_encoder" in self.freeze or self.lora.rank
         if is_frozen and not self.init and not self.model.encoder.pretrained:
             flag = "--freeze image_encoder" if self.freeze else f"--lora {self.lora.rank}"

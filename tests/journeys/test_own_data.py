@@ -81,6 +81,7 @@ def test_a_part_is_held_out(here, capsys):
     assert sum(each["images"] for each in counts) == COUNT
     assert [each["images"] for each in counts] == [7, 5]
     assert "evaluated at step 1" in out.err
+    assert f"next: gigamask evaluate run --data {config.evaluation.data[0]}" in out.out
 
 
 def test_the_python_api(here):
@@ -100,7 +101,8 @@ def test_the_python_api(here):
         (["--data", "x.tar", "--val-split", "0.1"], "--val-split holds out a part of --images"),
         (["--data", "photos", "--masks", "photos"], "label image's pixels|no image|unusable"),
         (["--data", "coco.json", "--images", "labels/none"], "labels/none: no such file"),
-        (["--data", "coco.json"], "coco.json"),
+        (["--data", "coco.json"], "coco.json: annotations need .* --images"),
+        (["--data", "photos"], "photos: is a folder of images .*--masks"),
     ],
 )
 def test_what_cannot_be_used_is_one_line(here, words, found, capsys):

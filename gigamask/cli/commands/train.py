@@ -214,6 +214,8 @@ def summary(result: dict[str, Any], staged: bool, config: TrainConfig) -> str:
         act = "run the same command to continue" if staged else f"continue with: {command}"
         return f"{out}: interrupted and saved at step {step} of {steps}; {act}"
     following = config.next_step.format(out=quote(config.out))
+    if held_out := getattr(config.evaluation, "data", ()):
+        following = following.replace("HELD_OUT_TARS", " ".join(map(quote, held_out)))
     return f"{out}: {step} steps, {result['samples']} samples\nnext: {following}"
 
 
