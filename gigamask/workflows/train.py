@@ -185,7 +185,9 @@ def distill(config: DistillTrainConfig, *, allow_data_change: bool = False) -> R
     """
     if not isinstance(config, DistillTrainConfig):
         raise GigamaskError(f"distill needs a DistillTrainConfig, got {type(config).__name__}")
-    *earlier, last = phases_of(config)
+    from gigamask.workflows.own_data import use_own_data
+
+    *earlier, last = phases_of(use_own_data(config))
     for number, phase in enumerate([*earlier, last]):
         resolve(phase, allow_data_change, tuple(each.out for each in earlier[:number]))
     for phase in earlier:

@@ -2,6 +2,9 @@
 
 import json
 import re
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +14,8 @@ from PIL import Image
 import gigamask
 from gigamask.cli.main import main
 from gigamask.config_files import load_config
-from tests.little import little
+from gigamask.models.init import build_model
+from tests.little import SPEC, little, little_student
 
 LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
 COUNT = 12
@@ -89,6 +93,21 @@ def test_the_python_api(here):
     run = gigamask.train(config)
     assert Path(run.config.data[0]).parent.parent.name == "labels.gigamask"
     assert run.evaluate(run.config.evaluation.data, images=2)["images"] == 2
+
+
+def test_distillation_and_submitted_trainings_take_them(here):
+    build_model(SPEC, 4).save_pretrained("teacher")
+    config = little_student().with_(data="photos", masks="labels", out="student", steps=2)
+    assert gigamask.distill(replace(config, teacher="teacher")).finished
+    words = ["--data", "coco.json", "--images", "photos", "--submit", "local"]
+    done = subprocess.run(
+        [sys.executable, "-m", "gigamask", "train", LITTLE, "--out", "run", "--steps", "1", *words],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert Path(load_config("run", trust=True).data[0]).parent.parent.name.startswith("coco.json")
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def run(command: str, arguments: list[str]) -> tuple[str | None, dict[str, Any]]
             f"recipe {flags.run.recipe} is for 'gigamask {flags.run.command}', "
             f"not 'gigamask {command}'"
         )
-    if flags.submit == "none" and not flags.print_config:
+    if not flags.print_config:
         from gigamask.workflows.own_data import use_own_data
 
         is_main = os.environ.get("RANK", "0") == "0"
