@@ -184,9 +184,9 @@ def _list_source(source: Path, image_folder: Path, options: ConvertOptions) -> S
             raise GigamaskError(
                 f"{source}: is a folder, whose files have no crowds; drop --keep-crowds"
             )
-        if suffix := convert_polygons.suffix_of(source, image_folder):
+        if polygons := convert_polygons.find(source, image_folder):
             _check_no_label_options(source, options)
-            return convert_polygons.read(source, image_folder, suffix)
+            return convert_polygons.read(polygons, source, image_folder)
         return convert_labels.read(source, image_folder, options.split_components, options.ignore)
     _check_no_label_options(source, options)
     return convert_coco.read(source, image_folder, options.keep_crowds)

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from gigamask.data.annotation import MAX_MASKS, MAX_SIDE
-from gigamask.datatools.image_files import FORMATS, files_of, open_image, read_file
+from gigamask.datatools.image_files import files_of, open_image, read_file
 from gigamask.datatools.objects import Objects, SourceImage, SourceListing, match_images
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.masks.rle import RLEMasks, from_keys
@@ -69,7 +69,6 @@ def read(
         files,
         labels,
         image_folder,
-        tuple(FORMATS),
         lambda number, name, image, path: LabelImage(number, name, image, path, split, ignore),
     )
 

@@ -4,14 +4,16 @@ A file belongs to the image of its name and subfolder. Polygons are drawn as COC
 """
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from gigamask.datatools import convert_labels
 from gigamask.datatools.convert_coco import CocoImage
-from gigamask.datatools.image_files import FORMATS, files_of, open_image, read_file
+from gigamask.datatools.image_files import PIL_FORMATS, files_of, open_image, read_file
 from gigamask.datatools.objects import Objects, SourceImage, SourceListing, match_images
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.serialization import JSON_ERRORS
@@ -65,9 +67,7 @@ class PolygonImage(SourceImage):
 
     def objects(self) -> Objects:
         """Draw the polygons; broken ones are left out and listed with their reasons."""
-        with open_image(
-            read_file(self.path, self.source), tuple(dict.fromkeys(FORMATS.values())), self.source
-        ) as pil_image:
+        with open_image(read_file(self.path, self.source), PIL_FORMATS, self.source) as pil_image:
             size = pil_image.height, pil_image.width
         found = self.polygons(read_file(self.file, self.source), size)
         annotations = [
@@ -153,21 +153,8 @@ class YoloImage(PolygonImage):
         return found
 
 
-def read(folder: Path, image_folder: Path, suffix: str) -> SourceListing:
-    """List the files of polygons of a folder and its subfolders with their images.
-
-    Args:
-        folder: The folder of these files.
-        image_folder: The folder of images, which may be the same.
-        suffix: `.json` for LabelMe's files, `.txt` for YOLO's.
-    """
-    kind = LabelMeImage if suffix == ".json" else YoloImage
-    files = files_of(folder, suffix)
-    return match_images(files, folder, image_folder, tuple(FORMATS), kind)
-
-
-def suffix_of(folder: Path, image_folder: Path) -> str | None:
-    """Return the suffix of a folder's files of polygons; None if it holds label images.
+def find(folder: Path, image_folder: Path) -> list[Path]:
+    """Return the files of polygons of a folder and its subfolders; none if it has label images.
 
     Args:
         folder: The folder.
@@ -176,12 +163,24 @@ def suffix_of(folder: Path, image_folder: Path) -> str | None:
     Raises:
         GigamaskError: It holds files of several kinds.
     """
-    found = [suffix for suffix in SUFFIXES if files_of(folder, suffix)]
-    has_labels = folder != image_folder and files_of(folder, ".png", ".tif", ".tiff")
-    if has_labels or not found:
-        return None
-    if len(found) > 1:
+    files = files_of(folder, *SUFFIXES, *convert_labels.SUFFIXES)
+    found = [path for path in files if path.suffix.lower() in SUFFIXES]
+    if folder != image_folder and len(found) < len(files):
+        return []
+    if len({path.suffix.lower() for path in found}) > 1:
         raise GigamaskError(
             f"{folder}: holds files of LabelMe (.json) and of YOLO (.txt); give a folder of one"
         )
-    return found[0]
+    return found
+
+
+def read(files: Sequence[Path], folder: Path, image_folder: Path) -> SourceListing:
+    """List files of polygons with their images.
+
+    Args:
+        files: The result of `find`, not empty.
+        folder: Their folder.
+        image_folder: The folder of images, which may be the same.
+    """
+    kind = LabelMeImage if files[0].suffix.lower() == ".json" else YoloImage
+    return match_images(files, folder, image_folder, kind)

@@ -17,6 +17,8 @@ from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.serialization import read_limited
 
 FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".webp": "WEBP", ".bmp": "BMP"}
+PIL_FORMATS = tuple(dict.fromkeys(FORMATS.values()))
+"""The formats by Pillow's names."""
 QUALITY = 95
 """JPEG quality: 42.5 dB PSNR on photographs with full color resolution, a negligible loss."""
 _DEEP = ("I", "F")
@@ -86,7 +88,7 @@ def to_jpeg(raw: bytes, size: tuple[int, int], name: str) -> bytes:
         return raw
     with (
         warnings.catch_warnings(),
-        open_image(raw, tuple(dict.fromkeys(FORMATS.values())), name) as pil_image,
+        open_image(raw, PIL_FORMATS, name) as pil_image,
     ):
         # Pillow warns about broken EXIF and transparent palettes.
         warnings.simplefilter("ignore", UserWarning)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int64
 
+from gigamask.datatools.image_files import FORMATS, files_of
 from gigamask.masks.rle import RLEMasks, from_keys
 from gigamask.types import SkippedSample
 
@@ -83,7 +84,6 @@ def match_images(
     files: Sequence[Path],
     folder: Path,
     image_folder: Path,
-    suffixes: Sequence[str],
     make: Callable[[int, str, Path, Path], SourceImage],
 ) -> SourceListing:
     """List files of masks with the images that have their names and subfolders.
@@ -92,7 +92,6 @@ def match_images(
         files: One file for each image.
         folder: The folder of these files.
         image_folder: The folder of images.
-        suffixes: Suffixes of image files.
         make: Makes an image of its number, its name in the source, its path, and its file of masks.
 
     Returns:
@@ -100,8 +99,8 @@ def match_images(
     """
     of_masks = set(files)
     by_stem: dict[Path, list[Path]] = defaultdict(list)
-    for path in sorted(image_folder.rglob("*")):
-        if path.suffix.lower() in suffixes and path not in of_masks and path.is_file():
+    for path in files_of(image_folder, *FORMATS):
+        if path not in of_masks:
             by_stem[path.relative_to(image_folder).with_suffix("")].append(path)
     ids, renumbered = image_ids([path.stem for path in files])
     images, skipped = [], []
@@ -115,7 +114,7 @@ def match_images(
         problem = (
             f"{len(matches)} images have its name"
             if matches
-            else f"there is no image {Path(name).stem} with {', '.join(suffixes)}"
+            else f"there is no image {Path(name).stem} with {', '.join(FORMATS)}"
         )
         parent = (image_folder / name).parent
         reason = f"{name}: {problem} in {parent}; put one image of this name there"
