@@ -60,26 +60,30 @@ def read_weights(path: Path | str) -> tuple[State, ModelConfig | None]:
     try:
         if adapters := _find_peft(path):
             return _read_peft(adapters)
-        file = find_weights(path)
-        manifest.verify_named(file)
-        is_safe = file.suffix == ".safetensors"
-        state, config = (weight_files.read_safetensors if is_safe else weight_files.read_pth)(file)
-        if lora.has_adapters(state):
-            return lora.merge(state, _read_base(file), str(file)), config
-        if sam2.is_meta(state) or sam2.is_huggingface(state):
-            is_meta = sam2.is_meta(state)
-            state = sam2.from_meta(state, str(file)) if is_meta else sam2.from_huggingface(state)
-            return state, config or sam2.infer_config(state)
-        if not is_safe:
-            return state, config
-        if any(name.startswith("vision_encoder.") for name in state):
-            return from_huggingface(state), _huggingface_config(config, file)
-        return state, config
+        return _read_file(find_weights(path))
     except OSError as error:
         raise GigamaskError(
             f"{error.filename or path}: cannot be read ({error.strerror}); check the path and its "
             "permissions"
         ) from None
+
+
+def _read_file(file: Path) -> tuple[State, ModelConfig | None]:
+    """Return the weights of a file of any format, with Meta's names."""
+    manifest.verify_named(file)
+    is_safe = file.suffix == ".safetensors"
+    state, config = (weight_files.read_safetensors if is_safe else weight_files.read_pth)(file)
+    if lora.has_adapters(state):
+        return lora.merge(state, _read_base(file), str(file)), config
+    if sam2.is_meta(state) or sam2.is_huggingface(state):
+        is_meta = sam2.is_meta(state)
+        state = sam2.from_meta(state, str(file)) if is_meta else sam2.from_huggingface(state)
+        return state, config or sam2.infer_config(state)
+    if not is_safe:
+        return state, config
+    if any(name.startswith("vision_encoder.") for name in state):
+        return from_huggingface(state), _huggingface_config(config, file)
+    return state, config
 
 
 def _find_peft(path: Path | str) -> Path | None:
@@ -99,7 +103,7 @@ def _read_peft(folder: Path) -> tuple[State, ModelConfig | None]:
             f"{folder / peft_files.CONFIG}: its base_model_name_or_path {base[:80]!r} is no model; "
             "write the id or path of the weights there that the adapters were trained on"
         )
-    state, config = read_weights(base)
+    state, config = _read_file(find_weights(base))
     return peft_files.merge(folder, state), config
 
 
