@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
+
+if TYPE_CHECKING:
+    from gigamask.report.history import History
 
 FOLDERS = ("huggingface", "peft", "onnx")
 """Formats that are folders, which have a model card."""
@@ -53,16 +56,18 @@ class ExportCommand:
             )
         config_of = partial(config_files.config_of_weights, trust=self.trust)
         model = load_model(self.weights, "cpu", config_of)
+        run = self._read_run() if self.to in FOLDERS else None
+        base = run.config.get("init") if run else None
         writers = {
             "official": official.write_pth,
             "safetensors": official.write_safetensors,
             "huggingface": huggingface.write_huggingface,
             "onnx": onnx.write_onnx,
-            "peft": partial(peft.write_peft, weights=self.weights, base=self._base),
+            "peft": partial(peft.write_peft, weights=self.weights, base=base),
         }
         result = writers[self.to](model, out)
         if self.to in FOLDERS:
-            result["files"] = [*result["files"], str(self._write_card(out))]
+            result["files"] = [*result["files"], str(self._write_card(out, run))]
         for path in result["files"]:
             print(f"{path}: {Path(path).stat().st_size / 1e6:,.1f} MB")
         if result["difference"]:
@@ -74,25 +79,23 @@ class ExportCommand:
             print(result["pushed"])
         return {"weights": self.weights, "to": self.to} | result
 
-    def _write_card(self, out: Path) -> Path:
+    def _read_run(self) -> History | None:
+        """Read the run folder that the weights belong to; None if they belong to none."""
+        from gigamask import config_files
+        from gigamask.report import history
+
+        folder = config_files.run_folder_of(self.weights)
+        return None if folder is None else history.read(folder)
+
+    def _write_card(self, out: Path, run: History | None) -> Path:
         """Write the model card, and return its file."""
         from gigamask import config_files
         from gigamask.models.state_dict import find_weights
-        from gigamask.report import history
         from gigamask.report.model_card import write_card
 
-        run, recipe, step = None, None, None
-        if folder := config_files.run_folder_of(self.weights):
-            run = history.read(folder)
+        recipe, step = None, None
+        if run is not None:
             recipe = config_files.recipe_config(run.config.get("recipe"), self.trust)
             step = int(find_weights(self.weights).resolve().parent.name.rpartition("_")[2])
         name = self.push or out.absolute().name
         return write_card(out, self.to, name, run, recipe, step, self.license)
-
-    @property
-    def _base(self) -> str | None:
-        """The weights that a run started from."""
-        from gigamask import config_files
-
-        folder = config_files.run_folder_of(self.weights)
-        return None if folder is None else config_files.read_run_config(str(folder)).get("init")
