@@ -98,7 +98,8 @@ class SamTrainConfig(ImageTrainConfig):
             )
         is_frozen = "image_encoder" in self.freeze or self.lora.rank
         if is_frozen and not self.init and not self.model.encoder.pretrained:
-            flag = "--freeze image_encoder" if self.freeze else f"--lora {self.lora.rank}"
+            is_named = "image_encoder" in self.freeze
+            flag = "--freeze image_encoder" if is_named else f"--lora {self.lora.rank}"
             raise GigamaskError(
                 f"{flag} requires trained weights, but the encoder is untrained; pass them with "
                 "--init"

@@ -56,8 +56,8 @@ def run(command: str, arguments: list[str]) -> tuple[str | None, dict[str, Any]]
     if not flags.print_config:
         from gigamask.workflows.own_data import use_own_data
 
-        is_main = os.environ.get("RANK", "0") == "0"
-        flags = replace(flags, run=use_own_data(flags.run, print if is_main else lambda line: None))
+        report = print if is_first_process() else lambda line: None
+        flags = replace(flags, run=use_own_data(flags.run, report))
     if flags.fit is not None and flags.submit == "none":
         flags = fitted(flags, flags.fit)
     configs = stages_of(flags)
@@ -124,14 +124,19 @@ def fitted(flags: TrainFlags, memory: str) -> TrainFlags:
     device = choose_device(config.device).type
     hardware = Hardware(cluster=Cluster(1, processes))
     chosen, line = fit(replace(config, device=device), memory, hardware)
-    if os.environ.get("RANK", "0") == "0":
+    if is_first_process():
         print(line, file=sys.stderr if flags.print_config else sys.stdout, flush=True)
     return replace(flags, run=replace(chosen, device=config.device))
 
 
+def is_first_process() -> bool:
+    """Return whether this is the process that prints, before the processes have joined."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def announce_own_code(arguments: Sequence[str]) -> None:
     """Print which code that is not built in a resumed run folder names."""
-    if arguments[0] != "--resume" or os.environ.get("RANK", "0") != "0":
+    if arguments[0] != "--resume" or not is_first_process():
         return
     folder = arguments[1]
     with suppress(GigamaskError):  # reading it again raises the error with advice
