@@ -76,6 +76,17 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Hugging Face folder with random weights of the little model."""
+    from gigamask.models.init import build_model
+    from tests.little import SPEC
+
+    folder = tmp_path_factory.mktemp("weights")
+    build_model(SPEC, 5).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def described(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of `scenes` with queries about them, `segmenter.safetensors` untrained, and a `text`
     model of random weights; see `tests.asked`."""

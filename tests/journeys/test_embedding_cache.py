@@ -8,20 +8,11 @@ from torch.nn.utils import parameters_to_vector
 
 from gigamask.cli.main import main
 from gigamask.models.configs import ConvPyramid
-from gigamask.models.init import build_model
 from gigamask.models.sam.sam import Sam
 from tests.journeys.runs import same
-from tests.little import SPEC
 
 LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
 SCHEDULE = ["--schedule", "multistep", "--schedule.milestones", "1.0", "--save-every", "1"]
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("weights")
-    build_model(SPEC, 5).save_pretrained(folder)
-    return folder
 
 
 def train(out: Path, scenes, weights, *words: object) -> int:

@@ -30,13 +30,6 @@ LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
 FROZEN = ("image_encoder", "prompt_encoder", "mask_decoder")
 
 
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("weights")
-    build_model(SPEC, 5).save_pretrained(folder)
-    return folder
-
-
 def train(out: Path, scenes, weights, *words: object) -> int:
     given = ["--init", weights, *CONSTANT_LR, "--save-every", 1, *words]
     return main([str(word) for word in ("train", LITTLE, "--data", scenes, "--out", out, *given)])

@@ -15,18 +15,10 @@ from gigamask.errors import GigamaskError
 from gigamask.export.huggingface import huggingface_outputs
 from gigamask.export.probe import Probe, compare
 from gigamask.models import peft_files, state_dict
-from gigamask.models.init import build_model
 from gigamask.models.sam.sam import Sam
 from tests.little import SPEC
 
 LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("weights")
-    build_model(SPEC, 5).save_pretrained(folder)
-    return folder
 
 
 def trained(out: Path, scenes, weights, *words: str) -> Path:
