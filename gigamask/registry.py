@@ -111,6 +111,7 @@ COMPONENTS: dict[str, tuple[type, Mapping[str, type | Preset]]] = {
             "flip": augment.HorizontalFlip,
             "large_scale_jitter": augment.LargeScaleJitter,
             "scale_jitter": augment.ScaleJitter,
+            "crop": augment.RandomCrop,
             "random_resized_crop": augment.RandomResizedCrop,
         },
     ),

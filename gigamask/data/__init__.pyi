@@ -2,6 +2,7 @@ from .augment import ColorJitter as ColorJitter
 from .augment import HorizontalFlip as HorizontalFlip
 from .augment import LargeScaleJitter as LargeScaleJitter
 from .augment import NoAugment as NoAugment
+from .augment import RandomCrop as RandomCrop
 from .augment import RandomResizedCrop as RandomResizedCrop
 from .augment import ScaleJitter as ScaleJitter
 from .dataset import Sa1bDataset as Sa1bDataset

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from gigamask.errors import GigamaskError
 
 if TYPE_CHECKING:
-    from jaxtyping import Float32, UInt8
+    from jaxtyping import Float, Float32, UInt8
 
     from gigamask.masks.transforms import ImageTransform
 
@@ -35,6 +35,23 @@ class Augment(ABC):
             image_size: Side of the input square in pixels.
             generator: Random generator.
         """
+
+    def get_transform_with_objects(
+        self,
+        original: tuple[int, int],
+        image_size: int,
+        boxes: Float[np.ndarray, "n 4"],
+        generator: np.random.Generator,
+    ) -> ImageTransform:
+        """Draw the transform of an image with objects; by default they make no difference.
+
+        Args:
+            original: Size (H, W) of the stored image.
+            image_size: Side of the input square in pixels.
+            boxes: Boxes xyxy of the masks that may be trained on, in original pixels.
+            generator: Random generator.
+        """
+        return self.get_transform(original, image_size, generator)
 
 
 @dataclass(frozen=True)
@@ -124,6 +141,73 @@ class ScaleJitter(LargeScaleJitter):
     """minimum scale: the image's long side as a multiple of the square's"""
     high: float = 1.2
     """maximum scale; above 1 the square shows a crop"""
+
+
+@dataclass(frozen=True)
+class RandomCrop(Augment):
+    """A random crop at the stored scale, flipped at random, for small objects of large images.
+
+    It contains the center of a randomly chosen mask, and is placed like an image of its own, so
+    that prediction by tiles of the same side sees objects as in training. Where the image is
+    smaller, the crop is as high or as wide as the image.
+    """
+
+    side: int = 1024
+    """side of the crop in stored pixels"""
+    flip: float = 0.5
+    """probability of a horizontal flip"""
+
+    def __post_init__(self) -> None:
+        if self.side < 1:
+            raise GigamaskError(f"RandomCrop.side must be at least 1 (got {self.side})")
+        _check_flip("RandomCrop.flip", self.flip)
+
+    def get_transform(
+        self, original: tuple[int, int], image_size: int, generator: np.random.Generator
+    ) -> ImageTransform:
+        """Draw a crop anywhere in the image, and a flip.
+
+        Args:
+            original: Size (H, W) of the stored image.
+            image_size: Side of the input square in pixels.
+            generator: Random generator.
+        """
+        no_boxes = np.zeros((0, 4))
+        return self.get_transform_with_objects(original, image_size, no_boxes, generator)
+
+    def get_transform_with_objects(
+        self,
+        original: tuple[int, int],
+        image_size: int,
+        boxes: Float[np.ndarray, "n 4"],
+        generator: np.random.Generator,
+    ) -> ImageTransform:
+        """Draw a crop that contains the center of one of the boxes, and a flip.
+
+        Args:
+            original: Size (H, W) of the stored image.
+            image_size: Side of the input square in pixels.
+            boxes: Boxes xyxy of the masks that may be trained on, in original pixels.
+            generator: Random generator.
+        """
+        from gigamask.masks.transforms import ImageTransform
+
+        chosen, mirror, *place = generator.random(4).tolist()
+        lines = []
+        for axis, (length, u) in enumerate(zip(original, place, strict=True)):
+            side = min(self.side, length)
+            first, last = 0, length - side
+            if len(boxes):
+                box = boxes[int(chosen * len(boxes))]
+                center = int(box[1 - axis] + box[3 - axis]) // 2
+                first, last = max(first, center - side + 1), min(last, center)
+            start = first + int(u * (last - first + 1))
+            lines.append((start, start + side))
+        (y0, y1), (x0, x1) = lines
+        alone = ImageTransform.resize_longest_side(
+            (y1 - y0, x1 - x0), image_size, mirror < self.flip
+        )
+        return replace(alone, original=original, crop=(y0, x0, y1, x1))
 
 
 @dataclass(frozen=True)

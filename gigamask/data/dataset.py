@@ -211,8 +211,9 @@ def build_sample_from(
     def generator(purpose: str) -> np.random.Generator:
         return make_rng(random_spec.seed, purpose, ref.epoch, ref.position)
 
-    transform = config.get_transform(candidates.size, generator("frame"))
-    chosen = choose_masks(candidates, ref.mask_index, transform, config, generator("masks"))
+    allowed = allowed_masks(candidates, ref.mask_index, config)
+    transform = config.get_transform(candidates.size, candidates.boxes[allowed], generator("frame"))
+    chosen = choose_masks(candidates, allowed, transform, config, generator("masks"))
     masks, boxes = read_masks(chosen, transform)
     visible = masks.areas() > 0
     shares = candidates.areas[chosen] / (candidates.size[0] * candidates.size[1])
@@ -230,9 +231,27 @@ def build_sample_from(
     )
 
 
+def allowed_masks(
+    candidates: CandidateMasks, mask_index: int, config: SampleConfig
+) -> Int64[np.ndarray, "k"]:
+    """Return the positions of the masks that pass the filters.
+
+    Args:
+        candidates: Size of the image, and areas, boxes and scores of its masks.
+        mask_index: Index of the only mask to choose among them; -1: all.
+        config: Mask filters.
+    """
+    height, width = candidates.size
+    passes = config.filters.keep(
+        candidates.areas, height * width, candidates.predicted_iou, candidates.stability_score
+    )
+    positions = np.flatnonzero(passes & (candidates.areas > 0))
+    return positions if mask_index < 0 else positions[mask_index : mask_index + 1]
+
+
 def choose_masks(
     candidates: CandidateMasks,
-    mask_index: int,
+    allowed: Int64[np.ndarray, "n"],
     transform: ImageTransform,
     config: SampleConfig,
     generator: np.random.Generator,
@@ -241,24 +260,17 @@ def choose_masks(
 
     Args:
         candidates: Size of the image, and areas, boxes and scores of its masks.
-        mask_index: Index of the only mask to choose, among those that pass the filters; -1: any
-            masks.
+        allowed: Positions of the masks that may be chosen.
         transform: Transform of the image; masks whose boxes lie outside its crop are not chosen.
-        config: Mask filters, mask sampler and maximum number of masks.
+        config: Mask sampler and maximum number of masks.
         generator: Random generator.
 
     Returns:
         Positions of the chosen masks in the annotation.
     """
-    (height, width), (y0, x0, y1, x1), boxes = candidates.size, transform.crop, candidates.boxes
-    passes = config.filters.keep(
-        candidates.areas, height * width, candidates.predicted_iou, candidates.stability_score
-    )
-    positions = np.flatnonzero(passes & (candidates.areas > 0))
-    if mask_index >= 0:
-        positions = positions[mask_index : mask_index + 1]
+    (y0, x0, y1, x1), boxes = transform.crop, candidates.boxes
     inside = (boxes[:, 0] < x1) & (boxes[:, 1] < y1) & (boxes[:, 2] >= x0) & (boxes[:, 3] >= y0)
-    positions = positions[inside[positions]]
+    positions = allowed[inside[allowed]]
     return positions[config.mask_sampler.choose(candidates[positions], config.max_masks, generator)]
 
 

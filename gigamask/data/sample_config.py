@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from gigamask.data.augment import Augment, ColorJitter, NoAugment
 from gigamask.data.mask_sampling import MaskFilters, MaskSampler, RandomMasks
 from gigamask.errors import GigamaskError
 
 if TYPE_CHECKING:
-    import numpy as np
+    from jaxtyping import Int
 
     from gigamask.masks.transforms import ImageTransform
 
@@ -51,17 +53,24 @@ class SampleConfig:
             )
 
     def get_transform(
-        self, original: tuple[int, int], generator: np.random.Generator
+        self,
+        original: tuple[int, int],
+        boxes: Int[np.ndarray, "n 4"],
+        generator: np.random.Generator,
     ) -> ImageTransform:
         """Draw the transform of one image's pixels, masks, points and boxes.
 
         Args:
             original: Size (H, W) of the stored image.
+            boxes: Boxes xyxy of the masks that may be trained on, in original pixels.
             generator: Random generator.
         """
+        draw, size = self.augment.get_transform_with_objects, self.image_size
         if not self.stretch:
-            return self.augment.get_transform(original, self.image_size, generator)
+            return draw(original, size, boxes.astype(float), generator)
         from gigamask.masks.transforms import stretched
 
-        square = (max(original), max(original))
-        return stretched(self.augment.get_transform(square, self.image_size, generator), original)
+        side = max(original)
+        height, width = original
+        scale = side / np.array([width, height, width, height])
+        return stretched(draw((side, side), size, boxes * scale, generator), original)

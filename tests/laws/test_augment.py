@@ -6,7 +6,13 @@ import simplejpeg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gigamask.data.augment import HorizontalFlip, LargeScaleJitter, NoAugment, ScaleJitter
+from gigamask.data.augment import (
+    HorizontalFlip,
+    LargeScaleJitter,
+    NoAugment,
+    RandomCrop,
+    ScaleJitter,
+)
 from gigamask.data.dataset import build_sample
 from gigamask.data.sample_config import SampleConfig
 from gigamask.masks.rle import RLEMasks
@@ -20,6 +26,8 @@ AUGMENTS = [
     LargeScaleJitter(1.5, 4.0),
     ScaleJitter(),
     LargeScaleJitter(0.1, 0.3, flip=1.0),
+    RandomCrop(40),
+    RandomCrop(400, flip=1.0),
 ]
 CHANCE = RandomSpec(seed=3, clicks=1, blocks=1)
 COLOURS = np.array([[250, 10, 10], [10, 250, 10], [10, 10, 250]])

@@ -293,7 +293,7 @@ def trained_on(entry, filters, mask_index=-1):
     settings = SampleConfig(image_size=64, mask_size=16, max_masks=100, filters=filters)
     return dataset.choose_masks(
         candidates,
-        mask_index,
+        dataset.allowed_masks(candidates, mask_index, settings),
         ImageTransform.resize_longest_side(entry.size, 64),
         settings,
         drawn(0, "masks"),

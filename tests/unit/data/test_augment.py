@@ -14,12 +14,14 @@ from gigamask.data.augment import (
     HorizontalFlip,
     LargeScaleJitter,
     NoAugment,
+    RandomCrop,
     RandomResizedCrop,
     ScaleJitter,
     adjust_brightness,
     adjust_contrast,
     adjust_saturation,
 )
+from gigamask.data.sample_config import SampleConfig
 from gigamask.errors import GigamaskError
 from gigamask.masks.rle import RLEMasks
 from gigamask.masks.transforms import ImageTransform
@@ -30,6 +32,55 @@ def test_plain_is_the_whole_image():
     assert NoAugment().get_transform(
         (300, 400), 128, make_rng(0, "frame")
     ) == ImageTransform.resize_longest_side((300, 400), 128)
+
+
+def test_a_crop_has_the_stored_scale_and_the_center_of_some_mask():
+    boxes = np.array([[5, 5, 9, 9], [700, 200, 899, 399], [1990, 990, 1999, 999.0]])
+    seen = np.zeros(3, int)
+    for position in range(200):
+        random = make_rng(0, "frame", position)
+        transform = RandomCrop(128).get_transform_with_objects((1000, 2000), 128, boxes, random)
+        assert transform.crop_size == transform.resized == (128, 128)
+        y0, x0, y1, x1 = transform.crop
+        x, y = (boxes[:, :2] + boxes[:, 2:]).T // 2
+        inside = (x0 <= x) & (x < x1) & (y0 <= y) & (y < y1)
+        assert inside.any()
+        seen += inside
+    assert (seen > 40).all()  # each of the masks has a third
+
+
+def test_crops_without_masks_are_anywhere():
+    transforms = [
+        RandomCrop(100, flip=0.0).get_transform((300, 90), 50, make_rng(0, "frame", position))
+        for position in range(200)
+    ]
+    assert {transform.crop_size for transform in transforms} == {(100, 90)}
+    assert {transform.resized for transform in transforms} == {(50, 45)}
+    starts = [transform.crop[0] for transform in transforms]
+    assert 0 <= min(starts) < 10
+    assert 190 < max(starts) <= 200
+
+
+def test_an_image_smaller_than_a_crop_is_shown_whole():
+    transform = RandomCrop(1024, flip=0.0).get_transform((300, 400), 128, make_rng(0, "frame"))
+    assert transform == ImageTransform.resize_longest_side((300, 400), 128)
+
+
+def test_crops_without_pixels_are_refused():
+    with pytest.raises(GigamaskError, match=r"RandomCrop\.side.*-3"):
+        RandomCrop(-3)
+    with pytest.raises(GigamaskError, match=r"RandomCrop\.flip.*1\.5"):
+        RandomCrop(flip=1.5)
+
+
+def test_the_boxes_of_stretched_images_are_stretched():
+    config = SampleConfig(image_size=64, mask_size=16, augment=RandomCrop(10), stretch=True)
+    boxes = np.array([[90, 20, 91, 21]])
+    for position in range(50):
+        y0, x0, y1, x1 = config.get_transform((50, 100), boxes, make_rng(0, "f", position)).crop
+        assert (y1 - y0, x1 - x0) in {(5, 10), (6, 10)}
+        assert y0 - 1 <= 20 <= y1
+        assert x0 - 1 <= 90 <= x1
 
 
 @pytest.mark.slow
