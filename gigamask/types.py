@@ -66,13 +66,18 @@ class StepPlan:
 
 @dataclass(frozen=True)
 class ImageAnnotation:
-    """The annotation of one image: validated masks at original size, with SA-1B's scores."""
+    """The annotation of one image: validated masks at original size, with SA-1B's scores.
+
+    `categories` names the category of each mask, "" for a mask without one; it is empty if no mask
+    has one.
+    """
 
     name: str
     size: tuple[int, int]
     masks: RLEMasks
     predicted_iou: Float32[np.ndarray, "n"]
     stability_score: Float32[np.ndarray, "n"]
+    categories: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -130,6 +135,7 @@ class Sample:
         strata: Stratum of each mask: the sampler's, or else the mask's granularity in the stored
             image (0 fine, 1 medium, 2 coarse).
         random_inputs: Random numbers of the image and its masks.
+        classes: Class of each mask, -1 for none; None if the model has no classes.
     """
 
     name: str
@@ -140,6 +146,7 @@ class Sample:
     boxes_input: Float32[np.ndarray, "m 4"]
     strata: Int64[np.ndarray, "m"]
     random_inputs: RandomInputs
+    classes: Int64[np.ndarray, "m"] | None = None
 
 
 @dataclass(frozen=True)
@@ -214,6 +221,7 @@ class Batch:
             micro-batches of a step share it.
         cursor: State of the loader after training on this batch.
         skipped: Samples that were skipped.
+        classes: Class of each mask, -1 for none; None if the model has no classes.
     """
 
     names: tuple[str, ...]
@@ -232,6 +240,7 @@ class Batch:
     mask_only_round_u: float
     cursor: DataCursor
     skipped: tuple[SkippedSample, ...] = ()
+    classes: Int64[Tensor, "M"] | None = None
 
     def to(self, device: torch.device | str) -> "Batch":
         """Return the batch on `device`, except what the CPU reads: `rle_offsets`, `drop_path`."""
@@ -284,6 +293,7 @@ class Batch:
             rle_bounds=self.rle_bounds[gather.to(self.rle_bounds.device)],
             rle_offsets=offsets,
             random_inputs=replace(self.random_inputs, **per_mask),
+            classes=None if self.classes is None else self.classes[indices],
         )
 
     def padded(self) -> "PaddedBatch":
@@ -300,18 +310,26 @@ class Batch:
         boxes = torch.zeros(*shape, 4, dtype=self.boxes_input.dtype, device=self.images.device)
         masks[self.mask_image, column] = self.dense(0, len(self.mask_image))
         boxes[self.mask_image, column] = self.boxes_input
-        return PaddedBatch(self.images, self.input_sizes, counts, masks, boxes)
+        classes = None
+        if self.classes is not None:
+            classes = torch.full(shape, -1, device=self.images.device)
+            classes[self.mask_image, column] = self.classes
+        return PaddedBatch(self.images, self.input_sizes, counts, masks, boxes, classes)
 
 
 @dataclass(frozen=True)
 class PaddedBatch:
-    """A batch with masks zero-padded per image; image b has `mask_counts[b]` masks."""
+    """A batch with masks zero-padded per image; image b has `mask_counts[b]` masks.
+
+    `classes` are padded with -1; None if the model has no classes.
+    """
 
     images: UInt8[Tensor, "B 3 S S"]
     input_sizes: Int64[Tensor, "B 2"]
     mask_counts: Int64[Tensor, "B"]
     masks: Bool[Tensor, "B N G G"]
     boxes_input: Float[Tensor, "B N 4"]
+    classes: Int64[Tensor, "B N"] | None = None
 
 
 _Record = TypeVar("_Record", "Batch", RandomInputs)
@@ -356,6 +374,7 @@ class Targets:
             targets.
         counted: False for copies that only fill up the number of masks, as --compile requires: no
             sum counts them; None: all masks count.
+        classes: Class of each mask, -1 for none; None if the model has no classes.
     """
 
     masks: Bool[Tensor, "M H W"] | Float[Tensor, "M H W"]
@@ -366,6 +385,7 @@ class Targets:
     shift: Float[Tensor, "M 2"] | None = None
     mask_prompt_size: int | None = None
     counted: Bool[Tensor, "M"] | None = None
+    classes: Int64[Tensor, "M"] | None = None
 
     @property
     def count(self) -> Float[Tensor, ""]:

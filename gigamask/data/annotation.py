@@ -1,9 +1,10 @@
 """Parse, check and write SA-1B annotations.
 
 Format (segment-anything README, "Dataset"): `{"image": {image_id, width, height, file_name},
-"annotations": [{segmentation: {size, counts}, predicted_iou, stability_score, ...}]}`. Other fields
-are written but not read: `area` and `bbox` follow from the run lengths, and SA-1B's boxes are one
-pixel too small.
+"annotations": [{segmentation: {size, counts}, predicted_iou, stability_score, ...}]}`. A mask may
+have a `category`, the name of its class, or else a `category_id`, which then serves as the name.
+Other fields are written but not read: `area` and `bbox` follow from the run lengths, and SA-1B's
+boxes are one pixel too small.
 """
 
 import json
@@ -26,6 +27,8 @@ MAX_MASKS = 10_000
 """SA-1B's images have 100 masks on average, several hundred at most."""
 MAX_SIDE = 65_535
 """Pixels; the limit of JPEG and of the index's box columns."""
+MAX_CATEGORY = 100
+"""Most characters of the name of a category."""
 
 
 class RleSegmentation(msgspec.Struct):
@@ -36,11 +39,19 @@ class RleSegmentation(msgspec.Struct):
 
 
 class Annotation(msgspec.Struct):
-    """One mask with the scores of the model that made it."""
+    """One mask with the scores of the model that made it, and its category if it has one."""
 
     segmentation: RleSegmentation
     predicted_iou: float
     stability_score: float
+    category_id: int | str | None = None
+    category: str | None = None
+
+    @property
+    def category_name(self) -> str:
+        """Name of the category; "" without one."""
+        named = self.category_id if self.category is None else self.category
+        return "" if named is None else str(named)
 
 
 class ImageRecord(msgspec.Struct):
@@ -145,7 +156,14 @@ def check(record: Sa1bRecord, name: str) -> ImageAnnotation:
     stability_score = _scores(
         [annotation.stability_score for annotation in annotations], "stability_score", name
     )
-    return ImageAnnotation(name, size, masks, predicted_iou, stability_score)
+    categories = tuple(annotation.category_name for annotation in annotations)
+    if (longest := max(map(len, categories), default=0)) > MAX_CATEGORY:
+        raise CorruptSampleError(
+            f"{name}: the name of a category has {longest} characters, but at most {MAX_CATEGORY} "
+            "are read; shorten it"
+        )
+    categories = categories if any(categories) else ()
+    return ImageAnnotation(name, size, masks, predicted_iou, stability_score, categories)
 
 
 def _scores(values: list[float], key: str, name: str) -> Float32[np.ndarray, "n"]:

@@ -178,8 +178,9 @@ def build_sample(
         boxes = candidates.boxes[positions] if whole else _visible_boxes(chosen, transform)
         return transform.apply_masks(chosen, config.mask_size), boxes
 
+    classes = config.classes(entry.categories, len(masks))
     return build_sample_from(
-        RawSample(entry.name, raw, None), candidates, read_masks, ref, config, random_spec
+        RawSample(entry.name, raw, None), candidates, read_masks, ref, config, random_spec, classes
     )
 
 
@@ -190,6 +191,7 @@ def build_sample_from(
     ref: SampleRef,
     config: SampleConfig,
     random_spec: RandomSpec,
+    classes: Int64[np.ndarray, "n"] | None = None,
 ) -> Sample:
     """Build one training sample from mask attributes and a function that reads masks.
 
@@ -200,6 +202,7 @@ def build_sample_from(
         ref: Position in the sequence of samples.
         config: Image transform, mask filters and sizes.
         random_spec: Seed and counts of the random numbers drawn per sample.
+        classes: Class of each mask; None if the model has no classes.
 
     Returns:
         The sample, as in `build_sample`.
@@ -228,6 +231,7 @@ def build_sample_from(
         boxes_input=boxes_on_grid(transform, boxes[visible], masks[visible]),
         strata=strata[visible].astype(np.int64),
         random_inputs=_draw_random_inputs(int(visible.sum()), random_spec, generator),
+        classes=None if classes is None else classes[chosen][visible],
     )
 
 

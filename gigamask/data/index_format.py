@@ -8,6 +8,7 @@ whichever indexes they come from.
 """
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from gigamask.data.shard_index import (
 )
 from gigamask.errors import GigamaskError
 
-SCHEMA = 4
+SCHEMA = 5
 MANIFEST = "manifest.json"
 REBUILD = "build it again with 'gigamask index'"
 ROWS_AT_ONCE = 2**22
@@ -33,6 +34,12 @@ _PREFIX = b'{"gigamask_index":'
 
 
 Column = np.ndarray | CheckedArray
+
+
+def category_order(name: str) -> tuple[bool, int, str]:
+    """Return the key by which categories are sorted: numbers by value, then names."""
+    number = int(name) if name.isdecimal() and name.isascii() else -1
+    return number < 0, number, name
 
 
 class IndexManifest(msgspec.Struct, frozen=True):
@@ -48,6 +55,14 @@ class IndexManifest(msgspec.Struct, frozen=True):
     def tars(self) -> list[TarFile]:
         """The shards as they were when indexed, in the order of the column `shard`."""
         return [part.tar for part in self.parts]
+
+    @property
+    def categories(self) -> dict[str, int]:
+        """The number of masks of each category, in the order of `category_order`."""
+        counts: Counter[str] = Counter()
+        for part in self.parts:
+            counts.update(part.categories)
+        return {name: counts[name] for name in sorted(counts, key=category_order)}
 
     @property
     def left_out(self) -> LeftOut:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Int64, UInt8
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
@@ -225,7 +225,13 @@ def collate(
         mask_only_round_u=mask_only_round_u,
         cursor=cursor,
         skipped=skipped,
+        classes=_collate_classes(samples) if config.class_names else None,
     )
+
+
+def _collate_classes(samples: list[Sample]) -> Int64[Tensor, "M"]:
+    classes = [sample.classes for sample in samples if sample.classes is not None]
+    return torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *classes]))
 
 
 def _shared_zeros(shape: tuple[int, ...]) -> UInt8[Tensor, "..."]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from gigamask.data.mask_sampling import MaskFilters, MaskSampler, RandomMasks
 from gigamask.errors import GigamaskError
 
 if TYPE_CHECKING:
-    from jaxtyping import Int
+    from jaxtyping import Int, Int64
 
     from gigamask.masks.transforms import ImageTransform
 
@@ -44,6 +45,8 @@ class SampleConfig:
     """whether samples have masks; if not, every image is a sample, and no json is read"""
     stretch: bool = False
     """whether images are stretched to squares before anything else"""
+    class_names: tuple[str, ...] = ()
+    """categories that masks are classified by; without any, samples have no classes"""
 
     def __post_init__(self) -> None:
         if self.mask_store and not self.with_masks:
@@ -51,6 +54,19 @@ class SampleConfig:
                 f"{self.mask_store}: a mask store needs samples with masks (with_masks is False); "
                 "leave out the mask store"
             )
+
+    def classes(self, categories: Sequence[str], count: int) -> Int64[np.ndarray, "n"] | None:
+        """Return the class of each mask of an image, -1 for none; None without classes.
+
+        Args:
+            categories: Category of each mask; empty if none has one.
+            count: Number of masks.
+        """
+        if not self.class_names:
+            return None
+        numbers = {name: number for number, name in enumerate(self.class_names)}
+        given = categories or [""] * count
+        return np.array([numbers.get(name, -1) for name in given], np.int64)
 
     def get_transform(
         self,

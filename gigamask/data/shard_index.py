@@ -9,8 +9,9 @@ import posixpath
 import re
 import shutil
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -69,6 +70,7 @@ class ShardSummary(msgspec.Struct, frozen=True):
     """Summary of a saved `ShardIndex`, which merging needs before it reads the columns.
 
     `checksums` states whether the crc32 of every jpg is recorded; that of a json always is.
+    `categories` is the number of masks of each category.
     """
 
     tar: TarFile
@@ -77,6 +79,7 @@ class ShardSummary(msgspec.Struct, frozen=True):
     masks: int
     name_bytes: int
     checksums: bool = False
+    categories: dict[str, int] = {}
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ class ShardIndex:
     """The columns of one shard.
 
     `images` has its rows in stored order, `masks` image by image in the order of the jsons;
-    `checksums` as in `ShardSummary`.
+    `checksums` and `categories` as in `ShardSummary`.
     """
 
     tar: TarFile
@@ -92,6 +95,7 @@ class ShardIndex:
     masks: dict[str, np.ndarray]
     left_out: LeftOut
     checksums: bool = False
+    categories: dict[str, int] = field(default_factory=dict)
 
     def save(self, folder: Path) -> None:
         """Write a folder of columns and `part.json` atomically; an existing one is kept."""
@@ -105,6 +109,7 @@ class ShardIndex:
             len(self.masks["area"]),
             names.dtype.itemsize,
             self.checksums,
+            self.categories,
         )
         for key, dtype in column_dtypes(summary.name_bytes).items():
             kind, name = key.split("_", 1)
@@ -243,6 +248,7 @@ def index_tar(path: str, salvage: bool = False, checksums: bool = False) -> Shar
     _check_names(path, members, jpgs, duplicates)
     unreadable = _read_crcs(path, members, jpgs.values()) if checksums else {}
     rows, tables, names, skipped = [], [], [], []
+    categories: Counter[str] = Counter()
     ranges = [
         _range(path, members, jsons.get(stem, jpg), stem in jsons) for stem, jpg in jpgs.items()
     ]
@@ -257,12 +263,12 @@ def index_tar(path: str, salvage: bool = False, checksums: bool = False) -> Shar
                 raise unreadable[jpg]
             if json is None:
                 json_range, json_crc = (-1, 0), 0
-                about, table = _describe_jpg(payload, jpg_range, name), _no_masks()
+                about, table, named = _describe_jpg(payload, jpg_range, name), _no_masks(), ()
             else:
                 json_range = (int(members.offsets[json]), int(members.sizes[json]))
                 if len(payload) == json_range[1]:
                     tar.check_crc(members, json, payload, name)
-                about, table = _describe_json(payload, name)
+                about, table, named = _describe_json(payload, name)
                 json_crc = zlib.crc32(payload)
         except CorruptSampleError as bad:
             skipped.append(SkippedSample(name, str(bad)))
@@ -271,12 +277,15 @@ def index_tar(path: str, salvage: bool = False, checksums: bool = False) -> Shar
         crcs = members.crcs.get(jpg, 0), json_crc
         rows.append((jpg_range.offset, jpg_range.size, *described, *crcs))
         tables.append(table)
+        categories.update(filter(None, named))
         names.append(stem)
     _check_usable(path, skipped, len(jpgs), "download it again or leave it out")
     masks = {key: np.concatenate([table[key] for table in tables]) for key in MASK_COLUMNS}
     left_out = LeftOut(skipped, len(jsons.keys() - jpgs.keys()), others, members.broken)
     recorded = all(jpg in members.crcs for jpg in set(jpgs.values()) - unreadable.keys())
-    return ShardIndex(stored, _image_columns(rows, names), masks, left_out, recorded)
+    return ShardIndex(
+        stored, _image_columns(rows, names), masks, left_out, recorded, dict(categories)
+    )
 
 
 def _read_crcs(
@@ -433,8 +442,10 @@ def read_size(head: bytes, file: ByteRange, name: str) -> tuple[int, int]:
         return image.size(whole, name)
 
 
-def _describe_json(raw: bytes, name: str) -> tuple[tuple[int, int, int], dict[str, np.ndarray]]:
-    """Return image id, width and height, and the mask columns."""
+def _describe_json(
+    raw: bytes, name: str
+) -> tuple[tuple[int, int, int], dict[str, np.ndarray], tuple[str, ...]]:
+    """Return image id, width and height, the mask columns, and the masks' categories."""
     record = annotation.read(raw, name)
     entry = check_record(record, name)
     areas, boxes = entry.masks.areas(), entry.masks.boxes()
@@ -446,7 +457,8 @@ def _describe_json(raw: bytes, name: str) -> tuple[tuple[int, int, int], dict[st
         "stability_score": entry.stability_score,
     }
     described = record.image.image_id, record.image.width, record.image.height
-    return described, {key: table[key].astype(dtype) for key, dtype in MASK_COLUMNS.items()}
+    columns = {key: table[key].astype(dtype) for key, dtype in MASK_COLUMNS.items()}
+    return described, columns, entry.categories
 
 
 def check_record(record: annotation.Sa1bRecord, name: str) -> ImageAnnotation:

@@ -3,7 +3,8 @@
 The output bytes depend only on the input, and every record is parsed before it is written.
 `predicted_iou` and `stability_score`, which only a model can provide, are 1; `point_coords` is one
 foreground pixel, the middle one of the mask in column order. Each json also has the image's
-`source`, and each mask's `category_id` and COCO `id`, or its `label`; SA-1B's readers ignore them.
+`source`, and each mask's `category` (its name), `category_id` and COCO `id` as far as the source
+has them, or the `label` of a label image.
 """
 
 import os

@@ -6,8 +6,9 @@ image, so even a file of several gigabytes takes little more memory than its own
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -44,6 +45,7 @@ class Instances(msgspec.Struct):
 
     images: list[msgspec.Raw]
     annotations: list[msgspec.Raw]
+    categories: list[msgspec.Raw] = []
 
 
 class ImageRow(msgspec.Struct, frozen=True):
@@ -53,6 +55,13 @@ class ImageRow(msgspec.Struct, frozen=True):
     file_name: str
     width: int
     height: int
+
+
+class CategoryRow(msgspec.Struct, frozen=True):
+    """An entry of `categories`."""
+
+    id: Id
+    name: str
 
 
 class AnnotationImage(msgspec.Struct, frozen=True):
@@ -73,15 +82,17 @@ class AnnotationRow(msgspec.Struct, frozen=True):
 _ANNOTATION = msgspec.json.Decoder(AnnotationRow)
 _ANNOTATION_IMAGE = msgspec.json.Decoder(AnnotationImage)
 _IMAGE = msgspec.json.Decoder(ImageRow)
+_CATEGORY = msgspec.json.Decoder(CategoryRow)
 
 
 @dataclass(frozen=True)
 class CocoImage(SourceImage):
-    """One image and its undecoded annotations."""
+    """One image, its undecoded annotations, and the names of categories by id."""
 
     size: tuple[int, int]
     annotations: list[msgspec.Raw]
     keep_crowds: bool
+    names: Mapping[Id, str] = field(default_factory=dict)
 
     def objects(self) -> Objects:
         """Decode the masks; broken annotations are left out and listed with their reasons."""
@@ -117,7 +128,7 @@ class CocoImage(SourceImage):
         filled = masks.areas() > 0
         for i in indices[~filled].tolist():
             skipped[i] = _skip(self.source, i, rows[i], CorruptSampleError(EMPTY))
-        extras = [_extras(rows[i]) for i in indices[filled].tolist()]
+        extras = [_extras(rows[i], self.names) for i in indices[filled].tolist()]
         return Objects(masks[filled], extras, [skipped[i] for i in sorted(skipped)], crowds)
 
 
@@ -163,6 +174,7 @@ def read(path: Path, image_folder: Path, keep_crowds: bool = False) -> SourceLis
             image_annotations[image_id].append(raw)
         except (*JSON_ERRORS, CorruptSampleError) as error:
             skipped_masks.append(SkippedSample(name, f"{name}: {error}"))
+    names = _category_names(instances.categories)
     ids, renumbered = image_ids(list(rows))
     images = [
         CocoImage(
@@ -172,10 +184,21 @@ def read(path: Path, image_folder: Path, keep_crowds: bool = False) -> SourceLis
             (row.height, row.width),
             image_annotations[key],
             keep_crowds,
+            names,
         )
         for number, (key, row) in zip(ids, rows.items(), strict=True)
     ]
     return SourceListing(images, skipped, renumbered, skipped_masks)
+
+
+def _category_names(entries: Sequence[msgspec.Raw]) -> dict[Id, str]:
+    """Return the names of categories by id; those without a name keep their id alone."""
+    names: dict[Id, str] = {}
+    for raw in entries:
+        with suppress(*JSON_ERRORS):
+            row = _CATEGORY.decode(raw)
+            names[row.id] = row.name
+    return names
 
 
 def _image_rows(entries: Sequence[msgspec.Raw]) -> tuple[dict[str, ImageRow], list[SkippedSample]]:
@@ -269,11 +292,14 @@ def _corners(i: int, numbers: list[float]) -> Float64[np.ndarray, "k 2"]:
     return ring
 
 
-def _extras(row: AnnotationRow) -> dict[str, Any]:
+def _extras(row: AnnotationRow, names: Mapping[Id, str]) -> dict[str, Any]:
     """Return the fields of an annotation to keep in addition to its mask."""
     extras: dict[str, Any] = {"id": row.id} if isinstance(row.id, int) else {}
-    if row.category_id is not None:
+    if isinstance(row.category_id, int):
         extras["category_id"] = row.category_id
+    name = None if row.category_id is None else names.get(row.category_id, row.category_id)
+    if isinstance(name, str) and name:
+        extras["category"] = name
     if row.iscrowd:
         extras["iscrowd"] = 1
     return extras

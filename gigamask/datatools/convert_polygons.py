@@ -4,23 +4,26 @@ A file belongs to the image of its name and subfolder. Polygons are drawn as COC
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from gigamask.datatools import convert_labels
-from gigamask.datatools.convert_coco import CocoImage
+from gigamask.datatools.convert_coco import CocoImage, Id
 from gigamask.datatools.image_files import PIL_FORMATS, files_of, open_image, read_file
 from gigamask.datatools.objects import Objects, SourceImage, SourceListing, match_images
 from gigamask.errors import CorruptSampleError, GigamaskError
-from gigamask.serialization import JSON_ERRORS
+from gigamask.serialization import JSON_ERRORS, read_yaml
 from gigamask.types import SkippedSample
 
 SUFFIXES = (".json", ".txt")
 """Suffixes of LabelMe's and of YOLO's files."""
+YOLO_DATA, YOLO_CLASSES = "data.yaml", "classes.txt"
+"""Files with the names of YOLO's classes."""
 
 
 class Shape(msgspec.Struct):
@@ -49,9 +52,10 @@ class Polygon:
 
 @dataclass(frozen=True)
 class PolygonImage(SourceImage):
-    """One image and its file of polygons."""
+    """One image, its file of polygons, and the names of classes by number."""
 
     file: Path
+    names: Mapping[Id, str] = field(default_factory=dict)
 
     @abstractmethod
     def polygons(self, text: bytes, size: tuple[int, int]) -> list[Polygon]:
@@ -77,7 +81,8 @@ class PolygonImage(SourceImage):
             for each in found
             if not each.reason
         ]
-        drawn = CocoImage(self.number, self.source, self.path, size, annotations, True).objects()
+        image = CocoImage(self.number, self.source, self.path, size, annotations, True, self.names)
+        drawn = image.objects()
         reasons = [SkippedSample(self.source, each.reason) for each in found if each.reason]
         return replace(drawn, skipped=[*reasons, *drawn.skipped])
 
@@ -163,7 +168,8 @@ def find(folder: Path, image_folder: Path) -> list[Path]:
     Raises:
         GigamaskError: It holds files of several kinds.
     """
-    files = files_of(folder, *SUFFIXES, *convert_labels.SUFFIXES)
+    listed = files_of(folder, *SUFFIXES, *convert_labels.SUFFIXES)
+    files = [path for path in listed if path.name != YOLO_CLASSES]
     found = [path for path in files if path.suffix.lower() in SUFFIXES]
     if folder != image_folder and len(found) < len(files):
         return []
@@ -182,5 +188,35 @@ def read(files: Sequence[Path], folder: Path, image_folder: Path) -> SourceListi
         folder: Their folder.
         image_folder: The folder of images, which may be the same.
     """
-    kind = LabelMeImage if files[0].suffix.lower() == ".json" else YoloImage
-    return match_images(files, folder, image_folder, kind)
+    if files[0].suffix.lower() == ".json":
+        return match_images(files, folder, image_folder, LabelMeImage)
+    return match_images(
+        files, folder, image_folder, partial(YoloImage, names=yolo_names(folder.absolute()))
+    )
+
+
+def yolo_names(folder: Path) -> dict[Id, str]:
+    """Return the names of YOLO's classes by number; empty if no file states them.
+
+    They are in `data.yaml` or `classes.txt` in the folder of labels, or up to two folders above.
+
+    Args:
+        folder: The folder of labels.
+
+    Raises:
+        GigamaskError: The file has no names.
+    """
+    for parent in (folder, *folder.parents[:2]):
+        if (path := parent / YOLO_DATA).is_file():
+            names = read_yaml(path).get("names")
+            if isinstance(names, list):
+                names = dict(enumerate(names))
+            if not isinstance(names, dict) or not all(str(key).isdecimal() for key in names):
+                raise GigamaskError(
+                    f"{path}: needs 'names', a list of the classes or their names by number"
+                )
+            return {int(key): str(name) for key, name in names.items()}
+        if (path := parent / YOLO_CLASSES).is_file():
+            lines = read_file(path, str(path)).decode(errors="replace").splitlines()
+            return {number: line.strip() for number, line in enumerate(lines)}
+    return {}

@@ -1,6 +1,6 @@
 """The records' own acts: a batch of some masks alone, and a batch in its padded form."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -12,7 +12,10 @@ from gigamask.masks.rle import RLEMasks
 from gigamask.types import Batch, DataCursor, RandomInputs, Targets
 
 GRID = 12
-OF_MASKS = {"mask_image", "strata", "boxes_input", "rle_bounds", "rle_offsets", "random_inputs"}
+OF_MASKS = {
+    *("mask_image", "strata", "boxes_input", "rle_bounds", "rle_offsets", "random_inputs"),
+    "classes",
+}
 
 
 def batch_of(counts: list[int], seed: int) -> Batch:
@@ -43,6 +46,7 @@ def batch_of(counts: list[int], seed: int) -> Batch:
         ),
         mask_only_round_u=0.5,
         cursor=DataCursor(7),
+        classes=torch.from_numpy(generator.integers(-1, 3, size=masks)),
     )
 
 
@@ -59,7 +63,7 @@ def test_only_some_masks_are_what_plain_indexing_gives(counts, seed, data):
             "also one by one"
         )
     assert (int(some.rle_offsets[0]), int(some.rle_offsets[-1])) == (0, len(some.rle_bounds))
-    for name in ("mask_image", "strata", "boxes_input"):
+    for name in ("mask_image", "strata", "boxes_input", "classes"):
         assert torch.equal(getattr(some, name), getattr(batch, name)[chosen]), name
     for name in ("first_prompt", "clicks", "box_noise"):
         assert torch.equal(
@@ -106,6 +110,9 @@ def test_the_padded_form_holds_what_the_flat_one_does_and_nothing_else(counts):
     real = torch.arange(most) < padded.mask_counts[:, None]
     assert torch.equal(padded.masks[real], batch.dense(0, len(batch.mask_image)))
     assert torch.equal(padded.boxes_input[real], batch.boxes_input)
+    assert torch.equal(padded.classes[real], batch.classes)
+    assert (padded.classes[~real] == -1).all()
+    assert replace(batch, classes=None).padded().classes is None
     assert not padded.masks[~real].any()
     assert not padded.boxes_input[~real].any()
 

@@ -353,8 +353,8 @@ def damage(folder, name: str, data: bytes | None) -> None:
         ),
         (
             "manifest.json",
-            lambda raw: raw.replace(b'_index":4', b'_index":3'),
-            "manifest.json: .*schema 3.* 4; build it again",
+            lambda raw: raw.replace(b'_index":5', b'_index":3'),
+            "manifest.json: .*schema 3.* 5; build it again",
         ),
         (
             "images_width.npy",

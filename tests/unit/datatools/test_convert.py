@@ -149,6 +149,26 @@ def test_an_image_as_sa1b_has_it(case):
     ]
 
 
+def test_names_of_coco_categories(case):
+    """A category without a name keeps its id; one that is damaged has no name."""
+    case.put("9.jpg", jpeg())
+    source = case.folder / "instances.json"
+    things = [
+        thing(9, category_id=18),
+        thing(9, category_id=2),
+        thing(9, category_id="x"),
+        thing(9),
+    ]
+    categories = [{"id": 18, "name": "dog"}, {"id": 2}, {"id": "x", "name": "cat"}]
+    content = {"images": [row(9)], "annotations": things, "categories": categories}
+    source.write_text(json.dumps(content))
+    convert(source, case.pictures, case.out, ConvertOptions())
+    kept = [(each.get("category_id"), each.get("category")) for each in case.told(9)["annotations"]]
+    assert kept == [(18, "dog"), (2, None), (None, "cat"), (None, None)]
+    built = indexes.build(case.out, case.folder / "index")
+    assert built.manifest.categories == {"2": 1, "cat": 1, "dog": 1}
+
+
 @pytest.mark.slow
 def test_the_same_bytes_every_time(case, tmp_path):
     for number in range(5):

@@ -73,7 +73,8 @@ def test_labelme(photos, tmp_path):
     counts, records = converted(photos, photos, tmp_path)
     assert (counts["images"], counts["masks"]) == (2, 3)
     assert masks(records["a.json"]) == masks(coco(photos, tmp_path, [[SQUARE], [TRIANGLE, SQUARE]]))
-    assert [each["category_id"] for each in records["a.json"]["annotations"]] == ["box", "pair"]
+    assert [each["category"] for each in records["a.json"]["annotations"]] == ["box", "pair"]
+    assert not any("category_id" in each for each in records["a.json"]["annotations"])
     reasons = " ".join(each["reason"] for each in counts["skipped_masks"])
     assert "shape 0 is a rectangle" in reasons
     assert "shape 2 cannot be read" in reasons
@@ -95,6 +96,36 @@ def test_yolo(photos, tmp_path):
     assert "line 1 is a box" in reasons
     assert "line 2 is not a class and numbers" in reasons
     assert len(counts["skipped_masks"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("labels/classes.txt", "cat\ndog\n"),
+        ("data.yaml", "nc: 2\nnames:\n  0: cat\n  1: dog\n"),
+        ("data.yaml", "names: [cat, dog]\n"),
+    ],
+)
+def test_names_of_yolo_classes(photos, tmp_path, name, text):
+    """A number without a name keeps the number alone."""
+    (tmp_path / "labels").mkdir()
+    (tmp_path / name).write_text(text)
+    line = " ".join(f"{x / 40} {y / 20}" for x, y in SQUARE)
+    (tmp_path / "labels" / "a.txt").write_text(f"1 {line}\n0 {line}\n7 {line}\n")
+    counts, records = converted(tmp_path / "labels", photos, tmp_path)
+    found = [(e["category_id"], e.get("category")) for e in records["a.txt"]["annotations"]]
+    assert found == [(1, "dog"), (0, "cat"), (7, None)]
+    parsed = parse(json.dumps(records["a.txt"]).encode(), "a")
+    assert parsed.categories == ("dog", "cat", "7")
+    assert counts["skipped_images"] == []
+
+
+def test_a_data_yaml_without_names_is_refused(photos, tmp_path):
+    (tmp_path / "labels").mkdir()
+    (tmp_path / "labels" / "a.txt").write_text("0 0 0 1 0 1 1\n")
+    (tmp_path / "data.yaml").write_text("nc: 2\n")
+    with pytest.raises(GigamaskError, match=r"data\.yaml.*names"):
+        convert(tmp_path / "labels", photos, tmp_path / "out", ConvertOptions())
 
 
 def test_label_images_in_tiff(photos, tmp_path):
