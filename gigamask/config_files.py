@@ -102,6 +102,8 @@ class RunFlags(SubmitTrainingOptions):
 class TrainFlags(RunFlags):
     """Train this recipe, all at once or in stages."""
 
+    strict: bool = False
+    """with --images or --masks: end with exit code 2 before training if any of them is left out"""
     stages: str | None = None
     """stages to train one after the other, each in its own folder in --out: mae,decoder,joint or a
     subset"""

@@ -1,11 +1,14 @@
 """Reading of label images: PNGs or TIFFs whose pixel values are instance numbers.
 
 A value is an 8- or 16-bit gray level, a palette index, or R + 256 G + 65536 B as in COCO's panoptic
-images; 0 is background. The image has the same name and subfolder in the folder of images.
+images; 0 is background, and so is 255 in Pascal VOC's palette. The image has the same name and
+subfolder in the folder of images. Instances in a folder SegmentationObject take their classes from
+a folder SegmentationClass beside it, as in VOC.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -18,6 +21,10 @@ from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.masks.rle import RLEMasks, from_keys
 
 SUFFIXES = (".png", ".tif", ".tiff")
+VOC_IMAGES, VOC_OBJECTS, VOC_CLASSES = "JPEGImages", "SegmentationObject", "SegmentationClass"
+"""Folders of Pascal VOC's images, and of their instances and classes as label images."""
+VOID, VOID_COLOR = 255, [224, 224, 192]
+"""Palette index of the pixels around objects of VOC, which belong to none, and its color there."""
 GRAY = ("1", "L", "P", "I", "I;16", "I;16B")
 """Pillow's modes with one number per pixel."""
 
@@ -27,6 +34,7 @@ class LabelImage(SourceImage):
     """One image and its label image."""
 
     label: Path
+    classes: Path | None
     split: bool
     ignore: tuple[int, ...]
 
@@ -35,11 +43,32 @@ class LabelImage(SourceImage):
         labels = _read(self.label, self.source)
         labels[np.isin(labels, self.ignore)] = 0
         masks, values = _masks(labels, self.source)
+        extras: list[dict[str, Any]] = [{"label": value} for value in values.tolist()]
+        if self.classes is not None:
+            for i, category in self._categories(self.classes, masks).items():
+                extras[i]["category_id"] = category
         if self.split:
             parts, owners = _components(labels, masks, values)
             masks, _ = _masks(parts, self.source)
-            values = owners
-        return Objects(masks, [{"label": value} for value in values.tolist()], [])
+            extras = [extras[i] for i in np.searchsorted(values, owners)]
+        return Objects(masks, extras, [])
+
+    def _categories(self, path: Path, masks: RLEMasks) -> dict[int, int]:
+        """Return the class that most pixels of a mask have, by the mask's index."""
+        class_masks, classes = _masks(
+            _read(path, f"{self.source}: {path.parent.name}"), self.source
+        )
+        if class_masks.size != masks.size:
+            sides = [" x ".join(map(str, each.size)) for each in (class_masks, masks)]
+            raise CorruptSampleError(
+                f"{self.source}: its classes in {path} have {sides[0]} pixels, but its objects "
+                f"{sides[1]}; give the classes of this image"
+            )
+        if not len(classes):
+            return {}
+        pixels = masks.intersections(class_masks)
+        found = np.flatnonzero(pixels.any(1))
+        return dict(zip(found.tolist(), classes[pixels[found].argmax(1)].tolist(), strict=True))
 
 
 def read(
@@ -51,7 +80,7 @@ def read(
         labels: The folder of label images.
         image_folder: The folder of images.
         split: Whether to make one mask per connected component instead of one per value.
-        ignore: Values that are not objects, such as 255 around objects of VOC.
+        ignore: Values that are not objects, besides 0 and 255 in the palette of VOC.
 
     Returns:
         The images, and the label images that were left out with their reasons.
@@ -65,12 +94,19 @@ def read(
             f"{labels}: the folder holds no {', '.join(SUFFIXES)}; give a folder of label images, "
             "of LabelMe's or YOLO's files, or COCO's instances json"
         )
-    return match_images(
-        files,
-        labels,
-        image_folder,
-        lambda number, name, image, path: LabelImage(number, name, image, path, split, ignore),
-    )
+
+    def make(number: int, name: str, image: Path, path: Path) -> LabelImage:
+        classes = class_folder(labels) / path.relative_to(labels)
+        known = classes if classes != path and classes.is_file() else None
+        return LabelImage(number, name, image, path, known, split, ignore)
+
+    return match_images(files, labels, image_folder, make)
+
+
+def class_folder(labels: Path) -> Path:
+    """Return the folder of classes that belongs to one of instances; the same if there is none."""
+    classes = labels.absolute().with_name(VOC_CLASSES)
+    return classes if labels.absolute().name == VOC_OBJECTS and classes.is_dir() else labels
 
 
 def _read(path: Path, name: str) -> Int32[np.ndarray, "H W"]:
@@ -89,6 +125,9 @@ def _read(path: Path, name: str) -> Int32[np.ndarray, "H W"]:
                     " or RGB; save it as one of these"
                 )
             pixels = np.array(label)
+            palette = label.getpalette() if label.mode == "P" else None
+            if palette and palette[3 * VOID :][:3] == VOID_COLOR:
+                pixels[pixels == VOID] = 0
     except (OSError, SyntaxError, ValueError) as error:
         if isinstance(error, CorruptSampleError):
             raise

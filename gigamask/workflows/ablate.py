@@ -85,12 +85,12 @@ class TestSet:
 
     Attributes:
         paths: Tars, folders of tars, globs, or an index.
-        images: Number of images to use, from the start; None means all.
+        max_images: Number of images to use, from the start; None means all.
         min_predicted_iou: Only masks with at least this predicted_iou in their annotation.
     """
 
     paths: tuple[str, ...]
-    images: int | None = None
+    max_images: int | None = None
     min_predicted_iou: float | None = None
 
 
@@ -176,7 +176,7 @@ def run(
         GigamaskError: An argument is invalid, or a folder contains a different run.
     """
     check_at_least(1, seeds=seeds, parallel_runs=parallel_runs)
-    check_at_least(1, **({} if test.images is None else {"images": test.images}))
+    check_at_least(1, **({} if test.max_images is None else {"max_images": test.max_images}))
     if test.min_predicted_iou is not None:
         check_range("--min-predicted-iou", test.min_predicted_iou, 0, 1)
     for flag, paths in (("data", data), ("test", test.paths)):
@@ -395,7 +395,7 @@ def train_and_score(training: AblationRun, data: str, test: TestSet) -> dict[str
     trained_s, cpu_s = time.perf_counter() - start_s, cpu_time_s() - start_cpu_s
     filters = MaskFilters(max_area=None, min_predicted_iou=test.min_predicted_iou)
     model = load_model(config.out, config.device, lambda path: config)
-    rows = range(len(index))[: test.images]
+    rows = range(len(index))[: test.max_images]
     scores: dict[str, Any] = {
         **clicks.evaluate_clicks(model, index, filters, rows=rows).summary(),
         **measured,
@@ -414,7 +414,7 @@ def _protocol(test: TestSet) -> dict[str, Any]:
     """Return the settings, besides weights and data, that scores depend on."""
     return {
         "protocol": asdict(clicks.ClickProtocol()),
-        "of": {"images": test.images, "min_predicted_iou": test.min_predicted_iou},
+        "of": {"max_images": test.max_images, "min_predicted_iou": test.min_predicted_iou},
     }
 
 

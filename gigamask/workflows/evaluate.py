@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from gigamask.errors import check_range
-from gigamask.workflows.open_data import Paths, open_or_build_temporary, path_list
+from gigamask.workflows.open_data import Paths, open_or_build_temporary
 
 if TYPE_CHECKING:
     from gigamask.data.index import Index
@@ -26,7 +26,12 @@ class EvaluateOptions:
 
     min_predicted_iou: float | None = None
     """evaluate only on masks with at least this predicted_iou in their annotation"""
-    images: int | None = None
+    images: str | None = None
+    """folder of images, if --data is COCO's JSON or a folder of LabelMe's or YOLO's files"""
+    masks: str | None = None
+    """COCO's JSON, or a folder of label images or of LabelMe's or YOLO's files, if --data is the
+    folder of images"""
+    max_images: int | None = None
     """number of images to use, from the start of the data; default: all"""
     feed_mask: bool = True
     """feed the previously predicted mask back with each further click"""
@@ -55,7 +60,7 @@ class EvaluateOptions:
 
         if self.min_predicted_iou is not None:
             check_range("--min-predicted-iou", self.min_predicted_iou, 0, 1)
-        check_at_least(1, **({} if self.images is None else {"images": self.images}))
+        check_at_least(1, **({} if self.max_images is None else {"max_images": self.max_images}))
         check_at_least(1, batch_size=self.batch_size)
 
 
@@ -77,8 +82,9 @@ def evaluate(weights: str | Path | Sam, data: Paths, **options: Any) -> dict[str
     Args:
         weights: A run folder, a checkpoint, an official .pth, a .safetensors, a Hugging Face
             folder or id, or a model.
-        data: Tars, folders of tars, globs, URLs, or an index.
-        **options: Fields of `EvaluateOptions`, such as `images=100` or `device="cpu"`.
+        data: Tars, folders of tars, globs, URLs, or an index; with `images` or `masks`, one path
+            in another format.
+        **options: Fields of `EvaluateOptions`, such as `max_images=100` or `device="cpu"`.
 
     Returns:
         The scores as `gigamask evaluate --json` writes them: "clicks" holds the mean IoU after 1,
@@ -128,16 +134,19 @@ def score(
     from gigamask.data.mask_sampling import MaskFilters
     from gigamask.distributed.precision import autocast, choose_precision
     from gigamask.evaluation import clicks, proposals
+    from gigamask.workflows.own_data import own_tars
 
-    def begin() -> tuple[Sam, Index, proposals.ProposalRecall]:
+    def begin() -> tuple[Sam, tuple[str, ...], Index, proposals.ProposalRecall]:
         options.check()
         settings = proposals.proposal_config(options.points_per_side)
         recall = proposals.ProposalRecall(settings, precision=options.precision)
         model = load_model(weights, options.device, options.trust)
-        return model, stack.enter_context(open_or_build_temporary(data)), recall
+        report = print if world.is_main else lambda line: None
+        tars = own_tars(data, options.images, options.masks, report)
+        return model, tars, stack.enter_context(open_or_build_temporary(tars)), recall
 
-    model, index, recall = world.main_first(begin)
-    count = len(index) if options.images is None else min(options.images, len(index))
+    model, tars, index, recall = world.main_first(begin)
+    count = min(options.max_images or len(index), len(index))
     filters = MaskFilters(max_area=None, min_predicted_iou=options.min_predicted_iou)
     protocol = clicks.ClickProtocol(
         feed_mask=options.feed_mask, boundaries=options.boundaries, zoom=options.zoom
@@ -172,7 +181,7 @@ def score(
     name = type(weights).__name__ if not isinstance(weights, str | Path) else str(weights)
     described = {
         "weights": name,
-        "data": list(path_list(data)),
+        "data": list(tars),
         "precision": precision,
         "skipped": result.skipped,
     }

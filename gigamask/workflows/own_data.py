@@ -4,7 +4,7 @@ The cache lies beside the annotations, in a folder named by a digest of what was
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from filelock import FileLock
 
 from gigamask import files
+from gigamask.datatools import convert_labels
 from gigamask.datatools.convert import ConvertOptions, convert
 from gigamask.errors import GigamaskError, check_range, counted
 from gigamask.evaluation.click_evaluation import ClickEvaluation
@@ -20,6 +21,7 @@ from gigamask.rng import make_rng
 from gigamask.serialization import read_json
 from gigamask.training.config import TrainConfig
 from gigamask.training.sam_config import SamTrainConfig
+from gigamask.workflows.open_data import Paths, path_list
 
 SUFFIX = ".gigamask"
 """End of the name of the cache, whose start is that of the annotations."""
@@ -31,12 +33,15 @@ MAX_REASONS = 3
 Config = TypeVar("Config", bound=TrainConfig)
 
 
-def use_own_data(config: Config, report: Callable[[str], object] = print) -> Config:
+def use_own_data(
+    config: Config, report: Callable[[str], object] = print, strict: bool = False
+) -> Config:
     """Return a training on tars, converted from the images and masks that it names.
 
     Args:
         config: The training; its `images`, `masks` and `val_split` decide.
         report: Called with each line about what was converted and left out.
+        strict: Whether to raise an error if anything was left out.
 
     Returns:
         The training with the tars as `data`, and the held-out ones as `evaluation.data` if a part
@@ -47,7 +52,8 @@ def use_own_data(config: Config, report: Callable[[str], object] = print) -> Con
     """
     if not isinstance(config, SamTrainConfig):
         return config
-    if config.images is None and config.masks is None:
+    pair = _annotations(config.data, config.images, config.masks)
+    if pair is None:
         if config.val_split:
             raise GigamaskError(
                 "--val-split holds out a part of --images or --masks; give held-out tars to "
@@ -55,29 +61,69 @@ def use_own_data(config: Config, report: Callable[[str], object] = print) -> Con
             )
         return config
     check_range("--val-split", config.val_split, 0, 0.9)
-    if len(config.data) != 1 or (config.images is not None and config.masks is not None):
-        raise GigamaskError(
-            "--data with --images or --masks is one path: --data coco.json --images PHOTOS, or "
-            f"--data PHOTOS --masks MASKS (got --data {' '.join(config.data)})"
-        )
     if config.val_split and getattr(config.evaluation, "data", ()):
         raise GigamaskError("--val-split and --evaluation.data both name held-out images")
-    (data,) = config.data
-    source, images = (data, config.images) if config.masks is None else (config.masks, data)
-    folder, counts = _converted(Path(source), Path(str(images)), config.val_split, config.seed)
-    for name, count in counts.items():
-        _report(f"{folder / name}", count, report)
-    changed = replace(config, data=(str(folder / "train"),), images=None, masks=None, val_split=0.0)
-    if config.val_split and isinstance(config.evaluation, ClickEvaluation):
-        evaluation = replace(config.evaluation, data=(str(folder / "val"),))
+    parts = _converted(*pair, config.val_split, config.seed, report)
+    for folder, left_out in parts.items():
+        if strict and left_out:
+            raise GigamaskError(
+                f"--strict: {left_out} of the images or masks were left out, listed in "
+                f"{folder}/{DONE}; repair them, or leave --strict out"
+            )
+    train, *held_out = parts
+    changed = replace(config, data=(train,), images=None, masks=None, val_split=0.0)
+    if held_out and isinstance(config.evaluation, ClickEvaluation):
+        evaluation = replace(config.evaluation, data=tuple(held_out))
         changed = replace(changed, evaluation=evaluation)
     return changed
 
 
+def own_tars(
+    paths: Paths,
+    images: str | None = None,
+    masks: str | None = None,
+    report: Callable[[str], object] = print,
+) -> tuple[str, ...]:
+    """Return tars, converted from images and masks if they are in another format.
+
+    Args:
+        paths: Tars or an index, which are returned; or one path, as `data` of a training.
+        images: As in a training.
+        masks: As in a training.
+        report: Called with each line about what was converted and left out.
+
+    Raises:
+        GigamaskError: The files are not in a known format, do not pair, or nothing is left.
+    """
+    given = path_list(paths)
+    pair = _annotations(given, images, masks)
+    return given if pair is None else tuple(_converted(*pair, 0.0, 0, report))
+
+
+def _annotations(
+    data: Sequence[str], images: str | None, masks: str | None
+) -> tuple[Path, Path] | None:
+    """Return the annotations and the folder of their images; None for tars."""
+    if images is None and masks is None:
+        folder = Path(*data[:1])
+        voc = folder / convert_labels.VOC_OBJECTS, folder / convert_labels.VOC_IMAGES
+        return voc if len(data) == 1 and all(path.is_dir() for path in voc) else None
+    if len(data) != 1 or (images is not None and masks is not None):
+        raise GigamaskError(
+            "what --images or --masks belong to is one path: coco.json --images PHOTOS, or "
+            f"PHOTOS --masks MASKS (got {' '.join(data)})"
+        )
+    return (Path(data[0]), Path(str(images))) if masks is None else (Path(masks), Path(data[0]))
+
+
 def _converted(
-    source: Path, images: Path, val_split: float, seed: int
-) -> tuple[Path, dict[str, dict[str, Any]]]:
-    """Convert annotations unless that is done; return the cache and the counts of each part."""
+    source: Path, images: Path, val_split: float, seed: int, report: Callable[[str], object]
+) -> dict[str, int]:
+    """Convert annotations unless that is done.
+
+    Returns:
+        The folder of each part, with the number of images and masks that were left out of it.
+    """
     for path in (source, images):
         if not path.exists():
             raise GigamaskError(f"{path}: no such file or folder; check --data, --images, --masks")
@@ -93,31 +139,30 @@ def _converted(
 
     def held_out(names: list[str]) -> set[str]:
         order = sorted(names, key=lambda name: make_rng(seed, f"val split {name}").random())
-        return set(order[: max(1, round(val_split * len(names)))] if val_split else [])
+        return set(order[: max(1, round(val_split * len(names)))])
 
-    parts: dict[str, Callable[[list[str]], set[str]]] = {
-        "train": lambda names: set(names) - held_out(names)
-    }
+    parts: dict[str, Callable[[list[str]], set[str]]] = {"all": set}
     if val_split:
-        parts["val"] = held_out
-    counts = {}
+        parts = {"train": lambda names: set(names) - held_out(names), "val": held_out}
+    left_out = {}
     with FileLock(folder / "lock"):  # the processes of one training wait for the first
         for part, select in parts.items():
             done = folder / part / DONE
             if not done.is_file():
                 for path in (folder / part).glob("*.tar"):  # of a conversion that was stopped
                     path.unlink()
-                counts[part] = convert(
-                    source, images, folder / part, ConvertOptions(), select=select
-                )
-                files.write_text(done, json.dumps(counts[part]))
-            counts[part] = read_json(done, dict)
-    return folder, counts
+                counts = convert(source, images, folder / part, ConvertOptions(), select=select)
+                files.write_text(done, json.dumps(counts))
+            left_out[f"{folder / part}"] = _report(
+                f"{folder / part}", read_json(done, dict), report
+            )
+    return left_out
 
 
 def _digest(source: Path, images: Path, val_split: float, seed: int) -> str:
     """Return a digest of the annotation files' names, sizes and times, and of the split."""
-    listed = sorted(source.rglob("*")) if source.is_dir() else [source]
+    folders = {source, convert_labels.class_folder(source)}
+    listed = [source, *sorted(path for folder in folders for path in folder.rglob("*"))]
     inside = images.absolute()
     described = [str(inside), str(val_split), str(seed if val_split else 0)]
     for path in listed:
@@ -127,8 +172,8 @@ def _digest(source: Path, images: Path, val_split: float, seed: int) -> str:
     return blake2b("\n".join(described).encode("utf-8", "replace"), digest_size=6).hexdigest()
 
 
-def _report(where: str, counts: dict[str, Any], report: Callable[[str], object]) -> None:
-    """Print what a part holds, and what was left out of it."""
+def _report(where: str, counts: dict[str, Any], report: Callable[[str], object]) -> int:
+    """Print what a part holds and what was left out of it; return how many were left out."""
     images, masks = counted(counts["images"], "image"), counted(counts["masks"], "mask")
     report(f"{where}: {images} with {masks}")
     for kind in ("images", "masks"):
@@ -137,3 +182,4 @@ def _report(where: str, counts: dict[str, Any], report: Callable[[str], object])
             report(f"  {kind} left out: {len(left_out)} (listed in {where}/{DONE})")
         for sample in left_out[:MAX_REASONS]:
             report(f"    {sample['reason']}")
+    return len(counts["skipped_images"]) + len(counts["skipped_masks"])

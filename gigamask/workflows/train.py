@@ -94,7 +94,7 @@ class Run:
 
         Args:
             data: Tars, folders of tars, globs, URLs, or an index.
-            **options: As for `gigamask.evaluate`, such as `images=100`.
+            **options: As for `gigamask.evaluate`, such as `max_images=100`.
 
         Returns:
             The scores, as `gigamask.evaluate` returns them.

@@ -150,7 +150,7 @@ def _write_configs(folder: Path) -> None:
 
 
 def _write_images(folder: Path) -> None:
-    """Photographs, their masks in three forms, and a folder of images without masks."""
+    """Photographs, their masks in four forms, and a folder of images without masks."""
     for name in ("photos", "labels", "yolo", "more_photos", "disk/imagenet/train/n01440764"):
         (folder / name).mkdir(parents=True)
     coco = {name: {"images": [], "annotations": []} for name in ("train.json", "held_out.json")}
@@ -183,6 +183,8 @@ def _write_images(folder: Path) -> None:
         (folder / f"yolo/{number}.txt").write_text("\n".join(lines))
         for name in ("more_photos", "disk/imagenet/train/n01440764"):
             cv2.imwrite(str(folder / name / f"{number}.jpg"), pixels)
+    shutil.copytree(folder / "more_photos", folder / "voc/JPEGImages")
+    shutil.copytree(folder / "labels", folder / "voc/SegmentationObject")
     for number, name in enumerate(("photo.jpg", "photos/square.jpg", "photos/street.jpg")):
         shutil.copy(folder / f"more_photos/{number}.jpg", folder / name)
     for name, content in coco.items():

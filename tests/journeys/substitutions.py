@@ -127,7 +127,7 @@ ADDED = [
     (
         r"^ablate",
         "",
-        "--recipe small.py:small --steps 1 --seeds 1 --images 1",
+        "--recipe small.py:small --steps 1 --seeds 1 --max-images 1",
         "one step of a small model, one seed, one image",
     ),
     (

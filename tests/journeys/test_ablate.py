@@ -43,7 +43,7 @@ def command(table, scenes, held_out) -> list[str]:
         str(scenes),
         "--test",
         str(held_out),
-        "--images",
+        "--max-images",
         "1",
     ]
 

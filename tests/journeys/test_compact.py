@@ -134,7 +134,7 @@ def test_weights_of_other_models_are_refused(run, scenes, tmp_path, capsys):
 
 def test_it_is_evaluated_and_segments(run, scenes, tmp_path):
     told = tmp_path / "told.json"
-    words = ["--data", str(scenes), "--images", "2", "--json", str(told)]
+    words = ["--data", str(scenes), "--max-images", "2", "--json", str(told)]
     assert main(["evaluate", str(run), *words]) == 0
     scores = json.loads(told.read_text())
     assert scores

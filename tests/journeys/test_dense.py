@@ -66,7 +66,7 @@ def test_a_frozen_encoder_leaves_the_features_of_the_pixels_to_learn(run, scenes
 
 def test_it_is_evaluated_and_segments(run, scenes, tmp_path):
     told = tmp_path / "told.json"
-    words = ["--data", str(scenes), "--images", "2", "--json", str(told)]
+    words = ["--data", str(scenes), "--max-images", "2", "--json", str(told)]
     assert main(["evaluate", str(run), *words]) == 0
     scores = json.loads(told.read_text())
     assert main(["evaluate", str(checkpoint.newest(run) / checkpoint.MODEL), *words]) == 0

@@ -38,7 +38,7 @@ def test_two_processes_print_what_one_does(model, scenes, tmp_path, capfd):
         model,
         "--data",
         scenes,
-        "--images",
+        "--max-images",
         "3",
         "--batch-size",
         "1",
@@ -71,7 +71,7 @@ def test_more_processes_than_images(model, scenes, tmp_path):
             model,
             "--data",
             scenes,
-            "--images",
+            "--max-images",
             "1",
             "--device",
             "cpu",
@@ -102,7 +102,7 @@ def codes(words: list[str], expected: tuple[int, int]) -> int:
 )
 def test_error_common_to_all_ranks_is_printed_once(model, scenes, capfd, words, line, expected):
     asked = words if words[0] == "evaluate" else ["evaluate", model, *words]
-    fork(2, codes, [*asked, "--data", scenes, "--images", "2", "--device", "cpu"], expected)
+    fork(2, codes, [*asked, "--data", scenes, "--max-images", "2", "--device", "cpu"], expected)
     told = capfd.readouterr().err.splitlines()
     assert [each for each in told if line in each] == told
     assert len(told) == 1, told
@@ -119,7 +119,10 @@ def test_what_is_wrong_for_one_ends_all(model, scenes, capfd, monkeypatch):
 
     monkeypatch.setattr(clicks, "score_group", failing)
     fork(
-        2, codes, ["evaluate", model, "--data", scenes, "--images", "2", "--device", "cpu"], (2, 2)
+        2,
+        codes,
+        ["evaluate", model, "--data", scenes, "--max-images", "2", "--device", "cpu"],
+        (2, 2),
     )
     done = capfd.readouterr()
     assert done.err == "gigamask: the second image is too much; leave it out\n"

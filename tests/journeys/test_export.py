@@ -77,7 +77,7 @@ def test_everything_exported_scores_as_its_source(scenes, tmp_path, monkeypatch)
     ):
         if to:
             assert main(["export", "source.safetensors", "--to", to, "--out", name]) == 0
-        words = ["--data", str(scenes), "--images", "2", "--json", "told.json"]
+        words = ["--data", str(scenes), "--max-images", "2", "--json", "told.json"]
         assert main(["evaluate", name, *words]) == 0
         scores[name] = numbers(json.loads((tmp_path / "told.json").read_text()))
     # Addresses in memory decide how a CPU adds, so the last digits vary.

@@ -196,7 +196,7 @@ def test_another_input_side_interpolates_positions_and_nothing_else(
         convert.resample_abs_pos_embed(before["image_encoder.pos_embed"], 16),
     )
     assert all(torch.equal(after[key], before[key]) for key in after.keys() - other)
-    assert main(["evaluate", str(run), "--data", str(held_out), "--images", "1"]) == 0
+    assert main(["evaluate", str(run), "--data", str(held_out), "--max-images", "1"]) == 0
     shutil.rmtree(run)
     assert train(*words) == 0
     assert all(torch.equal(tensor, before[key]) for key, tensor in state(run).items()), (

@@ -41,8 +41,8 @@ COMMANDS = {
     "safetensors": "export {weights} --to safetensors --out {out}.safetensors",
     "huggingface": "export {weights} --to huggingface --out {out}",
     "onnx": "export {weights} --to onnx --out {out}",
-    "evaluate": "evaluate {weights} --data {scenes} --images 1 --pictures {out} --json {out}.json "
-    "--html {out}.html",
+    "evaluate": "evaluate {weights} --data {scenes} --max-images 1 --pictures {out} "
+    "--json {out}.json --html {out}.html",
     "report": "report {run} --out {out}.html --json {out}.json",
     "train": "train tiny --data {scenes} --out {out} {train}",
 }

@@ -91,7 +91,7 @@ def test_custom_encoder_is_loaded_from_its_run(scenes, tmp_path, capsys):
         main(["train", f"{FILE}:narrow", *words, "--freeze", "image_encoder", "--out", str(run)])
         == 0
     )
-    evaluate = ["evaluate", str(run), "--data", str(scenes), "--images", "1"]
+    evaluate = ["evaluate", str(run), "--data", str(scenes), "--max-images", "1"]
     assert main([*evaluate, "--trust"]) == 0
     model = load_model(str(run), "cpu", partial(config_of_weights, trust=True))
     assert type(model.image_encoder).__name__ == "PooledEncoder"

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -92,7 +93,88 @@ def test_the_python_api(here):
     config = little().with_(data="photos", masks="labels", val_split=0.4, out="run", steps=1)
     run = gigamask.train(config)
     assert Path(run.config.data[0]).parent.parent.name == "labels.gigamask"
-    assert run.evaluate(run.config.evaluation.data, images=2)["images"] == 2
+    assert run.evaluate(run.config.evaluation.data, max_images=2)["images"] == 2
+
+
+def test_other_commands_take_the_same_data(here, capsys):
+    build_model(SPEC, 4).save_pretrained("model")
+    words = [
+        "--data",
+        "coco.json",
+        "--images",
+        "photos",
+        "--device",
+        "cpu",
+        "--json",
+        "scores.json",
+    ]
+    assert main(["evaluate", "model", *words, "--max-images", "2"]) == 0
+    assert "masks left out: 1" in capsys.readouterr().out
+    scores = json.loads(Path("scores.json").read_text())
+    assert (scores["images"], scores["masks"]) == (2, 2)
+    assert Path(scores["data"][0]).parent.parent.name == "coco.json.gigamask"
+    assert main(["stats", "photos", "--masks", "labels"]) == 0
+    assert "12 images with 24 masks" in capsys.readouterr().out
+    assert main(["stats", "photos", "coco.json", "--masks", "labels"]) == 2
+    assert "one path" in capsys.readouterr().err
+
+
+def voc_palette() -> list[int]:
+    """Return the palette of Pascal VOC: bits of the index, spread over the colors' high bits."""
+    index, colors = np.arange(256), np.zeros((256, 3), int)
+    for bit in range(8):
+        for channel in range(3):
+            colors[:, channel] |= ((index >> (3 * bit + channel)) & 1) << (7 - bit)
+    return colors.ravel().tolist()
+
+
+def test_pascal_voc_as_it_is_published(here, capsys):
+    voc = Path("VOCdevkit/VOC2012")
+    for name in ("JPEGImages", "SegmentationObject", "SegmentationClass", "ImageSets/Segmentation"):
+        (voc / name).mkdir(parents=True)
+    (voc / "ImageSets/Segmentation/train.txt").write_text("2007_000000\n")
+    for i in range(4):  # the last has no masks, as most of VOC's images
+        name = f"2007_00000{i}"
+        Image.new("RGB", (64, 48), (i, 90, 30)).save(voc / f"JPEGImages/{name}.jpg")
+        objects, classes = np.full((48, 64), 0, np.uint8), np.zeros((48, 64), np.uint8)
+        objects[4:21, 7:31] = classes[4:21, 7:31] = 255  # the border around the first object
+        objects[5:20, 8:30], objects[30:40, 5:60] = 1, 2
+        classes[5:20, 8:30], classes[30:40, 5:60] = 15, 7
+        for kind, pixels in (("Object", objects), ("Class", classes)):
+            label = Image.fromarray(pixels, "P")
+            label.putpalette(voc_palette())
+            if i < 3:
+                label.save(voc / f"Segmentation{kind}/{name}.png")
+    assert main(["stats", str(voc)]) == 0
+    assert "3 images with 6 masks" in capsys.readouterr().out, "255 is no object"
+    (tar,) = voc.glob("SegmentationObject.gigamask/*/all/*.tar")
+    with tarfile.open(tar) as opened:
+        names = [each for each in opened.getnames() if each.endswith(".json")]
+        record = json.loads(opened.extractfile(names[0]).read())
+    found = {(each["label"], each["category_id"], each["area"]) for each in record["annotations"]}
+    assert found == {(1, 15, 15 * 22), (2, 7, 10 * 55)}
+    words = ["--masks", str(voc / "SegmentationObject"), "--val-split", "0.4", "--strict"]
+    assert train("--data", str(voc / "JPEGImages"), *words) == 0
+    assert train("--data", str(voc), "--val-split", "0.4", "--out", "other") == 0
+    of_runs = [load_config(run, trust=True) for run in ("run", "other")]
+    assert of_runs[0].data == of_runs[1].data
+
+
+def test_a_script_learns_that_something_was_left_out(here, capsys):
+    assert train("--data", "coco.json", "--images", "photos", "--strict") == 2
+    assert "--strict: 1 of the images or masks" in capsys.readouterr().err
+    assert not Path("run").exists()
+    convert = ["convert", "coco.json", "--images", "photos", "--json", "told.json"]
+    assert main([*convert, "--out", "tars"]) == 0
+    assert main([*convert, "--out", "strict", "--strict"]) == 2
+    assert "--strict: 1 of the images or masks" in capsys.readouterr().err
+    assert len(json.loads(Path("told.json").read_text())["skipped_masks"]) == 1
+    assert list(Path("strict").glob("*.tar"))
+    Path("photos/p0.png").write_bytes(b"no image")
+    segment = ["segment", "starter", "photos/p0.png", "photos/p1.png", "--points-per-side", "1"]
+    assert main([*segment, "--out", "seen"]) == 0
+    assert main([*segment, "--out", "seen", "--strict"]) == 2
+    assert "--strict: 1 images were left out" in capsys.readouterr().err
 
 
 def test_distillation_and_submitted_trainings_take_them(here):

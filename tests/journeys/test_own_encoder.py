@@ -60,7 +60,7 @@ def test_it_is_known_wherever_its_run_is_named(scenes, tmp_path, capsys):
     )
     assert main(["train", "--resume", str(run), "--steps", "3"]) == 0
     last = newest(run)
-    evaluate = ["--data", str(scenes), "--images", "1", "--trust"]
+    evaluate = ["--data", str(scenes), "--max-images", "1", "--trust"]
     assert main(["evaluate", str(last), *evaluate]) == 0
     assert main(["evaluate", str(last / "model.safetensors"), *evaluate]) == 0
     assert main(["follow", f"{scenes}/sa_000000.tar:sa_3", "--recipe", recipe]) == 0

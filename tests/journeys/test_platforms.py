@@ -23,7 +23,7 @@ run = out + "/run"
 flags = ["--steps", "2", "--evaluation.data", scenes, "--evaluation.images", "2"]
 assert main(["train", little, "--data", scenes, "--out", run, *flags, "--processes", "1"]) == 0
 assert main(["train", "--resume", run, "--steps", "3"]) == 0
-assert main(["evaluate", run, "--data", scenes, "--images", "2", "--trust"]) == 0
+assert main(["evaluate", run, "--data", scenes, "--max-images", "2", "--trust"]) == 0
 assert main(["export", run, "--to", "safetensors", "--out", out + "/a.safetensors", "--trust"]) == 0
 assert main(["report", run]) == 0
 """

@@ -77,7 +77,7 @@ def test_recomputing_blocks_changes_nothing(run, scenes, published, tmp_path):
 
 def test_it_is_evaluated_and_segments(run, scenes, tmp_path):
     scores = tmp_path / "scores.json"
-    words = ["--data", scenes, "--images", 2, "--json", scores]
+    words = ["--data", scenes, "--max-images", 2, "--json", scores]
     assert run_command("evaluate", run, *words) == 0
     plain = json.loads(scores.read_text())
     assert run_command("evaluate", run, *words, "--zoom") == 0

@@ -230,7 +230,7 @@ def test_by_command(tmp_path, scenes, folders, capsys):
     words += ["--freeze", "image_encoder.backbone", "--data", str(scenes), "--out", str(run)]
     assert main(["train", *words, "--steps", "2", "--evaluation", "none"]) == 0
     assert main(["train", "--resume", str(run), "--steps", "3"]) == 0
-    assert main(["evaluate", str(run), "--data", str(scenes), "--images", "2"]) == 0
+    assert main(["evaluate", str(run), "--data", str(scenes), "--max-images", "2"]) == 0
     assert main(["export", str(run), "--to", "onnx", "--out", str(tmp_path / "onnx")]) == 0
     assert "read back: outputs differ by at most" in capsys.readouterr().out
     exported = tmp_path / "model.safetensors"

@@ -178,7 +178,7 @@ def test_by_command(tmp_path, scenes, name, capsys):
     data = ["--data", str(scenes), "--out", str(run), "--evaluation", "none"]
     assert main(["train", *words, *data, "--steps", "2"]) == 0
     assert main(["train", "--resume", str(run), "--steps", "3"]) == 0
-    assert main(["evaluate", str(run), "--data", str(scenes), "--images", "2"]) == 0
+    assert main(["evaluate", str(run), "--data", str(scenes), "--max-images", "2"]) == 0
     assert main(["export", str(run), "--to", "onnx", "--out", str(tmp_path / "onnx")]) == 0
     assert "read back: outputs differ by at most" in capsys.readouterr().out
     exported = tmp_path / "model.safetensors"

@@ -80,9 +80,9 @@ def test_train_returns_the_run(trained, scenes):
     assert trained.finished
     assert [record["step"] for record in trained.metrics if "loss" in record][-1] == 2
     assert not trained.model.training
-    scores = trained.evaluate(scenes, images=1)
+    scores = trained.evaluate(scenes, max_images=1)
     assert scores["clicks"].keys() == {"1", "2", "3", "5", "9"}
-    assert gigamask.evaluate(trained.model, scenes, images=1, device="cpu")[
+    assert gigamask.evaluate(trained.model, scenes, max_images=1, device="cpu")[
         "clicks"
     ] == pytest.approx(scores["clicks"])
 

@@ -34,7 +34,7 @@ class AblateCommand:
     """runs per variant, with seeds 0, 1, ..."""
     parallel_runs: int = 1
     """number of runs to train in parallel, sharing the CPU cores or the GPU"""
-    images: int | None = None
+    max_images: int | None = None
     """number of test images to use, from the start of the data; default: all"""
     min_predicted_iou: float | None = None
     """evaluate only on masks with at least this predicted_iou in their annotation"""
@@ -47,7 +47,7 @@ class AblateCommand:
         from gigamask.workflows.training_budget import Budget
 
         budget = Budget(self.steps, self.cpu_minutes)
-        test = ablate.TestSet(self.test, self.images, self.min_predicted_iou)
+        test = ablate.TestSet(self.test, self.max_images, self.min_predicted_iou)
         return ablate.run(
             self.table,
             self.recipe,

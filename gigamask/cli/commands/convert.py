@@ -30,7 +30,9 @@ class ConvertCommand(SubmitPartsOptions):
     split_components: bool = False
     """label images: make each connected component a mask of its own"""
     ignore: tuple[int, ...] = ()
-    """label images: pixel values to ignore, such as 255 for the object borders of VOC"""
+    """label images: pixel values to ignore, besides 0 and the 255 around objects of Pascal VOC"""
+    strict: bool = False
+    """end with exit code 2 if an image or a mask was left out; the tars are written all the same"""
     workers: int = 1
     """number of processes; each works on one tar at a time"""
     json: str | None = None
@@ -61,4 +63,9 @@ class ConvertCommand(SubmitPartsOptions):
         for kind in ("images", "masks"):
             print_skipped(kind, [sample["reason"] for sample in result[f"skipped_{kind}"]])
         print(f"next: gigamask stats {quote(self.out)}")
+        left_out = sum(len(result[f"skipped_{kind}"]) for kind in ("images", "masks"))
+        if self.strict and left_out:
+            result["fault"] = (
+                f"--strict: {left_out} of the images or masks were left out, see above"
+            )
         return result

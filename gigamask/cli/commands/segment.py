@@ -49,6 +49,8 @@ class SegmentCommand(SubmitPartsOptions):
         default_factory=AutomaticMaskConfig
     )
     """how masks are generated: the arguments of SamAutomaticMaskGenerator"""
+    strict: bool = False
+    """end with exit code 2 if an image could not be read; the others are segmented all the same"""
     json: str | None = None
     """write the results to this JSON file, with everything that was skipped"""
 
@@ -95,4 +97,6 @@ class SegmentCommand(SubmitPartsOptions):
         print_skipped("images", [sample["reason"] for sample in result["skipped"]])
         if self.to_shards:
             print(f"next: gigamask index {quote(self.out)} --out {quote(self.out)}/index")
+        if self.strict and result["skipped"]:
+            result["fault"] = f"--strict: {len(result['skipped'])} images were left out, see above"
         return result

@@ -17,7 +17,12 @@ class StatsCommand:
     """describe tars or an index (masks per image, areas, scores, sizes), or what a sampler draws"""
 
     paths: Positional[Annotated[tuple[str, ...], arg(metavar="PATH ...")]]
-    """an index, or tars, which are indexed temporarily"""
+    """an index, or tars, which are indexed temporarily; or one path with --images or --masks"""
+    images: str | None = None
+    """folder of images, if PATH is COCO's JSON or a folder of LabelMe's or YOLO's files"""
+    masks: str | None = None
+    """COCO's JSON, or a folder of label images or of LabelMe's or YOLO's files, if PATH is the
+    folder of images"""
     sampler: Annotated[str | None, arg(metavar="NAME|file.py:Class")] = None
     """describe what this sampler draws instead: granularity, difficulty and tars over its epochs;
     its fields are flags, such as --sampler.per-tar 10"""
@@ -39,10 +44,12 @@ class StatsCommand:
         if self.sampler is None and (self.attributes or self.items != "image" or self.epochs != 1):
             raise GigamaskError("--epochs, --items and --attributes need --sampler NAME")
         from gigamask.datatools import plots, stats
+        from gigamask.workflows import own_data
 
         if self.picture:
             plots.require_matplotlib()
-        with open_or_build_temporary(self.paths) as index:
+        tars = own_data.own_tars(self.paths, self.images, self.masks)
+        with open_or_build_temporary(tars) as index:
             if self.sampler is not None:
                 return self._describe_sampler(index)
             result = stats.describe(index)

@@ -57,7 +57,7 @@ def run(command: str, arguments: list[str]) -> tuple[str | None, dict[str, Any]]
         from gigamask.workflows.own_data import use_own_data
 
         report = print if is_first_process() else lambda line: None
-        flags = replace(flags, run=use_own_data(flags.run, report))
+        flags = replace(flags, run=use_own_data(flags.run, report, flags.strict))
     if flags.fit is not None and flags.submit == "none":
         flags = fitted(flags, flags.fit)
     configs = stages_of(flags)
