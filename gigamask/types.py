@@ -69,7 +69,7 @@ class ImageAnnotation:
     """The annotation of one image: validated masks at original size, with SA-1B's scores.
 
     `categories` names the category of each mask, "" for a mask without one; it is empty if no mask
-    has one.
+    has one. `ignore` is one mask of the pixels that scores leave out; None: no pixel.
     """
 
     name: str
@@ -78,6 +78,7 @@ class ImageAnnotation:
     predicted_iou: Float32[np.ndarray, "n"]
     stability_score: Float32[np.ndarray, "n"]
     categories: tuple[str, ...] = ()
+    ignore: RLEMasks | None = None
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -58,6 +58,17 @@ class AnnotatedImage(NamedTuple):
 
     pixels: UInt8[np.ndarray, "H W 3"]
     annotation: ImageAnnotation
+
+
+@runtime_checkable
+class AnnotatedImages(Protocol):
+    """Images with their annotations by row."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, row: int) -> AnnotatedImage:
+        """Read and decode one image and its annotation, or raise `CorruptSampleError`."""
+        ...
 
 
 class Sa1bDataset:

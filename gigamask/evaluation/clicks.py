@@ -7,11 +7,14 @@ mask is the one with the highest predicted IoU, thresholded at 0, at the size of
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 import torch
+from jaxtyping import Int64
 from torch import Tensor
 
 from gigamask.data.index import Index
@@ -22,6 +25,7 @@ from gigamask.evaluation import boundary, calibration
 from gigamask.evaluation.embedded_images import (
     BATCH_SIZE,
     EmbeddedImage,
+    ImageSource,
     embed_images,
     scored_masks,
 )
@@ -30,7 +34,8 @@ from gigamask.losses.iou import mask_iou
 from gigamask.models.sam.sam import Sam
 from gigamask.prompts.rounds import run_rounds
 from gigamask.prompts.schedule import BoxPrompt, CenterClicks
-from gigamask.types import PromptRound
+from gigamask.rng import make_rng
+from gigamask.types import ImageAnnotation, Prediction, PromptRound, Prompts, Targets
 
 ImageCallback = Callable[[Sam, EmbeddedImage, np.ndarray], None]
 """Called with the model, an image, and the indices of its evaluated masks."""
@@ -49,6 +54,10 @@ class ClickProtocol:
         "point farthest from the boundary of the error region; false negatives and false "
         "positives separately, the larger distance wins; no point twice"
     )
+    multimask: Literal["first", "never"] = "first"
+    """predict three masks for a first click and for a box, or never"""
+    chosen_by_truth: bool = False
+    """choose among three masks by their actual IoU, which no user knows"""
     answer: str = (
         "the mask with the highest predicted IoU; the single-mask output from the second prompt on"
     )
@@ -64,6 +73,47 @@ class ClickProtocol:
     mean: str = "over all masks of all images"
     zoom: bool = False
     """embed a crop around what is prompted, and answer there, with `inference.zoom`"""
+
+    def rounds(
+        self,
+        decode: Callable[[Prompts], Prediction],
+        targets: Targets,
+        clicks: int | None = None,
+    ) -> Iterator[PromptRound]:
+        """Click, and return the round after each click; the answer is at its `best_index`.
+
+        Args:
+            decode: Predicts masks from prompts.
+            targets: The masks to click in.
+            clicks: Number of clicks; None: the largest of the protocol.
+        """
+        schedule = CenterClicks(clicks or max(self.clicks), self.feed_mask, self.multimask)
+        return run_rounds(self._choose(decode, targets), targets, schedule, None, 0.0)
+
+    def box_round(self, decode: Callable[[Prompts], Prediction], targets: Targets) -> PromptRound:
+        """Return the round of the box; the answer is at its `best_index`.
+
+        Args:
+            decode: Predicts masks from prompts.
+            targets: The masks in the boxes.
+        """
+        schedule = BoxPrompt(self.multimask != "never")
+        [only] = run_rounds(self._choose(decode, targets), targets, schedule, None, 0.0)
+        return only
+
+    def _choose(
+        self, decode: Callable[[Prompts], Prediction], targets: Targets
+    ) -> Callable[[Prompts], Prediction]:
+        """Return the decoder; with the actual IoU as the predicted one if that chooses the mask."""
+        if not self.chosen_by_truth:
+            return decode
+
+        def decode_best(prompts: Prompts) -> Prediction:
+            prediction = decode(prompts)
+            ious = mask_iou(prediction.logits, targets.masks, targets.valid)
+            return replace(prediction, iou_predictions=ious)
+
+        return decode_best
 
 
 SIZES = {"small": 32**2, "medium": 96**2, "large": math.inf}
@@ -93,6 +143,8 @@ class MaskScore:
     """Boundary IoU by number of clicks, if boundaries are scored"""
     boundary_f: dict[int, float] = field(default_factory=dict)
     """boundary F by number of clicks, if boundaries are scored"""
+    name: str = ""
+    """name of its image"""
 
     @property
     def granularity(self) -> str:
@@ -113,6 +165,8 @@ class ClickResult:
     images: int
     scores: list[MaskScore]
     skipped: list[str] = field(default_factory=list)
+    prompting_s: float = 0.0
+    """seconds of all prompts and scores, after the images are embedded"""
 
     @staticmethod
     def concatenate(parts: "Sequence[ClickResult]") -> "ClickResult":
@@ -122,6 +176,7 @@ class ClickResult:
             sum(part.images for part in parts),
             [score for part in parts for score in part.scores],
             [reason for part in parts for reason in part.skipped],
+            sum(part.prompting_s for part in parts),
         )
 
     def summary(self) -> dict:
@@ -183,7 +238,7 @@ class ClickResult:
 
 def evaluate_clicks(
     model: Sam,
-    index: Index,
+    images: ImageSource,
     filters: MaskFilters,
     protocol: ClickProtocol | None = None,
     rows: Iterable[int] | None = None,
@@ -194,38 +249,79 @@ def evaluate_clicks(
 
     Args:
         model: Model to evaluate; its training mode is restored.
-        index: Index of the images.
+        images: Index of the images, or the images.
         filters: Filters that masks must pass.
         protocol: How the masks are scored.
-        rows: Rows of the images in the index; None means all.
+        rows: Rows of the images; None means all.
         batch_size: Images per pass of the encoder; changes scores only by rounding.
         callbacks: Called for each image that has a mask to evaluate.
 
     Returns:
         The scores of all masks, by image.
     """
-    protocol = protocol or ClickProtocol()
+    protocols = [protocol or ClickProtocol()]
+    [result] = evaluate_protocols(model, images, filters, protocols, rows, batch_size, callbacks)
+    return result
+
+
+def evaluate_protocols(
+    model: Sam,
+    images: ImageSource,
+    filters: MaskFilters,
+    protocols: Sequence[ClickProtocol],
+    rows: Iterable[int] | None = None,
+    batch_size: int = BATCH_SIZE,
+    callbacks: Sequence[ImageCallback] = (),
+    max_masks: int | None = None,
+) -> list[ClickResult]:
+    """Score the same masks by several protocols; each image is embedded once.
+
+    Args:
+        model: As for `evaluate_clicks`.
+        images: As for `evaluate_clicks`.
+        filters: As for `evaluate_clicks`.
+        protocols: How the masks are scored.
+        rows: As for `evaluate_clicks`.
+        batch_size: As for `evaluate_clicks`.
+        callbacks: As for `evaluate_clicks`.
+        max_masks: Most masks of an image, drawn at random but always the same; None: all.
+
+    Returns:
+        The scores by each protocol.
+    """
     was_training = model.training
     model.eval()
-    result = ClickResult(protocol, 0, [], [])
-    candidates = range(len(index)) if rows is None else rows
-    annotated = (row for row in candidates if len(scored_masks(index, row, filters)))
+    results = [ClickResult(protocol, 0, [], []) for protocol in protocols]
+    rows = range(len(images)) if rows is None else rows
+    if isinstance(images, Index):
+        index = images
+        rows = (row for row in rows if len(scored_masks(index, row, filters)))
     with torch.inference_mode():
-        for row, image in embed_images(model, index, annotated, batch_size):
+        for row, image in embed_images(model, images, rows, batch_size):
             if isinstance(image, CorruptSampleError):
-                result.skipped.append(str(image))
+                results[0].skipped.append(str(image))
                 continue
-            mask_indices = scored_masks(index, row, filters)
-            result.scores.extend(
-                score
-                for group in image.groups(mask_indices)
-                for score in score_group(model, image, row, group, protocol)
-            )
+            mask_indices = _passing_masks(image.annotation, filters)
+            if max_masks is not None and len(mask_indices) > max_masks:
+                drawn = make_rng(0, "evaluated masks", row).permutation(mask_indices)
+                mask_indices = np.sort(drawn[:max_masks])
+            for i, result in enumerate(results):
+                start = time.perf_counter()
+                for group in image.groups(mask_indices):
+                    result.scores.extend(score_group(model, image, row, group, result.protocol))
+                elapsed_s = result.prompting_s + time.perf_counter() - start
+                results[i] = replace(result, images=result.images + 1, prompting_s=elapsed_s)
             for callback in callbacks:
                 callback(model, image, mask_indices)
-            result = replace(result, images=result.images + 1)
     model.train(was_training)
-    return result
+    return results
+
+
+def _passing_masks(annotation: ImageAnnotation, filters: MaskFilters) -> Int64[np.ndarray, "n"]:
+    """Return the indices of an image's masks that pass the filters and are not empty."""
+    areas, (height, width) = annotation.masks.areas(), annotation.size
+    keep = filters.keep(areas, height * width, annotation.predicted_iou, annotation.stability_score)
+    return np.flatnonzero(keep & (areas > 0))
 
 
 def score_group(
@@ -246,8 +342,7 @@ def score_group(
     oracle: list[float] = []
     predicted: dict[int, list[float]] = {}
     boundaries: dict[int, tuple[list[float], list[float]]] = {}
-    schedule = CenterClicks(max(protocol.clicks), protocol.feed_mask)
-    for prompt_round in run_rounds(decode, targets, schedule, None, 0.0):
+    for prompt_round in protocol.rounds(decode, targets):
         count = prompt_round.index + 1
         ious = mask_iou(prompt_round.prediction.logits, targets.masks, targets.valid)
         if count == 1:
@@ -260,9 +355,10 @@ def score_group(
                 boundary.boundary_iou(*masks).tolist(),
                 boundary.boundary_f(*masks).tolist(),
             )
-    best_of_box = image.decoder(model, best_only=True, zoom=protocol.zoom)
-    (box_round,) = run_rounds(best_of_box, targets, BoxPrompt(), None, 0.0)
-    box = mask_iou(box_round.prediction.logits, targets.masks, targets.valid)[:, 0].tolist()
+    best_of_box = image.decoder(model, not protocol.chosen_by_truth, protocol.zoom)
+    of_box = protocol.box_round(best_of_box, targets)
+    ious = mask_iou(of_box.prediction.logits, targets.masks, targets.valid)
+    box = _of_best(ious, of_box)
     areas = image.annotation.masks[mask_indices].areas().tolist()
     return [
         MaskScore(
@@ -276,6 +372,7 @@ def score_group(
             {count: predicted[count][i] for count in protocol.clicks},
             {count: ious[i] for count, (ious, _) in boundaries.items()},
             {count: scores[i] for count, (_, scores) in boundaries.items()},
+            image.annotation.name,
         )
         for i, mask_index in enumerate(mask_indices)
     ]

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
-from gigamask.data.dataset import Sa1bDataset
+from gigamask.data.dataset import AnnotatedImages, Sa1bDataset
 from gigamask.data.index import Index
 from gigamask.data.mask_sampling import MaskFilters
 from gigamask.errors import CorruptSampleError, GigamaskError
@@ -27,6 +27,8 @@ from gigamask.types import ImageAnnotation, Prompts, Targets
 
 BATCH_SIZE = 4
 """Images per pass of the encoder."""
+ImageSource = Index | AnnotatedImages
+"""Images that are evaluated: an index, or images that need none."""
 GROUP_BYTES = 2**28
 """Bytes of float32 logits in a group of prompts, three masks each, at the stored size."""
 
@@ -52,14 +54,17 @@ class EmbeddedImage:
 
     def targets(self, mask_indices: np.ndarray) -> Targets:
         """Return the annotated masks with these indices, at the stored size."""
-        rle = self.annotation.masks[mask_indices]
+        rle, ignore = self.annotation.masks[mask_indices], self.annotation.ignore
         device = self.embedding.device
         masks = torch.from_numpy(np.ascontiguousarray(rle.to_dense())).to(device)
+        valid = torch.ones_like(masks)
+        if ignore is not None:
+            valid &= ~torch.from_numpy(np.ascontiguousarray(ignore.to_dense())).to(device)
         boxes_input = self.transform.boxes_to_input(rle.boxes().astype(np.float32))
         boxes = torch.from_numpy(boxes_input).float().to(device)
         cell_xy = self.transform.scale_xy
         scale_xy = torch.tensor(cell_xy, dtype=torch.float64, device=device).expand(len(boxes), 2)
-        return Targets(masks, torch.ones_like(masks), boxes, cell_xy, scale_xy)
+        return Targets(masks, valid, boxes, cell_xy, scale_xy)
 
     def decoder(
         self, model: Sam, best_only: bool = False, zoom: bool = False
@@ -120,14 +125,14 @@ def scored_masks(index: Index, row: int, filters: MaskFilters) -> Int64[np.ndarr
 
 
 def embed_images(
-    model: Sam, index: Index, rows: Iterable[int], batch_size: int = BATCH_SIZE
+    model: Sam, images: ImageSource, rows: Iterable[int], batch_size: int = BATCH_SIZE
 ) -> Iterator[tuple[int, EmbeddedImage | CorruptSampleError]]:
     """Yield each row with its embedded image, or the error if it cannot be read, in order.
 
     Args:
         model: Model that embeds the images.
-        index: Index of the images.
-        rows: Rows of the images in the index.
+        images: Index of the images, or the images.
+        rows: Rows of the images.
         batch_size: Images per pass of the encoder, and number of images read ahead.
 
     Raises:
@@ -135,7 +140,7 @@ def embed_images(
     """
     if batch_size < 1:
         raise GigamaskError(f"batch_size must be at least 1 image (got {batch_size})")
-    ahead = _read_ahead(index, rows, model.config, batch_size)
+    ahead = _read_ahead(annotated_images(images), rows, model.config, batch_size)
     while batch := list(islice(ahead, batch_size)):
         embedded = deque(
             _embed(model, [image for _, image in batch if isinstance(image, LoadedImage)])
@@ -149,13 +154,18 @@ def embed_images(
             yield row, error or embedded.popleft()
 
 
-def embed_image(model: Sam, dataset: Sa1bDataset, row: int) -> EmbeddedImage:
+def annotated_images(images: ImageSource) -> AnnotatedImages:
+    """Return the images of an index by row; other images unchanged."""
+    return Sa1bDataset(images) if isinstance(images, Index) else images
+
+
+def embed_image(model: Sam, dataset: AnnotatedImages, row: int) -> EmbeddedImage:
     """Read one image and embed it.
 
     Args:
         model: Model that embeds the image.
-        dataset: Images of an index.
-        row: The image's row in the index.
+        dataset: The images.
+        row: The image's row.
 
     Raises:
         CorruptSampleError: The image cannot be read.
@@ -176,13 +186,12 @@ def _embed(model: Sam, images: Sequence[LoadedImage]) -> list[EmbeddedImage]:
 
 
 def _read_ahead(
-    index: Index, rows: Iterable[int], config: SamConfig, count: int
+    dataset: AnnotatedImages, rows: Iterable[int], config: SamConfig, count: int
 ) -> Iterator[tuple[int, LoadedImage | CorruptSampleError]]:
     """Yield each row's image or error, while a thread reads the next `count` images.
 
     A thread suffices, since decoding releases the interpreter lock.
     """
-    dataset = Sa1bDataset(index)
 
     def read(row: int) -> LoadedImage | CorruptSampleError:
         try:
@@ -203,7 +212,7 @@ def _read_ahead(
         pool.shutdown(cancel_futures=True)
 
 
-def _load(dataset: Sa1bDataset, row: int, config: SamConfig) -> LoadedImage:
+def _load(dataset: AnnotatedImages, row: int, config: SamConfig) -> LoadedImage:
     """Read one image and resize it to the input of a model."""
     pixels, annotation = dataset[row]
     transform = whole_image(annotation.size, config.image_size, config.stretch)

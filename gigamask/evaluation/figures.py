@@ -8,14 +8,16 @@ import cv2
 import numpy as np
 import torch
 
-from gigamask.data.dataset import Sa1bDataset
 from gigamask.data.image import write_png
 from gigamask.data.index import Index
 from gigamask.evaluation.clicks import ClickProtocol, ClickResult, MaskScore
-from gigamask.evaluation.embedded_images import EmbeddedImage, embed_image
+from gigamask.evaluation.embedded_images import (
+    EmbeddedImage,
+    ImageSource,
+    annotated_images,
+    embed_image,
+)
 from gigamask.models.sam.sam import Sam
-from gigamask.prompts.rounds import run_rounds
-from gigamask.prompts.schedule import BoxPrompt, CenterClicks
 from gigamask.types import PromptRound, Prompts
 
 PANEL_PX, LABEL_PX, GAP_PX = 200, 20, 4
@@ -71,18 +73,18 @@ def write_figures(
 
 
 def write_figure(
-    model: Sam, index: Index, scores: list[MaskScore], protocol: ClickProtocol, path: Path
+    model: Sam, images: ImageSource, scores: list[MaskScore], protocol: ClickProtocol, path: Path
 ) -> None:
     """Write a figure with one row per mask.
 
     Args:
         model: Model that predicts the masks again.
-        index: Index of the images.
+        images: Index of the images, or the images.
         scores: Scores of the masks.
         protocol: Protocol of the scores.
         path: PNG file.
     """
-    dataset = Sa1bDataset(index)
+    dataset = annotated_images(images)
     was_training = model.training
     model.eval()
     with torch.inference_mode():
@@ -103,13 +105,13 @@ def stack_rows(rows: Sequence[np.ndarray]) -> np.ndarray:
 def draw_row(
     model: Sam, image: EmbeddedImage, score: MaskScore, protocol: ClickProtocol
 ) -> np.ndarray:
-    """Draw one mask's row: the annotation, and the predictions for 1, 3 and 9 clicks and a box.
+    """Draw one mask's row: the annotation, and predictions for 1, 3, 9, 20 clicks and a box.
 
     Args:
         model: Model that predicts the mask again.
         image: Image of the mask.
         score: Scores of the mask.
-        protocol: Protocol of the scores; of its numbers of clicks, 1, 3 and 9 are drawn.
+        protocol: Protocol of the scores; of its numbers of clicks, 1, 3, 9 and 20 are drawn.
 
     Returns:
         RGB pixels.
@@ -119,15 +121,14 @@ def draw_row(
     truth = targets.foreground[0].cpu().numpy()
     no_points = np.zeros((0, 2), np.float32), np.zeros(0, np.int64)
     panels = [FigurePanel(f"truth ({score.mask_index})", truth, TRUTH, *no_points)]
-    drawn_clicks = [n for n in protocol.clicks if n in (1, 3, 9)] or [protocol.clicks[0]]
-    schedule = CenterClicks(max(drawn_clicks), protocol.feed_mask)
-    for prompt_round in run_rounds(decode, targets, schedule, None, 0.0):
+    drawn_clicks = [n for n in protocol.clicks if n in (1, 3, 9, 20)] or [protocol.clicks[0]]
+    for prompt_round in protocol.rounds(decode, targets, max(drawn_clicks)):
         count = prompt_round.index + 1
         if count in drawn_clicks:
             label = f"{count} click{'s' if count > 1 else ''}: {score.clicks[count]:.2f}"
             panels.append(_round_panel(image, prompt_round, label))
-    (box_round,) = run_rounds(decode, targets, BoxPrompt(), None, 0.0)
-    panels.append(_round_panel(image, box_round, f"box: {score.box:.2f}"))
+    label = f"box: {score.box:.2f}"
+    panels.append(_round_panel(image, protocol.box_round(decode, targets), label))
     drawn = [draw_panel(image.pixels, truth, panel) for panel in panels]
     return np.concatenate([_pad(pixels, 0, GAP_PX) for pixels in drawn], axis=1)
 

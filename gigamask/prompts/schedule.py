@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
@@ -154,6 +154,8 @@ class CenterClicks(PromptSchedule):
     """number of clicks, one per round"""
     feed_mask: bool = True
     """feed back the logits of the previous mask, as in training"""
+    multimask: Literal["first", "never"] = "first"
+    """predict three masks for the first click, as SAM does, or never"""
 
     def __post_init__(self) -> None:
         check_range("CenterClicks.clicks", self.clicks, 1, None)
@@ -205,13 +207,16 @@ class CenterClicks(PromptSchedule):
             points_xy_input=torch.cat([points, point, torch.zeros_like(point)], 1),
             labels=torch.cat([labels, click[:, 2:], torch.full_like(click[:, 2:], -1)], 1),
             masks=previous.mask_input if previous is not None and self.feed_mask else None,
-            multimask_output=previous is None,
+            multimask_output=previous is None and self.multimask == "first",
         )
 
 
 @dataclass(frozen=True)
 class BoxPrompt(PromptSchedule):
     """Evaluation box prompt: one round with the exact box of each mask."""
+
+    multimask: bool = True
+    """predict three masks instead of one"""
 
     @property
     def rounds(self) -> int:
@@ -243,7 +248,7 @@ class BoxPrompt(PromptSchedule):
             points_xy_input=corners,
             labels=corner_labels(len(corners), corners.device),
             masks=None,
-            multimask_output=True,
+            multimask_output=self.multimask,
         )
 
 
