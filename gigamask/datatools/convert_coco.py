@@ -49,12 +49,23 @@ class Instances(msgspec.Struct):
 
 
 class ImageRow(msgspec.Struct, frozen=True):
-    """An entry of `images`."""
+    """An entry of `images`; LVIS states only the URL, whose end is the folder and the name."""
 
     id: Id
-    file_name: str
     width: int
     height: int
+    file_name: str = ""
+    coco_url: str = ""
+
+    @property
+    def path(self) -> PurePath:
+        """Path of the file in the folder of images."""
+        return PurePath(self.file_name or "/".join(self.coco_url.split("/")[-2:]))
+
+    def file(self, folder: Path) -> Path:
+        """Return the file; `folder` may be the subfolder that the URL names, such as val2017."""
+        nested, flat = folder / self.path, folder / self.path.name
+        return flat if not self.file_name and not nested.exists() and flat.exists() else nested
 
 
 class CategoryRow(msgspec.Struct, frozen=True):
@@ -77,6 +88,8 @@ class AnnotationRow(msgspec.Struct, frozen=True):
     id: Id | None = None
     iscrowd: int | bool = 0
     category_id: Id | None = None
+    area: Any = None
+    bbox: Any = None
 
 
 _ANNOTATION = msgspec.json.Decoder(AnnotationRow)
@@ -96,6 +109,22 @@ class CocoImage(SourceImage):
 
     def objects(self) -> Objects:
         """Decode the masks; broken annotations are left out and listed with their reasons."""
+        masks, rows, skipped, crowds = self.read_annotations()
+        filled = masks.areas() > 0
+        for i in np.array(list(rows), np.int64)[~filled].tolist():
+            skipped[i] = _skip(self.source, i, rows[i], CorruptSampleError(EMPTY))
+        extras = [_extras(row, self.names) for i, row in rows.items() if i not in skipped]
+        return Objects(masks[filled], extras, [skipped[i] for i in sorted(skipped)], crowds)
+
+    def read_annotations(
+        self,
+    ) -> tuple[RLEMasks, dict[int, AnnotationRow], dict[int, SkippedSample], int]:
+        """Decode the masks, some of which may be empty.
+
+        Returns:
+            The masks; their annotations by number; the broken ones; and the number of crowds that
+            were left out.
+        """
         rows: dict[int, AnnotationRow] = {}
         rings: list[list[float]] = []
         ring_rows: list[int] = []
@@ -125,11 +154,7 @@ class CocoImage(SourceImage):
         indices = np.array(list(rows), np.int64)
         owners = np.searchsorted(indices, np.array([*ring_rows, *rle_masks], np.int64))
         masks = union_masks(parts, owners, len(rows))
-        filled = masks.areas() > 0
-        for i in indices[~filled].tolist():
-            skipped[i] = _skip(self.source, i, rows[i], CorruptSampleError(EMPTY))
-        extras = [_extras(rows[i], self.names) for i in indices[filled].tolist()]
-        return Objects(masks[filled], extras, [skipped[i] for i in sorted(skipped)], crowds)
+        return masks, rows, skipped, crowds
 
 
 def read(path: Path, image_folder: Path, keep_crowds: bool = False) -> SourceListing:
@@ -179,8 +204,8 @@ def read(path: Path, image_folder: Path, keep_crowds: bool = False) -> SourceLis
     images = [
         CocoImage(
             number,
-            row.file_name,
-            image_folder / row.file_name,
+            str(row.path),
+            row.file(image_folder),
             (row.height, row.width),
             image_annotations[key],
             keep_crowds,
@@ -210,7 +235,9 @@ def _image_rows(entries: Sequence[msgspec.Raw]) -> tuple[dict[str, ImageRow], li
         name = f"image {i}"
         try:
             row = _IMAGE.decode(raw)
-            key, name = str(row.id), f"{row.file_name} (id {row.id})"
+            key, name = str(row.id), f"{row.path} (id {row.id})"
+            if not row.path.name:
+                raise CorruptSampleError("it needs file_name, or LVIS's coco_url")
             if not (
                 0 < row.height <= MAX_SIDE
                 and 0 < row.width <= MAX_SIDE
@@ -220,7 +247,7 @@ def _image_rows(entries: Sequence[msgspec.Raw]) -> tuple[dict[str, ImageRow], li
                     f"its stated size is {row.height} x {row.width} pixels, but sides must be 1 to"
                     f" {MAX_SIDE} and pixels at most {MAX_PIXELS}"
                 )
-            if PurePath(row.file_name).is_absolute() or ".." in PurePath(row.file_name).parts:
+            if row.path.is_absolute() or ".." in row.path.parts:
                 raise CorruptSampleError(
                     "its file_name is outside the folder of images; give names within it"
                 )
@@ -233,7 +260,7 @@ def _image_rows(entries: Sequence[msgspec.Raw]) -> tuple[dict[str, ImageRow], li
         except (*JSON_ERRORS, CorruptSampleError) as error:
             skipped.append(SkippedSample(name, f"{name}: {error}"))
     for key in clashing:
-        name = f"{rows[key].file_name} (id {key})"
+        name = f"{rows[key].path} (id {key})"
         skipped.append(
             SkippedSample(
                 name,

@@ -103,6 +103,21 @@ def reason(done: dict, what: str = "masks") -> str:
     return done[f"skipped_{what}"][0]["reason"]
 
 
+def test_lvis_states_urls_of_two_folders(tmp_path):
+    case = Case(tmp_path)
+    case.put("val2017/1.jpg", jpeg())
+    case.put("2.jpg", jpeg())  # the folder itself may be that of the URL
+    images = [
+        {name: value for name, value in row(number).items() if name != "file_name"}
+        for number in (1, 2, 3)
+    ]
+    for each in images[:2]:
+        each["coco_url"] = f"http://images.cocodataset.org/val2017/{each['id']}.jpg"
+    done = case.coco(images, [thing(1), thing(2), thing(3)])
+    assert (done["images"], done["masks"]) == (2, 2)
+    assert "needs file_name, or LVIS's coco_url" in done["skipped_images"][0]["reason"]
+
+
 def test_an_image_as_sa1b_has_it(case):
     """A JPEG's bytes stay, and the json says what SA-1B's says."""
     raw = jpeg()
