@@ -1,7 +1,9 @@
 """A real HTTP server of a folder's files, well behaved or not: `with FileServer(folder, busy=2) as
-server: ...server.url...`; and an S3 server.
+server: ...server.url...`; an S3 server; and one that speaks the Hugging Face Hub's protocol.
 """
 
+import hashlib
+import json
 import logging
 import os
 import re
@@ -10,7 +12,7 @@ import time
 import warnings
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 from urllib.request import Request, urlopen
 
@@ -222,6 +224,102 @@ class _Answer(BaseHTTPRequestHandler):
         self.close_connection |= dropped or served.wrong_length != 0
 
 
+class Hub:
+    """A server that answers as the Hugging Face Hub does, from folders below `root`: models in
+    `ORG/NAME/REVISION`, data sets in `datasets/ORG/NAME/REVISION`. fsspec finds it by its own
+    configuration, here and in new processes; models need `HF_ENDPOINT` in a new process. `asked`
+    are the requests in order; `status` answers that to every request for a file."""
+
+    def __init__(self, root: Path, status: int | None = None) -> None:
+        self.root, self.status = root, status
+        self.asked: list[Asked] = []
+        self._server = _Listener(("127.0.0.1", 0), type("Answer", (_HubAnswer,), {"hub": self}))
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+        )
+        self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self) -> "Hub":
+        self._thread.start()
+        self._before = dict(os.environ), dict(fsspec.config.conf)
+        os.environ["FSSPEC_HF_ENDPOINT"] = self.endpoint
+        fsspec.config.conf["hf"] = {"endpoint": self.endpoint}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _restore(self._before)
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class _HubAnswer(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    hub: Hub
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self._answer(body=False)
+
+    def do_GET(self) -> None:
+        self._answer(body=True)
+
+    def _answer(self, body: bool) -> None:
+        path, root, repo = unquote(urlsplit(self.path).path), self.hub.root, r"[\w.]+/[\w.]+"
+        self.hub.asked.append(Asked(self.command, path, self.headers["Range"]))
+        known = re.fullmatch(rf"/api/(?:models/)?((?:datasets/)?{repo})(?:/revision/(\w+))?", path)
+        tree = re.fullmatch(rf"/api/(datasets/{repo}/)tree/(\w+)/?(.*)", path)
+        file = re.fullmatch(rf"/((?:datasets/)?{repo}/)resolve/(\w+)/(.+)", path)
+        if known and (root / known[1] / (known[2] or "main")).is_dir():
+            found: Any = {"id": known[1].removeprefix("datasets/"), "siblings": []}
+            return self._send(json.dumps(found).encode(), "", body)
+        if tree and (folder := root / tree[1] / tree[2] / tree[3]).is_dir():
+            below = folder.rglob("*") if "recursive=true" in self.path.lower() else folder.iterdir()
+            entries = [self._entry(each, root / tree[1] / tree[2]) for each in below]
+            return self._send(json.dumps(entries).encode(), "", body)
+        held = root / f"{file[1]}{file[2]}/{file[3]}" if file else root
+        if file and self.hub.status is None and held.is_file():
+            return self._send(held.read_bytes(), file[1] + file[2], body)
+        self.send_response(self.hub.status or 404 if file else 404)
+        self.send_header("X-Error-Code", "RepoNotFound" if known else "EntryNotFound")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+        return None
+
+    def _send(self, content: bytes, revision: str, body: bool) -> None:
+        wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers["Range"] or "")
+        self.send_response(206 if wanted else 200)
+        self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
+        if wanted:
+            self.send_header("Content-Range", f"bytes {wanted[1]}-{wanted[2]}/{len(content)}")
+            content = content[int(wanted[1]) : int(wanted[2]) + 1]
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("X-Repo-Commit", hashlib.sha1(revision.encode()).hexdigest())
+        self.end_headers()
+        if body:
+            self.wfile.write(content)
+
+    @staticmethod
+    def _entry(path: Path, root: Path) -> dict[str, Any]:
+        content = path.read_bytes() if path.is_file() else b""
+        kind = "file" if path.is_file() else "directory"
+        oid = hashlib.sha1(content).hexdigest()
+        name = path.relative_to(root).as_posix()
+        return {"type": kind, "oid": oid, "size": len(content), "path": name}
+
+
+def _restore(before: tuple[dict[str, str], dict[str, Any]]) -> None:
+    """Sets the environment and fsspec's configuration as they were."""
+    environment, configuration = before
+    os.environ.clear()
+    os.environ.update(environment)
+    fsspec.config.conf.clear()
+    fsspec.config.conf.update(configuration)
+
+
 class ObjectStore:
     """A real S3 server on this machine with one empty bucket, which fsspec finds by its own
     configuration, here and in new processes."""
@@ -252,11 +350,7 @@ class ObjectStore:
         return self
 
     def __exit__(self, *_: object) -> None:
-        environment, configuration = self._before
-        os.environ.clear()
-        os.environ.update(environment)
-        fsspec.config.conf.clear()
-        fsspec.config.conf.update(configuration)
+        _restore(self._before)
         self._server.stop()
 
     def put(self, file: Path, key: str) -> str:

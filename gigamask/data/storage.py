@@ -1,6 +1,6 @@
 """Files on local disks and remote storage: sizes, versions, byte ranges, and the tars of a URL.
 
-A URL is anything with `protocol://` (s3, gs, http, memory...). Its endpoint and keys are set in
+A URL is anything with `protocol://` (s3, gs, http, hf, memory...). Its endpoint and keys are set in
 fsspec's own configuration; fsspec and the library of a protocol are imported when the first URL is
 used. Transient errors are retried here and not in any layer below. Only local files are written.
 """
@@ -27,9 +27,19 @@ in [0.5, 1], so that readers do not all retry at the same time. All waits take a
 MAX_CONCURRENT = 64
 """Maximum number of concurrent requests; object stores have high latency but serve many at once."""
 CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 15, 60
-EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "http", "https": "http"}
+EXTRAS = {
+    "s3": "s3",
+    "s3a": "s3",
+    "gs": "gcs",
+    "gcs": "gcs",
+    "http": "http",
+    "https": "http",
+    "hf": "hf",
+}
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)(://|::)")
-_VERSIONS = ("ETag", "etag", "Last-Modified", "LastModified", "mtime", "updated", "created")
+_VERSIONS = (
+    *("ETag", "etag", "blob_id", "Last-Modified", "LastModified", "mtime", "updated", "created"),
+)
 _BUGS = (TypeError, AttributeError, NotImplementedError, AssertionError, ImportError)
 _PERMANENT = {errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.ENAMETOOLONG}
 
@@ -249,14 +259,13 @@ def _read_remote(
     """Return the bytes or the error of each range; only transient failures are retried."""
     results: dict[int, bytes | CorruptSampleError] = {}
     pending = list(wanted)
-    options = {"batch_size": MAX_CONCURRENT} if filesystem.async_impl else {}
     for attempt in range(1, MAX_TRIES + 1):
         if attempt > 1:
             _wait(attempt)
         paths, ranges = zip(*(wanted[i] for i in pending), strict=True)
         starts = [byte_range.offset for byte_range in ranges]
         stops = [byte_range.offset + byte_range.size for byte_range in ranges]
-        responses = filesystem.cat_ranges(list(paths), starts, stops, on_error="return", **options)
+        responses = _cat_ranges(filesystem, list(paths), starts, stops)
         failed = []
         for i, byte_range, response in zip(pending, ranges, responses, strict=True):
             results[i], transient = _check_response(byte_range, response, attempt)
@@ -266,6 +275,25 @@ def _read_remote(
         if not pending:
             break
     return results
+
+
+def _cat_ranges(
+    filesystem: Any, paths: list[str], starts: list[int], stops: list[int]
+) -> list[bytes | Exception]:
+    """Return the bytes or the error of each range, fetched concurrently."""
+    if filesystem.protocol != "hf":
+        options = {"batch_size": MAX_CONCURRENT} if filesystem.async_impl else {}
+        return filesystem.cat_ranges(paths, starts, stops, on_error="return", **options)
+
+    def cat(path: str, start: int, stop: int) -> bytes | Exception:
+        try:  # without a cache, which would read 5 MB ahead
+            return filesystem.cat_file(path, start, stop, cache_type="none")
+        except Exception as error:
+            return error
+
+    first = cat(paths[0], starts[0], stops[0])  # lists the folder, once for all
+    with ThreadPoolExecutor(MAX_CONCURRENT) as threads:
+        return [first, *threads.map(cat, paths[1:], starts[1:], stops[1:])]
 
 
 def _short_read(byte_range: ByteRange, size: int) -> CorruptSampleError:
@@ -327,16 +355,19 @@ def _classify_error(url: str, error: Exception, attempt: int) -> tuple[bool, str
     ):
         error = error.__cause__  # fsspec raises FileNotFoundError for any http failure
     status = getattr(error, "status", None) or getattr(error, "code", None)
+    status = status or getattr(getattr(error, "response", None), "status_code", None)
+    log_in = ", or log in with hf auth login" if url.startswith("hf://") else ""
     status = status if isinstance(status, int) else 0
     reason = " ".join(str(error).split())[:200] or type(error).__name__
     if isinstance(error, FileNotFoundError) or status in (404, 410):
-        return False, f" (not found: {reason}); check the URL"
+        return False, f" (not found: {reason}); check the URL{log_in}"
     if (
         isinstance(error, PermissionError)
         or status in (401, 403)
         or "Credentials" in type(error).__name__
     ):
-        return False, f" (no permission: {reason}); check fsspec's credentials or re-sign the URL"
+        advice = f"check fsspec's credentials or re-sign the URL{log_in}"
+        return False, f" (no permission: {reason}); {advice}"
     if status == 416 or "not satisfiable" in reason:
         return False, f" ({reason}); the file is shorter than when it was indexed, index it again"
     refused = 400 <= status < 500 and status not in (408, 425, 429)
@@ -364,8 +395,10 @@ def _open(url: str) -> tuple[Any, str]:
     if protocol in ("s3", "s3a") and "config_kwargs" not in configured:
         # Otherwise the retries of three layers multiply, and giving up takes an hour.
         options["config_kwargs"] = {"retries": {"max_attempts": 0}}
+    # The Hub has models, data sets and spaces; tars are expected in data sets.
+    full = re.sub(r"^hf://(?!(datasets|models|spaces|buckets)/)", "hf://datasets/", url)
     try:
-        filesystem, inner = fsspec.core.url_to_fs(url, **options)
+        filesystem, inner = fsspec.core.url_to_fs(full, **options)
     except ImportError as error:
         extra = EXTRAS.get(protocol)
         advice = f"pip install 'gigamask[{extra}]'" if extra else f"install it ({error})"

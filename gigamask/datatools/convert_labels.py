@@ -23,6 +23,13 @@ from gigamask.masks.rle import RLEMasks, from_keys
 SUFFIXES = (".png", ".tif", ".tiff")
 VOC_IMAGES, VOC_OBJECTS, VOC_CLASSES = "JPEGImages", "SegmentationObject", "SegmentationClass"
 """Folders of Pascal VOC's images, and of their instances and classes as label images."""
+VOC_NAMES = (
+    *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
+    *("diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa"),
+    *("train", "tvmonitor"),
+)
+OTHER_NAMES = ("class_names.txt", "labelmap.txt")
+"""Files with other classes that LabelMe and CVAT write into folders in VOC's layout."""
 VOID, VOID_COLOR = 255, [224, 224, 192]
 """Palette index of the pixels around objects of VOC, which belong to none, and its color there."""
 GRAY = ("1", "L", "P", "I", "I;16", "I;16B")
@@ -35,6 +42,7 @@ class LabelImage(SourceImage):
 
     label: Path
     classes: Path | None
+    class_names: tuple[str, ...]
     split: bool
     ignore: tuple[int, ...]
 
@@ -47,6 +55,8 @@ class LabelImage(SourceImage):
         if self.classes is not None:
             for i, category in self._categories(self.classes, masks).items():
                 extras[i]["category_id"] = category
+                if category <= len(self.class_names):
+                    extras[i]["category"] = self.class_names[category - 1]
         if self.split:
             parts, owners = _components(labels, masks, values)
             masks, _ = _masks(parts, self.source)
@@ -95,10 +105,13 @@ def read(
             "of LabelMe's or YOLO's files, or COCO's instances json"
         )
 
+    others = (labels.absolute().with_name(name) for name in OTHER_NAMES)
+    names = () if any(other.is_file() for other in others) else VOC_NAMES
+
     def make(number: int, name: str, image: Path, path: Path) -> LabelImage:
         classes = class_folder(labels) / path.relative_to(labels)
         known = classes if classes != path and classes.is_file() else None
-        return LabelImage(number, name, image, path, known, split, ignore)
+        return LabelImage(number, name, image, path, known, names, split, ignore)
 
     return match_images(files, labels, image_folder, make)
 

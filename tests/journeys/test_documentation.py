@@ -23,7 +23,7 @@ from gigamask.data import storage
 from tests.journeys import doc_fixtures
 from tests.journeys.pages import DOCS, PAGES, ROOT, Item, benchmarks, items
 from tests.journeys.substitutions import ADDED, REPLACED, small, small_python
-from tests.servers import FileServer, ObjectStore
+from tests.servers import FileServer, Hub, ObjectStore
 
 PAGES_WITH_ITEMS = [page for page in PAGES if items(page)]
 SEPARATE_SECTIONS = ("docs/measurements.md",)
@@ -78,6 +78,9 @@ def start_servers(folder: Path, text: str, stack: ExitStack) -> None:
         objects = stack.enter_context(ObjectStore())
         for path in tars:
             objects.put(path, f"sa1b/{path.name}")
+    if "hf://ORG/NAME" in text:
+        shutil.copytree(folder / "disk/sa1b", folder / "hub/datasets/ORG/NAME/main")
+        stack.enter_context(Hub(folder / "hub"))
 
 
 def run_item(item: Item, variables: dict) -> None:

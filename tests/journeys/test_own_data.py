@@ -151,8 +151,9 @@ def test_pascal_voc_as_it_is_published(here, capsys):
     with tarfile.open(tar) as opened:
         names = [each for each in opened.getnames() if each.endswith(".json")]
         record = json.loads(opened.extractfile(names[0]).read())
-    found = {(each["label"], each["category_id"], each["area"]) for each in record["annotations"]}
-    assert found == {(1, 15, 15 * 22), (2, 7, 10 * 55)}
+    names = ("label", "category_id", "category", "area")
+    found = {tuple(each[name] for name in names) for each in record["annotations"]}
+    assert found == {(1, 15, "person", 15 * 22), (2, 7, "car", 10 * 55)}
     words = ["--masks", str(voc / "SegmentationObject"), "--val-split", "0.4", "--strict"]
     assert train("--data", str(voc / "JPEGImages"), *words) == 0
     assert train("--data", str(voc), "--val-split", "0.4", "--out", "other") == 0

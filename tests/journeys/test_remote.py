@@ -3,6 +3,7 @@ it, and the same batches as from a disk.
 """
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import fields
@@ -18,7 +19,7 @@ from gigamask.data.loader import SampleSource, batches
 from gigamask.data.sample_config import SampleConfig
 from gigamask.synthetic import scenes
 from gigamask.types import Batch, RandomSpec, SampleRef, StepPlan
-from tests.servers import FileServer, ObjectStore
+from tests.servers import FileServer, Hub, ObjectStore
 
 
 @pytest.fixture(scope="module")
@@ -29,12 +30,17 @@ def tars(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=["http", "s3"])
-def address(request, tars):
+@pytest.fixture(scope="module", params=["http", "s3", "hf"])
+def address(request, tars, tmp_path_factory):
     """The address of that folder on a server."""
     if request.param == "http":
         with FileServer(tars) as server:
             yield server.url
+    elif request.param == "hf":
+        root = tmp_path_factory.mktemp("hub")
+        shutil.copytree(tars, root / "datasets/us/scenes/v1/deep")
+        with Hub(root):
+            yield "hf://datasets/us/scenes@v1/deep"
     else:
         with ObjectStore() as objects:
             for path in tars.iterdir():

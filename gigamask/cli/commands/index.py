@@ -16,7 +16,8 @@ class IndexCommand(SubmitPartsOptions):
     """index every image and mask of tars; run again with more tars to scan only the new ones"""
 
     paths: Positional[Annotated[tuple[str, ...], arg(metavar="PATH ...")]]
-    """tars, folders of tars, globs, or indexes to include; local or s3://, gs://, http(s)://"""
+    """tars, folders of tars, globs, or indexes to include; local or s3://, gs://, http(s)://,
+    hf://ORG/NAME"""
     out: str
     """output folder for the index"""
     workers: int = 1

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
 
@@ -11,7 +12,7 @@ import pytest
 from gigamask.data import storage
 from gigamask.data.storage import ByteRange
 from gigamask.errors import CorruptSampleError, GigamaskError
-from tests.servers import FileServer, ObjectStore
+from tests.servers import FileServer, Hub, ObjectStore
 
 DATA = bytes(range(256)) * 1200
 
@@ -218,7 +219,10 @@ def test_a_file_without_length_is_refused(served):
 
 @pytest.mark.parametrize(
     ("protocol", "module", "extra"),
-    [("s3", "s3fs", "s3"), ("gs", "gcsfs", "gcs"), ("https", "aiohttp", "http")],
+    [
+        *[("s3", "s3fs", "s3"), ("gs", "gcsfs", "gcs"), ("https", "aiohttp", "http")],
+        ("hf", "huggingface_hub", "hf"),
+    ],
 )
 def test_a_missing_library_is_named_with_its_extra(monkeypatch, protocol, module, extra):
     for name in (f"{module}.core", "fsspec.implementations.http"):
@@ -265,6 +269,34 @@ def test_tars_of_remote_folders_and_globs(served):
             storage.find_tars(f"{server.url}/empty")
     fsspec.filesystem("memory").pipe({"/listed/a.tar": b"", "/listed/b.txt": b""})
     assert storage.find_tars("memory://listed") == ["memory://listed/a.tar"]
+
+
+@pytest.mark.slow
+def test_a_data_set_of_the_hub(served, tmp_path):
+    deep = tmp_path / "hub/datasets/us/tars/main/deep"
+    deep.mkdir(parents=True)
+    for name in ("a.tar", "b.tar"):
+        shutil.copy(served / name, deep)
+    with Hub(tmp_path / "hub") as hub:
+        both = [f"hf://datasets/us/tars/deep/{name}.tar" for name in "ab"]
+        assert storage.find_tars("hf://us/tars/deep") == both
+        assert storage.find_tars("hf://us/tars/**/*.tar") == both
+        assert storage.find_tars("hf://datasets/us/tars@main/deep/[b]*")[0].endswith(
+            "@main/deep/b.tar"
+        )
+        url = "hf://us/tars/deep/a.tar"
+        assert storage.stat(url).bytes == len(DATA)
+        assert len(storage.stat(url).version) == 40
+        hub.asked.clear()
+        ranges = [storage.ByteRange(url, start, 3) for start in range(20)]
+        assert storage.read_ranges(ranges) == [DATA[start : start + 3] for start in range(20)]
+        assert sorted({each.range for each in hub.asked}) == sorted(
+            f"bytes={start}-{start + 2}" for start in range(20)
+        ), "no byte more, and the folder is listed once"
+        for wrong, status in (("hf://us/none/a.tar", None), (url, 403)):
+            hub.status = status
+            with pytest.raises(GigamaskError, match=rf"^{wrong}: .*hf auth login"):
+                storage.read(wrong, 0, 3)
 
 
 @pytest.mark.slow

@@ -1,15 +1,11 @@
 """`Sam.from_pretrained` and `save_pretrained`: folders, files, models of the Hugging Face Hub."""
 
-import hashlib
 import json
 import os
-import re
 import subprocess
 import sys
-import threading
 import warnings
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -24,6 +20,7 @@ from gigamask.models.init import build_model
 from gigamask.models.sam.sam import Sam
 from gigamask.models.state_dict import save_weights, to_official
 from tests.little import SPEC, little
+from tests.servers import Hub
 
 
 @pytest.fixture
@@ -92,42 +89,6 @@ def test_a_training_may_start_from_the_hub(scenes):
         replace(config, init="nowhere").check_inputs()
 
 
-class Hub(BaseHTTPRequestHandler):
-    """The requests that downloads make, answered from folders `root/ORG/NAME/REVISION`."""
-
-    root: Path
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-    def do_HEAD(self) -> None:
-        self.answer(body=False)
-
-    def do_GET(self) -> None:
-        self.answer(body=True)
-
-    def answer(self, body: bool) -> None:
-        model = re.fullmatch(r"/api/models/(\w+/\w+)(?:/revision/(\w+))?", self.path)
-        file = re.fullmatch(r"/(\w+/\w+)/resolve/(\w+)/([\w.]+)", self.path)
-        if model and (self.root / model[1] / (model[2] or "main")).is_dir():
-            content, revision = json.dumps({"id": model[1], "siblings": []}).encode(), ""
-        elif file and (path := self.root / file[1] / file[2] / file[3]).is_file():
-            content, revision = path.read_bytes(), "/".join(path.parts[-4:-1])
-        else:
-            self.send_response(404)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-            return
-        self.send_response(200)
-        self.send_header("Content-Type", "application/octet-stream")
-        self.send_header("Content-Length", str(len(content)))
-        self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
-        self.send_header("X-Repo-Commit", hashlib.sha1(revision.encode()).hexdigest())
-        self.end_headers()
-        if body:
-            self.wfile.write(content)
-
-
 LOAD = """
 import sys
 from gigamask import GigamaskError, Sam
@@ -166,16 +127,9 @@ def test_a_model_of_the_hub_is_downloaded_once(model, tmp_path):
     adapters = tmp_path / "hub/us/adapters/main"
     adapters.mkdir(parents=True)
     write_adapters(adapters, first, "hf:us/sam@v1")
-    handler = type("Handler", (Hub,), {"root": tmp_path / "hub"})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    endpoint = f"http://127.0.0.1:{server.server_port}"
     hub_ids = ("us/sam", "us/nothing", "us/no..thing", "hf:us/sam@v1", "us/sam@v2", "us/adapters")
-    try:
-        errors = load_in_a_process(tmp_path, *hub_ids, HF_ENDPOINT=endpoint)
-    finally:
-        server.shutdown()
-        server.server_close()
+    with Hub(tmp_path / "hub") as hub:
+        errors = load_in_a_process(tmp_path, *hub_ids, HF_ENDPOINT=hub.endpoint)
     refused = [error.partition(":")[0] for error in errors]
     assert refused == ["us/nothing", "us/no..thing", "us/sam@v2"]
     assert_equal(model, Sam.from_pretrained(tmp_path / "saved0"))
@@ -185,7 +139,7 @@ def test_a_model_of_the_hub_is_downloaded_once(model, tmp_path):
     assert changed == {"image_encoder.blocks.0.attn.qkv.weight"}
     assert not list((tmp_path / "cache").rglob("*.bin"))
     known = ("us/sam", "us/adapters", "us/sam@v1")
-    without_server = load_in_a_process(tmp_path, *known, "us/other", HF_ENDPOINT=endpoint)
+    without_server = load_in_a_process(tmp_path, *known, "us/other", HF_ENDPOINT=hub.endpoint)
     assert [error.partition(":")[0] for error in without_server] == ["us/other"]
 
 
