@@ -20,10 +20,11 @@ from PIL import Image
 from gigamask.errors import CorruptSampleError
 from gigamask.files import write_bytes
 
-MAX_PIXELS = 2**26
-"""67 megapixels, 20 times SA-1B's largest image; larger ones count as decompression bombs."""
+MAX_PIXELS = 2**27
+"""134 megapixels, 400 MB decoded: the largest cameras and 10,000 x 10,000 px of orthophotos have
+100; larger images count as decompression bombs."""
 MAX_BYTES = 2**28
-"""256 MiB; a JPEG of MAX_PIXELS has a quarter of that at the highest quality."""
+"""256 MiB; a JPEG of MAX_PIXELS has half of that at the highest quality."""
 _HIGH_BIT_DEPTH_MODES = ("I", "F")
 """Prefixes of Pillow's modes with more than 8 bits per channel, which Pillow would clip."""
 

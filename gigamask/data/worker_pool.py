@@ -30,8 +30,8 @@ Result = TypeVar("Result")
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 STOP_INTERVAL_S = 1.0
 """Seconds between two requests to stop."""
-Progress = Callable[[int, int], object]
-"""Called as `progress(done, total)` after each item."""
+Progress = Callable[[float, int], object]
+"""Called as `progress(done, total)` after each item, or part of one."""
 
 
 @dataclass(frozen=True)

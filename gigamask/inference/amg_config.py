@@ -10,6 +10,8 @@ from gigamask.errors import GigamaskError, check_range
 if TYPE_CHECKING:
     from gigamask.models.configs import Decoder
 
+MIN_TILE_PX = 32
+"""Smallest side of a tile in pixels."""
 MAX_OFFSET = 1e6
 """Far above any logit; larger offsets would overflow."""
 
@@ -46,6 +48,11 @@ class AutomaticMaskConfig:
     """points_per_side is divided by this to the power of the layer"""
     min_mask_region_area: int = 0
     """area in pixels below which holes are filled and islands removed; 0 disables"""
+    tile: int | None = None
+    """side in pixels of the tiles in which larger images are processed, each with its own points;
+    default: the image is processed as a whole"""
+    halo: int | None = None
+    """overlap of neighboring tiles in pixels, at most half of a tile; default: an eighth of it"""
 
     def __post_init__(self) -> None:
         minima = {
@@ -77,6 +84,32 @@ class AutomaticMaskConfig:
                 f"point in crop layer {self.crop_n_layers} of points_per_side "
                 f"{self.points_per_side}: lower it"
             )
+
+        self._check_tiles()
+
+    def _check_tiles(self) -> None:
+        """Check that tiles are larger than their halo, and not combined with crops."""
+        if self.tile is None:
+            if self.halo is not None:
+                raise GigamaskError(f"halo {self.halo} is the overlap of tiles: give tile, too")
+            return
+        if self.tile < MIN_TILE_PX:
+            raise GigamaskError(f"tile must be at least {MIN_TILE_PX} pixels (got {self.tile})")
+        if not 0 <= self.tile_halo <= self.tile // 2:
+            raise GigamaskError(
+                f"halo must be 0 to {self.tile // 2} pixels, half of tile {self.tile} "
+                f"(got {self.halo})"
+            )
+        if self.crop_n_layers:
+            raise GigamaskError(
+                f"crop_n_layers {self.crop_n_layers} cannot be combined with tile {self.tile}: "
+                "leave one of them out"
+            )
+
+    @property
+    def tile_halo(self) -> int:
+        """Overlap of neighboring tiles in pixels."""
+        return (self.tile or 0) // 8 if self.halo is None else self.halo
 
     def thresholds(self, decoder: Decoder) -> tuple[float, float]:
         """Return the thresholds of predicted IoU and stability for the masks of a decoder."""

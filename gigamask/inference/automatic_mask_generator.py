@@ -8,7 +8,7 @@ by predicted IoU are resized to the image, and masks are run lengths from then o
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from functools import cached_property
 from itertools import product
@@ -24,6 +24,7 @@ from gigamask.distributed.precision import PrecisionName
 from gigamask.errors import GigamaskError
 from gigamask.inference.amg_config import AutomaticMaskConfig
 from gigamask.inference.predictor import MASK_THRESHOLD, SamPredictor
+from gigamask.inference.tiles import TileGrid, match_masks, unite
 from gigamask.masks.boxes import box_area, is_box_near_crop_edge, nms
 from gigamask.masks.rle import RLEMasks, encode_boxes
 from gigamask.masks.transforms import above, count_pixels, logit_boxes
@@ -33,6 +34,8 @@ from gigamask.models.sam.sam import PromptDecoder, Sam
 
 EDGE_TOLERANCE_PX = 20.0
 """A box this close to a crop's side within the image counts as cut off (SAM's `utils/amg.py`)."""
+CUT_CELLS = 2.0
+"""A mask this close to a tile's side, in cells of low-resolution masks, counts as cut by it."""
 CHUNK_BYTES = 2**26
 """Bytes of float32 logits, in the masks' boxes at the crop's size, that are processed together."""
 OUTPUT_MODES = ("binary_mask", "uncompressed_rle", "coco_rle")
@@ -100,6 +103,9 @@ class SamAutomaticMaskGenerator:
             the latter as a list of run lengths or as COCO's compressed string.
         cache: Cache of embeddings on disk, keyed by weights and pixels.
         precision: As for `SamPredictor`.
+        tile: Side in pixels of the tiles in which larger images are processed, each with its own
+            points; masks are joined over their borders. None: images are processed as a whole.
+        halo: Overlap of neighboring tiles in pixels; None: an eighth of a tile.
 
     Raises:
         GigamaskError: A parameter is out of range, or not exactly one of `points_per_side` and
@@ -123,6 +129,8 @@ class SamAutomaticMaskGenerator:
     _: KW_ONLY
     cache: EmbeddingCache | None = None
     precision: PrecisionName = "auto"
+    tile: int | None = None
+    halo: int | None = None
 
     def __post_init__(self) -> None:
         layers = self.config.crop_n_layers
@@ -180,9 +188,19 @@ class SamAutomaticMaskGenerator:
         ]
 
     @torch.no_grad()
-    def generate_proposals(self, image: np.ndarray) -> MaskProposals:
-        """Generate the masks of an image `(H, W, 3)` in uint8 as run lengths, best first."""
+    def generate_proposals(
+        self, image: np.ndarray, progress: Callable[[float], object] | None = None
+    ) -> MaskProposals:
+        """Generate the masks of an image as run lengths, best first.
+
+        Args:
+            image: `(H, W, 3)` RGB pixels in uint8.
+            progress: Called before each tile with the fraction of the image that is done.
+        """
         size = (image.shape[0], image.shape[1])
+        if self.tile is not None and max(size) > self.tile:
+            grid = TileGrid(size, self.tile, self.config.tile_halo)
+            return self._process_tiles(image, grid, progress or (lambda fraction: None))
         crops = generate_crop_boxes(size, self.crop_n_layers, self.crop_overlap_ratio)
         proposals = MaskProposals.concatenate(
             [self._process_crop(image, crop, layer) for crop, layer in crops]
@@ -194,6 +212,23 @@ class SamAutomaticMaskGenerator:
             threshold = max(self.box_nms_thresh, self.crop_nms_thresh)
             proposals = postprocess_small_regions(proposals, self.min_mask_region_area, threshold)
         return proposals
+
+    def _process_tiles(
+        self, image: np.ndarray, grid: TileGrid, progress: Callable[[float], object]
+    ) -> MaskProposals:
+        """Return the masks of all tiles, joined over their borders."""
+        parts = []
+        for tile in grid.boxes:
+            progress(len(parts) / len(grid.boxes))
+            parts.append(self._process_crop(image, tile, 0))
+        proposals = MaskProposals.concatenate(parts)
+        tile_index = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+        cell = grid.tile / self.model.config.mask_size
+        groups = match_masks(
+            proposals.masks, proposals.predicted_iou, tile_index, grid, CUT_CELLS * cell
+        )
+        joined = join_proposals(proposals, groups)
+        return joined[nms(joined.boxes, joined.predicted_iou, self.crop_nms_thresh)]
 
     def _process_crop(self, image: np.ndarray, crop: Box, layer: int) -> MaskProposals:
         """Return the masks of one crop, in coordinates of the image."""
@@ -215,6 +250,10 @@ class SamAutomaticMaskGenerator:
         )
         self.predictor.reset_image()
         proposals = proposals[nms(proposals.boxes, proposals.predicted_iou, self.box_nms_thresh)]
+        if self.tile is not None and self.min_mask_region_area:
+            # Within tiles, since the masks of a large image would take long.
+            area = self.min_mask_region_area
+            proposals = postprocess_small_regions(proposals, area, self.box_nms_thresh)
         return replace(
             proposals,
             masks=uncrop_masks(proposals.masks, crop, size),
@@ -267,7 +306,45 @@ class SamAutomaticMaskGenerator:
                 _repeat(crop, len(chosen)),
             )
             boxes = proposals.boxes + np.array([x0, y0, x0, y0])
-            yield proposals[~is_box_near_crop_edge(boxes, crop, size, EDGE_TOLERANCE_PX)]
+            at_edge = is_box_near_crop_edge(boxes, crop, size, EDGE_TOLERANCE_PX)
+            yield proposals if self.tile is not None else proposals[~at_edge]
+
+
+def join_proposals(proposals: MaskProposals, groups: Int64[np.ndarray, "n"]) -> MaskProposals:
+    """Return one mask for each group: the union, with the mean scores by area.
+
+    What is left is that of the group's largest mask; its crop is the box around all crops.
+
+    Args:
+        proposals: Masks of the image.
+        groups: Group of each, from 0; -1: the mask is not used.
+    """
+    used = np.flatnonzero(groups >= 0)
+    proposals, groups = proposals[used], groups[used]
+    areas = proposals.masks.areas()
+    order = np.lexsort([-areas, groups])
+    _, first = np.unique(groups[order], return_index=True)
+    weights = np.maximum(areas, 1)
+    totals = np.bincount(groups, weights)
+    iou, stability = (
+        (np.bincount(groups, weights * score) / totals).astype(np.float32)
+        for score in (proposals.predicted_iou, proposals.stability_score)
+    )
+    crops = proposals.crops[order]
+    ends = [
+        end.reduceat(crops[:, part], first)
+        for end, part in ((np.minimum, slice(2)), (np.maximum, slice(2, 4)))
+        if len(first)
+    ]
+    masks = unite(proposals.masks, groups)
+    return replace(
+        proposals[order[first]],
+        masks=masks,
+        boxes=_boxes(masks),
+        predicted_iou=iou,
+        stability_score=stability,
+        crops=np.concatenate(ends, 1) if ends else crops,
+    )
 
 
 def build_point_grid(n_per_side: int) -> Float64[np.ndarray, "n 2"]:

@@ -8,7 +8,6 @@ tried again by the next command.
 
 import contextlib
 import glob
-import itertools
 import json
 import os
 import tempfile
@@ -249,7 +248,7 @@ def segment_all(
         generator: Generates the masks.
         output: Output folders and formats.
         skipped: Images that were skipped before.
-        progress: Called as `progress(done, total)` after each image.
+        progress: Called as `progress(done, total)` after each image, and for each tile of one.
         part: A part of the command, or the one that joins the parts.
 
     Returns:
@@ -265,8 +264,16 @@ def segment_all(
     groups = [
         (start // size, numbered[start : start + size]) for start in range(0, len(images), size)
     ]
-    done = itertools.count(1)
-    report = None if progress is None else lambda: progress(next(done), len(images))
+    done = 0
+
+    def report(fraction: float) -> None:
+        """Report that a part of an image is done; all of it if the fraction is 1."""
+        nonlocal done
+        if fraction == 1:
+            done += 1
+        if progress is not None:
+            progress(done + fraction % 1, len(images))
+
     run = partial(_segment_group, generator=generator, output=output, report=report)
     is_part = part is not None and worker_pool.is_part(part)
     with lock_folder(output.out, STATE_FOLDER, is_part):
@@ -289,21 +296,20 @@ def _segment_group(
     group: tuple[int, Sequence[tuple[InputImage, int]]],
     generator: SamAutomaticMaskGenerator,
     output: Output,
-    report: Callable[[], object] | None,
+    report: Callable[[float], object],
 ) -> SegmentCounts:
-    """Segment the images of one tar, and write it if wanted; call `report` after each image."""
+    """Segment the images of one tar, and write it if wanted; report what is done of each image."""
     counts, usable, has_new = SegmentCounts(), [], False
     shard, images = group
     for source, number in images:
         try:
-            is_new = _segment_one(source, number, generator, output, counts)
+            is_new = _segment_one(source, number, generator, output, counts, report)
         except CorruptSampleError as error:
             counts.skipped.append(SkippedSample(source.name, str(error)))
         else:
             usable.append((source, number))
             has_new |= is_new
-        if report:
-            report()
+        report(1)
     if output.to_shards and usable:
         _write_shard(output.out, shard, usable, has_new, counts)
     return counts
@@ -341,6 +347,7 @@ def _segment_one(
     generator: SamAutomaticMaskGenerator,
     output: Output,
     counts: SegmentCounts,
+    report: Callable[[float], object],
 ) -> bool:
     """Write an image's JSON and picture unless they exist; return whether the JSON is new."""
     path, pixels = output.out / f"{source.path}.json", None
@@ -348,7 +355,7 @@ def _segment_one(
     is_new = entry is None
     if entry is None:
         pixels = image.decode(source.read(), source.name)
-        proposals = generator.generate_proposals(pixels)
+        proposals = generator.generate_proposals(pixels, report)
         raw = annotation.encode(make_record(proposals, number, source))
         entry = annotation.parse(raw, source.name)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -375,7 +382,8 @@ def _read_done(path: Path, name: str) -> ImageAnnotation | None:
 def make_record(proposals: MaskProposals, number: int, source: InputImage) -> dict[str, Any]:
     """Return the masks of an image in SA-1B's format.
 
-    Empty masks and masks with non-finite scores are left out, since readers reject them.
+    Empty masks, masks with non-finite scores, and all but the best `MAX_MASKS` are left out, since
+    readers reject them.
 
     Args:
         proposals: The masks.
@@ -383,7 +391,8 @@ def make_record(proposals: MaskProposals, number: int, source: InputImage) -> di
         source: The image.
     """
     finite = np.isfinite(proposals.predicted_iou) & np.isfinite(proposals.stability_score)
-    proposals = proposals[(proposals.masks.areas() > 0) & finite]
+    usable = np.flatnonzero((proposals.masks.areas() > 0) & finite)
+    proposals = proposals[usable[: annotation.MAX_MASKS]]
     record = annotation.image_record(
         number,
         proposals.masks,

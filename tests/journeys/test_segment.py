@@ -272,3 +272,31 @@ def test_thresholds_that_let_nothing_pass_are_named(weights, pictures, tmp_path,
     few = ["--points-per-side", "2", "--pred-iou-thresh", "0.99"]
     assert main(["segment", weights, str(pictures), "--out", str(tmp_path / "out"), *few]) == 0
     assert "--pred-iou-thresh" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_large_image_is_segmented_by_tiles(weights, tmp_path, capsys):
+    """The starter's masks of a mosaic of scenes; what cannot be is one line, and writes nothing."""
+    scenes = [compose_scene(2, number) for number in range(4)]
+    parts = [cv2.resize(scene.pixels, (256, 256)) for scene in scenes]
+    mosaic = np.concatenate([np.concatenate(parts[:2], 1), np.concatenate(parts[2:], 1)])
+    cv2.imwrite(str(tmp_path / "mosaic.png"), mosaic[..., ::-1])
+    words = ["segment", "starter", str(tmp_path / "mosaic.png"), "--points-per-side", "4"]
+    for tile, halo, named in (("256", "200", "halo"), ("8", "1", "tile")):
+        out = tmp_path / "refused"
+        assert main([*words, "--out", str(out), "--tile", tile, "--halo", halo]) == 2
+        error = capsys.readouterr().err.strip()
+        assert named in error
+        assert "\n" not in error
+        assert not out.exists()
+    entries = {}
+    for name, flags in (("whole", []), ("tiled", ["--tile", "256"]), ("wide", ["--tile", "600"])):
+        out = tmp_path / name
+        assert main([*words, "--out", str(out), *flags]) == 0
+        entries[name] = annotation.parse((out / "mosaic.json").read_bytes(), name)
+    assert len(entries["tiled"].masks) > len(entries["whole"].masks) > 0
+    assert entries["wide"].masks.to_coco() == entries["whole"].masks.to_coco()
+    boxes = entries["tiled"].masks.boxes()
+    assert ((boxes[:, 2:] - boxes[:, :2]) > 0).all()
+    assert main([*words, "--out", str(tmp_path / "tiled"), "--tile", "300"]) == 2
+    assert "other weights or settings" in capsys.readouterr().err

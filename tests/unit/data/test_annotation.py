@@ -85,7 +85,7 @@ def change(path: str, value):
         (
             "image.width",
             0,
-            "24 x 0 pixels, .*1 to 65535 .*67108864",
+            "24 x 0 pixels, .*1 to 65535 .*134217728",
         ),
         ("image.height", 65536, "65536 x 32 pixels"),
         ("image.height", -24, "-24 x 32 pixels"),

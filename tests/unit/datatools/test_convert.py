@@ -267,7 +267,7 @@ def test_more_broken_than_sound_masks_stop_it_and_leave_nothing(case):
     [
         ({"id": 2, "file_name": "2.jpg"}, "image 1: Object missing required field `width`"),
         (row(2, "2.jpg", (0, 30)), "2.jpg .id 2.: .* 0 x 30 pixels"),
-        (row(2, "2.jpg", (65535, 65535)), "65535 and pixels at most 67108864"),
+        (row(2, "2.jpg", (65535, 65535)), "65535 and pixels at most 134217728"),
         (row(1), "1.jpg .id 1.: id 1 "),
         (row(2, "2.jpg"), r"2.jpg: .*2.jpg .*--images"),
         (
@@ -278,7 +278,7 @@ def test_more_broken_than_sound_masks_stop_it_and_leave_nothing(case):
         (row(2, "text.png"), "text.png: its 9 bytes"),
         (row(2, "cut.png"), "cut.png: the image cannot be decoded"),
         (row(2, "deep.png"), "deep.png: the image has I;16 pixels"),
-        (row(2, "large.png"), "large.png: the image has 9000 x 9000 pixels, at most 67108864"),
+        (row(2, "large.png"), "large.png: the image has 12000 x 12000 pixels, at most 134217728"),
     ],
 )
 def test_an_unusable_image_is_left_out_and_named(case, bad, message):
@@ -289,7 +289,7 @@ def test_an_unusable_image_is_left_out_and_named(case, bad, message):
     Image.fromarray(pixels()).save(case.pictures / "cut.png")
     case.put("cut.png", (case.pictures / "cut.png").read_bytes()[:-60])
     Image.fromarray(pixels()[:, :, 0].astype(np.uint16)).save(case.pictures / "deep.png")
-    Image.new("1", (9000, 9000)).save(case.pictures / "large.png")
+    Image.new("1", (12000, 12000)).save(case.pictures / "large.png")
     done = case.coco([row(), bad], [thing()])
     assert (done["images"], done["masks"]) == (1, 1)
     assert re.search(message, reason(done, "images")), reason(done, "images")
