@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float32, Int, Int64, UInt8
+from jaxtyping import Bool, Float, Float32, Float64, Int, Int64, UInt8
 from torch import Tensor
 
 from gigamask.masks.rle import RLEMasks, decode_rle
@@ -65,11 +65,31 @@ class StepPlan:
 
 
 @dataclass(frozen=True)
+class InstanceFields:
+    """What COCO's annotations state of an image's masks.
+
+    Attributes:
+        image_id: Id of the image.
+        category_ids: Ids of the categories.
+        crowd: Which masks cover a crowd of objects.
+        areas: Areas in pixels, which may be those of polygons.
+        boxes: Boxes xyxy, from x, y to x + width, y + height in pixels.
+    """
+
+    image_id: int
+    category_ids: Int64[np.ndarray, "n"]
+    crowd: Bool[np.ndarray, "n"]
+    areas: Float64[np.ndarray, "n"]
+    boxes: Float32[np.ndarray, "n 4"]
+
+
+@dataclass(frozen=True)
 class ImageAnnotation:
     """The annotation of one image: validated masks at original size, with SA-1B's scores.
 
     `categories` names the category of each mask, "" for a mask without one; it is empty if no mask
-    has one. `ignore` is one mask of the pixels that scores leave out; None: no pixel.
+    has one. `ignore` is one mask of the pixels that scores leave out; None: no pixel. `instances`
+    are the fields of COCO's annotations; None: there are none.
     """
 
     name: str
@@ -79,6 +99,12 @@ class ImageAnnotation:
     stability_score: Float32[np.ndarray, "n"]
     categories: tuple[str, ...] = ()
     ignore: RLEMasks | None = None
+    instances: InstanceFields | None = None
+
+    @property
+    def areas(self) -> Int64[np.ndarray, "n"] | Float64[np.ndarray, "n"]:
+        """Areas of the masks in pixels: the stated ones, if there are any."""
+        return self.masks.areas() if self.instances is None else self.instances.areas
 
 
 @dataclass(frozen=True)

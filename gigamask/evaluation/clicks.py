@@ -33,9 +33,16 @@ from gigamask.interfaces import GRANULARITIES
 from gigamask.losses.iou import mask_iou
 from gigamask.models.sam.sam import Sam
 from gigamask.prompts.rounds import run_rounds
-from gigamask.prompts.schedule import BoxPrompt, CenterClicks
+from gigamask.prompts.schedule import BoxPrompt, CenterClicks, UniformClicks
 from gigamask.rng import make_rng
-from gigamask.types import ImageAnnotation, Prediction, PromptRound, Prompts, Targets
+from gigamask.types import (
+    ImageAnnotation,
+    Prediction,
+    PromptRound,
+    Prompts,
+    RandomInputs,
+    Targets,
+)
 
 ImageCallback = Callable[[Sam, EmbeddedImage, np.ndarray], None]
 """Called with the model, an image, and the indices of its evaluated masks."""
@@ -54,8 +61,12 @@ class ClickProtocol:
         "point farthest from the boundary of the error region; false negatives and false "
         "positives separately, the larger distance wins; no point twice"
     )
-    multimask: Literal["first", "never"] = "first"
-    """predict three masks for a first click and for a box, or never"""
+    multimask: Literal["first", "always", "never"] = "first"
+    """predict three masks for a first click and for a box, for every click, or never"""
+    uniform: bool = False
+    """draw all clicks from the mask, uniformly, instead of correcting the prediction"""
+    annotated_box: bool = False
+    """take the box that the annotation states, if it does"""
     chosen_by_truth: bool = False
     """choose among three masks by their actual IoU, which no user knows"""
     answer: str = (
@@ -78,6 +89,8 @@ class ClickProtocol:
         self,
         decode: Callable[[Prompts], Prediction],
         targets: Targets,
+        row: int,
+        mask_indices: Sequence[int] | np.ndarray,
         clicks: int | None = None,
     ) -> Iterator[PromptRound]:
         """Click, and return the round after each click; the answer is at its `best_index`.
@@ -85,10 +98,21 @@ class ClickProtocol:
         Args:
             decode: Predicts masks from prompts.
             targets: The masks to click in.
+            row: Row of their image.
+            mask_indices: Their indices in the image, which with its row key random clicks.
             clicks: Number of clicks; None: the largest of the protocol.
         """
-        schedule = CenterClicks(clicks or max(self.clicks), self.feed_mask, self.multimask)
-        return run_rounds(self._choose(decode, targets), targets, schedule, None, 0.0)
+        clicks, random_inputs = clicks or max(self.clicks), None
+        schedule = CenterClicks(clicks, self.feed_mask, self.multimask)
+        if self.uniform:
+            schedule = UniformClicks(clicks)
+            # The same for any number of clicks, so that figures show those that were scored.
+            generators = [make_rng(0, "evaluation clicks", row, int(i)) for i in mask_indices]
+            drawn = [each.random((max(self.clicks), 2), np.float32) for each in generators]
+            uniforms, none = torch.from_numpy(np.stack(drawn)), torch.zeros(len(drawn))
+            noise = none.new_zeros(len(drawn), 4), none.new_zeros(1, 0, 2)
+            random_inputs = RandomInputs(none, uniforms.to(targets.masks.device), *noise)
+        return run_rounds(self._choose(decode, targets), targets, schedule, random_inputs, 0.0)
 
     def box_round(self, decode: Callable[[Prompts], Prediction], targets: Targets) -> PromptRound:
         """Return the round of the box; the answer is at its `best_index`.
@@ -116,6 +140,35 @@ class ClickProtocol:
         return decode_best
 
 
+EFFICIENTVIT_SAM = ClickProtocol(
+    clicks=(1, 3, 5),
+    feed_mask=False,
+    multimask="always",
+    annotated_box=True,
+    answer="the mask with the highest predicted IoU of three",
+    box="the annotated box, from x, y to x + width, y + height; three masks",
+)
+"""As EfficientViT-SAM's code (eval_efficientvit_sam_model.py in mit-han-lab/efficientvit), which
+also scores crowds."""
+
+EFFICIENT_SAM = ClickProtocol(
+    clicks=(1, 3),
+    feed_mask=False,
+    multimask="always",
+    uniform=True,
+    first_click="uniform in the mask",
+    next_click="uniform in the mask, whatever was predicted",
+    answer="the mask with the highest predicted IoU of three",
+)
+"""As the text of EfficientSAM (Xiong et al. 2023, section 4.3, table 4); its code is not public."""
+
+PROTOCOLS = {
+    "gigamask": ClickProtocol(),
+    "efficient_sam": EFFICIENT_SAM,
+    "efficientvit_sam": EFFICIENTVIT_SAM,
+}
+
+
 SIZES = {"small": 32**2, "medium": 96**2, "large": math.inf}
 """COCO's sizes, each with its largest area in pixels."""
 
@@ -136,7 +189,8 @@ class MaskScore:
     """highest IoU of the three masks after one click"""
     box: float
     """IoU for the box"""
-    area_px: int = 0
+    area_px: int | float = 0
+    """its area in pixels: the stated one, if the annotation states one"""
     predicted: dict[int, float] = field(default_factory=dict)
     """predicted IoU by number of clicks"""
     boundary_iou: dict[int, float] = field(default_factory=dict)
@@ -186,9 +240,11 @@ class ClickResult:
             GigamaskError: There is no mask to evaluate.
         """
         if not self.scores:
+            unread = f"; images left out: {len(self.skipped)}, " if self.skipped else ""
             raise GigamaskError(
                 "no mask to evaluate: no image has a mask that passes the filters; "
                 "choose images with masks, or loosen --min-predicted-iou"
+                f"{unread}{'; '.join(self.skipped[:1])}"
             )
         return {
             "images": self.images,
@@ -318,9 +374,11 @@ def evaluate_protocols(
 
 
 def _passing_masks(annotation: ImageAnnotation, filters: MaskFilters) -> Int64[np.ndarray, "n"]:
-    """Return the indices of an image's masks that pass the filters and are not empty."""
+    """Return the indices of masks that pass the filters, but for crowds and empty masks."""
     areas, (height, width) = annotation.masks.areas(), annotation.size
     keep = filters.keep(areas, height * width, annotation.predicted_iou, annotation.stability_score)
+    if annotation.instances is not None:
+        keep = keep & ~annotation.instances.crowd
     return np.flatnonzero(keep & (areas > 0))
 
 
@@ -336,13 +394,14 @@ def score_group(
         mask_indices: Indices of the masks among those of the image.
         protocol: How the masks are scored.
     """
-    targets, decode = image.targets(mask_indices), image.decoder(model, zoom=protocol.zoom)
+    targets = image.targets(mask_indices, protocol.annotated_box)
+    decode = image.decoder(model, zoom=protocol.zoom)
     height, width = image.transform.original
     clicks: dict[int, list[float]] = {}
     oracle: list[float] = []
     predicted: dict[int, list[float]] = {}
     boundaries: dict[int, tuple[list[float], list[float]]] = {}
-    for prompt_round in protocol.rounds(decode, targets):
+    for prompt_round in protocol.rounds(decode, targets, row, mask_indices):
         count = prompt_round.index + 1
         ious = mask_iou(prompt_round.prediction.logits, targets.masks, targets.valid)
         if count == 1:
@@ -359,7 +418,7 @@ def score_group(
     of_box = protocol.box_round(best_of_box, targets)
     ious = mask_iou(of_box.prediction.logits, targets.masks, targets.valid)
     box = _of_best(ious, of_box)
-    areas = image.annotation.masks[mask_indices].areas().tolist()
+    areas = image.annotation.areas[mask_indices].tolist()
     return [
         MaskScore(
             row,

@@ -52,15 +52,22 @@ class EmbeddedImage:
     transform: ImageTransform
     embedding: Float[Tensor, "1 C E E"]
 
-    def targets(self, mask_indices: np.ndarray) -> Targets:
-        """Return the annotated masks with these indices, at the stored size."""
+    def targets(self, mask_indices: np.ndarray, annotated_box: bool = False) -> Targets:
+        """Return annotated masks at the stored size.
+
+        Args:
+            mask_indices: Their indices in the annotation.
+            annotated_box: Whether to take the boxes that the annotation states, if it does.
+        """
         rle, ignore = self.annotation.masks[mask_indices], self.annotation.ignore
         device = self.embedding.device
         masks = torch.from_numpy(np.ascontiguousarray(rle.to_dense())).to(device)
         valid = torch.ones_like(masks)
         if ignore is not None:
             valid &= ~torch.from_numpy(np.ascontiguousarray(ignore.to_dense())).to(device)
-        boxes_input = self.transform.boxes_to_input(rle.boxes().astype(np.float32))
+        instances = self.annotation.instances if annotated_box else None
+        boxes_xyxy = rle.boxes() if instances is None else instances.boxes[mask_indices]
+        boxes_input = self.transform.boxes_to_input(boxes_xyxy.astype(np.float32))
         boxes = torch.from_numpy(boxes_input).float().to(device)
         cell_xy = self.transform.scale_xy
         scale_xy = torch.tensor(cell_xy, dtype=torch.float64, device=device).expand(len(boxes), 2)

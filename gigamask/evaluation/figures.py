@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from gigamask.data.image import write_png
-from gigamask.data.index import Index
 from gigamask.evaluation.clicks import ClickProtocol, ClickResult, MaskScore
 from gigamask.evaluation.embedded_images import (
     EmbeddedImage,
@@ -43,13 +42,13 @@ class FigurePanel:
 
 
 def write_figures(
-    model: Sam, index: Index, result: ClickResult, folder: Path, count: int = 10
+    model: Sam, images: ImageSource, result: ClickResult, folder: Path, count: int = 10
 ) -> list[Path]:
     """Write figures of the best, the worst and typical masks, by mean IoU over clicks.
 
     Args:
         model: Model that predicts the masks again.
-        index: Index of the images.
+        images: Index of the images, or the images.
         result: Scores of the masks.
         folder: Folder for `best.png`, `worst.png` and `typical.png`.
         count: Masks per file.
@@ -68,7 +67,7 @@ def write_figures(
     paths = []
     for name, scores in chosen.items():
         paths.append(folder / f"{name}.png")
-        write_figure(model, index, scores, result.protocol, paths[-1])
+        write_figure(model, images, scores, result.protocol, paths[-1])
     return paths
 
 
@@ -116,13 +115,14 @@ def draw_row(
     Returns:
         RGB pixels.
     """
-    targets = image.targets(np.array([score.mask_index]))
+    targets = image.targets(np.array([score.mask_index]), protocol.annotated_box)
     decode = image.decoder(model, zoom=protocol.zoom)
     truth = targets.foreground[0].cpu().numpy()
     no_points = np.zeros((0, 2), np.float32), np.zeros(0, np.int64)
     panels = [FigurePanel(f"truth ({score.mask_index})", truth, TRUTH, *no_points)]
     drawn_clicks = [n for n in protocol.clicks if n in (1, 3, 9, 20)] or [protocol.clicks[0]]
-    for prompt_round in protocol.rounds(decode, targets, max(drawn_clicks)):
+    of_mask = score.row, [score.mask_index]
+    for prompt_round in protocol.rounds(decode, targets, *of_mask, max(drawn_clicks)):
         count = prompt_round.index + 1
         if count in drawn_clicks:
             label = f"{count} click{'s' if count > 1 else ''}: {score.clicks[count]:.2f}"

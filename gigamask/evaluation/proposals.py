@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 import numpy as np
 
 from gigamask.distributed.precision import PrecisionName
+from gigamask.distributed.world import World
 from gigamask.evaluation import coco_ap
 from gigamask.evaluation.embedded_images import EmbeddedImage
 from gigamask.inference.amg_config import AutomaticMaskConfig
@@ -72,6 +73,10 @@ class ProposalRecall:
             [iou for part in parts for iou in part.best_ious],
             [image for part in parts for image in part.passing],
         )
+
+    def gather(self, world: World) -> "ProposalRecall":
+        """Return the images of all processes."""
+        return ProposalRecall.concatenate(world.gather(self))
 
     def summary(self) -> dict:
         """Return recall, masks per image, fraction that passes and mean best IoU, for JSON."""

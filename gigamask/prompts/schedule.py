@@ -154,8 +154,8 @@ class CenterClicks(PromptSchedule):
     """number of clicks, one per round"""
     feed_mask: bool = True
     """feed back the logits of the previous mask, as in training"""
-    multimask: Literal["first", "never"] = "first"
-    """predict three masks for the first click, as SAM does, or never"""
+    multimask: Literal["first", "always", "never"] = "first"
+    """predict three masks for the first click, as SAM does, for every click, or never"""
 
     def __post_init__(self) -> None:
         check_range("CenterClicks.clicks", self.clicks, 1, None)
@@ -207,21 +207,33 @@ class CenterClicks(PromptSchedule):
             points_xy_input=torch.cat([points, point, torch.zeros_like(point)], 1),
             labels=torch.cat([labels, click[:, 2:], torch.full_like(click[:, 2:], -1)], 1),
             masks=previous.mask_input if previous is not None and self.feed_mask else None,
-            multimask_output=previous is None and self.multimask == "first",
+            multimask_output=self.multimask != "never"
+            and (previous is None or self.multimask == "always"),
         )
 
 
 @dataclass(frozen=True)
-class BoxPrompt(PromptSchedule):
-    """Evaluation box prompt: one round with the exact box of each mask."""
+class UniformClicks(PromptSchedule):
+    """Evaluation clicks drawn uniformly from the mask, all positive; three masks after each.
 
-    multimask: bool = True
-    """predict three masks instead of one"""
+    The prediction is neither corrected nor fed back (Xiong et al. 2023, section 4.3).
+    """
+
+    clicks: int = 3
+    """number of clicks, one per round"""
+
+    def __post_init__(self) -> None:
+        check_range("UniformClicks.clicks", self.clicks, 1, None)
 
     @property
     def rounds(self) -> int:
         """Number of rounds."""
-        return 1
+        return self.clicks
+
+    @property
+    def num_uniforms(self) -> int:
+        """Pairs of uniform numbers per mask: one for each click."""
+        return self.clicks
 
     def next(
         self,
@@ -230,7 +242,57 @@ class BoxPrompt(PromptSchedule):
         random_inputs: RandomInputs | None,
         mask_only_round_u: float,
     ) -> Prompts | None:
-        """Return the two corners of each box; there is no second round.
+        """Return the earlier clicks, a new one, and the padding point.
+
+        Args:
+            previous: The previous round; None before the first.
+            targets: Ground truth of M masks.
+            random_inputs: Random numbers of the masks.
+            mask_only_round_u: Not used.
+        """
+        count = 1 if previous is None else previous.index + 2
+        if count > self.clicks:
+            return None
+        import torch
+
+        from gigamask.prompts.clicks import cell_to_input, sample_click
+        from gigamask.types import Prompts
+
+        uniforms = check_random_inputs(random_inputs, self).clicks
+        inside, valid = targets.foreground & targets.valid, targets.valid
+        clicks = [sample_click(inside, inside, valid, uniforms[:, i]) for i in range(count)]
+        points = torch.stack([cell_to_input(xy, targets) for xy, _ in clicks], 1)
+        labels = torch.stack([label for _, label in clicks], 1)
+        return Prompts(
+            points_xy_input=torch.cat([points, torch.zeros_like(points[:, :1])], 1),
+            labels=torch.cat([labels, torch.full_like(labels[:, :1], -1)], 1),
+            masks=None,
+            multimask_output=True,
+        )
+
+
+@dataclass(frozen=True)
+class BoxPrompt(PromptSchedule):
+    """Evaluation box prompt: the exact box of each mask."""
+
+    multimask: bool = True
+    """predict three masks instead of one"""
+    refine: bool = False
+    """predict a second time, from the box and the mask with the highest predicted IoU"""
+
+    @property
+    def rounds(self) -> int:
+        """Number of rounds."""
+        return 1 + self.refine
+
+    def next(
+        self,
+        previous: PromptRound | None,
+        targets: Targets,
+        random_inputs: RandomInputs | None,
+        mask_only_round_u: float,
+    ) -> Prompts | None:
+        """Return the two corners of each box, in a second round with the mask of the first.
 
         Args:
             previous: The previous round; None before the first.
@@ -239,7 +301,7 @@ class BoxPrompt(PromptSchedule):
             mask_only_round_u: Not used.
         """
         if previous is not None:
-            return None
+            return _repeat_prompts(previous) if previous.index + 1 < self.rounds else None
         from gigamask.prompts.boxes import corner_labels
         from gigamask.types import Prompts
 

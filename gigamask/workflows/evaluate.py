@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from gigamask.errors import check_range
-from gigamask.workflows.open_data import Paths, open_or_build_temporary
+from gigamask.errors import GigamaskError, check_range
+from gigamask.workflows.open_data import Paths, open_or_build_temporary, path_list
 
 if TYPE_CHECKING:
-    from gigamask.data.index import Index
     from gigamask.data.worker_pool import Part
     from gigamask.distributed.world import World
-    from gigamask.evaluation.clicks import ClickResult
+    from gigamask.evaluation.clicks import ClickProtocol, ClickResult
+    from gigamask.evaluation.detected_boxes import BoxMasks
+    from gigamask.evaluation.embedded_images import ImageSource
+    from gigamask.evaluation.proposals import ProposalRecall
     from gigamask.models.sam.sam import Sam
+
+    Scorer = ProposalRecall | BoxMasks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +39,18 @@ class EvaluateOptions:
     max_images: int | None = None
     """number of images to use, from the start of the data; default: all"""
     feed_mask: bool = True
-    """feed the previously predicted mask back with each further click"""
+    """feed the previously predicted mask back with each further click, unless the protocol of the
+    clicks does not"""
+    click_protocol: Literal["gigamask", "efficient_sam", "efficientvit_sam"] = "gigamask"
+    """how masks are prompted: clicks in the largest error, one mask from the second on; or as in
+    EfficientSAM's tables (random clicks) or EfficientViT-SAM's (always the most confident of three
+    masks)"""
+    boxes: str | None = None
+    """boxes of a detector in COCO's results format; also score the masks of these boxes: COCO's AP,
+    or LVIS's. --data or --masks is COCO's or LVIS's JSON, read as it lies"""
+    box_answer: Literal["confident", "first_token", "refined"] = "confident"
+    """mask of --boxes: of three the most confident one (EfficientViT-SAM), the single one
+    (EdgeSAM), or the most confident one refined with the box (SAM's paper)"""
     batch_size: int = 4
     """images per forward pass of the encoder; changes speed and memory only"""
     device: str = "auto"
@@ -62,6 +78,25 @@ class EvaluateOptions:
             check_range("--min-predicted-iou", self.min_predicted_iou, 0, 1)
         check_at_least(1, **({} if self.max_images is None else {"max_images": self.max_images}))
         check_at_least(1, batch_size=self.batch_size)
+        if self.boxes is None:
+            if self.box_answer != "confident":
+                raise GigamaskError("--box-answer is about the masks of --boxes; add it")
+            return
+        if self.automatic or self.min_predicted_iou is not None:
+            flag = "--automatic" if self.automatic else "--min-predicted-iou"
+            raise GigamaskError(f"{flag} does not go with --boxes; leave one of them out")
+
+    def protocol(self) -> ClickProtocol:
+        """Return how masks are prompted and scored."""
+        from gigamask.evaluation.clicks import PROTOCOLS
+
+        named = PROTOCOLS[self.click_protocol]
+        return replace(
+            named,
+            feed_mask=named.feed_mask and self.feed_mask,
+            boundaries=self.boundaries,
+            zoom=self.zoom,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +104,7 @@ class Evaluated:
     """A model, the images it was evaluated on, and the scores."""
 
     model: Sam
-    index: Index
+    images: ImageSource
     result: ClickResult
     summary: dict[str, Any]
 
@@ -131,28 +166,23 @@ def score(
     from rich.progress import track
 
     from gigamask.data import worker_pool
+    from gigamask.data.index import Index
     from gigamask.data.mask_sampling import MaskFilters
     from gigamask.distributed.precision import autocast, choose_precision
-    from gigamask.evaluation import clicks, proposals
-    from gigamask.workflows.own_data import own_tars
+    from gigamask.evaluation import clicks
 
-    def begin() -> tuple[Sam, tuple[str, ...], Index, proposals.ProposalRecall]:
+    def begin() -> tuple[Sam, tuple[str, ...], ImageSource, dict[str, Scorer]]:
         options.check()
-        settings = proposals.proposal_config(options.points_per_side)
-        recall = proposals.ProposalRecall(settings, precision=options.precision)
         model = load_model(weights, options.device, options.trust)
-        report = print if world.is_main else lambda line: None
-        tars = own_tars(data, options.images, options.masks, report)
-        return model, tars, stack.enter_context(open_or_build_temporary(tars)), recall
+        names, images = _open(data, options, stack, print if world.is_main else lambda line: None)
+        return model, names, images, _scorers(options, images)
 
-    model, tars, index, recall = world.main_first(begin)
-    count = min(options.max_images or len(index), len(index))
+    model, names, images, scorers = world.main_first(begin)
+    count = min(options.max_images or len(images), len(images))
     filters = MaskFilters(max_area=None, min_predicted_iou=options.min_predicted_iou)
-    protocol = clicks.ClickProtocol(
-        feed_mask=options.feed_mask, boundaries=options.boundaries, zoom=options.zoom
-    )
+    protocol = options.protocol()
     rows = track(world.local_range(count), "evaluate", transient=True, disable=not world.is_main)
-    on_image = [recall.update] if options.automatic else []
+    on_image = [scorer.update for scorer in scorers.values()]
 
     device = model.pixel_mean.device
     precision = choose_precision(options.precision, device)
@@ -162,12 +192,12 @@ def score(
 
         def run(*args: Any) -> ClickResult:
             with autocast(precision, device):
-                return clicks.evaluate_clicks(model, index, filters, protocol, *args)
+                return clicks.evaluate_clicks(model, images, filters, protocol, *args)
 
-        if part is None:
+        if part is None or not isinstance(images, Index):
             return run(rows, size, on_image)
         # The same batches as in one process, so that the scores are the same.
-        annotated = [row for row in range(count) if len(clicks.scored_masks(index, row, filters))]
+        annotated = [row for row in range(count) if len(clicks.scored_masks(images, row, filters))]
         batches = [annotated[first : first + size] for first in range(0, len(annotated), size)]
         kind = clicks.ClickResult
         scored = worker_pool.parallel_map(lambda batch: run(batch, size), batches, part, None, kind)
@@ -175,20 +205,54 @@ def score(
 
     own_result = world.run_on_all(evaluate_part)
     result = clicks.ClickResult.concatenate(world.gather(own_result))
-    recall = proposals.ProposalRecall.concatenate(world.gather(recall))
+    scorers = {name: scorer.gather(world) for name, scorer in scorers.items()}
     if not world.is_main:
         return None
     name = type(weights).__name__ if not isinstance(weights, str | Path) else str(weights)
     described = {
         "weights": name,
-        "data": list(tars),
+        "data": list(names),
         "precision": precision,
         "skipped": result.skipped,
     }
     summary = result.summary() | described
+    summary |= {name: scorer.summary() for name, scorer in scorers.items()}
+    return Evaluated(model, images, result, summary)
+
+
+def _open(
+    data: Paths, options: EvaluateOptions, stack: ExitStack, report: Callable[[str], object]
+) -> tuple[tuple[str, ...], ImageSource]:
+    """Return the names of the data and the images: an index, or with boxes COCO's as they lie."""
+    from gigamask.evaluation import coco_data
+    from gigamask.workflows.own_data import annotations_and_images, own_tars
+
+    if options.boxes is None:
+        tars = own_tars(data, options.images, options.masks, report)
+        return tars, stack.enter_context(open_or_build_temporary(tars))
+    pair = annotations_and_images(path_list(data), options.images, options.masks)
+    if pair is None:
+        raise GigamaskError(
+            "--boxes needs COCO's or LVIS's annotations and the images, as they lie: --data "
+            "instances.json --images FOLDER"
+        )
+    return tuple(map(str, pair)), coco_data.read(*pair, Path(options.boxes))
+
+
+def _scorers(options: EvaluateOptions, images: ImageSource) -> dict[str, Scorer]:
+    """Return what scores more than clicks, by its name in the summary."""
+    from gigamask.evaluation.coco_data import CocoData
+    from gigamask.evaluation.detected_boxes import BoxMasks, BoxProtocol
+    from gigamask.evaluation.proposals import ProposalRecall, proposal_config
+
+    found: dict[str, Scorer] = {}
     if options.automatic:
-        summary["automatic"] = recall.summary()
-    return Evaluated(model, index, result, summary)
+        settings = proposal_config(options.points_per_side)
+        found["automatic"] = ProposalRecall(settings, precision=options.precision)
+    if isinstance(images, CocoData):
+        protocol = BoxProtocol(options.box_answer, zoom=options.zoom)
+        found["detected_boxes"] = BoxMasks(images, protocol)
+    return found
 
 
 def load_model(weights: str | Path | Sam, device: str = "auto", trust: bool = False) -> Sam:

@@ -52,7 +52,7 @@ def use_own_data(
     """
     if not isinstance(config, SamTrainConfig):
         return config
-    pair = _annotations(config.data, config.images, config.masks)
+    pair = annotations_and_images(config.data, config.images, config.masks)
     if pair is None:
         if config.val_split:
             raise GigamaskError(
@@ -96,14 +96,23 @@ def own_tars(
         GigamaskError: The files are not in a known format, do not pair, or nothing is left.
     """
     given = path_list(paths)
-    pair = _annotations(given, images, masks)
+    pair = annotations_and_images(given, images, masks)
     return given if pair is None else tuple(_converted(*pair, 0.0, 0, report))
 
 
-def _annotations(
+def annotations_and_images(
     data: Sequence[str], images: str | None, masks: str | None
 ) -> tuple[Path, Path] | None:
-    """Return the annotations and the folder of their images; None for tars."""
+    """Return the annotations and the folder of their images; None for tars.
+
+    Args:
+        data: As of a training.
+        images: As in a training.
+        masks: As in a training.
+
+    Raises:
+        GigamaskError: There are several paths, both `images` and `masks`, or no such file.
+    """
     if images is None and masks is None:
         folder = Path(*data[:1])
         voc = folder / convert_labels.VOC_OBJECTS, folder / convert_labels.VOC_IMAGES
@@ -113,7 +122,12 @@ def _annotations(
             "what --images or --masks belong to is one path: coco.json --images PHOTOS, or "
             f"PHOTOS --masks MASKS (got {' '.join(data)})"
         )
-    return (Path(data[0]), Path(str(images))) if masks is None else (Path(masks), Path(data[0]))
+    pair = (data[0], str(images)) if masks is None else (masks, data[0])
+    source, folder = map(Path, pair)
+    for path in (source, folder):
+        if not path.exists():
+            raise GigamaskError(f"{path}: no such file or folder; check --data, --images, --masks")
+    return source, folder
 
 
 def _converted(
@@ -124,9 +138,6 @@ def _converted(
     Returns:
         The folder of each part, with the number of images and masks that were left out of it.
     """
-    for path in (source, images):
-        if not path.exists():
-            raise GigamaskError(f"{path}: no such file or folder; check --data, --images, --masks")
     cache = source.absolute().with_name(f"{source.absolute().name}{SUFFIX}")
     folder = cache / _digest(source, images, val_split, seed)
     try:

@@ -22,7 +22,7 @@ from gigamask.models.init import build_model
 from gigamask.models.sam2 import convert as sam2_convert
 from gigamask.synthetic import described_scenes, scenes
 from gigamask.synthetic.scenes import compose_scene
-from tests import texts
+from tests import instances, texts
 from tests.journeys import substitutions
 from tests.journeys.pages import PAGES, items
 from tests.little import SAM2 as LITTLE_SAM2
@@ -88,6 +88,12 @@ def populate(folder: Path) -> None:
     ]
     (folder / "checksums.txt").write_text("".join(checksums))
     _write_weights_and_runs(folder)
+    for name, lvis in (("coco", False), ("lvis", True)):
+        instances.write(folder / name, build_model(MODEL, 0).eval(), lvis)
+        (folder / name / "boxes.json").rename(folder / f"{name}_vitdet.json")
+    (folder / "coco/photos").rename(folder / "coco/val2017")
+    (folder / "coco/instances.json").rename(folder / "coco/instances_val2017.json")
+    (folder / "lvis/instances.json").rename(folder / "coco/lvis_v1_val.json")
 
 
 def remove_outputs(folder: Path, commands: list[str]) -> None:

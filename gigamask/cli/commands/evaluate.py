@@ -39,10 +39,11 @@ class EvaluateCommand(EvaluateOptions, SubmitPartsOptions):
         """Raise `GigamaskError` if a value is invalid."""
         EvaluateOptions.check(self)
         SubmitPartsOptions.check(self)
-        if self.automatic and (self.submit != "none" or self.part):
+        if (self.automatic or self.boxes) and (self.submit != "none" or self.part):
+            flag = "--automatic" if self.automatic else "--boxes"
             raise GigamaskError(
-                "--automatic keeps all generated masks, so it cannot run in parts; leave out "
-                "--submit, or share the images by torchrun"
+                f"{flag} keeps all predicted masks, so it cannot run in parts; leave out --submit, "
+                "or share the images by torchrun"
             )
 
     def run(self) -> dict[str, Any] | None:
@@ -66,11 +67,13 @@ class EvaluateCommand(EvaluateOptions, SubmitPartsOptions):
     def _report(self, evaluated: Evaluated) -> dict[str, Any]:
         """Print the scores, and write the pictures and the HTML file."""
         from gigamask.distributed.precision import autocast
-        from gigamask.evaluation import clicks, figures, proposals
+        from gigamask.evaluation import clicks, detected_boxes, figures, proposals
         from gigamask.report import scores
 
-        model, index, result = evaluated.model, evaluated.index, evaluated.result
+        model, images, result = evaluated.model, evaluated.images, evaluated.result
         print(clicks.table(evaluated.summary))
+        if self.boxes:
+            print(detected_boxes.table(evaluated.summary["detected_boxes"]))
         if self.automatic:
             print(proposals.table(evaluated.summary["automatic"]))
         for reason in result.skipped:
@@ -78,7 +81,7 @@ class EvaluateCommand(EvaluateOptions, SubmitPartsOptions):
         paths = []
         if self.pictures:
             with autocast(evaluated.summary["precision"], model.pixel_mean.device):
-                paths = figures.write_figures(model, index, result, Path(self.pictures))
+                paths = figures.write_figures(model, images, result, Path(self.pictures))
         for path in paths:
             print(path)
         if self.html:

@@ -9,7 +9,7 @@ from gigamask.data.dataset import Sa1bDataset
 from gigamask.data.index import build
 from gigamask.data.mask_sampling import MaskFilters
 from gigamask.errors import GigamaskError
-from gigamask.evaluation import boundary, embedded_images
+from gigamask.evaluation import boundary, clicks, embedded_images
 from gigamask.evaluation.clicks import ClickProtocol, ClickResult, MaskScore, evaluate_clicks, table
 from gigamask.evaluation.figures import write_figures
 from gigamask.models.configs import SamConfig
@@ -89,6 +89,24 @@ def test_rounds_are_prompted_as_the_protocol_says(index):
     evaluate_clicks(model, index, EVERYTHING, ClickProtocol(clicks=(1, 3)), rows=[0])
     assert [p.masks is None for p in model.asked] == [True, False, False, True]
     assert model.asked[-1].labels[0].tolist() == [2, 3]
+
+
+def test_random_clicks_are_the_same_in_any_group_and_follow_the_protocol(index, monkeypatch):
+    """EfficientSAM's: three masks for all positive points; EfficientViT-SAM's: no mask fed back."""
+    model = Answering(torch.full((3, 32, 32), -5.0), [0.1, 0.3, 0.2])
+    points = []
+    for group_bytes in (embedded_images.GROUP_BYTES, 1):
+        monkeypatch.setattr(embedded_images, "GROUP_BYTES", group_bytes)
+        model.asked.clear()
+        evaluate_clicks(model, index, EVERYTHING, clicks.EFFICIENT_SAM, rows=[0])
+        asked = [each for each in model.asked if each.labels.shape[1] == 4]
+        assert {tuple(each.labels[0].tolist()) for each in asked} == {(1, 1, 1, -1)}
+        assert all(each.multimask_output and each.masks is None for each in asked)
+        points.append(torch.cat([each.points_xy_input for each in asked]))
+    assert torch.equal(*points)
+    model.asked.clear()
+    evaluate_clicks(model, index, EVERYTHING, clicks.EFFICIENTVIT_SAM, rows=[0])
+    assert all(each.multimask_output and each.masks is None for each in model.asked)
 
 
 @pytest.mark.slow

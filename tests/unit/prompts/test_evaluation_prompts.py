@@ -6,8 +6,8 @@ import torch
 
 from gigamask.errors import GigamaskError
 from gigamask.prompts.rounds import run_rounds
-from gigamask.prompts.schedule import BoxPrompt, CenterClicks
-from gigamask.types import Prediction
+from gigamask.prompts.schedule import BoxPrompt, CenterClicks, UniformClicks
+from gigamask.types import Prediction, RandomInputs
 
 
 def rectangle(y0, y1, x0, x1, shape=(20, 30)):
@@ -123,6 +123,54 @@ def test_tokens_are_the_points_and_one_padding(make_truth, answer):
             assert (labels[:, :-1] >= 0).all()
             assert (played.prompts.points_xy_input[:, -1] == 0).all()
     assert CenterClicks().num_uniforms == 0
+
+
+def test_three_masks_are_wanted_first_always_or_never(make_truth, answer):
+    truth = rectangle(2, 18, 4, 14)[None]
+    wanted = {"first": [True, False, False], "always": [True] * 3, "never": [False] * 3}
+    for multimask, expected in wanted.items():
+        schedule = CenterClicks(3, multimask=multimask)
+        rounds = run_rounds(answer(truth), make_truth(truth), schedule)
+        assert [played.prompts.multimask_output for played in rounds] == expected
+
+
+def test_uniform_clicks_are_positive_and_do_not_look_at_the_prediction(make_truth, answer):
+    masks = np.stack([rectangle(2, 18, 4, 14), rectangle(0, 1, 3, 6)])
+    uniforms = torch.rand(2, 4, 2, generator=torch.Generator().manual_seed(0))
+    none = torch.zeros(2)
+    inputs = RandomInputs(none, uniforms, torch.zeros(2, 4), torch.zeros(1, 0, 2))
+    played = [
+        list(run_rounds(answer(guess), make_truth(masks), UniformClicks(3), inputs))
+        for guess in (masks, ~masks)
+    ]
+    for rounds in played:
+        assert [each.prompts.labels.tolist() for each in rounds] == [
+            [[1] * count + [-1]] * 2 for count in (1, 2, 3)
+        ]
+        assert all(each.prompts.multimask_output for each in rounds)
+        assert all(each.prompts.masks is None for each in rounds)
+        cells = ((rounds[-1].prompts.points_xy_input[:, :-1] + 0.5) / 4).long()
+        for mask, points in zip(masks, cells.tolist(), strict=True):
+            assert all(mask[y, x] for x, y in points)
+    first, second = (rounds[-1].prompts.points_xy_input for rounds in played)
+    assert torch.equal(first, second)
+    assert torch.equal(first[:, :2], played[0][1].prompts.points_xy_input[:, :-1])
+    assert UniformClicks(3).num_uniforms == UniformClicks(3).rounds == 3
+    with pytest.raises(GigamaskError, match="UniformClicks needs 5 pairs"):
+        next(run_rounds(answer(masks), make_truth(masks), UniformClicks(5), inputs))
+    with pytest.raises(GigamaskError, match=r"UniformClicks\.clicks"):
+        UniformClicks(0)
+
+
+def test_a_box_is_refined_with_its_mask(make_truth, answer):
+    truth = rectangle(2, 18, 4, 14)[None]
+    schedule = BoxPrompt(refine=True)
+    first, second = run_rounds(answer(truth), make_truth(truth), schedule)
+    assert schedule.rounds == 2
+    assert (first.prompts.multimask_output, second.prompts.multimask_output) == (True, False)
+    assert first.prompts.masks is None
+    assert torch.equal(second.prompts.masks, first.mask_input)
+    assert torch.equal(second.prompts.points_xy_input, first.prompts.points_xy_input)
 
 
 def test_no_masks_play_too(make_truth, answer):

@@ -1,0 +1,244 @@
+"""COCO's and LVIS's images with their annotations and a detector's boxes, read as they lie.
+
+The annotations are COCO's instances json or LVIS v1's; the boxes are in COCO's results format, as
+the detections of ViTDet that SAM, EfficientSAM and EfficientViT-SAM are evaluated with:
+`[{"image_id": 139, "category_id": 1, "bbox": [x, y, width, height], "score": 0.9}, ...]`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from jaxtyping import Float32, Float64, Int64
+
+from gigamask.data import image
+from gigamask.data.dataset import AnnotatedImage
+from gigamask.datatools import convert_coco
+from gigamask.datatools.convert_coco import CocoImage
+from gigamask.datatools.image_files import read_as_jpeg
+from gigamask.errors import GigamaskError
+from gigamask.evaluation.coco_ap import FREQUENCIES
+from gigamask.serialization import JSON_ERRORS, check_regular
+from gigamask.types import ImageAnnotation, InstanceFields
+
+FORMAT = '[{"image_id", "category_id", "bbox": [x, y, width, height], "score"}, ...]'
+
+
+class Detection(msgspec.Struct, gc=False, frozen=True):
+    """An entry of COCO's results format."""
+
+    image_id: int
+    category_id: int
+    bbox: tuple[float, float, float, float]
+    score: float
+
+
+class Category(msgspec.Struct, frozen=True):
+    """An entry of `categories`; LVIS states its frequency."""
+
+    id: int
+    frequency: str = ""
+
+
+class ImageLabels(msgspec.Struct, frozen=True):
+    """What LVIS states of the classes of an image."""
+
+    id: int
+    neg_category_ids: tuple[int, ...] = ()
+    not_exhaustive_category_ids: tuple[int, ...] = ()
+
+
+class Header(msgspec.Struct):
+    """The part of an instances json that says what its classes are."""
+
+    categories: list[Category]
+    images: list[ImageLabels]
+
+
+@dataclass(frozen=True, eq=False)
+class Boxes:
+    """Detected boxes of one image: xyxy in pixels from x, y to x + width, y + height."""
+
+    boxes: Float32[np.ndarray, "n 4"]
+    classes: Int64[np.ndarray, "n"]
+    scores: Float64[np.ndarray, "n"]
+
+    def __getitem__(self, selection: np.ndarray) -> "Boxes":
+        return Boxes(self.boxes[selection], self.classes[selection], self.scores[selection])
+
+
+@dataclass(frozen=True, eq=False)
+class CocoData:
+    """Images of an instances json.
+
+    Attributes:
+        images: The images.
+        categories: The categories.
+        labels: What LVIS states of each image, by id.
+        detections: Detected boxes by image id.
+        skipped: Reasons of the images and annotations that were left out.
+        broken: Reasons of the annotations that are left out when their images are read.
+    """
+
+    images: Sequence[CocoImage]
+    categories: Sequence[Category]
+    labels: dict[int, ImageLabels]
+    detections: dict[int, Boxes]
+    skipped: list[str]
+    broken: list[str] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, row: int) -> AnnotatedImage:
+        """Read one image and its annotation; broken annotations are left out.
+
+        Raises:
+            CorruptSampleError: The image cannot be read.
+        """
+        entry = self.images[row]
+        raw = read_as_jpeg(entry.path, entry.size, entry.source)
+        masks, found, broken, _ = entry.read_annotations()
+        self.broken.extend(sample.reason for sample in broken.values())
+        rows = list(found.values())
+        areas = masks.areas().astype(np.float64)
+        boxes = (masks.boxes() + np.array([0, 0, 1, 1])).astype(np.float32)
+        for i, annotation in enumerate(rows):
+            areas[i] = _stated_area(annotation.area, areas[i])
+            boxes[i] = _stated_box(annotation.bbox, boxes[i])
+        instances = InstanceFields(
+            entry.number,
+            np.array([_category(annotation.category_id) for annotation in rows], np.int64),
+            np.array([bool(annotation.iscrowd) for annotation in rows], bool),
+            areas,
+            boxes,
+        )
+        none = np.zeros(len(masks), np.float32)
+        annotation = ImageAnnotation(
+            entry.source, entry.size, masks, none, none, instances=instances
+        )
+        return AnnotatedImage(image.decode(raw, entry.source), annotation)
+
+    def detected(self, image_id: int) -> Boxes:
+        """Return the detected boxes of an image."""
+        none = Boxes(np.zeros((0, 4), np.float32), np.zeros(0, np.int64), np.zeros(0))
+        return self.detections.get(image_id, none)
+
+    @cached_property
+    def frequencies(self) -> dict[int, str] | None:
+        """Frequency of each category; None unless these are LVIS's annotations."""
+        known = {category.id: category.frequency for category in self.categories}
+        return known if known and set(known.values()) <= set(FREQUENCIES) else None
+
+
+def read(annotations: Path, images: Path, detections: Path) -> CocoData:
+    """Read annotations and detected boxes.
+
+    Args:
+        annotations: COCO's instances json, or LVIS's.
+        images: The folder of images, or for LVIS also the one that holds val2017 and train2017.
+        detections: Boxes in COCO's results format.
+
+    Raises:
+        GigamaskError: A file cannot be read; or a box is of an image or a category that the
+            annotations lack, is not finite, or lies outside of its image.
+    """
+    listing = convert_coco.read(annotations, images, keep_crowds=True)
+    if listing.renumbered:
+        raise GigamaskError(
+            f"{annotations}: ids of images must be whole numbers, which detections refer to"
+        )
+    entries = [entry for entry in listing.images if isinstance(entry, CocoImage)]
+    header = _decode(annotations, Header, "COCO's instances json with 'categories'")
+    found = _decode(detections, list[Detection], f"COCO's results format, {FORMAT}")
+    if not found:
+        raise GigamaskError(f"{detections}: holds no detection; it must be a list like {FORMAT}")
+    return CocoData(
+        entries,
+        header.categories,
+        {labels.id: labels for labels in header.images},
+        _group(found, entries, header.categories, detections),
+        [sample.reason for sample in (*listing.skipped, *listing.skipped_masks)],
+    )
+
+
+def _decode(path: Path, kind: Any, expected: str) -> Any:
+    check_regular(path)
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except OSError as error:
+        raise GigamaskError(f"{path}: cannot be read ({error.strerror})") from error
+    except JSON_ERRORS as error:
+        raise GigamaskError(f"{path}: is not {expected} ({error})") from error
+
+
+def _group(
+    found: Sequence[Detection],
+    images: Sequence[CocoImage],
+    categories: Sequence[Category],
+    path: Path,
+) -> dict[int, Boxes]:
+    """Check the detections, and return them by image id, in their order."""
+    ids = np.array([each.image_id for each in found], np.int64)
+    classes = np.array([each.category_id for each in found], np.int64)
+    xywh = np.array([each.bbox for each in found], np.float64)
+    scores = np.array([each.score for each in found], np.float64)
+    boxes = np.concatenate([xywh[:, :2], xywh[:, :2] + xywh[:, 2:]], 1)
+
+    known = np.array(sorted((entry.number, *entry.size) for entry in images), np.int64)
+    known = known.reshape(-1, 3)
+    at = np.searchsorted(known[:, 0], ids).clip(max=max(len(known) - 1, 0))
+    lacks_image = known[at, 0] != ids if len(known) else np.ones(len(ids), bool)
+    _refuse(lacks_image, ids, path, "its image_id {} is not in the annotations; give those")
+    of_categories = np.array([category.id for category in categories], np.int64)
+    _refuse(
+        ~np.isin(classes, of_categories),
+        classes,
+        path,
+        "its category_id {} is not in the annotations' categories; give those of the same data set",
+    )
+    _refuse(~np.isfinite(scores), scores, path, "its score {} must be finite")
+    height, width = known[at, 1], known[at, 2]
+    inside = (xywh[:, 2:] >= 0).all(1) & (boxes[:, 2:] >= 0).all(1)
+    inside &= (boxes[:, 0] <= width) & (boxes[:, 1] <= height)
+    problem = "its bbox {} must be x, y, width, height of a box that meets its image"
+    _refuse(~inside, xywh, path, problem)
+
+    order = np.argsort(ids, kind="stable")
+    every = Boxes(boxes.astype(np.float32), classes, scores)[order]
+    numbers, starts = np.unique(ids[order], return_index=True)
+    groups = np.split(np.arange(len(order)), starts[1:])
+    return {int(number): every[group] for number, group in zip(numbers, groups, strict=True)}
+
+
+def _refuse(wrong: np.ndarray, values: np.ndarray, path: Path, problem: str) -> None:
+    """Raise an error for the first detection that is wrong."""
+    if wrong.any():
+        number = int(wrong.argmax())
+        reason = problem.format(values[number].tolist())
+        raise GigamaskError(f"{path}: detection {number} of {len(wrong)}: {reason}")
+
+
+def _category(stated: object) -> int:
+    """Return the id of a category; 0, which no category has, if it is not a number."""
+    return stated if isinstance(stated, int) else 0
+
+
+def _stated_area(area: object, otherwise: float) -> float:
+    valid = isinstance(area, int | float) and 0 <= area < np.inf
+    return float(area) if valid else otherwise
+
+
+def _stated_box(
+    bbox: Any, otherwise: Float32[np.ndarray, "4"]
+) -> Float32[np.ndarray, "4"] | list[float]:
+    try:
+        x, y, width, height = map(float, bbox)
+    except (TypeError, ValueError):
+        return otherwise
+    box = np.array([x, y, x + width, y + height], np.float32)
+    return box if np.isfinite(box).all() else otherwise

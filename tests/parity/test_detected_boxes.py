@@ -1,0 +1,82 @@
+"""Mask AP of detected boxes: SAM's predictor called box by box, and pycocotools on what it says."""
+
+import contextlib
+import io
+import json
+
+import numpy as np
+import pytest
+from pycocotools import mask as codes
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+
+from gigamask import evaluate
+from gigamask.data import image
+from gigamask.inference.predictor import SamPredictor
+from gigamask.models.init import build_model
+from tests import instances
+from tests.little import SPEC
+from tests.parity.test_average_precision import COCO_NAMES
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def model():
+    return build_model(SPEC, 0).eval()
+
+
+@pytest.fixture(scope="module")
+def folder(model, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("coco")
+    instances.write(folder, model)
+    return folder
+
+
+def answer(predictor: SamPredictor, box: np.ndarray, kind: str) -> np.ndarray:
+    """The mask of a box, as the named paper or code takes it."""
+    if kind == "first_token":
+        return predictor.predict(box=box, multimask_output=False)[0][0]
+    masks, scores, logits = predictor.predict(box=box)
+    best = scores.argmax()
+    if kind == "confident":
+        return masks[best]
+    refined = {"mask_input": logits[best][None], "multimask_output": False}
+    return predictor.predict(box=box, **refined)[0][0]
+
+
+def by_pycocotools(folder, model, kind: str) -> dict[str, float]:
+    found, predictor = json.loads((folder / "boxes.json").read_text()), SamPredictor(model)
+    for number in {each["image_id"] for each in found}:
+        path = folder / "photos" / f"{number}.jpg"
+        predictor.set_image(image.decode(path.read_bytes(), ""))
+        for each in found:
+            if each["image_id"] == number:
+                x, y, width, height = each.pop("bbox")
+                box = np.array([x, y, x + width, y + height])
+                mask = np.asfortranarray(answer(predictor, box, kind).astype(np.uint8))
+                each["segmentation"] = codes.encode(mask)
+    with contextlib.redirect_stdout(io.StringIO()):
+        truth = COCO()
+        truth.dataset = json.loads((folder / "instances.json").read_text())
+        del truth.dataset["annotations"][-1]  # a broken one, which pycocotools cannot read
+        truth.createIndex()
+        judge = COCOeval(truth, truth.loadRes(found), "segm")
+        judge.evaluate()
+        judge.accumulate()
+        judge.summarize()
+    return dict(zip(COCO_NAMES, judge.stats, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["confident", "first_token", "refined"])
+def test_as_pycocotools(folder, model, kind):
+    words = {"images": str(folder / "photos"), "boxes": str(folder / "boxes.json")}
+    scores = evaluate(
+        model, folder / "instances.json", **words, box_answer=kind, batch_size=1, device="cpu"
+    )
+    result, expected = scores["detected_boxes"], by_pycocotools(folder, model, kind)
+    for name, value in expected.items():
+        assert result[name] == (None if value == -1 else pytest.approx(value, abs=1e-9)), name
+    assert 0 < result["AP"] <= result["AP50"] < 1
+    assert result["prompts"]["answer"].startswith(kind)
+    assert scores["masks"] == 13  # neither the crowd nor the one without a pixel
