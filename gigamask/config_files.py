@@ -40,6 +40,7 @@ ALIASES = {
     "lr": ("optimizer.lr",),
     "num-workers": ("loader.workers",),
     "lora": ("lora.rank",),
+    "classes": ("model.class-names",),
 }
 """Short names of flags, each with the flags it may stand for; a configuration has at most one."""
 

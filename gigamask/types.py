@@ -514,6 +514,37 @@ class WindowLogits:
         return pasted.unflatten(0, self.logits.shape[:2])
 
 
+class MaskDecoderOutput(NamedTuple):
+    """What a mask decoder predicts for M prompts.
+
+    Attributes:
+        masks: Logits of K masks for each prompt, on the G x G grid or in windows.
+        iou_predictions: Predicted IoU of each mask.
+        class_logits: Logits of the C classes of each mask; None if the model has no classes.
+        object_score: Logit of the presence of an object, in SAM 2.
+    """
+
+    masks: Float[Tensor, "M K G G"] | WindowLogits
+    iou_predictions: Float[Tensor, "M K"]
+    class_logits: Float[Tensor, "M K C"] | None = None
+    object_score: Float[Tensor, "M"] | None = None
+
+    def select(self, index: Int64[Tensor, "M"]) -> "MaskDecoderOutput":
+        """Return one mask of each prompt.
+
+        Args:
+            index: Which one.
+        """
+        masks, iou, classes = self.masks, self.iou_predictions, self.class_logits
+        at = torch.arange(len(index), device=index.device), index
+        return MaskDecoderOutput(
+            masks.select(index) if isinstance(masks, WindowLogits) else masks[at][:, None],
+            iou.gather(1, index[:, None]),
+            None if classes is None else classes[at][:, None],
+            self.object_score,
+        )
+
+
 @dataclass(frozen=True)
 class Prediction:
     """The output of one round.
@@ -523,12 +554,14 @@ class Prediction:
         iou_predictions: Predicted IoU of each mask.
         low_res_logits: Mask logits on the G x G grid, usable as mask prompts of a later round.
         in_window: The same logits as the model predicted them, if it answers in windows.
+        class_logits: Logits of the C classes of each mask; None if the model has no classes.
     """
 
     logits: Float[Tensor, "M K H W"]
     iou_predictions: Float[Tensor, "M K"]
     low_res_logits: Float[Tensor, "M K G G"]
     in_window: WindowLogits | None = None
+    class_logits: Float[Tensor, "M K C"] | None = None
 
 
 @dataclass(frozen=True)
@@ -580,6 +613,7 @@ class LossSums:
             attached to the graph so that a task can weight it.
         first: Index of the first mask in the batch.
         image: Index of each mask's image in the batch; set by the task.
+        part_counts: Counts of parts that only some masks have, by which they are divided instead.
     """
 
     loss: Float[Tensor, ""]
@@ -588,3 +622,4 @@ class LossSums:
     per_mask: Float[Tensor, "M"]
     first: int = 0
     image: Int64[Tensor, "M"] | None = None
+    part_counts: dict[str, Float[Tensor, ""]] = field(default_factory=dict)

@@ -95,6 +95,17 @@ def little_compact() -> SamTrainConfig:
     )
 
 
+def little_classes() -> SamTrainConfig:
+    """The same with classes, which not all masks have."""
+    return replace(
+        little_compact(),
+        recipe=f"{Path(__file__).resolve()}:little_classes",
+        model=replace(COMPACT, class_names=("ellipse", "star", "rectangle")),
+        class_weight=0.5,
+        ignore_other_classes=True,
+    )
+
+
 def little_dense() -> SamTrainConfig:
     """SAM's decoder with all options, three rounds and some boxes."""
     return replace(

@@ -96,7 +96,7 @@ class OnnxDecoder(nn.Module):
         decoder, config = self.model.mask_decoder, self.model.config
         if isinstance(decoder, DenseMaskDecoder):
             encoder = self.model.prompt_encoder
-            answer, iou = decoder(image_embeddings, first, prompts, encoder, ALL_MASK_TOKENS)
+            answer, iou = decoder(image_embeddings, first, prompts, encoder, ALL_MASK_TOKENS)[:2]
             low = answer.logits
             if self.model.answers_in_windows:
                 low = answer.paste(config.mask_size, config.image_size)
@@ -109,11 +109,11 @@ class OnnxDecoder(nn.Module):
             return self._resize(low, orig_im_size), iou, low
         encoder = self.model.prompt_encoder
         if isinstance(decoder, Sam2MaskDecoder):
-            low, iou, _ = decoder(image_embeddings, first, prompts, encoder, ALL_MASK_TOKENS)
+            low, iou, *_ = decoder(image_embeddings, first, prompts, encoder, ALL_MASK_TOKENS)
             return self._resize(low, orig_im_size), iou, low
         tokens = encoder.points(point_coords, point_labels.long())
         dense = DensePrompt(*encoder.mixed_features(mask_input[:, 0], has_mask_input > 0.5))
-        low, iou = decoder(
+        low, iou, _, _ = decoder(
             image_embeddings, encoder.get_dense_pe(), tokens, first, dense, ALL_MASK_TOKENS
         )
         return self._resize(low, orig_im_size), iou, low

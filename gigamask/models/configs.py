@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -27,6 +28,10 @@ logarithm of its area, fraction of the box that it fills, and logarithm of the b
 height."""
 
 
+MAX_CLASS_NAME = 100
+"""Most characters of the name of a class."""
+FIND_CLASSES = ("auto",)
+"""Value of `SamConfig.class_names` for all categories of the data, which training replaces."""
 DECODER_PREFIX = "decoder:"
 """Path prefix of a SAM whose prompt encoder and mask decoder initialize those of another."""
 ENCODERS: dict[str, type[ImageEncoder]] = {
@@ -172,6 +177,9 @@ class SamConfig:
     by similarity (models.init)"""
     stretch: bool = False
     """resize both sides of an image to image_size, as SAM 2 does, instead of padding the shorter"""
+    class_names: tuple[str, ...] = ()
+    """classes that a head on the mask token predicts, such as cat dog; auto takes all categories of
+    the data; default: masks have no classes (also --classes)"""
     encoder: ImageEncoder = field(default_factory=ViT)
     """image encoder; embed-dim, depth, num-heads, window-size and global-attn-indexes apply to
     vit"""
@@ -204,6 +212,13 @@ class SamConfig:
             raise GigamaskError(
                 f"SamConfig.drop_path_rate must be in [0, 1) (got {self.drop_path_rate})"
             )
+        if wrong := [name for name in self.class_names if not 0 < len(name) <= MAX_CLASS_NAME]:
+            raise GigamaskError(
+                f"SamConfig.class_names must have 1 to {MAX_CLASS_NAME} characters each (got "
+                f"{wrong[0]!r})"
+            )
+        if repeated := [name for name, count in Counter(self.class_names).items() if count > 1]:
+            raise GigamaskError(f"SamConfig.class_names has {repeated[0]!r} twice; give it once")
         self._check_parts()
 
     def _check_parts(self) -> None:

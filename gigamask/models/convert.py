@@ -346,8 +346,14 @@ def check_is_published_sam(config: SamConfig, target: str) -> None:
         target: What requires it, for the error.
 
     Raises:
-        GigamaskError: The model has another decoder or encoder, or resizes images otherwise.
+        GigamaskError: The model has another decoder or encoder, resizes images otherwise, or
+            classifies masks.
     """
+    if config.class_names:
+        raise GigamaskError(
+            f"{target} has no head for classes, which this model has; export it with --to "
+            "safetensors or --to onnx"
+        )
     is_sam2 = isinstance(config.decoder, Sam2Decoder)
     if config.stretch != is_sam2:
         raise GigamaskError(

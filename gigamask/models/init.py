@@ -43,6 +43,7 @@ from gigamask.rng import make_rng
 MAE_PREFIX = "mae:"
 """Path prefix of an MAE from which the image encoder of a SAM is initialized."""
 DECODER = ("prompt_encoder.", "mask_decoder.")
+CLASS_HEAD = "mask_decoder.class_head."
 TIE_SCALE = 1.5
 """Scale of the orthonormal rows that queries and keys share. The attention logit at the prompt's
 position then exceeds distant ones by about 2 * 1.5 ** 2, which outweighs several hundred other
@@ -128,6 +129,7 @@ def load_init_weights(model: nn.Module, path: str) -> set[str]:
         with _suggest_recipe(weights):
             if isinstance(model, Sam) and isinstance(config, SamConfig):
                 _check_encoder(config.encoder, model.config.encoder, path)
+            weights, loaded = _fit_class_head(model, weights, config, path)
             state_dict.load_weights(model, weights, path)
         if isinstance(model, Sam) and isinstance(config, SamConfig):
             # With relative positions, shapes determine the encoder's heads, but not the decoder's.
@@ -137,7 +139,7 @@ def load_init_weights(model: nn.Module, path: str) -> set[str]:
                     f"{path}: has {heads} attention heads in the mask decoder, the model has "
                     f"{own}; use --model.decoder-num-heads {heads}"
                 )
-        return set(weights)
+        return loaded
     path = path.removeprefix(MAE_PREFIX)
     if not isinstance(model, Sam):
         kind = "MAE" if isinstance(model, MAE) else "grounding model"
@@ -161,7 +163,8 @@ def load_init_weights(model: nn.Module, path: str) -> set[str]:
 
 def _load_decoder(model: nn.Module, path: str) -> set[str]:
     """Load the prompt encoder and mask decoder of a SAM, and an encoder's pretrained weights."""
-    weights, _ = state_dict.read_weights(path.removeprefix(DECODER_PREFIX))
+    weights, config = state_dict.read_weights(path.removeprefix(DECODER_PREFIX))
+    weights, loaded = _fit_class_head(model, weights, config, path)
     decoder = {name: value for name, value in weights.items() if name.startswith(DECODER)}
     if not isinstance(model, Sam) or not decoder:
         raise GigamaskError(f"{path}: {DECODER_PREFIX} starts a SAM from the decoder of another")
@@ -176,7 +179,35 @@ def _load_decoder(model: nn.Module, path: str) -> set[str]:
             "as they were"
         ) from None
     model.config.encoder.load_pretrained(model.image_encoder)
-    return set(decoder)
+    return loaded & set(decoder)
+
+
+def _fit_class_head(
+    model: nn.Module, weights: State, config: state_dict.ModelConfig | None, path: str
+) -> tuple[State, set[str]]:
+    """Return weights with the model's initial head for classes unless they have the same classes.
+
+    Args:
+        model: The model.
+        weights: The weights.
+        config: Configuration that the weights state.
+        path: Where they come from, for the error.
+
+    Returns:
+        The weights, and the names of those that are not the model's own.
+    """
+    own = model.config.class_names if isinstance(model, Sam) else ()
+    stated = config.class_names if isinstance(config, SamConfig) else ()
+    if stated == own:
+        return weights, set(weights)
+    if not own:
+        raise GigamaskError(
+            f"{path}: its masks have the classes {', '.join(stated)[:200]}; give --classes auto or "
+            "names, the same ones to keep its head"
+        )
+    others = {name: value for name, value in weights.items() if not name.startswith(CLASS_HEAD)}
+    head = {name: v for name, v in model.state_dict().items() if name.startswith(CLASS_HEAD)}
+    return others | head, set(others)
 
 
 def _check_encoder(stated: ImageEncoder, own: ImageEncoder, path: str) -> None:

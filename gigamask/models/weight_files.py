@@ -49,7 +49,7 @@ KINDS: dict[str, type[ModelConfig]] = {
 """Configuration class by kind of model in a file's metadata; without a kind, the model is a SAM."""
 PARTS: dict[str, Mapping[str, type]] = {"encoder": ENCODERS, "decoder": DECODERS}
 """Built-in classes of the fields of a SAM's configuration that are components."""
-UNSTATED = {"stretch": False, "feature_channels": 0}
+UNSTATED = {"stretch": False, "feature_channels": 0, "class_names": ()}
 """Fields that a file states only if they have other values; earlier versions had none of them."""
 SPEC = "spec"
 """Key of the configuration in the metadata of a file."""

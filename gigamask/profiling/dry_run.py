@@ -315,6 +315,7 @@ def blank_batch(
         ),
         mask_only_round_u=0.5,
         cursor=DataCursor(images),
+        classes=zeros(masks, dtype=torch.int64) if sample_config.class_names else None,
     )
 
 

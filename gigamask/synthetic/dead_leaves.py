@@ -89,7 +89,7 @@ def compose_leaves(
     if generator.random() < LAND_PROB:
         _draw_land(generator, canvas)
     _draw_leaves(generator, canvas)
-    masks = visible_masks(generator, canvas)
+    masks, _ = visible_masks(generator, canvas)
     return photograph(generator, canvas, masks[generator.permutation(len(masks))], sun=(0.6, 1.25))
 
 

@@ -7,7 +7,7 @@ objects. A click inside a part therefore has two or three correct answers, as in
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,8 @@ from gigamask.synthetic.shapes import (
     Window,
     affine,
     bar,
-    circle,
     compose,
+    part_shapes,
     rasterize,
     rasterize_within,
 )
@@ -64,13 +64,17 @@ PART_ODDS = (0.22, 0.18, 0.18, 0.14, 0.1, 0.18)
 
 @dataclass(frozen=True)
 class SyntheticScene:
-    """An image and its masks with SA-1B's scores and prompt points."""
+    """An image and its masks with SA-1B's scores, prompt points and categories.
+
+    A category is the kind of an object's outline; parts and pairs of objects have none.
+    """
 
     pixels: UInt8[np.ndarray, "H W 3"]
     masks: RLEMasks
     predicted_iou: Float64[np.ndarray, "n"]
     stability_score: Float64[np.ndarray, "n"]
     points_xy: Int64[np.ndarray, "n 2"]
+    categories: tuple[str, ...] = ()
 
 
 Composer = Callable[[int, int, tuple[int, int]], SyntheticScene]
@@ -90,6 +94,7 @@ class Canvas:
         colors: The first color of each region.
         seconds: The second color of each region.
         crowded: Whether the scene has many small objects.
+        kinds: The kind of outline of some regions.
     """
 
     owner: UInt8[np.ndarray, "H W"]
@@ -100,6 +105,7 @@ class Canvas:
     colors: list[Color] = field(default_factory=list)
     seconds: list[Color] = field(default_factory=list)
     crowded: bool = False
+    kinds: dict[int, str] = field(default_factory=dict)
 
     @property
     def min_area(self) -> float:
@@ -289,9 +295,12 @@ def record(scene: SyntheticScene, number: int) -> dict[str, Any]:
         number: Its number, which becomes the `image_id`.
     """
     ids = range(number * 1000, number * 1000 + len(scene.masks))
-    return annotation.image_record(
+    content = annotation.image_record(
         number, scene.masks, ids, scene.points_xy, scene.predicted_iou, scene.stability_score
     )
+    for entry, category in zip(content["annotations"], scene.categories, strict=False):
+        entry |= {"category": category} if category else {}
+    return content
 
 
 def compose_scene(
@@ -309,8 +318,10 @@ def compose_scene(
     canvas = _background(generator, draw_size(generator, long_side))
     canvas.crowded = bool(make_rng(seed, "crowded", number).random() < crowded)
     _draw_objects(generator, canvas)
-    masks = visible_masks(generator, canvas)
-    return photograph(generator, canvas, masks[generator.permutation(len(masks))])
+    masks, categories = visible_masks(generator, canvas)
+    order = generator.permutation(len(masks))
+    scene = photograph(generator, canvas, masks[order])
+    return replace(scene, categories=tuple(categories[index] for index in order))
 
 
 def draw_size(
@@ -419,6 +430,7 @@ def _draw_objects(generator: np.random.Generator, canvas: Canvas) -> None:
         if window is None:
             continue
         number = canvas.add(generator, window, parent=0)
+        canvas.kinds[number] = kind
         if generator.random() < 0.45:
             draw_parts(generator, canvas, outline, transform, window, number)
 
@@ -448,7 +460,7 @@ def draw_parts(
         if len(outline) == 1
         else str(generator.choice(["band", "half"]))
     )
-    for shape, inner in _part_shapes(generator, kind, outline):
+    for shape, inner in part_shapes(generator, kind, outline):
         inner_transform = compose(transform, inner)
         part = rasterize_within(shape, inner_transform, window)
         if int(part.pixels.sum()) < canvas.min_area:
@@ -458,44 +470,12 @@ def draw_parts(
             draw_parts(generator, canvas, shape, inner_transform, part, number, depth + 1)
 
 
-def _part_shapes(
-    generator: np.random.Generator, kind: str, outline: Polygons
-) -> list[tuple[Polygons, Float64[np.ndarray, "2 3"]]]:
-    """Return outlines, each with the transform from its frame to its parent's."""
-    shift = tuple(generator.uniform(-0.18, 0.18, 2))
-    turn = generator.uniform(0, 2 * np.pi)
-    if kind == "inner":
-        scale = generator.uniform(0.5, 0.75)
-        return [(outline, affine(shift, (scale, scale), 0.0))]
-    if kind == "disc":
-        radius = generator.uniform(0.35, 0.55)
-        return [([circle()], affine(shift, (radius, radius), 0.0))]
-    if kind == "band":
-        half_width = generator.uniform(0.18, 0.32)
-        middle = generator.uniform(-0.3, 0.3)
-        return [
-            ([bar(middle - half_width, middle + half_width)], affine((0.0, 0.0), (1.0, 1.0), turn))
-        ]
-    if kind == "half":
-        return [([bar(generator.uniform(-0.15, 0.25), 3.0)], affine((0.0, 0.0), (1.0, 1.0), turn))]
-    if kind == "spots":
-        spots = int(generator.integers(2, 5))
-        angles = turn + np.arange(spots) * (2 * np.pi / spots)
-        radius = generator.uniform(0.2, 0.3)
-        return [
-            (
-                [circle()],
-                affine((0.48 * np.cos(angle), 0.48 * np.sin(angle)), (radius, radius), 0.0),
-            )
-            for angle in angles
-        ]
-    other = str(generator.choice([name for name in OUTLINE_NAMES if name != "ring"]))
-    scale = generator.uniform(0.45, 0.62)
-    return [(OUTLINES[other](generator), affine(shift, (scale, scale), turn))]
-
-
-def visible_masks(generator: np.random.Generator, canvas: Canvas) -> RLEMasks:
+def visible_masks(
+    generator: np.random.Generator, canvas: Canvas
+) -> tuple[RLEMasks, tuple[str, ...]]:
     """Return the visible masks of objects, parts, and sometimes of two touching objects.
+
+    The second value is the kind of each mask's outline, "" where it is not known.
 
     Args:
         generator: Random numbers.
@@ -509,18 +489,28 @@ def visible_masks(generator: np.random.Generator, canvas: Canvas) -> RLEMasks:
     areas = within @ seen
     parents = np.array(canvas.parents)
     distinct = (parents == 0) | (areas < MAX_PART_SHARE * areas[parents])
-    rows = [within[number] for number in range(1, regions) if distinct[number]]
+    rows = [
+        (within[number], canvas.kinds.get(number, ""))
+        for number in range(1, regions)
+        if distinct[number]
+    ]
     pairs = touching(canvas)
     if len(pairs) and generator.random() < 0.6:
         one, other = pairs[int(generator.integers(len(pairs)))]
         if min(areas[one], areas[other]) > 0.1 * max(areas[one], areas[other]):
-            rows.append(within[one] | within[other])
-    rows = [row for row in rows if row @ seen >= canvas.min_area]
+            rows.append((within[one] | within[other], ""))
+    rows = [(row, kind) for row, kind in rows if row @ seen >= canvas.min_area]
     tables = np.zeros((len(rows), 256), np.uint8)
-    tables[:, :regions] = np.array(rows).reshape(len(rows), regions)
-    candidates = [cv2.LUT(canvas.owner, table) for table in tables]
-    visible = [mask.view(bool) for mask in candidates if _is_visible(mask)]
-    return RLEMasks.from_dense(np.array(visible, dtype=bool).reshape(len(visible), *canvas.size))
+    tables[:, :regions] = np.array([row for row, _ in rows]).reshape(len(rows), regions)
+    masks = [cv2.LUT(canvas.owner, table) for table in tables]
+    visible = [
+        (mask.view(bool), kind)
+        for mask, (_, kind) in zip(masks, rows, strict=True)
+        if _is_visible(mask)
+    ]
+    dense = np.array([mask for mask, _ in visible], dtype=bool)
+    kinds = tuple(kind for _, kind in visible)
+    return RLEMasks.from_dense(dense.reshape(len(visible), *canvas.size)), kinds
 
 
 def touching(canvas: Canvas) -> list[tuple[int, int]]:

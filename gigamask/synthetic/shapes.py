@@ -193,3 +193,45 @@ def rasterize_within(
     pixels = np.zeros_like(window.pixels)
     cv2.fillPoly(pixels, fixed, 1, shift=SUBPIXEL_BITS)
     return Window(window.x0, window.y0, pixels & window.pixels)
+
+
+def part_shapes(
+    generator: np.random.Generator, kind: str, outline: Polygons
+) -> list[tuple[Polygons, Float64[np.ndarray, "2 3"]]]:
+    """Return outlines, each with the transform from its frame to its parent's.
+
+    Args:
+        generator: Random numbers.
+        kind: inner, disc, band, half, spots or shape.
+        outline: Outline of the parent.
+    """
+    shift = tuple(generator.uniform(-0.18, 0.18, 2))
+    turn = generator.uniform(0, 2 * np.pi)
+    if kind == "inner":
+        scale = generator.uniform(0.5, 0.75)
+        return [(outline, affine(shift, (scale, scale), 0.0))]
+    if kind == "disc":
+        radius = generator.uniform(0.35, 0.55)
+        return [([circle()], affine(shift, (radius, radius), 0.0))]
+    if kind == "band":
+        half_width = generator.uniform(0.18, 0.32)
+        middle = generator.uniform(-0.3, 0.3)
+        return [
+            ([bar(middle - half_width, middle + half_width)], affine((0.0, 0.0), (1.0, 1.0), turn))
+        ]
+    if kind == "half":
+        return [([bar(generator.uniform(-0.15, 0.25), 3.0)], affine((0.0, 0.0), (1.0, 1.0), turn))]
+    if kind == "spots":
+        spots = int(generator.integers(2, 5))
+        angles = turn + np.arange(spots) * (2 * np.pi / spots)
+        radius = generator.uniform(0.2, 0.3)
+        return [
+            (
+                [circle()],
+                affine((0.48 * np.cos(angle), 0.48 * np.sin(angle)), (radius, radius), 0.0),
+            )
+            for angle in angles
+        ]
+    other = str(generator.choice([name for name in OUTLINES if name != "ring"]))
+    scale = generator.uniform(0.45, 0.62)
+    return [(OUTLINES[other](generator), affine(shift, (scale, scale), turn))]

@@ -83,6 +83,11 @@ class DistillTrainConfig(SamTrainConfig):
         check_range("--teacher-iou-weight", self.teacher_iou_weight, 0, None)
         if self.compile:
             raise GigamaskError("--compile is for 'gigamask train'; leave the flag out")
+        if self.model.class_names:
+            raise GigamaskError(
+                "--classes is for 'gigamask train', since a teacher of other classes has no "
+                "answer; distill first, then train with --init"
+            )
         if self.embedding_cache:
             raise GigamaskError(
                 "--embedding-cache is for 'gigamask train'; use --teacher-cache, or leave it out"

@@ -12,23 +12,28 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from gigamask.data.augment import ColorJitter, HorizontalFlip, NoAugment
 from gigamask.data.mask_sampling import MaskFilters, MaskSampler, RandomMasks
 from gigamask.data.sample_config import SampleConfig
-from gigamask.errors import GigamaskError
+from gigamask.errors import GigamaskError, check_range
 from gigamask.interfaces import Loss, Mining, PromptSchedule, Task
+from gigamask.losses.class_loss import ClassLoss
 from gigamask.losses.ohem import NoMining
 from gigamask.losses.sam_loss import SamLoss
-from gigamask.models.configs import ConvPyramid, RepViT, SamConfig
+from gigamask.models.configs import FIND_CLASSES, ConvPyramid, RepViT, SamConfig
 from gigamask.models.lora_config import LoRA
 from gigamask.prompts.schedule import InteractiveSchedule
-from gigamask.training.config import ImageTrainConfig, LoaderConfig, check_at_least
+from gigamask.training.config import ImageTrainConfig, LoaderConfig, TrainConfig, check_at_least
 
 if TYPE_CHECKING:
     import torch
 
+    from gigamask.data.index import Index
     from gigamask.models.sam.sam import Sam
+    from gigamask.training.data_source import DataSource
     from gigamask.training.planning_view import PlanningView
     from gigamask.types import RandomSpec
 
 
+MAX_LISTED = 8
+"""Most categories that an error lists."""
 DECODER_PARTS = ("prompt_encoder", "mask_decoder")
 """Modules of a SAM behind its image encoder."""
 
@@ -74,6 +79,10 @@ class SamTrainConfig(ImageTrainConfig):
     embedding_cache: str | None = None
     """folder that keeps the embeddings of a frozen image encoder in float16, 2 MB an image for SAM,
     for every later visit and run; default: they are computed at every visit"""
+    class_weight: float = 1.0
+    """weight of the cross entropy of the masks' classes, beside the loss of the masks"""
+    ignore_other_classes: bool = False
+    """train masks of categories that --classes lacks without a class; otherwise they are refused"""
     lora: LoRA = field(default_factory=LoRA)  # pyrefly: ignore[bad-override]
     model: SamConfig = field(default_factory=SamConfig)
     loader: SamLoaderConfig = field(default_factory=SamLoaderConfig)
@@ -92,6 +101,12 @@ class SamTrainConfig(ImageTrainConfig):
             **{"masks_per_chunk": self.masks_per_chunk, "loader.max_masks": self.loader.max_masks},
         )
         check_at_least(0, activation_checkpointing=self.activation_checkpointing)
+        check_range("--class-weight", self.class_weight, 0, None)
+        if self.model.class_names and self.loader.mask_store:
+            raise GigamaskError(
+                f"--loader.mask-store {self.loader.mask_store} has no categories, which --classes "
+                "needs; leave one of the flags out"
+            )
         if annotations := [path for path in self.data if path.endswith(".json")]:
             raise GigamaskError(
                 f"--data {annotations[0]}: annotations need the folder of their images, --images"
@@ -180,9 +195,10 @@ class SamTrainConfig(ImageTrainConfig):
         most = (self.micro_batch_size or 1) * (
             self.loader.max_masks if self.items == "image" else 1
         )
+        is_classified = bool(self.model.class_names)
         return SamTask(
             self.prompts,
-            self.loss,
+            ClassLoss(self.loss, self.class_weight) if is_classified else self.loss,
             min(self.masks_per_chunk, most) if self.compile else self.masks_per_chunk,
             choose_precision(self.precision, device),
             full_resolution=self.loader.target == "full",
@@ -190,6 +206,18 @@ class SamTrainConfig(ImageTrainConfig):
             compile_backend=self.compile_backend if self.compile else None,
             frozen_encoder=cached,
         )
+
+    def data_source(self, index: Index) -> DataSource:
+        """Return a source of samples, after checking the categories of their masks.
+
+        Args:
+            index: Index of the training data.
+
+        Raises:
+            GigamaskError: There are no samples, or the categories are not those of the model.
+        """
+        check_categories(self, index.manifest.categories)
+        return super().data_source(index)
 
     @property
     def items(self) -> Literal["image", "mask"]:
@@ -235,6 +263,7 @@ class SamTrainConfig(ImageTrainConfig):
             half_scale=loader.half_scale,
             mask_store=loader.mask_store,
             stretch=self.model.stretch,
+            class_names=self.model.class_names,
         )
 
 
@@ -256,3 +285,35 @@ def check_cacheable(loader: SamLoaderConfig, flag: str) -> None:
             f"{flag} keeps an embedding for an image and its mirror image; use --loader.augment "
             "none or flip, without color jitter, or leave the flag out"
         )
+
+
+def is_finding_classes(config: TrainConfig) -> bool:
+    """Return whether the classes of a training are to be found in its data, by --classes auto."""
+    return isinstance(config, SamTrainConfig) and config.model.class_names == FIND_CLASSES
+
+
+def check_categories(config: SamTrainConfig, counts: dict[str, int]) -> None:
+    """Check that a model has the categories of the masks it is trained on.
+
+    Args:
+        config: The training.
+        counts: Masks of each category in the data.
+
+    Raises:
+        GigamaskError: There are others, or none of the model's.
+    """
+    names = config.model.class_names
+    others = {name: count for name, count in counts.items() if name not in names}
+    if not names or (len(others) < len(counts) and (config.ignore_other_classes or not others)):
+        return
+    listed = ", ".join(f"{name} ({count})" for name, count in [*others.items()][:MAX_LISTED])
+    more = ", ..." if len(others) > MAX_LISTED else ""
+    if len(others) == len(counts):
+        raise GigamaskError(
+            f"--classes: no mask of --data {' '.join(config.data)} has a category among "
+            f"{' '.join(names[:MAX_LISTED])}; it has {listed or 'no categories'}{more}"
+        )
+    raise GigamaskError(
+        f"--classes lacks categories of the data, by masks: {listed}{more}; add them, or train "
+        "these masks without a class by --ignore-other-classes"
+    )

@@ -35,6 +35,8 @@ from gigamask.types import BatchProtocol, LossSums
 
 MAX_SUMS = 16
 """Number of logged sums that processes exchange; fixed, as a process without masks has none."""
+COUNT_OF = "count of "
+"""What begins the name of the count of a sum that is not divided by the count of all masks."""
 
 
 @dataclass
@@ -46,7 +48,7 @@ class StepMetrics:
         counts: Number of these losses.
         weights: Weight of each sample.
         count: Sum of the counts, the divisor of the sums.
-        sums: Sums to log by name, to be divided by `count`.
+        sums: Sums to log by name, to be divided by `count`, or by the sum `COUNT_OF` + name.
     """
 
     losses: Float[Tensor, "batch"]
@@ -75,7 +77,11 @@ class StepMetrics:
         """
         if not terms:
             return
-        logged = [{"loss": term.loss, **term.parts} for term in terms]
+        logged = [
+            {"loss": term.loss, **term.parts}
+            | {f"{COUNT_OF}{name}": count for name, count in term.part_counts.items()}
+            for term in terms
+        ]
         for name in {name: None for values in logged for name in values}:
             values = [values[name].detach() for values in logged if name in values]
             self.sums[name] = self.sums.get(name, 0.0) + torch.stack(values).sum()
@@ -164,9 +170,13 @@ class StepMetrics:
         return torch.where((counts > 0) & (weight > 0), corrected, self.count).clamp(min=1.0)
 
     def means(self) -> dict[str, float]:
-        """Return each sum divided by the count; empty if the count is 0."""
-        count = float(self.count)
-        return {name: float(value) / count for name, value in self.sums.items()} if count else {}
+        """Return each sum divided by its count; without those whose count is 0."""
+        counts = {name: self.sums.get(f"{COUNT_OF}{name}", self.count) for name in self.sums}
+        return {
+            name: float(value) / float(counts[name])
+            for name, value in self.sums.items()
+            if counts[name] and not name.startswith(COUNT_OF)
+        }
 
 
 @dataclass(frozen=True, eq=False)

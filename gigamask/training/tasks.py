@@ -318,6 +318,7 @@ def targets_from_batch(
         (scale, scale),
         batch.scale_xy[mask_image],
         mask_prompt_size=mask_prompt_size,
+        classes=None if batch.classes is None else batch.classes[part],
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from filelock import FileLock
 
 from gigamask import files
+from gigamask.config_files import config_to_resume
 from gigamask.datatools import convert_labels
 from gigamask.datatools.convert import ConvertOptions, convert
 from gigamask.errors import GigamaskError, check_range, counted
@@ -20,7 +21,8 @@ from gigamask.evaluation.click_evaluation import ClickEvaluation
 from gigamask.rng import make_rng
 from gigamask.serialization import read_json
 from gigamask.training.config import TrainConfig
-from gigamask.training.sam_config import SamTrainConfig
+from gigamask.training.sam_config import SamTrainConfig, is_finding_classes
+from gigamask.training.train_data import open_index
 from gigamask.workflows.open_data import Paths, path_list
 
 SUFFIX = ".gigamask"
@@ -52,6 +54,8 @@ def use_own_data(
     """
     if not isinstance(config, SamTrainConfig):
         return config
+    if is_finding_classes(config) and isinstance(saved := config_to_resume(config), SamTrainConfig):
+        config = replace(config, model=replace(config.model, class_names=saved.model.class_names))
     pair = annotations_and_images(config.data, config.images, config.masks)
     if pair is None:
         if config.val_split:
@@ -128,6 +132,29 @@ def annotations_and_images(
         if not path.exists():
             raise GigamaskError(f"{path}: no such file or folder; check --data, --images, --masks")
     return source, folder
+
+
+def find_classes(config: Config, verbose: bool = True) -> Config:
+    """Return a training whose classes are all categories of its data, if it is to find them.
+
+    Args:
+        config: The training; its data are indexed if they have no index.
+        verbose: Whether to print the classes.
+
+    Raises:
+        GigamaskError: No mask has a category.
+    """
+    if not isinstance(config, SamTrainConfig) or not is_finding_classes(config):
+        return config
+    names = tuple(open_index(config).manifest.categories)
+    if not names:
+        raise GigamaskError(
+            f"--classes auto: no mask of --data {' '.join(config.data)} has a category; give data "
+            "with categories, such as COCO's or YOLO's, or leave the flag out"
+        )
+    if verbose:
+        print(f"--classes auto: {' '.join(names)}", flush=True)
+    return replace(config, model=replace(config.model, class_names=names))
 
 
 def _converted(

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -135,7 +135,8 @@ def train(config: TrainConfig, *, allow_data_change: bool = False) -> Run:
 
 
 def _train(config: TrainConfig, allow_data_change: bool) -> Run:
-    from gigamask.workflows.own_data import use_own_data
+    from gigamask.training.sam_config import is_finding_classes
+    from gigamask.workflows.own_data import find_classes, use_own_data
 
     config = use_own_data(config)
     changes = resolve(config, allow_data_change)
@@ -146,6 +147,9 @@ def _train(config: TrainConfig, allow_data_change: bool) -> Run:
         if allow_data_change:
             arguments.append("--allow-data-change")
         with open_world(config, arguments, os.environ) as world:
+            if is_finding_classes(config):
+                config = world.main_first(partial(find_classes, config, world.is_main))
+                changes = resolve(config, allow_data_change)
             config = choose_micro_batch_size(config, world)
             state = train_in_world(config, changes, world, allow_data_change)
     return Run(Path(config.out), config, state.step)

@@ -153,8 +153,9 @@ CHANGES = {
         "prompts": MixedPrompts(),
         "freeze": ("image_encoder",),
     },
-    "central clicks, recomputed stages": {
-        "model": COMPACT,
+    "central clicks, recomputed stages, classes": {
+        "model": replace(COMPACT, class_names=("star", "ring", "ellipse")),
+        "ignore_other_classes": True,
         "loss": WindowLoss(),
         "prompts": short(center_click_prob=0.75),
         "activation_checkpointing": 1,

@@ -26,7 +26,7 @@ from gigamask.training.sam_config import SamTrainConfig
 from gigamask.training.state import TrainState
 from gigamask.training.train_data import TrainData, open_index
 from gigamask.training.trainer import train
-from tests.little import little, little_compact, little_dense
+from tests.little import little, little_classes, little_dense
 from tests.ranks import fork
 
 CPU = torch.device("cpu")
@@ -50,9 +50,9 @@ def exact(run: SamTrainConfig | None = None, name: str = "exact") -> Exact:
     )
 
 
-def exact_compact() -> Exact:
-    """The same of a model that answers in windows."""
-    return exact(little_compact(), "exact_compact")
+def exact_classes() -> Exact:
+    """The same of a model that answers in windows, with classes."""
+    return exact(little_classes(), "exact_classes")
 
 
 def exact_dense() -> Exact:
@@ -216,7 +216,7 @@ def test_processes_train_what_one_trains(tmp_path, scenes, count):
 
 
 @pytest.mark.parametrize(
-    ("recipe", "parallel"), [(exact_compact, "ddp"), (exact_dense, "ddp"), (exact_dense, "fsdp")]
+    ("recipe", "parallel"), [(exact_classes, "ddp"), (exact_dense, "ddp"), (exact_dense, "fsdp")]
 )
 def test_processes_train_the_windows_that_one_trains(tmp_path, scenes, recipe, parallel):
     alone = case(tmp_path / "alone", scenes, recipe)

@@ -179,7 +179,7 @@ def test_prompts_agree(models, images, kind, several, stability_threshold):
     try:
         pixels = (images.float() - model.pixel_mean) / model.pixel_std
         answer = theirs(pixel_values=pixels, multimask_output=several, **asked)
-        logits, iou, score = model.mask_decoder(
+        logits, iou, _, score = model.mask_decoder(
             embedding(model, images),
             torch.arange(2).repeat_interleave(len(points) // 2),
             Prompts(points, labels, masks, several),

@@ -17,7 +17,7 @@ from gigamask.config_files import TrainFlags
 from gigamask.errors import GigamaskError
 from gigamask.parser import check_writable
 from gigamask.training.config import TrainConfig, check_at_least, differences
-from gigamask.training.sam_config import SamTrainConfig
+from gigamask.training.sam_config import SamTrainConfig, is_finding_classes
 from gigamask.workflows.stages import STAGES, make_stages
 from gigamask.workflows.train import (
     choose_micro_batch_size,
@@ -71,10 +71,10 @@ def run(command: str, arguments: list[str]) -> tuple[str | None, dict[str, Any]]
         return None, {}
     words = [*command.split(), *arguments]
     with open_world(flags.run, words, os.environ) as world:
-        if flags.epochs is not None:
+        if flags.epochs is not None or is_finding_classes(flags.run):
             # The main process builds the index if there is none; the others read it.
             verbose = world.is_main and not flags.print_config
-            flags = world.main_first(partial(epochs_to_steps, flags, verbose))
+            flags = world.main_first(partial(use_index, flags, verbose))
             configs = stages_of(flags)
             changes = resolve_all(configs, flags)
             if flags.print_config:
@@ -176,14 +176,18 @@ def print_configs(configs: Sequence[TrainConfig]) -> tuple[None, dict[str, Any]]
     return None, {}
 
 
-def epochs_to_steps(flags: TrainFlags, verbose: bool = True) -> TrainFlags:
-    """Return the flags with `--epochs` converted to steps.
+def use_index(flags: TrainFlags, verbose: bool = True) -> TrainFlags:
+    """Return the flags with `--epochs` converted to steps, and `--classes auto` to names.
 
     Args:
-        flags: The flags; `epochs` is set.
-        verbose: Whether to print the number of steps.
+        flags: The flags.
+        verbose: Whether to print the number of steps and the classes.
     """
-    epochs = flags.epochs or 0.0
+    from gigamask.workflows.own_data import find_classes
+
+    flags = replace(flags, run=find_classes(flags.run, verbose))
+    if (epochs := flags.epochs) is None:
+        return flags
     steps, samples = steps_for_epochs(flags.run, epochs)
     if verbose:
         size = f"{samples:,} samples per epoch, batch size {flags.run.batch_size:,}"

@@ -26,9 +26,10 @@ from gigamask.models.compact.prompt_maps import (
 )
 from gigamask.models.configs import ConvPyramid, SamConfig, WindowDecoder
 from gigamask.models.sam.layers import MLP, no_autocast
+from gigamask.models.sam.mask_decoder import make_class_head
 from gigamask.models.sam.prompt_encoder import PromptEncoder
 from gigamask.models.sam.transformer import DensePrompt, TwoWayTransformer
-from gigamask.types import Prompts, WindowLogits
+from gigamask.types import MaskDecoderOutput, Prompts, WindowLogits
 
 COARSE, SAMPLES, TOKENS = 16, 32, 8
 """Samples along each side of a window: of the features, of the answer, and of the image tokens."""
@@ -70,6 +71,7 @@ class WindowMaskDecoder(nn.Module):
         # The answer starts as the prior.
         self.output_hypernetwork_mlp.layers[-1].parameter_std = 0.0  # pyrefly: ignore
         self.iou_prediction_head = MLP(2 * (2 * dim + STATISTICS), config.iou_hidden, 1)
+        self.class_head = make_class_head(config)
 
     def forward(
         self,
@@ -78,8 +80,8 @@ class WindowMaskDecoder(nn.Module):
         prompts: Prompts,
         prompt_encoder: PromptEncoder,
         all_windows: bool,
-    ) -> tuple[WindowLogits, Float[Tensor, "M K"]]:
-        """Return logits in windows and predicted IoU.
+    ) -> MaskDecoderOutput:
+        """Return logits in windows, predicted IoU, and logits of classes if the model has them.
 
         Args:
             embedding: Embeddings of B images.
@@ -122,7 +124,10 @@ class WindowMaskDecoder(nn.Module):
             shapes.has_mask[:, None, None], scores, scores.mean(1, keepdim=True).expand_as(scores)
         )
         iou = torch.sigmoid(self.iou_prediction_head(torch.cat([scores, joint], 2))[..., 0])
-        return WindowLogits(logits.unflatten(0, shape), windows), iou
+        classes = None
+        if self.class_head is not None:
+            classes = self.class_head(tokens[:, 1]).unflatten(0, shape)
+        return MaskDecoderOutput(WindowLogits(logits.unflatten(0, shape), windows), iou, classes)
 
     def _sample(
         self,

@@ -30,7 +30,7 @@ from gigamask.models.sam.layers import MLP, no_autocast
 from gigamask.models.sam.mask_decoder import HighRes, MaskDecoder
 from gigamask.models.sam.prompt_encoder import PromptEncoder
 from gigamask.models.sam.transformer import DensePrompt
-from gigamask.types import Prompts, WindowLogits
+from gigamask.types import MaskDecoderOutput, Prompts, WindowLogits
 
 WINDOW_TOKENS = 32
 """Image tokens along each side of a window; fewer if the embedding has fewer."""
@@ -91,7 +91,7 @@ class DenseMaskDecoder(MaskDecoder):
         prompts: Prompts,
         prompt_encoder: PromptEncoder,
         mask_tokens: range,
-    ) -> tuple[WindowLogits, Float[Tensor, "M K"]]:
+    ) -> MaskDecoderOutput:
         """Return mask logits, in windows or in one window of the whole image, and predicted IoU.
 
         Args:
@@ -126,19 +126,21 @@ class DenseMaskDecoder(MaskDecoder):
             dense,
             token_mask,
         )
-        heads, iou = self._heads(tokens, mask_tokens)
+        heads, iou, classes = self._heads(tokens, mask_tokens)
         if self.options.windows:  # each window has one of the masks
             shape = (len(mask_image), count)
             heads = heads.unflatten(0, shape).diagonal(dim1=1, dim2=3).transpose(1, 2)
             heads = heads.flatten(0, 1)[..., None]
             iou = iou.unflatten(0, shape).diagonal(dim1=1, dim2=2)
+            if classes is not None:
+                classes = classes.unflatten(0, shape).diagonal(dim1=1, dim2=2).transpose(1, 2)
         logits = self._masks(image, heads, view.high_res).view(view.priors.shape)
         if self.options.residual:
             logits = view.priors + logits
         if not self.options.windows:
             windows = torch.tensor([0.0, 0.0, self.side, self.side], device=windows.device)
             windows = windows.expand(*iou.shape, 4)
-        return WindowLogits(logits, windows), iou
+        return MaskDecoderOutput(WindowLogits(logits, windows), iou, classes)
 
     def _view_images(
         self,

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from gigamask.models.configs import SamConfig
 from gigamask.models.sam.layers import MLP, LayerNorm2d, layer_norm
 from gigamask.models.sam.transformer import DensePrompt, TwoWayTransformer, gather
+from gigamask.types import MaskDecoderOutput
 
 MULTIMASK_TOKENS, SINGLE_MASK_TOKEN, ALL_MASK_TOKENS = range(1, 4), range(1), range(4)
 """Mask tokens for three masks, for a single mask, and for all four, as in Meta's export."""
@@ -67,6 +68,7 @@ class MaskDecoder(nn.Module):
         )
         self.output_hypernetworks_mlps = nn.ModuleList(MLP(dim, dim, dim // 8) for _ in range(4))
         self.iou_prediction_head = MLP(dim, config.iou_hidden, 4)
+        self.class_head = make_class_head(config)
 
     def forward(
         self,
@@ -77,8 +79,8 @@ class MaskDecoder(nn.Module):
         dense: DensePrompt | None,
         mask_tokens: range,
         token_mask: Bool[Tensor, "M N"] | None = None,
-    ) -> tuple[Float[Tensor, "M K G G"], Float[Tensor, "M K"]]:
-        """Return mask logits and predicted IoU.
+    ) -> MaskDecoderOutput:
+        """Return mask logits, predicted IoU, and logits of classes if the model has them.
 
         Only the heads of the requested mask tokens are computed.
 
@@ -93,8 +95,8 @@ class MaskDecoder(nn.Module):
             token_mask: Which prompt tokens to attend to; None means all.
         """
         tokens, image = self._attend(images, positions, prompts, mask_image, dense, token_mask)
-        heads, iou = self._heads(tokens, mask_tokens)
-        return self._masks(image, heads), iou
+        heads, iou, classes = self._heads(tokens, mask_tokens)
+        return MaskDecoderOutput(self._masks(image, heads), iou, classes)
 
     def _attend(
         self,
@@ -122,14 +124,16 @@ class MaskDecoder(nn.Module):
 
     def _heads(
         self, tokens: Float[Tensor, "M N C"], mask_tokens: range
-    ) -> tuple[Float[Tensor, "M c K"], Float[Tensor, "M K"]]:
-        """Return the hypernetworks' outputs, and predicted IoU."""
+    ) -> tuple[Float[Tensor, "M c K"], Float[Tensor, "M K"], Float[Tensor, "M K n"] | None]:
+        """Return the hypernetworks' outputs, predicted IoU, and logits of classes."""
         heads = torch.stack(
             [self.output_hypernetworks_mlps[index](tokens[:, 1 + index]) for index in mask_tokens],
             -1,
         )
         iou = self.iou_prediction_head(tokens[:, 0])[:, mask_tokens.start : mask_tokens.stop]
-        return heads, iou
+        if self.class_head is None:
+            return heads, iou, None
+        return heads, iou, self.class_head(tokens[:, 1 + mask_tokens.start : 1 + mask_tokens.stop])
 
     def _masks(
         self,
@@ -156,6 +160,17 @@ class MaskDecoder(nn.Module):
         return pixels.permute(0, 7, 1, 3, 5, 2, 4, 6).reshape(
             len(image), heads.shape[-1], 4 * side, 4 * side
         )
+
+
+def make_class_head(config: SamConfig) -> MLP | None:
+    """Return the head that classifies a mask by its token; None if the model has no classes.
+
+    Args:
+        config: Configuration of the model.
+    """
+    if not config.class_names:
+        return None
+    return MLP(config.embedding_dim, config.iou_hidden, len(config.class_names))
 
 
 def _checkpointed(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

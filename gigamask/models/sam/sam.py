@@ -39,7 +39,7 @@ from gigamask.models.sam2 import convert as sam2
 from gigamask.models.sam2.hiera import HieraEncoder
 from gigamask.models.sam2.mask_decoder import Sam2MaskDecoder
 from gigamask.models.weight_files import UnavailableEncoder
-from gigamask.types import Prediction, Prompts, WindowLogits
+from gigamask.types import MaskDecoderOutput, Prediction, Prompts, WindowLogits
 
 
 def preprocess(
@@ -69,7 +69,7 @@ class Sam(nn.Module):
     pixel_mean: Tensor
     pixel_std: Tensor
     answers_in_windows: bool = False
-    """whether masks are predicted in windows around the prompt, by `decode_windows`"""
+    """whether `predict` returns masks in windows around the prompt"""
     high_res: HighResStem | None
     """features of the pixels that join the upscaling"""
 
@@ -250,15 +250,32 @@ class Sam(nn.Module):
         Returns:
             Logits on the G x G grid, and predicted IoU; K is 3 with `multimask_output`, else 1.
         """
-        if self.answers_in_windows:
-            windows, iou = self.decode_windows(embedding, mask_image, prompts)
-            return windows.paste(self.config.mask_size, self.config.image_size), iou
+        masks, iou = self.predict(embedding, mask_image, prompts)[:2]
+        if isinstance(masks, WindowLogits):
+            masks = masks.paste(self.config.mask_size, self.config.image_size)
+        return masks, iou
+
+    def predict(
+        self, embedding: Float[Tensor, "B C E E"], mask_image: Int64[Tensor, "M"], prompts: Prompts
+    ) -> MaskDecoderOutput:
+        """Return what `decode` returns and logits of classes; masks in windows are not pasted.
+
+        Without `multimask_output`, SAM's decoder answers in the middle window; the decoder `window`
+        a mask prompt there, and other prompts in that of three with the highest predicted IoU.
+
+        Args:
+            embedding: Embeddings of B images.
+            mask_image: Index of each prompt's image, ascending.
+            prompts: The prompts.
+        """
         encoder, mask_tokens = self.prompt_encoder, _mask_tokens(prompts)
+        if isinstance(self.mask_decoder, WindowMaskDecoder):
+            return self._predict_windows(embedding, mask_image, prompts)
         if isinstance(self.mask_decoder, Sam2MaskDecoder):
-            return self.mask_decoder(embedding, mask_image, prompts, encoder, mask_tokens)[:2]
+            return self.mask_decoder(embedding, mask_image, prompts, encoder, mask_tokens)
         if isinstance(self.mask_decoder, DenseMaskDecoder):
-            answer, iou = self.mask_decoder(embedding, mask_image, prompts, encoder, mask_tokens)
-            return answer.logits, iou
+            output = self.mask_decoder(embedding, mask_image, prompts, encoder, mask_tokens)
+            return output if self.answers_in_windows else output._replace(masks=output.masks.logits)
         tokens = encoder.points(prompts.points_xy_input, prompts.labels)
         dense = encoder.dense(prompts.masks, prompts.has_mask_prompt)
         if dense is None:
@@ -273,34 +290,21 @@ class Sam(nn.Module):
             prompts.token_mask,
         )
 
-    def decode_windows(
+    def _predict_windows(
         self, embedding: Float[Tensor, "B C E E"], mask_image: Int64[Tensor, "M"], prompts: Prompts
-    ) -> tuple[WindowLogits, Float[Tensor, "M K"]]:
-        """Return mask logits in windows, and predicted IoU, of M prompts.
-
-        Without `multimask_output`, SAM's decoder answers in the middle window; the decoder `window`
-        a mask prompt there, and other prompts in that of three with the highest predicted IoU.
-
-        Args:
-            embedding: Embeddings of B images.
-            mask_image: Index of each prompt's image, ascending.
-            prompts: The prompts.
-        """
-        if isinstance(self.mask_decoder, DenseMaskDecoder):
-            return self.mask_decoder(
-                embedding, mask_image, prompts, self.prompt_encoder, _mask_tokens(prompts)
-            )
+    ) -> MaskDecoderOutput:
+        """Return what the decoder `window` predicts."""
         always_masks = prompts.masks is not None and prompts.has_mask_prompt is None
         all_windows = prompts.multimask_output or not always_masks
-        windows, iou = self.mask_decoder(
+        output: MaskDecoderOutput = self.mask_decoder(
             embedding, mask_image, prompts, self.prompt_encoder, all_windows
         )
         if prompts.multimask_output or not all_windows:
-            return windows, iou
-        index = iou.argmax(1)
+            return output
+        index = output.iou_predictions.argmax(1)
         if prompts.has_mask_prompt is not None:
             index = torch.where(prompts.has_mask_prompt, MIDDLE_WINDOW, index)
-        return windows.select(index), iou.gather(1, index[:, None])
+        return output.select(index)
 
 
 def _mask_tokens(prompts: Prompts) -> range:
@@ -419,25 +423,14 @@ class PromptDecoder:
             count = len(prompts.labels)
             index = torch.zeros(count, dtype=torch.int64, device=self.embedding.device)
         with self.autocast():
-            low, iou, windows = self._decode(index, prompts)
-        return Prediction(low if self.resize is None else self.resize(low), iou, low, windows)
-
-    def _decode(
-        self, index: Int64[Tensor, "M"], prompts: Prompts
-    ) -> tuple[Float[Tensor, "M K G G"], Float[Tensor, "M K"], WindowLogits | None]:
-        """Return low-resolution logits, predicted IoU, and logits in windows if there are any."""
-        if self.model.answers_in_windows:
-            windows, iou = self.model.decode_windows(self.embedding, index, prompts)
+            output = self.model.predict(self.embedding, index, prompts)
             if self.best_only:
-                best = iou.argmax(1)
-                windows, iou = windows.select(best), iou.gather(1, best[:, None])
-            config = self.model.config
-            return windows.paste(config.mask_size, config.image_size), iou, windows
-        low, iou = self.model.decode(self.embedding, index, prompts)
-        if self.best_only:
-            best = torch.arange(len(iou), device=iou.device), iou.argmax(1)
-            low, iou = low[best][:, None], iou[best][:, None]
-        return low, iou, None
+                output = output.select(output.iou_predictions.argmax(1))
+            low, windows, config = output.masks, None, self.model.config
+            if isinstance(low, WindowLogits):
+                windows, low = low, low.paste(config.mask_size, config.image_size)
+        logits = low if self.resize is None else self.resize(low)
+        return Prediction(logits, output.iou_predictions, low, windows, output.class_logits)
 
 
 def _to_device(prompts: Prompts, device: torch.device) -> Prompts:

@@ -22,7 +22,7 @@ from gigamask.models.sam.mask_decoder import (
     MaskDecoder,
 )
 from gigamask.models.sam.prompt_encoder import PADDING_LABEL, PromptEncoder
-from gigamask.types import Prompts
+from gigamask.types import MaskDecoderOutput, Prompts
 
 
 class Sam2MaskDecoder(MaskDecoder):
@@ -56,7 +56,7 @@ class Sam2MaskDecoder(MaskDecoder):
         prompts: Prompts,
         prompt_encoder: PromptEncoder,
         mask_tokens: range,
-    ) -> tuple[Float[Tensor, "M K G G"], Float[Tensor, "M K"], Float[Tensor, "M"]]:
+    ) -> MaskDecoderOutput:
         """Return mask logits, predicted IoU, and the logit of the presence of an object.
 
         In evaluation, the first of the four masks is replaced by the best of the other three if it
@@ -82,31 +82,34 @@ class Sam2MaskDecoder(MaskDecoder):
         maps = high_res_maps(embedding[:, self.dim :])
         high_res = HighRes(*as_tokens(*maps), mask_image)
         needs_all = self.options.dynamic_multimask and not self.training and mask_tokens.start == 0
-        heads, iou = self._heads(tokens[:, 1:], ALL_MASK_TOKENS if needs_all else mask_tokens)
-        logits, iou = self._masks(image, heads, high_res), iou.sigmoid()
+        heads, iou, classes = self._heads(
+            tokens[:, 1:], ALL_MASK_TOKENS if needs_all else mask_tokens
+        )
+        parts = [self._masks(image, heads, high_res), iou.sigmoid()]
+        parts += [] if classes is None else [classes]
         if needs_all:
-            single = self._stable(logits, iou)
-            logits, iou = (
-                torch.cat([first, rest[:, 1 : mask_tokens.stop]], 1)
-                for first, rest in zip(single, (logits, iou), strict=True)
-            )
-        return logits, iou, self.pred_obj_score_head(tokens[:, 0])[:, 0]
+            row = torch.arange(len(iou), device=iou.device)
+            index = self._stable(*parts[:2])
+            parts = [
+                torch.cat([part[row, index][:, None], part[:, 1 : mask_tokens.stop]], 1)
+                for part in parts
+            ]
+        output = MaskDecoderOutput(*parts)
+        return output._replace(object_score=self.pred_obj_score_head(tokens[:, 0])[:, 0])
 
     def _own_tokens(self) -> Float[Tensor, "N C"]:
         return torch.cat([self.obj_score_token.weight, super()._own_tokens()])
 
     def _stable(
         self, logits: Float[Tensor, "M 4 G G"], iou: Float[Tensor, "M 4"]
-    ) -> tuple[Float[Tensor, "M 1 G G"], Float[Tensor, "M 1"]]:
-        """Return the single mask if it is stable, else the best of the other three."""
+    ) -> Int64[Tensor, "M"]:
+        """Return the index of the single mask if it is stable, else of the best of the others."""
         delta = self.options.stability_delta
         flat = logits[:, 0].flatten(1)
         inside, around = ((flat > offset).sum(1) for offset in (delta, -delta))
         stability = torch.where(around > 0, inside / around.clamp(min=1), 1.0)
         best = 1 + iou[:, 1:].argmax(1)
-        index = torch.where(stability >= self.options.stability_threshold, 0, best)
-        row = torch.arange(len(index), device=index.device)
-        return logits[row, index][:, None], iou[row, index][:, None]
+        return torch.where(stability >= self.options.stability_threshold, 0, best)
 
 
 def with_padding_token(prompts: Prompts) -> Prompts:

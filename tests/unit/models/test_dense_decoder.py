@@ -329,7 +329,7 @@ def test_a_window_is_sams_decoder_on_a_crop_of_the_embedding(prompts, has_mask, 
         embedding = embed(model)
         for m in (0, 1, 4):
             asked = replace(one(prompts, m, has_mask), multimask_output=several)
-            answer, iou = model.decode_windows(embedding[:1], torch.zeros(1).long(), asked)
+            answer, iou, *_ = model.predict(embedding[:1], torch.zeros(1).long(), asked)
             windows = PromptShapes.from_prompts(asked).windows(asked.masks, SIZES, 64)[0]
             windows = windows if several else windows[1:2]
             assert torch.equal(answer.windows[0], windows)

@@ -5,7 +5,9 @@ learning from.
 import io
 import json
 import tarfile
+from collections import defaultdict
 
+import cv2
 import numpy as np
 import pytest
 from PIL import Image
@@ -13,6 +15,7 @@ from pycocotools import mask as coco
 
 from gigamask.errors import GigamaskError
 from gigamask.synthetic.scenes import compose_scene, record, write
+from gigamask.synthetic.shapes import OUTLINES
 
 
 def read(path):
@@ -59,7 +62,27 @@ def test_json_is_as_sa1b_writes_it(shards):
                 check_annotation(each, picture.size)
 
 
+@pytest.mark.slow
+def test_categories_are_the_outlines_of_objects():
+    """Uncovered rectangles fill the smallest rectangle around them, ellipses pi / 4 of it."""
+    fill: dict[str, list[float]] = defaultdict(list)
+    for number in range(16):
+        scene = compose_scene(0, number)
+        assert len(scene.categories) == len(scene.masks)
+        for name, mask in zip(scene.categories, scene.masks.to_dense(), strict=True):
+            _, sides, _ = cv2.minAreaRect(np.argwhere(mask).astype(np.float32))
+            fill[name].append(mask.sum() / np.prod(np.array(sides) + 1))
+        told = record(scene, number)["annotations"]
+        assert tuple(each.get("category", "") for each in told) == scene.categories
+    assert fill.keys() == {"", *OUTLINES}
+    most = {name: np.quantile(values, 0.9) for name, values in fill.items()}
+    assert most["rectangle"] > 0.9
+    assert 0.75 < most["ellipse"] < 0.85
+    assert most["star"] < 0.7
+
+
 def check_annotation(each, picture_size):
+    assert each.pop("category", "ring") in OUTLINES
     keys = [
         "bbox",
         "area",

@@ -16,7 +16,7 @@ from gigamask.training.state import TrainState
 from gigamask.training.step import step
 from gigamask.training.tasks import SamTask
 from gigamask.types import Batch
-from tests.little import little, little_compact, little_dense, little_sam2
+from tests.little import little, little_classes, little_dense, little_sam2
 
 
 def blank_masks(batch: Batch, start: int, stop: int) -> torch.Tensor:
@@ -33,7 +33,7 @@ def run_step(run, monkeypatch):
         step(run.task(torch.device("cpu")), state, [batch, batch], 2, 1e-3, 1.0)
 
 
-@pytest.mark.parametrize("recipe", [little, little_dense, little_compact, little_sam2])
+@pytest.mark.parametrize("recipe", [little, little_dense, little_classes, little_sam2])
 @pytest.mark.parametrize("optimizer", [AdamW(), MuonAdamW(muon_kernels=True)])
 def test_no_value_is_read(recipe, optimizer, monkeypatch):
     run_step(replace(recipe(), optimizer=optimizer), monkeypatch)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from gigamask import config_files, recipes
-from gigamask.cli.commands.train import epochs_to_steps, stages_of
+from gigamask.cli.commands.train import stages_of, use_index
 from gigamask.config_files import TrainFlags
 from gigamask.distributed import local_processes, precision
 from gigamask.distributed.world import World
@@ -28,14 +28,14 @@ def test_epochs_become_steps(tmp_path, scenes, epochs, batch_size, steps, capsys
         little(), data=(str(scenes),), out=str(tmp_path / "run"), batch_size=batch_size
     )
     assert steps_for_epochs(config, epochs) == (steps, 12)
-    flags = epochs_to_steps(TrainFlags(config, epochs=epochs))
+    flags = use_index(TrainFlags(config, epochs=epochs))
     assert flags == TrainFlags(replace(config, steps=steps))
     assert f"{steps} steps (12 samples" in capsys.readouterr().out
 
 
 def test_epochs_are_those_of_the_last_stage(tmp_path, scenes):
     config = replace(little(), data=(str(scenes),), out=str(tmp_path / "run"))
-    flags = epochs_to_steps(TrainFlags(config, epochs=45.0, stages="mae,decoder,joint"))
+    flags = use_index(TrainFlags(config, epochs=45.0, stages="mae,decoder,joint"))
     assert [stage.steps for stage in stages_of(flags)[1:]] == [10, 180]
 
 

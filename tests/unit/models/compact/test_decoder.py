@@ -107,20 +107,16 @@ def test_tokens_that_only_pad_change_nothing(case):
 def test_single_output_is_the_best_of_three_or_the_middle_window(case):
     model, embedding, prompts = case
     mixed = replace(prompts, has_mask_prompt=HAS_MASK)
-    three, iou = model.decode_windows(embedding, MASK_IMAGE, mixed)
-    single, own = model.decode_windows(
-        embedding, MASK_IMAGE, replace(mixed, multimask_output=False)
-    )
+    three, iou, *_ = model.predict(embedding, MASK_IMAGE, mixed)
+    single, own, *_ = model.predict(embedding, MASK_IMAGE, replace(mixed, multimask_output=False))
     best = torch.where(HAS_MASK, MIDDLE_WINDOW, iou.argmax(1))
     assert (iou.argmax(1) != MIDDLE_WINDOW).any(), "else nothing is tested"
     rows = torch.arange(5)
     assert torch.equal(single.logits[:, 0], three.logits[rows, best])
     assert torch.equal(single.windows[:, 0], three.windows[rows, best])
     assert torch.equal(own[:, 0], iou[rows, best])
-    three, iou = model.decode_windows(embedding, MASK_IMAGE, prompts)
-    single, own = model.decode_windows(
-        embedding, MASK_IMAGE, replace(prompts, multimask_output=False)
-    )
+    three, iou, *_ = model.predict(embedding, MASK_IMAGE, prompts)
+    single, own, *_ = model.predict(embedding, MASK_IMAGE, replace(prompts, multimask_output=False))
     assert torch.allclose(single.logits[:, 0], three.logits[:, MIDDLE_WINDOW], atol=1e-9)
     assert torch.allclose(own[:, 0], iou[:, MIDDLE_WINDOW], atol=1e-9)
 
@@ -141,7 +137,7 @@ def test_windows_of_a_click_compete(case):
             small = torch.full_like(prompts.masks[:1], -5.0)
             small[:, 30:34, 30:34] = 3.0
             asked = replace(asked, masks=small)
-        _, iou = model.decode_windows(leaf[:1], zero, asked)
+        _, iou, *_ = model.predict(leaf[:1], zero, asked)
         (gradient,) = torch.autograd.grad(iou[0, 0], leaf)
         assert bool(gradient[0, :, :2, :2].any()) is not has_mask
 
@@ -182,7 +178,7 @@ def test_an_untrained_model_answers_with_the_prior():
 
 def test_answers_are_pasted_where_their_windows_are(case):
     model, embedding, prompts = case
-    windows, iou = model.decode_windows(embedding, MASK_IMAGE, prompts)
+    windows, iou, *_ = model.predict(embedding, MASK_IMAGE, prompts)
     logits, same = model.decode(embedding, MASK_IMAGE, prompts)
     flat = paste(windows.logits.flatten(0, 1), windows.windows.flatten(0, 1), 64, OUTSIDE_LOGIT)
     assert torch.equal(logits.flatten(0, 1), flat)
@@ -253,7 +249,7 @@ def test_points_may_have_any_type(kind):
     points = torch.tensor([[[20, 30]]])
     labels, zero = torch.ones(1, 1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
     found, expected = (
-        model.decode_windows(embedding, zero, Prompts(each, labels, None, True))
+        model.predict(embedding, zero, Prompts(each, labels, None, True))
         for each in (points.to(kind), points.float())
     )
     assert torch.equal(found[0].logits, expected[0].logits)

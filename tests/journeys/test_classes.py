@@ -1,0 +1,72 @@
+"""Classes from the masks' categories to predictions, as commands do it."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from gigamask.cli.main import main
+from gigamask.config_files import load_config
+from gigamask.models import state_dict
+from gigamask.synthetic.shapes import OUTLINES
+
+LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little_compact"
+NAMES = tuple(sorted(OUTLINES))
+
+
+def train(scenes: Path, out: Path, *words: str) -> int:
+    return main(["train", LITTLE, "--data", str(scenes), "--out", str(out), *words])
+
+
+@pytest.fixture(scope="module")
+def run(scenes, tmp_path_factory) -> Path:
+    """A run with all categories of the scenes, trained for two steps."""
+    out = tmp_path_factory.mktemp("classes") / "run"
+    assert train(scenes, out, "--classes", "auto", "--steps", "2") == 0
+    return out
+
+
+def test_all_categories_are_found_and_recorded(run, scenes, capsys):
+    """The same command continues the run, and its weights state the names."""
+    assert load_config(str(run), trust=True).model.class_names == NAMES
+    weights, config = state_dict.read_weights(run)
+    assert config.class_names == NAMES
+    assert weights["mask_decoder.class_head.layers.2.bias"].shape == (len(NAMES),)
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert all(0 <= each["class_accuracy"] <= 1 for each in records if "loss" in each)
+    assert train(scenes, run, "--classes", "auto", "--steps", "3") == 0
+    assert "model.class-names" not in capsys.readouterr().out
+    assert train(scenes, run, "--classes", "ring", "star", "--steps", "4") == 2
+    assert "--model.class-names was" in capsys.readouterr().err
+
+
+def test_other_classes_start_from_the_weights(run, scenes, tmp_path):
+    words = ("--init", str(run), "--steps", "1", "--classes", "ring", "star")
+    assert train(scenes, tmp_path / "run", *words, "--ignore-other-classes") == 0
+    assert state_dict.read_weights(tmp_path / "run")[1].class_names == ("ring", "star")
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["--classes", "ring", "star"], r"--classes lacks .*blob \(\d+\).*--ignore-other-classes"),
+        (["--classes", "cat", "--ignore-other-classes"], r"no mask of .* among cat; it has blob"),
+        (["--classes", "ring", "ring"], "'ring' twice"),
+        (["--classes", "auto", "--loader.mask-store", "x"], "--loader.mask-store x .*--classes"),
+        (["--classes", "auto", "--class-weight", "-1"], "--class-weight"),
+        (["--init", "RUN"], "its masks have the classes blob, .*--classes"),
+    ],
+)
+def test_what_cannot_be_trained_is_one_line(run, scenes, tmp_path, words, found, capsys):
+    words = [word.replace("RUN", str(run)) for word in words]
+    assert train(scenes, tmp_path / "out", *words) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.strip()]
+    assert re.search(found, lines[-1]), lines
+    assert not list(tmp_path.glob("out/checkpoints"))
+
+
+def test_data_without_categories_are_one_line(tmp_path, capsys):
+    assert main(["synth", str(tmp_path / "leaves"), "--kind", "dead_leaves", "--images", "2"]) == 0
+    assert train(tmp_path / "leaves", tmp_path / "out", "--classes", "auto") == 2
+    assert "no mask of --data" in capsys.readouterr().err
