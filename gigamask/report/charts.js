@@ -34,13 +34,25 @@ function makeHtml(name, className, ...children) {
 /** Returns the colour of a series; there are eight, in light and dark. */
 export const colour = (index) => `var(--c${index % COLOURS})`;
 
-/** Formats a number for a tick or a caption. */
-export function short(value) {
+/** Formats a number for a caption. */
+export const short = (value) => rounded(value, 3);
+
+function rounded(value, digits) {
   const size = Math.abs(value);
   if (value === 0) return "0";
-  if (size >= 1e6) return `${+(value / 1e6).toPrecision(3)}M`;
-  if (size >= 1e4) return `${+(value / 1e3).toPrecision(3)}k`;
-  return size >= 1e-3 ? String(+value.toPrecision(3)) : value.toExponential(1);
+  if (size >= 1e6) return `${+(value / 1e6).toPrecision(digits)}M`;
+  if (size >= 1e4) return `${+(value / 1e3).toPrecision(digits)}k`;
+  return size >= 1e-3 ? String(+value.toPrecision(digits)) : value.toExponential(digits - 2);
+}
+
+/** Formats ticks with as many digits as tell them apart. */
+function tickLabels(values) {
+  let labels = [];
+  for (let digits = 3; digits < 13; digits += 1) {
+    labels = values.map((value) => rounded(value, digits));
+    if (new Set(labels).size === values.length) break;
+  }
+  return labels;
 }
 
 /** Formats a number for a tooltip. */
@@ -88,15 +100,16 @@ function frame(title, { note = "", x = "", y = "" }, series) {
 const stroke = ({ colour, faded, dashed }) => ({ stroke: colour, class: `curve${faded ? " faded" : ""}${dashed ? " dashed" : ""}` });
 const linear = (low, high, start, end) => (value) => start + ((value - low) / (high - low || 1)) * (end - start);
 
-function drawAxes(plot, across, up, xTicks, yTicks, label = short) {
-  for (const value of yTicks) {
+function drawAxes(plot, across, up, xTicks, yTicks, xLabels = tickLabels(xTicks)) {
+  const yLabels = tickLabels(yTicks);
+  yTicks.forEach((value, i) => {
     plot.append(make("line", { class: "gridline", x1: LEFT, x2: WIDTH - RIGHT, y1: up(value), y2: up(value) }));
-    plot.append(make("text", { x: LEFT - 5, y: up(value) + 4, "text-anchor": "end" }, short(value)));
-  }
-  for (const value of xTicks) {
+    plot.append(make("text", { x: LEFT - 5, y: up(value) + 4, "text-anchor": "end" }, yLabels[i]));
+  });
+  xTicks.forEach((value, i) => {
     const at = across(value);
-    plot.append(make("text", { x: at, y: HEIGHT - 19, "text-anchor": at > WIDTH - RIGHT - 12 ? "end" : "middle" }, label(value)));
-  }
+    plot.append(make("text", { x: at, y: HEIGHT - 19, "text-anchor": at > WIDTH - RIGHT - 12 ? "end" : "middle" }, xLabels[i]));
+  });
 }
 
 /** Shows the values nearest to the pointer; `places` are x positions, `describe(i)` returns a heading and rows. */
@@ -141,9 +154,9 @@ function yRange(series, zero) {
 /**
  * Draws curves over a common axis; unknown values are skipped. Returns null if no value is known.
  * A series is {name, colour, xs, ys}, and optionally faded, dashed, dots, sizes (radii of dots
- * without a line) and texts (of the tooltip). `marks` are x values of events.
+ * without a line) and texts (of the tooltip). `marks` are x values of events; `whole`: x has no fractions.
  */
-export function lines(title, series, { zero = false, marks = [], ...labels } = {}) {
+export function lines(title, series, { zero = false, whole = false, marks = [], ...labels } = {}) {
   const known = series.map((each) => ({ ...each, points: each.xs.map((x, i) => [x, each.ys[i], i]).filter(([x, y]) => Number.isFinite(x) && Number.isFinite(y)) }))
     .filter(({ points }) => points.length);
   if (!known.length) return null;
@@ -153,7 +166,7 @@ export function lines(title, series, { zero = false, marks = [], ...labels } = {
   const [low, high] = yRange(known, zero);
   const across = linear(x0, x1, LEFT, WIDTH - RIGHT), linearUp = linear(low, high, HEIGHT - BOTTOM, TOP);
   const up = (y) => linearUp(Math.min(Math.max(y, low), high));
-  drawAxes(plot, across, up, ticks(x0, x1), ticks(low, high));
+  drawAxes(plot, across, up, ticks(x0, x1).filter((x) => !whole || Number.isInteger(x)), ticks(low, high));
   for (const mark of marks.filter((each) => each > x0 && each < x1)) plot.append(make("line", { class: "mark", x1: across(mark), x2: across(mark), y1: TOP, y2: HEIGHT - BOTTOM }));
   for (const each of known) {
     const at = each.points.map(([x, y]) => `${across(x).toFixed(1)},${up(y).toFixed(1)}`).join(" ");
@@ -185,7 +198,7 @@ export function bars(title, histograms, { logarithmic = false, ...labels } = {})
   const across = linear(x0, x1, LEFT, WIDTH - RIGHT), up = linear(0, most, HEIGHT - BOTTOM, TOP);
   const decades = ticks(x0, x1).filter((x) => Math.abs(x - Math.round(x)) < 1e-6);
   const xTicks = logarithmic && decades.length > 1 ? decades : ticks(x0, x1);
-  drawAxes(plot, across, up, xTicks, ticks(0, most), (x) => short(logarithmic ? 10 ** x : x));
+  drawAxes(plot, across, up, xTicks, ticks(0, most), tickLabels(xTicks.map((x) => (logarithmic ? 10 ** x : x))));
   const bins = [];
   for (const { name, colour, edges, counts } of histograms) {
     counts.forEach((count, i) => {
@@ -203,7 +216,7 @@ export function shares(title, numbers, labels = {}) {
   const { figure, plot } = frame(title, labels, []);
   const names = Object.keys(numbers), most = Math.max(...Object.values(numbers), 1), wide = (WIDTH - LEFT - RIGHT) / names.length;
   const up = linear(0, most, HEIGHT - BOTTOM, TOP + 12);
-  drawAxes(plot, (i) => LEFT + (i + 0.5) * wide, up, names.map((_, i) => i), ticks(0, most), (i) => names[i]);
+  drawAxes(plot, (i) => LEFT + (i + 0.5) * wide, up, names.map((_, i) => i), ticks(0, most), names);
   names.forEach((name, i) => {
     const top = up(numbers[name]), x = LEFT + i * wide;
     plot.append(make("rect", { x: x + wide * 0.15, y: top, width: wide * 0.7, height: HEIGHT - BOTTOM - top, fill: colour(0), "fill-opacity": 0.85 }));

@@ -4,7 +4,8 @@ Requests identify images, runs and checkpoints by numbers and names that the ser
 paths. A `GigamaskError` becomes one line with status 422, or 404 if something does not exist.
 
 Access control is in `serve.security`, and the content of the responses in `serve.session`,
-`serve.dataset_view`, `serve.sampler_view` and `serve.runs_view`.
+`serve.dataset_view`, `serve.sampler_view` and `serve.runs_view`; `serve.project_routes` has the
+routes of a project.
 """
 
 from dataclasses import dataclass
@@ -21,14 +22,19 @@ from gigamask import __version__
 from gigamask.errors import GigamaskError
 from gigamask.serve.dataset_view import MAX_ROWS, DatasetView
 from gigamask.serve.open_images import NotFoundError
+from gigamask.serve.project import StaleError
+from gigamask.serve.project_routes import (
+    ProjectState,
+    PromptBody,
+    image_routes,
+    loop_routes,
+    operation_routes,
+    prompt_steps,
+)
+from gigamask.serve.prompt_steps import MAX_PROMPTS
 from gigamask.serve.runs_view import RunsView
 from gigamask.serve.sampler_view import SamplerView
-from gigamask.serve.session import (
-    MAX_PROMPTS,
-    MAX_TEXT_LENGTH,
-    PromptStep,
-    Session,
-)
+from gigamask.serve.session import MAX_TEXT_LENGTH, Session
 
 MEDIA_TYPES = {
     "html": "text/html",
@@ -43,16 +49,6 @@ Count = Annotated[int, Query(ge=1, le=MAX_ROWS)]
 Seed = Annotated[int, Query(ge=0, lt=2**63)]
 Number = Annotated[int, Query(ge=0, lt=2**62)]
 Name = Annotated[str, Query(max_length=400)]
-
-
-class PromptBody(BaseModel):
-    """A point with its label, or a box, and the number of the mask chosen for it."""
-
-    model_config = ConfigDict(extra="forbid")
-    point: tuple[float, float] | None = None
-    foreground: bool = True
-    box: tuple[float, float, float, float] | None = None
-    chosen: Annotated[int, Field(ge=0, le=2)] | None = None
 
 
 class PredictBody(BaseModel):
@@ -80,6 +76,7 @@ class AppState:
         samplers: Samplers over that index.
         runs: A folder of runs.
         weights: Source of the model, for display.
+        project: A project to annotate.
     """
 
     session: Session | None = None
@@ -87,6 +84,7 @@ class AppState:
     samplers: SamplerView | None = None
     runs: RunsView | None = None
     weights: str | None = None
+    project: ProjectState | None = None
 
 
 def build(state: AppState) -> FastAPI:
@@ -97,6 +95,10 @@ def build(state: AppState) -> FastAPI:
     routers = _page_routes(), _about_routes(state), _image_routes(state)
     for router in (*routers, _data_routes(state), _run_routes(state)):
         app.include_router(router)
+    if state.project is not None:
+        for make in (image_routes, operation_routes):
+            app.include_router(make(state.project.annotator))
+        app.include_router(loop_routes(state.project))
     return app
 
 
@@ -133,6 +135,7 @@ def _about_routes(state: AppState) -> APIRouter:
             "grounding": bool(session and session.text_model),
             "data": len(dataset.index) if dataset else None,
             "runs": state.runs is not None,
+            "project": state.project is not None,
         }
 
     return router
@@ -169,8 +172,7 @@ def _image_routes(state: AppState) -> APIRouter:
     @router.post("/{key}/predict")
     def predict(key: str, body: PredictBody) -> list[dict[str, Any]]:
         """Predict masks for a sequence of prompts."""
-        steps = [PromptStep(**vars(step)) for step in body.steps]
-        return session().predict(key, steps, body.multimask_output)
+        return session().predict(key, prompt_steps(body.steps), body.multimask_output)
 
     @router.post("/{key}/all-masks")
     def all_masks(key: str) -> list[dict[str, Any]]:
@@ -272,7 +274,8 @@ def _jpeg(raw: bytes) -> Response:
 
 
 def _fault(request: Request, error: Exception) -> JSONResponse:
-    status = 404 if isinstance(error, NotFoundError) else 422
+    stale = isinstance(error, StaleError)
+    status = 404 if isinstance(error, NotFoundError) else 409 if stale else 422
     return JSONResponse({"error": str(error)}, status)
 
 

@@ -75,6 +75,10 @@ class OpenImages:
             self._images.move_to_end(key)
         self.trim()
 
+    def __contains__(self, key: str) -> bool:
+        """Return whether an image is cached."""
+        return key in self._images
+
     def get(self, key: str) -> OpenImage:
         """Return an image; raise `NotFoundError` if it was dropped."""
         with self._lock:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
@@ -38,34 +38,17 @@ from gigamask.models.embedding_cache import EmbeddingCache
 from gigamask.models.sam.prompt_encoder import make_prompts
 from gigamask.models.sam.sam import PromptDecoder, Sam
 from gigamask.serve.open_images import OpenImage, OpenImages
+from gigamask.serve.prompt_steps import MAX_PROMPTS, PromptStep, check_steps
 
-MAX_PROMPTS = 64
-"""Maximum number of prompts on one image."""
 MAX_PIXELS = 2**25
 """Limit of an opened image, 33 megapixels: it is sent to the browser in full, and three masks of
 that size have three times as many logits."""
 MAX_TEXT_LENGTH = 300
+BASE_LOGIT = 8.0
+"""Logit inside a mask that is given, not predicted; outside it is negative."""
 STABILITY_OFFSET = 1.0
 """Offset in logits, as in automatic mask generation."""
 JPEG_QUALITY = 92
-
-
-@dataclass(frozen=True)
-class PromptStep:
-    """One prompt: a point or a box, in pixels of the image counted from 0.
-
-    Attributes:
-        point: (x, y).
-        foreground: Whether the point is on the object.
-        box: (x0, y0, x1, y1).
-        chosen: Which mask predicted for this prompt is passed to the next one; None means the mask
-            with the highest predicted IoU.
-    """
-
-    point: tuple[float, float] | None = None
-    foreground: bool = True
-    box: tuple[float, float, float, float] | None = None
-    chosen: int | None = None
 
 
 class Session:
@@ -92,12 +75,19 @@ class Session:
         """
         self.model, self.text_model = model, text_model
         self._mask_settings, self._cache = mask_settings or AutomaticMaskConfig(), cache
-        self._images = OpenImages()
+        self.images = OpenImages()
         self._model_lock = threading.Lock()
         # Threads of their own would each keep the memory of their largest image.
         self._codec = ThreadPoolExecutor(1)
 
-    def open(self, raw: bytes, name: str, masks: RLEMasks | None = None) -> dict[str, Any]:
+    def use_model(self, model: Sam) -> None:
+        """Segment with another model from now on; opened images are dropped."""
+        with self._model_lock:
+            self.model, self.images = model, OpenImages()
+
+    def open(
+        self, raw: bytes, name: str, masks: RLEMasks | None = None, quarter_turns: bool = False
+    ) -> dict[str, Any]:
         """Decode an image and return its id, name and size.
 
         Args:
@@ -105,6 +95,8 @@ class Session:
             name: The file's name.
             masks: Its masks in a dataset, aligned with the pixels as stored; the EXIF orientation
                 is applied only to images without masks.
+            quarter_turns: Apply only EXIF orientations that swap height and width, as `convert`
+                does, which recognizes them by the size of the masks.
         """
         name = name.encode("utf-8", "replace").decode()
         height, width = image.size(raw, name)
@@ -113,25 +105,32 @@ class Session:
                 f"{name}: has {height} x {width} pixels, at most {MAX_PIXELS:,} are accepted; scale"
                 " it down first"
             )
-        key, (height, width) = self._codec.submit(self._decode, raw, name, masks).result()
+        key, (height, width) = self._codec.submit(
+            self._decode, raw, name, masks, quarter_turns
+        ).result()
         count = None if masks is None else len(masks)
         return {"id": key, "name": name, "height": height, "width": width, "masks": count}
 
     def jpeg(self, key: str) -> bytes:
         """Return an opened image as a JPEG."""
-        return self._codec.submit(encode_jpeg, self._images.get(key).pixels).result()
+        return self._codec.submit(encode_jpeg, self.images.get(key).pixels).result()
 
     def embed(self, key: str) -> dict[str, Any]:
         """Embed an image, and return the seconds it took and whether it was cached."""
-        opened, start_s = self._images.get(key), time.perf_counter()
+        opened, start_s = self.images.get(key), time.perf_counter()
         with self._model_lock:
             cached = opened.predictor.is_image_set
-            self._embedded(opened)
-        self._images.trim()
+            _embed(opened)
+        self.images.trim()
         return {"seconds": round(time.perf_counter() - start_s, 3), "cached": cached}
 
     def predict(
-        self, key: str, steps: Sequence[PromptStep], multimask_output: bool | None = None
+        self,
+        key: str,
+        steps: Sequence[PromptStep],
+        multimask_output: bool | None = None,
+        base: RLEMasks | None = None,
+        best_only: bool = False,
     ) -> list[dict[str, Any]]:
         """Return the masks for a sequence of prompts, highest predicted IoU first.
 
@@ -140,17 +139,22 @@ class Session:
             steps: The prompts, in order.
             multimask_output: Whether to predict three masks; None means three for a single prompt
                 and one for several, as in training.
+            base: A mask that the prompts correct.
+            best_only: Return only the mask with the highest predicted IoU.
         """
-        opened = self._images.get(key)
+        opened = self.images.get(key)
         check_steps(opened.size, steps)
         with self._model_lock:
-            predictor = self._embedded(opened)
-            low, iou = self._predict_steps(opened, predictor, tuple(steps), multimask_output)
+            predictor = _embed(opened)
+            low, iou = self._predict_steps(opened, predictor, tuple(steps), multimask_output, base)
+            if best_only:
+                best = iou.argmax(keepdim=True)
+                low, iou = low[best], iou[best]
             transform = predictor.transform.image_transform(opened.size)
             logits = transform.logits_to_original(low[None])[0]
             masks = RLEMasks.from_dense((logits > MASK_THRESHOLD).cpu().numpy())
             stable = calculate_stability_score(logits, STABILITY_OFFSET).nan_to_num(0.0)
-        self._images.trim()
+        self.images.trim()
         described = masks_to_json(
             masks, {"predicted_iou": iou.tolist(), "stability": stable.tolist()}
         )
@@ -159,7 +163,7 @@ class Session:
 
     def all_masks(self, key: str) -> list[dict[str, Any]]:
         """Return all masks that the model finds from a grid of points, with its scores (slow)."""
-        opened = self._images.get(key)
+        opened = self.images.get(key)
         with self._model_lock:
             proposals = self._proposals(opened)
         scores = {
@@ -179,7 +183,7 @@ class Session:
             The answers, the number of candidates, and whether these are the annotations of the
             dataset or the masks that the model finds.
         """
-        opened = self._images.get(key)
+        opened = self.images.get(key)
         if self.text_model is None:
             raise GigamaskError("there is no model for text; start the page with --grounding RUN")
         if len(text) > MAX_TEXT_LENGTH:
@@ -207,22 +211,22 @@ class Session:
             "answers": answers,
         }
 
-    def _decode(self, raw: bytes, name: str, masks: RLEMasks | None) -> tuple[str, tuple[int, int]]:
+    def _decode(
+        self, raw: bytes, name: str, masks: RLEMasks | None, quarter_turns: bool
+    ) -> tuple[str, tuple[int, int]]:
         """Decode an image and cache it; return its id and size."""
-        decoded = image.decode(raw, name)
-        pixels = decoded if masks is not None else apply_exif_orientation(decoded, raw)
+        pixels = decoded = image.decode(raw, name)
+        if masks is None:
+            pixels = apply_exif_orientation(decoded, raw)
+            if quarter_turns and pixels.shape == decoded.shape:
+                pixels = decoded
         content = f"{pixels.shape} {masks is not None} {name if masks is not None else ''}\0"
         digest = blake2b(content.encode(), digest_size=12)
         digest.update(np.ascontiguousarray(pixels).data)
         key = digest.hexdigest()
         predictor = SamPredictor(self.model, cache=self._cache)
-        self._images.add(key, OpenImage(name, pixels, predictor, masks))
+        self.images.add(key, OpenImage(name, pixels, predictor, masks))
         return key, pixels.shape[:2]
-
-    def _embedded(self, opened: OpenImage) -> SamPredictor:
-        if not opened.predictor.is_image_set:
-            opened.predictor.set_image(opened.pixels)
-        return opened.predictor
 
     def _proposals(self, opened: OpenImage) -> MaskProposals:
         if opened.proposals is None:
@@ -238,22 +242,28 @@ class Session:
         predictor: SamPredictor,
         steps: tuple[PromptStep, ...],
         multimask_output: bool | None,
+        base: RLEMasks | None = None,
     ) -> tuple[Float[Tensor, "C G G"], Float[Tensor, "C"]]:
         """Return low-resolution logits and predicted IoU after the last step.
 
         Earlier steps are predicted first, unless they are cached.
         """
-        key = (*steps[:-1], replace(steps[-1], chosen=None)), multimask_output
+        based = None if base is None else base.to_coco()[0]
+        key = (*steps[:-1], replace(steps[-1], chosen=None)), multimask_output, based
         if key in opened.predictions:
             return opened.predictions[key]
         mask_input = None
+        transform = predictor.transform
+        if base is not None and len(steps) == 1:
+            side = self.model.config.mask_size
+            small = transform.image_transform(opened.size).apply_masks(base, side).to_dense()
+            mask_input = torch.from_numpy(np.where(small, BASE_LOGIT, -BASE_LOGIT))[None].float()
         if len(steps) > 1:
-            low, iou = self._predict_steps(opened, predictor, steps[:-1], multimask_output)
+            low, iou = self._predict_steps(opened, predictor, steps[:-1], multimask_output, base)
             chosen = steps[-2].chosen
             if chosen is not None and not 0 <= chosen < len(low):
                 raise GigamaskError(f"mask {chosen} was chosen of {len(low)}; choose one of these")
             mask_input = low[int(iou.argmax()) if chosen is None else chosen][None, None]
-        transform = predictor.transform
         points = [step for step in steps if step.point is not None]
         coords = np.array([step.point for step in points], np.float64).reshape(1, -1, 2)
         coords = torch.from_numpy(transform.apply_coords(coords, opened.size))
@@ -264,7 +274,7 @@ class Session:
             *((coords, labels) if points else (None, None)),
             box,
             mask_input,
-            len(steps) == 1 if multimask_output is None else multimask_output,
+            len(steps) == 1 and base is None if multimask_output is None else multimask_output,
             self.model.config.mask_size,
         )
         with predictor.autocast():
@@ -278,25 +288,11 @@ class Session:
         return opened.predictions[key]
 
 
-def check_steps(size: tuple[int, int], steps: Sequence[PromptStep]) -> None:
-    """Raise `GigamaskError` if there are no prompts, too many, or one outside the image.
-
-    Args:
-        size: (H, W) of the image.
-        steps: The prompts.
-    """
-    if not 1 <= len(steps) <= MAX_PROMPTS:
-        raise GigamaskError(f"{len(steps)} prompts were given; pass 1 to {MAX_PROMPTS}")
-    for step in steps:
-        if (step.point is None) == (step.box is None):
-            raise GigamaskError("a prompt is either a point or a box; give one of them")
-        corners = np.array(step.point if step.box is None else step.box, np.float64).reshape(-1, 2)
-        inside = (corners >= 0).all() and (corners <= size[::-1]).all()
-        if not (np.isfinite(corners).all() and inside):
-            raise GigamaskError(
-                f"a prompt is at {corners.tolist()}, outside the image of {size[1]} x {size[0]};"
-                " give one inside"
-            )
+def _embed(opened: OpenImage) -> SamPredictor:
+    """Embed an image unless it is, and return its predictor."""
+    if not opened.predictor.is_image_set:
+        opened.predictor.set_image(opened.pixels)
+    return opened.predictor
 
 
 def masks_to_json(masks: RLEMasks, scores: dict[str, list[float]]) -> list[dict[str, Any]]:

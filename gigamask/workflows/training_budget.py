@@ -97,11 +97,12 @@ def step_cpu_seconds(
     return found
 
 
-def measure_step(config: SamTrainConfig) -> float:
+def measure_step(config: SamTrainConfig, steps: int = STEPS) -> float:
     """Return the mean CPU seconds of a training step, which include the reading of data.
 
     Args:
-        config: Configuration of a training of `STEPS` steps; its output folder is not used.
+        config: Configuration of a training of `steps` steps; its output folder is not used.
+        steps: Steps to train, more than `WARM_UP_STEPS`; all but those are measured.
 
     Raises:
         GigamaskError: The training is not on a CPU, or cannot run.
@@ -123,14 +124,14 @@ def measure_step(config: SamTrainConfig) -> float:
         short = replace(
             config,
             out=folder,
-            log_every=STEPS,
-            save_every=STEPS,
+            log_every=steps,
+            save_every=steps,
             evaluation=NoEvaluation(),
             # In this process, whose CPU time is measured.
             loader=replace(config.loader, workers=0),
         )
         state = train(short, make_observers=lambda step, device: (observe,))
-    if state.step < STEPS:
+    if state.step < steps:
         raise TrainingInterruptedError("interrupted while the CPU time of a step was measured")
     return (times[-1] - times[WARM_UP_STEPS]) / (len(times) - 1 - WARM_UP_STEPS)
 

@@ -16,10 +16,13 @@ import yaml
 
 from gigamask.cli.main import main
 from gigamask.data import index as indexes
+from gigamask.masks.rle import RLEMasks
 from gigamask.models import convert, state_dict, weight_files
 from gigamask.models.configs import MAEConfig
 from gigamask.models.init import build_model
 from gigamask.models.sam2 import convert as sam2_convert
+from gigamask.serve.project import Edit, MaskObject, Project
+from gigamask.serve.project_export import export
 from gigamask.synthetic import described_scenes, scenes
 from gigamask.synthetic.scenes import compose_scene
 from tests import instances, texts
@@ -54,6 +57,7 @@ def populate(folder: Path) -> None:
     """Fill the folder; `remove_outputs` then removes what a page creates itself."""
     _write_configs(folder)
     _write_images(folder)
+    _write_project(folder)
     for name, images in {
         "shards": 3,
         "held_out": 2,
@@ -195,6 +199,19 @@ def _write_images(folder: Path) -> None:
         shutil.copy(folder / f"more_photos/{number}.jpg", folder / name)
     for name, content in coco.items():
         (folder / name).write_text(json.dumps(content))
+
+
+def _write_project(folder: Path) -> None:
+    """An annotation project over the photographs, with one object an image, and its export."""
+    with Project.open(folder / "annotated", folder / "photos") as project:
+        for row, name in enumerate(project.names):
+            height, width = cv2.imread(str(folder / "photos" / name)).shape[:2]
+            square = np.zeros((1, height, width), bool)
+            square[:, 20:60, 20:60] = True
+            [mask] = RLEMasks.from_dense(square).to_coco()
+            edit = Edit("polygon", {1: MaskObject(mask.decode(), accepted=True)})
+            project.edit(row, 0, edit, (height, width))
+        export(project, folder / "annotated" / "export")
 
 
 def _write_weights_and_runs(folder: Path) -> None:

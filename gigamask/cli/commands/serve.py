@@ -15,6 +15,8 @@ from gigamask.inference.amg_config import AutomaticMaskConfig
 if TYPE_CHECKING:
     from gigamask.grounding.inference import GroundingPredictor
     from gigamask.serve.app import AppState
+    from gigamask.serve.project_routes import ProjectState
+    from gigamask.serve.session import Session
 
 MIN_TOKEN_LENGTH = 16
 """Minimum number of letters and digits; shorter tokens could be guessed."""
@@ -32,6 +34,10 @@ class ServeCommand:
     """data to browse: tars, folders of tars, globs, or an index"""
     runs: str | None = None
     """folder of runs to watch, finished or in training"""
+    project: str | None = None
+    """project folder to annotate in; it is made if it does not exist"""
+    images: str | None = None
+    """folder of the images of a new --project, or where they are now"""
     grounding: str | None = None
     """run folder of 'gigamask ground train', to find masks by text; without --weights, its
     segmenter is the model to try"""
@@ -68,6 +74,8 @@ class ServeCommand:
             address = server.page_url(listener, self.host, policy.token)
             print(f"{address}\npress Ctrl-C to stop", flush=True)
             server.serve(state, policy, listener)
+            if state.project:
+                state.project.rounds.stop(wait=True)
         return {"address": address}
 
     def _check(self) -> None:
@@ -82,6 +90,8 @@ class ServeCommand:
             raise GigamaskError(
                 f"--port must be 0 to {2**16 - 1}; 0 picks a free one (got {self.port})"
             )
+        if self.images is not None and self.project is None:
+            raise GigamaskError(f"--images {self.images}: is for --project, which is missing")
         token = self.token
         short = token is not None and len(token) < MIN_TOKEN_LENGTH
         if token is not None and (short or not token.isascii() or not token.isalnum()):
@@ -110,19 +120,40 @@ class ServeCommand:
         text_model = self._text_model() if self.grounding else None
         model = text_model.mask_features.model if text_model else None
         weights = self.weights
-        if not (weights or self.data or self.runs or self.grounding):
+        others = self.data or self.runs or self.grounding
+        if not weights and (self.project or not others) and not self.grounding:
             weights = STARTER
         if weights:
             config_of = partial(config_files.config_of_weights, trust=self.trust)
             model = load_model(weights, self.device, config_of)
         cache = EmbeddingCache(Path(self.cache)) if self.cache else None
+        session = Session(model, text_model, self.masks, cache) if model else None
+        project = self._project(stack, session, weights or self.grounding or "")
         return AppState(
-            session=Session(model, text_model, self.masks, cache) if model else None,
+            session=session,
             dataset=DatasetView(index) if index else None,
             samplers=SamplerView(index) if index else None,
-            runs=runs,
+            runs=runs or (project.rounds.runs if project else None),
+            project=project,
             weights=weights or self.grounding,
         )
+
+    def _project(
+        self, stack: ExitStack, session: Session | None, weights: str
+    ) -> ProjectState | None:
+        """Return the project; the stack keeps it open."""
+        from gigamask.serve.annotator import Annotator
+        from gigamask.serve.project import Project
+        from gigamask.serve.project_routes import ProjectState
+        from gigamask.serve.proposals import Proposals
+        from gigamask.serve.rounds import Rounds
+
+        if self.project is None or session is None:
+            return None
+        project = stack.enter_context(Project.open(self.project, self.images))
+        annotator = Annotator(project, session)
+        rounds = Rounds(annotator, weights, self.device)
+        return ProjectState(annotator, Proposals(annotator, self.masks), rounds)
 
     def _text_model(self) -> GroundingPredictor:
         from gigamask.cli.commands.ground import load_config

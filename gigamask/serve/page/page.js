@@ -1,10 +1,11 @@
 // The tabs and the theme. Each tab is a module with `start(about)` and `shown(visible)`.
+import * as annotate from "./annotate.js";
 import * as data from "./data.js";
 import * as runs from "./runs.js";
 import * as trying from "./try.js";
 import { $, request, withErrorMessages } from "./parts.js";
 
-const tabs = { try: trying, data, runs };
+const tabs = { annotate, try: trying, data, runs };
 
 function show() {
   const wanted = location.hash.slice(1) in tabs ? location.hash.slice(1) : first;
@@ -33,7 +34,7 @@ $("theme").onclick = theme;
 withErrorMessages(async () => {
   const about = await request("about");
   $("weights").textContent = about.weights ?? "";
-  const given = { try: about.weights !== null, data: about.data !== null, runs: about.runs };
+  const given = { annotate: about.project, try: about.weights !== null, data: about.data !== null, runs: about.runs };
   first = Object.keys(given).find((name) => given[name]) ?? "try";
   for (const name of Object.keys(tabs)) {
     document.querySelector(`nav [data-tab=${name}]`).hidden = !given[name];

@@ -1,5 +1,6 @@
 // Try: an image, prompts on it, and the predicted masks. The prompts are a list of steps; undo removes the last one.
 import { $, make, percent, request, save, showMessage, withErrorMessages } from "./parts.js";
+import { boxOf, dot, outline } from "./marks.js";
 import { decoded, drawMasks, hue, png } from "./masks.js";
 
 const ANSWER = [0, 114, 178], DRAGGED_PX = 6, SAMPLES = 16;
@@ -122,12 +123,6 @@ function place(event) {
   const box = $("canvas").getBoundingClientRect();
   const pixel = (share, size) => Math.min(Math.max(Math.floor(share * size), 0), size - 1);
   return [pixel((event.clientX - box.left) / box.width, picture.width), pixel((event.clientY - box.top) / box.height, picture.height)];
-}
-
-/** Returns the box of two pixels, x0 y0 x1 y1. */
-function boxOf(start, now) {
-  const [xs, ys] = [0, 1].map((axis) => [start[axis], now[axis]].sort((a, b) => a - b));
-  return [xs[0], ys[0], xs[1], ys[1]];
 }
 
 function pressed(event) {
@@ -278,32 +273,6 @@ function paint() {
   for (const step of steps) if (step.box) outline(context, step.box, unit, []);
   for (const { point, foreground } of steps) if (point) dot(context, point, foreground, unit);
   if (drag?.long) outline(context, boxOf(drag.start, drag.now), unit, [6 * unit, 4 * unit]);
-}
-
-function outline(context, [x0, y0, x1, y1], unit, dashes) {
-  context.setLineDash(dashes);
-  for (const [width, colour] of [[4, "#0008"], [2, "#fff"]]) {
-    context.lineWidth = width * unit;
-    context.strokeStyle = colour;
-    context.strokeRect(x0, y0, x1 + 1 - x0, y1 + 1 - y0);
-  }
-  context.setLineDash([]);
-}
-
-function dot(context, pixel, foreground, unit) {
-  const [x, y] = pixel.map((index) => index + 0.5);
-  context.beginPath();
-  context.arc(x, y, 6 * unit, 0, 7);
-  context.fillStyle = foreground ? "#009e73" : "#d55e00";
-  context.fill();
-  context.lineWidth = 2 * unit;
-  context.strokeStyle = "#fff";
-  context.stroke();
-  context.beginPath();
-  context.moveTo(x - 3 * unit, y);
-  context.lineTo(x + 3 * unit, y);
-  if (foreground) { context.moveTo(x, y - 3 * unit); context.lineTo(x, y + 3 * unit); }
-  context.stroke();
 }
 
 async function savePng() {

@@ -22,8 +22,8 @@ from gigamask.masks.rle import RLEMasks
 from gigamask.serve import open_images
 from gigamask.serve import session as sessions
 from gigamask.serve.open_images import NotFoundError
+from gigamask.serve.prompt_steps import PromptStep
 from gigamask.serve.session import (
-    PromptStep,
     Session,
     apply_exif_orientation,
     masks_to_json,
@@ -143,7 +143,7 @@ def test_embeddings_and_predictions_count_in_the_limit(session, monkeypatch):
     keys = [session.open(png(picture(seed=seed)), "a")["id"] for seed in range(3)]
     pixel_bytes = 40 * 60 * 3
     monkeypatch.setattr(open_images, "MAX_CACHED_BYTES", 3 * pixel_bytes)
-    opened = session._images.get(keys[2])
+    opened = session.images.get(keys[2])
     assert opened.cached_bytes == pixel_bytes
     session.embed(keys[2])
     assert opened.cached_bytes == pixel_bytes + opened.predictor.features.nbytes

@@ -1,0 +1,321 @@
+"""What the page does to the objects of an image: prompts, strokes, polygons, splits, names.
+
+All masks are computed here, from the prompts and shapes that the page sends; the page only shows
+them. Every operation is one edit of the project.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+from jaxtyping import UInt8
+
+from gigamask.datatools.image_files import read_file
+from gigamask.errors import GigamaskError
+from gigamask.masks.boundary import farthest_point
+from gigamask.masks.rle import RLEMasks
+from gigamask.serve.open_images import NotFoundError
+from gigamask.serve.project import Edit, ImageEdits, MaskObject, Project
+from gigamask.serve.prompt_steps import PromptStep
+from gigamask.serve.session import Session, masks_to_json
+
+MIN_PART_PX = 4
+"""Parts with fewer pixels are left out when an object is split."""
+POLYGON_ERROR_PX = 1.5
+"""How far the corners of a polygon may be from the outline of its mask."""
+MAX_CORNERS = 2000
+DOCUMENT_FIELDS = ("version", "done", "held_out", "status")
+
+Size = tuple[int, int]
+Point = tuple[float, float]
+Target = int | str
+
+
+@dataclass(frozen=True)
+class Stroke:
+    """A stroke of the brush or the eraser.
+
+    Attributes:
+        points: Its path in pixels, counted from 0.
+        radius: Half its width in pixels.
+        erase: Whether it removes pixels.
+    """
+
+    points: tuple[Point, ...]
+    radius: float
+    erase: bool = False
+
+
+class Annotator:
+    """Applies the operations of the page to a project, with the model of a session."""
+
+    def __init__(self, project: Project, session: Session) -> None:
+        """Start without opened images.
+
+        Args:
+            project: The project.
+            session: Holds the model, and the images while they are open.
+        """
+        self.project, self.session = project, session
+        self._keys: dict[int, tuple[str, Size]] = {}
+
+    def open(self, row: int) -> dict[str, Any]:
+        """Open an image and return its name, size and objects."""
+        _, size = self.with_key(row)
+        name = self.project.summary()[row]["name"]
+        facts = {"row": row, "name": name, "height": size[0], "width": size[1]}
+        return facts | to_json(self.project.read(row, size))
+
+    def with_key(self, row: int) -> tuple[str, Size]:
+        """Return the id in the session and the size of an image, opened unless it is."""
+        if not 0 <= row < len(self.project.names):
+            raise NotFoundError(f"there is no image {row}; there are {len(self.project.names)}")
+        if row not in self._keys or self._keys[row][0] not in self.session.images:
+            name = self.project.names[row]
+            raw = read_file(Path(self.project.content.images) / name, name)
+            opened = self.session.open(raw, name, quarter_turns=True)
+            self._keys[row] = opened["id"], (opened["height"], opened["width"])
+        return self._keys[row]
+
+    def prompt(self, row: int, version: int, target: Target, step: PromptStep) -> ImageEdits:
+        """Add a prompt to an object, or begin one, and predict its mask.
+
+        Args:
+            row: Row of the image.
+            version: The version that the page shows.
+            target: Id of the object; the name of its category begins one.
+            step: The prompt.
+        """
+        key, size = self.with_key(row)
+        found = self.project.read(row, size)
+        key_of, before = _begin(found, target)
+        base, steps = before.base, before.steps
+        given = None if base is None else RLEMasks.from_coco([base], size)
+        if given is not None and not steps and given.areas()[0]:
+            steps = (_inside(given),)
+        steps = (*steps, step)
+        best = self.session.predict(key, steps, base=given, best_only=True)[0]
+        changed = replace(
+            before,
+            mask=best["segmentation"]["counts"],
+            steps=steps,
+            accepted=False,
+            predicted_iou=best["predicted_iou"],
+            stability=best["stability"],
+        )
+        edit = Edit("prompt", {key_of: changed})
+        return self.project.edit(row, version, edit, size)
+
+    def choose(self, row: int, version: int, target: int) -> ImageEdits:
+        """Take the next best of the masks predicted for an object's only prompt.
+
+        Args:
+            row: Row of the image.
+            version: The version that the page shows.
+            target: Id of the object.
+        """
+        key, size = self.with_key(row)
+        before = _object(self.project.read(row, size), target)
+        if len(before.steps) != 1 or before.base is not None:
+            raise GigamaskError("only a first click or box has several masks; undo the others")
+        masks = self.session.predict(key, before.steps)
+        counts = [each["segmentation"]["counts"] for each in masks]
+        now = counts.index(before.mask) if before.mask in counts else -1
+        best = masks[(now + 1) % len(masks)]
+        changed = replace(
+            before,
+            mask=best["segmentation"]["counts"],
+            steps=(replace(before.steps[0], chosen=best["number"]),),
+            predicted_iou=best["predicted_iou"],
+            stability=best["stability"],
+        )
+        return self.project.edit(row, version, Edit("prompt", {target: changed}), size)
+
+    def stroke(self, row: int, version: int, target: Target, stroke: Stroke) -> ImageEdits:
+        """Draw on the mask of an object, or begin one.
+
+        Args:
+            row: Row of the image.
+            version: The version that the page shows.
+            target: Id of the object; the name of its category begins one.
+            stroke: The stroke.
+        """
+        _, size = self.with_key(row)
+        found = self.project.read(row, size)
+        key_of, before = _begin(found, target)
+        dense = _dense(before.mask, size)
+        points = np.array(stroke.points, np.float64).reshape(-1, 2)
+        inside = (points >= 0).all() and (points <= size[::-1]).all()
+        if not len(points) or not inside or not 0 <= stroke.radius <= max(size):
+            raise GigamaskError("the points and the radius of a stroke must be within the image")
+        path = np.round(points).astype(np.int32)
+        width, value = max(1, round(2 * stroke.radius)), int(not stroke.erase)
+        if len(path) == 1:
+            cv2.circle(dense, path[0].tolist(), max(0, width // 2), value, -1)
+        else:
+            cv2.polylines(dense, [path[:, None]], False, value, width)
+        return self._redrawn(row, version, "stroke", {key_of: (before, dense)})
+
+    def polygon(
+        self, row: int, version: int, target: Target, rings: Sequence[Sequence[Point]]
+    ) -> ImageEdits:
+        """Replace the mask of an object by polygons, or begin one.
+
+        Args:
+            row: Row of the image.
+            version: The version that the page shows.
+            target: Id of the object; the name of its category begins one.
+            rings: Corners of outlines and holes, in pixels counted from 0.
+        """
+        _, size = self.with_key(row)
+        found = self.project.read(row, size)
+        key_of, before = _begin(found, target)
+        corners = [np.array(ring, np.float64).reshape(-1, 2) for ring in rings]
+        if not corners or min(map(len, corners)) < 3 or sum(map(len, corners)) > MAX_CORNERS:
+            raise GigamaskError(f"a polygon has 3 corners or more, at most {MAX_CORNERS} in all")
+        limit = np.array(size[::-1]) - 1
+        rounded = [np.round(ring.clip(0, limit)).astype(np.int32) for ring in corners]
+        dense = np.zeros(size, np.uint8)
+        cv2.fillPoly(dense, rounded, 1)
+        return self._redrawn(row, version, "polygon", {key_of: (before, dense)})
+
+    def corners(self, row: int, target: int) -> list[list[list[int]]]:
+        """Return the outlines of an object's mask as polygons; holes are outlines, too.
+
+        Args:
+            row: Row of the image.
+            target: Id of the object.
+        """
+        _, size = self.with_key(row)
+        dense = _dense(_object(self.project.read(row, size), target).mask, size)
+        outlines, _ = cv2.findContours(dense, cv2.RETR_CCOMP, cv2.CHAIN_APPROX_NONE)
+        polygons = [cv2.approxPolyDP(each, POLYGON_ERROR_PX, True)[:, 0] for each in outlines]
+        return [each.tolist() for each in polygons if len(each) >= 3]
+
+    def split(self, row: int, version: int, target: int) -> ImageEdits:
+        """Make each connected part of an object an object of its own; the largest keeps its id.
+
+        Args:
+            row: Row of the image.
+            version: The version that the page shows.
+            target: Id of the object.
+        """
+        _, size = self.with_key(row)
+        found = self.project.read(row, size)
+        before = _object(found, target)
+        count, labels, stats, _ = cv2.connectedComponentsWithStats(_dense(before.mask, size))
+        areas = stats[1:count, cv2.CC_STAT_AREA]
+        parts = [1 + int(i) for i in np.argsort(-areas) if areas[i] >= MIN_PART_PX]
+        if len(parts) < 2:
+            raise GigamaskError("this object is in one piece; erase a line through it first")
+        keys = [target, *range(found.next_id, found.next_id + len(parts) - 1)]
+        drawn = {
+            key: (before, (labels == part).astype(np.uint8))
+            for key, part in zip(keys, parts, strict=True)
+        }
+        return self._redrawn(row, version, "split", drawn)
+
+    def assign(
+        self, row: int, version: int, targets: Sequence[int], fields: dict[str, Any] | None
+    ) -> ImageEdits:
+        """Accept, name or categorize objects, or delete them.
+
+        Args:
+            row: Row of the image.
+            version: The version that the page shows.
+            targets: Ids of the objects.
+            fields: `accepted`, `name` or `category`; None deletes the objects.
+        """
+        _, size = self.with_key(row)
+        found = self.project.read(row, size)
+        objects = {target: _object(found, target) for target in targets}
+        if fields and fields.get("accepted"):
+            for target, each in objects.items():
+                if not RLEMasks.from_coco([each.mask], size).areas()[0]:
+                    raise GigamaskError(f"object {target} is empty; draw it or delete it")
+        changes = {
+            target: None if fields is None else replace(each, **fields)
+            for target, each in objects.items()
+        }
+        return self.project.edit(
+            row, version, Edit("delete" if fields is None else "assign", changes), size
+        )
+
+    def _redrawn(
+        self,
+        row: int,
+        version: int,
+        kind: str,
+        drawn: dict[int, tuple[MaskObject, UInt8[np.ndarray, "H W"]]],
+    ) -> ImageEdits:
+        """Save objects with the masks that were drawn, from which prompts continue."""
+        masks = np.stack([dense for _, dense in drawn.values()]) > 0
+        counts = [each.decode() for each in RLEMasks.from_dense(masks).to_coco()]
+        changes: dict[int, MaskObject | None] = {
+            key: replace(
+                before,
+                mask=mask,
+                base=mask,
+                steps=(),
+                accepted=False,
+                predicted_iou=None,
+                stability=None,
+            )
+            for (key, (before, _)), mask in zip(drawn.items(), counts, strict=True)
+        }
+        return self.project.edit(row, version, Edit(kind, changes), masks.shape[1:])
+
+
+def _inside(mask: RLEMasks) -> PromptStep:
+    """Return a click in the middle of a mask: without it, a correction says where, but not what."""
+    x, y, _ = farthest_point(np.ascontiguousarray(mask.to_dense()[0]))
+    return PromptStep(point=(float(x), float(y)))
+
+
+def _dense(counts: str, size: Size) -> np.ndarray:
+    """Return a mask as 0 and 1; an empty one of an object that just begins."""
+    if not counts:
+        return np.zeros(size, np.uint8)
+    return np.ascontiguousarray(RLEMasks.from_coco([counts], size).to_dense()[0].astype(np.uint8))
+
+
+def to_json(edits: ImageEdits) -> dict[str, Any]:
+    """Return the objects of an image as JSON, and whether there is something to undo or redo."""
+    objects = edits.objects
+    masks = RLEMasks.from_coco([each.mask for each in objects.values()], edits.size)
+    described = masks_to_json(masks, {})
+    return {
+        **{name: getattr(edits, name) for name in DOCUMENT_FIELDS},
+        "can_undo": edits.applied > 0,
+        "can_redo": edits.applied < len(edits.edits),
+        "objects": [
+            {
+                "id": key,
+                **shape,
+                **{
+                    name: value
+                    for name, value in vars(each).items()
+                    if name not in ("mask", "base")
+                },
+                "steps": [vars(step) for step in each.steps],
+                "certainty": each.certainty,
+            }
+            for (key, each), shape in zip(objects.items(), described, strict=True)
+        ],
+    }
+
+
+def _object(found: ImageEdits, target: int) -> MaskObject:
+    if target not in found.objects:
+        raise NotFoundError(f"there is no object {target} in this image any more")
+    return found.objects[target]
+
+
+def _begin(found: ImageEdits, target: Target) -> tuple[int, MaskObject]:
+    """Return the id of an object and the object; one of the category `target` if it is new."""
+    if isinstance(target, str):
+        return found.next_id, MaskObject("", category=target)
+    return target, _object(found, target)

@@ -1,0 +1,91 @@
+// The loop of Annotate: train on what is accepted, let the better model propose masks for the rest,
+// accept the certain ones, and see what a mask costs in each round.
+import { $, make, request, showMessage, withErrorMessages } from "./parts.js";
+import { colour, lines, runCharts } from "./charts.js";
+
+const EVERY_MS = 1500;
+
+let hooks = null, status = null, images = [], visible = false, before = "";
+
+export function start(given) {
+  hooks = given;
+  const post = (path, json) => withErrorMessages(async () => { status = await request(`project/loop/${path}`, { json: json?.() ?? {} }); await refresh(); });
+  $("a-train").onclick = post("train", () => ({ minutes: Number($("a-minutes").value) }));
+  $("a-propose").onclick = post("propose");
+  $("a-stop").onclick = post("stop");
+  $("a-model").onchange = post("use", () => ({ model: Number($("a-model").value) }));
+  $("a-threshold").oninput = count;
+  $("a-accept-certain").onclick = withErrorMessages(async () => {
+    const { accepted } = await request("project/loop/accept", { json: { threshold: Number($("a-threshold").value) } });
+    showMessage(`${accepted} mask${accepted === 1 ? "" : "s"} accepted`);
+    await hooks.reopen();
+    await refresh();
+  });
+  setInterval(() => { if (visible && !document.hidden && busy()) withErrorMessages(refresh)(); }, EVERY_MS);
+  withErrorMessages(refresh)();
+}
+
+export function shown(now) { visible = now; if (now && hooks) withErrorMessages(refresh)(); }
+
+const busy = () => status && (status.training.state === "running" || status.proposing.running);
+
+async function refresh() {
+  status = await request("project/loop");
+  const now = JSON.stringify([status.proposing, status.progress]);
+  if (now !== before || !images.length) images = await hooks.reload();
+  before = now;
+  await train();
+  propose();
+  count();
+  draw();
+}
+
+/** Shows the training: its curve while it runs, then what it brought. */
+async function train() {
+  const { training, rounds, model } = status, { state } = training, last = rounds.at(-1);
+  $("a-train").disabled = state === "running";
+  $("a-train").textContent = state === "stopped" ? "Continue to train" : "Train";
+  $("a-stop").hidden = !busy();
+  const run = state === "running" && (await request(`project/loop/run?name=${encodeURIComponent(training.run)}`).catch(() => null));
+  $("a-training").textContent = state === "running" ? (run?.step ? `training, step ${run.step} of ${run.steps}` : "preparing the training")
+    : state === "stopped" ? "the training was stopped; nothing is lost" : state === "failed" ? training.fault : "";
+  $("a-training").className = state === "failed" ? "bad" : "state";
+  $("a-training").classList.toggle("busy", state === "running");
+  $("a-curve").replaceChildren(...(run ? runCharts([run], 0.5).curves.filter(Boolean).slice(0, 2) : []));
+  const better = last && last.after < last.before, used = model === rounds.length - 1;
+  $("a-result").replaceChildren(...(last ? [make("p", { className: better ? "good" : "" },
+    `Round ${rounds.length}: ${last.before.toFixed(1)} → ${last.after.toFixed(1)} clicks to 90 % IoU, on ${last.held_out_masks} held-out masks. ${better ? "The new model is better." : "The new model is not better; keep the other one."}`),
+  used || !better ? null : make("button", { type: "button", className: "main", onclick: withErrorMessages(async () => { $("a-model").value = rounds.length - 1; await $("a-model").onchange(); await hooks.reopen(); }) }, "Use the new model")].filter(Boolean) : []));
+  const names = [[-1, status.weights], ...rounds.map(({ after }, i) => [i, `round ${i + 1} (${after.toFixed(1)} clicks)`])];
+  $("a-model").replaceChildren(...names.map(([value, name]) => make("option", { value, selected: value === model }, name)));
+}
+
+function propose() {
+  const { running, done, total, fault } = status.proposing;
+  $("a-propose").disabled = running;
+  $("a-proposing").textContent = running ? `image ${done + 1} of ${total}` : total ? `${done} of ${total} images proposed` : "";
+  $("a-proposing").classList.toggle("busy", running);
+  if (fault) $("a-proposing").textContent += `; ${fault}`;
+}
+
+/** Shows how many proposals the threshold accepts. */
+function count() {
+  const threshold = Number($("a-threshold").value), open = images.flatMap(({ open: values }) => values);
+  const enough = open.filter((value) => value >= threshold).length;
+  $("a-threshold-value").textContent = threshold.toFixed(2);
+  $("a-accept-certain").disabled = !enough;
+  $("a-accept-certain").textContent = `Accept ${enough} of ${open.length}`;
+  $("a-certain-part").hidden = !open.length;
+}
+
+/** Draws what a mask costs in each round, and how the models compare. */
+function draw() {
+  const rounds = status.progress.filter(({ masks }) => masks), xs = rounds.map(({ round }) => round);
+  const curve = (name, value) => lines(name, [{ colour: colour(0), xs, ys: rounds.map(value), dots: true }], { x: "round", y: "a mask", zero: true, whole: true });
+  const scores = status.rounds.flatMap(({ before: was, after }, i) => (i ? [after] : [was, after]));
+  $("a-gain").replaceChildren(...[
+    rounds.length ? curve("Clicks", ({ clicks, masks }) => clicks / masks) : null,
+    rounds.length ? curve("Seconds", ({ seconds, masks }) => seconds / masks) : null,
+    scores.length ? lines("Clicks to 90 % IoU, held out", [{ colour: colour(2), xs: scores.map((_, i) => i), ys: scores, dots: true }], { x: "round", zero: true, whole: true }) : null,
+  ].filter(Boolean));
+}

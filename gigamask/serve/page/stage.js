@@ -1,0 +1,169 @@
+// The stage of Annotate: an image that zooms to the pointer and pans, with objects drawn over it.
+// Below is a canvas with the pixels, which has the contrast; above is one with masks and prompts.
+import { $, make } from "./parts.js";
+import { boxOf, dot, outline } from "./marks.js";
+import { drawMasks } from "./masks.js";
+
+const MOST_ZOOM = 40, PIXELS_FROM = 3;
+
+let bitmap = null;
+let size = { width: 1, height: 1 };
+let view = { scale: 1, x: 0, y: 0 };   // screen = image * scale + (x, y), in device pixels
+let painters = () => {};
+const sprites = new Map();             // of masks, cropped to their boxes, by key
+
+export const ratio = () => Math.max(1, Math.round(devicePixelRatio));
+
+/** Prepares the stage; `paint(context, unit)` draws over the image, in its coordinates. */
+export function start(paint) {
+  painters = paint;
+  new ResizeObserver(() => { if (bitmap) resize(); }).observe($("a-stage"));
+}
+
+/** Shows another image, or none. */
+export function show(shown, info) {
+  bitmap?.close();
+  bitmap = shown;
+  sprites.clear();
+  if (!shown) { draw(); return; }
+  size = { width: info.width, height: info.height };
+  resize();
+  fit();
+}
+
+function resize() {
+  const box = $("a-stage").getBoundingClientRect();
+  for (const id of ["a-pixels", "a-marks"]) Object.assign($(id), { width: Math.round(box.width * ratio()), height: Math.round(box.height * ratio()) });
+  draw();
+}
+
+export function fit() {
+  const { width, height } = $("a-marks"), scale = Math.min(width / size.width, height / size.height) || 1;
+  view = { scale, x: (width - size.width * scale) / 2, y: (height - size.height * scale) / 2 };
+  draw();
+}
+
+/** Zooms by a factor about a point of the screen, by default the middle. */
+export function zoom(factor, event) {
+  const [x, y] = event ? screen(event) : [$("a-marks").width / 2, $("a-marks").height / 2];
+  const least = Math.min($("a-marks").width / size.width, $("a-marks").height / size.height, 1) / 2;
+  const scale = Math.min(Math.max(view.scale * factor, least), MOST_ZOOM * ratio()), by = scale / view.scale;
+  view = { scale, x: x - (x - view.x) * by, y: y - (y - view.y) * by };
+  draw();
+}
+
+/** Shows each pixel of the image as one of the screen. */
+export const fullSize = (event) => zoom(ratio() / view.scale, event);
+
+export function pan(dx, dy) {
+  view = { ...view, x: view.x + dx * ratio(), y: view.y + dy * ratio() };
+  draw();
+}
+
+function screen(event) {
+  const box = $("a-marks").getBoundingClientRect();
+  return [(event.clientX - box.left) * ratio(), (event.clientY - box.top) * ratio()];
+}
+
+/** Returns the place under a pointer in image coordinates, in which pixel 0 reaches from 0 to 1. */
+export function place(event) {
+  const [x, y] = screen(event);
+  return [(x - view.x) / view.scale, (y - view.y) / view.scale];
+}
+
+/** Returns the pixel under a pointer, limited to the image. */
+export function pixel(event) {
+  const [x, y] = place(event), limited = (value, end) => Math.min(Math.max(Math.floor(value), 0), end - 1);
+  return [limited(x, size.width), limited(y, size.height)];
+}
+
+export const inside = (event) => { const [x, y] = place(event); return x >= 0 && y >= 0 && x < size.width && y < size.height; };
+
+/** Returns how much of a screen pixel's size an image pixel has, in percent. */
+export const percentShown = () => Math.round((100 * view.scale) / ratio());
+
+export function draw() {
+  const [below, above] = ["a-pixels", "a-marks"].map((id) => $(id).getContext("2d"));
+  for (const context of [below, above]) {
+    context.setTransform(1, 0, 0, 1, 0, 0);
+    context.clearRect(0, 0, context.canvas.width, context.canvas.height);
+    context.setTransform(view.scale, 0, 0, view.scale, view.x, view.y);
+    context.imageSmoothingEnabled = view.scale < PIXELS_FROM * ratio();
+  }
+  if (!bitmap) return;
+  below.drawImage(bitmap, 0, 0);
+  painters(above, ratio() / view.scale);
+  $("a-zoom").textContent = `${percentShown()} %`;
+}
+
+/** Draws a mask; its picture is kept until the image or its look changes. */
+export function drawMask(context, { mask, segmentation }, colour, { alpha, unit }) {
+  if (!mask.width || !mask.height) return;
+  const line = Math.max(1, Math.round(1.5 * unit)), key = `${colour}/${alpha}/${line}/${mask.x},${mask.y}/${segmentation.counts}`;
+  if (!sprites.has(key)) {
+    if (sprites.size > 500) sprites.clear();
+    sprites.set(key, drawMasks([{ ...mask, x: 0, y: 0 }], [colour], [mask.height, mask.width], { alpha, line }));
+  }
+  context.drawImage(sprites.get(key), mask.x, mask.y);
+}
+
+/** Draws the prompts of an object. */
+export function drawSteps(context, steps, unit) {
+  for (const { box } of steps) if (box) outline(context, box, unit, []);
+  for (const { point, foreground } of steps) if (point) dot(context, point, foreground, unit);
+}
+
+export const drawBox = (context, from, to, unit) => outline(context, boxOf(from, to), unit, [6 * unit, 4 * unit]);
+
+/** Draws the path of a stroke, or the round brush at its only point. */
+export function drawStroke(context, points, radius, erase) {
+  context.lineWidth = Math.max(1, 2 * radius);
+  context.lineCap = context.lineJoin = "round";
+  context.strokeStyle = erase ? "#d55e00aa" : "#009e73aa";
+  context.beginPath();
+  points.forEach(([x, y], i) => (i ? context.lineTo(x + 0.5, y + 0.5) : context.moveTo(x + 0.5, y + 0.5)));
+  if (points.length === 1) context.lineTo(points[0][0] + 0.5, points[0][1] + 0.51);
+  context.stroke();
+}
+
+/** Draws rings of corners, closed or still open. */
+export function drawRings(context, rings, unit, closed) {
+  for (const ring of rings) {
+    for (const [width, colour] of [[4, "#000a"], [2, "#fff"]]) {
+      context.lineWidth = width * unit;
+      context.strokeStyle = colour;
+      context.beginPath();
+      ring.forEach(([x, y], i) => (i ? context.lineTo(x + 0.5, y + 0.5) : context.moveTo(x + 0.5, y + 0.5)));
+      if (closed) context.closePath();
+      context.stroke();
+    }
+    context.fillStyle = "#0072b2";
+    for (const [x, y] of ring) context.fillRect(x + 0.5 - 4 * unit, y + 0.5 - 4 * unit, 8 * unit, 8 * unit);
+  }
+}
+
+/** Makes two pointers zoom and pan; returns whether they do. */
+export function pinch(pointers, before) {
+  if (pointers.size !== 2) return null;
+  const [a, b] = pointers.values(), now = { x: (a.clientX + b.clientX) / 2, y: (a.clientY + b.clientY) / 2, far: Math.hypot(a.clientX - b.clientX, a.clientY - b.clientY) || 1 };
+  if (before) {
+    pan(now.x - before.x, now.y - before.y);
+    zoom(now.far / before.far, { clientX: now.x, clientY: now.y });
+  }
+  return now;
+}
+
+/** Sets the contrast and brightness of the pixels, each 1 as stored. */
+export function contrast(amount, brightness) {
+  $("a-pixels").style.filter = amount === 1 && brightness === 1 ? "" : `contrast(${amount}) brightness(${brightness})`;
+}
+
+/** Makes a small picture of an object for the list. */
+export function thumbnail({ mask }, colour) {
+  const canvas = make("canvas", { width: 36, height: 36 }), context = canvas.getContext("2d");
+  const side = Math.max(mask.width, mask.height, 12), scale = 36 / side;
+  context.setTransform(scale, 0, 0, scale, (36 - mask.width * scale) / 2 - mask.x * scale, (36 - mask.height * scale) / 2 - mask.y * scale);
+  if (bitmap) context.drawImage(bitmap, mask.x, mask.y, mask.width || 1, mask.height || 1, mask.x, mask.y, mask.width || 1, mask.height || 1);
+  if (mask.width && mask.height) context.drawImage(drawMasks([{ ...mask, x: 0, y: 0 }], [colour], [mask.height, mask.width], { alpha: 90, line: Math.max(1, Math.round(side / 24)) }), mask.x, mask.y);
+  return canvas;
+}

@@ -1,0 +1,476 @@
+"""An annotation project: a folder with the objects of each image and how they were made.
+
+`project.json` has the version of the format, the folder of the images, the categories and the
+rounds of training. `annotations/NAME.json` has the edits of one image, from which its objects
+follow: so every edit can be undone, and what each mask cost is known. Every change is written at
+once and atomically. It must name the version of the image that it was made for, so that a stale
+page cannot overwrite another's work.
+"""
+
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from gigamask import files
+from gigamask.data import image_folder
+from gigamask.data.file_lock import exclusive_lock
+from gigamask.errors import GigamaskError, counted
+from gigamask.serialization import read_json
+from gigamask.serve.open_images import NotFoundError
+from gigamask.serve.prompt_steps import PromptStep
+
+VERSION = 1
+PROJECT = "project.json"
+ANNOTATIONS = "annotations"
+MAX_FILE_BYTES = 2**24
+"""Limit of one image's edits; beyond it, the older half becomes one edit."""
+HELD_OUT_OF = 10
+"""One image of this number is held out."""
+IDLE_S = 30.0
+"""A longer pause between two edits counts as this long."""
+WORK = ("prompt", "stroke", "polygon", "split")
+"""Kinds of edits that count as a click."""
+MACHINE = ("propose", "accept all")
+"""Kinds of edits that take no time of the annotator."""
+
+
+class StaleError(GigamaskError):
+    """Raised if a change was made for another version of an image's annotations."""
+
+
+@dataclass(frozen=True)
+class MaskObject:
+    """An object of an image.
+
+    Attributes:
+        mask: Its mask, as COCO's compressed counts.
+        name: Its own name, may be empty.
+        category: Name of its category.
+        accepted: Whether it is finished; only accepted objects are exported and trained on.
+        by_model: Whether the model proposed it.
+        base: Mask that `steps` continue from, if it was drawn or proposed; COCO's counts.
+        steps: Prompts since then.
+        predicted_iou: IoU that the model predicts, if it made the mask.
+        stability: Stability score, likewise.
+    """
+
+    mask: str
+    name: str = ""
+    category: str = "object"
+    accepted: bool = False
+    by_model: bool = False
+    base: str | None = None
+    steps: tuple[PromptStep, ...] = ()
+    predicted_iou: float | None = None
+    stability: float | None = None
+
+    @property
+    def certainty(self) -> float:
+        """The smaller of predicted IoU and stability, 0 if unknown."""
+        return max(min(self.predicted_iou or 0.0, self.stability or 0.0), 0.0)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is a proposal that nobody has accepted."""
+        return self.by_model and not self.accepted
+
+
+Objects = dict[int, MaskObject]
+
+
+@dataclass(frozen=True)
+class Edit:
+    """What an edit changed: objects by id, None if deleted; its time and round of training."""
+
+    kind: str
+    changes: dict[int, MaskObject | None]
+    time: float = 0.0
+    round: int = 0
+
+
+@dataclass(frozen=True)
+class ImageEdits:
+    """All edits of one image.
+
+    Attributes:
+        size: (H, W) of the image.
+        version: Increases with every change.
+        edits: The edits, oldest first.
+        applied: How many of them are applied; the others were undone.
+        done: Whether the annotator is finished with the image.
+        held_out: Whether it is used to compare models, and never trained on.
+        proposed_by: Index of the round whose model proposed masks, as `ProjectFile.model`.
+    """
+
+    size: tuple[int, int]
+    version: int = 0
+    edits: tuple[Edit, ...] = ()
+    applied: int = 0
+    done: bool = False
+    held_out: bool = False
+    proposed_by: int | None = None
+
+    @property
+    def objects(self) -> Objects:
+        """The objects by id, after the applied edits."""
+        found: Objects = {}
+        for edit in self.edits[: self.applied]:
+            for key, changed in edit.changes.items():
+                found.pop(key, None) if changed is None else found.update({key: changed})
+        return dict(sorted(found.items()))
+
+    @property
+    def next_id(self) -> int:
+        """An id that no object has had."""
+        return 1 + max((key for edit in self.edits for key in edit.changes), default=0)
+
+    @property
+    def status(self) -> Literal["not begun", "proposed", "in progress", "done"]:
+        """How far the image is annotated."""
+        if self.done:
+            return "done"
+        kinds = {edit.kind for edit in self.edits[: self.applied]}
+        if not kinds:
+            return "not begun"
+        return "proposed" if kinds <= set(MACHINE) else "in progress"
+
+    def with_edit(self, edit: Edit) -> "ImageEdits":
+        """Return the edits with one more; those that were undone are dropped."""
+        edits = (*self.edits[: self.applied], edit)
+        return replace(self, edits=edits, applied=len(edits))
+
+    def moved(self, by: int) -> "ImageEdits":
+        """Return the edits with more of them applied, or fewer if `by` is negative."""
+        applied = self.applied + by
+        if not 0 <= applied <= len(self.edits):
+            raise GigamaskError(f"there is nothing to {'undo' if by < 0 else 'redo'}")
+        return replace(self, applied=applied)
+
+    def efforts(self) -> Iterator[tuple[int, int, int, float]]:
+        """Yield for each applied edit: round, masks accepted, clicks, and seconds."""
+        before: Objects = {}
+        last_s = None
+        for edit in self.edits[: self.applied]:
+            accepted = sum(
+                1
+                for key, changed in edit.changes.items()
+                if changed and changed.accepted and not (key in before and before[key].accepted)
+            )
+            gap_s = 0.0 if last_s is None else min(max(edit.time - last_s, 0.0), IDLE_S)
+            seconds = 0.0 if edit.kind in MACHINE else gap_s
+            yield edit.round, accepted, int(edit.kind in WORK), seconds
+            before |= {key: changed for key, changed in edit.changes.items() if changed}
+            last_s = edit.time
+
+    def merged(self) -> "ImageEdits":
+        """Return the same objects with the older half of the edits merged into one."""
+        half = self.applied // 2
+        objects = replace(self, applied=half).objects
+        first = Edit("merge", dict(objects), self.edits[half - 1].time, self.edits[half - 1].round)
+        edits = (first, *self.edits[half:])
+        return replace(self, edits=edits, applied=self.applied - half + 1)
+
+
+@dataclass(frozen=True)
+class ObjectCategory:
+    """A category of objects and its color, as #rrggbb."""
+
+    name: str
+    color: str
+
+
+@dataclass(frozen=True)
+class TrainingRound:
+    """A finished training: clicks to 90 % IoU on the held-out images before and after."""
+
+    weights: str
+    before: float
+    after: float
+    held_out_masks: int = 0
+
+
+@dataclass(frozen=True)
+class ProjectFile:
+    """The content of project.json.
+
+    Attributes:
+        images: The folder of the images.
+        categories: The categories.
+        rounds: The trainings so far.
+        model: Index of the round whose model is in use; -1 is the one that the project began with.
+    """
+
+    images: str
+    version: int = VERSION
+    categories: tuple[ObjectCategory, ...] = (ObjectCategory("object", "#0072b2"),)
+    rounds: tuple[TrainingRound, ...] = ()
+    model: int = -1
+
+
+@dataclass(frozen=True)
+class _Version:
+    version: int = 0
+
+
+@dataclass
+class Project:
+    """A project folder; thread-safe. Images are numbered by row, in order of their names.
+
+    Attributes:
+        folder: The project folder.
+        content: The content of project.json.
+        names: Paths of the images within their folder.
+    """
+
+    folder: Path
+    content: ProjectFile
+    names: list[str]
+    _lock: Any = field(default_factory=threading.RLock, repr=False)
+    _rows: dict[int, dict[str, Any]] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    @contextmanager
+    def open(cls, folder: Path | str, images: Path | str | None = None) -> Iterator["Project"]:
+        """Open a project, or begin one, and keep others out meanwhile.
+
+        Args:
+            folder: The project folder.
+            images: The folder of the images, in subfolders or not; required for a new project, and
+                for another it says where they are now.
+
+        Raises:
+            GigamaskError: The project is of another version, in use, or cannot be written, or the
+                images are missing.
+        """
+        folder = Path(folder)
+        path = folder / PROJECT
+        content = _read(path) if path.exists() else None
+        if images is None and content is None:
+            raise GigamaskError(
+                f"--project {folder}: is no project yet; give the folder of its images with "
+                "--images"
+            )
+        root = os.path.abspath(images if images is not None else str(content and content.images))
+        if not os.path.isdir(root):
+            raise GigamaskError(f"--images {root}: no such folder; give the one of the images")
+        names = sorted(
+            os.path.relpath(os.path.join(found, name), root)
+            for found in image_folder.find_folders(root)
+            for name in image_folder.scan(found).names
+        )
+        _check_images(folder, root, names)
+        busy = f"--project {folder}: is open in another gigamask serve; stop that first"
+        with ExitStack() as stack:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(exclusive_lock(folder / ".lock", busy))
+            except OSError as error:
+                raise GigamaskError(
+                    f"--project {folder}: cannot be written ({error.strerror}); give another folder"
+                ) from None
+            opened = cls(folder, content or ProjectFile(root), names)
+            if content is None or content.images != root:
+                opened.update(images=root)
+            yield opened
+
+    def summary(self) -> list[dict[str, Any]]:
+        """Return the name, status, counts and open certainties of each image, by row."""
+        with self._lock:
+            for row in range(len(self.names)):
+                if row not in self._rows:
+                    self._rows[row] = _summarize(self.names[row], partial(self.read, row))
+            return [self._rows[row] for row in range(len(self.names))]
+
+    def read(self, row: int, size: tuple[int, int] | None = None) -> ImageEdits:
+        """Return the edits of an image.
+
+        Args:
+            row: Its row.
+            size: Its (H, W), which must be the one it was annotated with.
+
+        Raises:
+            GigamaskError: The file is damaged, or the image has changed its size.
+        """
+        path = self._path(row)
+        if not path.exists():
+            return ImageEdits(size or (0, 0))
+        found = read_json(path, ImageEdits, 4 * MAX_FILE_BYTES)
+        if size is not None and found.size != size:
+            raise GigamaskError(
+                f"{self.names[row]}: has {size[0]} x {size[1]} pixels, but was annotated with "
+                f"{found.size[0]} x {found.size[1]}; put the former image back"
+            )
+        return found
+
+    def change(
+        self,
+        row: int,
+        version: int,
+        change: Callable[[ImageEdits], ImageEdits],
+        size: tuple[int, int] | None = None,
+    ) -> ImageEdits:
+        """Change the edits of an image and save them.
+
+        Args:
+            row: Row of the image.
+            version: The version that the change was made for.
+            change: Returns the changed edits.
+            size: (H, W) of the image; required for its first edit.
+
+        Returns:
+            The saved edits, with the next version.
+
+        Raises:
+            StaleError: The image has another version by now; nothing is saved.
+            GigamaskError: It cannot be saved.
+        """
+        with self._lock:
+            found = self.read(row, size)
+            if found.version != version:
+                raise StaleError(
+                    f"{self.names[row]}: was changed elsewhere since this page showed it, so this "
+                    "change is not saved; load the image again"
+                )
+            changed = replace(change(found), version=version + 1)
+            raw = msgspec.json.encode(changed)
+            if len(raw) > MAX_FILE_BYTES and changed.applied > 1:
+                changed = changed.merged()
+                raw = msgspec.json.encode(changed)
+            _write(self._path(row), raw)
+            self._rows[row] = _summarize(self.names[row], lambda: changed)
+            return changed
+
+    def edit(
+        self, row: int, version: int, edit: Edit, size: tuple[int, int] | None = None
+    ) -> ImageEdits:
+        """Add an edit to an image and save it; edits that were undone are dropped.
+
+        Args:
+            row: Row of the image.
+            version: The version that the edit was made for.
+            edit: The edit; its time and round are set here.
+            size: (H, W) of the image; required for its first edit.
+        """
+        stamped = self.stamped(edit)
+        return self.change(row, version, lambda found: found.with_edit(stamped), size)
+
+    def stamped(self, edit: Edit) -> Edit:
+        """Return an edit with the time and the round of training."""
+        return replace(edit, time=time.time(), round=len(self.content.rounds))
+
+    def mark_done(self, row: int, version: int, done: bool, size: tuple[int, int]) -> ImageEdits:
+        """Mark an image as done or not; one of ten done by hand is held out for good.
+
+        Args:
+            row: Row of the image.
+            version: The version that was seen.
+            done: Whether it is done.
+            size: (H, W) of the image.
+        """
+        with self._lock:
+            finished = [each for each in self.summary() if each["status"] == "done"]
+            held_out = sum(each["held_out"] for each in finished)
+            wanted = math.ceil((len(finished) + 1) / HELD_OUT_OF) > held_out
+
+            def mark(found: ImageEdits) -> ImageEdits:
+                has_objects = any(each.accepted for each in found.objects.values())
+                return replace(
+                    found, done=done, held_out=found.held_out or (done and has_objects and wanted)
+                )
+
+            return self.change(row, version, mark, size)
+
+    def update(self, **changes: Any) -> None:
+        """Change fields of project.json and save it.
+
+        Args:
+            **changes: The fields and their values.
+        """
+        with self._lock:
+            changed = replace(self.content, **changes)
+            _write(self.folder / PROJECT, msgspec.json.format(msgspec.json.encode(changed)))
+            self.content = changed
+
+    def _path(self, row: int) -> Path:
+        if not 0 <= row < len(self.names):
+            raise NotFoundError(f"there is no image {row}; there are {len(self.names)}")
+        return self.folder / ANNOTATIONS / f"{self.names[row]}.json"
+
+
+def _read(path: Path) -> ProjectFile:
+    """Return the content of project.json; raise `GigamaskError` if it is of another version."""
+    version = read_json(path, _Version).version
+    if version != VERSION:
+        raise GigamaskError(
+            f"{path}: is of version {version}, but this gigamask reads version {VERSION}; open it "
+            "with the gigamask that wrote it"
+        )
+    return read_json(path, ProjectFile)
+
+
+def _check_images(folder: Path, root: str, names: list[str]) -> None:
+    """Raise `GigamaskError` if most of the annotated images are missing."""
+    annotated = folder / ANNOTATIONS
+    known = {
+        str(path.relative_to(annotated))[: -len(".json")] for path in annotated.rglob("*.json")
+    }
+    missing = sorted(known - set(names))
+    if 2 * len(missing) > len(known):
+        raise GigamaskError(
+            f"--images {root}: {counted(len(missing), 'annotated image')} of --project {folder} "
+            f"are not there, such as {missing[0]}; give the folder of the project's images"
+        )
+
+
+def _write(path: Path, raw: bytes) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.write_bytes(path, raw)
+    except OSError as error:
+        raise GigamaskError(
+            f"{path}: cannot be saved ({error.strerror}), so the last change is lost; free space "
+            "or correct the permissions, and repeat it"
+        ) from None
+
+
+def progress(project: Project) -> list[dict[str, Any]]:
+    """Return the masks, clicks and seconds of each round of training."""
+    rounds = [
+        {"round": number, "masks": 0, "clicks": 0, "seconds": 0.0}
+        for number in range(len(project.content.rounds) + 1)
+    ]
+    begun = [row for row, each in enumerate(project.summary()) if each["objects"]]
+    for row in begun:
+        for number, masks, clicks, seconds in project.read(row).efforts():
+            total = rounds[min(number, len(rounds) - 1)]
+            total["masks"] += masks
+            total["clicks"] += clicks
+            total["seconds"] += seconds
+    return rounds
+
+
+def _summarize(name: str, read: Callable[[], ImageEdits]) -> dict[str, Any]:
+    name = name.encode("utf-8", "replace").decode()
+    try:
+        edits = read()
+    except GigamaskError as error:
+        unknown = {"objects": 0, "accepted": 0, "open": [], "held_out": False}
+        return {"name": name, "status": "damaged", "fault": str(error), **unknown}
+    objects = list(edits.objects.values())
+    return {
+        "name": name,
+        "status": edits.status,
+        "objects": len(objects),
+        "accepted": sum(each.accepted for each in objects),
+        "open": [each.certainty for each in objects if each.is_open],
+        "held_out": edits.held_out,
+    }

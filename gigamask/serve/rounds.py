@@ -1,0 +1,200 @@
+"""Rounds of a project: train on what is accepted, and use the better model.
+
+A training is a folder of its own, `rounds/0001`, with its data, its run and its result, and runs in
+a process of its own (`serve.training_round`), which goes on if the page is closed.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from gigamask import files
+from gigamask.data.file_lock import exclusive_lock
+from gigamask.errors import GigamaskError, counted
+from gigamask.serialization import read_json
+from gigamask.serve.annotator import Annotator
+from gigamask.serve.project import TrainingRound, progress
+from gigamask.serve.project_export import export
+from gigamask.serve.runs_view import RunsView
+from gigamask.training.checkpoint import load_model
+
+ROUNDS = "rounds"
+SETTINGS, RESULT, LOG, LOCK, RUN = "round.json", "result.json", "log.txt", ".lock", "run"
+COMMAND = ("-m", "gigamask.serve.training_round")
+"""Arguments of Python that train a round, before its folder."""
+STOP_S = 40.0
+"""Seconds that a training has to save its state when the server stops."""
+
+
+class Rounds:
+    """Trains and switches the models of a project."""
+
+    def __init__(
+        self,
+        annotator: Annotator,
+        weights: str,
+        device: str = "auto",
+    ) -> None:
+        """Continue where the project was left, with the model that it uses.
+
+        Args:
+            annotator: The project and the session, whose model is replaced.
+            weights: The model that the project began with.
+            device: Device of the model.
+        """
+        self.annotator, self.project = annotator, annotator.project
+        self.weights, self.device = weights, device
+        self.folder = self.project.folder / ROUNDS
+        self.folder.mkdir(exist_ok=True)
+        self.runs = RunsView(self.folder)
+        self._process: subprocess.Popen | None = None
+        self._lock = threading.Lock()
+        if self.project.content.model >= 0:
+            self.use(self.project.content.model)
+
+    def status(self) -> dict[str, Any]:
+        """Return the state of the training, the models, and what masks cost in each round."""
+        with self._lock:
+            training = self._training()
+        content = self.project.content
+        return {
+            "training": training,
+            "rounds": [vars(each) for each in content.rounds],
+            "model": content.model,
+            "weights": self.weights,
+            "progress": progress(self.project),
+        }
+
+    def train(self, minutes: float) -> dict[str, Any]:
+        """Start a training on what is accepted, or continue one that was stopped.
+
+        Args:
+            minutes: How long it should take on a CPU.
+
+        Raises:
+            GigamaskError: One is running, or too little is accepted.
+        """
+        with self._lock:
+            state = self._training()["state"]
+            if state == "running":
+                raise GigamaskError("a training is running already; wait for it, or stop it")
+            folder = self._newest()
+            if state != "stopped" or folder is None:
+                folder = self._prepare(minutes)
+            with open(folder / LOG, "wb") as log:
+                self._process = subprocess.Popen(
+                    [sys.executable, *COMMAND, str(folder)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+        return self.status()
+
+    def stop(self, wait: bool = False) -> None:
+        """Ask the training to stop; it continues later where it was.
+
+        Args:
+            wait: Whether to wait until it has.
+        """
+        process = self._process
+        if process is None or process.poll() is not None:
+            return
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGTERM)
+        if wait:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_S)
+
+    def use(self, number: int) -> None:
+        """Use the model of a round from now on.
+
+        Args:
+            number: Index of the round; -1 is the model that the project began with.
+
+        Raises:
+            GigamaskError: There is no such round, or its weights cannot be read.
+        """
+        rounds = self.project.content.rounds
+        if not -1 <= number < len(rounds):
+            raise GigamaskError(f"there is no round {number + 1}; there are {len(rounds)}")
+        self.annotator.session.use_model(load_model(self.weights_of(number), self.device))
+        if number != self.project.content.model:
+            self.project.update(model=number)
+
+    def weights_of(self, number: int) -> str:
+        """Return the weights of a round's model; -1 is the model that the project began with."""
+        if number < 0:
+            return self.weights
+        return str(self.project.folder / self.project.content.rounds[number].weights)
+
+    def _newest(self) -> Path | None:
+        return max((path.parent for path in self.folder.glob(f"*/{SETTINGS}")), default=None)
+
+    def _training(self) -> dict[str, Any]:
+        """Return the state of the newest training, and record its result in the project."""
+        folder = self._newest()
+        if folder is None:
+            return {"state": "none"}
+        number = int(folder.name)
+        found: dict[str, Any] = {"number": number, "run": f"{folder.name}/{RUN}"}
+        if (folder / RESULT).exists():
+            if number > len(self.project.content.rounds):
+                result = read_json(folder / RESULT, TrainingRound)
+                self.project.update(rounds=(*self.project.content.rounds, result))
+            return found | {"state": "finished"}
+        if _is_locked(folder / LOCK) or (self._process and self._process.poll() is None):
+            return found | {"state": "running"}
+        code = self._process.returncode if self._process else 75
+        if code in (0, 75, -signal.SIGTERM):
+            return found | {"state": "stopped"}
+        lines = (folder / LOG).read_text(errors="replace").strip().splitlines()
+        return found | {"state": "failed", "fault": lines[-1] if lines else f"exit code {code}"}
+
+    def _prepare(self, minutes: float) -> Path:
+        """Write the data and the settings of a new training; return its folder."""
+        rows = self.project.summary()
+        usable = [row for row, each in enumerate(rows) if each["accepted"]]
+        held_out = [row for row in usable if rows[row]["held_out"]]
+        rest = [row for row in usable if not rows[row]["held_out"]]
+        if not rest or not held_out:
+            raise GigamaskError(
+                "training needs two images or more with accepted objects, of which one is held out "
+                f"to compare models; mark images as done ({counted(len(rest), 'image')} to train "
+                f"on, {len(held_out)} held out)"
+            )
+        folder = self.folder / f"{len(self.project.content.rounds) + 1:04d}"
+        shutil.rmtree(folder, ignore_errors=True)  # of a training that failed
+        for name, part in (("train", rest), ("held_out", held_out)):
+            export(self.project, folder / name, part)
+        settings = {
+            "init": os.path.abspath(self.current) if os.path.exists(self.current) else self.current,
+            "minutes": minutes,
+            "device": self.device,
+            "weights": f"{ROUNDS}/{folder.name}/{RUN}",
+        }
+        files.write_text(folder / SETTINGS, json.dumps(settings))
+        return folder
+
+    @property
+    def current(self) -> str:
+        """The weights in use."""
+        return self.weights_of(self.project.content.model)
+
+
+def _is_locked(path: Path) -> bool:
+    """Return whether another process holds a lock."""
+    if not path.exists():
+        return False
+    try:
+        with exclusive_lock(path, "locked"):
+            return False
+    except GigamaskError:
+        return True

@@ -1,0 +1,147 @@
+"""Train a round of a project, and compare its model with the one before.
+
+`serve.rounds` starts it as a process of its own.
+
+Run: python -m gigamask.serve.training_round FOLDER
+"""
+
+import json
+import os
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from gigamask import files
+from gigamask.data.file_lock import exclusive_lock
+from gigamask.data.mask_sampling import MaskFilters
+from gigamask.distributed.precision import choose_device
+from gigamask.errors import GigamaskError, TrainingInterruptedError
+from gigamask.evaluation.click_evaluation import ClickEvaluation
+from gigamask.evaluation.clicks import ClickProtocol, evaluate_clicks
+from gigamask.models.configs import WindowDecoder
+from gigamask.models.sam.sam import Sam
+from gigamask.recipes.sam import compact, finetune_laptop
+from gigamask.serialization import read_json
+from gigamask.serve.project import TrainingRound
+from gigamask.training.checkpoint import load_model
+from gigamask.training.sam_config import SamTrainConfig
+from gigamask.workflows.open_data import open_or_build_temporary
+from gigamask.workflows.train import count_processes, train
+from gigamask.workflows.training_budget import measure_step
+
+TARGET_IOU = 0.9
+MAX_CLICKS = 20
+MEASURED_STEPS = 5
+MAX_STEPS = 2000
+
+
+@dataclass(frozen=True)
+class RoundSettings:
+    """The settings of a round, in round.json.
+
+    Attributes:
+        init: Weights to start from.
+        minutes: How long to train.
+        device: Device to train on.
+        weights: Path of the run within the project.
+        steps: Steps to train; None until they are measured.
+    """
+
+    init: str
+    minutes: float
+    device: str
+    weights: str
+    steps: int | None = None
+
+
+def make_config(folder: Path, settings: RoundSettings) -> SamTrainConfig:
+    """Return the training of a round: the decoder of the model, on the round's images.
+
+    Args:
+        folder: Folder of the round.
+        settings: Its settings.
+    """
+    model = load_model(settings.init, "cpu").config
+    is_compact = isinstance(model.decoder, WindowDecoder)
+    config = (compact() if is_compact else finetune_laptop()).with_(
+        model=model,
+        data=(str(folder / "train" / "shards"),),
+        out=str(folder / "run"),
+        init=settings.init,
+        device=settings.device,
+        steps=settings.steps or MEASURED_STEPS,
+        save_every=20,
+        log_every=1,
+        loader__workers=0,
+        schedule__min_lr_ratio=0.01,
+        **({} if is_compact else {"embedding_cache": str(folder / "embeddings")}),
+    )
+    held_out = ClickEvaluation(data=(str(folder / "held_out" / "shards"),), interval=25)
+    return config.with_(evaluation=held_out, freeze=("image_encoder",))
+
+
+def clicks_to_target(model: Sam, data: Path) -> tuple[float, int]:
+    """Return the mean number of clicks to 90 % IoU, at most 20, and the number of masks.
+
+    Args:
+        model: The model.
+        data: Folder of shards.
+    """
+    protocol = ClickProtocol(clicks=tuple(range(1, MAX_CLICKS + 1)))
+    with open_or_build_temporary(data) as index:
+        scores = evaluate_clicks(model, index, MaskFilters(max_area=None), protocol).scores
+    counts = [
+        min((n for n, iou in score.clicks.items() if iou >= TARGET_IOU), default=MAX_CLICKS)
+        for score in scores
+    ]
+    return float(np.mean(counts)), len(counts)
+
+
+def run_round(folder: Path) -> TrainingRound | None:
+    """Train a round, or continue it, and compare its model with the one before.
+
+    Args:
+        folder: Folder of the round.
+
+    Returns:
+        The result, which is also written; None if the training was interrupted, and saved.
+    """
+    settings = read_json(folder / "round.json", RoundSettings)
+    if settings.steps is None:
+        config = make_config(folder, settings)
+        on_cpu = choose_device(config.device).type == "cpu"
+        step_cpu_s = measure_step(config, MEASURED_STEPS) if on_cpu else 0.1
+        processes = count_processes(config, choose_device(config.device), os.environ)
+        steps = min(max(1, round(60 * settings.minutes * processes / step_cpu_s)), MAX_STEPS)
+        settings = replace(settings, steps=steps)
+        files.write_bytes(folder / "round.json", msgspec.json.encode(settings))
+    run = train(make_config(folder, settings))
+    if not run.finished:
+        return None
+    data = folder / "held_out" / "shards"
+    before, masks = clicks_to_target(load_model(settings.init, settings.device), data)
+    after, _ = clicks_to_target(load_model(str(folder / "run"), settings.device), data)
+    result = TrainingRound(settings.weights, round(before, 3), round(after, 3), masks)
+    files.write_text(folder / "result.json", json.dumps(vars(result)))
+    return result
+
+
+def main() -> int:
+    """Run the round in the folder that the command line names; return the exit code."""
+    folder = Path(sys.argv[1])
+    try:
+        with exclusive_lock(folder / ".lock", f"{folder}: is being trained by another process"):
+            return 75 if run_round(folder) is None else 0
+    except TrainingInterruptedError as error:
+        print(error, flush=True)
+        return 75
+    except GigamaskError as error:
+        print(error, flush=True)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

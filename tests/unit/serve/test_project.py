@@ -1,0 +1,207 @@
+"""A project keeps every edit, refuses stale ones, loses nothing, and exports what is accepted."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from gigamask.errors import GigamaskError
+from gigamask.masks.rle import RLEMasks
+from gigamask.serve import project as projects
+from gigamask.serve.project import Edit, MaskObject, Project, StaleError, progress
+from gigamask.serve.project_export import export, to_coco
+
+SIZE = (30, 40)
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Five photographs, one in a subfolder."""
+    folder = tmp_path / "photos"
+    (folder / "more").mkdir(parents=True)
+    for i in range(5):
+        pixels = np.random.default_rng(i).integers(0, 256, (*SIZE, 3), dtype=np.uint8)
+        name = f"more/{i}.png" if i == 4 else f"{i}.png"
+        Image.fromarray(pixels).save(folder / name)
+    return folder
+
+
+@pytest.fixture
+def project(tmp_path, photos):
+    with Project.open(tmp_path / "project", photos) as opened:
+        yield opened
+
+
+def square(at, accepted=True, **more):
+    """A square of five pixels."""
+    dense = np.zeros((1, *SIZE), bool)
+    dense[0, at : at + 5, at : at + 5] = True
+    [counts] = RLEMasks.from_dense(dense).to_coco()
+    return MaskObject(counts.decode(), accepted=accepted, **more)
+
+
+def test_edits_are_undone_to_the_beginning_and_redone(project):
+    found = project.edit(0, 0, Edit("prompt", {1: square(0)}), SIZE)
+    found = project.edit(0, 1, Edit("prompt", {2: square(9, name="b")}), SIZE)
+    found = project.edit(0, 2, Edit("delete", {1: None}), SIZE)
+    assert list(found.objects) == [2]
+    assert found.next_id == 3
+    for version in (3, 4, 5):
+        found = project.change(0, version, lambda each: each.moved(-1))
+    assert found.objects == {}
+    assert found.status == "not begun"
+    with pytest.raises(GigamaskError, match="nothing to undo"):
+        project.change(0, 6, lambda each: each.moved(-1))
+    found = project.change(0, 6, lambda each: each.moved(2))
+    assert list(found.objects) == [1, 2]
+    found = project.edit(0, 7, Edit("prompt", {3: square(3)}), SIZE)
+    assert [edit.kind for edit in found.edits] == ["prompt", "prompt", "prompt"]
+    assert project.read(0) == found
+
+
+def test_a_stale_edit_is_refused_and_changes_nothing(project):
+    project.edit(1, 0, Edit("prompt", {1: square(0)}), SIZE)
+    with pytest.raises(StaleError, match=r"1\.png: was changed elsewhere"):
+        project.edit(1, 0, Edit("prompt", {1: square(5)}), SIZE)
+    assert project.read(1).objects[1].mask == square(0).mask
+
+
+def test_a_project_is_opened_again_as_it_was(tmp_path, photos):
+    with Project.open(tmp_path / "project", photos) as project:
+        project.edit(4, 0, Edit("prompt", {1: square(0)}), SIZE)
+        project.update(categories=(projects.ObjectCategory("cell", "#ff0000"),))
+        with (
+            pytest.raises(GigamaskError, match="open in another"),
+            Project.open(tmp_path / "project"),
+        ):
+            pass
+        before = project.summary()
+    moved = photos.rename(tmp_path / "moved")
+    with pytest.raises(GigamaskError, match="no such folder"), Project.open(tmp_path / "project"):
+        pass
+    with Project.open(tmp_path / "project", moved) as project:
+        assert project.summary() == before
+        assert project.content.categories[0].name == "cell"
+    with (
+        pytest.raises(GigamaskError, match=r"1 annotated image of .*, such as more/4\.png"),
+        Project.open(tmp_path / "project", moved / ".."),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [('{"version": 2}', "is of version 2"), ("{", "not valid JSON"), ('{"version": 1}', "images")],
+)
+def test_a_project_that_cannot_be_read_is_left_alone(content, message, tmp_path, photos):
+    path = tmp_path / "project.json"
+    path.write_text(content)
+    with pytest.raises(GigamaskError, match=message), Project.open(tmp_path, photos):
+        pass
+    assert path.read_text() == content
+
+
+def test_what_cannot_be_opened_is_said(tmp_path, photos):
+    with pytest.raises(GigamaskError, match="no project yet"), Project.open(tmp_path / "new"):
+        pass
+    inside_a_file = photos / "0.png" / "project"
+    with (
+        pytest.raises(GigamaskError, match="cannot be written"),
+        Project.open(inside_a_file, photos),
+    ):
+        pass
+
+
+def test_a_failed_save_is_said_and_the_image_stays_as_it_was(project, monkeypatch):
+    project.edit(0, 0, Edit("prompt", {1: square(0)}), SIZE)
+
+    def full(path, content):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(projects.files, "write_bytes", full)
+    with pytest.raises(GigamaskError, match=r"0\.png\.json: cannot be saved \(No space"):
+        project.edit(0, 1, Edit("delete", {1: None}), SIZE)
+    assert list(project.read(0).objects) == [1]
+    assert project.summary()[0]["objects"] == 1
+
+
+def test_a_damaged_file_is_listed_and_never_overwritten(project):
+    project.edit(0, 0, Edit("prompt", {1: square(0)}), SIZE)
+    path = project.folder / "annotations" / "0.png.json"
+    path.write_text("{")
+    project._rows.clear()
+    assert project.summary()[0]["status"] == "damaged"
+    with pytest.raises(GigamaskError, match="not valid JSON"):
+        project.edit(0, 1, Edit("delete", {1: None}), SIZE)
+    assert path.read_text() == "{"
+
+
+def test_an_image_of_another_size_is_refused(project):
+    project.edit(0, 0, Edit("prompt", {1: square(0)}), SIZE)
+    with pytest.raises(GigamaskError, match="31 x 40 pixels, but was annotated with 30 x 40"):
+        project.read(0, (31, 40))
+
+
+def test_a_tenth_of_the_images_done_is_held_out_for_good(project):
+    for row in range(3):
+        project.edit(row, 0, Edit("prompt", {1: square(0)}), SIZE)
+        project.mark_done(row, 1, True, SIZE)
+    assert [each["held_out"] for each in project.summary()] == [True, False, False, False, False]
+    assert project.mark_done(0, 2, False, SIZE).held_out
+    assert not project.mark_done(3, 0, True, SIZE).held_out
+
+
+def test_old_edits_are_merged_when_the_file_would_grow_without_limit(project, monkeypatch):
+    monkeypatch.setattr(projects, "MAX_FILE_BYTES", 1500)
+    for version in range(12):
+        found = project.edit(0, version, Edit("stroke", {version % 3 + 1: square(version)}), SIZE)
+    assert len(found.edits) < 12
+    assert found.edits[0].kind == "merge"
+    assert {key: each.mask for key, each in found.objects.items()} == {
+        1: square(9).mask,
+        2: square(10).mask,
+        3: square(11).mask,
+    }
+
+
+def test_clicks_and_seconds_of_each_round_are_counted(project, monkeypatch):
+    times = iter([0.0, 10.0, 12.0, 100.0, 101.0])
+    monkeypatch.setattr(projects.time, "time", lambda: next(times))
+    one = square(0, accepted=False)
+    project.edit(0, 0, Edit("prompt", {1: one}), SIZE)
+    project.edit(0, 1, Edit("prompt", {1: one}), SIZE)
+    project.edit(0, 2, Edit("assign", {1: replace(one, accepted=True)}), SIZE)
+    project.update(rounds=(projects.TrainingRound("w", 9.0, 4.0),))
+    project.edit(0, 3, Edit("prompt", {2: one}), SIZE)
+    project.edit(0, 4, Edit("accept all", {2: replace(one, accepted=True)}), SIZE)
+    assert progress(project) == [
+        {"round": 0, "masks": 1, "clicks": 2, "seconds": 12.0},
+        {"round": 1, "masks": 1, "clicks": 1, "seconds": projects.IDLE_S},
+    ]
+
+
+def test_accepted_objects_are_exported_as_coco_and_shards(project, tmp_path):
+    project.update(
+        categories=(
+            projects.ObjectCategory("a", "#000000"),
+            projects.ObjectCategory("b", "#ffffff"),
+        )
+    )
+    with pytest.raises(GigamaskError, match="no object is accepted"):
+        export(project, tmp_path / "export")
+    objects = {1: square(0, category="b", name="x"), 2: square(9, accepted=False)}
+    project.edit(4, 0, Edit("prompt", objects), SIZE)
+    for _ in range(2):  # the second replaces the first
+        counts = export(project, tmp_path / "export")
+    assert counts["images"] == counts["masks"] == 1
+    assert counts["skipped"] == []
+    assert [path.name for path in (tmp_path / "export" / "shards").glob("*.tar")] == [
+        "sa_000000.tar"
+    ]
+    content = json.loads((tmp_path / "export" / "coco.json").read_text())
+    assert content == to_coco(project)
+    [entry] = content["annotations"]
+    assert (entry["category_id"], entry["name"], entry["bbox"]) == (2, "x", [0, 0, 5, 5])
+    assert content["images"][0]["file_name"] == "more/4.png"

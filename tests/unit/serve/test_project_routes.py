@@ -1,0 +1,96 @@
+"""Requests on a project: valid ones are answered, stale and wrong ones get one line."""
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+from PIL import Image
+
+from gigamask.serve.annotator import Annotator
+from gigamask.serve.app import AppState, build
+from gigamask.serve.project import Project
+from gigamask.serve.project_routes import ProjectState
+from gigamask.serve.proposals import Proposals
+from gigamask.serve.rounds import Rounds
+
+IMAGE = "/api/project/images/0"
+STROKE = {"version": 0, "points": [[5, 5]], "radius": 3}
+
+
+@pytest.fixture
+def project(tmp_path):
+    (tmp_path / "photos").mkdir()
+    for name in ("a.png", "b.png"):
+        Image.fromarray(np.zeros((30, 40, 3), np.uint8)).save(tmp_path / "photos" / name)
+    (tmp_path / "photos" / "c.jpg").write_bytes(b"no image")
+    with Project.open(tmp_path / "project", tmp_path / "photos") as opened:
+        yield opened
+
+
+@pytest.fixture
+def client(project, session):
+    annotator = Annotator(project, session)
+    state = ProjectState(annotator, Proposals(annotator), Rounds(annotator, "starter"))
+    return TestClient(build(AppState(session, weights="little", project=state)))
+
+
+def test_an_image_is_opened_drawn_on_and_marked_as_done(client):
+    shown = client.get("/api/project/images").json()
+    assert [each["name"] for each in shown["images"]] == ["a.png", "b.png", "c.jpg"]
+    opened = client.get(IMAGE).json()
+    assert (opened["height"], opened["width"], opened["version"]) == (30, 40, 0)
+    for picture in ("jpeg", "thumbnail"):
+        assert client.get(f"{IMAGE}/{picture}").content[:2] == b"\xff\xd8"
+    assert client.post(f"{IMAGE}/embed", json={}).json()["cached"] is False
+    assert client.post(f"{IMAGE}/preview", json={"steps": [{"point": [3, 4]}]}).json()["area"] >= 0
+    drawn = client.post(f"{IMAGE}/stroke", json=STROKE).json()
+    assert drawn["objects"][0]["area"] > 9
+    assert client.get(f"{IMAGE}/corners/1").json()
+    named = {"version": 1, "objects": [1], "accepted": True, "name": "x"}
+    assert client.post(f"{IMAGE}/assign", json=named).json()["objects"][0]["name"] == "x"
+    done = client.post(f"{IMAGE}/done", json={"version": 2, "done": True}).json()
+    assert (done["status"], done["held_out"]) == ("done", True)
+    undone = client.post(f"{IMAGE}/history", json={"version": 3, "by": -2}).json()
+    assert (undone["objects"], undone["can_redo"]) == ([], True)
+    assert client.get("/api/project/loop").json()["training"] == {"state": "none"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "words"),
+    [
+        (f"{IMAGE}/stroke", STROKE | {"version": 3}, 409, "changed elsewhere"),
+        (f"{IMAGE}/stroke", STROKE | {"object": 7}, 404, "no object 7"),
+        (f"{IMAGE}/stroke", STROKE | {"points": []}, 422, "points"),
+        (f"{IMAGE}/stroke", STROKE | {"radius": 1e9}, 422, "radius"),
+        (f"{IMAGE}/stroke", STROKE | {"points": [[1e300, 2]]}, 422, "within the image"),
+        (f"{IMAGE}/stroke", STROKE | {"path": "/etc"}, 422, "path"),
+        (f"{IMAGE}/polygon", {"version": 0, "rings": [[[1, 1]]]}, 422, "3 corners"),
+        (f"{IMAGE}/prompt", {"version": 0, "step": {"point": [99, 1]}}, 422, "outside the image"),
+        (f"{IMAGE}/split", {"version": 0}, 404, "no object 0"),
+        (f"{IMAGE}/assign", {"version": 0, "objects": [1], "category": "../x"}, 422, "no category"),
+        (f"{IMAGE}/history", {"version": 0, "by": -1}, 422, "nothing to undo"),
+        ("/api/project/images/2/embed", {}, 422, "c.jpg"),
+        ("/api/project/images/3/embed", {}, 404, "no image 3"),
+        ("/api/project/images/..%2f..%2fetc/embed", {}, 404, ""),
+        ("/api/project/export", {}, 422, "no object is accepted"),
+        ("/api/project/loop/train", {"minutes": 2}, 422, "one is held out"),
+        ("/api/project/loop/train", {"minutes": -1}, 422, "minutes"),
+        ("/api/project/loop/use", {"model": 4}, 422, "no round 5"),
+        ("/api/project/categories", {"categories": []}, 422, "categories"),
+    ],
+)
+def test_wrong_requests_get_one_line_and_change_nothing(client, project, path, body, status, words):
+    answer = client.post(path, json=body)
+    assert answer.status_code == status
+    assert words in answer.text
+    assert "\n" not in answer.text
+    assert not (project.folder / "annotations").exists()
+
+
+def test_categories_have_different_names(client, project):
+    given = [{"name": "cell", "color": "#112233"}, {"name": "cell", "color": "#445566"}]
+    assert client.post("/api/project/categories", json={"categories": given}).status_code == 422
+    given[1]["name"] = "nucleus"
+    assert client.post("/api/project/categories", json={"categories": given}).json() == {
+        "categories": given
+    }
+    assert [each.name for each in project.content.categories] == ["cell", "nucleus"]

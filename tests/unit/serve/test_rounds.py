@@ -1,0 +1,108 @@
+"""Trainings of a project: their states, their data, and which model is used."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from gigamask.errors import GigamaskError
+from gigamask.masks.rle import RLEMasks
+from gigamask.models.state_dict import save_weights, to_official
+from gigamask.serve import training_round
+from gigamask.serve.annotator import Annotator
+from gigamask.serve.project import Edit, MaskObject, Project
+from gigamask.serve.rounds import LOG, RESULT, SETTINGS, Rounds
+from gigamask.serve.training_round import make_config, run_round
+from gigamask.training.checkpoint import load_model
+from tests.little import SPEC
+
+SIZE = (40, 60)
+
+
+@pytest.fixture
+def rounds(tmp_path, session, model):
+    """Three images that are done, of which the first is held out."""
+    (tmp_path / "photos").mkdir()
+    spec = replace(SPEC, custom_init=True)
+    save_weights(to_official(model), spec, tmp_path / "little.safetensors")
+    dense = np.zeros((1, *SIZE), bool)
+    dense[0, 10:30, 20:40] = True
+    mask = RLEMasks.from_dense(dense).to_coco()[0].decode()
+    for i in range(3):
+        pixels = np.random.default_rng(i).integers(0, 256, (*SIZE, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "photos" / f"{i}.png")
+    with Project.open(tmp_path / "project", tmp_path / "photos") as project:
+        for row in range(3):
+            project.edit(row, 0, Edit("stroke", {1: MaskObject(mask, accepted=True)}), SIZE)
+            project.mark_done(row, 1, True, SIZE)
+        yield Rounds(Annotator(project, session), str(tmp_path / "little.safetensors"), "cpu")
+
+
+def start(rounds, monkeypatch, code):
+    """Start a training whose process only writes a line and ends."""
+    script = f"print('what went wrong'); raise SystemExit({code})"
+    monkeypatch.setattr("gigamask.serve.rounds.COMMAND", ("-c", script))
+    rounds.train(1.0)
+    rounds._process.wait()
+    return rounds.status()["training"]
+
+
+@pytest.mark.parametrize(("code", "state"), [(75, "stopped"), (2, "failed"), (1, "failed")])
+def test_how_a_training_ended_is_said(rounds, monkeypatch, code, state):
+    assert rounds.status()["training"] == {"state": "none"}
+    found = start(rounds, monkeypatch, code)
+    assert found["state"] == state
+    assert found.get("fault") == (None if state == "stopped" else "what went wrong")
+
+
+def test_the_held_out_image_is_not_trained_on(rounds, monkeypatch):
+    start(rounds, monkeypatch, 75)
+    folder = rounds.folder / "0001"
+    for part, names in (("train", ["1.png", "2.png"]), ("held_out", ["0.png"])):
+        content = json.loads((folder / part / "coco.json").read_text())
+        assert [each["file_name"] for each in content["images"]] == names
+
+
+@pytest.mark.slow
+def test_a_round_is_trained_compared_and_used(rounds, monkeypatch):
+    start(rounds, monkeypatch, 75)
+    folder = rounds.folder / "0001"
+    settings = training_round.RoundSettings(**json.loads((folder / SETTINGS).read_text()))
+    assert settings.init == rounds.weights
+    config = make_config(folder, replace(settings, steps=2))
+    assert config.freeze == ("image_encoder",)
+    monkeypatch.setattr(training_round, "measure_step", lambda config, steps: 30.0)
+    monkeypatch.setattr(training_round, "count_processes", lambda *given: 1)
+    monkeypatch.setattr(
+        training_round, "make_config", lambda *given: make_config(*given).with_(processes=1)
+    )
+    result = run_round(folder)
+    assert json.loads((folder / SETTINGS).read_text())["steps"] == 2
+    assert 1 <= result.after <= 20
+    status = rounds.status()
+    assert status["training"]["state"] == "finished"
+    assert status["rounds"] == [vars(result)]
+    assert status["model"] == -1
+    rounds.use(0)
+    weights = rounds.weights_of(0)
+    trained = load_model(weights, "cpu").mask_decoder.state_dict()
+    used = rounds.annotator.session.model.mask_decoder.state_dict()
+    assert all((trained[name] == used[name]).all() for name in trained)
+    again = Rounds(rounds.annotator, rounds.weights, "cpu")
+    assert (again.status()["model"], again.current) == (0, weights)
+    again.use(-1)
+    with pytest.raises(GigamaskError, match="no round 2"):
+        again.use(1)
+
+
+def test_a_second_training_waits_for_the_first(rounds, monkeypatch):
+    monkeypatch.setattr("gigamask.serve.rounds.COMMAND", ("-c", "import time; time.sleep(60)"))
+    rounds.train(1.0)
+    with pytest.raises(GigamaskError, match="running already"):
+        rounds.train(1.0)
+    rounds.stop(wait=True)
+    assert rounds.status()["training"]["state"] == "stopped"
+    assert not (rounds.folder / "0001" / RESULT).exists()
+    assert (rounds.folder / "0001" / LOG).exists()
