@@ -511,7 +511,7 @@ class WindowLogits:
         dtype = torch.promote_types(self.logits.dtype, torch.float32)
         flat, windows = (each.flatten(0, 1).to(dtype) for each in (self.logits, self.windows))
         pasted = paste(flat, windows * (side / image_size), side, OUTSIDE_LOGIT)
-        return pasted.unflatten(0, self.logits.shape[:2])
+        return pasted.unflatten(0, (-1, self.logits.shape[1]))
 
 
 class MaskDecoderOutput(NamedTuple):

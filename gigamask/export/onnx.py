@@ -1,20 +1,21 @@
 """Export to two ONNX files: the image encoder, and the decoder with the inputs of Meta's export.
 
-`encoder.onnx` takes `image` (1, 3, S, S), float32 pixels in 0..255 with the image at the top left,
-and `input_size` (1, 2), its height and width there; it returns `image_embeddings`. `decoder.onnx`
-takes `image_embeddings`, `point_coords` (1, N, 2) in input pixels, `point_labels` (1, N),
-`mask_input` (1, 1, G, G), `has_mask_input` (1,) and `orig_im_size` (2,), all float32; it returns
-`masks` (1, 4, H, W) as logits at the image's size, `iou_predictions` (1, 4) and `low_res_masks`
-(1, 4, G, G), the first of each for the single mask (Segment Anything, `utils/onnx.py`). As in
-Meta's export, points without a box must end with a point of label -1. Images and points are resized
-as in `inference.resize_longest_side`.
+`encoder.onnx` takes `image` (B, 3, S, S), float32 pixels in 0..255 with the image at the top left,
+and `input_size` (B, 2), its height and width there; it returns `image_embeddings`. `decoder.onnx`
+takes the `image_embeddings` of one image and any number P of prompts: `point_coords` (P, N, 2) in
+input pixels, `point_labels` (P, N), `mask_input` (P, 1, G, G), `has_mask_input` (P,), and
+`orig_im_size` (2,), all float32; it returns `masks` (P, 4, H, W) as logits at the image's size,
+`iou_predictions` (P, 4) and `low_res_masks` (P, 4, G, G), the first of each for the single mask
+(Segment Anything, `utils/onnx.py`). As in Meta's export, points without a box must end with a point
+of label -1. Images and points are resized as in `inference.resize_longest_side`. In fp16, weights
+are stored and multiplied in half precision, as under autocast; inputs and outputs stay float32.
 """
 
 import importlib.util
 import warnings
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from jaxtyping import Float, Int64
@@ -23,7 +24,7 @@ from torch.nn import functional
 
 from gigamask import files
 from gigamask.errors import GigamaskError, first_line
-from gigamask.export.probe import Probe, compare
+from gigamask.export.probe import TOLERANCE, Probe, compare
 from gigamask.models.compact.prompt_maps import MIDDLE_WINDOW
 from gigamask.models.sam.attention import rel_pos_attention_reference
 from gigamask.models.sam.dense_decoder import DenseMaskDecoder
@@ -36,7 +37,23 @@ from gigamask.types import Prompts
 
 OPSET = 17
 ENCODER, DECODER = "encoder.onnx", "decoder.onnx"
+ENCODER_AXES = {name: {0: "images"} for name in ("image", "input_size", "image_embeddings")}
 DECODER_OUTPUTS = ["masks", "iou_predictions", "low_res_masks"]
+DECODER_AXES = {
+    "point_coords": {0: "prompts", 1: "points"},
+    "point_labels": {0: "prompts", 1: "points"},
+    "mask_input": {0: "prompts"},
+    "has_mask_input": {0: "prompts"},
+    "masks": {0: "prompts", 2: "height", 3: "width"},
+    "iou_predictions": {0: "prompts"},
+    "low_res_masks": {0: "prompts"},
+}
+OnnxPrecision = Literal["fp32", "fp16"]
+TOLERANCES = {"fp32": TOLERANCE, "fp16": 3e-2}
+"""Largest allowed difference by precision, relative to the largest value."""
+HALVED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+COORDINATES = ("/prompt_encoder/", "/pe_layer")
+"""In the names of what is computed from coordinates, for which float16 is too coarse."""
 SIZES = ((600, 900), (333, 250))
 """Image sizes (H, W) at which outputs are compared, one landscape and one portrait."""
 
@@ -49,19 +66,19 @@ class OnnxEncoder(nn.Module):
         self.model = model
 
     def forward(
-        self, image: Float[Tensor, "1 3 S S"], input_size: Int64[Tensor, "1 2"]
-    ) -> Float[Tensor, "1 C E E"]:
-        """Embed an image.
+        self, image: Float[Tensor, "B 3 S S"], input_size: Int64[Tensor, "B 2"]
+    ) -> Float[Tensor, "B C E E"]:
+        """Embed images.
 
         Args:
             image: Pixels in 0..255 with the image at the top left.
             input_size: Height and width of the image.
         """
-        return self.model.encode(image, input_size)
+        return self.model.encode(image, input_size).float()
 
 
 class OnnxDecoder(nn.Module):
-    """Prompt encoder and mask decoder: all four masks for one prompt at the image's size."""
+    """Prompt encoder and mask decoder: all four masks of prompts at the image's size."""
 
     def __init__(self, model: Sam) -> None:
         super().__init__()
@@ -70,13 +87,13 @@ class OnnxDecoder(nn.Module):
     def forward(
         self,
         image_embeddings: Float[Tensor, "1 C E E"],
-        point_coords: Float[Tensor, "1 N 2"],
-        point_labels: Float[Tensor, "1 N"],
-        mask_input: Float[Tensor, "1 1 G G"],
-        has_mask_input: Float[Tensor, "1"],
+        point_coords: Float[Tensor, "P N 2"],
+        point_labels: Float[Tensor, "P N"],
+        mask_input: Float[Tensor, "P 1 G G"],
+        has_mask_input: Float[Tensor, "P"],
         orig_im_size: Float[Tensor, "2"],
-    ) -> tuple[Float[Tensor, "1 4 H W"], Float[Tensor, "1 4"], Float[Tensor, "1 4 G G"]]:
-        """Predict the masks of a prompt.
+    ) -> tuple[Float[Tensor, "P 4 H W"], Float[Tensor, "P 4"], Float[Tensor, "P 4 G G"]]:
+        """Predict the masks of prompts.
 
         Args:
             image_embeddings: Embedding of the image.
@@ -89,7 +106,7 @@ class OnnxDecoder(nn.Module):
         Returns:
             Logits at the image's size, predicted IoU, and low-resolution logits.
         """
-        first = torch.zeros(1, dtype=torch.int64)
+        first = torch.zeros_like(has_mask_input, dtype=torch.int64)
         prompts = Prompts(
             *(point_coords, point_labels.long(), mask_input[:, 0], True), has_mask_input > 0.5
         )
@@ -104,7 +121,7 @@ class OnnxDecoder(nn.Module):
         if self.model.answers_in_windows:
             low, iou = self.model.decode(image_embeddings, first, prompts)
             single = torch.where(has_mask_input > 0.5, MIDDLE_WINDOW, iou.argmax(1))
-            at = torch.arange(1), single
+            at = torch.arange(single.shape[0]), single
             low, iou = torch.cat([low[at][:, None], low], 1), torch.cat([iou[at][:, None], iou], 1)
             return self._resize(low, orig_im_size), iou, low
         encoder = self.model.prompt_encoder
@@ -119,8 +136,8 @@ class OnnxDecoder(nn.Module):
         return self._resize(low, orig_im_size), iou, low
 
     def _resize(
-        self, low: Float[Tensor, "1 4 G G"], size: Float[Tensor, "2"]
-    ) -> Float[Tensor, "1 4 H W"]:
+        self, low: Float[Tensor, "P 4 G G"], size: Float[Tensor, "2"]
+    ) -> Float[Tensor, "P 4 H W"]:
         """Resize logits to the image's size, as Meta's code does.
 
         They are resized to the input's side, cropped to remove the padding, and resized to the
@@ -135,12 +152,13 @@ class OnnxDecoder(nn.Module):
         return functional.interpolate(low, image_size, mode="bilinear", align_corners=False)
 
 
-def write_onnx(model: Sam, out: Path) -> dict:
+def write_onnx(model: Sam, out: Path, precision: OnnxPrecision = "fp32") -> dict:
     """Write a model as two ONNX files, run them with onnxruntime, and compare the outputs.
 
     Args:
         model: Model to export.
         out: Folder for `encoder.onnx` and `decoder.onnx`.
+        precision: fp16 halves the files.
 
     Returns:
         `files`, and the largest `difference` of an output, relative to the model's largest value.
@@ -148,6 +166,24 @@ def write_onnx(model: Sam, out: Path) -> dict:
     Raises:
         GigamaskError: A package is not installed, `out` is a file, or outputs differ.
     """
+    check_onnx(out)
+    traceable = make_traceable(model)
+    probe, decoder = Probe.from_config(model.config), OnnxDecoder(traceable)
+    with torch.no_grad():
+        embedding = model.encode(probe.pixels, probe.valid)
+    encoder_inputs = {"image": probe.pixels, "input_size": probe.valid}
+    encoder = OnnxEncoder(traceable)
+    export(encoder, encoder_inputs, out / ENCODER, ENCODER_AXES, precision)
+    decoder_inputs = _decoder_inputs(embedding, probe.prompts[0], SIZES[0], model.config.mask_size)
+    export(decoder, decoder_inputs, out / DECODER, DECODER_AXES, precision)
+    return {
+        "files": [str(out / ENCODER), str(out / DECODER)],
+        "difference": _verify(model, decoder, probe, out, TOLERANCES[precision]),
+    }
+
+
+def check_onnx(out: Path) -> None:
+    """Create the folder of ONNX files; raise `GigamaskError` if they cannot be written."""
     missing = [name for name in ("onnx", "onnxruntime") if importlib.util.find_spec(name) is None]
     if missing:
         raise GigamaskError(
@@ -157,37 +193,34 @@ def write_onnx(model: Sam, out: Path) -> dict:
     if out.exists() and not out.is_dir():
         raise GigamaskError(f"--out {out}: must be a folder for two ONNX files, but is a file")
     out.mkdir(parents=True, exist_ok=True)
-    traceable = deepcopy(model)  # the caller's model keeps its fused attention
+
+
+def make_traceable(model: Sam) -> Sam:
+    """Return a copy of a model whose attention can be traced; the model keeps its fused one."""
+    traceable = deepcopy(model)
     for module in traceable.modules():
         if isinstance(module, EncoderAttention):
             module.attend = rel_pos_attention_reference
-    probe, decoder = Probe.from_config(model.config), OnnxDecoder(traceable)
-    with torch.no_grad():
-        embedding = model.encode(probe.pixels, probe.valid)
-    encoder_inputs = {"image": probe.pixels, "input_size": probe.valid}
-    _export(OnnxEncoder(traceable), encoder_inputs, out / ENCODER, ["image_embeddings"], {})
-    decoder_inputs = _decoder_inputs(embedding, probe.prompts[0], SIZES[0], model.config.mask_size)
-    dynamic_axes = {
-        "point_coords": {1: "points"},
-        "point_labels": {1: "points"},
-        "masks": {2: "height", 3: "width"},
-    }
-    _export(decoder, decoder_inputs, out / DECODER, DECODER_OUTPUTS, dynamic_axes)
-    return {
-        "files": [str(out / ENCODER), str(out / DECODER)],
-        "difference": _verify(embedding, decoder, probe, out),
-    }
+    return traceable
 
 
 @torch.no_grad()
-def _export(
+def export(
     module: nn.Module,
     inputs: dict[str, Tensor],
     path: Path,
-    outputs: list[str],
-    dynamic_axes: dict[str, dict[int, str]],
+    axes: dict[str, dict[int, str]],
+    precision: OnnxPrecision = "fp32",
 ) -> None:
-    """Trace a module with these inputs and write it."""
+    """Trace a module and write it.
+
+    Args:
+        module: The module.
+        inputs: Its inputs by name.
+        path: The ONNX file.
+        axes: Axes of any length by the name of the input or output; all outputs, in order.
+        precision: Precision of weights and products.
+    """
 
     def write(partial: Path) -> None:
         # The newer exporter (dynamo) requires static sizes, but image sizes vary.
@@ -196,49 +229,105 @@ def _export(
             tuple(inputs.values()),
             str(partial),
             input_names=list(inputs),
-            output_names=outputs,
-            dynamic_axes=dynamic_axes,
+            output_names=[name for name in axes if name not in inputs],
+            dynamic_axes=axes,
             opset_version=OPSET,
             dynamo=False,
         )
+        if precision == "fp16":
+            _halve(partial)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         files.write_atomically(path, write)
 
 
+def _halve(path: Path) -> None:
+    """Store weights in float16, and compute convolutions and products of them in it."""
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    model = onnx.load(str(path))
+    graph = model.graph
+    weights = {tensor.name: tensor for tensor in graph.initializer}
+    halves: set[str] = set()
+    nodes = []
+    for node in graph.node:
+        if node.op_type not in HALVED or any(name in node.name for name in COORDINATES):
+            nodes.append(node)
+            continue
+        for i, name in enumerate(node.input):
+            half = f"{name}_half"
+            if not name:  # an optional input that is left out
+                continue
+            if name in weights and half not in halves:
+                values = numpy_helper.to_array(weights[name]).astype("float16")
+                graph.initializer.append(numpy_helper.from_array(values, half))
+            elif half not in halves:
+                nodes.append(helper.make_node("Cast", [name], [half], to=TensorProto.FLOAT16))
+            halves.add(half)
+            node.input[i] = half
+        (name,) = node.output
+        node.output[0] = f"{name}_in_half"
+        widen = helper.make_node("Cast", [node.output[0]], [name], to=TensorProto.FLOAT)
+        nodes += [node, widen]
+    used = {name for node in nodes for name in node.input}
+    for tensor in weights.values():
+        if tensor.name not in used:
+            graph.initializer.remove(tensor)
+    del graph.node[:]
+    graph.node.extend(nodes)
+    onnx.save(model, str(path))
+
+
 @torch.no_grad()
-def _verify(embedding: Tensor, decoder: OnnxDecoder, probe: Probe, out: Path) -> float:
+def _verify(model: Sam, decoder: OnnxDecoder, probe: Probe, out: Path, tolerance: float) -> float:
     """Return the largest difference between onnxruntime's outputs and the model's."""
-    from onnxruntime import InferenceSession
+    encoder, session = (_open(out / name) for name in (ENCODER, DECODER))
+    reader = f"{out / DECODER}: onnxruntime"
+    pixels = torch.cat([probe.pixels, probe.pixels.flip(3)])
+    valid = torch.cat([probe.valid, probe.valid.flip(1)])
+    embeddings = model.encode(pixels, valid)
+    actual = _run(encoder, {"image": pixels, "input_size": valid})
+    expected = {"image_embeddings": embeddings}
+    worst = compare(expected, actual, f"{out / ENCODER}: onnxruntime", tolerance)
+    embedding, mask_size = embeddings[:1], model.config.mask_size
+    for prompts in probe.prompts:
+        for size in SIZES:
+            inputs = _decoder_inputs(embedding, prompts, size, mask_size)
+            expected = dict(zip(DECODER_OUTPUTS, decoder(**inputs), strict=True))
+            actual = _run(session, inputs)
+            worst = max(worst, compare(expected, actual, reader, tolerance))
+        low, iou = model.decode(embedding, torch.zeros(1, dtype=torch.int64), prompts)
+        masks = slice(1, None) if prompts.multimask_output else slice(1)
+        decoded = {"low_res_masks": low, "iou_predictions": iou}
+        found = {name: actual[name][:, masks] for name in decoded}
+        worst = max(worst, compare(decoded, found, reader, tolerance))
+        inputs = _decoder_inputs(embedding, prompts, SIZES[0], mask_size)
+        for name in DECODER_AXES.keys() & inputs.keys():  # a second prompt beside it
+            scale = 0.5 if name == "point_coords" else 1.0
+            inputs[name] = torch.cat([inputs[name], scale * inputs[name]])
+        expected = dict(zip(DECODER_OUTPUTS, decoder(**inputs), strict=True))
+        worst = max(worst, compare(expected, _run(session, inputs), reader, tolerance))
+    return worst
+
+
+def _open(path: Path) -> Any:
+    """Return an onnxruntime session of a file."""
+    from onnxruntime import InferenceSession, SessionOptions
     from onnxruntime.capi.onnxruntime_pybind11_state import (  # pyrefly: ignore[missing-import]
         Fail,
     )
 
+    options = SessionOptions()
+    options.log_severity_level = 3  # not that it lacks a kernel of float16 and converts instead
     try:
-        sessions = {
-            name: InferenceSession(str(out / name), providers=["CPUExecutionProvider"])
-            for name in (ENCODER, DECODER)
-        }
+        return InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Fail as error:
         raise GigamaskError(
-            f"{out}: onnxruntime refuses what torch made of this model ({first_line(error)}); use "
+            f"{path}: onnxruntime refuses what torch made of this model ({first_line(error)}); use "
             "--to safetensors"
         ) from None
-    actual = _run(sessions[ENCODER], {"image": probe.pixels, "input_size": probe.valid})
-    worst = compare({"image_embeddings": embedding}, actual, f"{out / ENCODER}: onnxruntime")
-    for prompts in probe.prompts:
-        for size in SIZES:
-            inputs = _decoder_inputs(embedding, prompts, size, decoder.model.config.mask_size)
-            expected = dict(zip(DECODER_OUTPUTS, decoder(**inputs), strict=True))
-            actual = _run(sessions[DECODER], inputs)
-            worst = max(worst, compare(expected, actual, f"{out / DECODER}: onnxruntime"))
-        low, iou = decoder.model.decode(embedding, torch.zeros(1, dtype=torch.int64), prompts)
-        masks = slice(1, None) if prompts.multimask_output else slice(1)
-        decoded = {"low_res_masks": low, "iou_predictions": iou}
-        found = {name: actual[name][:, masks] for name in decoded}
-        worst = max(worst, compare(decoded, found, f"{out / DECODER}: onnxruntime"))
-    return worst
 
 
 def _run(session: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -71,9 +71,11 @@ def sample_per_image(
         flat = (is_of_image @ maps.transpose(1, 2).flatten(1)).unflatten(1, (height, -1))
         sampled = (rows @ flat).unflatten(2, (channels, width))
     else:
+        # A trace to ONNX would fix the sizes of a split, but not those of all rows.
         counts = _count_per_image(image_index, len(maps))
+        row_parts = rows.split(counts) if len(maps) > 1 else (rows,)
         parts = []
-        for image, row_part in zip(maps, rows.split(counts), strict=True):
+        for image, row_part in zip(maps, row_parts, strict=True):
             # One product for all windows of an image, without a copy of it for each of them.
             flat = image.transpose(0, 1).reshape(height, -1)
             parts.append((row_part.reshape(-1, height) @ flat).unflatten(0, (-1, rows.shape[1])))

@@ -45,6 +45,7 @@ def test_what_is_wrong_is_one_line(weights, tmp_path, capsys):
         ([weights, *out], "--to"),
         ([str(tmp_path / "none.pth"), "--to", "official", *out], "none.pth: no such file"),
         ([weights, "--to", "official", *out], "file that ends in .pth"),
+        ([weights, "--to", "safetensors", *out, "--precision", "fp16"], "is for --to onnx"),
         (
             [weights, "--to", "official", "--out", str(tmp_path / "new" / "a.pth")],
             "new does not exist",

@@ -27,6 +27,8 @@ class ExportCommand:
     """output format"""
     out: str
     """output file (official: .pth, safetensors) or folder (huggingface, onnx, peft)"""
+    precision: Literal["fp32", "fp16"] = "fp32"
+    """onnx: fp16 stores weights in half precision and multiplies in it, as autocast does"""
     push: str | None = None
     """send the folder to the Hugging Face Hub as this model, USER/NAME (huggingface, peft, onnx)"""
     license: str | None = None
@@ -50,6 +52,10 @@ class ExportCommand:
                 f"--push {self.push}: expected USER/NAME and --to {', '.join(FOLDERS)} (got --to "
                 f"{self.to})"
             )
+        if self.precision != "fp32" and self.to != "onnx":
+            raise GigamaskError(
+                f"--precision {self.precision} is for --to onnx (got --to {self.to}); leave it out"
+            )
         if not out.absolute().parent.is_dir():
             raise GigamaskError(
                 f"--out {out}: the folder {out.parent} does not exist; create it, or choose another"
@@ -62,7 +68,7 @@ class ExportCommand:
             "official": official.write_pth,
             "safetensors": official.write_safetensors,
             "huggingface": huggingface.write_huggingface,
-            "onnx": onnx.write_onnx,
+            "onnx": partial(onnx.write_onnx, precision=self.precision),
             "peft": partial(peft.write_peft, weights=self.weights, base=base),
         }
         result = writers[self.to](model, out)

@@ -22,6 +22,7 @@ from gigamask.models.compact.prompt_maps import (
     WindowPrompts,
     likeness,
     masks_in_windows,
+    repeat_rows,
     widened,
 )
 from gigamask.models.configs import ConvPyramid, SamConfig, WindowDecoder
@@ -97,7 +98,7 @@ class WindowMaskDecoder(nn.Module):
         kinds = shapes.kinds
         if not all_windows:
             windows, kinds = windows[:, 1:2], kinds[:, 1:2]
-        count = windows.shape[1]
+        count = int(windows.shape[1])
         flat, kind = windows.flatten(0, 1), kinds.flatten()
         with no_autocast(embedding):
             coarse, fine = self._sample(embedding, mask_image, flat, count)
@@ -110,14 +111,14 @@ class WindowMaskDecoder(nn.Module):
             )
             alike = likeness(coarse[:, 1:], maps, small)
         skip, dense = self._dense(torch.cat([coarse, maps, alike], 1), kind)
-        labels = prompts.labels.repeat_interleave(count, 0)
+        labels = repeat_rows(prompts.labels, count)
         points = prompt_encoder.points(prompted.points * SAMPLES - 0.5, labels)
         tokens, image = self._attend(
             dense, points, kind, prior, prompt_encoder, _repeat(prompts.token_mask, count)
         )
         residual, pooled = self._upscale(tokens[:, 1], image, skip, fine)
         logits = prior + residual
-        shape = (len(mask_image), count)
+        shape = (mask_image.shape[0], count)
         scores = torch.cat([tokens[:, 0], pooled, _statistics(logits)], 1).unflatten(0, shape)
         # A click's windows compete; a mask prompt's answer is the same in one window as in three.
         joint = torch.where(
@@ -137,7 +138,7 @@ class WindowMaskDecoder(nn.Module):
         count: int,
     ) -> tuple[Float[Tensor, "R c n n"], Float[Tensor, "R d m m"]]:
         """Return the features of stride 4, and those of stride 2, each after the valid area."""
-        tokens, index = embedding.shape[-1], mask_image.repeat_interleave(count)
+        tokens, index = embedding.shape[-1], repeat_rows(mask_image, count)
         in_tokens = windows * (tokens / self.side)
         matrices = sampling_matrices(in_tokens, (tokens, tokens), COARSE)
         coarse = sample_per_image(embedding[:, : 1 + self.width], index, matrices)
@@ -168,7 +169,7 @@ class WindowMaskDecoder(nn.Module):
         token_mask: Bool[Tensor, "R N"] | None,
     ) -> tuple[Float[Tensor, "R T C"], Float[Tensor, "R C t t"]]:
         """Return the tokens and the image tokens after SAM's two-way transformer."""
-        rows = len(kind)
+        rows = kind.shape[0]
         own = [self.iou_token.weight.expand(rows, 1, -1), _select(self.mask_tokens, kind)[:, None]]
         mask_prompt = DensePrompt(
             prompt_encoder.mask_features(prior), *prompt_encoder.mask_projection()
@@ -208,7 +209,7 @@ def _select(embedding: nn.Embedding, kind: Int64[Tensor, "R"]) -> Float[Tensor, 
 
 
 def _repeat(mask: Bool[Tensor, "M N"] | None, count: int) -> Bool[Tensor, "R N"] | None:
-    return None if mask is None else mask.repeat_interleave(count, 0)
+    return None if mask is None else repeat_rows(mask, count)
 
 
 def _statistics(logits: Float[Tensor, "R n n"]) -> Float[Tensor, "R 4"]:

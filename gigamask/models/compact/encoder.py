@@ -198,7 +198,7 @@ class ConvPyramidEncoder(nn.Module):
         for stage, mask in zip(self.stages, masks[1:], strict=True):
             maps.append(stage(maps[-1], mask))
         coarse, mask = maps[-1], masks[-1]
-        count = coarse[:, :1].numel() / len(coarse) if mask is None else mask.sum((2, 3))
+        count = coarse[:, :1][0].numel() if mask is None else mask.sum((2, 3))
         coarse = F.relu(coarse + self.context(coarse.sum((2, 3)) / count)[..., None, None])
         joined = []
         for level in (2, 1, 0):

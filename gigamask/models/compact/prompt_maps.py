@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float, Int64, Shaped
 from torch import Tensor
 
 from gigamask.masks.windows import coverage, sample_per_window, sampling_matrices
@@ -201,13 +201,13 @@ class WindowPrompts:
             windows: Edges of the windows.
             discs: Windows whose center and size are those of a click's disc; None: `windows`.
         """
-        count = windows.shape[1]
+        count = int(windows.shape[1])
         first, last = windows.flatten(0, 1).unflatten(1, (2, 2)).unbind(1)
         size = last - first
-        repeat = {name: value.repeat_interleave(count, 0) for name, value in vars(shapes).items()}
+        repeat = {name: repeat_rows(value, count) for name, value in vars(shapes).items()}
         box = (repeat["box"].unflatten(1, (2, 2)) - first[:, None]) / size[:, None]
         has_box = repeat["has_box"][:, None]
-        center, radius = torch.full_like(first, 0.5), torch.full_like(first, DISC)
+        center, radius = 0.5, DISC
         if discs is not None:
             start, end = discs.flatten(0, 1).unflatten(1, (2, 2)).unbind(1)
             center, radius = ((start + end) / 2 - first) / size, DISC * (end - start) / size
@@ -267,8 +267,18 @@ class WindowPrompts:
         given = self.has_mask[:, None, None].to(box.dtype).expand_as(box)
         mask = torch.zeros_like(box)
         if masks is not None:
-            mask = torch.where(self.has_mask[:, None, None], torch.sigmoid(masks), mask)
+            mask = torch.where(self.has_mask[:, None, None], torch.sigmoid(masks), 0.0)
         return torch.stack([*clicks, box, ellipse, mask, given], 1)
+
+
+def repeat_rows(rows: Shaped[Tensor, "M ..."], count: int) -> Shaped[Tensor, "R ..."]:
+    """Return each row `count` times in a row; exported to ONNX, it takes any number of rows.
+
+    Args:
+        rows: The rows.
+        count: How often each is repeated.
+    """
+    return rows[:, None].expand(-1, count, *rows.shape[1:]).flatten(0, 1)
 
 
 def masks_in_windows(
@@ -286,7 +296,7 @@ def masks_in_windows(
         return None
     size = int(masks.shape[-1])
     matrices = sampling_matrices(windows.flatten(0, 1) * (size / side), (size, size), samples)
-    repeated = masks.repeat_interleave(windows.shape[1], 0)
+    repeated = repeat_rows(masks, int(windows.shape[1]))
     return sample_per_window(repeated, matrices) - 10 * (1 - coverage(matrices))
 
 

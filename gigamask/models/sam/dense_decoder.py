@@ -22,6 +22,7 @@ from gigamask.models.compact.prompt_maps import (
     WindowPrompts,
     likeness,
     masks_in_windows,
+    repeat_rows,
     widened,
 )
 from gigamask.models.configs import SamConfig, SamDecoder, WindowDecoder
@@ -111,30 +112,31 @@ class DenseMaskDecoder(MaskDecoder):
             else:
                 view = self._view_images(embedding, mask_image, prompts, shapes, windows)
         images, dense = self._dense(view, prompts, prompt_encoder)
-        count, rows = len(which) if self.options.windows else 1, len(view.prior)
+        count = len(which) if self.options.windows else 1
+        labels = repeat_rows(prompts.labels, count)
         index, token_mask = view.image_index, prompts.token_mask
         if token_mask is not None:
-            token_mask = token_mask.repeat_interleave(count, 0)
+            token_mask = repeat_rows(token_mask, count)
         tokens, image = self._attend(
             images,
             prompt_encoder.get_dense_pe(),
             prompt_encoder.points(
                 view.prompted.points * prompt_encoder.image_size - 0.5,
-                prompts.labels.repeat_interleave(count, 0),
+                labels,
             ),
-            torch.arange(rows, device=mask_image.device) if index is None else index,
+            torch.arange(labels.shape[0], device=labels.device) if index is None else index,
             dense,
             token_mask,
         )
         heads, iou, classes = self._heads(tokens, mask_tokens)
         if self.options.windows:  # each window has one of the masks
-            shape = (len(mask_image), count)
+            shape = (mask_image.shape[0], count)
             heads = heads.unflatten(0, shape).diagonal(dim1=1, dim2=3).transpose(1, 2)
             heads = heads.flatten(0, 1)[..., None]
             iou = iou.unflatten(0, shape).diagonal(dim1=1, dim2=2)
             if classes is not None:
                 classes = classes.unflatten(0, shape).diagonal(dim1=1, dim2=2).transpose(1, 2)
-        logits = self._masks(image, heads, view.high_res).view(view.priors.shape)
+        logits = self._masks(image, heads, view.high_res).view(-1, *view.priors.shape[1:])
         if self.options.residual:
             logits = view.priors + logits
         if not self.options.windows:
@@ -151,17 +153,17 @@ class DenseMaskDecoder(MaskDecoder):
         discs: Float[Tensor, "M K 4"],
     ) -> View:
         """Return a view of the whole image for each prompt; the middle disc is the prior."""
-        side, count = 4 * self.embedding_size, discs.shape[1]
+        side, count = 4 * self.embedding_size, int(discs.shape[1])
         high_res = None
         if self.options.high_res:
             maps = high_res_maps(embedding[:, self.dim :])
             high_res = HighRes(*as_tokens(*maps), mask_image)
         whole = torch.tensor([0.0, 0.0, self.side, self.side], device=discs.device).to(discs.dtype)
-        frames = whole.expand(len(discs), count, 4)
+        frames = whole.expand(discs.shape[0], count, 4)
         masks = prompts.masks
-        repeated = None if masks is None else masks.repeat_interleave(count, 0)
+        repeated = None if masks is None else repeat_rows(masks, count)
         priors = WindowPrompts.from_shapes(shapes, frames, discs).prior(repeated, side)
-        priors = priors.unflatten(0, discs.shape[:2])
+        priors = priors.unflatten(0, (-1, count))
         # Of one mask, of three, and of a single mask and three, this one has MIDDLE_WINDOW.
         middle = slice(count // 2, count // 2 + 1)
         prompted = WindowPrompts.from_shapes(shapes, frames[:, middle], discs[:, middle])
@@ -178,7 +180,7 @@ class DenseMaskDecoder(MaskDecoder):
         windows: Float[Tensor, "M K 4"],
     ) -> View:
         """Return a view of each window, in which the embedding is sampled."""
-        tokens, index = self.embedding_size, mask_image.repeat_interleave(windows.shape[1])
+        tokens, index = self.embedding_size, repeat_rows(mask_image, int(windows.shape[1]))
         fractions = windows.flatten(0, 1) / self.side
 
         def sample(maps: Float[Tensor, "B c h h"], finer: int) -> Float[Tensor, "R c n n"]:
@@ -194,7 +196,7 @@ class DenseMaskDecoder(MaskDecoder):
         prompted = WindowPrompts.from_shapes(shapes, windows)
         masks = masks_in_windows(prompts.masks, windows, self.side, 4 * tokens)
         prior = prompted.prior(masks, 4 * tokens)
-        priors = prior.unflatten(0, windows.shape[:2])
+        priors = prior.unflatten(0, (-1, windows.shape[1]))
         images = sample(embedding[:, : self.dim], 1)
         return View(images, None, high_res, prompted, masks, prior, priors)
 

@@ -109,7 +109,7 @@ class MaskDecoder(nn.Module):
     ) -> tuple[Float[Tensor, "M N2 C"], Float[Tensor, "M T C"]]:
         """Return the decoder's own and the prompts' tokens, and the image tokens."""
         own = self._own_tokens()
-        tokens = torch.cat([own.expand(len(prompts), -1, -1), prompts], 1)
+        tokens = torch.cat([own.expand(prompts.shape[0], -1, -1), prompts], 1)
         attention_mask = (
             None if token_mask is None else F.pad(token_mask, (len(own), 0), value=True)
         )
@@ -156,9 +156,9 @@ class MaskDecoder(nn.Module):
         four = _checkpointed(to_four, twice)
         logits = _checkpointed(lambda x: F.gelu(x) @ heads.to(x.dtype), four)
         side = self.embedding_size
-        pixels = logits.view(len(image), side, side, 2, 2, 2, 2, heads.shape[-1])
+        pixels = logits.view(image.shape[0], side, side, 2, 2, 2, 2, heads.shape[-1])
         return pixels.permute(0, 7, 1, 3, 5, 2, 4, 6).reshape(
-            len(image), heads.shape[-1], 4 * side, 4 * side
+            image.shape[0], heads.shape[-1], 4 * side, 4 * side
         )
 
 

@@ -247,7 +247,7 @@ def gather(
         mask_image: Index of each prompt's image.
     """
     return (
-        images.expand(len(mask_image), *images.shape[1:])
+        images.expand(mask_image.shape[0], *images.shape[1:])
         if len(images) == 1
         else _Gather.apply(images, mask_image)
     )

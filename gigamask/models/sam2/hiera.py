@@ -57,7 +57,7 @@ class HieraAttention(nn.Module):
 
     def forward(self, x: Float[Tensor, "W h w C"]) -> Float[Tensor, "W h2 w2 D"]:
         """Return the attended tokens of each window."""
-        count, height, width, _ = x.shape
+        height, width = x.shape[1:3]
         q, k, v = self.qkv(x).flatten(1, 2).chunk(3, -1)
         if self.pooled:
             q = _pool(q.unflatten(1, (height, width)))
@@ -65,7 +65,7 @@ class HieraAttention(nn.Module):
             q = q.flatten(1, 2)
         q, k, v = (each.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for each in (q, k, v))
         out = F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
-        return self.proj(out.reshape(count, height, width, -1))
+        return self.proj(out.unflatten(1, (height, width)).flatten(3))
 
 
 class HieraBlock(nn.Module):
@@ -119,13 +119,13 @@ class HieraBlock(nn.Module):
         """Return the attended tokens; the grid is padded with zeros to whole windows."""
         if not self.window:
             return self.attn(x)
-        batch, height, width, _ = x.shape
+        height, width = x.shape[1:3]
         window = self.window
         x = F.pad(x, (0, 0, 0, -width % window, 0, -height % window))
         down, across = x.shape[1] // window, x.shape[2] // window
         windows = x.unflatten(2, (across, window)).unflatten(1, (down, window)).transpose(2, 3)
         out = self.attn(windows.flatten(0, 2))
-        grid = out.unflatten(0, (batch, down, across)).transpose(2, 3).flatten(3, 4).flatten(1, 2)
+        grid = out.unflatten(0, (-1, down, across)).transpose(2, 3).flatten(3, 4).flatten(1, 2)
         factor = POOL if self.pooled else 1
         return grid[:, : height // factor, : width // factor]
 

@@ -88,7 +88,7 @@ class Sam2MaskDecoder(MaskDecoder):
         parts = [self._masks(image, heads, high_res), iou.sigmoid()]
         parts += [] if classes is None else [classes]
         if needs_all:
-            row = torch.arange(len(iou), device=iou.device)
+            row = torch.arange(iou.shape[0], device=iou.device)
             index = self._stable(*parts[:2])
             parts = [
                 torch.cat([part[row, index][:, None], part[:, 1 : mask_tokens.stop]], 1)

@@ -174,9 +174,11 @@ def test_onnx_takes_metas_six_inputs_in_any_number_and_size(model, tmp_path):
     assert {each.type for each in session.get_inputs()} == {"tensor(float)"}
     probe = Probe.from_config(SPEC)
     embedding = model.encode(probe.pixels, probe.valid).detach()
-    for count, size in ((1, (40, 60)), (5, (77, 31))):
-        points, labels = torch.rand(1, count, 2) * 60, torch.tensor([[1.0, 0, 1, 2, -1][:count]])
-        blank, none = torch.zeros(1, 1, SPEC.mask_size, SPEC.mask_size), torch.zeros(1)
+    for prompts, count, size in ((1, 1, (40, 60)), (3, 5, (77, 31))):
+        points = torch.rand(prompts, count, 2) * 60
+        labels = torch.tensor([[1.0, 0, 1, 2, -1][:count]]).repeat(prompts, 1)
+        blank = torch.zeros(prompts, 1, SPEC.mask_size, SPEC.mask_size)
+        none = torch.zeros(prompts)
         given = dict(
             zip(
                 names,
@@ -185,14 +187,37 @@ def test_onnx_takes_metas_six_inputs_in_any_number_and_size(model, tmp_path):
             )
         )
         masks, iou, low = session.run(None, {name: value.numpy() for name, value in given.items()})
-        assert masks.shape == (1, 4, *size)
-        assert iou.shape == (1, 4)
-        assert low.shape == (1, 4, SPEC.mask_size, SPEC.mask_size)
+        assert masks.shape == (prompts, 4, *size)
+        assert iou.shape == (prompts, 4)
+        assert low.shape == (prompts, 4, SPEC.mask_size, SPEC.mask_size)
         mine = onnx.OnnxDecoder(model)(**given)
         assert all(
             np.allclose(theirs, ours.detach(), atol=1e-4)
             for theirs, ours in zip((masks, iou, low), mine, strict=True)
         )
+
+
+@pytest.mark.slow
+def test_onnx_in_half_precision_embeds_several_images(model, tmp_path, monkeypatch):
+    import onnx as library
+    from onnxruntime import InferenceSession
+
+    told = onnx.write_onnx(model, tmp_path, "fp16")
+    assert 1e-5 < told["difference"] < 1e-2
+    graph = library.load(tmp_path / "encoder.onnx").graph
+    kinds = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    product = next(node for node in graph.node if node.op_type == "MatMul")
+    assert kinds[product.input[1]] == library.TensorProto.FLOAT16
+    session = InferenceSession(str(tmp_path / "encoder.onnx"), providers=["CPUExecutionProvider"])
+    probe = Probe.from_config(SPEC)
+    pixels, valid = probe.pixels.repeat(3, 1, 1, 1), probe.valid.repeat(3, 1)
+    (found,) = session.run(None, {"image": pixels.numpy(), "input_size": valid.numpy()})
+    assert found.dtype == np.float32
+    expected = model.encode(pixels, valid).detach().numpy()
+    assert np.abs(found - expected).max() < 0.01 * np.abs(expected).max()
+    monkeypatch.setitem(onnx.TOLERANCES, "fp16", 1e-9)
+    with pytest.raises(GigamaskError, match=r"onnxruntime returns .* more than 1e-09"):
+        onnx.write_onnx(model, tmp_path, "fp16")
 
 
 def test_what_differs_is_said():
