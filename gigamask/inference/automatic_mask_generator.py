@@ -22,7 +22,7 @@ from torch import Tensor
 
 from gigamask.distributed.precision import PrecisionName
 from gigamask.errors import GigamaskError
-from gigamask.inference.amg_config import AutomaticMaskConfig
+from gigamask.inference.amg_config import AutomaticMaskConfig, check_tiles
 from gigamask.inference.predictor import MASK_THRESHOLD, SamPredictor
 from gigamask.inference.tiles import TileGrid, match_masks, unite
 from gigamask.masks.boxes import box_area, is_box_near_crop_edge, nms
@@ -199,7 +199,7 @@ class SamAutomaticMaskGenerator:
         """
         size = (image.shape[0], image.shape[1])
         if self.tile is not None and max(size) > self.tile:
-            grid = TileGrid(size, self.tile, self.config.tile_halo)
+            grid = TileGrid(size, self.tile, check_tiles(self.tile, self.halo))
             return self._process_tiles(image, grid, progress or (lambda fraction: None))
         crops = generate_crop_boxes(size, self.crop_n_layers, self.crop_overlap_ratio)
         proposals = MaskProposals.concatenate(
