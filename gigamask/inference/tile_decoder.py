@@ -79,12 +79,15 @@ class TileDecoder(CropDecoder):
             }
             is_first = False
         rows = range(len(crops))
+        parts = [answers[row] for row in rows]
         low, iou = (
-            torch.cat([getattr(answers[row], name) for row in rows])
+            torch.cat([getattr(part, name) for part in parts])
             for name in ("low_res_logits", "iou_predictions")
         )
+        classes = [part.class_logits for part in parts if part.class_logits is not None]
         per_row = [crops[row] for row in rows]
-        answer = pasted_answer(Prediction(low, iou, low), per_row, self.transform)
+        together = Prediction(low, iou, low, None, torch.cat(classes) if classes else None)
+        answer = pasted_answer(together, per_row, self.transform)
         self._remember(answer.low_res_logits, low, per_row)
         return answer
 
@@ -170,10 +173,11 @@ class TileDecoder(CropDecoder):
             )
             per_row = [crops[row] for row in rows]
             answer = self.decode_in_crops(prompts, rows, per_row, sources, self.best_only)
-            for row, low, iou in zip(
-                rows, answer.low_res_logits.split(1), answer.iou_predictions.split(1), strict=True
-            ):
-                answers[row] = Prediction(low, iou, low)
+            for index, row in enumerate(rows):
+                own, classes = slice(index, index + 1), answer.class_logits
+                low = answer.low_res_logits[own]
+                classes = None if classes is None else classes[own]
+                answers[row] = Prediction(low, answer.iou_predictions[own], low, None, classes)
         return answers
 
     def _recall(self, prompts: Prompts) -> tuple[Prompts, list[ImageTransform]]:

@@ -164,7 +164,7 @@ def pasted_answer(
         y0, x0, y1, x1 = crop.crop
         logits[row, :, y0:y1, x0:x1] = as_image(crop).logits_to_original(each[None])[0]
     pasted = paste_crops(low, crops, transform)
-    return Prediction(logits, answer.iou_predictions, pasted.to(low.dtype))
+    return replace(answer, logits=logits, low_res_logits=pasted.to(low.dtype), in_window=None)
 
 
 def as_image(crop: ImageTransform) -> ImageTransform:

@@ -6,6 +6,7 @@ import torch
 
 from gigamask.models.init import build_model
 from gigamask.models.sam.sam import Sam
+from gigamask.types import MaskDecoderOutput
 from tests.little import SPEC
 
 
@@ -42,8 +43,9 @@ def by_color(model, monkeypatch):
         color = embedding[0, :, y, x].T[:, :, None, None]
         same = (embedding - color).abs().amax(1, keepdim=True) < 40
         iou = (color[:, :, 0, 0].sum(1, keepdim=True) > 0).float()
-        return torch.where(same, 20.0, -20.0).expand(-1, 3, -1, -1), iou.expand(-1, 3)
+        masks = torch.where(same, 20.0, -20.0).expand(-1, 3, -1, -1)
+        return MaskDecoderOutput(masks, iou.expand(-1, 3))
 
     monkeypatch.setattr(model, "encode", encode)
-    monkeypatch.setattr(model, "decode", decode)
+    monkeypatch.setattr(model, "predict", decode)
     return model

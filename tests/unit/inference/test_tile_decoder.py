@@ -8,6 +8,7 @@ from gigamask.errors import GigamaskError
 from gigamask.inference import zoom
 from gigamask.inference.predictor import SamPredictor
 from gigamask.masks.rle import RLEMasks
+from gigamask.types import MaskDecoderOutput
 from tests.unit.inference.test_tiles import rectangles
 
 BOXES = [(4, 4, 20, 24), (40, 30, 80, 84), (100, 0, 116, 128), (130, 100, 134, 106)]
@@ -23,7 +24,7 @@ def scene():
 def asked(by_color, monkeypatch):
     """What the model was given: sizes of embedded inputs, and prompts."""
     log = {"embedded": [], "prompts": []}
-    encode, decode = by_color.encode, by_color.decode
+    encode, decode = by_color.encode, by_color.predict
 
     def logged_encode(images, input_sizes, drop_path=None):
         log["embedded"] += input_sizes.tolist()
@@ -38,10 +39,10 @@ def asked(by_color, monkeypatch):
             )
             for row, image in enumerate(mask_image)
         ]
-        return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+        return MaskDecoderOutput(*(torch.cat([part[i] for part in parts]) for i in (0, 1)))
 
     monkeypatch.setattr(by_color, "encode", logged_encode)
-    monkeypatch.setattr(by_color, "decode", logged_decode)
+    monkeypatch.setattr(by_color, "predict", logged_decode)
     return log
 
 
