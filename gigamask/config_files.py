@@ -41,6 +41,9 @@ ALIASES = {
     "num-workers": ("loader.workers",),
     "lora": ("lora.rank",),
     "classes": ("model.class-names",),
+    "window": ("model.pixels.window",),
+    "percentiles": ("model.pixels.percentiles",),
+    "in-channels": ("model.pixels.channels",),
 }
 """Short names of flags, each with the flags it may stand for; a configuration has at most one."""
 

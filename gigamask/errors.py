@@ -15,6 +15,10 @@ class CorruptSampleError(GigamaskError):
     """A broken image, json or mask; training skips the sample and counts it."""
 
 
+class PixelFormatError(CorruptSampleError):
+    """Pixels that are sound, but that a model cannot read as it is configured."""
+
+
 class TrainingInterruptedError(GigamaskError):
     """Work that stopped early and saved its progress; the command line exits with code 75.
 

@@ -378,7 +378,7 @@ class ImageEncoderModule(Protocol):
     """The interface of an image encoder's `nn.Module`."""
 
     def forward(
-        self, pixels: Float[Tensor, "B 3 S S"], drop_path: Float[Tensor, "B L 2"] | None
+        self, pixels: Float[Tensor, "B N S S"], drop_path: Float[Tensor, "B L 2"] | None
     ) -> Float[Tensor, "B C E E"]:
         """Return the image embedding.
 
@@ -414,7 +414,8 @@ class ImageEncoder(ABC):
         built on the meta device, in a context of `torch.device("meta")`.
 
         Args:
-            model: Configuration of the whole SAM, `models.configs.SamConfig`.
+            model: Configuration of the whole SAM, `models.configs.SamConfig`; `in_channels` is the
+                number of channels N of the input.
 
         Returns:
             An `ImageEncoderModule` whose embedding has `embedding_dim` channels and is
@@ -444,7 +445,7 @@ class ImageEncoder(ABC):
     @property
     def pixel_scale(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Mean and standard deviation of red, green and blue in 0..255, by which pixels are
-        normalized."""
+        normalized; or of each channel, if the encoder knows other channels."""
         return PIXEL_MEAN, PIXEL_STD
 
     @property

@@ -167,7 +167,7 @@ class Sample:
 
     name: str
     ref: SampleRef
-    image: UInt8[Tensor, "3 h w"]
+    image: UInt8[Tensor, "channels h w"]
     transform: ImageTransform
     masks: RLEMasks
     boxes_input: Float32[np.ndarray, "m 4"]
@@ -252,7 +252,7 @@ class Batch:
     """
 
     names: tuple[str, ...]
-    images: UInt8[Tensor, "B 3 S S"]
+    images: UInt8[Tensor, "B channels S S"]
     input_sizes: Int64[Tensor, "B 2"]
     scale_xy: Float[Tensor, "B 2"]
     batch_index: Int64[Tensor, "B"]
@@ -351,7 +351,7 @@ class PaddedBatch:
     `classes` are padded with -1; None if the model has no classes.
     """
 
-    images: UInt8[Tensor, "B 3 S S"]
+    images: UInt8[Tensor, "B channels S S"]
     input_sizes: Int64[Tensor, "B 2"]
     mask_counts: Int64[Tensor, "B"]
     masks: Bool[Tensor, "B N G G"]

@@ -306,8 +306,8 @@ class ColorJitter:
                 raise GigamaskError(f"ColorJitter.{name} must be >= 0 and finite (got {amount})")
 
     def adjust(
-        self, pixels: UInt8[np.ndarray, "3 h w"], generator: np.random.Generator
-    ) -> UInt8[np.ndarray, "3 h w"]:
+        self, pixels: UInt8[np.ndarray, "C h w"], generator: np.random.Generator
+    ) -> UInt8[np.ndarray, "C h w"]:
         """Return the pixels with random changes of color.
 
         Args:
@@ -329,8 +329,8 @@ class ColorJitter:
 
 
 def adjust_brightness(
-    pixels: UInt8[np.ndarray, "3 h w"], factor: float
-) -> UInt8[np.ndarray, "3 h w"]:
+    pixels: UInt8[np.ndarray, "C h w"], factor: float
+) -> UInt8[np.ndarray, "C h w"]:
     """Blend an image with black.
 
     Args:
@@ -341,8 +341,8 @@ def adjust_brightness(
 
 
 def adjust_contrast(
-    pixels: UInt8[np.ndarray, "3 h w"], factor: float
-) -> UInt8[np.ndarray, "3 h w"]:
+    pixels: UInt8[np.ndarray, "C h w"], factor: float
+) -> UInt8[np.ndarray, "C h w"]:
     """Blend an image with its mean gray.
 
     Args:
@@ -350,16 +350,18 @@ def adjust_contrast(
         factor: 0 gives the mean gray, 1 leaves the image unchanged.
     """
     # Integer sums are the same on every machine, with any number of threads.
-    sums = pixels.reshape(3, -1).sum(1, dtype=np.int64)
-    mean = float(np.dot(GRAY_WEIGHTS, sums)) / (pixels.size // 3)
+    channels = len(pixels)
+    sums = pixels.reshape(channels, -1).sum(1, dtype=np.int64)
+    weights = GRAY_WEIGHTS if channels == 3 else np.full(channels, 1 / channels)
+    mean = float(np.dot(weights, sums)) / (pixels.size // channels)
     return np.take(
         _to_uint8(np.arange(256, dtype=np.float32) * factor + (1 - factor) * mean), pixels
     )
 
 
 def adjust_saturation(
-    pixels: UInt8[np.ndarray, "3 h w"], factor: float
-) -> UInt8[np.ndarray, "3 h w"]:
+    pixels: UInt8[np.ndarray, "C h w"], factor: float
+) -> UInt8[np.ndarray, "C h w"]:
     """Blend an image with its grayscale version.
 
     Args:

@@ -15,11 +15,15 @@ from gigamask.data.mask_sampling import CandidateMasks
 from gigamask.data.sample_config import SampleConfig
 from gigamask.data.sample_table import granularity
 from gigamask.data.shards import ShardReader
-from gigamask.errors import CorruptSampleError
+from gigamask.errors import CorruptSampleError, GigamaskError, PixelFormatError
 from gigamask.masks.rle import RLEMasks
 from gigamask.masks.transforms import ImageTransform, boxes_on_grid
+from gigamask.pixels import RGB, PixelConfig
 from gigamask.rng import make_rng
 from gigamask.types import ImageAnnotation, RandomInputs, RandomSpec, Sample, SampleRef
+
+CHECKED_IMAGES = 8
+"""Images that are checked before training."""
 
 
 class RawSample(NamedTuple):
@@ -39,24 +43,28 @@ class RawSample(NamedTuple):
         return annotation.parse(self.json, self.name)
 
     def pixels(
-        self, size: tuple[int, int] | None = None, half: bool = False
-    ) -> UInt8[np.ndarray, "H W 3"]:
-        """Decode the image as RGB.
+        self,
+        size: tuple[int, int] | None = None,
+        half: bool = False,
+        pixels: PixelConfig = RGB,
+    ) -> UInt8[np.ndarray, "H W C"]:
+        """Decode the image as a model sees it.
 
         Args:
             size: The size (H, W) that the annotation states.
             half: Decode at half the size, rounded up.
+            pixels: Channels and window of the model.
 
         Raises:
             CorruptSampleError: The image cannot be decoded or has another size.
         """
-        return image.decode(self.jpg, self.name, size, half)
+        return image.decode(self.jpg, self.name, size, half, pixels)
 
 
 class AnnotatedImage(NamedTuple):
     """A decoded image as stored, and its annotation."""
 
-    pixels: UInt8[np.ndarray, "H W 3"]
+    pixels: UInt8[np.ndarray, "H W C"]
     annotation: ImageAnnotation
 
 
@@ -81,10 +89,17 @@ class Sa1bDataset:
         read_ahead: Size in bytes of the aligned blocks in which remote tars are fetched; 0 fetches
             exactly the requested bytes.
         blocks: Number of blocks kept in memory.
+        pixels: Channels and window of the model that sees the images.
     """
 
-    def __init__(self, index: Index, read_ahead: int = 0, blocks: int = 4) -> None:
-        self.index = index
+    def __init__(
+        self,
+        index: Index,
+        read_ahead: int = 0,
+        blocks: int = 4,
+        pixels: PixelConfig = RGB,
+    ) -> None:
+        self.index, self.pixels = index, pixels
         self._shards = ShardReader(index.shard_paths, read_ahead=read_ahead, blocks=blocks)
 
     def __len__(self) -> int:
@@ -98,7 +113,7 @@ class Sa1bDataset:
         """
         raw = self.read(row)
         entry = raw.annotation()
-        return AnnotatedImage(raw.pixels(entry.size), entry)
+        return AnnotatedImage(raw.pixels(entry.size, pixels=self.pixels), entry)
 
     def read(self, row: int, with_json: bool = True) -> RawSample:
         """Read the bytes of one row, in a single read if image and json are neighbors.
@@ -138,6 +153,36 @@ class Sa1bDataset:
     def close(self) -> None:
         """Close all files; a later read opens them again."""
         self._shards.close()
+
+
+def check_pixels(index: Index, pixels: PixelConfig, needs_window: bool = False) -> None:
+    """Check that a model can read the pixels of the first image of an index.
+
+    Args:
+        index: The index.
+        pixels: Channels and window of the model.
+        needs_window: Whether one of the first images must have pixels for the window.
+
+    Raises:
+        GigamaskError: The image is of another kind.
+    """
+    dataset = Sa1bDataset(index)
+    for row in range(min(CHECKED_IMAGES, len(index))):
+        try:
+            raw = dataset.read(row, with_json=False)
+            stored = image.read_stored(raw.jpg, raw.name, channels=pixels.channels)
+            pixels.to_uint8(stored[:1, :1], raw.name)
+        except PixelFormatError as error:
+            raise GigamaskError(str(error)) from None
+        except CorruptSampleError:
+            continue  # training reports it
+        if stored.dtype != np.uint8 or not needs_window:
+            return
+    if needs_window:
+        raise GigamaskError(
+            f"{index.entry_name(0)}: has 8 bits per channel, which are used as they are; leave "
+            "--window and --percentiles out"
+        )
 
 
 MaskReader = Callable[
@@ -232,7 +277,7 @@ def build_sample_from(
     visible = masks.areas() > 0
     shares = candidates.areas[chosen] / (candidates.size[0] * candidates.size[1])
     strata = granularity(shares) if ref.stratum < 0 else np.full(len(shares), ref.stratum)
-    pixels = _resize(raw, transform, config.half_scale).numpy()
+    pixels = _resize(raw, transform, config).numpy()
     return Sample(
         name=raw.name,
         ref=ref,
@@ -296,13 +341,15 @@ def _visible_boxes(masks: RLEMasks, transform: ImageTransform) -> Int32[np.ndarr
     return visible.boxes() + np.array([x0, y0, x0, y0], np.int32)
 
 
-def _resize(raw: RawSample, transform: ImageTransform, half_scale: bool) -> UInt8[Tensor, "3 h w"]:
+def _resize(
+    raw: RawSample, transform: ImageTransform, config: SampleConfig
+) -> UInt8[Tensor, "C h w"]:
     """Decode and transform an image; with `half_scale`, at half size if nothing is upscaled."""
-    half = half_scale and all(
+    half = config.half_scale and all(
         -(-crop // 2) >= resized
         for crop, resized in zip(transform.crop_size, transform.resized, strict=True)
     )
-    pixels = raw.pixels(transform.original, half)
+    pixels = raw.pixels(transform.original, half, config.pixels)
     height, width = pixels.shape[:2]
     if (height, width) == transform.original:
         return transform.apply_image(pixels)

@@ -1,32 +1,58 @@
-"""Decoding and encoding of images: JPEG, PNG and WebP.
+"""Decoding and encoding of images: JPEG, PNG, WebP, TIFF and NumPy's .npy.
 
 Masks refer to the stored pixels, so EXIF orientation is not applied. A JPEG that libjpeg-turbo
-decodes with a warning is rejected, although Pillow decodes some of these silently. PNG and WebP
-are decoded by Pillow, without their transparency. The format is detected from the first bytes,
-because some of ImageNet's .JPEG files are not JPEGs.
+decodes with a warning is rejected, although Pillow decodes some of these silently. Other formats
+are decoded by Pillow, colors of 16 bits by OpenCV, arrays by NumPy. Pages of a TIFF that have the
+size of the first are channels; an alpha channel is left out unless the model reads four channels.
+The format is detected from the first bytes, because some of ImageNet's .JPEG files are not JPEGs.
 """
 
 import io
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import cv2
 import numpy as np
 import simplejpeg
 from jaxtyping import UInt8
 from PIL import Image
 
-from gigamask.errors import CorruptSampleError
+from gigamask.errors import CorruptSampleError, first_line
 from gigamask.files import write_bytes
+from gigamask.pixels import (
+    MAX_CHANNELS,
+    PREVIEW_PERCENTILES,
+    RGB,
+    PixelConfig,
+    apply_window,
+    channel_percentiles,
+    to_rgb,
+)
 
 MAX_PIXELS = 2**27
 """134 megapixels, 400 MB decoded: the largest cameras and 10,000 x 10,000 px of orthophotos have
 100; larger images count as decompression bombs."""
 MAX_BYTES = 2**28
 """256 MiB; a JPEG of MAX_PIXELS has half of that at the highest quality."""
+MAX_ARRAY_HEADER = 4096
+"""Bytes of the header of a .npy."""
+SUFFIXES = {"PNG": ".png", "TIFF": ".tif", "NPY": ".npy"}
+"""File name extensions of formats that a tar keeps."""
+_MAGIC = {
+    b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR": "PNG",
+    b"II*\0": "TIFF",
+    b"MM\0*": "TIFF",
+    b"II+\0": "TIFF",
+    b"MM\0+": "TIFF",
+    np.lib.format.MAGIC_PREFIX: "NPY",
+}
 _HIGH_BIT_DEPTH_MODES = ("I", "F")
-"""Prefixes of Pillow's modes with more than 8 bits per channel, which Pillow would clip."""
+"""Prefixes of Pillow's modes with more than 8 bits per channel, all of them gray."""
+_BITS_PER_SAMPLE = 258
+"""TIFF's tag."""
 
 
 def size(raw: bytes, name: str) -> tuple[int, int]:
@@ -64,41 +90,182 @@ def check_annotated(
 
 
 def decode(
-    raw: bytes, name: str, annotated: tuple[int, int] | None = None, half: bool = False
-) -> UInt8[np.ndarray, "H W 3"]:
-    """Decode an image of any color mode as RGB.
+    raw: bytes,
+    name: str,
+    annotated: tuple[int, int] | None = None,
+    half: bool = False,
+    pixels: PixelConfig = RGB,
+) -> UInt8[np.ndarray, "H W C"]:
+    """Decode an image as a model sees it.
 
     Args:
         raw: The file.
         name: Name of the image for error messages.
         annotated: Size (H, W) that the annotation states.
-        half: Decode at half the size, rounded up. A JPEG is reduced in the DCT domain, which is a
-            quarter faster; PSNR is about 42 dB relative to full decoding and the same reduction.
+        half: Decode 8-bit images at half the size, rounded up. A JPEG is reduced in the DCT domain,
+            which is a quarter faster; PSNR is about 42 dB relative to full decoding and the same
+            reduction.
+        pixels: Channels of the model, and window of pixels of more than 8 bits.
 
     Returns:
-        Pixels, uint8, [H, W, 3].
+        Pixels, uint8, [H, W, C].
+
+    Raises:
+        CorruptSampleError: The image cannot be decoded, has another size, or is not of a kind that
+            the model reads (`PixelFormatError`).
+    """
+    stored = read_stored(raw, name, annotated, half, pixels.channels, pixels.has_window)
+    return pixels.to_uint8(stored, name)
+
+
+def decode_preview(raw: bytes, name: str, half: bool = False) -> UInt8[np.ndarray, "H W 3"]:
+    """Decode an image of any kind as RGB to look at, by percentiles if it has more than 8 bits.
+
+    Args:
+        raw: The file.
+        name: Name of the image for error messages.
+        half: As for `decode`.
+    """
+    stored = read_stored(raw, name, half=half)
+    if stored.dtype != np.uint8:
+        stored = apply_window(stored, *channel_percentiles(stored, PREVIEW_PERCENTILES, name))
+    return to_rgb(stored)
+
+
+def read_stored(
+    raw: bytes,
+    name: str,
+    annotated: tuple[int, int] | None = None,
+    half: bool = False,
+    channels: int | None = None,
+    deep_color: bool = True,
+) -> np.ndarray:
+    """Decode an image without a window.
+
+    Args:
+        raw: The file.
+        name: Name of the image for error messages.
+        annotated: Size (H, W) that the annotation states.
+        half: As for `decode`.
+        channels: Channels of the model that reads it, which decides about alpha and the pages that
+            are read; None reads all pages.
+        deep_color: Whether to read colors of 16 bits as such, and not their high byte.
+
+    Returns:
+        Stored numbers of any type, [H, W, S].
 
     Raises:
         CorruptSampleError: The image cannot be decoded or has another size.
     """
-    height, width, by_simplejpeg = _read_header(raw, name)
+    height, width, color_space = _read_header(raw, name)
     if annotated is not None:
-        check_annotated((height, width), annotated, name, _format(raw))
+        check_annotated((height, width), annotated, name, image_format(raw))
     try:
-        if not by_simplejpeg:
-            with _open_pillow(raw) as image:
-                return np.array(image.convert("RGB").reduce(2 if half else 1))
-        if half:
-            # Without min_factor simplejpeg may choose 5/8 or 3/4, which is slower than full size.
-            return simplejpeg.decode_jpeg(
-                raw, "RGB", min_height=-(-height // 2), min_width=-(-width // 2), min_factor=2
+        if color_space is not None:
+            return _decode_jpeg(
+                raw, half, "GRAY" if (color_space, channels) == ("Gray", 1) else "RGB"
             )
-        return simplejpeg.decode_jpeg(raw, "RGB")
-    except (ValueError, OSError, SyntaxError) as error:
+        if image_format(raw) == "NPY":
+            return _read_array(raw)
+        with _open_pillow(raw) as image:
+            return _read_pages(image, raw, half, channels, deep_color)
+    except Exception as error:  # Pillow and OpenCV have none in common for all that they refuse
         raise CorruptSampleError(
-            f"{name}: the {_format(raw)} of {len(raw)} bytes cannot be decoded ({error}); leave it "
-            "out or download its tar again"
+            f"{name}: the {image_format(raw)} of {len(raw)} bytes cannot be decoded "
+            f"({first_line(error)}); leave it out or download its tar again"
         ) from error
+
+
+def _decode_jpeg(raw: bytes, half: bool, color_space: str) -> UInt8[np.ndarray, "H W S"]:
+    if not half:
+        return simplejpeg.decode_jpeg(raw, color_space)
+    height, width = map(int, simplejpeg.decode_jpeg_header(raw)[:2])
+    # Without min_factor simplejpeg may choose 5/8 or 3/4, which is slower than full size.
+    return simplejpeg.decode_jpeg(
+        raw, color_space, min_height=-(-height // 2), min_width=-(-width // 2), min_factor=2
+    )
+
+
+def _read_pages(
+    image: Image.Image, raw: bytes, half: bool, channels: int | None, deep_color: bool
+) -> np.ndarray:
+    """Return the pages of a TIFF that have the size of the first, or the only page, as channels."""
+    if deep_color and _has_deep_color(image, raw):
+        image.load()  # reports damage better than OpenCV
+        bgr = cv2.imdecode(np.frombuffer(raw, np.uint8), cv2.IMREAD_UNCHANGED)
+        if bgr is None:
+            raise ValueError("OpenCV cannot read it")
+        if bgr is None:
+            raise ValueError("OpenCV cannot read it")
+        alpha = bgr[..., 3:] if channels == 4 else bgr[..., :0]
+        return np.concatenate([bgr[..., 2::-1], alpha], 2)
+    pages, first, count = [], image.size, 0
+    for number in range(MAX_CHANNELS + 1 if image.format == "TIFF" else 1):
+        try:
+            image.seek(number)
+        except EOFError:
+            break
+        if image.size != first:
+            continue
+        count += 1
+        if count * math.prod(first) > 3 * MAX_PIXELS:
+            raise ValueError(f"{count} pages of {first[1]} x {first[0]}, more than are read")
+        if channels is None or count <= channels:
+            pages.append(_page(image, half, channels == 4))
+    if len(pages) < count:  # the model reads fewer, which it reports
+        return np.broadcast_to(pages[0][..., :1], (*pages[0].shape[:2], count))
+    if len({page.dtype for page in pages}) > 1:
+        raise ValueError("its pages have pixels of different types")
+    return pages[0] if len(pages) == 1 else np.concatenate(pages, 2)
+
+
+def _page(image: Image.Image, half: bool, keep_alpha: bool) -> np.ndarray:
+    """Return the pixels of one page; palettes and other color spaces become RGB."""
+    if image.mode.startswith(_HIGH_BIT_DEPTH_MODES):
+        stored = np.array(image)[..., None]
+        return stored.astype(stored.dtype.newbyteorder("="), copy=False)
+    mode = "L" if image.mode in ("1", "L", "LA") else "RGB"
+    if keep_alpha and image.mode == "RGBA":
+        mode = "RGBA"
+    stored = np.array(image.convert(mode).reduce(2 if half else 1))
+    return stored.reshape(*stored.shape[:2], -1)
+
+
+def _has_deep_color(image: Image.Image, raw: bytes) -> bool:
+    """Return whether an image has several channels of more than 8 bits, which Pillow reduces."""
+    if image.mode.startswith(_HIGH_BIT_DEPTH_MODES):
+        return False
+    if image.format == "PNG":
+        return raw[24] > 8
+    bits = getattr(image, "tag_v2", {}).get(_BITS_PER_SAMPLE, (8,))
+    return max(bits) > 8
+
+
+def _read_array(raw: bytes) -> np.ndarray:
+    """Return the array of a .npy file."""
+    shape, is_fortran, dtype, offset = _array_header(raw)
+    if len(raw) - offset != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"its header states {shape} {dtype}, which is not what follows")
+    flat = np.frombuffer(raw, dtype, offset=offset)
+    stored = np.array(flat.reshape(shape, order="F" if is_fortran else "C"), order="C")
+    stored = stored.astype(dtype.newbyteorder("="), copy=False)
+    return stored if stored.ndim == 3 else stored[..., None]
+
+
+def _array_header(raw: bytes) -> tuple[tuple[int, ...], bool, np.dtype, int]:
+    """Return shape, order, type and offset of the array of a .npy file; raise if it is no image."""
+    file, formats = io.BytesIO(raw), np.lib.format
+    version = formats.read_magic(file)
+    read = formats.read_array_header_1_0 if version == (1, 0) else formats.read_array_header_2_0
+    shape, is_fortran, dtype = read(file, max_header_size=MAX_ARRAY_HEADER)
+    if dtype.kind not in "uif" or dtype.itemsize > 8 or len(shape) not in (2, 3) or 0 in shape:
+        raise ValueError(
+            f"an image is height x width, or height x width x channels, of integers or floats, but "
+            f"the array is {shape} {dtype}"
+        )
+    if math.prod(shape) > 3 * MAX_PIXELS:
+        raise ValueError(f"{shape} values, more than the limit of {3 * MAX_PIXELS}")
+    return shape, is_fortran, dtype, file.tell()
 
 
 def encode_jpeg(
@@ -134,44 +301,65 @@ def write_png(path: Path, pixels: UInt8[np.ndarray, "H W 3"]) -> None:
     write_bytes(path, encoded.getvalue())
 
 
-def _read_header(raw: bytes, name: str) -> tuple[int, int, bool]:
-    """Return height, width, and whether simplejpeg can decode the image; if not, Pillow does."""
-    by_simplejpeg = True
+def _read_header(raw: bytes, name: str) -> tuple[int, int, str | None]:
+    """Return height, width, and the color space of a JPEG that simplejpeg can decode."""
+    color_space = None
     try:
-        height, width = map(int, simplejpeg.decode_jpeg_header(raw)[:2])
+        stated = simplejpeg.decode_jpeg_header(raw)
+        (height, width), color_space = map(int, stated[:2]), stated[2]
     except (ValueError, KeyError):  # KeyError: 4:4:1, which only libjpeg-turbo supports
-        by_simplejpeg = False
         try:
-            with _open_pillow(raw) as image:
-                (width, height), mode = image.size, image.mode
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            if image_format(raw) == "NPY":
+                height, width = _array_header(raw)[0][:2]
+            else:
+                with _open_pillow(raw) as image:
+                    width, height = image.size
+        except Exception as error:  # Pillow has none in common for all that it refuses
             raise CorruptSampleError(
-                f"{name}: the {len(raw)} bytes are not a valid {_format(raw)}; leave it out or "
-                "download its tar again"
+                f"{name}: the {len(raw)} bytes are not a valid {image_format(raw)}"
+                f"{_hint(raw, error)}; leave it out or download its tar again"
             ) from error
-        if mode.startswith(_HIGH_BIT_DEPTH_MODES):
-            raise CorruptSampleError(
-                f"{name}: the {_format(raw)} has mode {mode}, but must have 8 bits per channel; "
-                "convert it"
-            ) from None
     if height * width > MAX_PIXELS:
         raise CorruptSampleError(
-            f"{name}: the {_format(raw)} states {height} x {width} pixels, more than the limit of "
-            f"{MAX_PIXELS}; leave it out"
+            f"{name}: the {image_format(raw)} states {height} x {width} pixels, more than the limit"
+            f" of {MAX_PIXELS}; leave it out"
         )
-    return height, width, by_simplejpeg
+    return height, width, color_space
 
 
-def _format(raw: bytes) -> str:
-    """Detect the format from the first bytes; anything but PNG and WebP counts as a JPEG."""
-    if raw.startswith(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"):
-        return "PNG"
-    return "WEBP" if raw[:4] == b"RIFF" and raw[8:12] == b"WEBP" else "JPEG"
+def _hint(raw: bytes, error: Exception) -> str:
+    """Return what else may be wrong with an array, or with a TIFF whose header is read."""
+    if image_format(raw) == "NPY":
+        return f" ({first_line(error)})"
+    if image_format(raw) == "TIFF":
+        return (
+            ", or of a kind that is not read, such as one page of five channels: give each "
+            "channel a page, or write a .npy"
+        )
+    return ""
+
+
+def image_format(raw: bytes) -> str:
+    """Detect the format from the first bytes, by Pillow's name; anything unknown is a JPEG."""
+    if raw[:4] == b"RIFF" and raw[8:12] == b"WEBP":
+        return "WEBP"
+    return next((known for magic, known in _MAGIC.items() if raw.startswith(magic)), "JPEG")
+
+
+def keeps_its_bytes(raw: bytes) -> bool:
+    """Return whether an image is one that a JPEG cannot hold: a TIFF, an array, or of 16 bits."""
+    kind = image_format(raw)
+    return kind in ("TIFF", "NPY") or (kind == "PNG" and raw[24:25] > b"\x08")
+
+
+def member_suffix(raw: bytes) -> str:
+    """Return the extension of an image in a tar: that of its format where it keeps its bytes."""
+    return SUFFIXES[image_format(raw)] if keeps_its_bytes(raw) else ".jpg"
 
 
 @contextmanager
 def _open_pillow(raw: bytes) -> Iterator[Image.Image]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # bombs, which MAX_PIXELS excludes; transparent palettes
-        with Image.open(io.BytesIO(raw), formats=[_format(raw)]) as image:
+        with Image.open(io.BytesIO(raw), formats=[image_format(raw)]) as image:
             yield image

@@ -14,7 +14,10 @@ from gigamask.data import storage
 from gigamask.data.storage import ByteRange, FileStat
 from gigamask.errors import CorruptSampleError, GigamaskError
 
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
+JPEG = (".jpg", ".jpeg")
+"""File name extensions of JPEGs."""
+EXTENSIONS = (*JPEG, ".png", ".webp", ".tif", ".tiff", ".npy")
+"""File name extensions of images."""
 
 
 class FolderListing(NamedTuple):

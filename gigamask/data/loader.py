@@ -178,7 +178,8 @@ def collate(
         cursor: Samples consumed after training on the batch.
     """
     image_size, mask_size = config.image_size, config.mask_size
-    images = _shared_zeros((len(samples), 3, image_size, image_size))
+    channels = config.pixels.channels
+    images = _shared_zeros((len(samples), channels, image_size, image_size))
     for image, sample in zip(images, samples, strict=True):
         height, width = sample.image.shape[1:]
         image[:, :height, :width] = sample.image
@@ -251,7 +252,7 @@ class _PackedBatch:
     Each tensor sent needs a shared-memory file of its own, which costs more than its content.
     """
 
-    images: UInt8[Tensor, "B 3 S S"]
+    images: UInt8[Tensor, "B N S S"]
     random_inputs: dict[str, np.ndarray]
     rest: dict[str, Any]
 

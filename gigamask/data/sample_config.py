@@ -11,6 +11,7 @@ import numpy as np
 from gigamask.data.augment import Augment, ColorJitter, NoAugment
 from gigamask.data.mask_sampling import MaskFilters, MaskSampler, RandomMasks
 from gigamask.errors import GigamaskError
+from gigamask.pixels import RGB, PixelConfig
 
 if TYPE_CHECKING:
     from jaxtyping import Int, Int64
@@ -47,12 +48,19 @@ class SampleConfig:
     """whether images are stretched to squares before anything else"""
     class_names: tuple[str, ...] = ()
     """categories that masks are classified by; without any, samples have no classes"""
+    pixels: PixelConfig = RGB
+    """channels of the model, and window of pixels of more than 8 bits"""
 
     def __post_init__(self) -> None:
         if self.mask_store and not self.with_masks:
             raise GigamaskError(
                 f"{self.mask_store}: a mask store needs samples with masks (with_masks is False); "
                 "leave out the mask store"
+            )
+        if self.color_jitter.saturation and self.pixels.channels != 3:
+            raise GigamaskError(
+                f"saturation is of three channels, not of {self.pixels.channels}; leave "
+                "--loader.color-jitter.saturation out"
             )
 
     def classes(self, categories: Sequence[str], count: int) -> Int64[np.ndarray, "n"] | None:

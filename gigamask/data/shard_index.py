@@ -42,7 +42,6 @@ HEADER_BYTES = 2**16
 """A JPEG's size is in its first kilobyte unless a preview or a color profile comes first."""
 GROUP_FILES, GROUP_BYTES = 64, 2**25
 """Largest group that is fetched at once: `storage.MAX_CONCURRENT` files, and 32 MiB."""
-_JPG = {".jpg", ".jpeg"}
 
 
 class TarFile(msgspec.Struct, frozen=True):
@@ -325,8 +324,8 @@ def _check_names(
     if not jpgs:
         raise GigamaskError(
             members.broken
-            or f"{path}: has no .jpg among its {len(members.names)} files; "
-            "give tars of .jpg and .json files, as SA-1B's are"
+            or f"{path}: has no image ({', '.join(image_folder.EXTENSIONS)}) among its "
+            f"{len(members.names)} files; give tars of .jpg and .json files, as SA-1B's are"
         )
 
 
@@ -380,19 +379,23 @@ def read_payloads(ranges: list[ByteRange]) -> Iterator[bytes | CorruptSampleErro
 def pair_members(
     members: tar.Members,
 ) -> tuple[dict[str, int], dict[str, int], int, list[tuple[int, int]]]:
-    """Pair the jpgs and jsons of a tar by stem, ignoring folders.
+    """Pair the images and jsons of a tar by stem, ignoring folders.
+
+    Where a stem has a jpg, its images of other formats, such as label images, are other files.
 
     Returns:
-        The member number of each stem's jpg and of each stem's json, the number of other files,
+        The member number of each stem's image and of each stem's json, the number of other files,
         and for each duplicate the first member and the later one.
     """
     jpgs: dict[str, int] = {}
     jsons: dict[str, int] = {}
     others, duplicates = 0, []
-    for member, name in enumerate(members.names):
-        stem, extension = posixpath.splitext(posixpath.basename(name))
+    parts = [posixpath.splitext(posixpath.basename(name)) for name in members.names]
+    has_jpg = {stem for stem, extension in parts if extension.lower() in image_folder.JPEG}
+    for member, (stem, extension) in enumerate(parts):
         extension = extension.lower()
-        numbers = jpgs if extension in _JPG else jsons if extension == ".json" else None
+        is_image = extension in (image_folder.JPEG if stem in has_jpg else image_folder.EXTENSIONS)
+        numbers = jpgs if is_image else jsons if extension == ".json" else None
         if numbers is None or stem.startswith("."):  # macOS packs a '._sa_1.jpg' beside each file
             others += 1
         elif stem in numbers:
@@ -433,8 +436,8 @@ def read_size(head: bytes, file: ByteRange, name: str) -> tuple[int, int]:
     except CorruptSampleError:
         if file.size > image.MAX_BYTES:
             raise CorruptSampleError(
-                f"{name}: has {file.size} bytes, but at most {image.MAX_BYTES} of a JPEG are read; "
-                "leave it out"
+                f"{name}: has {file.size} bytes, but at most {image.MAX_BYTES} of an image are "
+                "read; leave it out"
             ) from None
         [whole] = read_payloads([file])
         if isinstance(whole, CorruptSampleError):

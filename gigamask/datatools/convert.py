@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from gigamask.data import annotation, tar, worker_pool
+from gigamask.data.image import member_suffix
 from gigamask.datatools import convert_coco, convert_labels, convert_polygons
-from gigamask.datatools.image_files import read_as_jpeg
+from gigamask.datatools.image_files import read_file, to_member
 from gigamask.datatools.objects import Objects, SourceImage, SourceListing
 from gigamask.datatools.partial_download import lock_folder
 from gigamask.errors import CorruptSampleError, GigamaskError, counted
@@ -206,7 +207,8 @@ def _members(images: Sequence[SourceImage], counts: ConvertCounts) -> Iterator[t
     for image in images:
         try:
             objects = image.objects()
-            jpg = read_as_jpeg(image.path, objects.masks.size, image.source)
+            stored = read_file(image.path, image.source)
+            member = to_member(stored, objects.masks.size, image.source)
             raw = _record(image, objects)
             annotation.parse(raw, image.source)
         except CorruptSampleError as bad:
@@ -216,7 +218,7 @@ def _members(images: Sequence[SourceImage], counts: ConvertCounts) -> Iterator[t
         counts.add(
             ConvertCounts(1, int(masks == 0), masks, objects.crowds, skipped_masks=objects.skipped)
         )
-        yield f"sa_{image.number}.jpg", jpg
+        yield f"sa_{image.number}{member_suffix(member)}", member
         yield f"sa_{image.number}.json", raw
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from gigamask.datatools import convert_labels
 from gigamask.datatools.convert_coco import CocoImage, Id
-from gigamask.datatools.image_files import PIL_FORMATS, files_of, open_image, read_file
+from gigamask.datatools.image_files import files_of, read_file, size_of
 from gigamask.datatools.objects import Objects, SourceImage, SourceListing, match_images
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.serialization import JSON_ERRORS, read_yaml
@@ -71,8 +71,7 @@ class PolygonImage(SourceImage):
 
     def objects(self) -> Objects:
         """Draw the polygons; broken ones are left out and listed with their reasons."""
-        with open_image(read_file(self.path, self.source), PIL_FORMATS, self.source) as pil_image:
-            size = pil_image.height, pil_image.width
+        size = size_of(read_file(self.path, self.source), self.source)
         found = self.polygons(read_file(self.file, self.source), size)
         annotations = [
             msgspec.Raw(

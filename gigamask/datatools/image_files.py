@@ -1,7 +1,7 @@
-"""Encoding of image files of common formats as the JPEGs of shards.
+"""Encoding of image files of common formats as the images of shards.
 
-JPEGs are kept byte for byte. An image is rotated by its EXIF orientation only if it then matches
-the size of its masks.
+JPEGs are kept byte for byte, as is what a JPEG cannot hold: 16 bits, TIFFs and arrays. An
+image is rotated by its EXIF orientation only if it then matches the size of its masks.
 """
 
 import io
@@ -12,16 +12,16 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import ExifTags, Image, ImageOps
 
-from gigamask.data import image
+from gigamask.data import image, image_folder
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.serialization import read_limited
 
-FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".webp": "WEBP", ".bmp": "BMP"}
-PIL_FORMATS = tuple(dict.fromkeys(FORMATS.values()))
-"""The formats by Pillow's names."""
+SUFFIXES = (*image_folder.EXTENSIONS, ".bmp")
+"""File name extensions of images."""
+PIL_FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
+"""The formats that are encoded as JPEG, by Pillow's names."""
 QUALITY = 95
 """JPEG quality: 42.5 dB PSNR on photographs with full color resolution, a negligible loss."""
-_DEEP = ("I", "F")
 _TURNED = (5, 6, 7, 8)
 
 
@@ -36,21 +36,20 @@ def files_of(folder: Path, *suffixes: str) -> list[Path]:
     return sorted(path for path in found if path.is_file())
 
 
-def read_as_jpeg(path: Path, size: tuple[int, int], name: str) -> bytes:
-    """Read an image file as a JPEG.
+def size_of(raw: bytes, name: str) -> tuple[int, int]:
+    """Return height and width of an image.
 
     Args:
-        path: The file.
-        size: Height and width of its masks in pixels.
+        raw: The bytes of the file.
         name: The image's name in error messages.
 
-    Returns:
-        The bytes of the JPEG.
-
     Raises:
-        CorruptSampleError: The file is not an image of this size.
+        CorruptSampleError: The bytes are not an image.
     """
-    return to_jpeg(read_file(path, name), size, name)
+    if image.keeps_its_bytes(raw):
+        return image.size(raw, name)
+    with open_image(raw, PIL_FORMATS, name) as pil_image:
+        return pil_image.height, pil_image.width
 
 
 def read_file(path: Path, name: str) -> bytes:
@@ -69,8 +68,8 @@ def read_file(path: Path, name: str) -> bytes:
         raise CorruptSampleError(f"{name}: {error}") from None
 
 
-def to_jpeg(raw: bytes, size: tuple[int, int], name: str) -> bytes:
-    """Convert the bytes of an image file to a JPEG.
+def to_member(raw: bytes, size: tuple[int, int], name: str) -> bytes:
+    """Convert the bytes of an image file to those of a member of a tar (`image.member_suffix`).
 
     Args:
         raw: The bytes of the file.
@@ -78,13 +77,15 @@ def to_jpeg(raw: bytes, size: tuple[int, int], name: str) -> bytes:
         name: The image's name in error messages.
 
     Returns:
-        The bytes of the JPEG; a JPEG of this size is returned unchanged.
+        The bytes of a JPEG; a JPEG of this size, and what no JPEG can hold, unchanged.
 
     Raises:
         CorruptSampleError: The bytes are not an image of this size.
     """
-    if raw.startswith(b"\xff\xd8") and image.size(raw, name) == size:
-        image.decode(raw, name)
+    if image.keeps_its_bytes(raw) or (
+        raw.startswith(b"\xff\xd8") and image.size(raw, name) == size
+    ):
+        image.read_stored(raw, name, size)
         return raw
     with (
         warnings.catch_warnings(),
@@ -127,11 +128,6 @@ def open_image(raw: bytes, formats: tuple[str, ...], name: str) -> Image.Image:
 def _pixels(pil_image: Image.Image, size: tuple[int, int], name: str) -> UInt8[np.ndarray, "H W 3"]:
     """Return the RGB pixels, rotated by the EXIF orientation if only that gives `size`."""
     height, width = size
-    if pil_image.mode.startswith(_DEEP):
-        raise CorruptSampleError(
-            f"{name}: the image has {pil_image.mode} pixels, but must have 8 bits per channel;"
-            " convert it"
-        )
     try:
         if (
             pil_image.size == (height, width) != (width, height)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from gigamask.datatools.image_files import FORMATS, files_of
+from gigamask.datatools.image_files import SUFFIXES, files_of
 from gigamask.masks.rle import RLEMasks, from_keys
 from gigamask.types import SkippedSample
 
@@ -99,7 +99,7 @@ def match_images(
     """
     of_masks = set(files)
     by_stem: dict[Path, list[Path]] = defaultdict(list)
-    for path in files_of(image_folder, *FORMATS):
+    for path in files_of(image_folder, *SUFFIXES):
         if path not in of_masks:
             by_stem[path.relative_to(image_folder).with_suffix("")].append(path)
     ids, renumbered = image_ids([path.stem for path in files])
@@ -114,7 +114,7 @@ def match_images(
         problem = (
             f"{len(matches)} images have its name"
             if matches
-            else f"there is no image {Path(name).stem} with {', '.join(FORMATS)}"
+            else f"there is no image {Path(name).stem} with {', '.join(SUFFIXES)}"
         )
         parent = (image_folder / name).parent
         reason = f"{name}: {problem} in {parent}; put one image of this name there"

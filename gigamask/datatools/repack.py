@@ -16,6 +16,7 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
+from os.path import splitext
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from jaxtyping import Int64
 
 from gigamask import files
 from gigamask.data import annotation, image, storage, tar, worker_pool
+from gigamask.data.image import member_suffix
 from gigamask.data.index import Paths, as_list, find_tars
 from gigamask.data.index_format import is_index, read_manifest
 from gigamask.data.shard_index import ShardIndex, index_tar, stat_shard
@@ -89,10 +91,15 @@ class RepackedImage:
     dropped_masks: int = 0
     area: int = 0
 
+    @property
+    def file_name(self) -> str:
+        """Name of the image in the tar."""
+        return f"{self.stem}{member_suffix(self.jpg)}"
+
 
 @dataclass
 class RepackCounts:
-    """Counts of a tar being written; `written` has stem, jpg and json CRC-32, and mask area."""
+    """Counts of a tar being written; `written` has image, its and its json's CRC-32, and area."""
 
     written: list[tuple[str, int, int | None, int]] = field(default_factory=list)
     copied: int = 0
@@ -104,7 +111,7 @@ class RepackCounts:
         """Add one image."""
         self.written.append(
             (
-                image.stem,
+                image.file_name,
                 zlib.crc32(image.jpg),
                 None if image.json is None else zlib.crc32(image.json),
                 image.area,
@@ -274,8 +281,8 @@ def repack_image(
         CorruptSampleError: The jpg or the json is unusable.
     """
     entry = None if raw is None else annotation.parse(raw, name)
-    pixels = image.decode(jpg, name, entry.size if entry is not None else None)
-    if max(pixels.shape) <= config.size:
+    pixels = image.read_stored(jpg, name, entry.size if entry is not None else None)
+    if max(pixels.shape[:2]) <= config.size or image.keeps_its_bytes(jpg):
         masks = 0 if entry is None else len(entry.masks)
         return RepackedImage(
             stem, jpg, raw, True, masks, area=0 if entry is None else int(entry.masks.areas().sum())
@@ -364,7 +371,7 @@ def _members(
             counts.skipped.append(SkippedSample(name, str(bad)))
             continue
         counts.add(repacked)
-        yield f"{stem}.jpg", repacked.jpg
+        yield repacked.file_name, repacked.jpg
         if repacked.json is not None:
             yield f"{stem}.json", repacked.json
 
@@ -391,18 +398,18 @@ def _is_as_written(path: Path, counts: RepackCounts) -> bool:
         for offset, size in zip(members.offsets, members.sizes, strict=True)
     )
     sound = members.names == [
-        f"{stem}.{end}"
-        for stem, _, json, _ in counts.written
-        for end in ("jpg", "json")[: 1 if json is None else 2]
+        name
+        for file_name, _, json, _ in counts.written
+        for name in (file_name, f"{splitext(file_name)[0]}.json")[: 1 if json is None else 2]
     ]
-    for stem, jpg_crc32, json_crc32, area in counts.written if sound else ():
+    for file_name, jpg_crc32, json_crc32, area in counts.written if sound else ():
         jpg, size = next(payloads), None
         if json_crc32 is not None:
             raw = next(payloads)
-            entry = annotation.parse(raw, stem)
+            entry = annotation.parse(raw, file_name)
             size = entry.size
             sound &= zlib.crc32(raw) == json_crc32 and int(entry.masks.areas().sum()) == area
-        image.decode(jpg, stem, size)
+        image.read_stored(jpg, file_name, size)
         sound &= zlib.crc32(jpg) == jpg_crc32
     return sound
 

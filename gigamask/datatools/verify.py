@@ -350,7 +350,7 @@ class _TarReader:
         self, member: int, raw: bytes, name: str, annotated: tuple[int, int] | None
     ) -> bool:
         if self.decode:
-            image.decode(raw, name, annotated)
+            image.read_stored(raw, name, annotated)
         else:
             found = read_size(raw, self._whole_range(member), name)
             if annotated is not None:

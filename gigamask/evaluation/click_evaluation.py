@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from gigamask.errors import check_range
 from gigamask.interfaces import Evaluator
@@ -64,4 +64,5 @@ class ClickEvaluation(Evaluator):
             self.best_by,
             world,
             self.precision,
+            cast(Any, config).model.pixels,
         ).run

@@ -19,9 +19,10 @@ from gigamask.data import image
 from gigamask.data.dataset import AnnotatedImage
 from gigamask.datatools import convert_coco
 from gigamask.datatools.convert_coco import CocoImage
-from gigamask.datatools.image_files import read_as_jpeg
+from gigamask.datatools.image_files import read_file, to_member
 from gigamask.errors import GigamaskError
 from gigamask.evaluation.coco_ap import FREQUENCIES
+from gigamask.pixels import RGB, PixelConfig
 from gigamask.serialization import JSON_ERRORS, check_regular
 from gigamask.types import ImageAnnotation, InstanceFields
 
@@ -82,6 +83,7 @@ class CocoData:
         detections: Detected boxes by image id.
         skipped: Reasons of the images and annotations that were left out.
         broken: Reasons of the annotations that are left out when their images are read.
+        pixels: Channels and window of the model that sees the images.
     """
 
     images: Sequence[CocoImage]
@@ -90,6 +92,7 @@ class CocoData:
     detections: dict[int, Boxes]
     skipped: list[str]
     broken: list[str] = field(default_factory=list)
+    pixels: PixelConfig = RGB
 
     def __len__(self) -> int:
         return len(self.images)
@@ -101,7 +104,7 @@ class CocoData:
             CorruptSampleError: The image cannot be read.
         """
         entry = self.images[row]
-        raw = read_as_jpeg(entry.path, entry.size, entry.source)
+        raw = to_member(read_file(entry.path, entry.source), entry.size, entry.source)
         masks, found, broken, _ = entry.read_annotations()
         self.broken.extend(sample.reason for sample in broken.values())
         rows = list(found.values())
@@ -121,7 +124,7 @@ class CocoData:
         annotation = ImageAnnotation(
             entry.source, entry.size, masks, none, none, instances=instances
         )
-        return AnnotatedImage(image.decode(raw, entry.source), annotation)
+        return AnnotatedImage(image.decode(raw, entry.source, pixels=self.pixels), annotation)
 
     def detected(self, image_id: int) -> Boxes:
         """Return the detected boxes of an image."""

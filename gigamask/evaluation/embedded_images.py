@@ -23,6 +23,7 @@ from gigamask.masks.transforms import ImageTransform, whole_image
 from gigamask.models.configs import SamConfig
 from gigamask.models.embedding_cache import ImageEmbedder
 from gigamask.models.sam.sam import PromptDecoder, Sam
+from gigamask.pixels import PixelConfig
 from gigamask.types import ImageAnnotation, Prompts, Targets
 
 BATCH_SIZE = 4
@@ -37,17 +38,17 @@ GROUP_BYTES = 2**28
 class LoadedImage:
     """A stored image, its annotation, its transform, and its resized pixels for the encoder."""
 
-    pixels: UInt8[np.ndarray, "H W 3"]
+    pixels: UInt8[np.ndarray, "H W N"]
     annotation: ImageAnnotation
     transform: ImageTransform
-    resized: UInt8[Tensor, "3 h w"]
+    resized: UInt8[Tensor, "N h w"]
 
 
 @dataclass(frozen=True)
 class EmbeddedImage:
     """A stored image, its annotation, its transform, and its embedding."""
 
-    pixels: UInt8[np.ndarray, "H W 3"]
+    pixels: UInt8[np.ndarray, "H W N"]
     annotation: ImageAnnotation
     transform: ImageTransform
     embedding: Float[Tensor, "1 C E E"]
@@ -147,7 +148,9 @@ def embed_images(
     """
     if batch_size < 1:
         raise GigamaskError(f"batch_size must be at least 1 image (got {batch_size})")
-    ahead = _read_ahead(annotated_images(images), rows, model.config, batch_size)
+    ahead = _read_ahead(
+        annotated_images(images, model.config.pixels), rows, model.config, batch_size
+    )
     while batch := list(islice(ahead, batch_size)):
         embedded = deque(
             _embed(model, [image for _, image in batch if isinstance(image, LoadedImage)])
@@ -161,9 +164,14 @@ def embed_images(
             yield row, error or embedded.popleft()
 
 
-def annotated_images(images: ImageSource) -> AnnotatedImages:
-    """Return the images of an index by row; other images unchanged."""
-    return Sa1bDataset(images) if isinstance(images, Index) else images
+def annotated_images(images: ImageSource, pixels: PixelConfig) -> AnnotatedImages:
+    """Return the images of an index by row; other images unchanged.
+
+    Args:
+        images: The images.
+        pixels: Channels and window of the model that sees the images.
+    """
+    return Sa1bDataset(images, pixels=pixels) if isinstance(images, Index) else images
 
 
 def embed_image(model: Sam, dataset: AnnotatedImages, row: int) -> EmbeddedImage:
@@ -171,7 +179,7 @@ def embed_image(model: Sam, dataset: AnnotatedImages, row: int) -> EmbeddedImage
 
     Args:
         model: Model that embeds the image.
-        dataset: The images.
+        dataset: The images, with the pixels of the model.
         row: The image's row.
 
     Raises:

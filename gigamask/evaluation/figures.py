@@ -17,6 +17,7 @@ from gigamask.evaluation.embedded_images import (
     embed_image,
 )
 from gigamask.models.sam.sam import Sam
+from gigamask.pixels import to_rgb
 from gigamask.types import PromptRound, Prompts
 
 PANEL_PX, LABEL_PX, GAP_PX = 200, 20, 4
@@ -83,7 +84,7 @@ def write_figure(
         protocol: Protocol of the scores.
         path: PNG file.
     """
-    dataset = annotated_images(images)
+    dataset = annotated_images(images, model.config.pixels)
     was_training = model.training
     model.eval()
     with torch.inference_mode():
@@ -129,7 +130,8 @@ def draw_row(
             panels.append(_round_panel(image, prompt_round, label))
     label = f"box: {score.box:.2f}"
     panels.append(_round_panel(image, protocol.box_round(decode, targets), label))
-    drawn = [draw_panel(image.pixels, truth, panel) for panel in panels]
+    rgb = to_rgb(image.pixels)
+    drawn = [draw_panel(rgb, truth, panel) for panel in panels]
     return np.concatenate([_pad(pixels, 0, GAP_PX) for pixels in drawn], axis=1)
 
 

@@ -41,6 +41,7 @@ from gigamask.inference.amg_config import AutomaticMaskConfig
 from gigamask.inference.automatic_mask_generator import calculate_stability_score
 from gigamask.interfaces import EvaluationResult
 from gigamask.models.sam.sam import Sam
+from gigamask.pixels import RGB, PixelConfig
 from gigamask.rng import make_rng
 
 CLICKS = (1, 3, 5)
@@ -81,6 +82,7 @@ class ClickScorer:
     best_by: str
     world: World = field(default_factory=World)
     precision: PrecisionName = "auto"
+    pixels: PixelConfig = RGB
 
     @classmethod
     def open(
@@ -92,6 +94,7 @@ class ClickScorer:
         best_by: str,
         world: World | None = None,
         precision: PrecisionName = "auto",
+        pixels: PixelConfig = RGB,
     ) -> "ClickScorer":
         """Open the data to evaluate on.
 
@@ -103,6 +106,7 @@ class ClickScorer:
             best_by: Score that selects the best checkpoint.
             world: Processes that evaluate together.
             precision: Number format of the model; auto is bf16 on a GPU and fp32 on a CPU.
+            pixels: Channels and window of the model.
 
         Returns:
             The scorer.
@@ -122,7 +126,7 @@ class ClickScorer:
             raise GigamaskError(
                 f"--evaluation.data: none of {len(index)} images has a mask to evaluate; {advice}"
             )
-        scorer = cls(index, rows, filters, best_by, world or World(), precision)
+        scorer = cls(index, rows, filters, best_by, world or World(), precision, pixels)
         scorer.check_readable()
         return scorer
 
@@ -132,7 +136,7 @@ class ClickScorer:
         Raises:
             GigamaskError: None can be read.
         """
-        dataset, reasons = Sa1bDataset(self.index), []
+        dataset, reasons = Sa1bDataset(self.index, pixels=self.pixels), []
         for row in self.rows:
             try:
                 dataset[row]
@@ -232,7 +236,7 @@ class ClickScorer:
 
         The last precedes the first; None if no other image can be read.
         """
-        dataset = Sa1bDataset(self.index)
+        dataset = Sa1bDataset(self.index, pixels=self.pixels)
         for row in (*self.rows[:position][::-1], *self.rows[:position:-1]):
             with suppress(CorruptSampleError):
                 return row, embed_image(model, dataset, row).embedding

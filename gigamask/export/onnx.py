@@ -8,10 +8,13 @@ input pixels, `point_labels` (P, N), `mask_input` (P, 1, G, G), `has_mask_input`
 `iou_predictions` (P, 4) and `low_res_masks` (P, 4, G, G), the first of each for the single mask
 (Segment Anything, `utils/onnx.py`). As in Meta's export, points without a box must end with a point
 of label -1. Images and points are resized as in `inference.resize_longest_side`. In fp16, weights
-are stored and multiplied in half precision, as under autocast; inputs and outputs stay float32.
+are stored and multiplied in half precision, as under autocast; inputs and outputs stay float32. The
+metadata of both files states the model's configuration as JSON under `spec`, with the window of its
+pixels.
 """
 
 import importlib.util
+import json
 import warnings
 from copy import deepcopy
 from pathlib import Path
@@ -33,6 +36,7 @@ from gigamask.models.sam.mask_decoder import ALL_MASK_TOKENS
 from gigamask.models.sam.sam import Sam
 from gigamask.models.sam.transformer import DensePrompt
 from gigamask.models.sam2.mask_decoder import Sam2MaskDecoder
+from gigamask.models.weight_files import SPEC, make_spec
 from gigamask.types import Prompts
 
 OPSET = 17
@@ -66,7 +70,7 @@ class OnnxEncoder(nn.Module):
         self.model = model
 
     def forward(
-        self, image: Float[Tensor, "B 3 S S"], input_size: Int64[Tensor, "B 2"]
+        self, image: Float[Tensor, "B channels S S"], input_size: Int64[Tensor, "B 2"]
     ) -> Float[Tensor, "B C E E"]:
         """Embed images.
 
@@ -176,6 +180,8 @@ def write_onnx(model: Sam, out: Path, precision: OnnxPrecision = "fp32") -> dict
     export(encoder, encoder_inputs, out / ENCODER, ENCODER_AXES, precision)
     decoder_inputs = _decoder_inputs(embedding, probe.prompts[0], SIZES[0], model.config.mask_size)
     export(decoder, decoder_inputs, out / DECODER, DECODER_AXES, precision)
+    for name in (ENCODER, DECODER):
+        _state_config(out / name, model)
     return {
         "files": [str(out / ENCODER), str(out / DECODER)],
         "difference": _verify(model, decoder, probe, out, TOLERANCES[precision]),
@@ -240,6 +246,15 @@ def export(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         files.write_atomically(path, write)
+
+
+def _state_config(path: Path, model: Sam) -> None:
+    """Add the model's configuration to the metadata of a file."""
+    import onnx
+
+    exported = onnx.load(str(path))
+    onnx.helper.set_model_props(exported, {SPEC: json.dumps(make_spec(model.config))})
+    files.write_atomically(path, lambda partial: onnx.save(exported, str(partial)))
 
 
 def _halve(path: Path) -> None:

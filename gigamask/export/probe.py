@@ -30,7 +30,7 @@ class Probe:
     comes last, as in Meta's and Hugging Face's code.
     """
 
-    pixels: Float[Tensor, "1 3 S S"]
+    pixels: Float[Tensor, "1 N S S"]
     valid: Int64[Tensor, "1 2"]
     prompts: tuple[Prompts, ...]
 
@@ -38,7 +38,9 @@ class Probe:
     def from_config(cls, config: SamConfig) -> "Probe":
         """Return the probe of a configuration, always the same."""
         rng, side, mask_size = make_rng(0, "probe"), config.image_size, config.mask_size
-        pixels = torch.from_numpy(rng.integers(0, 256, (1, 3, side, side)).astype("float32"))
+        pixels = torch.from_numpy(
+            rng.integers(0, 256, (1, config.in_channels, side, side)).astype("float32")
+        )
         points = torch.from_numpy(rng.uniform(0, 0.7 * side, (3, 2)).astype("float32"))
         box = torch.tensor([[0.1, 0.2], [0.6, 0.5]]) * side
         mask = torch.from_numpy(rng.normal(0, 5, (1, mask_size, mask_size)).astype("float32"))

@@ -69,8 +69,14 @@ class MaskFeatureExtractor:
             memory_bytes: Limit of the features in memory.
 
         Raises:
-            GigamaskError: The width of the segmenter's embedding differs from the config's.
+            GigamaskError: The width of the segmenter's embedding differs from the config's, or it
+                does not read RGB.
         """
+        if model.config.in_channels != 3:
+            raise GigamaskError(
+                f"the segmenter reads images of {model.config.in_channels} channels, but texts are "
+                "about colors; choose one that reads RGB"
+            )
         channels = model.config.embedding_channels
         if channels != config.embedding_dim:
             raise GigamaskError(
@@ -152,7 +158,9 @@ class MaskFeatureExtractor:
         if self._cache and (cached := self._cache.get(key)) is not None:
             return cached
         entry = annotation.parse(json, name)
-        features = self.extract(image.decode(jpg, name, entry.size), entry.masks)
+        features = self.extract(
+            image.decode(jpg, name, entry.size, pixels=self.model.config.pixels), entry.masks
+        )
         if self._cache:
             self._cache.put(key, features)
         return features

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from gigamask.distributed.precision import PrecisionName
 from gigamask.errors import GigamaskError
-from gigamask.inference.amg_config import AutomaticMaskConfig, check_tiles
+from gigamask.inference.amg_config import AutomaticMaskConfig
 from gigamask.inference.predictor import MASK_THRESHOLD, SamPredictor
 from gigamask.inference.tiles import TileGrid, match_masks, unite
 from gigamask.masks.boxes import box_area, is_box_near_crop_edge, nms
@@ -161,7 +161,7 @@ class SamAutomaticMaskGenerator:
         """Generate the masks of an image, best first.
 
         Args:
-            image: `(H, W, 3)` RGB pixels in uint8.
+            image: `(H, W, 3)` RGB pixels in uint8, or pixels as for `SamPredictor.set_image`.
 
         Returns:
             One record per mask: segmentation, area (pixels), bbox (x, y, w, h), predicted_iou,
@@ -194,12 +194,13 @@ class SamAutomaticMaskGenerator:
         """Generate the masks of an image as run lengths, best first.
 
         Args:
-            image: `(H, W, 3)` RGB pixels in uint8.
+            image: Pixels as for `generate`.
             progress: Called before each tile with the fraction of the image that is done.
         """
+        image = self.model.config.pixels.from_array(image, "image")
         size = (image.shape[0], image.shape[1])
         if self.tile is not None and max(size) > self.tile:
-            grid = TileGrid(size, self.tile, check_tiles(self.tile, self.halo))
+            grid = TileGrid(size, self.tile, self.config.tile_halo)
             return self._process_tiles(image, grid, progress or (lambda fraction: None))
         crops = generate_crop_boxes(size, self.crop_n_layers, self.crop_overlap_ratio)
         proposals = MaskProposals.concatenate(

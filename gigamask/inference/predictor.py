@@ -14,10 +14,7 @@ from torch import Tensor
 
 from gigamask.distributed.precision import PrecisionName, prediction_autocast
 from gigamask.errors import GigamaskError
-from gigamask.inference.amg_config import check_tiles
 from gigamask.inference.resize_longest_side import ResizeLongestSide
-from gigamask.inference.tile_decoder import TileDecoder
-from gigamask.inference.tiles import TileGrid
 from gigamask.inference.zoom import ZoomDecoder
 from gigamask.masks.transforms import ImageTransform, whole_image
 from gigamask.models.embedding_cache import EmbeddingCache, ImageEmbedder
@@ -40,15 +37,8 @@ class SamPredictor:
             None embeds every image.
         zoom: Whether to embed a crop around what each prompt refers to, and answer there
             (`inference.zoom`): better masks of small objects, for another pass of the encoder.
-        tile: Side in pixels of the tiles of larger images: only those that prompts touch are
-            embedded, and each prompt is answered in its own (`inference.tile_decoder`). None:
-            images are embedded as a whole.
-        halo: Overlap of neighboring tiles in pixels; None: an eighth of a tile.
         precision: Number format of the model: fp32, bf16, fp16, or auto for the caller's autocast
             if there is one, otherwise bf16 on a GPU and fp32 on a CPU.
-
-    Raises:
-        GigamaskError: The tiles are too small for the halo, or zoom is on, too.
     """
 
     def __init__(
@@ -57,17 +47,9 @@ class SamPredictor:
         *,
         cache: EmbeddingCache | None = None,
         zoom: bool = False,
-        tile: int | None = None,
-        halo: int | None = None,
         precision: PrecisionName = "auto",
     ) -> None:
-        if zoom and tile is not None:
-            raise GigamaskError(
-                f"zoom cannot be combined with tile {tile}: leave one of them out; for objects "
-                "that are small in a tile, make it smaller"
-            )
         self.model, self._zoom = sam_model, zoom
-        self._tile, self._halo = tile, check_tiles(tile, halo)
         self.autocast = lambda: prediction_autocast(precision, self.device)
         config = sam_model.config
         self.transform = ResizeLongestSide(config.image_size, config.stretch)
@@ -81,8 +63,8 @@ class SamPredictor:
 
     def reset_image(self) -> None:
         """Discard all images."""
-        self._images: list[tuple[Tensor | None, ImageTransform]] = []
-        self.crop_decoders: list[ZoomDecoder | TileDecoder] = []
+        self._images: list[tuple[Tensor, ImageTransform]] = []
+        self._zoom_decoders: list[ZoomDecoder] = []
         self.is_image_set = False
         self.features: Tensor | None = None
         self._selected = 0
@@ -93,7 +75,9 @@ class SamPredictor:
         """Embed an image, to which later prompts refer.
 
         Args:
-            image: `(H, W, 3)` pixels in uint8.
+            image: `(H, W, 3)` pixels in uint8, or `(H, W)` if they are gray; `(H, W, C)` for a
+                model of C channels. Numbers of other types need the model's window
+                (`Sam.set_window`).
             image_format: Order of the channels, "RGB" or "BGR".
 
         Raises:
@@ -105,7 +89,7 @@ class SamPredictor:
         """Embed images of any sizes in one pass of the encoder, and select the first.
 
         Args:
-            images: `(H, W, 3)` pixels in uint8, at least one image.
+            images: Pixels as for `set_image`, at least one image.
             image_format: Order of the channels, "RGB" or "BGR".
 
         Raises:
@@ -119,37 +103,16 @@ class SamPredictor:
             raise GigamaskError("no image to embed: pass at least one")
         resized, pixels = [], []
         for number, image in enumerate(images):
-            if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8 or not image.size:
-                shape = " x ".join(map(str, image.shape))
-                raise GigamaskError(
-                    f"image {number} must be height x width x 3 in uint8, as from PIL's "
-                    f"convert('RGB') (got {shape} {image.dtype})"
-                )
-            pixels.append(image if image_format == "RGB" else image[..., ::-1])
-            if self._tile is None:
-                small = self.transform.apply_image(pixels[-1])
-                resized.append(torch.from_numpy(small).permute(2, 0, 1)[None])
+            seen = self.model.config.pixels.from_array(image, f"image {number}")
+            pixels.append(seen if image_format == "RGB" else seen[..., ::-1])
+            small = self.transform.apply_image(pixels[-1])
+            resized.append(torch.from_numpy(small).permute(2, 0, 1)[None])
         transforms = [self.transform.image_transform(image.shape[:2]) for image in images]
-        if self._tile is not None:
-            self.reset_image()
-            self._images = [(None, transform) for transform in transforms]
-            self.crop_decoders = [
-                TileDecoder(
-                    self._embedder,
-                    image.copy(),
-                    transform,
-                    TileGrid(transform.original, self._tile, self._halo),
-                )
-                for image, transform in zip(pixels, transforms, strict=True)
-            ]
-            self.select(0)
-            return
         self._embed(resized, transforms)
         if self._zoom:
-            self.crop_decoders = [
+            self._zoom_decoders = [
                 ZoomDecoder(self._embedder, image.copy(), transform, embedding)
                 for image, (embedding, transform) in zip(pixels, self._images, strict=True)
-                if embedding is not None
             ]
 
     def set_torch_image(
@@ -159,22 +122,22 @@ class SamPredictor:
 
         Args:
             transformed_image: `(1, 3, h, w)` pixels in 0..255, uint8 or float, whose long side is
-                the model's image size.
+                the model's image size; as many channels as the model reads.
             original_image_size: Height and width before resizing.
 
         Raises:
-            GigamaskError: The image has another shape, or the predictor zooms or has tiles.
+            GigamaskError: The image has another shape, or the predictor zooms.
         """
-        if self._zoom or self._tile is not None:
-            name = "zoom" if self._zoom else "tile"
+        if self._zoom:
             raise GigamaskError(
-                f"{name} crops the image before it is resized: call set_image instead of "
-                f"set_torch_image, or make the predictor without {name}"
+                "zoom crops the image before it is resized: call set_image instead of "
+                "set_torch_image, or make the predictor without zoom"
             )
         side, shape = self.model.config.image_size, tuple(transformed_image.shape)
-        if len(shape) != 4 or shape[:2] != (1, 3) or max(shape[2:]) != side:
+        channels = self.model.config.in_channels
+        if len(shape) != 4 or shape[:2] != (1, channels) or max(shape[2:]) != side:
             raise GigamaskError(
-                f"transformed_image must be 1 x 3 x h x w with the long side {side}, as "
+                f"transformed_image must be 1 x {channels} x h x w with the long side {side}, as "
                 f"transform.apply_image returns it (got {' x '.join(map(str, shape))})"
             )
         height, width = map(int, original_image_size)
@@ -231,7 +194,7 @@ class SamPredictor:
         Raises:
             GigamaskError: No image is set, or a prompt has a wrong shape or label.
         """
-        _check_is_set(self)
+        self.get_image_embedding()
         size = self._images[self._selected][1].original
         points = labels = boxes = mask_logits = None
         if point_coords is not None:
@@ -281,7 +244,7 @@ class SamPredictor:
         Raises:
             GigamaskError: No image is set, or a prompt has a wrong shape or label.
         """
-        _check_is_set(self)
+        features, transform = self.get_image_embedding(), self._images[self._selected][1]
         prompts = make_prompts(
             point_coords,
             point_labels,
@@ -290,13 +253,9 @@ class SamPredictor:
             multimask_output,
             self.model.config.mask_size,
         )
-        if self.crop_decoders:
-            decoder = self.crop_decoders[self._selected]
-        else:
-            resize = self._images[self._selected][1].logits_to_original
-            decoder = PromptDecoder(self.model, self.get_image_embedding(), resize=resize)
+        decoder = PromptDecoder(self.model, features, resize=transform.logits_to_original)
         with self.autocast():
-            prediction = decoder(prompts)
+            prediction = (self._zoom_decoders[self._selected] if self._zoom else decoder)(prompts)
         masks = prediction.logits if return_logits else prediction.logits > MASK_THRESHOLD
         return masks, prediction.iou_predictions, prediction.low_res_logits
 
@@ -306,15 +265,6 @@ class SamPredictor:
         Raises:
             GigamaskError: No image is set.
         """
-        _check_is_set(self)
-        decoder = self.crop_decoders[self._selected] if self.crop_decoders else None
-        if isinstance(decoder, TileDecoder):
-            with self.autocast():
-                return decoder.embed_whole()
-        assert self.features is not None
+        if self.features is None:
+            raise GigamaskError("no image is set: call set_image first")
         return self.features
-
-
-def _check_is_set(predictor: SamPredictor) -> None:
-    if not predictor.is_image_set:
-        raise GigamaskError("no image is set: call set_image first")

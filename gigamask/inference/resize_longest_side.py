@@ -32,14 +32,19 @@ class ResizeLongestSide:
         size = int(height), int(width)
         return whole_image(size, self.target_length, self.stretch)
 
-    def apply_image(self, image: UInt8[np.ndarray, "H W 3"]) -> UInt8[np.ndarray, "h w 3"]:
+    def apply_image(self, image: UInt8[np.ndarray, "H W C"]) -> UInt8[np.ndarray, "h w C"]:
         """Resize an image with Pillow's antialiased bilinear filter."""
         height, width = self.image_transform(image.shape[:2]).resized
-        return np.array(
-            Image.fromarray(np.ascontiguousarray(image)).resize(
-                (width, height), Image.Resampling.BILINEAR
+        planes = [image] if image.shape[2] == 3 else list(np.moveaxis(image, 2, 0))
+        resized = [
+            np.array(
+                Image.fromarray(np.ascontiguousarray(plane)).resize(
+                    (width, height), Image.Resampling.BILINEAR
+                )
             )
-        )
+            for plane in planes
+        ]
+        return resized[0] if image.shape[2] == 3 else np.stack(resized, 2)
 
     def apply_image_torch(self, image: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C h w"]:
         """Resize images with torch, antialiased; values may differ by one from `apply_image`."""

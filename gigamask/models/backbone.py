@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from gigamask.errors import GigamaskError, first_line
 from gigamask.interfaces import PIXEL_MEAN, PIXEL_STD, ImageEncoderModule
 from gigamask.models.hub import download, is_hub_id
-from gigamask.models.sam.layers import smoothing_layers
+from gigamask.models.sam.layers import inflate_channels, smoothing_layers
 from gigamask.serialization import read_json
 
 if TYPE_CHECKING:
@@ -116,6 +116,25 @@ def _config_of(architecture: str) -> "PreTrainedConfig":
         ) from None
 
 
+def with_channels(architecture: str, channels: int) -> str:
+    """Return the configuration of a backbone with another number of input channels.
+
+    Args:
+        architecture: Configuration of the backbone as JSON.
+        channels: Channels of the input.
+
+    Raises:
+        GigamaskError: The backbone has a fixed number of channels.
+    """
+    config = _config_of(architecture)
+    if not hasattr(config, "num_channels"):
+        raise GigamaskError(
+            f"--in-channels {channels}: the backbone {config.model_type} reads three channels; "
+            "choose another --model.encoder, or leave the flag out"
+        )
+    return json.dumps(json.loads(architecture) | {"num_channels": channels})
+
+
 @cache
 def feature_shapes(
     architecture: str, image_size: int
@@ -139,7 +158,8 @@ def feature_shapes(
     try:
         with torch.device("meta"), torch.no_grad():
             backbone = _build(architecture, stages)
-            maps = backbone(torch.empty(1, 3, image_size, image_size)).feature_maps
+            channels = getattr(config, "num_channels", 3)
+            maps = backbone(torch.empty(1, channels, image_size, image_size)).feature_maps
     except Exception as error:  # of a model that fails to build or to run
         stated = getattr(config, "image_size", None)
         hint = f"; its own size is {stated}" if stated else ""
@@ -239,7 +259,7 @@ class BackboneEncoder(nn.Module, ImageEncoderModule):
         return self
 
     def forward(
-        self, pixels: Float[Tensor, "B 3 S S"], drop_path: Float[Tensor, "B L 2"] | None
+        self, pixels: Float[Tensor, "B N S S"], drop_path: Float[Tensor, "B L 2"] | None
     ) -> Float[Tensor, "B C E E"]:
         """Return the image embedding; see `ImageEncoderModule`.
 
@@ -341,4 +361,7 @@ def load_pretrained(
             f"--model.encoder hf:{name}: {WEIGHTS} lacks {len(missing)} tensors of the backbone, "
             f"such as {missing[0]}; use --model.encoder.no-pretrained for random ones"
         )
-    encoder.backbone.load_state_dict(loaded.state_dict())
+    own = encoder.backbone.state_dict()
+    encoder.backbone.load_state_dict(
+        {name: inflate_channels(value, own[name]) for name, value in loaded.state_dict().items()}
+    )

@@ -19,6 +19,7 @@ from gigamask.models.encoder_configs import (
     check_counts,
     check_multiple,
 )
+from gigamask.pixels import PixelConfig
 
 COLOR_FEATURES = 6
 """Number of color features of a mask: mean and standard deviation of red, green and blue."""
@@ -185,6 +186,7 @@ class SamConfig:
     vit"""
     decoder: Decoder = SamDecoder()
     """mask decoder; window requires the encoder conv_pyramid"""
+    pixels: PixelConfig = field(default_factory=PixelConfig)
 
     def __post_init__(self) -> None:
         check_counts(
@@ -254,6 +256,19 @@ class SamConfig:
             )
         check_multiple(self, "image_size", 16, "the coarsest stride of conv_pyramid")
         check_multiple(self, "embedding_dim", 16, "the mask upscaling in windows")
+
+    @property
+    def in_channels(self) -> int:
+        """Channels of the input, 3 for RGB."""
+        return self.pixels.channels
+
+    @property
+    def pixel_scale(self) -> tuple[tuple[float, ...], ...]:
+        """Mean and standard deviation of each channel in 0..255; RGB's mean for other channels."""
+        return tuple(
+            values if len(values) == self.in_channels else (sum(values) / 3,) * self.in_channels
+            for values in self.encoder.pixel_scale
+        )
 
     @property
     def has_custom_encoder(self) -> bool:

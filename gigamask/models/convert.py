@@ -361,6 +361,11 @@ def check_is_published_sam(config: SamConfig, target: str) -> None:
             f"--model.{'stretch' if config.stretch else 'no-stretch'}: export it with --to "
             "safetensors or --to onnx"
         )
+    if config.in_channels != 3:
+        raise GigamaskError(
+            f"{target} reads RGB, this model images of {config.in_channels} channels: export it "
+            "with --to safetensors or --to onnx"
+        )
     if is_sam2:
         return
     if isinstance(config.encoder, HuggingFaceBackbone | ViTTiny | RepViT | Hiera):

@@ -212,12 +212,12 @@ class ImageEmbedder:
         return [embedding.to(device) for key in keys if (embedding := embeddings[key]) is not None]
 
     def embed_batch(
-        self, images: UInt8[Tensor, "B 3 S S"], input_sizes: Int64[Tensor, "B 2"]
+        self, images: UInt8[Tensor, "B N S S"], input_sizes: Int64[Tensor, "B 2"]
     ) -> Float[Tensor, "B C E E"]:
         """Return the embeddings of a batch of padded images.
 
         Args:
-            images: RGB in 0..255.
+            images: The channels in 0..255.
             input_sizes: Height and width of each image without padding.
         """
         if self.cache is None:

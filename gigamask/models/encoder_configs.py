@@ -33,6 +33,7 @@ class ViT(ImageEncoder):
             window_size=model.window_size,
             global_attn_indexes=model.global_attn_indexes,
             drop_path_rate=model.drop_path_rate,
+            in_chans=model.in_channels,
         )
 
     def drop_path_blocks(self, model: Any) -> int:
@@ -74,6 +75,7 @@ class ViTTiny(ImageEncoder):
             global_attn_indexes=range(self.depth),
             drop_path_rate=model.drop_path_rate,
             use_rel_pos=False,
+            in_chans=model.in_channels,
         )
 
     def drop_path_blocks(self, model: Any) -> int:
@@ -125,6 +127,7 @@ class RepViT(ImageEncoder):
             (model.image_size, model.patch_size),
             model.embedding_dim,
             model.drop_path_rate,
+            model.in_channels,
         )
 
     def drop_path_blocks(self, model: Any) -> int:
@@ -180,7 +183,9 @@ class Hiera(ImageEncoder):
 
         sizes = (model.image_size, model.patch_size)
         hiera = HieraSizes(**vars(self))
-        return HieraEncoder(hiera, sizes, model.embedding_dim, model.drop_path_rate)
+        return HieraEncoder(
+            hiera, sizes, model.embedding_dim, model.drop_path_rate, model.in_channels
+        )
 
     def blocks(self, encoder: nn.Module) -> Sequence[nn.Module]:
         """Return the blocks of Hiera, from input to output."""
@@ -230,7 +235,9 @@ class ConvPyramid(ImageEncoder):
         """Build the image encoder of a SAM."""
         from gigamask.models.compact.encoder import ConvPyramidEncoder
 
-        return ConvPyramidEncoder(self.widths, self.depths, self.width, self.fine_width)
+        return ConvPyramidEncoder(
+            self.widths, self.depths, self.width, self.fine_width, model.in_channels
+        )
 
     def channels(self, model: Any) -> int:
         """Return the number of channels of the embedding."""
@@ -276,7 +283,7 @@ class HuggingFaceBackbone(ImageEncoder):
         from gigamask.models.backbone import BackboneEncoder
 
         return BackboneEncoder(
-            self._architecture(),
+            self._architecture(model),
             model.image_size,
             model.patch_size,
             model.embedding_dim,
@@ -305,14 +312,15 @@ class HuggingFaceBackbone(ImageEncoder):
         """Return the number of blocks, or 0 without drop path."""
         from gigamask.models.backbone import count_blocks
 
-        return count_blocks(self._architecture()) if model.drop_path_rate else 0
+        return count_blocks(self._architecture(model)) if model.drop_path_rate else 0
 
     def max_width(self, model: Any) -> int:
         """Return the channels of the widest feature map."""
         from gigamask.models.backbone import feature_shapes
 
         return max(
-            channels for channels, _ in feature_shapes(self._architecture(), model.image_size)[1]
+            channels
+            for channels, _ in feature_shapes(self._architecture(model), model.image_size)[1]
         )
 
     @property
@@ -323,16 +331,21 @@ class HuggingFaceBackbone(ImageEncoder):
     @property
     def depth(self) -> int:
         """Number of blocks that the architecture states."""
-        values = json.loads(self._architecture())
+        values = json.loads(self.architecture or "{}")
         return sum(values.get("depths") or [values.get("num_hidden_layers", 0)])
 
-    def _architecture(self) -> str:
+    def _architecture(self, model: Any) -> str:
+        """Return the architecture with the channels of a model's input."""
         if not self.architecture:
             raise GigamaskError(
                 "--model.encoder hf needs a backbone: hf:FOLDER, or hf:ID of the Hugging Face Hub, "
                 "such as hf:facebook/dinov2-small"
             )
-        return self.architecture
+        if model.in_channels == 3:
+            return self.architecture
+        from gigamask.models.backbone import with_channels
+
+        return with_channels(self.architecture, model.in_channels)
 
 
 def check_counts(config: object, *names: str) -> None:

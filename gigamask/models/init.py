@@ -301,8 +301,8 @@ def _init_sam(module: nn.Module, name: str, tensor: Tensor, seed: int, full: str
     if isinstance(module, ImageEncoderViT):
         return sine_positions(shape[1], shape[3])
     if isinstance(module, Sam):
-        mean, std = module.config.encoder.pixel_scale
-        return torch.tensor(mean if name == "pixel_mean" else std).view(3, 1, 1)
+        mean, std = module.config.pixel_scale
+        return torch.tensor(mean if name == "pixel_mean" else std).view(-1, 1, 1)
     if isinstance(module, (nn.LayerNorm, nn.GroupNorm)) and name == "weight":
         return torch.ones(shape)
     if name == "bias" or isinstance(module, EncoderAttention):

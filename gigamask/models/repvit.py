@@ -87,6 +87,7 @@ class RepViTEncoder(nn.Module, ImageEncoderModule):
         sizes: Side of the input, and stride of the embedding, in pixels.
         out_chans: Channels of the embedding.
         drop_path_rate: Drop path rate of the last block, increasing linearly from 0.
+        in_chans: Channels of the input.
 
     Raises:
         GigamaskError: The stride is none of 8, 16 and 32, or does not fit the input.
@@ -99,6 +100,7 @@ class RepViTEncoder(nn.Module, ImageEncoderModule):
         sizes: tuple[int, int],
         out_chans: int,
         drop_path_rate: float = 0.0,
+        in_chans: int = 3,
     ) -> None:
         super().__init__()
         image_size, patch_size = sizes
@@ -109,7 +111,7 @@ class RepViTEncoder(nn.Module, ImageEncoderModule):
             )
         first = widths[0]
         self.stem = nn.Sequential(
-            nn.Conv2d(3, first // 2, 3, 2, padding=1),
+            nn.Conv2d(in_chans, first // 2, 3, 2, padding=1),
             LayerNorm2d(first // 2),
             nn.GELU(),
             nn.Conv2d(first // 2, first, 3, 2, padding=1),
@@ -132,7 +134,7 @@ class RepViTEncoder(nn.Module, ImageEncoderModule):
         self.neck = nn.Sequential(*smoothing_layers(out_chans))
 
     def forward(
-        self, pixels: Float[Tensor, "B 3 S S"], drop_path: Float[Tensor, "B L 2"] | None
+        self, pixels: Float[Tensor, "B N S S"], drop_path: Float[Tensor, "B L 2"] | None
     ) -> Float[Tensor, "B C E E"]:
         """Return the image embedding; see `ImageEncoderModule`.
 

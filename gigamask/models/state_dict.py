@@ -2,7 +2,8 @@
 
 Meta's `.pth`, safetensors, Hugging Face folders and ids, and checkpoint folders are read as state
 dicts with Meta's names. Position embeddings are interpolated if the model's input size differs, as
-in ViTDet and SAM; everything else must match exactly.
+in ViTDet and SAM, and the first convolution is inflated if the model has other channels than RGB;
+everything else must match exactly.
 """
 
 import os
@@ -23,6 +24,7 @@ from gigamask.models.convert import (
     resample_rel_pos,
 )
 from gigamask.models.hub import download, has_file, parse_hub_id
+from gigamask.models.sam.layers import inflate_channels
 from gigamask.models.sam2 import convert as sam2
 from gigamask.models.weight_files import ModelConfig
 from gigamask.serialization import read_json
@@ -168,9 +170,12 @@ def _huggingface_config(stated: ModelConfig | None, weights: Path) -> ModelConfi
         return stated
     config = parse_huggingface_config(read_json(path, dict, MAX_CONFIG_BYTES), str(path))
     if isinstance(stated, SamConfig):
-        # They only matter in training, and config.json does not state them.
+        # They only matter in training, or are of the pixels, and config.json states neither.
         config = replace(
-            config, drop_path_rate=stated.drop_path_rate, custom_init=stated.custom_init
+            config,
+            drop_path_rate=stated.drop_path_rate,
+            custom_init=stated.custom_init,
+            pixels=stated.pixels,
         )
         if config != stated:
             raise GigamaskError(
@@ -180,7 +185,7 @@ def _huggingface_config(stated: ModelConfig | None, weights: Path) -> ModelConfi
 
 
 def load_weights(model: Model, state: State, source: str) -> None:
-    """Load a state dict strictly; only position embeddings may differ in size.
+    """Load a state dict strictly; only position embeddings and channels may differ in size.
 
     Args:
         model: Model to load into; unchanged on error.
@@ -200,7 +205,8 @@ def fit_weights(model: Model, state: State, source: str, resample: bool = True) 
         model: The model; it may be on the meta device.
         state: State dict with Meta's names.
         source: Where the weights come from, for error messages.
-        resample: Whether position embeddings may be resampled to the model's size.
+        resample: Whether position embeddings may be resampled to the model's size, and weights for
+            RGB inflated to its channels.
 
     Raises:
         GigamaskError: A tensor is missing, unknown, or of another shape or type.
@@ -240,7 +246,8 @@ def fit_weights(model: Model, state: State, source: str, resample: bool = True) 
 
 
 def _fit(value: Tensor, own: Tensor, name: str) -> Tensor:
-    """Resample position embeddings to the model's size; return everything else unchanged."""
+    """Fit position embeddings and a first convolution; return everything else unchanged."""
+    value = inflate_channels(value, own)
     if value.shape == own.shape or value.dim() != own.dim() or value.shape[-1] != own.shape[-1]:
         return value
     if name == "image_encoder.pos_embed":

@@ -38,6 +38,7 @@ from gigamask.models.configs import (
     ViT,
 )
 from gigamask.models.convert import State
+from gigamask.pixels import RGB
 from gigamask.serialization import decode_json
 
 ModelConfig = SamConfig | MAEConfig | GroundingModelConfig
@@ -49,7 +50,12 @@ KINDS: dict[str, type[ModelConfig]] = {
 """Configuration class by kind of model in a file's metadata; without a kind, the model is a SAM."""
 PARTS: dict[str, Mapping[str, type]] = {"encoder": ENCODERS, "decoder": DECODERS}
 """Built-in classes of the fields of a SAM's configuration that are components."""
-UNSTATED = {"stretch": False, "feature_channels": 0, "class_names": ()}
+UNSTATED: dict[str, Any] = {
+    "stretch": False,
+    "feature_channels": 0,
+    "class_names": (),
+    "pixels": {},
+}
 """Fields that a file states only if they have other values; earlier versions had none of them."""
 SPEC = "spec"
 """Key of the configuration in the metadata of a file."""
@@ -153,6 +159,9 @@ def make_spec(config: ModelConfig) -> dict[str, Any]:
         part = spec.pop(name, None)
         if part is not None and part not in (ViT(), SamDecoder()):  # the default of every file
             spec[name] = _part_spec(part, classes)
+    if isinstance(config, SamConfig):
+        stated, default = vars(config.pixels), vars(RGB)
+        spec["pixels"] = {name: stated[name] for name in stated if stated[name] != default[name]}
     return {name: value for name, value in spec.items() if (name, value) not in UNSTATED.items()}
 
 

@@ -289,14 +289,12 @@ def blank_batch(
         images: Number of images.
         masks: Number of masks, over all images.
     """
-    zeros = torch.zeros
+    zeros, side = torch.zeros, sample_config.image_size
     mask_image = torch.arange(masks) // max(1, -(-masks // max(1, images)))
     return Batch(
         names=tuple(str(number) for number in range(images)),
-        images=zeros(
-            images, 3, sample_config.image_size, sample_config.image_size, dtype=torch.uint8
-        ),
-        input_sizes=torch.full((images, 2), sample_config.image_size),
+        images=zeros(images, sample_config.pixels.channels, side, side, dtype=torch.uint8),
+        input_sizes=torch.full((images, 2), side),
         scale_xy=torch.ones(images, 2),
         batch_index=torch.arange(images),
         weights=torch.ones(images),

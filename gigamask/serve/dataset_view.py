@@ -94,7 +94,8 @@ class DatasetView:
     def jpeg(self, row: int) -> bytes:
         """Return an image as stored, as a JPEG; raise CorruptSampleError if it is corrupt."""
         raw = self._read(row)
-        return self._codec.submit(lambda: encode_jpeg(raw.pixels())).result()
+        preview = image.decode_preview
+        return self._codec.submit(lambda: encode_jpeg(preview(raw.jpg, raw.name))).result()
 
     def thumbnail(self, row: int) -> bytes:
         """Return a small JPEG of an image; raise CorruptSampleError if it is corrupt."""
@@ -113,7 +114,8 @@ class DatasetView:
 
 
 def _thumbnail(raw: RawSample) -> bytes:
-    pixels = raw.pixels(half=max(image.size(raw.jpg, raw.name)) >= 2 * THUMBNAIL_PX)
+    half = max(image.size(raw.jpg, raw.name)) >= 2 * THUMBNAIL_PX
+    pixels = image.decode_preview(raw.jpg, raw.name, half)
     height, width = pixels.shape[:2]
     scale = min(1.0, THUMBNAIL_PX / max(height, width))
     size = max(1, round(width * scale)), max(1, round(height * scale))

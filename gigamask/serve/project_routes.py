@@ -336,7 +336,7 @@ def loop_routes(state: ProjectState) -> APIRouter:
 
 def _thumbnail(path: Path) -> bytes:
     raw = read_file(path, path.name)
-    pixels = apply_exif_orientation(image.decode(raw, path.name), raw)
+    pixels = apply_exif_orientation(image.decode_preview(raw, path.name), raw)
     scale = THUMBNAIL_PX / max(pixels.shape[:2])
     size = [max(1, round(scale * side)) for side in pixels.shape[1::-1]]
     return encode_jpeg(cv2.resize(pixels, size, interpolation=cv2.INTER_AREA))

@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Float, UInt8
 from PIL import Image, ImageOps
+from torch import Tensor
 
 from gigamask.data import image
 from gigamask.errors import GigamaskError
@@ -34,8 +35,10 @@ from gigamask.inference.automatic_mask_generator import (
 from gigamask.inference.predictor import MASK_THRESHOLD, SamPredictor
 from gigamask.masks.rle import RLEMasks
 from gigamask.models.embedding_cache import EmbeddingCache
-from gigamask.models.sam.sam import Sam
-from gigamask.serve.open_images import Answer, OpenImage, OpenImages
+from gigamask.models.sam.prompt_encoder import make_prompts
+from gigamask.models.sam.sam import PromptDecoder, Sam
+from gigamask.pixels import to_rgb
+from gigamask.serve.open_images import OpenImage, OpenImages
 from gigamask.serve.prompt_steps import MAX_PROMPTS, PromptStep, check_steps
 
 MAX_PIXELS = 2**25
@@ -111,7 +114,7 @@ class Session:
 
     def jpeg(self, key: str) -> bytes:
         """Return an opened image as a JPEG."""
-        return self._codec.submit(encode_jpeg, self.images.get(key).pixels).result()
+        return self._codec.submit(encode_jpeg, to_rgb(self.images.get(key).pixels)).result()
 
     def embed(self, key: str) -> dict[str, Any]:
         """Embed an image, and return the seconds it took and whether it was cached."""
@@ -143,17 +146,21 @@ class Session:
         opened = self.images.get(key)
         check_steps(opened.size, steps)
         with self._model_lock:
-            _embed(opened)
-            answer = self._predict_steps(opened, tuple(steps), multimask_output, base)
+            predictor = _embed(opened)
+            low, iou = self._predict_steps(opened, predictor, tuple(steps), multimask_output, base)
+            if best_only:
+                best = iou.argmax(keepdim=True)
+                low, iou = low[best], iou[best]
+            transform = predictor.transform.image_transform(opened.size)
+            logits = transform.logits_to_original(low[None])[0]
+            masks = RLEMasks.from_dense((logits > MASK_THRESHOLD).cpu().numpy())
+            stable = calculate_stability_score(logits, STABILITY_OFFSET).nan_to_num(0.0)
         self.images.trim()
         described = masks_to_json(
-            answer.masks,
-            {"predicted_iou": answer.iou.tolist(), "stability": answer.stability.tolist()},
+            masks, {"predicted_iou": iou.tolist(), "stability": stable.tolist()}
         )
-        order = answer.iou.argsort(descending=True, stable=True).tolist()
-        return [
-            described[number] | {"number": number} for number in order[: 1 if best_only else None]
-        ]
+        order = iou.argsort(descending=True, stable=True).tolist()
+        return [described[number] | {"number": number} for number in order]
 
     def all_masks(self, key: str) -> list[dict[str, Any]]:
         """Return all masks that the model finds from a grid of points, with its scores (slow)."""
@@ -209,7 +216,7 @@ class Session:
         self, raw: bytes, name: str, masks: RLEMasks | None, quarter_turns: bool
     ) -> tuple[str, tuple[int, int]]:
         """Decode an image and cache it; return its id and size."""
-        pixels = decoded = image.decode(raw, name)
+        pixels = decoded = image.decode(raw, name, pixels=self.model.config.pixels)
         if masks is None:
             pixels = apply_exif_orientation(decoded, raw)
             if quarter_turns and pixels.shape == decoded.shape:
@@ -218,10 +225,7 @@ class Session:
         digest = blake2b(content.encode(), digest_size=12)
         digest.update(np.ascontiguousarray(pixels).data)
         key = digest.hexdigest()
-        tile, halo = self._mask_settings.tile, self._mask_settings.halo
-        if tile is None or max(pixels.shape) <= tile:
-            tile = halo = None
-        predictor = SamPredictor(self.model, cache=self._cache, tile=tile, halo=halo)
+        predictor = SamPredictor(self.model, cache=self._cache)
         self.images.add(key, OpenImage(name, pixels, predictor, masks))
         return key, pixels.shape[:2]
 
@@ -229,18 +233,19 @@ class Session:
         if opened.proposals is None:
             settings = vars(self._mask_settings)
             generator = SamAutomaticMaskGenerator(self.model, cache=self._cache, **settings)
-            opened.proposals = generator.generate_proposals(opened.pixels, opened.report)
+            opened.proposals = generator.generate_proposals(opened.pixels)
         return opened.proposals
 
     @torch.inference_mode()
     def _predict_steps(
         self,
         opened: OpenImage,
+        predictor: SamPredictor,
         steps: tuple[PromptStep, ...],
         multimask_output: bool | None,
         base: RLEMasks | None = None,
-    ) -> Answer:
-        """Return the answer after the last step.
+    ) -> tuple[Float[Tensor, "C G G"], Float[Tensor, "C"]]:
+        """Return low-resolution logits and predicted IoU after the last step.
 
         Earlier steps are predicted first, unless they are cached.
         """
@@ -249,37 +254,37 @@ class Session:
         if key in opened.predictions:
             return opened.predictions[key]
         mask_input = None
-        transform = opened.predictor.transform
+        transform = predictor.transform
         if base is not None and len(steps) == 1:
             side = self.model.config.mask_size
             small = transform.image_transform(opened.size).apply_masks(base, side).to_dense()
             mask_input = torch.from_numpy(np.where(small, BASE_LOGIT, -BASE_LOGIT))[None].float()
         if len(steps) > 1:
-            before = self._predict_steps(opened, steps[:-1], multimask_output, base)
-            chosen, low = steps[-2].chosen, before.low_res_logits
+            low, iou = self._predict_steps(opened, predictor, steps[:-1], multimask_output, base)
+            chosen = steps[-2].chosen
             if chosen is not None and not 0 <= chosen < len(low):
                 raise GigamaskError(f"mask {chosen} was chosen of {len(low)}; choose one of these")
-            mask_input = low[int(before.iou.argmax()) if chosen is None else chosen][None, None]
+            mask_input = low[int(iou.argmax()) if chosen is None else chosen][None, None]
         points = [step for step in steps if step.point is not None]
         coords = np.array([step.point for step in points], np.float64).reshape(1, -1, 2)
         coords = torch.from_numpy(transform.apply_coords(coords, opened.size))
         labels = torch.tensor([[int(step.foreground) for step in points]])
         boxes = np.array([step.box for step in steps if step.box is not None][-1:], np.float64)
         box = torch.from_numpy(transform.apply_boxes(boxes, opened.size)) if len(boxes) else None
-        logits, iou, low = opened.predictor.predict_torch(
+        prompts = make_prompts(
             *((coords, labels) if points else (None, None)),
             box,
             mask_input,
             len(steps) == 1 and base is None if multimask_output is None else multimask_output,
-            return_logits=True,
+            self.model.config.mask_size,
         )
+        with predictor.autocast():
+            prediction = PromptDecoder(self.model, predictor.get_image_embedding())(prompts)
         if len(opened.predictions) > 4 * MAX_PROMPTS:
             opened.predictions.clear()
-        opened.predictions[key] = Answer(
-            low[0],
-            iou[0].float(),
-            RLEMasks.from_dense((logits[0] > MASK_THRESHOLD).cpu().numpy()),
-            calculate_stability_score(logits[0], STABILITY_OFFSET).nan_to_num(0.0),
+        opened.predictions[key] = (
+            prediction.low_res_logits[0],
+            prediction.iou_predictions[0].float(),
         )
         return opened.predictions[key]
 
@@ -314,14 +319,16 @@ def masks_to_json(masks: RLEMasks, scores: dict[str, list[float]]) -> list[dict[
 
 
 def apply_exif_orientation(
-    pixels: UInt8[np.ndarray, "H W 3"], raw: bytes
-) -> UInt8[np.ndarray, "h w 3"]:
+    pixels: UInt8[np.ndarray, "H W C"], raw: bytes
+) -> UInt8[np.ndarray, "h w C"]:
     """Rotate decoded pixels according to the file's EXIF orientation.
 
     Args:
-        pixels: RGB as stored.
+        pixels: Pixels as stored; returned as they are unless they are RGB of a photograph's format.
         raw: The image file's bytes.
     """
+    if pixels.shape[2] != 3 or image.keeps_its_bytes(raw):
+        return pixels
     with Image.open(io.BytesIO(raw), formats=["JPEG", "PNG", "WEBP"]) as opened:
         orientation = opened.getexif().get(0x0112, 1)
     rotated = Image.fromarray(pixels)

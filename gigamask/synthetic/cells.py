@@ -6,7 +6,7 @@ image. The bytes of image N depend only on (seed, N).
 
 import cv2
 import numpy as np
-from jaxtyping import Bool, Float32, Int32, UInt8
+from jaxtyping import Bool, Float32, Int32, UInt8, UInt16
 
 from gigamask.masks.rle import RLEMasks
 from gigamask.rng import make_rng
@@ -22,15 +22,20 @@ MAX_CELLS = 200
 MAX_OVERLAP_SHARE = 0.15
 """Largest fraction of a cell that may lie on cells drawn before."""
 MIN_AREA_PX = 40
+BLACK_COUNTS, COUNTS_PER_LEVEL = 400, 24
+"""Value of black in 16 bits, and values for each of the 256 levels of 8 bits."""
 
 
-def compose_cells(seed: int, number: int, long_side: tuple[int, int] = LONG_SIDE) -> SyntheticScene:
+def compose_cells(
+    seed: int, number: int, long_side: tuple[int, int] = LONG_SIDE, bits: int = 8
+) -> SyntheticScene:
     """Draw a micrograph; each cell, with its nucleus, has one mask.
 
     Args:
         seed: Random seed of the micrographs.
         number: Number of the image.
         long_side: Range of the longer side in pixels.
+        bits: Bits of a pixel; 8 in three equal channels, 16 in one, of which a camera fills 13.
     """
     generator = make_rng(seed, "cells", number)
     long = int(generator.integers(long_side[0], long_side[1] + 1))
@@ -42,7 +47,7 @@ def compose_cells(seed: int, number: int, long_side: tuple[int, int] = LONG_SIDE
     visible = [mask for mask in visible if mask.sum() >= MIN_AREA_PX]
     masks = RLEMasks.from_dense(np.array(visible, dtype=bool).reshape(len(visible), *size))
     return SyntheticScene(
-        pixels=_expose(generator, brightness),
+        pixels=_expose(generator, brightness, bits),
         masks=masks,
         predicted_iou=generator.uniform(0.88, 1.0, len(masks)),
         stability_score=generator.uniform(0.92, 1.0, len(masks)),
@@ -100,8 +105,8 @@ def _rim(pixels: UInt8[np.ndarray, "h w"], thickness: int) -> Bool[np.ndarray, "
 
 
 def _expose(
-    generator: np.random.Generator, brightness: Float32[np.ndarray, "H W"]
-) -> UInt8[np.ndarray, "H W 3"]:
+    generator: np.random.Generator, brightness: Float32[np.ndarray, "H W"], bits: int
+) -> UInt8[np.ndarray, "H W 3"] | UInt16[np.ndarray, "H W"]:
     """Render in gray, with blur, uneven light, photon noise and sensor noise."""
     height, width = brightness.shape
     plane = cv2.GaussianBlur(brightness, (0, 0), generator.uniform(0.6, 1.4))
@@ -113,5 +118,8 @@ def _expose(
     plane += generator.normal(0, generator.uniform(1, 5), plane.shape)
     if generator.random() < 0.3:  # bright field: dark cells on a bright ground
         plane = 230 - plane
+    if bits == 16:
+        counts = np.round(plane * COUNTS_PER_LEVEL + BLACK_COUNTS)
+        return np.clip(counts, 0, 2**16 - 1).astype(np.uint16)
     gray = np.clip(np.round(plane), 0, 255).astype(np.uint8)
     return np.repeat(gray[:, :, None], 3, 2)

@@ -6,6 +6,7 @@ objects. A click inside a part therefore has two or three correct answers, as in
 3, "Resolving ambiguity").
 """
 
+import io
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,7 +15,8 @@ from typing import Any
 
 import cv2
 import numpy as np
-from jaxtyping import Float32, Float64, Int64, UInt8
+from jaxtyping import Float32, Float64, Int64, UInt8, UInt16
+from PIL import Image
 
 from gigamask.data import annotation, tar, worker_pool
 from gigamask.data.image import encode_jpeg
@@ -69,7 +71,7 @@ class SyntheticScene:
     A category is the kind of an object's outline; parts and pairs of objects have none.
     """
 
-    pixels: UInt8[np.ndarray, "H W 3"]
+    pixels: UInt8[np.ndarray, "H W 3"] | UInt16[np.ndarray, "H W"]
     masks: RLEMasks
     predicted_iou: Float64[np.ndarray, "n"]
     stability_score: Float64[np.ndarray, "n"]
@@ -268,23 +270,29 @@ def write_scenes(
 def _begins_with(path: Path, scene: SyntheticScene) -> bool:
     """Return whether a tar's first member is the scene's image."""
     check_regular(path)
-    jpg = _jpeg(scene)
+    _, encoded = _encode(scene)
     with open(path, "rb") as file:
         file.seek(tar.BLOCK)
-        return file.read(len(jpg)) == jpg
+        return file.read(len(encoded)) == encoded
 
 
 def _members(
     scenes: Iterable[tuple[int, SyntheticScene]], done: Callable[[int], object]
 ) -> Iterator[tuple[str, bytes]]:
     for number, scene in scenes:
-        yield f"sa_{number}.jpg", _jpeg(scene)
+        suffix, encoded = _encode(scene)
+        yield f"sa_{number}{suffix}", encoded
         yield f"sa_{number}.json", annotation.encode(record(scene, number))
         done(number)
 
 
-def _jpeg(scene: SyntheticScene) -> bytes:
-    return encode_jpeg(scene.pixels, JPEG_QUALITY)
+def _encode(scene: SyntheticScene) -> tuple[str, bytes]:
+    """Return the extension and the bytes of a scene's image: a JPEG, or a PNG of 16 bits."""
+    if scene.pixels.dtype == np.uint8:
+        return ".jpg", encode_jpeg(scene.pixels, JPEG_QUALITY)
+    file = io.BytesIO()
+    Image.fromarray(scene.pixels).save(file, "png", compress_level=1)
+    return ".png", file.getvalue()
 
 
 def record(scene: SyntheticScene, number: int) -> dict[str, Any]:

@@ -320,11 +320,13 @@ class ImageTrainConfig(TrainConfig):
             GigamaskError: There are no samples.
         """
         from gigamask.data import attributes, loader
+        from gigamask.data.dataset import check_pixels
         from gigamask.data.mask_store import MaskStore
         from gigamask.data.sample_table import open_sample_table
         from gigamask.training.data_source import DataSource, loader_processes
 
         settings, sample_config = self.loader, self.sample_config
+        check_pixels(index, sample_config.pixels, sample_config.pixels.has_window)
         table = attributes.read(settings.attributes, index) if settings.attributes else None
         samples = open_sample_table(
             index, sample_config.filters, self.items, table, self.seed, sample_config.with_masks

@@ -103,7 +103,7 @@ class FeatureTask(Task):
         if not len(images):
             side = model.config.image_size
             image, size = (
-                images.new_zeros(1, 3, side, side),
+                images.new_zeros(1, images.shape[1], side, side),
                 batch.input_sizes.new_full((1, 2), side),
             )
             dummy_forward(model, lambda: encode(model, image, size, None, self.precision))
@@ -285,6 +285,11 @@ def check_student(student: SamConfig, teacher: SamConfig, source: str, features:
     if student.stretch != teacher.stretch:
         word = "stretch" if teacher.stretch else "no-stretch"
         raise GigamaskError(f"--teacher {source}: needs --model.{word} as it was trained")
+    if student.in_channels != teacher.in_channels:
+        raise GigamaskError(
+            f"--teacher {source}: reads images of {teacher.in_channels} channels, the student of "
+            f"{student.in_channels}; use --in-channels {teacher.in_channels}"
+        )
     if not features:
         return
     shapes = [(each.embedding_channels, each.embedding_size) for each in (student, teacher)]

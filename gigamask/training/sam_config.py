@@ -264,6 +264,7 @@ class SamTrainConfig(ImageTrainConfig):
             mask_store=loader.mask_store,
             stretch=self.model.stretch,
             class_names=self.model.class_names,
+            pixels=self.model.pixels,
         )
 
 

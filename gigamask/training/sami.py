@@ -58,7 +58,7 @@ class SAMITask(MAETask):
 
 @torch.no_grad()
 def patch_features(
-    teacher: Sam, images: UInt8[Tensor, "B 3 S S"], input_sizes: Int64[Tensor, "B 2"], side: int
+    teacher: Sam, images: UInt8[Tensor, "B N S S"], input_sizes: Int64[Tensor, "B 2"], side: int
 ) -> Float[Tensor, "B P D"]:
     """Return a teacher's embedding, averaged over each patch of smaller images.
 
@@ -88,6 +88,11 @@ def check_sami_teacher(student: MAEConfig, teacher: SamConfig, source: str) -> N
     Raises:
         GigamaskError: The sizes do not fit.
     """
+    if teacher.in_channels != 3:
+        raise GigamaskError(
+            f"--teacher {source}: reads images of {teacher.in_channels} channels, but a masked "
+            "autoencoder RGB; choose another teacher"
+        )
     channels = teacher.encoder.channels(teacher)
     if student.feature_channels != channels:
         raise GigamaskError(

@@ -144,7 +144,7 @@ class SamTask(Task):
         """
         if not len(batch.mask_image):
             side = model.config.image_size
-            image = batch.images.new_zeros(1, 3, side, side)
+            image = batch.images.new_zeros(1, batch.images.shape[1], side, side)
             size = batch.input_sizes.new_full((1, 2), side)
             dummy_forward(model, lambda: encode(model, image, size, None, self.precision))
             return

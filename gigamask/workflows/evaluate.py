@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from gigamask.errors import GigamaskError, check_range
+from gigamask.pixels import PixelConfig, WindowOptions
 from gigamask.workflows.open_data import Paths, open_or_build_temporary, path_list
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateOptions:
+class EvaluateOptions(WindowOptions):
     """Options of an evaluation; each field is a flag of `gigamask evaluate`."""
 
     min_predicted_iou: float | None = None
@@ -166,6 +167,7 @@ def score(
     from rich.progress import track
 
     from gigamask.data import worker_pool
+    from gigamask.data.dataset import check_pixels
     from gigamask.data.index import Index
     from gigamask.data.mask_sampling import MaskFilters
     from gigamask.distributed.precision import autocast, choose_precision
@@ -174,7 +176,12 @@ def score(
     def begin() -> tuple[Sam, tuple[str, ...], ImageSource, dict[str, Scorer]]:
         options.check()
         model = load_model(weights, options.device, options.trust)
-        names, images = _open(data, options, stack, print if world.is_main else lambda line: None)
+        model.set_window(options.window, options.percentiles)
+        pixels = model.config.pixels
+        report = print if world.is_main else lambda line: None
+        names, images = _open(data, options, stack, report, pixels)
+        if isinstance(images, Index):
+            check_pixels(images, pixels)
         return model, names, images, _scorers(options, images)
 
     model, names, images, scorers = world.main_first(begin)
@@ -221,7 +228,11 @@ def score(
 
 
 def _open(
-    data: Paths, options: EvaluateOptions, stack: ExitStack, report: Callable[[str], object]
+    data: Paths,
+    options: EvaluateOptions,
+    stack: ExitStack,
+    report: Callable[[str], object],
+    pixels: PixelConfig,
 ) -> tuple[tuple[str, ...], ImageSource]:
     """Return the names of the data and the images: an index, or with boxes COCO's as they lie."""
     from gigamask.evaluation import coco_data
@@ -236,7 +247,7 @@ def _open(
             "--boxes needs COCO's or LVIS's annotations and the images, as they lie: --data "
             "instances.json --images FOLDER"
         )
-    return tuple(map(str, pair)), coco_data.read(*pair, Path(options.boxes))
+    return tuple(map(str, pair)), replace(coco_data.read(*pair, Path(options.boxes)), pixels=pixels)
 
 
 def _scorers(options: EvaluateOptions, images: ImageSource) -> dict[str, Scorer]:

@@ -24,6 +24,7 @@ from gigamask.training.config import TrainConfig
 from gigamask.training.sam_config import SamTrainConfig, is_finding_classes
 from gigamask.training.train_data import open_index
 from gigamask.workflows.open_data import Paths, path_list
+from gigamask.workflows.pixel_window import measure_window
 
 SUFFIX = ".gigamask"
 """End of the name of the cache, whose start is that of the annotations."""
@@ -47,7 +48,7 @@ def use_own_data(
 
     Returns:
         The training with the tars as `data`, and the held-out ones as `evaluation.data` if a part
-        is held out; unchanged if it names tars.
+        is held out; unchanged if it names tars, but for the window of pixels if it is measured.
 
     Raises:
         GigamaskError: The files are not in a known format, do not pair, or nothing is left.
@@ -63,7 +64,7 @@ def use_own_data(
                 "--val-split holds out a part of --images or --masks; give held-out tars to "
                 "--evaluation.data"
             )
-        return config
+        return measure_window(config, report)
     check_range("--val-split", config.val_split, 0, 0.9)
     if config.val_split and getattr(config.evaluation, "data", ()):
         raise GigamaskError("--val-split and --evaluation.data both name held-out images")
@@ -79,7 +80,7 @@ def use_own_data(
     if held_out and isinstance(config.evaluation, ClickEvaluation):
         evaluation = replace(config.evaluation, data=tuple(held_out))
         changed = replace(changed, evaluation=evaluation)
-    return changed
+    return measure_window(changed, report)
 
 
 def own_tars(

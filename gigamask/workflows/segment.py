@@ -12,7 +12,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from gigamask.data import index as indexes
 from gigamask.data.dataset import Sa1bDataset
 from gigamask.data.index import Index
 from gigamask.data.index_format import is_index
-from gigamask.datatools.image_files import to_jpeg
+from gigamask.datatools.image_files import to_member
 from gigamask.datatools.objects import image_ids
 from gigamask.datatools.partial_download import lock_folder
 from gigamask.distributed.precision import computed_dtype
@@ -37,6 +37,7 @@ from gigamask.inference.automatic_mask_generator import MaskProposals, SamAutoma
 from gigamask.masks.rle import RLEMasks
 from gigamask.models.embedding_cache import digest_weights
 from gigamask.models.sam.sam import Sam
+from gigamask.pixels import to_rgb
 from gigamask.rng import make_rng
 from gigamask.types import ImageAnnotation, SkippedSample
 from gigamask.workflows.evaluate import load_model
@@ -354,7 +355,11 @@ def _segment_one(
     entry = _read_done(path, source.name)
     is_new = entry is None
     if entry is None:
-        pixels = image.decode(source.read(), source.name)
+        stored = source.read()
+        pixels = image.decode(stored, source.name, pixels=generator.model.config.pixels)
+        if image.keeps_its_bytes(stored) and source.file_name.endswith(".jpg"):  # of a tar
+            file_name = source.file_name.removesuffix(".jpg") + image.member_suffix(stored)
+            source = replace(source, file_name=file_name)
         proposals = generator.generate_proposals(pixels, report)
         raw = annotation.encode(make_record(proposals, number, source))
         entry = annotation.parse(raw, source.name)
@@ -364,8 +369,8 @@ def _segment_one(
     if picture and (is_new or not picture.exists()):
         picture.parent.mkdir(parents=True, exist_ok=True)
         if pixels is None:
-            pixels = image.decode(source.read(), source.name)
-        image.write_png(picture, draw_masks(pixels, entry.masks))
+            pixels = image.decode(source.read(), source.name, pixels=generator.model.config.pixels)
+        image.write_png(picture, draw_masks(to_rgb(pixels), entry.masks))
     counts.images += 1
     counts.masks += len(entry.masks)
     counts.existing += not is_new
@@ -442,9 +447,9 @@ def _write_shard(
     path = out / f"sa_{shard:06d}.tar"
     counts.tars.append(str(path))
     if not has_new and path.exists():
-        names = [f"sa_{number}.{end}" for _, number in images for end in ("jpg", "json")]
+        stems = [f"sa_{number}" for _, number in images for _ in ("image", "json")]
         with contextlib.suppress(GigamaskError):
-            if tar.scan(path).names == names:
+            if [name.partition(".")[0] for name in tar.scan(path).names] == stems:
                 counts.existing_tars += 1
                 return
     try:
@@ -457,12 +462,14 @@ def _write_shard(
 
 
 def _members(out: Path, images: Sequence[tuple[InputImage, int]]) -> Iterator[tuple[str, bytes]]:
-    """Yield a tar's members: each image as JPEG, and its JSON with the image's id in the tar."""
+    """Yield a tar's members: each image, mostly as JPEG, and its JSON with its id in the tar."""
     for source, number in images:
         record = msgspec.json.decode((out / f"{source.path}.json").read_bytes())
         size = record["image"]["height"], record["image"]["width"]
-        record["image"] |= {"image_id": number, "file_name": f"sa_{number}.jpg"}
+        member = to_member(source.read(), size, source.name)
+        file_name = f"sa_{number}{image.member_suffix(member)}"
+        record["image"] |= {"image_id": number, "file_name": file_name}
         for i, mask in enumerate(record["annotations"]):
             mask["id"] = number * annotation.MAX_MASKS + i
-        yield f"sa_{number}.jpg", to_jpeg(source.read(), size, source.name)
+        yield file_name, member
         yield f"sa_{number}.json", annotation.encode(record)

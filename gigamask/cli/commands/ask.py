@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gigamask.grounding.inference import GroundingResult
     from gigamask.masks.rle import RLEMasks
     from gigamask.models.sam.sam import Sam
+    from gigamask.pixels import PixelConfig
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,8 @@ class AskCommand:
         for text in self.texts:
             check_text(text)
         config = load_config(self.weights, self.segmenter, self.device, self.trust)
-        pixels, masks = self._load_image()
         predictor = GroundingPredictor.from_checkpoint(config, self.weights)
+        pixels, masks = self._load_image(predictor.mask_features.model.config.pixels)
         masks = self._candidates(predictor.mask_features.model, pixels) if masks is None else masks
         answers = []
         for number, result in enumerate(predictor.predict(pixels, masks, self.texts)):
@@ -108,8 +109,12 @@ class AskCommand:
             confidence = f"{100 * mask['confidence']:.0f} % confidence"
             print(f"  {prefix}mask {mask['mask']}: {confidence}, x {x0} to {x1}, y {y0} to {y1}")
 
-    def _load_image(self) -> tuple[np.ndarray, RLEMasks | None]:
-        """Return the image, and its masks from --annotation or the tar (None without either)."""
+    def _load_image(self, pixels: PixelConfig) -> tuple[np.ndarray, RLEMasks | None]:
+        """Return the image, and its masks from --annotation or the tar (None without either).
+
+        Args:
+            pixels: Channels and window of the segmenter.
+        """
         from pathlib import Path
 
         from gigamask.data.dataset import RawSample, Sa1bDataset
@@ -130,12 +135,14 @@ class AskCommand:
                 )
             json = Path(self.annotation).read_bytes()
         if json is None:
-            return RawSample(self.image, jpg, None).pixels(), None
+            return RawSample(self.image, jpg, None).pixels(pixels=pixels), None
         name = self.annotation or self.image
         annotation = RawSample(name, jpg, json).annotation()
         if not len(annotation.masks):
             raise GigamaskError(f"{name}: the annotation has no masks; pass another --annotation")
-        return RawSample(self.image, jpg, json).pixels(annotation.size), annotation.masks
+        return RawSample(self.image, jpg, json).pixels(
+            annotation.size, pixels=pixels
+        ), annotation.masks
 
     def _candidates(self, model: Sam, pixels: np.ndarray) -> RLEMasks:
         """Return the non-empty masks that the segmenter generates."""

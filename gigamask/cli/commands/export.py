@@ -14,6 +14,12 @@ if TYPE_CHECKING:
 
 FOLDERS = ("huggingface", "peft", "onnx")
 """Formats that are folders, which have a model card."""
+WITHOUT_WINDOW = {
+    "official": "they must map pixels to 0..255 as the run's model.pixels says",
+    "huggingface": "they must map pixels to 0..255 as the run's model.pixels says",
+    "peft": "give --window or --percentiles again wherever the adapters are loaded",
+}
+"""Formats that cannot state how pixels of more than 8 bits are read, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,8 @@ class ExportCommand:
         result = writers[self.to](model, out)
         if self.to in FOLDERS:
             result["files"] = [*result["files"], str(self._write_card(out, run))]
+        if model.config.pixels.has_window and self.to in WITHOUT_WINDOW:
+            print(f"--to {self.to} states no window for other programs: {WITHOUT_WINDOW[self.to]}")
         for path in result["files"]:
             print(f"{path}: {Path(path).stat().st_size / 1e6:,.1f} MB")
         if result["difference"]:

@@ -13,12 +13,13 @@ from tyro.conf import OmitArgPrefixes, Positional, arg
 from gigamask.distributed.submission import SubmitPartsOptions
 from gigamask.errors import check_range
 from gigamask.inference.amg_config import AutomaticMaskConfig
+from gigamask.pixels import WindowOptions
 
 MAX_CACHE_GB = 1e9
 
 
 @dataclass(frozen=True)
-class SegmentCommand(SubmitPartsOptions):
+class SegmentCommand(WindowOptions, SubmitPartsOptions):
     """generate all masks of images, as JSONs in SA-1B's format or as tars to train on; resumable"""
 
     weights: Positional[Annotated[str, arg(metavar="WEIGHTS")]]
@@ -74,6 +75,7 @@ class SegmentCommand(SubmitPartsOptions):
         cache = EmbeddingCache(Path(self.cache), int(self.cache_gb * 1e9)) if self.cache else None
         config_of = partial(config_files.config_of_weights, trust=self.trust)
         model = load_model(self.weights, self.device, config_of)
+        model.set_window(self.window, self.percentiles)
         generator = SamAutomaticMaskGenerator(
             model, cache=cache, precision=self.precision, **vars(self.masks)
         )

@@ -11,6 +11,7 @@ from tyro.conf import OmitArgPrefixes
 
 from gigamask.errors import GigamaskError
 from gigamask.inference.amg_config import AutomaticMaskConfig
+from gigamask.pixels import WindowOptions
 
 if TYPE_CHECKING:
     from gigamask.grounding.inference import GroundingPredictor
@@ -23,7 +24,7 @@ MIN_TOKEN_LENGTH = 16
 
 
 @dataclass(frozen=True)
-class ServeCommand:
+class ServeCommand(WindowOptions):
     """serve a web page: try a model, browse data and samplers, watch runs"""
 
     weights: str | None = None
@@ -126,6 +127,8 @@ class ServeCommand:
         if weights:
             config_of = partial(config_files.config_of_weights, trust=self.trust)
             model = load_model(weights, self.device, config_of)
+        if model:
+            model.set_window(self.window, self.percentiles)
         cache = EmbeddingCache(Path(self.cache)) if self.cache else None
         session = Session(model, text_model, self.masks, cache) if model else None
         project = self._project(stack, session, weights or self.grounding or "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from shlex import quote
 from typing import Annotated, Any, Literal
 
@@ -20,6 +21,8 @@ class SynthCommand:
     kind: Literal["objects", "dead_leaves", "cells"] = "objects"
     """objects with parts; or textured shapes that cover the image, whose statistics resemble
     photographs; or micrographs of cells that touch"""
+    bits: Literal[8, 16] = 8
+    """bits of a pixel: 8 in JPEGs, or 16 in gray PNGs of --kind cells"""
     seed: int = 0
     """random seed; the seed and a scene's number determine the scene, byte for byte"""
     first: int = 0
@@ -51,6 +54,8 @@ class SynthCommand:
             raise GigamaskError(
                 f"{conflicting[1]} cannot be combined with {conflicting[0]}; leave one of them out"
             )
+        if self.bits != 8 and self.kind != "cells":
+            raise GigamaskError(f"--bits {self.bits} is for --kind cells (got {self.kind})")
         queries = []
         with progress_bar("synth") as progress:
             common = {
@@ -64,7 +69,10 @@ class SynthCommand:
             elif self.kind == "objects":
                 paths = scenes.write(self.folder, self.images, crowded=self.crowded, **common)
             else:
-                kinds = {"cells": cells.compose_cells, "dead_leaves": dead_leaves.compose_leaves}
+                kinds = {
+                    "cells": partial(cells.compose_cells, bits=self.bits),
+                    "dead_leaves": dead_leaves.compose_leaves,
+                }
                 paths = scenes.write_scenes(self.folder, self.images, kinds[self.kind], **common)
         print(f"{counted(self.images, 'scene')} in {counted(len(paths), 'tar')} in {self.folder}")
         if queries:

@@ -120,6 +120,7 @@ class ConvPyramidEncoder(nn.Module):
         depths: Residual blocks at each stride.
         width: Channels of the result at stride 4.
         fine_width: Channels of the result at stride 2.
+        in_chans: Channels of the input.
 
     Attributes:
         compiled_methods: What --compile compiles: all layers at once.
@@ -128,11 +129,16 @@ class ConvPyramidEncoder(nn.Module):
     compiled_methods: ClassVar[tuple[str, ...]] = ("encode_valid",)
 
     def __init__(
-        self, widths: Sequence[int], depths: Sequence[int], width: int, fine_width: int
+        self,
+        widths: Sequence[int],
+        depths: Sequence[int],
+        width: int,
+        fine_width: int,
+        in_chans: int = 3,
     ) -> None:
         super().__init__()
         finest = widths[0]
-        self.stem = ConvNorm(3, finest, stride=2)
+        self.stem = ConvNorm(in_chans, finest, stride=2)
         self.fine = ConvNorm(finest, finest)
         self.fine_blocks = nn.ModuleList(ResidualBlock(finest) for _ in range(depths[0]))
         self.stages = nn.ModuleList(
@@ -154,7 +160,7 @@ class ConvPyramidEncoder(nn.Module):
 
     def forward(
         self,
-        pixels: Float[Tensor, "B 3 S S"],
+        pixels: Float[Tensor, "B N S S"],
         drop_path: Float[Tensor, "B L 2"] | None,
         input_sizes: Int64[Tensor, "B 2"],
     ) -> Float[Tensor, "B C E E"]:
@@ -182,7 +188,7 @@ class ConvPyramidEncoder(nn.Module):
         )
 
     def encode_valid(
-        self, pixels: Float[Tensor, "B 3 h w"], valid: list[Tensor] | None
+        self, pixels: Float[Tensor, "B N h w"], valid: list[Tensor] | None
     ) -> Float[Tensor, "B C h2 w2"]:
         """Return the embedding of the valid pixels.
 

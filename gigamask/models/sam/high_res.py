@@ -23,7 +23,7 @@ class HighResStem(nn.Module):
         wide, narrow = high_res_widths(config.embedding_dim)
         stride = config.patch_size // 4
         self.four = nn.Sequential(
-            nn.Conv2d(3, narrow, stride + 2, stride, padding=1),
+            nn.Conv2d(config.in_channels, narrow, stride + 2, stride, padding=1),
             LayerNorm2d(narrow),
             nn.GELU(),
             nn.Conv2d(narrow, narrow, 3, padding=1),
@@ -42,7 +42,7 @@ class HighResStem(nn.Module):
         for layer in (self.twice_out, self.four_out):
             layer.parameter_std = 0.0  # pyrefly: ignore
 
-    def forward(self, pixels: Float[Tensor, "B 3 S S"]) -> Float[Tensor, "B D E E"]:
+    def forward(self, pixels: Float[Tensor, "B N S S"]) -> Float[Tensor, "B D E E"]:
         """Return the features as channels of the embedding.
 
         Args:

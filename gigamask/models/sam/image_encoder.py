@@ -23,11 +23,11 @@ DropPath = Float[Tensor, "B 2"] | Sequence[Sequence[float]]
 class PatchEmbed(nn.Module):
     """Projection of image patches to tokens."""
 
-    def __init__(self, patch: int, dim: int) -> None:
+    def __init__(self, patch: int, dim: int, in_chans: int = 3) -> None:
         super().__init__()
-        self.proj = nn.Conv2d(3, dim, patch, stride=patch)
+        self.proj = nn.Conv2d(in_chans, dim, patch, stride=patch)
 
-    def forward(self, pixels: Float[Tensor, "B 3 S S"]) -> Float[Tensor, "B E E C"]:
+    def forward(self, pixels: Float[Tensor, "B N S S"]) -> Float[Tensor, "B E E C"]:
         """Return a token for each patch."""
         return self.proj(pixels).permute(0, 2, 3, 1)
 
@@ -206,6 +206,7 @@ class ImageEncoderViT(nn.Module, ImageEncoderModule):
         global_attn_indexes: Sequence[int] = (2, 5, 8, 11),
         drop_path_rate: float = 0.0,
         use_rel_pos: bool = True,
+        in_chans: int = 3,
     ) -> None:
         """Build the encoder; the arguments are those of Meta's class, the defaults are ViT-B's.
 
@@ -220,11 +221,12 @@ class ImageEncoderViT(nn.Module, ImageEncoderModule):
             global_attn_indexes: Blocks that attend over the whole image.
             drop_path_rate: Drop path rate of the last block, increasing linearly from 0.
             use_rel_pos: Whether attention has relative positions.
+            in_chans: Channels of the input.
         """
         super().__init__()
         self.leaves_out_branches = True
         size = img_size // patch_size
-        self.patch_embed = PatchEmbed(patch_size, embed_dim)
+        self.patch_embed = PatchEmbed(patch_size, embed_dim, in_chans)
         self.pos_embed = nn.Parameter(torch.empty(1, size, size, embed_dim))
         self.blocks = nn.ModuleList(
             EncoderBlock(
@@ -242,7 +244,7 @@ class ImageEncoderViT(nn.Module, ImageEncoderModule):
         )
 
     def forward(
-        self, pixels: Float[Tensor, "B 3 S S"], drop_path: Float[Tensor, "B L 2"] | None
+        self, pixels: Float[Tensor, "B N S S"], drop_path: Float[Tensor, "B L 2"] | None
     ) -> Float[Tensor, "B C E E"]:
         """Return the image embedding; see `ImageEncoderModule`.
 

@@ -122,3 +122,21 @@ class MLP(nn.Module):
         """Return the output of the third layer."""
         first, second, third = self.layers
         return third(F.relu(second(F.relu(first(x)))))
+
+
+def inflate_channels(value: Tensor, own: Tensor) -> Tensor:
+    """Return the kernel of a first convolution for another number of channels than RGB's three.
+
+    Each channel has the mean of the three kernels, times 3 / C, so that a gray image in all
+    channels gives what it gave. The scale is that of timm's `adapt_input_conv`, which repeats the
+    three kernels instead of their mean.
+
+    Args:
+        value: The kernel to convert; returned unchanged unless only its channels differ.
+        own: The kernel that it is to fit.
+    """
+    channels = own.shape[1] if own.dim() == 4 else 3
+    expected = (own.shape[0], 3, *own.shape[2:])
+    if channels == 3 or value.shape != expected:
+        return value
+    return value.mean(1, keepdim=True).expand(-1, channels, -1, -1) * (3 / channels)

@@ -43,15 +43,15 @@ from gigamask.types import MaskDecoderOutput, Prediction, Prompts, WindowLogits
 
 
 def preprocess(
-    images: UInt8[Tensor, "B 3 S S"] | Float[Tensor, "B 3 S S"],
+    images: UInt8[Tensor, "B N S S"] | Float[Tensor, "B N S S"],
     input_sizes: Int64[Tensor, "B 2"],
-    mean: Float[Tensor, "3 1 1"],
-    std: Float[Tensor, "3 1 1"],
-) -> Float[Tensor, "B 3 S S"]:
+    mean: Float[Tensor, "N 1 1"],
+    std: Float[Tensor, "N 1 1"],
+) -> Float[Tensor, "B N S S"]:
     """Return normalized pixels, zero in the padding.
 
     Args:
-        images: RGB in 0..255.
+        images: The N channels in 0..255.
         input_sizes: Height and width of each image without padding, at the top left.
         mean: Mean of each channel.
         std: Standard deviation of each channel.
@@ -92,8 +92,8 @@ class Sam(nn.Module):
             is_sam2 = isinstance(decoder, Sam2Decoder)
             self.prompt_encoder = PromptEncoder(config)
             self.mask_decoder = Sam2MaskDecoder(config) if is_sam2 else MaskDecoder(config)
-        for name, values in zip(("pixel_mean", "pixel_std"), encoder.pixel_scale, strict=True):
-            self.register_buffer(name, torch.tensor(values).view(3, 1, 1), persistent=False)
+        for name, values in zip(("pixel_mean", "pixel_std"), config.pixel_scale, strict=True):
+            self.register_buffer(name, torch.tensor(values).view(-1, 1, 1), persistent=False)
 
     @classmethod
     def from_pretrained(cls, weights: str | Path, config: SamConfig | None = None) -> "Sam":
@@ -139,6 +139,22 @@ class Sam(nn.Module):
         )
         for name, content in configs.items():
             files.write_text(folder / name, json.dumps(content, indent=2))
+
+    def set_window(
+        self, window: tuple[float, ...] = (), percentiles: tuple[float, ...] = ()
+    ) -> "Sam":
+        """State how pixels of more than 8 bits are read, where the weights do not; return self.
+
+        Args:
+            window: Values that become 0 and 255: LO HI for all channels, or a pair for each.
+            percentiles: Percentiles of each image that become 0 and 255 instead.
+
+        Raises:
+            GigamaskError: The weights state another window, or the values are invalid.
+        """
+        pixels = self.config.pixels.stated(tuple(window), tuple(percentiles))
+        self.config = replace(self.config, pixels=pixels)
+        return self
 
     @property
     def encoder_blocks(self) -> list[nn.Module]:
@@ -206,14 +222,14 @@ class Sam(nn.Module):
 
     def encode(
         self,
-        images: UInt8[Tensor, "B 3 S S"] | Float[Tensor, "B 3 S S"],
+        images: UInt8[Tensor, "B N S S"] | Float[Tensor, "B N S S"],
         input_sizes: Int64[Tensor, "B 2"],
         drop_path: Float[Tensor, "B L 2"] | None = None,
     ) -> Float[Tensor, "B C E E"]:
         """Return the image embedding.
 
         Args:
-            images: RGB in 0..255.
+            images: The channels that the model reads, RGB by default, in 0..255.
             input_sizes: Height and width of each image without padding, at the top left.
             drop_path: Uniform numbers that decide which residual branches are skipped; None in
                 evaluation.
@@ -355,7 +371,7 @@ def load_sam(
     copies = {name: value.to(own[name].dtype, copy=True) for name, value in fitted.items()}
     model.load_state_dict(copies, assign=True)
     model.pixel_mean, model.pixel_std = (
-        torch.tensor(values).view(3, 1, 1) for values in used.encoder.pixel_scale
+        torch.tensor(values).view(-1, 1, 1) for values in used.pixel_scale
     )
     return model.eval()
 

@@ -37,11 +37,11 @@ class HieraSizes:
 class OverlappingPatchEmbed(nn.Module):
     """A convolution of stride 4 with overlapping patches."""
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim: int, in_chans: int) -> None:
         super().__init__()
-        self.proj = nn.Conv2d(3, dim, 7, stride=4, padding=3)
+        self.proj = nn.Conv2d(in_chans, dim, 7, stride=4, padding=3)
 
-    def forward(self, pixels: Float[Tensor, "B 3 S S"]) -> Float[Tensor, "B h w C"]:
+    def forward(self, pixels: Float[Tensor, "B N S S"]) -> Float[Tensor, "B h w C"]:
         """Return the tokens."""
         return self.proj(pixels).permute(0, 2, 3, 1)
 
@@ -137,10 +137,10 @@ def _pool(x: Float[Tensor, "B H W C"]) -> Float[Tensor, "B H2 W2 C"]:
 class HieraTrunk(nn.Module):
     """Four stages at strides 4, 8, 16 and 32."""
 
-    def __init__(self, config: HieraSizes, drop_path_rate: float) -> None:
+    def __init__(self, config: HieraSizes, drop_path_rate: float, in_chans: int) -> None:
         super().__init__()
         dim, heads, window = config.embed_dim, config.num_heads, config.window_sizes[0]
-        self.patch_embed = OverlappingPatchEmbed(dim)
+        self.patch_embed = OverlappingPatchEmbed(dim, in_chans)
         side = config.position_size
         self.pos_embed = nn.Parameter(torch.empty(1, dim, side, side))
         self.pos_embed_window = nn.Parameter(torch.empty(1, dim, window, window))
@@ -168,7 +168,7 @@ class HieraTrunk(nn.Module):
                 dim = width
 
     def forward(
-        self, pixels: Float[Tensor, "B 3 S S"], uniforms: Sequence[DropPath] | None
+        self, pixels: Float[Tensor, "B N S S"], uniforms: Sequence[DropPath] | None
     ) -> list[Float[Tensor, "B _ _ _"]]:
         """Return the feature maps of the four stages.
 
@@ -229,6 +229,7 @@ class HieraEncoder(nn.Module, ImageEncoderModule):
         sizes: Side of the input, and stride of the embedding, in pixels.
         out_chans: Channels of the embedding.
         drop_path_rate: Drop path rate of the last block, increasing linearly from 0.
+        in_chans: Channels of the input.
 
     Attributes:
         leaves_out_branches: Whether a branch that all images skip is not computed.
@@ -238,7 +239,12 @@ class HieraEncoder(nn.Module, ImageEncoderModule):
     """
 
     def __init__(
-        self, config: HieraSizes, sizes: tuple[int, int], out_chans: int, drop_path_rate: float
+        self,
+        config: HieraSizes,
+        sizes: tuple[int, int],
+        out_chans: int,
+        drop_path_rate: float,
+        in_chans: int = 3,
     ) -> None:
         super().__init__()
         image_size, patch_size = sizes
@@ -248,11 +254,11 @@ class HieraEncoder(nn.Module, ImageEncoderModule):
                 f"is a multiple of 32 (got {patch_size} and {image_size})"
             )
         self.leaves_out_branches = True
-        self.trunk = HieraTrunk(config, drop_path_rate)
+        self.trunk = HieraTrunk(config, drop_path_rate, in_chans)
         self.neck = FeaturePyramid([config.embed_dim * 2**stage for stage in range(4)], out_chans)
 
     def forward(
-        self, pixels: Float[Tensor, "B 3 S S"], drop_path: Float[Tensor, "B L 2"] | None
+        self, pixels: Float[Tensor, "B N S S"], drop_path: Float[Tensor, "B L 2"] | None
     ) -> Float[Tensor, "B C E E"]:
         """Return the map of stride 16; see `ImageEncoderModule`.
 
@@ -263,7 +269,7 @@ class HieraEncoder(nn.Module, ImageEncoderModule):
         return self.pyramid(pixels, drop_path)[-1]
 
     def pyramid(
-        self, pixels: Float[Tensor, "B 3 S S"], drop_path: Float[Tensor, "B L 2"] | None
+        self, pixels: Float[Tensor, "B N S S"], drop_path: Float[Tensor, "B L 2"] | None
     ) -> list[Float[Tensor, "B _ _ _"]]:
         """Return the maps of strides 4, 8 and 16.
 

@@ -350,5 +350,5 @@ def test_samples_come_from_files(photos, tmp_path, workers):
 def test_hidden_files_and_other_kinds_are_no_images():
     assert [
         image_folder.is_image(name)
-        for name in ("a.jpg", "A.PNG", "x/b.webp", "._a.jpg", "x/.b.png", "c.tif", "jpg")
-    ] == [True] * 3 + [False] * 4
+        for name in ("a.jpg", "A.PNG", "b.TIF", "c.npy", "._a.jpg", "x/.b.png", "c.bmp", "jpg")
+    ] == [True] * 4 + [False] * 4

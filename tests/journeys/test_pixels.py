@@ -1,0 +1,153 @@
+"""Images of 16 bits and of five channels, from the data to masks."""
+
+import json
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import gigamask
+from gigamask.cli.main import main
+from gigamask.config_files import load_config
+from gigamask.data.image import decode
+from gigamask.data.index import Index
+from gigamask.models.state_dict import read_weights
+from tests.journeys.runs import CONSTANT_LR, same
+
+LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
+MEASURED = ["--percentiles", "1", "99", "--model.pixels.percentiles-of", "data"]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def train(*words: str) -> int:
+    return main(["train", LITTLE, "--loader.workers", "0", *CONSTANT_LR, *words])
+
+
+def scores(weights: str, data: str, *words: str) -> dict:
+    assert main(["evaluate", weights, "--data", data, "--json", "scores.json", *words]) == 0
+    return json.loads(Path("scores.json").read_text())
+
+
+def test_cells_of_16_bits_are_trained_on_scored_and_segmented(here, capsys):
+    cells = ["synth", "cells", "--kind", "cells", "--images", "5", "--long-side", "64", "64"]
+    assert main([*cells, "--bits", "16"]) == 0
+    with tarfile.open("cells/sa_000000.tar") as archive:
+        first = archive.extractfile("sa_0.png").read()  # pyrefly: ignore
+        stored = np.array(Image.open(archive.extractfile("sa_0.png")))
+    assert stored.dtype == np.uint16
+    assert main(["verify", "cells"]) == 0
+    assert train("--data", "cells", "--out", "refused") == 2
+    assert "--window" in capsys.readouterr().err
+    assert not Path("refused/config.yaml").exists()
+
+    words = ["--data", "cells", *MEASURED]
+    assert train(*words, "--out", "run", "--steps", "1") == 0
+    assert "of 5 images: --window" in capsys.readouterr().out
+    low, high = load_config("run", trust=True).model.pixels.window
+    with tarfile.open("cells/sa_000000.tar") as archive:
+        pngs = [archive.extractfile(name) for name in archive.getnames() if name.endswith("png")]
+        values = np.concatenate([np.array(Image.open(png)).ravel() for png in pngs])
+    assert np.allclose((low, high), np.percentile(values, (1, 99)), rtol=1e-5)
+    assert train(*words, "--out", "run", "--steps", "2") == 0
+    assert "--window" not in capsys.readouterr().out, "it is not measured again"
+    assert main(["train", "--resume", "run", "--steps", "3"]) == 0
+    assert train(*words, "--out", "straight", "--steps", "3") == 0
+    assert same(Path("run"), Path("straight"))
+    assert train("--data", "cells", "--out", "run", "--window", "0", "9", "--steps", "5") == 2
+
+    assert main(["export", "run", "--to", "safetensors", "--out", "run.safetensors"]) == 0
+    before, after = scores("run", "cells"), scores("run.safetensors", "cells")
+    assert (before["clicks"], before["box"]) == (after["clicks"], after["box"])
+    assert main(["evaluate", "run", "--data", "cells", "--window", "0", "65535"]) == 2
+    assert f"{low:g}" in capsys.readouterr().err
+
+    few = ["--points-per-side", "2", "--pred-iou-thresh", "0", "--stability-score-thresh", "0"]
+    segment = ["segment", "run.safetensors", "cells", "--out", "out", "--pictures", "pictures"]
+    assert main([*segment, "--to-shards", *few]) == 0
+    assert main(["index", "out", "--out", "index"]) == 0
+    assert len(Index.open("index")) == 5
+    with tarfile.open("out/sa_000000.tar") as archive:
+        assert archive.extractfile("sa_0.png").read() == first  # pyrefly: ignore
+    record = json.loads(Path("out/sa_000000/sa_0.json").read_text())
+    assert record["image"]["file_name"] == "sa_0.png"
+    seen = decode(first, "x", pixels=load_config("run", trust=True).model.pixels)
+    model = gigamask.Sam.from_pretrained("run.safetensors")
+    from_array, from_file = gigamask.SamPredictor(model), gigamask.SamPredictor(model)
+    from_array.set_image(stored)
+    from_file.set_image(seen)
+    assert (from_array.features == from_file.features).all()
+    assert main(["repack", "cells", "--out", "smaller", "--size", "32"]) == 0
+    assert len(gigamask.open_index("smaller")) == 5
+
+
+def test_own_images_of_five_channels_start_from_weights_for_rgb(here, capsys):
+    chance = np.random.default_rng(0)
+    for folder in ("stacks", "labels"):
+        Path(folder).mkdir()
+    for i in range(4):
+        labels = np.zeros((48, 64), np.uint8)
+        labels[5:20, 8:30], labels[25:40, 30:60] = 1, 2
+        Image.fromarray(labels).save(f"labels/p{i}.png")
+        stack = chance.poisson(200 + 900 * (labels > 0)[..., None], (48, 64, 5)).astype(np.uint16)
+        pages = [Image.fromarray(stack[..., channel]) for channel in range(5)]
+        if i % 2:
+            pages[0].save(f"stacks/p{i}.tif", save_all=True, append_images=pages[1:])
+        else:
+            np.save(f"stacks/p{i}.npy", stack)
+    assert main(["synth", "scenes", "--images", "2", "--long-side", "64", "64"]) == 0
+    assert train("--data", "scenes", "--out", "rgb", "--steps", "1") == 0
+    own = ["--data", "stacks", "--masks", "labels", "--val-split", "0.5", "--steps", "2"]
+    five = ["--in-channels", "5", "--window", "0", "1500", "--init", "rgb"]
+    assert train(*own, *five, "--out", "five") == 0
+    config = load_config("five", trust=True)
+    assert config.model.pixels.channels == 5
+    tensors, stated = read_weights("five")
+    assert stated == replace(config.model, drop_path_rate=stated.drop_path_rate)
+    assert tensors["image_encoder.patch_embed.proj.weight"].shape[1] == 5
+    scores("five", config.data[0])
+    assert main(["segment", "five", "stacks", "--out", "out", "--points-per-side", "2"]) == 0
+    capsys.readouterr()
+    assert main(["export", "five", "--to", "official", "--out", "five.pth"]) == 2
+    assert "5 channels" in capsys.readouterr().err
+    assert train(*own, "--window", "0", "1500", "--out", "three") == 2
+    assert "--in-channels 5" in capsys.readouterr().err
+    assert main(["export", "rgb", "--to", "safetensors", "--out", "rgb.safetensors"]) == 0
+    assert main(["evaluate", "rgb.safetensors", "--data", config.data[0]]) == 2
+    assert "5 channels" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--window", "9"], "LO HI"),
+        (["--window", "9", "3"], "9 3"),
+        (["--percentiles", "0.5"], "0.5"),
+        (["--in-channels", "0"], "channels"),
+        (["--model.pixels.percentiles-of", "data"], "percentiles"),
+        (["--window", "0", "9"], "8 bits"),
+        (MEASURED, "8 bits"),
+        (["--in-channels", "4"], "--in-channels 3"),
+        (["--in-channels", "1", "--loader.color-jitter.saturation", "0.2"], "saturation"),
+    ],
+)
+def test_pixels_that_are_stated_wrongly_are_one_line(here, capsys, words, named):
+    assert main(["synth", "scenes", "--images", "2", "--long-side", "64", "64"]) == 0
+    capsys.readouterr()
+    assert train("--data", "scenes", "--out", "run", "--steps", "1", *words) == 2
+    error = capsys.readouterr().err
+    assert named in error.replace("'", "")
+    assert error.count("gigamask: ") == 1
+    assert not Path("run/config.yaml").exists()
+
+
+def test_bits_are_of_cells(here, capsys):
+    assert main(["synth", "scenes", "--bits", "16"]) == 2
+    assert "--kind cells" in capsys.readouterr().err

@@ -1,0 +1,90 @@
+"""Models of any number of channels, and weights for RGB that start them."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gigamask.errors import GigamaskError
+from gigamask.models import state_dict, weight_files
+from gigamask.models.configs import RepViT, SamDecoder, ViTTiny
+from gigamask.models.init import build_model, load_init_weights
+from gigamask.models.sam.sam import load_sam
+from gigamask.pixels import PixelConfig
+from tests.little import COMPACT, SAM2, SPEC
+
+MODELS = {
+    "vit": SPEC,
+    "high_res": replace(SPEC, decoder=SamDecoder(high_res=True)),
+    "vit_t": replace(SPEC, encoder=ViTTiny(embed_dim=24, depth=2)),
+    "repvit": replace(SPEC, encoder=RepViT((8, 8, 16, 16), (1, 1, 1, 1))),
+    "hiera": SAM2,
+    "compact": COMPACT,
+}
+FIVE = PixelConfig(5, window=(0.0, 999.0))
+
+
+def gray_embedding(model, level: torch.Tensor) -> torch.Tensor:
+    """The embedding of normalized gray pixels, the same in all channels."""
+    mean, std = model.pixel_mean, model.pixel_std
+    images = (level * std + mean).expand(1, model.config.in_channels, 64, 64)
+    return model.eval().encode(images.contiguous(), torch.tensor([[64, 64]]))
+
+
+@pytest.mark.parametrize("name", MODELS)
+@torch.no_grad()
+def test_weights_for_rgb_see_gray_images_in_five_channels_as_before(name, tmp_path):
+    config = MODELS[name]
+    rgb = build_model(config, 0)
+    path = tmp_path / "rgb.safetensors"
+    state_dict.save_weights(rgb.state_dict(), config, path)
+    five = build_model(replace(config, pixels=FIVE), 1)
+    assert five.pixel_mean.shape == (5, 1, 1)
+    load_init_weights(five, str(path))
+    level = torch.randn(1, 1, 64, 64)
+    torch.testing.assert_close(gray_embedding(five, level), gray_embedding(rgb, level))
+    differing = [
+        key
+        for key, value in rgb.state_dict().items()
+        if five.state_dict()[key].shape != value.shape
+    ]
+    assert len(differing) == 1 + (name == "high_res")
+    for key in differing:
+        mean = rgb.state_dict()[key].mean(1)
+        for channel in range(5):
+            torch.testing.assert_close(five.state_dict()[key][:, channel], mean * 0.6)
+
+
+def test_one_channel_sums_the_three():
+    one = build_model(replace(SPEC, pixels=PixelConfig(1)), 0)
+    rgb = build_model(SPEC, 0)
+    name = "image_encoder.patch_embed.proj.weight"
+    fitted = state_dict.fit_weights(one, rgb.state_dict(), "x")[name]
+    torch.testing.assert_close(fitted[:, 0], rgb.state_dict()[name].sum(1))
+    with pytest.raises(GigamaskError, match=r"patch_embed.*\(16, 1, 8, 8\).*\(16, 3, 8, 8\)"):
+        state_dict.fit_weights(rgb, one.state_dict(), "x")
+    with pytest.raises(GigamaskError, match="patch_embed"):
+        state_dict.fit_weights(one, rgb.state_dict(), "x", resample=False)
+
+
+def test_files_state_the_pixels_and_only_where_they_differ(tmp_path):
+    config = replace(SPEC, pixels=PixelConfig(5, percentiles=(0.5, 99.5)))
+    assert weight_files.make_spec(config)["pixels"] == {"channels": 5, "percentiles": (0.5, 99.5)}
+    assert "pixels" not in weight_files.make_spec(SPEC)
+    state = build_model(config, 0).state_dict()
+    for path in (tmp_path / "a.safetensors", tmp_path / "a.pth"):
+        write = weight_files.save_weights if path.suffix != ".pth" else weight_files.write_pth
+        write(state, config, path)
+        assert load_sam(path).config == config
+    broken = weight_files.make_spec(config) | {"pixels": {"channels": -2}}
+    with pytest.raises(GigamaskError, match=r"x: .*channels"):
+        weight_files._parse_spec(json.dumps(broken), "x")
+
+
+def test_a_window_is_stated_once():
+    model = build_model(SPEC, 0)
+    assert model.set_window((0.0, 9.0)).config.pixels == PixelConfig(window=(0.0, 9.0))
+    assert model.set_window().config.pixels.window == (0.0, 9.0)
+    with pytest.raises(GigamaskError, match="window 0 9"):
+        model.set_window(percentiles=(1.0, 99.0))
