@@ -298,12 +298,12 @@ def _halve(path: Path) -> None:
 @torch.no_grad()
 def _verify(model: Sam, decoder: OnnxDecoder, probe: Probe, out: Path, tolerance: float) -> float:
     """Return the largest difference between onnxruntime's outputs and the model's."""
-    encoder, session = (_open(out / name) for name in (ENCODER, DECODER))
+    encoder, session = (open_session(out / name) for name in (ENCODER, DECODER))
     reader = f"{out / DECODER}: onnxruntime"
     pixels = torch.cat([probe.pixels, probe.pixels.flip(3)])
     valid = torch.cat([probe.valid, probe.valid.flip(1)])
     embeddings = model.encode(pixels, valid)
-    actual = _run(encoder, {"image": pixels, "input_size": valid})
+    actual = run_session(encoder, {"image": pixels, "input_size": valid})
     expected = {"image_embeddings": embeddings}
     worst = compare(expected, actual, f"{out / ENCODER}: onnxruntime", tolerance)
     embedding, mask_size = embeddings[:1], model.config.mask_size
@@ -311,7 +311,7 @@ def _verify(model: Sam, decoder: OnnxDecoder, probe: Probe, out: Path, tolerance
         for size in SIZES:
             inputs = _decoder_inputs(embedding, prompts, size, mask_size)
             expected = dict(zip(DECODER_OUTPUTS, decoder(**inputs), strict=True))
-            actual = _run(session, inputs)
+            actual = run_session(session, inputs)
             worst = max(worst, compare(expected, actual, reader, tolerance))
         low, iou = model.decode(embedding, torch.zeros(1, dtype=torch.int64), prompts)
         masks = slice(1, None) if prompts.multimask_output else slice(1)
@@ -323,12 +323,12 @@ def _verify(model: Sam, decoder: OnnxDecoder, probe: Probe, out: Path, tolerance
             scale = 0.5 if name == "point_coords" else 1.0
             inputs[name] = torch.cat([inputs[name], scale * inputs[name]])
         expected = dict(zip(DECODER_OUTPUTS, decoder(**inputs), strict=True))
-        worst = max(worst, compare(expected, _run(session, inputs), reader, tolerance))
+        worst = max(worst, compare(expected, run_session(session, inputs), reader, tolerance))
     return worst
 
 
-def _open(path: Path) -> Any:
-    """Return an onnxruntime session of a file."""
+def open_session(path: Path) -> Any:
+    """Return an onnxruntime session of a file; raise `GigamaskError` if it refuses it."""
     from onnxruntime import InferenceSession, SessionOptions
     from onnxruntime.capi.onnxruntime_pybind11_state import (  # pyrefly: ignore[missing-import]
         Fail,
@@ -345,8 +345,13 @@ def _open(path: Path) -> Any:
         ) from None
 
 
-def _run(session: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the outputs of an onnxruntime session by name."""
+def run_session(session: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the outputs of an onnxruntime session by name.
+
+    Args:
+        session: The session.
+        inputs: Its inputs by name.
+    """
     names = [output.name for output in session.get_outputs()]
     arrays = session.run(names, {name: tensor.numpy() for name, tensor in inputs.items()})
     return dict(zip(names, map(torch.from_numpy, arrays), strict=True))

@@ -16,7 +16,8 @@ from gigamask.report.history import History
 from gigamask.report.summary import differences
 
 CARD = "README.md"
-LIBRARIES = {"huggingface": "transformers", "peft": "peft", "onnx": "onnx"}
+LIBRARIES = {"huggingface": "transformers", "peft": "peft"}
+LIBRARIES |= dict.fromkeys(("onnx", "x-anylabeling", "cvat"), "onnx")
 """Library that loads each format, as the Hub names it."""
 LOADING = {
     "huggingface": """```python
@@ -33,6 +34,8 @@ model = PeftModel.from_pretrained(SamModel.from_pretrained("{base}"), "{name}")
 ```
 """,
     "onnx": "`encoder.onnx` and `decoder.onnx` run with ONNX Runtime.\n",
+    "x-anylabeling": "X-AnyLabeling loads the YAML file as a custom model.\n",
+    "cvat": "`nuctl deploy --project-name cvat --path FOLDER` adds the interactor to CVAT.\n",
 }
 """How to load each format."""
 UNINFORMATIVE = re.compile(

@@ -12,7 +12,7 @@ from tyro.conf import Positional, arg
 if TYPE_CHECKING:
     from gigamask.report.history import History
 
-FOLDERS = ("huggingface", "peft", "onnx")
+FOLDERS = ("huggingface", "peft", "onnx", "x-anylabeling", "cvat")
 """Formats that are folders, which have a model card."""
 WITHOUT_WINDOW = {
     "official": "they must map pixels to 0..255 as the run's model.pixels says",
@@ -24,19 +24,19 @@ WITHOUT_WINDOW = {
 
 @dataclass(frozen=True)
 class ExportCommand:
-    """write weights as Meta's .pth, Hugging Face, .safetensors, ONNX or peft, and verify them"""
+    """write weights as Meta's .pth, Hugging Face, ONNX or others, and verify them"""
 
     weights: Positional[Annotated[str, arg(metavar="WEIGHTS")]]
     """a run folder, a checkpoint, a .pth, a .safetensors, a Hugging Face folder or id, or starter,
     the small model in this package"""
-    to: Literal["official", "huggingface", "safetensors", "onnx", "peft"]
-    """output format"""
+    to: Literal["official", "huggingface", "safetensors", "onnx", "peft", "x-anylabeling", "cvat"]
+    """output format; x-anylabeling and cvat are ONNX files with what these annotation tools need"""
     out: str
-    """output file (official: .pth, safetensors) or folder (huggingface, onnx, peft)"""
+    """output file (official: .pth, safetensors) or folder (all others)"""
     precision: Literal["fp32", "fp16"] = "fp32"
     """onnx: fp16 stores weights in half precision and multiplies in it, as autocast does"""
     push: str | None = None
-    """send the folder to the Hugging Face Hub as this model, USER/NAME (huggingface, peft, onnx)"""
+    """send the folder to the Hugging Face Hub as this model, USER/NAME"""
     license: str | None = None
     """license of the weights for the model card, as the Hub names it, such as apache-2.0"""
     trust: bool = False
@@ -48,7 +48,7 @@ class ExportCommand:
         """Write the weights, read them back, and return the files and the largest difference."""
         from gigamask import config_files
         from gigamask.errors import GigamaskError
-        from gigamask.export import huggingface, official, onnx, peft
+        from gigamask.export import annotation_tools, huggingface, official, onnx, peft
         from gigamask.models.hub import is_hub_id, upload
         from gigamask.training.checkpoint import load_model
 
@@ -75,6 +75,8 @@ class ExportCommand:
             "safetensors": official.write_safetensors,
             "huggingface": huggingface.write_huggingface,
             "onnx": partial(onnx.write_onnx, precision=self.precision),
+            "x-anylabeling": annotation_tools.write_xanylabeling,
+            "cvat": annotation_tools.write_cvat,
             "peft": partial(peft.write_peft, weights=self.weights, base=base),
         }
         result = writers[self.to](model, out)
