@@ -22,6 +22,7 @@ from .models.build_sam import build_sam_vit_l as build_sam_vit_l
 from .models.build_sam import sam_model_registry as sam_model_registry
 from .models.configs import SamConfig as SamConfig
 from .models.sam.sam import Sam as Sam
+from .workflows.benchmark import benchmark as benchmark
 from .workflows.data_loader import DataLoader as DataLoader
 from .workflows.evaluate import evaluate as evaluate
 from .workflows.evaluate import load_model as load_model

@@ -10,7 +10,8 @@ from collections.abc import Collection
 
 COMMANDS = {
     "segment": ("predict", "inference", "infer", "annotate", "automatic", "amg", "generate-masks"),
-    "evaluate": ("val", "validate", "validation", "eval", "test", "score", "benchmark"),
+    "evaluate": ("val", "validate", "validation", "eval", "test", "score"),
+    "benchmark": ("bench", "noc", "clicks", "leaderboard", "compare-models"),
     "train": ("fit", "finetune", "fine-tune", "tune", "run", "resume"),
     "distill": ("distil", "distillation", "student"),
     "pretrain": ("mae", "pre-train", "pretraining"),

@@ -29,7 +29,8 @@ PIPE_CLOSED = 141
 
 COMMANDS = (
     *("download", "convert", "synth", "index", "verify", "stats", "repack", "masks", "memory"),
-    *("plan", "pretrain", "train", "distill", "evaluate", "export", "segment", "ground", "ask"),
+    *("plan", "pretrain", "train", "distill", "evaluate", "benchmark", "export", "segment"),
+    *("ground", "ask"),
     *("ablate", "report", "serve", "follow", "demo"),
 )
 """Commands in the order of use. Each is a module of `cli.commands` with a class `NAMECommand` and

@@ -22,7 +22,9 @@ from gigamask.datatools import convert_coco, convert_labels, convert_polygons
 from gigamask.datatools.image_files import read_file, to_member
 from gigamask.datatools.objects import Objects, SourceImage, SourceListing
 from gigamask.datatools.partial_download import lock_folder
+from gigamask.datatools.published import MAX_LIST_BYTES
 from gigamask.errors import CorruptSampleError, GigamaskError, counted
+from gigamask.serialization import read_limited
 from gigamask.types import SkippedSample
 
 PARTIAL = ".partial"
@@ -136,6 +138,33 @@ def convert(
             {"name": sample.name, "reason": sample.reason} for sample in counts.skipped_masks
         ],
     }
+
+
+def listed(path: Path | None) -> Callable[[list[str]], Container[str]]:
+    """Return the `select` of `convert` that chooses the images that a text file names.
+
+    Args:
+        path: Text file with a name on each line, without suffix; None chooses all.
+
+    Raises:
+        GigamaskError: The file cannot be read, or names an image that the source does not have.
+    """
+    if path is None:
+        return lambda names: names
+    wanted = read_limited(path, MAX_LIST_BYTES).decode("utf-8", "replace").split()
+
+    def select(names: list[str]) -> Container[str]:
+        by_stem = {str(Path(name).with_suffix("")): name for name in names}
+        unknown = [name for name in wanted if name not in by_stem]
+        if unknown or not wanted:
+            raise GigamaskError(
+                f"--list {path}: it must name images of the source, without suffix (got "
+                f"{counted(len(wanted), 'name')}, {len(unknown)} of them unknown"
+                + (f", such as {unknown[0]})" if unknown else ")")
+            )
+        return {by_stem[name] for name in wanted}
+
+    return select
 
 
 def _write_shards(

@@ -1,4 +1,4 @@
-"""Reading of label images: PNGs or TIFFs whose pixel values are instance numbers.
+"""Reading of label images: PNGs, TIFFs or SBD's .mat files whose values are instance numbers.
 
 A value is an 8- or 16-bit gray level, a palette index, or R + 256 G + 65536 B as in COCO's panoptic
 images; 0 is background, and so is 255 in Pascal VOC's palette. The image has the same name and
@@ -6,6 +6,7 @@ subfolder in the folder of images. Instances in a folder SegmentationObject take
 a folder SegmentationClass beside it, as in VOC.
 """
 
+import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from gigamask.datatools.objects import Objects, SourceImage, SourceListing, matc
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.masks.rle import RLEMasks, from_keys
 
-SUFFIXES = (".png", ".tif", ".tiff")
+SUFFIXES = (".png", ".tif", ".tiff", ".mat")
 VOC_IMAGES, VOC_OBJECTS, VOC_CLASSES = "JPEGImages", "SegmentationObject", "SegmentationClass"
 """Folders of Pascal VOC's images, and of their instances and classes as label images."""
 VOC_NAMES = (
@@ -48,9 +49,9 @@ class LabelImage(SourceImage):
 
     def objects(self) -> Objects:
         """Read one mask per value, or per connected component of a value."""
-        labels = _read(self.label, self.source)
+        labels = read_labels(self.label, self.source)
         labels[np.isin(labels, self.ignore)] = 0
-        masks, values = _masks(labels, self.source)
+        masks, values = label_masks(labels, self.source)
         extras: list[dict[str, Any]] = [{"label": value} for value in values.tolist()]
         if self.classes is not None:
             for i, category in self._categories(self.classes, masks).items():
@@ -59,14 +60,14 @@ class LabelImage(SourceImage):
                     extras[i]["category"] = self.class_names[category - 1]
         if self.split:
             parts, owners = _components(labels, masks, values)
-            masks, _ = _masks(parts, self.source)
+            masks, _ = label_masks(parts, self.source)
             extras = [extras[i] for i in np.searchsorted(values, owners)]
         return Objects(masks, extras, [])
 
     def _categories(self, path: Path, masks: RLEMasks) -> dict[int, int]:
         """Return the class that most pixels of a mask have, by the mask's index."""
-        class_masks, classes = _masks(
-            _read(path, f"{self.source}: {path.parent.name}"), self.source
+        class_masks, classes = label_masks(
+            read_labels(path, f"{self.source}: {path.parent.name}"), self.source
         )
         if class_masks.size != masks.size:
             sides = [" x ".join(map(str, each.size)) for each in (class_masks, masks)]
@@ -122,8 +123,20 @@ def class_folder(labels: Path) -> Path:
     return classes if labels.absolute().name == VOC_OBJECTS and classes.is_dir() else labels
 
 
-def _read(path: Path, name: str) -> Int32[np.ndarray, "H W"]:
-    """Return the value of each pixel."""
+def read_labels(path: Path, name: str, void: int = 0) -> Int32[np.ndarray, "H W"]:
+    """Return the value of each pixel of a label image.
+
+    Args:
+        path: A PNG, a TIFF, or a .mat file of SBD's instances.
+        name: The image's name in error messages.
+        void: Value returned for pixels that VOC's palette marks as belonging to no object.
+
+    Raises:
+        CorruptSampleError: It cannot be read, or is no label image.
+        GigamaskError: A .mat file is read without scipy.
+    """
+    if path.suffix == ".mat":
+        return _read_mat(path, name)
     try:
         with open_image(read_file(path, name), ("PNG", "TIFF"), name) as label:
             height, width = label.height, label.width
@@ -140,7 +153,7 @@ def _read(path: Path, name: str) -> Int32[np.ndarray, "H W"]:
             pixels = np.array(label)
             palette = label.getpalette() if label.mode == "P" else None
             if palette and palette[3 * VOID :][:3] == VOID_COLOR:
-                pixels[pixels == VOID] = 0
+                pixels[pixels == VOID] = void
     except (OSError, SyntaxError, ValueError) as error:
         if isinstance(error, CorruptSampleError):
             raise
@@ -153,8 +166,40 @@ def _read(path: Path, name: str) -> Int32[np.ndarray, "H W"]:
     return pixels.astype(np.int32)
 
 
-def _masks(labels: Int32[np.ndarray, "H W"], name: str) -> tuple[RLEMasks, Int32[np.ndarray, "n"]]:
-    """Return one mask for each value except 0, and the values in ascending order."""
+def _read_mat(path: Path, name: str) -> Int32[np.ndarray, "H W"]:
+    """Return the instance of each pixel from a file of SBD's folder inst."""
+    try:
+        from scipy.io import loadmat
+    except ImportError:
+        raise GigamaskError(
+            f"{path}: MATLAB's files need scipy, which is not installed; run pip install "
+            "'gigamask[benchmarks]'"
+        ) from None
+    raw = read_file(path, name)
+    try:
+        labels = loadmat(io.BytesIO(raw), variable_names=["GTinst"])["GTinst"][0, 0]["Segmentation"]
+        if labels.ndim != 2 or labels.dtype.kind not in "iu" or max(labels.shape) > MAX_SIDE:
+            raise ValueError(f"its segmentation is {labels.dtype} of {labels.shape}")
+        return labels.astype(np.int32)
+    except Exception as error:  # scipy's reader raises many kinds for a broken file
+        raise CorruptSampleError(
+            f"{name}: {path} holds no GTinst.Segmentation, as SBD's instances do "
+            f"({type(error).__name__}: {error}); download it again or leave it out"
+        ) from error
+
+
+def label_masks(
+    labels: Int32[np.ndarray, "H W"], name: str
+) -> tuple[RLEMasks, Int32[np.ndarray, "n"]]:
+    """Return one mask for each value except 0, and the values in ascending order.
+
+    Args:
+        labels: Value of each pixel.
+        name: The image's name in error messages.
+
+    Raises:
+        CorruptSampleError: There are more values than an image has masks.
+    """
     flat = labels.T.ravel()
     pixels = len(flat)
     edges = np.concatenate([[0], np.flatnonzero(flat[1:] != flat[:-1]) + 1, [pixels]])

@@ -87,13 +87,29 @@ def to_member(raw: bytes, size: tuple[int, int], name: str) -> bytes:
     ):
         image.read_stored(raw, name, size)
         return raw
-    with (
-        warnings.catch_warnings(),
-        open_image(raw, PIL_FORMATS, name) as pil_image,
-    ):
+    with warnings.catch_warnings(), open_image(raw, PIL_FORMATS, name) as pil_image:
         # Pillow warns about broken EXIF and transparent palettes.
         warnings.simplefilter("ignore", UserWarning)
         return image.encode_jpeg(_pixels(pil_image, size, name), QUALITY, "444")
+
+
+def read_pixels(path: Path, size: tuple[int, int], name: str) -> UInt8[np.ndarray, "H W 3"]:
+    """Read the RGB pixels of an image file.
+
+    Args:
+        path: The file.
+        size: Height and width of its masks in pixels.
+        name: The image's name in error messages.
+
+    Raises:
+        CorruptSampleError: The file is not an image of this size.
+    """
+    raw = read_file(path, name)
+    if raw.startswith(b"\xff\xd8") and image.size(raw, name) == size:
+        return image.decode(raw, name)
+    with warnings.catch_warnings(), open_image(raw, PIL_FORMATS, name) as pil_image:
+        warnings.simplefilter("ignore", UserWarning)
+        return _pixels(pil_image, size, name)
 
 
 def open_image(raw: bytes, formats: tuple[str, ...], name: str) -> Image.Image:

@@ -22,8 +22,6 @@ from gigamask.models.sam.sam import Sam
 MOST_CLICKS = 20
 IOUS = (0.85, 0.9, 0.95)
 """IoUs to reach."""
-SHOWN_CLICKS = (1, 3, 5, 9, MOST_CLICKS)
-"""Numbers of clicks whose mean IoU is in the table."""
 
 
 EVERY_CLICK = ClickProtocol(clicks=tuple(range(1, MOST_CLICKS + 1)))
@@ -71,27 +69,37 @@ def number_of_clicks(
     return np.where(reached, reaches.argmax(1) + 1, curves.shape[1]), reached
 
 
-def noc_summary(result: ClickResult) -> dict[str, Any]:
-    """Return the scores as `gigamask benchmark --json` writes them for one answer."""
+def iou_summary(result: ClickResult) -> dict[str, Any]:
+    """Return means and curves of the IoU, as `gigamask benchmark --json` writes them."""
     curves = iou_curves(result)
-    names = [f"{score.name}:{score.mask_index}" for score in result.scores]
-    summary: dict[str, Any] = {"images": result.images, "masks": len(curves)}
-    failed = {}
-    for iou in IOUS:
-        clicks, reached = number_of_clicks(curves, iou)
-        percent = round(100 * iou)
-        summary[f"NoC@{percent}"] = float(clicks.mean())
-        failed[str(percent)] = [names[i] for i in np.flatnonzero(~reached)]
-    return summary | {
-        "failures": {percent: len(masks) for percent, masks in failed.items()},
-        "failed": failed,
+    return {
+        "images": result.images,
+        "masks": len(curves),
         "mIoU": {str(i + 1): float(mean) for i, mean in enumerate(curves.mean(0))},
         "oracle": float(np.mean([score.oracle for score in result.scores])),
         "box": float(np.mean([score.box for score in result.scores])),
         "seconds_per_click": result.prompting_s / curves.size,
         "protocol": asdict(result.protocol),
-        "curves": dict(zip(names, curves.round(4).tolist(), strict=True)),
+        "curves": dict(zip(_names(result), curves.round(4).tolist(), strict=True)),
     }
+
+
+def noc_summary(result: ClickResult) -> dict[str, Any]:
+    """Return `iou_summary` with the numbers of clicks, and the masks that fail."""
+    curves, names, failed = iou_curves(result), _names(result), {}
+    means = {}
+    for iou in IOUS:
+        clicks, reached = number_of_clicks(curves, iou)
+        percent = round(100 * iou)
+        means[f"NoC@{percent}"] = float(clicks.mean())
+        failed[str(percent)] = [names[i] for i in np.flatnonzero(~reached)]
+    failures = {percent: len(masks) for percent, masks in failed.items()}
+    return means | {"failures": failures, "failed": failed} | iou_summary(result)
+
+
+def _names(result: ClickResult) -> list[str]:
+    """Return the name of each mask."""
+    return [f"{score.name}:{score.mask_index}" for score in result.scores]
 
 
 def write_worst(

@@ -16,6 +16,7 @@ import yaml
 
 from gigamask.cli.main import main
 from gigamask.data import index as indexes
+from gigamask.data.dataset import Sa1bDataset
 from gigamask.masks.rle import RLEMasks
 from gigamask.models import convert, state_dict, weight_files
 from gigamask.models.configs import MAEConfig
@@ -26,6 +27,7 @@ from gigamask.serve.project_export import export
 from gigamask.synthetic import described_scenes, scenes
 from gigamask.synthetic.scenes import compose_scene
 from tests import instances, texts
+from tests.archives import write_archive
 from tests.journeys import substitutions
 from tests.journeys.pages import PAGES, items
 from tests.little import SAM2 as LITTLE_SAM2
@@ -58,6 +60,9 @@ def populate(folder: Path) -> None:
     _write_configs(folder)
     _write_images(folder)
     _write_project(folder)
+    write_archive("grabcut", folder / "GrabCut", count=1)
+    write_archive("sbd", folder / "SBD", count=2)
+    shutil.copy(folder / "SBD/val.txt", folder / "SBD/train.txt")
     for name, images in {
         "shards": 3,
         "held_out": 2,
@@ -83,6 +88,11 @@ def populate(folder: Path) -> None:
         without_tar = [{k: v for k, v in json.loads(line).items() if k != "tar"} for line in lines]
         (folder / queries).write_text("".join(json.dumps(query) + "\n" for query in without_tar))
     indexes.build(folder / "disk/sa1b", folder / "disk/index")
+    (folder / "grabcut/masks").mkdir(parents=True)
+    _, annotation = Sa1bDataset(indexes.build(folder / "bsds_val", folder / "bsds_index"))[0]
+    mask = annotation.masks.to_dense()[0].astype(np.uint8) * 255
+    name = annotation.name.rpartition("sa_")[2]
+    cv2.imwrite(str(folder / f"grabcut/masks/{name}.png"), mask)
     shutil.copytree(folder / "disk/sa1b", folder / "disk/sa1b_1024")
     rows = [f"sa_{n},street,{'europe' if n % 2 else 'asia'}\n" for n in range(4)]
     (folder / "domains.csv").write_text("name,domain,region\n" + "".join(rows))

@@ -7,7 +7,9 @@ SMALL, SMALL_COMPACT, SMALL_SAM2, SMALL_MAE, SMALL_GROUND = (
     f"{name}.yaml" for name in ("small", "small_compact", "small_sam2", "small_mae", "small_ground")
 )
 FEW = "--points-per-side 4 --pred-iou-thresh 0 --stability-score-thresh 0 --box-nms-thresh 0.95"
-SEGMENTING = r"(tiny|sam_vit_\w|efficient_sam|mixed_prompts|one_gpu|finetune\w*|\w+\.py:\w+)"
+SEGMENTING = (
+    r"(tiny|sbd_vit_b|sam_vit_\w|efficient_sam|mixed_prompts|one_gpu|finetune\w*|\w+\.py:\w+)"
+)
 
 REPLACED = [
     (
@@ -137,6 +139,7 @@ ADDED = [
         "16 points, and thresholds that an untrained model passes",
     ),
     (r"^segment .*--points-per-side", "", FEW, "as above"),
+    (r"^benchmark \w", "", "--max-images 1", "one image"),
     (r"^evaluate .*--automatic", "", "--points-per-side 4", "16 points"),
     (
         r"^memory sample",

@@ -156,6 +156,8 @@ FACTS = {
     **{name: {2.1} for name in ("sam2_tiny", "sam2_small", "sam2_base_plus", "sam2_large")},
     "sami_vit_t": {400, 1000},  # epochs; ImageNet-1k
     "efficient_sam": {5, 64},  # epochs, GPUs
+    "sbd_vit_b": {8498, 55},  # images, epochs
+    "data_curve": {10_000, 100_000, 1_000_000, 7.6},  # images; section
     "mae_tiny": {15},  # minutes, measured
     "mae_vit_b": {1600, 40, 1000},  # epochs; ImageNet-1k
     "mae_vit_l": {1600, 40, 1000, 800, 42},  # and PRETRAIN.md's epochs and hours

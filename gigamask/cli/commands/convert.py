@@ -17,12 +17,15 @@ class ConvertCommand(SubmitPartsOptions):
     """convert COCO, LabelMe or YOLO annotations, or label images, to tars in SA-1B's format"""
 
     source: Positional[Annotated[str, arg(metavar="SOURCE")]]
-    """COCO's instances JSON; or a folder of LabelMe's JSON, of YOLO's segmentation text, or of PNGs
-    or TIFFs whose pixel values are instance ids (0 is background)"""
+    """COCO's instances JSON; or a folder of LabelMe's JSON, of YOLO's segmentation text, of SBD's
+    .mat files, or of PNGs or TIFFs whose pixel values are instance ids (0 is background)"""
     images: str
     """folder of the images: those that the JSON names, or those named like the files in SOURCE"""
     out: str
     """output folder for the tars"""
+    list: str | None = None
+    """text file with the names of the images to convert, without suffixes, such as SBD's train.txt;
+    default: all"""
     shard_images: int = 500
     """images per tar"""
     keep_crowds: bool = False
@@ -42,14 +45,17 @@ class ConvertCommand(SubmitPartsOptions):
         """Convert, and return the counts."""
         from gigamask.cli.commands.output import print_skipped, progress_bar
         from gigamask.data import worker_pool
-        from gigamask.datatools.convert import ConvertOptions, convert
+        from gigamask.datatools.convert import ConvertOptions, convert, listed
         from gigamask.errors import counted
 
         options = ConvertOptions(self.keep_crowds, self.split_components, self.ignore)
         source, images, out = Path(self.source), Path(self.images), Path(self.out)
         workers = worker_pool.workers_of(self.part, self.workers)
+        select = listed(None if self.list is None else Path(self.list))
         with progress_bar("convert") as progress:
-            result = convert(source, images, out, options, self.shard_images, workers, progress)
+            result = convert(
+                source, images, out, options, self.shard_images, workers, progress, select
+            )
         images, masks = counted(result["images"], "image"), counted(result["masks"], "mask")
         print(f"{self.out}: {images} with {masks} in {counted(len(result['tars']), 'tar')}")
         if result["renumbered"]:

@@ -1,0 +1,85 @@
+"""`gigamask benchmark`: number of clicks on a benchmark, beside published scores."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from tyro.conf import Positional, arg
+
+from gigamask.errors import GigamaskError
+from gigamask.workflows.benchmark import BenchmarkOptions
+
+
+@dataclass(frozen=True)
+class BenchmarkCommand(BenchmarkOptions):
+    """score weights on a benchmark of the literature, such as clicks to 90 % IoU on GrabCut"""
+
+    name: Positional[Annotated[str | None, arg(metavar="NAME")]] = None
+    """grabcut, berkeley, sbd, davis, pascalvoc, coco_mval, sa1k, or bsds"""
+    weights: Positional[Annotated[str | None, arg(metavar="WEIGHTS")]] = None
+    """a run folder, a checkpoint, a .pth, a .safetensors, a Hugging Face folder or id, or starter,
+    the small model in this package"""
+    data: tuple[str, ...] = ()
+    """the folder that the benchmark was unpacked in; for sa1k and bsds: tars, folders of tars,
+    globs, or an index"""
+    reproduce: str | None = None
+    """also compare with what a recipe's paper published, and what was reached before; without NAME,
+    only print these"""
+    pictures: str | None = None
+    """folder for a figure of the masks that need most clicks"""
+    json: str | None = None
+    """write the scores to this JSON file, with the IoU of every mask after every click"""
+
+    def check(self) -> None:
+        """Raise `GigamaskError` if a value is invalid."""
+        BenchmarkOptions.check(self)
+        if self.name is None and self.reproduce is None:
+            raise GigamaskError(
+                "name a benchmark and weights: gigamask benchmark grabcut WEIGHTS --data GrabCut"
+            )
+        if self.name is not None and (self.weights is None or not self.data):
+            raise GigamaskError(
+                f"benchmark {self.name} needs weights and --data: "
+                f"gigamask benchmark {self.name} WEIGHTS --data DIR"
+            )
+
+    def run(self) -> dict[str, Any]:
+        """Score the weights; print and return the scores."""
+        from gigamask.recipes import results
+        from gigamask.workflows import benchmark
+
+        self.check()
+        known = {} if self.reproduce is None else {"reproduce": results.describe(self.reproduce)}
+        if self.name is None or self.weights is None:
+            summary = None
+        else:
+            with ExitStack() as stack:
+                summary = self._score(self.name, self.weights, stack)
+        if self.reproduce is not None:
+            print(benchmark.reproduction_text(self.reproduce, summary))
+        return {**(summary or {}), **known}
+
+    def _score(self, name: str, weights: str, stack: ExitStack) -> dict[str, Any]:
+        """Score the weights, and print the table and what is wrong with the worst masks."""
+        from gigamask.cli.commands.output import print_skipped
+        from gigamask.distributed.precision import autocast
+        from gigamask.evaluation import noc
+        from gigamask.workflows import benchmark
+
+        done = benchmark.run(name, weights, self.data, self, stack)
+        print(benchmark.table(done.summary))
+        for answer, scores in done.summary["answers"].items():
+            print(f"{answer}: {1000 * scores['seconds_per_click']:.0f} ms per click")
+        first = self.answers[0]
+        if "failed" in done.summary["answers"][first]:
+            for line in noc.worst_lines(done.summary["answers"][first]):
+                print(line)
+        print_skipped("images", done.summary["skipped"])
+        if self.pictures:
+            with autocast(done.summary["precision"], done.model.pixel_mean.device):
+                folder = Path(self.pictures)
+                print(noc.write_worst(done.model, done.images, done.results[first], folder))
+        return done.summary

@@ -1,0 +1,340 @@
+"""Run a benchmark of the literature on one's own weights, beside the published scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from gigamask.errors import GigamaskError, check_range, counted
+from gigamask.workflows.open_data import Paths, open_or_build_temporary, path_list
+
+if TYPE_CHECKING:
+    from gigamask.evaluation.clicks import ClickResult
+    from gigamask.evaluation.embedded_images import ImageSource
+    from gigamask.models.sam.sam import Sam
+
+METRICS = (
+    *("NoC@85", "NoC@90", "NoC@95", "failures@90"),
+    *("1 click", "2 clicks", "3 clicks", "9 clicks", "20 clicks", "oracle", "box"),
+)
+"""Columns of the table: clicks, number of masks, and mean IoU."""
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """What is measured on which data."""
+
+    title: str
+    archive: bool = True
+    """whether --data is the archive of `datatools.published`, otherwise shards in SA-1B's format"""
+    clicks: int = 20
+    min_predicted_iou: float | None = None
+    max_masks: int | None = None
+    """most masks of an image"""
+
+
+BENCHMARKS = {
+    **{
+        name: Benchmark(title)
+        for name, title in {
+            "grabcut": "GrabCut",
+            "berkeley": "Berkeley",
+            "sbd": "SBD",
+            "davis": "DAVIS",
+            "pascalvoc": "Pascal VOC",
+            "coco_mval": "COCO_MVal",
+        }.items()
+    },
+    "sa1k": Benchmark("SA-1K", archive=False, clicks=3, max_masks=64),
+    "bsds": Benchmark("BSDS500 val", archive=False, min_predicted_iou=0.75),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchmarkOptions:
+    """Options of a benchmark; each field is a flag of `gigamask benchmark`."""
+
+    images: tuple[str, ...] = ()
+    """the photographs, as shards or a folder of images, if --data is a folder of masks alone"""
+    answers: tuple[Literal["confident", "first_token", "best_of_three"], ...] = (
+        "confident",
+        "first_token",
+    )
+    """which mask counts after one click or a box: the most confident of three, as with SAM's
+    predictor; the single-mask output, as RITM and EdgeSAM; or the best of three by its IoU"""
+    max_images: int | None = None
+    """number of images to use, from the start of the data; default: all"""
+    min_predicted_iou: float | None = None
+    """of shards, use only masks with at least this predicted_iou; default: 0.75 for bsds"""
+    batch_size: int = 4
+    """images per forward pass of the encoder; changes speed and memory only"""
+    device: str = "auto"
+    """cpu, cuda or cuda:N; auto uses cuda if available"""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """number format of the model; auto: bf16 on a GPU, fp32 on a CPU"""
+    zoom: bool = False
+    """crop the image around what is prompted, and answer there"""
+    trust: bool = False
+    """run code that a run folder names, such as file.py:Class, and that is not built in"""
+
+    def check(self) -> None:
+        """Raise `GigamaskError` if a value is invalid."""
+        from gigamask.training.config import check_at_least
+
+        if self.min_predicted_iou is not None:
+            check_range("--min-predicted-iou", self.min_predicted_iou, 0, 1)
+        check_at_least(1, **({} if self.max_images is None else {"max_images": self.max_images}))
+        check_at_least(1, batch_size=self.batch_size)
+        if not self.answers or len(set(self.answers)) < len(self.answers):
+            raise GigamaskError(
+                "--answers must name confident, first_token or best_of_three, each once "
+                f"(got {' '.join(self.answers) or 'none'})"
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class Benchmarked:
+    """A model, the images of a benchmark, the scores by answer, and their summary."""
+
+    model: Sam
+    images: ImageSource
+    results: Mapping[str, ClickResult]
+    summary: dict[str, Any]
+
+
+def benchmark(name: str, weights: str | Path | Sam, data: Paths, **options: Any) -> dict[str, Any]:
+    """Score weights on a benchmark of the literature.
+
+    Args:
+        name: One of `BENCHMARKS`, such as "grabcut" or "bsds".
+        weights: As for `evaluate`.
+        data: The folder that the benchmark's archive was unpacked in; or for sa1k and bsds, shards.
+        **options: Fields of `BenchmarkOptions`, such as `max_images=10` or `device="cpu"`.
+
+    Returns:
+        The scores as `gigamask benchmark --json` writes them: "answers" holds for each answer the
+        "NoC@85", "NoC@90" and "NoC@95", the "failures" and "mIoU" by clicks; "literature" the
+        published rows.
+
+    Raises:
+        GigamaskError: The benchmark, the weights or the data cannot be used.
+    """
+    with ExitStack() as stack:
+        return run(name, weights, data, BenchmarkOptions(**options), stack).summary
+
+
+def run(
+    name: str,
+    weights: str | Path | Sam,
+    data: Paths,
+    options: BenchmarkOptions,
+    stack: ExitStack,
+) -> Benchmarked:
+    """Score weights on a benchmark, and keep the model and the images.
+
+    Args:
+        name: As for `benchmark`.
+        weights: As for `benchmark`.
+        data: As for `benchmark`.
+        options: Options of the benchmark.
+        stack: Exit stack that keeps the images open.
+    """
+    from rich.progress import track
+
+    from gigamask.data.mask_sampling import MaskFilters
+    from gigamask.distributed.precision import autocast, choose_precision
+    from gigamask.evaluation import noc
+    from gigamask.evaluation.clicks import evaluate_protocols
+    from gigamask.workflows.evaluate import load_model
+
+    options.check()
+    chosen = find(name)
+    images = _open(name, data, options, stack)
+    model = load_model(weights, options.device, options.trust)
+    precision = choose_precision(options.precision, model.pixel_mean.device)
+    least = options.min_predicted_iou
+    least = chosen.min_predicted_iou if least is None else least
+    clicks = tuple(range(1, chosen.clicks + 1))
+    protocols = [
+        replace(noc.ANSWERS[answer], clicks=clicks, zoom=options.zoom) for answer in options.answers
+    ]
+    rows = range(min(len(images), options.max_images or len(images)))
+    with autocast(precision, model.pixel_mean.device):
+        found = evaluate_protocols(
+            model,
+            images,
+            MaskFilters(max_area=None, min_predicted_iou=least),
+            protocols,
+            track(rows, name, transient=True),
+            options.batch_size,
+            max_masks=chosen.max_masks,
+        )
+    if not found[0].scores:
+        raise GigamaskError(
+            f"benchmark {name}: no image of {' '.join(path_list(data))} has a mask to score; "
+            f"the first problem: {(found[0].skipped or ['all masks are filtered out'])[0]}"
+        )
+    summarize = noc.noc_summary if chosen.clicks == noc.MOST_CLICKS else noc.iou_summary
+    results: dict[str, ClickResult] = dict(zip(options.answers, found, strict=True))
+    summary = {
+        "benchmark": name,
+        "weights": str(weights) if isinstance(weights, str | Path) else type(weights).__name__,
+        "data": [*path_list(data), *options.images],
+        "images": found[0].images,
+        "masks": len(found[0].scores),
+        "published_masks": _published_masks(name),
+        "min_predicted_iou": least,
+        "precision": precision,
+        "skipped": [*found[0].skipped, *_missing(images)],
+        "answers": {answer: summarize(result) for answer, result in results.items()},
+        "literature": literature_of(name),
+    }
+    return Benchmarked(model, images, results, summary)
+
+
+def find(name: str) -> Benchmark:
+    """Return a benchmark by name.
+
+    Raises:
+        GigamaskError: There is none.
+    """
+    if name not in BENCHMARKS:
+        raise GigamaskError(f"unknown benchmark {name!r}; choose from {', '.join(BENCHMARKS)}")
+    return BENCHMARKS[name]
+
+
+def literature_of(name: str) -> list[dict[str, Any]]:
+    """Return the published scores on a benchmark as records."""
+    from gigamask.evaluation import literature
+
+    return [
+        {"model": row.model, "trained_on": row.trained_on, "source": row.source, **row.scores}
+        for row in literature.rows(name)
+    ]
+
+
+def own_scores(answer: Mapping[str, Any]) -> dict[str, float]:
+    """Return the scores of one answer by the names of `METRICS`."""
+    scores = {name: answer[name] for name in METRICS if name in answer}
+    if "failures" in answer:
+        scores["failures@90"] = answer["failures"]["90"]
+    clicks = {
+        f"{count} click{'s' if count != '1' else ''}": iou for count, iou in answer["mIoU"].items()
+    }
+    return scores | {name: iou for name, iou in clicks.items() if name in METRICS}
+
+
+def table(summary: Mapping[str, Any]) -> str:
+    """Format the scores as a table, the literature's rows below one's own."""
+    of = summary["published_masks"]
+    masks = counted(summary["masks"], "mask") + (f" of {of:,}" if of else "")
+    least = summary["min_predicted_iou"]
+    filtered = f", predicted_iou from {least}" if least is not None else ""
+    lines = [
+        f"{find(summary['benchmark']).title}: {counted(summary['images'], 'image')}, "
+        f"{masks}{filtered}"
+    ]
+    own = [
+        (f"{summary['weights']}, {name}", own_scores(answer), "")
+        for name, answer in summary["answers"].items()
+    ]
+    sources = list(dict.fromkeys(row["source"] for row in summary["literature"]))
+    published = [
+        (f"{row['model']} ({row['trained_on']})", row, f" [{sources.index(row['source']) + 1}]")
+        for row in summary["literature"]
+    ]
+    rows = [*own, *published]
+    columns = [name for name in METRICS if any(name in scores for _, scores, _ in rows)]
+    width = max(len(label) for label, *_ in rows)
+    lines.append(" " * width + "".join(f"  {name:>6}" for name in columns))
+    for label, scores, mark in rows:
+        cells = [f"{format_score(name, scores.get(name)):>{max(len(name), 6)}}" for name in columns]
+        lines.append("  ".join([f"{label:{width}}", *cells]) + mark)
+    lines += [f"[{number + 1}] {source}" for number, source in enumerate(sources)]
+    return "\n".join(lines)
+
+
+def reproduction_text(recipe: str, summary: Mapping[str, Any] | None = None) -> str:
+    """Format what a recipe's paper published beside what was reached.
+
+    Args:
+        recipe: One of `recipes.results.REPRODUCTIONS`.
+        summary: Scores of one's own weights, as `benchmark` returns them; None: there are none.
+    """
+    from gigamask.recipes import results
+
+    known, published = results.describe(recipe), results.published(recipe)
+    best = results.RESULTS[recipe]
+    names = [name for name in published if summary is None or name == summary["benchmark"]]
+    columns = {"published": published, "best reported": best.scores if best else {}}
+    if summary is not None:
+        for answer, scores in summary["answers"].items():
+            columns[f"yours, {answer}"] = {summary["benchmark"]: own_scores(scores)}
+        names = names or [summary["benchmark"]]
+    lines = [f"{recipe}: {known['expected']}"]
+    lines.append(" " * 24 + "".join(f"{name:>20}" for name in columns))
+    for name in names:
+        for metric in METRICS:
+            values = [scores.get(name, {}).get(metric) for scores in columns.values()]
+            if any(value is not None for value in values):
+                cells = "".join(f"{format_score(metric, value):>20}" for value in values)
+                lines.append(f"{name + ' ' + metric:24}{cells}")
+    reported = f"{best.date}, {best.hardware}: gigamask {best.command}" if best else results.NOT_RUN
+    lines += [f"published: {known['source']}"] if published else []
+    lines += [f"reported: {reported}", f"planned hours: {known['hours']}"]
+    lines += [f"another result: {known['deviation']}", "commands:"]
+    return "\n".join([*lines, *(f"  gigamask {command}" for command in known["commands"])])
+
+
+def format_score(metric: str, value: float | None) -> str:
+    """Format a score: clicks with two decimals, failures as a number, mean IoU in percent.
+
+    Args:
+        metric: One of `METRICS`.
+        value: The score; None is not known.
+    """
+    if value is None:
+        return "-"
+    if metric.startswith("failures"):
+        return f"{value:.0f}"
+    return f"{value:.2f}" if metric.startswith("NoC") else f"{100 * value:.1f}"
+
+
+def _open(name: str, data: Paths, options: BenchmarkOptions, stack: ExitStack) -> ImageSource:
+    """Open the images of a benchmark."""
+    from gigamask.datatools import published
+
+    paths = path_list(data)
+    if not find(name).archive:
+        if options.images:
+            raise GigamaskError(
+                f"--images is for benchmarks whose --data is a folder of masks; {name} reads shards"
+            )
+        return stack.enter_context(open_or_build_temporary(paths))
+    if len(paths) != 1:
+        raise GigamaskError(
+            f"--data must be one folder, the one that {name} was unpacked in (got {len(paths)})"
+        )
+    folder = Path(paths[0])
+    if options.images:
+        if not folder.is_dir():
+            raise GigamaskError(f"--data {folder}: no such folder of masks")
+        photographs = stack.enter_context(open_or_build_temporary(options.images))
+        return published.open_masks(name, folder, photographs)
+    return published.open_archive(name, folder)
+
+
+def _published_masks(name: str) -> int | None:
+    from gigamask.datatools import published
+
+    return published.ARCHIVES[name].num_masks if find(name).archive else None
+
+
+def _missing(images: ImageSource) -> Sequence[str]:
+    from gigamask.datatools.published import PublishedImages
+
+    missing = images.missing if isinstance(images, PublishedImages) else ()
+    return [f"{name}: has no image or no masks" for name in missing]

@@ -1,0 +1,122 @@
+"""`gigamask benchmark`: archives, shards, reproductions, and wrong arguments."""
+
+import json
+import re
+
+import pytest
+
+import gigamask
+from gigamask.cli.main import main
+from gigamask.datatools.published import ARCHIVES
+from gigamask.evaluation import literature
+from gigamask.workflows.benchmark import BENCHMARKS
+from tests.archives import write_archive
+
+CPU = ["--device", "cpu", "--batch-size", "1"]
+
+
+@pytest.fixture(scope="module")
+def grabcut(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("archive") / "GrabCut"
+    write_archive("grabcut", folder, count=1)
+    return folder
+
+
+def test_number_of_clicks_beside_the_literature(grabcut, tmp_path, capsys):
+    words = ["benchmark", "grabcut", "starter", *CPU, "--json", str(tmp_path / "scores.json")]
+    whole = [*words, "--data", str(grabcut.parent), "--pictures", str(tmp_path)]
+    assert main([*whole, "--reproduce", "sbd_vit_b"]) == 0
+    printed, scores = capsys.readouterr().out, json.loads((tmp_path / "scores.json").read_text())
+    for row in literature.rows("grabcut"):
+        label = f"{row.model} ({row.trained_on})"
+        line = next(line for line in printed.splitlines() if line.startswith(label))
+        assert f"{row.scores['NoC@90']:.2f}" in line
+        assert row.source in printed
+    confident = scores["answers"]["confident"]
+    assert (scores["masks"], scores["published_masks"]) == (1, 50)
+    assert f"{confident['NoC@85']:.2f}" in printed
+    assert re.search(r"grabcut NoC@90 +1\.54 +- +" + f"{confident['NoC@90']:.2f}", printed)
+    assert "reported: not run" in printed
+    assert scores["reproduce"]["published"]["sbd"]["NoC@85"] == 3.28
+    assert len(confident["curves"]["2008_000000:0"]) == 20
+    assert (tmp_path / "worst_clicks.png").stat().st_size > 1000
+
+    # The masks alone, their photographs elsewhere, and from Python.
+    masks, photographs = str(grabcut / "boundary_GT"), str(grabcut / "data_GT")
+    assert main([*words, "--data", masks, "--images", photographs, "--answers", "confident"]) == 0
+    again = json.loads((tmp_path / "scores.json").read_text())
+    assert again["answers"]["confident"]["curves"] == confident["curves"]
+    found = gigamask.benchmark(
+        "grabcut", "starter", grabcut, device="cpu", answers=("best_of_three",)
+    )
+    assert list(found["answers"]) == ["best_of_three"]
+    assert found["answers"]["best_of_three"]["mIoU"]["1"] >= confident["mIoU"]["1"]
+
+
+def test_shards_are_scored_by_clicks_and_by_masks_of_sa1k(scenes, tmp_path, capsys):
+    words = ["starter", "--data", str(scenes), "--max-images", "1", *CPU]
+    json_flags = ["--json", str(tmp_path / "scores.json"), "--answers", "first_token"]
+    assert main(["benchmark", "sa1k", *words, *json_flags]) == 0
+    [answer] = json.loads((tmp_path / "scores.json").read_text())["answers"].values()
+    assert list(answer["mIoU"]) == ["1", "2", "3"]
+    assert "NoC@90" not in answer
+    assert re.search(
+        r"EdgeSAM \(1 % of SA-1B\) +67\.5 +76\.1 +79\.0 .*83\.0", capsys.readouterr().out
+    )
+    assert main(["benchmark", "bsds", *words, "--min-predicted-iou", "1"]) == 2
+    assert "filtered out" in capsys.readouterr().err
+
+
+def test_sbd_is_converted_and_scored(tmp_path, capsys):
+    write_archive("sbd", tmp_path / "SBD")
+    (tmp_path / "SBD/train.txt").write_text("2008_000001\n")
+    words = ["--images", str(tmp_path / "SBD/img"), "--list", str(tmp_path / "SBD/train.txt")]
+    source, out = str(tmp_path / "SBD/inst"), str(tmp_path / "shards")
+    assert main(["convert", source, *words, "--out", out]) == 0
+    assert "1 image with" in capsys.readouterr().out
+    data = ["--data", str(tmp_path / "SBD"), "--max-images", "1", "--answers", "confident"]
+    assert main(["benchmark", "sbd", "starter", *data, *CPU]) == 0
+    assert "of 6,671" in capsys.readouterr().out
+
+
+def test_a_reproduction_is_described_without_weights(tmp_path, capsys):
+    path = tmp_path / "known.json"
+    assert main(["benchmark", "--reproduce", "edge_sam", "--json", str(path)]) == 0
+    printed, known = capsys.readouterr().out, json.loads(path.read_text())["reproduce"]
+    assert known["result"] == "not run"
+    assert known["published"]["sa1k"]["box"] == 0.83
+    for words in ("not run", "planned hours", "another result", "gigamask distill edge_sam"):
+        assert words in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "name a benchmark"),
+        (["grabcut"], "needs weights and --data"),
+        (["grabcut", "starter"], "needs weights and --data"),
+        (["grabcutt", "starter", "--data", "x"], "choose from grabcut"),
+        (["grabcut", "starter", "--data", "nothing"], "GrabCut.zip"),
+        (["grabcut", "starter", "--data", "x", "y"], "one folder"),
+        (["grabcut", "starter", "--data", "nothing", "--images", "x"], "folder of masks"),
+        (["bsds", "starter", "--data", "x", "--images", "y"], "--images"),
+        (["bsds", "starter", "--data", "x", "--answers", "confident", "confident"], "--answers"),
+        (["bsds", "starter", "--data", "x", "--max-images", "0"], "max-images"),
+        (["bsds", "starter", "--data", "x", "--min-predicted-iou", "7"], "--min-predicted-iou"),
+        (["grabcut", "nothing.pth", "--data", "{}"], "nothing.pth"),
+        (["--reproduce", "tiny"], "--reproduce tiny"),
+    ],
+)
+def test_wrong_arguments_are_one_line(words, message, grabcut, tmp_path, capsys):
+    filled = [str(grabcut) if word == "{}" else word for word in words]
+    assert main(["benchmark", *filled, "--json", str(tmp_path / "none.json")]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "none.json").exists()
+
+
+def test_every_archive_is_a_benchmark_with_published_rows():
+    assert set(ARCHIVES) == {name for name, each in BENCHMARKS.items() if each.archive}
+    for name in BENCHMARKS:
+        assert literature.rows(name)
