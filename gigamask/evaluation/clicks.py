@@ -199,6 +199,8 @@ class MaskScore:
     """boundary F by number of clicks, if boundaries are scored"""
     name: str = ""
     """name of its image"""
+    class_hits: dict[str, bool] = field(default_factory=dict)
+    """whether its class is the likeliest by number of clicks, and for the box, if it has one"""
 
     @property
     def granularity(self) -> str:
@@ -258,6 +260,7 @@ class ClickResult:
                 for name in SIZES
             },
             "calibration": self._calibration(),
+            **self._class_accuracy(),
             "protocol": asdict(self.protocol)
             | {
                 "boundary": asdict(boundary.BoundaryProtocol())
@@ -283,6 +286,14 @@ class ClickResult:
             name: {str(n): _mean([getattr(score, name)[n] for score in scores]) for n in clicks}
             for name in names
         }
+
+    def _class_accuracy(self) -> dict:
+        """Return the fraction of masks whose class is the likeliest; empty without classes."""
+        hits = [score.class_hits for score in self.scores if score.class_hits]
+        if not hits:
+            return {}
+        means = {name: _mean([float(each[name]) for each in hits]) for name in hits[0]}
+        return {"class_accuracy": {"masks": len(hits), **means}}
 
     def _calibration(self) -> dict:
         """Return the calibration of the IoU predicted after the first click."""
@@ -401,6 +412,8 @@ def score_group(
     oracle: list[float] = []
     predicted: dict[int, list[float]] = {}
     boundaries: dict[int, tuple[list[float], list[float]]] = {}
+    classes = annotated_classes(model, image, mask_indices)
+    hits: dict[str, list[bool]] = {}
     for prompt_round in protocol.rounds(decode, targets, row, mask_indices):
         count = prompt_round.index + 1
         ious = mask_iou(prompt_round.prediction.logits, targets.masks, targets.valid)
@@ -408,6 +421,8 @@ def score_group(
             oracle = ious.amax(1).tolist()
         clicks[count] = _of_best(ious, prompt_round)
         predicted[count] = _of_best(prompt_round.prediction.iou_predictions, prompt_round)
+        if count in protocol.clicks:
+            hits[str(count)] = _class_hits(prompt_round, classes)
         if protocol.boundaries and count in protocol.clicks:
             masks = prompt_round.pred_mask.cpu().numpy(), targets.masks.cpu().numpy()
             boundaries[count] = (
@@ -418,6 +433,7 @@ def score_group(
     of_box = protocol.box_round(best_of_box, targets)
     ious = mask_iou(of_box.prediction.logits, targets.masks, targets.valid)
     box = _of_best(ious, of_box)
+    hits["box"] = _class_hits(of_box, classes)
     areas = image.annotation.areas[mask_indices].tolist()
     return [
         MaskScore(
@@ -432,9 +448,34 @@ def score_group(
             {count: ious[i] for count, (ious, _) in boundaries.items()},
             {count: scores[i] for count, (_, scores) in boundaries.items()},
             image.annotation.name,
+            {name: values[i] for name, values in hits.items() if classes[i] >= 0},
         )
         for i, mask_index in enumerate(mask_indices)
     ]
+
+
+def annotated_classes(
+    model: Sam, image: EmbeddedImage, mask_indices: np.ndarray
+) -> Int64[np.ndarray, "n"]:
+    """Return the class of each annotated mask among those of the model, -1 for none.
+
+    Args:
+        model: The model.
+        image: The image.
+        mask_indices: Indices of the masks among those of the image.
+    """
+    names = {name: number for number, name in enumerate(model.config.class_names)}
+    categories = image.annotation.categories
+    return np.array([names.get(categories[i], -1) if categories else -1 for i in mask_indices], int)
+
+
+def _class_hits(prompt_round: PromptRound, classes: Int64[np.ndarray, "n"]) -> list[bool]:
+    """Return whether the likeliest class of each prediction's best mask is the annotated one."""
+    logits = prompt_round.prediction.class_logits
+    if logits is None:
+        return [False] * len(classes)
+    best = logits[torch.arange(len(logits), device=logits.device), prompt_round.best_index]
+    return (best.argmax(1).cpu().numpy() == classes).tolist()
 
 
 def _of_best(values: Tensor, prompt_round: PromptRound) -> list[float]:
@@ -467,6 +508,11 @@ def table(summary: dict) -> str:
         if name in summary:
             values = "".join(f"  {value * 100:.1f} ({n})" for n, value in summary[name].items())
             lines.append(f"{title}, %:{values}  (clicks)")
+    if accuracy := summary.get("class_accuracy"):
+        values = "".join(
+            f"  {100 * accuracy[name]:.1f} ({name})" for name in (*summary["clicks"], "box")
+        )
+        lines.append(f"class accuracy, %:{values}  (clicks, box; {accuracy['masks']:,} masks)")
     error, correlation = (
         summary["calibration"][name] for name in ("expected_error", "correlation")
     )

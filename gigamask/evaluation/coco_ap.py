@@ -133,7 +133,8 @@ def coco_metrics(
 
     Returns:
         The numbers of images and masks (`truth` without crowds), the statistics in [0, 1], and the
-        protocol. A statistic is None if there is nothing to find; pycocotools returns -1.
+        protocol. A statistic is None if there is nothing to find; pycocotools returns -1. If masks
+        are matched within classes, `by_class` has AP and AP50 of each class to find.
     """
     protocol = protocol or CocoProtocol()
     truth, detections, count = _datasets(images, protocol)
@@ -149,7 +150,18 @@ def coco_metrics(
         return {**counts, **dict.fromkeys(slices), "protocol": asdict(protocol)}
     curves = _curves(truth, detections, protocol)
     means = {name: _mean(curves[name[:2]][where]) for name, where in slices.items()}
-    return {**counts, **means, "protocol": asdict(protocol)}
+    by_class = {"by_class": _by_class(curves["AP"], classes)} if protocol.by_class else {}
+    return {**counts, **means, **by_class, "protocol": asdict(protocol)}
+
+
+def _by_class(precision: np.ndarray, classes: Sequence[int]) -> dict[int, dict[str, float]]:
+    """Return AP and AP50 of each class that has annotated masks."""
+    every = precision[:, :, :, 0, -1]
+    return {
+        name: {"AP": float(np.mean(curve)), "AP50": float(np.mean(curve[0]))}
+        for name, curve in zip(classes, np.moveaxis(every, 2, 0), strict=True)
+        if (curve > -1).any()
+    }
 
 
 def _curves(truth: dict, detections: dict, protocol: CocoProtocol) -> dict[str, np.ndarray]:

@@ -176,6 +176,8 @@ class ClickScorer:
         summary = ClickResult(protocol, len(automatic), mask_scores).summary()
         scores = {f"{n} click{'s' if n > 1 else ''}": summary["clicks"][str(n)] for n in CLICKS}
         scores |= {"oracle": summary["oracle"], "box": summary["box"]}
+        if "class_accuracy" in summary:
+            scores["class accuracy"] = summary["class_accuracy"]["1"]
         if blind:  # a single image has no other
             scores["blind"] = float(np.mean([score.clicks[1] for score in blind]))
         scores["automatic"] = float(np.mean(automatic))

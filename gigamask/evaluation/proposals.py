@@ -8,14 +8,21 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
 import numpy as np
+from jaxtyping import Int64
 
 from gigamask.distributed.precision import PrecisionName
 from gigamask.distributed.world import World
 from gigamask.evaluation import coco_ap
+from gigamask.evaluation.clicks import annotated_classes
 from gigamask.evaluation.embedded_images import EmbeddedImage
 from gigamask.inference.amg_config import AutomaticMaskConfig
-from gigamask.inference.automatic_mask_generator import SamAutomaticMaskGenerator
+from gigamask.inference.automatic_mask_generator import MaskProposals, SamAutomaticMaskGenerator
+from gigamask.masks.boxes import nms
+from gigamask.masks.rle import RLEMasks
 from gigamask.models.sam.sam import Sam
+
+CLASS_NMS = AutomaticMaskConfig().box_nms_thresh
+"""Box IoU above which only the best of several classified masks is kept, as in 'segment'."""
 
 
 def proposal_config(points_per_side: int) -> AutomaticMaskConfig:
@@ -41,6 +48,10 @@ class ProposalRecall:
     """whether each generated mask passes the default thresholds of the model's decoder"""
     precision: PrecisionName = "auto"
     """number format of the model"""
+    classified: list[coco_ap.ImageDetections] = field(default_factory=list)
+    """the same with classes, if the model has them, and without duplicates"""
+    class_names: list[str] = field(default_factory=list)
+    """names of the model's classes, once an image is scored"""
 
     def update(self, model: Sam, image: EmbeddedImage, mask_indices: np.ndarray) -> None:
         """Generate the masks of one image and add their scores.
@@ -63,6 +74,10 @@ class ProposalRecall:
         stability = np.nan_to_num(proposals.stability_score)
         scores = (proposals.predicted_iou.astype(np.float64) + stability) / 2
         self.detections.append(coco_ap.ImageDetections(truth, proposals.masks, scores))
+        if proposals.class_scores is not None:
+            self.class_names[:] = model.config.class_names
+            classes = annotated_classes(model, image, mask_indices)
+            self.classified.append(classify(proposals, truth, classes))
 
     @staticmethod
     def concatenate(parts: "Sequence[ProposalRecall]") -> "ProposalRecall":
@@ -72,6 +87,8 @@ class ProposalRecall:
             [image for part in parts for image in part.detections],
             [iou for part in parts for iou in part.best_ious],
             [image for part in parts for image in part.passing],
+            classified=[image for part in parts for image in part.classified],
+            class_names=max((part.class_names for part in parts), key=len),
         )
 
     def gather(self, world: World) -> "ProposalRecall":
@@ -79,7 +96,10 @@ class ProposalRecall:
         return ProposalRecall.concatenate(world.gather(self))
 
     def summary(self) -> dict:
-        """Return recall, masks per image, fraction that passes and mean best IoU, for JSON."""
+        """Return recall, masks per image, fraction that passes and mean best IoU, for JSON.
+
+        With classes, `classes` has the average precision over them and of each.
+        """
         statistics = coco_ap.coco_metrics(self.detections, coco_ap.PROPOSALS)
         passing = np.concatenate(self.passing) if self.passing else np.zeros(0, bool)
         return statistics | {
@@ -87,7 +107,42 @@ class ProposalRecall:
             "passing": float(passing.mean()) if len(passing) else None,
             "best_iou": float(np.mean(self.best_ious)) if self.best_ious else None,
             "settings": asdict(self.settings),
+            **({"classes": self._class_summary()} if self.classified else {}),
         }
+
+    def _class_summary(self) -> dict:
+        """Return COCO's statistics over classes, and those of each class by its name."""
+        statistics = coco_ap.coco_metrics(self.classified)
+        by_class = statistics.pop("by_class", {})
+        return statistics | {
+            "by_class": {self.class_names[number]: each for number, each in by_class.items()},
+            "score": f"class probability x predicted IoU, after box NMS at {CLASS_NMS}",
+        }
+
+
+def classify(
+    proposals: MaskProposals, truth: RLEMasks, classes: Int64[np.ndarray, "n"]
+) -> coco_ap.ImageDetections:
+    """Return annotated masks that have a class, and generated masks with their likeliest class.
+
+    Of generated masks that overlap, whatever their classes, the one with the highest score is kept.
+
+    Args:
+        proposals: Generated masks with class scores.
+        truth: Annotated masks.
+        classes: Class of each, -1 for none.
+    """
+    assert proposals.class_scores is not None
+    scores = proposals.class_scores.max(1) * np.nan_to_num(proposals.predicted_iou)
+    kept = proposals[nms(proposals.boxes, scores, CLASS_NMS)]
+    assert kept.class_scores is not None
+    return coco_ap.ImageDetections(
+        truth[np.flatnonzero(classes >= 0)],
+        kept.masks,
+        kept.class_scores.max(1) * np.nan_to_num(kept.predicted_iou),
+        truth_classes=classes[classes >= 0],
+        detection_classes=kept.class_scores.argmax(1),
+    )
 
 
 def table(summary: dict) -> str:
@@ -101,5 +156,15 @@ def table(summary: dict) -> str:
             f"automatic masks: {summary['masks_an_image']:.1f} per image from {points} points per "
             f"side, {passing} pass the default thresholds; mean best IoU {best} per annotated mask",
             coco_ap.table(summary),
+            *([class_table(summary["classes"])] if "classes" in summary else []),
         ]
     )
+
+
+def class_table(summary: dict) -> str:
+    """Format the average precision over classes and of each class, in percent."""
+    rows = [
+        f"{name[:30]:32}{100 * scores['AP']:6.1f}{100 * scores['AP50']:8.1f}"
+        for name, scores in summary["by_class"].items()
+    ]
+    return "\n".join(["with classes: " + coco_ap.table(summary), f"{'class':34}AP    AP50", *rows])

@@ -23,6 +23,7 @@ from torch import Tensor
 from gigamask.distributed.precision import PrecisionName
 from gigamask.errors import GigamaskError
 from gigamask.inference.amg_config import AutomaticMaskConfig
+from gigamask.inference.classes import class_fields, class_scores
 from gigamask.inference.predictor import MASK_THRESHOLD, SamPredictor
 from gigamask.inference.tiles import TileGrid, match_masks, unite
 from gigamask.masks.boxes import box_area, is_box_near_crop_edge, nms
@@ -48,7 +49,8 @@ class MaskProposals:
     """Masks at the image's size, best first.
 
     Boxes are `xyxy` with inclusive ends, points are the `xy` that each mask was generated from, and
-    crops are `xyxy` with exclusive ends.
+    crops are `xyxy` with exclusive ends. Class scores are the probabilities of the C classes; None
+    if the model has no classes.
     """
 
     masks: RLEMasks
@@ -57,19 +59,22 @@ class MaskProposals:
     stability_score: Float32[np.ndarray, "n"]
     points_xy: Float64[np.ndarray, "n 2"]
     crops: Int64[np.ndarray, "n 4"]
+    class_scores: Float32[np.ndarray, "n C"] | None = None
 
     def __len__(self) -> int:
         return len(self.boxes)
 
     def __getitem__(self, chosen: np.ndarray) -> "MaskProposals":
         """Return some proposals, selected by indices or by a boolean mask."""
-        return MaskProposals(**{name: value[chosen] for name, value in vars(self).items()})
+        columns = {name: value for name, value in vars(self).items() if value is not None}
+        return MaskProposals(**{name: value[chosen] for name, value in columns.items()})
 
     @staticmethod
     def concatenate(parts: "Sequence[MaskProposals]") -> "MaskProposals":
         """Return the proposals of all parts in order."""
         masks = RLEMasks.concatenate([part.masks for part in parts])
-        names = [name for name in vars(parts[0]) if name != "masks"]
+        columns = vars(parts[0]).items()
+        names = [name for name, value in columns if name != "masks" and value is not None]
         arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
         return MaskProposals(masks, **arrays)
 
@@ -166,7 +171,8 @@ class SamAutomaticMaskGenerator:
         Returns:
             One record per mask: segmentation, area (pixels), bbox (x, y, w, h), predicted_iou,
             point_coords (x and y of the point that the mask was generated from), stability_score
-            and crop_box (x, y, w, h).
+            and crop_box (x, y, w, h); category_id, category and class_score if the model has
+            classes.
 
         Raises:
             GigamaskError: The image has another shape or type.
@@ -174,6 +180,7 @@ class SamAutomaticMaskGenerator:
         proposals = self.generate_proposals(image)
         encoded = encode_masks(proposals.masks, self.output_mode)
         pixels = proposals.masks.areas().tolist()
+        classes = class_fields(proposals.class_scores, self.model.config.class_names)
         return [
             {
                 "segmentation": encoded[i],
@@ -183,6 +190,7 @@ class SamAutomaticMaskGenerator:
                 "point_coords": [proposals.points_xy[i].tolist()],
                 "stability_score": float(proposals.stability_score[i]),
                 "crop_box": _xywh(proposals.crops[i]),
+                **(classes[i] if classes else {}),
             }
             for i in range(len(proposals))
         ]
@@ -282,10 +290,12 @@ class SamAutomaticMaskGenerator:
             prediction = PromptDecoder(self.model, predictor.get_image_embedding())(prompts)
         low = prediction.low_res_logits.flatten(0, 1)
         iou = prediction.iou_predictions.float().flatten()
+        named = prediction.class_logits
+        named = None if named is None else class_scores(named.flatten(0, 1)).cpu().numpy()
         mask_points = np.repeat(points, prediction.iou_predictions.shape[1], axis=0)
         least_iou, least_stability = self.config.thresholds(self.model.config.decoder)
         good = torch.nonzero((iou > least_iou) | (least_iou <= 0))[:, 0]
-        yield _no_proposals(crop)
+        yield _no_proposals(crop, len(self.model.config.class_names))
         if not len(good):
             return
         offset = self.stability_score_offset
@@ -305,6 +315,7 @@ class SamAutomaticMaskGenerator:
                 scores[stable],
                 mask_points[chosen],
                 _repeat(crop, len(chosen)),
+                None if named is None else named[chosen],
             )
             boxes = proposals.boxes + np.array([x0, y0, x0, y0])
             at_edge = is_box_near_crop_edge(boxes, crop, size, EDGE_TOLERANCE_PX)
@@ -513,11 +524,13 @@ def encode_masks(masks: RLEMasks, output_mode: str) -> list[Any]:
     ]
 
 
-def _no_proposals(crop: Box) -> MaskProposals:
+def _no_proposals(crop: Box, classes: int) -> MaskProposals:
     x0, y0, x1, y1 = crop
     masks = RLEMasks.from_dense(np.zeros((0, y1 - y0, x1 - x0), bool))
     scores = np.zeros(0, np.float32)
-    return MaskProposals(masks, _boxes(masks), scores, scores, np.zeros((0, 2)), _repeat(crop, 0))
+    named = np.zeros((0, classes), np.float32) if classes else None
+    points, crops = np.zeros((0, 2)), _repeat(crop, 0)
+    return MaskProposals(masks, _boxes(masks), scores, scores, points, crops, named)
 
 
 def _boxes(masks: RLEMasks) -> Int64[np.ndarray, "n 4"]:

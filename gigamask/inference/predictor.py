@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gigamask.distributed.precision import PrecisionName, prediction_autocast
 from gigamask.errors import GigamaskError
+from gigamask.inference.classes import class_scores
 from gigamask.inference.resize_longest_side import ResizeLongestSide
 from gigamask.inference.zoom import ZoomDecoder
 from gigamask.masks.transforms import ImageTransform, whole_image
@@ -30,6 +31,8 @@ class SamPredictor:
     """Predicts masks of an image from points, a box or a mask.
 
     `features`, `original_size`, `input_size` (both (H, W)) and `is_image_set` describe the image.
+    `class_scores` `(B, C, n)` are the probabilities of the n classes of the last predicted masks;
+    None if the model has no classes (`model.config.class_names`).
 
     Args:
         sam_model: Model that embeds images and predicts masks.
@@ -67,6 +70,7 @@ class SamPredictor:
         self._zoom_decoders: list[ZoomDecoder] = []
         self.is_image_set = False
         self.features: Tensor | None = None
+        self.class_scores: Tensor | None = None
         self._selected = 0
         self.original_size: tuple[int, int] | None = None
         self.input_size: tuple[int, int] | None = None
@@ -256,6 +260,8 @@ class SamPredictor:
         decoder = PromptDecoder(self.model, features, resize=transform.logits_to_original)
         with self.autocast():
             prediction = (self._zoom_decoders[self._selected] if self._zoom else decoder)(prompts)
+        if prediction.class_logits is not None:
+            self.class_scores = class_scores(prediction.class_logits)
         masks = prediction.logits if return_logits else prediction.logits > MASK_THRESHOLD
         return masks, prediction.iou_predictions, prediction.low_res_logits
 

@@ -78,7 +78,8 @@ class ZoomDecoder:
             torch.cat([getattr(answer, name) for _, answer in parts])[order]
             for name in ("logits", "iou_predictions", "low_res_logits")
         )
-        return Prediction(logits, iou, low)
+        named = [each.class_logits for _, each in parts if each.class_logits is not None]
+        return Prediction(logits, iou, low, None, torch.cat(named)[order] if named else None)
 
     def _answer_whole(self, prompts: Prompts, rows: Sequence[int]) -> Prediction:
         """Return the answers to some prompts without zoom."""
@@ -118,7 +119,7 @@ class ZoomDecoder:
             as_image = replace(crop, original=size, crop=(0, 0, *size))
             logits[row, :, y0:y1, x0:x1] = as_image.logits_to_original(each[None])[0]
         pasted = paste_crops(low, per_row, self.transform)
-        return Prediction(logits, zoomed.iou_predictions, pasted.to(low.dtype))
+        return replace(zoomed, logits=logits, low_res_logits=pasted.to(low.dtype), in_window=None)
 
     def _embed(self, crops: Sequence[ImageTransform]) -> Float[Tensor, "B C E E"]:
         """Return the embeddings of crops, and keep the last ones used."""

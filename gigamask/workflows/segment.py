@@ -34,6 +34,7 @@ from gigamask.distributed.precision import computed_dtype
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.files import write_bytes
 from gigamask.inference.automatic_mask_generator import MaskProposals, SamAutomaticMaskGenerator
+from gigamask.inference.classes import class_fields
 from gigamask.masks.rle import RLEMasks
 from gigamask.models.embedding_cache import digest_weights
 from gigamask.models.sam.sam import Sam
@@ -310,7 +311,7 @@ def _segment_group(
         else:
             usable.append((source, number))
             has_new |= is_new
-        report(1)
+        report(1.0)
     if output.to_shards and usable:
         _write_shard(output.out, shard, usable, has_new, counts)
     return counts
@@ -361,7 +362,8 @@ def _segment_one(
             file_name = source.file_name.removesuffix(".jpg") + image.member_suffix(stored)
             source = replace(source, file_name=file_name)
         proposals = generator.generate_proposals(pixels, report)
-        raw = annotation.encode(make_record(proposals, number, source))
+        names = generator.model.config.class_names
+        raw = annotation.encode(make_record(proposals, number, source, names))
         entry = annotation.parse(raw, source.name)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_bytes(path, raw)
@@ -370,7 +372,7 @@ def _segment_one(
         picture.parent.mkdir(parents=True, exist_ok=True)
         if pixels is None:
             pixels = image.decode(source.read(), source.name, pixels=generator.model.config.pixels)
-        image.write_png(picture, draw_masks(to_rgb(pixels), entry.masks))
+        image.write_png(picture, draw_masks(to_rgb(pixels), entry.masks, entry.categories))
     counts.images += 1
     counts.masks += len(entry.masks)
     counts.existing += not is_new
@@ -384,8 +386,10 @@ def _read_done(path: Path, name: str) -> ImageAnnotation | None:
     return None
 
 
-def make_record(proposals: MaskProposals, number: int, source: InputImage) -> dict[str, Any]:
-    """Return the masks of an image in SA-1B's format.
+def make_record(
+    proposals: MaskProposals, number: int, source: InputImage, class_names: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return the masks of an image in SA-1B's format, with their classes if there are any.
 
     Empty masks, masks with non-finite scores, and all but the best `MAX_MASKS` are left out, since
     readers reject them.
@@ -394,6 +398,7 @@ def make_record(proposals: MaskProposals, number: int, source: InputImage) -> di
         proposals: The masks.
         number: Image id.
         source: The image.
+        class_names: Names of the classes.
     """
     finite = np.isfinite(proposals.predicted_iou) & np.isfinite(proposals.stability_score)
     usable = np.flatnonzero((proposals.masks.areas() > 0) & finite)
@@ -407,6 +412,9 @@ def make_record(proposals: MaskProposals, number: int, source: InputImage) -> di
         proposals.stability_score.astype(np.float64),
         proposals.crops,
     )
+    classes = class_fields(proposals.class_scores, class_names) or []
+    for entry, extra in zip(record["annotations"], classes, strict=False):
+        entry |= extra
     relative = Path(source.path).with_name(source.file_name)
     names = {"file_name": source.file_name, "source": str(relative)}
     # Names may contain bytes that are not valid UTF-8.
@@ -416,12 +424,15 @@ def make_record(proposals: MaskProposals, number: int, source: InputImage) -> di
     return record
 
 
-def draw_masks(pixels: UInt8[np.ndarray, "H W 3"], masks: RLEMasks) -> UInt8[np.ndarray, "H W 3"]:
+def draw_masks(
+    pixels: UInt8[np.ndarray, "H W 3"], masks: RLEMasks, names: Sequence[str] = ()
+) -> UInt8[np.ndarray, "H W 3"]:
     """Draw masks on an image in different colors with white outlines, small masks on top.
 
     Args:
         pixels: The image, RGB.
         masks: The masks.
+        names: Name of each mask's class, to be written on it.
 
     Returns:
         The picture, RGB.
@@ -433,6 +444,14 @@ def draw_masks(pixels: UInt8[np.ndarray, "H W 3"], masks: RLEMasks) -> UInt8[np.
         canvas[dense] = ((1 - OPACITY) * pixels[dense] + OPACITY * color).astype(np.uint8)
         outline, _ = cv2.findContours(dense.astype(np.uint8), cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
         cv2.drawContours(canvas, outline, -1, (255, 255, 255), 1)
+    middles = masks.sample_points(np.full((len(masks), 1), 0.5))[:, 0].tolist()
+    scale = max(0.4, max(masks.size) / 1600)
+    for name, place in zip(names, middles, strict=False):
+        text = name.encode("ascii", "replace").decode()
+        for color, width in (((0, 0, 0), 3), ((255, 255, 255), 1)):
+            cv2.putText(
+                canvas, text, place, cv2.FONT_HERSHEY_SIMPLEX, scale, color, width, cv2.LINE_AA
+            )
     return canvas
 
 

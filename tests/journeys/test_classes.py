@@ -4,11 +4,16 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
+from gigamask import Sam, SamAutomaticMaskGenerator, SamPredictor
 from gigamask.cli.main import main
 from gigamask.config_files import load_config
+from gigamask.data import index
 from gigamask.models import state_dict
+from gigamask.synthetic.scenes import compose_scene
 from gigamask.synthetic.shapes import OUTLINES
 
 LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little_compact"
@@ -45,6 +50,52 @@ def test_other_classes_start_from_the_weights(run, scenes, tmp_path):
     words = ("--init", str(run), "--steps", "1", "--classes", "ring", "star")
     assert train(scenes, tmp_path / "run", *words, "--ignore-other-classes") == 0
     assert state_dict.read_weights(tmp_path / "run")[1].class_names == ("ring", "star")
+
+
+def test_masks_are_written_with_their_classes(run, scenes, tmp_path):
+    """In JSONs, in tars whose index counts them, in records, and by name in pictures."""
+    lenient = ("--pred-iou-thresh", "0", "--stability-score-thresh", "0")
+    words = [*lenient, "--points-per-side", "2", "--pictures", str(tmp_path / "pictures")]
+    out, tar = tmp_path / "out", str(next(scenes.glob("*.tar")))
+    assert main(["segment", str(run), tar, "--out", str(out), *words, "--to-shards"]) == 0
+    records = [json.loads(path.read_text()) for path in sorted(out.glob("*/sa_*.json"))]
+    masks = [mask for record in records for mask in record["annotations"]]
+    assert len(records) == 12
+    for mask in masks:
+        assert mask["category"] == NAMES[mask["category_id"]]
+        assert 1 / len(NAMES) <= mask["class_score"] <= 1
+    counts = index.build(sorted(out.glob("*.tar")), tmp_path / "index")
+    assert sum(counts.manifest.categories.values()) == len(masks)
+    assert len(list((tmp_path / "pictures").rglob("*.png"))) == 12
+    pixels = compose_scene(7, 0).pixels
+    model = Sam.from_pretrained(run)
+    found = SamAutomaticMaskGenerator(model, 2, pred_iou_thresh=0, stability_score_thresh=0)
+    (first, *_) = found.generate(pixels)
+    assert first["category"] == NAMES[first["category_id"]]
+    for zoom in (False, True):
+        predictor = SamPredictor(model, zoom=zoom)
+        predictor.set_image(pixels)
+        assert predictor.class_scores is None
+        predictor.predict(box=np.array([30, 30, 90, 80]))
+        assert predictor.class_scores.shape == (1, 3, len(NAMES))
+        torch.testing.assert_close(predictor.class_scores.sum(2), torch.ones(1, 3))
+
+
+def test_classes_are_scored(run, scenes, tmp_path, capsys):
+    """By clicks and box, and as average precision of automatic masks."""
+    path = tmp_path / "scores.json"
+    words = ["--automatic", "--points-per-side", "4", "--max-images", "4", "--json", str(path)]
+    assert main(["evaluate", str(run), "--data", str(scenes), *words]) == 0
+    out = capsys.readouterr().out
+    assert "class accuracy, %:" in out
+    assert "with classes:" in out
+    scores = json.loads(path.read_text())
+    accuracy, classes = scores["class_accuracy"], scores["automatic"]["classes"]
+    assert 0 < accuracy["masks"] < scores["masks"], "parts have no class"
+    assert list(accuracy) == ["masks", "1", "2", "3", "5", "9", "box"]
+    assert all(0 <= accuracy[name] <= 1 for name in ("1", "9", "box"))
+    assert 0 <= classes["AP"] <= 1
+    assert set(classes["by_class"]) <= set(NAMES)
 
 
 @pytest.mark.parametrize(

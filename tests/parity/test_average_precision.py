@@ -124,6 +124,25 @@ def compare(images: list[ImageDetections], protocol: CocoProtocol | None = None)
     return result
 
 
+def test_each_class():
+    """Of four classes, of which one is found alone, and one has crowds."""
+    images = [scene(np.random.default_rng(seed), 9, 14) for seed in range(5)]
+    with contextlib.redirect_stdout(io.StringIO()):
+        judge = COCOeval(as_coco(images, False, True), as_coco(images, True, True), "segm")
+        judge.evaluate()
+        judge.accumulate()
+    curves = judge.eval["precision"][:, :, :, 0, -1]
+    assert judge.params.catIds == list(range(10))
+    expected = {
+        number: {"AP": pytest.approx(curve.mean()), "AP50": pytest.approx(curve[0].mean())}
+        for number, curve in enumerate(np.moveaxis(curves, 2, 0))
+        if (curve > -1).any()
+    }
+    assert coco_metrics(images)["by_class"] == expected
+    assert list(expected) == [0, 1, 2]
+    assert "by_class" not in coco_metrics(images, PROPOSALS)
+
+
 def shapes(random: np.random.Generator, count: int, size: tuple[int, int]) -> np.ndarray:
     """Rectangles and ellipses of all of COCO's areas, some empty."""
     masks = np.zeros((count, *size), bool)

@@ -439,7 +439,10 @@ class PromptDecoder:
             count = len(prompts.labels)
             index = torch.zeros(count, dtype=torch.int64, device=self.embedding.device)
         with self.autocast():
-            output = self.model.predict(self.embedding, index, prompts)
+            if self.model.answers_in_windows or self.model.config.class_names:
+                output = self.model.predict(self.embedding, index, prompts)
+            else:  # a subclass may override `decode` alone
+                output = MaskDecoderOutput(*self.model.decode(self.embedding, index, prompts))
             if self.best_only:
                 output = output.select(output.iou_predictions.argmax(1))
             low, windows, config = output.masks, None, self.model.config

@@ -7,7 +7,15 @@ import torch
 from gigamask.data.mask_sampling import MaskFilters
 from gigamask.evaluation import clicks
 from gigamask.evaluation.embedded_images import scored_masks
-from gigamask.evaluation.proposals import ProposalRecall, proposal_config, table
+from gigamask.evaluation.proposals import (
+    ProposalRecall,
+    class_table,
+    classify,
+    proposal_config,
+    table,
+)
+from gigamask.inference.automatic_mask_generator import MaskProposals
+from gigamask.masks.rle import RLEMasks
 from gigamask.models.init import build_model
 from tests.little import SPEC
 from tests.unit.evaluation.test_clicks import index
@@ -37,6 +45,29 @@ def test_everything_found_is_held_against_everything_there(index):
     assert found["AR@1000"] is not None
     assert found["settings"]["points_per_side"] == 3
     assert f"{found['masks_an_image']:.1f} per image from 3 points per side" in table(found)
+
+
+def test_classified_masks_are_matched_within_their_classes():
+    """Of two masks in one place the likelier stays; the other is of the right class, but hidden."""
+    dense = np.zeros((4, 20, 20), bool)
+    dense[0, :8, :8] = dense[1, :8, :9] = dense[2, 10:, 10:] = dense[3, 10:, :5] = True
+    found = RLEMasks.from_dense(dense)
+    count, iou = 4, np.array([0.9, 0.9, 0.5, np.nan], np.float32)
+    classes = np.array([[0.7, 0.3], [0.2, 0.8], [0.6, 0.4], [0.1, 0.9]], np.float32)
+    boxes = found.boxes().astype(np.int64)
+    points, crops = np.zeros((count, 2)), np.zeros((count, 4), np.int64)
+    proposals = MaskProposals(found, boxes, iou, iou, points, crops, classes)
+    truth = RLEMasks.from_dense(dense[[0, 2, 3]])
+    image = classify(proposals, truth, np.array([0, 0, -1]))
+    assert image.truth.areas().tolist() == [64, 100]
+    assert image.truth_classes.tolist() == [0, 0]
+    assert image.detection_classes.tolist() == [1, 0, 1]
+    assert image.scores == pytest.approx([0.72, 0.3, 0.0])
+    summary = ProposalRecall(proposal_config(2), classified=[image], class_names=["a", "b"])
+    result = summary._class_summary()
+    assert result["by_class"] == {"a": {"AP": pytest.approx(51 / 101), "AP50": 51 / 101}}
+    assert result["AP"] == pytest.approx(51 / 101)
+    assert "a                                 50.5    50.5" in class_table(result)
 
 
 def test_perfect_model_has_full_recall(index, monkeypatch):
