@@ -38,6 +38,7 @@ PURPOSES = {
     "peft": "LoRA adapters in a language model",
     "bitsandbytes": "8-bit AdamW, 4-bit language models",
     "matplotlib": "the plots of gigamask stats",
+    "scipy": "SBD's .mat files",
     "onnx": "writing ONNX files",
     "onnxruntime": "running them, to compare",
     "fastapi": "the web page of gigamask serve",

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from gigamask.evaluation.clicks import ClickResult
     from gigamask.evaluation.embedded_images import ImageSource
     from gigamask.models.sam.sam import Sam
+    from gigamask.pixels import PixelConfig
 
 METRICS = (
     *("NoC@85", "NoC@90", "NoC@95", "failures@90"),
@@ -154,6 +155,7 @@ def run(
     chosen = find(name)
     images = _open(name, data, options, stack)
     model = load_model(weights, options.device, options.trust)
+    _check_channels(name, images, model.config.pixels)
     precision = choose_precision(options.precision, model.pixel_mean.device)
     least = options.min_predicted_iou
     least = chosen.min_predicted_iou if least is None else least
@@ -220,7 +222,7 @@ def own_scores(answer: Mapping[str, Any]) -> dict[str, float]:
     """Return the scores of one answer by the names of `METRICS`."""
     scores = {name: answer[name] for name in METRICS if name in answer}
     if "failures" in answer:
-        scores["failures@90"] = answer["failures"]["90"]
+        scores["failures@90"] = float(answer["failures"]["90"])
     clicks = {
         f"{count} click{'s' if count != '1' else ''}": iou for count, iou in answer["mIoU"].items()
     }
@@ -325,6 +327,20 @@ def _open(name: str, data: Paths, options: BenchmarkOptions, stack: ExitStack) -
         photographs = stack.enter_context(open_or_build_temporary(options.images))
         return published.open_masks(name, folder, photographs)
     return published.open_archive(name, folder)
+
+
+def _check_channels(name: str, images: ImageSource, pixels: PixelConfig) -> None:
+    """Raise `GigamaskError` if a model cannot read the images of a benchmark."""
+    from gigamask.data.dataset import check_pixels
+    from gigamask.data.index import Index
+
+    if isinstance(images, Index):
+        check_pixels(images, pixels)
+    elif pixels.channels != 3:
+        raise GigamaskError(
+            f"benchmark {name}: its photographs are RGB, but the weights read {pixels.channels} "
+            "channels; give weights of three channels"
+        )
 
 
 def _published_masks(name: str) -> int | None:

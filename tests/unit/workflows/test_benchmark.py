@@ -1,0 +1,30 @@
+"""What a benchmark refuses, and how its tables are set."""
+
+from dataclasses import replace
+
+import pytest
+
+from gigamask.errors import GigamaskError
+from gigamask.models.init import build_model
+from gigamask.pixels import PixelConfig
+from gigamask.workflows.benchmark import benchmark, format_score, own_scores
+from tests.archives import write_archive
+from tests.little import SPEC
+
+
+def test_models_of_other_channels_are_refused(tmp_path, scenes):
+    model = build_model(replace(SPEC, pixels=PixelConfig(channels=4)), 0)
+    write_archive("davis", tmp_path, count=1)
+    with pytest.raises(GigamaskError, match=r"davis: .* RGB, but the weights read 4 channels"):
+        benchmark("davis", model, tmp_path, device="cpu")
+    with pytest.raises(GigamaskError, match="the model reads 4"):
+        benchmark("bsds", model, scenes, device="cpu")
+
+
+def test_scores_are_set_by_their_units():
+    answer = {"NoC@90": 2.3456, "failures": {"90": 3}, "mIoU": {"1": 0.5, "4": 0.6}, "box": 0.7}
+    scores = own_scores(answer)
+    assert scores == {"NoC@90": 2.3456, "failures@90": 3, "1 click": 0.5, "box": 0.7}
+    printed = [format_score(metric, value) for metric, value in scores.items()]
+    assert sorted(printed) == ["2.35", "3", "50.0", "70.0"]
+    assert format_score("box", None) == "-"
