@@ -175,7 +175,7 @@ def test_benchmarks_that_pages_name_take_these_flags(line, monkeypatch):
 
 
 OTHERS = {
-    *("help", "version", "print-config", "resume", "config", "torch-backend"),
+    *("help", "version", "print-config", "resume", "config", "torch-backend", "in-channels"),
     *("no-python", "nproc-per-node", "node-rank", "max-restarts", "standalone", "nnodes"),
     *("requeue", "container-image"),
 }

@@ -78,6 +78,15 @@ def test_cells_of_16_bits_are_trained_on_scored_and_segmented(here, capsys):
         assert archive.extractfile("sa_0.png").read() == first  # pyrefly: ignore
     record = json.loads(Path("out/sa_000000/sa_0.json").read_text())
     assert record["image"]["file_name"] == "sa_0.png"
+    onnx = pytest.importorskip("onnx")
+    assert main(["export", "run", "--to", "onnx", "--out", "onnx"]) == 0
+    for name in ("encoder.onnx", "decoder.onnx"):
+        metadata = {each.key: each.value for each in onnx.load(f"onnx/{name}").metadata_props}
+        assert json.loads(metadata["spec"])["pixels"]["window"] == [low, high]
+    capsys.readouterr()
+    assert main(["export", "run", "--to", "official", "--out", "run.pth"]) == 0
+    assert "no window" in capsys.readouterr().out
+    assert read_weights("run.pth")[1].pixels.window == (low, high)  # pyrefly: ignore
     seen = decode(first, "x", pixels=load_config("run", trust=True).model.pixels)
     model = gigamask.Sam.from_pretrained("run.safetensors")
     from_array, from_file = gigamask.SamPredictor(model), gigamask.SamPredictor(model)

@@ -20,6 +20,7 @@ from gigamask.models.configs import HuggingFaceBackbone, SamConfig
 from gigamask.models.init import build_model
 from gigamask.models.lora_config import LoRA
 from gigamask.models.weight_files import read_safetensors, save_weights
+from gigamask.pixels import PixelConfig
 from gigamask.registry import make_component
 from gigamask.training.optim import AdamW, has_weight_decay, layer_ids, select_trained
 from gigamask.training.state import TrainState
@@ -365,3 +366,20 @@ def test_adapters_are_on_attention_or_all_linear_layers(kind, folders):
     images, sizes = pictures()
     model.eval().encode(images, sizes).sum().backward()
     assert model.get_parameter(names[0].replace("lora_A", "lora_B")).grad.abs().max() > 0
+
+
+def test_a_backbone_of_two_channels_starts_from_weights_for_rgb(folders):
+    """A gray image in both channels gives the features that it gave."""
+    folder = folders["dinov2"]
+    rgb, two = (
+        build_model(replace(spec_with(folder), pixels=PixelConfig(count)), 0).eval()
+        for count in (3, 2)
+    )
+    for model in (rgb, two):
+        model.config.encoder.load_pretrained(model.image_encoder)
+    level = torch.randn(1, 1, 64, 64)
+    first, second = (
+        model.image_encoder.backbone(level.expand(1, count, 64, 64)).feature_maps
+        for model, count in ((rgb, 3), (two, 2))
+    )
+    torch.testing.assert_close(first, second)

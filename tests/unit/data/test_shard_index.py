@@ -3,13 +3,16 @@ read.
 """
 
 import errno
+import io
 import os
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from gigamask.data import shard_index as parts
 from gigamask.data import storage, tar
+from gigamask.data.image import encode_jpeg
 from gigamask.data.shard_index import ShardIndex, index_tar, read_summary
 from gigamask.errors import GigamaskError
 from tests.servers import FileServer
@@ -130,3 +133,24 @@ def test_a_part_that_is_there_is_kept(scenes_tar, tmp_path):
     with pytest.raises(OSError, match="file"):
         made.save(tmp_path / "file")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "part", "tars"]
+
+
+def test_images_of_other_formats_are_members_unless_there_is_a_jpg(tmp_path):
+    chance = np.random.default_rng(0)
+    jpg = encode_jpeg(chance.integers(0, 255, (8, 9, 3), dtype=np.uint8), 90)
+    array, tiff = io.BytesIO(), io.BytesIO()
+    np.save(array, chance.integers(0, 4096, (6, 7, 5), dtype=np.uint16))
+    Image.fromarray(chance.integers(0, 4096, (4, 5), dtype=np.uint16)).save(tiff, "TIFF")
+    files = {
+        "sa_1.png": b"a label image",
+        "sa_1.jpg": jpg,
+        "sa_2.npy": array.getvalue(),
+        "d/sa_3.TIF": tiff.getvalue(),
+        "sa_4.bmp": b"",
+    }
+    tar.write(tmp_path / "a.tar", iter(files.items()))
+    part = index_tar(str(tmp_path / "a.tar"))
+    sizes = zip(part.images["height"].tolist(), part.images["width"].tolist(), strict=True)
+    assert list(sizes) == [(8, 9), (6, 7), (4, 5)]
+    assert part.images["name"].tolist() == [b"sa_1", b"sa_2", b"sa_3"]
+    assert (part.left_out.other_files, part.left_out.skipped) == (2, [])

@@ -5,6 +5,7 @@ refused.
 import io
 import time
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from dataclasses import replace
 
 import cv2
@@ -170,6 +171,29 @@ def test_one_upload_is_decoded_at_a_time(session, monkeypatch):
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda seed: session.open(png(picture(seed=seed)), "a"), range(8)))
     assert most == [1] * 8
+
+
+def test_images_of_16_bits_are_opened_by_the_models_window(model):
+    own = deepcopy(model).set_window((0.0, 2550.0))
+    deep = np.random.default_rng(0).integers(0, 2551, (40, 60), dtype=np.uint16)
+    shown = np.repeat(np.rint(deep / 10).astype(np.uint8)[..., None], 3, 2)
+    predictor = SamPredictor(own)
+    predictor.set_image(shown)
+    files = [io.BytesIO() for _ in range(3)]
+    Image.fromarray(deep).save(files[0], "PNG")
+    Image.fromarray(deep).save(files[1], "TIFF")
+    np.save(files[2], deep)
+    session = Session(own)
+    keys = {session.open(file.getvalue(), "a")["id"] for file in files}
+    assert len(keys) == 1, "the same pixels"
+    (key,) = keys
+    decoded = np.array(Image.open(io.BytesIO(session.jpeg(key))))
+    assert np.abs(decoded.astype(int) - shown).mean() < 6
+    [best, *_] = session.predict(key, [PromptStep(point=(20.0, 10.0))])
+    masks, _, _ = predictor.predict(np.array([[20.0, 10.0]]), np.array([1]))
+    assert (masks_of([best])[0] == masks[best["number"]]).all()
+    with pytest.raises(GigamaskError, match=r"a: .*uint16.*--window"):
+        Session(model).open(files[0].getvalue(), "a")
 
 
 def test_pictures_are_shown_while_the_model_is_at_work(session):
