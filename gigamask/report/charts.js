@@ -55,6 +55,22 @@ function tickLabels(values) {
   return labels;
 }
 
+/** Shows a picture at its full size when it is clicked, and the page again with Esc or another click. */
+export function zoomable(picture) {
+  picture.classList.add("zoomable");
+  Object.assign(picture, { tabIndex: 0, title: "click to enlarge" });
+  const enlarge = () => {
+    const dialog = makeHtml("dialog", "enlarged", picture.cloneNode());
+    dialog.onclick = () => dialog.close();
+    dialog.onclose = () => dialog.remove();
+    document.body.append(dialog);
+    dialog.showModal();
+  };
+  picture.onclick = enlarge;
+  picture.onkeydown = (event) => { if (event.key === "Enter") enlarge(); };
+  return picture;
+}
+
 /** Formats a number for a tooltip. */
 const exact = (value) => (Number.isInteger(value) ? value.toLocaleString("en") : String(+value.toPrecision(4)));
 

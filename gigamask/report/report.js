@@ -16,3 +16,4 @@ function draw() {
 
 smooth?.addEventListener("input", draw);
 draw();
+for (const picture of document.querySelectorAll("figure > img")) zoomable(picture);

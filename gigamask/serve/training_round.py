@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
 from gigamask import files
 from gigamask.data.file_lock import exclusive_lock
@@ -20,7 +19,8 @@ from gigamask.data.mask_sampling import MaskFilters
 from gigamask.distributed.precision import choose_device
 from gigamask.errors import GigamaskError, TrainingInterruptedError
 from gigamask.evaluation.click_evaluation import ClickEvaluation
-from gigamask.evaluation.clicks import ClickProtocol, evaluate_clicks
+from gigamask.evaluation.clicks import evaluate_clicks
+from gigamask.evaluation.noc import EVERY_CLICK, iou_curves, number_of_clicks
 from gigamask.models.configs import WindowDecoder
 from gigamask.models.sam.sam import Sam
 from gigamask.recipes.sam import compact, finetune_laptop
@@ -33,7 +33,6 @@ from gigamask.workflows.train import count_processes, train
 from gigamask.workflows.training_budget import measure_step
 
 TARGET_IOU = 0.9
-MAX_CLICKS = 20
 MEASURED_STEPS = 5
 MAX_STEPS = 2000
 
@@ -90,14 +89,10 @@ def clicks_to_target(model: Sam, data: Path) -> tuple[float, int]:
         model: The model.
         data: Folder of shards.
     """
-    protocol = ClickProtocol(clicks=tuple(range(1, MAX_CLICKS + 1)))
     with open_or_build_temporary(data) as index:
-        scores = evaluate_clicks(model, index, MaskFilters(max_area=None), protocol).scores
-    counts = [
-        min((n for n, iou in score.clicks.items() if iou >= TARGET_IOU), default=MAX_CLICKS)
-        for score in scores
-    ]
-    return float(np.mean(counts)), len(counts)
+        result = evaluate_clicks(model, index, MaskFilters(max_area=None), EVERY_CLICK)
+    clicks, _ = number_of_clicks(iou_curves(result), TARGET_IOU)
+    return float(clicks.mean()), len(clicks)
 
 
 def run_round(folder: Path) -> TrainingRound | None:

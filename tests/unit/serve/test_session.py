@@ -113,8 +113,8 @@ def test_repeated_prompts_are_cached(session, monkeypatch):
     key = session.open(png(picture()), "a")["id"]
     steps = [PromptStep(point=(float(x), 10.0)) for x in range(5)]
     first = session.predict(key, steps)
-    asked, decode = [], session.model.decode
-    monkeypatch.setattr(session.model, "decode", lambda *given: asked.append(1) or decode(*given))
+    asked, predict = [], session.model.predict
+    monkeypatch.setattr(session.model, "predict", lambda *given: asked.append(1) or predict(*given))
     assert session.predict(key, steps) == first
     assert not asked
     session.predict(key, steps[:3])
