@@ -1,6 +1,6 @@
 // Runs: curves, predictions, checkpoints and events of one run or two, refreshed while they train.
 import { $, bytes, count, make, request, showMessage, withErrorMessages } from "./parts.js";
-import { runCharts, short } from "./charts.js";
+import { runCharts, short, zoomable } from "./charts.js";
 
 const EVERY_MS = 2000;
 
@@ -98,7 +98,7 @@ function pictures() {
     return before && { src: `/api/runs/picture?name=${encodeURIComponent(run.name)}&file=${encodeURIComponent(before.name)}`, alt: `${run.name} at step ${before.step}` };
   }).filter(Boolean);
   const there = [...$("pictures").children].map((image) => image.getAttribute("src"));
-  if (String(there) !== String(images.map(({ src }) => src))) $("pictures").replaceChildren(...images.map((image) => make("img", image)));
+  if (String(there) !== String(images.map(({ src }) => src))) $("pictures").replaceChildren(...images.map((image) => zoomable(make("img", image))));
 }
 
 function checkpoints() {
