@@ -85,31 +85,12 @@ class AutomaticMaskConfig:
                 f"{self.points_per_side}: lower it"
             )
 
-        self._check_tiles()
-
-    def _check_tiles(self) -> None:
-        """Check that tiles are larger than their halo, and not combined with crops."""
-        if self.tile is None:
-            if self.halo is not None:
-                raise GigamaskError(f"halo {self.halo} is the overlap of tiles: give tile, too")
-            return
-        if self.tile < MIN_TILE_PX:
-            raise GigamaskError(f"tile must be at least {MIN_TILE_PX} pixels (got {self.tile})")
-        if not 0 <= self.tile_halo <= self.tile // 2:
-            raise GigamaskError(
-                f"halo must be 0 to {self.tile // 2} pixels, half of tile {self.tile} "
-                f"(got {self.halo})"
-            )
-        if self.crop_n_layers:
+        check_tiles(self.tile, self.halo)
+        if self.tile is not None and self.crop_n_layers:
             raise GigamaskError(
                 f"crop_n_layers {self.crop_n_layers} cannot be combined with tile {self.tile}: "
                 "leave one of them out"
             )
-
-    @property
-    def tile_halo(self) -> int:
-        """Overlap of neighboring tiles in pixels."""
-        return (self.tile or 0) // 8 if self.halo is None else self.halo
 
     def thresholds(self, decoder: Decoder) -> tuple[float, float]:
         """Return the thresholds of predicted IoU and stability for the masks of a decoder."""
@@ -122,3 +103,27 @@ class AutomaticMaskConfig:
     def points_in_layer(self, layer: int) -> int:
         """Return the number of points along a side of a crop; layer 0 is the whole image."""
         return int((self.points_per_side or 0) / self.crop_n_points_downscale_factor**layer)
+
+
+def check_tiles(tile: int | None, halo: int | None) -> int:
+    """Check the side of tiles, and return their overlap.
+
+    Args:
+        tile: Side of a tile in pixels; None: there are no tiles.
+        halo: Overlap of neighboring tiles in pixels; None: an eighth of a tile.
+
+    Raises:
+        GigamaskError: A tile is too small, the halo is more than half of it, or there is no tile.
+    """
+    if tile is None:
+        if halo is not None:
+            raise GigamaskError(f"halo {halo} is the overlap of tiles: give tile, too")
+        return 0
+    if tile < MIN_TILE_PX:
+        raise GigamaskError(f"tile must be at least {MIN_TILE_PX} pixels (got {tile})")
+    halo = tile // 8 if halo is None else halo
+    if not 0 <= halo <= tile // 2:
+        raise GigamaskError(
+            f"halo must be 0 to {tile // 2} pixels, half of tile {tile} (got {halo})"
+        )
+    return halo

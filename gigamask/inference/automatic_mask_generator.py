@@ -22,7 +22,7 @@ from torch import Tensor
 
 from gigamask.distributed.precision import PrecisionName
 from gigamask.errors import GigamaskError
-from gigamask.inference.amg_config import AutomaticMaskConfig
+from gigamask.inference.amg_config import AutomaticMaskConfig, check_tiles
 from gigamask.inference.classes import class_fields, class_scores
 from gigamask.inference.predictor import MASK_THRESHOLD, SamPredictor
 from gigamask.inference.tiles import TileGrid, match_masks, unite
@@ -208,7 +208,7 @@ class SamAutomaticMaskGenerator:
         image = self.model.config.pixels.from_array(image, "image")
         size = (image.shape[0], image.shape[1])
         if self.tile is not None and max(size) > self.tile:
-            grid = TileGrid(size, self.tile, self.config.tile_halo)
+            grid = TileGrid(size, self.tile, check_tiles(self.tile, self.halo))
             return self._process_tiles(image, grid, progress or (lambda fraction: None))
         crops = generate_crop_boxes(size, self.crop_n_layers, self.crop_overlap_ratio)
         proposals = MaskProposals.concatenate(

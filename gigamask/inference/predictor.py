@@ -14,8 +14,11 @@ from torch import Tensor
 
 from gigamask.distributed.precision import PrecisionName, prediction_autocast
 from gigamask.errors import GigamaskError
+from gigamask.inference.amg_config import check_tiles
 from gigamask.inference.classes import class_scores
 from gigamask.inference.resize_longest_side import ResizeLongestSide
+from gigamask.inference.tile_decoder import TileDecoder
+from gigamask.inference.tiles import TileGrid
 from gigamask.inference.zoom import ZoomDecoder
 from gigamask.masks.transforms import ImageTransform, whole_image
 from gigamask.models.embedding_cache import EmbeddingCache, ImageEmbedder
@@ -40,8 +43,15 @@ class SamPredictor:
             None embeds every image.
         zoom: Whether to embed a crop around what each prompt refers to, and answer there
             (`inference.zoom`): better masks of small objects, for another pass of the encoder.
+        tile: Side in pixels of the tiles of larger images: only those that prompts touch are
+            embedded, and each prompt is answered in its own (`inference.tile_decoder`). None:
+            images are embedded as a whole.
+        halo: Overlap of neighboring tiles in pixels; None: an eighth of a tile.
         precision: Number format of the model: fp32, bf16, fp16, or auto for the caller's autocast
             if there is one, otherwise bf16 on a GPU and fp32 on a CPU.
+
+    Raises:
+        GigamaskError: The tiles are too small for the halo, or zoom is on, too.
     """
 
     def __init__(
@@ -50,9 +60,17 @@ class SamPredictor:
         *,
         cache: EmbeddingCache | None = None,
         zoom: bool = False,
+        tile: int | None = None,
+        halo: int | None = None,
         precision: PrecisionName = "auto",
     ) -> None:
+        if zoom and tile is not None:
+            raise GigamaskError(
+                f"zoom cannot be combined with tile {tile}: leave one of them out; for objects "
+                "that are small in a tile, make it smaller"
+            )
         self.model, self._zoom = sam_model, zoom
+        self._tile, self._halo = tile, check_tiles(tile, halo)
         self.autocast = lambda: prediction_autocast(precision, self.device)
         config = sam_model.config
         self.transform = ResizeLongestSide(config.image_size, config.stretch)
@@ -66,8 +84,8 @@ class SamPredictor:
 
     def reset_image(self) -> None:
         """Discard all images."""
-        self._images: list[tuple[Tensor, ImageTransform]] = []
-        self._zoom_decoders: list[ZoomDecoder] = []
+        self._images: list[tuple[Tensor | None, ImageTransform]] = []
+        self.crop_decoders: list[ZoomDecoder | TileDecoder] = []
         self.is_image_set = False
         self.features: Tensor | None = None
         self.class_scores: Tensor | None = None
@@ -109,14 +127,30 @@ class SamPredictor:
         for number, image in enumerate(images):
             seen = self.model.config.pixels.from_array(image, f"image {number}")
             pixels.append(seen if image_format == "RGB" else seen[..., ::-1])
-            small = self.transform.apply_image(pixels[-1])
-            resized.append(torch.from_numpy(small).permute(2, 0, 1)[None])
+            if self._tile is None:
+                small = self.transform.apply_image(pixels[-1])
+                resized.append(torch.from_numpy(small).permute(2, 0, 1)[None])
         transforms = [self.transform.image_transform(image.shape[:2]) for image in images]
+        if self._tile is not None:
+            self.reset_image()
+            self._images = [(None, transform) for transform in transforms]
+            self.crop_decoders = [
+                TileDecoder(
+                    self._embedder,
+                    image.copy(),
+                    transform,
+                    TileGrid(transform.original, self._tile, self._halo),
+                )
+                for image, transform in zip(pixels, transforms, strict=True)
+            ]
+            self.select(0)
+            return
         self._embed(resized, transforms)
         if self._zoom:
-            self._zoom_decoders = [
+            self.crop_decoders = [
                 ZoomDecoder(self._embedder, image.copy(), transform, embedding)
                 for image, (embedding, transform) in zip(pixels, self._images, strict=True)
+                if embedding is not None
             ]
 
     def set_torch_image(
@@ -130,12 +164,13 @@ class SamPredictor:
             original_image_size: Height and width before resizing.
 
         Raises:
-            GigamaskError: The image has another shape, or the predictor zooms.
+            GigamaskError: The image has another shape, or the predictor zooms or has tiles.
         """
-        if self._zoom:
+        if self._zoom or self._tile is not None:
+            name = "zoom" if self._zoom else "tile"
             raise GigamaskError(
-                "zoom crops the image before it is resized: call set_image instead of "
-                "set_torch_image, or make the predictor without zoom"
+                f"{name} crops the image before it is resized: call set_image instead of "
+                f"set_torch_image, or make the predictor without {name}"
             )
         side, shape = self.model.config.image_size, tuple(transformed_image.shape)
         channels = self.model.config.in_channels
@@ -198,7 +233,7 @@ class SamPredictor:
         Raises:
             GigamaskError: No image is set, or a prompt has a wrong shape or label.
         """
-        self.get_image_embedding()
+        _check_is_set(self)
         size = self._images[self._selected][1].original
         points = labels = boxes = mask_logits = None
         if point_coords is not None:
@@ -248,7 +283,7 @@ class SamPredictor:
         Raises:
             GigamaskError: No image is set, or a prompt has a wrong shape or label.
         """
-        features, transform = self.get_image_embedding(), self._images[self._selected][1]
+        _check_is_set(self)
         prompts = make_prompts(
             point_coords,
             point_labels,
@@ -257,9 +292,13 @@ class SamPredictor:
             multimask_output,
             self.model.config.mask_size,
         )
-        decoder = PromptDecoder(self.model, features, resize=transform.logits_to_original)
+        if self.crop_decoders:
+            decoder = self.crop_decoders[self._selected]
+        else:
+            resize = self._images[self._selected][1].logits_to_original
+            decoder = PromptDecoder(self.model, self.get_image_embedding(), resize=resize)
         with self.autocast():
-            prediction = (self._zoom_decoders[self._selected] if self._zoom else decoder)(prompts)
+            prediction = decoder(prompts)
         if prediction.class_logits is not None:
             self.class_scores = class_scores(prediction.class_logits)
         masks = prediction.logits if return_logits else prediction.logits > MASK_THRESHOLD
@@ -271,6 +310,15 @@ class SamPredictor:
         Raises:
             GigamaskError: No image is set.
         """
-        if self.features is None:
-            raise GigamaskError("no image is set: call set_image first")
+        _check_is_set(self)
+        decoder = self.crop_decoders[self._selected] if self.crop_decoders else None
+        if isinstance(decoder, TileDecoder):
+            with self.autocast():
+                return decoder.embed_whole()
+        assert self.features is not None
         return self.features
+
+
+def _check_is_set(predictor: SamPredictor) -> None:
+    if not predictor.is_image_set:
+        raise GigamaskError("no image is set: call set_image first")

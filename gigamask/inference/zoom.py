@@ -35,7 +35,65 @@ CACHE_BYTES = 2**29
 
 
 @dataclass(frozen=True, eq=False)
-class ZoomDecoder:
+class CropDecoder:
+    """Decoder of prompts in crops of one image, whose last embeddings are kept.
+
+    Args:
+        embedder: Embeds crops.
+        pixels: The image.
+        transform: Transform of the whole image.
+    """
+
+    embedder: ImageEmbedder
+    pixels: UInt8[np.ndarray, "H W N"]
+    transform: ImageTransform
+    _embeddings: dict[ImageTransform, Tensor] = field(default_factory=dict, init=False, repr=False)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the embeddings of crops."""
+        return sum(embedding.nbytes for embedding in list(self._embeddings.values()))
+
+    def decode_in_crops(
+        self,
+        prompts: Prompts,
+        rows: Sequence[int],
+        crops: Sequence[ImageTransform],
+        sources: Sequence[ImageTransform],
+        best_only: bool,
+    ) -> Prediction:
+        """Return low-resolution logits and predicted IoU of some prompts on the grids of crops.
+
+        Args:
+            prompts: Prompts for the whole image.
+            rows: Prompts to answer.
+            crops: Crop of each of these, equal ones in succession.
+            sources: The image or crop that each mask prompt, of all prompts, is a mask of.
+            best_only: Whether to keep only the mask with the highest predicted IoU.
+        """
+        distinct = list(dict.fromkeys(crops))
+        model, embedding = self.embedder.model, self.embed(distinct)
+        index = torch.tensor([distinct.index(crop) for crop in crops], device=embedding.device)
+        decode = PromptDecoder(model, embedding, index, best_only=best_only)
+        return decode(prompts_in_crops(prompts, rows, crops, self.transform, sources))
+
+    def embed(self, crops: Sequence[ImageTransform]) -> Float[Tensor, "B C E E"]:
+        """Return the embeddings of crops, and keep the last ones used."""
+        cached = self._embeddings
+        found = {crop: cached.pop(crop) for crop in crops if crop in cached}
+        missing = [crop for crop in crops if crop not in found]
+        if missing:
+            pixels = [crop.apply_image(self.pixels)[None] for crop in missing]
+            found.update(zip(missing, self.embedder.embed(pixels), strict=True))
+        cached.update(found)
+        most = max(CACHE_BYTES // (next(iter(cached.values())).nbytes or 1), 1)
+        for crop in list(cached)[:-most]:
+            del cached[crop]
+        return torch.cat([found[crop] for crop in crops])
+
+
+@dataclass(frozen=True, eq=False)
+class ZoomDecoder(CropDecoder):
     """Decoder of prompts for one image that zooms into what is prompted.
 
     Args:
@@ -46,12 +104,8 @@ class ZoomDecoder:
         best_only: Whether to keep only the mask with the highest predicted IoU.
     """
 
-    embedder: ImageEmbedder
-    pixels: UInt8[np.ndarray, "H W N"]
-    transform: ImageTransform
     embedding: Float[Tensor, "1 C E E"]
     best_only: bool = False
-    _embeddings: dict[ImageTransform, Tensor] = field(default_factory=dict, repr=False)
 
     @torch.no_grad()
     def __call__(self, prompts: Prompts) -> Prediction:
@@ -71,8 +125,10 @@ class ZoomDecoder:
         for start in range(0, len(every), CROPS_AT_ONCE):
             crops = every[start : start + CROPS_AT_ONCE]
             rows = [row for crop in crops for row in rows_of[crop]]
-            index = [index for index, crop in enumerate(crops) for _ in rows_of[crop]]
-            parts.append((rows, self._answer_zoomed(prompts, rows, crops, index)))
+            per_row = [crop for crop in crops for _ in rows_of[crop]]
+            sources = [self.transform] * len(prompts.labels)
+            answer = self.decode_in_crops(prompts, rows, per_row, sources, self.best_only)
+            parts.append((rows, pasted_answer(answer, per_row, self.transform)))
         order = torch.tensor([row for rows, _ in parts for row in rows]).argsort()
         logits, iou, low = (
             torch.cat([getattr(answer, name) for _, answer in parts])[order]
@@ -90,53 +146,40 @@ class ZoomDecoder:
         )
         return decode(prompts.select(index))
 
-    def _answer_zoomed(
-        self,
-        prompts: Prompts,
-        rows: Sequence[int],
-        crops: Sequence[ImageTransform],
-        crop_index: Sequence[int],
-    ) -> Prediction:
-        """Return the answers to some prompts in crops.
 
-        Args:
-            prompts: Prompts for the whole image.
-            rows: Prompts to answer.
-            crops: The crops.
-            crop_index: Index of each prompt's crop, ascending.
-        """
-        per_row = [crops[index] for index in crop_index]
-        index = torch.tensor(crop_index, device=self.embedding.device)
-        model, embedding = self.embedder.model, self._embed(crops)
-        decode = PromptDecoder(model, embedding, index, best_only=self.best_only)
-        zoomed = decode(prompts_in_crops(prompts, rows, per_row, self.transform))
-        low = zoomed.low_res_logits
-        size = *low.shape[:2], *self.transform.original
-        logits = torch.full(size, OUTSIDE_LOGIT, device=low.device)
-        for row, (crop, each) in enumerate(zip(per_row, low, strict=True)):
-            y0, x0, y1, x1 = crop.crop
-            size = crop.crop_size
-            as_image = replace(crop, original=size, crop=(0, 0, *size))
-            logits[row, :, y0:y1, x0:x1] = as_image.logits_to_original(each[None])[0]
-        pasted = paste_crops(low, per_row, self.transform)
-        return replace(zoomed, logits=logits, low_res_logits=pasted.to(low.dtype), in_window=None)
+def pasted_answer(
+    answer: Prediction, crops: Sequence[ImageTransform], transform: ImageTransform
+) -> Prediction:
+    """Return answers on the grids of crops as answers for the whole image.
 
-    def _embed(self, crops: Sequence[ImageTransform]) -> Float[Tensor, "B C E E"]:
-        """Return the embeddings of crops, and keep the last ones used."""
-        cached = self._embeddings
-        found = {crop: cached.pop(crop) for crop in crops if crop in cached}
-        missing = [crop for crop in crops if crop not in found]
-        if missing:
-            pixels = [crop.apply_image(self.pixels)[None] for crop in missing]
-            found.update(zip(missing, self.embedder.embed(pixels), strict=True))
-        cached.update(found)
-        most = max(CACHE_BYTES // (self.embedding.nbytes or 1), 1)
-        for crop in list(cached)[:-most]:
-            del cached[crop]
-        return torch.cat([found[crop] for crop in crops])
+    Outside of a crop nothing is foreground.
+
+    Args:
+        answer: Low-resolution logits and predicted IoU of each prompt.
+        crops: Crop of each.
+        transform: Transform of the whole image.
+    """
+    low = answer.low_res_logits
+    logits = torch.full((*low.shape[:2], *transform.original), OUTSIDE_LOGIT, device=low.device)
+    for row, (crop, each) in enumerate(zip(crops, low, strict=True)):
+        y0, x0, y1, x1 = crop.crop
+        logits[row, :, y0:y1, x0:x1] = as_image(crop).logits_to_original(each[None])[0]
+    pasted = paste_crops(low, crops, transform)
+    return replace(answer, logits=logits, low_res_logits=pasted.to(low.dtype), in_window=None)
 
 
-def prompted_regions(prompts: Prompts, transform: ImageTransform) -> Float64[np.ndarray, "M 4"]:
+def as_image(crop: ImageTransform) -> ImageTransform:
+    """Return the transform of a crop as if it were an image."""
+    size = crop.crop_size
+    return replace(crop, original=size, crop=(0, 0, *size))
+
+
+def prompted_regions(
+    prompts: Prompts,
+    transform: ImageTransform,
+    sources: Sequence[ImageTransform] | None = None,
+    clicks_alone: bool = False,
+) -> Float64[np.ndarray, "M 4"]:
     """Return the edges x0 y0 x1 y1 of what is prompted, in original pixels; NaN where it is empty.
 
     That is the box, or else the extent of the mask prompt, with the positive clicks.
@@ -144,6 +187,8 @@ def prompted_regions(prompts: Prompts, transform: ImageTransform) -> Float64[np.
     Args:
         prompts: Prompts for the whole image.
         transform: Transform of the whole image.
+        sources: The image or crop that each mask prompt is a mask of; None: the image.
+        clicks_alone: Whether clicks without a box and a mask prompt are something prompted.
     """
     points = transform.points_to_original(prompts.points_xy_input.cpu().double().numpy())
     labels = prompts.labels.cpu().numpy()
@@ -153,13 +198,24 @@ def prompted_regions(prompts: Prompts, transform: ImageTransform) -> Float64[np.
         masks = prompts.masks > 0
         if prompts.has_mask_prompt is not None:
             masks &= prompts.has_mask_prompt[:, None, None]
-        objects = np.where(np.isfinite(corners), corners, _extents_of_masks(masks, transform))
-    objects[~np.isfinite(objects).all(1)] = np.nan
+        extents = np.concatenate(
+            [
+                extents_of_masks(mask[None], source)
+                for mask, source in zip(masks, sources, strict=True)
+            ]
+            if sources
+            else [extents_of_masks(masks, transform)]
+        )
+        objects = np.where(np.isfinite(corners), corners, extents)
+    if not clicks_alone:
+        objects[~np.isfinite(objects).all(1)] = np.nan
     clicks = _extents_of_points(points, labels == 1)
     first = np.minimum(objects[:, :2], clicks[:, :2])
     last = np.maximum(objects[:, 2:], clicks[:, 2:])
+    regions = np.concatenate([first, last], 1)
+    regions[~np.isfinite(regions).all(1)] = np.nan
     height, width = transform.original
-    return np.concatenate([first, last], 1).clip(0, (width, height, width, height))
+    return regions.clip(0, (width, height, width, height))
 
 
 def _extents_of_points(
@@ -171,10 +227,15 @@ def _extents_of_points(
     return np.concatenate([first, last], 1)
 
 
-def _extents_of_masks(
+def extents_of_masks(
     masks: Bool[Tensor, "M G G"], transform: ImageTransform
 ) -> Float64[np.ndarray, "M 4"]:
-    """Return the edges of masks in original pixels, without the padding; infinite if empty."""
+    """Return the edges of masks in original pixels, without the padding; infinite if empty.
+
+    Args:
+        masks: Masks on the grid of an image or a crop.
+        transform: Its transform.
+    """
     cell, extents = transform.image_size / masks.shape[-1], []
     (height, width), scale_xy = transform.resized, transform.scale_xy
     rows, columns = (int(np.ceil(length / cell)) for length in (height, width))
@@ -186,11 +247,12 @@ def _extents_of_masks(
         last = np.where(line, edges[1:], -np.inf).max(1, initial=-np.inf)
         extents.append((first, last))
     (x0, x1), (y0, y1) = extents
-    return np.stack([x0, y0, x1, y1], 1)
+    origin = np.array(transform.crop[1::-1] * 2)
+    return np.stack([x0, y0, x1, y1], 1) + origin
 
 
 def crop_around(
-    region: Float64[np.ndarray, "4"], transform: ImageTransform
+    region: Float64[np.ndarray, "4"], transform: ImageTransform, min_side: int = MIN_CROP_PX
 ) -> ImageTransform | None:
     """Return the transform of the crop around a region; None if the whole image is to be used.
 
@@ -200,21 +262,32 @@ def crop_around(
     Args:
         region: Edges x0 y0 x1 y1 in original pixels; NaN if there is none.
         transform: Transform of the whole image.
+        min_side: Smallest side of the crop in original pixels.
     """
     if not np.isfinite(region).all():
         return None
-    longer = (region[2:] - region[:2]).max()
+    longer = max((region[2:] - region[:2]).max(), min_side / CROP_FACTOR)
     step = 2.0 ** np.floor(np.log2(max(longer / STEPS_PER_REGION, 1)))
     first, last = np.split(np.round(region / step) * step, 2)
-    side = max(int(np.ceil(CROP_FACTOR * (last - first).max())), MIN_CROP_PX)
+    side = max(int(np.ceil(CROP_FACTOR * (last - first).max())), min_side)
     if side >= WHOLE_FRACTION * max(transform.original):
         return None
     size_xy = np.minimum(side, transform.original[::-1])
     origin = np.round((first + last - size_xy) / 2).clip(0, transform.original[::-1] - size_xy)
     (x0, y0), (x1, y1) = origin.astype(int).tolist(), (origin + size_xy).astype(int).tolist()
-    size = (y1 - y0, x1 - x0)
-    as_image = whole_image(size, transform.image_size, transform.stretch)
-    return replace(as_image, original=transform.original, crop=(y0, x0, y1, x1))
+    return crop_of((x0, y0, x1, y1), transform)
+
+
+def crop_of(box: tuple[int, int, int, int], transform: ImageTransform) -> ImageTransform:
+    """Return the transform of a crop.
+
+    Args:
+        box: The crop, `xyxy` with exclusive ends.
+        transform: Transform of the whole image.
+    """
+    x0, y0, x1, y1 = box
+    alone = whole_image((y1 - y0, x1 - x0), transform.image_size, transform.stretch)
+    return replace(alone, original=transform.original, crop=(y0, x0, y1, x1))
 
 
 def prompts_in_crops(
@@ -222,6 +295,7 @@ def prompts_in_crops(
     rows: Sequence[int],
     crops: Sequence[ImageTransform],
     transform: ImageTransform,
+    sources: Sequence[ImageTransform],
 ) -> Prompts:
     """Return some prompts with coordinates and mask prompts of crops.
 
@@ -232,6 +306,7 @@ def prompts_in_crops(
         rows: Prompts to select.
         crops: Crop of each of them.
         transform: Transform of the whole image.
+        sources: The image or crop that each mask prompt, of all prompts, is a mask of.
     """
     selected = prompts.select(torch.tensor(rows, device=prompts.labels.device))
     points, labels, masks = selected.points_xy_input, selected.labels, selected.masks
@@ -241,16 +316,18 @@ def prompts_in_crops(
     return replace(
         selected,
         points_xy_input=torch.where((labels >= 0)[..., None], moved, points),
-        masks=None if masks is None else _crop_masks(masks, crops, transform),
+        masks=None if masks is None else _crop_masks(masks, crops, [sources[row] for row in rows]),
     )
 
 
 def _crop_masks(
-    masks: Float[Tensor, "R G G"], crops: Sequence[ImageTransform], transform: ImageTransform
+    masks: Float[Tensor, "R G G"],
+    crops: Sequence[ImageTransform],
+    sources: Sequence[ImageTransform],
 ) -> Float[Tensor, "R G G"]:
-    """Return logits of the whole image, sampled on the grids of crops."""
+    """Return logits of the whole image or of other crops, sampled on the grids of crops."""
     wide, side = masks.to(torch.promote_types(masks.dtype, torch.float32)), masks.shape[-1]
-    frames = _frames(crops, transform, side).to(wide)
+    frames = _frames(crops, sources, side).to(wide)
     matrices = windows.sampling_matrices(frames, (side, side), side)
     covered = windows.coverage(matrices)
     sampled = windows.sample_per_window(wide, matrices) / covered.clamp(min=1e-6)
@@ -272,7 +349,9 @@ def paste_crops(
     """
     wide = low.to(torch.promote_types(low.dtype, torch.float32)).flatten(0, 1)
     side = low.shape[-1]
-    frames = _frames(crops, transform, side).to(wide).repeat_interleave(low.shape[1], 0)
+    frames = (
+        _frames(crops, [transform] * len(crops), side).to(wide).repeat_interleave(low.shape[1], 0)
+    )
     pasted = windows.paste(wide, frames, side, OUTSIDE_LOGIT)
     cells_per_sample = (frames[:, 2:] - frames[:, :2]).prod(1) / side**2
     area, shown = (wide > 0).sum((1, 2)) * cells_per_sample, (pasted > 0).sum((1, 2))
@@ -297,12 +376,13 @@ def _highest_in_cells(
 
 
 def _frames(
-    crops: Sequence[ImageTransform], transform: ImageTransform, side: int
+    crops: Sequence[ImageTransform], sources: Sequence[ImageTransform], side: int
 ) -> Float[Tensor, "R 4"]:
-    """Return the edges of the crops' square inputs, in cells of the whole image's grid."""
-    scale, frames = np.array(transform.scale_xy) * (side / transform.image_size), []
-    for crop in crops:
-        first = np.array(crop.crop[1::-1])
+    """Return the edges of the crops' square inputs, in cells of their sources' grids."""
+    frames = []
+    for crop, source in zip(crops, sources, strict=True):
+        scale = np.array(source.scale_xy) * (side / source.image_size)
+        first = np.array(crop.crop[1::-1]) - source.crop[1::-1]
         last = first + crop.image_size / np.array(crop.scale_xy)
         frames.append(np.concatenate([first * scale, last * scale]))
     return torch.from_numpy(np.stack(frames))

@@ -178,6 +178,11 @@ def _image_routes(state: AppState) -> APIRouter:
     def all_masks(key: str) -> list[dict[str, Any]]:
         return session().all_masks(key)
 
+    @router.get("/{key}/progress")
+    def progress(key: str) -> dict[str, float]:
+        """Return the fraction of an image whose masks are generated."""
+        return {"fraction": session().images.get(key).fraction}
+
     @router.post("/{key}/find")
     def find(key: str, body: TextBody) -> dict[str, Any]:
         return session().find(key, body.text)

@@ -3,10 +3,9 @@
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from itertools import chain
 
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from gigamask.errors import GigamaskError
@@ -24,6 +23,28 @@ class NotFoundError(GigamaskError):
     """Raised if the requested item does not exist, or no longer exists."""
 
 
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """The masks of a sequence of prompts.
+
+    Attributes:
+        low_res_logits: Logits that the next prompt gets.
+        iou: Predicted IoU.
+        masks: The masks at the size of the image.
+        stability: Their stability scores.
+    """
+
+    low_res_logits: Float[Tensor, "C G G"]
+    iou: Float[Tensor, "C"]
+    masks: RLEMasks
+    stability: Float[Tensor, "C"]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the logits and the masks."""
+        return self.low_res_logits.nbytes + self.masks.bounds.nbytes
+
+
 @dataclass(eq=False)
 class OpenImage:
     """An opened image and its cached results.
@@ -34,7 +55,8 @@ class OpenImage:
         predictor: Holds its embedding once it is computed.
         annotated_masks: Its masks in the dataset; None if it is not from one.
         proposals: All masks generated from a grid of points, once requested.
-        predictions: Logits and predicted IoU after each sequence of prompts.
+        predictions: Answer after each sequence of prompts.
+        fraction: Fraction of the image whose masks are generated.
     """
 
     name: str
@@ -42,7 +64,8 @@ class OpenImage:
     predictor: SamPredictor
     annotated_masks: RLEMasks | None = None
     proposals: MaskProposals | None = None
-    predictions: dict[tuple, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    predictions: dict[tuple, Answer] = field(default_factory=dict)
+    fraction: float = 0.0
 
     @property
     def size(self) -> tuple[int, int]:
@@ -52,8 +75,16 @@ class OpenImage:
     @property
     def cached_bytes(self) -> int:
         """Bytes of the pixels, the embedding and the predictions."""
-        tensors = [self.predictor.features, *chain.from_iterable(list(self.predictions.values()))]
-        return self.pixels.nbytes + sum(each.nbytes for each in tensors if each is not None)
+        kept = [
+            self.predictor.features,
+            *self.predictor.crop_decoders,
+            *list(self.predictions.values()),
+        ]
+        return self.pixels.nbytes + sum(each.nbytes for each in kept if each is not None)
+
+    def report(self, fraction: float) -> None:
+        """Note the fraction of the image whose masks are generated."""
+        self.fraction = fraction
 
 
 class OpenImages:

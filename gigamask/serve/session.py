@@ -18,9 +18,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import UInt8
 from PIL import Image, ImageOps
-from torch import Tensor
 
 from gigamask.data import image
 from gigamask.errors import GigamaskError
@@ -35,10 +34,9 @@ from gigamask.inference.automatic_mask_generator import (
 from gigamask.inference.predictor import MASK_THRESHOLD, SamPredictor
 from gigamask.masks.rle import RLEMasks
 from gigamask.models.embedding_cache import EmbeddingCache
-from gigamask.models.sam.prompt_encoder import make_prompts
-from gigamask.models.sam.sam import PromptDecoder, Sam
+from gigamask.models.sam.sam import Sam
 from gigamask.pixels import to_rgb
-from gigamask.serve.open_images import OpenImage, OpenImages
+from gigamask.serve.open_images import Answer, OpenImage, OpenImages
 from gigamask.serve.prompt_steps import MAX_PROMPTS, PromptStep, check_steps
 
 MAX_PIXELS = 2**25
@@ -146,21 +144,17 @@ class Session:
         opened = self.images.get(key)
         check_steps(opened.size, steps)
         with self._model_lock:
-            predictor = _embed(opened)
-            low, iou = self._predict_steps(opened, predictor, tuple(steps), multimask_output, base)
-            if best_only:
-                best = iou.argmax(keepdim=True)
-                low, iou = low[best], iou[best]
-            transform = predictor.transform.image_transform(opened.size)
-            logits = transform.logits_to_original(low[None])[0]
-            masks = RLEMasks.from_dense((logits > MASK_THRESHOLD).cpu().numpy())
-            stable = calculate_stability_score(logits, STABILITY_OFFSET).nan_to_num(0.0)
+            _embed(opened)
+            answer = self._predict_steps(opened, tuple(steps), multimask_output, base)
         self.images.trim()
         described = masks_to_json(
-            masks, {"predicted_iou": iou.tolist(), "stability": stable.tolist()}
+            answer.masks,
+            {"predicted_iou": answer.iou.tolist(), "stability": answer.stability.tolist()},
         )
-        order = iou.argsort(descending=True, stable=True).tolist()
-        return [described[number] | {"number": number} for number in order]
+        order = answer.iou.argsort(descending=True, stable=True).tolist()
+        return [
+            described[number] | {"number": number} for number in order[: 1 if best_only else None]
+        ]
 
     def all_masks(self, key: str) -> list[dict[str, Any]]:
         """Return all masks that the model finds from a grid of points, with its scores (slow)."""
@@ -225,7 +219,10 @@ class Session:
         digest = blake2b(content.encode(), digest_size=12)
         digest.update(np.ascontiguousarray(pixels).data)
         key = digest.hexdigest()
-        predictor = SamPredictor(self.model, cache=self._cache)
+        tile, halo = self._mask_settings.tile, self._mask_settings.halo
+        if tile is None or max(pixels.shape) <= tile:
+            tile = halo = None
+        predictor = SamPredictor(self.model, cache=self._cache, tile=tile, halo=halo)
         self.images.add(key, OpenImage(name, pixels, predictor, masks))
         return key, pixels.shape[:2]
 
@@ -233,19 +230,18 @@ class Session:
         if opened.proposals is None:
             settings = vars(self._mask_settings)
             generator = SamAutomaticMaskGenerator(self.model, cache=self._cache, **settings)
-            opened.proposals = generator.generate_proposals(opened.pixels)
+            opened.proposals = generator.generate_proposals(opened.pixels, opened.report)
         return opened.proposals
 
     @torch.inference_mode()
     def _predict_steps(
         self,
         opened: OpenImage,
-        predictor: SamPredictor,
         steps: tuple[PromptStep, ...],
         multimask_output: bool | None,
         base: RLEMasks | None = None,
-    ) -> tuple[Float[Tensor, "C G G"], Float[Tensor, "C"]]:
-        """Return low-resolution logits and predicted IoU after the last step.
+    ) -> Answer:
+        """Return the answer after the last step.
 
         Earlier steps are predicted first, unless they are cached.
         """
@@ -254,37 +250,37 @@ class Session:
         if key in opened.predictions:
             return opened.predictions[key]
         mask_input = None
-        transform = predictor.transform
+        transform = opened.predictor.transform
         if base is not None and len(steps) == 1:
             side = self.model.config.mask_size
             small = transform.image_transform(opened.size).apply_masks(base, side).to_dense()
             mask_input = torch.from_numpy(np.where(small, BASE_LOGIT, -BASE_LOGIT))[None].float()
         if len(steps) > 1:
-            low, iou = self._predict_steps(opened, predictor, steps[:-1], multimask_output, base)
-            chosen = steps[-2].chosen
+            before = self._predict_steps(opened, steps[:-1], multimask_output, base)
+            chosen, low = steps[-2].chosen, before.low_res_logits
             if chosen is not None and not 0 <= chosen < len(low):
                 raise GigamaskError(f"mask {chosen} was chosen of {len(low)}; choose one of these")
-            mask_input = low[int(iou.argmax()) if chosen is None else chosen][None, None]
+            mask_input = low[int(before.iou.argmax()) if chosen is None else chosen][None, None]
         points = [step for step in steps if step.point is not None]
         coords = np.array([step.point for step in points], np.float64).reshape(1, -1, 2)
         coords = torch.from_numpy(transform.apply_coords(coords, opened.size))
         labels = torch.tensor([[int(step.foreground) for step in points]])
         boxes = np.array([step.box for step in steps if step.box is not None][-1:], np.float64)
         box = torch.from_numpy(transform.apply_boxes(boxes, opened.size)) if len(boxes) else None
-        prompts = make_prompts(
+        logits, iou, low = opened.predictor.predict_torch(
             *((coords, labels) if points else (None, None)),
             box,
             mask_input,
             len(steps) == 1 and base is None if multimask_output is None else multimask_output,
-            self.model.config.mask_size,
+            return_logits=True,
         )
-        with predictor.autocast():
-            prediction = PromptDecoder(self.model, predictor.get_image_embedding())(prompts)
         if len(opened.predictions) > 4 * MAX_PROMPTS:
             opened.predictions.clear()
-        opened.predictions[key] = (
-            prediction.low_res_logits[0],
-            prediction.iou_predictions[0].float(),
+        opened.predictions[key] = Answer(
+            low[0],
+            iou[0].float(),
+            RLEMasks.from_dense((logits[0] > MASK_THRESHOLD).cpu().numpy()),
+            calculate_stability_score(logits[0], STABILITY_OFFSET).nan_to_num(0.0),
         )
         return opened.predictions[key]
 

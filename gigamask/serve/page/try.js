@@ -3,7 +3,7 @@ import { $, make, percent, request, save, showMessage, withErrorMessages } from 
 import { boxOf, dot, outline } from "./marks.js";
 import { decoded, drawMasks, hue, png } from "./masks.js";
 
-const ANSWER = [0, 114, 178], DRAGGED_PX = 6, SAMPLES = 16;
+const ANSWER = [0, 114, 178], DRAGGED_PX = 6, SAMPLES = 16, POLL_MS = 1000;
 
 let picture = null;   // {id, name, width, height, bitmap, masks}
 let steps = [];       // {point: [x, y], foreground} or {box: [x0, y0, x1, y1]}, and `chosen`
@@ -176,14 +176,18 @@ async function question() {
 async function allMasks() {
   const mine = ++turn;
   busy("generating masks");
+  const { id } = picture, polling = setInterval(async () => {
+    const { fraction } = await request(`images/${id}/progress`).catch(() => ({}));
+    if (mine === turn && fraction) busy(`generating masks: ${Math.round(100 * fraction)} %`);
+  }, POLL_MS);
   try {
-    const found = await request(`images/${picture.id}/all-masks`, { json: {} });
+    const found = await request(`images/${id}/all-masks`, { json: {} });
     if (mine !== turn) return;
     if (!found.length) showMessage("no mask passes the thresholds; start the page with a lower --pred-iou-thresh and --stability-score-thresh");
     steps = [];
     title = `Everything the model finds: ${found.length} ${found.length === 1 ? "mask" : "masks"}`;
     take(found, true);
-  } finally { busy(); }
+  } finally { clearInterval(polling); busy(); }
 }
 
 async function find(text) {

@@ -6,7 +6,6 @@ from itertools import pairwise
 import cv2
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -146,26 +145,6 @@ def test_memory_grows_with_outlines_not_with_pixels():
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 10e6
-
-
-@pytest.fixture
-def by_color(model, monkeypatch):
-    """A model that finds all pixels of the color at the click, except where that is black."""
-    side = model.config.mask_size
-
-    def encode(images, input_sizes, drop_path=None):
-        return images.float()[:, :, ::2, ::2]
-
-    def decode(embedding, mask_image, prompts):
-        x, y = (prompts.points_xy_input[:, 0] / 2).long().clamp(0, side - 1).unbind(1)
-        color = embedding[0, :, y, x].T[:, :, None, None]
-        same = (embedding - color).abs().amax(1, keepdim=True) < 40
-        iou = (color[:, :, 0, 0].sum(1, keepdim=True) > 0).float()
-        return torch.where(same, 20.0, -20.0).expand(-1, 3, -1, -1), iou.expand(-1, 3)
-
-    monkeypatch.setattr(model, "encode", encode)
-    monkeypatch.setattr(model, "decode", decode)
-    return model
 
 
 def rectangles(size, boxes):

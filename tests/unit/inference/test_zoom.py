@@ -175,7 +175,7 @@ def test_a_crop_that_is_the_whole_image_gives_the_same_answer(model, monkeypatch
             predictor.predict(box=box, mask_input=low, return_logits=True)
             for predictor in (plain, zoomed)
         )
-        assert len(zoomed._zoom_decoders[0]._embeddings) == 1
+        assert len(zoomed.crop_decoders[0]._embeddings) == 1
         for each, other in zip(wanted[:2], found[:2], strict=True):
             np.testing.assert_allclose(other, each, atol=1e-4)
         valid = np.s_[:, :, :24]  # the right quarter of the grid is padding
@@ -303,7 +303,7 @@ def test_outside_of_the_crop_nothing_is_foreground(model):
     predictor = SamPredictor(model, zoom=True)
     predictor.set_image(pixels[..., ::-1], "BGR")
     masks, _, low = predictor.predict(box=np.array([40, 50, 55, 70]), return_logits=True)
-    [crop] = predictor._zoom_decoders[0]._embeddings
+    [crop] = predictor.crop_decoders[0]._embeddings
     y0, x0, y1, x1 = crop.crop
     as_image = ImageTransform.resize_longest_side(crop.crop_size, crop.image_size)
     outside = np.ones((120, 90), bool)

@@ -56,6 +56,7 @@ def test_image_is_uploaded_embedded_prompted_and_sent_back(client):
     assert found[0]["predicted_iou"] >= found[2]["predicted_iou"]
     two = {"steps": [{"point": [3, 4], "chosen": found[1]["number"]}, {"box": [0, 0, 20, 20]}]}
     assert len(client.post(f"/api/images/{key}/predict", json=two).json()) == 1
+    assert client.get(f"/api/images/{key}/progress").json() == {"fraction": 0.0}
     sent = client.get(f"/api/images/{key}/jpeg")
     assert sent.headers["content-type"] == "image/jpeg"
     assert sent.content[:2] == b"\xff\xd8"
@@ -92,6 +93,7 @@ def test_data_and_runs_are_listed(client):
     [
         ("POST", "/api/images", None, 422, "not a valid JPEG"),
         ("GET", "/api/images/none/jpeg", None, 404, "no longer cached"),
+        ("GET", "/api/images/none/progress", None, 404, "no longer cached"),
         ("POST", "/api/images/KEY/predict", {"steps": []}, 422, "steps"),
         ("POST", "/api/images/KEY/predict", {"steps": [{"point": [1, 1]}] * 65}, 422, "steps"),
         ("POST", "/api/images/KEY/predict", {"steps": [{"point": ["a", 1]}]}, 422, "point"),

@@ -153,7 +153,8 @@ def test_embeddings_and_predictions_count_in_the_limit(session, monkeypatch):
     before = opened.cached_bytes
     session.predict(keys[2], [PromptStep(point=(5.0, 5.0))])
     side = session.model.config.mask_size
-    assert opened.cached_bytes == before + 4 * 3 * (side * side + 1)
+    [answer] = opened.predictions.values()
+    assert opened.cached_bytes == before + 4 * 3 * side * side + answer.masks.bounds.nbytes
 
 
 def test_one_upload_is_decoded_at_a_time(session, monkeypatch):
@@ -247,6 +248,32 @@ def test_everything_is_segmented_from_a_point_grid(model):
     own = RLEMasks.from_dense(np.eye(40, 60, dtype=bool)[None])
     annotated = session.open(png(picture()), "tar:a", own)["id"]
     assert session.all_masks(annotated) == found, "the model's masks, not the annotations"
+
+
+def test_large_pictures_are_answered_by_tiles_and_small_ones_are_not(model):
+    tiles = {"tile": 32, "halo": 8}
+    anything = {"points_per_side": 2, "pred_iou_thresh": 0.0, "stability_score_thresh": 0.0}
+    session = Session(model, mask_settings=AutomaticMaskConfig(**anything, **tiles))
+    small, large = (session.open(png(picture(*size)), "a")["id"] for size in ((20, 30), (40, 60)))
+    assert not session.images.get(small).predictor.crop_decoders
+    opened = session.images.get(large)
+    session.embed(large)
+    assert opened.cached_bytes == 40 * 60 * 3
+    steps = [PromptStep(point=(50.0, 30.0)), PromptStep(point=(52.0, 31.0))]
+    found = session.predict(large, steps)
+    assert opened.cached_bytes > 40 * 60 * 3 + opened.predictor.crop_decoders[0].nbytes
+    predictor = SamPredictor(model, **tiles)
+    predictor.set_image(opened.pixels)
+    _, iou, low = predictor.predict(np.array([[50.0, 30.0]]), np.array([1]))
+    masks, _, _ = predictor.predict(
+        np.array([[50.0, 30.0], [52.0, 31.0]]),
+        np.array([1, 1]),
+        mask_input=low[int(iou.argmax())][None],
+        multimask_output=False,
+    )
+    assert (masks_of(found)[0] == masks[0]).all()
+    assert session.all_masks(large)
+    assert opened.fraction == 5 / 6
 
 
 def test_the_jpeg_of_a_picture_has_its_pixels_and_nothing_else(session):
