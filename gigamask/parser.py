@@ -109,7 +109,9 @@ def _wrong_value(event: tyro_errors.InstantiationFailure, argv: Sequence[str]) -
         section = str(getattr(sys.exc_info()[1], "arg", ""))
         for prefix in UNNAMED:
             section = section.removeprefix(prefix)
-        return f"--{section.replace('_', '-')}: {event.message}" if section else event.message
+        flag = f"--{section.replace('_', '-')}"
+        is_named = not section or flag in event.message
+        return event.message if is_named else f"{flag}: {event.message}"
     name = _name(event.argument)
     metavar = str(event.argument.lowered.metavar).removeprefix("{None}|")
     given = _values(name, argv)

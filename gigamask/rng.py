@@ -4,9 +4,15 @@ There is no state to save, so resuming, resharding or recomputing cannot change 
 are never added or multiplied: (seed 0, epoch 1) and (seed 1, epoch 0) are unrelated.
 """
 
+from __future__ import annotations
+
 import hashlib
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import torch
 
 
 def make_rng(seed: int, purpose: str, *ids: int) -> np.random.Generator:
@@ -25,3 +31,15 @@ def make_rng(seed: int, purpose: str, *ids: int) -> np.random.Generator:
     name = "\0".join([str(int(seed)), purpose, *(str(int(i)) for i in ids)])
     digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
     return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
+
+
+def make_torch_generator(seed: int, purpose: str) -> torch.Generator:
+    """Return a new generator of torch on the CPU for `(seed, purpose)`.
+
+    Args:
+        seed: Random seed of the run.
+        purpose: What the numbers are for, for example "weights neck.0.weight".
+    """
+    import torch  # which recipes and command-line help do without
+
+    return torch.Generator().manual_seed(int(make_rng(seed, purpose).integers(2**63)))

@@ -235,8 +235,8 @@ def _members(images: Sequence[SourceImage], counts: ConvertCounts) -> Iterator[t
     """Yield a tar's members, one image at a time, and add to the counts."""
     for image in images:
         try:
-            objects = image.objects()
             stored = read_file(image.path, image.source)
+            objects = image.objects(stored)
             member = to_member(stored, objects.masks.size, image.source)
             raw = _record(image, objects)
             annotation.parse(raw, image.source)

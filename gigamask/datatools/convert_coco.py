@@ -107,7 +107,7 @@ class CocoImage(SourceImage):
     keep_crowds: bool
     names: Mapping[Id, str] = field(default_factory=dict)
 
-    def objects(self) -> Objects:
+    def objects(self, stored: bytes) -> Objects:
         """Decode the masks; broken annotations are left out and listed with their reasons."""
         masks, rows, skipped, crowds = self.read_annotations()
         filled = masks.areas() > 0

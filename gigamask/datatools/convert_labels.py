@@ -47,7 +47,7 @@ class LabelImage(SourceImage):
     split: bool
     ignore: tuple[int, ...]
 
-    def objects(self) -> Objects:
+    def objects(self, stored: bytes) -> Objects:
         """Read one mask per value, or per connected component of a value."""
         labels = read_labels(self.label, self.source)
         labels[np.isin(labels, self.ignore)] = 0

@@ -69,9 +69,9 @@ class PolygonImage(SourceImage):
             CorruptSampleError: The file is not of this format.
         """
 
-    def objects(self) -> Objects:
+    def objects(self, stored: bytes) -> Objects:
         """Draw the polygons; broken ones are left out and listed with their reasons."""
-        size = size_of(read_file(self.path, self.source), self.source)
+        size = size_of(stored, self.source)
         found = self.polygons(read_file(self.file, self.source), size)
         annotations = [
             msgspec.Raw(
@@ -81,7 +81,7 @@ class PolygonImage(SourceImage):
             if not each.reason
         ]
         image = CocoImage(self.number, self.source, self.path, size, annotations, True, self.names)
-        drawn = image.objects()
+        drawn = image.objects(stored)
         reasons = [SkippedSample(self.source, each.reason) for each in found if each.reason]
         return replace(drawn, skipped=[*reasons, *drawn.skipped])
 

@@ -43,8 +43,11 @@ class SourceImage(ABC):
     path: Path
 
     @abstractmethod
-    def objects(self) -> Objects:
+    def objects(self, stored: bytes) -> Objects:
         """Read the masks.
+
+        Args:
+            stored: The bytes of the image file.
 
         Raises:
             CorruptSampleError: The image must be left out.

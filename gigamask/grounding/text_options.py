@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -83,26 +82,12 @@ class HuggingFaceOptions:
                 f"--text.revision, a commit hash of 40 digits (got {self.revision!r}), from "
                 f"https://huggingface.co/{self.name}/commits/main"
             )
-        from huggingface_hub import HfApi, snapshot_download
-        from huggingface_hub.errors import LocalEntryNotFoundError
+        from gigamask.models.hub import download_matching
 
-        download = partial(
-            snapshot_download, self.name, revision=self.revision, allow_patterns=DOWNLOADED
-        )
         try:
-            return Path(download(local_files_only=True))
-        except LocalEntryNotFoundError:
-            pass
-        try:
-            HfApi().model_info(self.name, revision=self.revision)  # fails at once without a network
-            return Path(download())
-        except Exception as error:  # of the Hub's client or of the HTTP library
-            reason = " ".join(str(error).split())[:200]
-            raise GigamaskError(
-                f"text model {self.name!r}: no such folder, and it cannot be downloaded "
-                f"({type(error).__name__}: {reason}); download it on a machine with a network "
-                f"(hf download {self.name} --revision {self.revision}), or pass --text.name FOLDER"
-            ) from None
+            return download_matching(self.name, DOWNLOADED, self.revision)
+        except GigamaskError as error:
+            raise GigamaskError(f"text model {error}, or pass --text.name FOLDER") from None
 
 
 def _sha256(folder: Path) -> str:

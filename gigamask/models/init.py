@@ -38,7 +38,7 @@ from gigamask.models.sam.prompt_encoder import PositionEmbeddingRandom
 from gigamask.models.sam.sam import Sam
 from gigamask.models.sam.transformer import DecoderAttention
 from gigamask.models.sam2 import convert as sam2
-from gigamask.rng import make_rng
+from gigamask.rng import make_rng, make_torch_generator
 
 MAE_PREFIX = "mae:"
 """Path prefix of an MAE from which the image encoder of a SAM is initialized."""
@@ -281,7 +281,7 @@ def init_weights(model: nn.Module, seed: int) -> None:
 
 
 def _generator(seed: int, name: str) -> torch.Generator:
-    return torch.Generator().manual_seed(int(make_rng(seed, f"weights {name}").integers(2**63)))
+    return make_torch_generator(seed, f"weights {name}")
 
 
 def _init_sam(module: nn.Module, name: str, tensor: Tensor, seed: int, full: str) -> Tensor:

@@ -20,7 +20,7 @@ from gigamask.errors import GigamaskError
 from gigamask.models.convert import State
 from gigamask.models.lora_config import LoRA
 from gigamask.models.sam.layers import no_autocast
-from gigamask.rng import make_rng
+from gigamask.rng import make_torch_generator
 
 _ATTENTION = re.compile(r"att(n|ention)", re.IGNORECASE)
 _PROJECTIONS = {"q": ("q_proj", "query"), "k": ("k_proj", "key"), "v": ("v_proj", "value")}
@@ -106,7 +106,7 @@ def add_adapters(model: nn.Module, lora: LoRA, seed: int) -> None:
 
 @torch.no_grad()
 def _init(down: nn.Parameter, seed: int, name: str) -> None:
-    generator = torch.Generator().manual_seed(int(make_rng(seed, name).integers(2**63)))
+    generator = make_torch_generator(seed, name)
     uniform = 2 * torch.rand(tuple(down.shape), generator=generator) - 1
     down.copy_(uniform / math.sqrt(down.shape[1]))
 

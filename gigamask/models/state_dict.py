@@ -60,9 +60,8 @@ def read_weights(path: Path | str) -> tuple[State, ModelConfig | None]:
             weights.
     """
     try:
-        if adapters := _find_peft(path):
-            return _read_peft(adapters)
-        return _read_file(find_weights(path))
+        found = _find(path)
+        return _read_peft(found) if found.is_dir() else _read_file(found)
     except OSError as error:
         raise GigamaskError(
             f"{error.filename or path}: cannot be read ({error.strerror}); check the path and its "
@@ -88,24 +87,29 @@ def _read_file(file: Path) -> tuple[State, ModelConfig | None]:
     return state, config
 
 
-def _find_peft(path: Path | str) -> Path | None:
-    """Return the folder of peft's adapters that a path or id names; None if it names none."""
-    if hub := parse_hub_id(path):
-        if not has_file(hub[0], peft_files.CONFIG, hub[1]):
-            return None
-        return download(hub[0], (peft_files.CONFIG, peft_files.WEIGHTS), revision=hub[1])
-    return Path(path) if peft_files.is_peft(Path(path)) else None
+def _find(path: Path | str) -> Path:
+    """Return the file of weights that a path or id names, or the folder of peft's adapters."""
+    hub = parse_hub_id(path)
+    if hub is None and peft_files.is_peft(Path(path)):
+        return Path(path)
+    try:
+        return find_weights(path)
+    except GigamaskError:
+        if hub is None or not has_file(hub[0], peft_files.CONFIG, hub[1]):
+            raise
+    return download(hub[0], (peft_files.CONFIG, peft_files.WEIGHTS), revision=hub[1])
 
 
 def _read_peft(folder: Path) -> tuple[State, ModelConfig | None]:
     """Return the weights that a folder of peft's adapters names, with the adapters merged."""
     base = peft_files.base_of(folder)
-    if not may_be_weights(base) or _find_peft(base):
+    found = _find(base) if may_be_weights(base) else folder
+    if found.is_dir():
         raise GigamaskError(
             f"{folder / peft_files.CONFIG}: its base_model_name_or_path {base[:80]!r} is no model; "
             "write the id or path of the weights there that the adapters were trained on"
         )
-    state, config = _read_file(find_weights(base))
+    state, config = _read_file(found)
     return peft_files.merge(folder, state), config
 
 

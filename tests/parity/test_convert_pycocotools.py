@@ -75,7 +75,7 @@ def test_a_thousand_annotations():
             msgspec.Raw(json.dumps({"segmentation": each, "id": i, "image_id": 1}).encode())
             for i, each in enumerate(given)
         ]
-        objects = CocoImage(1, "1.png", Path("1.png"), (height, width), raws, False).objects()
+        objects = CocoImage(1, "1.png", Path("1.png"), (height, width), raws, False).objects(b"")
         filled = [i for i, mask in enumerate(expected) if mask.any()]
         assert [extra["id"] for extra in objects.extras] == filled
         assert np.array_equal(
