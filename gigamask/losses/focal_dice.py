@@ -1,8 +1,8 @@
 """Focal loss and dice loss of mask logits, ignoring the padding, with hard pixel mining.
 
-Targets are bool or the covered fraction of each cell. Both losses save only the logits for the
-backward pass and recompute the rest there; plain autograd would save about ten maps of that size.
-They are computed in float32 (float64 for float64 logits), even under autocast.
+Targets are bool or the covered fraction of each cell. The losses save only logits and targets for
+the backward pass and recompute the rest there; plain autograd would save about ten maps of that
+size. They are computed in float32 (float64 for float64 logits), even under autocast.
 """
 
 import math
@@ -12,6 +12,41 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+
+PADDING_LOGIT = -1e4
+"""Logit whose probability and loss are exactly 0, in float32 and float64."""
+EXACT_SOFTPLUS = 40.0
+"""Logit from which log(1 + exp(x)) is x in float64."""
+
+
+def focal_dice_losses(
+    logits: Float[Tensor, "M K H W"],
+    targets: Bool[Tensor, "M H W"] | Float[Tensor, "M H W"],
+    valid: Bool[Tensor, "M H W"],
+    alpha: float = 0.25,
+    gamma: float = 2.0,
+    smooth: float = 1.0,
+    ohem_ratio: float = 1.0,
+    ohem_min_pixels: int = 0,
+) -> tuple[Float[Tensor, "M K"], Float[Tensor, "M K"]]:
+    """Compute focal loss and dice loss together, which share most of their maps.
+
+    Args:
+        logits: K predictions for each of M masks.
+        targets: Masks, or the covered fraction of each cell in [0, 1]; 0 in the padding.
+        valid: False in the padding.
+        alpha: Weight of the foreground in the focal loss; the background has 1 - alpha.
+        gamma: Exponent of the focal loss.
+        smooth: Added to numerator and denominator of the dice loss, in pixels.
+        ohem_ratio: Average the focal loss only over this fraction of the pixels, those with the
+            highest loss (`ohem_pixels`); a bool map of them is saved for the backward pass.
+        ohem_min_pixels: Minimum number of pixels to average.
+
+    Returns:
+        The focal loss and the dice loss of each mask and prediction.
+    """
+    options = alpha, gamma, smooth, ohem_ratio, ohem_min_pixels
+    return _FocalDice.apply(logits, targets, valid, *options)
 
 
 def focal_loss(
@@ -34,14 +69,15 @@ def focal_loss(
         valid: False in the padding.
         alpha: Weight of the foreground; the background has 1 - alpha.
         gamma: Exponent.
-        ohem_ratio: Average only over this fraction of the pixels, those with the highest loss
-            (`ohem_pixels`); a bool map of them is saved for the backward pass.
+        ohem_ratio: Average only over this fraction of the pixels, those with the highest loss.
         ohem_min_pixels: Minimum number of pixels to average.
 
     Returns:
         The loss of each mask and prediction.
     """
-    return _FocalLoss.apply(logits, targets, valid, alpha, gamma, ohem_ratio, ohem_min_pixels)
+    options = {"ohem_ratio": ohem_ratio, "ohem_min_pixels": ohem_min_pixels}
+    inside = targets.masked_fill(~valid, 0)
+    return focal_dice_losses(logits, inside, valid, alpha, gamma, **options)[0]
 
 
 def dice_loss(
@@ -63,7 +99,7 @@ def dice_loss(
     Returns:
         The loss of each mask and prediction.
     """
-    return _DiceLoss.apply(logits, targets, valid, smooth)
+    return focal_dice_losses(logits, targets.masked_fill(~valid, 0), valid, smooth=smooth)[1]
 
 
 def ohem_pixels(
@@ -103,7 +139,9 @@ def to_sortable_int(values: Float[Tensor, "*rows n"]) -> Int64[Tensor, "*rows n"
     return (bits.long() << 32) | positions
 
 
-class _FocalLoss(torch.autograd.Function):
+class _FocalDice(torch.autograd.Function):
+    """Both losses; saves logits and targets without padding, and recomputes the rest."""
+
     @staticmethod
     def forward(
         ctx,
@@ -112,88 +150,69 @@ class _FocalLoss(torch.autograd.Function):
         valid: Tensor,
         alpha: float,
         gamma: float,
+        smooth: float,
         ohem_ratio: float,
         ohem_min_pixels: int,
-    ) -> Float[Tensor, "M K"]:
-        x, t, ignored = _promote(logits, targets, valid.unsqueeze(1))
-        error = _error(torch.sigmoid(x), t)
-        loss = _cross_entropy(x, t).mul_(error.pow_(gamma)).mul_(_alpha_weight(t, alpha))
+    ) -> tuple[Float[Tensor, "M K"], Float[Tensor, "M K"]]:
+        dtype, kept = torch.promote_types(logits.dtype, torch.float32), valid.unsqueeze(1)
+        # In the padding, probability, target and both losses are exactly 0.
+        x = logits.to(dtype).masked_fill(~kept, PADDING_LOGIT)
+        t = targets.to(dtype).unsqueeze(1)
+        p, loss, error = _probability_loss_error(x, t)
+        loss.mul_(error.pow_(gamma))
         del error
-        kept = valid.unsqueeze(1)
+        background, foreground = 1 - alpha, 2 * alpha - 1
         if ohem_ratio < 1:
-            kept = ohem_pixels(loss, kept, ohem_ratio, ohem_min_pixels)
-            ignored = ~kept
-        ctx.save_for_backward(logits, targets, kept)
-        ctx.alpha, ctx.gamma = alpha, gamma
-        return loss.masked_fill_(ignored, 0).sum((2, 3)) / _count(kept)
+            weighted = loss * (t * foreground + background)
+            kept = ohem_pixels(weighted, kept, ohem_ratio, ohem_min_pixels)
+            loss.masked_fill_(~kept, 0)
+        count = kept.sum((2, 3)).clamp(min=1).to(dtype)  # an empty mask has loss 0
+        focal_sum = loss.sum((2, 3)) * background + loss.mul_(t).sum((2, 3)) * foreground
+        del loss
+        total = p.sum((2, 3)) + t.sum((2, 3)) + smooth
+        overlap = 2 * p.mul_(t).sum((2, 3)) + smooth
+        ctx.save_for_backward(x, t, kept if ohem_ratio < 1 else None, count, overlap, total)
+        ctx.alpha, ctx.gamma, ctx.dtype = alpha, gamma, logits.dtype
+        ctx.set_materialize_grads(False)
+        return focal_sum / count, 1 - overlap / total
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Float[Tensor, "M K"]) -> tuple[Tensor | None, ...]:  # pyrefly: ignore[bad-override]
-        logits, targets, kept = ctx.saved_tensors
-        x, t, ignored = _promote(logits, targets, kept)
-        p = torch.sigmoid(x)
-        error = _error(p, t).clamp_(min=torch.finfo(x.dtype).tiny)
-        slope = (
-            _cross_entropy(x, t)
-            .mul_(p)
-            .mul_(torch.sigmoid(-x))
-            .mul_(torch.rsub(t, 1, alpha=2).mul_(ctx.gamma))
-        )
-        slope.addcmul_(error, p.sub_(t)).mul_(error.pow_(ctx.gamma - 1))
-        slope.mul_(_alpha_weight(t, ctx.alpha))
-        slope.masked_fill_(ignored, 0).mul_((grad / _count(kept))[:, :, None, None])
-        return slope.to(logits.dtype), None, None, None, None, None, None
+    def backward(  # pyrefly: ignore[bad-override]
+        ctx, grad_focal: Tensor | None, grad_dice: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        x, t, kept, count, overlap, total = ctx.saved_tensors
+        alpha, gamma, slope = ctx.alpha, ctx.gamma, None
+        if grad_focal is None:
+            p = torch.sigmoid(x)
+        else:
+            p, loss, error = _probability_loss_error(x, t)
+            slope = (p - t).mul_(error)
+            slope.addcmul_(
+                torch.ops.aten.sigmoid_backward(loss, p), torch.rsub(t, 1, alpha=2), value=gamma
+            )
+            del loss
+            if gamma != 2:
+                error.clamp_(min=torch.finfo(x.dtype).tiny).pow_(gamma - 1)
+            slope.mul_(error)
+            del error
+            if kept is not None:
+                slope.masked_fill_(~kept, 0)
+            scale = (grad_focal / count)[:, :, None, None]
+            slope.mul_(torch.addcmul(scale * (1 - alpha), scale * (2 * alpha - 1), t))
+        if grad_dice is not None:
+            constant, per_target = grad_dice * overlap / total**2, -2 * grad_dice / total
+            of_dice = torch.ops.aten.sigmoid_backward(
+                torch.addcmul(constant[:, :, None, None], per_target[:, :, None, None], t), p
+            )
+            slope = of_dice if slope is None else slope.add_(of_dice)
+        return None if slope is None else slope.to(ctx.dtype), *[None] * 7
 
 
-class _DiceLoss(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx, logits: Tensor, targets: Tensor, valid: Tensor, smooth: float
-    ) -> Float[Tensor, "M K"]:
-        x, t, ignored = _promote(logits, targets, valid.unsqueeze(1))
-        p = torch.sigmoid(x).masked_fill_(ignored, 0)
-        inside = t.masked_fill(ignored, 0)
-        total = p.sum((2, 3)) + inside.sum((2, 3)) + smooth
-        overlap = 2 * p.mul_(inside).sum((2, 3)) + smooth
-        ctx.save_for_backward(logits, targets, valid, overlap, total)
-        return 1 - overlap / total
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad: Float[Tensor, "M K"]) -> tuple[Tensor | None, ...]:  # pyrefly: ignore[bad-override]
-        logits, targets, valid, overlap, total = ctx.saved_tensors
-        x, t, ignored = _promote(logits, targets, valid.unsqueeze(1))
-        slope = torch.sigmoid(x)
-        slope.mul_(torch.sigmoid(-x))
-        constant, per_target = grad * overlap / total**2, -2 * grad / total
-        slope.mul_(torch.addcmul(constant[:, :, None, None], per_target[:, :, None, None], t))
-        return slope.masked_fill_(ignored, 0).to(logits.dtype), None, None, None
-
-
-def _promote(
-    logits: Tensor, targets: Tensor, kept: Tensor
-) -> tuple[Float[Tensor, "M K H W"], Float[Tensor, "M 1 H W"], Bool[Tensor, "M _ H W"]]:
-    """Return logits and targets in float32 or float64, and the pixels that are ignored."""
-    dtype = torch.promote_types(logits.dtype, torch.float32)
-    return logits.to(dtype), targets.to(dtype).unsqueeze(1), ~kept
-
-
-def _error(p: Float[Tensor, "M K H W"], t: Float[Tensor, "M 1 H W"]) -> Float[Tensor, "M K H W"]:
-    """Return `1 - p_t`."""
-    return torch.addcmul(t, p, torch.rsub(t, 1, alpha=2))
-
-
-def _cross_entropy(
+def _probability_loss_error(
     x: Float[Tensor, "M K H W"], t: Float[Tensor, "M 1 H W"]
-) -> Float[Tensor, "M K H W"]:
-    return torch.mul(x, 1 - t).sub_(F.logsigmoid(x))
-
-
-def _alpha_weight(t: Float[Tensor, "M 1 H W"], alpha: float) -> Float[Tensor, "M 1 H W"]:
-    return (t * (2 * alpha - 1)).add_(1 - alpha)
-
-
-def _count(kept: Bool[Tensor, "M k H W"]) -> Float[Tensor, "M k"]:
-    """Return the number of kept pixels, at least 1 so that an empty mask has loss 0."""
-    return kept.sum((2, 3)).clamp(min=1).float()
+) -> tuple[Float[Tensor, "M K H W"], Float[Tensor, "M K H W"], Float[Tensor, "M K H W"]]:
+    """Return probabilities, binary cross entropy, and `1 - p_t`."""
+    p = torch.sigmoid(x)
+    loss = F.softplus(x, threshold=EXACT_SOFTPLUS).addcmul_(x, t, value=-1)
+    return p, loss, torch.addcmul(t, p, torch.rsub(t, 1, alpha=2))

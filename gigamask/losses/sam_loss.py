@@ -159,7 +159,7 @@ class SamLoss(Loss):
     def mask_losses(
         self,
         logits: Float[Tensor, "M K H W"],
-        targets: Bool[Tensor, "M H W"] | Float[Tensor, "M H W"],
+        targets: Float[Tensor, "M H W"],
         valid: Bool[Tensor, "M H W"],
     ) -> dict[str, Float[Tensor, "M K"]]:
         """Return the terms of the mask loss; override it to swap or add terms.
@@ -167,22 +167,26 @@ class SamLoss(Loss):
         Args:
             logits: K predictions for each of M masks, over all cells; with `num_points`, each
                 prediction is a separate mask with one prediction and one row of cells.
-            targets: Masks, or the covered fraction of each cell.
+            targets: The covered fraction of each cell, 0 or 1 for hard targets, 0 in the padding.
             valid: False in the padding, which must be ignored.
 
         Returns:
             Loss of each mask and prediction by name of the term. The field `NAME_weight` is the
             weight of a term; a term without that field has weight 1.
         """
-        from gigamask.losses.focal_dice import dice_loss, focal_loss
+        from gigamask.losses.focal_dice import focal_dice_losses
 
-        ohem_ratio = 1.0 if self.ohem_pixel_ratio is None else self.ohem_pixel_ratio
-        return {
-            "focal": focal_loss(
-                logits, targets, valid, self.alpha, self.gamma, ohem_ratio, self.ohem_min_pixels
-            ),
-            "dice": dice_loss(logits, targets, valid, self.smooth),
-        }
+        focal, dice = focal_dice_losses(
+            logits,
+            targets,
+            valid,
+            self.alpha,
+            self.gamma,
+            self.smooth,
+            1.0 if self.ohem_pixel_ratio is None else self.ohem_pixel_ratio,
+            self.ohem_min_pixels,
+        )
+        return {"focal": focal, "dice": dice}
 
     def _weight(self, name: str) -> float:
         return getattr(self, f"{name}_weight", 1.0)
@@ -193,7 +197,7 @@ class SamLoss(Loss):
 
         from gigamask.losses.points import sample_points
 
-        logits, masks, valid = round.prediction.logits, targets.masks, targets.valid
+        logits, masks, valid = round.prediction.logits, targets.fractions, targets.valid
         # Once for all terms, forward and backward.
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         shape = logits.shape[:2]
@@ -213,8 +217,9 @@ class SamLoss(Loss):
             )
             # Each prediction has its own points: it becomes a mask with one row of cells.
             logits = points.logits.view(-1, 1, 1, self.num_points)
-            masks = points.targets.view(-1, 1, self.num_points)
             valid = points.valid.view(-1, 1, self.num_points)
+            masks = points.targets.view(-1, 1, self.num_points).to(logits.dtype)
+            masks = masks.masked_fill(~valid, 0)
         return {
             name: loss.view(shape) for name, loss in self.mask_losses(logits, masks, valid).items()
         }

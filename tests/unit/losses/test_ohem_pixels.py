@@ -149,6 +149,6 @@ def test_mining_keeps_one_bool_map_more_for_the_backward_pass():
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         focal_loss(logits, truth, truth | True, ohem_ratio=0.25, ohem_min_pixels=0).sum().backward()
-    assert sum(kept.values()) < 1.4 * logits.nbytes, (
-        "logits, a quarter of that for the bool map, and targets"
+    assert sum(kept.values()) < 1.6 * logits.nbytes, (
+        "logits, a quarter of that for the bool map, a third for the targets"
     )
