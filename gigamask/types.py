@@ -10,7 +10,6 @@ the center of the first pixel, and boxes have inclusive ends, as in SA-1B.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -379,10 +378,30 @@ _Masks = TypeVar("_Masks", "Targets", "Prompts")
 
 def _rows(record: _Masks, index: Int64[Tensor, "R"]) -> _Masks:
     """Return the rows at `index` of each tensor."""
-    tensors = {
-        name: value[index] for name, value in vars(record).items() if isinstance(value, Tensor)
-    }
+    values = {item.name: getattr(record, item.name) for item in fields(record)}
+    tensors = {name: value[index] for name, value in values.items() if isinstance(value, Tensor)}
     return replace(record, **tensors)
+
+
+class cached_tensor:  # noqa: N801  (a decorator, like `functools.cached_property`)
+    """Property that is computed once, but by a compiler, which merges equal operations, each time.
+
+    Args:
+        function: Computes the value.
+    """
+
+    def __init__(self, function: Callable[[Any], Tensor]) -> None:
+        self._function, self._name = function, f"_{function.__name__}"
+        self.__doc__ = function.__doc__
+
+    def __get__(self, owner: Any, kind: type | None = None) -> Any:
+        if owner is None:
+            return self
+        if torch.compiler.is_compiling():
+            return self._function(owner)
+        if self._name not in owner.__dict__:
+            owner.__dict__[self._name] = self._function(owner)
+        return owner.__dict__[self._name]
 
 
 @dataclass(frozen=True)
@@ -447,10 +466,22 @@ class Targets:
         index = row.clamp(max=len(self.masks) - 1)
         return replace(_rows(self, index), counted=row < len(self.masks))
 
-    @property
+    @cached_tensor
     def foreground(self) -> Bool[Tensor, "M H W"]:
         """The masks as bool."""
         return self.masks if self.masks.dtype == torch.bool else self.masks > 0.5
+
+    @cached_tensor
+    def fractions(self) -> Float[Tensor, "M H W"]:
+        """The masks in at least float32, 0 in the padding."""
+        wide = torch.promote_types(self.masks.dtype, torch.float32)
+        return self.masks.to(wide).masked_fill_(~self.valid, 0)
+
+    @cached_tensor
+    def clickable(self) -> Bool[Tensor, "M H W"]:
+        """The masks without padding; where a mask is empty, all that is no padding."""
+        inside = self.foreground & self.valid
+        return torch.where(inside.any((1, 2), keepdim=True), inside, self.valid)
 
 
 @dataclass(frozen=True)
@@ -572,17 +603,9 @@ class PromptRound:
     prompts: Prompts
     prediction: Prediction
 
-    @property
+    @cached_tensor
     def best_index(self) -> Int64[Tensor, "M"]:
         """Index of the predicted mask with the highest predicted IoU."""
-        # A compiler merges equal operations, and cannot take the lock of a cached property.
-        return self._best() if torch.compiler.is_compiling() else self._best_index
-
-    @cached_property
-    def _best_index(self) -> Int64[Tensor, "M"]:
-        return self._best()
-
-    def _best(self) -> Int64[Tensor, "M"]:
         return self.prediction.iou_predictions.detach().argmax(1)
 
     @property

@@ -5,7 +5,6 @@ depend on the content of a mask.
 """
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -45,6 +44,7 @@ def next_click(
     uniforms: Float[Tensor, "M 2"],
     valid: Bool[Tensor, "M H W"],
     center_click_prob: float = 0.0,
+    confirming: Bool[Tensor, "M H W"] | None = None,
 ) -> tuple[Int64[Tensor, "M 2"], Int64[Tensor, "M"]]:
     """Choose the next click of each mask in its error region (Kirillov et al. 2023, appendix A).
 
@@ -59,14 +59,15 @@ def next_click(
         valid: False in the padding.
         center_click_prob: Probability of clicking the pixel farthest from the boundary of the false
             negatives or false positives, as in evaluation; decided by the first uniform number.
+        confirming: Where a click confirms the mask (`Targets.clickable`); None computes it.
 
     Returns:
         A pixel (x, y) of each mask, and its label: 1 for a false negative, 0 for a false positive,
         -1 (no point) if no pixel is valid.
     """
-    inside = targets & valid
-    error = (targets ^ pred_mask) & valid
-    region = fallback_if_empty(error, fallback_if_empty(inside, valid))
+    if confirming is None:
+        confirming = fallback_if_empty(targets & valid, valid)
+    region = fallback_if_empty((targets ^ pred_mask) & valid, confirming)
     if center_click_prob:
         central = uniforms[:, 0] < center_click_prob
         within = torch.where(
@@ -140,7 +141,7 @@ def fallback_if_empty(
         region: A region of each mask.
         otherwise: Used for masks whose region is empty.
     """
-    return torch.where(region.flatten(1).any(1)[:, None, None], region, otherwise)
+    return torch.where(region.any((1, 2), keepdim=True), region, otherwise)
 
 
 def edt_argmax(
@@ -229,11 +230,8 @@ def cell_to_input(xy: Int64[Tensor, "M *n 2"], targets: Targets) -> Float32[Tens
         xy: Cells (x, y) of the target grid, any number for each mask.
         targets: Ground truth of M masks.
     """
-    x, y = (
-        xy[..., axis].double() * cell + (cell - scale) / 2
-        for axis, cell, scale in _axes(targets, xy.ndim)
-    )
-    return torch.stack([x, y], -1).float()
+    scale, cell = _scale_and_cell(targets, xy.ndim)
+    return (xy.double() * cell + (cell - scale) / 2).float()
 
 
 def input_to_cell(xy_input: Float[Tensor, "M *n 2"], targets: Targets) -> Int64[Tensor, "M *n 2"]:
@@ -243,18 +241,19 @@ def input_to_cell(xy_input: Float[Tensor, "M *n 2"], targets: Targets) -> Int64[
         xy_input: Points (x, y) in input pixels, any number for each mask.
         targets: Ground truth of M masks.
     """
-    x, y = (
-        ((xy_input[..., axis].double() + scale / 2) / cell).floor()
-        for axis, cell, scale in _axes(targets, xy_input.ndim)
-    )
-    return torch.stack([x, y], -1).long()
+    scale, cell = _scale_and_cell(targets, xy_input.ndim)
+    return ((xy_input.double() + scale / 2) / cell).floor().long()
 
 
-def _axes(targets: Targets, ndim: int) -> Iterator[tuple[int, float, Float[Tensor, "M ..."]]]:
-    """Yield x and y with the width of a cell, and the scale shaped for points of `ndim` axes."""
-    for axis in (0, 1):
-        scale = targets.scale_xy[:, axis].reshape(-1, *[1] * (ndim - 2))
-        yield axis, targets.cell_xy[axis], scale
+def _scale_and_cell(
+    targets: Targets, ndim: int
+) -> tuple[Float[Tensor, "M ... 2"], float | Float[Tensor, "2"]]:
+    """Return the scale in x and y, shaped for points of `ndim` axes, and the size of a cell."""
+    width, height = targets.cell_xy
+    scale = targets.scale_xy.reshape(-1, *[1] * (ndim - 2), 2)
+    if width == height:  # needs no copy to the device
+        return scale, width
+    return scale, torch.tensor(targets.cell_xy, dtype=scale.dtype, device=scale.device)
 
 
 def _sample_index(counts: Int64[Tensor, "M n"], uniforms: Float[Tensor, "M"]) -> Int64[Tensor, "M"]:

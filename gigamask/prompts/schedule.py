@@ -127,7 +127,12 @@ class InteractiveSchedule(PromptSchedule):
 
         earlier = previous.prompts
         xy, label = next_click(
-            previous.pred_mask, targets.foreground, uniforms, targets.valid, self.center_click_prob
+            previous.pred_mask,
+            targets.foreground,
+            uniforms,
+            targets.valid,
+            self.center_click_prob,
+            targets.clickable,
         )
         point = cell_to_input(xy, targets)[:, None]
         return Prompts(
@@ -369,6 +374,7 @@ def point_or_box(
         random_inputs.clicks[:, 0],
         targets.valid,
         center_click_prob,
+        targets.clickable,
     )
     point = cell_to_input(xy, targets)
     points = torch.stack([point, torch.zeros_like(point)], 1)
