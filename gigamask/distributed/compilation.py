@@ -96,4 +96,11 @@ def compiled_modules(model: nn.Module, backend: str) -> Iterator[None]:
 
 def _in_training(module: nn.Module, eager: Callable[..., Any], backend: str) -> Callable[..., Any]:
     compiled = compile_function(eager, backend)
-    return lambda *args: (compiled if module.training else eager)(*args)
+
+    def call(*args: Any) -> Any:
+        if not module.training:
+            return eager(*args)
+        # One graph serves all values of a tensor, but a single value of a number.
+        return compiled(*(torch.tensor(x) if isinstance(x, float) else x for x in args))
+
+    return call

@@ -8,6 +8,7 @@ on CPUs; and an augmented one, a single call of a fused kernel for GPUs.
 """
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -52,11 +53,10 @@ def attention_for_device(device: str) -> Callable[..., Tensor]:
 def get_rel_pos(table: Float[Tensor, "L d"]) -> Float[Tensor, "s s d"]:
     """Return the vector of each pair of positions, from a table with one vector per offset.
 
-    The table has L = 2 * s - 1 offsets with offset 0 in the middle; `[i, u]` of the result is the
-    vector of offset i - u.
+    The table has L = 2 * s - 1 offsets with offset 0 in the middle. The positions of keys are in
+    reverse order, so that the result is a view: `[i, s - 1 - u]` is the vector of offset i - u.
     """
-    # Views and a flip instead of indexing, whose backward sorts.
-    return table.unfold(0, (len(table) + 1) // 2, 1).flip(2).transpose(1, 2)
+    return table.unfold(0, (len(table) + 1) // 2, 1).transpose(1, 2)
 
 
 def rel_pos_attention_reference(
@@ -75,7 +75,7 @@ def rel_pos_attention_reference(
         rows: Vector of each pair of rows, from `get_rel_pos`.
         columns: Vector of each pair of columns.
     """
-    by_row, by_column = _biases(q.flatten(0, 1), rows, columns)
+    by_row, by_column = _biases(q.flatten(0, 1), rows.flip(1), columns.flip(1))
     bias = (by_row[..., :, None] + by_column[..., None, :]).flatten(2).view(*q.shape[:3], -1)
     return ((q * q.shape[-1] ** -0.5) @ k.transpose(2, 3) + bias).softmax(-1) @ v
 
@@ -101,24 +101,40 @@ def rel_pos_attention_augmented(
         columns: Vector of each pair of columns.
     """
     h, w, d = len(rows), len(columns), q.shape[-1]
-    # Scaled here, since the kernel multiplies all scores by the scale.
-    by_row, by_column = _biases(q.flatten(0, 1), rows * d**0.5, columns * d**0.5)
-    heads, grid = q.shape[:2], (*q.shape[:2], h, w)
-    spare = flash_head_size(d + h + w, _compute_capability(q.device)) - (d + h + w)
-    padding = [q.new_zeros(1).expand(*q.shape[:3], spare)]
-    eye = torch.eye(max(h, w), dtype=q.dtype, device=q.device)
-    one_hot = (eye[:h, None, :h].expand(*grid, h), eye[:w, :w].expand(*grid, w))
-    queries = torch.cat(
-        [q, by_row.unflatten(0, heads), by_column.unflatten(0, heads), *padding], -1
-    )
-    keys = torch.cat([k.unflatten(2, (h, w)), *one_hot, padding[0].unflatten(2, (h, w))], -1)
+    by_row, by_column = _biases(q.flatten(0, 1), rows, columns)
+    heads, head_size = q.shape[:2], flash_head_size(d + h + w, _compute_capability(q.device))
+    spare = head_size - (d + h + w)
+    make = _key_channels.__wrapped__ if torch.compiler.is_compiling() else _key_channels
+    # Fake tensors of one mode cannot be used in another.
+    channels = make(h, w, d, spare, q.dtype, q.device, getattr(q, "fake_mode", None))
+    zeros = channels[0, 0, h + w :].expand(*q.shape[:3], spare)
+    queries = torch.cat([q, by_row.unflatten(0, heads), by_column.unflatten(0, heads), zeros], -1)
+    keys = torch.cat([k.unflatten(2, (h, w)), channels.expand(*heads, -1, -1, -1)], -1)
     out = F.scaled_dot_product_attention(
-        queries,
-        keys.flatten(2, 3),
-        F.pad(v, (0, queries.shape[-1] - d)),
-        scale=d**-0.5,
+        queries, keys.flatten(2, 3), F.pad(v, (0, head_size - d)), scale=d**-0.5
     )
     return out[..., :d]
+
+
+@lru_cache(maxsize=32)
+def _key_channels(
+    h: int,
+    w: int,
+    d: int,
+    spare: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    fake_mode: object,
+) -> Float[Tensor, "h w c"]:
+    """Return the channels of each key that select the bias of its row and of its column.
+
+    They are one-hot, from the last position to the first as in `get_rel_pos`, and undo the scale by
+    which the kernel multiplies all scores; `spare` channels are 0.
+    """
+    wide = torch.promote_types(dtype, torch.float32)
+    rows, columns = (torch.eye(side, dtype=wide, device=device).flip(0) * d**0.5 for side in (h, w))
+    both = [rows[:, None].expand(h, w, h), columns.expand(h, w, w)]
+    return F.pad(torch.cat(both, -1), (0, spare)).to(dtype)
 
 
 def flash_head_size(size: int, capability: tuple[int, int] | None) -> int:
@@ -167,7 +183,7 @@ def rel_pos_attention_chunked(
         rows: Vector of each pair of rows, from `get_rel_pos`.
         columns: Vector of each pair of columns.
     """
-    return _Chunked.apply(q, k, v, rows, columns)
+    return _Chunked.apply(q, k, v, rows.flip(1), columns.flip(1))
 
 
 def _biases(

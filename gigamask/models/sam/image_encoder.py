@@ -11,10 +11,11 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from gigamask.interfaces import ImageEncoderModule
 from gigamask.models.sam.attention import get_rel_pos, rel_pos_attention
-from gigamask.models.sam.layers import MLPBlock, smoothing_layers, working_dtype
+from gigamask.models.sam.layers import MLPBlock, smoothing_layers
 
 DropPath = Float[Tensor, "B 2"] | Sequence[Sequence[float]]
 """Two uniform numbers for each image."""
@@ -79,7 +80,8 @@ class EncoderAttention(nn.Module):
             batch, down, across, self.num_heads, window, window, dim // self.num_heads
         ).permute(0, 1, 4, 2, 5, 3, 6)
         grid = grid.reshape(batch, down * window, across * window, dim)
-        return self.proj(grid[:, :height, :width])
+        # Cropped by a negative padding, whose gradient is one operation.
+        return self.proj(F.pad(grid, (0, 0, 0, -pad_w, 0, -pad_h)) if pad_h or pad_w else grid)
 
 
 class EncoderBlock(nn.Module):
@@ -124,7 +126,7 @@ class EncoderBlock(nn.Module):
         return x
 
     def attend(
-        self, x: Float[Tensor, "B H W C"], scale: Float[Tensor, "*any"] | None
+        self, x: Float[Tensor, "B H W C"], scale: float | Float[Tensor, "*any"] | None
     ) -> Float[Tensor, "B H W C"]:
         """Return the tokens after attention.
 
@@ -132,10 +134,10 @@ class EncoderBlock(nn.Module):
             x: Tokens.
             scale: Factor of the branch, for each image or for all; None means 1.
         """
-        return _add_scaled(x, self.attn(self.norm1(x)), scale)
+        return add_scaled(x, self.attn(self.norm1(x)), scale)
 
     def transform(
-        self, x: Float[Tensor, "B H W C"], scale: Float[Tensor, "*any"] | None
+        self, x: Float[Tensor, "B H W C"], scale: float | Float[Tensor, "*any"] | None
     ) -> Float[Tensor, "B H W C"]:
         """Return the tokens after the MLP.
 
@@ -143,7 +145,7 @@ class EncoderBlock(nn.Module):
             x: Tokens.
             scale: Factor of the branch, for each image or for all; None means 1.
         """
-        return _add_scaled(x, self.mlp(self.norm2(x)), scale)
+        return add_scaled(x, self.mlp(self.norm2(x)), scale)
 
 
 def is_left_out(drop_path: DropPath | None, index: int, rate: float) -> bool:
@@ -161,8 +163,10 @@ def is_left_out(drop_path: DropPath | None, index: int, rate: float) -> bool:
 
 def branch_scale(
     x: Float[Tensor, "B H W C"], drop_path: DropPath | None, index: int, rate: float
-) -> Float[Tensor, "*any"] | None:
+) -> float | Float[Tensor, "*any"] | None:
     """Return 0 for images that skip a branch, else its scale (Huang et al. 2016); None is 1.
+
+    The scale of a single image is a number, if its uniform numbers are.
 
     Args:
         x: Tokens.
@@ -174,16 +178,47 @@ def branch_scale(
         return None
     if isinstance(drop_path, Tensor):
         kept = drop_path[:, index] >= rate
+    elif len(drop_path) == 1:
+        return (drop_path[0][index] >= rate) / (1 - rate)
     else:
         kept = torch.tensor([uniforms[index] >= rate for uniforms in drop_path])
-    scale = kept.to(working_dtype(x)) / (1 - rate)
-    if len(scale) == 1 and scale.device.type == "cpu":
-        return scale[0]  # needs no copy to the device
+    scale = kept.to(torch.promote_types(x.dtype, torch.float32)) / (1 - rate)
     return scale.to(x.device, non_blocking=True)[:, None, None, None]
 
 
-def _add_scaled(x: Tensor, branch: Tensor, scale: Tensor | None) -> Tensor:
-    return x + (branch if scale is None else branch * scale)
+def add_scaled(
+    x: Float[Tensor, "B H W C"],
+    branch: Float[Tensor, "B H W C"],
+    scale: float | Float[Tensor, "*any"] | None,
+) -> Float[Tensor, "B H W C"]:
+    """Return the sum of tokens and a branch.
+
+    Args:
+        x: Tokens.
+        branch: The branch.
+        scale: Its factor, from `branch_scale`.
+    """
+    if isinstance(scale, Tensor):
+        return x + branch * scale
+    return _AddScaled.apply(x, branch, 1.0 if scale is None else scale)
+
+
+class _AddScaled(torch.autograd.Function):
+    """Sum whose gradients are scaled and cast in one operation."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, branch: Tensor, scale: float) -> Tensor:
+        ctx.scale, ctx.dtype = scale, branch.dtype
+        return torch.add(x, branch, alpha=scale)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:  # pyrefly: ignore[bad-override]
+        (gradient,) = gradients
+        if ctx.scale == 1 and ctx.dtype == gradient.dtype:
+            return gradient, gradient, None
+        scaled = torch.empty_like(gradient, dtype=ctx.dtype)
+        return gradient, torch.mul(gradient, ctx.scale, out=scaled), None
 
 
 class ImageEncoderViT(nn.Module, ImageEncoderModule):

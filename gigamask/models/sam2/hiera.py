@@ -15,7 +15,13 @@ from torch import Tensor, nn
 
 from gigamask.errors import GigamaskError
 from gigamask.interfaces import ImageEncoderModule
-from gigamask.models.sam.image_encoder import DropPath, branch_scale, by_block, is_left_out
+from gigamask.models.sam.image_encoder import (
+    DropPath,
+    add_scaled,
+    branch_scale,
+    by_block,
+    is_left_out,
+)
 from gigamask.models.sam.layers import MLPBlock
 
 POOL = 2
@@ -112,8 +118,7 @@ class HieraBlock(nn.Module):
         return x
 
     def _add(self, x: Tensor, branch: Tensor, drop_path: DropPath | None, index: int) -> Tensor:
-        scale = branch_scale(x, drop_path, index, self.drop_rate)
-        return x + (branch if scale is None else branch * scale)
+        return add_scaled(x, branch, branch_scale(x, drop_path, index, self.drop_rate))
 
     def _attend(self, x: Float[Tensor, "B H W C"]) -> Float[Tensor, "B H2 W2 D"]:
         """Return the attended tokens; the grid is padded with zeros to whole windows."""
