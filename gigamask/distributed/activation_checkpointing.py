@@ -23,3 +23,9 @@ def checkpoint_blocks(blocks: Iterable[nn.Module], every: int) -> None:
             block.forward = partial(
                 checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False
             )
+
+
+def is_checkpointed(model: nn.Module) -> bool:
+    """Return whether a module of the model keeps only its input."""
+    forwards = (module.__dict__.get("forward") for module in model.modules())
+    return any(isinstance(forward, partial) and forward.func is checkpoint for forward in forwards)

@@ -34,7 +34,6 @@ from gigamask.models.sam.dense_decoder import DenseMaskDecoder
 from gigamask.models.sam.image_encoder import EncoderAttention
 from gigamask.models.sam.mask_decoder import ALL_MASK_TOKENS
 from gigamask.models.sam.sam import Sam
-from gigamask.models.sam.transformer import DensePrompt
 from gigamask.models.sam2.mask_decoder import Sam2MaskDecoder
 from gigamask.models.weight_files import SPEC, make_spec
 from gigamask.types import Prompts
@@ -133,8 +132,8 @@ class OnnxDecoder(nn.Module):
             low, iou, *_ = decoder(image_embeddings, first, prompts, encoder, ALL_MASK_TOKENS)
             return self._resize(low, orig_im_size), iou, low
         tokens = encoder.points(point_coords, point_labels.long())
-        dense = DensePrompt(*encoder.mixed_features(mask_input[:, 0], has_mask_input > 0.5))
-        low, iou, _, _ = decoder(
+        dense = encoder.mixed_prompt(mask_input[:, 0], has_mask_input > 0.5)
+        low, iou, *_ = decoder(
             image_embeddings, encoder.get_dense_pe(), tokens, first, dense, ALL_MASK_TOKENS
         )
         return self._resize(low, orig_im_size), iou, low

@@ -349,14 +349,23 @@ def step(
         for group in optimizer.param_groups
         for p in group["params"]
     ]
-    torch._foreach_zero_([fsdp.to_local(p.grad) for p in parameters])
-    metrics = StepMetrics.zero(batch_size, fsdp.to_local(parameters[0].grad))
+    # With one process, a gradient is made by its first backward pass, not added to zeros.
+    if world.size == 1:
+        for parameter in parameters:
+            parameter.grad = None
+    else:
+        torch._foreach_zero_([fsdp.to_local(p.grad) for p in parameters])
+    metrics = StepMetrics.zero(batch_size, fsdp.to_local(parameters[0]).detach())
     loss_scale = state.scale.value if state.scale else 1.0
     for number, batch in enumerate(batches, 1):
         is_last = number == len(batches)
         fsdp.exchange_across_machines(state.model, is_last)
         exchange = state.exchange if is_last else None
         accumulate(task, state.model, batch, metrics, loss_scale, exchange)
+    if missing := [parameter for parameter in parameters if parameter.grad is None]:
+        for parameter in missing:
+            parameter.grad = torch.empty_like(parameter)
+        torch._foreach_zero_([parameter.grad for parameter in missing])
     logged, norm, requested = _sum_over_processes(state, parameters, metrics, world, requests)
     divisor = metrics.divisor() * loss_scale
     norm = norm / divisor

@@ -10,15 +10,15 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional
 
+from gigamask.distributed.activation_checkpointing import is_checkpointed
 from gigamask.distributed.compilation import (
     compile_function,
     compile_methods,
     compiled_modules,
 )
-from gigamask.distributed.fsdp import dummy_forward
+from gigamask.distributed.fsdp import dummy_forward, is_sharded
 from gigamask.distributed.precision import HALF_DTYPES, Precision, autocast
 from gigamask.distributed.profile_ranges import profile_generator, profile_range
-from gigamask.distributed.weight_copies import weight_copies
 from gigamask.errors import GigamaskError
 from gigamask.interfaces import Loss, Mining, PromptSchedule, Task
 from gigamask.losses.mae import mae_loss, patchify
@@ -27,6 +27,7 @@ from gigamask.models.embedding_cache import EmbeddingCache, ImageEmbedder
 from gigamask.models.mae import MAE, MAEOutput
 from gigamask.models.sam.layers import LayerNorm2d, TokenNorm
 from gigamask.models.sam.sam import PromptDecoder, Sam
+from gigamask.models.sam.weight_copies import casting_blocks, weight_copies
 from gigamask.prompts.rounds import run_rounds
 from gigamask.types import (
     Batch,
@@ -40,6 +41,8 @@ from gigamask.types import (
 
 CAST_MODULES = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d, LayerNorm2d, TokenNorm)
 """Modules of the mask decoder that compute in half precision under autocast."""
+CAST_IN_BLOCKS = (nn.Linear, nn.Conv2d)
+"""Likewise of the image encoder's blocks."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +155,11 @@ class SamTask(Task):
             encoded = self.frozen_encoder(model, batch, self.precision)
         else:
             drop_path = batch.random_inputs.drop_path
-            encoded = encode(model, batch.images, batch.input_sizes, drop_path, self.precision)
+            # Autocast casts weight by weight; a compiled, sharded or recomputed block casts itself.
+            plain = self.fast is None and not is_sharded(model) and not is_checkpointed(model)
+            dtype = HALF_DTYPES.get(self.precision) if plain else None
+            with casting_blocks(model.encoder_blocks, CAST_IN_BLOCKS, dtype):
+                encoded = encode(model, batch.images, batch.input_sizes, drop_path, self.precision)
         # In float32, since the gradients of all rounds are summed here.
         embedding = detach(encoded.to(torch.promote_types(encoded.dtype, torch.float32)))
         yield from profile_generator("rounds", self._rounds(model, batch, embedding))
@@ -162,12 +169,14 @@ class SamTask(Task):
     ) -> Iterator[LossSums]:
         """Yield the losses of each round of each chunk of masks."""
         masks, modules = len(batch.mask_image), (model.prompt_encoder, model.mask_decoder)
-        with weight_copies(modules, CAST_MODULES, HALF_DTYPES.get(self.precision)) as copies:
+        dtype = HALF_DTYPES.get(self.precision)
+        with weight_copies(modules, CAST_MODULES, dtype, share=self.fast is None) as copies:
             for start in range(0, masks, self.masks_per_chunk):
                 part = slice(start, min(start + self.masks_per_chunk, masks))
                 for sums in self._chunk_rounds(model, batch, embedding, part):
                     yield sums
                     copies.add_gradients()
+            copies.finish()
 
     def _chunk_rounds(
         self, model: Sam, batch: Batch, embedding: Float[Tensor, "B C E E"], part: slice

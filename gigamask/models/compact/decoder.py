@@ -29,7 +29,7 @@ from gigamask.models.configs import ConvPyramid, SamConfig, WindowDecoder
 from gigamask.models.sam.layers import MLP, no_autocast
 from gigamask.models.sam.mask_decoder import make_class_head
 from gigamask.models.sam.prompt_encoder import PromptEncoder
-from gigamask.models.sam.transformer import DensePrompt, TwoWayTransformer
+from gigamask.models.sam.transformer import TwoWayTransformer
 from gigamask.types import MaskDecoderOutput, Prompts, WindowLogits
 
 COARSE, SAMPLES, TOKENS = 16, 32, 8
@@ -171,15 +171,12 @@ class WindowMaskDecoder(nn.Module):
         """Return the tokens and the image tokens after SAM's two-way transformer."""
         rows = kind.shape[0]
         own = [self.iou_token.weight.expand(rows, 1, -1), _select(self.mask_tokens, kind)[:, None]]
-        mask_prompt = DensePrompt(
-            prompt_encoder.mask_features(prior), *prompt_encoder.mask_projection()
-        )
         tokens, image = self.transformer(
             dense.flatten(2).transpose(1, 2).contiguous(),
             prompt_encoder.get_dense_pe().flatten(0, 1),
             torch.cat([*own, points], 1),
             torch.arange(rows, device=kind.device),
-            mask_prompt,
+            prompt_encoder.mask_prompt(prior),
             None if token_mask is None else F.pad(token_mask, (2, 0), value=True),
         )
         return tokens, image.transpose(1, 2).unflatten(2, dense.shape[2:])

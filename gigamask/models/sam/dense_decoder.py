@@ -28,7 +28,7 @@ from gigamask.models.compact.prompt_maps import (
 from gigamask.models.configs import SamConfig, SamDecoder, WindowDecoder
 from gigamask.models.sam.high_res import as_tokens, high_res_maps
 from gigamask.models.sam.layers import MLP, no_autocast
-from gigamask.models.sam.mask_decoder import HighRes, MaskDecoder
+from gigamask.models.sam.mask_decoder import HighRes, MaskDecoder, image_tokens
 from gigamask.models.sam.prompt_encoder import PromptEncoder
 from gigamask.models.sam.transformer import DensePrompt
 from gigamask.types import MaskDecoderOutput, Prompts, WindowLogits
@@ -111,14 +111,14 @@ class DenseMaskDecoder(MaskDecoder):
                 view = self._view_windows(embedding, mask_image, prompts, shapes, windows)
             else:
                 view = self._view_images(embedding, mask_image, prompts, shapes, windows)
-        images, dense = self._dense(view, prompts, prompt_encoder)
+        dense = self._dense(view, prompts, prompt_encoder)
         count = len(which) if self.options.windows else 1
         labels = repeat_rows(prompts.labels, count)
         index, token_mask = view.image_index, prompts.token_mask
         if token_mask is not None:
             token_mask = repeat_rows(token_mask, count)
         tokens, image = self._attend(
-            images,
+            image_tokens(view.images),
             prompt_encoder.get_dense_pe(),
             prompt_encoder.points(
                 view.prompted.points * prompt_encoder.image_size - 0.5,
@@ -200,20 +200,15 @@ class DenseMaskDecoder(MaskDecoder):
         images = sample(embedding[:, : self.dim], 1)
         return View(images, None, high_res, prompted, masks, prior, priors)
 
-    def _dense(
-        self, view: View, prompts: Prompts, prompt_encoder: PromptEncoder
-    ) -> tuple[Float[Tensor, "B C E E"], DensePrompt | None]:
-        """Return the image tokens, with `no_mask_embed` if no prompt differs, and the dense
-        prompts."""
-        masks, images = view.masks, view.images
+    def _dense(self, view: View, prompts: Prompts, prompt_encoder: PromptEncoder) -> DensePrompt:
+        """Return the dense prompts."""
+        masks = view.masks
         has_mask = None if prompts.has_mask_prompt is None else view.prompted.has_mask
         if self.options.prior:
             given = view.prompted.has_mask[:, None, None]
             masks = view.prior if masks is None else torch.where(given, masks, view.prior)
             has_mask = None
         dense = prompt_encoder.dense(masks, has_mask)
-        if dense is None:
-            images = images + prompt_encoder.no_mask_embed.weight.view(1, -1, 1, 1)
         if self.options.likeness:
             with no_autocast(view.images):
                 maps = view.prompted.maps(None, self.embedding_size)
@@ -221,9 +216,8 @@ class DenseMaskDecoder(MaskDecoder):
                 cosines = likeness(view.images, maps, prior, view.image_index)
             features = cosines.flatten(2).transpose(1, 2)
             weight = self.likeness.weight.flatten(1)
-            if dense is None:
-                dense = DensePrompt(features, weight, torch.zeros_like(weight[:, 0]))
-            else:
+            if dense.features is not None and dense.weight is not None:
                 features = torch.cat([dense.features, features], -1)
-                dense = DensePrompt(features, torch.cat([dense.weight, weight], 1), dense.bias)
-        return images, dense
+                weight = torch.cat([dense.weight, weight], 1)
+            dense = DensePrompt(dense.bias, features, weight)
+        return dense

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from gigamask.models.configs import SamConfig
-from gigamask.models.sam.layers import MLP, LayerNorm2d, layer_norm
+from gigamask.models.sam.layers import MLP, LayerNorm2d, layer_norm, working_dtype
+from gigamask.models.sam.shared import shared
 from gigamask.models.sam.transformer import DensePrompt, TwoWayTransformer, gather
 from gigamask.types import MaskDecoderOutput
 
@@ -76,7 +77,7 @@ class MaskDecoder(nn.Module):
         positions: Float[Tensor, "E E C"],
         prompts: Float[Tensor, "M N C"],
         mask_image: Int64[Tensor, "M"],
-        dense: DensePrompt | None,
+        dense: DensePrompt,
         mask_tokens: range,
         token_mask: Bool[Tensor, "M N"] | None = None,
     ) -> MaskDecoderOutput:
@@ -89,33 +90,33 @@ class MaskDecoder(nn.Module):
             positions: Position encoding of the image tokens.
             prompts: Tokens of M prompts.
             mask_image: Index of each prompt's image.
-            dense: Mask prompts; None if there are none, and `images` already include
-                `no_mask_embed`.
+            dense: What is added to the image tokens.
             mask_tokens: Range of K of the four mask tokens to use.
             token_mask: Which prompt tokens to attend to; None means all.
         """
-        tokens, image = self._attend(images, positions, prompts, mask_image, dense, token_mask)
+        flat, *_ = shared(self, "image tokens", lambda: (image_tokens(images),))
+        tokens, image = self._attend(flat, positions, prompts, mask_image, dense, token_mask, True)
         heads, iou, classes = self._heads(tokens, mask_tokens)
         return MaskDecoderOutput(self._masks(image, heads), iou, classes)
 
     def _attend(
         self,
-        images: Float[Tensor, "B C E E"],
+        images: Float[Tensor, "B T C"],
         positions: Float[Tensor, "E E C"],
         prompts: Float[Tensor, "M N C"],
         mask_image: Int64[Tensor, "M"],
-        dense: DensePrompt | None,
+        dense: DensePrompt,
         token_mask: Bool[Tensor, "M N"] | None,
+        same_images: bool = False,
     ) -> tuple[Float[Tensor, "M N2 C"], Float[Tensor, "M T C"]]:
         """Return the decoder's own and the prompts' tokens, and the image tokens."""
-        own = self._own_tokens()
+        own, *_ = shared(self, "own tokens", lambda: (self._own_tokens(),))
         tokens = torch.cat([own.expand(prompts.shape[0], -1, -1), prompts], 1)
         attention_mask = (
             None if token_mask is None else F.pad(token_mask, (len(own), 0), value=True)
         )
-        flat = images.flatten(2).transpose(1, 2).contiguous()
         return self.transformer(
-            flat, positions.flatten(0, 1), tokens, mask_image, dense, attention_mask
+            images, positions.flatten(0, 1), tokens, mask_image, dense, attention_mask, same_images
         )
 
     def _own_tokens(self) -> Float[Tensor, "N C"]:
@@ -142,15 +143,15 @@ class MaskDecoder(nn.Module):
         high_res: HighRes | None = None,
     ) -> Float[Tensor, "M K G G"]:
         """Return the product of each head with the image tokens, upscaled by a factor of four."""
-        first, second = (cast(nn.ConvTranspose2d, self.output_upscaling[index]) for index in (0, 3))
+        first, second = (self._upscaling_weights(index) for index in (0, 3))
         norm = cast(LayerNorm2d, self.output_upscaling[1])
 
         def to_four(x: Tensor) -> Tensor:
-            four = _upscale(F.gelu(layer_norm(x, norm)), second)
+            four = F.linear(F.gelu(layer_norm(x, norm)), *second)
             four = four.unflatten(-1, (4, -1)).flatten(1, 3)
             return four if high_res is None else high_res.add(high_res.four, four)
 
-        twice = _upscale(image, first).unflatten(-1, (4, -1))
+        twice = F.linear(image, *first).unflatten(-1, (4, -1))
         if high_res is not None:
             twice = high_res.add(high_res.twice, twice)
         four = _checkpointed(to_four, twice)
@@ -160,6 +161,27 @@ class MaskDecoder(nn.Module):
         return pixels.permute(0, 7, 1, 3, 5, 2, 4, 6).reshape(
             image.shape[0], heads.shape[-1], 4 * side, 4 * side
         )
+
+    def _upscaling_weights(self, index: int) -> tuple[Float[Tensor, "D C"], Float[Tensor, "D"]]:
+        """Return weight and bias of a 2 x 2 transposed convolution of stride 2 as a linear layer.
+
+        Its D outputs hold the four pixels, row by row.
+        """
+        layer = cast(nn.ConvTranspose2d, self.output_upscaling[index])
+        weight, bias = shared(
+            self,
+            f"upscaling {index}",
+            lambda: (
+                layer.weight.permute(2, 3, 1, 0).flatten(0, 2),
+                cast(Tensor, layer.bias).repeat(4),
+            ),
+        )
+        return weight, bias
+
+
+def image_tokens(images: Float[Tensor, "B C E E"]) -> Float[Tensor, "B T C"]:
+    """Return the tokens of embeddings, in the dtype of the transformer's matrix products."""
+    return images.flatten(2).transpose(1, 2).contiguous().to(working_dtype(images))
 
 
 def make_class_head(config: SamConfig) -> MLP | None:
@@ -184,9 +206,3 @@ def _checkpointed(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         if torch.is_grad_enabled()
         else function(x)
     )
-
-
-def _upscale(tokens: Float[Tensor, "... C"], layer: nn.ConvTranspose2d) -> Float[Tensor, "... D"]:
-    """Apply a 2 x 2 transposed convolution of stride 2; D holds the four pixels, row by row."""
-    bias = cast(Tensor, layer.bias)
-    return F.linear(tokens, layer.weight.permute(2, 3, 1, 0).flatten(0, 2), bias.repeat(4))

@@ -19,6 +19,7 @@ from torch.nn import functional
 from gigamask.errors import GigamaskError
 from gigamask.models.configs import SamConfig
 from gigamask.models.sam.layers import LayerNorm2d, layer_norm, no_autocast
+from gigamask.models.sam.shared import shared
 from gigamask.models.sam.transformer import DensePrompt
 from gigamask.types import Prompts
 
@@ -80,14 +81,11 @@ class PromptEncoder(nn.Module):
                 token, without a position).
         """
         code = self.pe_layer((points_xy_input + 0.5) / self.image_size)
-        kinds = torch.cat(
-            [
-                kind.weight
-                for kind in (
-                    self.not_a_point_embed,
-                    *cast(Iterable[nn.Embedding], self.point_embeddings),
-                )
-            ]
+        points = cast(Iterable[nn.Embedding], self.point_embeddings)
+        kinds, *_ = shared(
+            self,
+            "kinds",
+            lambda: (torch.cat([kind.weight for kind in (self.not_a_point_embed, *points)]),),
         )
         chosen = (labels[..., None] == torch.arange(-1, 4, device=labels.device)).to(kinds.dtype)
         with no_autocast(labels):
@@ -95,14 +93,14 @@ class PromptEncoder(nn.Module):
 
     def get_dense_pe(self) -> Float[Tensor, "E E C"]:
         """Return the encoding of the center of each token of the image embedding."""
+        return shared(self, "positions", self._dense_pe)[0]
+
+    def _dense_pe(self) -> tuple[Float[Tensor, "E E C"]]:
         centers = (
             torch.arange(self.embedding_size, device=self.no_mask_embed.weight.device) + 0.5
         ) / self.embedding_size
-        return self.pe_layer(
-            torch.stack(
-                [centers.expand(len(centers), -1), centers[:, None].expand(-1, len(centers))], -1
-            )
-        )
+        grid = [centers.expand(len(centers), -1), centers[:, None].expand(-1, len(centers))]
+        return (self.pe_layer(torch.stack(grid, -1)),)
 
     def mask_features(self, masks: Float[Tensor, "M G G"]) -> Float[Tensor, "M T c"]:
         """Return the 16 channels of T = E x E tokens before the last layer of `mask_downscaling`.
@@ -121,18 +119,25 @@ class PromptEncoder(nn.Module):
         )
         half = F.linear(cells, first.weight.flatten(1), first.bias)
         half = F.gelu(layer_norm(half, norm))
-        weight = second.weight.permute(0, 2, 3, 1).flatten(1)
+        weight, *_ = shared(
+            self, "second cells", lambda: (second.weight.permute(0, 2, 3, 1).flatten(1),)
+        )
         quarter = F.linear(half.flatten(2), weight, second.bias)
         return F.gelu(layer_norm(quarter, last_norm))
 
-    def mask_projection(self) -> tuple[Float[Tensor, "C c"], Float[Tensor, "C"]]:
-        """Return the weight and bias that turn `mask_features` into the dense embedding."""
-        last = cast(nn.Conv2d, self.mask_downscaling[6])
-        return last.weight.flatten(1), cast(Tensor, last.bias)
+    def mask_prompt(self, masks: Float[Tensor, "M G G"]) -> DensePrompt:
+        """Return the dense embeddings of mask prompts.
 
-    def mixed_features(
+        Args:
+            masks: Their logits.
+        """
+        last = cast(nn.Conv2d, self.mask_downscaling[6])
+        weight, bias = last.weight.flatten(1), cast(Tensor, last.bias)
+        return DensePrompt(bias, self.mask_features(masks), weight, "mask prompt")
+
+    def mixed_prompt(
         self, masks: Float[Tensor, "M G G"], has_mask_prompt: Bool[Tensor, "M"]
-    ) -> tuple[Float[Tensor, "M T c"], Float[Tensor, "C c"], Float[Tensor, "C"]]:
+    ) -> DensePrompt:
         """Return dense embeddings: mask prompts where there are any, `no_mask_embed` elsewhere.
 
         Two additional channels select the bias of the mask projection or `no_mask_embed`; the other
@@ -141,31 +146,32 @@ class PromptEncoder(nn.Module):
         Args:
             masks: Logits of mask prompts, ignored where `has_mask_prompt` is False.
             has_mask_prompt: Which masks have a mask prompt.
-
-        Returns:
-            Features, and the weight and bias that turn them into dense embeddings.
         """
         given = has_mask_prompt[:, None, None]
-        features = torch.where(given, self.mask_features(torch.where(given, masks, 0)), 0)
+        prompt = self.mask_prompt(torch.where(given, masks, 0))
+        features = cast(Tensor, prompt.features)
         kinds = torch.cat([given, ~given], -1).to(features.dtype).expand(-1, features.shape[1], -1)
-        weight, bias = self.mask_projection()
-        columns = torch.cat([weight, bias[:, None], self.no_mask_embed.weight.T], 1)
-        return torch.cat([features, kinds], -1), columns, torch.zeros_like(bias)
+        columns = [cast(Tensor, prompt.weight), prompt.bias[:, None], self.no_mask_embed.weight.T]
+        return DensePrompt(
+            torch.zeros_like(prompt.bias),
+            torch.cat([torch.where(given, features, 0), kinds], -1),
+            torch.cat(columns, 1),
+        )
 
     def dense(
         self, masks: Float[Tensor, "M G G"] | None, has_mask_prompt: Bool[Tensor, "M"] | None
-    ) -> DensePrompt | None:
-        """Return the dense embeddings of prompts; None if all are `no_mask_embed`.
+    ) -> DensePrompt:
+        """Return the dense embeddings of prompts.
 
         Args:
             masks: Logits of mask prompts; None: there are none.
             has_mask_prompt: Which prompts have one; None: all, if `masks` is not None.
         """
         if masks is None:
-            return None
+            return DensePrompt(self.no_mask_embed.weight[0], name="no mask prompt")
         if has_mask_prompt is None:
-            return DensePrompt(self.mask_features(masks), *self.mask_projection())
-        return DensePrompt(*self.mixed_features(masks, has_mask_prompt))
+            return self.mask_prompt(masks)
+        return self.mixed_prompt(masks, has_mask_prompt)
 
 
 PADDING_LABEL, CORNER_LABELS = -1, (2, 3)

@@ -294,8 +294,6 @@ class Sam(nn.Module):
             return output if self.answers_in_windows else output._replace(masks=output.masks.logits)
         tokens = encoder.points(prompts.points_xy_input, prompts.labels)
         dense = encoder.dense(prompts.masks, prompts.has_mask_prompt)
-        if dense is None:
-            embedding = embedding + encoder.no_mask_embed.weight.view(1, -1, 1, 1)
         return self.mask_decoder(
             embedding,
             encoder.get_dense_pe(),

@@ -20,8 +20,10 @@ from gigamask.models.sam.mask_decoder import (
     ALL_MASK_TOKENS,
     HighRes,
     MaskDecoder,
+    image_tokens,
 )
 from gigamask.models.sam.prompt_encoder import PADDING_LABEL, PromptEncoder
+from gigamask.models.sam.shared import shared
 from gigamask.types import MaskDecoderOutput, Prompts
 
 
@@ -72,12 +74,11 @@ class Sam2MaskDecoder(MaskDecoder):
         prompts = with_padding_token(prompts)
         images = embedding[:, : self.dim]
         dense = prompt_encoder.dense(prompts.masks, prompts.has_mask_prompt)
-        if dense is None:
-            images = images + prompt_encoder.no_mask_embed.weight.view(1, -1, 1, 1)
         points = prompt_encoder.points(prompts.points_xy_input, prompts.labels)
         positions = prompt_encoder.get_dense_pe()
+        flat, *_ = shared(self, "image tokens", lambda: (image_tokens(images),))
         tokens, image = self._attend(
-            images, positions, points, mask_image, dense, prompts.token_mask
+            flat, positions, points, mask_image, dense, prompts.token_mask, True
         )
         maps = high_res_maps(embedding[:, self.dim :])
         high_res = HighRes(*as_tokens(*maps), mask_image)

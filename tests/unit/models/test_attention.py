@@ -13,7 +13,7 @@ from gigamask.models.sam.attention import (
     rel_pos_attention_reference,
 )
 from gigamask.models.sam.layers import planless_attention
-from gigamask.models.sam.transformer import TwoWayTransformer
+from gigamask.models.sam.transformer import DensePrompt, TwoWayTransformer
 
 VIT_H_GLOBAL, VIT_B_GLOBAL, VIT_H_WINDOW = 80 + 2 * 64, 64 + 2 * 64, 80 + 2 * 14
 
@@ -91,6 +91,7 @@ def test_all_attention_of_the_decoder_runs_in_that_context(monkeypatch):
         transformer, "planless_attention", lambda device: planless_attention(torch.device("cuda"))
     )
     images, tokens = torch.randn(1, 4, 8), torch.randn(3, 5, 8)
-    model(images, torch.randn(4, 8), tokens, torch.zeros(3, dtype=torch.int64), None, None)
+    dense = DensePrompt(torch.zeros(8))
+    model(images, torch.randn(4, 8), tokens, torch.zeros(3, dtype=torch.int64), dense, None)
     assert len(backends) == 7
     assert all(SDPBackend.CUDNN_ATTENTION not in each for each in backends)

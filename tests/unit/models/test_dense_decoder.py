@@ -238,7 +238,9 @@ def test_likeness_is_part_of_the_dense_prompt(prompts, has_mask):
         dense = seen["dense"]
         total = F.linear(dense.features, dense.weight, dense.bias)
         plain = model.prompt_encoder.dense(asked.masks, asked.has_mask_prompt)
-        if plain is not None:
+        if plain.features is None:
+            total = total - plain.bias
+        else:
             total = total - F.linear(plain.features, plain.weight, plain.bias)
         # Cosines with the mean under positive clicks, in the first of four groups of channels.
         for m in (0, 3):

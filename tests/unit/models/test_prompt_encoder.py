@@ -58,8 +58,9 @@ def test_the_grid_codes_the_centre_of_each_token(encoder):
 
 def test_mask_features_are_the_convolutions(encoder):
     masks = torch.randn(3, 64, 64, generator=torch.Generator().manual_seed(0))
-    weight, bias = encoder.mask_projection()
-    mine = (encoder.mask_features(masks) @ weight.T + bias).transpose(1, 2).unflatten(2, (16, 16))
+    prompt = encoder.dense(masks, None)
+    mine = prompt.features @ prompt.weight.T + prompt.bias
+    mine = mine.transpose(1, 2).unflatten(2, (16, 16))
     assert torch.allclose(mine, encoder.mask_downscaling(masks[:, None]), atol=1e-5)
 
 
