@@ -68,7 +68,8 @@ class SharedTensors:
                 if total is not None
             ]
             if pairs:
-                torch.autograd.backward(*map(list, zip(*pairs, strict=True)))
+                given, totals = zip(*pairs, strict=True)
+                torch.autograd.backward(given, totals)
 
 
 def shared(

@@ -208,9 +208,8 @@ class TwoWayTransformer(nn.Module):
             (base,) = shared(self, "image", project) if same_images else project()
             image = self._first_projections(base, joined.image, mask_image, dense)
             *image_keys, image_queries = image.chunk(3, -1)
-            attended = first.self_attn.attend(
-                *F.linear(tokens, joined.tokens, joined.tokens_bias).chunk(3, -1), attention_mask
-            )
+            q, k, v = F.linear(tokens, joined.tokens, joined.tokens_bias).chunk(3, -1)
+            attended = first.self_attn.attend(q, k, v, attention_mask)
             tokens = first.update_tokens(
                 first.self_attn.out_proj(attended), query_pe, (image_keys[0], image_keys[1])
             )

@@ -118,7 +118,9 @@ def casting_blocks(
         dtype: The half precision; None casts nothing.
     """
     hooks = []
-    for block in blocks if dtype else ():
+    for block in blocks:
+        if dtype is None:
+            break
         owners = [
             (module._parameters, name, weight)
             for module in block.modules()
@@ -141,13 +143,13 @@ Owners = list[tuple[dict[str, Any], str, nn.Parameter]]
 """The dictionary of a module's parameters, the name in it, and the parameter."""
 
 
-def _replace(owners: Owners, dtype: torch.dtype, *_: Any) -> None:
+def _replace(owners: Owners, dtype: torch.dtype, *_hook: Any) -> None:
     copies = _Cast.apply(dtype, *(weight for _, _, weight in owners))
     for (own, name, _), copy in zip(owners, copies, strict=True):
         own[name] = copy
 
 
-def _restore(owners: Owners, *_: Any) -> None:
+def _restore(owners: Owners, *_hook: Any) -> None:
     for own, name, weight in owners:
         own[name] = weight
 
@@ -164,10 +166,10 @@ class _Cast(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # pyrefly: ignore[bad-override]
-        given = [index for index, gradient in enumerate(gradients) if gradient is not None]
-        found = iter(
-            _cast([gradients[index] for index in given], [ctx.dtypes[index] for index in given])
-        )
+        given = [
+            (x, dtype) for x, dtype in zip(gradients, ctx.dtypes, strict=True) if x is not None
+        ]
+        found = iter(_cast([x for x, _ in given], [dtype for _, dtype in given]))
         return None, *(None if gradient is None else next(found) for gradient in gradients)
 
 
