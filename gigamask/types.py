@@ -475,7 +475,7 @@ class Targets:
     def fractions(self) -> Float[Tensor, "M H W"]:
         """The masks in at least float32, 0 in the padding."""
         wide = torch.promote_types(self.masks.dtype, torch.float32)
-        return self.masks.to(wide).masked_fill_(~self.valid, 0)
+        return self.masks.to(wide).masked_fill(~self.valid, 0)
 
     @cached_tensor
     def clickable(self) -> Bool[Tensor, "M H W"]:

@@ -198,8 +198,8 @@ def add_scaled(
         branch: The branch.
         scale: Its factor, from `branch_scale`.
     """
-    if isinstance(scale, Tensor):
-        return x + branch * scale
+    if isinstance(scale, Tensor) or torch.compiler.is_compiling():
+        return x + (branch if scale is None else branch * scale)
     return _AddScaled.apply(x, branch, 1.0 if scale is None else scale)
 
 
