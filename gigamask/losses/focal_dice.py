@@ -46,7 +46,7 @@ def focal_dice_losses(
         The focal loss and the dice loss of each mask and prediction.
     """
     options = alpha, gamma, smooth, ohem_ratio, ohem_min_pixels
-    return _FocalDice.apply(logits, targets, valid, *options)
+    return _FocalDice.apply(logits, targets, valid, options)
 
 
 def focal_loss(
@@ -148,12 +148,9 @@ class _FocalDice(torch.autograd.Function):
         logits: Tensor,
         targets: Tensor,
         valid: Tensor,
-        alpha: float,
-        gamma: float,
-        smooth: float,
-        ohem_ratio: float,
-        ohem_min_pixels: int,
+        options: tuple[float, float, float, float, int],
     ) -> tuple[Float[Tensor, "M K"], Float[Tensor, "M K"]]:
+        alpha, gamma, smooth, ohem_ratio, ohem_min_pixels = options
         dtype, kept = torch.promote_types(logits.dtype, torch.float32), valid.unsqueeze(1)
         # In the padding, probability, target and both losses are exactly 0.
         x = logits.to(dtype).masked_fill(~kept, PADDING_LOGIT)
@@ -206,7 +203,7 @@ class _FocalDice(torch.autograd.Function):
                 torch.addcmul(constant[:, :, None, None], per_target[:, :, None, None], t), p
             )
             slope = of_dice if slope is None else slope.add_(of_dice)
-        return None if slope is None else slope.to(ctx.dtype), *[None] * 7
+        return None if slope is None else slope.to(ctx.dtype), None, None, None
 
 
 def _probability_loss_error(
