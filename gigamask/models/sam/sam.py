@@ -235,8 +235,13 @@ class Sam(nn.Module):
                 evaluation.
 
         Raises:
-            GigamaskError: The images do not have the size of the model input.
+            GigamaskError: The images do not have the size or the channels of the model input.
         """
+        if images.shape[1] != self.config.in_channels:
+            raise GigamaskError(
+                f"images must have {self.config.in_channels} channels (got {images.shape[1]}); "
+                "give the channels that the model was trained on"
+            )
         if images.shape[-1] != self.config.image_size:
             side = images.shape[-1]
             raise GigamaskError(

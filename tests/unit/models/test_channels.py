@@ -82,6 +82,12 @@ def test_files_state_the_pixels_and_only_where_they_differ(tmp_path):
         weight_files._parse_spec(json.dumps(broken), "x")
 
 
+def test_other_channels_are_one_line():
+    model = build_model(replace(SPEC, pixels=PixelConfig(1)), 0)
+    with pytest.raises(GigamaskError, match=r"1 channels .*3"):
+        model.encode(torch.zeros(1, 3, 64, 64), torch.tensor([[64, 64]]))
+
+
 def test_a_window_is_stated_once():
     model = build_model(SPEC, 0)
     assert model.set_window((0.0, 9.0)).config.pixels == PixelConfig(window=(0.0, 9.0))
