@@ -138,13 +138,48 @@ class CocoData:
         return known if known and set(known.values()) <= set(FREQUENCIES) else None
 
 
-def read(annotations: Path, images: Path, detections: Path) -> CocoData:
+FILES = {
+    "coco": ("instances_val2017.json", "val2017", "https://cocodataset.org/#download"),
+    "lvis": ("lvis_v1_val.json", "", "https://www.lvisdataset.org/dataset"),
+}
+"""File of the annotations, folder of the images, and where the annotations are, by benchmark."""
+SUBFOLDERS = ("", "annotations", "source_json_file")
+"""Where the files of a benchmark may be, as EfficientViT-SAM's README names the folders."""
+
+
+def open_folder(benchmark: str, folder: Path, boxes: Path | None = None) -> CocoData:
+    """Read the files of COCO's or LVIS's validation set.
+
+    Args:
+        benchmark: coco or lvis.
+        folder: The folder that holds `val2017`, for LVIS also `train2017`.
+        boxes: Boxes in COCO's results format; None: those of ViTDet, if they are in the folder.
+
+    Raises:
+        GigamaskError: The annotations are not there, or a file cannot be used.
+    """
+    name, images, url = FILES[benchmark]
+    found = _find(folder, name)
+    if found is None or not (folder / images).is_dir():
+        raise GigamaskError(
+            f"{folder}: must hold {name}, itself or in annotations, and the images in val2017; "
+            f"get them from {url}"
+        )
+    return read(found, folder / images, boxes or _find(folder, f"{benchmark}_vitdet.json"))
+
+
+def _find(folder: Path, name: str) -> Path | None:
+    paths = [folder / subfolder / name for subfolder in SUBFOLDERS]
+    return next((path for path in paths if path.is_file()), None)
+
+
+def read(annotations: Path, images: Path, detections: Path | None) -> CocoData:
     """Read annotations and detected boxes.
 
     Args:
         annotations: COCO's instances json, or LVIS's.
         images: The folder of images, or for LVIS also the one that holds val2017 and train2017.
-        detections: Boxes in COCO's results format.
+        detections: Boxes in COCO's results format; None: there are none.
 
     Raises:
         GigamaskError: A file cannot be read; or a box is of an image or a category that the
@@ -157,14 +192,19 @@ def read(annotations: Path, images: Path, detections: Path) -> CocoData:
         )
     entries = [entry for entry in listing.images if isinstance(entry, CocoImage)]
     header = _decode(annotations, Header, "COCO's instances json with 'categories'")
-    found = _decode(detections, list[Detection], f"COCO's results format, {FORMAT}")
-    if not found:
-        raise GigamaskError(f"{detections}: holds no detection; it must be a list like {FORMAT}")
+    boxes = {}
+    if detections is not None:
+        found = _decode(detections, list[Detection], f"COCO's results format, {FORMAT}")
+        if not found:
+            raise GigamaskError(
+                f"{detections}: holds no detection; it must be a list like {FORMAT}"
+            )
+        boxes = _group(found, entries, header.categories, detections)
     return CocoData(
         entries,
         header.categories,
         {labels.id: labels for labels in header.images},
-        _group(found, entries, header.categories, detections),
+        boxes,
         [sample.reason for sample in (*listing.skipped, *listing.skipped_masks)],
     )
 

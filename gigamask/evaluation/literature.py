@@ -13,6 +13,10 @@ MFP_COCO_LVIS = "Lee et al. 2024 (MFP), arXiv 2404.18448, table 3"
 FOCAL_CLICK = "Chen et al. 2022 (FocalClick), README of alibaba/ClickSEG"
 FOC_SAM = "Huang et al. 2024 (FocSAM), arXiv 2405.18706, table 1"
 EDGE_SAM = "Zhou et al. 2023 (EdgeSAM), arXiv 2312.06660, tables 2 and 3: first mask token"
+EFFICIENT_SAM = "Xiong et al. 2023 (EfficientSAM), arXiv 2312.00863, tables 4 and 5"
+EFFICIENTVIT_SAM = "Zhang et al. 2024 (EfficientViT-SAM), arXiv 2402.05008, tables 2 to 4"
+EDGE_SAM_README = "README of chongzhou96/EdgeSAM: first mask token, boxes of ViTDet-H"
+RANDOM = "SA-1B; random clicks"
 MEASUREMENTS = "docs/measurements.md, on masks with predicted_iou of at least 0.75"
 SBD, COCO_LVIS, SA1B = "SBD", "COCO+LVIS", "SA-1B"
 
@@ -44,12 +48,31 @@ def _clicks(
         yield PublishedRow(benchmark, model, trained_on, source, scores)
 
 
+def _masks(
+    model: str, trained_on: str, source: str, **percent: tuple[float | None, ...]
+) -> Iterator[PublishedRow]:
+    """Yield a row for each of coco and lvis.
+
+    The values are AP and AP small, medium and large; mean IoU of the annotated box, small, medium
+    and large; and mean IoU after 1, 3 and 5 clicks. None is not published.
+    """
+    names = ("AP", "AP_small", "AP_medium", "AP_large")
+    names += ("box", "box_small", "box_medium", "box_large", "one_click", "three_clicks")
+    for benchmark, values in percent.items():
+        named = zip((*names, "five_clicks"), values, strict=False)
+        scores = {name: value for name, value in named if value is not None}
+        yield _iou(model, trained_on, source, benchmark, **scores)
+
+
 def _iou(
     model: str, trained_on: str, source: str, benchmark: str, **percent: float
 ) -> PublishedRow:
-    """Return a row of mean IoU; the names of the metrics have underscores for spaces."""
-    names = {"one_click": "1 click", "two_clicks": "2 clicks", "three_clicks": "3 clicks"}
-    scores = {names.get(name, name): value / 100 for name, value in percent.items()}
+    """Return a row of mean IoU or AP; the names of the metrics have underscores for spaces."""
+    names = {"one": "1", "two": "2", "three": "3", "five": "5"}
+    scores = {}
+    for name, value in percent.items():
+        first, *others = name.split("_")
+        scores[" ".join([names.get(first, first), *others])] = value / 100
     return PublishedRow(benchmark, model, trained_on, source, scores)
 
 
@@ -155,6 +178,59 @@ ROWS = (
         two_clicks=73.3,
         three_clicks=76.2,
         box=82.0,
+    ),
+    *_masks(
+        *("SAM ViT-H", SA1B, EFFICIENTVIT_SAM),
+        coco=(46.5, 30.8, 51.0, 61.7, 77.4, 72.3, 80.4, 81.8, 58.4, 69.6, 71.4),
+        lvis=(44.2, 31.8, 57.1, 65.3, 77.0, 70.6, 87.5, 89.9, 59.2, 66.0, 66.8),
+    ),
+    *_masks(
+        *("MobileSAM", SA1B, EFFICIENTVIT_SAM),
+        coco=(38.7, 23.7, 42.2, 54.3),
+        lvis=(37.0, 24.7, 47.8, 59.1),
+    ),
+    *_masks(
+        *("EdgeSAM", SA1B, EFFICIENTVIT_SAM),
+        coco=(42.1, 26.6, 46.7, 56.9),
+        lvis=(39.8, 28.6, 51.3, 59.3),
+    ),
+    *_masks(
+        *("EfficientSAM-S", SA1B, EFFICIENTVIT_SAM),
+        coco=(44.4, 28.4, 48.3, 60.1),
+        lvis=(41.5, 29.7, 53.4, 62.2),
+    ),
+    *_masks(
+        *("EfficientViT-SAM-L0", SA1B, EFFICIENTVIT_SAM),
+        coco=(45.7, 28.2, 49.5, 63.4),
+        lvis=(41.8, 28.8, 53.4, 64.7),
+    ),
+    *_masks(
+        *("EfficientViT-SAM-XL1", SA1B, EFFICIENTVIT_SAM),
+        coco=(47.8, 30.5, 51.8, 64.7, 79.9, 75.8, 82.2, 83.8, 59.8, 71.3, 75.3),
+        lvis=(44.4, 31.6, 57.0, 66.4, 79.9, 74.4, 88.4, 91.6, 56.6, 67.0, 71.7),
+    ),
+    *_masks("SAM ViT-H", SA1B, EDGE_SAM_README, coco=(46.1, 33.6, 51.9, 57.7)),
+    *_masks("MobileSAM", "1 % of SA-1B", EDGE_SAM_README, coco=(39.4, 26.9, 44.4, 52.2)),
+    *_masks("EdgeSAM", "1 % of SA-1B", EDGE_SAM_README, coco=(42.2, 29.6, 47.6, 53.9)),
+    *_masks(
+        *("SAM ViT-H", RANDOM, EFFICIENT_SAM),
+        coco=(46.5, 30.8, 51.0, 61.7, 78.4, None, None, None, 55.6, 74.1),
+        lvis=(44.7, 32.5, 57.6, 65.5, 78.9, None, None, None, 59.8, 75.2),
+    ),
+    *_masks(
+        *("MobileSAM", RANDOM, EFFICIENT_SAM),
+        coco=(38.7, 23.7, 42.2, 54.3, 74.2, None, None, None, 43.7, 59.7),
+        lvis=(34.4, 23.8, 44.9, 53.7, 73.8, None, None, None, 51.0, 54.4),
+    ),
+    *_masks(
+        *("EfficientSAM-Ti", RANDOM, EFFICIENT_SAM),
+        coco=(42.3, 26.7, 46.2, 57.4, 75.7, None, None, None, 45.5, 67.2),
+        lvis=(39.9, 28.9, 51.0, 59.9, 74.3, None, None, None, 52.7, 66.8),
+    ),
+    *_masks(
+        *("EfficientSAM-S", RANDOM, EFFICIENT_SAM),
+        coco=(44.4, 28.4, 48.3, 60.1, 76.9, None, None, None, 50.0, 69.8),
+        lvis=(42.3, 30.8, 54.0, 62.3, 75.4, None, None, None, 56.2, 68.7),
     ),
     _iou("the box itself", "nothing", MEASUREMENTS, "bsds", box=56.7),
     _iou("an ellipse in the box", "nothing", MEASUREMENTS, "bsds", box=59.3),

@@ -97,6 +97,22 @@ def noc_summary(result: ClickResult) -> dict[str, Any]:
     return means | {"failures": failures, "failed": failed} | iou_summary(result)
 
 
+def instance_summary(result: ClickResult) -> dict[str, Any]:
+    """Return the mean IoU by clicks, and of boxes by size; the clicks need not be consecutive."""
+    summary = result.summary()
+    prompts = len(result.scores) * max(result.protocol.clicks)
+    return {
+        "images": result.images,
+        "masks": summary["masks"],
+        "mIoU": summary["clicks"],
+        "oracle": summary["oracle"],
+        "box": summary["box"],
+        **{f"box {size}": means["box"] for size, means in summary["size"].items()},
+        "seconds_per_click": result.prompting_s / prompts,
+        "protocol": summary["protocol"],
+    }
+
+
 def _names(result: ClickResult) -> list[str]:
     """Return the name of each mask."""
     return [f"{score.name}:{score.mask_index}" for score in result.scores]

@@ -12,16 +12,19 @@ from gigamask.errors import GigamaskError, check_range, counted
 from gigamask.workflows.open_data import Paths, open_or_build_temporary, path_list
 
 if TYPE_CHECKING:
-    from gigamask.evaluation.clicks import ClickResult
+    from gigamask.evaluation.clicks import ClickProtocol, ClickResult
+    from gigamask.evaluation.detected_boxes import BoxMasks
     from gigamask.evaluation.embedded_images import ImageSource
     from gigamask.models.sam.sam import Sam
     from gigamask.pixels import PixelConfig
 
 METRICS = (
+    *("AP", "AP small", "AP medium", "AP large", "AP rare", "AP common", "AP frequent"),
     *("NoC@85", "NoC@90", "NoC@95", "failures@90"),
-    *("1 click", "2 clicks", "3 clicks", "9 clicks", "20 clicks", "oracle", "box"),
+    *("1 click", "2 clicks", "3 clicks", "5 clicks", "9 clicks", "20 clicks", "oracle", "box"),
+    *("box small", "box medium", "box large"),
 )
-"""Columns of the table: clicks, number of masks, and mean IoU."""
+"""Columns of the table: mask AP, clicks, number of masks, and mean IoU."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,8 @@ class Benchmark:
     title: str
     archive: bool = True
     """whether --data is the archive of `datatools.published`, otherwise shards in SA-1B's format"""
+    instances: bool = False
+    """whether --data is a folder of COCO's files, whose instances are segmented"""
     clicks: int = 20
     min_predicted_iou: float | None = None
     max_masks: int | None = None
@@ -49,9 +54,18 @@ BENCHMARKS = {
             "coco_mval": "COCO_MVal",
         }.items()
     },
+    "coco": Benchmark("COCO val2017", archive=False, instances=True, clicks=5),
+    "lvis": Benchmark("LVIS v1 val", archive=False, instances=True, clicks=5),
     "sa1k": Benchmark("SA-1K", archive=False, clicks=3, max_masks=64),
     "bsds": Benchmark("BSDS500 val", archive=False, min_predicted_iou=0.75),
 }
+
+
+NO_BOXES = (
+    "--boxes, coco_vitdet.json and lvis_vitdet.json are not there; they are in source_json_file of "
+    "mit-han-lab/efficientvit-sam on the Hugging Face Hub"
+)
+"""What to do for mask AP of coco and lvis."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +80,9 @@ class BenchmarkOptions:
     )
     """which mask counts after one click or a box: the most confident of three, as with SAM's
     predictor; the single-mask output, as RITM and EdgeSAM; or the best of three by its IoU"""
+    boxes: str | None = None
+    """boxes of a detector in COCO's results format, for the mask AP of coco and lvis; default:
+    coco_vitdet.json or lvis_vitdet.json in --data or its source_json_file"""
     max_images: int | None = None
     """number of images to use, from the start of the data; default: all"""
     min_predicted_iou: float | None = None
@@ -159,19 +176,17 @@ def run(
     precision = choose_precision(options.precision, model.pixel_mean.device)
     least = options.min_predicted_iou
     least = chosen.min_predicted_iou if least is None else least
-    clicks = tuple(range(1, chosen.clicks + 1))
-    protocols = [
-        replace(noc.ANSWERS[answer], clicks=clicks, zoom=options.zoom) for answer in options.answers
-    ]
+    protocols, box_masks = _protocols(chosen, options, images)
     rows = range(min(len(images), options.max_images or len(images)))
     with autocast(precision, model.pixel_mean.device):
         found = evaluate_protocols(
             model,
             images,
             MaskFilters(max_area=None, min_predicted_iou=least),
-            protocols,
+            list(protocols.values()),
             track(rows, name, transient=True),
             options.batch_size,
+            [each.update for each in box_masks.values()],
             max_masks=chosen.max_masks,
         )
     if not found[0].scores:
@@ -179,8 +194,12 @@ def run(
             f"benchmark {name}: no image of {' '.join(path_list(data))} has a mask to score; "
             f"the first problem: {(found[0].skipped or ['all masks are filtered out'])[0]}"
         )
-    summarize = noc.noc_summary if chosen.clicks == noc.MOST_CLICKS else noc.iou_summary
-    results: dict[str, ClickResult] = dict(zip(options.answers, found, strict=True))
+    of_masks = noc.instance_summary if chosen.instances else noc.iou_summary
+    summarize = noc.noc_summary if chosen.clicks == noc.MOST_CLICKS else of_masks
+    results: dict[str, ClickResult] = dict(zip(protocols, found, strict=True))
+    answers = {answer: summarize(result) for answer, result in results.items()}
+    for answer, masks in box_masks.items():
+        answers[answer] = answers.get(answer, {}) | _box_scores(masks)
     summary = {
         "benchmark": name,
         "weights": str(weights) if isinstance(weights, str | Path) else type(weights).__name__,
@@ -191,10 +210,42 @@ def run(
         "min_predicted_iou": least,
         "precision": precision,
         "skipped": [*found[0].skipped, *_missing(images)],
-        "answers": {answer: summarize(result) for answer, result in results.items()},
+        "answers": answers,
         "literature": literature_of(name),
     }
     return Benchmarked(model, images, results, summary)
+
+
+def _protocols(
+    chosen: Benchmark, options: BenchmarkOptions, images: ImageSource
+) -> tuple[dict[str, ClickProtocol], dict[str, BoxMasks]]:
+    """Return how clicks are scored, and the masks of detected boxes, by answer."""
+    from gigamask.evaluation import clicks, noc
+    from gigamask.evaluation.coco_data import CocoData
+    from gigamask.evaluation.detected_boxes import BoxMasks, BoxProtocol
+
+    if not isinstance(images, CocoData):
+        counts = tuple(range(1, chosen.clicks + 1))
+        of_answer = {answer: noc.ANSWERS[answer] for answer in options.answers}
+        chosen_clicks = {"clicks": counts, "zoom": options.zoom}
+        return {name: replace(each, **chosen_clicks) for name, each in of_answer.items()}, {}
+    protocols = {"confident": clicks.EFFICIENTVIT_SAM, "random clicks": clicks.EFFICIENT_SAM}
+    zoomed = {name: replace(each, zoom=options.zoom) for name, each in protocols.items()}
+    if not images.detections:
+        return zoomed, {}
+    box_masks: dict[str, BoxMasks] = {}
+    for answer in options.answers:
+        if answer == "best_of_three":
+            raise GigamaskError("--answers best_of_three is not for coco and lvis; leave it out")
+        box_masks[answer] = BoxMasks(images, BoxProtocol(answer, zoom=options.zoom))
+    return zoomed, box_masks
+
+
+def _box_scores(masks: BoxMasks) -> dict[str, Any]:
+    """Return the AP of the masks of detected boxes by the names of `METRICS`, and all of it."""
+    scores = masks.summary()
+    kept = {metric: scores[metric] for metric in METRICS if metric in scores}
+    return {**kept, "detected_boxes": scores}
 
 
 def find(name: str) -> Benchmark:
@@ -220,11 +271,12 @@ def literature_of(name: str) -> list[dict[str, Any]]:
 
 def own_scores(answer: Mapping[str, Any]) -> dict[str, float]:
     """Return the scores of one answer by the names of `METRICS`."""
-    scores = {name: answer[name] for name in METRICS if name in answer}
+    scores = {name: answer[name] for name in METRICS if answer.get(name) is not None}
     if "failures" in answer:
         scores["failures@90"] = float(answer["failures"]["90"])
     clicks = {
-        f"{count} click{'s' if count != '1' else ''}": iou for count, iou in answer["mIoU"].items()
+        f"{count} click{'s' if count != '1' else ''}": iou
+        for count, iou in answer.get("mIoU", {}).items()
     }
     return scores | {name: iou for name, iou in clicks.items() if name in METRICS}
 
@@ -310,11 +362,18 @@ def _open(name: str, data: Paths, options: BenchmarkOptions, stack: ExitStack) -
     from gigamask.datatools import published
 
     paths = path_list(data)
+    if not find(name).archive and options.images:
+        raise GigamaskError(
+            f"--images is for benchmarks whose --data is a folder of masks, not for {name}"
+        )
+    if options.boxes is not None and not find(name).instances:
+        raise GigamaskError(f"--boxes is for coco and lvis, not for {name}; leave it out")
+    if find(name).instances:
+        from gigamask.evaluation import coco_data
+
+        boxes = None if options.boxes is None else Path(options.boxes)
+        return coco_data.open_folder(name, Path(*paths[:1]), boxes)
     if not find(name).archive:
-        if options.images:
-            raise GigamaskError(
-                f"--images is for benchmarks whose --data is a folder of masks; {name} reads shards"
-            )
         return stack.enter_context(open_or_build_temporary(paths))
     if len(paths) != 1:
         raise GigamaskError(
@@ -351,6 +410,9 @@ def _published_masks(name: str) -> int | None:
 
 def _missing(images: ImageSource) -> Sequence[str]:
     from gigamask.datatools.published import PublishedImages
+    from gigamask.evaluation.coco_data import CocoData
 
+    if isinstance(images, CocoData):
+        return [*images.skipped, *images.broken]
     missing = images.missing if isinstance(images, PublishedImages) else ()
     return [f"{name}: has no image or no masks" for name in missing]

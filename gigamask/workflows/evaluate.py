@@ -125,7 +125,8 @@ def evaluate(weights: str | Path | Sam, data: Paths, **options: Any) -> dict[str
     Returns:
         The scores as `gigamask evaluate --json` writes them: "clicks" holds the mean IoU after 1,
         2, 3, 5 and 9 clicks, "box" that of the box prompt, "oracle" that of the best of three
-        masks, all in [0, 1]; "protocol" records how they were measured.
+        masks, all in [0, 1]; "protocol" records how they were measured. "detected_boxes" holds the
+        AP of the masks of `boxes`.
 
     Raises:
         GigamaskError: The weights or the data cannot be used, or an option is invalid.

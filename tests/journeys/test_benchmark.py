@@ -9,8 +9,11 @@ import gigamask
 from gigamask.cli.main import main
 from gigamask.datatools.published import ARCHIVES
 from gigamask.evaluation import literature
+from gigamask.models.init import build_model
 from gigamask.workflows.benchmark import BENCHMARKS
+from tests import instances
 from tests.archives import write_archive
+from tests.little import SPEC
 
 CPU = ["--device", "cpu", "--batch-size", "1"]
 
@@ -67,6 +70,49 @@ def test_shards_are_scored_by_clicks_and_by_masks_of_sa1k(scenes, tmp_path, caps
     assert "filtered out" in capsys.readouterr().err
 
 
+def test_coco_and_lvis_beside_the_literature(tmp_path, capsys):
+    """AP of ViTDet's boxes if they are there, boxes by size, and the clicks of two papers."""
+    model = build_model(SPEC, 0)
+    model.save_pretrained(tmp_path / "model")
+    for name, lvis in (("coco", False), ("lvis", True)):
+        instances.write(tmp_path / name, model.eval(), lvis)
+    coco, lvis, scores = tmp_path / "coco", tmp_path / "lvis", tmp_path / "scores.json"
+    (coco / "photos").rename(coco / "val2017")
+    (coco / "instances.json").rename(coco / "instances_val2017.json")
+    words = [str(tmp_path / "model"), *CPU, "--json", str(scores)]
+    assert main(["benchmark", "coco", *words, "--data", str(coco)]) == 0
+    out = capsys.readouterr().out
+    assert "no mask AP: --boxes, coco_vitdet.json" in out
+    assert "its annotation 5 (id 99)" in out
+    assert re.search(r"^EfficientViT-SAM-XL1 \(SA-1B\) +47\.8 .*59\.8 .* 71\.3 +75\.3 ", out, re.M)
+    assert re.search(r"^EfficientSAM-S \(SA-1B; random clicks\) .* 50\.0 ", out, re.M)
+    (coco / "source_json_file").mkdir()
+    (coco / "boxes.json").rename(coco / "source_json_file/coco_vitdet.json")
+    figures = ["--pictures", str(tmp_path / "figures")]
+    assert main(["benchmark", "coco", *words, "--data", str(coco), *figures]) == 0
+    found = json.loads(scores.read_text())["answers"]
+    assert list(found) == ["confident", "random clicks", "first_token"]
+    of_evaluate = gigamask.evaluate(
+        *(model, coco / "instances_val2017.json"),
+        images=str(coco / "val2017"),
+        boxes=str(coco / "source_json_file/coco_vitdet.json"),
+        click_protocol="efficientvit_sam",
+        batch_size=1,
+        device="cpu",
+    )
+    assert found["confident"]["AP"] == of_evaluate["detected_boxes"]["AP"] > 0
+    assert found["confident"]["mIoU"] == of_evaluate["clicks"]
+    assert found["confident"]["box small"] == of_evaluate["size"]["small"]["box"]
+    assert found["first_token"]["AP"] != found["confident"]["AP"]
+    assert (tmp_path / "figures/best.png").is_file()
+    (lvis / "photos/val2017").rename(lvis / "val2017")
+    (lvis / "annotations").mkdir()
+    (lvis / "instances.json").rename(lvis / "annotations/lvis_v1_val.json")
+    boxes = ["--boxes", str(lvis / "boxes.json"), "--answers", "first_token"]
+    assert main(["benchmark", "lvis", *words, "--data", str(lvis), *boxes]) == 0
+    assert "AP frequent" in capsys.readouterr().out
+
+
 def test_sbd_is_converted_and_scored(tmp_path, capsys):
     write_archive("sbd", tmp_path / "SBD")
     (tmp_path / "SBD/train.txt").write_text("2008_000001\n")
@@ -103,6 +149,8 @@ def test_a_reproduction_is_described_without_weights(tmp_path, capsys):
         (["bsds", "starter", "--data", "x", "--answers", "confident", "confident"], "--answers"),
         (["bsds", "starter", "--data", "x", "--max-images", "0"], "max-images"),
         (["bsds", "starter", "--data", "x", "--min-predicted-iou", "7"], "--min-predicted-iou"),
+        (["coco", "starter", "--data", "x"], "must hold instances_val2017.json"),
+        (["bsds", "starter", "--data", "x", "--boxes", "y"], "--boxes is for coco and lvis"),
         (["grabcut", "nothing.pth", "--data", "{}"], "nothing.pth"),
         (["--reproduce", "tiny"], "--reproduce tiny"),
     ],

@@ -18,12 +18,13 @@ class BenchmarkCommand(BenchmarkOptions):
     """score weights on a benchmark of the literature, such as clicks to 90 % IoU on GrabCut"""
 
     name: Positional[Annotated[str | None, arg(metavar="NAME")]] = None
-    """grabcut, berkeley, sbd, davis, pascalvoc, coco_mval, sa1k, or bsds"""
+    """grabcut, berkeley, sbd, davis, pascalvoc, coco_mval, coco, lvis, sa1k, or bsds"""
     weights: Positional[Annotated[str | None, arg(metavar="WEIGHTS")]] = None
     """a run folder, a checkpoint, a .pth, a .safetensors, a Hugging Face folder or id, or starter,
     the small model in this package"""
     data: tuple[str, ...] = ()
-    """the folder that the benchmark was unpacked in; for sa1k and bsds: tars, folders of tars,
+    """the folder that the benchmark was unpacked in, for coco and lvis the one that holds val2017;
+    for sa1k and bsds: tars, folders of tars,
     globs, or an index"""
     reproduce: str | None = None
     """also compare with what a recipe's paper published, and what was reached before; without NAME,
@@ -66,20 +67,27 @@ class BenchmarkCommand(BenchmarkOptions):
         """Score the weights, and print the table and what is wrong with the worst masks."""
         from gigamask.cli.commands.output import print_skipped
         from gigamask.distributed.precision import autocast
-        from gigamask.evaluation import noc
+        from gigamask.evaluation import figures, noc
         from gigamask.workflows import benchmark
 
         done = benchmark.run(name, weights, self.data, self, stack)
         print(benchmark.table(done.summary))
         for answer, scores in done.summary["answers"].items():
-            print(f"{answer}: {1000 * scores['seconds_per_click']:.0f} ms per click")
+            if "seconds_per_click" in scores:
+                print(f"{answer}: {1000 * scores['seconds_per_click']:.0f} ms per click")
+        if benchmark.find(name).instances and "AP" not in done.summary["answers"]["confident"]:
+            print(f"no mask AP: {benchmark.NO_BOXES}")
         first = self.answers[0]
-        if "failed" in done.summary["answers"][first]:
+        if "failed" in done.summary["answers"].get(first, {}):
             for line in noc.worst_lines(done.summary["answers"][first]):
                 print(line)
         print_skipped("images", done.summary["skipped"])
         if self.pictures:
             with autocast(done.summary["precision"], done.model.pixel_mean.device):
                 folder = Path(self.pictures)
-                print(noc.write_worst(done.model, done.images, done.results[first], folder))
+                if benchmark.find(name).instances:
+                    shown = done.model, done.images, done.results["confident"], folder
+                    print("\n".join(map(str, figures.write_figures(*shown))))
+                else:
+                    print(noc.write_worst(done.model, done.images, done.results[first], folder))
         return done.summary
