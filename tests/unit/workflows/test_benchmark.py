@@ -12,6 +12,7 @@ from tests.archives import write_archive
 from tests.little import SPEC
 
 
+@pytest.mark.slow
 def test_models_of_other_channels_are_refused(tmp_path, scenes):
     model = build_model(replace(SPEC, pixels=PixelConfig(channels=4)), 0)
     write_archive("davis", tmp_path, count=1)
