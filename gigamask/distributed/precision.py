@@ -25,13 +25,18 @@ def choose_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise GigamaskError(
-            f"--device must be auto, cpu, cuda or cuda:N (got {name!r}); "
+            f"--device must be auto, cpu, cuda, cuda:N or mps (got {name!r}); "
             "leave it out to use a GPU if there is one"
         ) from None
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise GigamaskError(
             f"--device {name}: torch {torch.__version__} finds {torch.cuda.device_count()} GPUs; "
             "leave the flag out, or use --device cpu"
+        )
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise GigamaskError(
+            f"--device {name}: torch {torch.__version__} finds no GPU of Apple's here; leave the "
+            "flag out, or use --device cpu"
         )
     return device
 

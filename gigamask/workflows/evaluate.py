@@ -55,7 +55,7 @@ class EvaluateOptions(WindowOptions):
     batch_size: int = 4
     """images per forward pass of the encoder; changes speed and memory only"""
     device: str = "auto"
-    """cpu, cuda or cuda:N; auto uses cuda if available"""
+    """cpu, cuda, cuda:N or mps; auto uses cuda if available"""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """number format of the model; scores differ slightly in bf16 and fp16; auto: bf16 on a GPU,
     fp32 on a CPU"""

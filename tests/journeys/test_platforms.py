@@ -29,6 +29,27 @@ assert main(["report", run]) == 0
 """
 
 
+STARTED_OTHERWISE = """
+import multiprocessing, sys
+if __name__ == "__main__":
+    multiprocessing.set_start_method("forkserver")
+    from gigamask.cli.main import main
+    scenes, run, little = sys.argv[1:]
+    flags = ["--steps", "1", "--loader.workers", "1"]
+    assert main(["train", little, "--data", scenes, "--out", run, *flags]) == 0
+"""
+
+
+def test_loader_processes_need_not_be_forked(scenes, tmp_path):
+    """Python 3.14 starts processes by a server, macOS and Windows start new interpreters."""
+    (tmp_path / "start.py").write_text(STARTED_OTHERWISE)
+    words = ["start.py", str(scenes), str(tmp_path / "run"), LITTLE]
+    done = subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, timeout=300, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 def test_training_needs_nothing_that_only_unix_has(scenes, tmp_path):
     """The modules and functions that Windows lacks are removed before gigamask is imported."""
     done = subprocess.run(

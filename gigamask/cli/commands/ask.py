@@ -38,7 +38,7 @@ class AskCommand:
     segmenter: str | None = None
     """new path of the segmenter's weights if they have moved"""
     device: str = "auto"
-    """cpu, cuda or cuda:N; auto uses cuda if available"""
+    """cpu, cuda, cuda:N or mps; auto uses cuda if available"""
     trust: bool = False
     """run code that a run folder names, such as file.py:Class, and that is not built in"""
     masks: Annotated[AutomaticMaskConfig, OmitArgPrefixes] = field(

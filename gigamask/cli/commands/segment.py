@@ -40,7 +40,7 @@ class SegmentCommand(WindowOptions, SubmitPartsOptions):
     cache_gb: float = 10.0
     """size of the cache in GB (10^9 bytes); the least recently used embeddings are removed"""
     device: str = "auto"
-    """cpu, cuda or cuda:N; auto uses cuda if available"""
+    """cpu, cuda, cuda:N or mps; auto uses cuda if available"""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """number format of the model; scores and masks differ slightly in bf16 and fp16; auto: bf16 on
     a GPU, fp32 on a CPU"""

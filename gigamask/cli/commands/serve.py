@@ -53,7 +53,7 @@ class ServeCommand(WindowOptions):
     cache: str | None = None
     """folder to cache image embeddings in across restarts"""
     device: str = "auto"
-    """cpu, cuda or cuda:N; auto uses cuda if available"""
+    """cpu, cuda, cuda:N or mps; auto uses cuda if available"""
     trust: bool = False
     """run code that a run folder names, such as file.py:Class, and that is not built in"""
     masks: Annotated[AutomaticMaskConfig, OmitArgPrefixes] = field(

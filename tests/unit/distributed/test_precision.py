@@ -1,12 +1,13 @@
 """Half precision: the scale of fp16's losses, and that steps in it are those of float32, nearly."""
 
+import contextlib
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from gigamask.distributed.precision import LossScaler, autocast, choose_device
+from gigamask.distributed.precision import LossScaler, autocast, choose_device, choose_precision
 from gigamask.errors import GigamaskError
 from gigamask.models import manifest
 from gigamask.training import checkpoint
@@ -113,6 +114,19 @@ def test_a_training_in_fp16_that_overflows_at_first_goes_on_bit_for_bit(
     assert same(whole, train(replace(again, steps=20)))
 
 
+def test_a_gpu_of_apples_computes_in_float32_unless_asked_otherwise(monkeypatch):
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    mps = choose_device("mps")
+    assert mps.type == "mps"
+    assert choose_device("auto") == CPU, "it is used when it is named"
+    assert choose_precision("auto", mps) == "fp32"
+    assert isinstance(autocast("fp32", mps), contextlib.nullcontext)
+    half = autocast(choose_precision("fp16", mps), mps)
+    assert isinstance(half, torch.autocast)
+    assert (half.device, half.fast_dtype) == ("mps", torch.float16)
+
+
 def test_devices_that_are_not_there_are_named(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert [choose_device(name) for name in ("cpu", "cuda", "cuda:0")] == [
@@ -122,5 +136,8 @@ def test_devices_that_are_not_there_are_named(monkeypatch):
     ]
     with pytest.raises(GigamaskError, match=r"--device.*'gpu'"):
         choose_device("gpu")
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    with pytest.raises(GigamaskError, match=r"--device mps: .* no GPU of Apple's"):
+        choose_device("mps")
     with pytest.raises(GigamaskError, match=r"--device cuda:1.*1 GPU"):
         choose_device("cuda:1")
