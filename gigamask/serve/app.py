@@ -8,7 +8,7 @@ Access control is in `serve.security`, and the content of the responses in `serv
 routes of a project.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Annotated, Any
 
@@ -34,7 +34,7 @@ from gigamask.serve.project_routes import (
 from gigamask.serve.prompt_steps import MAX_PROMPTS
 from gigamask.serve.runs_view import RunsView
 from gigamask.serve.sampler_view import SamplerView
-from gigamask.serve.session import MAX_TEXT_LENGTH, Session
+from gigamask.serve.session import MAX_TEXT_LENGTH, Session, share_image
 
 MEDIA_TYPES = {
     "html": "text/html",
@@ -77,6 +77,8 @@ class AppState:
         runs: A folder of runs.
         weights: Source of the model, for display.
         project: A project to annotate.
+        compared: A second model, whose masks are shown beside those of the first.
+        compared_weights: Source of the second model, for display.
     """
 
     session: Session | None = None
@@ -85,6 +87,8 @@ class AppState:
     runs: RunsView | None = None
     weights: str | None = None
     project: ProjectState | None = None
+    compared: Session | None = None
+    compared_weights: str | None = None
 
 
 def build(state: AppState) -> FastAPI:
@@ -136,6 +140,7 @@ def _about_routes(state: AppState) -> APIRouter:
             "data": len(dataset.index) if dataset else None,
             "runs": state.runs is not None,
             "project": state.project is not None,
+            "compared": state.compared_weights,
         }
 
     return router
@@ -173,6 +178,14 @@ def _image_routes(state: AppState) -> APIRouter:
     def predict(key: str, body: PredictBody) -> list[dict[str, Any]]:
         """Predict masks for a sequence of prompts."""
         return session().predict(key, prompt_steps(body.steps), body.multimask_output)
+
+    @router.post("/{key}/compare")
+    def compare(key: str, body: PredictBody) -> dict[str, Any]:
+        """Return the best mask of the second model for the same prompts."""
+        compared = _required(state.compared, "--compare WEIGHTS")
+        share_image(session(), compared, key)
+        steps = [replace(step, chosen=None) for step in prompt_steps(body.steps)]
+        return compared.predict(key, steps, body.multimask_output, best_only=True)[0]
 
     @router.post("/{key}/all-masks")
     def all_masks(key: str) -> list[dict[str, Any]]:

@@ -51,6 +51,7 @@ class Rounds:
         """
         self.annotator, self.project = annotator, annotator.project
         self.weights, self.device = weights, device
+        self._first = annotator.session.model
         self.folder = self.project.folder / ROUNDS
         self.folder.mkdir(exist_ok=True)
         self.runs = RunsView(self.folder)
@@ -125,7 +126,9 @@ class Rounds:
         rounds = self.project.content.rounds
         if not -1 <= number < len(rounds):
             raise GigamaskError(f"there is no round {number + 1}; there are {len(rounds)}")
-        self.annotator.session.use_model(load_model(self.weights_of(number), self.device))
+        first = number < 0
+        model = self._first if first else load_model(self.weights_of(number), self.device)
+        self.annotator.session.use_model(model)
         if number != self.project.content.model:
             self.project.update(model=number)
 

@@ -285,6 +285,19 @@ class Session:
         return opened.predictions[key]
 
 
+def share_image(source: Session, target: Session, key: str) -> None:
+    """Open an image in another session, too.
+
+    Args:
+        source: The session that has the image.
+        target: The session that gets it.
+        key: Id of the image in both.
+    """
+    if key not in target.images:
+        opened = source.images.get(key)
+        target.images.add(key, OpenImage(opened.name, opened.pixels, SamPredictor(target.model)))
+
+
 def _embed(opened: OpenImage) -> SamPredictor:
     """Embed an image unless it is, and return its predictor."""
     if not opened.predictor.is_image_set:

@@ -11,7 +11,7 @@ from pycocotools.coco import COCO
 from gigamask.cli.main import main
 from gigamask.models.init import build_model
 from gigamask.models.state_dict import save_weights, to_official
-from tests.journeys.test_serve import NARROW, browser, opened, served  # noqa: F401 (a fixture)
+from tests.journeys.test_serve import NARROW, browser, choose_file, opened, served  # noqa: F401 (a fixture)
 from tests.little import SPEC
 
 
@@ -37,6 +37,7 @@ def address(photos):
     with served(
         *("--project", folder / "project", "--images", photos),
         *("--weights", folder / "little.safetensors", *flags),
+        *("--compare", folder / "little.safetensors"),
     ) as address:
         yield address
 
@@ -211,6 +212,16 @@ def test_the_page_is_usable_on_a_narrow_screen(browser, address):  # noqa: F811
         page.evaluate("scrollTo(0, 0)")
         page.touchscreen.tap(*at(page, 0.5, 0.5))
         objects(page, before + 1)
+
+
+def test_two_models_answer_side_by_side(browser, address, photos):  # noqa: F811
+    with opened(browser, f"{address}#try") as page:
+        choose_file(page, photos / "0.png")
+        page.wait_for_selector("#state:has-text('encoded')")
+        page.click("#canvas")
+        page.wait_for_selector("#compared-caption:has-text('little.safetensors, predicted IoU')")
+        first, second = (page.locator(name).bounding_box() for name in ("#canvas", "#compared"))
+        assert first["x"] + first["width"] <= second["x"]
 
 
 def test_wrong_projects_are_one_line(tmp_path, capsys, photos):

@@ -35,6 +35,8 @@ class ServeCommand(WindowOptions):
     """data to browse: tars, folders of tars, globs, or an index"""
     runs: str | None = None
     """folder of runs to watch, finished or in training"""
+    compare: str | None = None
+    """second model, whose masks are shown beside those of --weights for the same prompts"""
     project: str | None = None
     """project folder to annotate in; it is made if it does not exist"""
     images: str | None = None
@@ -122,13 +124,16 @@ class ServeCommand(WindowOptions):
         model = text_model.mask_features.model if text_model else None
         weights = self.weights
         others = self.data or self.runs or self.grounding
-        if not weights and (self.project or not others) and not self.grounding:
+        needs_model = self.project or self.compare or not others
+        if not weights and needs_model and not self.grounding:
             weights = STARTER
+        config_of = partial(config_files.config_of_weights, trust=self.trust)
         if weights:
-            config_of = partial(config_files.config_of_weights, trust=self.trust)
             model = load_model(weights, self.device, config_of)
-        if model:
-            model.set_window(self.window, self.percentiles)
+        other = load_model(self.compare, self.device, config_of) if self.compare else None
+        for each in (model, other):
+            if each:
+                each.set_window(self.window, self.percentiles)
         cache = EmbeddingCache(Path(self.cache)) if self.cache else None
         session = Session(model, text_model, self.masks, cache) if model else None
         project = self._project(stack, session, weights or self.grounding or "")
@@ -139,6 +144,8 @@ class ServeCommand(WindowOptions):
             runs=runs or (project.rounds.runs if project else None),
             project=project,
             weights=weights or self.grounding,
+            compared=Session(other) if other else None,
+            compared_weights=self.compare,
         )
 
     def _project(

@@ -1,5 +1,6 @@
 // Try: an image, prompts on it, and the predicted masks. The prompts are a list of steps; undo removes the last one.
 import { $, make, percent, request, save, showMessage, withErrorMessages } from "./parts.js";
+import * as compared from "./compare.js";
 import { boxOf, dot, outline } from "./marks.js";
 import { decoded, drawMasks, hue, png } from "./masks.js";
 
@@ -17,6 +18,7 @@ let turn = 0;         // number of the latest request; responses to earlier ones
 let ready = null;     // promise of the embedding
 
 export function start(about) {
+  compared.start(about);
   $("find").hidden = !about.grounding;
   $("file").onchange = withErrorMessages(async (event) => { await open(event.target.files[0]); event.target.value = ""; });
   const drop = $("drop");
@@ -157,13 +159,15 @@ async function question() {
   const mine = ++turn;
   $("undo").disabled = $("clear").disabled = !steps.length;
   title = "Masks";
-  if (!picture || !steps.length) { take([]); return; }
+  if (!picture || !steps.length) { take([]); await compared.compare(picture, [], null, () => mine === turn); return; }
   paint();
   await ready;
   if (mine !== turn) return;
   try {
-    const found = await request(`images/${picture.id}/predict`, { json: { steps, multimask_output: $("several").checked ? true : null } });
+    const json = { steps, multimask_output: $("several").checked ? true : null }, shown = picture;
+    const found = await request(`images/${picture.id}/predict`, { json });
     if (mine === turn) take(found);
+    await compared.compare(shown, steps, json, () => mine === turn);
   } catch (error) {
     if (mine !== turn) return;
     steps.pop();

@@ -2,11 +2,17 @@
 files are sent.
 """
 
+from dataclasses import replace
+
 import pytest
 from fastapi.testclient import TestClient
 
+from gigamask.models.init import build_model
 from gigamask.serve.app import AppState, build
 from gigamask.serve.dataset_view import MAX_ROWS
+from gigamask.serve.prompt_steps import PromptStep
+from gigamask.serve.session import Session
+from tests.little import SPEC
 from tests.unit.serve.test_session import picture, png
 
 
@@ -25,6 +31,7 @@ def test_status_lists_what_is_available(client):
         "data": 12,
         "runs": True,
         "project": False,
+        "compared": None,
     }
 
 
@@ -60,6 +67,19 @@ def test_image_is_uploaded_embedded_prompted_and_sent_back(client):
     sent = client.get(f"/api/images/{key}/jpeg")
     assert sent.headers["content-type"] == "image/jpeg"
     assert sent.content[:2] == b"\xff\xd8"
+
+
+def test_a_second_model_answers_the_same_prompts(session, model):
+    other = build_model(replace(SPEC, custom_init=True), 7).eval()
+    state = AppState(session, weights="one", compared=Session(other), compared_weights="two")
+    client = TestClient(build(state))
+    assert client.get("/api/about").json()["compared"] == "two"
+    steps = {"steps": [{"point": [3, 4], "chosen": 1}, {"point": [9, 9]}]}
+    found = client.post(f"/api/images/{shown(client)}/compare", json=steps).json()
+    alone = Session(other)
+    key = alone.open(png(picture()), "a")["id"]
+    expected = alone.predict(key, [PromptStep(point=(3, 4)), PromptStep(point=(9, 9))])
+    assert found == expected[0]
 
 
 def test_all_masks_of_an_image_of_the_data_are_the_models(client):
