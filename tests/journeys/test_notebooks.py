@@ -7,7 +7,7 @@ import pytest
 from nbclient import NotebookClient
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "notebooks"
-PICTURES = {"photographs": 2, "training_step": 3}
+PICTURES = {"finetune": 1, "photographs": 2, "training_step": 3}
 
 
 @pytest.mark.filterwarnings("ignore")  # of Jupyter's own
