@@ -167,8 +167,14 @@ def write_onnx(model: Sam, out: Path, precision: OnnxPrecision = "fp32") -> dict
         `files`, and the largest `difference` of an output, relative to the model's largest value.
 
     Raises:
-        GigamaskError: A package is not installed, `out` is a file, or outputs differ.
+        GigamaskError: A package is not installed, `out` is a file, the model is rectangular, or
+            outputs differ.
     """
+    if model.config.rectangular:
+        raise GigamaskError(
+            "the ONNX encoder pads images to squares, this model was built with "
+            "--model.rectangular: export it with --to safetensors"
+        )
     check_onnx(out)
     traceable = make_traceable(model)
     probe, decoder = Probe.from_config(model.config), OnnxDecoder(traceable)

@@ -181,6 +181,9 @@ class SamConfig:
     class_names: tuple[str, ...] = ()
     """classes that a head on the mask token predicts, such as cat dog; auto takes all categories of
     the data; default: masks have no classes (also --classes)"""
+    rectangular: bool = False
+    """encode only the tokens that an image covers, rather than the padded square; for the encoders
+    vit, vit_t and vit_s"""
     encoder: ImageEncoder = field(default_factory=ViT)
     """image encoder; embed-dim, depth, num-heads, window-size and global-attn-indexes apply to
     vit"""
@@ -225,6 +228,11 @@ class SamConfig:
 
     def _check_parts(self) -> None:
         """Check that the encoder and the decoder fit each other."""
+        if self.rectangular and not isinstance(self.encoder, ViT | ViTTiny):
+            raise GigamaskError(
+                "SamConfig.rectangular is for --model.encoder vit, vit_t and vit_s (got "
+                f"{self.encoder_name}); leave it out"
+            )
         if isinstance(self.decoder, Sam2Decoder) and not isinstance(self.encoder, Hiera):
             raise GigamaskError(
                 f"the decoder sam2 needs --model.encoder hiera (got {self.encoder_name}); use "

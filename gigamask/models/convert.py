@@ -354,6 +354,11 @@ def check_is_published_sam(config: SamConfig, target: str) -> None:
             f"{target} has no head for classes, which this model has; export it with --to "
             "safetensors or --to onnx"
         )
+    if config.rectangular:
+        raise GigamaskError(
+            f"{target} pads images to squares, this model was built with --model.rectangular: "
+            "export it with --to safetensors"
+        )
     is_sam2 = isinstance(config.decoder, Sam2Decoder)
     if config.stretch != is_sam2:
         raise GigamaskError(

@@ -129,6 +129,12 @@ class SamTrainConfig(ImageTrainConfig):
                 f"--parallel {self.parallel} shards linear layers of encoder blocks, of which "
                 f"{self.model.encoder_name} has none; use --parallel ddp"
             )
+        if self.model.rectangular and (self.parallel != "ddp" or self.compile):
+            flag = "--compile" if self.compile else f"--parallel {self.parallel}"
+            raise GigamaskError(
+                f"{flag} needs images of one shape, which --model.rectangular does not pad them "
+                "to; leave one of them out"
+            )
         if self.compile and self.parallel != "ddp":
             raise GigamaskError(
                 f"--compile is for --parallel ddp (got {self.parallel}), since sharded blocks are "

@@ -50,13 +50,20 @@ def attention_for_device(device: str) -> Callable[..., Tensor]:
     )
 
 
-def get_rel_pos(table: Float[Tensor, "L d"]) -> Float[Tensor, "s s d"]:
+def get_rel_pos(table: Float[Tensor, "L d"], size: int | None = None) -> Float[Tensor, "s s d"]:
     """Return the vector of each pair of positions, from a table with one vector per offset.
 
-    The table has L = 2 * s - 1 offsets with offset 0 in the middle. The positions of keys are in
-    reverse order, so that the result is a view: `[i, s - 1 - u]` is the vector of offset i - u.
+    The positions of keys are in reverse order, so that the result is a view: `[i, s - 1 - u]` is
+    the vector of offset i - u.
+
+    Args:
+        table: Vectors of at least 2 * s - 1 offsets, offset 0 in the middle.
+        size: Number of positions, s; None: as many as there are offsets for.
     """
-    return table.unfold(0, (len(table) + 1) // 2, 1).transpose(1, 2)
+    most = len(table) // 2 + 1
+    size = most if size is None else size
+    table = table[most - size : len(table) - (most - size)]
+    return table.unfold(0, size, 1).transpose(1, 2)
 
 
 def rel_pos_attention_reference(

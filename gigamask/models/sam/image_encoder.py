@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
@@ -28,7 +28,7 @@ class PatchEmbed(nn.Module):
         super().__init__()
         self.proj = nn.Conv2d(in_chans, dim, patch, stride=patch)
 
-    def forward(self, pixels: Float[Tensor, "B N S S"]) -> Float[Tensor, "B E E C"]:
+    def forward(self, pixels: Float[Tensor, "B N H W"]) -> Float[Tensor, "B h w C"]:
         """Return a token for each patch."""
         return self.proj(pixels).permute(0, 2, 3, 1)
 
@@ -56,8 +56,9 @@ class EncoderAttention(nn.Module):
     def forward(self, x: Float[Tensor, "B H W C"]) -> Float[Tensor, "B H W C"]:
         """Return the attended tokens."""
         batch, height, width, dim = x.shape
-        window = self.window_size or height
-        pad_h, pad_w = -height % window, -width % window
+        # Under tracing, sizes are tensors.
+        window_h, window_w = (self.window_size or int(side) for side in (height, width))
+        pad_h, pad_w = -height % window_h, -width % window_w
         if pad_h or pad_w:
             projected = F.linear(x, self.qkv.weight)
             projected = F.pad(projected, (0, 0, 0, pad_w, 0, pad_h)) + self.qkv.bias.to(
@@ -65,21 +66,22 @@ class EncoderAttention(nn.Module):
             )
         else:
             projected = self.qkv(x)
-        down, across = (height + pad_h) // window, (width + pad_w) // window
+        down, across = (height + pad_h) // window_h, (width + pad_w) // window_w
         windows = projected.view(
-            batch, down, window, across, window, 3, self.num_heads, dim // self.num_heads
+            batch, down, window_h, across, window_w, 3, self.num_heads, dim // self.num_heads
         ).permute(5, 0, 1, 3, 6, 2, 4, 7)
         q, k, v = windows.reshape(
-            3, batch * down * across, self.num_heads, window * window, dim // self.num_heads
+            3, batch * down * across, self.num_heads, window_h * window_w, dim // self.num_heads
         ).unbind(0)
         if self.rel_pos_h is None or self.rel_pos_w is None:
             out = F.scaled_dot_product_attention(q, k, v)
         else:
-            out = self.attend(q, k, v, get_rel_pos(self.rel_pos_h), get_rel_pos(self.rel_pos_w))
+            rows = get_rel_pos(self.rel_pos_h, window_h)
+            out = self.attend(q, k, v, rows, get_rel_pos(self.rel_pos_w, window_w))
         grid = out.reshape(
-            batch, down, across, self.num_heads, window, window, dim // self.num_heads
+            batch, down, across, self.num_heads, window_h, window_w, dim // self.num_heads
         ).permute(0, 1, 4, 2, 5, 3, 6)
-        grid = grid.reshape(batch, down * window, across * window, dim)
+        grid = grid.reshape(batch, down * window_h, across * window_w, dim)
         # Cropped by a negative padding, whose gradient is one operation.
         return self.proj(F.pad(grid, (0, 0, 0, -pad_w, 0, -pad_h)) if pad_h or pad_w else grid)
 
@@ -279,19 +281,54 @@ class ImageEncoderViT(nn.Module, ImageEncoderModule):
         )
 
     def forward(
-        self, pixels: Float[Tensor, "B N S S"], drop_path: Float[Tensor, "B L 2"] | None
-    ) -> Float[Tensor, "B C E E"]:
+        self, pixels: Float[Tensor, "B N H W"], drop_path: Float[Tensor, "B L 2"] | None
+    ) -> Float[Tensor, "B C h w"]:
         """Return the image embedding; see `ImageEncoderModule`.
 
         Args:
-            pixels: Normalized pixels, zero in the padding.
+            pixels: Normalized pixels, zero in the padding; a square, or the part of it at the top
+                left that `encode_rectangles` selects.
             drop_path: Uniform numbers that decide which branches are skipped; None in evaluation.
         """
-        x = self.patch_embed(pixels) + self.pos_embed
+        x = self.patch_embed(pixels)
+        x = x + self.pos_embed[:, : x.shape[1], : x.shape[2]]
         uniforms = by_block(drop_path, self.leaves_out_branches)
         for index, block in enumerate(self.blocks):
             x = block(x, None if uniforms is None else uniforms[index])
         return self.neck(x.permute(0, 3, 1, 2))
+
+
+def encode_rectangles(
+    encoder: nn.Module,
+    pixels: Float[Tensor, "B N S S"],
+    input_sizes: Int64[Tensor, "B 2"],
+    drop_path: Float[Tensor, "B L 2"] | None,
+    patch: int,
+) -> Float[Tensor, "B C E E"]:
+    """Return the embeddings of images without their padding, which is zero.
+
+    Images with the same number of tokens in height and width are encoded together; an embedding
+    does not depend on the other images.
+
+    Args:
+        encoder: The image encoder.
+        pixels: Normalized pixels, zero in the padding.
+        input_sizes: Height and width of each image without padding, at the top left.
+        drop_path: Uniform numbers that decide which branches are skipped; None in evaluation.
+        patch: Side of a patch in pixels.
+    """
+    if type(input_sizes) is not Tensor or input_sizes.is_meta:
+        return encoder(pixels, drop_path)  # planned for squares, which need the most memory
+    side, parts, orders = pixels.shape[-1] // patch, [], []
+    tokens = -(-input_sizes // patch)
+    for height, width in tokens.unique(dim=0).tolist():
+        rows = torch.nonzero((tokens[:, 0] == height) & (tokens[:, 1] == width))[:, 0]
+        orders.append(rows)
+        shown = pixels[rows.to(pixels.device), :, : height * patch, : width * patch]
+        uniforms = None if drop_path is None else drop_path[rows.to(drop_path.device)]
+        embedding = encoder(shown, uniforms)
+        parts.append(F.pad(embedding, (0, side - width, 0, side - height)))
+    return torch.cat(parts)[torch.cat(orders).argsort().to(pixels.device)]
 
 
 def by_block(

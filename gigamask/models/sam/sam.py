@@ -33,6 +33,7 @@ from gigamask.models.configs import (
 )
 from gigamask.models.sam.dense_decoder import DenseMaskDecoder, prompt_frame
 from gigamask.models.sam.high_res import HighResStem
+from gigamask.models.sam.image_encoder import encode_rectangles
 from gigamask.models.sam.mask_decoder import MULTIMASK_TOKENS, SINGLE_MASK_TOKEN, MaskDecoder
 from gigamask.models.sam.prompt_encoder import PromptEncoder, make_prompts
 from gigamask.models.sam2 import convert as sam2
@@ -252,8 +253,12 @@ class Sam(nn.Module):
         if isinstance(self.mask_decoder, Sam2MaskDecoder):
             hiera = cast(HieraEncoder, self.image_encoder)
             return self.mask_decoder.join(hiera.pyramid(pixels, drop_path))
-        sizes = [input_sizes] if self.config.encoder.takes_input_sizes else []
-        embedding = self.image_encoder(pixels, drop_path, *sizes)
+        if self.config.rectangular:
+            encoder, patch = self.image_encoder, self.config.patch_size
+            embedding = encode_rectangles(encoder, pixels, input_sizes, drop_path, patch)
+        else:
+            sizes = [input_sizes] if self.config.encoder.takes_input_sizes else []
+            embedding = self.image_encoder(pixels, drop_path, *sizes)
         if self.high_res is None:
             return embedding
         return torch.cat([embedding, self.high_res(pixels)], 1)

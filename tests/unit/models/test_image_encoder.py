@@ -4,7 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gigamask.models.configs import SamConfig, tiny
+from gigamask.errors import GigamaskError
+from gigamask.models.configs import ConvPyramid, SamConfig, WindowDecoder, tiny
+from gigamask.models.encoder_configs import ViT, ViTTiny
 from gigamask.models.init import build_model
 from gigamask.models.sam.attention import get_rel_pos, rel_pos_attention_reference
 from gigamask.models.sam.image_encoder import EncoderAttention, ImageEncoderViT, branch_scale
@@ -48,7 +50,7 @@ def windowed_plainly(layer: EncoderAttention, x: torch.Tensor) -> torch.Tensor:
                 .unbind(0)
             )
             answer = rel_pos_attention_reference(
-                q, k, v, get_rel_pos(layer.rel_pos_h), get_rel_pos(layer.rel_pos_w)
+                q, k, v, get_rel_pos(layer.rel_pos_h, window), get_rel_pos(layer.rel_pos_w, window)
             )
             answer = layer.proj(answer.transpose(1, 2).flatten(2))
             result[:, top : top + window, left : left + window] = answer.unflatten(
@@ -166,3 +168,92 @@ def test_every_parameter_of_the_encoder_learns():
         parameter.grad is not None and parameter.grad.abs().sum() > 0
         for parameter in encoder.parameters()
     )
+
+
+def pictures(*sizes, side=64):
+    """Padded pixels of images, and their sizes."""
+    images = torch.zeros(len(sizes), 3, side, side, dtype=torch.uint8)
+    chance = torch.Generator().manual_seed(7)
+    for image, (height, width) in zip(images, sizes, strict=True):
+        image[:, :height, :width] = torch.randint(0, 256, (3, height, width), generator=chance)
+    return images, torch.tensor(sizes)
+
+
+def rectangular_and_square(**changed):
+    """Two models with the same weights."""
+    made = [
+        build_model(replace(SMALL, rectangular=rectangular, **changed), 3).eval()
+        for rectangular in (True, False)
+    ]
+    made[0].load_state_dict(made[1].state_dict())
+    return made
+
+
+def test_offsets_of_fewer_positions_are_those_in_the_middle():
+    table = torch.arange(13.0)[:, None]
+    for size in (1, 4, 7):
+        found = get_rel_pos(table, size)[..., 0].flip(1)
+        place = torch.arange(size)
+        assert torch.equal(found, 6 + place[:, None] - place.float())
+
+
+def test_a_square_image_is_encoded_as_without_rectangles():
+    rectangle, square = rectangular_and_square()
+    batch = pictures((64, 64), (64, 60), (57, 64))
+    with torch.no_grad():
+        assert torch.equal(rectangle.encode(*batch), square.encode(*batch))
+
+
+@pytest.mark.parametrize("encoder", [ViT(), ViTTiny(16, 2, 2)])
+def test_rectangles_have_no_padding_and_do_not_depend_on_the_batch(encoder):
+    rectangle, _ = rectangular_and_square(encoder=encoder)
+    sizes = [(64, 40), (20, 64), (64, 64), (64, 37), (1, 64)]
+    images, input_sizes = pictures(*sizes)
+    with torch.no_grad():
+        together = rectangle.encode(images, input_sizes)
+        for index, (height, width) in enumerate(sizes):
+            alone = rectangle.encode(images[index][None], input_sizes[index][None])[0]
+            assert (alone - together[index]).abs().max() < 1e-5
+            rows, columns = -(-height // 8), -(-width // 8)
+            assert (alone[:, :rows, :columns] != 0).all()
+            assert not alone[:, rows:].any()
+            assert not alone[:, :, columns:].any()
+
+
+def test_attention_over_a_rectangle_is_that_of_the_definition():
+    layer = shaken(SMALL).blocks[1].attn
+    x = torch.randn(2, 8, 5, 24, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    q, k, v = layer.qkv(x.flatten(1, 2)).unflatten(2, (3, 2, 12)).permute(2, 0, 3, 1, 4)
+    y, column = (torch.arange(40) // 5), (torch.arange(40) % 5)
+    bias = [
+        torch.einsum("bnid,ijd->bnij", q, table[7 + place[:, None] - place])
+        for table, place in ((layer.rel_pos_h, y), (layer.rel_pos_w, column))
+    ]
+    weights = ((q * 12**-0.5) @ k.transpose(2, 3) + bias[0] + bias[1]).softmax(-1)
+    expected = layer.proj((weights @ v).transpose(1, 2).flatten(2)).unflatten(1, (8, 5))
+    assert (layer(x) - expected).abs().max() < 1e-12
+
+
+def test_gradients_and_drop_path_go_through_rectangles():
+    rectangle, square = rectangular_and_square(drop_path_rate=0.5)
+    uniforms = torch.rand(3, 3, 2, generator=torch.Generator().manual_seed(2))
+    for model in (rectangle, square):
+        model.train().encode(*pictures((64, 64), (60, 64), (64, 63)), uniforms).sum().backward()
+    for own, other in zip(rectangle.parameters(), square.parameters(), strict=True):
+        if own.grad is not None:
+            assert (own.grad - other.grad).abs().max() <= 1e-4 * other.grad.abs().max() + 1e-6
+    embedding = rectangle.encode(*pictures((64, 40), (20, 64), (40, 64)), uniforms)
+    embedding.square().sum().backward()
+    gradients = [parameter.grad for parameter in rectangle.image_encoder.parameters()]
+    assert all(gradient.isfinite().all() and gradient.any() for gradient in gradients)
+
+
+def test_other_encoders_have_no_rectangles():
+    with pytest.raises(GigamaskError, match=r"rectangular.*conv_pyramid"):
+        SamConfig(
+            image_size=64,
+            patch_size=4,
+            rectangular=True,
+            encoder=ConvPyramid(),
+            decoder=WindowDecoder(),
+        )
