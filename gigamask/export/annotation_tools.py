@@ -102,7 +102,7 @@ class XAnyLabelingDecoder(OnnxDecoder):
         size = (self.model.config.mask_size,) * 2
         masks = functional.interpolate(mask_input, size, mode="bilinear", align_corners=False)
         points = point_coords * self.scale_xy
-        masks, iou, low = super().forward(
+        masks, iou, low, *_ = super().forward(  # without the classes
             image_embeddings, points, point_labels, masks, has_mask_input, orig_im_size
         )
         best = 1 + iou[:, 1:].argmax(1)

@@ -7,7 +7,9 @@ input pixels, `point_labels` (P, N), `mask_input` (P, 1, G, G), `has_mask_input`
 `orig_im_size` (2,), all float32; it returns `masks` (P, 4, H, W) as logits at the image's size,
 `iou_predictions` (P, 4) and `low_res_masks` (P, 4, G, G), the first of each for the single mask
 (Segment Anything, `utils/onnx.py`). As in Meta's export, points without a box must end with a point
-of label -1. Images and points are resized as in `inference.resize_longest_side`. In fp16, weights
+of label -1. A model with classes also returns `class_scores` (P, 4, C), their probabilities, whose
+names are the `class_names` of the metadata. Images and points are resized as in
+`inference.resize_longest_side`. In fp16, weights
 are stored and multiplied in half precision, as under autocast; inputs and outputs stay float32. The
 metadata of both files states the model's configuration as JSON under `spec`, with the window of its
 pixels.
@@ -36,12 +38,13 @@ from gigamask.models.sam.mask_decoder import ALL_MASK_TOKENS
 from gigamask.models.sam.sam import Sam
 from gigamask.models.sam2.mask_decoder import Sam2MaskDecoder
 from gigamask.models.weight_files import SPEC, make_spec
-from gigamask.types import Prompts
+from gigamask.types import MaskDecoderOutput, Prompts, WindowLogits
 
 OPSET = 17
 ENCODER, DECODER = "encoder.onnx", "decoder.onnx"
 ENCODER_AXES = {name: {0: "images"} for name in ("image", "input_size", "image_embeddings")}
 DECODER_OUTPUTS = ["masks", "iou_predictions", "low_res_masks"]
+CLASS_SCORES = "class_scores"
 DECODER_AXES = {
     "point_coords": {0: "prompts", 1: "points"},
     "point_labels": {0: "prompts", 1: "points"},
@@ -95,7 +98,7 @@ class OnnxDecoder(nn.Module):
         mask_input: Float[Tensor, "P 1 G G"],
         has_mask_input: Float[Tensor, "P"],
         orig_im_size: Float[Tensor, "2"],
-    ) -> tuple[Float[Tensor, "P 4 H W"], Float[Tensor, "P 4"], Float[Tensor, "P 4 G G"]]:
+    ) -> tuple[Tensor, ...]:
         """Predict the masks of prompts.
 
         Args:
@@ -107,36 +110,49 @@ class OnnxDecoder(nn.Module):
             orig_im_size: Height and width of the image.
 
         Returns:
-            Logits at the image's size, predicted IoU, and low-resolution logits.
+            Logits at the image's size, predicted IoU, low-resolution logits, and probabilities of
+            classes if the model has them.
         """
-        first = torch.zeros_like(has_mask_input, dtype=torch.int64)
         prompts = Prompts(
             *(point_coords, point_labels.long(), mask_input[:, 0], True), has_mask_input > 0.5
         )
-        decoder, config = self.model.mask_decoder, self.model.config
+        low, iou, classes, _ = self._predict(image_embeddings, prompts)
+        outputs = self._resize(cast(Tensor, low), orig_im_size), iou, cast(Tensor, low)
+        return outputs if classes is None else (*outputs, classes.softmax(-1))
+
+    def _predict(
+        self, image_embeddings: Float[Tensor, "1 C E E"], prompts: Prompts
+    ) -> MaskDecoderOutput:
+        """Return the logits of all four masks on the low-resolution grid."""
+        decoder, config, encoder = (
+            self.model.mask_decoder,
+            self.model.config,
+            self.model.prompt_encoder,
+        )
+        first = torch.zeros_like(prompts.labels[:, 0])
         if isinstance(decoder, DenseMaskDecoder):
-            encoder = self.model.prompt_encoder
-            answer, iou = decoder(image_embeddings, first, prompts, encoder, ALL_MASK_TOKENS)[:2]
-            low = answer.logits
+            output = decoder(image_embeddings, first, prompts, encoder, ALL_MASK_TOKENS)
+            low = output.masks.logits
             if self.model.answers_in_windows:
-                low = answer.paste(config.mask_size, config.image_size)
-            return self._resize(low, orig_im_size), iou, low
+                low = output.masks.paste(config.mask_size, config.image_size)
+            return output._replace(masks=low)
         if self.model.answers_in_windows:
-            low, iou = self.model.decode(image_embeddings, first, prompts)
-            single = torch.where(has_mask_input > 0.5, MIDDLE_WINDOW, iou.argmax(1))
+            output = self.model.predict(image_embeddings, first, prompts)
+            low = cast(WindowLogits, output.masks).paste(config.mask_size, config.image_size)
+            has_mask = cast(Tensor, prompts.has_mask_prompt)
+            single = torch.where(has_mask, MIDDLE_WINDOW, output.iou_predictions.argmax(1))
             at = torch.arange(single.shape[0]), single
-            low, iou = torch.cat([low[at][:, None], low], 1), torch.cat([iou[at][:, None], iou], 1)
-            return self._resize(low, orig_im_size), iou, low
-        encoder = self.model.prompt_encoder
+            parts = [low, output.iou_predictions]
+            parts += [] if output.class_logits is None else [output.class_logits]
+            return MaskDecoderOutput(*[torch.cat([part[at][:, None], part], 1) for part in parts])
         if isinstance(decoder, Sam2MaskDecoder):
-            low, iou, *_ = decoder(image_embeddings, first, prompts, encoder, ALL_MASK_TOKENS)
-            return self._resize(low, orig_im_size), iou, low
-        tokens = encoder.points(point_coords, point_labels.long())
-        dense = encoder.mixed_prompt(mask_input[:, 0], has_mask_input > 0.5)
-        low, iou, *_ = decoder(
+            return decoder(image_embeddings, first, prompts, encoder, ALL_MASK_TOKENS)
+        tokens = encoder.points(prompts.points_xy_input, prompts.labels)
+        masks = cast(Tensor, prompts.masks), cast(Tensor, prompts.has_mask_prompt)
+        dense = encoder.mixed_prompt(*masks)
+        return decoder(
             image_embeddings, encoder.get_dense_pe(), tokens, first, dense, ALL_MASK_TOKENS
         )
-        return self._resize(low, orig_im_size), iou, low
 
     def _resize(
         self, low: Float[Tensor, "P 4 G G"], size: Float[Tensor, "2"]
@@ -184,7 +200,8 @@ def write_onnx(model: Sam, out: Path, precision: OnnxPrecision = "fp32") -> dict
     encoder = OnnxEncoder(traceable)
     export(encoder, encoder_inputs, out / ENCODER, ENCODER_AXES, precision)
     decoder_inputs = _decoder_inputs(embedding, probe.prompts[0], SIZES[0], model.config.mask_size)
-    export(decoder, decoder_inputs, out / DECODER, DECODER_AXES, precision)
+    axes = DECODER_AXES | ({CLASS_SCORES: {0: "prompts"}} if model.config.class_names else {})
+    export(decoder, decoder_inputs, out / DECODER, axes, precision)
     for name in (ENCODER, DECODER):
         _state_config(out / name, model)
     return {
@@ -312,10 +329,11 @@ def _verify(model: Sam, decoder: OnnxDecoder, probe: Probe, out: Path, tolerance
     expected = {"image_embeddings": embeddings}
     worst = compare(expected, actual, f"{out / ENCODER}: onnxruntime", tolerance)
     embedding, mask_size = embeddings[:1], model.config.mask_size
+    names = [*DECODER_OUTPUTS, *([CLASS_SCORES] if model.config.class_names else [])]
     for prompts in probe.prompts:
         for size in SIZES:
             inputs = _decoder_inputs(embedding, prompts, size, mask_size)
-            expected = dict(zip(DECODER_OUTPUTS, decoder(**inputs), strict=True))
+            expected = dict(zip(names, decoder(**inputs), strict=True))
             actual = run_session(session, inputs)
             worst = max(worst, compare(expected, actual, reader, tolerance))
         low, iou = model.decode(embedding, torch.zeros(1, dtype=torch.int64), prompts)
@@ -327,7 +345,7 @@ def _verify(model: Sam, decoder: OnnxDecoder, probe: Probe, out: Path, tolerance
         for name in DECODER_AXES.keys() & inputs.keys():  # a second prompt beside it
             scale = 0.5 if name == "point_coords" else 1.0
             inputs[name] = torch.cat([inputs[name], scale * inputs[name]])
-        expected = dict(zip(DECODER_OUTPUTS, decoder(**inputs), strict=True))
+        expected = dict(zip(names, decoder(**inputs), strict=True))
         worst = max(worst, compare(expected, run_session(session, inputs), reader, tolerance))
     return worst
 

@@ -173,7 +173,11 @@ def _write_images(folder: Path) -> None:
     """Photographs, their masks in four forms, and a folder of images without masks."""
     for name in ("photos", "labels", "yolo", "more_photos", "disk/imagenet/train/n01440764"):
         (folder / name).mkdir(parents=True)
-    coco = {name: {"images": [], "annotations": []} for name in ("train.json", "held_out.json")}
+    categories = [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}]
+    coco = {
+        name: {"images": [], "annotations": [], "categories": categories}
+        for name in ("train.json", "held_out.json")
+    }
     for number in range(4):
         scene = compose_scene(1, number, (96, 128))
         height, width = scene.masks.size
@@ -190,7 +194,7 @@ def _write_images(folder: Path) -> None:
             annotation = {
                 "id": len(part["annotations"]) + 1,
                 "image_id": number,
-                "category_id": 1,
+                "category_id": 1 + len(part["annotations"]) % 2,
                 "iscrowd": 0,
                 "segmentation": [ring.ravel().tolist() for ring in rings if len(ring) > 2],
             }

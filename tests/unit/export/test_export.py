@@ -19,7 +19,7 @@ from gigamask.models import state_dict, weight_files
 from gigamask.models.configs import SamConfig, SamDecoder, tiny
 from gigamask.models.init import build_model
 from gigamask.models.sam.sam import Sam
-from tests.little import DENSE
+from tests.little import COMPACT, DENSE, SAM2
 
 # Windows of 3 on 8 x 8 tokens need padding.
 SPEC = replace(tiny(), image_size=64, window_size=3)
@@ -142,6 +142,26 @@ def test_onnx_predicts_as_the_decoder_with_options_does(windows, tmp_path):
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=chance))
     assert onnx.write_onnx(model, tmp_path / "onnx")["difference"] < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", [SPEC, COMPACT, replace(SPEC, decoder=DENSE), SAM2])
+def test_onnx_scores_classes_as_the_model_does(config, tmp_path, no_shape_checks):
+    """Those of all four masks, the first of which is the single mask; metadata has the names."""
+    model = build_model(replace(config, class_names=("cat", "a dog", "bird")), 0).eval()
+    assert onnx.write_onnx(model, tmp_path)["difference"] < 1e-4
+    session = onnx.open_session(tmp_path / "decoder.onnx")
+    spec = json.loads(session.get_modelmeta().custom_metadata_map["spec"])
+    assert spec["class_names"] == ["cat", "a dog", "bird"]
+    probe = Probe.from_config(model.config)
+    with torch.no_grad():
+        embedding = model.encode(probe.pixels, probe.valid)
+        for prompts in probe.prompts[:2]:
+            inputs = onnx._decoder_inputs(embedding, prompts, (40, 60), config.mask_size)
+            found = onnx.run_session(session, inputs)["class_scores"]
+            expected = model.predict(embedding, torch.zeros(1).long(), prompts).class_logits
+            torch.testing.assert_close(found[:, 1:], expected.softmax(-1), rtol=1e-3, atol=1e-4)
+            assert found.shape == (1, 4, 3)
 
 
 @pytest.mark.parametrize(
