@@ -56,7 +56,7 @@ def at(page, across, down):
 
 
 def saved(page):
-    page.wait_for_selector("#a-state:has-text('all changes are saved')")
+    page.wait_for_selector("#a-state:has-text('all saved')")
 
 
 def objects(page, count):

@@ -121,7 +121,7 @@ const open = withErrorMessages(async (row, again = false) => {
   state("encoding");
   ready = request(`project/images/${row}/embed`, { json: {} });
   await ready;
-  if (mine === opening) state("", "all changes are saved");
+  if (mine === opening) state("", "all saved");
 });
 
 function state(busy, message = "") {
@@ -154,7 +154,7 @@ function operate(path, body) {
       const found = await request(`project/images/${row}/${path}`, { json: { version: image.version, ...(typeof body === "function" ? body() : body) } });
       if (image.row !== row) return [];
       take(found);
-      state("", "all changes are saved");
+      state("", "all saved");
       return found.objects.map(({ id }) => id).filter((id) => !before.has(id));
     } catch (error) {
       console.warn(error);
@@ -250,8 +250,9 @@ function describe() {
   $("a-accept-all").disabled = !image.objects.some(({ accepted }) => !accepted);
   $("a-undo").disabled = !image.can_undo;
   $("a-redo").disabled = !image.can_redo;
-  $("a-done").textContent = image.done ? "Not done" : "Done, next";
-  $("a-title").textContent = `${image.name}, ${image.width} x ${image.height}${image.held_out ? ", held out to compare models" : ""}`;
+  $("a-done").textContent = image.done ? "Reopen" : "Done, next";
+  $("a-title").textContent = `${image.name}${image.held_out ? ", held out" : ""}`;
+  $("a-title").title = `${image.name}, ${image.width} x ${image.height}${image.held_out ? "; held out to compare models, never trained on" : ""}`;
 }
 
 function listCategories() {
