@@ -54,6 +54,7 @@ UNSTATED: dict[str, Any] = {
     "stretch": False,
     "feature_channels": 0,
     "class_names": (),
+    "rectangular": False,
     "pixels": {},
 }
 """Fields that a file states only if they have other values; earlier versions had none of them."""
