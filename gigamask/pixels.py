@@ -3,18 +3,21 @@
 A model sees 8 bits per channel. Pixels of 8 bits are used as they are. Pixels of more bits, or of
 floating-point numbers, need a window: the two values that become 0 and 255, with a straight line
 between them. It is stated in numbers, or by percentiles of each image or of the training images.
+
+Imports NumPy only in functions, so that `--help` is fast.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
-
-import numpy as np
-from jaxtyping import Float64, UInt8
+from typing import TYPE_CHECKING, Literal
 
 from gigamask.errors import CorruptSampleError, GigamaskError, PixelFormatError, check_range
+
+if TYPE_CHECKING:
+    import numpy as np
+    from jaxtyping import Float64, UInt8
 
 MAX_CHANNELS = 256
 """Most channels of an image: 17 times those of Sentinel-2."""
@@ -84,6 +87,8 @@ class PixelConfig:
                 more than 8 bits.
             CorruptSampleError: There is no finite value to take percentiles of.
         """
+        import numpy as np
+
         self.check_channels(stored, name)
         levels = stored
         if stored.dtype != np.uint8:
@@ -128,6 +133,7 @@ class PixelConfig:
         Raises:
             GigamaskError: As for `to_uint8`, or the array has another shape, or no numbers.
         """
+
         if image.ndim not in (2, 3) or not image.size or image.dtype.kind not in "uif":
             shape = " x ".join(map(str, image.shape))
             raise GigamaskError(
@@ -188,6 +194,8 @@ def channel_percentiles(
     Raises:
         CorruptSampleError: A channel has no finite value.
     """
+    import numpy as np
+
     if stored.dtype.kind != "f":
         return np.percentile(stored, percentiles, axis=(0, 1))
     finite = np.isfinite(stored)
@@ -208,6 +216,8 @@ def apply_window(
         low: Value that becomes 0, one for all channels or one for each.
         high: Value that becomes 255; a channel without contrast becomes 0.
     """
+    import numpy as np
+
     precise = np.float32 if stored.dtype.itemsize <= 2 else np.float64
     width = high - low
     scale = np.where(width > 0, 255 / np.where(width > 0, width, 1), 0)
@@ -224,6 +234,8 @@ def to_rgb(pixels: UInt8[np.ndarray, "H W C"]) -> UInt8[np.ndarray, "H W 3"]:
     Args:
         pixels: The channels.
     """
+    import numpy as np
+
     count = pixels.shape[2]
     if count == 3:
         return pixels

@@ -195,8 +195,6 @@ def _read_pages(
         bgr = cv2.imdecode(np.frombuffer(raw, np.uint8), cv2.IMREAD_UNCHANGED)
         if bgr is None:
             raise ValueError("OpenCV cannot read it")
-        if bgr is None:
-            raise ValueError("OpenCV cannot read it")
         alpha = bgr[..., 3:] if channels == 4 else bgr[..., :0]
         return np.concatenate([bgr[..., 2::-1], alpha], 2)
     pages, first, count = [], image.size, 0

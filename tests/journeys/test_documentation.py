@@ -177,9 +177,9 @@ def test_benchmarks_that_pages_name_take_these_flags(line, monkeypatch):
 OTHERS = {
     *("help", "version", "print-config", "resume", "config", "torch-backend", "in-channels"),
     *("no-python", "nproc-per-node", "node-rank", "max-restarts", "standalone", "nnodes"),
-    *("requeue", "container-image"),
+    *("requeue", "container-image", "platform", "project-name"),
 }
-"""Flags of torchrun, Slurm and uv, and those that are not fields."""
+"""Flags of torchrun, Slurm, uv and CVAT, and those that are not fields."""
 
 
 def test_flags_that_pages_mention_exist():

@@ -277,7 +277,6 @@ def test_more_broken_than_sound_masks_stop_it_and_leave_nothing(case):
         (row(2, "cut.jpg"), "cut.jpg: the JPEG of .* cannot be decoded"),
         (row(2, "text.png"), "text.png: its 9 bytes"),
         (row(2, "cut.png"), "cut.png: the image cannot be decoded"),
-        (row(2, "deep.png"), "deep.png: the image has I;16 pixels"),
         (row(2, "large.png"), "large.png: the image has 12000 x 12000 pixels, at most 134217728"),
     ],
 )
@@ -288,7 +287,6 @@ def test_an_unusable_image_is_left_out_and_named(case, bad, message):
     case.put("text.png", b"no pixels")
     Image.fromarray(pixels()).save(case.pictures / "cut.png")
     case.put("cut.png", (case.pictures / "cut.png").read_bytes()[:-60])
-    Image.fromarray(pixels()[:, :, 0].astype(np.uint16)).save(case.pictures / "deep.png")
     Image.new("1", (12000, 12000)).save(case.pictures / "large.png")
     done = case.coco([row(), bad], [thing()])
     assert (done["images"], done["masks"]) == (1, 1)
