@@ -126,7 +126,7 @@ def casting_blocks(
             for module in block.modules()
             if isinstance(module, cast)
             for name, weight in module._parameters.items()
-            if weight is not None
+            if weight is not None and weight.dtype != dtype
         ]
         hooks += [
             block.register_forward_pre_hook(partial(_replace, owners, dtype)),

@@ -75,7 +75,7 @@ def test_objects_that_tiles_cut_are_joined_exactly(grid, seed, level):
         (smooth > level * smooth.std()).astype(np.uint8), connectivity=4
     )
     truth = RLEMasks.from_dense(
-        np.array([labels == index for index in range(1, count)]).reshape(-1, *grid.size)
+        np.array([labels == index for index in range(1, count)], bool).reshape(-1, *grid.size)
     )
     if grid.halo:
         assert sorted(joined(truth, grid).to_coco()) == sorted(truth.to_coco())

@@ -82,7 +82,8 @@ def test_strokes_add_and_remove_pixels(annotator):
 
 
 def test_polygons_have_holes_and_come_back_as_corners(annotator):
-    rings = [[(5, 5), (35, 5), (35, 25), (5, 25)], [(15, 10), (25, 10), (25, 20), (15, 20)]]
+    outer = [(5.0, 5.0), (35.0, 5.0), (35.0, 25.0), (5.0, 25.0)]
+    rings = [outer, [(15.0, 10.0), (25.0, 10.0), (25.0, 20.0), (15.0, 20.0)]]
     found = annotator.polygon(0, 0, "object", rings)
     mask = dense(found, 1)
     assert mask[6, 6]

@@ -78,7 +78,7 @@ def test_a_second_model_answers_the_same_prompts(session, model):
     found = client.post(f"/api/images/{shown(client)}/compare", json=steps).json()
     alone = Session(other)
     key = alone.open(png(picture()), "a")["id"]
-    expected = alone.predict(key, [PromptStep(point=(3, 4)), PromptStep(point=(9, 9))])
+    expected = alone.predict(key, [PromptStep(point=(3.0, 4.0)), PromptStep(point=(9.0, 9.0))])
     assert found == expected[0]
 
 

@@ -96,7 +96,7 @@ def test_every_setting_reaches_the_loader():
         mask_store="store",
     )
     assembly = SamTrainConfig("r", loader=loading).sample_config
-    own = {"image_size", "mask_size", "with_masks", "stretch"}
+    own = {"image_size", "mask_size", "with_masks", "stretch", "class_names", "pixels"}
     shared = {field.name for field in fields(assembly)} - own
     assert {name: getattr(assembly, name) for name in shared} == {
         name: getattr(loading, name) for name in shared
