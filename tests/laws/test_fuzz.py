@@ -371,7 +371,7 @@ def make_claims(folder: Path) -> None:
         )
     jpgs = [
         broken.restate(pictures()[0], *size)
-        for size in ((65_535, 65_535), (65_500, 1_100), (8_193, 8_192))
+        for size in ((65_535, 65_535), (65_500, 2_100), (16_385, 8_192))
     ]
     readers = [(tar.scan, folder / "t.tar", start) for start in starts]
     readers += [(lambda raw: annotation.parse(raw, "x"), raw, None) for raw in jsons]
