@@ -292,7 +292,10 @@ def _resize(features: Float[Tensor, "B C h h"], side: int) -> Float[Tensor, "B C
     """Return means of finer features, and coarser ones interpolated bilinearly."""
     if features.shape[-1] == side:
         return features
-    if features.shape[-1] > side:
+    factor, rest = divmod(int(features.shape[-1]), side)
+    if factor and not rest:  # as the next line, but for ONNX
+        return F.avg_pool2d(features, factor)
+    if factor:
         return F.interpolate(features, (side, side), mode="area")
     return F.interpolate(features, (side, side), mode="bilinear", align_corners=False)
 

@@ -414,7 +414,7 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, scenes, trained, capsys
             str(scenes),
             "--device",
             "gpu",
-        ): "--device must be auto, cpu, cuda or cuda:N (got 'gpu')",
+        ): "--device must be auto, cpu, cuda, cuda:N or mps (got 'gpu')",
         (
             "evaluate",
             str(trained),

@@ -1,6 +1,7 @@
 """A user's own class for every interface, by file, module or entry point: train, resume, plan."""
 
 import json
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -37,8 +38,6 @@ def installed(tmp_path, monkeypatch):
 
 def used(prefix: str) -> set[str]:
     """Return the components of a module that were used since the last call."""
-    import sys
-
     module = sys.modules["own_components" if prefix == "file" else "tests.own_components"]
     found = set(module.USED)
     module.USED.clear()
@@ -48,6 +47,8 @@ def used(prefix: str) -> set[str]:
 @pytest.mark.parametrize("how", ["file", "module", "entry point"])
 def test_every_custom_component_trains_and_resumes(how, scenes, tmp_path, installed):
     prefix = {"file": f"{FILE}:", "module": "tests.own_components:", "entry point": ""}[how]
+    own_components.USED.clear()  # other tests of this process use them, too
+    sys.modules.pop("own_components", None)
     recipe = f"{prefix}narrow"
     words = [
         word

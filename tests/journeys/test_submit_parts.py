@@ -243,7 +243,7 @@ def test_wrong_flags_give_one_line(words, message, inputs, capsys):
 def test_automatic_masks_are_not_scored_in_parts(inputs, capsys):
     words = ["evaluate", str(inputs / "weights.safetensors"), "--data", str(inputs / "index")]
     assert main([*words, "--automatic", "--submit", "local"]) == 2
-    assert "--automatic keeps all generated masks" in capsys.readouterr().err
+    assert "--automatic keeps all predicted masks" in capsys.readouterr().err
 
 
 def test_data_that_changed_between_the_parts_is_refused(inputs, tmp_path, capsys):

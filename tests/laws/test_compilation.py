@@ -19,6 +19,7 @@ from gigamask.evaluation.click_evaluation import ClickEvaluation
 from gigamask.losses.ohem import OHEM
 from gigamask.losses.sam_loss import SamLoss
 from gigamask.losses.window_loss import WindowLoss
+from gigamask.models.init import build_model
 from gigamask.models.lora_config import LoRA
 from gigamask.prompts.mixed import MixedPrompts
 from gigamask.prompts.schedule import InteractiveSchedule
@@ -200,10 +201,13 @@ def test_a_compiled_training_evaluates_resumes_and_leaves_the_model_as_it_was(
     assert names == ended.average.keys()
     block = ended.model.image_encoder.blocks[0]
     assert not {"attend", "transform"} & vars(block).keys()
-    # bf16 rounds a loss to three digits; a model that saw other masks or prompts is far away.
-    for name, weight in plain.model.named_parameters():
-        moved = (ended.model.get_parameter(name) - weight).abs().max()
-        assert moved <= 2e-4, name
+    # Eager rounds share tensors, so bf16 rounds elsewhere; with other masks it is far away.
+    start = build_model(base.model, base.seed)
+    apart, moved = (
+        torch.cat([(p - other.get_parameter(name)).flatten() for name, p in own.named_parameters()])
+        for own, other in ((plain.model, ended.model), (plain.model, start))
+    )
+    assert apart.norm() <= 0.25 * moved.norm()
 
 
 def test_two_processes_of_the_command_do_what_one_does(scenes, tmp_path, monkeypatch):

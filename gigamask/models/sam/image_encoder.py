@@ -201,7 +201,7 @@ def add_scaled(
         scale: Its factor, from `branch_scale`.
     """
     if isinstance(scale, Tensor) or torch.compiler.is_compiling():
-        return x + (branch if scale is None else branch * scale)
+        return x + (branch if scale is None else branch.to(x.dtype) * scale)
     return _AddScaled.apply(x, branch, 1.0 if scale is None else scale)
 
 

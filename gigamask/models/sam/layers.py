@@ -135,8 +135,9 @@ def inflate_channels(value: Tensor, own: Tensor) -> Tensor:
         value: The kernel to convert; returned unchanged unless only its channels differ.
         own: The kernel that it is to fit.
     """
-    channels = own.shape[1] if own.dim() == 4 else 3
-    expected = (own.shape[0], 3, *own.shape[2:])
-    if channels == 3 or value.shape != expected:
+    if own.dim() != 4 or own.shape[1] == 3:
+        return value
+    channels = own.shape[1]
+    if value.shape != (len(own), 3, *own.shape[2:]):
         return value
     return value.mean(1, keepdim=True).expand(-1, channels, -1, -1) * (3 / channels)
