@@ -160,7 +160,11 @@ class Annotator:
         return self._redrawn(row, version, "stroke", {key_of: (before, dense)})
 
     def polygon(
-        self, row: int, version: int, target: Target, rings: Sequence[Sequence[Point]]
+        self,
+        row: int,
+        version: int,
+        target: Target,
+        rings: Sequence[Sequence[Sequence[float | int]]],
     ) -> ImageEdits:
         """Replace the mask of an object by polygons, or begin one.
 
