@@ -156,7 +156,7 @@ class MixedPrompts(PromptSchedule):
         from gigamask.prompts.clicks import cell_to_input, fallback_if_empty, sample_click
 
         foreground, valid = targets.foreground, targets.valid
-        inside = fallback_if_empty(foreground & valid, valid)
+        inside = targets.clickable
         outside = fallback_if_empty(~foreground & valid, valid)
         present, positive = self._point_kinds(random_inputs)
         clicks = []

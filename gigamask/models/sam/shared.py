@@ -5,7 +5,7 @@ depends on weights alone is computed in the first round and becomes a leaf; the 
 rounds are summed in it, and pass through the computation once, at the end.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -56,7 +56,7 @@ class SharedTensors:
                     sums.append(total)
                     gradients.append(gradient)
         if sums:
-            torch._foreach_add_(sums, cast_like(gradients, sums))
+            torch._foreach_add_(sums, cast_together(gradients, [total.dtype for total in sums]))
 
     def backward(self) -> None:
         """Pass the summed gradients on to what the tensors were computed from."""
@@ -108,17 +108,17 @@ def sharing(modules: Iterable[nn.Module], enabled: bool) -> Iterator[SharedTenso
             del module.__dict__[ATTRIBUTE]
 
 
-def cast_like(gradients: list[Tensor], sums: list[Tensor]) -> list[Tensor]:
-    """Return gradients in the dtypes of `sums`, cast in one operation.
+def cast_together(tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> list[Tensor]:
+    """Return tensors in the given dtypes, cast in one operation; those that have it as they are.
 
     Args:
-        gradients: The gradients.
-        sums: Tensors that they are to be added to.
+        tensors: The tensors.
+        dtypes: The dtype of each.
     """
-    cast = list(gradients)
-    other = [index for index, total in enumerate(sums) if gradients[index].dtype != total.dtype]
+    cast = list(tensors)
+    other = [index for index, dtype in enumerate(dtypes) if tensors[index].dtype != dtype]
     for index in other:
-        cast[index] = torch.empty_like(gradients[index], dtype=sums[index].dtype)
+        cast[index] = torch.empty_like(tensors[index], dtype=dtypes[index])
     if other:
-        torch._foreach_copy_([cast[index] for index in other], [gradients[i] for i in other])
+        torch._foreach_copy_([cast[index] for index in other], [tensors[i] for i in other])
     return cast

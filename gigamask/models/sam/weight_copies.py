@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from gigamask.models.sam.shared import SharedTensors, cast_like, sharing
+from gigamask.models.sam.shared import SharedTensors, cast_together, sharing
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,15 @@ class WeightCopies:
         first = [pair for pair in pairs if pair[0].grad is None]
         later = [pair for pair in pairs if pair[0].grad is not None]
         gradients = [gradient for _, gradient in first]
-        made = _cast(gradients, [weight.dtype for weight, _ in first])
+        made = cast_together(gradients, [weight.dtype for weight, _ in first])
         for (weight, _), gradient in zip(first, made, strict=True):
             weight.grad = gradient
         if later:
             sums = [weight.grad for weight, _ in later if weight.grad is not None]
-            torch._foreach_add_(sums, cast_like([gradient for _, gradient in later], sums))
+            wide = cast_together(
+                [gradient for _, gradient in later], [total.dtype for total in sums]
+            )
+            torch._foreach_add_(sums, wide)
 
 
 @contextmanager
@@ -161,7 +164,7 @@ class _Cast(torch.autograd.Function):
     def forward(ctx, dtype: torch.dtype, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.dtypes = [tensor.dtype for tensor in tensors]
         ctx.set_materialize_grads(False)
-        return _cast(tensors, [dtype] * len(tensors))
+        return tuple(cast_together(tensors, [dtype] * len(tensors)))
 
     @staticmethod
     @once_differentiable
@@ -169,12 +172,5 @@ class _Cast(torch.autograd.Function):
         given = [
             (x, dtype) for x, dtype in zip(gradients, ctx.dtypes, strict=True) if x is not None
         ]
-        found = iter(_cast([x for x, _ in given], [dtype for _, dtype in given]))
+        found = iter(cast_together([x for x, _ in given], [dtype for _, dtype in given]))
         return None, *(None if gradient is None else next(found) for gradient in gradients)
-
-
-def _cast(tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> tuple[Tensor, ...]:
-    made = [torch.empty_like(x, dtype=dtype) for x, dtype in zip(tensors, dtypes, strict=True)]
-    if made:
-        torch._foreach_copy_(made, list(tensors))
-    return tuple(made)
