@@ -44,6 +44,7 @@ PURPOSES = {
     "fastapi": "the web page of gigamask serve",
     "uvicorn": "the server of that page",
     "aiohttp": "data at http(s)://",
+    "pyarrow": "data in parquet files",
     "s3fs": "data at s3://",
     "gcsfs": "data at gs://",
     "mkdocs": "the site of these pages",

@@ -259,6 +259,11 @@ def find_shards(paths: Paths) -> list[str]:
         if storage.is_remote(path) or os.path.isdir(path):
             continue
         check_regular(path)
+        if path.endswith(".parquet"):
+            raise GigamaskError(
+                f"{path}: is parquet, which 'gigamask train', 'evaluate' and 'stats' read; convert "
+                "it to tars for other commands: gigamask convert"
+            )
         if image_folder.is_image(path):
             raise GigamaskError(f"{path}: is an image; give its folder, or a tar of images")
     return sorted(set(shards))

@@ -223,21 +223,43 @@ def find_tars(url: str) -> list[str]:
     Raises:
         GigamaskError: There are none, or the folder cannot be listed.
     """
-    is_glob = bool(re.search(r"[*?\[]", strip_query(url)))
-    if strip_query(url).endswith(".tar") and not is_glob:
-        return [url]
-    filesystem, inner = _open(url)
-    if is_glob:
-        names = _retry(lambda: filesystem.glob(inner), url, "its folder")
+    if not is_glob(url):
+        names = [name for name in list_files(url) if strip_query(name).endswith(".tar")]
     else:
-        listing = _retry(lambda: filesystem.ls(inner, detail=True), url, "its folder")
-        names = [entry["name"] for entry in listing if strip_query(entry["name"]).endswith(".tar")]
+        names = list_files(url)
     if not names:
-        problem = "the glob matches no file" if is_glob else "the folder lists no .tar file"
+        problem = "the glob matches no file" if is_glob(url) else "the folder lists no .tar file"
         raise GigamaskError(
             f"{url}: {problem}; give the URL of a tar, of a folder of tars, "
             "or a quoted glob such as 's3://bucket/folder/*.tar'"
         )
+    return names
+
+
+def is_glob(url: str) -> bool:
+    """Return whether a URL is a pattern of names."""
+    return bool(re.search(r"[*?\[]", strip_query(url)))
+
+
+def list_files(url: str, recursive: bool = False) -> list[str]:
+    """Return the sorted URLs of the files that a URL names: itself, or those of a folder or glob.
+
+    Args:
+        url: A file with one of the suffixes .tar and .parquet, a glob, or a folder.
+        recursive: Whether to list the files of subfolders too.
+
+    Raises:
+        GigamaskError: The folder cannot be listed.
+    """
+    if strip_query(url).endswith((".tar", ".parquet")) and not is_glob(url):
+        return [url]
+    filesystem, inner = _open(url)
+    if is_glob(url):
+        names = _retry(lambda: filesystem.glob(inner), url, "its folder")
+    elif recursive:
+        names = _retry(lambda: filesystem.find(inner), url, "its folder")
+    else:
+        names = _retry(lambda: filesystem.ls(inner, detail=False), url, "its folder")
     scheme = url[: url.index("://") + 3]
     return sorted(name if is_remote(name) else scheme + name.lstrip("/") for name in names)
 

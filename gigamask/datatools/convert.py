@@ -1,10 +1,10 @@
-"""Conversion of images with COCO annotations, polygons or label images to SA-1B's format.
+"""Conversion of images with COCO annotations, polygons, label images or parquet to SA-1B's format.
 
 The output bytes depend only on the input, and every record is parsed before it is written.
-`predicted_iou` and `stability_score`, which only a model can provide, are 1; `point_coords` is one
-foreground pixel, the middle one of the mask in column order. Each json also has the image's
-`source`, and each mask's `category` (its name), `category_id` and COCO `id` as far as the source
-has them, or the `label` of a label image.
+`predicted_iou` and `stability_score`, which only a model can provide, are 1 unless the source has
+them; `point_coords` is one foreground pixel, the middle one of the mask in column order. Each json
+also has the image's `source`, and each mask's `category` (its name), `category_id` and COCO `id` as
+far as the source has them, or the `label` of a label image.
 """
 
 import os
@@ -18,8 +18,8 @@ import numpy as np
 
 from gigamask.data import annotation, tar, worker_pool
 from gigamask.data.image import member_suffix
-from gigamask.datatools import convert_coco, convert_labels, convert_polygons
-from gigamask.datatools.image_files import read_file, to_member
+from gigamask.datatools import convert_coco, convert_labels, convert_parquet, convert_polygons
+from gigamask.datatools.image_files import to_member
 from gigamask.datatools.objects import Objects, SourceImage, SourceListing
 from gigamask.datatools.partial_download import lock_folder
 from gigamask.datatools.published import MAX_LIST_BYTES
@@ -66,8 +66,8 @@ class ConvertCounts:
 
 
 def convert(
-    source: Path,
-    image_folder: Path,
+    source: Path | convert_parquet.ParquetFiles,
+    image_folder: Path | None,
     out: Path,
     options: ConvertOptions,
     shard_images: int = 500,
@@ -78,8 +78,9 @@ def convert(
     """Convert COCO annotations, or a folder of label images or of polygons, to shards.
 
     Args:
-        source: A COCO instances json, or a folder of label images, of LabelMe's or YOLO's files.
-        image_folder: The folder that image names are relative to.
+        source: A COCO instances json, or a folder of label images, of LabelMe's or YOLO's files;
+            or parquet files.
+        image_folder: The folder that image names are relative to; None for parquet.
         out: The folder for the shards; it must not hold tars.
         options: What counts as a mask.
         shard_images: Images per shard.
@@ -95,15 +96,10 @@ def convert(
     """
     if shard_images < 1:
         raise GigamaskError(f"--shard-images must be at least 1 (got {shard_images} images)")
-    if not image_folder.is_dir():
-        raise GigamaskError(
-            f"--images {image_folder}: no such folder; give the one that image names are relative"
-            " to"
-        )
     listing = _list_source(source, image_folder, options)
     chosen = select([each.source for each in listing.images])
     listing = replace(listing, images=[each for each in listing.images if each.source in chosen])
-    exists = [image.path.is_file() for image in listing.images]
+    exists = [image.exists() for image in listing.images]
     images = [image for image, found in zip(listing.images, exists, strict=True) if found]
     missing = [image for image, found in zip(listing.images, exists, strict=True) if not found]
     counts = ConvertCounts(skipped=listing.skipped, skipped_masks=listing.skipped_masks)
@@ -168,7 +164,7 @@ def listed(path: Path | None) -> Callable[[list[str]], Container[str]]:
 
 
 def _write_shards(
-    source: Path,
+    source: object,
     out: Path,
     work: Path,
     images: list[SourceImage],
@@ -208,8 +204,17 @@ def write_shard(shard: ShardJob) -> ConvertCounts:
     return counts
 
 
-def _list_source(source: Path, image_folder: Path, options: ConvertOptions) -> SourceListing:
-    """List the images of a COCO json or a folder of label images."""
+def _list_source(
+    source: Path | convert_parquet.ParquetFiles, image_folder: Path | None, options: ConvertOptions
+) -> SourceListing:
+    """List the images of a source."""
+    if isinstance(source, convert_parquet.ParquetFiles):
+        return convert_parquet.read(source, **vars(options))
+    if image_folder is None or not image_folder.is_dir():
+        raise GigamaskError(
+            f"--images {image_folder or 'FOLDER'}: no such folder; give the one that image names "
+            "are relative to"
+        )
     if source.is_dir():
         if options.keep_crowds:
             raise GigamaskError(
@@ -233,9 +238,10 @@ def _check_no_label_options(source: Path, options: ConvertOptions) -> None:
 
 def _members(images: Sequence[SourceImage], counts: ConvertCounts) -> Iterator[tuple[str, bytes]]:
     """Yield a tar's members, one image at a time, and add to the counts."""
-    for image in images:
+    for image, stored in type(images[0]).read_all(images):
         try:
-            stored = read_file(image.path, image.source)
+            if isinstance(stored, CorruptSampleError):
+                raise stored
             objects = image.objects(stored)
             member = to_member(stored, objects.masks.size, image.source)
             raw = _record(image, objects)
@@ -266,7 +272,7 @@ def _record(image: SourceImage, objects: Objects) -> bytes:
     return annotation.encode(record)
 
 
-def _check(source: Path, what: str, skipped: list[SkippedSample], usable: int) -> None:
+def _check(source: object, what: str, skipped: list[SkippedSample], usable: int) -> None:
     total = len(skipped) + usable
     if 2 * len(skipped) > total:
         first = f"the first: {skipped[0].reason}"

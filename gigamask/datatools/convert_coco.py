@@ -90,6 +90,8 @@ class AnnotationRow(msgspec.Struct, frozen=True):
     category_id: Id | None = None
     area: Any = None
     bbox: Any = None
+    predicted_iou: Any = None
+    stability_score: Any = None
 
 
 _ANNOTATION = msgspec.json.Decoder(AnnotationRow)
@@ -113,7 +115,7 @@ class CocoImage(SourceImage):
         filled = masks.areas() > 0
         for i in np.array(list(rows), np.int64)[~filled].tolist():
             skipped[i] = _skip(self.source, i, rows[i], CorruptSampleError(EMPTY))
-        extras = [_extras(row, self.names) for i, row in rows.items() if i not in skipped]
+        extras = [extra_fields(row, self.names) for i, row in rows.items() if i not in skipped]
         return Objects(masks[filled], extras, [skipped[i] for i in sorted(skipped)], crowds)
 
     def read_annotations(
@@ -319,8 +321,13 @@ def _corners(i: int, numbers: list[float]) -> Float64[np.ndarray, "k 2"]:
     return ring
 
 
-def _extras(row: AnnotationRow, names: Mapping[Id, str]) -> dict[str, Any]:
-    """Return the fields of an annotation to keep in addition to its mask."""
+def extra_fields(row: AnnotationRow, names: Mapping[Id, str]) -> dict[str, Any]:
+    """Return the fields of an annotation to keep in addition to its mask.
+
+    Args:
+        row: The annotation.
+        names: Names of categories by id.
+    """
     extras: dict[str, Any] = {"id": row.id} if isinstance(row.id, int) else {}
     if isinstance(row.category_id, int):
         extras["category_id"] = row.category_id
@@ -329,4 +336,7 @@ def _extras(row: AnnotationRow, names: Mapping[Id, str]) -> dict[str, Any]:
         extras["category"] = name
     if row.iscrowd:
         extras["iscrowd"] = 1
+    for name in ("predicted_iou", "stability_score"):
+        if isinstance(score := getattr(row, name), int | float) and 0 <= score <= 2:
+            extras[name] = score
     return extras

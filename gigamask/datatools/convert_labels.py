@@ -49,7 +49,14 @@ class LabelImage(SourceImage):
 
     def objects(self, stored: bytes) -> Objects:
         """Read one mask per value, or per connected component of a value."""
-        labels = read_labels(self.label, self.source)
+        return self.objects_of(read_labels(self.label, self.source))
+
+    def objects_of(self, labels: Int32[np.ndarray, "H W"]) -> Objects:
+        """Return one mask per value of a label image, or per connected component of a value.
+
+        Args:
+            labels: Value of each pixel; ignored ones are set to 0.
+        """
         labels[np.isin(labels, self.ignore)] = 0
         masks, values = label_masks(labels, self.source)
         extras: list[dict[str, Any]] = [{"label": value} for value in values.tolist()]
@@ -137,8 +144,22 @@ def read_labels(path: Path, name: str, void: int = 0) -> Int32[np.ndarray, "H W"
     """
     if path.suffix == ".mat":
         return _read_mat(path, name)
+    return decode_labels(read_file(path, name), name, void)
+
+
+def decode_labels(raw: bytes, name: str, void: int = 0) -> Int32[np.ndarray, "H W"]:
+    """Return the value of each pixel of a label image.
+
+    Args:
+        raw: The bytes of a PNG or a TIFF.
+        name: The image's name in error messages.
+        void: As for `read_labels`.
+
+    Raises:
+        CorruptSampleError: It cannot be decoded, or is no label image.
+    """
     try:
-        with open_image(read_file(path, name), ("PNG", "TIFF"), name) as label:
+        with open_image(raw, ("PNG", "TIFF"), name) as label:
             height, width = label.height, label.width
             if max(height, width) > MAX_SIDE:
                 raise CorruptSampleError(
@@ -158,8 +179,7 @@ def read_labels(path: Path, name: str, void: int = 0) -> Int32[np.ndarray, "H W"
         if isinstance(error, CorruptSampleError):
             raise
         raise CorruptSampleError(
-            f"{name}: the label image {path} cannot be decoded ({error}); save it again or leave it"
-            " out"
+            f"{name}: its label image cannot be decoded ({error}); save it again or leave it out"
         ) from error
     if pixels.ndim == 3:
         return pixels.astype(np.int32) @ np.array([1, 256, 65536], np.int32)

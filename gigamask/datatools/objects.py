@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from gigamask.datatools.image_files import SUFFIXES, files_of
+from gigamask.datatools.image_files import SUFFIXES, files_of, read_file
+from gigamask.errors import CorruptSampleError
 from gigamask.masks.rle import RLEMasks, from_keys
 from gigamask.types import SkippedSample
 
@@ -41,6 +42,25 @@ class SourceImage(ABC):
     number: int
     source: str
     path: Path
+
+    def exists(self) -> bool:
+        """Return whether there is such a file."""
+        return self.path.is_file()
+
+    @classmethod
+    def read_all(
+        cls, images: Sequence[Any]
+    ) -> Iterator[tuple["SourceImage", bytes | CorruptSampleError]]:
+        """Yield each image with the bytes of its file, or why they cannot be read.
+
+        Args:
+            images: Images of one source, in the order in which they are listed.
+        """
+        for image in images:
+            try:
+                yield image, read_file(image.path, image.source)
+            except CorruptSampleError as bad:
+                yield image, bad
 
     @abstractmethod
     def objects(self, stored: bytes) -> Objects:

@@ -63,10 +63,11 @@ class SamTrainConfig(ImageTrainConfig):
     """backend of torch.compile for `compile`"""
 
     images: str | None = None
-    """folder of images, if --data is COCO's JSON or a folder of LabelMe's or YOLO's files"""
+    """folder of images, if --data is COCO's JSON or a folder of LabelMe's or YOLO's files; or the
+    column of images of parquet files, if its name does not say so"""
     masks: str | None = None
     """COCO's JSON, or a folder of label images or of LabelMe's or YOLO's files, if --data is the
-    folder of images"""
+    folder of images; or the column of masks of parquet files"""
     val_split: float = 0.0
     """fraction of the images of --images or --masks to hold out for evaluation in training"""
     masks_per_chunk: int = 64

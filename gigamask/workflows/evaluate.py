@@ -33,10 +33,11 @@ class EvaluateOptions(WindowOptions):
     min_predicted_iou: float | None = None
     """evaluate only on masks with at least this predicted_iou in their annotation"""
     images: str | None = None
-    """folder of images, if --data is COCO's JSON or a folder of LabelMe's or YOLO's files"""
+    """folder of images, if --data is COCO's JSON or a folder of LabelMe's or YOLO's files; or the
+    column of images of parquet files, if its name does not say so"""
     masks: str | None = None
     """COCO's JSON, or a folder of label images or of LabelMe's or YOLO's files, if --data is the
-    folder of images"""
+    folder of images; or the column of masks of parquet files"""
     max_images: int | None = None
     """number of images to use, from the start of the data; default: all"""
     feed_mask: bool = True

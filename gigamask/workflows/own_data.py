@@ -1,9 +1,11 @@
 """Train on images and masks in the formats that people have: they are converted once, into a cache.
 
-The cache lies beside the annotations, in a folder named by a digest of what was converted.
+The cache lies beside the annotations, in a folder named by a digest of what was converted; for
+remote files, in the working directory.
 """
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import blake2b
@@ -14,10 +16,13 @@ from filelock import FileLock
 
 from gigamask import files
 from gigamask.config_files import config_to_resume
-from gigamask.datatools import convert_labels
+from gigamask.data import storage
+from gigamask.datatools import convert_labels, parquet_files
 from gigamask.datatools.convert import ConvertOptions, convert
+from gigamask.datatools.convert_parquet import ParquetFiles
 from gigamask.errors import GigamaskError, check_range, counted
 from gigamask.evaluation.click_evaluation import ClickEvaluation
+from gigamask.interfaces import Evaluator
 from gigamask.rng import make_rng
 from gigamask.serialization import read_json
 from gigamask.training.config import TrainConfig
@@ -57,12 +62,13 @@ def use_own_data(
         return config
     if is_finding_classes(config) and isinstance(saved := config_to_resume(config), SamTrainConfig):
         config = replace(config, model=replace(config.model, class_names=saved.model.class_names))
-    pair = annotations_and_images(config.data, config.images, config.masks)
+    config = replace(config, evaluation=_evaluation_of_tars(config, report))
+    pair = _source(config.data, config.images, config.masks)
     if pair is None:
         if config.val_split:
             raise GigamaskError(
-                "--val-split holds out a part of --images or --masks; give held-out tars to "
-                "--evaluation.data"
+                "--val-split holds out a part of --images, --masks or parquet files; give held-out "
+                "tars to --evaluation.data"
             )
         return measure_window(config, report)
     check_range("--val-split", config.val_split, 0, 0.9)
@@ -92,7 +98,8 @@ def own_tars(
     """Return tars, converted from images and masks if they are in another format.
 
     Args:
-        paths: Tars or an index, which are returned; or one path, as `data` of a training.
+        paths: Tars or an index, which are returned; parquet files; or one path, as `data` of a
+            training.
         images: As in a training.
         masks: As in a training.
         report: Called with each line about what was converted and left out.
@@ -101,8 +108,27 @@ def own_tars(
         GigamaskError: The files are not in a known format, do not pair, or nothing is left.
     """
     given = path_list(paths)
-    pair = annotations_and_images(given, images, masks)
+    pair = _source(given, images, masks)
     return given if pair is None else tuple(_converted(*pair, 0.0, 0, report))
+
+
+def _source(
+    data: Sequence[str], images: str | None, masks: str | None
+) -> tuple[Path | ParquetFiles, Path | None] | None:
+    """Return what is converted and the folder of its images; None for tars."""
+    if files := parquet_files.find(data):
+        return ParquetFiles(files, images, masks), None
+    return annotations_and_images(data, images, masks)
+
+
+def _evaluation_of_tars(config: SamTrainConfig, report: Callable[[str], object]) -> Evaluator:
+    """Return the evaluation in training; held-out images in parquet files become tars."""
+    evaluation = config.evaluation
+    if not isinstance(evaluation, ClickEvaluation) or not parquet_files.find(evaluation.data):
+        return evaluation
+    columns = config.images, config.masks
+    columns = columns if parquet_files.find(config.data) else (None, None)
+    return replace(evaluation, data=own_tars(evaluation.data, *columns, report=report))
 
 
 def annotations_and_images(
@@ -159,21 +185,29 @@ def find_classes(config: Config, verbose: bool = True) -> Config:
 
 
 def _converted(
-    source: Path, images: Path, val_split: float, seed: int, report: Callable[[str], object]
+    source: Path | ParquetFiles,
+    images: Path | None,
+    val_split: float,
+    seed: int,
+    report: Callable[[str], object],
 ) -> dict[str, int]:
     """Convert annotations unless that is done.
 
     Returns:
         The folder of each part, with the number of images and masks that were left out of it.
     """
-    cache = source.absolute().with_name(f"{source.absolute().name}{SUFFIX}")
+    beside = Path(re.sub(r"\W*://\W*", "_", str(source)).replace("/", "_"))
+    if not storage.is_remote(str(source)):
+        beside = Path(source if isinstance(source, Path) else str(source)).absolute()
+    cache = beside.with_name(f"{beside.name}{SUFFIX}")
     folder = cache / _digest(source, images, val_split, seed)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise GigamaskError(
-            f"{folder}: cannot be created ({error.strerror}); run gigamask convert {source} "
-            f"--images {images} --out SHARDS, and train with --data SHARDS"
+            f"{folder}: cannot be created ({error.strerror}); run gigamask convert {source}"
+            + (f" --images {images}" if images else "")
+            + " --out SHARDS, and train with --data SHARDS"
         ) from None
 
     def held_out(names: list[str]) -> set[str]:
@@ -198,17 +232,26 @@ def _converted(
     return left_out
 
 
-def _digest(source: Path, images: Path, val_split: float, seed: int) -> str:
+def _digest(source: Path | ParquetFiles, images: Path | None, val_split: float, seed: int) -> str:
     """Return a digest of the annotation files' names, sizes and times, and of the split."""
+    if isinstance(source, ParquetFiles):
+        stats = storage.stat_all(source.files)
+        described = [f"{path} {stat}" for path, stat in zip(source.files, stats, strict=True)]
+        described += [f"{source.image_column} {source.mask_column} {val_split}"]
+        return _hash([*described, str(seed if val_split else 0)])
     folders = {source, convert_labels.class_folder(source)}
     listed = [source, *sorted(path for folder in folders for path in folder.rglob("*"))]
-    inside = images.absolute()
+    inside = images.absolute() if images else None
     described = [str(inside), str(val_split), str(seed if val_split else 0)]
     for path in listed:
         if path.is_file():
             status = path.stat()
             described.append(f"{path.name} {status.st_size} {status.st_mtime_ns}")
-    return blake2b("\n".join(described).encode("utf-8", "replace"), digest_size=6).hexdigest()
+    return _hash(described)
+
+
+def _hash(lines: Sequence[str]) -> str:
+    return blake2b("\n".join(lines).encode("utf-8", "replace"), digest_size=6).hexdigest()
 
 
 def _report(where: str, counts: dict[str, Any], report: Callable[[str], object]) -> int:

@@ -11,6 +11,8 @@ from typing import Any
 
 import cv2
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 import yaml
 
@@ -170,7 +172,7 @@ def _write_configs(folder: Path) -> None:
 
 
 def _write_images(folder: Path) -> None:
-    """Photographs, their masks in four forms, and a folder of images without masks."""
+    """Photographs, their masks in five forms, and a folder of images without masks."""
     for name in ("photos", "labels", "yolo", "more_photos", "disk/imagenet/train/n01440764"):
         (folder / name).mkdir(parents=True)
     categories = [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}]
@@ -213,6 +215,10 @@ def _write_images(folder: Path) -> None:
         shutil.copy(folder / f"more_photos/{number}.jpg", folder / name)
     for name, content in coco.items():
         (folder / name).write_text(json.dumps(content))
+    numbers = range(4)
+    images = [{"bytes": (folder / f"photos/{number}.png").read_bytes()} for number in numbers]
+    labels = [{"bytes": (folder / f"labels/{number}.png").read_bytes()} for number in numbers]
+    pq.write_table(pa.table({"image": images, "label": labels}), folder / "cells.parquet")
 
 
 def _write_project(folder: Path) -> None:

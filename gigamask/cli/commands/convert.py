@@ -14,15 +14,19 @@ from gigamask.distributed.submission import SubmitPartsOptions
 
 @dataclass(frozen=True)
 class ConvertCommand(SubmitPartsOptions):
-    """convert COCO, LabelMe or YOLO annotations, or label images, to tars in SA-1B's format"""
+    """convert COCO, LabelMe, YOLO, label images or parquet to tars in SA-1B's format"""
 
     source: Positional[Annotated[str, arg(metavar="SOURCE")]]
     """COCO's instances JSON; or a folder of LabelMe's JSON, of YOLO's segmentation text, of SBD's
-    .mat files, or of PNGs or TIFFs whose pixel values are instance ids (0 is background)"""
-    images: str
-    """folder of the images: those that the JSON names, or those named like the files in SOURCE"""
+    .mat files, or of PNGs or TIFFs whose pixel values are instance ids (0 is background); or
+    parquet (a file, a folder, a quoted glob, or a URL)"""
     out: str
     """output folder for the tars"""
+    images: str | None = None
+    """folder of the images: those that the JSON names, or those named like the files in SOURCE; for
+    parquet, the column of images, if its name does not say so"""
+    masks: str | None = None
+    """parquet: the column of masks, if its name does not say so"""
     list: str | None = None
     """text file with the names of the images to convert, without suffixes, such as SBD's train.txt;
     default: all"""
@@ -45,16 +49,23 @@ class ConvertCommand(SubmitPartsOptions):
         """Convert, and return the counts."""
         from gigamask.cli.commands.output import print_skipped, progress_bar
         from gigamask.data import worker_pool
+        from gigamask.datatools import convert_parquet, parquet_files
         from gigamask.datatools.convert import ConvertOptions, convert, listed
-        from gigamask.errors import counted
+        from gigamask.errors import GigamaskError, counted
 
         options = ConvertOptions(self.keep_crowds, self.split_components, self.ignore)
-        source, images, out = Path(self.source), Path(self.images), Path(self.out)
+        source, folder, out = Path(self.source), Path(self.images or ""), Path(self.out)
+        if files := parquet_files.find([self.source]):
+            source = convert_parquet.ParquetFiles(files, self.images, self.masks)
+        elif self.masks is not None:
+            raise GigamaskError(f"--masks {self.masks}: names a column of parquet files; drop it")
+        elif self.images is None:
+            raise GigamaskError("--images FOLDER: give the folder of the images")
         workers = worker_pool.workers_of(self.part, self.workers)
         select = listed(None if self.list is None else Path(self.list))
         with progress_bar("convert") as progress:
             result = convert(
-                source, images, out, options, self.shard_images, workers, progress, select
+                source, folder, out, options, self.shard_images, workers, progress, select
             )
         images, masks = counted(result["images"], "image"), counted(result["masks"], "mask")
         print(f"{self.out}: {images} with {masks} in {counted(len(result['tars']), 'tar')}")

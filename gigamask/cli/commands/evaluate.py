@@ -27,7 +27,8 @@ class EvaluateCommand(EvaluateOptions, SubmitPartsOptions):
     """a run folder, a checkpoint, a .pth, a .safetensors, a Hugging Face folder or id, or starter,
     the small model in this package"""
     data: tuple[str, ...]
-    """tars, folders of tars, globs, or an index; or one path with --images or --masks"""
+    """tars, folders of tars, globs, an index, or parquet files; or one path with --images or
+    --masks"""
     pictures: str | None = None
     """folder for figures of the best, worst and typical predictions"""
     html: str | None = None

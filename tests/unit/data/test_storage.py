@@ -234,8 +234,8 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch, protocol, module
 
 
 def test_another_missing_library_and_an_unknown_protocol_are_named():
-    with pytest.raises(GigamaskError, match=r"hdfs://h/a.tar.*hdfs"):
-        storage.stat("hdfs://h/a.tar")
+    with pytest.raises(GigamaskError, match=r"dropbox://h/a.tar.*install it"):
+        storage.stat("dropbox://h/a.tar")
     with pytest.raises(GigamaskError, match=r"foo://a.tar.*Protocol not known"):
         storage.stat("foo://a.tar")
 
