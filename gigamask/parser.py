@@ -82,7 +82,7 @@ def _message(
 ) -> str | None:
     """Return a one-line error message; None leaves the error to tyro."""
     if isinstance(event, tyro_errors.InstantiationFailure):
-        return _wrong_value(event, argv)
+        return _wrong_value(event, argv, _flags(kind, default)[0])
     known, positional = _flags(kind, default)
     flags = [word.partition("=")[0] for word in argv if word.startswith("--")]
     if unknown := [flag for flag in flags if flag.replace("_", "-") not in known]:
@@ -103,13 +103,20 @@ def _message(
     return None
 
 
-def _wrong_value(event: tyro_errors.InstantiationFailure, argv: Sequence[str]) -> str:
+def _wrong_value(
+    event: tyro_errors.InstantiationFailure, argv: Sequence[str], known: Collection[str]
+) -> str:
     """Return one line about a value that its flag or the check of its section rejected."""
     if event.argument is None:
         section = str(getattr(sys.exc_info()[1], "arg", ""))
         for prefix in UNNAMED:
             section = section.removeprefix(prefix)
         flag = f"--{section.replace('_', '-')}"
+        field, _, rest = event.message.partition(" ")
+        field = field.rpartition(".")[2]
+        for name in (f"{flag}.{field}", f"--{field}"):
+            if name.replace("_", "-") in known:
+                return f"{name.replace('_', '-')} {rest}"
         is_named = not section or flag in event.message
         return event.message if is_named else f"{flag}: {event.message}"
     name = _name(event.argument)

@@ -24,6 +24,7 @@ from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.evaluation import boundary, calibration
 from gigamask.evaluation.embedded_images import (
     BATCH_SIZE,
+    CropOptions,
     EmbeddedImage,
     ImageSource,
     embed_images,
@@ -49,7 +50,7 @@ ImageCallback = Callable[[Sam, EmbeddedImage, np.ndarray], None]
 
 
 @dataclass(frozen=True)
-class ClickProtocol:
+class ClickProtocol(CropOptions):
     """Settings that the scores depend on besides the weights; saved with every result."""
 
     clicks: tuple[int, ...] = (1, 2, 3, 5, 9)
@@ -82,8 +83,6 @@ class ClickProtocol:
     """also score boundaries, with `evaluation.boundary`"""
     resolution: str = "stored image size, logits upsampled bilinearly, threshold 0"
     mean: str = "over all masks of all images"
-    zoom: bool = False
-    """embed a crop around what is prompted, and answer there, with `inference.zoom`"""
 
     def rounds(
         self,
@@ -406,7 +405,7 @@ def score_group(
         protocol: How the masks are scored.
     """
     targets = image.targets(mask_indices, protocol.annotated_box)
-    decode = image.decoder(model, zoom=protocol.zoom)
+    decode = image.decoder(model, protocol)
     height, width = image.transform.original
     clicks: dict[int, list[float]] = {}
     oracle: list[float] = []
@@ -429,7 +428,7 @@ def score_group(
                 boundary.boundary_iou(*masks).tolist(),
                 boundary.boundary_f(*masks).tolist(),
             )
-    best_of_box = image.decoder(model, not protocol.chosen_by_truth, protocol.zoom)
+    best_of_box = image.decoder(model, protocol, not protocol.chosen_by_truth)
     of_box = protocol.box_round(best_of_box, targets)
     ious = mask_iou(of_box.prediction.logits, targets.masks, targets.valid)
     box = _of_best(ious, of_box)

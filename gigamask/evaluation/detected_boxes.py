@@ -15,7 +15,7 @@ from gigamask.distributed.world import World
 from gigamask.evaluation import coco_ap
 from gigamask.evaluation.coco_ap import ImageDetections
 from gigamask.evaluation.coco_data import CocoData
-from gigamask.evaluation.embedded_images import EmbeddedImage
+from gigamask.evaluation.embedded_images import CropOptions, EmbeddedImage
 from gigamask.masks.rle import RLEMasks
 from gigamask.models.sam.sam import Sam
 from gigamask.prompts.rounds import run_rounds
@@ -32,7 +32,7 @@ ANSWERS = {
 
 
 @dataclass(frozen=True)
-class BoxProtocol:
+class BoxProtocol(CropOptions):
     """Settings that the scores of masks of detected boxes depend on; saved with every result."""
 
     answer: BoxAnswer = "confident"
@@ -40,8 +40,6 @@ class BoxProtocol:
     box: str = "x, y, x + width, y + height as detected, times the scale"
     score: str = "that of the detected box"
     resolution: str = "stored image size, logits upsampled bilinearly, threshold 0"
-    zoom: bool = False
-    """embed a crop around each box, and answer there, with `inference.zoom`"""
 
 
 @dataclass(frozen=True)
@@ -124,7 +122,7 @@ def predict_boxes(
         protocol: Which mask counts.
     """
     schedule = BoxPrompt(protocol.answer != "first_token", protocol.answer == "refined")
-    decode = image.decoder(model, best_only=True, zoom=protocol.zoom)
+    decode = image.decoder(model, protocol, best_only=True)
     device, scale_xy = image.embedding.device, image.transform.scale_xy
     parts = [RLEMasks.from_dense(np.zeros((0, *image.annotation.size), bool))]
     boxes_input = torch.from_numpy(image.transform.boxes_to_input(boxes)).float().to(device)

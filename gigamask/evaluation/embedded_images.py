@@ -6,7 +6,7 @@ Only a few images are in memory at a time, regardless of the number of rows.
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
 import numpy as np
@@ -18,6 +18,9 @@ from gigamask.data.dataset import AnnotatedImages, Sa1bDataset
 from gigamask.data.index import Index
 from gigamask.data.mask_sampling import MaskFilters
 from gigamask.errors import CorruptSampleError, GigamaskError
+from gigamask.inference.amg_config import check_tiles
+from gigamask.inference.tile_decoder import TileDecoder
+from gigamask.inference.tiles import TileGrid
 from gigamask.inference.zoom import ZoomDecoder
 from gigamask.masks.transforms import ImageTransform, whole_image
 from gigamask.models.configs import SamConfig
@@ -34,6 +37,19 @@ GROUP_BYTES = 2**28
 """Bytes of float32 logits in a group of prompts, three masks each, at the stored size."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class CropOptions:
+    """How images are cropped for prompts; saved with every result."""
+
+    zoom: bool = False
+    """embed a crop around what is prompted, and answer there, with `inference.zoom`"""
+    tile: int | None = None
+    """side in pixels of the tiles in which prompts for larger images are answered, with
+    `inference.tile_decoder`"""
+    halo: int | None = None
+    """overlap of neighboring tiles in pixels; None: an eighth of a tile"""
+
+
 @dataclass(frozen=True)
 class LoadedImage:
     """A stored image, its annotation, its transform, and its resized pixels for the encoder."""
@@ -46,12 +62,13 @@ class LoadedImage:
 
 @dataclass(frozen=True)
 class EmbeddedImage:
-    """A stored image, its annotation, its transform, and its embedding."""
+    """A stored image, its annotation, its transform, its embedding, and those of its crops."""
 
     pixels: UInt8[np.ndarray, "H W N"]
     annotation: ImageAnnotation
     transform: ImageTransform
     embedding: Float[Tensor, "1 C E E"]
+    crops: dict[ImageTransform, Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     def targets(self, mask_indices: np.ndarray, annotated_box: bool = False) -> Targets:
         """Return annotated masks at the stored size.
@@ -75,18 +92,23 @@ class EmbeddedImage:
         return Targets(masks, valid, boxes, cell_xy, scale_xy)
 
     def decoder(
-        self, model: Sam, best_only: bool = False, zoom: bool = False
-    ) -> PromptDecoder | ZoomDecoder:
+        self, model: Sam, options: CropOptions | None = None, best_only: bool = False
+    ) -> PromptDecoder | ZoomDecoder | TileDecoder:
         """Return the decoder of prompts for this image, at its stored size.
 
         Args:
             model: Model that made the embedding.
+            options: How the image is cropped; None: not at all.
             best_only: Whether to keep only the mask with the highest predicted IoU.
-            zoom: Whether to embed a crop around what each prompt refers to, and answer there.
         """
-        if zoom:
-            embedder = ImageEmbedder(model, None)
-            return ZoomDecoder(embedder, self.pixels, self.transform, self.embedding, best_only)
+        options = options or CropOptions()
+        image = ImageEmbedder(model, None), self.pixels, self.transform
+        if options.zoom:
+            return ZoomDecoder(*image, self.embedding, best_only, embeddings=self.crops)
+        if options.tile is not None and max(self.transform.original) > options.tile:
+            halo = check_tiles(options.tile, options.halo)
+            grid = TileGrid(self.transform.original, options.tile, halo)
+            return TileDecoder(*image, grid, best_only, embeddings=self.crops)
         resize = self.transform.logits_to_original
         return PromptDecoder(model, self.embedding, resize=resize, best_only=best_only)
 

@@ -117,7 +117,7 @@ def draw_row(
         RGB pixels.
     """
     targets = image.targets(np.array([score.mask_index]), protocol.annotated_box)
-    decode = image.decoder(model, zoom=protocol.zoom)
+    decode = image.decoder(model, protocol)
     truth = targets.foreground[0].cpu().numpy()
     no_points = np.zeros((0, 2), np.float32), np.zeros(0, np.int64)
     panels = [FigurePanel(f"truth ({score.mask_index})", truth, TRUTH, *no_points)]

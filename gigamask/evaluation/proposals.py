@@ -25,13 +25,23 @@ CLASS_NMS = AutomaticMaskConfig().box_nms_thresh
 """Box IoU above which only the best of several classified masks is kept, as in 'segment'."""
 
 
-def proposal_config(points_per_side: int) -> AutomaticMaskConfig:
-    """Return the paper's settings for proposals; the paper uses 64 points per side."""
+def proposal_config(
+    points_per_side: int, tile: int | None = None, halo: int | None = None
+) -> AutomaticMaskConfig:
+    """Return the paper's settings for proposals; the paper uses 64 points per side.
+
+    Args:
+        points_per_side: Points along each side of the image, or of each tile.
+        tile: Side in pixels of the tiles of larger images; None: whole images, as in the paper.
+        halo: Overlap of neighboring tiles in pixels; None: an eighth of a tile.
+    """
     return AutomaticMaskConfig(
         points_per_side=points_per_side,
         pred_iou_thresh=0.0,
         stability_score_thresh=0.0,
         box_nms_thresh=0.9,
+        tile=tile,
+        halo=halo,
     )
 
 

@@ -42,17 +42,18 @@ class CropDecoder:
         embedder: Embeds crops.
         pixels: The image.
         transform: Transform of the whole image.
+        embeddings: Where the embeddings of crops are kept, which decoders of an image may share.
     """
 
     embedder: ImageEmbedder
     pixels: UInt8[np.ndarray, "H W N"]
     transform: ImageTransform
-    _embeddings: dict[ImageTransform, Tensor] = field(default_factory=dict, init=False, repr=False)
+    embeddings: dict[ImageTransform, Tensor] = field(default_factory=dict, repr=False, kw_only=True)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the embeddings of crops."""
-        return sum(embedding.nbytes for embedding in list(self._embeddings.values()))
+        return sum(embedding.nbytes for embedding in list(self.embeddings.values()))
 
     def decode_in_crops(
         self,
@@ -79,7 +80,7 @@ class CropDecoder:
 
     def embed(self, crops: Sequence[ImageTransform]) -> Float[Tensor, "B C E E"]:
         """Return the embeddings of crops, and keep the last ones used."""
-        cached = self._embeddings
+        cached = self.embeddings
         found = {crop: cached.pop(crop) for crop in crops if crop in cached}
         missing = [crop for crop in crops if crop not in found]
         if missing:

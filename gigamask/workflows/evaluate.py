@@ -67,6 +67,11 @@ class EvaluateOptions(WindowOptions):
     zoom: bool = False
     """crop the image around what is prompted, embed the crop at the model's full input size, and
     answer there; not for --automatic"""
+    tile: int | None = None
+    """side in pixels of the tiles in which prompts for larger images are answered, and --automatic
+    generates masks; default: the image is processed as a whole"""
+    halo: int | None = None
+    """overlap of neighboring tiles in pixels, at most half of a tile; default: an eighth of it"""
     trust: bool = False
     """run code that a run folder names, such as file.py:Class, and that is not built in"""
     points_per_side: int = 32
@@ -74,12 +79,21 @@ class EvaluateOptions(WindowOptions):
 
     def check(self) -> None:
         """Raise `GigamaskError` if a value is invalid."""
+        from gigamask.inference.amg_config import AutomaticMaskConfig
         from gigamask.training.config import check_at_least
 
         if self.min_predicted_iou is not None:
             check_range("--min-predicted-iou", self.min_predicted_iou, 0, 1)
         check_at_least(1, **({} if self.max_images is None else {"max_images": self.max_images}))
         check_at_least(1, batch_size=self.batch_size)
+        try:
+            AutomaticMaskConfig(
+                points_per_side=self.points_per_side, tile=self.tile, halo=self.halo
+            )
+        except GigamaskError as error:
+            raise GigamaskError(f"--{error}") from None
+        if self.zoom and self.tile is not None:
+            raise GigamaskError(f"--zoom cannot be combined with --tile {self.tile}: leave one out")
         if self.boxes is None:
             if self.box_answer != "confident":
                 raise GigamaskError("--box-answer is about the masks of --boxes; add it")
@@ -98,6 +112,8 @@ class EvaluateOptions(WindowOptions):
             feed_mask=named.feed_mask and self.feed_mask,
             boundaries=self.boundaries,
             zoom=self.zoom,
+            tile=self.tile,
+            halo=self.halo,
         )
 
 
@@ -260,10 +276,11 @@ def _scorers(options: EvaluateOptions, images: ImageSource) -> dict[str, Scorer]
 
     found: dict[str, Scorer] = {}
     if options.automatic:
-        settings = proposal_config(options.points_per_side)
+        settings = proposal_config(options.points_per_side, options.tile, options.halo)
         found["automatic"] = ProposalRecall(settings, precision=options.precision)
     if isinstance(images, CocoData):
-        protocol = BoxProtocol(options.box_answer, zoom=options.zoom)
+        crops = {"zoom": options.zoom, "tile": options.tile, "halo": options.halo}
+        protocol = BoxProtocol(options.box_answer, **crops)
         found["detected_boxes"] = BoxMasks(images, protocol)
     return found
 

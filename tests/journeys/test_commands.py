@@ -477,7 +477,7 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, scenes, trained, capsys
             "--automatic",
             "--points-per-side",
             "0",
-        ): "points_per_side must be at least 1 (got 0)",
+        ): "--points-per-side must be at least 1 (got 0)",
         ("follow", "sa_1"): "TAR:IMAGE",
         ("follow", f"{scenes}/sa_000000.tar:sa_99"): "has no image 'sa_99'",
         (

@@ -503,7 +503,7 @@ def test_invalid_input_is_a_one_line_error(described, run, picture, tmp_path, ca
         ),
         (
             ["ask", run, picture, "red", "--points-per-side", "0"],
-            "points_per_side must be at least 1 (got 0)",
+            "--points-per-side must be at least 1 (got 0)",
         ),
         (["ask", empty, first, "red"], f"{empty}: "),
         (["ask", cut, first, "red"], "confidence.json: "),

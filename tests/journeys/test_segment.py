@@ -225,7 +225,7 @@ def test_invalid_input_is_a_one_line_error(weights, pictures, tmp_path, capsys):
         ([str(tmp_path / "none.pth"), str(pictures), *out], "none.pth"),
         (
             [weights, str(pictures), *out, "--points-per-side", "0"],
-            "points_per_side must be at least 1 (got 0)",
+            "--points-per-side must be at least 1 (got 0)",
         ),
         (
             [weights, str(pictures), *out, "--shard-images", "0"],

@@ -89,7 +89,7 @@ def get(address, headers=None, body=None):
             "--host no.such.host.invalid: ",
         ),
         (["--runs", ".", "--token", "short"], "--token"),
-        (["--runs", ".", "--points-per-side", "0"], "points_per_side must be at least 1 (got 0)"),
+        (["--runs", ".", "--points-per-side", "0"], "--points-per-side must be at least 1 (got 0)"),
         (["--runs", ".", "--prot", "1"], "perhaps you meant --port"),
         (["--runs", ".", "--json", "none/a.json"], "--json none/a.json"),
     ],

@@ -1,4 +1,4 @@
-"""`gigamask evaluate --zoom`, as a command and in Python."""
+"""`gigamask evaluate --zoom` and `--tile`, as a command and in Python."""
 
 import json
 
@@ -29,21 +29,43 @@ def scenes(tmp_path_factory) -> str:
 def test_zoom_is_scored_and_recorded(model, scenes, tmp_path, capsys):
     words = ["evaluate", model, "--data", scenes, "--device", "cpu", "--json"]
     scores, printed = {}, {}
-    for name, flags in {"plain": [], "zoom": ["--zoom", "--pictures", str(tmp_path)]}.items():
+    ways = {
+        "plain": [],
+        "zoom": ["--zoom", "--pictures", str(tmp_path)],
+        "tiles": ["--tile", "64", "--halo", "16", "--automatic", "--points-per-side", "2"],
+    }
+    for name, flags in ways.items():
         path = tmp_path / f"{name}.json"
         assert main([*words, str(path), *flags]) == 0
         scores[name], printed[name] = json.loads(path.read_text()), capsys.readouterr().out
-    plain, zoomed = scores.values()
+    plain, zoomed, tiled = scores.values()
+    assert tiled["protocol"] == plain["protocol"] | {"tile": 64, "halo": 16}
+    assert tiled["masks"] == plain["masks"]
+    assert tiled["automatic"]["settings"]["tile"] == 64
     assert zoomed["protocol"] == plain["protocol"] | {"zoom": True}
     assert plain["protocol"]["zoom"] is False
     assert zoomed["masks"] == plain["masks"] > 0
     assert zoomed["box"] != plain["box"]
     first = [text.splitlines()[:2] for text in printed.values()]
-    assert first[0] == first[1]
+    assert first[0] == first[1] == first[2]
     found = gigamask.evaluate(model, scenes, device="cpu", zoom=True)
     assert found["protocol"]["zoom"] is True
     assert found["clicks"] == pytest.approx(zoomed["clicks"], abs=1e-6)
     assert found["box"] == pytest.approx(zoomed["box"], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--tile", "64", "--zoom"], "--zoom cannot be combined with --tile 64"),
+        (["--tile", "64", "--halo", "33"], "--halo must be 0 to 32"),
+        (["--halo", "4"], "--halo 4 is the overlap of tiles"),
+        (["--tile", "8"], "--tile must be at least 32"),
+    ],
+)
+def test_tiles_that_make_no_sense(flags, message, model, scenes, capsys):
+    assert main(["evaluate", model, "--data", scenes, "--device", "cpu", *flags]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_the_precision_changes_scores_a_little_and_is_recorded(model, scenes):

@@ -150,8 +150,8 @@ def test_kept_embeddings_and_logits_are_limited(by_color, asked, scene, monkeypa
         predictor.predict(np.array([point]), np.array([1]))
     [decoder] = predictor.crop_decoders
     assert len(asked["embedded"]) >= 3
-    assert len(decoder._embeddings) == 1
-    assert decoder.nbytes == next(iter(decoder._embeddings.values())).nbytes
+    assert len(decoder.embeddings) == 1
+    assert decoder.nbytes == next(iter(decoder.embeddings.values())).nbytes
     assert len(decoder._answers) == 1
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from gigamask.errors import GigamaskError
-from gigamask.evaluation.embedded_images import EmbeddedImage
+from gigamask.evaluation.embedded_images import CropOptions, EmbeddedImage
 from gigamask.inference import zoom
 from gigamask.inference.predictor import SamPredictor
 from gigamask.inference.zoom import ZoomDecoder
@@ -175,7 +175,7 @@ def test_a_crop_that_is_the_whole_image_gives_the_same_answer(model, monkeypatch
             predictor.predict(box=box, mask_input=low, return_logits=True)
             for predictor in (plain, zoomed)
         )
-        assert len(zoomed.crop_decoders[0]._embeddings) == 1
+        assert len(zoomed.crop_decoders[0].embeddings) == 1
         for each, other in zip(wanted[:2], found[:2], strict=True):
             np.testing.assert_allclose(other, each, atol=1e-4)
         valid = np.s_[:, :, :24]  # the right quarter of the grid is padding
@@ -217,7 +217,7 @@ def test_clicks_zoom_into_the_mask_that_is_passed_with_them(best_only):
     answer = decode(prompts)
     assert len(answer.iou_predictions[0]) == (1 if best_only else 3)
     assert np.abs(extent(answer.logits[0, 0].numpy() > 0) - [100, 200, 139, 239]).max() <= 1
-    [crop] = decode._embeddings
+    [crop] = decode.embeddings
     assert crop.crop_size[0] == crop.crop_size[1] <= 90
     points = model.asked[0].points_xy_input[0].numpy()
     wanted = crop.points_to_input(np.array([[120.0, 220], [300, 300]]))
@@ -227,7 +227,7 @@ def test_clicks_zoom_into_the_mask_that_is_passed_with_them(best_only):
     decode(prompts_of(decode.transform, [(120, 220), (500, 220)], (1, 1), masks=mask))
     assert model.encoded == [1, 1]  # both clicks take the whole image
     decode(prompts_of(decode.transform, [(120, 220), (240, 220)], (1, 1), masks=mask))
-    assert [*decode._embeddings][-1].crop_size == pytest.approx((212, 212), abs=12)
+    assert [*decode.embeddings][-1].crop_size == pytest.approx((212, 212), abs=12)
 
 
 def test_an_object_smaller_than_a_cell_is_found_in_the_next_round():
@@ -236,7 +236,7 @@ def test_an_object_smaller_than_a_cell_is_found_in_the_next_round():
     answer = decode(prompts_of(decode.transform, box=box))
     assert (answer.low_res_logits > 0).sum() == 1
     decode(prompts_of(decode.transform, [(809, 1007)], (1,), masks=answer.low_res_logits))
-    y0, x0, y1, x1 = [*decode._embeddings][-1].crop
+    y0, x0, y1, x1 = [*decode.embeddings][-1].crop
     assert x1 - x0 <= 64
     assert x0 <= 805 < 813 < x1
     assert y0 <= 1003 < 1011 < y1
@@ -251,7 +251,7 @@ def test_similar_regions_share_an_embedding_and_the_cache_is_bounded(monkeypatch
     monkeypatch.setattr(zoom, "CACHE_BYTES", 2 * decode.embedding.nbytes)
     for x in range(0, 400, 50):
         decode(prompts_of(decode.transform, box=np.array([x, 30.0, x + 40, 80])))
-        assert len(decode._embeddings) <= 2
+        assert len(decode.embeddings) <= 2
     assert sum(model.encoded) == 10
 
 
@@ -280,7 +280,7 @@ def test_a_batch_answers_as_one_prompt_at_a_time(spec):
     prompts = random_prompts(transform, 7, model.config.mask_size)
     together = ZoomDecoder(embedder, pixels, transform, embedding)
     answer = together(prompts)
-    assert len(together._embeddings) >= zoom.CROPS_AT_ONCE
+    assert len(together.embeddings) >= zoom.CROPS_AT_ONCE
     for row in range(7):
         alone = ZoomDecoder(embedder, pixels, transform, embedding)
         found = alone(
@@ -303,7 +303,7 @@ def test_outside_of_the_crop_nothing_is_foreground(model):
     predictor = SamPredictor(model, zoom=True)
     predictor.set_image(pixels[..., ::-1], "BGR")
     masks, _, low = predictor.predict(box=np.array([40, 50, 55, 70]), return_logits=True)
-    [crop] = predictor.crop_decoders[0]._embeddings
+    [crop] = predictor.crop_decoders[0].embeddings
     y0, x0, y1, x1 = crop.crop
     as_image = ImageTransform.resize_longest_side(crop.crop_size, crop.image_size)
     outside = np.ones((120, 90), bool)
@@ -344,19 +344,20 @@ def test_an_image_without_its_pixels_cannot_be_zoomed(model):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("options", [{"zoom": True}, {"tile": 40, "halo": 8}], ids=str)
 @torch.inference_mode()
-def test_predictor_and_evaluation_agree(model):
+def test_predictor_and_evaluation_agree(model, options):
     """On an image of the model's size, which neither of them resizes."""
     pixels = np.random.default_rng(1).integers(0, 256, (64, 48, 3), np.uint8)
     mask = np.zeros((64, 48), bool)
     mask[20:31, 9:17] = True
     runs, one = RLEMasks.from_dense(mask[None]), np.ones(1, np.float32)
     transform = ImageTransform.resize_longest_side((64, 48), 64)
-    predictor = SamPredictor(model, zoom=True)
+    predictor = SamPredictor(model, **options)
     predictor.set_image(pixels)
     annotation = ImageAnnotation("x.tar:a", (64, 48), runs, one, one)
     image = EmbeddedImage(pixels, annotation, transform, predictor.get_image_embedding())
-    targets, decode = image.targets(np.array([0])), image.decoder(model, zoom=True)
+    targets, decode = image.targets(np.array([0])), image.decoder(model, CropOptions(**options))
     [evaluated] = run_rounds(decode, targets, BoxPrompt(), None, 0.0)
     found, _, _ = predictor.predict(box=runs.boxes()[0], return_logits=True)
     torch.testing.assert_close(torch.from_numpy(found), evaluated.prediction.logits[0])
@@ -375,6 +376,9 @@ def test_predictor_and_evaluation_agree(model):
         torch.testing.assert_close(torch.from_numpy(found), prediction.logits[0])
         torch.testing.assert_close(torch.from_numpy(low_res), prediction.low_res_logits[0])
         low = low_res[int(evaluated.best_index)][None]
+    assert image.crops, "kept for the other masks of the image"
+    larger = CropOptions(tile=64)
+    assert type(image.decoder(model, larger)) is PromptDecoder, "no larger than a tile"
 
 
 def test_nothing_to_crop_around_is_not_zoomed():
