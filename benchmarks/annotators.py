@@ -1,23 +1,27 @@
 """Milliseconds from a click to its mask in the page, alone and with 30 annotators at once.
 
 Starts `gigamask serve --project` on synthetic scenes of SA-1B's size, embeds them, and asks for the
-mask under the pointer: one request after another, then all annotators' at the same time.
+mask under the pointer: one request after another, then one of each annotator at the same time, and
+then those of annotators who move on as soon as they see a mask.
 
 Run: python -m benchmarks.annotators [--weights WEIGHTS] [--long-side PX]
 """
 
 import argparse
+import http.client
 import json
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import local
+from urllib.parse import urlsplit
 
 import numpy as np
+import psutil
 
 from gigamask.data.image import write_png
 from gigamask.synthetic.scenes import compose_scene
@@ -26,52 +30,80 @@ IMAGES = 3
 ANNOTATORS = 30
 
 
-def ask(address: str, path: str, body: dict) -> float:
-    """Send a request and return its milliseconds.
+class Client:
+    """Sends requests, each thread on a connection that it keeps, as browsers do."""
 
-    Args:
-        address: Address of the page.
-        path: Path of the request.
-        body: Its JSON.
-    """
-    request = urllib.request.Request(
-        f"{address}api/project/images/{path}",
-        json.dumps(body).encode(),
-        {"content-type": "application/json"},
-    )
-    start_s = time.perf_counter()
-    with urllib.request.urlopen(request, timeout=600) as answer:
-        answer.read()
-    return 1000 * (time.perf_counter() - start_s)
+    def __init__(self, address: str) -> None:
+        """Start without connections."""
+        self._host, self._connections = urlsplit(address).netloc, local()
+
+    def ask(self, path: str, body: dict) -> float:
+        """Send a request and return its milliseconds.
+
+        Args:
+            path: Path of the request.
+            body: Its JSON.
+        """
+        if not hasattr(self._connections, "own"):
+            self._connections.own = http.client.HTTPConnection(self._host, timeout=600)
+        connection, headers = self._connections.own, {"content-type": "application/json"}
+        arguments = "POST", f"/api/project/images/{path}", json.dumps(body), headers
+        start_s = time.perf_counter()
+        try:
+            connection.request(*arguments)
+            answer = connection.getresponse()
+        except ConnectionError:  # closed by the server, since it was idle
+            connection.close()
+            connection.request(*arguments)
+            answer = connection.getresponse()
+        content = answer.read()
+        elapsed_ms = 1000 * (time.perf_counter() - start_s)
+        if answer.status != 200:
+            raise RuntimeError(f"{path}: {answer.status} {content[:200]!r}")
+        return elapsed_ms
 
 
-def measure(address: str, sizes: Sequence[tuple[int, int]], clicks: int) -> None:
+def measure(
+    address: str, server: psutil.Process, sizes: Sequence[tuple[int, int]], clicks: int
+) -> None:
     """Print the times of embedding, of single clicks, and of those of all annotators.
 
     Args:
         address: Address of the page.
+        server: Its process.
         sizes: (H, W) of each image.
         clicks: Clicks of each annotator.
     """
-    embedding = [ask(address, f"{row}/embed", {}) for row in range(IMAGES)]
-    rng = np.random.default_rng(0)
-
-    def click(row: int) -> float:
-        height, width = sizes[row]
-        point = [int(rng.integers(width)), int(rng.integers(height))]
-        return ask(address, f"{row}/preview", {"steps": [{"point": point}]})
-
-    click(0)
-    alone = [click(i % IMAGES) for i in range(2 * ANNOTATORS)]
-    with ThreadPoolExecutor(ANNOTATORS) as pool:
-        start_s = time.perf_counter()
-        together = list(pool.map(click, [i % IMAGES for i in range(clicks * ANNOTATORS)]))
-        seconds = time.perf_counter() - start_s
+    client, rng = Client(address), np.random.default_rng(0)
+    embedding = [client.ask(f"{row}/embed", {}) for row in range(IMAGES)]
     print(f"embedding: {np.median(embedding):.0f} ms")
-    for name, times in (("alone", alone), (f"{ANNOTATORS} at once", together)):
+
+    def click(number: int) -> float:
+        height, width = sizes[number % IMAGES]
+        point = [int(rng.integers(width)), int(rng.integers(height))]
+        body = {"steps": [{"point": point}], "client": str(number % ANNOTATORS)}
+        return client.ask(f"{number % IMAGES}/preview", body)
+
+    def report(name: str, times: Sequence[float]) -> None:
         p50, p95 = np.percentile(times, [50, 95])
         print(f"click to mask, {name}: median {p50:.0f} ms, 95 % within {p95:.0f} ms")
-    print(f"{len(together) / seconds:.1f} masks a second")
+
+    click(0)
+    report("alone", [click(number) for number in range(2 * ANNOTATORS)])
+    with ThreadPoolExecutor(ANNOTATORS) as pool:
+        once = [list(pool.map(click, range(ANNOTATORS))) for _ in range(clicks)]
+        report(f"{ANNOTATORS} at once", np.concatenate(once).tolist())
+        start_s, before = time.perf_counter(), server.cpu_times()
+
+        def annotate(annotator: int) -> list[float]:
+            return [click(annotator) for _ in range(clicks)]
+
+        moving = list(pool.map(annotate, range(ANNOTATORS)))
+        seconds = time.perf_counter() - start_s
+        report(f"{ANNOTATORS} without a pause", np.concatenate(moving).tolist())
+    after, masks = server.cpu_times(), ANNOTATORS * clicks
+    cpu_ms = 1000 * (after.user - before.user + after.system - before.system) / masks
+    print(f"{masks / seconds:.1f} masks a second, {cpu_ms:.1f} CPU ms of the server each")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -97,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 assert process.stdout is not None
                 address = process.stdout.readline().strip()
                 print(f"{options.weights}, images of {sizes} px")
-                measure(address, sizes, options.clicks)
+                measure(address, psutil.Process(process.pid), sizes, options.clicks)
             finally:
                 process.terminate()
 

@@ -284,6 +284,7 @@ def _resize_part(
     """Return rows and columns of a bilinearly resized image, given the part they depend on.
 
     Weights are those of the whole image, because both axes are counted from its first pixel.
+    Whole rows are added in half the time of torch's function, and only those that are wanted.
 
     Args:
         part: Part of the image.
@@ -291,20 +292,19 @@ def _resize_part(
         scale: Factors of height and width.
         target: Rows and columns of the resized image.
     """
-    (rows, columns), resize = target, torch.ops.aten.upsample_bilinear2d
-    part = _pad_lines(part.T, source[1].start, columns.stop).T[None, None]
-    part = resize(part, [part.shape[2], columns.stop], False, 1.0, scale[1])[0, 0]
-    part = _pad_lines(part[:, columns.start :], source[0].start, rows.stop)[None, None]
-    return resize(part, [rows.stop, part.shape[3]], False, scale[0], 1.0)[0, 0, rows.start :]
-
-
-def _pad_lines(part: Float32[Tensor, "h w"], before: int, resized: int) -> Float32[Tensor, "h2 w"]:
-    """Add rows before a part, and one after it if torch would copy rather than resize it.
-
-    It copies where sizes are equal, whatever the scale.
-    """
-    after = int(before + len(part) == resized)
-    return torch.cat([part.new_zeros(before, part.shape[1]), part, *[part[-1:]] * after])
+    for axis in (1, 0):  # few rows are widened, then all columns at once are heightened
+        if scale[axis] == 1:
+            start = target[axis].start - source[axis].start
+            part = part.narrow(axis, start, len(target[axis]))
+            continue
+        lines = torch.arange(target[axis].start, target[axis].stop, device=part.device)
+        position = ((lines + 0.5) * float(np.float32(1 / scale[axis])) - 0.5).clamp(min=0)
+        first = position.long()
+        weight = (position - first).view(-1, 1) if axis == 0 else position - first
+        near = (first - source[axis].start).clamp(max=part.shape[axis] - 1)
+        far = (near + 1).clamp(max=part.shape[axis] - 1)
+        part = part.index_select(axis, near).lerp_(part.index_select(axis, far), weight)
+    return part
 
 
 def boxes_on_grid(

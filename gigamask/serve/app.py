@@ -31,6 +31,7 @@ from gigamask.serve.project_routes import (
     operation_routes,
     prompt_steps,
 )
+from gigamask.serve.prompt_batches import SupersededError
 from gigamask.serve.prompt_steps import MAX_PROMPTS
 from gigamask.serve.runs_view import RunsView
 from gigamask.serve.sampler_view import SamplerView
@@ -292,7 +293,7 @@ def _jpeg(raw: bytes) -> Response:
 
 
 def _fault(request: Request, error: Exception) -> JSONResponse:
-    stale = isinstance(error, StaleError)
+    stale = isinstance(error, StaleError | SupersededError)
     status = 404 if isinstance(error, NotFoundError) else 409 if stale else 422
     return JSONResponse({"error": str(error)}, status)
 

@@ -2,21 +2,34 @@
 
 import threading
 from collections import OrderedDict
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float, UInt8
+import torch
+from jaxtyping import Float, Float32, UInt8
 from torch import Tensor
 
 from gigamask.errors import GigamaskError
-from gigamask.inference.automatic_mask_generator import MaskProposals
-from gigamask.inference.predictor import SamPredictor
-from gigamask.masks.rle import RLEMasks
+from gigamask.inference.automatic_mask_generator import (
+    MaskProposals,
+    calculate_stability_score,
+)
+from gigamask.inference.predictor import MASK_THRESHOLD, SamPredictor
+from gigamask.masks.rle import RLEMasks, encode_boxes
+from gigamask.masks.transforms import ImageTransform, above, logit_boxes
+from gigamask.models.configs import SamConfig
+from gigamask.types import WindowLogits
 
 MAX_CACHED_BYTES = 2**30
 """Limit of the opened images with their embeddings and predictions; an SA-1B image has 10 MB, its
 embedding 4 MB, the three masks of a prompt .8 MB."""
 MIN_CACHED_IMAGES = 2
+STABILITY_OFFSET = 1.0
+"""Offset in logits, as in automatic mask generation."""
+
+LogitBoxes = Sequence[tuple[Float32[Tensor, "_ _"], tuple[int, int]]]
 
 
 class NotFoundError(GigamaskError):
@@ -25,24 +38,71 @@ class NotFoundError(GigamaskError):
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """The masks of a sequence of prompts.
+    """The masks of a sequence of prompts; a mask is resized to the image once it is shown.
 
     Attributes:
-        low_res_logits: Logits that the next prompt gets.
+        logits: Low-resolution logits, or those in the windows of one prompt.
         iou: Predicted IoU.
-        masks: The masks at the size of the image.
-        stability: Their stability scores.
+        shown: The masks that were shown, by number, as in `masks_to_json`.
     """
 
-    low_res_logits: Float[Tensor, "C G G"]
+    logits: Float[Tensor, "C G G"] | WindowLogits
     iou: Float[Tensor, "C"]
-    masks: RLEMasks
-    stability: Float[Tensor, "C"]
+    shown: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+    def low_res_logits(self, number: int, config: SamConfig) -> Float[Tensor, "G G"]:
+        """Return the logits of a mask that the next prompt gets.
+
+        Args:
+            number: Number of the mask.
+            config: Configuration of the model.
+        """
+        if not isinstance(self.logits, WindowLogits):
+            return self.logits[number]
+        window = self.logits.select(torch.tensor([number]))
+        return window.paste(config.mask_size, config.image_size)[0, 0]
+
+    def show(self, number: int, config: SamConfig, transform: ImageTransform) -> dict[str, Any]:
+        """Return a mask at the size of the image, as in `masks_to_json`.
+
+        Args:
+            number: Number of the mask.
+            config: Configuration of the model.
+            transform: Transform of the image.
+        """
+        if number not in self.shown:
+            low = self.low_res_logits(number, config)[None]
+            boxes = list(logit_boxes(transform, low, MASK_THRESHOLD - STABILITY_OFFSET))
+            self.keep(number, boxes, transform.original)
+        return self.shown[number]
+
+    def keep(self, number: int, boxes: LogitBoxes, size: tuple[int, int]) -> None:
+        """Keep a mask to show it.
+
+        Args:
+            number: Number of the mask.
+            boxes: Its logits in a box, outside of which all are low, and the box's first row and
+                column.
+            size: (H, W) of the image.
+        """
+        stability = calculate_stability_score([box for box, _ in boxes], STABILITY_OFFSET)
+        masks = encode_boxes([(above(box, MASK_THRESHOLD), at) for box, at in boxes], size)
+        scores = {
+            "predicted_iou": [float(self.iou[number])],
+            "stability": stability.nan_to_num(0.0).tolist(),
+        }
+        [self.shown[number]] = masks_to_json(masks, scores)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the logits and the masks."""
-        return self.low_res_logits.nbytes + self.masks.bounds.nbytes
+        """Bytes of the logits and of the masks that were shown."""
+        parts = (
+            vars(self.logits).values() if isinstance(self.logits, WindowLogits) else [self.logits]
+        )
+        masks = list(self.shown.values())
+        return sum(part.nbytes for part in parts) + sum(
+            len(each["segmentation"]["counts"]) for each in masks
+        )
 
 
 @dataclass(eq=False)
@@ -64,7 +124,7 @@ class OpenImage:
     predictor: SamPredictor
     annotated_masks: RLEMasks | None = None
     proposals: MaskProposals | None = None
-    predictions: dict[tuple, Answer] = field(default_factory=dict)
+    predictions: dict[Hashable, Answer] = field(default_factory=dict)
     fraction: float = 0.0
 
     @property
@@ -125,3 +185,25 @@ class OpenImages:
             while len(self._images) > MIN_CACHED_IMAGES and cached_bytes > MAX_CACHED_BYTES:
                 _, dropped = self._images.popitem(last=False)
                 cached_bytes -= dropped.cached_bytes
+
+
+def masks_to_json(masks: RLEMasks, scores: dict[str, list[float]]) -> list[dict[str, Any]]:
+    """Return each mask as COCO RLE with its area, box and scores.
+
+    Args:
+        masks: Masks of one image.
+        scores: One score per mask, by name.
+
+    Returns:
+        One dictionary per mask; "box" is `xyxy` with inclusive ends.
+    """
+    areas, boxes = masks.areas().tolist(), masks.boxes().tolist()
+    return [
+        {
+            "segmentation": {"size": list(masks.size), "counts": counts.decode()},
+            "area": areas[number],
+            "box": boxes[number],
+            **{name: round(float(values[number]), 4) for name, values in scores.items()},
+        }
+        for number, counts in enumerate(masks.to_coco())
+    ]

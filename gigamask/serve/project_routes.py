@@ -56,9 +56,10 @@ class PromptBody(Body):
 
 
 class PreviewBody(Body):
-    """Prompts whose mask is shown but not kept."""
+    """Prompts whose mask is shown but not kept; a client's newest replaces those that wait."""
 
     steps: Annotated[list[PromptBody], Field(min_length=1, max_length=MAX_PROMPTS)]
+    client: Name = ""
 
 
 class ObjectBody(Body):
@@ -204,7 +205,8 @@ def image_routes(annotator: Annotator) -> APIRouter:
     @router.post("/{row}/preview")
     def preview(row: Row, body: PreviewBody) -> dict[str, Any]:
         steps = prompt_steps(body.steps)
-        return session.predict(annotator.with_key(row)[0], steps, best_only=True)[0]
+        key = annotator.with_key(row)[0]
+        return session.predict(key, steps, best_only=True, client=body.client or None)[0]
 
     @router.post("/{row}/all-masks")
     def all_masks(row: Row) -> list[dict[str, Any]]:

@@ -30,12 +30,17 @@ LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 class TimedProtocol(H11Protocol):
     """A connection that is closed if the head of a request does not arrive in time.
 
-    uvicorn itself waits without limit, so that idle connections would keep others out.
+    uvicorn itself waits without limit, so that idle connections would keep others out. And asyncio
+    leaves Nagle's algorithm on for sockets that do not state their protocol, as those of
+    `socket.create_server`: an answer would wait 40 ms for the client's delayed acknowledgment.
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyrefly: ignore[bad-override]
         """Accept the connection and await its first request."""
         super().connection_made(transport)
+        connection = transport.get_extra_info("socket")
+        if connection.family in (socket.AF_INET, socket.AF_INET6):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._close_without(self.cycle)
 
     def on_response_complete(self) -> None:

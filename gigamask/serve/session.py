@@ -12,12 +12,10 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import UInt8
 from PIL import Image, ImageOps
 
@@ -29,32 +27,29 @@ from gigamask.inference.amg_config import AutomaticMaskConfig
 from gigamask.inference.automatic_mask_generator import (
     MaskProposals,
     SamAutomaticMaskGenerator,
-    calculate_stability_score,
 )
-from gigamask.inference.predictor import MASK_THRESHOLD, SamPredictor
+from gigamask.inference.predictor import SamPredictor
 from gigamask.masks.rle import RLEMasks
 from gigamask.models.embedding_cache import EmbeddingCache
 from gigamask.models.sam.sam import Sam
 from gigamask.pixels import to_rgb
-from gigamask.serve.open_images import Answer, OpenImage, OpenImages
-from gigamask.serve.prompt_steps import MAX_PROMPTS, PromptStep, check_steps
+from gigamask.serve.open_images import OpenImage, OpenImages, masks_to_json
+from gigamask.serve.prompt_batches import PromptBatches, PromptRequest, answer_together
+from gigamask.serve.prompt_steps import PromptStep, check_steps
 
 MAX_PIXELS = 2**25
 """Limit of an opened image, 33 megapixels: it is sent to the browser in full, and three masks of
 that size have three times as many logits."""
 MAX_TEXT_LENGTH = 300
-BASE_LOGIT = 8.0
-"""Logit inside a mask that is given, not predicted; outside it is negative."""
-STABILITY_OFFSET = 1.0
-"""Offset in logits, as in automatic mask generation."""
 JPEG_QUALITY = 92
 
 
 class Session:
     """A segmenter, optionally a grounding model, and the opened images; thread-safe.
 
-    One thread at a time runs the models. Images can be opened and shown meanwhile, one at a time,
-    since decoding a small file may take 100 MB and more.
+    One thread at a time embeds images, finds all masks or answers a text. Prompts on embedded
+    images are answered meanwhile (`serve.prompt_batches`), and images can be opened and shown, one
+    at a time, since decoding a small file may take 100 MB and more.
     """
 
     def __init__(
@@ -75,7 +70,7 @@ class Session:
         self.model, self.text_model = model, text_model
         self._mask_settings, self._cache = mask_settings or AutomaticMaskConfig(), cache
         self.images = OpenImages()
-        self._model_lock = threading.Lock()
+        self._model_lock, self._batches = threading.Lock(), PromptBatches()
         # Threads of their own would each keep the memory of their largest image.
         self._codec = ThreadPoolExecutor(1)
 
@@ -130,6 +125,7 @@ class Session:
         multimask_output: bool | None = None,
         base: RLEMasks | None = None,
         best_only: bool = False,
+        client: str | None = None,
     ) -> list[dict[str, Any]]:
         """Return the masks for a sequence of prompts, highest predicted IoU first.
 
@@ -140,20 +136,32 @@ class Session:
                 and one for several, as in training.
             base: A mask that the prompts correct.
             best_only: Return only the mask with the highest predicted IoU.
+            client: Who previews the masks: only the newest preview of a client is answered, after
+                all that is no preview.
+
+        Raises:
+            SupersededError: The client asked for another preview meanwhile.
+            GigamaskError: The prompts are invalid, or the image was dropped.
         """
         opened = self.images.get(key)
         check_steps(opened.size, steps)
-        with self._model_lock:
-            _embed(opened)
-            answer = self._predict_steps(opened, tuple(steps), multimask_output, base)
+        request = PromptRequest(opened, tuple(steps), multimask_output, base, client)
+        if not opened.predictor.is_image_set:
+            with self._model_lock:
+                _embed(opened)
+        if opened.predictor.crop_decoders:  # which embed, too
+            with self._model_lock:
+                answer_together([request])
+            answer = request.future.result()
+        else:
+            answer = self._batches.answer(request)
         self.images.trim()
-        described = masks_to_json(
-            answer.masks,
-            {"predicted_iou": answer.iou.tolist(), "stability": answer.stability.tolist()},
-        )
+        predictor = opened.predictor
+        transform, config = predictor.transform.image_transform(opened.size), predictor.model.config
         order = answer.iou.argsort(descending=True, stable=True).tolist()
         return [
-            described[number] | {"number": number} for number in order[: 1 if best_only else None]
+            answer.show(number, config, transform) | {"number": number}
+            for number in order[: 1 if best_only else None]
         ]
 
     def all_masks(self, key: str) -> list[dict[str, Any]]:
@@ -233,57 +241,6 @@ class Session:
             opened.proposals = generator.generate_proposals(opened.pixels, opened.report)
         return opened.proposals
 
-    @torch.inference_mode()
-    def _predict_steps(
-        self,
-        opened: OpenImage,
-        steps: tuple[PromptStep, ...],
-        multimask_output: bool | None,
-        base: RLEMasks | None = None,
-    ) -> Answer:
-        """Return the answer after the last step.
-
-        Earlier steps are predicted first, unless they are cached.
-        """
-        based = None if base is None else base.to_coco()[0]
-        key = (*steps[:-1], replace(steps[-1], chosen=None)), multimask_output, based
-        if key in opened.predictions:
-            return opened.predictions[key]
-        mask_input = None
-        transform = opened.predictor.transform
-        if base is not None and len(steps) == 1:
-            side = self.model.config.mask_size
-            small = transform.image_transform(opened.size).apply_masks(base, side).to_dense()
-            mask_input = torch.from_numpy(np.where(small, BASE_LOGIT, -BASE_LOGIT))[None].float()
-        if len(steps) > 1:
-            before = self._predict_steps(opened, steps[:-1], multimask_output, base)
-            chosen, low = steps[-2].chosen, before.low_res_logits
-            if chosen is not None and not 0 <= chosen < len(low):
-                raise GigamaskError(f"mask {chosen} was chosen of {len(low)}; choose one of these")
-            mask_input = low[int(before.iou.argmax()) if chosen is None else chosen][None, None]
-        points = [step for step in steps if step.point is not None]
-        coords = np.array([step.point for step in points], np.float64).reshape(1, -1, 2)
-        coords = torch.from_numpy(transform.apply_coords(coords, opened.size))
-        labels = torch.tensor([[int(step.foreground) for step in points]])
-        boxes = np.array([step.box for step in steps if step.box is not None][-1:], np.float64)
-        box = torch.from_numpy(transform.apply_boxes(boxes, opened.size)) if len(boxes) else None
-        logits, iou, low = opened.predictor.predict_torch(
-            *((coords, labels) if points else (None, None)),
-            box,
-            mask_input,
-            len(steps) == 1 and base is None if multimask_output is None else multimask_output,
-            return_logits=True,
-        )
-        if len(opened.predictions) > 4 * MAX_PROMPTS:
-            opened.predictions.clear()
-        opened.predictions[key] = Answer(
-            low[0],
-            iou[0].float(),
-            RLEMasks.from_dense((logits[0] > MASK_THRESHOLD).cpu().numpy()),
-            calculate_stability_score(logits[0], STABILITY_OFFSET).nan_to_num(0.0),
-        )
-        return opened.predictions[key]
-
 
 def share_image(source: Session, target: Session, key: str) -> None:
     """Open an image in another session, too.
@@ -303,28 +260,6 @@ def _embed(opened: OpenImage) -> SamPredictor:
     if not opened.predictor.is_image_set:
         opened.predictor.set_image(opened.pixels)
     return opened.predictor
-
-
-def masks_to_json(masks: RLEMasks, scores: dict[str, list[float]]) -> list[dict[str, Any]]:
-    """Return each mask as COCO RLE with its area, box and scores.
-
-    Args:
-        masks: Masks of one image.
-        scores: One score per mask, by name.
-
-    Returns:
-        One dictionary per mask; "box" is `xyxy` with inclusive ends.
-    """
-    areas, boxes = masks.areas().tolist(), masks.boxes().tolist()
-    return [
-        {
-            "segmentation": {"size": list(masks.size), "counts": counts.decode()},
-            "area": areas[number],
-            "box": boxes[number],
-            **{name: round(float(values[number]), 4) for name, values in scores.items()},
-        }
-        for number, counts in enumerate(masks.to_coco())
-    ]
 
 
 def apply_exif_orientation(

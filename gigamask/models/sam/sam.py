@@ -441,6 +441,16 @@ class PromptDecoder:
 
     def __call__(self, prompts: Prompts) -> Prediction:
         """Return logits at the desired size, predicted IoU and low-resolution logits per prompt."""
+        output, config = self.output(prompts), self.model.config
+        low, windows = output.masks, None
+        if isinstance(low, WindowLogits):
+            with self.autocast():
+                windows, low = low, low.paste(config.mask_size, config.image_size)
+        logits = low if self.resize is None else self.resize(low)
+        return Prediction(logits, output.iou_predictions, low, windows, output.class_logits)
+
+    def output(self, prompts: Prompts) -> MaskDecoderOutput:
+        """Return what the model predicts; masks in windows are not pasted."""
         prompts = _to_device(prompts, self.embedding.device)
         index = self.image_index
         if index is None:
@@ -451,13 +461,9 @@ class PromptDecoder:
                 output = self.model.predict(self.embedding, index, prompts)
             else:  # a subclass may override `decode` alone
                 output = MaskDecoderOutput(*self.model.decode(self.embedding, index, prompts))
-            if self.best_only:
-                output = output.select(output.iou_predictions.argmax(1))
-            low, windows, config = output.masks, None, self.model.config
-            if isinstance(low, WindowLogits):
-                windows, low = low, low.paste(config.mask_size, config.image_size)
-        logits = low if self.resize is None else self.resize(low)
-        return Prediction(logits, output.iou_predictions, low, windows, output.class_logits)
+        if self.best_only:
+            output = output.select(output.iou_predictions.argmax(1))
+        return output
 
 
 def _to_device(prompts: Prompts, device: torch.device) -> Prompts:

@@ -18,11 +18,11 @@ let rings = null;      // corners of the polygon tool; `closed` if they are thos
 let corner = null;     // the corner being dragged
 let hovered = null;    // id of the object under the pointer or in the list
 let preview = null;    // the model's mask under the pointer
-let asked = 0, asking = false, pointer = null;
+let asked = 0, newest = 0, pointer = null;
 let everything = null; // all masks of the model, if they are shown
 let hidden = false, spaced = false, opening = 0;
 let chain = Promise.resolve(), ready = Promise.resolve();
-const pointers = new Map();
+const pointers = new Map(), client = crypto.getRandomValues(new Uint32Array(2)).join("-");
 let pinched = null;
 
 export function start() {
@@ -368,17 +368,17 @@ function hover(event) {
   } else if (tool === "polygon" && rings && !rings.closed) stage.draw();
 }
 
-/** Asks for the model's mask under the pointer, one request at a time. */
+/** Asks for the model's mask under the pointer; the server drops requests that wait for it. */
 async function ask() {
-  if (asking || !pointer || active !== null || !stage.inside(pointer)) return;
-  const at = stage.pixel(pointer), row = image.row;
-  asking = true;
+  if (!pointer || active !== null || !stage.inside(pointer)) return;
+  const at = stage.pixel(pointer), row = image.row, mine = ++newest;
+  const current = () => mine === newest && image.row === row && active === null && pointer && tool === "point";
   try {
     await ready;
-    const found = await request(`project/images/${row}/preview`, { json: { steps: [{ point: at }] } });
-    if (image.row === row && active === null && pointer && tool === "point") { preview = { ...found, mask: decoded(found) }; stage.draw(); }
-  } catch { preview = null; } finally { asking = false; }
-  if (pointer && String(stage.pixel(pointer)) !== String(at)) ask();
+    const found = await request(`project/images/${row}/preview`, { json: { steps: [{ point: at }], client } });
+    if (current()) { preview = { ...found, mask: decoded(found) }; stage.draw(); }
+  } catch { if (current()) preview = null; }
+  if (current() && String(stage.pixel(pointer)) !== String(at)) ask();
 }
 
 /** Grabs a corner of the polygon, adds one, or removes it with the right button. */

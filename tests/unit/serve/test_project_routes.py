@@ -9,6 +9,7 @@ from gigamask.serve.annotator import Annotator
 from gigamask.serve.app import AppState, build
 from gigamask.serve.project import Project
 from gigamask.serve.project_routes import ProjectState
+from gigamask.serve.prompt_batches import SupersededError
 from gigamask.serve.proposals import Proposals
 from gigamask.serve.rounds import Rounds
 
@@ -33,7 +34,13 @@ def client(project, session):
     return TestClient(build(AppState(session, weights="little", project=state)))
 
 
-def test_an_image_is_opened_drawn_on_and_marked_as_done(client):
+def test_an_image_is_opened_drawn_on_and_marked_as_done(client, session, monkeypatch):
+    asked = []
+
+    def superseded(key, steps, best_only, client):
+        asked.append(client)
+        raise SupersededError("another preview was asked for")
+
     shown = client.get("/api/project/images").json()
     assert [each["name"] for each in shown["images"]] == ["a.png", "b.png", "c.jpg"]
     opened = client.get(IMAGE).json()
@@ -42,6 +49,9 @@ def test_an_image_is_opened_drawn_on_and_marked_as_done(client):
         assert client.get(f"{IMAGE}/{picture}").content[:2] == b"\xff\xd8"
     assert client.post(f"{IMAGE}/embed", json={}).json()["cached"] is False
     assert client.post(f"{IMAGE}/preview", json={"steps": [{"point": [3, 4]}]}).json()["area"] >= 0
+    monkeypatch.setattr(session, "predict", superseded)
+    preview = client.post(f"{IMAGE}/preview", json={"steps": [{"point": [3, 5]}], "client": "me"})
+    assert (preview.status_code, asked) == (409, ["me"])
     drawn = client.post(f"{IMAGE}/stroke", json=STROKE).json()
     assert drawn["objects"][0]["area"] > 9
     assert client.get(f"{IMAGE}/corners/1").json()

@@ -50,7 +50,15 @@ class SlowRuns(RunsView):
 def test_connections_without_a_request_are_closed(monkeypatch, tmp_path):
     """They would otherwise keep others out; a request in progress is not closed."""
     monkeypatch.setattr(server, "HEAD_TIMEOUT_S", 0.1)
-    request = b"GET /api/runs HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    request, without_delay = b"GET /api/runs HTTP/1.1\r\nHost: localhost\r\n\r\n", []
+    connect = server.TimedProtocol.connection_made
+
+    def connection_made(protocol, transport):
+        connect(protocol, transport)
+        accepted = transport.get_extra_info("socket")
+        without_delay.append(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+
+    monkeypatch.setattr(server.TimedProtocol, "connection_made", connection_made)
     with server.bind("127.0.0.1", 0) as listener:
         address = listener.getsockname()
         policy = server.security_policy("localhost", None, ())
@@ -62,6 +70,7 @@ def test_connections_without_a_request_are_closed(monkeypatch, tmp_path):
             half.sendall(request[:20])
             slow.sendall(request)
             assert slow.recv(12) == b"HTTP/1.1 200"
+            assert set(without_delay) == {1}, "an answer waits for no acknowledgment"
             slow.sendall(request[:20])
             assert idle.recv(1) == b""
             assert half.recv(1) == b""

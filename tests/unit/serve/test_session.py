@@ -154,7 +154,9 @@ def test_embeddings_and_predictions_count_in_the_limit(session, monkeypatch):
     session.predict(keys[2], [PromptStep(point=(5.0, 5.0))])
     side = session.model.config.mask_size
     [answer] = opened.predictions.values()
-    assert opened.cached_bytes == before + 4 * 3 * side * side + answer.masks.bounds.nbytes
+    assert opened.cached_bytes == before + 4 * 3 * side * side + sum(
+        len(each["segmentation"]["counts"]) for each in answer.shown.values()
+    )
 
 
 def test_one_upload_is_decoded_at_a_time(session, monkeypatch):
@@ -375,7 +377,7 @@ def test_described_masks_say_what_they_are():
 
 def test_empty_unstable_masks_of_an_untrained_model_have_scores(session, monkeypatch):
     monkeypatch.setattr(
-        sessions,
+        open_images,
         "calculate_stability_score",
         lambda logits, offset: torch.full((len(logits),), float("nan")),
     )
