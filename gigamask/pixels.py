@@ -71,6 +71,12 @@ class PixelConfig:
         return bool(self.window or self.percentiles)
 
     @property
+    def description(self) -> str:
+        """What becomes black and white in images of more than 8 bits, for people."""
+        numbers = " ".join(f"{value:g}" for value in self.window or self.percentiles)
+        return f"window {numbers}" if self.window else f"percentiles {numbers} of each image"
+
+    @property
     def needs_measuring(self) -> bool:
         """Whether the window is to be measured on the training images."""
         return self.percentiles_of == "data" and not self.window

@@ -64,9 +64,10 @@ class Annotator:
 
     def open(self, row: int) -> dict[str, Any]:
         """Open an image and return its name, size and objects."""
-        _, size = self.with_key(row)
+        key, size = self.with_key(row)
         name = self.project.summary()[row]["name"]
         facts = {"row": row, "name": name, "height": size[0], "width": size[1]}
+        facts["note"] = self.session.images.get(key).note
         return facts | to_json(self.project.read(row, size))
 
     def with_key(self, row: int) -> tuple[str, Size]:

@@ -43,11 +43,13 @@ class Answer:
     Attributes:
         logits: Low-resolution logits, or those in the windows of one prompt.
         iou: Predicted IoU.
+        classes: Their classes (`inference.classes.class_fields`); None if the model has none.
         shown: The masks that were shown, by number, as in `masks_to_json`.
     """
 
     logits: Float[Tensor, "C G G"] | WindowLogits
     iou: Float[Tensor, "C"]
+    classes: list[dict[str, Any]] | None = None
     shown: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     def low_res_logits(self, number: int, config: SamConfig) -> Float[Tensor, "G G"]:
@@ -91,7 +93,8 @@ class Answer:
             "predicted_iou": [float(self.iou[number])],
             "stability": stability.nan_to_num(0.0).tolist(),
         }
-        [self.shown[number]] = masks_to_json(masks, scores)
+        classes = None if self.classes is None else [self.classes[number]]
+        [self.shown[number]] = masks_to_json(masks, scores, classes)
 
     @property
     def nbytes(self) -> int:
@@ -114,6 +117,7 @@ class OpenImage:
         pixels: RGB.
         predictor: Holds its embedding once it is computed.
         annotated_masks: Its masks in the dataset; None if it is not from one.
+        note: How it is shown, if not as stored.
         proposals: All masks generated from a grid of points, once requested.
         predictions: Answer after each sequence of prompts.
         fraction: Fraction of the image whose masks are generated.
@@ -123,6 +127,7 @@ class OpenImage:
     pixels: UInt8[np.ndarray, "H W N"]
     predictor: SamPredictor
     annotated_masks: RLEMasks | None = None
+    note: str = ""
     proposals: MaskProposals | None = None
     predictions: dict[Hashable, Answer] = field(default_factory=dict)
     fraction: float = 0.0
@@ -187,12 +192,17 @@ class OpenImages:
                 cached_bytes -= dropped.cached_bytes
 
 
-def masks_to_json(masks: RLEMasks, scores: dict[str, list[float]]) -> list[dict[str, Any]]:
-    """Return each mask as COCO RLE with its area, box and scores.
+def masks_to_json(
+    masks: RLEMasks,
+    scores: dict[str, list[float]],
+    classes: Sequence[dict[str, Any]] | None = None,
+) -> list[dict[str, Any]]:
+    """Return each mask as COCO RLE with its area, box, scores and class.
 
     Args:
         masks: Masks of one image.
         scores: One score per mask, by name.
+        classes: `inference.classes.class_fields` of the masks; None without classes.
 
     Returns:
         One dictionary per mask; "box" is `xyxy` with inclusive ends.
@@ -204,6 +214,7 @@ def masks_to_json(masks: RLEMasks, scores: dict[str, list[float]]) -> list[dict[
             "area": areas[number],
             "box": boxes[number],
             **{name: round(float(values[number]), 4) for name, values in scores.items()},
+            **(classes[number] if classes else {}),
         }
         for number, counts in enumerate(masks.to_coco())
     ]

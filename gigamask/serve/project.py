@@ -190,12 +190,16 @@ class ObjectCategory:
 
 @dataclass(frozen=True)
 class TrainingRound:
-    """A finished training: clicks to 90 % IoU on the held-out images before and after."""
+    """A finished training: clicks to 90 % IoU on the held-out images before and after.
+
+    The class accuracy is that of the new model after one click; None if it has no classes.
+    """
 
     weights: str
     before: float
     after: float
     held_out_masks: int = 0
+    class_accuracy: float | None = None
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,18 @@ from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from gigamask.errors import GigamaskError
+from gigamask.inference.classes import class_fields, class_scores
 from gigamask.masks.rle import RLEMasks
 from gigamask.models.sam.prompt_encoder import make_prompts
-from gigamask.models.sam.sam import PromptDecoder
+from gigamask.models.sam.sam import PromptDecoder, Sam
 from gigamask.serve.open_images import Answer, OpenImage
 from gigamask.serve.prompt_steps import MAX_PROMPTS, PromptStep
 from gigamask.types import Prompts, WindowLogits
@@ -202,7 +206,7 @@ def _decode(group: Sequence[tuple[PromptRequest, Prompts]]) -> None:
         logits, iou = (
             part[0].float().cpu() for part in (found.low_res_logits, found.iou_predictions)
         )
-        answer = Answer(logits, iou)
+        answer = Answer(logits, iou, _classes(predictor.model, found.class_logits, 0))
         for number, dense in enumerate(found.logits[0].float().cpu()):
             answer.keep(number, [(dense, (0, 0))], request.opened.size)
         request.take(answer)
@@ -220,11 +224,21 @@ def _decode(group: Sequence[tuple[PromptRequest, Prompts]]) -> None:
     output = decoder.output(_stack([prompts for _, prompts in group]))
     for row, (request, _) in enumerate(group):
         masks, iou = output.masks, output.iou_predictions[row].float().cpu()
+        classes = _classes(predictor.model, output.class_logits, row)
         if isinstance(masks, WindowLogits):
             logits, windows = (part[row : row + 1].float().cpu() for part in vars(masks).values())
-            request.take(Answer(WindowLogits(logits, windows), iou))
+            request.take(Answer(WindowLogits(logits, windows), iou, classes))
         else:
-            request.take(Answer(masks[row].float().cpu(), iou))
+            request.take(Answer(masks[row].float().cpu(), iou, classes))
+
+
+def _classes(
+    model: Sam, logits: Float[Tensor, "M K C"] | None, row: int
+) -> list[dict[str, Any]] | None:
+    """Return the classes of the masks of one prompt; None if the model has none."""
+    if logits is None:
+        return None
+    return class_fields(class_scores(logits[row]).cpu().numpy(), model.config.class_names)
 
 
 def _stack(prompts: Sequence[Prompts]) -> Prompts:

@@ -12,6 +12,7 @@ import numpy as np
 from gigamask.errors import GigamaskError
 from gigamask.inference.amg_config import AutomaticMaskConfig
 from gigamask.inference.automatic_mask_generator import MaskProposals, SamAutomaticMaskGenerator
+from gigamask.inference.classes import class_fields
 from gigamask.serve.annotator import Annotator
 from gigamask.serve.project import Edit, ImageEdits, MaskObject
 from gigamask.serve.prompt_steps import PromptStep
@@ -126,13 +127,15 @@ class Proposals:
             return
         changes: dict[int, MaskObject | None] = dict.fromkeys(found.objects)
         first = found.next_id
-        category = self.project.content.categories[0].name
+        known = [each.name for each in self.project.content.categories]
+        classes = class_fields(proposals.class_scores, generator.model.config.class_names)
         for key, counts in enumerate(proposals.masks.to_coco(), first):
             i, mask = key - first, counts.decode()
             x, y = proposals.points_xy[i].tolist()
+            named = classes[i]["category"] if classes else ""
             changes[key] = MaskObject(
                 mask,
-                category=category,
+                category=named if named in known else known[0],
                 by_model=True,
                 base=mask,
                 steps=(PromptStep(point=(x, y)),),

@@ -12,17 +12,21 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from gigamask import files
+from gigamask.data import image
 from gigamask.data.file_lock import exclusive_lock
+from gigamask.datatools.image_files import read_file
 from gigamask.errors import GigamaskError, counted
 from gigamask.serialization import read_json
 from gigamask.serve.annotator import Annotator
 from gigamask.serve.project import TrainingRound, progress
 from gigamask.serve.project_export import export
 from gigamask.serve.runs_view import RunsView
+from gigamask.serve.session import shown_pixels
 from gigamask.training.checkpoint import load_model
 
 ROUNDS = "rounds"
@@ -177,12 +181,15 @@ class Rounds:
         shutil.rmtree(folder, ignore_errors=True)  # of a training that failed
         for name, part in (("train", rest), ("held_out", held_out)):
             export(self.project, folder / name, part)
-        settings = {
+        settings: dict[str, Any] = {
             "init": os.path.abspath(self.current) if os.path.exists(self.current) else self.current,
             "minutes": minutes,
             "device": self.device,
             "weights": f"{ROUNDS}/{folder.name}/{RUN}",
+            "pixels": None,
         }
+        if any(_is_deep(Path(self.project.content.images), self.project.names[i]) for i in usable):
+            settings["pixels"] = asdict(shown_pixels(self.annotator.session.model))
         files.write_text(folder / SETTINGS, json.dumps(settings))
         return folder
 
@@ -190,6 +197,12 @@ class Rounds:
     def current(self) -> str:
         """The weights in use."""
         return self.weights_of(self.project.content.model)
+
+
+def _is_deep(folder: Path, name: str) -> bool:
+    """Return whether an image has more than 8 bits per channel."""
+    raw = read_file(folder / name, name)
+    return image.keeps_its_bytes(raw) and image.read_stored(raw, name).dtype != "uint8"
 
 
 def _is_locked(path: Path) -> bool:

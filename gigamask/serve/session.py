@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
@@ -28,11 +29,12 @@ from gigamask.inference.automatic_mask_generator import (
     MaskProposals,
     SamAutomaticMaskGenerator,
 )
+from gigamask.inference.classes import class_fields
 from gigamask.inference.predictor import SamPredictor
 from gigamask.masks.rle import RLEMasks
 from gigamask.models.embedding_cache import EmbeddingCache
 from gigamask.models.sam.sam import Sam
-from gigamask.pixels import to_rgb
+from gigamask.pixels import PREVIEW_PERCENTILES, PixelConfig, to_rgb
 from gigamask.serve.open_images import OpenImage, OpenImages, masks_to_json
 from gigamask.serve.prompt_batches import PromptBatches, PromptRequest, answer_together
 from gigamask.serve.prompt_steps import PromptStep, check_steps
@@ -82,7 +84,7 @@ class Session:
     def open(
         self, raw: bytes, name: str, masks: RLEMasks | None = None, quarter_turns: bool = False
     ) -> dict[str, Any]:
-        """Decode an image and return its id, name and size.
+        """Decode an image and return its id, name and size, and how it is shown, if not as stored.
 
         Args:
             raw: The image file's bytes.
@@ -99,11 +101,11 @@ class Session:
                 f"{name}: has {height} x {width} pixels, at most {MAX_PIXELS:,} are accepted; scale"
                 " it down first"
             )
-        key, (height, width) = self._codec.submit(
-            self._decode, raw, name, masks, quarter_turns
-        ).result()
+        key, opened = self._codec.submit(self._decode, raw, name, masks, quarter_turns).result()
+        height, width = opened.size
         count = None if masks is None else len(masks)
-        return {"id": key, "name": name, "height": height, "width": width, "masks": count}
+        facts = {"id": key, "name": name, "height": height, "width": width, "masks": count}
+        return facts | {"note": opened.note}
 
     def jpeg(self, key: str) -> bytes:
         """Return an opened image as a JPEG."""
@@ -169,11 +171,12 @@ class Session:
         opened = self.images.get(key)
         with self._model_lock:
             proposals = self._proposals(opened)
+            classes = class_fields(proposals.class_scores, self.model.config.class_names)
         scores = {
             "predicted_iou": proposals.predicted_iou.tolist(),
             "stability": proposals.stability_score.tolist(),
         }
-        return masks_to_json(proposals.masks, scores)
+        return masks_to_json(proposals.masks, scores, classes)
 
     def find(self, key: str, text: str) -> dict[str, Any]:
         """Return the best masks for a text, best first, and how many of all masks fit it.
@@ -216,9 +219,12 @@ class Session:
 
     def _decode(
         self, raw: bytes, name: str, masks: RLEMasks | None, quarter_turns: bool
-    ) -> tuple[str, tuple[int, int]]:
-        """Decode an image and cache it; return its id and size."""
-        pixels = decoded = image.decode(raw, name, pixels=self.model.config.pixels)
+    ) -> tuple[str, OpenImage]:
+        """Decode an image and cache it; return it with its id."""
+        how = shown_pixels(self.model)
+        stored = image.read_stored(raw, name, channels=how.channels)
+        note = "" if stored.dtype == np.uint8 else f"{stored.dtype}, {how.description}"
+        pixels = decoded = how.to_uint8(stored, name)
         if masks is None:
             pixels = apply_exif_orientation(decoded, raw)
             if quarter_turns and pixels.shape == decoded.shape:
@@ -231,8 +237,9 @@ class Session:
         if tile is None or max(pixels.shape) <= tile:
             tile = halo = None
         predictor = SamPredictor(self.model, cache=self._cache, tile=tile, halo=halo)
-        self.images.add(key, OpenImage(name, pixels, predictor, masks))
-        return key, pixels.shape[:2]
+        opened = OpenImage(name, pixels, predictor, masks, note)
+        self.images.add(key, opened)
+        return key, opened
 
     def _proposals(self, opened: OpenImage) -> MaskProposals:
         if opened.proposals is None:
@@ -240,6 +247,12 @@ class Session:
             generator = SamAutomaticMaskGenerator(self.model, cache=self._cache, **settings)
             opened.proposals = generator.generate_proposals(opened.pixels, opened.report)
         return opened.proposals
+
+
+def shown_pixels(model: Sam) -> PixelConfig:
+    """Return how images are read: through the model's window, or percentiles of each image."""
+    stated = model.config.pixels
+    return stated if stated.has_window else replace(stated, percentiles=PREVIEW_PERCENTILES)
 
 
 def share_image(source: Session, target: Session, key: str) -> None:

@@ -23,9 +23,11 @@ from gigamask.evaluation.clicks import evaluate_clicks
 from gigamask.evaluation.noc import EVERY_CLICK, iou_curves, number_of_clicks
 from gigamask.models.configs import WindowDecoder
 from gigamask.models.sam.sam import Sam
+from gigamask.pixels import PixelConfig
 from gigamask.recipes.sam import compact, finetune_laptop
 from gigamask.serialization import read_json
 from gigamask.serve.project import TrainingRound
+from gigamask.serve.project_export import COCO
 from gigamask.training.checkpoint import load_model
 from gigamask.training.sam_config import SamTrainConfig
 from gigamask.workflows.open_data import open_or_build_temporary
@@ -47,6 +49,7 @@ class RoundSettings:
         device: Device to train on.
         weights: Path of the run within the project.
         steps: Steps to train; None until they are measured.
+        pixels: How images of more than 8 bits are read; None if there are none.
     """
 
     init: str
@@ -54,16 +57,34 @@ class RoundSettings:
     device: str
     weights: str
     steps: int | None = None
+    pixels: PixelConfig | None = None
+
+    def load_model(self, weights: str, device: str) -> Sam:
+        """Return a model that reads the images as the page did.
+
+        Args:
+            weights: The weights.
+            device: Device of the model.
+        """
+        model = load_model(weights, device)
+        if self.pixels is not None:
+            model.config = replace(model.config, pixels=self.pixels)
+        return model
 
 
 def make_config(folder: Path, settings: RoundSettings) -> SamTrainConfig:
     """Return the training of a round: the decoder of the model, on the round's images.
 
+    It trains the classes too if there are two categories or more, or the model has classes.
+
     Args:
         folder: Folder of the round.
         settings: Its settings.
     """
-    model = load_model(settings.init, "cpu").config
+    model = settings.load_model(settings.init, "cpu").config
+    listed = read_json(folder / "train" / COCO, dict)["categories"]
+    if len(listed) > 1 or model.class_names:
+        model = replace(model, class_names=tuple(each["name"] for each in listed))
     is_compact = isinstance(model.decoder, WindowDecoder)
     config = (compact() if is_compact else finetune_laptop()).with_(
         model=model,
@@ -82,8 +103,10 @@ def make_config(folder: Path, settings: RoundSettings) -> SamTrainConfig:
     return config.with_(evaluation=held_out, freeze=("image_encoder",))
 
 
-def clicks_to_target(model: Sam, data: Path) -> tuple[float, int]:
-    """Return the mean number of clicks to 90 % IoU, at most 20, and the number of masks.
+def score(model: Sam, data: Path) -> tuple[float, int, float | None]:
+    """Return the mean number of clicks to 90 % IoU, the number of masks, and class accuracy.
+
+    The clicks are at most 20, and the accuracy is after one; it is None without classes.
 
     Args:
         model: The model.
@@ -92,7 +115,8 @@ def clicks_to_target(model: Sam, data: Path) -> tuple[float, int]:
     with open_or_build_temporary(data) as index:
         result = evaluate_clicks(model, index, MaskFilters(max_area=None), EVERY_CLICK)
     clicks, _ = number_of_clicks(iou_curves(result), TARGET_IOU)
-    return float(clicks.mean()), len(clicks)
+    accuracy = result.summary().get("class_accuracy", {}).get("1")
+    return float(clicks.mean()), len(clicks), accuracy
 
 
 def run_round(folder: Path) -> TrainingRound | None:
@@ -117,9 +141,9 @@ def run_round(folder: Path) -> TrainingRound | None:
     if not run.finished:
         return None
     data = folder / "held_out" / "shards"
-    before, masks = clicks_to_target(load_model(settings.init, settings.device), data)
-    after, _ = clicks_to_target(load_model(str(folder / "run"), settings.device), data)
-    result = TrainingRound(settings.weights, round(before, 3), round(after, 3), masks)
+    before, masks, _ = score(settings.load_model(settings.init, settings.device), data)
+    after, _, accuracy = score(settings.load_model(str(folder / "run"), settings.device), data)
+    result = TrainingRound(settings.weights, round(before, 3), round(after, 3), masks, accuracy)
     files.write_text(folder / "result.json", json.dumps(vars(result)))
     return result
 

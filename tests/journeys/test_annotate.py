@@ -1,6 +1,7 @@
 """The loop in a real browser: annotate, train, let the model propose, accept, export."""
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,8 @@ from pycocotools.coco import COCO
 from gigamask.cli.main import main
 from gigamask.models.init import build_model
 from gigamask.models.state_dict import save_weights, to_official
+from gigamask.serve.project import Project
+from gigamask.synthetic.cells import compose_cells
 from tests.journeys.test_serve import NARROW, browser, choose_file, opened, served  # noqa: F401 (a fixture)
 from tests.little import SPEC
 
@@ -236,3 +239,44 @@ def test_wrong_projects_are_one_line(tmp_path, capsys, photos):
         said = capsys.readouterr().err
         assert told in said
         assert said.count("\n") == 1
+
+
+def test_images_of_16_bits_are_shown_and_classes_are_named(browser, tmp_path):  # noqa: F811
+    """Without a window, by percentiles; the classes of masks, as categories of proposals, too."""
+    (tmp_path / "cells").mkdir()
+    for i in range(2):
+        Image.fromarray(compose_cells(0, i, (96, 96), 16).pixels).save(tmp_path / f"cells/{i}.png")
+    spec = replace(SPEC, custom_init=True, class_names=("cell", "dirt"))
+    weights = tmp_path / "classes.safetensors"
+    save_weights(to_official(build_model(spec, 0)), spec, weights)
+    flags = ("--points-per-side", 2, "--pred-iou-thresh", 0, "--stability-score-thresh", 0)
+    words = ("--project", tmp_path / "project", "--images", tmp_path / "cells")
+    with served(*words, "--weights", weights, *flags) as address:
+        with opened(browser, address) as page:
+            saved(page)
+            page.wait_for_selector("#a-note:has-text('uint16, percentiles 0.5 99.5')")
+            shown = page.evaluate(
+                "() => { const {width, height} = document.getElementById('a-pixels');"
+                " const {data} = document.getElementById('a-pixels').getContext('2d')"
+                ".getImageData(width / 2 - 50, height / 2 - 50, 100, 100);"
+                " return Array.from(data.filter((_, i) => i % 4 === 0)); }"
+            )
+            assert np.std(shown) > 20, "neither black nor white"
+            page.click("#a-everything")
+            page.wait_for_selector("#a-both:has-text('outlined in yellow: ')")
+            for name in ("cell", "dirt"):
+                page.fill("#a-new-category", name)
+                page.click("#a-add-category button")
+                page.wait_for_selector(f"#a-categories button:has-text('{name}')")
+            page.click("#a-propose")
+            page.wait_for_selector("#a-proposing:has-text('2 of 2 images proposed')")
+        with opened(browser, f"{address}#try") as page:
+            choose_file(page, tmp_path / "cells" / "0.png")
+            page.wait_for_selector("#state:has-text('uint16, percentiles')")
+            page.click("#canvas")
+            page.wait_for_function("() => document.querySelectorAll('#answers li').length === 3")
+            assert re.match(r"(cell|dirt)\s0\.\d\d", page.inner_text("#answers li"))
+    with Project.open(tmp_path / "project", tmp_path / "cells") as project:
+        objects = [each for row in range(2) for each in project.read(row).objects.values()]
+    assert {each.category for each in objects} <= {"cell", "dirt"}
+    assert objects

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from gigamask.cli.main import main
+from gigamask.recipes.sam import compact
+from gigamask.synthetic.shapes import OUTLINES
 
 LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
 
@@ -124,3 +126,16 @@ def test_what_is_wrong_is_one_line(words, message, capsys):
     assert told.startswith("gigamask: ")
     assert message in told
     assert told.count("\n") == 1
+
+
+def test_classes_are_counted_in_the_data(scenes, tmp_path, capsys):
+    """The head is larger by the classes found; without data, there are none to count."""
+    counts = []
+    for words in (["--classes", "disc"], ["--classes", "auto", "--data", str(scenes)]):
+        path = tmp_path / "plan.json"
+        assert main(["plan", "compact", *words, "--json", str(path)]) == 0
+        counts.append(json.loads(path.read_text())["parameters"])
+    inputs = compact().model.iou_hidden + 1
+    assert counts[1] - counts[0] == (len(OUTLINES) - 1) * inputs
+    assert main(["plan", "compact", "--classes", "auto"]) == 2
+    assert "--classes auto: " in capsys.readouterr().err

@@ -1,4 +1,5 @@
-"""Losses reach the orders of later epochs, wherever training stops and however it is split."""
+"""Losses reach the orders of later epochs, wherever training stops and however it is split; and
+classes are learned."""
 
 import shutil
 from dataclasses import dataclass, replace
@@ -14,19 +15,26 @@ from safetensors.numpy import load_file
 
 from gigamask.cli.main import main
 from gigamask.data.loader import BatchJob, SampleSource
+from gigamask.data.mask_sampling import MaskFilters
+from gigamask.evaluation.clicks import evaluate_clicks
 from gigamask.interfaces import LossSnapshot, Sampler, SampleTable
+from gigamask.masks.rle import RLEMasks
 from gigamask.rng import make_rng
 from gigamask.samplers.batch_sampler import SampleSequence, iter_segments
 from gigamask.samplers.curriculum import AdaptiveCurriculum
 from gigamask.samplers.hard_examples import LossWeighted, Replay
 from gigamask.samplers.loss_history import LossHistory
+from gigamask.synthetic.scenes import SyntheticScene, write_scenes
+from gigamask.training.optim import AdamW
 from gigamask.training.state import TrainState
 from gigamask.training.step import step
 from gigamask.training.tasks import SamTask
 from gigamask.training.train_data import TrainData, open_index
 from gigamask.training.trainer import train
 from gigamask.types import RandomSpec, SampleRef
+from gigamask.workflows.open_data import open_or_build_temporary
 from tests.laws.test_training import run_in
+from tests.little import COMPACT, little_compact
 from tests.ranks import fork
 
 
@@ -325,3 +333,47 @@ def test_two_ranks_learn_what_one_learns_and_one_goes_on_where_two_stopped(
             assert np.allclose(
                 other[name], array, rtol=0 if name in ("seen", "counts") else 1e-3, equal_nan=True
             ), name
+
+
+def two_kinds(seed: int, number: int, long_side: tuple[int, int]) -> SyntheticScene:
+    """Four objects on gray noise: orange discs and blue squares."""
+    generator = make_rng(seed, "two kinds", number)
+    pixels = generator.integers(100, 160, (64, 64, 3), dtype=np.uint8)
+    ys, xs = np.mgrid[:64, :64]
+    masks = []
+    drawn = generator.permutation(["disc", "disc", "square", "square"]).tolist()
+    for kind, corner in zip(drawn, ((16, 16), (16, 48), (48, 16), (48, 48)), strict=True):
+        y, x = np.array(corner) + generator.integers(-3, 4, 2)
+        radius = int(generator.integers(7, 12))
+        far_y, far_x = abs(ys - y), abs(xs - x)
+        far = np.hypot(far_y, far_x) if kind == "disc" else np.maximum(far_y, far_x)
+        color = (200, 170, 60) if kind == "disc" else (60, 80, 170)
+        masks.append(far <= radius)
+        pixels[masks[-1]] = color + generator.integers(-30, 31, (masks[-1].sum(), 3))
+    masks = RLEMasks.from_dense(np.array(masks))
+    points = masks.sample_points(generator.random((4, 1)))[:, 0]
+    return SyntheticScene(pixels, masks, np.ones(4), np.ones(4), points, tuple(drawn))
+
+
+def test_classes_of_other_images_are_learned(tmp_path):
+    """After one click and by the box, far above the most frequent class."""
+    for name, images in (("train", 48), ("test", 12)):
+        write_scenes(tmp_path / name, images, two_kinds, seed=images)
+    run = run_in(
+        tmp_path / "run",
+        tmp_path / "train",
+        little_compact,
+        model=replace(COMPACT, class_names=("disc", "square")),
+        steps=30,
+        batch_size=6,
+        micro_batch_size=6,
+        masks_per_chunk=24,
+        optimizer=AdamW(lr=3e-3),
+        save_every=100,
+    )
+    model = train(run).model
+    with open_or_build_temporary(tmp_path / "test") as index:
+        found = evaluate_clicks(model, index, MaskFilters()).summary()["class_accuracy"]
+        assert index.manifest.categories == {"disc": 24, "square": 24}
+    assert found["masks"] == 48
+    assert min(found["1"], found["box"]) > 0.85

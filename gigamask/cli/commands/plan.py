@@ -11,7 +11,7 @@ from tyro.conf import arg
 from gigamask import config_files, recipes
 from gigamask.errors import GigamaskError
 from gigamask.training.config import ImageTrainConfig, TrainConfig
-from gigamask.training.sam_config import SamTrainConfig
+from gigamask.training.sam_config import SamTrainConfig, is_finding_classes
 
 USAGE = (
     "gigamask plan RECIPE [--gpu h200] [--world 32x8] [--parallel fsdp] [--section.field value ...]"
@@ -46,9 +46,17 @@ class PlanCommand:
     def run(self) -> dict[str, Any]:
         """Print and return the plan."""
         from gigamask.profiling import memory_plan
+        from gigamask.workflows.own_data import find_classes, use_own_data
         from gigamask.workflows.plan import plan
 
         config = recipes.require_images(self.run_planned)
+        if is_finding_classes(config):
+            if not config.data:
+                raise GigamaskError(
+                    "--classes auto: the classes are those of the data, of which the plan needs "
+                    "their number; give --data, or names"
+                )
+            config = find_classes(use_own_data(config))
         if self.fit is not None:
             config = self._fitted(config, self.fit)
         result = plan(

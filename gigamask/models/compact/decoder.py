@@ -127,7 +127,8 @@ class WindowMaskDecoder(nn.Module):
         iou = torch.sigmoid(self.iou_prediction_head(torch.cat([scores, joint], 2))[..., 0])
         classes = None
         if self.class_head is not None:
-            classes = self.class_head(tokens[:, 1]).unflatten(0, shape)
+            seen = tokens[:, 1] + pool_inside(image, logits)
+            classes = self.class_head(seen).unflatten(0, shape)
         return MaskDecoderOutput(WindowLogits(logits.unflatten(0, shape), windows), iou, classes)
 
     def _sample(
@@ -197,6 +198,21 @@ class WindowMaskDecoder(nn.Module):
         x = self.finest(F.relu(x + self.fine_skip(fine.to(x.dtype))))
         head = self.output_hypernetwork_mlp(mask_token)
         return torch.einsum("rc,rcyx->ryx", head, x.to(head.dtype)), image.mean((2, 3))
+
+
+def pool_inside(
+    image: Float[Tensor, "R C t t"], logits: Float[Tensor, "R n n"]
+) -> Float[Tensor, "R C"]:
+    """Return the mean image token inside each mask; it has no gradient to the masks.
+
+    Args:
+        image: Image tokens.
+        logits: Logits of the masks.
+    """
+    inside = torch.sigmoid(logits.detach())[:, None].to(image.dtype)
+    shares = F.avg_pool2d(inside, SAMPLES // TOKENS).flatten(1)
+    shares = shares / shares.sum(1, keepdim=True).clamp(min=1e-6)
+    return torch.einsum("rct,rt->rc", image.flatten(2), shares)
 
 
 def _select(embedding: nn.Embedding, kind: Int64[Tensor, "R"]) -> Float[Tensor, "R C"]:

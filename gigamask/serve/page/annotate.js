@@ -2,7 +2,7 @@
 // computed by the server; each operation names the version of the image that it was made for.
 import * as loop from "./loop.js";
 import * as stage from "./stage.js";
-import { $, make, request, showMessage, withErrorMessages } from "./parts.js";
+import { $, classCounts, make, request, showMessage, withErrorMessages } from "./parts.js";
 import { contains, decoded, hue } from "./masks.js";
 
 const MODEL = [240, 228, 66], PREVIEW = [86, 180, 233], DRAGGED_PX = 6, NEAR_PX = 9, PREVIEW_MS = 40;
@@ -115,6 +115,7 @@ const open = withErrorMessages(async (row, again = false) => {
   for (const id of ["a-stale", "a-both"]) $(id).hidden = true;
   if (!same) { active = null; rings = null; }
   take(info);
+  $("a-note").textContent = info.note;
   stage.show(bitmap, info);
   order.forEach(label);
   $("a-images").children[order.indexOf(row)]?.scrollIntoView({ block: "nearest", inline: "nearest" });
@@ -288,7 +289,7 @@ async function showEverything() {
     if (image.row !== row) return;
     everything = found.map((each) => ({ ...each, mask: decoded(each) }));
     const mine = image.objects.length;
-    $("a-both").textContent = `The model's masks: ${found.length} (outlined in yellow). Annotations: ${mine} (filled).`;
+    $("a-both").textContent = `The model's masks: ${found.length} (outlined in yellow${found[0]?.category === undefined ? "" : `: ${classCounts(found)}`}). Annotations: ${mine} (filled).`;
     $("a-both").hidden = false;
     if (!found.length) showMessage("the model finds no mask in this image that passes its thresholds");
   } finally { state("", ""); stage.draw(); }
@@ -451,7 +452,10 @@ function paint(context, unit) {
       stage.drawMask(context, each, colourOf(each), { alpha: each.accepted ? (lit ? 150 : 90) : lit ? 110 : 40, unit });
     }
   }
-  for (const each of everything ?? []) stage.drawMask(context, each, MODEL, { alpha: 0, unit });
+  for (const each of everything ?? []) {
+    stage.drawMask(context, each, MODEL, { alpha: 0, unit });
+    if (each.category !== undefined) stage.drawLabel(context, each.mask, `${each.category} ${each.class_score.toFixed(2)}`, unit);
+  }
   const one = image.objects.find(({ id }) => id === active);
   if (preview) stage.drawMask(context, preview, PREVIEW, { alpha: 90, unit });
   if (rings) stage.drawRings(context, rings, unit, rings.closed);

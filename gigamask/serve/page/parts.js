@@ -41,6 +41,13 @@ export const withErrorMessages = (work) => async (...given) => {
   try { return await work(...given); } catch (error) { showMessage(error); }
 };
 
+/** How often each class is the likeliest of masks, as words; empty without classes. */
+export function classCounts(masks) {
+  const counts = new Map();
+  for (const { category } of masks) if (category !== undefined) counts.set(category, (counts.get(category) ?? 0) + 1);
+  return [...counts].sort((a, b) => b[1] - a[1]).map(([name, number]) => `${number} ${name}`).join(", ");
+}
+
 export const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)} %`;
 export const count = (number) => number.toLocaleString("en");
 

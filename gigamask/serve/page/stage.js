@@ -107,6 +107,17 @@ export function drawMask(context, { mask, segmentation }, colour, { alpha, unit 
   context.drawImage(sprites.get(key), mask.x, mask.y);
 }
 
+/** Writes a word at the upper left of a mask. */
+export function drawLabel(context, { x, y }, text, unit) {
+  context.font = `${12 * unit}px sans-serif`;
+  context.textBaseline = "top";
+  context.lineWidth = 3 * unit;
+  context.strokeStyle = "#000a";
+  context.strokeText(text, x, y);
+  context.fillStyle = "#fff";
+  context.fillText(text, x, y);
+}
+
 /** Draws the prompts of an object. */
 export function drawSteps(context, steps, unit) {
   for (const { box } of steps) if (box) outline(context, box, unit, []);

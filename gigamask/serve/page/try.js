@@ -1,5 +1,5 @@
 // Try: an image, prompts on it, and the predicted masks. The prompts are a list of steps; undo removes the last one.
-import { $, make, percent, request, save, showMessage, withErrorMessages } from "./parts.js";
+import { $, classCounts, make, percent, request, save, showMessage, withErrorMessages } from "./parts.js";
 import * as compared from "./compare.js";
 import { boxOf, dot, outline } from "./marks.js";
 import { decoded, drawMasks, hue, png } from "./masks.js";
@@ -82,7 +82,7 @@ async function show(info) {
   busy("encoding");
   ready = request(`images/${info.id}/embed`, { json: {} });
   const { seconds, cached } = await ready;
-  if (picture === mine) busy(false, cached ? "encoded (cached)" : `encoded in ${seconds.toFixed(seconds < 1 ? 2 : 1)} s`);
+  if (picture === mine) busy(false, [cached ? "encoded (cached)" : `encoded in ${seconds.toFixed(seconds < 1 ? 2 : 1)} s`, info.note].filter(Boolean).join("; "));
 }
 
 function close() {
@@ -189,7 +189,7 @@ async function allMasks() {
     if (mine !== turn) return;
     if (!found.length) showMessage("no mask passes the thresholds; start the page with a lower --pred-iou-thresh and --stability-score-thresh");
     steps = [];
-    title = `Everything the model finds: ${found.length} ${found.length === 1 ? "mask" : "masks"}`;
+    title = [`Everything the model finds: ${found.length} ${found.length === 1 ? "mask" : "masks"}`, classCounts(found)].filter(Boolean).join("; ");
     take(found, true);
   } finally { clearInterval(polling); busy(); }
 }
@@ -238,6 +238,7 @@ function card(answer, number) {
   const facts = [answer.stability === undefined ? null : `stability ${answer.stability.toFixed(2)}`, `${percent(answer.area / (picture.width * picture.height))} of the image`];
   const details = score === undefined ? make("div", {}, make("b", {}, `mask ${number + 1}`), make("small", {}, facts[1]))
     : make("div", {}, make("b", {}, score.toFixed(2)), ` ${word}`, make("div", { className: "meter" }, bar), make("small", {}, answer.area ? facts.filter(Boolean).join(" · ") : "empty"));
+  if (answer.category !== undefined) details.prepend(make("div", {}, make("b", {}, answer.category), ` ${answer.class_score.toFixed(2)}`));
   const button = make("button", { type: "button", title: "hover to preview, click to choose" }, thumbnail(answer), details);
   button.setAttribute("aria-pressed", number === picked && !together);
   button.onclick = () => pick(number);
@@ -288,8 +289,8 @@ async function savePng() {
 }
 
 async function saveRle() {
-  const annotations = answers.filter((_, i) => together || i === picked).map(({ segmentation, area, box: [x0, y0, x1, y1], predicted_iou, stability }) => ({
-    segmentation, area, bbox: [x0, y0, x1 - x0, y1 - y0], predicted_iou, stability_score: stability,
+  const annotations = answers.filter((_, i) => together || i === picked).map(({ segmentation, area, box: [x0, y0, x1, y1], predicted_iou, stability, category_id, category, class_score }) => ({
+    segmentation, area, bbox: [x0, y0, x1 - x0, y1 - y0], predicted_iou, stability_score: stability, category_id, category, class_score,
   }));
   const content = { image: { file_name: picture.name, height: picture.height, width: picture.width }, annotations };
   save(new Blob([JSON.stringify(content)], { type: "application/json" }), `${stem()}_masks.json`);

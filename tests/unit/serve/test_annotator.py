@@ -1,20 +1,24 @@
 """Masks follow prompts, strokes, polygons and splits, and every operation is one edit."""
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from gigamask.errors import GigamaskError
 from gigamask.inference.amg_config import AutomaticMaskConfig
 from gigamask.inference.automatic_mask_generator import MaskProposals
 from gigamask.masks.rle import RLEMasks
+from gigamask.models.init import build_model
 from gigamask.serve.annotator import Annotator, Stroke, to_json
 from gigamask.serve.open_images import NotFoundError
-from gigamask.serve.project import Edit, MaskObject, Project
+from gigamask.serve.project import Edit, MaskObject, ObjectCategory, Project
 from gigamask.serve.prompt_steps import PromptStep
 from gigamask.serve.proposals import THREAD, Proposals, without_overlaps
+from tests.little import SPEC
 
 SIZE = (30, 40)
 ANY = AutomaticMaskConfig(points_per_side=4, pred_iou_thresh=0.0, stability_score_thresh=0.0)
@@ -144,6 +148,20 @@ def test_remaining_images_get_proposals_and_the_certain_ones_are_accepted(annota
     assert sum(each["accepted"] for each in rows) == expected
     assert proposals.accept(0.0) == len(every) - expected
     assert [each["status"] for each in annotator.project.summary()[1:3]] == ["done", "done"]
+
+
+@pytest.mark.parametrize(("named", "category"), [("cell", "cell"), ("dog", "object")])
+def test_proposals_get_the_category_of_their_class_if_there_is_one(annotator, named, category):
+    names = ("cell", "dog")
+    model = build_model(replace(SPEC, custom_init=True, class_names=names), 0).eval()
+    with torch.no_grad():
+        model.mask_decoder.class_head.layers[-1].bias[names.index(named)] = 9.0
+    annotator.session.use_model(model)
+    given = (ObjectCategory("object", "#112233"), ObjectCategory("cell", "#445566"))
+    annotator.project.update(categories=given)
+    propose(annotator)
+    objects = annotator.project.read(0).objects.values()
+    assert {each.category for each in objects} == {category}
 
 
 def test_a_proposal_is_corrected_by_clicks(annotator):

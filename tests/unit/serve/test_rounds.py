@@ -1,7 +1,9 @@
 """Trainings of a project: their states, their data, and which model is used."""
 
 import json
+from copy import deepcopy
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,9 +12,11 @@ from PIL import Image
 from gigamask.errors import GigamaskError
 from gigamask.masks.rle import RLEMasks
 from gigamask.models.state_dict import save_weights, to_official
+from gigamask.pixels import PixelConfig
+from gigamask.serialization import read_json
 from gigamask.serve import training_round
 from gigamask.serve.annotator import Annotator
-from gigamask.serve.project import Edit, MaskObject, Project
+from gigamask.serve.project import Edit, MaskObject, ObjectCategory, Project
 from gigamask.serve.rounds import LOG, RESULT, SETTINGS, Rounds
 from gigamask.serve.training_round import make_config, run_round
 from gigamask.training.checkpoint import load_model
@@ -65,11 +69,43 @@ def test_the_held_out_image_is_not_trained_on(rounds, monkeypatch):
         assert [each["file_name"] for each in content["images"]] == names
 
 
+def settings_of(folder):
+    return read_json(folder / SETTINGS, training_round.RoundSettings)
+
+
+def test_images_of_16_bits_are_trained_on_as_they_are_shown(rounds, monkeypatch):
+    """By the window that the page was given, or else by percentiles; others state neither."""
+    start(rounds, monkeypatch, 75)
+    folder = rounds.folder / "0001"
+    assert settings_of(folder).pixels is None
+    photos, session = Path(rounds.project.content.images), rounds.annotator.session
+    deep = np.random.default_rng(0).integers(3000, 5001, SIZE, dtype=np.uint16)
+    Image.fromarray(deep).save(photos / "2.png")
+    shown = session.model
+    for window, expected in (((), PixelConfig(percentiles=(0.5, 99.5))), ((3e3, 5e3), None)):
+        session.model = deepcopy(shown).set_window(window)
+        rounds._prepare(1.0)
+        found = make_config(folder, settings_of(folder)).model.pixels
+        assert found == (expected or PixelConfig(window=window))
+        read = settings_of(folder).load_model(rounds.weights, "cpu")
+        assert read.config.pixels == found
+
+
+def test_two_categories_are_trained_as_classes(rounds, monkeypatch):
+    start(rounds, monkeypatch, 75)
+    folder = rounds.folder / "0001"
+    assert make_config(folder, settings_of(folder)).model.class_names == ()
+    both = (*rounds.project.content.categories, ObjectCategory("cell", "#112233"))
+    rounds.project.update(categories=both)
+    rounds._prepare(1.0)
+    assert make_config(folder, settings_of(folder)).model.class_names == ("object", "cell")
+
+
 @pytest.mark.slow
 def test_a_round_is_trained_compared_and_used(rounds, monkeypatch):
     start(rounds, monkeypatch, 75)
     folder = rounds.folder / "0001"
-    settings = training_round.RoundSettings(**json.loads((folder / SETTINGS).read_text()))
+    settings = settings_of(folder)
     assert settings.init == rounds.weights
     config = make_config(folder, replace(settings, steps=2))
     assert config.freeze == ("image_encoder",)
@@ -84,6 +120,7 @@ def test_a_round_is_trained_compared_and_used(rounds, monkeypatch):
     status = rounds.status()
     assert status["training"]["state"] == "finished"
     assert status["rounds"] == [vars(result)]
+    assert result.class_accuracy is None
     assert status["model"] == -1
     rounds.use(0)
     weights = rounds.weights_of(0)

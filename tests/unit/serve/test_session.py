@@ -20,6 +20,8 @@ from gigamask.grounding.inference import GroundingPredictor, GroundingResult
 from gigamask.inference.amg_config import AutomaticMaskConfig
 from gigamask.inference.predictor import SamPredictor
 from gigamask.masks.rle import RLEMasks
+from gigamask.models.init import build_model
+from gigamask.pixels import PixelConfig
 from gigamask.serve import open_images
 from gigamask.serve import session as sessions
 from gigamask.serve.open_images import NotFoundError
@@ -29,6 +31,7 @@ from gigamask.serve.session import (
     apply_exif_orientation,
     masks_to_json,
 )
+from tests.little import SPEC
 
 
 def picture(height=40, width=60, seed=0):
@@ -125,7 +128,8 @@ def test_repeated_prompts_are_cached(session, monkeypatch):
 
 def test_a_picture_is_embedded_once_and_the_same_bytes_are_the_same_picture(session):
     told = session.open(png(picture()), "a")
-    assert told == {"id": told["id"], "name": "a", "height": 40, "width": 60, "masks": None}
+    facts = {"name": "a", "height": 40, "width": 60, "masks": None, "note": ""}
+    assert told == {"id": told["id"], **facts}
     assert session.embed(told["id"])["cached"] is False
     assert session.embed(told["id"])["cached"] is True
     assert session.open(png(picture()), "b")["id"] == told["id"]
@@ -161,7 +165,7 @@ def test_embeddings_and_predictions_count_in_the_limit(session, monkeypatch):
 
 def test_one_upload_is_decoded_at_a_time(session, monkeypatch):
     """Files of 100 KB may hold 33 megapixels each."""
-    decode, running, most = sessions.image.decode, [], []
+    decode, running, most = sessions.image.read_stored, [], []
 
     def slow(raw, name, **options):
         running.append(1)
@@ -170,7 +174,7 @@ def test_one_upload_is_decoded_at_a_time(session, monkeypatch):
         running.pop()
         return decode(raw, name, **options)
 
-    monkeypatch.setattr(sessions.image, "decode", slow)
+    monkeypatch.setattr(sessions.image, "read_stored", slow)
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda seed: session.open(png(picture(seed=seed)), "a"), range(8)))
     assert most == [1] * 8
@@ -195,8 +199,19 @@ def test_images_of_16_bits_are_opened_by_the_models_window(model):
     [best, *_] = session.predict(key, [PromptStep(point=(20.0, 10.0))])
     masks, _, _ = predictor.predict(np.array([[20.0, 10.0]]), np.array([1]))
     assert (masks_of([best])[0] == masks[best["number"]]).all()
-    with pytest.raises(GigamaskError, match=r"a: .*uint16.*--window"):
-        Session(model).open(files[0].getvalue(), "a")
+    assert session.open(files[0].getvalue(), "a")["note"] == "uint16, window 0 2550"
+
+
+def test_images_of_16_bits_are_opened_by_percentiles_without_a_window(model):
+    deep = np.random.default_rng(0).integers(3000, 5001, (40, 60), dtype=np.uint16)
+    raw = io.BytesIO()
+    Image.fromarray(deep).save(raw, "PNG")
+    session = Session(model)
+    told = session.open(raw.getvalue(), "a")
+    assert told["note"] == "uint16, percentiles 0.5 99.5 of each image"
+    seen = session.images.get(told["id"]).pixels
+    assert (seen == PixelConfig(percentiles=(0.5, 99.5)).to_uint8(deep[..., None], "a")).all()
+    assert seen.std() > 60
 
 
 def test_pictures_are_shown_while_the_model_is_at_work(session):
@@ -250,6 +265,26 @@ def test_everything_is_segmented_from_a_point_grid(model):
     own = RLEMasks.from_dense(np.eye(40, 60, dtype=bool)[None])
     annotated = session.open(png(picture()), "tar:a", own)["id"]
     assert session.all_masks(annotated) == found, "the model's masks, not the annotations"
+
+
+def test_masks_have_the_likeliest_class_and_its_probability():
+    config = replace(SPEC, custom_init=True, class_names=("cat", "dog"))
+    session = Session(
+        build_model(config, 0).eval(),
+        mask_settings=AutomaticMaskConfig(
+            points_per_side=2, pred_iou_thresh=0.0, stability_score_thresh=0.0
+        ),
+    )
+    key = session.open(png(picture()), "a")["id"]
+    predictor = SamPredictor(session.model)
+    predictor.set_image(picture())
+    predictor.predict(np.array([[20.0, 10.0]]), np.array([1]))
+    scores = predictor.class_scores[0]
+    for each in session.predict(key, [PromptStep(point=(20.0, 10.0))]):
+        best = int(scores[each["number"]].argmax())
+        assert (each["category_id"], each["category"]) == (best, ("cat", "dog")[best])
+        assert each["class_score"] == pytest.approx(float(scores[each["number"], best]), abs=1e-5)
+    assert {each["category"] for each in session.all_masks(key)} <= {"cat", "dog"}
 
 
 def test_large_pictures_are_answered_by_tiles_and_small_ones_are_not(model):
