@@ -433,7 +433,7 @@ class Targets:
     counted: Bool[Tensor, "M"] | None = None
     classes: Int64[Tensor, "M"] | None = None
 
-    @property
+    @cached_tensor
     def count(self) -> Float[Tensor, ""]:
         """Number of masks that count."""
         if self.counted is None:

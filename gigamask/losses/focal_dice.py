@@ -153,7 +153,7 @@ class _FocalDice(torch.autograd.Function):
         alpha, gamma, smooth, ohem_ratio, ohem_min_pixels = options
         dtype, kept = torch.promote_types(logits.dtype, torch.float32), valid.unsqueeze(1)
         # In the padding, probability, target and both losses are exactly 0.
-        x = logits.to(dtype).masked_fill(~kept, PADDING_LOGIT)
+        x = torch.where(kept, logits.to(dtype), PADDING_LOGIT)
         t = targets.to(dtype).unsqueeze(1)
         p, loss, error = _probability_loss_error(x, t)
         loss.mul_(error.pow_(gamma))
@@ -164,10 +164,10 @@ class _FocalDice(torch.autograd.Function):
             kept = ohem_pixels(weighted, kept, ohem_ratio, ohem_min_pixels)
             loss.masked_fill_(~kept, 0)
         count = kept.sum((2, 3)).clamp(min=1).to(dtype)  # an empty mask has loss 0
-        focal_sum = loss.sum((2, 3)) * background + loss.mul_(t).sum((2, 3)) * foreground
+        focal_sum = (loss.sum((2, 3)) * background).add_(loss.mul_(t).sum((2, 3)), alpha=foreground)
         del loss
         total = p.sum((2, 3)) + t.sum((2, 3)) + smooth
-        overlap = 2 * p.mul_(t).sum((2, 3)) + smooth
+        overlap = torch.rsub(p.mul_(t).sum((2, 3)), smooth, alpha=-2)
         ctx.save_for_backward(x, t, kept if ohem_ratio < 1 else None, count, overlap, total)
         ctx.alpha, ctx.gamma, ctx.dtype = alpha, gamma, logits.dtype
         ctx.set_materialize_grads(False)
@@ -196,11 +196,12 @@ class _FocalDice(torch.autograd.Function):
             if kept is not None:
                 slope.masked_fill_(~kept, 0)
             scale = (grad_focal / count)[:, :, None, None]
-            slope.mul_(torch.addcmul(scale * (1 - alpha), scale * (2 * alpha - 1), t))
+            slope.mul_(torch.addcmul(scale * (1 - alpha), scale, t, value=2 * alpha - 1))
         if grad_dice is not None:
-            constant, per_target = grad_dice * overlap / total**2, -2 * grad_dice / total
+            per_overlap = grad_dice / total
+            constant = (per_overlap * overlap / total)[:, :, None, None]
             of_dice = torch.ops.aten.sigmoid_backward(
-                torch.addcmul(constant[:, :, None, None], per_target[:, :, None, None], t), p
+                torch.addcmul(constant, per_overlap[:, :, None, None], t, value=-2), p
             )
             slope = of_dice if slope is None else slope.add_(of_dice)
         return None if slope is None else slope.to(ctx.dtype), None, None, None

@@ -5,6 +5,7 @@ from typing import Literal
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.nn import functional as F
 
 from gigamask.masks.transforms import above, count_pixels
 
@@ -26,7 +27,7 @@ def mask_iou(
     pred_mask = above(logits.detach(), 0.0) & valid.unsqueeze(1)
     intersection = count_pixels(pred_mask & inside)
     union = count_pixels(pred_mask) + count_pixels(inside) - intersection
-    return torch.where(union > 0, intersection / union.clamp(min=1), 1.0)
+    return (intersection / union).nan_to_num(nan=1.0)
 
 
 def iou_prediction_loss(
@@ -39,5 +40,6 @@ def iou_prediction_loss(
         actual: Actual IoU.
         kind: "mse" (SAM) or "l1" (SAM 2).
     """
-    error = predicted.to(torch.promote_types(predicted.dtype, torch.float32)) - actual
-    return error.square() if kind == "mse" else error.abs()
+    predicted = predicted.to(torch.promote_types(predicted.dtype, torch.float32))
+    loss = F.mse_loss if kind == "mse" else F.l1_loss
+    return loss(predicted, actual.to(predicted.dtype), reduction="none")

@@ -144,7 +144,7 @@ class SamLoss(Loss):
         }
         use_all = self.iou_supervision == "all"
         iou_loss = iou_losses.mean(1) if use_all else _select(iou_losses, index)
-        per_mask = _weighted_sum(mask_losses, weights) + self.iou_weight * iou_loss
+        per_mask = _weighted_sum(mask_losses, weights) + _weighted(iou_loss, self.iou_weight)
         iou = actual.squeeze(1) if logits.shape[1] == 1 else _select(actual, round.best_index)
         parts = {**mask_losses, "iou_head": iou_loss, "iou": iou}
         return LossSums(
@@ -226,7 +226,11 @@ class SamLoss(Loss):
 
 
 def _weighted_sum(terms: dict[str, Tensor], weights: dict[str, float]) -> Tensor:
-    return reduce(operator.add, (weights[name] * term for name, term in terms.items()))
+    return reduce(operator.add, (_weighted(term, weights[name]) for name, term in terms.items()))
+
+
+def _weighted(term: Tensor, weight: float) -> Tensor:
+    return term if weight == 1 else weight * term
 
 
 def _select(values: Float[Tensor, "M K"], index: Int64[Tensor, "M"] | None) -> Float[Tensor, "M"]:

@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float32, Int64
+from jaxtyping import Bool, Float, Float32, Float64, Int64
 from torch import Tensor
 from torch.nn import functional
 
@@ -32,9 +32,10 @@ def uniform_click(
         A pixel (x, y) of each mask; the last pixel of the grid if a mask has no foreground, which
         happens in `next_click` only if no pixel is valid.
     """
-    rows = torch.arange(len(error), device=error.device)
+    uniforms = uniforms.double()
     y = _sample_index(error.sum(2), uniforms[:, 0])
-    x = _sample_index(error[rows, y].long(), uniforms[:, 1])
+    row = y[:, None, None].expand(-1, -1, error.shape[2])
+    x = _sample_index(error.gather(1, row).squeeze(1), uniforms[:, 1])
     return torch.stack([x, y], 1)
 
 
@@ -256,11 +257,14 @@ def _scale_and_cell(
     return scale, torch.tensor(targets.cell_xy, dtype=scale.dtype, device=scale.device)
 
 
-def _sample_index(counts: Int64[Tensor, "M n"], uniforms: Float[Tensor, "M"]) -> Int64[Tensor, "M"]:
+def _sample_index(
+    counts: Int64[Tensor, "M n"] | Bool[Tensor, "M n"], uniforms: Float64[Tensor, "M"]
+) -> Int64[Tensor, "M"]:
     """Draw an index in proportion to the counts.
 
     Computed in float64, so that a uniform number below 1 stays below the total of any grid.
     """
     cumulated = counts.cumsum(1)
-    rank = (uniforms.double() * cumulated[:, -1]).long()
-    return (cumulated <= rank[:, None]).sum(1).clamp(max=counts.shape[1] - 1)
+    rank = (uniforms * cumulated[:, -1]).long()[:, None]
+    index = torch.searchsorted(cumulated, rank, right=True).squeeze(1)
+    return index.clamp(max=counts.shape[1] - 1)

@@ -8,6 +8,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from gigamask.models.sam.shared import linear
+
 PLANLESS_BACKENDS = (
     SDPBackend.FLASH_ATTENTION,
     SDPBackend.EFFICIENT_ATTENTION,
@@ -106,7 +108,7 @@ class MLPBlock(nn.Module):
 
     def forward(self, x: Float[Tensor, "... C"]) -> Float[Tensor, "... D"]:
         """Return the output of the second layer."""
-        return self.lin2(self.activation(self.lin1(x)))
+        return linear(self.lin2, self.activation(linear(self.lin1, x)))
 
 
 class MLP(nn.Module):
@@ -121,7 +123,7 @@ class MLP(nn.Module):
     def forward(self, x: Float[Tensor, "... C"]) -> Float[Tensor, "... D"]:
         """Return the output of the third layer."""
         first, second, third = self.layers
-        return third(F.relu(second(F.relu(first(x)))))
+        return linear(third, F.relu(linear(second, F.relu(linear(first, x)))))
 
 
 def inflate_channels(value: Tensor, own: Tensor) -> Tensor:

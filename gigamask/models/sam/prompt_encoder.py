@@ -44,7 +44,7 @@ class PositionEmbeddingRandom(nn.Module):
         matrix = self.positional_encoding_gaussian_matrix
         wide = torch.promote_types(matrix.dtype, torch.float32)
         with no_autocast(xy):
-            angles = 2 * math.pi * ((2 * xy.to(wide) - 1) @ matrix.to(wide))
+            angles = 2 * math.pi * (torch.rsub(xy.to(wide), -1, alpha=-2) @ matrix.to(wide))
         return torch.cat([angles.sin(), angles.cos()], -1).to(matrix.dtype)
 
 
@@ -82,12 +82,15 @@ class PromptEncoder(nn.Module):
         """
         code = self.pe_layer((points_xy_input + 0.5) / self.image_size)
         points = cast(Iterable[nn.Embedding], self.point_embeddings)
-        kinds, *_ = shared(
+        kinds, numbers = shared(
             self,
             "kinds",
-            lambda: (torch.cat([kind.weight for kind in (self.not_a_point_embed, *points)]),),
+            lambda: (
+                torch.cat([kind.weight for kind in (self.not_a_point_embed, *points)]),
+                torch.arange(-1, 4, device=labels.device),
+            ),
         )
-        chosen = (labels[..., None] == torch.arange(-1, 4, device=labels.device)).to(kinds.dtype)
+        chosen = (labels[..., None] == numbers).to(kinds.dtype)
         with no_autocast(labels):
             return torch.where((labels >= 0)[..., None], code, 0) + chosen @ kinds
 

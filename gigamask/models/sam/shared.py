@@ -1,24 +1,61 @@
-"""Tensors that all rounds of a micro-batch share, such as joined weights: computed once.
+"""What all rounds of a micro-batch share: joined weights, and the gradients of linear layers.
 
 A training step decodes the same masks in many rounds, each with a backward pass of its own. What
 depends on weights alone is computed in the first round and becomes a leaf; the gradients of all
-rounds are summed in it, and pass through the computation once, at the end.
+rounds are summed in it, and pass through the computation once, at the end. A linear layer of few
+tokens keeps inputs and gradients of outputs, and multiplies those of all rounds at once.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import cast
 
 import torch
+import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 ATTRIBUTE = "shared_tensors"
 """Name of the attribute of modules within `sharing`."""
+MAX_KEPT_ROWS = 8192
+"""Rows that a linear layer keeps; eleven rounds of 64 masks with 11 tokens each have 7,744."""
+
+
+@dataclass
+class KeptProducts:
+    """Inputs of a linear layer and gradients of its outputs, not multiplied yet.
+
+    Attributes:
+        weight: Weight of the layer, a leaf.
+        bias: Its bias, a leaf.
+        inputs: Inputs of each round.
+        gradients: Gradients of the outputs.
+    """
+
+    weight: Float[Tensor, "D C"]
+    bias: Float[Tensor, "D"]
+    inputs: list[Float[Tensor, "R C"]] = field(default_factory=list)
+    gradients: list[Float[Tensor, "R D"]] = field(default_factory=list)
+
+    @torch.no_grad()
+    def multiply(self) -> None:
+        """Add what is kept to the gradients of the weight and the bias."""
+        if not self.inputs:
+            return
+        gradient = torch.cat(self.gradients)
+        found = gradient.T @ torch.cat(self.inputs), gradient.sum(0)
+        for leaf, more in zip((self.weight, self.bias), found, strict=True):
+            leaf.grad = more if leaf.grad is None else leaf.grad + more
+        self.inputs, self.gradients = [], []
 
 
 class SharedTensors:
-    """Leaf tensors by name, and the sums of their gradients."""
+    """Leaf tensors by name, the sums of their gradients, and products not computed yet."""
 
     def __init__(self) -> None:
+        self._products: dict[int, KeptProducts] = {}
         self._sources: dict[tuple[int, str], tuple[Tensor, ...]] = {}
         self._leaves: dict[tuple[int, str], tuple[Tensor, ...]] = {}
         self._sums: dict[tuple[int, str], list[Tensor | None]] = {}
@@ -40,6 +77,27 @@ class SharedTensors:
             self._sums[key] = [None] * len(sources)
         return self._leaves[key]
 
+    def keep(
+        self,
+        weight: Float[Tensor, "D C"],
+        bias: Float[Tensor, "D"],
+        inputs: Float[Tensor, "R C"],
+        gradient: Float[Tensor, "R D"],
+    ) -> None:
+        """Keep what the gradients of a linear layer's weight and bias are computed from.
+
+        Args:
+            weight: The weight, a leaf.
+            bias: The bias, a leaf.
+            inputs: The layer's inputs.
+            gradient: Gradient of its outputs.
+        """
+        kept = self._products.setdefault(id(weight), KeptProducts(weight, bias))
+        kept.inputs.append(inputs)
+        kept.gradients.append(gradient)
+        if sum(map(len, kept.inputs)) > MAX_KEPT_ROWS:
+            kept.multiply()
+
     @torch.no_grad()
     def add_gradients(self) -> None:
         """Add the gradients of a round to the sums, in at least float32, and clear them."""
@@ -59,7 +117,9 @@ class SharedTensors:
             torch._foreach_add_(sums, cast_together(gradients, [total.dtype for total in sums]))
 
     def backward(self) -> None:
-        """Pass the summed gradients on to what the tensors were computed from."""
+        """Multiply what is kept, and pass gradients on to what the tensors were computed from."""
+        for kept in self._products.values():
+            kept.multiply()
         for key, sources in reversed(self._sources.items()):
             self.add_gradients()  # of tensors computed later, from these
             pairs = [
@@ -84,6 +144,45 @@ def shared(
     """
     tensors = getattr(module, ATTRIBUTE, None)
     return compute() if tensors is None else tensors.get((id(module), name), compute)
+
+
+def linear(
+    module: nn.Module,
+    x: Float[Tensor, "... C"],
+    joined: tuple[Float[Tensor, "D C"], Float[Tensor, "D"]] | None = None,
+) -> Float[Tensor, "... D"]:
+    """Apply a linear layer to few tokens; within `sharing`, its gradients are computed at the end.
+
+    Args:
+        module: The layer, or the owner of `joined`.
+        x: The tokens.
+        joined: Weight and bias; None: those of the layer.
+    """
+    weight, bias = joined or cast(tuple[Tensor, Tensor], (module.weight, module.bias))
+    tensors = getattr(module, ATTRIBUTE, None)
+    trained = all(each.is_leaf and each.requires_grad for each in (weight, bias))
+    if tensors is None or not trained or x.dtype != weight.dtype:
+        return F.linear(x, weight, bias)
+    return _Linear.apply(x, weight, bias, tensors)
+
+
+class _Linear(torch.autograd.Function):
+    """A linear layer that leaves the gradients of weight and bias to `SharedTensors`."""
+
+    @staticmethod
+    def forward(
+        ctx, x: Tensor, weight: Tensor, bias: Tensor, tensors: SharedTensors
+    ) -> Float[Tensor, "... D"]:
+        ctx.save_for_backward(x, weight, bias)
+        ctx.tensors = tensors
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # pyrefly: ignore[bad-override]
+        (x, weight, bias), gradient = ctx.saved_tensors, gradients[0]
+        ctx.tensors.keep(weight, bias, x.flatten(0, -2), gradient.flatten(0, -2))
+        return gradient @ weight if ctx.needs_input_grad[0] else None, None, None, None
 
 
 @contextmanager

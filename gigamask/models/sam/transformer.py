@@ -25,7 +25,7 @@ from gigamask.models.sam.layers import (
     planless_attention,
     working_dtype,
 )
-from gigamask.models.sam.shared import shared
+from gigamask.models.sam.shared import linear, shared
 
 AttentionMask = Bool[Tensor, "M N"] | None
 """Which keys to attend to; None means all."""
@@ -139,19 +139,19 @@ class TwoWayAttentionBlock(nn.Module):
             image: Keys and values of the image tokens.
         """
         across, tokens = self.cross_attn_token_to_image, layer_norm(attended, self.norm1)
-        queries = across.q_proj(tokens + query_pe).to(image[0].dtype)
-        out = across.out_proj(across.attend(queries, *image))
+        queries = linear(across.q_proj, tokens + query_pe).to(image[0].dtype)
+        out = linear(across.out_proj, across.attend(queries, *image))
         tokens = layer_norm(tokens + out, self.norm2)
         return layer_norm(tokens + self.mlp(tokens), self.norm3)
 
-    def update_image(
+    def attend_to_tokens(
         self,
         queries: Float[Tensor, "M T I"],
         keys: Float[Tensor, "M N I"],
         values: Float[Tensor, "M N I"],
         attention_mask: AttentionMask,
-    ) -> Float[Tensor, "M T C"]:
-        """Return the update of the image tokens, before it is added and normalized.
+    ) -> Float[Tensor, "M T I"]:
+        """Return attended values of the image tokens, before the output projection.
 
         Args:
             queries: Queries of the image tokens.
@@ -159,9 +159,8 @@ class TwoWayAttentionBlock(nn.Module):
             values: Values of the prompts' tokens.
             attention_mask: Which tokens to attend to; None means all.
         """
-        across = self.cross_attn_image_to_token
         keys, values = keys.to(queries.dtype), values.to(queries.dtype)
-        return across.out_proj(across.attend(queries, keys, values, attention_mask))
+        return self.cross_attn_image_to_token.attend(queries, keys, values, attention_mask)
 
 
 class TwoWayTransformer(nn.Module):
@@ -201,46 +200,51 @@ class TwoWayTransformer(nn.Module):
             images = images.to(working_dtype(images))
             query_pe = tokens = tokens.to(working_dtype(tokens))
             joined = JoinedWeights(*shared(self, "joined", lambda: self._join(positions)))
-
-            def project() -> tuple[Tensor]:
-                return (_project(images, joined.image, joined.image_positions),)
-
-            (base,) = shared(self, "image", project) if same_images else project()
-            image = self._first_projections(base, joined.image, mask_image, dense)
+            start = self._start(images, joined, dense, same_images)
+            image = gather(start.projected, mask_image)
+            if dense.features is not None and start.projection is not None:
+                image = F.linear(dense.features, start.projection).add_(image)
             *image_keys, image_queries = image.chunk(3, -1)
-            q, k, v = F.linear(tokens, joined.tokens, joined.tokens_bias).chunk(3, -1)
+            q, k, v = linear(self, tokens, (joined.tokens, joined.tokens_bias)).chunk(3, -1)
             attended = first.self_attn.attend(q, k, v, attention_mask)
             tokens = first.update_tokens(
-                first.self_attn.out_proj(attended), query_pe, (image_keys[0], image_keys[1])
+                linear(first.self_attn.out_proj, attended), query_pe, (image_keys[0], image_keys[1])
             )
             inner, dim = image_queries.shape[-1], tokens.shape[-1]
             widths = [inner, dim, dim]
-            keys, queries, own_keys = F.linear(
-                tokens + query_pe, joined.queries, joined.queries_bias
+            keys, queries, own_keys = linear(
+                self, tokens + query_pe, (joined.queries, joined.queries_bias)
             ).split(widths, -1)
-            values, own_values = F.linear(tokens, joined.values, joined.values_bias).split(
+            values, own_values = linear(self, tokens, (joined.values, joined.values_bias)).split(
                 widths[:2], -1
             )
-            update = first.update_image(image_queries, keys, values, attention_mask)
-            image_tokens = layer_norm(_add_image(update, images, mask_image, dense), first.norm4)
+            attended = first.attend_to_tokens(image_queries, keys, values, attention_mask)
+            update = F.linear(attended, first.cross_attn_image_to_token.out_proj.weight)
+            update = update + gather(start.added, mask_image)
+            image_tokens = layer_norm(_add_mask_prompt(update, dense), first.norm4)
 
             image = _project(image_tokens, joined.image_2, joined.image_2_positions)
             *image_keys, image_queries = image.chunk(3, -1)
             attended = second.self_attn.attend(queries, own_keys, own_values, attention_mask)
             tokens = second.update_tokens(
-                tokens + second.self_attn.out_proj(attended),
+                tokens + linear(second.self_attn.out_proj, attended),
                 query_pe,
                 (image_keys[0], image_keys[1]),
             )
-            keys, queries = F.linear(tokens + query_pe, joined.last, joined.last_bias).chunk(2, -1)
-            values = second.cross_attn_image_to_token.v_proj(tokens)
-            update = second.update_image(image_queries, keys, values, attention_mask)
+            keys, queries = linear(self, tokens + query_pe, (joined.last, joined.last_bias)).chunk(
+                2, -1
+            )
+            values = linear(second.cross_attn_image_to_token.v_proj, tokens)
+            attended = second.attend_to_tokens(image_queries, keys, values, attention_mask)
+            update = second.cross_attn_image_to_token.out_proj(attended)
             image_tokens = layer_norm(update + image_tokens, second.norm4)
 
             last = self.final_attn_token_to_image
             image = _project(image_tokens, joined.image_3, joined.image_3_positions)
             out = last.attend(queries.to(image.dtype), *image.chunk(2, -1))
-            return layer_norm(tokens + last.out_proj(out), self.norm_final_attn), image_tokens
+            return layer_norm(
+                tokens + linear(last.out_proj, out), self.norm_final_attn
+            ), image_tokens
 
     @property
     def _blocks(self) -> tuple[TwoWayAttentionBlock, TwoWayAttentionBlock]:
@@ -272,31 +276,49 @@ class TwoWayTransformer(nn.Module):
             *_join_layers(next_to_token.k_proj, last.q_proj),
         )
 
-    def _first_projections(
+    def _start(
         self,
-        images: Float[Tensor, "B T D"],
-        weight: Float[Tensor, "D C"],
-        mask_image: Int64[Tensor, "M"],
+        images: Float[Tensor, "B T C"],
+        joined: JoinedWeights,
         dense: DensePrompt,
-    ) -> Float[Tensor, "M T D"]:
-        """Return keys, values and queries of the initial image tokens, for each prompt.
+        same_images: bool,
+    ) -> "_Start":
+        """Return what the first block computes once per image.
 
-        Images are projected once and gathered; a mask prompt adds a linear function of its 16
-        channels.
+        A mask prompt adds a linear function of its 16 channels to the projections of the image.
         """
+        out, weight = self._blocks[0].cross_attn_image_to_token.out_proj, joined.image
 
-        def fold() -> tuple[Tensor, ...]:
+        def project() -> tuple[Tensor]:
+            return (_project(images, weight, joined.image_positions),)
+
+        (base,) = shared(self, "image", project) if same_images else project()
+
+        def compute() -> tuple[Tensor, ...]:
             with no_autocast(images):
-                shift = (weight @ dense.bias.to(weight.dtype)).to(images.dtype)
+                bias = dense.bias.to(weight.dtype)
+                projected = base + (weight @ bias).to(base.dtype)
+                added = images + (bias + out.bias.to(bias.dtype)).to(images.dtype)
                 if dense.weight is None:
-                    return (shift,)
-                return shift, weight @ dense.weight.to(weight.dtype)
+                    return projected, added
+                return projected, added, weight @ dense.weight.to(weight.dtype)
 
-        folded = fold() if dense.name is None else shared(self, dense.name, fold)
-        base = gather(images + folded[0], mask_image)
-        if dense.features is None:
-            return base
-        return F.linear(dense.features, folded[1]).add_(base)
+        shares = same_images and dense.name is not None
+        return _Start(*(shared(self, str(dense.name), compute) if shares else compute()))
+
+
+class _Start(NamedTuple):
+    """What the first block computes once per image.
+
+    Attributes:
+        projected: Keys, values and queries of the image tokens, with the dense prompt's bias.
+        added: Image tokens plus the biases of the dense prompt and of the output projection.
+        projection: Projection of the mask prompt's features to keys, values and queries.
+    """
+
+    projected: Float[Tensor, "B T D"]
+    added: Float[Tensor, "B T C"]
+    projection: Float[Tensor, "D c"] | None = None
 
 
 def gather(
@@ -368,14 +390,10 @@ def _project(
     return F.linear(keys, weight).add_(bias)
 
 
-def _add_image(
-    update: Float[Tensor, "M T C"],
-    images: Float[Tensor, "B T C"],
-    mask_image: Int64[Tensor, "M"],
-    dense: DensePrompt,
-) -> Float[Tensor, "M T C"]:
-    """Return the update plus the image tokens and the dense prompt."""
-    total = update + gather(images + dense.bias.to(images.dtype), mask_image)
+def _add_mask_prompt(total: Float[Tensor, "M T C"], dense: DensePrompt) -> Float[Tensor, "M T C"]:
+    """Add the projected features of mask prompts, if there are any, in place."""
     if dense.features is None or dense.weight is None:
         return total
-    return total.add_(F.linear(dense.features, dense.weight))
+    with no_autocast(total):
+        features, weight = (x.to(total.dtype) for x in (dense.features, dense.weight))
+        return total.baddbmm_(features, weight.T.expand(len(features), -1, -1))

@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from gigamask.models.configs import tiny
 from gigamask.models.init import build_model
+from gigamask.models.sam import shared as shared_module
 from gigamask.models.sam.sam import Sam
-from gigamask.models.sam.shared import shared, sharing
+from gigamask.models.sam.shared import linear, shared, sharing
 from gigamask.models.sam.weight_copies import weight_copies
 from gigamask.types import Prompts
 from tests.little import SPEC
@@ -96,6 +98,35 @@ def test_tensors_are_computed_once_within_the_context_and_each_time_outside():
     assert shared(layer, "twice", compute)[0] is not shared(layer, "twice", compute)[0]
     with sharing([layer], enabled=False):
         assert not shared(layer, "twice", compute)[0].is_leaf
+
+
+@pytest.mark.parametrize("kept_rows", [5, 100], ids=["multiplied on the way", "at the end"])
+def test_a_linear_layer_multiplies_the_rounds_at_once(kept_rows, monkeypatch):
+    monkeypatch.setattr(shared_module, "MAX_KEPT_ROWS", kept_rows)
+    layer, inputs = torch.nn.Linear(3, 2).double(), torch.randn(3, 2, 2, 3, dtype=torch.float64)
+    inputs.requires_grad_()
+    for x in inputs:
+        F.linear(x, layer.weight, layer.bias).square().sum().backward()
+    wanted = [layer.weight.grad, layer.bias.grad, inputs.grad]
+    layer.weight.grad = layer.bias.grad = inputs.grad = None
+    with sharing([layer], enabled=True) as tensors:
+        for number, x in enumerate(inputs):
+            linear(layer, x).square().sum().backward()
+            # After 4 and 8 rows of at most 5, those of two rounds are multiplied.
+            assert (layer.weight.grad is not None) == (kept_rows == 5 and number >= 1)
+        tensors.backward()
+    found = [layer.weight.grad, layer.bias.grad, inputs.grad]
+    for one, other in zip(found, wanted, strict=True):
+        assert torch.allclose(one, other, rtol=1e-12, atol=0)
+
+
+def test_a_frozen_linear_layer_keeps_nothing():
+    layer, x = torch.nn.Linear(3, 2).requires_grad_(False), torch.randn(4, 3, requires_grad=True)
+    with sharing([layer], enabled=True) as tensors:
+        linear(layer, x).sum().backward()
+        tensors.backward()
+    assert torch.equal(x.grad, layer.weight.sum(0).expand(4, -1))
+    assert layer.weight.grad is None
 
 
 def test_modules_forget_the_tensors_after_an_error():
