@@ -128,6 +128,7 @@ def decode_preview(raw: bytes, name: str, half: bool = False) -> UInt8[np.ndarra
     """
     stored = read_stored(raw, name, half=half)
     if stored.dtype != np.uint8:
+        stored = stored[::2, ::2] if half else stored
         stored = apply_window(stored, *channel_percentiles(stored, PREVIEW_PERCENTILES, name))
     return to_rgb(stored)
 
@@ -174,6 +175,24 @@ def read_stored(
             f"{name}: the {image_format(raw)} of {len(raw)} bytes cannot be decoded "
             f"({first_line(error)}); leave it out or download its tar again"
         ) from error
+
+
+def halve(stored: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Return the means of 2 x 2 pixels; the last row and column are repeated if they are odd.
+
+    Args:
+        stored: Pixels `(H, W, S)`, or what `read_stored` has halved already.
+        size: (H, W) of the image.
+    """
+    if stored.shape[:2] != size:
+        return stored
+    odd = [(0, side % 2) for side in size]
+    even = np.pad(stored, (*odd, (0, 0)), "edge") if any(map(max, odd)) else stored
+    total = even[::2, ::2].astype(np.float32 if stored.dtype.itemsize <= 2 else np.float64)
+    for rows, columns in ((0, 1), (1, 0), (1, 1)):
+        total += even[rows::2, columns::2]
+    total /= 4
+    return (total if stored.dtype.kind == "f" else np.rint(total)).astype(stored.dtype)
 
 
 def _decode_jpeg(raw: bytes, half: bool, color_space: str) -> UInt8[np.ndarray, "H W S"]:

@@ -77,7 +77,7 @@ class Annotator:
         if row not in self._keys or self._keys[row][0] not in self.session.images:
             name = self.project.names[row]
             raw = read_file(Path(self.project.content.images) / name, name)
-            opened = self.session.open(raw, name, quarter_turns=True)
+            opened = self.session.open(raw, name, quarter_turns=True, halve=True)
             self._keys[row] = opened["id"], (opened["height"], opened["width"])
         return self._keys[row]
 

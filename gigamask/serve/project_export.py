@@ -6,12 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from gigamask import files
+from gigamask.data import image
 from gigamask.data.annotation import mask_fields
 from gigamask.datatools.convert import ConvertOptions, convert
+from gigamask.datatools.image_files import read_file
 from gigamask.errors import GigamaskError
 from gigamask.masks.rle import RLEMasks
 from gigamask.serve.project import Project
+from gigamask.serve.session import MAX_PIXELS, half_of, is_large
 
 COCO = "coco.json"
 SHARDS = "shards"
@@ -35,10 +40,12 @@ def to_coco(project: Project, rows: Sequence[int] | None = None) -> dict[str, An
     for row in rows:
         edits = project.read(row)
         accepted = [each for each in edits.objects.values() if each.accepted]
-        height, width = edits.size
         name = project.names[row]
+        height, width = full_size(Path(project.content.images) / name, edits.size)
         images.append({"id": row, "file_name": name, "height": height, "width": width})
         masks = RLEMasks.from_coco([each.mask for each in accepted], edits.size)
+        if (height, width) != edits.size:
+            masks = masks.resample(np.arange(height) // 2, np.arange(width) // 2)
         for each, fields in zip(accepted, mask_fields(masks), strict=True):
             known = categories.setdefault(each.category, len(categories) + 1)
             x0, y0, wide, high = fields["bbox"]
@@ -57,6 +64,22 @@ def to_coco(project: Project, rows: Sequence[int] | None = None) -> dict[str, An
         raise GigamaskError("no object is accepted yet, so there is nothing to export; accept one")
     listed = [{"id": key, "name": name} for name, key in categories.items()]
     return {"images": images, "annotations": annotations, "categories": listed}
+
+
+def full_size(path: Path, annotated: tuple[int, int]) -> tuple[int, int]:
+    """Return (H, W) of an image, which the page may have opened at half its size.
+
+    Args:
+        path: The image file.
+        annotated: (H, W) that it was annotated with.
+    """
+    if 4 * annotated[0] * annotated[1] <= MAX_PIXELS:  # not half of a large image
+        return annotated
+    stored = image.size(read_file(path, path.name), path.name)
+    for size in (stored, stored[::-1]):
+        if is_large(size) and half_of(size) == annotated:
+            return size
+    return annotated
 
 
 def export(project: Project, out: Path, rows: Sequence[int] | None = None) -> dict[str, Any]:

@@ -6,6 +6,7 @@ the version of the image that the page shows; a stale one gets status 409.
 
 import threading
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,7 +27,7 @@ from gigamask.serve.project_export import COCO, export
 from gigamask.serve.prompt_steps import MAX_PROMPTS, PromptStep
 from gigamask.serve.proposals import Proposals
 from gigamask.serve.rounds import Rounds
-from gigamask.serve.session import apply_exif_orientation, encode_jpeg
+from gigamask.serve.session import apply_exif_orientation, encode_jpeg, is_large
 
 EXPORT = "export"
 THUMBNAIL_PX = 160
@@ -177,7 +178,7 @@ def image_routes(annotator: Annotator) -> APIRouter:
     """
     router = APIRouter(prefix="/api/project/images")
     project, session = annotator.project, annotator.session
-    decoding = threading.Semaphore(MAX_DECODING)
+    decoding, one = threading.Semaphore(MAX_DECODING), threading.Lock()
 
     @router.get("")
     def images() -> dict[str, Any]:
@@ -196,7 +197,7 @@ def image_routes(annotator: Annotator) -> APIRouter:
         if row >= len(project.names):
             raise NotFoundError(f"there is no image {row}")
         with decoding:
-            return _jpeg(_thumbnail(Path(project.content.images) / project.names[row]))
+            return _jpeg(_thumbnail(Path(project.content.images) / project.names[row], one))
 
     @router.post("/{row}/embed")
     def embed(row: Row) -> dict[str, Any]:
@@ -336,9 +337,13 @@ def loop_routes(state: ProjectState) -> APIRouter:
     return router
 
 
-def _thumbnail(path: Path) -> bytes:
+def _thumbnail(path: Path, one: threading.Lock) -> bytes:
+    """Return a small JPEG of an image; the lock is held while a large one is decoded."""
     raw = read_file(path, path.name)
-    pixels = apply_exif_orientation(image.decode_preview(raw, path.name), raw)
+    half = is_large(image.size(raw, path.name))
+    with one if half else nullcontext():
+        decoded = image.decode_preview(raw, path.name, half)
+    pixels = apply_exif_orientation(decoded, raw)
     scale = THUMBNAIL_PX / max(pixels.shape[:2])
     size = [max(1, round(scale * side)) for side in pixels.shape[1::-1]]
     return encode_jpeg(cv2.resize(pixels, size, interpolation=cv2.INTER_AREA))

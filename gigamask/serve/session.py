@@ -7,7 +7,6 @@ again without it.
 Routes are in `serve.app`, images of a dataset in `serve.dataset_view`.
 """
 
-import io
 import threading
 import time
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from jaxtyping import UInt8
 from PIL import Image, ImageOps
 
 from gigamask.data import image
+from gigamask.datatools.image_files import open_image
 from gigamask.errors import GigamaskError
 from gigamask.grounding.inference import GroundingPredictor
 from gigamask.grounding.vocabulary import check_text
@@ -40,8 +40,8 @@ from gigamask.serve.prompt_batches import PromptBatches, PromptRequest, answer_t
 from gigamask.serve.prompt_steps import PromptStep, check_steps
 
 MAX_PIXELS = 2**25
-"""Limit of an opened image, 33 megapixels: it is sent to the browser in full, and three masks of
-that size have three times as many logits."""
+"""Limit of an opened image, 33 megapixels: it is sent to the browser in full, and its masks are
+resized to it."""
 MAX_TEXT_LENGTH = 300
 JPEG_QUALITY = 92
 
@@ -82,7 +82,12 @@ class Session:
             self.model, self.images = model, OpenImages()
 
     def open(
-        self, raw: bytes, name: str, masks: RLEMasks | None = None, quarter_turns: bool = False
+        self,
+        raw: bytes,
+        name: str,
+        masks: RLEMasks | None = None,
+        quarter_turns: bool = False,
+        halve: bool = False,
     ) -> dict[str, Any]:
         """Decode an image and return its id, name and size, and how it is shown, if not as stored.
 
@@ -93,15 +98,20 @@ class Session:
                 is applied only to images without masks.
             quarter_turns: Apply only EXIF orientations that swap height and width, as `convert`
                 does, which recognizes them by the size of the masks.
+            halve: Open an image above the limit at half its size, up to four times the limit.
         """
         name = name.encode("utf-8", "replace").decode()
-        height, width = image.size(raw, name)
-        if height * width > MAX_PIXELS:
+        height, width = size = image.size(raw, name)
+        half = halve and is_large(size)
+        if is_large(half_of(size) if half else size):
+            limit = MAX_PIXELS * (4 if halve else 1)
             raise GigamaskError(
-                f"{name}: has {height} x {width} pixels, at most {MAX_PIXELS:,} are accepted; scale"
-                " it down first"
+                f"{name}: has {height} x {width} pixels, at most {limit:,} are accepted;"
+                " scale it down first"
             )
-        key, opened = self._codec.submit(self._decode, raw, name, masks, quarter_turns).result()
+        key, opened = self._codec.submit(
+            self._decode, raw, name, masks, quarter_turns, half
+        ).result()
         height, width = opened.size
         count = None if masks is None else len(masks)
         facts = {"id": key, "name": name, "height": height, "width": width, "masks": count}
@@ -218,12 +228,16 @@ class Session:
         }
 
     def _decode(
-        self, raw: bytes, name: str, masks: RLEMasks | None, quarter_turns: bool
+        self, raw: bytes, name: str, masks: RLEMasks | None, quarter_turns: bool, half: bool
     ) -> tuple[str, OpenImage]:
         """Decode an image and cache it; return it with its id."""
         how = shown_pixels(self.model)
-        stored = image.read_stored(raw, name, channels=how.channels)
-        note = "" if stored.dtype == np.uint8 else f"{stored.dtype}, {how.description}"
+        stored = image.read_stored(raw, name, half=half, channels=how.channels)
+        notes = [] if stored.dtype == np.uint8 else [f"{stored.dtype}, {how.description}"]
+        if half:
+            size = image.size(raw, name)
+            stored = image.halve(stored, size)
+            notes.append(f"half of {size[1]} x {size[0]} pixels")
         pixels = decoded = how.to_uint8(stored, name)
         if masks is None:
             pixels = apply_exif_orientation(decoded, raw)
@@ -237,7 +251,7 @@ class Session:
         if tile is None or max(pixels.shape) <= tile:
             tile = halo = None
         predictor = SamPredictor(self.model, cache=self._cache, tile=tile, halo=halo)
-        opened = OpenImage(name, pixels, predictor, masks, note)
+        opened = OpenImage(name, pixels, predictor, masks, "; ".join(notes))
         self.images.add(key, opened)
         return key, opened
 
@@ -247,6 +261,16 @@ class Session:
             generator = SamAutomaticMaskGenerator(self.model, cache=self._cache, **settings)
             opened.proposals = generator.generate_proposals(opened.pixels, opened.report)
         return opened.proposals
+
+
+def is_large(size: tuple[int, int]) -> bool:
+    """Return whether an image of this (H, W) is above the limit."""
+    return size[0] * size[1] > MAX_PIXELS
+
+
+def half_of(size: tuple[int, int]) -> tuple[int, int]:
+    """Return half of (H, W), rounded up."""
+    return -(-size[0] // 2), -(-size[1] // 2)
 
 
 def shown_pixels(model: Sam) -> PixelConfig:
@@ -286,7 +310,7 @@ def apply_exif_orientation(
     """
     if pixels.shape[2] != 3 or image.keeps_its_bytes(raw):
         return pixels
-    with Image.open(io.BytesIO(raw), formats=["JPEG", "PNG", "WEBP"]) as opened:
+    with open_image(raw, ("JPEG", "PNG", "WEBP"), "image") as opened:
         orientation = opened.getexif().get(0x0112, 1)
     rotated = Image.fromarray(pixels)
     rotated.getexif()[0x0112] = orientation

@@ -1,7 +1,9 @@
 """Masks follow prompts, strokes, polygons and splits, and every operation is one edit."""
 
+import json
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,9 +15,11 @@ from gigamask.inference.amg_config import AutomaticMaskConfig
 from gigamask.inference.automatic_mask_generator import MaskProposals
 from gigamask.masks.rle import RLEMasks
 from gigamask.models.init import build_model
+from gigamask.serve import project_export, session
 from gigamask.serve.annotator import Annotator, Stroke, to_json
 from gigamask.serve.open_images import NotFoundError
 from gigamask.serve.project import Edit, MaskObject, ObjectCategory, Project
+from gigamask.serve.project_export import export
 from gigamask.serve.prompt_steps import PromptStep
 from gigamask.serve.proposals import THREAD, Proposals, without_overlaps
 from tests.little import SPEC
@@ -196,3 +200,28 @@ def test_objects_are_sent_without_what_the_page_does_not_need(annotator):
     [sent] = to_json(annotator.project.edit(0, 0, edit, SIZE))["objects"]
     assert (sent["area"], sent["accepted"], sent["by_model"]) == (1200, False, False)
     assert not {"base", "mask"} & set(sent)
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_images_annotated_at_half_their_size_are_exported_at_full_size(
+    annotator, monkeypatch, orientation
+):
+    """Also those that EXIF turns by a quarter."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    photos = Path(annotator.project.content.images)
+    pixels = np.random.default_rng(0).integers(0, 256, (*SIZE, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(photos / "0.png", exif=exif)
+    for module in (session, project_export):
+        monkeypatch.setattr(module, "MAX_PIXELS", SIZE[0] * SIZE[1] // 2)
+    half = (15, 20) if orientation == 1 else (20, 15)
+    assert annotator.with_key(0)[1] == half
+    found = annotator.polygon(0, 0, "object", [[(2, 3), (9, 3), (9, 8), (2, 8)]])
+    annotator.assign(0, found.version, [1], {"accepted": True})
+    out = annotator.project.folder / "out"
+    assert export(annotator.project, out)["masks"] == 1
+    content = json.loads((out / "coco.json").read_text())
+    [exported], [one] = content["images"], content["annotations"]
+    assert (exported["height"], exported["width"]) == (2 * half[0], 2 * half[1])
+    assert one["bbox"] == [4, 6, 16, 12]
+    assert one["area"] == 16 * 12

@@ -3,10 +3,13 @@ refused.
 """
 
 import io
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import replace
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -348,6 +351,58 @@ def test_pictures_that_are_too_large_or_none_are_refused(session, monkeypatch):
         session.open(png(picture()), "a")
     with pytest.raises(CorruptSampleError, match="not a valid JPEG"):
         session.open(b"<svg onload=alert(1)>", "a")
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "16 bits", "npy"])
+def test_images_above_the_limit_are_opened_at_half_their_size_if_asked(session, monkeypatch, kind):
+    smooth = cv2.GaussianBlur(picture(41, 60), (9, 9), 0)
+    raw = io.BytesIO()
+    if kind == "16 bits":
+        Image.fromarray(smooth[..., 0].astype(np.uint16) * 40).save(raw, "PNG")
+    elif kind == "npy":
+        np.save(raw, smooth)
+    else:
+        Image.fromarray(smooth).save(raw, kind, **({"quality": 95} if kind == "JPEG" else {}))
+    monkeypatch.setattr(sessions, "MAX_PIXELS", 1000)
+    told = session.open(raw.getvalue(), "a", halve=True)
+    assert (told["height"], told["width"]) == (21, 30)
+    assert "half of 60 x 41 pixels" in told["note"]
+    pixels = session.images.get(told["id"]).pixels.astype(float)
+    even = np.pad(smooth, ((0, 1), (0, 0), (0, 0)), "edge").astype(float)
+    means = even.reshape(21, 2, 30, 2, 3).mean((1, 3))
+    if kind == "16 bits":
+        assert np.corrcoef(pixels[..., 0].ravel(), means[..., 0].ravel())[0, 1] > 0.99
+    else:
+        assert np.abs(pixels - means).mean() < 3
+    [best, *_] = session.predict(told["id"], [PromptStep(point=(20.0, 10.0))])
+    assert best["segmentation"]["size"] == [21, 30]
+    monkeypatch.setattr(sessions, "MAX_PIXELS", 600)
+    with pytest.raises(GigamaskError, match="41 x 60 pixels, at most 2,400"):
+        session.open(raw.getvalue(), "a", halve=True)
+
+
+@pytest.mark.slow
+def test_an_image_of_120_megapixels_takes_little_memory(tmp_path):
+    """The process that opens it needs less than 1 GiB more."""
+    gray = np.zeros((10_000, 12_000, 1), np.uint8)
+    (tmp_path / "a.jpg").write_bytes(simplejpeg.encode_jpeg(gray, colorspace="GRAY"))
+    script = """if True:
+        import resource, sys
+        from pathlib import Path
+        from gigamask.models.init import build_model
+        from gigamask.serve.prompt_steps import PromptStep
+        from gigamask.serve.session import Session
+        from tests.little import COMPACT
+        session = Session(build_model(COMPACT, 0).eval())
+        used = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        before = used()
+        key = session.open(Path(sys.argv[1]).read_bytes(), "a", halve=True)["id"]
+        session.jpeg(key)
+        session.predict(key, [PromptStep(point=(9.0, 9.0))])
+        print(used() - before)
+    """
+    words = [sys.executable, "-c", script, str(tmp_path / "a.jpg")]
+    assert float(subprocess.check_output(words, cwd=Path(__file__).parents[3])) < 1.0
 
 
 class Asks(GroundingPredictor):
