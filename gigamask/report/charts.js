@@ -60,7 +60,9 @@ export function zoomable(picture) {
   picture.classList.add("zoomable");
   Object.assign(picture, { tabIndex: 0, title: "click to enlarge" });
   const enlarge = () => {
-    const dialog = makeHtml("dialog", "enlarged", picture.cloneNode());
+    const legend = (picture.closest(".figures") ?? picture.closest("figure"))?.nextElementSibling, about = picture.closest("figure")?.querySelector("figcaption");
+    const words = [about, legend?.matches(".note") ? legend : null].filter(Boolean).map(({ textContent }) => textContent).join(". ");
+    const dialog = makeHtml("dialog", "enlarged", picture.cloneNode(), ...(words ? [makeHtml("p", "", words)] : []));
     dialog.onclick = () => dialog.close();
     dialog.onclose = () => dialog.remove();
     document.body.append(dialog);
@@ -270,11 +272,11 @@ export function runCharts(runs, weight) {
     });
     const ends = series.filter(({ faded }) => !faded).map(({ ys }) => ys.findLast((y) => Number.isFinite(y))).filter((y) => y !== undefined);
     const [title, unit] = TITLES.get(column) ?? [titled(column)];
-    return lines(title, series, { x: "step", y: unit ?? column, note: ends.map(short).join(" · "), marks });
+    return lines(title, series, { x: "step", whole: true, y: unit ?? column, note: ends.map(short).join(" · "), marks });
   });
   const names = [...new Set(runs.flatMap(({ evaluations }) => evaluations.flatMap(({ scores }) => Object.keys(scores))))];
   const scored = (name, run, look) => ({ ...look, dots: true, xs: run.evaluations.map(({ step }) => step), ys: run.evaluations.map(({ scores }) => (Object.hasOwn(scores, name) && scores[name] !== null ? 100 * scores[name] : null)) });
-  const labels = { x: "step", y: "%", marks };
+  const labels = { x: "step", whole: true, y: "%", marks };
   if (several) return { curves, scores: names.map((name) => lines(titled(name), runs.map((run, i) => scored(name, run, style(i))), labels)) };
   const of = (some) => some.flatMap((name, i) => runs.map((run) => scored(name, run, { name, colour: colour(i), dashed: i >= COLOURS })));
   const trouble = names.filter((name) => name === "1 click" || SIGNS_OF_TROUBLE.includes(name));

@@ -151,7 +151,8 @@ class Rounds:
         if folder is None:
             return {"state": "none"}
         number = int(folder.name)
-        found: dict[str, Any] = {"number": number, "run": f"{folder.name}/{RUN}"}
+        begun = (folder / RUN).exists()
+        found: dict[str, Any] = {"number": number, "run": f"{folder.name}/{RUN}" if begun else None}
         if (folder / RESULT).exists():
             if number > len(self.project.content.rounds):
                 result = read_json(folder / RESULT, TrainingRound)

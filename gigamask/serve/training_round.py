@@ -96,6 +96,7 @@ def make_config(folder: Path, settings: RoundSettings) -> SamTrainConfig:
         save_every=20,
         log_every=1,
         loader__workers=0,
+        loader__filters=MaskFilters(max_area=None),  # a person accepted them
         schedule__min_lr_ratio=0.01,
         **({} if is_compact else {"embedding_cache": str(folder / "embeddings")}),
     )

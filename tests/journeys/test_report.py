@@ -126,6 +126,18 @@ def test_pictures_are_kept_by_evaluations(runs):
     ]
 
 
+def test_pictures_are_enlarged_with_their_legend(browser, runs, tmp_path):
+    assert report(runs / "whole", "--out", tmp_path / "report.html") == 0
+    with opened(browser, (tmp_path / "report.html").as_uri()) as page:
+        picture = page.locator(".figures img").first
+        small = picture.bounding_box()["width"]
+        picture.click()
+        assert page.locator("dialog img").bounding_box()["width"] > small
+        assert re.match(r"step \d+\. Yellow outline: ", page.inner_text("dialog p"))
+        page.keyboard.press("Escape")
+        page.wait_for_selector("dialog", state="detached")
+
+
 def test_of_a_run_that_is_still_written_to(runs, tmp_path):
     """Half a line, no checkpoint yet, a recipe that is not here any more."""
     run = tmp_path / "run"

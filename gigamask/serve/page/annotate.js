@@ -74,8 +74,7 @@ function list() {
   if (by === "uncertain") rows.sort((a, b) => uncertain(a) - uncertain(b) || a - b);
   if (by === "open") rows.sort((a, b) => rank[images[a].status] - rank[images[b].status] || a - b);
   order = rows;
-  const done = images.filter(({ status }) => status === "done").length, accepted = images.reduce((sum, each) => sum + each.accepted, 0);
-  $("a-progress").textContent = `${done} of ${images.length} images done, ${accepted} object${accepted === 1 ? "" : "s"} accepted`;
+  progress();
   $("a-images").replaceChildren(...rows.map((row) => {
     const picture = make("img", { src: `/api/project/images/${row}/thumbnail`, alt: "", loading: "lazy" });
     const button = make("button", { type: "button", onclick: () => open(row) }, picture, make("span"));
@@ -84,6 +83,21 @@ function list() {
     return make("li", {}, button);
   }));
   rows.forEach(label);
+}
+
+/** Writes how much is done, and what to do next. */
+function progress() {
+  const done = images.filter(({ status }) => status === "done").length, accepted = images.reduce((sum, each) => sum + each.accepted, 0);
+  $("a-progress").textContent = `${done} of ${images.length} images done, ${accepted} object${accepted === 1 ? "" : "s"} accepted`;
+  loop.guide(images);
+}
+
+/** Scrolls the list of images to one, and nothing around the list. */
+function reveal(item) {
+  for (const list of [$("a-images"), $("a-images").parentElement]) {
+    const box = list.getBoundingClientRect(), { top, bottom } = item.getBoundingClientRect();
+    list.scrollTop += Math.min(top - box.top, 0) + Math.max(bottom - box.bottom, 0);
+  }
 }
 
 /** Writes what the list says about an image. */
@@ -118,7 +132,7 @@ const open = withErrorMessages(async (row, again = false) => {
   $("a-note").textContent = info.note;
   stage.show(bitmap, info);
   order.forEach(label);
-  $("a-images").children[order.indexOf(row)]?.scrollIntoView({ block: "nearest", inline: "nearest" });
+  if (order.includes(row)) reveal($("a-images").children[order.indexOf(row)]);
   state("encoding");
   ready = request(`project/images/${row}/embed`, { json: {} });
   await ready;
@@ -139,6 +153,7 @@ function take(found) {
   Object.assign(images[image.row], { status: image.status, objects: image.objects.length, accepted: image.objects.filter(({ accepted }) => accepted).length,
     open: image.objects.filter((each) => each.by_model && !each.accepted).map((each) => each.certainty), held_out: image.held_out });
   label(image.row);
+  progress();
   describe();
   stage.draw();
 }

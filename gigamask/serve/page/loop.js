@@ -38,6 +38,7 @@ async function refresh() {
   propose();
   count();
   draw();
+  guide(images);
 }
 
 /** Shows the training: its curve while it runs, then what it brought. */
@@ -46,7 +47,7 @@ async function train() {
   $("a-train").disabled = state === "running";
   $("a-train").textContent = state === "stopped" ? "Continue to train" : "Train";
   $("a-stop").hidden = !busy();
-  const run = state === "running" && (await request(`project/loop/run?name=${encodeURIComponent(training.run)}`).catch(() => null));
+  const run = state === "running" && training.run && (await request(`project/loop/run?name=${encodeURIComponent(training.run)}`).catch(() => null));
   $("a-training").textContent = state === "running" ? (run?.step ? `training, step ${run.step} of ${run.steps}` : "preparing the training")
     : state === "stopped" ? "the training was stopped; nothing is lost" : state === "failed" ? training.fault : "";
   $("a-training").className = state === "failed" ? "bad" : "state";
@@ -68,6 +69,22 @@ function propose() {
   if (fault) $("a-proposing").textContent += `; ${fault}`;
 }
 
+/** Says what to do next, by what is done. */
+export function guide(images) {
+  if (!status) return;
+  const { training, rounds, model, proposing } = status, last = rounds.at(-1), has = (wanted) => images.some(({ status: one }) => one === wanted);
+  const usable = images.filter(({ accepted }) => accepted), ready = usable.some(({ held_out: out }) => out) && usable.some(({ held_out: out }) => !out);
+  $("a-guide").textContent = training.state === "running" ? "The model is being trained; you can go on annotating."
+    : proposing.running ? "The model proposes masks for the rest; you can go on annotating."
+    : last && last.after < last.before && model < rounds.length - 1 ? "Next: use the new model, which needs fewer clicks."
+    : has("proposed") ? "Next: order the images by least certain first, correct their proposals, and accept those above a certainty at once."
+    : !usable.length ? (matchMedia("(pointer: coarse)").matches ? "Next: tap an object, tap what is not part of it with − points, and accept it." : "Next: click an object, right-click what is not part of it, and accept it with Enter.")
+    : !ready ? "Next: accept the other objects, then Done (N). With two images done, the model can be trained."
+    : !rounds.length ? "Next: train the model on what is accepted, or annotate more first."
+    : has("not begun") ? "Next: let the model annotate the rest, or annotate more and train again."
+    : "Next: export what is accepted.";
+}
+
 /** Shows how many proposals the threshold accepts. */
 function count() {
   const threshold = Number($("a-threshold").value), open = images.flatMap(({ open: values }) => values);
@@ -83,6 +100,7 @@ function draw() {
   const rounds = status.progress.filter(({ masks }) => masks), xs = rounds.map(({ round }) => round);
   const curve = (name, value) => lines(name, [{ colour: colour(0), xs, ys: rounds.map(value), dots: true }], { x: "round", y: "a mask", zero: true, whole: true });
   const scores = status.rounds.flatMap(({ before: was, after }, i) => (i ? [after] : [was, after]));
+  $("a-costs").hidden = !rounds.length;
   $("a-gain").replaceChildren(...[
     rounds.length ? curve("Clicks", ({ clicks, masks }) => clicks / masks) : null,
     rounds.length ? curve("Seconds", ({ seconds, masks }) => seconds / masks) : null,

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from gigamask.data.mask_sampling import MaskFilters
 from gigamask.errors import GigamaskError
 from gigamask.masks.rle import RLEMasks
 from gigamask.models.state_dict import save_weights, to_official
@@ -109,6 +110,7 @@ def test_a_round_is_trained_compared_and_used(rounds, monkeypatch):
     assert settings.init == rounds.weights
     config = make_config(folder, replace(settings, steps=2))
     assert config.freeze == ("image_encoder",)
+    assert config.loader.filters == MaskFilters(max_area=None), "a person accepted them"
     monkeypatch.setattr(training_round, "measure_step", lambda config, steps: 30.0)
     monkeypatch.setattr(training_round, "count_processes", lambda *given: 1)
     monkeypatch.setattr(
