@@ -26,7 +26,7 @@ from gigamask.models.compact.prompt_maps import (
     widened,
 )
 from gigamask.models.configs import ConvPyramid, SamConfig, WindowDecoder
-from gigamask.models.sam.layers import MLP, no_autocast
+from gigamask.models.sam.layers import MLP, embedding, no_autocast
 from gigamask.models.sam.mask_decoder import make_class_head
 from gigamask.models.sam.prompt_encoder import PromptEncoder
 from gigamask.models.sam.transformer import TwoWayTransformer
@@ -51,7 +51,7 @@ class WindowMaskDecoder(nn.Module):
         super().__init__()
         self.side, self.decoder, self.width = config.image_size, decoder, encoder.width
         dim, (wide, deep) = config.embedding_dim, decoder.widths
-        self.kind_embed = nn.Embedding(KINDS, wide)
+        self.kind_embed = embedding(KINDS, wide)
         self.enter = ConvNorm(1 + encoder.width + MAP_CHANNELS + LIKENESS_CHANNELS, wide)
         self.refine = ConvNorm(wide, wide)
         self.down = ConvNorm(wide, dim, stride=2)
@@ -60,8 +60,8 @@ class WindowMaskDecoder(nn.Module):
         self.context = nn.Linear(deep, deep)
         self.lateral = nn.Conv2d(deep, dim, 1)
         self.transformer = TwoWayTransformer(config)
-        self.iou_token = nn.Embedding(1, dim)
-        self.mask_tokens = nn.Embedding(KINDS, dim)
+        self.iou_token = embedding(1, dim)
+        self.mask_tokens = embedding(KINDS, dim)
         self.upscale = nn.Conv2d(dim, dim // 2, 1)
         self.skip = nn.Conv2d(wide, dim // 2, 1)
         self.upscaled = ConvNorm(dim // 2, dim // 2)

@@ -54,6 +54,18 @@ def planless_attention(device: torch.device) -> contextlib.AbstractContextManage
     return sdpa_kernel(list(PLANLESS_BACKENDS))
 
 
+def embedding(count: int, dim: int) -> nn.Embedding:
+    """Return an embedding without values; the model's initialization or its weights set them.
+
+    torch's own would load its compiler on the meta device, which takes a CPU second and more.
+
+    Args:
+        count: Number of embeddings.
+        dim: Width of each.
+    """
+    return nn.Embedding.from_pretrained(torch.empty(count, dim), freeze=False)
+
+
 def layer_norm(x: Float[Tensor, "... C"], norm: nn.LayerNorm) -> Float[Tensor, "... C"]:
     """Apply a layer norm in the dtype of `x`, even under autocast.
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from gigamask.models.configs import SamConfig
-from gigamask.models.sam.layers import MLP, LayerNorm2d, layer_norm, working_dtype
+from gigamask.models.sam.layers import MLP, LayerNorm2d, embedding, layer_norm, working_dtype
 from gigamask.models.sam.shared import shared
 from gigamask.models.sam.transformer import DensePrompt, TwoWayTransformer, gather
 from gigamask.types import MaskDecoderOutput
@@ -58,8 +58,8 @@ class MaskDecoder(nn.Module):
         super().__init__()
         dim, self.embedding_size = config.embedding_dim, config.embedding_size
         self.transformer = TwoWayTransformer(config)
-        self.iou_token = nn.Embedding(1, dim)
-        self.mask_tokens = nn.Embedding(4, dim)
+        self.iou_token = embedding(1, dim)
+        self.mask_tokens = embedding(4, dim)
         self.output_upscaling = nn.Sequential(
             nn.ConvTranspose2d(dim, dim // 4, 2, stride=2),
             LayerNorm2d(dim // 4),

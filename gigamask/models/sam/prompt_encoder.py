@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from gigamask.errors import GigamaskError
 from gigamask.models.configs import SamConfig
-from gigamask.models.sam.layers import LayerNorm2d, layer_norm, no_autocast
+from gigamask.models.sam.layers import LayerNorm2d, embedding, layer_norm, no_autocast
 from gigamask.models.sam.shared import shared
 from gigamask.models.sam.transformer import DensePrompt
 from gigamask.types import Prompts
@@ -55,11 +55,9 @@ class PromptEncoder(nn.Module):
         super().__init__()
         self.image_size, self.embedding_size = config.image_size, config.embedding_size
         self.pe_layer = PositionEmbeddingRandom(config.embedding_dim)
-        self.point_embeddings = nn.ModuleList(
-            nn.Embedding(1, config.embedding_dim) for _ in range(4)
-        )
-        self.not_a_point_embed = nn.Embedding(1, config.embedding_dim)
-        self.no_mask_embed = nn.Embedding(1, config.embedding_dim)
+        self.point_embeddings = nn.ModuleList(embedding(1, config.embedding_dim) for _ in range(4))
+        self.not_a_point_embed = embedding(1, config.embedding_dim)
+        self.no_mask_embed = embedding(1, config.embedding_dim)
         self.mask_downscaling = nn.Sequential(
             nn.Conv2d(1, 4, 2, stride=2),
             LayerNorm2d(4),

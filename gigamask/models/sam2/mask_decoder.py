@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from gigamask.models.configs import Sam2Decoder, SamConfig
 from gigamask.models.sam.high_res import as_tokens, high_res_maps, high_res_widths
-from gigamask.models.sam.layers import MLP
+from gigamask.models.sam.layers import MLP, embedding
 from gigamask.models.sam.mask_decoder import (
     ALL_MASK_TOKENS,
     HighRes,
@@ -34,7 +34,7 @@ class Sam2MaskDecoder(MaskDecoder):
         super().__init__(config)
         self.options, self.dim = cast(Sam2Decoder, config.decoder), config.embedding_dim
         dim, (wide, narrow) = self.dim, high_res_widths(self.dim)
-        self.obj_score_token = nn.Embedding(1, dim)
+        self.obj_score_token = embedding(1, dim)
         self.pred_obj_score_head = MLP(dim, dim, 1)
         self.conv_s0, self.conv_s1 = nn.Conv2d(dim, narrow, 1), nn.Conv2d(dim, wide, 1)
         self.no_mem_embed = nn.Parameter(torch.empty(1, 1, dim))
