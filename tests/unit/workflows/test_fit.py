@@ -1,19 +1,36 @@
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
 from gigamask.errors import GigamaskError
 from gigamask.models.lora_config import LoRA
+from gigamask.profiling.memory_plan import peak_phase
+from gigamask.workflows import fit as fitting
+from gigamask.workflows import plan
 from gigamask.workflows.fit import RANK, fit, parse_memory
-from gigamask.workflows.plan import Hardware, make_plan
+from gigamask.workflows.plan import Hardware, bytes_by_phase
 from tests.little import little
 
+pytestmark = pytest.mark.usefixtures("no_shape_checks")
+known_dry_run = cache(plan.dry_run)
+
 CPU = replace(little(), data=("x",), init="weights", device="cpu", masks_per_chunk=64)
+SINGLE = replace(CPU, micro_batch_size=1, loader=replace(CPU.loader, max_masks=64))
 GPU = replace(CPU, device="cuda", micro_batch_size=None)
 
 
+@pytest.fixture(autouse=True)
+def remembered(monkeypatch):
+    """Dry-run each configuration once."""
+    for module in (plan, fitting):
+        monkeypatch.setattr(module, "dry_run", known_dry_run)
+
+
 def peak(config) -> int:
-    return make_plan(config, Hardware())["peak_bytes"]
+    config = plan.resolve(config, Hardware())
+    found = known_dry_run(config, plan.device_of(config), config.micro_batch_size)
+    return peak_phase(bytes_by_phase(config, Hardware(), found))[1]
 
 
 def fitted(config, memory_bytes: float, spare_gib: float = 0.0):
@@ -39,8 +56,7 @@ def test_what_fits_is_not_changed():
 
 def test_gradients_stay_the_same_first():
     """Then the encoder has adapters, then it is frozen."""
-    single = replace(CPU, micro_batch_size=1, loader=replace(CPU.loader, max_masks=64))
-    recomputed = replace(single, activation_checkpointing=1)
+    single, recomputed = SINGLE, replace(SINGLE, activation_checkpointing=1)
     chunks = replace(recomputed, masks_per_chunk=4)
     adapters = replace(chunks, lora=LoRA(rank=RANK))
     frozen = replace(single, freeze=("image_encoder",), masks_per_chunk=4)
@@ -59,10 +75,9 @@ def test_gradients_stay_the_same_first():
 
 
 def test_without_trained_weights_the_encoder_is_not_frozen():
-    single = replace(CPU, micro_batch_size=1)
-    assert fitted(single, 0.99 * peak(replace(single, activation_checkpointing=1)))
+    least = 0.1 * peak(SINGLE)
     with pytest.raises(GigamaskError, match="a step needs at least"):
-        fitted(replace(single, init=None), 0.5 * peak(single))
+        fitted(replace(SINGLE, init=None), least)
 
 
 def test_the_largest_micro_batch_of_a_gpu_is_chosen():
@@ -74,6 +89,9 @@ def test_the_largest_micro_batch_of_a_gpu_is_chosen():
     assert changed.micro_batch_size == 2, "as it was chosen"
 
 
-def test_what_the_gpu_needs_for_itself_is_kept_free():
+def test_what_the_gpu_needs_for_itself_is_kept_free(monkeypatch):
+    found = known_dry_run(plan.resolve(CPU, Hardware()), "cpu", 2)
+    monkeypatch.setattr(fitting, "dry_run", lambda *_: found)
+    monkeypatch.setattr(fitting, "dry_run_change", lambda *_: found)
     with pytest.raises(GigamaskError, match=r"leaves 0 GiB beside 1\.5 GiB that are"):
         fitted(GPU, 1e9, 1.5)
