@@ -3,21 +3,28 @@ processes do not fight.
 """
 
 import dataclasses
+import gc
 import multiprocessing
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import hypothesis
 import jaxtyping
 import pytest
 import torch
+from tyro import _unsafe_cache
 
 from tests import shape_checks
 
 torch.set_num_threads(1)
-hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is slow, not wrong
+# A busy machine is slow, not wrong; forty examples find what a hundred find, or a law says more.
+hypothesis.settings.register_profile("untimed", deadline=None, max_examples=40)
 hypothesis.settings.load_profile("untimed")
+
+# Under pytest, tyro computes a tenth of what it has cached again, to test itself.
+_unsafe_cache.sys = SimpleNamespace(modules={})
 
 SLOW = ("laws", "journeys", "parity")
 """Folders whose tests are all slow; elsewhere a slow test bears the mark itself."""
@@ -35,6 +42,12 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell starts commands in the background with SIGINT ignored, and tests send SIGINT.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """Exempt what is imported from garbage collections, whose time it would multiply."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_sessionfinish() -> None:
