@@ -89,7 +89,7 @@ def step_cpu_seconds(
         key["config"] = json.loads(json.dumps(stated, default=str))
         record = known.get(variant, {})
         if {name: record.get(name) for name in key} != key:
-            record = key | {"step_cpu_s": measure_step(config)}
+            record = key | {"step_cpu_s": measure_step(config, config.steps)}
             known[variant] = record
             files.write_text(path, json.dumps(known, indent=1) + "\n")
             print(f"{variant}: {record['step_cpu_s']:.3f} CPU s per step", flush=True)
@@ -97,7 +97,7 @@ def step_cpu_seconds(
     return found
 
 
-def measure_step(config: SamTrainConfig, steps: int = STEPS) -> float:
+def measure_step(config: SamTrainConfig, steps: int) -> float:
     """Return the mean CPU seconds of a training step, which include the reading of data.
 
     Args:

@@ -115,11 +115,7 @@ def populate(folder: Path) -> None:
 def remove_outputs(folder: Path, commands: list[str]) -> None:
     """Remove what these commands create, so that they start as a user does."""
     for words in commands:
-        outputs = (
-            re.findall(r"--out (\S+)", words)
-            + re.findall(r"^synth (\S+)", words)
-            + ["runs/demo"] * (words.strip() == "demo")
-        )
+        outputs = re.findall(r"--out (\S+)", words) + re.findall(r"^synth (\S+)", words)
         for path in (folder / re.sub("^/(data/)?", "disk/", output) for output in outputs):
             if path.is_dir():
                 shutil.rmtree(path)

@@ -27,6 +27,7 @@ REPLACED = [
         "the page names the run by its model",
     ),
     (r"--images (\d{2,})", "--images 6", "the fewest scenes that make tars"),
+    (r"--max-images \d+", "--max-images 1", "one image"),
     (r"--workers \d+", "--workers 1", "one core"),
     (r"--loader.workers \d+", "--loader.workers 0", "in this process"),
     (r"--parallel-runs \d", "--parallel-runs 1", "one core"),
@@ -59,6 +60,7 @@ REPLACED = [
     (r" --compile\b", "", "minutes on a CPU; tests/laws/test_compilation.py trains with it"),
     (r" --push \S+", "", "no network; tests/journeys/test_export.py plays the Hub"),
     (r"^serve\b.*", "serve --help", "it serves until it is stopped"),
+    (r"^demo\b.*", "demo --help", "tests/journeys/test_commands.py runs it"),
 ]
 """Pattern, replacement, reason; applied in this order."""
 
@@ -115,8 +117,8 @@ ADDED = [
     (
         r"^plan (?!mae_)",
         "",
-        "--batch-size 1 --prompts.clicks 1 --prompts.no-mask-only-rounds",
-        "one image and two rounds",
+        "--batch-size 1 --prompts.clicks 0 --prompts.no-mask-only-rounds",
+        "one image and one round",
     ),
     (r"^plan .*--gpu", "", "--device auto", "the small config is for a CPU, the plan for a GPU"),
     (r"^plan mae_", f"--config {SMALL_MAE}", "", "as for SAM"),
@@ -140,6 +142,7 @@ ADDED = [
     ),
     (r"^segment .*--points-per-side", "", FEW, "as above"),
     (r"^benchmark \w", "", "--max-images 1", "one image"),
+    (r"^evaluate (?!.*--max-images)", "", "--max-images 1", "one image"),
     (r"^evaluate .*--automatic", "", "--points-per-side 4", "16 points"),
     (
         r"^memory sample",
@@ -159,12 +162,19 @@ ADDED = [
         "--language language --vision none",
         "Llama's shapes take twenty seconds; tests/unit/grounding has them",
     ),
-    (r"^demo", "", "--train-images 4 --test-images 1 --steps 2", "two steps on four scenes"),
     (r"^follow .*", "", "--recipe small.py:small", "a small model"),
 ]
 """Pattern, flags after the recipe (or the command), flags at the end, reason; all that match."""
 
-PYTHON = [(r"\bsteps=\d+", "steps=2", "two steps")]
+PYTHON = [
+    (r"\bsteps=\d+", "steps=2", "two steps"),
+    (
+        r"\bplan\(recipes\.sam_vit_b\(\)",
+        "plan(recipes.tiny().with_(micro_batch_size=1, prompts__clicks=0)",
+        "SAM's sizes take ten seconds",
+    ),
+    (r'(?<="segmented/", )', "points_per_side=4, ", "16 points"),
+]
 """Pattern, replacement and reason for Python code."""
 
 

@@ -11,7 +11,7 @@ from gigamask.cli.main import INTERRUPTED, main
 from gigamask.errors import GigamaskError
 from gigamask.synthetic import scenes as synthetic
 from gigamask.training import trainer
-from gigamask.workflows import ablate
+from gigamask.workflows import ablate, training_budget
 from tests.journeys.scores import alike
 
 RESUMED = {"seconds": None, "cpu_minutes": None}
@@ -34,18 +34,9 @@ def table(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def command(table, scenes, held_out) -> list[str]:
-    return [
-        "ablate",
-        str(table),
-        "--recipe",
-        LITTLE,
-        "--data",
-        str(scenes),
-        "--test",
-        str(held_out),
-        "--max-images",
-        "1",
-    ]
+    return (
+        f"ablate {table} --recipe {LITTLE} --data {scenes} --test {held_out} --max-images 1"
+    ).split()
 
 
 @pytest.fixture(scope="module")
@@ -56,14 +47,7 @@ def done(command, tmp_path_factory) -> Path:
         main(
             [
                 *command,
-                "--out",
-                str(out),
-                "--seeds",
-                "2",
-                "--steps",
-                "2",
-                "--json",
-                str(out.parent / "said.json"),
+                *f"--out {out} --seeds 2 --steps 2 --json {out.parent}/said.json".split(),
             ]
         )
         == 0
@@ -99,7 +83,7 @@ def test_a_table_is_trained_and_scored(done):
     masks = {each["masks"] for each in told(done).values()}
     assert masks == {found["test"]["masks"]}
     assert f"Evaluated on 1 image with {found['test']['masks']} masks (" in markdown
-    assert found["variants"]["lanes"]["flags"] == ["--sampler", "streamed", "--sampler.lanes", "2"]
+    assert found["variants"]["lanes"]["flags"] == "--sampler streamed --sampler.lanes 2".split()
     scores = told(done)
     assert scores.keys() == {"plain/seed_0", "plain/seed_1", "lanes/seed_0", "lanes/seed_1"}
     # Each variant and each seed is another training.
@@ -112,7 +96,7 @@ def test_a_table_is_trained_and_scored(done):
 
 
 def test_what_is_done_is_not_done_again(command, done, capsys):
-    again = [*command, "--out", str(done), "--seeds", "2", "--steps", "2"]
+    again = [*command, *f"--out {done} --seeds 2 --steps 2".split()]
     before = told(done)
     capsys.readouterr()
     assert main(again) == 0
@@ -157,10 +141,7 @@ def test_a_stopped_training_goes_on_and_ends_where_it_would_have(
 
 def test_trainings_side_by_side_are_the_same(command, done, tmp_path):
     out = tmp_path / "beside"
-    assert (
-        main([*command, "--out", str(out), "--seeds", "1", "--steps", "2", "--parallel-runs", "2"])
-        == 0
-    )
+    assert main([*command, *f"--out {out} --seeds 1 --steps 2 --parallel-runs 2".split()]) == 0
     ours, theirs = told(out), told(done)
     assert alike(
         {name: each["clicks"] for name, each in ours.items()},
@@ -172,7 +153,7 @@ def test_trainings_side_by_side_are_the_same(command, done, tmp_path):
 def test_a_failed_training_does_not_keep_the_others(command, tmp_path, monkeypatch, capsys):
     train, once = (
         ablate.train,
-        [*command, "--out", str(tmp_path / "out"), "--seeds", "1", "--steps", "1"],
+        [*command, *f"--out {tmp_path}/out --seeds 1 --steps 1".split()],
     )
 
     def failing(run, **given):
@@ -199,7 +180,7 @@ def test_another_training_in_the_folder_is_refused(
     out, other = tmp_path / "out", tmp_path / "other"
     shutil.copytree(done, out)
     synthetic.write(other, 2, seed=2)
-    once = [*command, "--out", str(out), "--seeds", "1", "--steps"]
+    once = [*command, *f"--out {out} --seeds 1 --steps".split()]
     cases = {
         (
             *once,
@@ -255,23 +236,24 @@ def test_variants_train_for_equal_cpu_minutes(command, tmp_path, monkeypatch, ca
     """A variant whose steps cost about twice the CPU time has about half of them."""
     (tmp_path / "two.yaml").write_text("plain: []\ndouble: {batch-size: 9}\n")
     out = tmp_path / "out"
+    monkeypatch.setattr(training_budget, "STEPS", training_budget.WARM_UP_STEPS + 5)
     words = ["ablate", str(tmp_path / "two.yaml"), *command[2:], "--out", str(out)]
-    words += ["--seeds", "1", "--cpu-minutes", "0.02"]
+    words += "--seeds 1 --cpu-minutes 0.01".split()
     assert main(words) == 0
     told = capsys.readouterr().out
     found = json.loads((out / "ablation.json").read_text())
     measured = json.loads((out / "cpu_seconds.json").read_text())
-    assert found["cpu_minutes"] == 0.02
+    assert found["cpu_minutes"] == 0.01
     for name in ("plain", "double"):
         step_cpu_s = measured[name]["step_cpu_s"]
         assert f"{name}: {step_cpu_s:.3f} CPU s per step" in told
-        assert found["steps"][name] == max(1, round(1.2 / step_cpu_s))
+        assert found["steps"][name] == max(1, round(0.6 / step_cpu_s))
         [training] = found["variants"][name]["trainings"]
         assert training["steps"] == found["steps"][name]
         assert 0 < training["cpu_minutes"] < 1
     assert found["steps"]["double"] < found["steps"]["plain"]
     text = (out / "ablation.md").read_text()
-    assert "0.02 CPU minutes, one seed" in text
+    assert "0.01 CPU minutes, one seed" in text
     [head] = [line for line in text.splitlines() if line.startswith("| variant")]
     assert [cell.strip() for cell in head.split("|")[1:4]] == ["variant", "steps", "CPU minutes"]
     # What was measured stays, so that the same command has nothing left to do.
@@ -289,8 +271,6 @@ def test_variants_train_for_equal_cpu_minutes(command, tmp_path, monkeypatch, ca
 
 
 def test_cpu_minutes_are_for_a_cpu(command, tmp_path, monkeypatch, capsys):
-    from gigamask.workflows import training_budget
-
     device = training_budget.torch.device("cuda")
     monkeypatch.setattr(training_budget, "choose_device", lambda name: device)
     assert main([*command, "--out", str(tmp_path / "out"), "--cpu-minutes", "1"]) == 2

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -31,70 +32,23 @@ ENVIRONMENT = {
 PAGE = (DOCS / "cluster.md").read_text()
 
 
-def settled(line: str, scenes: Path, out: Path) -> str:
-    """Returns a command of the page with a small recipe, data that are there, and a
-    folder of ours."""
-    line, count = re.subn(
-        r"train sam_vit_b --data /sa1b --init \S+ --out \S+",
-        f"train {LITTLE} --data {scenes} --out {out}",
-        line,
-    )
-    assert count == 1
-    return line
-
-
-def test_the_line_for_one_machine(scenes, tmp_path):
-    export, line = (
-        line.strip()
-        for line in PAGE.splitlines()
-        if line.startswith(("    export", "    torchrun"))
-    )
-    line = settled(line, scenes, tmp_path / "run").replace(
-        "--nproc-per-node 8", "--nproc-per-node 2"
-    )
-    subprocess.run(
-        ["bash", "-c", f"{export}\n{line}"],
-        env=ENVIRONMENT,
-        check=True,
-        timeout=120,
-        capture_output=True,
-    )
-    assert checkpoint.newest(tmp_path / "run").name == "step_00000004"
-
-
 def test_a_process_killed_and_all_of_them_stopped_change_nothing(scenes, tmp_path):
     """torchrun starts all again when one was killed; when it is itself signaled to stop, they save,
     and the same command goes on. Bit for bit."""
-    words = [
-        "train",
-        LITTLE,
-        "--data",
-        str(scenes),
-        "--save-every",
-        "1",
-        "--batch-size",
-        "4",
-        "--micro-batch-size",
-        "2",
-    ]
-    words += CONSTANT_LR
-    torchrun = [
-        "torchrun",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "--max-restarts",
-        "3",
-        "--no-python",
-        "gigamask",
-        *words,
-        "--steps",
-        "100000",
-    ]
-    patient = {**ENVIRONMENT, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    more = [*"--save-every 1 --batch-size 4 --micro-batch-size 2".split(), *CONSTANT_LR]
+    words = ["train", LITTLE, "--data", str(scenes), *more]
+    export, torchrun = (
+        line for line in PAGE.splitlines() if line.startswith(("    export", "    torchrun"))
+    )
+    torchrun, count = re.subn(
+        r"--nproc-per-node 8 (.*) train sam_vit_b --data /sa1b --init \S+ --out \S+",
+        rf"--nproc-per-node 2 \1 {shlex.join(words)} --steps 100000 --out {tmp_path / 'run'}",
+        torchrun.strip(),
+    )
+    assert count == 1
     disturbed = subprocess.Popen(
-        [*torchrun, "--out", str(tmp_path / "run")],
-        env=patient,
+        ["bash", "-c", f"{export}\nexec {torchrun}"],
+        env=ENVIRONMENT,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -169,22 +123,10 @@ def both(*words: str) -> list[subprocess.Popen]:
 def test_one_that_hangs_is_given_up_and_the_run_goes_on(scenes, tmp_path):
     """The other process stops with an error, both print their stacks; the same command alone ends
     as if nothing had been, up to rounding."""
-    words = [
-        "train",
-        LITTLE,
-        "--data",
-        str(scenes),
-        "--steps",
-        "6",
-        "--save-every",
-        "1",
-        "--timeout-s",
-        "6",
-        "--batch-size",
-        "4",
-        "--micro-batch-size",
-        "2",
-    ]
+    words = (
+        f"train {LITTLE} --data {scenes} --steps 6 --save-every 1 "
+        "--timeout-s 6 --batch-size 4 --micro-batch-size 2"
+    ).split()
     hanging = both(sys.executable, "-c", HANGING, *words, "--out", str(tmp_path / "run"))
     try:
         said = hanging[0].communicate(timeout=60)[1]

@@ -19,6 +19,7 @@ from gigamask.cli.main import INTERRUPTED, main
 from gigamask.data import index as indexes
 from gigamask.synthetic.scenes import LONG_SIDE
 from gigamask.training.logging import MetricsLogger
+from gigamask.workflows import demo
 from tests.journeys.runs import records
 from tests.journeys.scores import alike
 
@@ -30,18 +31,7 @@ def trained(scenes, tmp_path_factory) -> Path:
     """A run of four steps."""
     out = tmp_path_factory.mktemp("trained") / "run"
     assert (
-        main(
-            [
-                "train",
-                LITTLE,
-                "--data",
-                str(scenes),
-                "--out",
-                str(out),
-                "--json",
-                str(out.parent / "train.json"),
-            ]
-        )
+        main((f"train {LITTLE} --data {scenes} --out {out} --json {out.parent}/train.json").split())
         == 0
     )
     return out
@@ -49,13 +39,13 @@ def trained(scenes, tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("extra", [[], ["--queries"]])
 def test_scenes_have_the_requested_size_and_one_is_singular(extra, tmp_path, capsys):
-    words = [str(tmp_path / "scenes"), "--images", "2", "--long-side", "90", "100", *extra]
+    words = [*f"{tmp_path}/scenes --images 2 --long-side 90 100".split(), *extra]
     assert main(["synth", *words]) == 0
     assert "2 scenes in 1 tar in" in capsys.readouterr().out
     index = indexes.build(tmp_path / "scenes", tmp_path / "index")
     sizes = np.maximum(index.images["width"], index.images["height"])
     assert ((sizes >= 90) & (sizes <= 100)).all()
-    assert main(["index", str(tmp_path / "scenes"), "--out", str(tmp_path / "again")]) == 0
+    assert main(f"index {tmp_path}/scenes --out {tmp_path}/again".split()) == 0
     assert " masks in 1 tar (1 scanned, 0 reused)" in capsys.readouterr().out
     assert main(["stats", str(tmp_path / "index")]) == 0
     assert capsys.readouterr().out.startswith("2 images with ")
@@ -68,31 +58,13 @@ def test_scenes_have_the_requested_size_and_one_is_singular(extra, tmp_path, cap
 
 def test_synth_index_stats(tmp_path, capsys):
     assert (
-        main(
-            [
-                "synth",
-                str(tmp_path / "scenes"),
-                "--images",
-                "5",
-                "--seed",
-                "3",
-                "--json",
-                str(tmp_path / "synth.json"),
-            ]
-        )
+        main((f"synth {tmp_path}/scenes --images 5 --seed 3 --json {tmp_path}/synth.json").split())
         == 0
     )
     assert json.loads((tmp_path / "synth.json").read_text())["images"] == 5
     assert (
         main(
-            [
-                "index",
-                str(tmp_path / "scenes"),
-                "--out",
-                str(tmp_path / "index"),
-                "--json",
-                str(tmp_path / "index.json"),
-            ]
+            (f"index {tmp_path}/scenes --out {tmp_path}/index --json {tmp_path}/index.json").split()
         )
         == 0
     )
@@ -100,12 +72,11 @@ def test_synth_index_stats(tmp_path, capsys):
     assert report["images"] == 5
     assert report["masks"] > 10
     capsys.readouterr()
-    assert main(["stats", str(tmp_path / "index"), "--json", str(tmp_path / "stats.json")]) == 0
+    assert main(f"stats {tmp_path}/index --json {tmp_path}/stats.json".split()) == 0
     assert "masks" in capsys.readouterr().out
     stats = json.loads((tmp_path / "stats.json").read_text())
     assert (
-        main(["stats", str(tmp_path / "scenes" / "*.tar"), "--json", str(tmp_path / "again.json")])
-        == 0
+        main((f"stats {tmp_path / 'scenes' / '*.tar'} --json {tmp_path}/again.json").split()) == 0
     )
     assert json.loads((tmp_path / "again.json").read_text()) == stats
 
@@ -113,7 +84,7 @@ def test_synth_index_stats(tmp_path, capsys):
 def test_a_copied_run_resumes_in_its_new_folder(trained, tmp_path, capsys):
     copied, before = tmp_path / "copied", (trained / "metrics.jsonl").read_bytes()
     shutil.copytree(trained, copied)
-    assert main(["train", "--resume", str(copied), "--steps", "5"]) == 0
+    assert main(f"train --resume {copied} --steps 5".split()) == 0
     assert f"--out: changed from {trained} to {copied}" in capsys.readouterr().out
     assert (trained / "metrics.jsonl").read_bytes() == before
     assert json.loads((copied / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 5
@@ -150,11 +121,11 @@ def test_train_writes_a_run(trained):
 
 def test_the_same_command_and_resume_continue(trained, tmp_path, scenes, capsys):
     out = tmp_path / "run"
-    command = ["train", LITTLE, "--data", str(scenes), "--out", str(out)]
+    command = f"train {LITTLE} --data {scenes} --out {out}".split()
     assert main([*command, "--steps", "2"]) == 0
     assert main([*command, "--steps", "3"]) == 0
     assert "--steps: changed from 2 to 3" in capsys.readouterr().out
-    assert main(["train", "--resume", str(out), "--steps", "4"]) == 0
+    assert main(f"train --resume {out} --steps 4".split()) == 0
     assert [record["step"] for record in records(out)] == [1, 2, 3, 4]
 
 
@@ -165,22 +136,14 @@ def test_photos_trains_and_is_scored(kind, scenes, tmp_path, request):
         real_data = request.getfixturevalue("real_data")
         train_on, test_on = real_data / "bsds_train", real_data / "bsds_val"
     run, told = tmp_path / "photos", tmp_path / "scores.json"
-    few = ["--steps", "1", "--batch-size", "2", "--loader.max-masks", "2"]
-    assert main(["train", "photos", "--data", str(train_on), "--out", str(run), *few]) == 0
+    few = "--steps 1 --batch-size 2 --loader.max-masks 2".split()
+    assert main([*f"train photos --data {train_on} --out {run}".split(), *few]) == 0
     assert (
         main(
-            [
-                "evaluate",
-                str(run),
-                "--data",
-                str(test_on),
-                "--max-images",
-                "1",
-                "--min-predicted-iou",
-                "0.75",
-                "--json",
-                str(told),
-            ]
+            (
+                f"evaluate {run} --data {test_on} --max-images 1 "
+                f"--min-predicted-iou 0.75 --json {told}"
+            ).split()
         )
         == 0
     )
@@ -189,28 +152,17 @@ def test_photos_trains_and_is_scored(kind, scenes, tmp_path, request):
 
 def test_evaluate_writes_scores_and_figures(trained, scenes, tmp_path, capsys):
     figures = tmp_path / "figures"
-    words = [
-        "evaluate",
-        str(trained),
-        "--data",
-        str(scenes),
-        "--max-images",
-        "3",
-        "--pictures",
-        str(figures),
-        "--json",
-        str(tmp_path / "scores.json"),
-    ]
+    words = (
+        f"evaluate {trained} --data {scenes} --max-images 3 --pictures "
+        f"{figures} --json {tmp_path}/scores.json"
+    ).split()
     assert (
         main(
             [
                 *words,
-                "--boundaries",
-                "--automatic",
-                "--points-per-side",
-                "4",
-                "--html",
-                str(tmp_path / "scores.html"),
+                *(
+                    f"--boundaries --automatic --points-per-side 4 --html {tmp_path}/scores.html"
+                ).split(),
             ]
         )
         == 0
@@ -244,16 +196,10 @@ def test_evaluate_writes_scores_and_figures(trained, scenes, tmp_path, capsys):
     for weights in (checkpoint, checkpoint / "model.safetensors"):
         assert (
             main(
-                [
-                    "evaluate",
-                    str(weights),
-                    "--data",
-                    str(scenes),
-                    "--max-images",
-                    "3",
-                    "--json",
-                    str(tmp_path / "again.json"),
-                ]
+                (
+                    f"evaluate {weights} --data {scenes} --max-images 3 --json "
+                    f"{tmp_path}/again.json"
+                ).split()
             )
             == 0
         )
@@ -267,47 +213,25 @@ def test_evaluate_writes_scores_and_figures(trained, scenes, tmp_path, capsys):
 def test_init_starts_from_other_weights(trained, scenes, tmp_path):
     assert (
         main(
-            [
-                "train",
-                LITTLE,
-                "--data",
-                str(scenes),
-                "--out",
-                str(tmp_path / "run"),
-                "--init",
-                str(trained),
-                "--steps",
-                "1",
-            ]
+            (
+                f"train {LITTLE} --data {scenes} --out {tmp_path}/run --init {trained} --steps 1"
+            ).split()
         )
         == 0
     )
 
 
 def test_follow_prints_the_nine_steps(scenes, capsys):
-    assert main(["follow", f"{scenes}/sa_000000.tar:sa_3", "--recipe", LITTLE]) == 0
+    assert main(f"follow {scenes}/sa_000000.tar:sa_3 --recipe {LITTLE}".split()) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines if line[:1].isdigit()] == [
         str(step) for step in range(1, 10)
     ]
 
 
-def test_demo_in_small(tmp_path, capsys):
-    out = tmp_path / "demo"
-    assert (
-        main(
-            ["demo", "--out", str(out), "--train-images", "8", "--test-images", "2", "--steps", "2"]
-        )
-        == 0
-    )
-    assert json.loads((out / "evaluation.json").read_text())["images"] == 2
-    assert cv2.imread(str(out / "report.png")) is not None
-    assert "--init starter" in capsys.readouterr().out
-
-
 def test_an_interrupted_demo_says_so_and_goes_on(tmp_path, monkeypatch, capsys):
     out = tmp_path / "demo"
-    words = ["demo", "--out", str(out), "--train-images", "8", "--test-images", "2", "--steps", "3"]
+    words = f"demo --out {out} --train-images 4 --test-images 1 --steps 3".split()
     log_step = MetricsLogger.log_step
 
     def interrupt(self, step, *given):
@@ -315,13 +239,17 @@ def test_an_interrupted_demo_says_so_and_goes_on(tmp_path, monkeypatch, capsys):
         if step == 1:
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(MetricsLogger, "log_step", interrupt)
-    assert main(words) == INTERRUPTED
+    monkeypatch.setattr(demo, "EVALUATIONS", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(MetricsLogger, "log_step", interrupt)
+        assert main(words) == INTERRUPTED
     assert "interrupted and saved at step 2 of 3; run the same command" in capsys.readouterr().err
     assert not (out / "evaluation.json").exists()
-    monkeypatch.undo()
     assert main(words) == 0
-    assert json.loads((out / "evaluation.json").read_text())["step"] == 3
+    scores = json.loads((out / "evaluation.json").read_text())
+    assert (scores["step"], scores["images"]) == (3, 1)
+    assert cv2.imread(str(out / "report.png")) is not None
+    assert "--init starter" in capsys.readouterr().out
 
 
 def test_overviews(capsys):
@@ -329,7 +257,7 @@ def test_overviews(capsys):
     assert main(["--help"]) == 0
     assert main(["train", "--help"]) == 0
     assert "sam_vit_h" in capsys.readouterr().out
-    assert main(["train", "sam_vit_h", "--data", "x", "--print-config"]) == 0
+    assert main("train sam_vit_h --data x --print-config".split()) == 0
     assert "optimizer.layer-decay: '0.8'" in capsys.readouterr().out
     assert main(["--version"]) == 0
 
@@ -343,7 +271,7 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, scenes, trained, capsys
         file.addfile(tarfile.TarInfo("readme.txt"), io.BytesIO())
     whole = next(scenes.glob("*.tar")).read_bytes()
     (tmp_path / "cut.tar").write_bytes(whole[: len(whole) // 2])
-    train = ["train", LITTLE, "--out", str(tmp_path / "run")]
+    train = f"train {LITTLE} --out {tmp_path}/run".split()
     cases = {
         ("index", str(tmp_path / "gone.tar"), "--out", "x"): "no such path",
         ("index", str(empty), "--out", "x"): "contains no .tar file",

@@ -58,7 +58,7 @@ def test_each_phase_resumes_bit_for_bit(scenes, teacher, tmp_path):
         assert distill(*flags, "--steps", 3, "--out", tmp_path / phase) == 0
         parts = tmp_path / f"{phase} parts"
         assert distill(*flags, "--steps", 2, "--out", parts) == 0
-        assert main(["distill", "--resume", str(parts), "--steps", "3"]) == 0
+        assert main(f"distill --resume {parts} --steps 3".split()) == 0
         assert same(tmp_path / phase, parts)
 
 
@@ -69,7 +69,7 @@ def test_another_teacher_does_not_go_on(scenes, teacher, tmp_path, capsys):
     assert distill("--teacher", copy, *words) == 0
     model = replace(little(), seed=8).build()
     state_dict.save_weights(model.state_dict(), model.config, copy)
-    assert main(["distill", "--resume", str(tmp_path / "run"), "--steps", "2"]) == 2
+    assert main(f"distill --resume {tmp_path}/run --steps 2".split()) == 2
     assert f"{copy}: changed since {tmp_path / 'run'} was started" in capsys.readouterr().err
 
 
@@ -102,6 +102,7 @@ def test_a_plan_counts_the_teacher():
     bytes_of_huge = sum(each.nbytes for each in build_model(huge, 0, "meta").parameters())
     config = recipes.compact_student()
     config = config.with_(features__steps=0, micro_batch_size=1, device="cpu")
+    config = config.with_(prompts__clicks=0, prompts__mask_only_rounds=False)
     assumed = gigamask.plan(config.with_(teacher="nowhere.pth"))
     assert assumed["phases"]["update"]["weights"] > bytes_of_huge
     known = gigamask.plan(config.with_(teacher="starter"))
@@ -112,17 +113,17 @@ def test_a_plan_counts_the_teacher():
 WRONG = [
     ([], "--teacher is required"),
     (["--teacher", "nowhere.pth"], "--teacher nowhere.pth: no such file or folder"),
-    (["--teacher", "TEACHER", "--model.image-size", "32"], "use --model.image-size 64"),
-    (["--teacher", "TEACHER", "--model.patch-size", "16"], "the phase features needs equal ones"),
+    ("--teacher TEACHER --model.image-size 32".split(), "use --model.image-size 64"),
+    ("--teacher TEACHER --model.patch-size 16".split(), "the phase features needs equal ones"),
     (["--teacher", "TEACHER", "--compile"], "--compile is for 'gigamask train'"),
-    (["--teacher", "TEACHER", "--teacher-iou-weight", "-1"], "--teacher-iou-weight is -1.0"),
-    (["--teacher", "TEACHER", "--features.steps", "-1"], "--features.steps must be at least 0"),
+    ("--teacher TEACHER --teacher-iou-weight -1".split(), "--teacher-iou-weight is -1.0"),
+    ("--teacher TEACHER --features.steps -1".split(), "--features.steps must be at least 0"),
     (
-        ["--teacher", "TEACHER", "--model.decoder-mlp", "16", "--features.steps", "0"],
+        "--teacher TEACHER --model.decoder-mlp 16 --features.steps 0".split(),
         "a decoder needs --model.embedding-dim",
     ),
     (
-        ["--teacher", "TEACHER", "--teacher-cache", "c", "--loader.augment", "scale_jitter"],
+        "--teacher TEACHER --teacher-cache c --loader.augment scale_jitter".split(),
         "use --loader.augment none or flip",
     ),
 ]

@@ -17,6 +17,7 @@ from tests import fake_slurm
 from tests.journeys.runs import CONSTANT_LR
 
 ROOT = Path(__file__).resolve().parents[2]
+MORE = ["--steps", "40", *CONSTANT_LR, "--device", "cpu"]
 LITTLE = f"{ROOT / 'tests' / 'little.py'}:little"
 
 
@@ -34,7 +35,7 @@ def slurm(tmp_path, monkeypatch):
 
 
 def words(scenes: Path, out: str, *more: str) -> list[str]:
-    return ["train", LITTLE, "--data", str(scenes), "--save-every", "1", "--out", out, *more]
+    return [*f"train {LITTLE} --data {scenes} --save-every 1 --out".split(), out, *more]
 
 
 def wait_until(condition, seconds: float = 90.0) -> None:
@@ -53,14 +54,21 @@ def weights(out: Path) -> dict[str, np.ndarray]:
     return load_file(checkpoint.newest(out) / checkpoint.MODEL)
 
 
+@pytest.fixture(scope="module")
+def undisturbed(scenes, tmp_path_factory):
+    """Weights of a training that nothing stopped."""
+    out = tmp_path_factory.mktemp("undisturbed")
+    assert main(words(scenes, str(out), *MORE)) == 0
+    return weights(out)
+
+
 @pytest.mark.parametrize("cause", ["time limit", "preemption"])
 def test_a_training_on_slurm_is_requeued_and_ends_as_if_never_stopped(
-    cause, scenes, slurm, tmp_path, capsys
+    cause, scenes, slurm, undisturbed, capsys
 ):
-    more = ["--steps", "60", *CONSTANT_LR]
-    flags = ["--submit", "slurm", "--submit-gpus", "0", "--submit-time", "1:00:00"]
-    flags += ["--submit-partition", "a100", "--submit-sbatch", "account=vision"]
-    assert main(words(scenes, "run", *more, *flags)) == 0
+    flags = "--submit slurm --submit-gpus 0 --submit-time 1:00:00".split()
+    flags += "--submit-partition a100 --submit-sbatch account=vision".split()
+    assert main(words(scenes, "run", *MORE, *flags)) == 0
     assert "job 100: 1 x 1 processes train into run" in capsys.readouterr().out
     wait_until(lambda: saved_step(Path("run")) >= 2)
     shell = int((slurm / "100.pid").read_text())
@@ -72,16 +80,15 @@ def test_a_training_on_slurm_is_requeued_and_ends_as_if_never_stopped(
         os.kill(int(step.split()[0]), signal.SIGTERM)
     wait_until(lambda: (slurm / "100.requeued").exists())
     wait_until(lambda: not (slurm / "100.queued").exists())
-    assert saved_step(Path("run")) == 60
+    assert saved_step(Path("run")) == 40
     (log,) = Path("submitted").glob("train-*/100.log")
     assert "it is requeued and continues" in log.read_text()
     script = (slurm / "100.sh").read_text()
     options = fake_slurm.options_of(script)
     assert (options["partition"], options["account"]) == ("a100", "vision")
     assert (options["time"], options["signal"]) == ("1:00:00", "B:USR1@300")
-    assert main(words(scenes, "whole", *more)) == 0
-    ours, theirs = weights(Path("run")), weights(Path("whole"))
-    assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
+    ours = weights(Path("run"))
+    assert all(np.array_equal(ours[name], undisturbed[name]) for name in undisturbed)
 
 
 def test_a_job_that_fails_is_not_requeued(scenes, slurm, capsys):
@@ -96,26 +103,24 @@ def test_a_job_that_fails_is_not_requeued(scenes, slurm, capsys):
     assert not (slurm / "100.requeue").exists()
 
 
-def test_a_local_training_that_is_killed_goes_on(scenes, slurm, tmp_path):
+def test_a_local_training_that_is_killed_goes_on(scenes, slurm, undisturbed):
     """The command that submitted it starts it again."""
-    more = ["--steps", "40", *CONSTANT_LR, "--device", "cpu"]
     submitted = subprocess.Popen(
-        [sys.executable, "-m", "gigamask", *words(scenes, "run", *more, "--submit", "local")],
+        [sys.executable, "-m", "gigamask", *words(scenes, "run", *MORE, "--submit", "local")],
     )
     wait_until(lambda: saved_step(Path("run")) >= 2)
     child = subprocess.run(["pgrep", "-P", str(submitted.pid)], capture_output=True, text=True)
     os.kill(int(child.stdout), signal.SIGKILL)
     assert submitted.wait(90) == 0
     assert saved_step(Path("run")) == 40
-    assert main(words(scenes, "whole", *more)) == 0
-    ours, theirs = weights(Path("run")), weights(Path("whole"))
-    assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
+    ours = weights(Path("run"))
+    assert all(np.array_equal(ours[name], undisturbed[name]) for name in undisturbed)
 
 
 def test_two_machines_and_flags_in_a_file(scenes, slurm):
     """The job does not submit itself again, although the file is among its flags."""
     Path("cluster.yaml").write_text("submit: slurm\nsubmit-nodes: 2\nsubmit-gpus: 1\n")
-    more = ["--steps", "2", "--batch-size", "2", "--micro-batch-size", "1", "--device", "cpu"]
+    more = "--steps 2 --batch-size 2 --micro-batch-size 1 --device cpu".split()
     assert main(words(scenes, "run", *more, "--config", "cluster.yaml")) == 0
     wait_until(lambda: not (slurm / "100.queued").exists())
     assert saved_step(Path("run")) == 2
@@ -123,7 +128,7 @@ def test_two_machines_and_flags_in_a_file(scenes, slurm):
 
 
 def test_a_local_training_on_two_processes(scenes, slurm):
-    two = ["--submit", "local", "--submit-gpus", "2", "--device", "cpu", "--micro-batch-size", "1"]
+    two = "--submit local --submit-gpus 2 --device cpu --micro-batch-size 1".split()
     assert main(words(scenes, "run", "--steps", "2", "--batch-size", "2", *two)) == 0
     assert saved_step(Path("run")) == 2
 
@@ -131,11 +136,11 @@ def test_a_local_training_on_two_processes(scenes, slurm):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--submit-nodes", "2", "--submit", "local"], "--submit local has one machine"),
+        ("--submit-nodes 2 --submit local".split(), "--submit local has one machine"),
         (["--submit", "slurm", "--submit-time", "a day"], "--submit-time must be one word"),
-        (["--submit", "slurm", "--submit-time", "soon"], "--submit-time must be minutes"),
-        (["--submit", "slurm", "--submit-gpus", "-1"], "--submit-gpus is -1"),
-        (["--submit", "slurm", "--submit-sbatch", "--account=x"], "--account"),
+        ("--submit slurm --submit-time soon".split(), "--submit-time must be minutes"),
+        ("--submit slurm --submit-gpus -1".split(), "--submit-gpus is -1"),
+        ("--submit slurm --submit-sbatch --account=x".split(), "--account"),
         (["--submit", "slurm", "--submit-folder", "a b"], "cannot write logs"),
         (["--submit", "pbs"], "--submit must be one of none, local, slurm"),
     ],
@@ -162,8 +167,8 @@ def test_a_refused_job_gives_slurms_reason(scenes, slurm, capsys):
 
 def test_a_container_and_several_machines_are_in_the_script(scenes, slurm):
     (slurm / "sbatch").write_text("#!/bin/bash\necho 7\n")
-    flags = ["--submit-container", "docker://gigamask", "--submit-mounts", "/sa1b"]
-    flags += ["--submit-nodes", "4", "--submit-gpus", "8"]
+    flags = "--submit-container docker://gigamask --submit-mounts /sa1b".split()
+    flags += "--submit-nodes 4 --submit-gpus 8".split()
     assert main(words(scenes, "run", "--submit", "slurm", *flags)) == 0
     (script,) = Path("submitted").glob("*/job.sh")
     text = script.read_text()

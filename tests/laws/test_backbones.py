@@ -165,6 +165,7 @@ def test_drop_path_skips_whole_blocks(folders):
     torch.testing.assert_close(one[1], kept[1])
 
 
+@pytest.mark.parametrize("kind", ["dinov2", "resnet", "swin"], indirect=True)
 def test_a_stopped_training_resumes_without_the_backbone(tmp_path, scenes, folders, kind):
     """The run's configuration and weights state the architecture; recomputing changes nothing."""
     folder = shutil.copytree(folders[kind], tmp_path / "backbone")
@@ -228,14 +229,14 @@ def test_by_command(tmp_path, scenes, folders, capsys):
     """Trained with a frozen backbone, evaluated, resumed, planned, exported and read back."""
     run, given = tmp_path / "run", f"hf:{folders['convnext']}"
     words = ["tiny", "--model.image-size", "64", "--model.encoder", given]
-    words += ["--freeze", "image_encoder.backbone", "--data", str(scenes), "--out", str(run)]
+    words += f"--freeze image_encoder.backbone --data {scenes} --out {run}".split()
     assert main(["train", *words, "--steps", "2", "--evaluation", "none"]) == 0
-    assert main(["train", "--resume", str(run), "--steps", "3"]) == 0
-    assert main(["evaluate", str(run), "--data", str(scenes), "--max-images", "2"]) == 0
-    assert main(["export", str(run), "--to", "onnx", "--out", str(tmp_path / "onnx")]) == 0
+    assert main(f"train --resume {run} --steps 3".split()) == 0
+    assert main(f"evaluate {run} --data {scenes} --max-images 2".split()) == 0
+    assert main(f"export {run} --to onnx --out {tmp_path}/onnx".split()) == 0
     assert "read back: outputs differ by at most" in capsys.readouterr().out
     exported = tmp_path / "model.safetensors"
-    assert main(["export", str(run), "--to", "safetensors", "--out", str(exported)]) == 0
+    assert main(f"export {run} --to safetensors --out {exported}".split()) == 0
     assert main(["plan", *words[:5], "--gpu", "h200", "--activation-checkpointing", "1"]) == 0
     loaded = theirs(folders["convnext"]).state_dict()
     ours = Sam.from_pretrained(exported).image_encoder.backbone.state_dict()
@@ -276,12 +277,12 @@ def test_what_it_may_do_is_said(tmp_path, folders, monkeypatch):
 
 def test_stages_and_weights_of_other_encoders(tmp_path, scenes, folders, capsys):
     """The decoder can be trained first; weights with another encoder are refused by its name."""
-    words = ["--config", str(tmp_path / "small.yaml"), "--data", str(scenes), "--steps", "2"]
+    words = f"--config {tmp_path}/small.yaml --data {scenes} --steps 2".split()
     (tmp_path / "small.yaml").write_text("model.image-size: 64\nevaluation: none\n")
     given, run = f"hf:{folders['swin']}", tmp_path / "run"
     with_swin = ["tiny", *words, "--model.encoder", given]
     assert main(["train", *with_swin, "--out", str(run)]) == 0
-    stages = ["--stages", "decoder,joint", "--decoder-steps", "2", "--init", str(run)]
+    stages = f"--stages decoder,joint --decoder-steps 2 --init {run}".split()
     assert main(["train", *with_swin, *stages, "--out", str(tmp_path / "staged")]) == 0
     assert main(["train", "tiny", *words, "--init", str(run), "--out", str(tmp_path / "b")]) == 2
     assert f"has the image encoder hf, the model has vit; use --model.encoder {given}" in (

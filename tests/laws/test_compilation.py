@@ -109,24 +109,30 @@ def assert_equal(run, batches):
 
 
 @pytest.mark.parametrize(
-    ("recipe", "backend"),
-    [(little, "aot_eager"), (little_compact, "aot_eager"), (little_dense, "eager")],
+    ("recipe", "backend", "prompts"),
+    [
+        (little, "aot_eager", SAM),
+        (little_compact, "aot_eager", replace(SAM, clicks=2)),
+        (little_dense, "eager", replace(SAM, clicks=2)),
+    ],
 )
-def test_gradients_of_eleven_rounds_equal_eager_ones_and_graphs_do_not_grow(
-    recipe, backend, index, monkeypatch
+def test_gradients_of_rounds_equal_eager_ones_and_graphs_do_not_grow(
+    recipe, backend, prompts, index, monkeypatch
 ):
+    """Of SAM's eleven; other models have five."""
     monkeypatch.setattr(SamTrainConfig, "compile_backend", backend)
     monkeypatch.setattr("gigamask.models.compact.encoder._has_values", lambda tensor: False)
-    run = replace(recipe(), prompts=SAM, masks_per_chunk=8)
-    counts = [8, 3, 8, 1, 5, 2]
+    run = replace(recipe(), prompts=prompts, masks_per_chunk=8)
+    counts = [8, 3, 1, 5]
     found = assert_equal(run, batches_of(run, index, counts))
     assert found[0] > 0
     assert found[1:] == found[1:2] * (len(counts) - 1)
     assert found[1] <= 16
 
 
-def test_adapters_are_compiled(index):
+def test_adapters_are_compiled(index, monkeypatch):
     """Those of a frozen encoder and of a frozen decoder."""
+    monkeypatch.setattr(SamTrainConfig, "compile_backend", "eager")
     frozen = ("image_encoder", "prompt_encoder", "mask_decoder")
     run = replace(little(), prompts=short(), freeze=frozen, lora=LoRA(rank=2), masks_per_chunk=8)
     assert_equal(run, batches_of(run, index, [8]))
@@ -169,7 +175,7 @@ def test_what_else_is_compiled(changes, index, monkeypatch):
     monkeypatch.setattr(SamTrainConfig, "compile_backend", "eager")
     run = replace(little(), prompts=short(), masks_per_chunk=8)
     run = replace(run, **changes)
-    assert_equal(run, batches_of(run, index, [8, 5]))
+    assert_equal(run, batches_of(run, index, [8]))
 
 
 def test_a_compiled_training_evaluates_resumes_and_leaves_the_model_as_it_was(
@@ -240,6 +246,7 @@ def test_inductor_compiles_one_round_of_the_smallest_model(index, monkeypatch, t
     monkeypatch.setattr(SamTrainConfig, "compile_backend", "inductor")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr("torch._inductor.config.compile_threads", 1)
+    monkeypatch.setattr("torch._inductor.config.aot_inductor.debug_compile", True)
     run = replace(little(), prompts=short(clicks=0), masks_per_chunk=8)
     run = replace(run, model=replace(SPEC, depth=1, global_attn_indexes=(0,)))
-    assert_equal(run, batches_of(run, index, [8, 3]))
+    assert_equal(run, batches_of(run, index, [8]))
