@@ -15,7 +15,7 @@ from tests import instances
 from tests.archives import write_archive
 from tests.little import SPEC
 
-CPU = ["--device", "cpu", "--batch-size", "1"]
+CPU = "--device cpu --batch-size 1".split()
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +57,8 @@ def test_number_of_clicks_beside_the_literature(grabcut, tmp_path, capsys):
 
 
 def test_shards_are_scored_by_clicks_and_by_masks_of_sa1k(scenes, tmp_path, capsys):
-    words = ["starter", "--data", str(scenes), "--max-images", "1", *CPU]
-    json_flags = ["--json", str(tmp_path / "scores.json"), "--answers", "first_token"]
+    words = [*f"starter --data {scenes} --max-images 1".split(), *CPU]
+    json_flags = f"--json {tmp_path}/scores.json --answers first_token".split()
     assert main(["benchmark", "sa1k", *words, *json_flags]) == 0
     [answer] = json.loads((tmp_path / "scores.json").read_text())["answers"].values()
     assert list(answer["mIoU"]) == ["1", "2", "3"]
@@ -108,7 +108,7 @@ def test_coco_and_lvis_beside_the_literature(tmp_path, capsys):
     (lvis / "photos/val2017").rename(lvis / "val2017")
     (lvis / "annotations").mkdir()
     (lvis / "instances.json").rename(lvis / "annotations/lvis_v1_val.json")
-    boxes = ["--boxes", str(lvis / "boxes.json"), "--answers", "first_token"]
+    boxes = f"--boxes {lvis}/boxes.json --answers first_token".split()
     assert main(["benchmark", "lvis", *words, "--data", str(lvis), *boxes]) == 0
     assert "AP frequent" in capsys.readouterr().out
 
@@ -116,18 +116,18 @@ def test_coco_and_lvis_beside_the_literature(tmp_path, capsys):
 def test_sbd_is_converted_and_scored(tmp_path, capsys):
     write_archive("sbd", tmp_path / "SBD")
     (tmp_path / "SBD/train.txt").write_text("2008_000001\n")
-    words = ["--images", str(tmp_path / "SBD/img"), "--list", str(tmp_path / "SBD/train.txt")]
+    words = f"--images {tmp_path}/SBD/img --list {tmp_path}/SBD/train.txt".split()
     source, out = str(tmp_path / "SBD/inst"), str(tmp_path / "shards")
     assert main(["convert", source, *words, "--out", out]) == 0
     assert "1 image with" in capsys.readouterr().out
-    data = ["--data", str(tmp_path / "SBD"), "--max-images", "1", "--answers", "confident"]
+    data = f"--data {tmp_path}/SBD --max-images 1 --answers confident".split()
     assert main(["benchmark", "sbd", "starter", *data, *CPU]) == 0
     assert "of 6,671" in capsys.readouterr().out
 
 
 def test_a_reproduction_is_described_without_weights(tmp_path, capsys):
     path = tmp_path / "known.json"
-    assert main(["benchmark", "--reproduce", "edge_sam", "--json", str(path)]) == 0
+    assert main(f"benchmark --reproduce edge_sam --json {path}".split()) == 0
     printed, known = capsys.readouterr().out, json.loads(path.read_text())["reproduce"]
     assert known["result"] == "not run"
     assert known["published"]["sa1k"]["box"] == 0.83
@@ -141,17 +141,17 @@ def test_a_reproduction_is_described_without_weights(tmp_path, capsys):
         ([], "name a benchmark"),
         (["grabcut"], "needs weights and --data"),
         (["grabcut", "starter"], "needs weights and --data"),
-        (["grabcutt", "starter", "--data", "x"], "choose from grabcut"),
-        (["grabcut", "starter", "--data", "nothing"], "GrabCut.zip"),
-        (["grabcut", "starter", "--data", "x", "y"], "one folder"),
-        (["grabcut", "starter", "--data", "nothing", "--images", "x"], "folder of masks"),
-        (["bsds", "starter", "--data", "x", "--images", "y"], "--images"),
-        (["bsds", "starter", "--data", "x", "--answers", "confident", "confident"], "--answers"),
-        (["bsds", "starter", "--data", "x", "--max-images", "0"], "max-images"),
-        (["bsds", "starter", "--data", "x", "--min-predicted-iou", "7"], "--min-predicted-iou"),
-        (["coco", "starter", "--data", "x"], "must hold instances_val2017.json"),
-        (["bsds", "starter", "--data", "x", "--boxes", "y"], "--boxes is for coco and lvis"),
-        (["grabcut", "nothing.pth", "--data", "{}"], "nothing.pth"),
+        ("grabcutt starter --data x".split(), "choose from grabcut"),
+        ("grabcut starter --data nothing".split(), "GrabCut.zip"),
+        ("grabcut starter --data x y".split(), "one folder"),
+        ("grabcut starter --data nothing --images x".split(), "folder of masks"),
+        ("bsds starter --data x --images y".split(), "--images"),
+        ("bsds starter --data x --answers confident confident".split(), "--answers"),
+        ("bsds starter --data x --max-images 0".split(), "max-images"),
+        ("bsds starter --data x --min-predicted-iou 7".split(), "--min-predicted-iou"),
+        ("coco starter --data x".split(), "must hold instances_val2017.json"),
+        ("bsds starter --data x --boxes y".split(), "--boxes is for coco and lvis"),
+        ("grabcut nothing.pth --data {}".split(), "nothing.pth"),
         (["--reproduce", "tiny"], "--reproduce tiny"),
     ],
 )

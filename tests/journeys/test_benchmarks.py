@@ -51,7 +51,7 @@ def test_all_that_a_gpu_has_to_show_is_run_and_what_fails_is_named(monkeypatch, 
     commands = (("x", "platform"), ("y", None), ("z", "json.tool nothing"), ("w", "http.server 0"))
     monkeypatch.setattr(gpu_all, "COMMANDS", commands)
     out = tmp_path / "all.md"
-    words = ["gpu_all", "--device", "cpu", "--minutes", "0.1", "--out", str(out)]
+    words = f"gpu_all --device cpu --minutes 0.1 --out {out}".split()
     monkeypatch.setattr(sys, "argv", words)
     with pytest.raises(SystemExit) as exited:
         gpu_all.main()

@@ -22,14 +22,14 @@ from tests.journeys.runs import records, same
 
 SMALL = [
     *("--model.image-size", "64"),
-    *("--batch-size", "2", "--micro-batch-size", "2", "--masks-per-chunk", "3"),
-    *("--loader.max-masks", "3", "--loader.workers", "0"),
-    *("--schedule", "multistep", "--schedule.milestones", "1.0", "--schedule.warmup-steps", "1"),
+    *"--batch-size 2 --micro-batch-size 2 --masks-per-chunk 3".split(),
+    *"--loader.max-masks 3 --loader.workers 0".split(),
+    *("--schedule multistep --schedule.milestones 1.0 --schedule.warmup-steps 1").split(),
     *("--device", "cpu"),
 ]
 COMPACT = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little_compact"
 FEW = [
-    *("--points-per-side", "3", "--pred-iou-thresh", "0", "--stability-score-thresh", "0"),
+    *"--points-per-side 3 --pred-iou-thresh 0 --stability-score-thresh 0".split(),
     *("--box-nms-thresh", "0.95"),
 ]
 
@@ -65,7 +65,7 @@ def test_its_run_states_the_model_and_resumes_bit_for_bit(run, model, scenes, tm
     words = ["compact", "--data", scenes, "--out", other, *SMALL, "--save-every", 1]
     assert train(*words, "--steps", 2) == 0
     assert not same(run, other)
-    assert main(["train", "--resume", str(other), "--steps", "3"]) == 0
+    assert main(f"train --resume {other} --steps 3".split()) == 0
     assert same(run, other)
 
 
@@ -114,7 +114,7 @@ def test_the_loss_in_windows_wants_a_model_with_windows(scenes, tmp_path, capsys
         (["compact", "--model.image-size", "100"], "image_size"),
         (["compact", "--model.custom-init"], "custom_init"),
         (["compact", "--loss.smooth", "0"], "smooth"),
-        (["compact", "--model.decoder.widths", "48", "90"], "widths"),
+        ("compact --model.decoder.widths 48 90".split(), "widths"),
         (["tiny", "--model.decoder", "window"], "recipe compact"),
     ],
 )
@@ -135,14 +135,14 @@ def test_weights_of_other_models_are_refused(run, scenes, tmp_path, capsys):
 
 def test_it_is_evaluated_and_segments(run, scenes, tmp_path):
     told = tmp_path / "told.json"
-    words = ["--data", str(scenes), "--max-images", "2", "--json", str(told)]
+    words = f"--data {scenes} --max-images 2 --json {told}".split()
     assert main(["evaluate", str(run), *words]) == 0
     scores = json.loads(told.read_text())
     assert scores
     last = checkpoint.newest(run) / checkpoint.MODEL
     assert main(["evaluate", str(last), *words]) == 0
     out = tmp_path / "out"
-    segment = ["segment", str(run), str(scenes), "--out", str(out), *FEW]
+    segment = [*f"segment {run} {scenes} --out {out}".split(), *FEW]
     assert main([*segment, "--cache", str(tmp_path / "cache"), "--json", str(told)]) == 0
     done = json.loads(told.read_text())
     assert done["images"] == 12
@@ -152,7 +152,7 @@ def test_it_is_evaluated_and_segments(run, scenes, tmp_path):
 
 def test_it_is_exported_where_its_decoder_is_known(run, scenes, tmp_path, capsys):
     copy = tmp_path / "copy.safetensors"
-    assert main(["export", str(run), "--to", "safetensors", "--out", str(copy)]) == 0
+    assert main(f"export {run} --to safetensors --out {copy}".split()) == 0
     assert "all outputs are equal" in capsys.readouterr().out
     ours, theirs = Sam.from_pretrained(run), Sam.from_pretrained(copy)
     assert ours.config == theirs.config
@@ -169,7 +169,7 @@ def test_it_is_exported_where_its_decoder_is_known(run, scenes, tmp_path, capsys
 
 def test_onnx_export_gives_the_same_masks(run, tmp_path, capsys):
     pytest.importorskip("onnxruntime")
-    assert main(["export", str(run), "--to", "onnx", "--out", str(tmp_path / "onnx")]) == 0
+    assert main(f"export {run} --to onnx --out {tmp_path}/onnx".split()) == 0
     assert "differ by " in capsys.readouterr().out
 
 
@@ -254,7 +254,7 @@ def test_the_page_answers(model, picture):
 
 def test_a_plan_needs_no_data(tmp_path, capsys):
     told = tmp_path / "plan.json"
-    quick = ["--optimizer", "adamw", "--prompts.clicks", "0"]  # fake tensors are slow
+    quick = "--optimizer adamw --prompts.clicks 0".split()  # fake tensors are slow
     assert main(["plan", "compact", *SMALL, *quick, "--json", str(told)]) == 0
     assert json.loads(told.read_text())["peak_bytes"] > 0
     assert "M parameters" in capsys.readouterr().out
@@ -262,7 +262,7 @@ def test_a_plan_needs_no_data(tmp_path, capsys):
 
 def test_a_sample_is_followed(scenes, tmp_path, capsys):
     told = tmp_path / "told.json"
-    words = ["--recipe", "compact", "--json", str(told)]
+    words = f"--recipe compact --json {told}".split()
     assert main(["follow", f"{scenes}/sa_000000.tar:sa_3", *words]) == 0
     assert "1 x 97 x 64 x 64" in capsys.readouterr().out.replace(", ", " x ")
     assert len(json.loads(told.read_text())["steps"]) == 9

@@ -85,23 +85,11 @@ def test_from_coco_to_training(own, capsys):
     assert main(["repack", shards, "--out", small, "--size", "128"]) == 0
     assert "2 tars (2" in capsys.readouterr().out
     assert main(["index", small, "--out", f"{small}/index"]) == 0
-    assert (
-        main(
-            ["train", LITTLE, "--data", f"{small}/index", "--out", str(own / "run"), "--steps", "2"]
-        )
-        == 0
-    )
+    assert main(f"train {LITTLE} --data {small}/index --out {own}/run --steps 2".split()) == 0
 
 
 def test_from_label_images(own, capsys):
-    arguments = [
-        "convert",
-        str(own / "labels"),
-        "--images",
-        str(own / "pictures"),
-        "--out",
-        str(own / "shards"),
-    ]
+    arguments = (f"convert {own}/labels --images {own}/pictures --out {own}/shards").split()
     assert main([*arguments, "--split-components", "--ignore", "1", "2"]) == 0
     assert "6 images with" in capsys.readouterr().out
     assert main(arguments) == 2
@@ -122,16 +110,7 @@ def test_what_goes_wrong_is_printed(own, capsys):
     (own / "instances.json").write_text(json.dumps(told))
     (own / "pictures" / "0003.png").unlink()
     assert (
-        main(
-            [
-                "convert",
-                str(own / "instances.json"),
-                "--images",
-                str(own / "pictures"),
-                "--out",
-                str(own / "shards"),
-            ]
-        )
+        main((f"convert {own}/instances.json --images {own}/pictures --out {own}/shards").split())
         == 0
     )
     printed = capsys.readouterr().out
@@ -140,7 +119,7 @@ def test_what_goes_wrong_is_printed(own, capsys):
     assert "0003.png" in printed
     assert "skipped: 8" in printed
     (own / "shards" / "z.tar").write_bytes(b"")
-    assert main(["repack", str(own / "shards"), "--out", str(own / "small"), "--size", "300"]) == 2
+    assert main(f"repack {own}/shards --out {own}/small --size 300".split()) == 2
     printed = capsys.readouterr()
     assert "small already" in printed.out
     assert "tars skipped: 1\n" in printed.out

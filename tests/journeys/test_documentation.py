@@ -254,11 +254,7 @@ def site(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("site")
     command = [
         str(Path(sys.executable).parent / "mkdocs"),
-        "build",
-        "--strict",
-        "--quiet",
-        "--site-dir",
-        str(out),
+        *f"build --strict --quiet --site-dir {out}".split(),
     ]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     build = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)

@@ -73,17 +73,7 @@ def test_links_become_verified_data(served, tmp_path, capsys):
     assert (report["fetched"], report["skipped"], report["without_checksum"]) == (1, 2, 0)
     assert [file["status"] for file in report["files"]] == ["skipped", "fetched", "skipped"]
     assert (
-        main(
-            [
-                "verify",
-                str(out),
-                "--checksums",
-                str(served / "sums.md5"),
-                "--json",
-                str(tmp_path / "v.json"),
-            ]
-        )
-        == 0
+        main((f"verify {out} --checksums {served}/sums.md5 --json {tmp_path}/v.json").split()) == 0
     )
     assert "3 tars: 6 images" in capsys.readouterr().out
     found = json.loads((tmp_path / "v.json").read_text())
@@ -93,7 +83,7 @@ def test_links_become_verified_data(served, tmp_path, capsys):
         0,
         3,
     )
-    assert main(["index", str(out), "--out", str(tmp_path / "index")]) == 0
+    assert main(f"index {out} --out {tmp_path}/index".split()) == 0
     assert main(["verify", str(tmp_path / "index")]) == 0
     assert "no errors" in capsys.readouterr().out
 
@@ -213,7 +203,7 @@ def test_interrupted_it_ends_at_once_and_keeps_the_part(slow, tmp_path):
 def test_verify_ends_with_2_and_names_what_is_bad(tmp_path, capsys):
     bad = broken.write_samples(tmp_path / "samples.tar")
     tars = broken.write_tars(tmp_path)
-    assert main(["verify", str(tmp_path), "--json", str(tmp_path / "bad.json")]) == 2
+    assert main(f"verify {tmp_path} --json {tmp_path}/bad.json".split()) == 2
     said = capsys.readouterr()
     assert f"{len(bad)} of " in said.err
     assert f"{len(tars)} of {len(tars) + 2} tars" in said.err
@@ -244,7 +234,7 @@ def test_checksums_of_an_index_name_a_flipped_bit(tmp_path, capsys):
 
 
 def train(folder: Path, out: Path, *words: str) -> tuple[int, list[dict]]:
-    code = main(["train", LITTLE, "--data", str(folder), "--out", str(out), *words])
+    code = main([*f"train {LITTLE} --data {folder} --out {out}".split(), *words])
     return code, [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 

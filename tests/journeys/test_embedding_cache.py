@@ -12,7 +12,7 @@ from gigamask.models.sam.sam import Sam
 from tests.journeys.runs import same
 
 LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
-SCHEDULE = ["--schedule", "multistep", "--schedule.milestones", "1.0", "--save-every", "1"]
+SCHEDULE = "--schedule multistep --schedule.milestones 1.0 --save-every 1".split()
 
 
 def train(out: Path, scenes, weights, *words: object) -> int:
@@ -54,7 +54,7 @@ def test_it_learns_what_it_learns_without_and_resumes_bit_for_bit(scenes, weight
     assert train(tmp_path / "plain", scenes, weights, "--steps", 3) == 0
     assert train(tmp_path / "cached", scenes, weights, *words, 3) == 0
     assert train(tmp_path / "stopped", scenes, weights, *words, 2) == 0
-    assert main(["train", "--resume", str(tmp_path / "stopped"), "--steps", "3"]) == 0
+    assert main(f"train --resume {tmp_path}/stopped --steps 3".split()) == 0
     assert same(tmp_path / "cached", tmp_path / "stopped")
     plain, cached = (Sam.from_pretrained(tmp_path / name) for name in ("plain", "cached"))
     begun = Sam.from_pretrained(weights)

@@ -12,7 +12,7 @@ from tests import instances
 from tests.little import SPEC
 from tests.ranks import fork
 
-WORDS = ["--images", "photos", "--boxes", "boxes.json", "--device", "cpu"]
+WORDS = "--images photos --boxes boxes.json --device cpu".split()
 DATA = ["--data", "instances.json", *WORDS]
 
 
@@ -51,7 +51,7 @@ def test_two_processes_print_what_one_does(coco, tmp_path, monkeypatch, capfd):
     fork(2, evaluate, *words, "--json", str(two))
     assert capfd.readouterr().out == alone
     assert json.loads(one.read_text()) == json.loads(two.read_text())
-    more = ["--pictures", str(tmp_path / "figures"), "--html", str(tmp_path / "page.html")]
+    more = f"--pictures {tmp_path}/figures --html {tmp_path}/page.html".split()
     assert evaluate(*words, "--max-images", "2", "--box-answer", "refined", *more) == 0
     out = capfd.readouterr().out
     assert "20 masks found, 10 to find, on 2 images" in out
@@ -84,7 +84,7 @@ def test_lvis_and_what_is_left_out(lvis, monkeypatch, capfd):
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["--data", "instances.json", "--boxes", "boxes.json"], "--boxes needs .* --images FOLDER"),
+        ("--data instances.json --boxes boxes.json".split(), "--boxes needs .* --images FOLDER"),
         ([*DATA, "--automatic"], "--automatic does not go with --boxes"),
         ([*DATA, "--min-predicted-iou", "0.5"], "--min-predicted-iou does not go with --boxes"),
         ([*DATA, "--submit", "local"], "--boxes keeps all predicted masks"),

@@ -38,15 +38,7 @@ def test_two_processes_print_what_one_does(model, scenes, tmp_path, capfd):
         model,
         "--data",
         scenes,
-        "--max-images",
-        "3",
-        "--batch-size",
-        "1",
-        "--automatic",
-        "--points-per-side",
-        "3",
-        "--device",
-        "cpu",
+        *("--max-images 3 --batch-size 1 --automatic --points-per-side 3 --device cpu").split(),
     ]
     assert main([*words, "--json", str(tmp_path / "one.json")]) == 0
     alone = capfd.readouterr().out
@@ -71,12 +63,7 @@ def test_more_processes_than_images(model, scenes, tmp_path):
             model,
             "--data",
             scenes,
-            "--max-images",
-            "1",
-            "--device",
-            "cpu",
-            "--json",
-            str(tmp_path / "two.json"),
+            *f"--max-images 1 --device cpu --json {tmp_path}/two.json".split(),
         ],
     )
     assert json.loads((tmp_path / "two.json").read_text())["images"] == 1

@@ -91,7 +91,7 @@ def test_everything_exported_scores_as_its_source(scenes, tmp_path, monkeypatch)
     ):
         if to:
             assert main(["export", "source.safetensors", "--to", to, "--out", name]) == 0
-        words = ["--data", str(scenes), "--max-images", "2", "--json", "told.json"]
+        words = f"--data {scenes} --max-images 2 --json told.json".split()
         assert main(["evaluate", name, *words]) == 0
         scores[name] = numbers(json.loads((tmp_path / "told.json").read_text()))
     # Addresses in memory decide how a CPU adds, so the last digits vary.
@@ -102,7 +102,7 @@ def test_everything_exported_scores_as_its_source(scenes, tmp_path, monkeypatch)
     assert main(["evaluate", "d.safetensors", *words]) == 0
     assert numbers(json.loads((tmp_path / "told.json").read_text())) != exact
     torch.save(dict(torch.load("a.pth")), "bare.pth")
-    assert main(["evaluate", "bare.pth", "--data", str(scenes)]) == 2
+    assert main(f"evaluate bare.pth --data {scenes}".split()) == 2
 
 
 class XAnyLabeling:
@@ -194,7 +194,7 @@ def test_a_folder_is_sent_to_the_hub_with_its_card(weights, tmp_path, capsys, mo
     monkeypatch.setattr("huggingface_hub.HfApi.create_repo", create_repo)
     monkeypatch.setattr("huggingface_hub.HfApi.upload_folder", upload_folder)
     out = tmp_path / "hf"
-    words = ["export", weights, "--to", "huggingface", "--out", str(out), "--license", "mit"]
+    words = ["export", weights, *f"--to huggingface --out {out} --license mit".split()]
     assert main([*words, "--push", "us/mine"]) == 0
     assert "https://hub/us/mine/commit/1" in capsys.readouterr().out
     names = ["README.md", "config.json", "model.safetensors", "preprocessor_config.json"]

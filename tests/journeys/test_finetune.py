@@ -31,7 +31,7 @@ with warnings.catch_warnings():
 LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
 # Shapes do not tell the decoder's heads; an official file's model has 8.
 OFFICIAL = replace(SPEC, decoder_num_heads=8, drop_path_rate=0.0)
-OURS = ["--model.decoder-num-heads", "8", "--model.drop-path-rate", "0"]
+OURS = "--model.decoder-num-heads 8 --model.drop-path-rate 0".split()
 
 
 def train(*words: object) -> int:
@@ -196,7 +196,7 @@ def test_another_input_side_interpolates_positions_and_nothing_else(
         convert.resample_abs_pos_embed(before["image_encoder.pos_embed"], 16),
     )
     assert all(torch.equal(after[key], before[key]) for key in after.keys() - other)
-    assert main(["evaluate", str(run), "--data", str(held_out), "--max-images", "1"]) == 0
+    assert main(f"evaluate {run} --data {held_out} --max-images 1".split()) == 0
     shutil.rmtree(run)
     assert train(*words) == 0
     assert all(torch.equal(tensor, before[key]) for key, tensor in state(run).items()), (
@@ -213,7 +213,7 @@ def test_the_recipes_configuration(capsys):
             "1024",
             "8e-05",
         )
-    assert main(["train", "finetune", "--print-config", "--freeze"]) == 0
+    assert main("train finetune --print-config --freeze".split()) == 0
     assert yaml.safe_load(capsys.readouterr().out)["freeze"] == []
 
 
@@ -318,9 +318,7 @@ def test_training_is_evaluated_on_held_out_images(scenes, held_out, tmp_path, mo
     assert all(worry in said for line in found for worry in line["warnings"])
     for line in found:
         weights_at, told = run / "checkpoints" / f"step_{line['step']:08d}", tmp_path / "told.json"
-        assert (
-            main(["evaluate", str(weights_at), "--data", str(held_out), "--json", str(told)]) == 0
-        )
+        assert main(f"evaluate {weights_at} --data {held_out} --json {told}".split()) == 0
         whole = json.loads(told.read_text())
         scores = {
             f"{n} click{'s' if n > 1 else ''}": whole["clicks"][str(n)] for n in (1, 3, 5)
@@ -337,5 +335,5 @@ def test_training_is_evaluated_on_held_out_images(scenes, held_out, tmp_path, mo
         assert all(torch.equal(mine[key], others[key]) for key in mine)
     built = []
     monkeypatch.setattr(indexes, "build", lambda *rest, **more: built.append(rest))
-    assert main(["train", "--resume", str(run), "--steps", "5"]) == 0
+    assert main(f"train --resume {run} --steps 5".split()) == 0
     assert built == [], "its index is kept in the run folder, as that of the data is"

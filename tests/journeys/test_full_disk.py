@@ -19,11 +19,11 @@ from tests import little
 
 SPEC = replace(little.SPEC, custom_init=True)
 FEW = [
-    *("--points-per-side", "2", "--pred-iou-thresh", "0", "--stability-score-thresh", "0"),
+    *"--points-per-side 2 --pred-iou-thresh 0 --stability-score-thresh 0".split(),
     *("--box-nms-thresh", "0.95"),
 ]
 TRAIN = [
-    *("--steps", "2", "--batch-size", "2", "--evaluation", "none", "--loader.workers", "0"),
+    *"--steps 2 --batch-size 2 --evaluation none --loader.workers 0".split(),
     *("--device", "cpu"),
 ]
 LIMITS_BYTES = (0, 200, 3_000, 40_000)
@@ -65,7 +65,7 @@ def places(scenes, tmp_path_factory) -> dict[str, str]:
         cv2.imwrite(str(folder / "photos" / f"{number}.png"), pixels)
         cv2.imwrite(str(folder / "labels" / f"{number}.png"), pixels[..., 0] // 64)
     run = folder / "run"
-    train = ["train", "tiny", "--data", str(scenes), "--out", str(run), *TRAIN]
+    train = [*f"train tiny --data {scenes} --out {run}".split(), *TRAIN]
     assert main(train) == 0
     return {
         "scenes": str(scenes),

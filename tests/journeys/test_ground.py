@@ -24,16 +24,9 @@ from gigamask.training import checkpoint
 from tests import asked, little
 from tests.journeys.runs import same
 
-FEW = [
-    "--points-per-side",
-    "4",
-    "--pred-iou-thresh",
-    "0",
-    "--stability-score-thresh",
-    "0",
-    "--box-nms-thresh",
-    "0.95",
-]
+FEW = (
+    "--points-per-side 4 --pred-iou-thresh 0 --stability-score-thresh 0 --box-nms-thresh 0.95"
+).split()
 
 
 def main(words: list[str]) -> int:
@@ -70,34 +63,17 @@ def picture(described, tmp_path_factory) -> Path:
 def test_queries_training_and_predictions(tmp_path, capsys, monkeypatch, described):
     """The commands in a row, with the recipe's text model and a segmenter of the same width."""
     monkeypatch.chdir(tmp_path)
-    assert main(["synth", "scenes", "--queries", "--images", "4"]) == 0
+    assert main("synth scenes --queries --images 4".split()) == 0
     assert "scenes/queries.jsonl" in capsys.readouterr().out
-    given = [
-        "--data",
-        "scenes",
-        "--queries",
-        "scenes/queries.jsonl",
-        "--segmenter",
-        str(described / "segmenter.safetensors"),
-        "--out",
-        "runs/words",
-    ]
-    few = [
-        "--steps",
-        "2",
-        "--batch-size",
-        "4",
-        "--micro-batch-size",
-        "4",
-        "--model.embedding-dim",
-        "16",
-        "--model.dim",
-        "16",
-        "--val-split",
-        "0.6",
-        "--device",
-        "cpu",
-    ]
+    given = (
+        "--data scenes --queries scenes/queries.jsonl --segmenter "
+        f"{described}/segmenter.safetensors --out runs/words"
+    ).split()
+    few = (
+        "--steps 2 --batch-size 4 --micro-batch-size 4 "
+        "--model.embedding-dim 16 --model.dim 16 --val-split 0.6 --device "
+        "cpu"
+    ).split()
     assert main(["ground", "train", "ground_tiny", *given, *few, "--json", "told.json"]) == 0
     told = json.loads(Path("told.json").read_text())
     assert (told["step"], told["samples"]) == (2, 8)
@@ -114,12 +90,7 @@ def test_queries_training_and_predictions(tmp_path, capsys, monkeypatch, describ
 
 def test_a_run_is_scored_on_what_it_held_out(run, tmp_path, capsys):
     told = tmp_path / "told.json"
-    assert (
-        main(
-            ["ground", "evaluate", str(run), "--json", str(told), "--calibrate", "--device", "cpu"]
-        )
-        == 0
-    )
+    assert main(f"ground evaluate {run} --json {told} --calibrate --device cpu".split()) == 0
     printed, summary = capsys.readouterr().out, json.loads(told.read_text())
     assert f"{summary['queries']} queries about {summary['images']} images" in printed
     assert str(run / "confidence.json") in printed
@@ -159,14 +130,7 @@ def test_a_run_is_scored_on_other_data(run, described, tmp_path, capsys):
     queries = (tmp_path / "other" / "queries.jsonl").read_text().splitlines()
     (tmp_path / "few.jsonl").write_text("\n".join(queries[:5]) + "\n")
     told = tmp_path / "told.json"
-    words = [
-        "--data",
-        str(tmp_path / "other"),
-        "--queries",
-        str(tmp_path / "few.jsonl"),
-        "--json",
-        str(told),
-    ]
+    words = (f"--data {tmp_path}/other --queries {tmp_path}/few.jsonl --json {told}").split()
     assert main(["ground", "evaluate", str(run), *words]) == 0
     summary = json.loads(told.read_text())
     assert (summary["query_files"], summary["val_split"], summary["data"]) == (
@@ -193,12 +157,7 @@ def test_query_an_image_a_tar_and_an_image_with_annotation(
                 str(run),
                 f"{described}/scenes/sa_000000.tar:0",
                 *texts,
-                "--json",
-                str(told),
-                "--pictures",
-                str(drawn),
-                "--top",
-                "2",
+                *f"--json {told} --pictures {drawn} --top 2".split(),
             ]
         )
         == 0
@@ -302,16 +261,7 @@ def test_interrupted_and_resumed(described, tmp_path, capfd):
 
 def test_the_same_command_goes_on_bit_for_bit(described, tmp_path):
     whole, out = tmp_path / "whole", tmp_path / "run"
-    given = [
-        "--val-split",
-        "0.4",
-        "--evaluation.interval",
-        "2",
-        "--sampler",
-        "curriculum",
-        "--mining",
-        "ohem",
-    ]
+    given = ("--val-split 0.4 --evaluation.interval 2 --sampler curriculum --mining ohem").split()
     assert ground(described, out, "--steps", 4, *given) == 0
     shutil.copytree(out, whole, symlinks=True)
     shutil.rmtree(out / "checkpoints" / "step_00000004")
@@ -323,16 +273,9 @@ def test_the_same_command_goes_on_bit_for_bit(described, tmp_path):
 
 
 def test_parts_are_chosen_by_name(described, tmp_path):
-    parts = [
-        "--sampler",
-        "relevance_diversity",
-        "--text.lora-rank",
-        "2",
-        "--optimizer",
-        "muon",
-        "--precision",
-        "bf16",
-    ]
+    parts = (
+        "--sampler relevance_diversity --text.lora-rank 2 --optimizer muon --precision bf16"
+    ).split()
     assert ground(described, tmp_path / "run", "--steps", 2, *parts) == 0
     assert (
         main(["ask", str(tmp_path / "run"), f"{described}/scenes/sa_000000.tar:1", "the box"]) == 0
@@ -352,7 +295,7 @@ def test_help_is_there(capsys):
         ),
         (["ground", "train", "--help"], "ground_tiny"),
         (["ground", "evaluate", "--help"], "--calibrate"),
-        (["ground", "train", "ground_tiny", "--help"], "--segmenter"),
+        ("ground train ground_tiny --help".split(), "--segmenter"),
         (["ask", "--help"], "--annotation"),
     ):
         with suppress(SystemExit):
@@ -412,10 +355,7 @@ def test_invalid_training_flags_are_a_one_line_error(described, run, tmp_path, c
     ):
         given = ["ground", "train", "--resume", run, "--steps", "9", *words]
         refused(capsys, given, f"--{name} was")
-    assert (
-        main(["ground", "train", "--resume", str(run), "--max-masks", "5", "--allow-data-change"])
-        == 0
-    )
+    assert main(f"ground train --resume {run} --max-masks 5 --allow-data-change".split()) == 0
 
 
 def test_invalid_evaluation_flags_are_a_one_line_error(described, run, tmp_path, capsys):
@@ -423,16 +363,10 @@ def test_invalid_evaluation_flags_are_a_one_line_error(described, run, tmp_path,
     segmented = tmp_path / "tiny"
     assert (
         main(
-            [
-                "train",
-                f"{little.__file__}:little",
-                "--data",
-                str(described / "scenes"),
-                "--out",
-                str(segmented),
-                "--steps",
-                "1",
-            ]
+            (
+                f"train {little.__file__}:little --data {described}/scenes --out "
+                f"{segmented} --steps 1"
+            ).split()
         )
         == 0
     )
@@ -498,7 +432,7 @@ def test_invalid_input_is_a_one_line_error(described, run, picture, tmp_path, ca
         ),
         (["ask", run, picture, "red", "--annotation", tmp_path / "none.json"], "none.json: "),
         (
-            ["ask", run, picture, "red", "--points-per-side", "2", "--pred-iou-thresh", "1"],
+            ["ask", run, picture, *"red --points-per-side 2 --pred-iou-thresh 1".split()],
             "--pred-iou-thresh",
         ),
         (

@@ -55,21 +55,14 @@ def test_every_custom_component_trains_and_resumes(how, scenes, tmp_path, instal
         for part, kind in own_components.PARTS.items()
         for word in (f"--{part}", f"{prefix}{kind.__name__}" if prefix else "mine")
     ]
-    words += [
-        "--data",
-        str(scenes),
-        "--activation-checkpointing",
-        "1",
-        "--freeze",
-        "image_encoder.colours",
-        "--evaluation.scale",
-        "2",
-        "--steps",
-    ]
+    words += (
+        f"--data {scenes} --activation-checkpointing 1 --freeze "
+        "image_encoder.colours --evaluation.scale 2 --steps"
+    ).split()
     run, whole = tmp_path / "run", tmp_path / "whole"
     assert main(["train", recipe, *words, "2", "--out", str(run)]) == 0
     assert used(how) == set(own_components.PARTS)
-    assert main(["train", "--resume", str(run), "--steps", "4"]) == 0
+    assert main(f"train --resume {run} --steps 4".split()) == 0
     assert main(["train", recipe, *words, "4", "--out", str(whole)]) == 0
     assert same(run, whole)
     saved = yaml.safe_load((run / "config.yaml").read_text())
@@ -87,27 +80,18 @@ def test_every_custom_component_trains_and_resumes(how, scenes, tmp_path, instal
 
 def test_custom_encoder_is_loaded_from_its_run(scenes, tmp_path, capsys):
     run = tmp_path / "run"
-    words = ["--model.encoder", f"{FILE}:Pooled", "--data", str(scenes), "--steps", "1"]
+    words = f"--model.encoder {FILE}:Pooled --data {scenes} --steps 1".split()
     assert (
         main(["train", f"{FILE}:narrow", *words, "--freeze", "image_encoder", "--out", str(run)])
         == 0
     )
-    evaluate = ["evaluate", str(run), "--data", str(scenes), "--max-images", "1"]
+    evaluate = f"evaluate {run} --data {scenes} --max-images 1".split()
     assert main([*evaluate, "--trust"]) == 0
     model = load_model(str(run), "cpu", partial(config_of_weights, trust=True))
     assert type(model.image_encoder).__name__ == "PooledEncoder"
     capsys.readouterr()
     assert (
-        main(
-            [
-                "plan",
-                f"{FILE}:narrow",
-                "--model.encoder",
-                f"{FILE}:Pooled",
-                "--optimizer",
-                f"{FILE}:SGD",
-            ]
-        )
+        main((f"plan {FILE}:narrow --model.encoder {FILE}:Pooled --optimizer {FILE}:SGD").split())
         == 0
     )
     assert "does not" not in capsys.readouterr().err
@@ -136,7 +120,7 @@ def test_custom_task_trains_and_resumes(recipe, scenes, tmp_path, installed, cap
     command = ["train", recipe, "--data", str(scenes), "--schedule.milestones", "1"]
     assert main([*command, "--out", str(run), "--steps", "2"]) == 0
     assert f"next: gigamask evaluate {run}" in capsys.readouterr().out
-    assert main(["train", "--resume", str(run), "--steps", "4"]) == 0
+    assert main(f"train --resume {run} --steps 4".split()) == 0
     assert main([*command, "--out", str(whole), "--steps", "4"]) == 0
     assert same(run, whole)
     distances = [each["distance"] for each in records(run)]
@@ -150,14 +134,7 @@ def test_custom_task_trains_and_resumes(recipe, scenes, tmp_path, installed, cap
             [
                 "train",
                 recipe,
-                "--data",
-                str(scenes),
-                "--stages",
-                "decoder",
-                "--init",
-                str(run),
-                "--out",
-                str(tmp_path / "not"),
+                *(f"--data {scenes} --stages decoder --init {run} --out {tmp_path}/not").split(),
             ]
         )
         == 2
@@ -174,12 +151,7 @@ def test_custom_task_trains_and_resumes(recipe, scenes, tmp_path, installed, cap
         (["--optimizer", "tests.own_components:Backwards"], "gigamask.interfaces.Optimizer"),
         (["--sampler", "other"], "mine"),
         (
-            [
-                "--activation-checkpointing",
-                "2",
-                "--model.encoder",
-                "tests.own_components:Blockless",
-            ],
+            ("--activation-checkpointing 2 --model.encoder tests.own_components:Blockless").split(),
             "--activation-checkpointing 2",
         ),
     ],

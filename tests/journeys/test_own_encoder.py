@@ -46,28 +46,21 @@ def test_it_is_known_wherever_its_run_is_named(scenes, tmp_path, capsys):
             [
                 "train",
                 recipe,
-                "--data",
-                str(scenes),
-                "--out",
-                str(run),
-                "--scale",
-                "2",
-                "--steps",
-                "2",
+                *f"--data {scenes} --out {run} --scale 2 --steps 2".split(),
             ]
         )
         == 0
     )
-    assert main(["train", "--resume", str(run), "--steps", "3"]) == 0
+    assert main(f"train --resume {run} --steps 3".split()) == 0
     last = newest(run)
-    evaluate = ["--data", str(scenes), "--max-images", "1", "--trust"]
+    evaluate = f"--data {scenes} --max-images 1 --trust".split()
     assert main(["evaluate", str(last), *evaluate]) == 0
     assert main(["evaluate", str(last / "model.safetensors"), *evaluate]) == 0
     assert main(["follow", f"{scenes}/sa_000000.tar:sa_3", "--recipe", recipe]) == 0
     assert (
         main(
             [
-                *("export", str(run), "--to", "safetensors", "--trust"),
+                *f"export {run} --to safetensors --trust".split(),
                 *("--out", str(tmp_path / "own.safetensors")),
             ]
         )
@@ -78,14 +71,7 @@ def test_it_is_known_wherever_its_run_is_named(scenes, tmp_path, capsys):
             [
                 "train",
                 recipe,
-                "--data",
-                str(scenes),
-                "--out",
-                str(tmp_path / "next"),
-                "--init",
-                str(run),
-                "--steps",
-                "1",
+                *f"--data {scenes} --out {tmp_path}/next --init {run} --steps 1".split(),
             ]
         )
         == 0
@@ -94,7 +80,7 @@ def test_it_is_known_wherever_its_run_is_named(scenes, tmp_path, capsys):
     assert (type(model.image_encoder).__name__, model.image_encoder.scale) == ("Pool", 2.0)
     assert torch.isfinite(model.image_encoder(torch.zeros(1, 3, 64, 64), None)).all()
     capsys.readouterr()
-    assert main(["evaluate", str(tmp_path / "own.safetensors"), "--data", str(scenes)]) == 2
+    assert main(f"evaluate {tmp_path}/own.safetensors --data {scenes}".split()) == 2
     assert "image_encoder.colours" in capsys.readouterr().err
 
 
@@ -103,14 +89,11 @@ def test_the_run_of_weights(scenes, tmp_path):
     run = tmp_path / "run"
     assert (
         main(
-            [
-                "train",
-                f"{Path(__file__).resolve().parents[1] / 'little.py'}:little",
-                "--data",
-                str(scenes),
-                "--out",
-                str(run),
-            ]
+            (
+                "train "
+                f"{Path(__file__).resolve().parents[1] / 'little.py'}:little "
+                f"--data {scenes} --out {run}"
+            ).split()
         )
         == 0
     )

@@ -54,7 +54,7 @@ def test_it_names_file_class_and_exception(workers, flag, name, said, scenes, tm
         pytest.skip("does not run in loader processes")
     (tmp_path / "bad_parts.py").write_text(CODE)
     recipe = f"{Path(little.__file__).resolve()}:little"
-    words = ["--data", str(scenes), "--out", str(tmp_path / "run"), "--loader.workers", workers]
+    words = [*f"--data {scenes} --out {tmp_path}/run --loader.workers".split(), workers]
     assert main(["train", recipe, *words, flag, f"{tmp_path / 'bad_parts.py'}:{name}"]) == 1
     lines = capfd.readouterr().err.splitlines()
     (first,) = [line for line in lines if line.startswith("gigamask: ")]

@@ -18,7 +18,7 @@ from gigamask.models.state_dict import read_weights
 from tests.journeys.runs import CONSTANT_LR, same
 
 LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
-MEASURED = ["--percentiles", "1", "99", "--model.pixels.percentiles-of", "data"]
+MEASURED = "--percentiles 1 99 --model.pixels.percentiles-of data".split()
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def scores(weights: str, data: str, *words: str) -> dict:
 
 
 def test_cells_of_16_bits_are_trained_on_scored_and_segmented(here, capsys):
-    cells = ["synth", "cells", "--kind", "cells", "--images", "5", "--long-side", "64", "64"]
+    cells = "synth cells --kind cells --images 5 --long-side 64 64".split()
     assert main([*cells, "--bits", "16"]) == 0
     with tarfile.open("cells/sa_000000.tar") as archive:
         first = archive.extractfile("sa_0.png").read()  # pyrefly: ignore
@@ -58,33 +58,33 @@ def test_cells_of_16_bits_are_trained_on_scored_and_segmented(here, capsys):
     assert np.allclose((low, high), np.percentile(values, (1, 99)), rtol=1e-5)
     assert train(*words, "--out", "run", "--steps", "2") == 0
     assert "--window" not in capsys.readouterr().out, "it is not measured again"
-    assert main(["train", "--resume", "run", "--steps", "3"]) == 0
+    assert main("train --resume run --steps 3".split()) == 0
     assert train(*words, "--out", "straight", "--steps", "3") == 0
     assert same(Path("run"), Path("straight"))
     assert train("--data", "cells", "--out", "run", "--window", "0", "9", "--steps", "5") == 2
 
-    assert main(["export", "run", "--to", "safetensors", "--out", "run.safetensors"]) == 0
+    assert main("export run --to safetensors --out run.safetensors".split()) == 0
     before, after = scores("run", "cells"), scores("run.safetensors", "cells")
     assert (before["clicks"], before["box"]) == (after["clicks"], after["box"])
-    assert main(["evaluate", "run", "--data", "cells", "--window", "0", "65535"]) == 2
+    assert main("evaluate run --data cells --window 0 65535".split()) == 2
     assert f"{low:g}" in capsys.readouterr().err
 
-    few = ["--points-per-side", "2", "--pred-iou-thresh", "0", "--stability-score-thresh", "0"]
-    segment = ["segment", "run.safetensors", "cells", "--out", "out", "--pictures", "pictures"]
+    few = "--points-per-side 2 --pred-iou-thresh 0 --stability-score-thresh 0".split()
+    segment = "segment run.safetensors cells --out out --pictures pictures".split()
     assert main([*segment, "--to-shards", *few]) == 0
-    assert main(["index", "out", "--out", "index"]) == 0
+    assert main("index out --out index".split()) == 0
     assert len(Index.open("index")) == 5
     with tarfile.open("out/sa_000000.tar") as archive:
         assert archive.extractfile("sa_0.png").read() == first  # pyrefly: ignore
     record = json.loads(Path("out/sa_000000/sa_0.json").read_text())
     assert record["image"]["file_name"] == "sa_0.png"
     onnx = pytest.importorskip("onnx")
-    assert main(["export", "run", "--to", "onnx", "--out", "onnx"]) == 0
+    assert main("export run --to onnx --out onnx".split()) == 0
     for name in ("encoder.onnx", "decoder.onnx"):
         metadata = {each.key: each.value for each in onnx.load(f"onnx/{name}").metadata_props}
         assert json.loads(metadata["spec"])["pixels"]["window"] == [low, high]
     capsys.readouterr()
-    assert main(["export", "run", "--to", "official", "--out", "run.pth"]) == 0
+    assert main("export run --to official --out run.pth".split()) == 0
     assert "no window" in capsys.readouterr().out
     assert read_weights("run.pth")[1].pixels.window == (low, high)  # pyrefly: ignore
     seen = decode(first, "x", pixels=load_config("run", trust=True).model.pixels)
@@ -93,7 +93,7 @@ def test_cells_of_16_bits_are_trained_on_scored_and_segmented(here, capsys):
     from_array.set_image(stored)
     from_file.set_image(seen)
     assert (from_array.features == from_file.features).all()
-    assert main(["repack", "cells", "--out", "smaller", "--size", "32"]) == 0
+    assert main("repack cells --out smaller --size 32".split()) == 0
     assert len(gigamask.open_index("smaller")) == 5
 
 
@@ -111,10 +111,10 @@ def test_own_images_of_five_channels_start_from_weights_for_rgb(here, capsys):
             pages[0].save(f"stacks/p{i}.tif", save_all=True, append_images=pages[1:])
         else:
             np.save(f"stacks/p{i}.npy", stack)
-    assert main(["synth", "scenes", "--images", "2", "--long-side", "64", "64"]) == 0
+    assert main("synth scenes --images 2 --long-side 64 64".split()) == 0
     assert train("--data", "scenes", "--out", "rgb", "--steps", "1") == 0
-    own = ["--data", "stacks", "--masks", "labels", "--val-split", "0.5", "--steps", "2"]
-    five = ["--in-channels", "5", "--window", "0", "1500", "--init", "rgb"]
+    own = "--data stacks --masks labels --val-split 0.5 --steps 2".split()
+    five = "--in-channels 5 --window 0 1500 --init rgb".split()
     assert train(*own, *five, "--out", "five") == 0
     config = load_config("five", trust=True)
     assert config.model.pixels.channels == 5
@@ -122,13 +122,13 @@ def test_own_images_of_five_channels_start_from_weights_for_rgb(here, capsys):
     assert stated == replace(config.model, drop_path_rate=stated.drop_path_rate)
     assert tensors["image_encoder.patch_embed.proj.weight"].shape[1] == 5
     scores("five", config.data[0])
-    assert main(["segment", "five", "stacks", "--out", "out", "--points-per-side", "2"]) == 0
+    assert main("segment five stacks --out out --points-per-side 2".split()) == 0
     capsys.readouterr()
-    assert main(["export", "five", "--to", "official", "--out", "five.pth"]) == 2
+    assert main("export five --to official --out five.pth".split()) == 2
     assert "5 channels" in capsys.readouterr().err
     assert train(*own, "--window", "0", "1500", "--out", "three") == 2
     assert "--in-channels 5" in capsys.readouterr().err
-    assert main(["export", "rgb", "--to", "safetensors", "--out", "rgb.safetensors"]) == 0
+    assert main("export rgb --to safetensors --out rgb.safetensors".split()) == 0
     assert main(["evaluate", "rgb.safetensors", "--data", config.data[0]]) == 2
     assert "5 channels" in capsys.readouterr().err
 
@@ -144,11 +144,11 @@ def test_own_images_of_five_channels_start_from_weights_for_rgb(here, capsys):
         (["--window", "0", "9"], "8 bits"),
         (MEASURED, "8 bits"),
         (["--in-channels", "4"], "--in-channels 3"),
-        (["--in-channels", "1", "--loader.color-jitter.saturation", "0.2"], "saturation"),
+        ("--in-channels 1 --loader.color-jitter.saturation 0.2".split(), "saturation"),
     ],
 )
 def test_pixels_that_are_stated_wrongly_are_one_line(here, capsys, words, named):
-    assert main(["synth", "scenes", "--images", "2", "--long-side", "64", "64"]) == 0
+    assert main("synth scenes --images 2 --long-side 64 64".split()) == 0
     capsys.readouterr()
     assert train("--data", "scenes", "--out", "run", "--steps", "1", *words) == 2
     error = capsys.readouterr().err
@@ -158,5 +158,5 @@ def test_pixels_that_are_stated_wrongly_are_one_line(here, capsys, words, named)
 
 
 def test_bits_are_of_cells(here, capsys):
-    assert main(["synth", "scenes", "--bits", "16"]) == 2
+    assert main("synth scenes --bits 16".split()) == 2
     assert "--kind cells" in capsys.readouterr().err

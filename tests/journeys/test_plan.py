@@ -16,33 +16,18 @@ def test_a_plan_is_printed_and_written(tmp_path, capsys):
     """The flags are those of `train`, in a file too; no data, weights or folder are needed."""
     config, told = tmp_path / "mine.yaml", tmp_path / "plan.json"
     config.write_text("masks-per-chunk: 2\noptimizer: muon\n")
-    words = [
-        "plan",
-        LITTLE,
-        "--device",
-        "auto",
-        "--gpu",
-        "h200",
-        "--world",
-        "2x3",
-        "--micro-batch-size",
-        "1",
-        "--prompts.clicks",
-        "0",
-        "--prompts.no-mask-only-rounds",
-    ]
+    words = (
+        f"plan {LITTLE} --device auto --gpu h200 --world 2x3 "
+        "--micro-batch-size 1 --prompts.clicks 0 "
+        "--prompts.no-mask-only-rounds"
+    ).split()
     assert (
         main(
             [
                 *words,
-                "--config",
-                str(config),
-                "--dollars-per-gpu-hour",
-                "3",
-                "--efficiency",
-                "0.4",
-                "--json",
-                str(told),
+                *(
+                    f"--config {config} --dollars-per-gpu-hour 3 --efficiency 0.4 --json {told}"
+                ).split(),
             ]
         )
         == 0
@@ -65,7 +50,7 @@ def test_a_plan_is_printed_and_written(tmp_path, capsys):
 
 
 def test_a_pre_training_is_planned_too(capsys):
-    assert main(["plan", "mae_tiny", "--micro-batch-size", "2"]) == 0
+    assert main("plan mae_tiny --micro-batch-size 2".split()) == 0
     text = capsys.readouterr().out
     assert text.startswith("mae_tiny: 0.6 M parameters")
     assert "per image" in text
@@ -92,30 +77,30 @@ def test_help(capsys):
         (["plan"], "plan needs a recipe (tiny, photos, "),
         (["plan", "--gpu", "h200"], "plan needs a recipe"),
         (["plan", "sam_vit_x"], "unknown recipe 'sam_vit_x'"),
-        (["plan", "tiny", "--gpus", "h200"], "--gpus; perhaps you meant --gpu;"),
-        (["plan", "tiny", "--gpu", "h2000"], "no GPU is called 'h2000'; known are b200, h200"),
-        (["plan", "tiny", "--world", "8by8"], "GPUs, got '8by8'"),
-        (["plan", "tiny", "--batch-size", "0"], "--batch-size must be at least 1"),
-        (["plan", "tiny", "--efficiency", "0.3"], "--efficiency needs a GPU; give --gpu"),
+        ("plan tiny --gpus h200".split(), "--gpus; perhaps you meant --gpu;"),
+        ("plan tiny --gpu h2000".split(), "no GPU is called 'h2000'; known are b200, h200"),
+        ("plan tiny --world 8by8".split(), "GPUs, got '8by8'"),
+        ("plan tiny --batch-size 0".split(), "--batch-size must be at least 1"),
+        ("plan tiny --efficiency 0.3".split(), "--efficiency needs a GPU; give --gpu"),
         (
-            ["plan", "tiny", "--gpu", "h200", "--efficiency", "0"],
+            "plan tiny --gpu h200 --efficiency 0".split(),
             "--efficiency must be > 0, got 0.0",
         ),
         (
-            ["plan", "tiny", "--gpu", "h200", "--efficiency", "30"],
+            "plan tiny --gpu h200 --efficiency 30".split(),
             "--efficiency must be at most 1, a share of the GPU's peak, got 30.0",
         ),
         (
-            ["plan", "tiny", "--gpu", "h200", "--dollars-per-gpu-hour", "-1"],
+            "plan tiny --gpu h200 --dollars-per-gpu-hour -1".split(),
             "--dollars-per-gpu-hour must be > 0, got -1.0",
         ),
-        (["plan", "tiny", "--spare-gib", "-1"], "--spare-gib must be >= 0, got -1.0"),
+        ("plan tiny --spare-gib -1".split(), "--spare-gib must be >= 0, got -1.0"),
         (
-            ["plan", "tiny", "--parallel", "tp"],
+            "plan tiny --parallel tp".split(),
             "--parallel must be one of ddp, fsdp, hsdp (got 'tp')",
         ),
         (
-            ["plan", "tiny", "--json", "nowhere/plan.json"],
+            "plan tiny --json nowhere/plan.json".split(),
             "--json nowhere/plan.json: cannot be written",
         ),
     ],

@@ -33,16 +33,7 @@ SIZE = {
 SMALL = [word for name, value in SIZE.items() for word in (f"--model.{name}", str(value))]
 SHORT = [
     *SMALL,
-    "--batch-size",
-    "3",
-    "--micro-batch-size",
-    "2",
-    "--loader.workers",
-    "0",
-    "--device",
-    "cpu",
-    "--log-every",
-    "1",
+    *("--batch-size 3 --micro-batch-size 2 --loader.workers 0 --device cpu --log-every 1").split(),
 ]
 
 
@@ -107,7 +98,7 @@ def test_what_is_said_and_written(scenes, tmp_path, capsys):
     )
     assert "IoU" not in said.err, "there is none"
     assert json.loads(told.read_text()) == {"run": str(run), "step": 1, "samples": 3, "steps": 1}
-    assert main(["pretrain", "--resume", str(run), "--steps", "2"]) == 0
+    assert main(f"pretrain --resume {run} --steps 2".split()) == 0
     said = capsys.readouterr().out
     assert "--steps: changed from 1 to 2\n" in said
     assert f"{run}: 2 steps, 6 samples\n" in said
@@ -122,12 +113,7 @@ def test_interrupted_and_resumed_bit_for_bit(scenes, tmp_path):
         "mae_tiny",
         *SHORT,
         *common,
-        "--out",
-        str(run),
-        "--steps",
-        "100000",
-        "--save-every",
-        "100000",
+        *f"--out {run} --steps 100000 --save-every 100000".split(),
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     errors = tmp_path / "stderr.txt"
@@ -174,7 +160,7 @@ def test_a_sam_starts_from_it(mae, scenes, tmp_path, place):
     run = tmp_path / "sam"
     parts = [f"image_encoder.{part}" for part in ("patch_embed", "pos_embed", "blocks")]
     words = ["--init", f"mae:{mae / place}", "--freeze", *parts, "--steps", "1"]
-    assert main(["train", LITTLE, "--data", str(scenes), "--out", str(run), *words]) == 0
+    assert main([*f"train {LITTLE} --data {scenes} --out {run}".split(), *words]) == 0
     before, after = weights(mae), weights(run)
     names = [
         *MAE_PATCHES,
@@ -229,26 +215,13 @@ def test_help_and_configuration(tmp_path, capsys):
         if flag in said
     ]
     assert (
-        main(
-            [
-                "pretrain",
-                "mae_tiny",
-                "--print-config",
-                "--model.mask-ratio",
-                "0.5",
-                "--sampler",
-                "streamed",
-            ]
-        )
+        main(("pretrain mae_tiny --print-config --model.mask-ratio 0.5 --sampler streamed").split())
         == 0
     )
     config = capsys.readouterr().out
     assert yaml.safe_load(config)["model.mask-ratio"] == "0.5"
     (tmp_path / "mine.yaml").write_text(config)
-    assert (
-        main(["pretrain", "mae_tiny", "--config", str(tmp_path / "mine.yaml"), "--print-config"])
-        == 0
-    )
+    assert main(f"pretrain mae_tiny --config {tmp_path}/mine.yaml --print-config".split()) == 0
     assert capsys.readouterr().out == config
 
 
@@ -363,7 +336,7 @@ def test_whatever_is_wrong_is_one_line_and_nothing_is_written(
     monkeypatch.chdir(tmp_path)
     given = words.format(scenes=scenes, mae=mae, little=LITTLE).split()
     if given[0] != "evaluate" and len(given) > 1 and given[1] != "--resume":
-        given += ["--out", "run", "--device", "cpu"]
+        given += "--out run --device cpu".split()
     assert main(given) == 2
     error = capsys.readouterr().err
     assert told in error
@@ -399,18 +372,7 @@ def test_metas_own_file_starts_a_sam(mae, scenes, tmp_path):
         run = tmp_path / str(number)
         assert (
             main(
-                [
-                    "train",
-                    LITTLE,
-                    "--data",
-                    str(scenes),
-                    "--out",
-                    str(run),
-                    "--init",
-                    f"mae:{init}",
-                    "--steps",
-                    "1",
-                ]
+                (f"train {LITTLE} --data {scenes} --out {run} --init mae:{init} --steps 1").split()
             )
             == 0
         )

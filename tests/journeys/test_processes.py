@@ -30,7 +30,7 @@ assert run.finished and run.folder.name == "api", run
 
 @pytest.fixture
 def words(scenes):
-    sizes = ["--batch-size", "4", "--micro-batch-size", "2", "--save-every", "1"]
+    sizes = "--batch-size 4 --micro-batch-size 2 --save-every 1".split()
     return ["train", LITTLE, "--data", str(scenes), *sizes, *CONSTANT_LR]
 
 

@@ -25,16 +25,7 @@ SIZE = {
 SMALL = [word for name, value in SIZE.items() for word in (f"--model.{name}", str(value))]
 SHORT = [
     *SMALL,
-    "--batch-size",
-    "3",
-    "--micro-batch-size",
-    "2",
-    "--loader.workers",
-    "0",
-    "--device",
-    "cpu",
-    "--log-every",
-    "1",
+    *("--batch-size 3 --micro-batch-size 2 --loader.workers 0 --device cpu --log-every 1").split(),
 ]
 FILES = ["profile.md", "trace.json.gz"]
 
@@ -42,14 +33,7 @@ FILES = ["profile.md", "trace.json.gz"]
 def train(*words: object) -> int:
     return main(
         [
-            "train",
-            LITTLE,
-            "--batch-size",
-            "1",
-            "--micro-batch-size",
-            "1",
-            "--loader.max-masks",
-            "2",
+            *(f"train {LITTLE} --batch-size 1 --micro-batch-size 1 --loader.max-masks 2").split(),
             *map(str, words),
         ]
     )
@@ -147,7 +131,7 @@ def test_mining_and_evaluation_have_their_own_profile_ranges(scenes, tmp_path):
 
 def test_a_run_that_is_over_has_nothing_to_profile(scenes, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    resume = ["train", "--resume", "runs/mine", "--profile", "5"]
+    resume = "train --resume runs/mine --profile 5".split()
     assert train("--data", scenes, "--out", "runs/mine", "--profile", 5, "--steps", 4) == 0
     assert "step 4, not 5" in capsys.readouterr().err
     assert main([*resume, "--steps", "6"]) == 0
@@ -161,14 +145,7 @@ def test_a_run_that_is_over_has_nothing_to_profile(scenes, tmp_path, capsys, mon
                 "pretrain",
                 "mae_tiny",
                 *SHORT,
-                "--data",
-                str(scenes),
-                "--out",
-                "runs/mae",
-                "--profile",
-                "5",
-                "--steps",
-                "5",
+                *f"--data {scenes} --out runs/mae --profile 5 --steps 5".split(),
             ]
         )
         == 0
@@ -202,11 +179,7 @@ def test_how_many_steps_must_be_a_number_from_one_on(scenes, tmp_path, capsys, v
             [
                 verb,
                 recipe,
-                "--data",
-                str(scenes),
-                "--out",
-                str(tmp_path / "run"),
-                "--profile",
+                *f"--data {scenes} --out {tmp_path}/run --profile".split(),
                 value,
             ]
         )

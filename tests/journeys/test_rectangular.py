@@ -42,11 +42,11 @@ def test_it_resumes_and_does_not_depend_on_micro_batches(run, scenes, tmp_path):
 
 def test_weights_keep_it_and_what_cannot_do_it_says_so(run, scenes, tmp_path, capsys):
     told, weights = tmp_path / "told.json", tmp_path / "model.safetensors"
-    assert main(["export", str(run), "--to", "safetensors", "--out", str(weights)]) == 0
+    assert main(f"export {run} --to safetensors --out {weights}".split()) == 0
     assert Sam.from_pretrained(weights).config.rectangular
     scores = []
     for source in (run, weights):
-        words = ["--data", str(scenes), "--max-images", "2", "--json", str(told)]
+        words = f"--data {scenes} --max-images 2 --json {told}".split()
         assert main(["evaluate", str(source), *words]) == 0
         scores.append(json.loads(told.read_text())["clicks"])
     assert scores[0] == scores[1]

@@ -90,7 +90,7 @@ def check_same(one: Batch, other: Batch) -> None:
 
 
 def test_a_remote_index_and_its_batches_are_the_local_ones(tars, address, tmp_path, capsys):
-    assert main(["index", str(tars), "--out", str(tmp_path / "here")]) == 0
+    assert main(f"index {tars} --out {tmp_path}/here".split()) == 0
     assert (
         main(
             [
@@ -117,7 +117,7 @@ def test_a_remote_index_and_its_batches_are_the_local_ones(tars, address, tmp_pa
         for one, other in zip(expected, load(tmp_path / "there", workers), strict=True):
             check_same(one, other)
     capsys.readouterr()
-    assert main(["stats", str(tmp_path / "there"), "--json", str(tmp_path / "stats.json")]) == 0
+    assert main(f"stats {tmp_path}/there --json {tmp_path}/stats.json".split()) == 0
     assert "12 images" in capsys.readouterr().out
     assert main(["index", address, str(tmp_path / "here"), "--out", str(tmp_path / "there")]) == 0
     assert "0 scanned, 6 reused" in capsys.readouterr().out
@@ -129,12 +129,7 @@ def test_tars_are_indexed_by_several_processes(tars, tmp_path):
             objects.put(path, path.name)
         command = [
             str(Path(sys.executable).parent / "gigamask"),
-            "index",
-            f"{objects.url}/*.tar",
-            "--out",
-            str(tmp_path / "index"),
-            "--workers",
-            "2",
+            *(f"index {objects.url}/*.tar --out {tmp_path}/index --workers 2").split(),
         ]
         done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stderr.strip()) == (0, "")
@@ -143,7 +138,7 @@ def test_tars_are_indexed_by_several_processes(tars, tmp_path):
 
 
 def test_a_flaky_server_changes_nothing(tars, tmp_path):
-    main(["index", str(tars), "--out", str(tmp_path / "here")])
+    main(f"index {tars} --out {tmp_path}/here".split())
     with FileServer(tars, busy=3) as server:
         assert main(["index", server.url, "--out", str(tmp_path / "there")]) == 0
         server.drop_after, server.drops, server.busy = 1000, 4, 2

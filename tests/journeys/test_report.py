@@ -159,31 +159,14 @@ def test_of_a_run_that_is_still_written_to(runs, tmp_path):
 
 
 def test_of_a_pre_training_and_of_stages(scenes, tmp_path, monkeypatch):
-    staged = [
-        "--stages",
-        "mae,joint",
-        "--mae-steps",
-        "2",
-        "--steps",
-        "2",
-        "--log-every",
-        "1",
-        "--loader.workers",
-        "0",
-    ]
+    staged = ("--stages mae,joint --mae-steps 2 --steps 2 --log-every 1 --loader.workers 0").split()
     assert (
         main(
             [
-                "train",
-                "tiny",
-                "--data",
-                str(scenes),
-                "--out",
-                str(tmp_path / "runs"),
-                "--batch-size",
-                "2",
-                "--micro-batch-size",
-                "2",
+                *(
+                    f"train tiny --data {scenes} --out {tmp_path}/runs --batch-size "
+                    "2 --micro-batch-size 2"
+                ).split(),
                 *staged,
             ]
         )
@@ -205,12 +188,7 @@ def test_of_a_grounding(described, tmp_path):
     out = tmp_path / "run"
     words = [
         *asked.flags(described, out),
-        "--steps",
-        "2",
-        "--val-split",
-        "0.4",
-        "--evaluation.interval",
-        "2",
+        *"--steps 2 --val-split 0.4 --evaluation.interval 2".split(),
     ]
     assert main(["ground", "train", asked.RECIPE, *words]) == 0
     assert report(out) == 0
@@ -221,12 +199,7 @@ def test_of_a_grounding(described, tmp_path):
 
 def test_the_demo_leaves_its_report(tmp_path, capsys):
     out = tmp_path / "demo"
-    assert (
-        main(
-            ["demo", "--out", str(out), "--train-images", "4", "--test-images", "2", "--steps", "1"]
-        )
-        == 0
-    )
+    assert main(f"demo --out {out} --train-images 4 --test-images 2 --steps 1".split()) == 0
     page = Page((out / "report.html").read_text())
     assert page.row("demo, evaluation.json")[-1] == "2"
     assert {"Answers", "What next", "Worst", "Typical"} <= set(page.text)

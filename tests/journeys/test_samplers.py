@@ -46,20 +46,14 @@ def table(built, tmp_path) -> Path:
 @pytest.mark.parametrize("name", registry.COMPONENTS["sampler"][1])
 def test_every_name_trains_and_goes_on(built, tmp_path, name):
     command = [
-        "train",
-        LITTLE,
-        "--data",
-        str(built),
-        "--out",
-        str(tmp_path),
-        "--sampler",
+        *f"train {LITTLE} --data {built} --out {tmp_path} --sampler".split(),
         name,
         "--batch-size",
         "6",
         "--micro-batch-size",
         "3",
     ]
-    command += ["--sampler.ratio", "0", "1", "1"] * (
+    command += "--sampler.ratio 0 1 1".split() * (
         name == "multi_level"
     )  # the scenes have no fine ones
     assert main([*command, "--steps", "3"]) == 0
@@ -73,13 +67,7 @@ def test_masks_may_be_what_is_sampled(built, tmp_path, name):
     assert (
         main(
             [
-                "train",
-                LITTLE,
-                "--data",
-                str(built),
-                "--out",
-                str(tmp_path),
-                "--sampler",
+                *f"train {LITTLE} --data {built} --out {tmp_path} --sampler".split(),
                 name,
                 "--loader.items",
                 "mask",
@@ -136,27 +124,13 @@ def test_a_mask_that_is_sampled_is_the_one_that_is_trained_on(built):
 
 
 def test_custom_attributes_are_balanced(built, table, tmp_path):
-    given = [
-        "--loader.attributes",
-        str(table),
-        "--sampler",
-        "multi_attribute",
-        "--sampler.attributes",
-        "domain",
-    ]
-    assert (
-        main(["train", LITTLE, "--data", str(built), "--out", str(tmp_path / "run"), *given]) == 0
-    )
-    shown = [
-        "--attributes",
-        str(table),
-        "--sampler",
-        "sharded",
-        "--sampler.nodes",
-        "2",
-        "--sampler.column",
-        "node",
-    ]
+    given = (
+        f"--loader.attributes {table} --sampler multi_attribute --sampler.attributes domain"
+    ).split()
+    assert main([*f"train {LITTLE} --data {built} --out {tmp_path}/run".split(), *given]) == 0
+    shown = (
+        f"--attributes {table} --sampler sharded --sampler.nodes 2 --sampler.column node"
+    ).split()
     assert (
         main(
             [
@@ -172,7 +146,7 @@ def test_custom_attributes_are_balanced(built, table, tmp_path):
         == 0
     )
     assert json.loads((tmp_path / "told.json").read_text())["positions"] == 12
-    run = parse_train([LITTLE, "--data", str(built), "--out", str(tmp_path), *given]).run
+    run = parse_train([*f"{LITTLE} --data {built} --out {tmp_path}".split(), *given]).run
     index = indexes.Index.open(built)
     kitchens = {index.entry_name(row) for row in range(0, len(index), 3)}
     met = [
@@ -199,17 +173,10 @@ def test_the_document_knows_every_sampler_and_column():
 
 
 def test_changed_attribute_table_is_rejected_unless_allowed(built, table, tmp_path, capsys):
-    command = [
-        "train",
-        LITTLE,
-        "--data",
-        str(built),
-        "--out",
-        str(tmp_path / "run"),
-        "--loader.attributes",
-        str(table),
-    ]
-    command += ["--sampler", "multi_attribute", "--sampler.attributes", "domain"]
+    command = (
+        f"train {LITTLE} --data {built} --out {tmp_path}/run --loader.attributes {table}"
+    ).split()
+    command += "--sampler multi_attribute --sampler.attributes domain".split()
     assert main([*command, "--steps", "2"]) == 0
     table.write_text(table.read_text().replace("kitchen", "street", 1))
     assert main([*command, "--steps", "3"]) == 2
@@ -220,19 +187,17 @@ def test_changed_attribute_table_is_rejected_unless_allowed(built, table, tmp_pa
 
 @pytest.mark.filterwarnings("always:.*its loss history")
 def test_another_sampler_starts_a_new_loss_history_and_says_so(built, tmp_path, capsys):
-    command = ["train", LITTLE, "--data", str(built), "--out", str(tmp_path / "run")]
+    command = f"train {LITTLE} --data {built} --out {tmp_path}/run".split()
     assert main([*command, "--steps", "2", "--sampler", "replay"]) == 0
     capsys.readouterr()
-    assert (
-        main([*command, "--steps", "3", "--sampler", "loss_weighted", "--allow-data-change"]) == 0
-    )
+    assert main([*command, *"--steps 3 --sampler loss_weighted --allow-data-change".split()]) == 0
     assert "loss history" in capsys.readouterr().err
     assert main([*command, "--steps", "4", "--sampler", "loss_weighted"]) == 0
     assert "loss history" not in capsys.readouterr().err
 
 
 def test_a_refused_command_leaves_the_run_as_it_was(built, tmp_path):
-    command = ["train", LITTLE, "--data", str(built), "--out", str(tmp_path)]
+    command = f"train {LITTLE} --data {built} --out {tmp_path}".split()
     assert main([*command, "--steps", "2"]) == 0
     kept = {name: (tmp_path / name).read_bytes() for name in ("config.yaml", "data.json")}
     with exclusive_lock(tmp_path / "lock", "held"):
@@ -257,25 +222,25 @@ def test_a_refused_command_leaves_the_run_as_it_was(built, tmp_path):
     ("words", "line"),
     [
         (
-            ["--sampler", "sharded", "--sampler.nodes", "2"],
+            "--sampler sharded --sampler.nodes 2".split(),
             r"--batch-size must be a multiple of .*got 3",
         ),
         (
-            ["--sampler", "distributed_balanced", "--sampler.ranks", "2"],
+            "--sampler distributed_balanced --sampler.ranks 2".split(),
             r"--batch-size must be a multiple of .*got 3",
         ),
         (
-            ["--sampler", "multi_attribute", "--sampler.attributes", "region"],
+            "--sampler multi_attribute --sampler.attributes region".split(),
             r"no column 'region'; choose one of tar, masks, .*",
         ),
         (
-            ["--sampler", "multi_attribute", "--sampler.attributes", "difficulty"],
+            "--sampler multi_attribute --sampler.attributes difficulty".split(),
             r"attribute 'difficulty' .*got float32",
         ),
-        (["--sampler", "curriculum", "--sampler.start", "1.5"], r"start .*1\.5"),
-        (["--sampler", "curriculum", "--sampler.stat", "0.5"], r"--sampler\.stat"),
+        ("--sampler curriculum --sampler.start 1.5".split(), r"start .*1\.5"),
+        ("--sampler curriculum --sampler.stat 0.5".split(), r"--sampler\.stat"),
         (
-            ["--sampler", "sharded", "--sampler.nodes", "3", "--batch-size", "6"],
+            "--sampler sharded --sampler.nodes 3 --batch-size 6".split(),
             r"node 1 of 3 has no items",
         ),
         (["--loader.attributes", "nowhere.csv"], r"nowhere\.csv"),
@@ -283,9 +248,7 @@ def test_a_refused_command_leaves_the_run_as_it_was(built, tmp_path):
     ],
 )
 def test_what_cannot_be_is_one_line(built, tmp_path, capsys, words, line):
-    assert (
-        main(["train", LITTLE, "--data", str(built), "--out", str(tmp_path / "run"), *words]) == 2
-    )
+    assert main([*f"train {LITTLE} --data {built} --out {tmp_path}/run".split(), *words]) == 2
     said = capsys.readouterr().err
     assert re.search(line, said), said
     assert said.count("\n") == 1

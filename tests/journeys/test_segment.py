@@ -19,16 +19,9 @@ from tests import little
 
 SPEC = replace(little.SPEC, custom_init=True)
 
-FEW = [
-    "--points-per-side",
-    "4",
-    "--pred-iou-thresh",
-    "0",
-    "--stability-score-thresh",
-    "0",
-    "--box-nms-thresh",
-    "0.95",
-]
+FEW = (
+    "--points-per-side 4 --pred-iou-thresh 0 --stability-score-thresh 0 --box-nms-thresh 0.95"
+).split()
 
 
 @pytest.fixture(scope="module")
@@ -54,12 +47,7 @@ def test_tars_are_segmented_into_tars_that_index_reads(weights, scenes, tmp_path
     words = [
         "segment",
         weights,
-        str(scenes),
-        "--out",
-        str(out),
-        "--to-shards",
-        "--shard-images",
-        "8",
+        *f"{scenes} --out {out} --to-shards --shard-images 8".split(),
         *FEW,
         "--json",
         str(told),
@@ -71,19 +59,7 @@ def test_tars_are_segmented_into_tars_that_index_reads(weights, scenes, tmp_path
     assert f"gigamask index {out}" in printed
     entry = annotation.parse((out / "sa_000000" / "sa_3.json").read_bytes(), "sa_3")
     assert len(entry.masks) > 3
-    assert (
-        main(
-            [
-                "index",
-                str(out),
-                "--out",
-                str(tmp_path / "index"),
-                "--json",
-                str(tmp_path / "index.json"),
-            ]
-        )
-        == 0
-    )
+    assert main(f"index {out} --out {tmp_path}/index --json {tmp_path}/index.json".split()) == 0
     report = json.loads((tmp_path / "index.json").read_text())
     assert (report["images"], report["masks"], report["skipped"]) == (12, done["masks"], [])
     assert main(["verify", str(out)]) == 0
@@ -144,11 +120,7 @@ def test_pictures_globs_and_an_index_give_jsons_and_pictures(
             [
                 "segment",
                 weights,
-                str(pictures),
-                "--out",
-                str(tmp_path / "half"),
-                "--precision",
-                "bf16",
+                *f"{pictures} --out {tmp_path}/half --precision bf16".split(),
                 *FEW,
             ]
         )
@@ -166,7 +138,7 @@ def test_pictures_globs_and_an_index_give_jsons_and_pictures(
     ]
     assert main(["segment", weights, *both, "--out", str(tmp_path / "both"), *FEW]) == 2
     assert "one.json" in capsys.readouterr().err
-    assert main(["index", str(pictures / "deep"), "--out", str(tmp_path / "index")]) == 0
+    assert main(f"index {pictures}/deep --out {tmp_path}/index".split()) == 0
     assert (
         main(
             [
@@ -269,7 +241,7 @@ def test_drawn_masks_are_seen():
 
 
 def test_thresholds_that_let_nothing_pass_are_named(weights, pictures, tmp_path, capsys):
-    few = ["--points-per-side", "2", "--pred-iou-thresh", "0.99"]
+    few = "--points-per-side 2 --pred-iou-thresh 0.99".split()
     assert main(["segment", weights, str(pictures), "--out", str(tmp_path / "out"), *few]) == 0
     assert "--pred-iou-thresh" in capsys.readouterr().out
 
@@ -281,7 +253,7 @@ def test_a_large_image_is_segmented_by_tiles(weights, tmp_path, capsys):
     parts = [cv2.resize(scene.pixels, (256, 256)) for scene in scenes]
     mosaic = np.concatenate([np.concatenate(parts[:2], 1), np.concatenate(parts[2:], 1)])
     cv2.imwrite(str(tmp_path / "mosaic.png"), mosaic[..., ::-1])
-    words = ["segment", "starter", str(tmp_path / "mosaic.png"), "--points-per-side", "4"]
+    words = f"segment starter {tmp_path}/mosaic.png --points-per-side 4".split()
     for tile, halo, named in (("256", "200", "halo"), ("8", "1", "tile")):
         out = tmp_path / "refused"
         assert main([*words, "--out", str(out), "--tile", tile, "--halo", halo]) == 2

@@ -22,7 +22,7 @@ from tests.journeys.runs import same
 LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
 STAGES = ("mae", "decoder", "joint")
 LENGTHS = {"mae": 2, "decoder": 2, "joint": 3}
-STEPS = ["--mae-steps", "2", "--decoder-steps", "2", "--steps", "3"]
+STEPS = "--mae-steps 2 --decoder-steps 2 --steps 3".split()
 
 
 def train(*words: object) -> int:
@@ -193,8 +193,8 @@ def test_a_stage_may_be_gone_on_with_alone(scenes, tmp_path):
         )
         == 0
     )
-    assert main(["pretrain", "--resume", str(tmp_path / "mae"), "--steps", "2"]) == 0
-    assert main(["train", "--resume", str(tmp_path / "decoder"), "--steps", "2"]) == 0
+    assert main(f"pretrain --resume {tmp_path}/mae --steps 2".split()) == 0
+    assert main(f"train --resume {tmp_path}/decoder --steps 2".split()) == 0
     assert [checkpoint.newest(tmp_path / stage).name for stage in ("mae", "decoder")] == [
         "step_00000002"
     ] * 2
@@ -344,5 +344,5 @@ def test_a_folder_of_stages_is_no_run(whole, capsys):
     assert main(["train", "--resume", str(whole)]) == 2
     runs = ", ".join(str(whole / stage) for stage in STAGES)
     assert capsys.readouterr().err.endswith(f"; pass one of its runs: {runs}\n")
-    assert main(["train", "--resume", str(whole / "joint"), "--stages", "joint"]) == 2
+    assert main(f"train --resume {whole}/joint --stages joint".split()) == 2
     assert "--stages" in capsys.readouterr().err

@@ -34,7 +34,7 @@ def test_it_is_the_small_model_and_fits_in_eight_megabytes():
 
 def test_it_segments_unseen_scenes(leaves, tmp_path, capsys):
     scores = tmp_path / "scores.json"
-    assert main(["evaluate", "starter", "--data", str(leaves), "--json", str(scores)]) == 0
+    assert main(f"evaluate starter --data {leaves} --json {scores}".split()) == 0
     read = json.loads(scores.read_text())
     assert read["box"] > 0.8
     assert read["clicks"]["1"] > 0.5
@@ -44,12 +44,12 @@ def test_it_segments_unseen_scenes(leaves, tmp_path, capsys):
 def test_segment_and_export_take_it_by_name(tmp_path):
     photo = tmp_path / "photo.png"
     cv2.imwrite(str(photo), compose_leaves(99, 1).pixels[..., ::-1])
-    few = ["--points-per-side", "6", "--out", str(tmp_path / "masks")]
+    few = f"--points-per-side 6 --out {tmp_path}/masks".split()
     assert main(["segment", "starter", str(photo), *few]) == 0
     found = json.loads((tmp_path / "masks" / "photo.json").read_text())
     assert len(found["annotations"]) > 3
     exported = tmp_path / "copy.safetensors"
-    assert main(["export", "starter", "--to", "safetensors", "--out", str(exported)]) == 0
+    assert main(f"export starter --to safetensors --out {exported}".split()) == 0
     theirs, ours = (load_model(name).state_dict() for name in (str(exported), "starter"))
     assert all(np.array_equal(theirs[name], ours[name]) for name in ours)
 
@@ -58,8 +58,8 @@ def test_training_starts_from_it(leaves, tmp_path):
     losses = {}
     for name, flags in {"random": [], "starter": ["--init", "starter"]}.items():
         run = tmp_path / name
-        words = ["train", "compact", "--data", str(leaves), "--out", str(run), *flags]
-        small = ["--steps", "1", "--batch-size", "2", "--micro-batch-size", "2", "--log-every", "1"]
+        words = [*f"train compact --data {leaves} --out {run}".split(), *flags]
+        small = "--steps 1 --batch-size 2 --micro-batch-size 2 --log-every 1".split()
         assert main([*words, *small, "--loader.workers", "0"]) == 0
         losses[name] = records(run)[-1]["loss"]
     assert losses["starter"] < 0.7 * losses["random"]
@@ -75,21 +75,21 @@ def test_serve_shows_it_when_there_is_nothing_else():
 def test_a_folder_of_that_name_is_meant_instead(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("starter").mkdir()
-    assert main(["segment", "starter", "photo.png", "--out", "masks"]) == 2
+    assert main("segment starter photo.png --out masks".split()) == 2
     assert "starter: holds no model.safetensors" in capsys.readouterr().err
 
 
 def test_a_misspelled_name_says_what_there_is(leaves, tmp_path, capsys):
-    words = ["--data", str(leaves), "--out", str(tmp_path / "run")]
+    words = f"--data {leaves} --out {tmp_path}/run".split()
     assert main(["train", "compact", "--init", "startr", *words]) == 2
     assert "or starter" in capsys.readouterr().err
 
 
 def test_a_model_of_words_is_trained_on_its_masks_and_asked(tmp_path, capsys):
     scenes = tmp_path / "scenes"
-    assert main(["synth", str(scenes), "--images", "4", "--queries"]) == 0
-    flags = ["--segmenter", "starter", "--data", str(scenes), "--steps", "2"]
-    flags += ["--queries", str(scenes / "queries.jsonl"), "--out", str(tmp_path / "words")]
+    assert main(f"synth {scenes} --images 4 --queries".split()) == 0
+    flags = f"--segmenter starter --data {scenes} --steps 2".split()
+    flags += f"--queries {scenes}/queries.jsonl --out {tmp_path}/words".split()
     train = ["ground", "train", "ground_tiny", *flags]
     assert main(train) == 2
     assert "the segmenter's embedding has 97 channels; pass 97" in capsys.readouterr().err

@@ -19,20 +19,10 @@ LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
 def test_a_signal_saves_and_a_second_training_is_refused(scenes, tmp_path, capsys, number):
     """Terminals and batch systems signal the loader's processes too."""
     out = tmp_path / "run"
-    command = [
-        "train",
-        LITTLE,
-        "--data",
-        str(scenes),
-        "--out",
-        str(out),
-        "--steps",
-        "100000",
-        "--save-every",
-        "100000",
-        "--loader.workers",
-        "1",
-    ]
+    command = (
+        f"train {LITTLE} --data {scenes} --out {out} --steps 100000 "
+        "--save-every 100000 --loader.workers 1"
+    ).split()
     gigamask = str(Path(sys.executable).parent / "gigamask")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(

@@ -88,18 +88,10 @@ def test_a_streamed_epoch_fetches_large_blocks_and_every_sample_once(
 def test_training_goes_through_tars_on_a_server_and_resumes_in_mid_tar(tars, tmp_path):
     # A rate that does not depend on the number of steps, and a warm-up that two steps do not
     # shorten, so that a run of two can become one of four.
-    flags = [
-        "--sampler",
-        "streamed",
-        "--sampler.lanes",
-        "2",
-        "--sampler.buffer",
-        "3",
-        "--schedule.min-lr-ratio",
-        "1",
-        "--schedule.warmup-steps",
-        "0",
-    ]
+    flags = (
+        "--sampler streamed --sampler.lanes 2 --sampler.buffer 3 "
+        "--schedule.min-lr-ratio 1 --schedule.warmup-steps 0"
+    ).split()
     with FileServer(tars) as server:
         data = [f"{server.url}/{path.name}" for path in sorted(tars.glob("*.tar"))]
         remote = [
@@ -135,23 +127,16 @@ def test_training_goes_through_tars_on_a_server_and_resumes_in_mid_tar(tars, tmp
 
 
 def test_training_from_a_mask_store_is_training_from_json(tars, tmp_path):
-    assert main(["index", str(tars), "--out", str(tmp_path / "index")]) == 0
+    assert main(f"index {tars} --out {tmp_path}/index".split()) == 0
     assert (
         main(
-            [
-                "masks",
-                str(tmp_path / "index"),
-                "--out",
-                str(tmp_path / "store"),
-                "--mask-size",
-                "32",
-                "--image-size",
-                "64",
-            ]
+            (
+                f"masks {tmp_path}/index --out {tmp_path}/store --mask-size 32 --image-size 64"
+            ).split()
         )
         == 0
     )
-    flags = ["train", LITTLE, "--data", str(tmp_path / "index"), "--loader.augment", "none"]
+    flags = f"train {LITTLE} --data {tmp_path}/index --loader.augment none".split()
     assert main([*flags, "--out", str(tmp_path / "json")]) == 0
     assert (
         main(
@@ -171,7 +156,7 @@ def test_training_from_a_mask_store_is_training_from_json(tars, tmp_path):
 def test_data_that_have_changed_are_not_trained_on_unasked(tars, tmp_path, capsys):
     data = tmp_path / "data"
     shutil.copytree(tars, data)
-    command = ["train", LITTLE, "--data", str(data), "--out", str(tmp_path / "run")]
+    command = f"train {LITTLE} --data {data} --out {tmp_path}/run".split()
     assert main([*command, "--steps", "1"]) == 0
     shutil.copy(data / "sa_000000.tar", data / "another.tar")
     capsys.readouterr()

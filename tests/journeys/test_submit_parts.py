@@ -23,7 +23,7 @@ from gigamask.synthetic import scenes as synthetic
 from tests import fake_slurm, little
 
 ROOT = Path(__file__).resolve().parents[2]
-THRESHOLDS = ["--points-per-side", "4", "--pred-iou-thresh", "0", "--stability-score-thresh", "0"]
+THRESHOLDS = ("--points-per-side 4 --pred-iou-thresh 0 --stability-score-thresh 0").split()
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def inputs(tmp_path_factory):
         synthetic.write(str(folder / f"{number}"), 3, seed=number, first=3 * number)
         (tar,) = (folder / f"{number}").glob("*.tar")
         tar.rename(folder / "tars" / f"sa_{number:06d}.tar")
-    assert main(["index", str(folder / "tars"), "--out", str(folder / "index")]) == 0
+    assert main(f"index {folder}/tars --out {folder}/index".split()) == 0
     model = build_model(little.SPEC, 1)
     save_weights(to_official(model), little.SPEC, folder / "weights.safetensors")
     for name in ("labels", "photos"):
@@ -94,7 +94,7 @@ def test_the_parts_give_the_result_of_one_process(name, inputs):
     if words[0] == "segment":
         words += THRESHOLDS
     if name == "masks --verify":
-        store = ["--out", str(inputs / "store"), "--mask-size", "32", "--image-size", "64"]
+        store = f"--out {inputs}/store --mask-size 32 --image-size 64".split()
         assert main(["masks", str(inputs / "index"), *store]) == 0
     plain = run_in("plain", words)
     joined = run_in("joined", [*words, "--submit", "local", "--submit-jobs", "3"])
@@ -145,7 +145,7 @@ def test_more_parts_than_tars_on_slurm(inputs, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{slurm}:{os.environ['PATH']}")
     monkeypatch.setattr("gigamask.distributed.slurm.POLL_S", 0.1)
     words = ["verify", str(inputs / "tars"), "--no-decode"]
-    flags = ["--submit", "slurm", "--submit-jobs", "6", "--submit-parallel", "2"]
+    flags = "--submit slurm --submit-jobs 6 --submit-parallel 2".split()
     assert run_in("joined", [*words, *flags]) == run_in("plain", words)
     options = fake_slurm.options_of((slurm / "100.sh").read_text())
     assert options["array"] == "0,1,2,3,4,5%2"
@@ -166,12 +166,12 @@ def kill_first_child(killed: list[int]) -> None:
 
 @pytest.mark.parametrize("parallel", ["1", "2"])
 def test_a_part_that_is_killed_runs_again(parallel, inputs):
-    words = ["repack", str(inputs / "tars"), "--out", "out", "--size", "48"]
+    words = f"repack {inputs}/tars --out out --size 48".split()
     plain = run_in("plain", words)
     killed: list[int] = []
     killer = threading.Thread(target=kill_first_child, args=(killed,))
     killer.start()
-    flags = ["--submit", "local", "--submit-jobs", "2", "--submit-parallel", parallel]
+    flags = [*"--submit local --submit-jobs 2 --submit-parallel".split(), parallel]
     assert run_in("joined", [*words, *flags]) == plain
     killer.join()
     assert killed
@@ -230,8 +230,8 @@ def test_sigterm_stops_the_parts(where, inputs, tmp_path, monkeypatch):
     [
         (["--part", "3/3@."], "--part must be NUMBER/COUNT@FOLDER"),
         (["--part", "join/1@."], "part 0 has not ended"),
-        (["--submit", "local", "--submit-jobs", "0"], "--submit-jobs is 0"),
-        (["--submit", "local", "--submit-parallel", "0"], "--submit-parallel is 0"),
+        ("--submit local --submit-jobs 0".split(), "--submit-jobs is 0"),
+        ("--submit local --submit-parallel 0".split(), "--submit-parallel is 0"),
     ],
 )
 def test_wrong_flags_give_one_line(words, message, inputs, capsys):
@@ -241,7 +241,7 @@ def test_wrong_flags_give_one_line(words, message, inputs, capsys):
 
 
 def test_automatic_masks_are_not_scored_in_parts(inputs, capsys):
-    words = ["evaluate", str(inputs / "weights.safetensors"), "--data", str(inputs / "index")]
+    words = f"evaluate {inputs}/weights.safetensors --data {inputs}/index".split()
     assert main([*words, "--automatic", "--submit", "local"]) == 2
     assert "--automatic keeps all predicted masks" in capsys.readouterr().err
 
@@ -249,5 +249,5 @@ def test_automatic_masks_are_not_scored_in_parts(inputs, capsys):
 def test_data_that_changed_between_the_parts_is_refused(inputs, tmp_path, capsys):
     content = {"total": 4, "results": []}
     (tmp_path / "part-0.json").write_text(json.dumps(content))
-    assert main(["verify", str(inputs / "tars"), "--part", f"join/1@{tmp_path}"]) == 2
+    assert main(f"verify {inputs}/tars --part join/1@{tmp_path}".split()) == 2
     assert "the data changed meanwhile" in capsys.readouterr().err

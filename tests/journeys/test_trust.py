@@ -104,7 +104,7 @@ def test_no_command_runs_code_that_a_run_names(name, run, marker, scenes, tmp_pa
     newest = run / "checkpoints" / "step_00000000"
     every = commands(run, scenes, tmp_path)
     for weights in (newest, run / "checkpoints" / "best", newest / "model.safetensors"):
-        every.append(["export", str(weights), "--to", "safetensors", "--out", str(tmp_path / "x")])
+        every.append(f"export {weights} --to safetensors --out {tmp_path}/x".split())
     for words in every:
         reads = words[0] in ("report", "plan")
         assert main(words) == (0 if reads else 2), words
@@ -126,13 +126,13 @@ def test_no_command_runs_code_that_a_run_names(name, run, marker, scenes, tmp_pa
 
 
 def test_trust_and_training_run_it_and_resuming_says_so(run, marker, scenes, tmp_path, capsys):
-    words = ["evaluate", str(run), "--data", str(scenes), "--device", "cpu", "--trust"]
+    words = f"evaluate {run} --data {scenes} --device cpu --trust".split()
     assert main(words) == 2
     assert "image_encoder.odd" in capsys.readouterr().err
     assert marker.exists()
     marker.unlink()
     sys.modules.pop("evil")
-    assert main(["train", "--resume", str(run), "--print-config"]) == 0
+    assert main(f"train --resume {run} --print-config".split()) == 0
     assert marker.exists()
     said = capsys.readouterr().err
     assert "evil.py:little" in said
@@ -171,6 +171,6 @@ def test_a_config_cannot_pass_other_flags(line, tmp_path):
 def test_a_grounding_run_needs_trust_for_its_recipe(described, tmp_path, marker):
     run = asked.run_in(tmp_path / "asked", described)
     change_config(Path(run.out), recipe=f"{tmp_path}/site/evil.py:asking")
-    for words in (["ground", "evaluate"], ["serve", "--port", "0", "--grounding"]):
+    for words in (["ground", "evaluate"], "serve --port 0 --grounding".split()):
         assert main([*words, run.out]) == 2
         assert not marker.exists()

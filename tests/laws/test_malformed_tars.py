@@ -184,8 +184,8 @@ def test_an_archive_is_read_or_refused_with_one_line(kind, tmp_path, capsys, rec
     path.write_bytes(KINDS[kind]())
     with at_most(MOST_S):
         for words in (
-            ["index", str(path), "--out", str(out)],
-            ["index", str(path), "--out", str(tmp_path / "salvaged"), "--salvage"],
+            f"index {path} --out {out}".split(),
+            f"index {path} --out {tmp_path}/salvaged --salvage".split(),
             ["verify", str(path)],
         ):
             code = main(words)

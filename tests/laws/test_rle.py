@@ -1,6 +1,5 @@
 """Every operation on runs equals the same operation on pixels."""
 
-import cv2
 import numpy as np
 import torch
 from hypothesis import given
@@ -118,19 +117,6 @@ def test_averages_equal_overlaps_written_out(masks, data):
     flip = data.draw(st.booleans())
     average = RLEMasks.from_dense(masks).average(row_edges, column_edges, flip)
     assert np.allclose(average, expected[:, :, ::-1] if flip else expected, rtol=0, atol=1e-6)
-
-
-@given(pixel_masks(), st.integers(1, 17), st.integers(1, 17))
-def test_averages_equal_opencv_area(masks, height, width):
-    height, width = min(height, masks.shape[1]), min(width, masks.shape[2])
-    average = RLEMasks.from_dense(masks).average(
-        np.linspace(0, masks.shape[1], height + 1), np.linspace(0, masks.shape[2], width + 1)
-    )
-    for mask, share in zip(masks, average, strict=True):
-        expected = cv2.resize(
-            mask.astype(np.float32), (width, height), interpolation=cv2.INTER_AREA
-        )
-        assert np.allclose(share, expected, rtol=0, atol=2e-5)
 
 
 @given(pixel_masks())

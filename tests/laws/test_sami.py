@@ -45,9 +45,9 @@ FLAGS = [
         *("decoder_dim", "decoder_depth", "decoder_num_heads", "feature_channels"),
     )
 ]
-SMALL = [*FLAGS, "--batch-size", "3", "--micro-batch-size", "2", "--loader.workers", "0"]
-SMALL += ["--device", "cpu", "--save-every", "1", "--log-every", "1", "--schedule", "multistep"]
-SMALL += ["--schedule.milestones", "1.0", "--schedule.warmup-steps", "0"]
+SMALL = [*FLAGS, *"--batch-size 3 --micro-batch-size 2 --loader.workers 0".split()]
+SMALL += "--device cpu --save-every 1 --log-every 1 --schedule multistep".split()
+SMALL += "--schedule.milestones 1.0 --schedule.warmup-steps 0".split()
 
 
 @pytest.fixture(scope="module")
@@ -156,12 +156,12 @@ def test_by_command(tmp_path, scenes, teacher, capsys):
     assert main([*words, "--out", str(whole), "--steps", "3"]) == 0
     assert "gigamask train efficient_sam" in capsys.readouterr().out
     assert main([*words, "--out", str(stopped), "--steps", "2"]) == 0
-    assert main(["pretrain", "--resume", str(stopped), "--steps", "3"]) == 0
+    assert main(f"pretrain --resume {stopped} --steps 3".split()) == 0
     assert same_runs(whole, stopped)
     assert main(["plan", "sami_vit_t", *FLAGS, "--teacher", str(teacher)]) == 0
-    model = ["--model.encoder", "vit_t", "--model.encoder.embed-dim", "16"]
-    model += ["--model.encoder.depth", "2", "--model.encoder.num-heads", "2"]
-    model += ["--model.image-size", "64", "--model.patch-size", "8", "--evaluation", "none"]
+    model = "--model.encoder vit_t --model.encoder.embed-dim 16".split()
+    model += "--model.encoder.depth 2 --model.encoder.num-heads 2".split()
+    model += "--model.image-size 64 --model.patch-size 8 --evaluation none".split()
     out = tmp_path / "sam"
     begun = ["tiny", *data, "--init", f"mae:{whole}", "--out", str(out), *model]
     assert main(["train", *begun, "--steps", "1", "--freeze", "image_encoder.blocks"]) == 0
@@ -179,10 +179,10 @@ def test_it_starts_from_efficient_sams_names(tmp_path, scenes):
     state = {f"image_encoder.{name}": value for name, value in (encoder | neck).items()}
     torch.save({"model": state}, tmp_path / "efficient_sam_vitt.pt")
     out = tmp_path / "run"
-    words = ["tiny", "--data", str(scenes), "--out", str(out), "--steps", "1", "--model.encoder"]
-    words += ["vit_t", "--model.encoder.embed-dim", "16", "--model.encoder.depth", "2"]
-    words += ["--model.encoder.num-heads", "2", "--model.embedding-dim", "16"]
-    words += ["--model.image-size", "64", "--evaluation", "none", "--freeze"]
+    words = f"tiny --data {scenes} --out {out} --steps 1 --model.encoder".split()
+    words += "vit_t --model.encoder.embed-dim 16 --model.encoder.depth 2".split()
+    words += "--model.encoder.num-heads 2 --model.embedding-dim 16".split()
+    words += "--model.image-size 64 --evaluation none --freeze".split()
     words += ["image_encoder.blocks", "image_encoder.neck.0"]
     assert main(["train", *words, "--init", f"mae:{tmp_path / 'efficient_sam_vitt.pt'}"]) == 0
     weights = load_model(out).state_dict()
@@ -192,7 +192,7 @@ def test_it_starts_from_efficient_sams_names(tmp_path, scenes):
 
 
 def test_what_does_not_fit_is_said(tmp_path, scenes, teacher, capsys):
-    words = ["pretrain", "sami_vit_t", "--data", str(scenes), "--out", str(tmp_path / "run")]
+    words = f"pretrain sami_vit_t --data {scenes} --out {tmp_path}/run".split()
     words += [*SMALL, "--steps", "1"]
     taught = ["--teacher", str(teacher)]
     for more, message in (

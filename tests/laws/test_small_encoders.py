@@ -172,17 +172,17 @@ def test_by_command(tmp_path, scenes, name, capsys):
     words = ["tiny", "--model.image-size", "64", "--model.encoder", name]
     sizes = ["--model.encoder.depth", "2"]
     if name == "repvit":
-        sizes = ["--model.encoder.widths", "8", "8", "16", "16"]
-        sizes += ["--model.encoder.depths", "1", "1", "1", "1"]
+        sizes = "--model.encoder.widths 8 8 16 16".split()
+        sizes += "--model.encoder.depths 1 1 1 1".split()
     words += sizes
-    data = ["--data", str(scenes), "--out", str(run), "--evaluation", "none"]
+    data = f"--data {scenes} --out {run} --evaluation none".split()
     assert main(["train", *words, *data, "--steps", "2"]) == 0
-    assert main(["train", "--resume", str(run), "--steps", "3"]) == 0
-    assert main(["evaluate", str(run), "--data", str(scenes), "--max-images", "2"]) == 0
-    assert main(["export", str(run), "--to", "onnx", "--out", str(tmp_path / "onnx")]) == 0
+    assert main(f"train --resume {run} --steps 3".split()) == 0
+    assert main(f"evaluate {run} --data {scenes} --max-images 2".split()) == 0
+    assert main(f"export {run} --to onnx --out {tmp_path}/onnx".split()) == 0
     assert "read back: outputs differ by at most" in capsys.readouterr().out
     exported = tmp_path / "model.safetensors"
-    assert main(["export", str(run), "--to", "safetensors", "--out", str(exported)]) == 0
+    assert main(f"export {run} --to safetensors --out {exported}".split()) == 0
     assert Sam.from_pretrained(exported).config == Sam.from_pretrained(run).config
     assert main(["plan", *words, "--gpu", "h200", "--activation-checkpointing", "1"]) == 0
     capsys.readouterr()
@@ -207,7 +207,7 @@ def test_what_does_not_fit_is_said(tmp_path, scenes, capsys):
         with pytest.raises(GigamaskError, match=message):
             make()
     mae = tmp_path / "mae"
-    words = ["--data", str(scenes), "--out", str(mae), "--steps", "1", "--device", "cpu"]
+    words = f"--data {scenes} --out {mae} --steps 1 --device cpu".split()
     assert main(["pretrain", "mae_tiny", *words]) == 0
     words[3] = str(tmp_path / "b")
     for encoder, message in (
@@ -218,7 +218,7 @@ def test_what_does_not_fit_is_said(tmp_path, scenes, capsys):
         given = ["--model.encoder", encoder, "--init", f"mae:{mae}"]
         assert main(["train", "tiny", *words, *given]) == 2
         assert message in capsys.readouterr().err
-    fsdp = ["--model.encoder", "repvit", "--parallel", "fsdp", "--optimizer", "adamw"]
+    fsdp = "--model.encoder repvit --parallel fsdp --optimizer adamw".split()
     assert main(["train", "tiny", *words, *fsdp]) == 2
     assert "of which repvit has none; use --parallel ddp" in capsys.readouterr().err
     assert main(["train", "tiny", *words, "--model.encoder", "repvit_m1"]) == 2

@@ -1,8 +1,6 @@
 """Losses agree, in value and gradient, with independent implementations: those MaskFormer, DETR and
-Mask2Former are trained with in Hugging Face transformers, MONAI's where it is installed,
-pycocotools' IoU, and PyTorch's own errors."""
-
-import warnings
+Mask2Former are trained with in Hugging Face transformers, pycocotools' IoU, and PyTorch's own
+errors."""
 
 import numpy as np
 import pycocotools.mask
@@ -68,32 +66,6 @@ def test_losses_and_gradients_equal_maskformers_and_detrs(
         flat(logits, truth, lambda x, t: source.dice_loss(x, t, 1)),
         tolerance,
     )
-
-
-@pytest.mark.parametrize("alpha", [0.25, 0.8])
-def test_losses_and_gradients_equal_monais_on_the_valid_part(alpha):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        losses = pytest.importorskip(
-            "monai.losses", reason="MONAI is not installed: pip install monai"
-        )
-    logits, truth, weights = case(torch.float64, soft=False)
-    valid = torch.zeros(truth.shape, dtype=torch.bool)
-    valid[:, :20, :31] = True
-    x, t = (
-        logits[..., :20, :31].flatten(0, 1)[:, None],
-        truth[:, None, :20, :31].expand(-1, 3, -1, -1).flatten(0, 1)[:, None],
-    )
-    theirs = (
-        losses.FocalLoss(gamma=2.0, alpha=alpha, reduction="none")(x, t).mean((1, 2, 3)).view(4, 3)
-    )
-    agree(
-        logits, weights, focal_loss(logits, truth, valid, alpha), theirs.double(), 1e-5
-    )  # MONAI's works in float32
-    theirs = losses.DiceLoss(sigmoid=True, smooth_nr=1.0, smooth_dr=1.0, reduction="none")(
-        x, t
-    ).view(4, 3)
-    agree(logits, weights, dice_loss(logits, truth, valid), theirs, 1e-12)
 
 
 def test_mask_iou_equals_pycocotools_and_its_loss_pytorchs():

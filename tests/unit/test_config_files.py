@@ -45,7 +45,7 @@ from tests.little import little
         (["--weight-decay", "0"], r"--weight-decay; perhaps you meant --optimizer.weight-decay;"),
         (["--aug", "flip"], r"--aug; perhaps you meant --loader.augment;"),
         (["--fp16"], r"--fp16; perhaps you meant --precision fp16;"),
-        (["--steps", "3", "--epochs", "2"], r"--epochs and --steps"),
+        ("--steps 3 --epochs 2".split(), r"--epochs and --steps"),
         (["--epochs", "0"], r"^--epochs must be > 0 .*0\.0"),
         (["--precision", "fp8"], r"^--precision .*auto, fp32, bf16, fp16 .*'fp8'"),
         (["--seed"], r"^--seed needs a value"),
@@ -60,18 +60,10 @@ def test_wrong_flags_are_one_line(words, message):
 
 def test_leaves_are_flags():
     run = parse_train(
-        [
-            "tiny",
-            "--data",
-            "a.tar",
-            "b.tar",
-            "--loader.filters.min-area",
-            "9",
-            "--loader.half-scale",
-            "--optimizer.betas",
-            "0.8",
-            "0.9",
-        ]
+        (
+            "tiny --data a.tar b.tar --loader.filters.min-area 9 "
+            "--loader.half-scale --optimizer.betas 0.8 0.9"
+        ).split()
     ).run
     assert run.data == ("a.tar", "b.tar")
     assert run.loader.filters.min_area == 9
@@ -83,7 +75,7 @@ def test_leaves_are_flags():
 def test_short_names_mean_the_flags_of_a_section(tmp_path):
     file = tmp_path / "short.yaml"
     file.write_text("lr: 1e-4\nnum_workers: 0\n")
-    run = parse_train(["tiny", "--config", str(file), "--lr", "2e-4"]).run
+    run = parse_train(f"tiny --config {file} --lr 2e-4".split()).run
     assert (run.optimizer.lr, run.loader.workers) == (2e-4, 0)
 
 
@@ -94,7 +86,7 @@ def test_files_come_before_flags_and_may_nest(tmp_path):
         "steps: 7\noptimizer:\n  lr: 1e-4\n  grad_clip: null\nloader.half-scale: true\ndata: "
         "[x.tar]\n"
     )
-    run = parse_train(["tiny", "--steps", "9", "--config", str(file)]).run
+    run = parse_train(f"tiny --steps 9 --config {file}".split()).run
     assert (
         run.steps,
         run.optimizer.lr,
@@ -102,7 +94,7 @@ def test_files_come_before_flags_and_may_nest(tmp_path):
         run.loader.half_scale,
         run.data,
     ) == (9, 1e-4, None, True, ("x.tar",))
-    assert config_paths(["--config", "a", "b", "--steps", "1", "--config=c"]) == ["a", "b", "c"]
+    assert config_paths("--config a b --steps 1 --config=c".split()) == ["a", "b", "c"]
 
 
 @pytest.mark.slow
@@ -205,7 +197,7 @@ def test_the_fields_of_a_component_that_a_later_file_replaces_are_dropped(
 ):
     (tmp_path / "a.yaml").write_text("sampler: streamed\nsampler.buffer: 10\n")
     (tmp_path / "b.yaml").write_text(second)
-    files = ["--config", str(tmp_path / "a.yaml"), "--config", str(tmp_path / "b.yaml")]
+    files = f"--config {tmp_path}/a.yaml --config {tmp_path}/b.yaml".split()
     assert parse_train(["tiny", *files, *flags]).run.sampler == expected
 
 
@@ -229,7 +221,7 @@ def test_an_error_in_a_file_names_the_file_and_the_key(line, message, tmp_path):
     (tmp_path / "a.yaml").write_text("steps: 7\n")
     (tmp_path / "b.yaml").write_text(line + "\n")
     with pytest.raises(GigamaskError, match=message):
-        parse_train(["tiny", "--config", str(tmp_path / "a.yaml"), str(tmp_path / "b.yaml")])
+        parse_train(f"tiny --config {tmp_path}/a.yaml {tmp_path}/b.yaml".split())
 
 
 def test_train_needs_a_recipe_or_a_run(tmp_path):
@@ -270,9 +262,9 @@ def test_resume_takes_flags_and_refuses_other_shapes(tmp_path):
         ([], 50),
         (["--steps", "100"], 25),
         (["--steps", "400"], 50),
-        (["--steps", "100", "--schedule.warmup-steps", "50"], 50),
+        ("--steps 100 --schedule.warmup-steps 50".split(), 50),
         (["--steps=100", "--schedule.warmup_steps=80"], 80),
-        (["--steps", "100", "--schedule", "multistep"], 25),
+        ("--steps 100 --schedule multistep".split(), 25),
     ],
 )
 def test_fewer_steps_limit_a_warm_up_that_is_not_set(words, warmup_steps):

@@ -44,16 +44,9 @@ def own(tmp_path):
 
 def test_a_name_chooses_a_component_and_flags_its_fields():
     run = parse_train(
-        [
-            "tiny",
-            "--sampler",
-            "streamed",
-            "--sampler.lanes",
-            "4",
-            "--loader.augment=flip",
-            "--optimizer",
-            "adamw",
-        ]
+        (
+            "tiny --sampler streamed --sampler.lanes 4 --loader.augment=flip --optimizer adamw"
+        ).split()
     ).run
     assert run.sampler == Streamed(lanes=4)
     assert run.loader.augment == HorizontalFlip()
@@ -88,7 +81,7 @@ def test_a_component_of_the_same_name_keeps_its_fields():
             ["--sampler", "{own}:Unset"],
             r"Unset.lanes in .* has no default",
         ),
-        (["--sampler", "random", "--sampler.lanes", "2"], r"--sampler.lanes"),
+        ("--sampler random --sampler.lanes 2".split(), r"--sampler.lanes"),
     ],
 )
 def test_an_unknown_component_is_a_one_line_error(own, words, message):
@@ -99,17 +92,7 @@ def test_an_unknown_component_is_a_one_line_error(own, words, message):
 @pytest.mark.slow
 def test_a_users_class_is_named_by_its_file(own, tmp_path):
     run = parse_train(
-        [
-            "tiny",
-            "--sampler",
-            f"{own}:Backwards",
-            "--sampler.skip",
-            "3",
-            "--out",
-            str(tmp_path / "run"),
-            "--data",
-            "x",
-        ]
+        (f"tiny --sampler {own}:Backwards --sampler.skip 3 --out {tmp_path}/run --data x").split()
     ).run
     assert type(run.sampler).__name__ == "Backwards"
     assert run.sampler.skip == 3
@@ -120,19 +103,10 @@ def test_a_users_class_is_named_by_its_file(own, tmp_path):
 @pytest.mark.slow
 def test_saved_components_load_equal(tmp_path):
     run = parse_train(
-        [
-            "tiny",
-            "--sampler",
-            "streamed",
-            "--sampler.buffer",
-            "9",
-            "--schedule",
-            "cosine",
-            "--out",
-            str(tmp_path),
-            "--data",
-            "x",
-        ]
+        (
+            "tiny --sampler streamed --sampler.buffer 9 --schedule cosine --out "
+            f"{tmp_path} --data x"
+        ).split()
     ).run
     save_config(run)
     assert yaml.safe_load((tmp_path / "config.yaml").read_text())["sampler"] == "streamed"
@@ -144,9 +118,7 @@ def test_flags_override_files(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("sampler: streamed\nsampler.lanes: 5\n")
     assert parse_train(["tiny", "--config", str(file)]).run.sampler == Streamed(lanes=5)
-    assert (
-        parse_train(["tiny", "--config", str(file), "--sampler", "random"]).run.sampler == Random()
-    )
+    assert parse_train(f"tiny --config {file} --sampler random".split()).run.sampler == Random()
 
 
 SAMPLER_FLAGS = {
@@ -213,5 +185,5 @@ def test_every_component_of_every_recipe_has_a_name():
             for part, name in registry.component_names(run).items()
         )
         assert registry.select_components(run, registry.component_names(run)) == run
-    config = parse_train(["tiny", "--data", "x", "--out", "never"]).run
+    config = parse_train("tiny --data x --out never".split()).run
     assert check_run_folder(config, False) == {}

@@ -28,7 +28,7 @@ def test_suggest_command(word, command):
     ],
 )
 def test_suggest_flag(flag, meant):
-    known = ["--lr", "--batch-size", "--steps", "--num-workers", "--precision", "--out"]
+    known = "--lr --batch-size --steps --num-workers --precision --out".split()
     assert suggest_flag(flag, [*known, "--optimizer.betas"], ["weights"]) == meant
 
 

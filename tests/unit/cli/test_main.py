@@ -52,7 +52,7 @@ def test_a_signal_is_one_line_and_leaves_no_file(tmp_path, monkeypatch, capsys, 
 
     monkeypatch.setattr("gigamask.synthetic.scenes.record", signaled)
     monkeypatch.setattr(os, "unlink", twice)
-    assert main.main(["synth", str(tmp_path / "out"), "--images", "2"]) == 128 + number
+    assert main.main(f"synth {tmp_path}/out --images 2".split()) == 128 + number
     name = signal.Signals(number).name
     assert capsys.readouterr().err == f"gigamask: stopped by {name}; run the same command again\n"
     assert not list((tmp_path / "out").iterdir())

@@ -43,15 +43,6 @@ def test_hardest_pixels_of_each_mask_and_prediction_are_kept(
             assert found[m, k].nonzero().flatten().tolist() == expected
 
 
-def test_a_minimum_beyond_the_image_takes_every_valid_pixel_and_no_more():
-    valid = torch.ones(2, 1, 4, 4, dtype=torch.bool)
-    valid[1, :, :, 2:] = False
-    assert ohem_pixels(torch.rand(2, 3, 4, 4), valid, 0.25, 100_000).sum((2, 3)).tolist() == [
-        [16] * 3,
-        [8] * 3,
-    ]
-
-
 def test_equal_losses_count_row_by_row_from_the_first():
     valid = torch.ones(1, 1, 2, 4, dtype=torch.bool)
     valid[0, 0, 0, 0] = False
@@ -114,24 +105,6 @@ def test_gradient_of_mined_focal_is_the_slope_of_its_value(case):
             atol=1e-7,
             rtol=1e-5,
         )
-
-
-def test_a_mask_mined_alone_is_the_mask_mined_among_others(case):
-    logits, soft, valid = case
-    whole = focal_loss(logits, soft, valid, ohem_ratio=0.25, ohem_min_pixels=3)
-    alone = torch.cat(
-        [
-            focal_loss(
-                logits[m : m + 1],
-                soft[m : m + 1],
-                valid[m : m + 1],
-                ohem_ratio=0.25,
-                ohem_min_pixels=3,
-            )
-            for m in range(3)
-        ]
-    )
-    assert torch.equal(whole, alone)
 
 
 def test_mining_keeps_one_bool_map_more_for_the_backward_pass():

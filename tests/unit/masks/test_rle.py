@@ -40,19 +40,6 @@ def test_masks_are_chosen_as_numpy_chooses(masks, chosen):
     assert np.array_equal(RLEMasks.from_dense(masks)[chosen].to_dense(), masks[chosen])
 
 
-def test_areas_and_boxes(masks):
-    runs = RLEMasks.from_dense(masks)
-    assert runs.areas().tolist() == [9, 0, 30, 2]
-    assert runs.boxes().tolist() == [[2, 1, 4, 3], [0, 0, -1, -1], [0, 0, 4, 5], [1, 0, 2, 5]]
-
-
-def test_overlaps(masks):
-    runs = RLEMasks.from_dense(masks)
-    assert runs.intersections(runs[:3]).tolist() == [[9, 0, 9], [0, 0, 0], [9, 0, 30], [0, 0, 2]]
-    assert np.allclose(runs.iou(runs[2:3])[:, 0], [0.3, 0, 1, 2 / 30])
-    assert runs.iou(runs[1:2])[1, 0] == 0
-
-
 def test_overlaps_in_small_blocks_are_the_same(masks, monkeypatch):
     runs = RLEMasks.from_dense(np.random.default_rng(0).random((9, 12, 13)) < 0.5)
     whole = runs.intersections(runs)
@@ -131,19 +118,6 @@ def test_coverage_outside_the_mask_is_exactly_zero(masks):
     assert (plain == 1).all()
     assert (shares[0, 6:] == 0).all()
     assert (shares[0, :, :6] == 0).all()
-
-
-def test_many_marks_keep_their_parity():
-    stripes = np.zeros((2, 40, 60), bool)
-    stripes[:, ::2] = True
-    stripes[1] = ~stripes[1]
-    runs = RLEMasks.from_dense(stripes)
-    assert np.array_equal(
-        decode_rle(
-            torch.from_numpy(runs.bounds), torch.from_numpy(runs.offsets), runs.size
-        ).numpy(),
-        stripes,
-    )
 
 
 def test_no_masks_are_dense_too():

@@ -9,6 +9,7 @@ from gigamask.interfaces import PIXEL_MEAN
 from gigamask.models.configs import tiny, vit_b, vit_h, vit_l
 from gigamask.models.init import TIE_SCALE, build_model, init_weights, sine_positions
 from gigamask.types import Prompts
+from tests.little import COMPACT
 
 
 @pytest.mark.parametrize(
@@ -36,16 +37,18 @@ def test_the_gaussian_matrix_is_saved_and_the_pixel_mean_is_not():
 
 
 @pytest.mark.slow
-def test_same_seed_builds_the_same_model_without_global_rng():
+@pytest.mark.parametrize(
+    ("config", "weight"), [(tiny(), "patch_embed.proj"), (COMPACT, "stem.conv")]
+)
+def test_same_seed_builds_the_same_model_without_global_rng(config, weight):
     before = torch.get_rng_state()
-    first, again, other = build_model(tiny(), 3), build_model(tiny(), 3), build_model(tiny(), 4)
+    first, again, other = (build_model(config, seed) for seed in (3, 3, 4))
     assert torch.equal(torch.get_rng_state(), before)
     for name, value in first.state_dict().items():
         assert value.isfinite().all()
         assert torch.equal(value, again.state_dict()[name])
-    assert not torch.equal(
-        first.image_encoder.patch_embed.proj.weight, other.image_encoder.patch_embed.proj.weight
-    )
+    weights = [each.image_encoder.get_parameter(f"{weight}.weight") for each in (first, other)]
+    assert not torch.equal(*weights)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from gigamask.prompts.mixed import MixedPrompts
 from gigamask.prompts.rounds import run_rounds
 from gigamask.prompts.schedule import InteractiveSchedule
 from gigamask.prompts.two_sided import TwoSidedCorrection
-from gigamask.types import Prediction
+from gigamask.types import Prediction, RandomInputs, Targets
 
 SIDE = 12
 POLICIES = [
@@ -103,6 +103,24 @@ def test_soft_targets_are_prompted_where_more_than_half_is_covered(
     ):
         positive = played.prompts.points_xy_input[played.prompts.labels == 1]
         assert (positive == torch.tensor([29.5, 17.5])).all()
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+def test_no_prompt_waits_for_the_device(policy):
+    """Tensors without data: whatever looks at a value raises."""
+
+    def zeros(*shape, dtype=torch.float32):
+        return torch.zeros(*shape, dtype=dtype, device="meta")
+
+    masks = zeros(4, 8, 8, dtype=torch.bool)
+    truth = Targets(masks, masks, zeros(4, 4), (4.0, 4.0), torch.ones_like(zeros(4, 2)))
+    draws = RandomInputs(zeros(4), zeros(4, policy.num_uniforms, 2), zeros(4, 4), zeros(1, 1, 2))
+
+    def decode(prompts):
+        logits = zeros(4, 3 if prompts.multimask_output else 1, 8, 8)
+        return Prediction(logits, logits[..., 0, 0], logits)
+
+    assert len(list(run_rounds(decode, truth, policy, draws, 0.3))) == policy.rounds
 
 
 def mixed_points(truth, make_truth, make_draws, share):

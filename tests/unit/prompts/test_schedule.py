@@ -68,18 +68,6 @@ def test_each_click_uses_its_own_random_numbers_wherever_the_mask_only_round_is(
     )
 
 
-def test_clicks_lie_in_the_error_and_carry_its_label(make_truth, make_draws, answer):
-    last = list(
-        run_rounds(answer(GUESS), make_truth(MASKS), InteractiveSchedule(), make_draws(4), 0.4)
-    )[-1].prompts
-    cells = ((last.points_xy_input[:, 2:] + 0.5) / 4 - 0.5).long()
-    for m in range(4):
-        wrong = MASKS[m] ^ GUESS[m]
-        assert all(wrong[y, x] for x, y in cells[m].tolist()) or not wrong.any()
-        assert last.labels[m, 2:].tolist() == [int(MASKS[m][y, x]) for x, y in cells[m].tolist()]
-    assert set(last.labels[2, 2:].tolist()) == {1}, "a perfect guess is confirmed"
-
-
 @pytest.mark.slow
 def test_the_pause_falls_evenly_before_each_of_the_eight_clicks(make_truth, make_draws, answer):
     truth, draws, decode = make_truth(MASKS[:1]), make_draws(1), answer(GUESS[:1])
@@ -141,31 +129,6 @@ def test_a_point_or_a_box_is_drawn_for_each_mask(make_truth):
     )
 
 
-def test_first_point_is_uniform_in_the_mask(make_truth):
-    number = 20_000
-    truth = make_truth(MASKS[2:3])
-    truth = Targets(
-        truth.masks.expand(number, 32, 32),
-        truth.valid.expand(number, 32, 32),
-        truth.boxes_input.expand(number, 4),
-        truth.cell_xy,
-        truth.scale_xy.expand(number, 2),
-    )
-    clicks = torch.tensor(make_rng(0, "test first").random((number, 9, 2)), dtype=torch.float32)
-    draws = RandomInputs(
-        torch.ones(number) * 0.9, clicks, torch.zeros(number, 4), torch.zeros(1, 1, 2)
-    )
-    asked = InteractiveSchedule().next(None, truth, draws, 0.0)
-    found = Counter(map(tuple, asked.points_xy_input[:, 0].tolist()))
-    inside = {(x * 4 + 1.5, y * 4 + 1.5) for y, x in zip(*np.nonzero(MASKS[2]), strict=True)}
-    assert set(found) == inside
-    expected = number / len(inside)
-    assert (
-        sum((found[p] - expected) ** 2 / expected for p in inside)
-        < len(inside) + 5 * (2 * len(inside)) ** 0.5
-    )
-
-
 def test_prediction_with_the_highest_predicted_iou_is_fed_back(make_truth, make_draws):
     truth = make_truth(MASKS)
     logits = torch.stack(
@@ -182,45 +145,6 @@ def test_prediction_with_the_highest_predicted_iou_is_fed_back(make_truth, make_
     assert asked.labels[:, 2].tolist() == [0, 1, 1, 0], (
         "a full guess has false alarms only, an empty one misses only"
     )
-
-
-def test_soft_targets_are_clicked_where_more_than_half_is_covered(make_truth, make_draws):
-    soft = np.zeros((1, 8, 8), np.float32)
-    soft[0, 2, 3], soft[0, 2, 4], soft[0, 2, 5] = 0.5, 0.6, 0.4
-    asked = InteractiveSchedule(box_prob=0.0).next(None, make_truth(soft), make_draws(1), 0.0)
-    assert asked.points_xy_input[0, 0].tolist() == [17.5, 9.5]
-
-
-def test_no_masks_play_too(make_truth, make_draws, answer):
-    none = np.zeros((0, 8, 8), bool)
-    rounds = list(
-        run_rounds(answer(none), make_truth(none), InteractiveSchedule(), make_draws(0), 0.0)
-    )
-    assert len(rounds) == 11
-    assert rounds[-1].prompts.points_xy_input.shape == (0, 10, 2)
-
-
-def test_the_schedule_never_waits_for_the_device():
-    """Tensors without data: whatever looks at a value raises."""
-    on = {"device": "meta"}
-    masks = torch.zeros(4, 8, 8, dtype=torch.bool, **on)
-    truth = Targets(masks, masks, torch.zeros(4, 4, **on), (4.0, 4.0), torch.ones(4, 2, **on))
-    draws = RandomInputs(
-        torch.zeros(4, **on),
-        torch.zeros(4, 9, 2, **on),
-        torch.zeros(4, 4, **on),
-        torch.zeros(1, 1, 2, **on),
-    )
-
-    def decode(prompts):
-        answers = 3 if prompts.multimask_output else 1
-        return Prediction(
-            torch.zeros(4, answers, 8, 8, **on),
-            torch.zeros(4, answers, **on),
-            torch.zeros(4, answers, 8, 8, **on),
-        )
-
-    assert len(list(run_rounds(decode, truth, InteractiveSchedule(), draws, 0.3))) == 11
 
 
 def test_too_few_draws_are_refused(make_truth, make_draws):

@@ -39,18 +39,6 @@ def chi_square(counts: np.ndarray, drawn: int, wanted: np.ndarray) -> float:
     return float(((counts - drawn * wanted) ** 2 / (drawn * wanted)).sum() / (len(wanted) - 1))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
-def test_items_come_as_often_as_their_losses_say(temperature):
-    sampler = LossWeighted(temperature=temperature, per_epoch=20)
-    counts, drawn = frequencies(sampler, LOSSES)
-    assert chi_square(counts, drawn, probabilities(LOSSES, temperature)) < 1.3
-    assert chi_square(counts, drawn, np.full(60, 1 / 60)) > 15
-    if temperature != 1:
-        # Where it divides the losses before they are normalised, it changes nothing.
-        assert chi_square(counts, drawn, probabilities(LOSSES, 1.0)) > 15
-
-
 def test_probabilities_are_what_they_are_said_to_be():
     for sampler in (
         LossWeighted(),
@@ -71,15 +59,6 @@ def test_temperatures_reach_from_all_alike_to_the_hardest_only():
             SampleTable(60, {}), 0, ledger(LOSSES)
         )
         assert set(order.tolist()) == {int(LOSSES.argmax())}
-
-
-@pytest.mark.slow
-def test_no_item_is_rarer_than_the_floor():
-    losses = np.where(np.arange(60) < 3, 100.0, 0.0)
-    assert LossWeighted(floor=0.25).relative(losses.astype(np.float32)).min() == np.float32(0.25)
-    counts, drawn = frequencies(LossWeighted(floor=0.25), losses)
-    assert chi_square(counts, drawn, probabilities(losses, floor=0.25)) < 1.3
-    assert counts[3:].sum() / drawn == pytest.approx(0.25 * 57 / 60, abs=0.01)
 
 
 def test_a_floor_of_all_leaves_nothing_to_the_losses():
@@ -168,16 +147,6 @@ def test_weights_belong_to_the_drawn_items_and_are_bounded_by_the_floor():
     assert order.weights.max() <= 10
     plain = LossWeighted().order(SampleTable(60, {}), 0, ledger(LOSSES))
     assert np.array_equal(order.items, plain)
-
-
-def test_draws_in_equal_parts_vary_less_than_free_ones():
-    wanted = probabilities(LOSSES)
-    counts = [
-        np.bincount(LossWeighted().order(SampleTable(60, {}), epoch, ledger(LOSSES)), minlength=60)
-        for epoch in range(300)
-    ]
-    assert np.abs(counts - 60 * wanted).max() < 2
-    assert np.var(counts, axis=0).sum() < 0.5 * (60 * wanted * (1 - wanted)).sum()
 
 
 def test_draws_are_mixed():
@@ -280,17 +249,6 @@ def test_a_training_fills_the_buffer_and_items_leave_it_when_they_are_learned():
         history.update(order, np.full(len(order), epoch), losses)
 
 
-def test_replays_stand_in_every_batch_and_come_from_the_buffer():
-    losses = {item: float(item) for item in range(50)}
-    sampler = Replay(share=0.25, per_epoch=40)
-    order = sampler.order(ITEMS, 1, replayable(losses))
-    assert sampler.buffer(1, replayable(losses)).tolist() == [45, 46, 47, 48, 49]
-    replays = order[3::4]
-    counts = np.bincount(replays)
-    assert counts[45:].tolist() == [2] * 5
-    assert counts[:45].sum() == 0
-
-
 def test_more_entries_than_places_are_replayed_at_random():
     losses = {item: float(item) for item in range(100)}
     sampler = Replay(share=0.5, percentile=0.0, per_epoch=20)
@@ -301,42 +259,6 @@ def test_more_entries_than_places_are_replayed_at_random():
     counts = np.bincount(np.concatenate(orders), minlength=100)[1:]
     assert counts.min() > 0
     assert abs(np.corrcoef(counts, np.arange(99))[0, 1]) < 0.35
-
-
-def test_nothing_is_lost_to_the_replays():
-    sampler = Replay(share=0.29, per_epoch=37)
-    snapshot = replayable({0: 1.0, 1: 9.0}, 10**6)
-    orders = [sampler.order(ITEMS, epoch, snapshot) for epoch in range(60)]
-    sequence = np.concatenate(orders)
-    places = np.arange(len(sequence) + 1) * 29 // 100
-    assert set(sequence[np.diff(places) > 0].tolist()) == {1}
-    ordinary = sequence[np.diff(places) == 0]
-    for start in range(0, len(ordinary) - 99, 100):
-        assert np.array_equal(np.sort(ordinary[start : start + 100]), np.arange(100))
-
-
-def test_the_buffer_holds_the_hardest_of_those_above_the_percentile():
-    values = np.random.default_rng(0).random(100)
-    snapshot = replayable(dict(enumerate(values.tolist())))
-    ranking = np.argsort(values)
-    assert np.array_equal(Replay(percentile=70.0).buffer(1, snapshot), np.sort(ranking[70:]))
-    assert np.array_equal(
-        Replay(percentile=70.0, size=12).buffer(1, snapshot), np.sort(ranking[-12:])
-    )
-    assert len(Replay(percentile=100.0).buffer(1, snapshot)) == 0
-    assert len(Replay(percentile=0.0).buffer(1, snapshot)) == 99
-
-
-def test_items_that_were_not_seen_lately_are_forgotten():
-    snapshot = replayable(
-        {item: float(item) for item in range(100)}, {item: item % 10 for item in range(100)}
-    )
-    for epoch, recent in ((10, 1), (10, 3), (10, 10), (25, 3)):
-        buffer = Replay(percentile=0.0, recent=recent).buffer(epoch, snapshot)
-        easiest = min((item for item in range(100) if item % 10 >= epoch - recent), default=-1)
-        assert buffer.tolist() == [
-            item for item in range(100) if item % 10 >= epoch - recent and item != easiest
-        ]
 
 
 def test_losses_that_are_no_numbers_are_not_replayed():

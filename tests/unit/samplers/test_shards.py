@@ -29,16 +29,6 @@ def test_spans_leave_out_tars_without_items():
     assert [len(each) for each in tar_spans(items_of([]), TarSubset())] == [0, 0]
 
 
-def test_tar_aware_goes_tar_by_tar_and_takes_some_of_each():
-    orders = [listed(TarSubset(10).order(FOUR, epoch, None)) for epoch in range(12)]
-    for order in orders:
-        assert sorted(tars_of(order, FOUR)) == [0, 1, 3]
-        assert np.bincount(FOUR.columns["tar"][order]).tolist() == [10, 3, 0, 10]
-        assert len(np.unique(order)) == 23
-    assert len({tuple(tars_of(order, FOUR)) for order in orders}) > 2
-    assert any((np.diff(order) < 0).sum() > 5 for order in orders)
-
-
 def test_tar_aware_shuffles_a_tar_that_gives_all_of_its_items():
     found = [
         order[order >= 53]
@@ -69,15 +59,6 @@ def test_each_streaming_pass_has_its_own_order():
 
 def test_streaming_has_a_position_even_where_the_average_tar_is_small():
     assert len(listed(StreamingTars(1).order(items_of([1, 1, 1]), 0, None))) == 1
-
-
-@pytest.mark.parametrize("number", [1, 2, 3])
-def test_streaming_visits_exactly_as_many_tars_as_it_should(number):
-    items = items_of([3, 50, 1, 0, 20])
-    for epoch in range(8):
-        order = listed(StreamingTars(number).order(items, epoch, None))
-        assert len(tars_of(order, items)) == len(set(tars_of(order, items))) == number
-        assert len(order) == round(74 * number / 4)
 
 
 @pytest.mark.parametrize(
@@ -125,21 +106,6 @@ def test_a_column_may_say_where_items_lie():
     assert len(order) == 4
     assert sorted(order[:, 1]) == [0, 2, 3, 5]
     assert set(order[:, 0]) == {1, 4}
-
-
-def test_a_node_with_fewer_items_goes_on_where_it_was():
-    items = items_with([10, 3])
-    sampler = Sharded(2)
-    visits = np.concatenate([whole(sampler, items, epoch)[1::2] for epoch in range(3)])
-    assert np.array_equal(np.sort(visits.reshape(10, 3)), np.tile([10, 11, 12], (10, 1)))
-
-
-def test_ranks_numbered_across_nodes_visit_only_their_own_items():
-    items, nodes, world = items_with([5, 9, 2, 7, 4, 4]), 3, 6
-    sequence = np.concatenate([whole(Sharded(nodes), items, epoch) for epoch in range(4)])
-    for rank in range(world):
-        node = rank % nodes
-        assert set(items.columns["tar"][sequence[rank::world]]) == {2 * node, 2 * node + 1}
 
 
 def test_one_node_has_all():

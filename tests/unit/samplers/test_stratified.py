@@ -34,22 +34,6 @@ def levels(sampler, items: SampleTable, epoch: int = 0) -> np.ndarray:
     return items.columns["granularity"][listed(sampler.order(items, epoch, None))]
 
 
-@pytest.mark.parametrize("number", [1, 10, 100])
-def test_strata_have_the_given_size_and_small_ones_repeat(number):
-    items = strata(*SIZES)
-    assert np.bincount(levels(Stratified(per_stratum=number), items)).tolist() == [number] * 3
-    assert np.bincount(levels(Balanced(per_epoch=3 * number), items)).tolist() == [number] * 3
-
-
-@pytest.mark.parametrize("sizes", [(0, 5, 9), (5, 0, 9), (0, 0, 4)])
-def test_empty_strata_are_left_out(sizes):
-    items, fewest = strata(*sizes), min(size for size in sizes if size)
-    for sampler in (Stratified(), Balanced()):
-        assert np.bincount(levels(sampler, items), minlength=3).tolist() == [
-            fewest if size else 0 for size in sizes
-        ]
-
-
 @pytest.mark.parametrize(
     "sampler",
     [
@@ -113,40 +97,11 @@ def test_a_stratum_smaller_than_its_part_of_the_ratio_repeats():
     ]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
-@pytest.mark.parametrize("sizes", [(40, 20, 16), (40, 0, 16)])
-def test_every_rank_is_balanced_for_itself(ranks, sizes):
-    """Contiguous pieces of a shuffled order, as one often finds, are balanced on average only."""
-    items, sampler = strata(*sizes), Balanced(ranks=ranks)
-    found = np.concatenate([levels(sampler, items, epoch) for epoch in range(3)])
-    there = np.flatnonzero(sizes)
-    assert len(found) % (ranks * len(there)) == 0
-    for rank in range(ranks):
-        mine = found[rank::ranks]
-        assert len(mine) == len(found) // ranks
-        windows = np.lib.stride_tricks.sliding_window_view(mine, len(there))
-        assert (np.sort(windows, axis=1) == there).all()
-
-
 def test_ranks_round_the_strata():
     items = strata(*SIZES)
     assert len(listed(Balanced(ranks=3).order(items, 0, None))) == 3 * 6
     assert len(listed(Balanced(ranks=9).order(items, 0, None))) == 3 * 9
     assert len(listed(Balanced(ranks=3, per_epoch=21).order(items, 0, None))) == 3 * 9
-
-
-def test_all_joint_cells_are_met_equally_often_and_not_just_the_first_attribute():
-    generator = np.random.default_rng(0)
-    granularity, tar, region = (
-        generator.choice(4, 3000, p=(0.7, 0.2, 0.08, 0.02)) for _ in range(3)
-    )
-    items = SampleTable(3000, {"granularity": granularity, "tar": tar, "region": region})
-    order = listed(Cells(attributes=("granularity", "tar", "region")).order(items, 0, None))
-    joint = granularity * 16 + tar * 4 + region
-    there = np.unique(joint)
-    counts = np.bincount(joint[order])
-    assert set(counts[there].tolist()) == {3000 // len(there)}
-    assert counts.sum() == len(order) == 3000 // len(there) * len(there)
 
 
 def test_values_of_attributes_may_be_anything_whole():
@@ -289,15 +244,6 @@ def kinds(items):
     return (
         items.columns["granularity"] * 6 + items.columns["complexity"] * 2 + items.columns["domain"]
     )
-
-
-@pytest.mark.parametrize("number", [None, 1, 7])
-def test_queries_of_all_kinds_are_equally_frequent(number):
-    items = queries()
-    there = np.unique(kinds(items))
-    assert len(there) > 12
-    order = listed(Relevance(per_stratum=number).order(items, 2, None))
-    assert set(np.bincount(kinds(items)[order])[there].tolist()) == {number or 400 // len(there)}
 
 
 def test_strata_are_the_combinations():

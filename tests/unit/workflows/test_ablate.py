@@ -9,7 +9,7 @@ from gigamask.errors import GigamaskError
 from gigamask.workflows import ablate
 
 LITTLE = f"{Path(__file__).resolve().parents[2] / 'little.py'}:little"
-WORDS = [LITTLE, "--data", "some.tar", "--steps", "4"]
+WORDS = f"{LITTLE} --data some.tar --steps 4".split()
 
 
 def written(folder: Path, text: str) -> str:
@@ -28,16 +28,10 @@ def test_a_file_says_flags_as_words_or_as_values(tmp_path):
     """
     assert ablate.load_table(written(tmp_path, text), LITTLE) == {
         "plain": [],
-        "words": ["--sampler", "streamed", "--sampler.lanes", "2"],
-        "values": [
-            "--sampler",
-            "streamed",
-            "--sampler.buffer",
-            "5",
-            "--loader.half-scale",
-            "--optimizer.lr",
-            "1e-4",
-        ],
+        "words": "--sampler streamed --sampler.lanes 2".split(),
+        "values": (
+            "--sampler streamed --sampler.buffer 5 --loader.half-scale --optimizer.lr 1e-4"
+        ).split(),
         "dashes": ["--batch-size", "2"],
     }
     assert ablate.load_table(written(tmp_path, '{"a": ["--batch-size", 2], "b": {}}'), LITTLE) == {

@@ -263,18 +263,6 @@ def test_no_prompts_give_no_masks(case):
     assert (logits.shape, iou.shape) == ((0, 3, 64, 64), (0, 3))
 
 
-@pytest.mark.slow
-def test_same_seed_builds_the_same_model_without_global_rng():
-    before = torch.get_rng_state()
-    first, again, other = (build_model(COMPACT, seed) for seed in (3, 3, 4))
-    assert torch.equal(torch.get_rng_state(), before)
-    for name, value in first.state_dict().items():
-        assert value.isfinite().all()
-        assert torch.equal(value, again.state_dict()[name])
-    name = "image_encoder.stem.conv.weight"
-    assert not torch.equal(first.state_dict()[name], other.state_dict()[name])
-
-
 def test_features_are_sampled_at_both_strides(case):
     """In a window of the whole image each sample of the answer is a feature of stride 2."""
     model, embedding, _ = case
