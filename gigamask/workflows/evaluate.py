@@ -91,7 +91,8 @@ class EvaluateOptions(WindowOptions):
                 points_per_side=self.points_per_side, tile=self.tile, halo=self.halo
             )
         except GigamaskError as error:
-            raise GigamaskError(f"--{error}") from None
+            name, _, rest = str(error).partition(" ")
+            raise GigamaskError(f"--{name.replace('_', '-')} {rest}") from None
         if self.zoom and self.tile is not None:
             raise GigamaskError(f"--zoom cannot be combined with --tile {self.tile}: leave one out")
         if self.boxes is None:

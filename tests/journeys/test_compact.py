@@ -110,9 +110,9 @@ def test_the_loss_in_windows_wants_a_model_with_windows(scenes, tmp_path, capsys
     [
         (["compact", "--model.encoder", "vit"], "--model.encoder conv_pyramid"),
         (["compact", "--model.decoder", "sam"], "--model.decoder window"),
-        (["compact", "--model.patch-size", "8"], "patch_size must be 4"),
-        (["compact", "--model.image-size", "100"], "image_size"),
-        (["compact", "--model.custom-init"], "custom_init"),
+        (["compact", "--model.patch-size", "8"], "--model.patch-size must be 4"),
+        (["compact", "--model.image-size", "100"], "--model.image-size"),
+        (["compact", "--model.custom-init"], "--model.custom-init is"),
         (["compact", "--loss.smooth", "0"], "smooth"),
         ("compact --model.decoder.widths 48 90".split(), "widths"),
         (["tiny", "--model.decoder", "window"], "recipe compact"),

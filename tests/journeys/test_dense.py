@@ -114,7 +114,7 @@ def test_a_plan_needs_no_data(tmp_path):
     ("words", "message"),
     [
         (["tiny", "--model.decoder.residual"], "--model.decoder.prior"),
-        ("tiny --model.decoder.high-res --model.patch-size 2".split(), "patch_size"),
+        ("tiny --model.decoder.high-res --model.patch-size 2".split(), "--model.patch-size must"),
         (["tiny", "--model.decoder.priors"], "--model.decoder.prior"),
         (["compact", "--model.decoder.prior"], "--model.decoder.prior"),
     ],

@@ -56,7 +56,7 @@ def test_each_phase_resumes_bit_for_bit(scenes, teacher, tmp_path):
     for phase in ("features", "prompts"):
         flags = [*words, "--phase", phase, "--save-every", 1]
         assert distill(*flags, "--steps", 3, "--out", tmp_path / phase) == 0
-        parts = tmp_path / f"{phase} parts"
+        parts = tmp_path / f"{phase}_parts"
         assert distill(*flags, "--steps", 2, "--out", parts) == 0
         assert main(f"distill --resume {parts} --steps 3".split()) == 0
         assert same(tmp_path / phase, parts)

@@ -82,7 +82,7 @@ def codes(words: list[str], expected: tuple[int, int]) -> int:
     ("words", "line", "expected"),
     [
         (["evaluate", "gone.pth"], "gone.pth", (2, 2)),
-        (["--points-per-side", "0", "--automatic"], "points_per_side", (2, 2)),
+        (["--points-per-side", "0", "--automatic"], "--points-per-side", (2, 2)),
         (["--batch-size", "0"], "batch", (2, 2)),
         (["--min-predicted-iou", "1"], "no mask to evaluate", (2, 0)),
     ],

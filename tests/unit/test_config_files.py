@@ -37,7 +37,7 @@ from tests.little import little
         (["--lr=high"], r"^--optimizer.lr .*number.*'high'"),
         (["--optimizer.betas", "0.9", "x"], r"^--optimizer.betas .*'0.9 x'"),
         (["--profile", "few"], r"^--profile .*whole number.*'few'"),
-        (["--model.depth", "0"], r"^--model: SamConfig.depth .*0"),
+        (["--model.depth", "0"], r"^--model.depth .*0"),
         (["more"], r"'more'"),
         (["--learning-rate", "1"], r"--learning-rate; perhaps you meant --lr;"),
         (["--batch", "4"], r"--batch; perhaps you meant --batch-size;"),
