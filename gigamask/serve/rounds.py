@@ -33,6 +33,8 @@ ROUNDS = "rounds"
 SETTINGS, RESULT, LOG, LOCK, RUN = "round.json", "result.json", "log.txt", ".lock", "run"
 COMMAND = ("-m", "gigamask.serve.training_round")
 """Arguments of Python that train a round, before its folder."""
+KILLED = -9
+"""Exit code of a training that was killed, as for want of memory; it goes on from what it saved."""
 STOP_S = 40.0
 """Seconds that a training has to save its state when the server stops."""
 
@@ -161,7 +163,7 @@ class Rounds:
         if _is_locked(folder / LOCK) or (self._process and self._process.poll() is None):
             return found | {"state": "running"}
         code = self._process.returncode if self._process else 75
-        if code in (0, 75, -signal.SIGTERM):
+        if code in (0, 75, -signal.SIGTERM, KILLED):
             return found | {"state": "stopped"}
         lines = (folder / LOG).read_text(errors="replace").strip().splitlines()
         return found | {"state": "failed", "fault": lines[-1] if lines else f"exit code {code}"}

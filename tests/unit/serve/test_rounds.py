@@ -24,6 +24,7 @@ from gigamask.training.checkpoint import load_model
 from tests.little import SPEC
 
 SIZE = (40, 60)
+KILL = "__import__('os').kill(__import__('os').getpid(), 9)"
 
 
 @pytest.fixture
@@ -54,7 +55,9 @@ def start(rounds, monkeypatch, code):
     return rounds.status()["training"]
 
 
-@pytest.mark.parametrize(("code", "state"), [(75, "stopped"), (2, "failed"), (1, "failed")])
+@pytest.mark.parametrize(
+    ("code", "state"), [(75, "stopped"), (KILL, "stopped"), (2, "failed"), (1, "failed")]
+)
 def test_how_a_training_ended_is_said(rounds, monkeypatch, code, state):
     assert rounds.status()["training"] == {"state": "none"}
     found = start(rounds, monkeypatch, code)
