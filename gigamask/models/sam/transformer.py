@@ -396,4 +396,5 @@ def _add_mask_prompt(total: Float[Tensor, "M T C"], dense: DensePrompt) -> Float
         return total
     with no_autocast(total):
         features, weight = (x.to(total.dtype) for x in (dense.features, dense.weight))
-        return total.baddbmm_(features, weight.T.expand(len(features), -1, -1))
+        rows = total.view(-1, total.shape[-1]).addmm_(features.flatten(0, 1), weight.T)
+        return rows.view_as(total)
