@@ -176,7 +176,8 @@ def test_a_damaged_or_missing_base_is_found(run, tmp_path):
 
 
 def test_the_plan_counts_adapters_alone(capsys, tmp_path):
-    words = ["plan", "finetune", "--freeze", *FROZEN, "--micro-batch-size", "1"]
+    few = "--micro-batch-size 1 --prompts.clicks 0 --prompts.no-mask-only-rounds".split()
+    words = ["plan", "finetune", "--freeze", *FROZEN, *few]
     plans = {}
     for rank in (0, 8):
         path = tmp_path / f"{rank}.json"
