@@ -278,15 +278,15 @@ REFUSED = [
     ),
     (
         "pretrain mae_tiny --data {scenes} --model.mask-ratio 1.5",
-        "MAEConfig.mask_ratio must be in (0, 1) (got 1.5)",
+        "--model.mask-ratio must be in (0, 1) (got 1.5)",
     ),
     (
         "pretrain mae_tiny --data {scenes} --model.mask-ratio 0.999",
-        "MAEConfig.mask_ratio 0.999 of 256 patches",
+        "--model.mask-ratio 0.999 of 256 patches",
     ),
     (
         "pretrain mae_tiny --data {scenes} --model.image-size 100",
-        "MAEConfig.image_size must be a multiple of patch_size 8 (got 100); the nearest is 96",
+        "--model.image-size must be a multiple of patch_size 8 (got 100); the nearest is 96",
     ),
     (
         "pretrain mae_tiny --data {scenes} --freeze image_encoder",
