@@ -13,6 +13,7 @@ from gigamask.profiling.memory_plan import GIB, BatchSplit
 from gigamask.training.config import differences
 from gigamask.training.sam_config import SamTrainConfig
 from gigamask.workflows.plan import (
+    DryRun,
     Hardware,
     bytes_by_phase,
     device_of,
@@ -49,7 +50,22 @@ def fit(
     Raises:
         GigamaskError: The memory is not a size, or too small for every change.
     """
-    hardware = hardware or Hardware()
+    return fit_and_measure(config, memory, hardware or Hardware())[:2]
+
+
+def fit_and_measure(
+    config: SamTrainConfig, memory: str, hardware: Hardware
+) -> tuple[SamTrainConfig, str, DryRun | None]:
+    """Return what `fit` does, and the dry run of the training unless its micro-batch was chosen.
+
+    Args:
+        config: As for `fit`.
+        memory: As for `fit`.
+        hardware: As for `fit`.
+
+    Raises:
+        GigamaskError: As for `fit`.
+    """
     planned = resolve(config, hardware)
     assert isinstance(planned, SamTrainConfig)
     spare = hardware.spare_gib * GIB if device_of(config) == "cuda" else 0.0
@@ -66,7 +82,9 @@ def fit(
             phases = bytes_by_phase(changed, hardware, measured)
             peaks.append(memory_plan.peak_phase(phases)[1])
             if peaks[-1] <= available:
-                return _choose(config, variant, changed, hardware, available, memory)
+                chosen, line = _choose(config, variant, changed, hardware, available, memory)
+                is_same = chosen.micro_batch_size in (None, single.micro_batch_size)
+                return chosen, line, measured if is_same else None
     kept = f" beside {hardware.spare_gib:g} GiB that are kept free" if spare else ""
     raise GigamaskError(
         f"--fit {memory}: leaves {max(available, 0.0) / GIB:.2g} GiB{kept}, but a step needs at "

@@ -98,6 +98,7 @@ def plan(
     efficiency: float | None = None,
     dollars_per_gpu_hour: float | None = None,
     spare_gib: float = 1.5,
+    measured: DryRun | None = None,
 ) -> dict[str, Any]:
     """Plan a run without a GPU: memory, FLOPs and, for a named GPU, hours and whether it fits.
 
@@ -108,6 +109,7 @@ def plan(
         efficiency: Fraction of the GPU's peak FLOP/s that is reached; None uses published values.
         dollars_per_gpu_hour: Price of one GPU for an hour.
         spare_gib: GiB of the GPU to keep free.
+        measured: A dry run of the configuration; None makes one.
 
     Returns:
         The plan, as `gigamask plan --json` writes it.
@@ -128,15 +130,19 @@ def plan(
         raise GigamaskError(f"--spare-gib must be >= 0, got {spare_gib}")
     found = gpus.find(gpu) if gpu is not None else None
     cluster = Cluster.parse(world)
-    return make_plan(config, Hardware(found, cluster, efficiency, dollars_per_gpu_hour, spare_gib))
+    hardware = Hardware(found, cluster, efficiency, dollars_per_gpu_hour, spare_gib)
+    return make_plan(config, hardware, measured)
 
 
-def make_plan(config: ImageTrainConfig, hardware: Hardware) -> dict[str, Any]:
+def make_plan(
+    config: ImageTrainConfig, hardware: Hardware, measured: DryRun | None = None
+) -> dict[str, Any]:
     """Plan a run, and search for changes if it does not fit.
 
     Args:
         config: The configuration; data, weights and a folder are not needed.
         hardware: The GPUs to plan for.
+        measured: A dry run of the configuration with its micro-batch; None makes one.
 
     Returns:
         The plan as JSON-compatible data; `memory_plan.table` formats it.
@@ -152,7 +158,7 @@ def make_plan(config: ImageTrainConfig, hardware: Hardware) -> dict[str, Any]:
         config.batch_size, config.micro_batch_size, hardware.cluster.size
     )
     step_flops = count_flops(config)
-    result = dry_run(config, device_of(config), split.micro_batch_size)
+    result = measured or dry_run(config, device_of(config), split.micro_batch_size)
     phases = bytes_by_phase(config, hardware, result)
     peak_phase, peak_bytes = memory_plan.peak_phase(phases)
     flops = {

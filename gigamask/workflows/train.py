@@ -256,13 +256,18 @@ def open_world(
     with ExitStack() as stack:
         stack.callback(torch.set_num_threads, threads)
         if processes > 1:
-            world = start_world(arguments, processes, environment, config.timeout_s)
-            yield stack.enter_context(world)
+            started = start_world(arguments, processes, environment, config.timeout_s)
+            world = stack.enter_context(started)
         else:
             announce(environment)
             world = init_world(environment, device, config.timeout_s)
             stack.callback(destroy_world, world)
+        try:
             yield world
+        except GigamaskError:
+            if world.is_main:
+                remove_empty_run(config.out)
+            raise
 
 
 def count_processes(
@@ -414,12 +419,16 @@ def train_in_world(
 
 
 def remove_empty_run(out: str) -> None:
-    """Remove the folder of a rejected run if it holds only the lock and the evaluation index."""
-    folder, removable = Path(out), {"lock", "evaluation"}
+    """Remove the folder of a rejected run if it holds only the lock and indexes."""
+
+    def is_empty() -> bool:
+        names = {name for name in os.listdir(out) if not name.startswith("index-")}
+        return names <= {"lock", "evaluation"}
+
     with suppress(GigamaskError, OSError):
-        if removable >= set(os.listdir(out)):
-            with exclusive_lock(folder / "lock", out):  # not while another process starts there
-                if removable >= set(os.listdir(out)):
+        if is_empty():
+            with exclusive_lock(Path(out) / "lock", out):  # not while another process starts there
+                if is_empty():
                     shutil.rmtree(out)
 
 

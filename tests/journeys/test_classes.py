@@ -112,6 +112,7 @@ def test_classes_are_scored(run, scenes, tmp_path, capsys):
 def test_what_cannot_be_trained_is_one_line(run, scenes, tmp_path, words, found, capsys):
     words = [word.replace("RUN", str(run)) for word in words]
     assert train(scenes, tmp_path / "out", *words) == 2
+    assert not (tmp_path / "out").exists()
     lines = [line for line in capsys.readouterr().err.splitlines() if line.strip()]
     assert re.search(found, lines[-1]), lines
     assert not list(tmp_path.glob("out/checkpoints"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import arg
 
@@ -12,6 +12,9 @@ from gigamask import config_files, recipes
 from gigamask.errors import GigamaskError
 from gigamask.training.config import ImageTrainConfig, TrainConfig
 from gigamask.training.sam_config import SamTrainConfig, is_finding_classes
+
+if TYPE_CHECKING:
+    from gigamask.workflows.plan import DryRun
 
 USAGE = (
     "gigamask plan RECIPE [--gpu h200] [--world 32x8] [--parallel fsdp] [--section.field value ...]"
@@ -57,8 +60,9 @@ class PlanCommand:
                     "their number; give --data, or names"
                 )
             config = find_classes(use_own_data(config))
+        measured = None
         if self.fit is not None:
-            config = self._fitted(config, self.fit)
+            config, measured = self._fitted(config, self.fit)
         result = plan(
             config,
             gpu=self.gpu,
@@ -66,22 +70,26 @@ class PlanCommand:
             efficiency=self.efficiency,
             dollars_per_gpu_hour=self.dollars_per_gpu_hour,
             spare_gib=self.spare_gib,
+            measured=measured,
         )
         print(memory_plan.table(result))
         return result
 
-    def _fitted(self, config: ImageTrainConfig, memory: str) -> SamTrainConfig:
-        """Return the configuration that fits into memory, and print what was chosen."""
+    def _fitted(
+        self, config: ImageTrainConfig, memory: str
+    ) -> tuple[SamTrainConfig, DryRun | None]:
+        """Return the configuration that fits into memory and its dry run; print what was chosen."""
         from gigamask.profiling.memory_plan import Cluster
-        from gigamask.workflows.fit import fit
+        from gigamask.workflows.fit import fit_and_measure
         from gigamask.workflows.plan import Hardware
 
         if not isinstance(config, SamTrainConfig):
             raise GigamaskError(f"--fit {memory} is for recipes of gigamask train")
         hardware = Hardware(cluster=Cluster.parse(self.world), spare_gib=self.spare_gib)
-        chosen, line = fit(replace(config, init=config.init or "none"), memory, hardware)
+        named = replace(config, init=config.init or "none")
+        chosen, line, measured = fit_and_measure(named, memory, hardware)
         print(line)
-        return replace(chosen, init=config.init)
+        return replace(chosen, init=config.init), measured
 
 
 def parse(arguments: Sequence[str]) -> PlanCommand:

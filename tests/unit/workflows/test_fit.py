@@ -8,7 +8,7 @@ from gigamask.models.lora_config import LoRA
 from gigamask.profiling.memory_plan import peak_phase
 from gigamask.workflows import fit as fitting
 from gigamask.workflows import plan
-from gigamask.workflows.fit import RANK, fit, parse_memory
+from gigamask.workflows.fit import RANK, fit, fit_and_measure, parse_memory
 from gigamask.workflows.plan import Hardware, bytes_by_phase
 from tests.little import little
 
@@ -65,6 +65,10 @@ def test_gradients_stay_the_same_first():
     changed, line = fitted(single, peaks[2])
     assert changed == chunks
     assert line == "--activation-checkpointing 1 --masks-per-chunk 4"
+    memory = f"{peaks[2] / 1e6:.6f}MB"
+    *_, measured = fit_and_measure(single, memory, Hardware(spare_gib=0))
+    of_plan = plan.make_plan(chunks, Hardware(), measured)
+    assert of_plan["peak_bytes"] == peaks[2], "the plan need not measure again"
     changed, line = fitted(single, peaks[2] - 1)
     assert (changed.lora.rank, changed.freeze) == (RANK, ())
     changed, line = fitted(single, peaks[4])
