@@ -201,7 +201,8 @@ def test_the_loop_ends_with_an_export(browser, address, photos, tmp_path):  # no
     assert all(
         mask.sum() == each["area"] for mask, each in zip(masks, coco.anns.values(), strict=True)
     )
-    assert {each["name"] for each in coco.cats.values()} == {"object", "disc"}
+    names = {each["name"] for each in coco.cats.values()}
+    assert names - {"disc"} == {"object"}  # another test adds discs, on the same worker or not
     told = tmp_path / "told.json"
     shards = project / "export" / "shards"
     assert main(["index", str(shards), "--out", str(tmp_path / "index"), "--json", str(told)]) == 0

@@ -219,9 +219,10 @@ class TwoWayTransformer(nn.Module):
                 widths[:2], -1
             )
             attended = first.attend_to_tokens(image_queries, keys, values, attention_mask)
-            update = F.linear(attended, first.cross_attn_image_to_token.out_proj.weight)
-            update = update + gather(start.added, mask_image)
-            image_tokens = layer_norm(_add_mask_prompt(update, dense), first.norm4)
+            out = first.cross_attn_image_to_token.out_proj
+            update = _add_mask_prompt(F.linear(attended.flatten(0, 1), out.weight), dense)
+            update = update.view(-1, *images.shape[1:]) + gather(start.added, mask_image)
+            image_tokens = layer_norm(update, first.norm4)
 
             image = _project(image_tokens, joined.image_2, joined.image_2_positions)
             *image_keys, image_queries = image.chunk(3, -1)
@@ -390,11 +391,10 @@ def _project(
     return F.linear(keys, weight).add_(bias)
 
 
-def _add_mask_prompt(total: Float[Tensor, "M T C"], dense: DensePrompt) -> Float[Tensor, "M T C"]:
-    """Add the projected features of mask prompts, if there are any, in place."""
+def _add_mask_prompt(total: Float[Tensor, "R C"], dense: DensePrompt) -> Float[Tensor, "R C"]:
+    """Add the projected features of mask prompts, if there are any, in place, row by row."""
     if dense.features is None or dense.weight is None:
         return total
     with no_autocast(total):
         features, weight = (x.to(total.dtype) for x in (dense.features, dense.weight))
-        rows = total.view(-1, total.shape[-1]).addmm_(features.flatten(0, 1), weight.T)
-        return rows.view_as(total)
+        return total.addmm_(features.flatten(0, 1), weight.T)
