@@ -18,6 +18,11 @@ JPEG = (".jpg", ".jpeg")
 """File name extensions of JPEGs."""
 EXTENSIONS = (*JPEG, ".png", ".webp", ".tif", ".tiff", ".npy")
 """File name extensions of images."""
+IS_PARQUET = (
+    "is parquet, which 'gigamask train', 'evaluate' and 'stats' read; convert it to tars for other "
+    "commands: gigamask convert"
+)
+"""What is wrong with a file or folder, for error messages."""
 
 
 class FolderListing(NamedTuple):
@@ -55,6 +60,8 @@ def find_folders(root: str) -> list[str]:
             f"{error.filename}: cannot be read ({error.strerror}); "
             "check the path, its permissions and the disk"
         ) from error
+    if not folders and any(name.endswith(".parquet") for name in os.listdir(root)):
+        raise GigamaskError(f"{root}: {IS_PARQUET}")
     if not folders:
         raise GigamaskError(
             f"{root}: contains no .tar file and, at any depth, no image ({', '.join(EXTENSIONS)}); "

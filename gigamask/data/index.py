@@ -260,10 +260,7 @@ def find_shards(paths: Paths) -> list[str]:
             continue
         check_regular(path)
         if path.endswith(".parquet"):
-            raise GigamaskError(
-                f"{path}: is parquet, which 'gigamask train', 'evaluate' and 'stats' read; convert "
-                "it to tars for other commands: gigamask convert"
-            )
+            raise GigamaskError(f"{path}: {image_folder.IS_PARQUET}")
         if image_folder.is_image(path):
             raise GigamaskError(f"{path}: is an image; give its folder, or a tar of images")
     return sorted(set(shards))

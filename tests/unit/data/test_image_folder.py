@@ -347,6 +347,13 @@ def test_samples_come_from_files(photos, tmp_path, workers):
     ]
 
 
+def test_parquet_is_to_be_converted(tmp_path):
+    (tmp_path / "train-0.parquet").write_bytes(b"PAR1")
+    for path in (tmp_path, tmp_path / "train-0.parquet"):
+        with pytest.raises(GigamaskError, match=r"is parquet.*gigamask convert"):
+            find_shards(str(path))
+
+
 def test_hidden_files_and_other_kinds_are_no_images():
     assert [
         image_folder.is_image(name)
