@@ -70,6 +70,8 @@ class WindowLoss(Loss):
         Raises:
             GigamaskError: The model does not answer in windows.
         """
+        import torch
+
         from gigamask.losses.iou import iou_prediction_loss, mask_iou
         from gigamask.types import LossSums
 
@@ -94,7 +96,8 @@ class WindowLoss(Loss):
             + self.iou_weight * terms["iou_head"]
         )
         if self.choice_weight:
-            chosen = (self.choice_sharpness * predicted.float()).softmax(1)
+            wide = predicted.to(torch.promote_types(predicted.dtype, torch.float32))
+            chosen = (self.choice_sharpness * wide).softmax(1)
             terms["choice"] = 1 - (chosen * actual).sum(1)
             per_mask = per_mask + self.choice_weight * terms["choice"]
         parts = {**terms, "iou": actual.gather(1, round.best_index[:, None])[:, 0]}

@@ -234,7 +234,9 @@ def test_two_processes_of_the_command_do_what_one_does(scenes, tmp_path, monkeyp
     assert config_files.load_config(two.out, trust=True).compile
     weights = load_file(checkpoint.newest(Path(two.out)) / checkpoint.MODEL)
     for name, weight in ended.model.state_dict().items():
-        assert (weights[name] - weight).abs().max() <= 1e-5, name
+        # The gradient of a key's bias is zero but for rounding, which AdamW enlarges.
+        limit = 1e-4 if name.endswith("k_proj.bias") else 1e-5
+        assert (weights[name] - weight).abs().max() <= limit, name
 
 
 @pytest.mark.slow
