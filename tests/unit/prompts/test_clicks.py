@@ -1,3 +1,5 @@
+import math
+
 import cv2
 import numpy as np
 import pytest
@@ -22,6 +24,12 @@ ALMOST_ONE = 1 - 2**-24
 
 def uniforms(*shape, position=0):
     return torch.tensor(make_rng(0, "test clicks", position).random(shape), dtype=torch.float32)
+
+
+def chi_square_excess(counts, expected):
+    """Returns by how many standard deviations Pearson's statistic exceeds its mean."""
+    freedom = len(counts) - 1
+    return (((counts - expected) ** 2 / expected).sum() - freedom) / math.sqrt(2 * freedom)
 
 
 def test_each_pixel_has_an_equal_part_of_the_unit_square():
@@ -121,6 +129,29 @@ def test_mask_only_in_padding_counts_as_empty():
 
 def test_where_no_pixel_is_valid_there_is_no_point():
     assert edge(FULL, EMPTY, EMPTY)[1] == {-1}
+
+
+def test_two_clicks_are_uniform_in_false_negatives_and_false_positives():
+    number = 50_000
+    truth, guess, valid = (
+        torch.zeros(6, 6, dtype=torch.bool),
+        torch.zeros(6, 6, dtype=torch.bool),
+        torch.ones(6, 6, dtype=torch.bool),
+    )
+    truth[0:4, 0:4] = guess[1:6, 2:6] = True
+    valid[5] = False
+    every = [mask.expand(number, 6, 6) for mask in (guess, truth, valid)]
+    xy, labels = sample_fp_fn_clicks(
+        every[0], every[1], uniforms(number, 2, 2, position=4), every[2]
+    )
+    assert (labels == torch.tensor([1, 0])).all()
+    for side, region in enumerate((truth & ~guess & valid, guess & ~truth & valid)):
+        counts = np.zeros((6, 6))
+        np.add.at(counts, (xy[:, side, 1], xy[:, side, 0]), 1)
+        assert counts[~region.numpy()].sum() == 0
+        assert abs(chi_square_excess(counts[region.numpy()], number / int(region.sum()))) < 5
+    both = torch.corrcoef(torch.stack([*xy[:, 0].T, *xy[:, 1].T]).double())[:2, 2:]
+    assert both.abs().max() < 5 / number**0.5, "the two places know nothing of each other"
 
 
 def sides(truth, guess, valid=None):

@@ -22,6 +22,34 @@ def ledger(*epoch_losses: float, count: int = 1000) -> LossSnapshot:
     )
 
 
+def test_the_easiest_come_first_and_all_are_reached_and_stay():
+    """Where the share is computed anew from another length once warm-up is over, it falls from all
+    items back to a third."""
+    sampler = Curriculum(epochs=2.0, stages=4)
+    hardest = []
+    for epoch in range(12):
+        order = listed(sampler.order(ITEMS, epoch, None))
+        assert len(order) == 1000
+        for stage in range(4):
+            reached = min(1.0, 0.3 + 0.7 * (epoch + stage / 4) / 2) * 1000
+            piece = RANK[order[stage * 250 : (stage + 1) * 250]]
+            assert piece.max() < np.ceil(reached)
+            hardest.append(reached)
+        if epoch >= 2:
+            assert np.array_equal(np.sort(order), np.arange(1000))
+    assert hardest == sorted(hardest)
+    assert hardest[0] == 300
+    assert hardest[-1] == 1000
+
+
+def test_fraction_grows_within_an_epoch():
+    order = RANK[listed(Curriculum(start=0.1, epochs=1.0, stages=10).order(ITEMS, 0, None))]
+    highest = [order[start : start + 100].max() for start in range(0, 1000, 100)]
+    assert highest[0] < 100
+    assert highest[4] > 250
+    assert highest[9] > 800
+
+
 def test_stages_that_reach_equally_many_are_one():
     assert np.array_equal(
         np.sort(listed(Curriculum(start=1.0).order(ITEMS, 0, None))), np.arange(1000)

@@ -261,6 +261,18 @@ def test_more_entries_than_places_are_replayed_at_random():
     assert abs(np.corrcoef(counts, np.arange(99))[0, 1]) < 0.35
 
 
+def test_nothing_is_lost_to_the_replays():
+    sampler = Replay(share=0.29, per_epoch=37)
+    snapshot = replayable({0: 1.0, 1: 9.0}, 10**6)
+    orders = [sampler.order(ITEMS, epoch, snapshot) for epoch in range(60)]
+    sequence = np.concatenate(orders)
+    places = np.arange(len(sequence) + 1) * 29 // 100
+    assert set(sequence[np.diff(places) > 0].tolist()) == {1}
+    ordinary = sequence[np.diff(places) == 0]
+    for start in range(0, len(ordinary) - 99, 100):
+        assert np.array_equal(np.sort(ordinary[start : start + 100]), np.arange(100))
+
+
 def test_losses_that_are_no_numbers_are_not_replayed():
     assert Replay(percentile=0.0).buffer(
         1, replayable({0: np.inf, 1: np.nan, 2: 1.0, 3: 2.0})
