@@ -210,10 +210,12 @@ def _list_source(
     """List the images of a source."""
     if isinstance(source, convert_parquet.ParquetFiles):
         return convert_parquet.read(source, **vars(options))
-    if image_folder is None or not image_folder.is_dir():
+    if image_folder is None:
+        raise GigamaskError("--images FOLDER: give the folder of the images")
+    if not image_folder.is_dir():
         raise GigamaskError(
-            f"--images {image_folder or 'FOLDER'}: no such folder; give the one that image names "
-            "are relative to"
+            f"--images {image_folder}: no such folder; give the one that image names are relative"
+            " to"
         )
     if source.is_dir():
         if options.keep_crowds:

@@ -109,7 +109,10 @@ class ParquetRow(SourceImage):
                         yield image, CorruptSampleError(f"{bad}; leave it out")
                         continue
                     image = replace(image, values=(masks, *(categories or [None])))
-                    yield image, _image_bytes(raw, image.source)
+                    try:
+                        yield image, _image_bytes(raw, image.source)
+                    except CorruptSampleError as bad:
+                        yield image, bad
             except read_errors() as error:
                 if isinstance(error, GigamaskError):
                     raise
@@ -124,7 +127,7 @@ class ParquetRow(SourceImage):
             raise CorruptSampleError(f"{self.source}: its {self.table.masks} is null; leave it out")
         is_json = isinstance(masks, bytes) and masks.lstrip()[:1] in (b"{", b"[")
         if self.table.kind == "labels" and not is_json:
-            labels = decode_labels(_image_bytes(masks, self.source, check=True), self.source)
+            labels = decode_labels(_image_bytes(masks, self.source), self.source)
             number, source, path = self.number, self.source, self.path
             image = LabelImage(number, source, path, path, None, (), self.split, self.ignore)
             return image.objects_of(labels)
@@ -153,7 +156,7 @@ class ParquetRow(SourceImage):
         for i, mask in enumerate(masks):
             name = f"{self.source}: its mask {i}"
             try:
-                dense = decode_labels(_image_bytes(mask, name, check=True), name) != 0
+                dense = decode_labels(_image_bytes(mask, name), name) != 0
                 if dense.shape != size:
                     sides = [" x ".join(map(str, each)) for each in (dense.shape, size)]
                     raise CorruptSampleError(
@@ -243,7 +246,7 @@ def _column(
                 return name
     listed = ", ".join(f"{each.name} ({str(each.type)[:60]})" for each in list(schema)[:20])
     wanted = "encoded images" if flag == "--images" else "label images, mask images or run lengths"
-    problem = f"{given} is no column of" if given else "no column is known to have"
+    problem = f"column {given} does not hold" if given else "no column is known to hold"
     raise GigamaskError(
         f"{path}: {problem} {wanted}; name one with {flag} COLUMN (its columns: {listed})"
     )
@@ -308,23 +311,14 @@ def _category_names(metadata: Mapping[bytes, bytes], column: str) -> dict[Id, st
     return {}
 
 
-def _image_bytes(value: Any, name: str, check: bool = False) -> Any:
-    """Return the bytes of an encoded image, or why there are none.
-
-    Args:
-        value: The value of a column of images.
-        name: The image's name in error messages.
-        check: Whether to raise the error.
-    """
+def _image_bytes(value: Any, name: str) -> bytes:
+    """Return the bytes of an encoded image; raise CorruptSampleError if there are none."""
     raw = value.get("bytes") if isinstance(value, dict) else value
     if isinstance(raw, bytes) and raw:
         return raw
     path = value.get("path") if isinstance(value, dict) else None
     lies = f"only its path {path} is" if path else "nothing is"
-    bad = CorruptSampleError(f"{name}: {lies} in the file, not the image; leave it out")
-    if check:
-        raise bad
-    return bad
+    raise CorruptSampleError(f"{name}: {lies} in the file, not the image; leave it out")
 
 
 def _annotations(value: Any, name: str) -> list[Any]:

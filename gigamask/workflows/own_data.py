@@ -196,9 +196,9 @@ def _converted(
     Returns:
         The folder of each part, with the number of images and masks that were left out of it.
     """
-    beside = Path(re.sub(r"\W*://\W*", "_", str(source)).replace("/", "_"))
-    if not storage.is_remote(str(source)):
-        beside = Path(source if isinstance(source, Path) else str(source)).absolute()
+    beside = Path(str(source)).absolute()
+    if storage.is_remote(str(source)):
+        beside = Path(re.sub(r"\W*://\W*", "_", str(source)).replace("/", "_"))
     cache = beside.with_name(f"{beside.name}{SUFFIX}")
     folder = cache / _digest(source, images, val_split, seed)
     try:

@@ -9,43 +9,28 @@ import time
 from contextlib import contextmanager
 from dataclasses import replace
 
-import numpy as np
 import psutil
 import pytest
 import torch
-from PIL import Image
 
-from gigamask.masks.rle import RLEMasks
 from gigamask.models.init import build_model
 from gigamask.models.state_dict import save_weights, to_official
-from gigamask.serve.project import Edit, MaskObject, Project
 from gigamask.training.checkpoint import load_model
+from tests.annotated import annotated
 from tests.journeys.test_serve import get, served
 from tests.little import SPEC
 
-SIZE, DEADLINE_S = (60, 90), 120
+DEADLINE_S = 120
 RUN = "/run?name=0001%2Frun"
 
 
 @pytest.fixture
 def project(tmp_path):
     """Three annotated images, and a small model."""
-    (tmp_path / "photos").mkdir()
-    save_weights(
-        to_official(build_model(replace(SPEC, custom_init=True), 0)),
-        replace(SPEC, custom_init=True),
-        tmp_path / "little.safetensors",
-    )
-    dense = np.zeros((1, *SIZE), bool)
-    dense[0, 20:40, 30:60] = True
-    mask = RLEMasks.from_dense(dense).to_coco()[0].decode()
-    for row in range(3):
-        pixels = np.random.default_rng(row).integers(0, 256, (*SIZE, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(tmp_path / "photos" / f"{row}.png")
-    with Project.open(tmp_path / "project", tmp_path / "photos") as project:
-        for row in range(3):
-            project.edit(row, 0, Edit("stroke", {1: MaskObject(mask, accepted=True)}), SIZE)
-            project.mark_done(row, 1, True, SIZE)
+    spec = replace(SPEC, custom_init=True)
+    save_weights(to_official(build_model(spec, 0)), spec, tmp_path / "little.safetensors")
+    with annotated(tmp_path, (60, 90)):
+        pass
     return tmp_path / "project"
 
 

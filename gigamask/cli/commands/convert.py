@@ -54,13 +54,12 @@ class ConvertCommand(SubmitPartsOptions):
         from gigamask.errors import GigamaskError, counted
 
         options = ConvertOptions(self.keep_crowds, self.split_components, self.ignore)
-        source, folder, out = Path(self.source), Path(self.images or ""), Path(self.out)
+        source, out = Path(self.source), Path(self.out)
+        folder = None if self.images is None else Path(self.images)
         if files := parquet_files.find([self.source]):
-            source = convert_parquet.ParquetFiles(files, self.images, self.masks)
+            source, folder = convert_parquet.ParquetFiles(files, self.images, self.masks), None
         elif self.masks is not None:
             raise GigamaskError(f"--masks {self.masks}: names a column of parquet files; drop it")
-        elif self.images is None:
-            raise GigamaskError("--images FOLDER: give the folder of the images")
         workers = worker_pool.workers_of(self.part, self.workers)
         select = listed(None if self.list is None else Path(self.list))
         with progress_bar("convert") as progress:

@@ -79,6 +79,20 @@ class JoinedWeights(NamedTuple):
     last_bias: Float[Tensor, "I"]
 
 
+class _Start(NamedTuple):
+    """What the first block computes once per image.
+
+    Attributes:
+        projected: Keys, values and queries of the image tokens, with the dense prompt's bias.
+        added: Image tokens plus the biases of the dense prompt and of the output projection.
+        projection: Projection of the mask prompt's features to keys, values and queries.
+    """
+
+    projected: Float[Tensor, "B T D"]
+    added: Float[Tensor, "B T C"]
+    projection: Float[Tensor, "D c"] | None = None
+
+
 class DecoderAttention(nn.Module):
     """Multi-head attention whose inner width may be smaller than its outer width."""
 
@@ -283,7 +297,7 @@ class TwoWayTransformer(nn.Module):
         joined: JoinedWeights,
         dense: DensePrompt,
         same_images: bool,
-    ) -> "_Start":
+    ) -> _Start:
         """Return what the first block computes once per image.
 
         A mask prompt adds a linear function of its 16 channels to the projections of the image.
@@ -306,20 +320,6 @@ class TwoWayTransformer(nn.Module):
 
         shares = same_images and dense.name is not None
         return _Start(*(shared(self, str(dense.name), compute) if shares else compute()))
-
-
-class _Start(NamedTuple):
-    """What the first block computes once per image.
-
-    Attributes:
-        projected: Keys, values and queries of the image tokens, with the dense prompt's bias.
-        added: Image tokens plus the biases of the dense prompt and of the output projection.
-        projection: Projection of the mask prompt's features to keys, values and queries.
-    """
-
-    projected: Float[Tensor, "B T D"]
-    added: Float[Tensor, "B T C"]
-    projection: Float[Tensor, "D c"] | None = None
 
 
 def gather(

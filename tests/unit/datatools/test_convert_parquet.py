@@ -190,7 +190,7 @@ def test_columns_are_named_when_none_fits(tmp_path):
         converted(path)
     with pytest.raises(GigamaskError, match=r"--masks COLUMN .*gt \(struct"):
         converted(path, ("photo", None))
-    with pytest.raises(GigamaskError, match=r"size is no column of label images.*--masks"):
+    with pytest.raises(GigamaskError, match=r"column size does not hold label images.*--masks"):
         converted(path, ("photo", "size"))
     assert converted(path, ("photo", "gt"))[0]["masks"] == 4
 

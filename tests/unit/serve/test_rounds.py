@@ -11,16 +11,16 @@ from PIL import Image
 
 from gigamask.data.mask_sampling import MaskFilters
 from gigamask.errors import GigamaskError
-from gigamask.masks.rle import RLEMasks
 from gigamask.models.state_dict import save_weights, to_official
 from gigamask.pixels import PixelConfig
 from gigamask.serialization import read_json
 from gigamask.serve import training_round
 from gigamask.serve.annotator import Annotator
-from gigamask.serve.project import Edit, MaskObject, ObjectCategory, Project
+from gigamask.serve.project import ObjectCategory
 from gigamask.serve.rounds import LOG, RESULT, SETTINGS, Rounds
 from gigamask.serve.training_round import make_config, run_round
 from gigamask.training.checkpoint import load_model
+from tests.annotated import annotated
 from tests.little import SPEC
 
 SIZE = (40, 60)
@@ -30,19 +30,9 @@ KILL = "__import__('os').kill(__import__('os').getpid(), 9)"
 @pytest.fixture
 def rounds(tmp_path, session, model):
     """Three images that are done, of which the first is held out."""
-    (tmp_path / "photos").mkdir()
     spec = replace(SPEC, custom_init=True)
     save_weights(to_official(model), spec, tmp_path / "little.safetensors")
-    dense = np.zeros((1, *SIZE), bool)
-    dense[0, 10:30, 20:40] = True
-    mask = RLEMasks.from_dense(dense).to_coco()[0].decode()
-    for i in range(3):
-        pixels = np.random.default_rng(i).integers(0, 256, (*SIZE, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(tmp_path / "photos" / f"{i}.png")
-    with Project.open(tmp_path / "project", tmp_path / "photos") as project:
-        for row in range(3):
-            project.edit(row, 0, Edit("stroke", {1: MaskObject(mask, accepted=True)}), SIZE)
-            project.mark_done(row, 1, True, SIZE)
+    with annotated(tmp_path, SIZE) as project:
         yield Rounds(Annotator(project, session), str(tmp_path / "little.safetensors"), "cpu")
 
 
