@@ -8,6 +8,7 @@ as ImageNet's are, each class is a shard of its own, indexed and updated separat
 import os
 from collections.abc import Iterator
 from hashlib import blake2b
+from pathlib import Path
 from typing import NamedTuple
 
 from gigamask.data import storage
@@ -18,11 +19,8 @@ JPEG = (".jpg", ".jpeg")
 """File name extensions of JPEGs."""
 EXTENSIONS = (*JPEG, ".png", ".webp", ".tif", ".tiff", ".npy")
 """File name extensions of images."""
-IS_PARQUET = (
-    "is parquet, which 'gigamask train', 'evaluate' and 'stats' read; convert it to tars for other "
-    "commands: gigamask convert"
-)
-"""What is wrong with a file or folder, for error messages."""
+CONVERTED_SUFFIX = ".gigamask"
+"""End of the name of the folder of tars that a training makes of images and masks beside it."""
 
 
 class FolderListing(NamedTuple):
@@ -60,8 +58,8 @@ def find_folders(root: str) -> list[str]:
             f"{error.filename}: cannot be read ({error.strerror}); "
             "check the path, its permissions and the disk"
         ) from error
-    if not folders and any(name.endswith(".parquet") for name in os.listdir(root)):
-        raise GigamaskError(f"{root}: {IS_PARQUET}")
+    if not folders and next(Path(root).rglob("*.parquet"), None):
+        raise GigamaskError(storage.is_parquet(root))
     if not folders:
         raise GigamaskError(
             f"{root}: contains no .tar file and, at any depth, no image ({', '.join(EXTENSIONS)}); "
@@ -86,12 +84,17 @@ def _walk(folder: str, ancestors: frozenset[tuple[int, int]]) -> Iterator[str]:
                     "a folder of images; give a quoted glob of the tars such as '**/*.tar', "
                     "or a folder of images only"
                 )
-            if not entry.name.startswith(".") and entry.is_dir():
+            if not _is_left_out(entry.name) and entry.is_dir():
                 subfolders.append(entry.path)
     if has_images:
         yield folder
     for path in subfolders:
         yield from _walk(path, ancestors | {inode})
+
+
+def _is_left_out(name: str) -> bool:
+    """Return whether a subfolder is hidden, or holds what a training made of the images."""
+    return name.startswith(".") or name.endswith(CONVERTED_SUFFIX)
 
 
 def scan(folder: str) -> FolderListing:

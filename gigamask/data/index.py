@@ -236,7 +236,12 @@ def find_shards(paths: Paths) -> list[str]:
             shards += [stored.path for stored in index_format.read_manifest(Path(text)).tars]
         elif os.path.isdir(text):
             tars = glob.glob(os.path.join(glob.escape(text), "*.tar"))
-            shards += tars or image_folder.find_folders(text)
+            folders = tars or image_folder.find_folders(text)
+            if inner := next(filter(is_index, folders), None):
+                raise GigamaskError(
+                    f"{path}: is no folder of tars or images, but contains an index; give {inner}"
+                )
+            shards += folders
         elif os.path.exists(text):
             shards.append(text)
         elif glob.has_magic(text):
@@ -260,7 +265,7 @@ def find_shards(paths: Paths) -> list[str]:
             continue
         check_regular(path)
         if path.endswith(".parquet"):
-            raise GigamaskError(f"{path}: {image_folder.IS_PARQUET}")
+            raise GigamaskError(storage.is_parquet(path))
         if image_folder.is_image(path):
             raise GigamaskError(f"{path}: is an image; give its folder, or a tar of images")
     return sorted(set(shards))

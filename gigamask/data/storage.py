@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
+from shlex import quote
 from typing import Any, NamedTuple, TypeVar
 
 from gigamask.errors import CorruptSampleError, GigamaskError
@@ -223,17 +224,31 @@ def find_tars(url: str) -> list[str]:
     Raises:
         GigamaskError: There are none, or the folder cannot be listed.
     """
-    if not is_glob(url):
-        names = [name for name in list_files(url) if strip_query(name).endswith(".tar")]
-    else:
-        names = list_files(url)
-    if not names:
+    names = list_files(url)
+    tars = names if is_glob(url) else [name for name in names if _has_suffix(name, ".tar")]
+    if any(_has_suffix(name, ".parquet") for name in tars or names):
+        raise GigamaskError(is_parquet(url))
+    if not tars:
         problem = "the glob matches no file" if is_glob(url) else "the folder lists no .tar file"
         raise GigamaskError(
             f"{url}: {problem}; give the URL of a tar, of a folder of tars, "
-            "or a quoted glob such as 's3://bucket/folder/*.tar'"
+            "or a quoted glob such as 's3://bucket/folder/*.tar'; convert a data set of parquet "
+            "files first: gigamask convert URL --out shards/"
         )
-    return names
+    return tars
+
+
+def is_parquet(path: str) -> str:
+    """Return the error message for data that are parquet where tars are expected."""
+    return (
+        f"{path}: is parquet, which only 'gigamask train', 'plan', 'evaluate', 'stats' and "
+        "gigamask.DataLoader read; convert it, and give the tars instead: "
+        f"gigamask convert {quote(path)} --out shards/"
+    )
+
+
+def _has_suffix(url: str, suffix: str) -> bool:
+    return strip_query(url).endswith(suffix)
 
 
 def is_glob(url: str) -> bool:

@@ -9,8 +9,10 @@ far as the source has them, or the `label` of a label image.
 
 import os
 import shutil
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain, count, groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -179,7 +181,19 @@ def _write_shards(
         ShardJob(work / f"{number:06d}.tar", images[start : start + shard_images])
         for number, start in enumerate(starts)
     ]
-    shard_counts = worker_pool.parallel_map(write_shard, shards, workers, progress, ConvertCounts)
+    finished = count(1)
+
+    def report() -> None:
+        """Report another tar, if this process writes all of them."""
+        if progress is not None:
+            progress(next(finished), len(shards))
+
+    runs, in_process = runs_of(shards, workers), workers == 1
+    write = partial(write_shards, report=report) if in_process else write_shards
+    counts_of_runs = worker_pool.parallel_map(
+        write, runs, workers, None if in_process else progress, list[ConvertCounts]
+    )
+    shard_counts = list(chain.from_iterable(counts_of_runs))
     for counts in shard_counts:
         total.add(counts)
     _check(source, "images", total.skipped, total.images)
@@ -191,17 +205,54 @@ def _write_shards(
     return tars
 
 
-def write_shard(shard: ShardJob) -> ConvertCounts:
-    """Write one tar and return the counts of its contents."""
-    counts = ConvertCounts()
-    try:
-        tar.write(shard.path, _members(shard.images, counts))
-    except OSError as error:
-        raise GigamaskError(
-            f"{shard.path}: cannot be written ({error.strerror}); free space on the disk and run"
-            " the same command again"
-        ) from error
-    return counts
+def runs_of(shards: Sequence[ShardJob], workers: worker_pool.Workers) -> list[list[ShardJob]]:
+    """Divide the tars into runs, each of which one process writes in one pass over its images.
+
+    Args:
+        shards: The tars.
+        workers: Number of processes, or a part of a command.
+
+    Returns:
+        The runs: tars that start in the same block form one, or one for each process, which reads
+        the block from its start.
+    """
+    is_part = isinstance(workers, worker_pool.Part)
+    processes = workers.count * workers.workers if is_part else workers
+    runs: list[list[ShardJob]] = []
+    for _, same in groupby(enumerate(shards), lambda item: item[1].images[0].block or item[0]):
+        together = [shard for _, shard in same]
+        size = -(-len(together) // max(1, processes))
+        runs += [together[start : start + size] for start in range(0, len(together), size)]
+    return runs
+
+
+def write_shards(
+    shards: Sequence[ShardJob], report: Callable[[], object] | None = None
+) -> list[ConvertCounts]:
+    """Write tars, reading their images in one pass.
+
+    Args:
+        shards: The tars, with images in the order of the source.
+        report: Called after each tar.
+
+    Returns:
+        The counts of the contents of each.
+    """
+    images = [image for shard in shards for image in shard.images]
+    stored, written = type(images[0]).read_all(images), []
+    for shard in shards:
+        counts = ConvertCounts()
+        try:
+            tar.write(shard.path, _members(islice(stored, len(shard.images)), counts))
+        except OSError as error:
+            raise GigamaskError(
+                f"{shard.path}: cannot be written ({error.strerror}); free space on the disk and"
+                " run the same command again"
+            ) from error
+        written.append(counts)
+        if report is not None:
+            report()
+    return written
 
 
 def _list_source(
@@ -238,9 +289,11 @@ def _check_no_label_options(source: Path, options: ConvertOptions) -> None:
         )
 
 
-def _members(images: Sequence[SourceImage], counts: ConvertCounts) -> Iterator[tuple[str, bytes]]:
+def _members(
+    images: Iterable[tuple[SourceImage, bytes | CorruptSampleError]], counts: ConvertCounts
+) -> Iterator[tuple[str, bytes]]:
     """Yield a tar's members, one image at a time, and add to the counts."""
-    for image, stored in type(images[0]).read_all(images):
+    for image, stored in images:
         try:
             if isinstance(stored, CorruptSampleError):
                 raise stored

@@ -82,6 +82,7 @@ class ParquetRow(SourceImage):
 
     table: ParquetTable
     row: int
+    row_group: int
     keep_crowds: bool = False
     split: bool = False
     ignore: tuple[int, ...] = ()
@@ -90,6 +91,11 @@ class ParquetRow(SourceImage):
     def exists(self) -> bool:
         """Return True: the file has been opened."""
         return True
+
+    @property
+    def block(self) -> tuple[Path, int]:
+        """The file and the number of the row group."""
+        return self.path, self.row_group
 
     @classmethod
     def read_all(
@@ -199,7 +205,11 @@ def read(
     for path in source.files:
         with open_file(path) as file:
             table = _table(path, file.schema_arrow, source)
-            count = file.metadata.num_rows
+            groups = [
+                group
+                for group in range(file.num_row_groups)
+                for _ in range(file.metadata.row_group(group).num_rows)
+            ]
         if (split_components or ignore) and table.kind != "labels":
             raise GigamaskError(
                 f"{path}: column {table.masks} has {table.kind}, not label images; drop "
@@ -207,8 +217,8 @@ def read(
             )
         name = os.path.relpath(path, source.folder)
         images += [
-            ParquetRow(number, f"{name}:{row}", Path(path), table, row, *options)
-            for row, number in enumerate(range(len(images), len(images) + count))
+            ParquetRow(len(images) + row, f"{name}:{row}", Path(path), table, row, group, *options)
+            for row, group in enumerate(groups)
         ]
     return SourceListing(images, [], True)
 

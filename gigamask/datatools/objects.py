@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,11 @@ class SourceImage(ABC):
     def exists(self) -> bool:
         """Return whether there is such a file."""
         return self.path.is_file()
+
+    @property
+    def block(self) -> Hashable:
+        """What is decoded from its start to read this image; None if nothing is."""
+        return None
 
     @classmethod
     def read_all(

@@ -32,7 +32,8 @@ class DataLoader:
         """Index the data if they have no index, and check the configuration.
 
         Args:
-            data: Tars, folders of tars, globs, URLs, or an index.
+            data: Tars, folders of tars, globs, URLs, or an index; or what `train` converts, such as
+                parquet files, or the path that `images` or `masks` of the configuration belong to.
             recipe: Name of a recipe, or a configuration.
             batch_size: Images per batch; None means the recipe's.
             num_workers: Loader processes; None means the recipe's, 0 loads in this process.
@@ -42,15 +43,16 @@ class DataLoader:
         """
         from gigamask import recipes
         from gigamask.training.train_data import TrainData
+        from gigamask.workflows.own_data import use_own_data
 
         config: Any = recipes.make(recipe) if isinstance(recipe, str) else recipe
-        config = replace(config, data=path_list(data))
+        config = use_own_data(replace(config, data=path_list(data)))
         if batch_size is not None:
             config = replace(config, batch_size=batch_size)
         if num_workers is not None:
             config = replace(config, loader=replace(config.loader, workers=num_workers))
         self.config = replace(config, micro_batch_size=config.batch_size).check()
-        self.index = open_index(data)
+        self.index = open_index(self.config.data)
         self._samples = 0
         self._samples_per_epoch = TrainData(self.config, self.index).samples_per_epoch
 

@@ -17,6 +17,7 @@ from filelock import FileLock
 from gigamask import files
 from gigamask.config_files import config_to_resume
 from gigamask.data import storage
+from gigamask.data.image_folder import CONVERTED_SUFFIX
 from gigamask.datatools import convert_labels, parquet_files
 from gigamask.datatools.convert import ConvertOptions, convert
 from gigamask.datatools.convert_parquet import ParquetFiles
@@ -31,8 +32,6 @@ from gigamask.training.train_data import open_index
 from gigamask.workflows.open_data import Paths, path_list
 from gigamask.workflows.pixel_window import measure_window
 
-SUFFIX = ".gigamask"
-"""End of the name of the cache, whose start is that of the annotations."""
 DONE = "converted.json"
 """File that a complete conversion ends with."""
 MAX_REASONS = 3
@@ -199,7 +198,7 @@ def _converted(
     beside = Path(str(source)).absolute()
     if storage.is_remote(str(source)):
         beside = Path(re.sub(r"\W*://\W*", "_", str(source)).replace("/", "_"))
-    cache = beside.with_name(f"{beside.name}{SUFFIX}")
+    cache = beside.with_name(f"{beside.name}{CONVERTED_SUFFIX}")
     folder = cache / _digest(source, images, val_split, seed)
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -114,8 +114,12 @@ def test_parquet(here, capsys):
     assert "8 images with 16 masks" in capsys.readouterr().out
     assert main(["convert", "coco.json", "--out", "of_coco"]) == 2
     assert "--images FOLDER" in capsys.readouterr().err
-    assert main(["index", "set/test-0.parquet", "--out", "index"]) == 2
-    assert "gigamask convert" in capsys.readouterr().err
+    loader = gigamask.DataLoader("set/test-0.parquet", "tiny", batch_size=3, num_workers=0)
+    (batch,) = loader
+    assert len(batch.names) == 3
+    for words in (["index", "set/test-0.parquet"], ["segment", "starter", "set"]):
+        assert main([*words, "--out", "out"]) == 2
+        assert f"gigamask convert {here}/set" in capsys.readouterr().err
 
 
 def test_a_part_is_held_out(here, capsys):

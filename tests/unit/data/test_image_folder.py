@@ -348,10 +348,18 @@ def test_samples_come_from_files(photos, tmp_path, workers):
 
 
 def test_parquet_is_to_be_converted(tmp_path):
-    (tmp_path / "train-0.parquet").write_bytes(b"PAR1")
-    for path in (tmp_path, tmp_path / "train-0.parquet"):
-        with pytest.raises(GigamaskError, match=r"is parquet.*gigamask convert"):
+    file, parent = tmp_path / "my set/data/train-0.parquet", tmp_path / "my set"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"PAR1")
+    done = file.with_name("train-0.parquet.gigamask") / "all/sa_000000.tar"  # of a training
+    done.parent.mkdir(parents=True)
+    done.touch()
+    for path in (parent, file):
+        with pytest.raises(GigamaskError, match=rf"is parquet.*gigamask convert '{path}' --out"):
             find_shards(str(path))
+    for path in ("hf://us/cells/a.parquet", "https://localhost/a.parquet?key=1"):
+        with pytest.raises(GigamaskError, match=r"is parquet.*gigamask convert '?[hf]"):
+            find_shards(path)
 
 
 def test_hidden_files_and_other_kinds_are_no_images():

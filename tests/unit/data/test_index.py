@@ -229,6 +229,9 @@ def test_paths_are_tars_folders_globs_and_indexes(two, tmp_path, monkeypatch):
     assert find_tars("odd[1].tar") == [str(folder / "odd[1].tar")]
     (folder / "manifest.json").write_text('{"made_by": "another program"}')
     assert len(find_tars(folder)) == 3
+    shutil.copytree(tmp_path / "index", tmp_path / "run/index-of-it")
+    with pytest.raises(GigamaskError, match=r"run: .*contains an index; give .*run/index-of-it"):
+        find_tars(tmp_path / "run")
 
 
 @pytest.mark.parametrize(

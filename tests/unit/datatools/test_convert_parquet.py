@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from gigamask.data import storage
+from gigamask.datatools import convert as convert_module
 from gigamask.datatools import convert_parquet, parquet_files
 from gigamask.datatools.convert import ConvertOptions, convert
 from gigamask.datatools.convert_parquet import ParquetFiles
@@ -226,6 +227,34 @@ def test_files_that_are_damaged(tmp_path):
         convert_parquet.read(ParquetFiles((str(path),)))
     with pytest.raises(GigamaskError, match=r"none.parquet: (cannot be read|no such)"):
         convert_parquet.read(ParquetFiles((str(tmp_path / "none.parquet"),)))
+
+
+def test_a_row_group_of_many_tars_is_decoded_once(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.parquet", rows(ANNOTATIONS, 30), row_group_size=24)
+    decoded, iter_batches = [], pq.ParquetFile.iter_batches
+
+    def counted(file, size, *words, **options):
+        for batch in iter_batches(file, size, *words, **options):
+            decoded.append(batch.num_rows)
+            yield batch
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", counted)
+    done, source = [], ParquetFiles((str(path),))
+    whole = convert(
+        *(source, None, tmp_path / "whole", ConvertOptions(), 5, 1),
+        progress=lambda *each: done.append(each),
+    )
+    assert (whole["images"], len(whole["tars"])) == (30, 6)
+    assert done == [(number + 1, 6) for number in range(6)]
+    assert max(decoded) <= parquet_files.BATCH
+    assert 30 <= sum(decoded) <= 30 + 5  # the fifth tar has images of both groups
+    shards = [
+        convert_module.ShardJob(Path(), list(convert_parquet.read(source).images[start:]))
+        for start in range(0, 30, 5)
+    ]
+    of_two = convert_module.runs_of(shards, 2)
+    assert [len(run) for run in of_two] == [3, 2, 1]
+    assert [shard for run in of_two for shard in run] == shards
 
 
 def test_which_paths_are_parquet(tmp_path):
