@@ -186,6 +186,16 @@ class WindowOptions:
     """percentiles of each image that become 0 and 255, such as 0.5 99.5, if the weights state no
     window"""
 
+    @property
+    def flags(self) -> str:
+        """The flags as they are written; empty if neither is given."""
+        given = {"--window": self.window, "--percentiles": self.percentiles}
+        return " ".join(
+            f"{flag} {' '.join(f'{value:g}' for value in values)}"
+            for flag, values in given.items()
+            if values
+        )
+
 
 def channel_percentiles(
     stored: np.ndarray, percentiles: tuple[float, ...], name: str

@@ -24,6 +24,7 @@ from gigamask import files
 from gigamask.data import image_folder
 from gigamask.data.file_lock import exclusive_lock
 from gigamask.errors import GigamaskError, counted
+from gigamask.pixels import WindowOptions
 from gigamask.serialization import read_json
 from gigamask.serve.open_images import NotFoundError
 from gigamask.serve.prompt_steps import PromptStep
@@ -211,6 +212,7 @@ class ProjectFile:
         categories: The categories.
         rounds: The trainings so far.
         model: Index of the round whose model is in use; -1 is the one that the project began with.
+        pixels: How images of more than 8 bits are read by models that state no window.
     """
 
     images: str
@@ -218,6 +220,7 @@ class ProjectFile:
     categories: tuple[ObjectCategory, ...] = (ObjectCategory("object", "#0072b2"),)
     rounds: tuple[TrainingRound, ...] = ()
     model: int = -1
+    pixels: WindowOptions = field(default_factory=WindowOptions)
 
 
 @dataclass(frozen=True)
@@ -403,6 +406,26 @@ class Project:
             changed = replace(self.content, **changes)
             _write(self.folder / PROJECT, msgspec.json.format(msgspec.json.encode(changed)))
             self.content = changed
+
+    def keep_window(self, given: WindowOptions) -> str | None:
+        """Keep a window for later starts.
+
+        Args:
+            given: The window; if none is given, the one that is kept stays.
+
+        Returns:
+            A line that says so if another was kept, else None.
+        """
+        kept = self.content.pixels.flags
+        if not given.flags or given.flags == kept:
+            return None
+        self.update(pixels=given)
+        if not kept:
+            return None
+        return (
+            f"{given.flags} replaces {kept}, which --project {self.folder} was annotated with; "
+            "models that it trained keep the window of their training"
+        )
 
     def _path(self, row: int) -> Path:
         if not 0 <= row < len(self.names):

@@ -63,8 +63,7 @@ class Rounds:
         self.runs = RunsView(self.folder)
         self._process: subprocess.Popen | None = None
         self._lock = threading.Lock()
-        if self.project.content.model >= 0:
-            self.use(self.project.content.model)
+        self.use(self.project.content.model)
 
     def status(self) -> dict[str, Any]:
         """Return the state of the training, the models, and what masks cost in each round."""
@@ -134,6 +133,8 @@ class Rounds:
             raise GigamaskError(f"there is no round {number + 1}; there are {len(rounds)}")
         first = number < 0
         model = self._first if first else load_model(self.weights_of(number), self.device)
+        if not model.config.pixels.has_window:
+            model.set_window(**vars(self.project.content.pixels))
         self.annotator.session.use_model(model)
         if number != self.project.content.model:
             self.project.update(model=number)

@@ -12,6 +12,7 @@ from pycocotools.coco import COCO
 from gigamask.cli.main import main
 from gigamask.models.init import build_model
 from gigamask.models.state_dict import save_weights, to_official
+from gigamask.serve import server
 from gigamask.serve.project import Project
 from gigamask.synthetic.cells import compose_cells
 from tests.journeys.test_serve import NARROW, browser, choose_file, opened, served  # noqa: F401 (a fixture)
@@ -245,8 +246,13 @@ def test_wrong_projects_are_one_line(tmp_path, capsys, photos):
         assert said.count("\n") == 1
 
 
-def test_images_of_16_bits_are_shown_and_classes_are_named(browser, tmp_path):  # noqa: F811
-    """Without a window, by percentiles; the classes of masks, as categories of proposals, too."""
+def test_images_of_16_bits_are_shown_and_classes_are_named(
+    browser,  # noqa: F811
+    tmp_path,
+    monkeypatch,
+    capsys,
+):
+    """By the percentiles of an earlier start; the classes of masks, as categories of proposals."""
     (tmp_path / "cells").mkdir()
     for i in range(2):
         Image.fromarray(compose_cells(0, i, (96, 96), 16).pixels).save(tmp_path / f"cells/{i}.png")
@@ -255,10 +261,18 @@ def test_images_of_16_bits_are_shown_and_classes_are_named(browser, tmp_path):  
     save_weights(to_official(build_model(spec, 0)), spec, weights)
     flags = ("--points-per-side", 2, "--pred-iou-thresh", 0, "--stability-score-thresh", 0)
     words = ("--project", tmp_path / "project", "--images", tmp_path / "cells")
+
+    def start_and_stop(*given):
+        with monkeypatch.context() as changed:
+            changed.setattr(server, "serve", lambda *_: None)
+            assert main(["serve", *map(str, (*words, "--weights", weights, *given))]) == 0
+        return capsys.readouterr().out
+
+    assert "replaces" not in start_and_stop("--percentiles", 1, 99)
     with served(*words, "--weights", weights, *flags) as address:
         with opened(browser, address) as page:
             saved(page)
-            page.wait_for_selector("#a-note:has-text('uint16, percentiles 0.5 99.5')")
+            page.wait_for_selector("#a-note:has-text('uint16, percentiles 1 99')")
             shown = page.evaluate(
                 "() => { const {width, height} = document.getElementById('a-pixels');"
                 " const {data} = document.getElementById('a-pixels').getContext('2d')"
@@ -284,3 +298,5 @@ def test_images_of_16_bits_are_shown_and_classes_are_named(browser, tmp_path):  
         objects = [each for row in range(2) for each in project.read(row).objects.values()]
     assert {each.category for each in objects} <= {"cell", "dirt"}
     assert objects
+    said = start_and_stop("--window", 0, 5000)
+    assert re.search(r"^--window 0 5000 replaces --percentiles 1 99, .*\n", said)

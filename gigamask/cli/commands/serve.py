@@ -161,6 +161,9 @@ class ServeCommand(WindowOptions):
         if self.project is None or session is None:
             return None
         project = stack.enter_context(Project.open(self.project, self.images))
+        given = WindowOptions(window=self.window, percentiles=self.percentiles)
+        if changed := project.keep_window(given):
+            print(changed, flush=True)
         annotator = Annotator(project, session)
         rounds = Rounds(annotator, weights, self.device)
         return ProjectState(annotator, Proposals(annotator, self.masks), rounds)

@@ -9,6 +9,7 @@ from PIL import Image
 
 from gigamask.errors import GigamaskError
 from gigamask.masks.rle import RLEMasks
+from gigamask.pixels import WindowOptions
 from gigamask.serve import project as projects
 from gigamask.serve.project import Edit, MaskObject, Project, StaleError, progress
 from gigamask.serve.project_export import export, to_coco
@@ -89,6 +90,20 @@ def test_a_project_is_opened_again_as_it_was(tmp_path, photos):
         Project.open(tmp_path / "project", moved / ".."),
     ):
         pass
+
+
+def test_a_window_is_kept_and_its_change_is_said(tmp_path, photos):
+    first, other = WindowOptions(percentiles=(1.0, 99.0)), WindowOptions(window=(0.0, 3e3))
+    with Project.open(tmp_path / "project", photos) as project:
+        assert project.keep_window(first) is None
+    with Project.open(tmp_path / "project") as project:
+        for given in (WindowOptions(), first):
+            assert project.keep_window(given) is None
+            assert project.content.pixels == first
+        said = project.keep_window(other) or ""
+        assert "--window 0 3000 replaces --percentiles 1 99" in said
+    with Project.open(tmp_path / "project") as project:
+        assert project.content.pixels == other
 
 
 @pytest.mark.parametrize(

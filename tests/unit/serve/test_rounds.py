@@ -12,7 +12,7 @@ from PIL import Image
 from gigamask.data.mask_sampling import MaskFilters
 from gigamask.errors import GigamaskError
 from gigamask.models.state_dict import save_weights, to_official
-from gigamask.pixels import PixelConfig
+from gigamask.pixels import PixelConfig, WindowOptions
 from gigamask.serialization import read_json
 from gigamask.serve import training_round
 from gigamask.serve.annotator import Annotator
@@ -83,6 +83,15 @@ def test_images_of_16_bits_are_trained_on_as_they_are_shown(rounds, monkeypatch)
         assert found == (expected or PixelConfig(window=window))
         read = settings_of(folder).load_model(rounds.weights, "cpu")
         assert read.config.pixels == found
+
+
+def test_models_without_a_window_read_images_by_that_of_the_project(rounds):
+    rounds.project.update(pixels=WindowOptions(window=(0.0, 300.0)))
+    for own, expected in (((), (0.0, 300.0)), ((5.0, 9.0), (5.0, 9.0))):
+        rounds._first = deepcopy(rounds._first)
+        rounds._first.config = replace(rounds._first.config, pixels=PixelConfig(window=own))
+        rounds.use(-1)
+        assert rounds.annotator.session.model.config.pixels.window == expected
 
 
 def test_two_categories_are_trained_as_classes(rounds, monkeypatch):
