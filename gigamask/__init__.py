@@ -1,5 +1,10 @@
 """Train Segment Anything (SAM) from scratch: SA-1B's tars in, a promptable segmenter out.
 
+`load_model` reads weights; `SamPredictor` and `SamAutomaticMaskGenerator` take the model, and have
+the arguments of Meta's classes. `train`, `pretrain` and `distill` train one of `recipes` and return
+a `Run`; `DataLoader` yields their batches. `evaluate`, `benchmark`, `segment` and `plan` do what
+the commands do. Errors that you can fix are `GigamaskError`.
+
 The public names, listed in `__init__.pyi`, are imported when they are first used, so that
 `import gigamask` takes milliseconds.
 """

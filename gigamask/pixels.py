@@ -139,7 +139,11 @@ class PixelConfig:
         Raises:
             GigamaskError: As for `to_uint8`, or the array has another shape, or no numbers.
         """
-
+        if not hasattr(image, "ndim"):
+            raise GigamaskError(
+                f"{name} must be an array of pixels, such as np.array(PIL.Image.open(path).convert("
+                f"'RGB')) (got {type(image).__name__})"
+            )
         if image.ndim not in (2, 3) or not image.size or image.dtype.kind not in "uif":
             shape = " x ".join(map(str, image.shape))
             raise GigamaskError(

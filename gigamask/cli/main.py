@@ -73,7 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:  # a full disk, a folder without write permission
         if error.filename is None:
             raise
-        act = "check the path, its permissions and the disk"
+        is_file = isinstance(error, FileExistsError | NotADirectoryError)
+        act = "give a folder" if is_file else "check the path, its permissions and the disk"
         print(f"gigamask: {error.filename}: {error.strerror}; {act}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -237,11 +237,12 @@ def find_shards(paths: Paths) -> list[str]:
         elif os.path.isdir(text):
             tars = glob.glob(os.path.join(glob.escape(text), "*.tar"))
             folders = tars or image_folder.find_folders(text)
-            if inner := next(filter(is_index, folders), None):
+            found = [folder for folder in folders if not is_index(folder)]
+            if not found:
                 raise GigamaskError(
-                    f"{path}: is no folder of tars or images, but contains an index; give {inner}"
+                    f"{path}: has no tars or images, but an index; give {folders[0]}"
                 )
-            shards += folders
+            shards += found
         elif os.path.exists(text):
             shards.append(text)
         elif glob.has_magic(text):

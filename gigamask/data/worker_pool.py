@@ -170,7 +170,7 @@ def parallel_map(
         share = workers.share(items)
         workers.finish(len(items), parallel_map(function, share, workers.workers, progress))
     if workers < 1:
-        raise GigamaskError(f"workers must be at least 1, got {workers}")
+        raise GigamaskError(f"--workers must be at least 1 (got {workers})")
     results: dict[int, Result] = {}
 
     def collect(position: int, result: Result) -> None:

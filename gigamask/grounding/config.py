@@ -239,12 +239,11 @@ class GroundingTrainConfig(TrainConfig):
         """
         super().check_inputs(earlier)
         _ = self.loaded_queries
-        from gigamask.models.state_dict import may_be_weights
+        from gigamask.models.state_dict import PASS_WEIGHTS, may_be_weights
 
         if not may_be_weights(self.segmenter):
             raise GigamaskError(
-                f"--segmenter {self.segmenter}: no such file or folder; pass a run folder, "
-                "a checkpoint, a .pth, a .safetensors, a Hugging Face folder or id, or starter"
+                f"--segmenter {self.segmenter}: no such file or folder; {PASS_WEIGHTS}"
             )
 
     @cached_property

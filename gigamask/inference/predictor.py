@@ -6,6 +6,7 @@ Methods, arguments and shapes are those of Segment Anything's class. In shapes, 
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -64,6 +65,10 @@ class SamPredictor:
         halo: int | None = None,
         precision: PrecisionName = "auto",
     ) -> None:
+        if isinstance(sam_model, str | Path):
+            raise GigamaskError(
+                f"a model is needed, not its path: gigamask.load_model({str(sam_model)!r})"
+            )
         if zoom and tile is not None:
             raise GigamaskError(
                 f"zoom cannot be combined with tile {tile}: leave one of them out; for objects "

@@ -32,6 +32,11 @@ from gigamask.serialization import read_json
 Model = nn.Module
 MAX_CONFIG_BYTES = 1 << 20
 save_weights = weight_files.save_weights
+PASS_WEIGHTS = (
+    "pass a run folder, a checkpoint, a .pth, a .safetensors, a Hugging Face folder or id, "
+    "or starter"
+)
+"""What to do if there are no weights, for error messages."""
 STARTER = "starter"
 """Name of the weights in this package: the model `compact`, trained on synthetic scenes alone."""
 STARTER_FILE = Path(__file__).parent / "starter.safetensors"
@@ -147,9 +152,7 @@ def find_weights(path: Path | str) -> Path:
         return folder / manifest.MODEL
     if not folder.is_file():
         problem = "not a regular file" if os.path.lexists(folder) else "no such file"
-        raise GigamaskError(
-            f"{path}: {problem}; pass a .pth, a .safetensors, or a folder with model.safetensors"
-        )
+        raise GigamaskError(f"{path}: {problem}; {PASS_WEIGHTS}")
     return folder
 
 

@@ -242,13 +242,12 @@ def read_pth(path: Path) -> tuple[State, ModelConfig | None]:
     except Exception as error:  # files that are not pickles raise almost any error
         code = re.search(r"(?:GLOBAL|unsupported class) ([\w.]+)", str(error))
         reason = (
-            f"it wants to run code, {code[1][:80]}, which is never done"
+            f"it wants to run code, {code[1][:80]}, which is never done); save only the model's "
+            "state_dict()"
             if code and isinstance(error, pickle.UnpicklingError)
-            else "torch.save did not write it as a whole"
+            else "torch.save did not write it as a whole); check the path, or download it again"
         )
-        raise GigamaskError(
-            f"{path}: cannot be read as weights ({reason}); save only the model's state_dict()"
-        ) from None
+        raise GigamaskError(f"{path}: cannot be read as weights ({reason}") from None
     state, config = _unwrap(content), None
     if not isinstance(state, dict) or not all(
         isinstance(name, str) and isinstance(value, Tensor) for name, value in state.items()

@@ -106,12 +106,14 @@ def find(name: str) -> Callable[[], TrainConfig]:
     return recipe
 
 
-def make(name: str) -> TrainConfig:
-    """Return the configuration of a recipe.
+def make(name: str | TrainConfig) -> TrainConfig:
+    """Return the configuration of a recipe; a configuration is returned unchanged.
 
     Raises:
         GigamaskError: There is no such recipe, or a custom one fails or returns something else.
     """
+    if isinstance(name, TrainConfig):
+        return name
     recipe = find(name)
     try:
         config = recipe()

@@ -20,7 +20,7 @@ from PIL import Image
 
 from gigamask.data import annotation, tar, worker_pool
 from gigamask.data.image import encode_jpeg
-from gigamask.errors import GigamaskError
+from gigamask.errors import GigamaskError, check_range
 from gigamask.masks.rle import RLEMasks
 from gigamask.rng import make_rng
 from gigamask.serialization import check_regular
@@ -240,11 +240,9 @@ def write_scenes(
             "--long-side must be two numbers of pixels from 32 to 8192, the smaller first "
             f"(got {long_side[0]} {long_side[1]})"
         )
-    if images < 1 or shard_images < 1 or first < 0:
-        raise GigamaskError(
-            f"{folder}: counts must be at least 1 and image numbers at least 0 (got {images} images"
-            f" from {first} on, {shard_images} per shard)"
-        )
+    check_range("--images", images, 1, None)
+    check_range("--shard-images", shard_images, 1, None)
+    check_range("--first", first, 0, None)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     shards = {

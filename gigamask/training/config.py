@@ -237,14 +237,11 @@ class TrainConfig(ABC):
         """
         from gigamask.models.configs import DECODER_PREFIX
         from gigamask.models.init import MAE_PREFIX
-        from gigamask.models.state_dict import may_be_weights
+        from gigamask.models.state_dict import PASS_WEIGHTS, may_be_weights
 
         path = (self.init or "").removeprefix(MAE_PREFIX).removeprefix(DECODER_PREFIX)
         if path and path not in earlier and not may_be_weights(path):
-            raise GigamaskError(
-                f"--init {self.init}: no such file or folder; pass a run folder, a checkpoint, "
-                "a .pth, a .safetensors, a Hugging Face folder or id, or starter"
-            )
+            raise GigamaskError(f"--init {self.init}: no such file or folder; {PASS_WEIGHTS}")
         self.check_data()
         self.evaluation.check_inputs()
 

@@ -189,7 +189,7 @@ def check_teacher(teacher: str) -> None:
     Raises:
         GigamaskError: None are named, or they do not exist.
     """
-    from gigamask.models.state_dict import may_be_weights
+    from gigamask.models.state_dict import PASS_WEIGHTS, may_be_weights
 
     if not teacher:
         raise GigamaskError(
@@ -197,10 +197,7 @@ def check_teacher(teacher: str) -> None:
             "run folder"
         )
     if not may_be_weights(teacher):
-        raise GigamaskError(
-            f"--teacher {teacher}: no such file or folder; pass a run folder, a checkpoint, a "
-            ".pth, a .safetensors, a Hugging Face folder or id, or starter"
-        )
+        raise GigamaskError(f"--teacher {teacher}: no such file or folder; {PASS_WEIGHTS}")
 
 
 def load_teacher(teacher: str) -> Sam:

@@ -41,7 +41,7 @@ class WarmupMultiStep(LRSchedule):
         return _warmup_factor(step, self.warmup_steps) * self.gamma**drops
 
     def shortened(self, warmup: int) -> WarmupMultiStep:
-        return replace(self, warmup_steps=min(self.warmup_steps, warmup))
+        return replace(self, warmup_steps=min(self.warmup_steps, max(0, warmup)))
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class WarmupCosine(LRSchedule):
         )
 
     def shortened(self, warmup: int) -> WarmupCosine:
-        return replace(self, warmup_steps=min(self.warmup_steps, warmup))
+        return replace(self, warmup_steps=min(self.warmup_steps, max(0, warmup)))
 
 
 def _check_warmup(warmup_steps: int) -> None:

@@ -45,7 +45,7 @@ class DataLoader:
         from gigamask.training.train_data import TrainData
         from gigamask.workflows.own_data import use_own_data
 
-        config: Any = recipes.make(recipe) if isinstance(recipe, str) else recipe
+        config: Any = recipes.make(recipe)
         config = use_own_data(replace(config, data=path_list(data)))
         if batch_size is not None:
             config = replace(config, batch_size=batch_size)

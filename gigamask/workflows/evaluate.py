@@ -135,7 +135,7 @@ def evaluate(weights: str | Path | Sam, data: Paths, **options: Any) -> dict[str
 
     Args:
         weights: A run folder, a checkpoint, an official .pth, a .safetensors, a Hugging Face
-            folder or id, or a model.
+            folder or id, "starter", or a model.
         data: Tars, folders of tars, globs, URLs, or an index; with `images` or `masks`, one path
             in another format.
         **options: Fields of `EvaluateOptions`, such as `max_images=100` or `device="cpu"`.
@@ -291,7 +291,7 @@ def load_model(weights: str | Path | Sam, device: str = "auto", trust: bool = Fa
 
     Args:
         weights: A run folder, a checkpoint, an official .pth, a .safetensors, a Hugging Face
-            folder or id, or a model, which is only moved to the device.
+            folder or id, "starter", or a model, which is only moved to the device.
         device: cpu, cuda, cuda:N, or auto for cuda if available.
         trust: Whether to run code that a run folder names and that is not built in.
 

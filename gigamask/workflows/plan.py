@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from gigamask import recipes
 from gigamask.distributed import fsdp
 from gigamask.distributed.precision import HALF_DTYPES, choose_precision
 from gigamask.errors import GigamaskError
@@ -91,7 +92,7 @@ class DryRun:
 
 
 def plan(
-    config: ImageTrainConfig,
+    config: str | ImageTrainConfig,
     *,
     gpu: str | None = None,
     world: str = "1",
@@ -103,7 +104,8 @@ def plan(
     """Plan a run without a GPU: memory, FLOPs and, for a named GPU, hours and whether it fits.
 
     Args:
-        config: The configuration, such as `recipes.sam_vit_b()`; data and weights are not needed.
+        config: Name of a recipe, or a configuration, such as `recipes.sam_vit_b()`; data and
+            weights are not needed.
         gpu: Name of a GPU, such as "h200", or your own as "NAME=GIB,TFLOPS".
         world: Nodes x GPUs per node, such as "32x8", or the GPUs of one node.
         efficiency: Fraction of the GPU's peak FLOP/s that is reached; None uses published values.
@@ -131,7 +133,7 @@ def plan(
     found = gpus.find(gpu) if gpu is not None else None
     cluster = Cluster.parse(world)
     hardware = Hardware(found, cluster, efficiency, dollars_per_gpu_hour, spare_gib)
-    return make_plan(config, hardware, measured)
+    return make_plan(recipes.require_images(recipes.make(config)), hardware, measured)
 
 
 def make_plan(

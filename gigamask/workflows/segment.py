@@ -209,7 +209,7 @@ def segment(
 
     Args:
         weights: A run folder, a checkpoint, an official .pth, a .safetensors, a Hugging Face
-            folder or id, or a model.
+            folder or id, "starter", or a model.
         images: Images, folders of images, globs, tars, or an index.
         out: Folder for one JSON per image, and for the tars.
         to_shards: Whether to write tars of images and JSONs too.

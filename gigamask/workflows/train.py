@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gigamask import config_files
+from gigamask import config_files, recipes
 from gigamask.data.file_lock import exclusive_lock
 from gigamask.errors import GigamaskError
 from gigamask.models.configs import SamConfig
@@ -112,7 +112,7 @@ Changes = dict[str, tuple[Any, Any]]
 """Fields that differ from the saved configuration: saved and new value."""
 
 
-def train(config: TrainConfig, *, allow_data_change: bool = False) -> Run:
+def train(config: str | TrainConfig, *, allow_data_change: bool = False, **changes: Any) -> Run:
     """Train a configuration, or resume it if its folder contains a checkpoint.
 
     Works in any thread. In the main thread, SIGINT and SIGTERM make it save a checkpoint and
@@ -120,8 +120,10 @@ def train(config: TrainConfig, *, allow_data_change: bool = False) -> Run:
     Under torchrun, call it in every process.
 
     Args:
-        config: Configuration, such as `recipes.tiny().with_(data="scenes/", out="runs/a")`.
+        config: Name of a recipe, or a configuration, such as `recipes.tiny()`.
         allow_data_change: Resume even if the data or their order have changed.
+        **changes: Values of fields, such as `data="scenes/", out="runs/a"`; see
+            `TrainConfig.with_`.
 
     Returns:
         The run: its folder, model, metrics, and `evaluate`.
@@ -129,9 +131,15 @@ def train(config: TrainConfig, *, allow_data_change: bool = False) -> Run:
     Raises:
         GigamaskError: The configuration, the data or the folder cannot be used.
     """
+    config = _configured(config, changes)
     if isinstance(config, DistillTrainConfig):
         raise GigamaskError("this configuration is for gigamask.distill")
     return _train(config, allow_data_change)
+
+
+def _configured(config: str | TrainConfig, changes: dict[str, Any]) -> TrainConfig:
+    config = recipes.make(config)
+    return config.with_(**changes) if changes else config
 
 
 def _train(config: TrainConfig, allow_data_change: bool) -> Run:
@@ -155,12 +163,15 @@ def _train(config: TrainConfig, allow_data_change: bool) -> Run:
     return Run(Path(config.out), config, state.step)
 
 
-def pretrain(config: MAETrainConfig, *, allow_data_change: bool = False) -> Run:
+def pretrain(
+    config: str | MAETrainConfig, *, allow_data_change: bool = False, **changes: Any
+) -> Run:
     """Pre-train an image encoder as a masked autoencoder; otherwise like `train`.
 
     Args:
-        config: Configuration, such as `recipes.mae_tiny().with_(data="photos/", out="runs/mae")`.
+        config: Name of a recipe, or a configuration, such as `recipes.mae_tiny()`.
         allow_data_change: Resume even if the data or their order have changed.
+        **changes: Values of fields, such as `data="photos/", out="runs/mae"`.
 
     Returns:
         The run; start a segmenter from it with `init="mae:FOLDER"`.
@@ -168,18 +179,21 @@ def pretrain(config: MAETrainConfig, *, allow_data_change: bool = False) -> Run:
     Raises:
         GigamaskError: The configuration is not a `MAETrainConfig`, or cannot be used.
     """
-    if not isinstance(config, MAETrainConfig):
-        raise GigamaskError(f"pretrain needs a MAETrainConfig, got {type(config).__name__}")
-    return train(config, allow_data_change=allow_data_change)
+    made = _configured(config, changes)
+    if not isinstance(made, MAETrainConfig):
+        raise GigamaskError(f"pretrain needs a MAETrainConfig, got {type(made).__name__}")
+    return train(made, allow_data_change=allow_data_change)
 
 
-def distill(config: DistillTrainConfig, *, allow_data_change: bool = False) -> Run:
+def distill(
+    config: str | DistillTrainConfig, *, allow_data_change: bool = False, **changes: Any
+) -> Run:
     """Distill a student from a teacher, phase by phase; otherwise like `train`.
 
     Args:
-        config: Configuration, such as `recipes.edge_sam().with_(teacher="sam_vit_h_4b8939.pth",
-            data="sa1b/", out="runs/edge")`.
+        config: Name of a recipe, or a configuration, such as `recipes.edge_sam()`.
         allow_data_change: Resume even if the data or their order have changed.
+        **changes: Values of fields, such as `teacher="sam_vit_h_4b8939.pth", data="sa1b/"`.
 
     Returns:
         The run of the last phase.
@@ -187,11 +201,12 @@ def distill(config: DistillTrainConfig, *, allow_data_change: bool = False) -> R
     Raises:
         GigamaskError: The configuration is not a `DistillTrainConfig`, or cannot be used.
     """
-    if not isinstance(config, DistillTrainConfig):
-        raise GigamaskError(f"distill needs a DistillTrainConfig, got {type(config).__name__}")
+    made = _configured(config, changes)
+    if not isinstance(made, DistillTrainConfig):
+        raise GigamaskError(f"distill needs a DistillTrainConfig, got {type(made).__name__}")
     from gigamask.workflows.own_data import use_own_data
 
-    *earlier, last = phases_of(use_own_data(config))
+    *earlier, last = phases_of(use_own_data(made))
     for number, phase in enumerate([*earlier, last]):
         resolve(phase, allow_data_change, tuple(each.out for each in earlier[:number]))
     for phase in earlier:

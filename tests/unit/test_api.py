@@ -110,6 +110,21 @@ def test_saved_models_load_equal(trained, tmp_path):
         assert all(torch.equal(loaded[key], state[key]) for key in state)
 
 
+def test_what_a_user_types_first(scenes, tmp_path, no_shape_checks):
+    with pytest.raises(GigamaskError, match=r"unknown recipe 'tinny'.*tiny"):
+        gigamask.plan("tinny")
+    with pytest.raises(GigamaskError, match=r"--steps must be at least 1 .got -3"):
+        gigamask.train("tiny", data=scenes, out=str(tmp_path / "run"), steps=-3)
+    with pytest.raises(GigamaskError, match=r"no field 'step'"):
+        gigamask.pretrain("mae_tiny", step=3)
+    with pytest.raises(GigamaskError, match=r"load_model.'starter'"):
+        gigamask.SamPredictor("starter")
+    predictor = gigamask.SamPredictor(gigamask.load_model("starter", device="cpu"))
+    with pytest.raises(GigamaskError, match=r"array of pixels.*got str"):
+        predictor.set_image("photo.jpg")
+    assert not (tmp_path / "run").exists()
+
+
 def test_open_index_keeps_a_new_index_or_not(scenes, tmp_path):
     kept = gigamask.open_index(scenes, tmp_path)
     assert len(kept) == len(gigamask.open_index(scenes)) == 12

@@ -67,5 +67,6 @@ class RepackCommand(SubmitPartsOptions):
                 f"run the same command again (the first: {failed[0]})"
             )
         else:
-            print(f"next: gigamask index {quote(self.out)} --out {quote(self.out + '/index')}")
+            index = quote(str(Path(self.out) / "index"))
+            print(f"next: gigamask index {quote(self.out)} --out {index}")
         return result

@@ -98,7 +98,8 @@ class SegmentCommand(WindowOptions, SubmitPartsOptions):
             )
         print_skipped("images", [sample["reason"] for sample in result["skipped"]])
         if self.to_shards:
-            print(f"next: gigamask index {quote(self.out)} --out {quote(self.out)}/index")
+            index = quote(str(Path(self.out) / "index"))
+            print(f"next: gigamask index {quote(self.out)} --out {index}")
         if self.strict and result["skipped"]:
             result["fault"] = f"--strict: {len(result['skipped'])} images were left out, see above"
         return result

@@ -14,7 +14,7 @@ from typing import Any
 from gigamask import config_files, recipes, registry
 from gigamask.cli.submit import submit_training
 from gigamask.config_files import TrainFlags
-from gigamask.errors import GigamaskError
+from gigamask.errors import GigamaskError, counted
 from gigamask.parser import check_writable
 from gigamask.training.config import TrainConfig, check_at_least, differences
 from gigamask.training.sam_config import SamTrainConfig, is_finding_classes
@@ -225,7 +225,8 @@ def summary(result: dict[str, Any], staged: bool, config: TrainConfig) -> str:
     following = config.next_step.format(out=quote(config.out))
     if held_out := getattr(config.evaluation, "data", ()):
         following = following.replace("HELD_OUT_TARS", " ".join(map(quote, held_out)))
-    return f"{out}: {step} steps, {result['samples']} samples\nnext: {following}"
+    done = f"{counted(step, 'step')}, {counted(result['samples'], 'sample')}"
+    return f"{out}: {done}\nnext: {following}"
 
 
 def overview(command: str) -> str:

@@ -230,8 +230,11 @@ def test_paths_are_tars_folders_globs_and_indexes(two, tmp_path, monkeypatch):
     (folder / "manifest.json").write_text('{"made_by": "another program"}')
     assert len(find_tars(folder)) == 3
     shutil.copytree(tmp_path / "index", tmp_path / "run/index-of-it")
-    with pytest.raises(GigamaskError, match=r"run: .*contains an index; give .*run/index-of-it"):
+    with pytest.raises(GigamaskError, match=r"run: .*an index; give .*run/index-of-it"):
         find_tars(tmp_path / "run")
+    shutil.copytree(tmp_path / "index", tmp_path / "photos/index")
+    (tmp_path / "photos/a.png").touch()
+    assert indexes.find_shards(tmp_path / "photos") == [str(tmp_path / "photos")]
 
 
 @pytest.mark.parametrize(

@@ -145,5 +145,5 @@ def test_a_signal_to_all_processes_ends_them_with_one_message(tmp_path, number, 
 
 
 def test_at_least_one_worker_is_needed():
-    with pytest.raises(GigamaskError, match=r"workers must be at least 1, got 0"):
+    with pytest.raises(GigamaskError, match=r"--workers must be at least 1 .got 0"):
         parallel_map(double, range(3), 0)
