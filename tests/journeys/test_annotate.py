@@ -181,6 +181,8 @@ def test_the_loop_ends_with_an_export(browser, address, photos, tmp_path):  # no
         page.wait_for_function("() => document.getElementById('a-model').value === '0'")
         page.click("#a-propose")
         page.wait_for_selector("#a-proposing:has-text('2 of 2 images proposed')")
+        page.wait_for_selector("#a-title:has-text('5.png')")
+        page.wait_for_selector("#a-objects li:has-text('proposed by the model')")
         page.wait_for_selector("#a-guide:has-text('least certain first')")
         page.select_option("#a-order", "uncertain")
         page.wait_for_selector("#a-images li:nth-child(1):has-text('certainty')")

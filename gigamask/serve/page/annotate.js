@@ -61,8 +61,17 @@ async function refresh() {
   if (!categories.some(({ name }) => name === category)) category = categories[0].name;
   list();
   listCategories();
+  showProposals();
   return images;
 }
+
+/** Loads the open image again once the model has proposed masks for it, unless it is worked on. */
+function showProposals() {
+  if (!image || active !== null || rings || drag || images[image.row].status !== "proposed") return;
+  if (String(image.objects.filter(isOpen).map((each) => each.certainty)) !== String(images[image.row].open)) open(image.row, true);
+}
+
+const isOpen = (each) => each.by_model && !each.accepted;
 
 const certainty = ({ open: values }) => values.reduce((sum, value) => sum + value, 0) / values.length;
 
@@ -151,7 +160,7 @@ function take(found) {
   if (active !== null && !image.objects.some(({ id }) => id === active)) active = null;
   preview = null;
   Object.assign(images[image.row], { status: image.status, objects: image.objects.length, accepted: image.objects.filter(({ accepted }) => accepted).length,
-    open: image.objects.filter((each) => each.by_model && !each.accepted).map((each) => each.certainty), held_out: image.held_out });
+    open: image.objects.filter(isOpen).map((each) => each.certainty), held_out: image.held_out });
   label(image.row);
   progress();
   describe();
@@ -307,7 +316,7 @@ async function showEverything() {
     $("a-both").textContent = `The model's masks: ${found.length} (outlined in yellow${found[0]?.category === undefined ? "" : `: ${classCounts(found)}`}). Annotations: ${mine} (filled).`;
     $("a-both").hidden = false;
     if (!found.length) showMessage("the model finds no mask in this image that passes its thresholds");
-  } finally { state("", ""); stage.draw(); }
+  } finally { state("", "all saved"); stage.draw(); }
 }
 
 async function exportAll() {
@@ -316,7 +325,7 @@ async function exportAll() {
     const { images: count, masks, coco, shards, skipped } = await request("project/export", { json: {} });
     $("a-exported").replaceChildren(make("p", {}, `${masks} masks of ${count} images: ${shards} and ${coco}. `, make("a", { href: "/api/project/export/coco.json", download: "coco.json" }, "Download coco.json")),
       ...skipped.map((reason) => make("p", { className: "bad" }, reason)));
-  } finally { state("", ""); }
+  } finally { state("", "all saved"); }
 }
 
 // Pointers

@@ -77,7 +77,7 @@ export function guide(images) {
   $("a-guide").textContent = training.state === "running" ? "The model is being trained; you can go on annotating."
     : proposing.running ? "The model proposes masks for the rest; you can go on annotating."
     : last && last.after < last.before && model < rounds.length - 1 ? "Next: use the new model, which needs fewer clicks."
-    : has("proposed") ? "Next: order the images by least certain first, correct their proposals, and accept those above a certainty at once."
+    : has("proposed") ? "Next: order by least certain first, correct the proposals, and accept the certain ones at once."
     : !usable.length ? (matchMedia("(pointer: coarse)").matches ? "Next: tap an object, tap what is not part of it with − points, and accept it." : "Next: click an object, right-click what is not part of it, and accept it with Enter.")
     : !ready ? "Next: accept the other objects, then Done (N). With two images done, the model can be trained."
     : !rounds.length ? "Next: train the model on what is accepted, or annotate more first."
@@ -102,8 +102,8 @@ function draw() {
   const scores = status.rounds.flatMap(({ before: was, after }, i) => (i ? [after] : [was, after]));
   $("a-costs").hidden = !rounds.length;
   $("a-gain").replaceChildren(...[
-    rounds.length ? curve("Clicks", ({ clicks, masks }) => clicks / masks) : null,
-    rounds.length ? curve("Seconds", ({ seconds, masks }) => seconds / masks) : null,
+    ...(rounds.length > 1 ? [curve("Clicks", ({ clicks, masks }) => clicks / masks), curve("Seconds", ({ seconds, masks }) => seconds / masks)]
+      : rounds.map(({ clicks, seconds, masks }) => make("p", { className: "faint" }, `${(clicks / masks).toFixed(1)} clicks and ${(seconds / masks).toFixed(1)} s so far`))),
     scores.length ? lines("Clicks to 90 % IoU, held out", [{ colour: colour(2), xs: scores.map((_, i) => i), ys: scores, dots: true }], { x: "round", zero: true, whole: true }) : null,
   ].filter(Boolean));
 }
