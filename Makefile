@@ -1,7 +1,8 @@
 # On a fresh clone: `make demo` or `make test`. Each sets up the environment first.
 PYTHON ?= python3
 BIN := .venv/bin
-# `make test` runs two processes of one thread each.
+# `make test` runs two processes of one thread each. pip does not compile the modules, of which most
+# are never imported; Python compiles the others.
 
 .PHONY: demo test quick lint docs clean
 
@@ -26,7 +27,7 @@ docs: .venv/ready
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install -q --no-compile -c constraints.txt -e '.[dev]'
 	touch $@
 
 clean:

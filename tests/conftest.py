@@ -3,6 +3,7 @@ processes do not fight.
 """
 
 import dataclasses
+import functools
 import gc
 import multiprocessing
 import os
@@ -14,7 +15,7 @@ import hypothesis
 import jaxtyping
 import pytest
 import torch
-from tyro import _unsafe_cache
+from tyro import _docstrings, _unsafe_cache
 
 from tests import shape_checks
 
@@ -25,6 +26,10 @@ hypothesis.settings.load_profile("untimed")
 
 # Under pytest, tyro computes a tenth of what it has cached again, to test itself.
 _unsafe_cache.sys = SimpleNamespace(modules={})
+# It reads the source of each class again for each command; classes do not change in one process.
+_docstrings._ClassTokenization.make = staticmethod(
+    functools.cache(_docstrings._ClassTokenization.make)
+)
 
 SLOW = ("laws", "journeys", "parity")
 """Folders whose tests are all slow; elsewhere a slow test bears the mark itself."""

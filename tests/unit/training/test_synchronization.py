@@ -11,6 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from gigamask.profiling.dry_run import blank_batch, to_fake
+from gigamask.prompts.schedule import InteractiveSchedule
 from gigamask.training.optim import AdamW, MuonAdamW
 from gigamask.training.state import TrainState
 from gigamask.training.step import step
@@ -24,19 +25,30 @@ def blank_masks(batch: Batch, start: int, stop: int) -> torch.Tensor:
     return torch.zeros(stop - start, batch.mask_size, batch.mask_size, dtype=torch.bool)
 
 
-def run_step(run, monkeypatch):
+def run_step(run, monkeypatch, masks=6):
+    """Takes a step of two micro-batches: one of two chunks, if it has six masks, and one of one."""
     monkeypatch.setattr(Batch, "dense", blank_masks)
     model = run.build("meta")
-    batch = blank_batch(run.sample_config, run.random_spec, 2, 6)
+    batches = [blank_batch(run.sample_config, run.random_spec, 2, count) for count in (masks, 2)]
     with FakeTensorMode(allow_non_fake_inputs=True):
         state = TrainState.from_model(to_fake(model, "cuda"), run)
-        step(run.task(torch.device("cpu")), state, [batch, batch], 2, 1e-3, 1.0)
+        step(run.task(torch.device("cpu")), state, batches, 2, 1e-3, 1.0)
 
 
-@pytest.mark.parametrize("recipe", [little, little_dense, little_classes, little_sam2])
-@pytest.mark.parametrize("optimizer", [AdamW(), MuonAdamW(muon_kernels=True)])
-def test_no_value_is_read(recipe, optimizer, monkeypatch):
-    run_step(replace(recipe(), optimizer=optimizer), monkeypatch)
+RECIPES = [little, little_dense, little_classes, little_sam2]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_no_value_is_read(recipe, monkeypatch):
+    run_step(replace(recipe(), optimizer=AdamW()), monkeypatch)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_another_optimizer_reads_none(recipe, monkeypatch):
+    """After one round; the rounds of all optimizers are the same."""
+    first = InteractiveSchedule(clicks=0, mask_only_rounds=False)
+    run = replace(recipe(), optimizer=MuonAdamW(muon_kernels=True), prompts=first)
+    run_step(run, monkeypatch, masks=2)
 
 
 def test_a_read_value_is_noticed(monkeypatch):
