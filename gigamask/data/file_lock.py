@@ -10,6 +10,8 @@ from gigamask.errors import GigamaskError
 
 RETRY_S = 0.2
 """How long to wait for the lock: enough for a process that is about to release it."""
+MAX_TRIES = 100
+"""How often to create the lock file in a folder that another process may be removing."""
 
 
 @contextmanager
@@ -27,13 +29,15 @@ def exclusive_lock(path: Path, busy: str) -> Iterator[None]:
         GigamaskError: Another process holds the lock.
         OSError: The lock file cannot be created.
     """
-    lock = FileLock(path, timeout=RETRY_S)
+    lock, tries = FileLock(path, timeout=RETRY_S), 0
     while True:
         try:
             lock.acquire()
             break
         except FileNotFoundError:  # the folder was removed between its creation and the open
-            continue
+            tries += 1
+            if tries == MAX_TRIES:  # it cannot be created, as in /proc
+                raise
         except Timeout:
             raise GigamaskError(busy) from None
     try:

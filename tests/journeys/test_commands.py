@@ -296,8 +296,8 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, scenes, trained, capsys
             str(bare),
             "--images",
             "1",
-        ): "bare.tar: File exists; check the path, its permissions and the disk",
-        ("synth", str(tmp_path / "s"), "--images", "0"): "0 images",
+        ): "bare.tar: File exists; give a folder",
+        ("synth", str(tmp_path / "s"), "--images", "0"): "--images is 0",
         (
             "synth",
             str(tmp_path / "s"),

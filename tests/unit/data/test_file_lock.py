@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -54,6 +55,14 @@ def test_a_child_that_ends_leaves_it_held(tmp_path):
         ):
             pass
     with exclusive_lock(tmp_path / "lock", "busy"):
+        pass
+
+
+def test_a_lock_that_cannot_be_created_is_not_waited_for():
+    with (
+        pytest.raises(OSError, match="none"),
+        exclusive_lock(Path("/proc/none/lock"), "busy"),
+    ):
         pass
 
 
