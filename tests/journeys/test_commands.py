@@ -20,6 +20,7 @@ from gigamask.data import index as indexes
 from gigamask.synthetic.scenes import LONG_SIDE
 from gigamask.training.logging import MetricsLogger
 from gigamask.workflows import demo
+from tests.html import Page
 from tests.journeys.runs import records
 from tests.journeys.scores import alike
 
@@ -229,9 +230,9 @@ def test_follow_prints_the_nine_steps(scenes, capsys):
     ]
 
 
-def test_an_interrupted_demo_says_so_and_goes_on(tmp_path, monkeypatch, capsys):
+def test_an_interrupted_demo_says_so_goes_on_and_leaves_its_report(tmp_path, monkeypatch, capsys):
     out = tmp_path / "demo"
-    words = f"demo --out {out} --train-images 4 --test-images 1 --steps 3".split()
+    words = f"demo --out {out} --train-images 4 --test-images 2 --steps 3".split()
     log_step = MetricsLogger.log_step
 
     def interrupt(self, step, *given):
@@ -247,9 +248,15 @@ def test_an_interrupted_demo_says_so_and_goes_on(tmp_path, monkeypatch, capsys):
     assert not (out / "evaluation.json").exists()
     assert main(words) == 0
     scores = json.loads((out / "evaluation.json").read_text())
-    assert (scores["step"], scores["images"]) == (3, 1)
+    assert (scores["step"], scores["images"]) == (3, 2)
     assert cv2.imread(str(out / "report.png")) is not None
-    assert "--init starter" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "--init starter" in told
+    page = Page((out / "report.html").read_text())
+    assert page.row("demo, evaluation.json")[-1] == "2"
+    assert {"Answers", "What next", "Worst", "Typical"} <= set(page.text)
+    assert any(text.startswith(f"gigamask serve --weights {out}") for text in page.text)
+    assert f"; see {out / 'report.html'}, " in told
 
 
 def test_overviews(capsys):

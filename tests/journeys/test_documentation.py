@@ -20,6 +20,7 @@ import yaml
 
 from gigamask.cli import main
 from gigamask.data import storage
+from tests.forked import forked  # noqa: F401 (a fixture)
 from tests.journeys import doc_fixtures
 from tests.journeys.pages import DOCS, PAGES, ROOT, Item, benchmarks, items
 from tests.journeys.substitutions import ADDED, REPLACED, small, small_python
@@ -42,6 +43,7 @@ def retry_at_once(monkeypatch):
     monkeypatch.setattr(storage, "FIRST_WAIT_S", 0.002)
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("page", PAGES_WITH_ITEMS)
 def test_every_command_of_a_page_runs(page, populated, tmp_path, monkeypatch):
     """In order, in a folder with the page's paths; `substitutions` makes them small."""

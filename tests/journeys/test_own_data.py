@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 import tarfile
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +16,7 @@ import gigamask
 from gigamask.cli.main import main
 from gigamask.config_files import load_config
 from gigamask.models.init import build_model
+from tests.forked import forked  # noqa: F401 (a fixture)
 from tests.little import SPEC, little, little_student
 
 LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
@@ -225,18 +224,13 @@ def test_a_script_learns_that_something_was_left_out(here, capsys):
     assert "--strict: 1 images were left out" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("forked")
 def test_distillation_and_submitted_trainings_take_them(here):
     build_model(SPEC, 4).save_pretrained("teacher")
     config = little_student().with_(data="photos", masks="labels", out="student", steps=2)
     assert gigamask.distill(replace(config, teacher="teacher")).finished
     words = ["--data", "coco.json", "--images", "photos", "--submit", "local"]
-    done = subprocess.run(
-        [sys.executable, "-m", "gigamask", "train", LITTLE, "--out", "run", "--steps", "1", *words],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    assert main(["train", LITTLE, "--out", "run", "--steps", "1", *words]) == 0
     assert Path(load_config("run", trust=True).data[0]).parent.parent.name.startswith("coco.json")
 
 

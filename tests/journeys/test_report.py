@@ -197,16 +197,6 @@ def test_of_a_grounding(described, tmp_path):
     assert {"answered", "top 1"} <= set(page.rows[0])
 
 
-def test_the_demo_leaves_its_report(tmp_path, capsys):
-    out = tmp_path / "demo"
-    assert main(f"demo --out {out} --train-images 4 --test-images 2 --steps 1".split()) == 0
-    page = Page((out / "report.html").read_text())
-    assert page.row("demo, evaluation.json")[-1] == "2"
-    assert {"Answers", "What next", "Worst", "Typical"} <= set(page.text)
-    assert any(text.startswith(f"gigamask serve --weights {out}") for text in page.text)
-    assert f"; see {out / 'report.html'}, " in capsys.readouterr().out
-
-
 HOSTILE = "</script><img src=x onerror=document.title='broken'>"
 """A name that would run code if it were taken for HTML, or ended the script that holds the data."""
 

@@ -21,6 +21,7 @@ from gigamask.models.state_dict import save_weights, to_official
 from gigamask.rng import make_rng
 from gigamask.synthetic import scenes as synthetic
 from tests import fake_slurm, little
+from tests.forked import forked  # noqa: F401 (a fixture)
 
 ROOT = Path(__file__).resolve().parents[2]
 THRESHOLDS = ("--points-per-side 4 --pred-iou-thresh 0 --stability-score-thresh 0").split()
@@ -88,6 +89,7 @@ def run_in(folder: str, words: list[str]) -> tuple[dict, dict[str, bytes]]:
         os.chdir(before)
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_parts_give_the_result_of_one_process(name, inputs):
     words = COMMANDS[name].format(inputs).split()

@@ -1,0 +1,67 @@
+"""Processes of `gigamask` without a start of Python, which takes longer than their work."""
+
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import IO
+
+import pytest
+
+from gigamask.cli.main import main
+from gigamask.distributed import local_jobs
+
+COMMAND = [sys.executable, "-m", "gigamask"]
+
+
+class Fork:
+    """Runs `python -m gigamask WORDS` in a fork of this process; has what is used of `Popen`."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        stdout: IO[bytes] | None = None,
+        stderr: IO[bytes] | None = None,
+    ) -> None:
+        assert command[: len(COMMAND)] == COMMAND
+        assert stdout is stderr
+
+        def run() -> None:
+            if stdout is not None:
+                for number in (1, 2):
+                    os.dup2(stdout.fileno(), number)
+            sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
+            os.environ.clear()
+            os.environ.update(env)
+            try:
+                code = main(command[len(COMMAND) :])
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+            sys.exit(code)
+
+        self.process = multiprocessing.get_context("fork").Process(target=run)
+        self.process.start()
+        self.terminate, self.kill = self.process.terminate, self.process.kill
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end, and return the exit code."""
+        self.process.join(timeout)
+        if self.process.exitcode is None:
+            raise subprocess.TimeoutExpired("gigamask", timeout)
+        return self.process.exitcode
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork the processes of `--submit local`; other tests start them as a user's command does."""
+
+    def start(command: Sequence[str], **options: object) -> object:
+        kind = Fork if command[: len(COMMAND)] == COMMAND else subprocess.Popen
+        return kind(command, **options)
+
+    own = SimpleNamespace(Popen=start, TimeoutExpired=subprocess.TimeoutExpired)
+    monkeypatch.setattr(local_jobs, "subprocess", own)
