@@ -194,6 +194,7 @@ def _histograms(panel: "Axes", stats: dict[str, Any], names: list[str]) -> None:
         width = edges[0][1] - edges[0][0]
         low = min(low, max(high - MIN_BINS * width, 0.0))
         panel.set_xlim(low, max(high, low + MIN_BINS * width))
+    panel.locator_params(axis="y", integer=True)
     panel.set_ylim(bottom=0)
 
 

@@ -120,7 +120,8 @@ def draw_row(
     decode = image.decoder(model, protocol)
     truth = targets.foreground[0].cpu().numpy()
     no_points = np.zeros((0, 2), np.float32), np.zeros(0, np.int64)
-    panels = [FigurePanel(f"truth ({score.mask_index})", truth, TRUTH, *no_points)]
+    name = f"truth ({score.mask_index}) {image.annotation.name.rpartition(':')[2]}"
+    panels = [FigurePanel(name, truth, TRUTH, *no_points)]
     drawn_clicks = [n for n in protocol.clicks if n in (1, 3, 9, 20)] or [protocol.clicks[0]]
     of_mask = score.row, [score.mask_index]
     for prompt_round in protocol.rounds(decode, targets, *of_mask, max(drawn_clicks)):

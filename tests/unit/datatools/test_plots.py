@@ -61,6 +61,9 @@ def test_the_picture_shows_the_counts(found, tmp_path, drawn):
             found["histograms"][column]["edges"] for column in columns
         ]
         assert panel(figure, name).get_ylabel() == y_label
+        assert all(
+            tick == int(tick) for tick in panel(figure, name).get_yticks()
+        )  # they are counts
     assert panel(figure, "Mask area").get_xscale() == "log"
     middle = found["distributions"]["long side"]
     said = texts(figure)

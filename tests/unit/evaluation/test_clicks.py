@@ -9,9 +9,8 @@ from gigamask.data.dataset import Sa1bDataset
 from gigamask.data.index import build
 from gigamask.data.mask_sampling import MaskFilters
 from gigamask.errors import GigamaskError
-from gigamask.evaluation import boundary, clicks, embedded_images
+from gigamask.evaluation import boundary, clicks, embedded_images, figures
 from gigamask.evaluation.clicks import ClickProtocol, ClickResult, MaskScore, evaluate_clicks, table
-from gigamask.evaluation.figures import write_figures
 from gigamask.models.configs import SamConfig
 from gigamask.models.sam.sam import Sam
 
@@ -263,9 +262,15 @@ def test_an_unreadable_image_is_left_out_and_named(index, monkeypatch):
 
 
 @pytest.mark.slow
-def test_figures_have_a_row_per_mask(index, tmp_path):
+def test_figures_have_a_row_per_mask(index, tmp_path, monkeypatch):
+    labels, draw_panel = [], figures.draw_panel
+    monkeypatch.setattr(
+        figures, "draw_panel", lambda *words: labels.append(words[2].label) or draw_panel(*words)
+    )
     model = Answering(torch.full((3, 32, 32), 5.0), [0.1, 0.3, 0.2])
     result = evaluate_clicks(model, index, EVERYTHING, rows=[0, 1])
-    paths = write_figures(model, index, result, tmp_path / "figures", count=3)
+    paths = figures.write_figures(model, index, result, tmp_path / "figures", count=3)
     assert [path.name for path in paths] == ["best.png", "worst.png", "typical.png"]
     assert all(path.stat().st_size > 10_000 for path in paths)
+    worst = min(result.scores, key=lambda score: score.clicks[1])
+    assert f"truth ({worst.mask_index}) sa_{worst.row}" in labels
