@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import is_dataclass
 from typing import Any, TypeVar
 
 import tyro
@@ -54,8 +55,20 @@ def parse(
         if message := _message(event, kind, argv, default, extra_flags):
             raise GigamaskError(f"{message}; see '{prog} --help'")
 
+    if is_dataclass(kind):
+        _show_own_flags_first(kind)
     with tyro_errors.on_parse_error(fail), _joined_help():
         return tyro.cli(kind, args=list(argv), prog=prog, default=default, add_help=True)
+
+
+def _show_own_flags_first(kind: Any) -> None:
+    """Let `--help` list the flags of a command before inherited ones, such as `--submit`."""
+    declared = [vars(base).get("__annotations__", {}) for base in kind.__mro__]
+    order = sorted(
+        kind.__dataclass_fields__,
+        key=lambda name: next(i for i, names in enumerate(declared) if name in names),
+    )
+    kind.__dataclass_fields__ = {name: kind.__dataclass_fields__[name] for name in order}
 
 
 @contextmanager

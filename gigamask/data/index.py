@@ -27,6 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Any, NamedTuple
 
 import msgspec
@@ -211,7 +212,8 @@ def find_tars(paths: Paths) -> list[str]:
             raise GigamaskError(
                 f"{path}: is a folder of images where tars are expected; pack them into tars with "
                 "'gigamask convert', or give 'gigamask train' their masks with --masks ('gigamask "
-                "index' without --checksums, 'stats' and 'pretrain' also read folders)"
+                "index' without --checksums, 'stats' and 'pretrain' also read folders); unpacked "
+                f"files of SA-1B are packed again with: tar cf shard.tar -C {quote(path)} ."
             )
     return shards
 

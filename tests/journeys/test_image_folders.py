@@ -44,7 +44,7 @@ def test_a_folder_of_images_is_indexed_and_described(photos, tmp_path, capsys):
 
 def test_what_needs_tars_or_masks_says_so_in_one_line(photos, tmp_path, capsys):
     for words, told in {
-        ("verify", str(photos)): "class0: is a folder of images where tars are expected",
+        ("verify", str(photos)): f"tar cf shard.tar -C {photos}/class0 .",
         (
             "repack",
             str(photos),

@@ -36,6 +36,7 @@ class RepackCommand(SubmitPartsOptions):
         from gigamask.data import worker_pool
         from gigamask.datatools.repack import RepackConfig, repack
         from gigamask.errors import counted
+        from gigamask.profiling.sample_memory import in_bytes
 
         config = RepackConfig(self.size, self.quality)
         workers = worker_pool.workers_of(self.part, self.workers)
@@ -47,7 +48,7 @@ class RepackCommand(SubmitPartsOptions):
         print(f"{self.out}: {images} with {masks} in {tars} ({result['existing']} done before)")
         if result["bytes"]:
             before, after = result["source_bytes"], result["bytes"]
-            sizes = f"{before / 1e9:.3g} GB to {after / 1e9:.3g} GB"
+            sizes = f"{in_bytes(before)} to {in_bytes(after)}"
             print(f"  from {sizes}, {before / after:.2g} times smaller")
         for name, meaning in (
             ("copied", "images were small already"),

@@ -99,3 +99,12 @@ def test_every_command_has_a_line_in_the_overview():
     for command in main.COMMANDS:
         (line,) = (line for line in lines if line.startswith(f"  {command:9} "))
         assert len(line) <= 102
+
+
+def test_help_lists_a_command_s_own_flags_before_inherited_ones(capsys):
+    for words in (["segment"], ["evaluate"], ["train", "tiny"]):
+        with pytest.raises(SystemExit):
+            main.main([*words, "--help"])
+        out = capsys.readouterr().out
+        own = "--data" if words == ["evaluate"] else "--out" if words == ["segment"] else "--epochs"
+        assert 0 < out.index(f" {own} ") < out.index(" --submit ")
