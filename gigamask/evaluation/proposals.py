@@ -81,9 +81,7 @@ class ProposalRecall:
             (proposals.predicted_iou > least_iou) & (proposals.stability_score >= least_stability)
         )
         self.best_ious.extend(truth.iou(proposals.masks).max(1, initial=0).tolist())
-        stability = np.nan_to_num(proposals.stability_score)
-        scores = (proposals.predicted_iou.astype(np.float64) + stability) / 2
-        self.detections.append(coco_ap.ImageDetections(truth, proposals.masks, scores))
+        self.detections.append(coco_ap.ImageDetections(truth, proposals.masks, proposals.certainty))
         if proposals.class_scores is not None:
             self.class_names[:] = model.config.class_names
             classes = annotated_classes(model, image, mask_indices)

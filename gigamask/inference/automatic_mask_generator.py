@@ -64,6 +64,12 @@ class MaskProposals:
     def __len__(self) -> int:
         return len(self.boxes)
 
+    @property
+    def certainty(self) -> Float64[np.ndarray, "n"]:
+        """The mean of predicted IoU and stability; a stability that is not a number counts as 0."""
+        stability = np.nan_to_num(self.stability_score)
+        return (self.predicted_iou.astype(np.float64) + stability) / 2
+
     def __getitem__(self, chosen: np.ndarray) -> "MaskProposals":
         """Return some proposals, selected by indices or by a boolean mask."""
         columns = {name: value for name, value in vars(self).items() if value is not None}

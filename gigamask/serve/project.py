@@ -76,8 +76,8 @@ class MaskObject:
 
     @property
     def certainty(self) -> float:
-        """The smaller of predicted IoU and stability, 0 if unknown."""
-        return max(min(self.predicted_iou or 0.0, self.stability or 0.0), 0.0)
+        """The mean of predicted IoU and stability, 0 if unknown."""
+        return max(((self.predicted_iou or 0.0) + (self.stability or 0.0)) / 2, 0.0)
 
     @property
     def is_open(self) -> bool:

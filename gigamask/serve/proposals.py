@@ -154,8 +154,7 @@ def without_overlaps(proposals: MaskProposals) -> MaskProposals:
     Args:
         proposals: The masks of one image.
     """
-    certainty = np.minimum(proposals.predicted_iou, proposals.stability_score)
-    proposals = proposals[np.argsort(-certainty, kind="stable")]
+    proposals = proposals[np.argsort(-proposals.certainty, kind="stable")]
     areas = proposals.masks.areas()
     shared = proposals.masks.intersections(proposals.masks)
     kept: list[int] = []

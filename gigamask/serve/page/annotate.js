@@ -260,7 +260,7 @@ const colourOf = ({ id, category: name }) => {
 function describe() {
   const one = image.objects.find(({ id }) => id === active);
   $("a-objects").replaceChildren(...image.objects.map((each) => {
-    const facts = [each.accepted ? "accepted" : each.by_model ? "proposed by the model" : "not accepted", each.predicted_iou === null ? null : `IoU ${each.predicted_iou.toFixed(2)}`].filter(Boolean).join(" · ");
+    const facts = [each.accepted ? "accepted" : each.by_model ? "proposed by the model" : "not accepted", isOpen(each) ? `certainty ${each.certainty.toFixed(2)}` : each.predicted_iou === null ? null : `predicted IoU ${each.predicted_iou.toFixed(2)}`].filter(Boolean).join(" · ");
     const button = make("button", { type: "button", onclick: () => { choose(tool === "select" ? "point" : tool); select(each.id); }, onpointerenter: () => { hovered = each.id; stage.draw(); }, onpointerleave: () => { hovered = null; stage.draw(); } },
       stage.thumbnail(each, colourOf(each)), make("span", {}, each.name || `${each.category} ${each.id}`, make("small", {}, facts)));
     button.setAttribute("aria-pressed", each.id === active);

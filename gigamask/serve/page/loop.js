@@ -54,7 +54,7 @@ async function train() {
   $("a-training").classList.toggle("busy", state === "running");
   $("a-curve").replaceChildren(...(run ? runCharts([run], 0.5).curves.filter(Boolean).slice(0, 2) : []));
   const better = last && last.after < last.before, used = model === rounds.length - 1;
-  $("a-result").replaceChildren(...(last ? [make("p", { className: better ? "good" : "" },
+  $("a-result").replaceChildren(...(last ? [make("p", { className: better ? "good" : "", title: "mean number of clicks until 90 % of an object's mask is right, at most 20" },
     `Round ${rounds.length}: ${last.before.toFixed(1)} → ${last.after.toFixed(1)} clicks to 90 % IoU, on ${last.held_out_masks} held-out masks${last.class_accuracy === null ? "" : `, class accuracy ${percent(last.class_accuracy, 0)}`}. ${better ? "The new model is better." : "The new model is not better; keep the other one."}`),
   used || !better ? null : make("button", { type: "button", className: "main", onclick: withErrorMessages(async () => { $("a-model").value = rounds.length - 1; await $("a-model").onchange(); await hooks.reopen(); }) }, "Use the new model")].filter(Boolean) : []));
   const names = [[-1, status.weights], ...rounds.map(({ after }, i) => [i, `round ${i + 1} (${after.toFixed(1)} clicks)`])];

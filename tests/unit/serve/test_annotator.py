@@ -185,13 +185,13 @@ def test_overlapping_proposals_are_left_out():
     given = MaskProposals(
         RLEMasks.from_dense(masks),
         ones,
-        np.array([0.9, 0.95, 0.8], np.float32),
-        np.array([0.9, 0.5, 0.99], np.float32),
+        np.array([0.7, 0.95, 0.8], np.float32),
+        np.array([0.7, 0.6, 0.99], np.float32),
         np.zeros((3, 2)),
         ones,
     )
     kept = without_overlaps(given)
-    assert kept.predicted_iou.tolist() == pytest.approx([0.9, 0.8])
+    assert kept.predicted_iou.tolist() == pytest.approx([0.8, 0.95])
 
 
 def test_objects_are_sent_without_what_the_page_does_not_need(annotator):
