@@ -1,5 +1,5 @@
-"""Turns shape checks on, finds the real data, and keeps torch to one thread so that parallel test
-processes do not fight.
+"""Turns shape checks on, finds the real data, and keeps torch and OpenCV to one thread so that
+parallel test processes do not fight.
 """
 
 import dataclasses
@@ -11,6 +11,7 @@ import signal
 from pathlib import Path
 from types import SimpleNamespace
 
+import cv2
 import hypothesis
 import jaxtyping
 import pytest
@@ -20,6 +21,7 @@ from tyro import _docstrings, _unsafe_cache
 from tests import shape_checks
 
 torch.set_num_threads(1)
+cv2.setNumThreads(1)  # also, a fork of a process whose OpenCV has threads may hang
 # A busy machine is slow, not wrong; forty examples find what a hundred find, or a law says more.
 hypothesis.settings.register_profile("untimed", deadline=None, max_examples=40)
 hypothesis.settings.load_profile("untimed")
@@ -119,6 +121,21 @@ def described(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_weights(to_official(build_model(spec, 0)), spec, folder / "segmenter.safetensors")
     texts.write("bert", folder / "text")
     return folder
+
+
+@pytest.fixture
+def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork the workers of `parallel_map`, which would import torch anew, in tests of what they do.
+    Tests of `parallel_map` itself start them as commands do."""
+    from gigamask.data import worker_pool
+
+    fork = multiprocessing.get_context("fork")
+    own = SimpleNamespace(
+        get_context=lambda method: fork,
+        active_children=multiprocessing.active_children,
+        parent_process=multiprocessing.parent_process,
+    )
+    monkeypatch.setattr(worker_pool, "multiprocessing", own)
 
 
 @pytest.fixture

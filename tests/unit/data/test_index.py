@@ -504,6 +504,7 @@ def content(index: Index) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 def test_an_index_does_not_depend_on_order_or_processes(many, tmp_path):
     paths = sorted(map(str, many.iterdir()))
     whole = content(build(many, tmp_path / "whole"))

@@ -142,6 +142,7 @@ def test_a_build_goes_on_where_it_stopped(opened, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 def test_processes_build_the_same_bytes(opened, built, tmp_path):
     mask_store.build(opened, tmp_path / "store", GRID, SIDE, mirrored=True, workers=2)
     for path in built.folder.iterdir():

@@ -185,6 +185,7 @@ def test_names_of_coco_categories(case):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 def test_the_same_bytes_every_time(case, tmp_path):
     for number in range(5):
         case.put(f"{number}.png", jpeg(pixels={"seed": number}))

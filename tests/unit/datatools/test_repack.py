@@ -259,6 +259,7 @@ def test_killed_halfway(scenes, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 def test_processes_leave_the_same(scenes, tmp_path):
     seen: list[tuple[int, int]] = []
     one = repack(

@@ -89,6 +89,7 @@ def test_without_decoding_pixels_are_not_looked_at(folder):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 def test_processes_find_the_same(folder):
     path, _, _ = folder
     paths = [path / "samples.tar", path / "bad header.tar"]
