@@ -5,7 +5,6 @@ overlap, so they are computed as matrix products over tokens; pixels are reorder
 logits.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
@@ -13,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from gigamask.models.configs import SamConfig
 from gigamask.models.sam.layers import MLP, LayerNorm2d, embedding, layer_norm, working_dtype
@@ -146,16 +144,14 @@ class MaskDecoder(nn.Module):
         first, second = (self._upscaling_weights(index) for index in (0, 3))
         norm = cast(LayerNorm2d, self.output_upscaling[1])
 
-        def to_four(x: Tensor) -> Tensor:
-            four = F.linear(F.gelu(layer_norm(x, norm)), *second)
-            four = four.unflatten(-1, (4, -1)).flatten(1, 3)
-            return four if high_res is None else high_res.add(high_res.four, four)
-
         twice = F.linear(image, *first).unflatten(-1, (4, -1))
         if high_res is not None:
             twice = high_res.add(high_res.twice, twice)
-        four = _checkpointed(to_four, twice)
-        logits = _checkpointed(lambda x: F.gelu(x) @ heads.to(x.dtype), four)
+        four = F.linear(F.gelu(layer_norm(twice, norm)), *second)
+        four = four.unflatten(-1, (4, -1)).flatten(1, 3)
+        if high_res is not None:
+            four = high_res.add(high_res.four, four)
+        logits = F.gelu(four) @ heads.to(four.dtype)
         side = self.embedding_size
         pixels = logits.view(image.shape[0], side, side, 2, 2, 2, 2, heads.shape[-1])
         return pixels.permute(0, 7, 1, 3, 5, 2, 4, 6).reshape(
@@ -193,16 +189,3 @@ def make_class_head(config: SamConfig) -> MLP | None:
     if not config.class_names:
         return None
     return MLP(config.embedding_dim, config.iou_hidden, len(config.class_names))
-
-
-def _checkpointed(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Apply a function, keeping only its input and recomputing it in the backward pass.
-
-    The upscaled tokens are the largest tensors of the decoder, and recomputing a layer norm and
-    GELU costs little.
-    """
-    return (
-        checkpoint(function, x, use_reentrant=False, preserve_rng_state=False)
-        if torch.is_grad_enabled()
-        else function(x)
-    )
