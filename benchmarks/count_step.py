@@ -256,15 +256,14 @@ class PhaseStart(tuple[Batch, ...]):
         self.counter.enter("update")
 
 
-def count_step(run: SamTrainConfig, masks: int, gpu: str) -> StepCount:
+def count_step(run: SamTrainConfig, masks: int, counter: LaunchCounter) -> StepCount:
     """Returns the counts of one step of a run.
 
     Args:
         run: The configuration; one image is one micro-batch.
         masks: Number of masks of the image.
-        gpu: Name of the GPU whose roofline times are returned.
+        counter: Counts the step.
     """
-    peak = gpus.find(gpu).peak(run.precision)
     rng = make_rng(0, "benchmark drop path")
     drop_path = torch.from_numpy(rng.random((1, run.random_spec.blocks, 2), dtype="float32"))
     model = run.build("meta")
@@ -275,11 +274,14 @@ def count_step(run: SamTrainConfig, masks: int, gpu: str) -> StepCount:
             each.step()
         batch = blank_batch(run.sample_config, run.random_spec, 1, masks)
         batch = replace(batch, random_inputs=replace(batch.random_inputs, drop_path=drop_path))
-        counter = LaunchCounter(peak, BANDWIDTH[gpu], run.model.mask_size)
         batches = PhaseStart([batch])
         batches.counter = counter
-        task = PhaseTask(run.task(torch.device("cpu")), counter.enter)
-        with foreach_kernels(), counter:
+        with (
+            run.task(torch.device("cpu")).compiled(state.model) as steps,
+            foreach_kernels(),
+            counter,
+        ):
+            task = PhaseTask(steps, counter.enter)
             step(task, state, batches, 1, 0.0, run.optimizer.grad_clip)
     return counter.counts
 
@@ -322,7 +324,9 @@ def main() -> None:
     options.add_argument("--operators", action="store_true", help="also list the operators")
     given = options.parse_args()
     run = configured(given.size, given.masks)
-    counts = count_step(run, given.masks, given.gpu)
+    peak = gpus.find(given.gpu).peak(run.precision)
+    counter = LaunchCounter(peak, BANDWIDTH[given.gpu], run.model.mask_size)
+    counts = count_step(run, given.masks, counter)
     rounds = InteractiveSchedule().rounds
     print(
         f"{RECIPES[given.size]}, bf16, 1 image x {given.masks} masks, {rounds} rounds; times of "

@@ -23,7 +23,8 @@ COMMANDS = (
         "benchmarks.gpu_step --size tiny --masks 2 --levers none "
         "activation_checkpointing=1,optimizer=adamw8bit --repeats 1 --device cpu",
     ),
-    ("benchmarks.gpu_step --size h --compile", None),
+    ("benchmarks.gpu_step --size h --levers none --compile", None),
+    ("benchmarks.gpu_step --size h --levers none --compile --combine", None),
     ("benchmarks.gpu_step --size b", None),
     ("benchmarks.gpu_step --size l", None),
     (

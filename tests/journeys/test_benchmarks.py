@@ -1,5 +1,5 @@
 """Benchmarks that wait for a GPU run to their end on a CPU, so that a GPU's hour does not begin
-with mending them.
+with mending them; and kernels of compiled graphs are counted.
 """
 
 import os
@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks import gpu_all
 from benchmarks.gpu_all import COMMANDS
@@ -64,3 +65,23 @@ def test_all_that_a_gpu_has_to_show_is_run_and_what_fails_is_named(monkeypatch, 
         "**exit code 2** |",
         "stopped: no time left |",
     ]
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")
+def test_kernels_of_a_compiled_graph_are_counted_without_a_gpu():
+    from benchmarks.count_compiled import CompiledCounter, counting_backend, gpu_to_schedule_for
+
+    torch.compiler.reset()
+    counter = CompiledCounter(1.0, 1.0, 256)
+
+    def compute(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return (2 * x.sin() + 1) @ weight
+
+    compiled = torch.compile(compute, backend=counting_backend(counter))
+    x, weight = torch.rand(64, 32), torch.rand(32, 16)
+    with gpu_to_schedule_for():
+        found = compiled(x, weight)
+    assert torch.equal(found, compute(x, weight))
+    total = counter.counts.total
+    assert total.launches == 2  # one for the sine and what follows it, one for the product
+    assert total.bytes == 4 * (2 * x.numel() + x.numel() + weight.numel() + found.numel())
