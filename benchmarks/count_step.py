@@ -137,6 +137,11 @@ class LaunchCounter(TorchDispatchMode):
         self.counts, self.phase = StepCount(), "update"
         self._peak, self._bandwidth, self._mask_size = peak, bandwidth, mask_size
 
+    @classmethod
+    def of(cls, run: SamTrainConfig, gpu: str) -> "LaunchCounter":
+        """Returns a counter with the roofline times of a GPU, by its name."""
+        return cls(gpus.find(gpu).peak(run.precision), BANDWIDTH[gpu], run.model.mask_size)
+
     def enter(self, phase: str) -> None:
         """Ends the current phase, and begins or continues `phase`."""
         self.phase = phase
@@ -324,9 +329,7 @@ def main() -> None:
     options.add_argument("--operators", action="store_true", help="also list the operators")
     given = options.parse_args()
     run = configured(given.size, given.masks)
-    peak = gpus.find(given.gpu).peak(run.precision)
-    counter = LaunchCounter(peak, BANDWIDTH[given.gpu], run.model.mask_size)
-    counts = count_step(run, given.masks, counter)
+    counts = count_step(run, given.masks, LaunchCounter.of(run, given.gpu))
     rounds = InteractiveSchedule().rounds
     print(
         f"{RECIPES[given.size]}, bf16, 1 image x {given.masks} masks, {rounds} rounds; times of "

@@ -22,7 +22,7 @@ from typing import cast
 import numpy as np
 from torch import nn
 
-from benchmarks.count_step import Count, count_step
+from benchmarks.count_step import Count, LaunchCounter, count_step
 from gigamask.distributed import fsdp, gradient_exchange
 from gigamask.interfaces import SampleTable
 from gigamask.models.sam.sam import Sam
@@ -196,7 +196,8 @@ def main() -> None:
     given = options.parse_args()
     run = replace(cast(SamTrainConfig, find(given.recipe)()), precision="bf16")
     model = run.build("meta")
-    counted = {name: count_step(run, run.loader.max_masks, name) for name in NETWORK}
+    masks = run.loader.max_masks
+    counted = {name: count_step(run, masks, LaunchCounter.of(run, name)) for name in NETWORK}
     ranks = given.machines * PER_MACHINE
     print(f"{given.recipe} on {given.machines} machines with {PER_MACHINE} GPUs: {ranks} ranks\n")
     print_order(run, given.machines, given.images)
