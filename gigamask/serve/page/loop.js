@@ -81,8 +81,9 @@ export function guide(images) {
     : !usable.length ? (matchMedia("(pointer: coarse)").matches ? "Next: tap an object, tap what is not part of it with − points, and accept it." : "Next: click an object, right-click what is not part of it, and accept it with Enter.")
     : !ready ? "Next: accept the other objects, then Done (N). With two images done, the model can be trained."
     : !rounds.length ? "Next: train the model on what is accepted, or annotate more first."
-    : has("not begun") ? "Next: let the model annotate the rest, or annotate more and train again."
-    : "Next: export what is accepted.";
+    : !has("not begun") ? "Next: export what is accepted."
+    : last.after < last.before ? "Next: let the model annotate the rest, or annotate more and train again."
+    : "Next: annotate more images, then train again for longer; the last round did not help.";
 }
 
 /** Shows how many proposals the threshold accepts. */
