@@ -40,6 +40,10 @@ COMMANDS = (
         "benchmarks.evaluate --images 1 --repeats 1 --batch-size 2",
     ),
     (
+        "benchmarks.next_click",
+        "benchmarks.next_click --device cpu --masks 2 --size 150 225 --repeats 1",
+    ),
+    (
         "benchmarks.plain_loops --size b",
         "benchmarks.plain_loops --size tiny --masks 2 --rounds 4 --repeats 1 --device cpu",
     ),

@@ -190,6 +190,7 @@ class CenterClicks(PromptSchedule):
         import torch
 
         from gigamask.prompts.clicks import cell_to_input, input_to_cell
+        from gigamask.prompts.farthest import center_clicks
         from gigamask.types import Prompts
 
         foreground = targets.foreground
@@ -203,10 +204,8 @@ class CenterClicks(PromptSchedule):
             )
             pred_mask = previous.pred_mask
         tensors = (foreground, pred_mask, targets.valid, input_to_cell(points, targets))
-        # OpenCV and NumPy release the interpreter's lock.
-        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-            clicks = list(pool.map(_center_click, *(tensor.cpu().numpy() for tensor in tensors)))
-        click = torch.tensor(clicks, dtype=torch.int64, device=foreground.device).reshape(-1, 3)
+        click = (center_clicks if foreground.is_cuda else center_clicks_in_threads)(*tensors)
+        click = click.to(foreground.device)
         point = cell_to_input(click[:, :2], targets)[:, None]
         return Prompts(
             points_xy_input=torch.cat([points, point, torch.zeros_like(point)], 1),
@@ -400,6 +399,16 @@ def _repeat_prompts(previous: PromptRound) -> Prompts:
         masks=previous.mask_input,
         multimask_output=False,
     )
+
+
+def center_clicks_in_threads(*tensors: Tensor) -> Int64[Tensor, "M 3"]:
+    """Return what `farthest.center_clicks` does, mask by mask in threads."""
+    import torch
+
+    # OpenCV and NumPy release the interpreter's lock.
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        clicks = list(pool.map(_center_click, *(tensor.cpu().numpy() for tensor in tensors)))
+    return torch.tensor(clicks, dtype=torch.int64).reshape(-1, 3)
 
 
 def _center_click(

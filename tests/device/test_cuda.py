@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gigamask import config_files
@@ -29,8 +30,9 @@ from gigamask.profiling import timeline
 from gigamask.profiling.dry_run import blank_batch
 from gigamask.profiling.memory_plan import peak_phase
 from gigamask.profiling.profiler import Profile
+from gigamask.prompts.farthest import center_clicks
 from gigamask.prompts.rounds import run_rounds
-from gigamask.prompts.schedule import InteractiveSchedule
+from gigamask.prompts.schedule import InteractiveSchedule, center_clicks_in_threads
 from gigamask.training.optim import AdamW, AdamW8bit, MuonAdamW
 from gigamask.training.state import TrainState
 from gigamask.training.step import StepMetrics, accumulate, step
@@ -385,3 +387,20 @@ def test_profile_reports_kernel_times_and_allocator_bytes(run, tmp_path):
     assert took["backward"] > took["all_reduce"]
     assert sum(each.gpu_ms for each in operators) == pytest.approx(sum(took.values()))
     assert next(each.gpu_ms for each in operators if each.name == "aten::addmm") > 0
+
+
+def test_the_next_clicks_are_those_of_the_cpu():
+    random = torch.Generator().manual_seed(0)
+    noise = torch.rand(2, 6, 1, 40, 60, generator=random)
+    target, pred_mask = (
+        functional.interpolate(noise.flatten(0, 1), (400, 600), mode="bicubic")
+        .gt(0.5)[:, 0]
+        .chunk(2)
+    )
+    valid, clicked = torch.ones_like(target), torch.zeros(6, 0, 2, dtype=torch.int64)
+    pred_mask[5] = target[5]
+    for _ in range(4):
+        tensors = target, pred_mask, valid, clicked
+        expected = center_clicks_in_threads(*tensors)
+        assert torch.equal(center_clicks(*(each.cuda() for each in tensors)).cpu(), expected)
+        clicked = torch.cat([clicked, expected[:, None, :2]], 1)
