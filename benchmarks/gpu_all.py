@@ -25,6 +25,7 @@ COMMANDS = (
     ),
     ("benchmarks.gpu_step --size h --levers none --compile", None),
     ("benchmarks.gpu_step --size h --levers none --compile --combine", None),
+    ("benchmarks.gpu_step --size h --levers none --compile --graphs", None),
     ("benchmarks.gpu_step --size b", None),
     ("benchmarks.gpu_step --size l", None),
     (

@@ -6,7 +6,7 @@ clipping. Each row is a set of changes, such as activation_checkpointing=1 or co
 Markdown.
 
 Run: python -m benchmarks.gpu_step --size h [--masks 64] [--levers none compile=1]
-    [--compile [--combine]] [--repeats 10] [--precision bf16] [--profile]
+    [--compile [--combine] [--graphs]] [--repeats 10] [--precision bf16] [--profile]
 On a CPU: python -m benchmarks.gpu_step --size tiny --device cpu --repeats 1
 """
 
@@ -292,16 +292,19 @@ def main() -> None:
     options.add_argument(
         "--combine", action="store_true", help="compiled: let small kernels share a launch"
     )
+    options.add_argument(
+        "--graphs", action="store_true", help="compiled: replay the kernels as CUDA graphs"
+    )
     options.add_argument("--repeats", type=int, default=10)
     options.add_argument("--device", default="auto")
     options.add_argument("--precision", choices=("auto", "fp32", "bf16", "fp16"), default="auto")
     options.add_argument("--profile", action="store_true")
     given = options.parse_args()
     torch.set_num_threads(1)
-    if given.combine:
+    if given.compile:
         from torch._inductor import config
 
-        config.combo_kernels = True
+        config.combo_kernels, config.triton.cudagraphs = given.combine, given.graphs
     device = choose_device(given.device)
     precision = choose_precision(given.precision, device)
     recipe = find(RECIPES[given.size])()
