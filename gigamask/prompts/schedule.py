@@ -190,7 +190,7 @@ class CenterClicks(PromptSchedule):
         import torch
 
         from gigamask.prompts.clicks import cell_to_input, input_to_cell
-        from gigamask.prompts.farthest import center_clicks
+        from gigamask.prompts.farthest import MAX_PIXELS, center_clicks
         from gigamask.types import Prompts
 
         foreground = targets.foreground
@@ -204,8 +204,9 @@ class CenterClicks(PromptSchedule):
             )
             pred_mask = previous.pred_mask
         tensors = (foreground, pred_mask, targets.valid, input_to_cell(points, targets))
-        click = (center_clicks if foreground.is_cuda else center_clicks_in_threads)(*tensors)
-        click = click.to(foreground.device)
+        fits = foreground[:1].numel() <= MAX_PIXELS
+        choose = center_clicks if foreground.is_cuda and fits else center_clicks_in_threads
+        click = choose(*tensors).to(foreground.device)
         point = cell_to_input(click[:, :2], targets)[:, None]
         return Prompts(
             points_xy_input=torch.cat([points, point, torch.zeros_like(point)], 1),
