@@ -93,7 +93,7 @@ def test_what_is_said_and_written(scenes, tmp_path, capsys):
     said = capsys.readouterr()
     assert said.out == (
         "--steps 1 is less than the recipe's: --schedule.warmup-steps 0 in place of 100; set it to "
-        f"choose another\n{run}: 1 steps, 3 samples\n"
+        f"choose another\n{run}: 1 step, 3 samples\n"
         f"next: gigamask train RECIPE --data TARS --init mae:{run} --out OUT\n"
     )
     assert "IoU" not in said.err, "there is none"
