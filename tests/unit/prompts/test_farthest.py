@@ -79,7 +79,7 @@ def test_clicks_are_those_of_evaluation(make_truth):
         is_click = labels[-1] >= 0
         assert torch.equal(found[is_click, :2], xy[is_click])
         clicked = torch.cat([clicked, found[:, None, :2]], 1)
-        prediction = Prediction(logits, logits[:, :, 0, 0], logits[:, 0])
+        prediction = Prediction(logits, logits[:, :, 0, 0], logits[..., :8, :8])
         step = PromptRound(index, prompts, prediction)
         prompts, pred_mask = schedule.next(step, targets, None, 0.0), step.pred_mask
     assert set(torch.stack(labels).flatten().tolist()) == {-1, 0, 1}
