@@ -8,6 +8,7 @@ import gc
 import multiprocessing
 import os
 import signal
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -43,9 +44,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    if not config.getoption("--no-shape-checks"):
-        shape_checks.install()
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    os.environ["SHAPE_CHECKS"] = str("--no-shape-checks" not in sys.argv)
+if os.environ["SHAPE_CHECKS"] == "True":
+    # Not in `pytest_configure`: before it, pytest imports conftest.py of a folder that it is given,
+    # and with it modules of gigamask.
+    shape_checks.install()
+
+
+def pytest_configure() -> None:
     # A shell starts commands in the background with SIGINT ignored, and tests send SIGINT.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
