@@ -34,7 +34,9 @@ from gigamask.suggestions import suggest_flag
 from gigamask.training.config import TrainConfig, check_resume, flatten_config, limit_warmup
 
 Command = TypeVar("Command")
-CONFIG, CHECKPOINTS = "config.yaml", "checkpoints"
+CONFIG, CHECKPOINTS, LOCK = "config.yaml", "checkpoints", "lock"
+LOGS = (".log", ".txt", ".out", ".err", ".sh", ".yaml", ".yml", ".md")
+"""Ends of the names of files that a user may put into a run folder before the training starts."""
 CHECKSUM = "# written by gigamask; crc32 of the lines below: "
 ALIASES = {
     "lr": ("optimizer.lr",),
@@ -289,6 +291,33 @@ def expand_aliases(arguments: Sequence[str], aliases: Mapping[str, str]) -> list
         known = name.startswith("--") and alias in aliases
         expanded.append(f"--{aliases[alias]}{equals}{value}" if known else argument)
     return expanded
+
+
+def check_run_out(config: TrainConfig) -> None:
+    """Check that the run folder is new or a run, and not where the user keeps something else.
+
+    Args:
+        config: The configuration, with its data as the user gave them.
+
+    Raises:
+        GigamaskError: It is a folder of the data, or holds other files than logs.
+    """
+    out = Path(config.out)
+    if any((out / name).exists() for name in (CONFIG, LOCK)):
+        return
+    own = [getattr(config, name, None) for name in ("images", "masks")]
+    evaluation = getattr(config.evaluation, "data", ())
+    for path in [*config.data, *evaluation, *(path for path in own if path)]:
+        if os.path.realpath(path) == os.path.realpath(out):
+            raise GigamaskError(
+                f"--out {out}: is a folder that the training reads, and would be written into; "
+                "give a new folder, such as --out runs/mine"
+            )
+    files.check_out(
+        out,
+        "a run folder",
+        lambda entry: entry.is_dir() or entry.name.startswith(".") or entry.name.endswith(LOGS),
+    )
 
 
 def check_run_folder(config: TrainConfig, allow_data_change: bool) -> dict[str, tuple[Any, Any]]:

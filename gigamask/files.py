@@ -15,6 +15,8 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
+from gigamask.errors import GigamaskError
+
 PARTIAL = ".partial"
 """End of the name of a file that is being written; a killed process may leave one."""
 CHUNK_BYTES = 1 << 24
@@ -93,6 +95,34 @@ def _system_errno(error: BaseException | None) -> int | None:
     while error is not None and not isinstance(error, OSError):
         error = error.__context__
     return error.errno if error else None
+
+
+def check_out(
+    out: Path | str, kind: str, allowed: Callable[[os.DirEntry[str]], bool] = lambda entry: False
+) -> None:
+    """Check that an output folder does not hold what its new contents would mix with.
+
+    Args:
+        out: The folder; one that does not exist yet, or is empty, is fine.
+        kind: What the folder is to be, such as "an index".
+        allowed: Returns whether an entry may stay beside the new contents.
+
+    Raises:
+        GigamaskError: The folder holds anything else, or is a file.
+    """
+    try:
+        with os.scandir(out) as entries:
+            others = sorted(entry.name for entry in entries if not allowed(entry))
+    except FileNotFoundError:
+        return
+    except NotADirectoryError as error:
+        raise GigamaskError(f"{out}: cannot be {kind} ({error.strerror}); give a folder") from None
+    if others:
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        raise GigamaskError(
+            f"{out}: is not {kind}, but holds {others[0]}{more}, so nothing is written into it; "
+            "give another folder"
+        )
 
 
 def flush(path: Path) -> None:

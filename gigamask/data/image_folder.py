@@ -9,8 +9,10 @@ import os
 from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
+from shlex import quote
 from typing import NamedTuple
 
+from gigamask import files
 from gigamask.data import storage
 from gigamask.data.storage import ByteRange, FileStat
 from gigamask.errors import CorruptSampleError, GigamaskError
@@ -90,6 +92,16 @@ def _walk(folder: str, ancestors: frozenset[tuple[int, int]]) -> Iterator[str]:
         yield folder
     for path in subfolders:
         yield from _walk(path, ancestors | {inode})
+
+
+def check_for_tars(out: Path | str) -> None:
+    """Raise `GigamaskError` if a folder holds images, which tars written there would hide."""
+    files.check_out(out, "a folder of tars", lambda entry: not is_image(entry.name))
+
+
+def pack_command(folder: Path | str) -> str:
+    """Return the command that packs unpacked files of SA-1B into a tar again."""
+    return f"tar cf shard.tar -C {quote(str(folder))} ."
 
 
 def _is_left_out(name: str) -> bool:

@@ -27,12 +27,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from shlex import quote
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
+from gigamask import files
 from gigamask.data import image_folder, index_format, storage, worker_pool
 from gigamask.data.file_lock import exclusive_lock
 from gigamask.data.index_format import (
@@ -213,7 +213,7 @@ def find_tars(paths: Paths) -> list[str]:
                 f"{path}: is a folder of images where tars are expected; pack them into tars with "
                 "'gigamask convert', or give 'gigamask train' their masks with --masks ('gigamask "
                 "index' without --checksums, 'stats' and 'pretrain' also read folders); unpacked "
-                f"files of SA-1B are packed again with: tar cf shard.tar -C {quote(path)} ."
+                f"files of SA-1B are packed again with: {image_folder.pack_command(path)}"
             )
     return shards
 
@@ -330,10 +330,8 @@ def extend(
     if isinstance(workers, worker_pool.Part):
         return _extend_by_parts(paths, Path(out), workers, progress, (salvage, checksums))
     out = Path(out).absolute()
-    if out.exists() and not is_index(out) and not (out.is_dir() and not any(out.iterdir())):
-        raise GigamaskError(
-            f"{out}: exists and is not an index, so it is not overwritten; give another folder"
-        )
+    if not is_index(out):
+        files.check_out(out, "an index")
     shards = find_tars(paths) if checksums else find_shards(paths)
     normalized = [storage.normalize(path) for path in as_list(paths)]
     indexes = [Path(path) for path in normalized if is_index(path)]

@@ -31,7 +31,7 @@ from gigamask.data.mask_sampling import CandidateMasks
 from gigamask.data.mask_store_shard import MANIFEST, SCHEMA, MaskShardJob, MaskStoreManifest
 from gigamask.data.sample_config import SampleConfig
 from gigamask.errors import GigamaskError
-from gigamask.files import write_bytes
+from gigamask.files import check_out, write_bytes
 from gigamask.masks.rle import RLEMasks
 from gigamask.masks.transforms import ImageTransform
 from gigamask.types import RandomSpec, Sample, SampleRef
@@ -263,11 +263,8 @@ def build(
                 f"{folder}: is a mask store built with {_flags(existing)}, not with "
                 f"{_flags(manifest)}; choose another folder"
             )
-    elif folder.exists() and any(folder.iterdir()):
-        raise GigamaskError(
-            f"{folder}: exists and is not a mask store, so nothing is written into it; choose "
-            "another folder"
-        )
+    else:
+        check_out(folder, "a mask store")
     tars = mask_store_shard.describe_tars(index)
     distinct = {mask_store_shard.shard_key(tar): shard for shard, tar in enumerate(tars)}
     missing = [

@@ -10,23 +10,26 @@ far as the source has them, or the `label` of a label image.
 import os
 import shutil
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, count, groupby, islice
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from gigamask.data import annotation, tar, worker_pool
 from gigamask.data.image import member_suffix
+from gigamask.data.image_folder import check_for_tars, pack_command
 from gigamask.datatools import convert_coco, convert_labels, convert_parquet, convert_polygons
 from gigamask.datatools.image_files import to_member
 from gigamask.datatools.objects import Objects, SourceImage, SourceListing
 from gigamask.datatools.partial_download import lock_folder
 from gigamask.datatools.published import MAX_LIST_BYTES
 from gigamask.errors import CorruptSampleError, GigamaskError, counted
-from gigamask.serialization import read_limited
+from gigamask.serialization import read_json, read_limited
 from gigamask.types import SkippedSample
 
 PARTIAL = ".partial"
@@ -40,6 +43,13 @@ class ConvertOptions:
     keep_crowds: bool = False
     split_components: bool = False
     ignore: tuple[int, ...] = ()
+
+
+class Sa1bJson(msgspec.Struct):
+    """What the JSON of an image of SA-1B has, and neither COCO's nor LabelMe's."""
+
+    image: dict[str, msgspec.Raw]
+    annotations: list[msgspec.Raw]
 
 
 @dataclass(frozen=True)
@@ -114,6 +124,7 @@ def convert(
     ]
     _check(source, "images", counts.skipped, len(images))
     is_part = worker_pool.is_part(workers)
+    check_for_tars(out)
     with lock_folder(out, PARTIAL, is_part):
         work = _clear_partial(out, keep=isinstance(workers, worker_pool.Part))
         try:
@@ -261,6 +272,7 @@ def _list_source(
     """List the images of a source."""
     if isinstance(source, convert_parquet.ParquetFiles):
         return convert_parquet.read(source, **vars(options))
+    _check_not_sa1b(source)
     if image_folder is None:
         raise GigamaskError("--images FOLDER: give the folder of the images")
     if not image_folder.is_dir():
@@ -279,6 +291,18 @@ def _list_source(
         return convert_labels.read(source, image_folder, options.split_components, options.ignore)
     _check_no_label_options(source, options)
     return convert_coco.read(source, image_folder, options.keep_crowds)
+
+
+def _check_not_sa1b(source: Path) -> None:
+    act = None
+    if source.suffix == ".tar" or any(source.glob("*.tar")):
+        act = f"give it to other commands as it is, such as gigamask stats {source}"
+    elif (path := next(source.rglob("*.json"), source)).suffix == ".json":
+        with suppress(GigamaskError):
+            read_json(path, Sa1bJson)
+            act = f"pack it into a tar, which all commands read: {pack_command(path.parent)}"
+    if act:
+        raise GigamaskError(f"{source}: is in SA-1B's format already; {act}")
 
 
 def _check_no_label_options(source: Path, options: ConvertOptions) -> None:

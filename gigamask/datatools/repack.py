@@ -27,6 +27,7 @@ from jaxtyping import Int64
 from gigamask import files
 from gigamask.data import annotation, image, storage, tar, worker_pool
 from gigamask.data.image import member_suffix
+from gigamask.data.image_folder import check_for_tars
 from gigamask.data.index import Paths, as_list, find_tars
 from gigamask.data.index_format import is_index, read_manifest
 from gigamask.data.shard_index import ShardIndex, index_tar, stat_shard
@@ -163,6 +164,7 @@ def repack(
         )
     if is_index(out):
         raise GigamaskError(f"--out {out}: is an index; give a folder for the tars")
+    check_for_tars(out)
     tars = find_tars(paths)
     _check_names(tars, out)
     manifests = [read_manifest(Path(path)) for path in as_list(paths) if is_index(path)]

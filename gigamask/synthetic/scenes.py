@@ -20,6 +20,7 @@ from PIL import Image
 
 from gigamask.data import annotation, tar, worker_pool
 from gigamask.data.image import encode_jpeg
+from gigamask.data.image_folder import check_for_tars
 from gigamask.errors import GigamaskError, check_range
 from gigamask.masks.rle import RLEMasks
 from gigamask.rng import make_rng
@@ -244,6 +245,7 @@ def write_scenes(
     check_range("--shard-images", shard_images, 1, None)
     check_range("--first", first, 0, None)
     folder = Path(folder)
+    check_for_tars(folder)
     folder.mkdir(parents=True, exist_ok=True)
     shards = {
         folder / f"sa_{shard:06d}.tar": range(

@@ -48,7 +48,8 @@ def run(out: str, train_images: int, test_images: int, steps: int | None) -> dic
         The scores.
     """
     start_s = time.perf_counter()
-    folder = Path(out)
+    folder, recipe = Path(out), recipes.make(RECIPE)
+    config_files.check_run_out(replace(recipe, out=out))
     for name, images, seed in (
         ("train", train_images, TRAIN_SEED),
         ("test", test_images, TEST_SEED),
@@ -58,7 +59,6 @@ def run(out: str, train_images: int, test_images: int, steps: int | None) -> dic
             scenes.write(str(folder / name), images, seed=seed)
             index = indexes.build(folder / name, str(folder / name / "index"))
             print(f"  {len(index)} images, {index.manifest.masks} masks")
-    recipe = recipes.make(RECIPE)
     data = (str(folder / "train" / "index"),)
     steps = steps or STEPS
     evaluation = ClickEvaluation(

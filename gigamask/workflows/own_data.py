@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from filelock import FileLock
 
 from gigamask import files
-from gigamask.config_files import config_to_resume
+from gigamask.config_files import check_run_out, config_to_resume
 from gigamask.data import storage
 from gigamask.data.image_folder import CONVERTED_SUFFIX
 from gigamask.datatools import convert_labels, parquet_files
@@ -55,8 +55,10 @@ def use_own_data(
         is held out; unchanged if it names tars, but for the window of pixels if it is measured.
 
     Raises:
-        GigamaskError: The files are not in a known format, do not pair, or nothing is left.
+        GigamaskError: The files are not in a known format, do not pair, or nothing is left; or the
+            run folder holds other files.
     """
+    check_run_out(config)
     if not isinstance(config, SamTrainConfig):
         return config
     if is_finding_classes(config) and isinstance(saved := config_to_resume(config), SamTrainConfig):

@@ -278,6 +278,8 @@ def segment_all(
 
     run = partial(_segment_group, generator=generator, output=output, report=report)
     is_part = part is not None and worker_pool.is_part(part)
+    if output.to_shards:
+        image_folder.check_for_tars(output.out)
     with lock_folder(output.out, STATE_FOLDER, is_part):
         _prepare_folder(output.out, generator, is_part)
         results = worker_pool.parallel_map(run, groups, part or 1, None, SegmentCounts)

@@ -12,12 +12,14 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from gigamask import config_files, recipes
 from gigamask.data.file_lock import exclusive_lock
 from gigamask.errors import GigamaskError
 from gigamask.models.configs import SamConfig
+from gigamask.models.manifest import list_checkpoints
 from gigamask.training.config import TrainConfig
 from gigamask.training.distill_config import DistillTrainConfig
 from gigamask.training.mae_config import MAETrainConfig
@@ -428,9 +430,23 @@ def train_in_world(
         if world.is_main:
             remove_empty_run(config.out)
         raise
-    if profile is not None and world.is_main and not remaining:
-        print(f"--profile {profile}: {config.out} has no steps left; increase --steps", flush=True)
+    if world.is_main and not remaining:
+        print(finished_note(config, state.step, profile), flush=True)
     return state
+
+
+def finished_note(config: TrainConfig, step: int, profile: int | None) -> str:
+    """Return what to print about a training that had no step left.
+
+    Args:
+        config: The configuration.
+        step: Steps trained.
+        profile: As in `train_in_world`.
+    """
+    folder, out = list_checkpoints(Path(config.out) / config_files.CHECKPOINTS)[-1], config.out
+    more = f"gigamask {config.command} --resume {quote(out)} --steps {step + config.steps}"
+    asked = "" if profile is None else f"--profile {profile}: "
+    return f"{asked}{out}: the training is finished, in {folder}; for more steps: {more}"
 
 
 def remove_empty_run(out: str) -> None:

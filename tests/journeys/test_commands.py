@@ -128,6 +128,12 @@ def test_the_same_command_and_resume_continue(trained, tmp_path, scenes, capsys)
     assert "--steps: changed from 2 to 3" in capsys.readouterr().out
     assert main(f"train --resume {out} --steps 4".split()) == 0
     assert [record["step"] for record in records(out)] == [1, 2, 3, 4]
+    assert "finished" not in capsys.readouterr().out
+    assert main(f"train --resume {out}".split()) == 0
+    printed = capsys.readouterr().out
+    assert f"the training is finished, in {out}/checkpoints/step_00000004" in printed
+    assert f"gigamask train --resume {out} --steps 8" in printed
+    assert f"next: gigamask evaluate {out}" in printed
 
 
 @pytest.mark.parametrize("kind", ["scenes", "photographs"])
@@ -303,7 +309,7 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, scenes, trained, capsys
             str(bare),
             "--images",
             "1",
-        ): "bare.tar: File exists; give a folder",
+        ): "bare.tar: cannot be a folder of tars",
         ("synth", str(tmp_path / "s"), "--images", "0"): "--images is 0",
         (
             "synth",

@@ -42,6 +42,32 @@ def test_a_folder_of_images_is_indexed_and_described(photos, tmp_path, capsys):
     assert "6" in capsys.readouterr().out
 
 
+def test_nothing_is_written_among_images(photos, tmp_path, capsys):
+    (photos / "class0" / "0.json").write_text("{}")
+    assert main(f"index {photos} --out {tmp_path}/index".split()) == 0
+    assert f"pack it: tar cf shard.tar -C {photos}/class0 ." in capsys.readouterr().out
+    shards, before = tmp_path / "shards", sorted(photos.rglob("*"))
+    assert main(f"synth {shards} --images 1".split()) == 0
+    folder, mae = photos / "class0", "pretrain mae_tiny --steps 1"
+    for words, told in {
+        f"index {shards} --out {folder}": "is not an index, but holds 0.JPEG and 3 more",
+        f"masks {shards} --out {folder}": "is not a mask store",
+        f"repack {shards} --out {folder}": "is not a folder of tars, but holds 0.JPEG and 2 more",
+        f"synth {folder}": "is not a folder of tars",
+        f"segment starter {folder} --out {folder} --to-shards": "is not a folder of tars",
+        f"demo --out {folder}": "is not a run folder",
+        f"train tiny --data {shards} --out {folder}": "is not a run folder, but holds 0.JPEG and 3",
+        f"{mae} --data {photos} --out {photos}": "is a folder that the training reads",
+    }.items():
+        assert main(words.split()) == 2
+        assert told in capsys.readouterr().err
+    assert sorted(photos.rglob("*")) == before
+    logs = tmp_path / "run"
+    logs.mkdir()
+    (logs / "log.txt").touch()
+    assert main(f"{mae} --batch-size 1 --data {photos} --out {logs}".split()) == 0
+
+
 def test_what_needs_tars_or_masks_says_so_in_one_line(photos, tmp_path, capsys):
     for words, told in {
         ("verify", str(photos)): f"tar cf shard.tar -C {photos}/class0 .",

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from gigamask import files
+from gigamask.errors import GigamaskError
 
 
 @pytest.fixture
@@ -85,3 +86,16 @@ def test_crc32_is_that_of_the_content(tmp_path, monkeypatch):
     content = bytes(range(100))
     files.write_bytes(tmp_path / "file", content)
     assert files.crc32(tmp_path / "file") == zlib.crc32(content)
+
+
+def test_an_output_folder_holds_nothing_else(tmp_path):
+    files.check_out(tmp_path / "new", "an index")
+    files.check_out(tmp_path, "an index")
+    (tmp_path / "b.jpg").touch()
+    (tmp_path / "a.log").touch()
+    with pytest.raises(GigamaskError, match=r"is not an index, but holds a\.log and 1 more"):
+        files.check_out(tmp_path, "an index")
+    with pytest.raises(GigamaskError, match=r"holds b\.jpg, so"):
+        files.check_out(tmp_path, "an index", lambda entry: entry.name == "a.log")
+    with pytest.raises(GigamaskError, match=r"b\.jpg: cannot be an index"):
+        files.check_out(tmp_path / "b.jpg", "an index")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from glob import escape, glob
 from shlex import quote
 from typing import Annotated, Any
 
@@ -34,8 +35,8 @@ class IndexCommand(SubmitPartsOptions):
     def run(self) -> dict[str, Any]:
         """Build or extend the index, and return its report."""
         from gigamask.cli.commands.output import progress_bar
+        from gigamask.data import image_folder, worker_pool
         from gigamask.data import index as indexes
-        from gigamask.data import worker_pool
         from gigamask.errors import counted
 
         workers = worker_pool.workers_of(self.part, self.workers)
@@ -50,6 +51,12 @@ class IndexCommand(SubmitPartsOptions):
         for name in ("without_json", "without_jpg", "other_members"):
             if report[name]:
                 print(f"  {name.replace('_', ' ')}: {report[name]}")
+        unpacked = next(
+            (path for path in index.shard_paths if glob(f"{escape(path)}/*.json")), None
+        )
+        if unpacked is not None:
+            command = image_folder.pack_command(unpacked)
+            print(f"  JSONs of a folder are not read; to read those of SA-1B, pack it: {command}")
         for broken in report["broken_tars"]:
             print(f"  broken {broken}")
         for sample in report["skipped"]:

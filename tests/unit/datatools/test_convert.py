@@ -503,7 +503,17 @@ def test_errors(case, monkeypatch):
         (case.folder / "no.json").write_text(text)
         with pytest.raises(GigamaskError, match=r"no.json.*COCO.*'images'.*'annotations'"):
             convert(case.folder / "no.json", case.pictures, case.out, ConvertOptions())
+    with pytest.raises(GigamaskError, match=r"holds 1\.jpg"):
+        convert(case.folder / "instances.json", case.pictures, case.pictures, ConvertOptions())
     case.coco([row()], [thing()])
+    for done in (case.out, case.out / "sa_000000.tar"):
+        with pytest.raises(GigamaskError, match="gigamask stats"):
+            convert(done, case.pictures, case.folder / "again", ConvertOptions())
+    with tarfile.open(case.out / "sa_000000.tar") as archive:
+        archive.extractall(case.folder / "unpacked", filter="data")
+    for unpacked in (case.folder / "unpacked", case.folder / "unpacked" / "sa_1.json"):
+        with pytest.raises(GigamaskError, match=r"tar cf shard.tar -C .*/unpacked \."):
+            convert(unpacked, None, case.folder / "again", ConvertOptions())
     with pytest.raises(GigamaskError, match=r"--out.*1.*sa_000000.tar"):
         case.coco([row()], [thing()])
     case.out = case.put("file", b"") / "out"
