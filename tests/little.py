@@ -58,7 +58,7 @@ SAM2 = replace(
     decoder=Sam2Decoder(),
 )
 
-DENSE = SamDecoder(prior=True, residual=True, likeness=True, high_res=True, windows=True)
+DENSE = SamDecoder(prior=True, residual=True, windows=True)
 """SAM's decoder with all options."""
 
 

@@ -68,10 +68,6 @@ class SamDecoder(Decoder):
     """where a prompt has no mask prompt, an ellipse in its box or a disc at its clicks is one"""
     residual: bool = False
     """masks are added to the prior or the mask prompt, and start as it; requires prior"""
-    likeness: bool = False
-    """cosines between the embedding and what is prompted are part of the dense prompt"""
-    high_res: bool = False
-    """features of the pixels at two and four times the embedding's resolution join the upscaling"""
     windows: bool = False
     """each of the three masks is predicted in its own window around the prompt"""
 
@@ -244,8 +240,6 @@ class SamConfig:
                     "the encoder conv_pyramid needs --model.decoder window; for the decoder sam "
                     "use --model.encoder vit"
                 )
-            if isinstance(self.decoder, SamDecoder) and self.decoder.high_res:
-                check_multiple(self, "patch_size", 4, "the decoder's high_res")
             return
         if not isinstance(self.encoder, ConvPyramid):
             raise GigamaskError(
@@ -301,11 +295,9 @@ class SamConfig:
 
     @property
     def embedding_channels(self) -> int:
-        """Channels of what `Sam.encode` returns: the encoder's, and those of high_res."""
-        high_res = isinstance(self.decoder, Sam2Decoder)
-        if isinstance(self.decoder, SamDecoder):
-            high_res = self.decoder.high_res
-        return self.encoder.channels(self) + 3 * self.embedding_dim * high_res
+        """Channels of what `Sam.encode` returns: the encoder's, and SAM 2's finer features."""
+        is_sam2 = isinstance(self.decoder, Sam2Decoder)
+        return self.encoder.channels(self) + 3 * self.embedding_dim * is_sam2
 
     @property
     def mask_size(self) -> int:

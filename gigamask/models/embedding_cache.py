@@ -247,7 +247,6 @@ class ImageEmbedder:
         decoder = self.model.mask_decoder.state_dict()
         state = {
             **self.model.image_encoder.state_dict(),
-            **({} if self.model.high_res is None else self.model.high_res.state_dict()),
             **{name: decoder[name] for name in decoder if name.startswith(SAM2_PARTS)},
             "mean": self.model.pixel_mean,
             "deviation": self.model.pixel_std,

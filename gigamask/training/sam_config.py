@@ -17,7 +17,7 @@ from gigamask.interfaces import Loss, Mining, PromptSchedule, Task
 from gigamask.losses.class_loss import ClassLoss
 from gigamask.losses.ohem import NoMining
 from gigamask.losses.sam_loss import SamLoss
-from gigamask.models.configs import FIND_CLASSES, ConvPyramid, RepViT, SamConfig
+from gigamask.models.configs import FIND_CLASSES, ConvPyramid, RepViT, Sam2Decoder, SamConfig
 from gigamask.models.lora_config import LoRA
 from gigamask.prompts.schedule import InteractiveSchedule
 from gigamask.training.config import ImageTrainConfig, LoaderConfig, TrainConfig, check_at_least
@@ -167,10 +167,10 @@ class SamTrainConfig(ImageTrainConfig):
                 "--embedding-cache keeps the embeddings of a frozen encoder; give --freeze "
                 "image_encoder, or leave the flag out"
             )
-        if self.model.embedding_channels != self.model.encoder.channels(self.model):
+        if isinstance(self.model.decoder, Sam2Decoder):
             raise GigamaskError(
-                "--embedding-cache: features that join the decoder's upscaling are part of the "
-                "embedding and trained; leave the flag out"
+                "--embedding-cache: SAM 2's decoder trains a part of the embedding; leave the flag "
+                "out"
             )
 
     def build(self, device: str = "cpu") -> Sam:

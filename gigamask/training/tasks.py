@@ -257,12 +257,10 @@ def encode(
         precision: Precision of the model.
     """
     is_trained = any(parameter.requires_grad for parameter in model.image_encoder.parameters())
-    stem = [] if model.high_res is None else model.high_res.parameters()
-    learns = is_trained or any(parameter.requires_grad for parameter in stem)
     with (
         profile_range("encode"),
         autocast(precision, images.device),
-        torch.set_grad_enabled(learns and torch.is_grad_enabled()),
+        torch.set_grad_enabled(is_trained and torch.is_grad_enabled()),
     ):
         return model.encode(images, input_sizes, drop_path if is_trained else None)
 

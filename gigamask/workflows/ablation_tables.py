@@ -60,10 +60,7 @@ TABLES: dict[str, dict[str, list[str]]] = {
         "plain": [],
         "prior": _options("prior"),
         "prior+residual": _options("prior", "residual"),
-        "prior+residual+likeness": _options("prior", "residual", "likeness"),
-        "prior+residual+high_res": _options("prior", "residual", "high-res"),
         "windows": _options("prior", "residual", "windows"),
-        "all": _options("prior", "residual", "likeness", "high-res", "windows"),
     },
 }
 """Built-in tables: variants with their flags of `gigamask train`; without flags, the recipe itself.

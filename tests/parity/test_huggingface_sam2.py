@@ -23,10 +23,10 @@ from gigamask.inference.predictor import SamPredictor
 from gigamask.models import configs
 from gigamask.models.configs import Hiera, Sam2Decoder, SamConfig
 from gigamask.models.init import build_model
-from gigamask.models.sam.high_res import high_res_maps
 from gigamask.models.sam.mask_decoder import MULTIMASK_TOKENS, SINGLE_MASK_TOKEN
 from gigamask.models.sam.sam import Sam
 from gigamask.models.sam2 import convert
+from gigamask.models.sam2.mask_decoder import high_res_maps
 from gigamask.models.state_dict import load_weights
 from gigamask.types import Prompts
 

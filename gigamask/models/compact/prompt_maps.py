@@ -13,7 +13,6 @@ from torch import Tensor
 
 from gigamask.masks.windows import coverage, sample_per_window, sampling_matrices
 from gigamask.models.configs import WindowDecoder
-from gigamask.models.sam.transformer import gather
 from gigamask.types import Prompts
 
 MIN_ASPECT, MIN_SIDE = 0.35, 0.05
@@ -316,11 +315,9 @@ def widened(
 
 
 def likeness(
-    features: Float[Tensor, "B C n n"],
+    features: Float[Tensor, "R C n n"],
     maps: Float[Tensor, "R 8 n n"],
     prior: Float[Tensor, "R n n"],
-    image_index: Int64[Tensor, "R"] | None = None,
-    groups: int = 4,
 ) -> Float[Tensor, "R L n n"]:
     """Return how alike each sample's features are to those that are prompted.
 
@@ -328,17 +325,13 @@ def likeness(
     under background clicks or where the prior mask is surely not.
 
     Args:
-        features: Features in R windows, or of B images.
+        features: Features in R windows.
         maps: Maps of the prompts, from `WindowPrompts.maps`.
         prior: Logits that the answer starts from.
-        image_index: Index of each prompt's image; None: each prompt has its own features.
-        groups: Groups of channels; L is three times as many.
     """
     inside = torch.sigmoid(prior)
     weights = torch.stack([maps[:, 0], inside, maps[:, 2] + (1 - inside).square()], 1).flatten(2)
-    grouped = F.normalize(features.unflatten(1, (groups, -1)).flatten(3), dim=2)
-    if image_index is not None:
-        grouped = gather(grouped, image_index)
+    grouped = F.normalize(features.unflatten(1, (LIKENESS_CHANNELS // 3, -1)).flatten(3), dim=2)
     means = torch.einsum("rgcn,rwn->rwgc", grouped, weights)
     cosines = torch.einsum("rgcn,rwgc->rwgn", grouped, F.normalize(means, dim=3, eps=1e-6))
     return cosines.flatten(1, 2).unflatten(2, features.shape[2:])

@@ -10,25 +10,21 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int64
-from torch import Tensor, nn
+from torch import Tensor
 
 from gigamask.masks.windows import sample_per_image, sampling_matrices
 from gigamask.models.compact.prompt_maps import (
-    LIKENESS_CHANNELS,
     MIDDLE_WINDOW,
     PromptShapes,
     WindowPrompts,
-    likeness,
     masks_in_windows,
     repeat_rows,
     widened,
 )
 from gigamask.models.configs import SamConfig, SamDecoder, WindowDecoder
-from gigamask.models.sam.high_res import as_tokens, high_res_maps
 from gigamask.models.sam.layers import MLP, no_autocast
-from gigamask.models.sam.mask_decoder import HighRes, MaskDecoder, image_tokens
+from gigamask.models.sam.mask_decoder import MaskDecoder, image_tokens
 from gigamask.models.sam.prompt_encoder import PromptEncoder
 from gigamask.models.sam.transformer import DensePrompt
 from gigamask.types import MaskDecoderOutput, Prompts, WindowLogits
@@ -54,7 +50,6 @@ class View:
     Attributes:
         images: Image tokens of B images, or of the rows.
         image_index: Index of each row's image tokens; None: each row has its own.
-        high_res: Features that join the upscaling; None without them.
         prompted: The prompts of each row, relative to its image or window.
         masks: Logits of mask prompts; None if there are none.
         prior: Prior logits of each row.
@@ -63,7 +58,6 @@ class View:
 
     images: Float[Tensor, "B C E E"]
     image_index: Int64[Tensor, "R"] | None
-    high_res: HighRes | None
     prompted: WindowPrompts
     masks: Float[Tensor, "R G G"] | None
     prior: Float[Tensor, "R G G"]
@@ -76,18 +70,14 @@ class DenseMaskDecoder(MaskDecoder):
     def __init__(self, config: SamConfig) -> None:
         super().__init__(prompt_frame(config))
         self.options = cast(SamDecoder, config.decoder)
-        self.side, self.dim = config.image_size, config.embedding_dim
-        self.image_tokens = config.embedding_size
+        self.side, self.image_tokens = config.image_size, config.embedding_size
         if self.options.residual:  # masks start as the prior
             for head in self.output_hypernetworks_mlps:
                 cast(MLP, head).layers[-1].parameter_std = 0.0  # pyrefly: ignore
-        if self.options.likeness:
-            self.likeness = nn.Conv2d(LIKENESS_CHANNELS, self.dim, 1, bias=False)
-            self.likeness.parameter_std = 0.0  # pyrefly: ignore
 
     def forward(  # pyrefly: ignore[bad-override]
         self,
-        embedding: Float[Tensor, "B D E E"],
+        embedding: Float[Tensor, "B C E E"],
         mask_image: Int64[Tensor, "M"],
         prompts: Prompts,
         prompt_encoder: PromptEncoder,
@@ -96,7 +86,7 @@ class DenseMaskDecoder(MaskDecoder):
         """Return mask logits, in windows or in one window of the whole image, and predicted IoU.
 
         Args:
-            embedding: Embeddings of B images, with the channels of high_res if it is on.
+            embedding: Embeddings of B images.
             mask_image: Index of each prompt's image, ascending.
             prompts: M prompts.
             prompt_encoder: SAM's prompt encoder, for `prompt_frame`.
@@ -136,7 +126,7 @@ class DenseMaskDecoder(MaskDecoder):
             iou = iou.unflatten(0, shape).diagonal(dim1=1, dim2=2)
             if classes is not None:
                 classes = classes.unflatten(0, shape).diagonal(dim1=1, dim2=2).transpose(1, 2)
-        logits = self._masks(image, heads, view.high_res).view(-1, *view.priors.shape[1:])
+        logits = self._masks(image, heads).view(-1, *view.priors.shape[1:])
         if self.options.residual:
             logits = view.priors + logits
         if not self.options.windows:
@@ -146,7 +136,7 @@ class DenseMaskDecoder(MaskDecoder):
 
     def _view_images(
         self,
-        embedding: Float[Tensor, "B D E E"],
+        embedding: Float[Tensor, "B C E E"],
         mask_image: Int64[Tensor, "M"],
         prompts: Prompts,
         shapes: PromptShapes,
@@ -154,10 +144,6 @@ class DenseMaskDecoder(MaskDecoder):
     ) -> View:
         """Return a view of the whole image for each prompt; the middle disc is the prior."""
         side, count = 4 * self.embedding_size, int(discs.shape[1])
-        high_res = None
-        if self.options.high_res:
-            maps = high_res_maps(embedding[:, self.dim :])
-            high_res = HighRes(*as_tokens(*maps), mask_image)
         whole = torch.tensor([0.0, 0.0, self.side, self.side], device=discs.device).to(discs.dtype)
         frames = whole.expand(discs.shape[0], count, 4)
         masks = prompts.masks
@@ -168,12 +154,11 @@ class DenseMaskDecoder(MaskDecoder):
         middle = slice(count // 2, count // 2 + 1)
         prompted = WindowPrompts.from_shapes(shapes, frames[:, middle], discs[:, middle])
         prior = priors[:, count // 2]
-        images = embedding[:, : self.dim]
-        return View(images, mask_image, high_res, prompted, masks, prior, priors)
+        return View(embedding, mask_image, prompted, masks, prior, priors)
 
     def _view_windows(
         self,
-        embedding: Float[Tensor, "B D E E"],
+        embedding: Float[Tensor, "B C E E"],
         mask_image: Int64[Tensor, "M"],
         prompts: Prompts,
         shapes: PromptShapes,
@@ -181,24 +166,16 @@ class DenseMaskDecoder(MaskDecoder):
     ) -> View:
         """Return a view of each window, in which the embedding is sampled."""
         tokens, index = self.embedding_size, repeat_rows(mask_image, int(windows.shape[1]))
-        fractions = windows.flatten(0, 1) / self.side
-
-        def sample(maps: Float[Tensor, "B c h h"], finer: int) -> Float[Tensor, "R c n n"]:
-            side = finer * self.image_tokens
-            matrices = sampling_matrices(fractions * side, (side, side), finer * tokens)
-            return sample_per_image(maps, index, matrices)
-
-        high_res = None
-        if self.options.high_res:
-            twice, four = high_res_maps(embedding[:, self.dim :])
-            sampled = as_tokens(sample(twice, 2), sample(four, 4))
-            high_res = HighRes(*sampled, None)
+        side = self.image_tokens
+        in_tokens = windows.flatten(0, 1) / self.side * side
+        images = sample_per_image(
+            embedding, index, sampling_matrices(in_tokens, (side, side), tokens)
+        )
         prompted = WindowPrompts.from_shapes(shapes, windows)
         masks = masks_in_windows(prompts.masks, windows, self.side, 4 * tokens)
         prior = prompted.prior(masks, 4 * tokens)
         priors = prior.unflatten(0, (-1, windows.shape[1]))
-        images = sample(embedding[:, : self.dim], 1)
-        return View(images, None, high_res, prompted, masks, prior, priors)
+        return View(images, None, prompted, masks, prior, priors)
 
     def _dense(self, view: View, prompts: Prompts, prompt_encoder: PromptEncoder) -> DensePrompt:
         """Return the dense prompts."""
@@ -208,16 +185,4 @@ class DenseMaskDecoder(MaskDecoder):
             given = view.prompted.has_mask[:, None, None]
             masks = view.prior if masks is None else torch.where(given, masks, view.prior)
             has_mask = None
-        dense = prompt_encoder.dense(masks, has_mask)
-        if self.options.likeness:
-            with no_autocast(view.images):
-                maps = view.prompted.maps(None, self.embedding_size)
-                prior = F.avg_pool2d(view.prior[:, None], 4)[:, 0]
-                cosines = likeness(view.images, maps, prior, view.image_index)
-            features = cosines.flatten(2).transpose(1, 2)
-            weight = self.likeness.weight.flatten(1)
-            if dense.features is not None and dense.weight is not None:
-                features = torch.cat([dense.features, features], -1)
-                weight = torch.cat([dense.weight, weight], 1)
-            dense = DensePrompt(dense.bias, features, weight)
-        return dense
+        return prompt_encoder.dense(masks, has_mask)

@@ -5,7 +5,6 @@ overlap, so they are computed as matrix products over tokens; pixels are reorder
 logits.
 """
 
-from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -21,32 +20,6 @@ from gigamask.types import MaskDecoderOutput
 
 MULTIMASK_TOKENS, SINGLE_MASK_TOKEN, ALL_MASK_TOKENS = range(1, 4), range(1), range(4)
 """Mask tokens for three masks, for a single mask, and for all four, as in Meta's export."""
-
-
-@dataclass(frozen=True)
-class HighRes:
-    """Features of the pixels that join the upscaling, in the order of its tokens.
-
-    Attributes:
-        twice: Features at two times the embedding's resolution, four in each of T tokens.
-        four: Features at four times the embedding's resolution, sixteen in each token.
-        image_index: Index of each mask's image; None: each mask has its own features.
-    """
-
-    twice: Float[Tensor, "B T 4 c"]
-    four: Float[Tensor, "B P d"]
-    image_index: Int64[Tensor, "M"] | None
-
-    def add(self, features: Float[Tensor, "B ..."], x: Float[Tensor, "M ..."]) -> Tensor:
-        """Return the sum of upscaled tokens and the features of each mask's image.
-
-        Args:
-            features: `twice` or `four`.
-            x: Upscaled tokens of M masks.
-        """
-        if self.image_index is not None:
-            features = gather(features, self.image_index)
-        return x + features.to(x.dtype)
 
 
 class MaskDecoder(nn.Module):
@@ -138,19 +111,24 @@ class MaskDecoder(nn.Module):
         self,
         image: Float[Tensor, "M T C"],
         heads: Float[Tensor, "M c K"],
-        high_res: HighRes | None = None,
+        finer: tuple[Float[Tensor, "B T 4 d"], Float[Tensor, "B P c"], Int64[Tensor, "M"]]
+        | None = None,
     ) -> Float[Tensor, "M K G G"]:
-        """Return the product of each head with the image tokens, upscaled by a factor of four."""
+        """Return the product of each head with the image tokens, upscaled by a factor of four.
+
+        `finer` are SAM 2's features at two and four times the embedding's resolution, which are
+        added there, and the index of each mask's image.
+        """
         first, second = (self._upscaling_weights(index) for index in (0, 3))
         norm = cast(LayerNorm2d, self.output_upscaling[1])
 
         twice = F.linear(image, *first).unflatten(-1, (4, -1))
-        if high_res is not None:
-            twice = high_res.add(high_res.twice, twice)
+        if finer is not None:
+            twice = twice + gather(finer[0], finer[2]).to(twice.dtype)
         four = F.linear(F.gelu(layer_norm(twice, norm)), *second)
         four = four.unflatten(-1, (4, -1)).flatten(1, 3)
-        if high_res is not None:
-            four = high_res.add(high_res.four, four)
+        if finer is not None:
+            four = four + gather(finer[1], finer[2]).to(four.dtype)
         logits = F.gelu(four) @ heads.to(four.dtype)
         side = self.embedding_size
         pixels = logits.view(image.shape[0], side, side, 2, 2, 2, 2, heads.shape[-1])

@@ -32,7 +32,6 @@ from gigamask.models.configs import (
     WindowDecoder,
 )
 from gigamask.models.sam.dense_decoder import DenseMaskDecoder, prompt_frame
-from gigamask.models.sam.high_res import HighResStem
 from gigamask.models.sam.image_encoder import encode_rectangles
 from gigamask.models.sam.mask_decoder import MULTIMASK_TOKENS, SINGLE_MASK_TOKEN, MaskDecoder
 from gigamask.models.sam.prompt_encoder import PromptEncoder, make_prompts
@@ -71,13 +70,11 @@ class Sam(nn.Module):
     pixel_std: Tensor
     answers_in_windows: bool = False
     """whether `predict` returns masks in windows around the prompt"""
-    high_res: HighResStem | None
-    """features of the pixels that join the upscaling"""
 
     def __init__(self, config: SamConfig) -> None:
         super().__init__()
         self.config = config
-        self.image_encoder, self.high_res = config.encoder.build(config), None
+        self.image_encoder = config.encoder.build(config)
         encoder, decoder = config.encoder, config.decoder
         if isinstance(encoder, ConvPyramid) and isinstance(decoder, WindowDecoder):
             self.answers_in_windows = True
@@ -87,8 +84,6 @@ class Sam(nn.Module):
             self.answers_in_windows = decoder.windows
             self.prompt_encoder = PromptEncoder(prompt_frame(config))
             self.mask_decoder = DenseMaskDecoder(config)
-            if decoder.high_res:
-                self.high_res = HighResStem(config)
         else:
             is_sam2 = isinstance(decoder, Sam2Decoder)
             self.prompt_encoder = PromptEncoder(config)
@@ -255,13 +250,9 @@ class Sam(nn.Module):
             return self.mask_decoder.join(hiera.pyramid(pixels, drop_path))
         if self.config.rectangular:
             encoder, patch = self.image_encoder, self.config.patch_size
-            embedding = encode_rectangles(encoder, pixels, input_sizes, drop_path, patch)
-        else:
-            sizes = [input_sizes] if self.config.encoder.takes_input_sizes else []
-            embedding = self.image_encoder(pixels, drop_path, *sizes)
-        if self.high_res is None:
-            return embedding
-        return torch.cat([embedding, self.high_res(pixels)], 1)
+            return encode_rectangles(encoder, pixels, input_sizes, drop_path, patch)
+        sizes = [input_sizes] if self.config.encoder.takes_input_sizes else []
+        return self.image_encoder(pixels, drop_path, *sizes)
 
     def decode(
         self, embedding: Float[Tensor, "B C E E"], mask_image: Int64[Tensor, "M"], prompts: Prompts

@@ -1,7 +1,7 @@
 """The mask decoder of SAM 2: SAM's, with an object score and features of the pyramid.
 
 Follows `modeling/sam/mask_decoder.py` of SAM 2. The features of strides 4 and 8 travel as further
-channels of the embedding, like those of `models.sam.high_res`.
+channels of the embedding: 4 tokens of the finer grid, or 16 of the finest, in each token.
 """
 
 from collections.abc import Sequence
@@ -14,11 +14,9 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from gigamask.models.configs import Sam2Decoder, SamConfig
-from gigamask.models.sam.high_res import as_tokens, high_res_maps, high_res_widths
 from gigamask.models.sam.layers import MLP, embedding
 from gigamask.models.sam.mask_decoder import (
     ALL_MASK_TOKENS,
-    HighRes,
     MaskDecoder,
     image_tokens,
 )
@@ -33,10 +31,10 @@ class Sam2MaskDecoder(MaskDecoder):
     def __init__(self, config: SamConfig) -> None:
         super().__init__(config)
         self.options, self.dim = cast(Sam2Decoder, config.decoder), config.embedding_dim
-        dim, (wide, narrow) = self.dim, high_res_widths(self.dim)
+        dim = self.dim
         self.obj_score_token = embedding(1, dim)
         self.pred_obj_score_head = MLP(dim, dim, 1)
-        self.conv_s0, self.conv_s1 = nn.Conv2d(dim, narrow, 1), nn.Conv2d(dim, wide, 1)
+        self.conv_s0, self.conv_s1 = nn.Conv2d(dim, dim // 8, 1), nn.Conv2d(dim, dim // 4, 1)
         self.no_mem_embed = nn.Parameter(torch.empty(1, 1, dim))
         self.parameter_std = 0.02
 
@@ -80,13 +78,12 @@ class Sam2MaskDecoder(MaskDecoder):
         tokens, image = self._attend(
             flat, positions, points, mask_image, dense, prompts.token_mask, True
         )
-        maps = high_res_maps(embedding[:, self.dim :])
-        high_res = HighRes(*as_tokens(*maps), mask_image)
+        finer = as_tokens(*high_res_maps(embedding[:, self.dim :]))
         needs_all = self.options.dynamic_multimask and not self.training and mask_tokens.start == 0
         heads, iou, classes = self._heads(
             tokens[:, 1:], ALL_MASK_TOKENS if needs_all else mask_tokens
         )
-        parts = [self._masks(image, heads, high_res), iou.sigmoid()]
+        parts = [self._masks(image, heads, (*finer, mask_image)), iou.sigmoid()]
         parts += [] if classes is None else [classes]
         if needs_all:
             row = torch.arange(iou.shape[0], device=iou.device)
@@ -134,3 +131,33 @@ def with_padding_token(prompts: Prompts) -> Prompts:
         labels=F.pad(labels, (0, 1), value=PADDING_LABEL),
         token_mask=torch.cat([given, lacks[:, None]], 1),
     )
+
+
+def high_res_maps(
+    channels: Float[Tensor, "B D E E"],
+) -> tuple[Float[Tensor, "B c E2 E2"], Float[Tensor, "B d E4 E4"]]:
+    """Return the maps at two and four times the embedding's resolution.
+
+    Args:
+        channels: The channels of the embedding after the encoder's.
+    """
+    dim = channels.shape[1] // 3
+    return F.pixel_shuffle(channels[:, :dim], 2), F.pixel_shuffle(channels[:, dim:], 4)
+
+
+def as_tokens(
+    twice: Float[Tensor, "B c E2 E2"], four: Float[Tensor, "B d E4 E4"]
+) -> tuple[Float[Tensor, "B T 4 c"], Float[Tensor, "B P d"]]:
+    """Return maps in the order of the tokens of the mask decoder's upscaling.
+
+    Args:
+        twice: Map at two times the embedding's resolution.
+        four: Map at four times the embedding's resolution.
+
+    Returns:
+        Four features in each of T tokens, and P = 16 T features: those of the first token's first
+        quarter, of its second quarter, and so on.
+    """
+    coarse = twice.unflatten(3, (-1, 2)).unflatten(2, (-1, 2)).permute(0, 2, 4, 3, 5, 1)
+    fine = four.unflatten(3, (-1, 2, 2)).unflatten(2, (-1, 2, 2)).permute(0, 2, 5, 3, 6, 4, 7, 1)
+    return coarse.flatten(3, 4).flatten(1, 2), fine.flatten(1, 6)

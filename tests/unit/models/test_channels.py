@@ -8,7 +8,7 @@ import torch
 
 from gigamask.errors import GigamaskError
 from gigamask.models import state_dict, weight_files
-from gigamask.models.configs import RepViT, SamDecoder, ViTTiny
+from gigamask.models.configs import RepViT, ViTTiny
 from gigamask.models.init import build_model, load_init_weights
 from gigamask.models.sam.sam import load_sam
 from gigamask.pixels import PixelConfig
@@ -16,7 +16,6 @@ from tests.little import COMPACT, SAM2, SPEC
 
 MODELS = {
     "vit": SPEC,
-    "high_res": replace(SPEC, decoder=SamDecoder(high_res=True)),
     "vit_t": replace(SPEC, encoder=ViTTiny(embed_dim=24, depth=2)),
     "repvit": replace(SPEC, encoder=RepViT((8, 8, 16, 16), (1, 1, 1, 1))),
     "hiera": SAM2,
@@ -49,7 +48,7 @@ def test_weights_for_rgb_see_gray_images_in_five_channels_as_before(name, tmp_pa
         for key, value in rgb.state_dict().items()
         if five.state_dict()[key].shape != value.shape
     ]
-    assert len(differing) == 1 + (name == "high_res")
+    assert len(differing) == 1
     for key in differing:
         mean = rgb.state_dict()[key].mean(1)
         for channel in range(5):

@@ -15,6 +15,7 @@ from gigamask.models.configs import (
     mae_vit_b,
     mae_vit_h,
     mae_vit_l,
+    sam2_tiny,
     tiny,
     vit_b,
     vit_h,
@@ -93,8 +94,7 @@ def test_channels_of_the_embedding_are_the_encoders():
         1 + 32 + 4 * 16,
     ]
     assert (compact().embedding_size, compact().mask_size) == (64, 256)
-    high_res = replace(vit_b(), decoder=SamDecoder(high_res=True))
-    found = [config.embedding_channels for config in (vit_b(), compact(), high_res)]
+    found = [config.embedding_channels for config in (vit_b(), compact(), sam2_tiny())]
     assert found == [256, 97, 4 * 256]
 
 

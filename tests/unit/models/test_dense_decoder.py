@@ -8,12 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gigamask.errors import GigamaskError
-from gigamask.models.compact.prompt_maps import PromptShapes, likeness
+from gigamask.models.compact.prompt_maps import PromptShapes
 from gigamask.models.configs import SamConfig, SamDecoder, tiny, vit_b
 from gigamask.models.init import build_model
 from gigamask.models.sam.dense_decoder import SIZES, DenseMaskDecoder, prompt_frame
-from gigamask.models.sam.high_res import as_tokens, high_res_maps
-from gigamask.models.sam.mask_decoder import HighRes, MaskDecoder
+from gigamask.models.sam.mask_decoder import MaskDecoder
 from gigamask.models.sam.sam import Sam
 from gigamask.types import Prompts
 from tests.little import DENSE, SPEC
@@ -24,10 +23,7 @@ DOUBLE = {"dtype": torch.float64}
 OPTIONS = {
     "prior": SamDecoder(prior=True),
     "residual": SamDecoder(prior=True, residual=True),
-    "likeness": SamDecoder(likeness=True),
-    "high_res": SamDecoder(high_res=True),
     "windows": SamDecoder(windows=True),
-    "all but windows": replace(DENSE, windows=False),
     "all": DENSE,
 }
 
@@ -115,21 +111,14 @@ def test_without_options_it_is_sams_decoder():
     assert not any(options.is_published for options in OPTIONS.values())
     model = build_model(SPEC, 0)
     assert type(model.mask_decoder) is MaskDecoder
-    assert model.high_res is None
     assert SPEC.embedding_channels == SPEC.embedding_dim
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_only_likeness_and_high_res_have_weights(name):
-    options = OPTIONS[name]
-    own, found = (build_model(SPEC, 0), build_model(with_options(options), 0))
+def test_options_have_no_weights(name):
+    own, found = (build_model(SPEC, 0), build_model(with_options(OPTIONS[name]), 0))
     assert type(found.mask_decoder) is DenseMaskDecoder
-    added = found.state_dict().keys() - own.state_dict().keys()
-    parts = {".".join(name.split(".")[:2]) for name in added}
-    wanted = {"mask_decoder.likeness"} if options.likeness else set()
-    stem = {f"high_res.{part}" for part in ("four", "twice", "four_out", "twice_out")}
-    assert parts == wanted | (stem if options.high_res else set())
-    assert own.state_dict().keys() <= found.state_dict().keys()
+    assert found.state_dict().keys() == own.state_dict().keys()
 
 
 @pytest.mark.parametrize("several", [True, False])
@@ -213,87 +202,6 @@ def test_an_untrained_residual_is_the_prior(prompts, custom_init, windows):
     assert (overlap > 0.75).all()
 
 
-@pytest.mark.parametrize("name", ["likeness", "high_res"])
-def test_new_weights_change_nothing_before_they_are_trained(prompts, name):
-    asked, _ = given(prompts, "mixed")
-    with torch.no_grad():
-        plain, model = (
-            build_model(config, 0).double() for config in (SPEC, with_options(OPTIONS[name]))
-        )
-        expected = plain.decode(embed(plain), MASK_IMAGE, asked)
-        assert close(model.decode(embed(model), MASK_IMAGE, asked), expected)
-
-
-@pytest.mark.parametrize("has_mask", ["none", "mixed", "all"])
-def test_likeness_is_part_of_the_dense_prompt(prompts, has_mask):
-    """With a projection onto one channel, that channel of the image tokens has the cosines."""
-    asked, _ = given(prompts, has_mask)
-    model = random_model(with_options(OPTIONS["likeness"]))
-    seen = {}
-    decoder = model.mask_decoder
-    decoder.transformer.register_forward_pre_hook(lambda _, inputs: seen.update(dense=inputs[4]))
-    with torch.no_grad():
-        embedding = embed(model)
-        model.decode(embedding, MASK_IMAGE, asked)
-        dense = seen["dense"]
-        total = F.linear(dense.features, dense.weight, dense.bias)
-        plain = model.prompt_encoder.dense(asked.masks, asked.has_mask_prompt)
-        if plain.features is None:
-            total = total - plain.bias
-        else:
-            total = total - F.linear(plain.features, plain.weight, plain.bias)
-        # Cosines with the mean under positive clicks, in the first of four groups of channels.
-        for m in (0, 3):
-            features = F.normalize(embedding[MASK_IMAGE[m], :4].flatten(1), dim=0)
-            x, y = ((asked.points_xy_input[m, 0] + 0.5) / 64).tolist()
-            centers = (torch.arange(8, **DOUBLE) + 0.5) / 8
-            weights = torch.exp(
-                -((centers[:, None] - y) ** 2 + (centers - x) ** 2) / (2 * 0.05**2)
-            ).flatten()
-            mean = F.normalize((features * weights).sum(1), dim=0, eps=1e-6)
-            cosines = (features * mean[:, None]).sum(0)
-            first = torch.linalg.lstsq(decoder.likeness.weight.flatten(1), total[m].T).solution[0]
-            assert torch.allclose(first, cosines, atol=1e-8)
-
-
-def test_likeness_of_images_is_that_of_each_prompt():
-    chance = torch.Generator().manual_seed(0)
-    features, maps = (torch.rand(n, c, 4, 4, generator=chance) for n, c in ((3, 8), (5, 8)))
-    prior = torch.randn(5, 4, 4, generator=chance)
-    found = likeness(features, maps, prior, MASK_IMAGE)
-    assert torch.allclose(found, likeness(features[MASK_IMAGE], maps, prior), atol=1e-6)
-
-
-def test_high_res_features_join_the_upscaling():
-    """As in SAM 2: after each transposed convolution, at its resolution."""
-    model = random_model(with_options(OPTIONS["high_res"]))
-    decoder, chance = model.mask_decoder, torch.Generator().manual_seed(0)
-    image = torch.randn(5, 64, 16, generator=chance, **DOUBLE)
-    heads = torch.randn(5, 2, 3, generator=chance, **DOUBLE)
-    twice, four = (
-        torch.randn(3, c, n, n, generator=chance, **DOUBLE) for c, n in ((4, 16), (2, 32))
-    )
-    found = decoder._masks(image, heads, HighRes(*as_tokens(twice, four), MASK_IMAGE))
-    first, norm, gelu, second, _ = decoder.output_upscaling
-    x = first(image.transpose(1, 2).unflatten(2, (8, 8))) + twice[MASK_IMAGE]
-    x = gelu(second(gelu(norm(x))) + four[MASK_IMAGE])
-    assert torch.allclose(found, torch.einsum("mchw,mck->mkhw", x, heads), atol=1e-9)
-
-
-def test_high_res_features_travel_in_the_embedding():
-    config = with_options(OPTIONS["high_res"])
-    model = random_model(config)
-    with torch.no_grad():
-        embedding = embed(model)
-        assert embedding.shape == (3, config.embedding_channels, 8, 8)
-        pixels = torch.rand(2, 3, 64, 64, **DOUBLE)
-        twice, four = high_res_maps(model.high_res(pixels))
-        inner = model.high_res.four(pixels)
-        assert torch.equal(four, model.high_res.four_out(inner))
-        assert torch.equal(twice, model.high_res.twice_out(model.high_res.twice(inner)))
-    assert (twice.shape, four.shape) == ((2, 4, 16, 16), (2, 2, 32, 32))
-
-
 def average(maps: Tensor, window: list[float], samples: int) -> Tensor:
     """Return the average of maps over each part of a window, 0 beyond them; bilinear if finer."""
     side = maps.shape[-1]
@@ -372,19 +280,6 @@ def test_every_part_learns(prompts):
         }
 
 
-@pytest.mark.parametrize("name", ["likeness", "high_res"])
-def test_zero_layers_learn_at_once(prompts, name):
-    model = build_model(with_options(OPTIONS[name]), 0).double()
-    logits, _ = model.decode(embed(model), MASK_IMAGE, given(prompts, "none")[0])
-    logits.square().mean().backward()
-    layers = [model.mask_decoder.likeness] if name == "likeness" else []
-    if name == "high_res":
-        layers = [model.high_res.twice_out, model.high_res.four_out]
-    for layer in layers:
-        assert not layer.weight.any()
-        assert layer.weight.grad.any()
-
-
 @pytest.mark.parametrize("name", OPTIONS)
 def test_half_precision_is_close_to_single(prompts, name):
     model = random_model(with_options(OPTIONS[name])).float()
@@ -415,8 +310,6 @@ def test_points_may_have_any_type(kind):
 def test_options_that_do_not_fit_are_named():
     with pytest.raises(GigamaskError, match=r"^SamDecoder\.residual.*--model\.decoder\.prior"):
         SamDecoder(residual=True)
-    with pytest.raises(GigamaskError, match=r"^SamConfig\.patch_size.*4.*high_res.*\(got 14\)"):
-        replace(vit_b(), image_size=1022, patch_size=14, decoder=SamDecoder(high_res=True))
 
 
 def test_sizes_of_the_published_models_are_accepted():
