@@ -52,11 +52,6 @@ class SampleConfig:
     """channels of the model, and window of pixels of more than 8 bits"""
 
     def __post_init__(self) -> None:
-        if self.mask_store and not self.with_masks:
-            raise GigamaskError(
-                f"{self.mask_store}: a mask store needs samples with masks (with_masks is False); "
-                "leave out the mask store"
-            )
         if self.color_jitter.saturation and self.pixels.channels != 3:
             raise GigamaskError(
                 f"saturation is of three channels, not of {self.pixels.channels}; leave "

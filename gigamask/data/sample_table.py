@@ -109,11 +109,6 @@ def open_sample_table(
     Raises:
         GigamaskError: Items are masks, but samples have none.
     """
-    if not with_masks and kind == "mask":
-        raise GigamaskError(
-            "--loader.items mask needs training with masks, but this run has none; "
-            "choose --loader.items image"
-        )
     if kind == "mask":
         locations = _item_offsets(index, filters)
     else:

@@ -25,10 +25,9 @@ from gigamask.datatools.objects import (
     SourceImage,
     SourceListing,
     image_ids,
-    union_masks,
 )
 from gigamask.errors import CorruptSampleError, GigamaskError
-from gigamask.masks.rle import RLEMasks
+from gigamask.masks.rle import RLEMasks, union
 from gigamask.serialization import JSON_ERRORS, check_regular
 from gigamask.types import SkippedSample
 
@@ -155,7 +154,7 @@ class CocoImage(SourceImage):
         parts = RLEMasks.concatenate([RLEMasks.from_coco(drawn, self.size), *rle_masks.values()])
         indices = np.array(list(rows), np.int64)
         owners = np.searchsorted(indices, np.array([*ring_rows, *rle_masks], np.int64))
-        masks = union_masks(parts, owners, len(rows))
+        masks = union(parts, owners, len(rows))
         return masks, rows, skipped, crowds
 
 

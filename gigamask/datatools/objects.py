@@ -7,12 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from jaxtyping import Bool, Int64
-
 from gigamask.datatools.image_files import SUFFIXES, files_of, read_file
 from gigamask.errors import CorruptSampleError
-from gigamask.masks.rle import RLEMasks, from_keys
+from gigamask.masks.rle import RLEMasks
 from gigamask.types import SkippedSample
 
 EMPTY = (
@@ -148,27 +145,3 @@ def match_images(
         reason = f"{name}: {problem} in {parent}; put one image of this name there"
         skipped.append(SkippedSample(name, reason))
     return SourceListing(images, skipped, renumbered, unlabeled=sum(map(len, by_stem.values())))
-
-
-def union_masks(masks: RLEMasks, owner: Int64[np.ndarray, "n"], count: int) -> RLEMasks:
-    """Return the union of the parts of each mask.
-
-    Args:
-        masks: Parts of masks.
-        owner: Index of the mask that each part belongs to.
-        count: Number of masks to return.
-
-    Returns:
-        `count` masks, each the union of its parts.
-    """
-    pixels = masks.size[0] * masks.size[1]
-    lengths = np.diff(masks.offsets)
-    of = np.repeat(np.arange(len(masks)), lengths)
-    opens: Bool[np.ndarray, "T"] = (np.arange(len(masks.bounds)) - masks.offsets[of]) % 2 == 0
-    # A run that reaches the end of the grid is closed there, or it would extend into the next mask.
-    odd = owner[lengths % 2 == 1]
-    keys = np.concatenate([owner[of] * (pixels + 1) + masks.bounds, odd * (pixels + 1) + pixels])
-    steps = np.concatenate([np.where(opens, 1, -1), np.full(len(odd), -1)])
-    places, inverse = np.unique(keys, return_inverse=True)
-    covered = np.cumsum(np.bincount(inverse, steps, len(places))) > 0
-    return from_keys(masks.size, count, places[np.diff(covered, prepend=False)], pixels + 1)

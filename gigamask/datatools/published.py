@@ -149,7 +149,7 @@ def open_archive(name: str, folder: Path) -> PublishedImages:
     if root is None:
         raise _other_layout(name, folder)
     files = {path.stem: path for path in files_of(root / archive.images, *SUFFIXES)}
-    readers = {stem: partial(_read_image, path, path.stem) for stem, path in files.items()}
+    readers = {stem: partial(read_pixels, path, name=path.stem) for stem, path in files.items()}
     names = sorted(files)
     if archive.listing:
         listing = root / archive.listing
@@ -206,10 +206,6 @@ def _other_layout(name: str, folder: Path, detail: str = "") -> GigamaskError:
     return GigamaskError(
         f"--data {folder}: {state}{detail}; {name} needs {archive.layout}, from {archive.url}"
     )
-
-
-def _read_image(path: Path, name: str, size: tuple[int, int]) -> UInt8[np.ndarray, "H W 3"]:
-    return read_pixels(path, size, name)
 
 
 def _read_row(dataset: Sa1bDataset, row: int, size: tuple[int, int]) -> UInt8[np.ndarray, "H W 3"]:

@@ -25,9 +25,9 @@ from gigamask.errors import GigamaskError
 from gigamask.inference.amg_config import AutomaticMaskConfig, check_tiles
 from gigamask.inference.classes import class_fields, class_scores
 from gigamask.inference.predictor import MASK_THRESHOLD, SamPredictor
-from gigamask.inference.tiles import TileGrid, match_masks, unite
+from gigamask.inference.tiles import TileGrid, match_masks
 from gigamask.masks.boxes import box_area, is_box_near_crop_edge, nms
-from gigamask.masks.rle import RLEMasks, encode_boxes
+from gigamask.masks.rle import RLEMasks, encode_boxes, union
 from gigamask.masks.transforms import above, count_pixels, logit_boxes
 from gigamask.models.embedding_cache import EmbeddingCache
 from gigamask.models.sam.prompt_encoder import make_prompts
@@ -354,7 +354,7 @@ def join_proposals(proposals: MaskProposals, groups: Int64[np.ndarray, "n"]) -> 
         for end, part in ((np.minimum, slice(2)), (np.maximum, slice(2, 4)))
         if len(first)
     ]
-    masks = unite(proposals.masks, groups)
+    masks = union(proposals.masks, groups, len(first))
     return replace(
         proposals[order[first]],
         masks=masks,

@@ -11,7 +11,7 @@ from itertools import pairwise, product
 import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int, Int64
 
-from gigamask.masks.rle import RLEMasks, from_keys
+from gigamask.masks.rle import RLEMasks
 
 SAME_IOU = 0.5
 """IoU from which masks of neighboring tiles are one object, where both tiles see it."""
@@ -211,26 +211,3 @@ def _group(
             groups[members.pop(second)] = first
             members[first] = together
     return groups
-
-
-def unite(masks: RLEMasks, groups: Int64[np.ndarray, "n"]) -> RLEMasks:
-    """Return the union of the masks of each group.
-
-    Args:
-        masks: The masks.
-        groups: Group of each mask, from 0; -1: the mask is left out.
-    """
-    used = np.flatnonzero(groups >= 0)
-    masks, groups = masks[used], groups[used]
-    counts, pixels = np.diff(masks.offsets), masks.size[0] * masks.size[1]
-    keys = masks.bounds + np.repeat(groups, counts) * (pixels + 1)
-    starts = (np.arange(len(keys)) - np.repeat(masks.offsets[:-1], counts)) % 2 == 0
-    # A mask that is foreground up to the end lacks its last bound.
-    ends = (groups[counts % 2 == 1]) * (pixels + 1) + pixels
-    keys = np.concatenate([keys, ends])
-    steps = np.concatenate([np.where(starts, 1, -1), np.full(len(ends), -1)])
-    keys, places = np.unique(keys, return_inverse=True)
-    depth = np.cumsum(np.bincount(places, steps, len(keys)).astype(np.int64))
-    changed = (depth > 0) != (np.concatenate([[0], depth[:-1]]) > 0)
-    total = int(groups.max(initial=-1)) + 1
-    return from_keys(masks.size, total, keys[changed], pixels + 1)

@@ -7,8 +7,6 @@ ties and rounding are those of torchvision's `nms` on a CPU, with IoU in float32
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Int, Int64
 
-from gigamask.errors import GigamaskError
-
 Boxes = Float[np.ndarray, "n 4"] | Int[np.ndarray, "n 4"]
 
 
@@ -50,14 +48,7 @@ def nms(
 
     Returns:
         Indices of the kept boxes, highest score first.
-
-    Raises:
-        GigamaskError: The threshold is not in [0, 1].
     """
-    if not 0 <= iou_threshold <= 1:
-        raise GigamaskError(
-            f"the IoU threshold of non-maximum suppression must be in [0, 1] (got {iou_threshold})"
-        )
     left = np.argsort(-scores, kind="stable")
     kept = []
     while len(left):

@@ -20,6 +20,7 @@ from gigamask.training.sam_config import SamTrainConfig, check_cacheable
 if TYPE_CHECKING:
     import torch
 
+    from gigamask.models.configs import SamConfig
     from gigamask.models.sam.sam import Sam
     from gigamask.training.planning_view import PlanningView
     from gigamask.types import RandomSpec
@@ -132,14 +133,20 @@ class DistillTrainConfig(SamTrainConfig):
         """Return the task of the phase; on the meta device, with a teacher without values."""
         from gigamask.distributed.precision import choose_precision
         from gigamask.models.embedding_cache import EmbeddingCache
-        from gigamask.training.distillation import FeatureTask, PromptTask, Teacher
+        from gigamask.training.distillation import FeatureTask, PromptTask, Teacher, check_student
         from gigamask.training.tasks import SamTask
 
         precision, cache = choose_precision(self.precision, device), None
         is_planned = device.type == "meta"
         if self.teacher_cache and not is_planned:
             cache = EmbeddingCache(Path(self.teacher_cache), limit_bytes=None, half=True)
-        model = planned_teacher(self) if is_planned else self.load_teacher()
+        if is_planned:
+            vit = replace(vit_h(), image_size=self.model.image_size)
+            model = planned_teacher(self.teacher, vit)
+            name = self.teacher or "of ViT-H"
+            check_student(self.model, model.config, name, self.phase == "features")
+        else:
+            model = self.load_teacher()
         teacher = Teacher(model.to(device), precision, cache)
         if self.phase == "features":
             return FeatureTask(teacher, precision)
@@ -211,25 +218,19 @@ def load_teacher(teacher: str) -> Sam:
     return load_sam(teacher)
 
 
-def planned_teacher(config: DistillTrainConfig) -> Sam:
-    """Return the teacher on the meta device, without values; ViT-H if its weights do not exist.
+def planned_teacher(teacher: str, otherwise: SamConfig) -> Sam:
+    """Return a teacher on the meta device, without values.
 
     Args:
-        config: The distillation.
-
-    Raises:
-        GigamaskError: The student does not fit the teacher.
+        teacher: Its weights, which need not exist yet.
+        otherwise: Its configuration if they do not.
     """
     import torch
 
     from gigamask.models.sam.sam import Sam
     from gigamask.models.state_dict import may_be_weights
-    from gigamask.training.distillation import check_student
 
-    teacher = replace(vit_h(), image_size=config.model.image_size)
-    if config.teacher and may_be_weights(config.teacher):
-        teacher = config.load_teacher().config
-    name = config.teacher or "of ViT-H"
-    check_student(config.model, teacher, name, config.phase == "features")
+    if teacher and may_be_weights(teacher):
+        otherwise = load_teacher(teacher).config
     with torch.device("meta"):
-        return Sam(teacher)
+        return Sam(otherwise)

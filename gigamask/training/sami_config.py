@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 from gigamask.interfaces import Task
 from gigamask.models.configs import vit_h
-from gigamask.training.distill_config import check_teacher, load_teacher
+from gigamask.training.distill_config import check_teacher, load_teacher, planned_teacher
 from gigamask.training.mae_config import MAETrainConfig
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     import torch
-
-    from gigamask.models.sam.sam import Sam
 
 
 @dataclass(frozen=True)
@@ -56,23 +54,11 @@ class SAMITrainConfig(MAETrainConfig):
     def task(self, device: torch.device) -> Task:
         """Return the task; on the meta device, with a teacher without values."""
         from gigamask.distributed.precision import choose_precision
-        from gigamask.training.sami import SAMITask
+        from gigamask.training.sami import SAMITask, check_sami_teacher
 
-        is_planned = device.type == "meta"
-        teacher = self._planned_teacher() if is_planned else load_teacher(self.teacher)
+        if device.type == "meta":
+            teacher = planned_teacher(self.teacher, vit_h())
+            check_sami_teacher(self.model, teacher.config, self.teacher or "of ViT-H")
+        else:
+            teacher = load_teacher(self.teacher)
         return SAMITask(choose_precision(self.precision, device), teacher=teacher.to(device))
-
-    def _planned_teacher(self) -> Sam:
-        """Return the teacher on the meta device; ViT-H if its weights do not exist."""
-        import torch
-
-        from gigamask.models.sam.sam import Sam
-        from gigamask.models.state_dict import may_be_weights
-        from gigamask.training.sami import check_sami_teacher
-
-        config = vit_h()
-        if self.teacher and may_be_weights(self.teacher):
-            config = load_teacher(self.teacher).config
-        check_sami_teacher(self.model, config, self.teacher or "of ViT-H")
-        with torch.device("meta"):
-            return Sam(config)

@@ -248,8 +248,3 @@ def test_without_masks_every_image_is_an_item(small):
         )
         with pytest.raises(GigamaskError, match=told):
             columns[name]
-
-
-def test_masks_are_no_items_without_masks(small):
-    with pytest.raises(GigamaskError, match=r"--loader.items mask"):
-        open_sample_table(small, MaskFilters(), "mask", with_masks=False)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from gigamask.errors import GigamaskError
 from gigamask.inference.amg_config import AutomaticMaskConfig
 from gigamask.inference.automatic_mask_generator import SamAutomaticMaskGenerator, uncrop_masks
-from gigamask.inference.tiles import TileGrid, match_masks, unite
-from gigamask.masks.rle import RLEMasks
+from gigamask.inference.tiles import TileGrid, match_masks
+from gigamask.masks.rle import RLEMasks, union
 from gigamask.rng import make_rng
 
 GRIDS = st.builds(
@@ -59,10 +59,15 @@ def cut_by_tiles(masks, grid):
     return RLEMasks.concatenate(parts), np.array(tile_index, np.int64)
 
 
+def united(masks, groups):
+    kept = np.flatnonzero(groups >= 0)
+    return union(masks[kept], groups[kept], int(groups.max(initial=-1)) + 1)
+
+
 def joined(masks, grid, tolerance=2.0):
     parts, tile_index = cut_by_tiles(masks, grid)
     scores = np.linspace(1, 0, len(parts)).astype(np.float32)
-    return unite(parts, match_masks(parts, scores, tile_index, grid, tolerance))
+    return united(parts, match_masks(parts, scores, tile_index, grid, tolerance))
 
 
 @settings(deadline=None)
@@ -116,8 +121,9 @@ def test_at_most_one_mask_of_a_tile_is_joined():
     masks, tiles = RLEMasks.from_dense(dense), np.array([0, 0, 1, 1, 1])
     groups = match_masks(masks, np.ones(5, np.float32), tiles, grid, 1.0)
     assert groups.tolist() == [0, 1, 0, 1, -1]
-    united = unite(masks, groups).to_dense()
-    assert np.array_equal(united, np.stack([dense[0] | dense[2], dense[1] | dense[3]]))
+    assert np.array_equal(
+        united(masks, groups).to_dense(), np.stack([dense[0] | dense[2], dense[1] | dense[3]])
+    )
 
 
 @given(st.integers(0, 2**31), st.integers(1, 6), st.integers(1, 3))
@@ -127,7 +133,7 @@ def test_unions_are_those_of_dense_masks(seed, count, groups):
     owner = np.concatenate([random.integers(-1, groups, count), np.arange(groups)])
     dense = np.concatenate([dense, np.zeros((groups, 5, 4), bool)])
     expected = [dense[owner == group].any(0) for group in range(groups)]
-    found = unite(RLEMasks.from_dense(dense), owner)
+    found = united(RLEMasks.from_dense(dense), owner)
     assert found.to_coco() == RLEMasks.from_dense(np.array(expected)).to_coco()
 
 
@@ -141,7 +147,7 @@ def test_memory_grows_with_outlines_not_with_pixels():
     masks = RLEMasks.concatenate([uncrop_masks(part, tile, grid.size) for tile in grid.boxes])
     tile_index = np.repeat(np.arange(len(grid.boxes)), 2)
     groups = match_masks(masks, np.ones(len(masks), np.float32), tile_index, grid, 8.0)
-    assert len(unite(masks, groups)) == groups.max() + 1 > 5
+    assert len(united(masks, groups)) == groups.max() + 1 > 5
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 10e6
