@@ -11,7 +11,7 @@ import os
 import shutil
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain, count, groupby, islice
 from pathlib import Path
@@ -140,12 +140,8 @@ def convert(
         "skipped_crowds": counts.crowds,
         "images_without_label": listing.unlabeled,
         "renumbered": listing.renumbered,
-        "skipped_images": [
-            {"name": sample.name, "reason": sample.reason} for sample in counts.skipped
-        ],
-        "skipped_masks": [
-            {"name": sample.name, "reason": sample.reason} for sample in counts.skipped_masks
-        ],
+        "skipped_images": [asdict(sample) for sample in counts.skipped],
+        "skipped_masks": [asdict(sample) for sample in counts.skipped_masks],
     }
 
 

@@ -46,7 +46,7 @@ def _files(path: str) -> list[str]:
     local = Path(path)
     if storage.is_remote(path):
         files = storage.list_files(path)
-        if path.startswith("hf://") and not any(map(_is_data, files)):
+        if path.startswith("hf://") and not any(name.endswith((".tar", SUFFIX)) for name in files):
             files = storage.list_files(path, recursive=True)
         names = [] if any(name.endswith(".tar") for name in files) else files
     elif local.is_dir():
@@ -64,10 +64,6 @@ def _files(path: str) -> list[str]:
         glob = f"{folder}/{split}*{SUFFIX}" if name.startswith(split) else f"{folder}/*{SUFFIX}"
         raise GigamaskError(f"{path}: has the splits {listed}; give one of them, such as {glob!r}")
     return names
-
-
-def _is_data(name: str) -> bool:
-    return name.endswith((".tar", SUFFIX))
 
 
 def _splits(files: Sequence[str], folder: str) -> dict[str, list[str]]:

@@ -13,7 +13,7 @@ import glob
 import os
 import zlib
 from collections.abc import Container, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import islice
 from os.path import splitext
@@ -184,11 +184,7 @@ def repack(
             for name in ("images", "copied", "masks", "dropped_masks", "other_files", "bytes")
         },
         "source_bytes": sum(record.source.bytes for record in done),
-        "skipped": [
-            {"name": sample.name, "reason": sample.reason}
-            for record in done
-            for sample in record.skipped
-        ],
+        "skipped": [asdict(sample) for record in done for sample in record.skipped],
         "broken_tars": [record.broken for record in done if record.broken],
         "failed": [reason for reason, _ in results if isinstance(reason, str)],
     }

@@ -115,7 +115,10 @@ class CocoData:
             boxes[i] = _stated_box(annotation.bbox, boxes[i])
         instances = InstanceFields(
             entry.number,
-            np.array([_category(annotation.category_id) for annotation in rows], np.int64),
+            np.array(
+                [each.category_id if isinstance(each.category_id, int) else 0 for each in rows],
+                np.int64,
+            ),
             np.array([bool(annotation.iscrowd) for annotation in rows], bool),
             areas,
             boxes,
@@ -264,11 +267,6 @@ def _refuse(wrong: np.ndarray, values: np.ndarray, path: Path, problem: str) -> 
         number = int(wrong.argmax())
         reason = problem.format(values[number].tolist())
         raise GigamaskError(f"{path}: detection {number} of {len(wrong)}: {reason}")
-
-
-def _category(stated: object) -> int:
-    """Return the id of a category; 0, which no category has, if it is not a number."""
-    return stated if isinstance(stated, int) else 0
 
 
 def _stated_area(area: object, otherwise: float) -> float:

@@ -112,7 +112,8 @@ def match_masks(
     for first, second, axis in grid.neighbors():
         tiles = grid.boxes[first], grid.boxes[second]
         for own, other in ((members[first], tiles[1]), (members[second], tiles[0])):
-            seen_whole[own] |= _is_inside(boxes[own], other, grid.size, tolerance)
+            inside = (boxes[own, :2] >= other[:2]).all(1) & (boxes[own, 2:] < other[2:]).all(1)
+            seen_whole[own] |= inside & ~_is_cut(boxes[own], other, grid.size, tolerance)
         pairs += _matches(masks, boxes, (members[first], members[second]), tiles, axis, tolerance)
     groups = _group(pairs, tile_index)
     sizes = np.bincount(groups, minlength=count)
@@ -134,14 +135,6 @@ def _is_cut(
     gaps = np.abs(boxes - (np.array(tile) - [0, 0, 1, 1]))
     is_inner = np.array(tile) != [0, 0, size[1], size[0]]
     return ((gaps <= tolerance) & is_inner).any(1)
-
-
-def _is_inside(
-    boxes: Int[np.ndarray, "n 4"], tile: Box, size: tuple[int, int], tolerance: float
-) -> Bool[np.ndarray, "n"]:
-    """Return which boxes lie in a tile and are not cut by its borders."""
-    inside = (boxes[:, :2] >= tile[:2]).all(1) & (boxes[:, 2:] < tile[2:]).all(1)
-    return inside & ~_is_cut(boxes, tile, size, tolerance)
 
 
 def _matches(

@@ -111,17 +111,13 @@ def merge(folder: Path, base: State) -> State:
             f"{prefix}.scale": torch.tensor(config.scale(layer)),
             f"{prefix}.rows": torch.tensor([0, len(up), len(up)]),
         }
-    if unknown := sorted(name for name in trained if _layer(name) not in base):
+    weights = {name: re.sub(r"\.parametrizations\.weight\..*", ".weight", name) for name in trained}
+    if unknown := sorted(name for name, weight in weights.items() if weight not in base):
         raise GigamaskError(
             f"{path}: adapters for other weights, which lack {convert.format_names(unknown)}; use "
             "the weights they were trained on"
         )
     return lora.merge(trained, base, str(path))
-
-
-def _layer(name: str) -> str:
-    """Return the name of the weight that a tensor belongs to."""
-    return re.sub(r"\.parametrizations\.weight\..*", ".weight", name)
 
 
 def _read_config(folder: Path) -> _AdapterConfig:

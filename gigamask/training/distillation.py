@@ -26,7 +26,6 @@ from gigamask.types import (
     LossSums,
     Prediction,
     PromptRound,
-    Prompts,
     RandomInputs,
     Targets,
     WindowLogits,
@@ -200,7 +199,10 @@ class PromptTask(SamTask):
         prompts = self.schedule.next(None, targets, random_inputs, mask_only_round_u)
         while prompts is not None:
             with torch.no_grad():
-                answer = teach(_with_masks(prompts, previous))
+                asked = prompts  # of the teacher, with the mask of its own answer before
+                if prompts.masks is not None and previous is not None:
+                    asked = replace(prompts, masks=previous.mask_input)
+                answer = teach(asked)
             previous = PromptRound(index, prompts, answer)
             student = PromptRound(index, prompts, decode(prompts))
             yield distillation_loss(self.loss, student, previous, targets, self.iou_weight)
@@ -208,13 +210,6 @@ class PromptTask(SamTask):
             taught = replace(targets, masks=previous.pred_mask)
             prompts = self.schedule.next(student, taught, random_inputs, mask_only_round_u)
             del student
-
-
-def _with_masks(prompts: Prompts, previous: PromptRound | None) -> Prompts:
-    """Return the prompts with the mask prompts that the previous round's answer gives."""
-    if prompts.masks is None or previous is None:
-        return prompts
-    return replace(prompts, masks=previous.mask_input)
 
 
 def distillation_loss(

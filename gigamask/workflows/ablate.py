@@ -199,6 +199,8 @@ def run(
         test=replace(test, paths=(str(test_index.folder.absolute()),)),
     )
     scores = worker_pool.parallel_map(score, trainings, parallel_runs)
+    # All runs that did not fail were evaluated on the same images and masks.
+    scored = next((each for each in scores if "fault" not in each), {})
     result: dict[str, Any] = {
         "table": table,
         "recipe": recipe,
@@ -207,7 +209,8 @@ def run(
         "seeds": seeds,
         "data": _describe_data(data, train_index)
         | {"images": len(train_index), "masks": train_index.manifest.masks},
-        "test": _describe_data(test.paths, test_index) | _evaluated(scores),
+        "test": _describe_data(test.paths, test_index)
+        | {name: scored.get(name, 0) for name in ("images", "masks")},
         **_protocol(test),
         **{name: metadata.version(name) for name in ("gigamask", "torch", "numpy")},
         "git": config_files.git_revision(),
@@ -428,12 +431,6 @@ def _stderr_to(log: Path) -> Iterator[None]:
 
 def _describe_data(paths: Sequence[str], index: Index) -> dict[str, Any]:
     return {"paths": list(paths), "digest": index.digest}
-
-
-def _evaluated(results: Sequence[dict[str, Any]]) -> dict[str, int]:
-    """Return how many images and masks were evaluated, which is the same for all scored runs."""
-    scored = next((result for result in results if "fault" not in result), {})
-    return {name: scored.get(name, 0) for name in ("images", "masks")}
 
 
 def _summarize(

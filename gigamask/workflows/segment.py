@@ -12,7 +12,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ from gigamask.models.embedding_cache import digest_weights
 from gigamask.models.sam.sam import Sam
 from gigamask.pixels import to_rgb
 from gigamask.rng import make_rng
+from gigamask.serialization import read_limited
 from gigamask.types import ImageAnnotation, SkippedSample
 from gigamask.workflows.evaluate import load_model
 
@@ -159,14 +160,9 @@ def _split(path: str) -> tuple[list[str], list[str]]:
 
 def _read_file(path: str) -> bytes:
     try:
-        size = os.path.getsize(path)
-        if size > image.MAX_BYTES:
-            raise CorruptSampleError(f"{path}: has {size} bytes, the limit is {image.MAX_BYTES}")
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise CorruptSampleError(
-            f"{path}: cannot be read ({error.strerror}); check the path and its permissions"
-        ) from error
+        return read_limited(path, image.MAX_BYTES)
+    except GigamaskError as error:
+        raise CorruptSampleError(str(error)) from None
 
 
 def _indexed_images(index: Index, path: str) -> Iterator[InputImage]:
@@ -291,7 +287,7 @@ def segment_all(
             f"none of {len(counts.skipped)} images can be used, the first: "
             f"{counts.skipped[0].reason}"
         )
-    reasons = [{"name": sample.name, "reason": sample.reason} for sample in counts.skipped]
+    reasons = [asdict(sample) for sample in counts.skipped]
     names = ("images", "masks", "existing", "tars", "existing_tars")
     return {name: getattr(counts, name) for name in names} | {"skipped": reasons}
 

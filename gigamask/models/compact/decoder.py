@@ -111,11 +111,11 @@ class WindowMaskDecoder(nn.Module):
             )
             alike = likeness(coarse[:, 1:], maps, small)
         skip, dense = self._dense(torch.cat([coarse, maps, alike], 1), kind)
-        labels = repeat_rows(prompts.labels, count)
+        labels, token_mask = repeat_rows(prompts.labels, count), prompts.token_mask
+        if token_mask is not None:
+            token_mask = repeat_rows(token_mask, count)
         points = prompt_encoder.points(prompted.points * SAMPLES - 0.5, labels)
-        tokens, image = self._attend(
-            dense, points, kind, prior, prompt_encoder, _repeat(prompts.token_mask, count)
-        )
+        tokens, image = self._attend(dense, points, kind, prior, prompt_encoder, token_mask)
         residual, pooled = self._upscale(tokens[:, 1], image, skip, fine)
         logits = prior + residual
         shape = (mask_image.shape[0], count)
@@ -219,10 +219,6 @@ def _select(embedding: nn.Embedding, kind: Int64[Tensor, "R"]) -> Float[Tensor, 
     """Return the vector of each kind, by a product whose gradient is deterministic on a GPU."""
     weight = embedding.weight
     return F.one_hot(kind, len(weight)).to(weight.dtype) @ weight
-
-
-def _repeat(mask: Bool[Tensor, "M N"] | None, count: int) -> Bool[Tensor, "R N"] | None:
-    return None if mask is None else repeat_rows(mask, count)
 
 
 def _statistics(logits: Float[Tensor, "R n n"]) -> Float[Tensor, "R 4"]:

@@ -285,7 +285,8 @@ class Sam(nn.Module):
             mask_image: Index of each prompt's image, ascending.
             prompts: The prompts.
         """
-        encoder, mask_tokens = self.prompt_encoder, _mask_tokens(prompts)
+        encoder = self.prompt_encoder
+        mask_tokens = MULTIMASK_TOKENS if prompts.multimask_output else SINGLE_MASK_TOKEN
         if isinstance(self.mask_decoder, WindowMaskDecoder):
             return self._predict_windows(embedding, mask_image, prompts)
         if isinstance(self.mask_decoder, Sam2MaskDecoder):
@@ -320,10 +321,6 @@ class Sam(nn.Module):
         if prompts.has_mask_prompt is not None:
             index = torch.where(prompts.has_mask_prompt, MIDDLE_WINDOW, index)
         return output.select(index)
-
-
-def _mask_tokens(prompts: Prompts) -> range:
-    return MULTIMASK_TOKENS if prompts.multimask_output else SINGLE_MASK_TOKEN
 
 
 def load_sam(

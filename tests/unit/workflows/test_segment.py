@@ -124,7 +124,7 @@ def test_unreadable_images_are_reported(masks, pictures, tmp_path, monkeypatch):
     monkeypatch.setattr(segmenting.image, "MAX_BYTES", 10)
     with pytest.raises(
         GigamaskError,
-        match=r"^none of 1 images can be used, the first: .*single.png: has 20 bytes.* 10$",
+        match=r"^none of 1 images can be used, the first: .*single.png: is larger than 10 bytes",
     ):
         segment_all([single], masks, Output(tmp_path / "none"))
 
