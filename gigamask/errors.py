@@ -54,19 +54,19 @@ def counted(number: int, noun: str) -> str:
 
 
 def check_range(
-    name: str, value: int | float, least: int | float, most: int | float | None
+    name: str, value: int | float | None, least: int | float, most: int | float | None
 ) -> None:
-    """Check that a value lies in a range.
+    """Check that a value, if it is set, lies in a range.
 
     Args:
         name: Flag or field, for the message.
-        value: Value to check; NaN is always out of range.
+        value: Value to check; NaN is always out of range, None never.
         least: Smallest allowed value.
         most: Largest allowed value; None: no upper limit.
 
     Raises:
         GigamaskError: The value is out of range.
     """
-    if not (least <= value and (most is None or value <= most)):
+    if value is not None and not (least <= value and (most is None or value <= most)):
         limits = f"at least {least}" if most is None else f"between {least} and {most}"
         raise GigamaskError(f"{name} is {value}, but must be {limits}")

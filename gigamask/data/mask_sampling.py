@@ -40,8 +40,7 @@ class MaskFilters:
             )
         limits = {"min_area": None, "min_predicted_iou": 1, "min_stability": 1}
         for name, most in limits.items():
-            if (value := getattr(self, name)) is not None:
-                check_range(f"MaskFilters.{name}", value, 0, most)
+            check_range(f"MaskFilters.{name}", getattr(self, name), 0, most)
 
     def keep(
         self,

@@ -47,8 +47,7 @@ class SubmitOptions:
 
     def check(self) -> None:
         """Raise `GigamaskError` if a value is invalid."""
-        if self.submit_gpus is not None:
-            check_range("--submit-gpus", self.submit_gpus, 0, None)
+        check_range("--submit-gpus", self.submit_gpus, 0, None)
         for flag in ("partition", "time", "container"):
             value = getattr(self, f"submit_{flag}") or ""
             if re.search(r"\s", value):
@@ -100,8 +99,7 @@ class SubmitPartsOptions(SubmitOptions):
         """Raise `GigamaskError` if a value is invalid."""
         super().check()
         check_range("--submit-jobs", self.submit_jobs, 1, 1000)
-        if self.submit_parallel is not None:
-            check_range("--submit-parallel", self.submit_parallel, 1, None)
+        check_range("--submit-parallel", self.submit_parallel, 1, None)
 
 
 MODEL_COMMANDS = ("train", "pretrain", "distill", "ground train", "evaluate", "segment")

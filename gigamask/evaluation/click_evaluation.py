@@ -35,8 +35,7 @@ class ClickEvaluation(Evaluator):
     def check(self) -> None:
         super().check()
         check_at_least(1, **{"evaluation.images": self.images})
-        if self.min_predicted_iou is not None:
-            check_range("--evaluation.min-predicted-iou", self.min_predicted_iou, 0, 1)
+        check_range("--evaluation.min-predicted-iou", self.min_predicted_iou, 0, 1)
 
     def check_inputs(self) -> None:
         """Raise `GigamaskError` if the data are not tars."""

@@ -66,8 +66,7 @@ class MixedPrompts(PromptSchedule):
             check_range("MixedPrompts.point_count_probs", probability, 0, 1)
         if abs((total := sum(self.point_count_probs)) - 1) > 1e-6:
             raise GigamaskError(f"MixedPrompts.point_count_probs must sum to 1 (got {total:.6g})")
-        if self.positive_prob is not None:
-            check_range("MixedPrompts.positive_prob", self.positive_prob, 0, 1)
+        check_range("MixedPrompts.positive_prob", self.positive_prob, 0, 1)
         check_range("MixedPrompts.box_noise", self.box_noise, 0, None)
         check_range("MixedPrompts.box_noise_limit_px", self.box_noise_limit_px, 0, None)
         check_range("MixedPrompts.mask_logit", self.mask_logit, 0, None)

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 from gigamask.distributed.fsdp import is_sharded
@@ -119,11 +118,6 @@ class AsyncCheckpointer:
     def __enter__(self) -> "AsyncCheckpointer":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.wait()
         self._executor.shutdown()

@@ -63,7 +63,7 @@ class LoaderConfig:
     process holds 2 x --micro-batch-size of them; 0 fetches each image separately"""
 
     def __post_init__(self) -> None:
-        numbers = {"loader.workers": self.workers or 0, "loader.read_ahead_mb": self.read_ahead_mb}
+        numbers = {"loader.workers": self.workers, "loader.read_ahead_mb": self.read_ahead_mb}
         check_at_least(0, **numbers)
 
 
@@ -191,9 +191,9 @@ class TrainConfig(ABC):
             save_every=self.save_every,
             keep=self.keep,
             log_every=self.log_every,
+            processes=self.processes,
+            micro_batch_size=self.micro_batch_size,
         )
-        chosen = {"processes": self.processes, "micro_batch_size": self.micro_batch_size}
-        check_at_least(1, **{name: value for name, value in chosen.items() if value is not None})
         check_range("--max-bad-fraction", self.max_bad_fraction, 0, 1)
         check_range("--ema", self.ema, 0, BELOW_ONE)
         self.evaluation.check()
@@ -393,8 +393,8 @@ def _with_field(config: Any, path: list[str], value: Any, name: str) -> Any:
     return replace(config, **{field_name: value})
 
 
-def check_at_least(least: int, **numbers: int) -> None:
-    """Check that numbers are large enough.
+def check_at_least(least: int, **numbers: int | None) -> None:
+    """Check that numbers, if they are set, are large enough.
 
     Args:
         least: Smallest valid value.
@@ -404,7 +404,7 @@ def check_at_least(least: int, **numbers: int) -> None:
         GigamaskError: A number is smaller.
     """
     for name, value in numbers.items():
-        if value < least:
+        if value is not None and value < least:
             raise GigamaskError(
                 f"--{name.replace('_', '-')} must be at least {least} (got {value})"
             )

@@ -175,10 +175,8 @@ def run(
     Raises:
         GigamaskError: An argument is invalid, or a folder contains a different run.
     """
-    check_at_least(1, seeds=seeds, parallel_runs=parallel_runs)
-    check_at_least(1, **({} if test.max_images is None else {"max_images": test.max_images}))
-    if test.min_predicted_iou is not None:
-        check_range("--min-predicted-iou", test.min_predicted_iou, 0, 1)
+    check_at_least(1, seeds=seeds, parallel_runs=parallel_runs, max_images=test.max_images)
+    check_range("--min-predicted-iou", test.min_predicted_iou, 0, 1)
     for flag, paths in (("data", data), ("test", test.paths)):
         if not paths:
             raise GigamaskError(f"--{flag} is required: a tar, a folder of tars or an index")

@@ -102,10 +102,8 @@ class BenchmarkOptions:
         """Raise `GigamaskError` if a value is invalid."""
         from gigamask.training.config import check_at_least
 
-        if self.min_predicted_iou is not None:
-            check_range("--min-predicted-iou", self.min_predicted_iou, 0, 1)
-        check_at_least(1, **({} if self.max_images is None else {"max_images": self.max_images}))
-        check_at_least(1, batch_size=self.batch_size)
+        check_range("--min-predicted-iou", self.min_predicted_iou, 0, 1)
+        check_at_least(1, max_images=self.max_images, batch_size=self.batch_size)
         if not self.answers or len(set(self.answers)) < len(self.answers):
             raise GigamaskError(
                 "--answers must name confident, first_token or best_of_three, each once "

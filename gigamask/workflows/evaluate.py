@@ -82,10 +82,8 @@ class EvaluateOptions(WindowOptions):
         from gigamask.inference.amg_config import AutomaticMaskConfig
         from gigamask.training.config import check_at_least
 
-        if self.min_predicted_iou is not None:
-            check_range("--min-predicted-iou", self.min_predicted_iou, 0, 1)
-        check_at_least(1, **({} if self.max_images is None else {"max_images": self.max_images}))
-        check_at_least(1, batch_size=self.batch_size)
+        check_range("--min-predicted-iou", self.min_predicted_iou, 0, 1)
+        check_at_least(1, max_images=self.max_images, batch_size=self.batch_size)
         try:
             AutomaticMaskConfig(
                 points_per_side=self.points_per_side, tile=self.tile, halo=self.halo

@@ -53,7 +53,7 @@ def make_stages(
     if isinstance(config, DistillTrainConfig):
         return [*phases_of(config)]
     given = {stage: number for stage, number in steps.items() if number is not None}
-    check_at_least(1, **{f"{stage}_steps": number for stage, number in given.items()})
+    check_at_least(1, **{f"{stage}_steps": number for stage, number in steps.items()})
     if names is None:
         if given:
             stage = next(iter(given))

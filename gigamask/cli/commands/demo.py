@@ -26,6 +26,7 @@ class DemoCommand:
         from gigamask.training.config import check_at_least
         from gigamask.workflows import demo
 
-        check_at_least(1, train_images=self.train_images, test_images=self.test_images)
-        check_at_least(1, **({} if self.steps is None else {"steps": self.steps}))
+        check_at_least(
+            1, train_images=self.train_images, test_images=self.test_images, steps=self.steps
+        )
         return demo.run(self.out, self.train_images, self.test_images, self.steps)

@@ -47,7 +47,7 @@ def run(command: str, arguments: list[str]) -> tuple[str | None, dict[str, Any]]
         return None, {}
     flags = config_files.parse_train(arguments, command)
     check_writable("--json", flags.json)
-    check_at_least(1, **({} if flags.profile is None else {"profile": flags.profile}))
+    check_at_least(1, profile=flags.profile)
     if flags.run.command != command:
         raise GigamaskError(
             f"recipe {flags.run.recipe} is for 'gigamask {flags.run.command}', "
