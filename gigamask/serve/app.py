@@ -24,15 +24,15 @@ from gigamask.serve.dataset_view import MAX_ROWS, DatasetView
 from gigamask.serve.open_images import NotFoundError
 from gigamask.serve.project import StaleError
 from gigamask.serve.project_routes import (
+    CACHED,
     ProjectState,
-    PromptBody,
     image_routes,
+    jpeg_response,
     loop_routes,
     operation_routes,
-    prompt_steps,
 )
 from gigamask.serve.prompt_batches import SupersededError
-from gigamask.serve.prompt_steps import MAX_PROMPTS
+from gigamask.serve.prompt_steps import MAX_PROMPTS, PromptStep
 from gigamask.serve.runs_view import RunsView
 from gigamask.serve.sampler_view import SamplerView
 from gigamask.serve.session import MAX_TEXT_LENGTH, Session, share_image
@@ -43,7 +43,6 @@ MEDIA_TYPES = {
     "js": "text/javascript",
     "svg": "image/svg+xml",
 }
-CACHED = {"cache-control": "private, max-age=3600"}
 
 Row = Annotated[int, Field(ge=0)]
 Count = Annotated[int, Query(ge=1, le=MAX_ROWS)]
@@ -56,7 +55,7 @@ class PredictBody(BaseModel):
     """The prompts on an image, in order."""
 
     model_config = ConfigDict(extra="forbid")
-    steps: Annotated[list[PromptBody], Field(min_length=1, max_length=MAX_PROMPTS)]
+    steps: Annotated[list[PromptStep], Field(min_length=1, max_length=MAX_PROMPTS)]
     multimask_output: bool | None = None
 
 
@@ -169,7 +168,7 @@ def _image_routes(state: AppState) -> APIRouter:
 
     @router.get("/{key}/jpeg")
     def jpeg(key: str) -> Response:
-        return _jpeg(session().jpeg(key))
+        return jpeg_response(session().jpeg(key))
 
     @router.post("/{key}/embed")
     def embed(key: str) -> dict[str, Any]:
@@ -178,14 +177,14 @@ def _image_routes(state: AppState) -> APIRouter:
     @router.post("/{key}/predict")
     def predict(key: str, body: PredictBody) -> list[dict[str, Any]]:
         """Predict masks for a sequence of prompts."""
-        return session().predict(key, prompt_steps(body.steps), body.multimask_output)
+        return session().predict(key, body.steps, body.multimask_output)
 
     @router.post("/{key}/compare")
     def compare(key: str, body: PredictBody) -> dict[str, Any]:
         """Return the best mask of the second model for the same prompts."""
         compared = _required(state.compared, "--compare WEIGHTS")
         share_image(session(), compared, key)
-        steps = [replace(step, chosen=None) for step in prompt_steps(body.steps)]
+        steps = [replace(step, chosen=None) for step in body.steps]
         return compared.predict(key, steps, body.multimask_output, best_only=True)[0]
 
     @router.post("/{key}/all-masks")
@@ -224,11 +223,11 @@ def _data_routes(state: AppState) -> APIRouter:
 
     @router.get("/images/{row}/jpeg")
     def jpeg(row: Row) -> Response:
-        return _jpeg(_dataset(state).jpeg(row))
+        return jpeg_response(_dataset(state).jpeg(row))
 
     @router.get("/images/{row}/thumbnail")
     def thumbnail(row: Row) -> Response:
-        return _jpeg(_dataset(state).thumbnail(row))
+        return jpeg_response(_dataset(state).thumbnail(row))
 
     @router.get("/statistics")
     def statistics() -> dict[str, Any]:
@@ -286,10 +285,6 @@ def _required(part: Any, flag: str) -> Any:
     if part is None:
         raise NotFoundError(f"there is nothing to show here; start the page with {flag}")
     return part
-
-
-def _jpeg(raw: bytes) -> Response:
-    return Response(raw, media_type="image/jpeg", headers=CACHED)
 
 
 def _fault(request: Request, error: Exception) -> JSONResponse:

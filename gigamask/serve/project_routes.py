@@ -5,7 +5,6 @@ the version of the image that the page shows; a stale one gets status 409.
 """
 
 import threading
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +29,7 @@ from gigamask.serve.rounds import Rounds
 from gigamask.serve.session import apply_exif_orientation, encode_jpeg, is_large
 
 EXPORT = "export"
+CACHED = {"cache-control": "private, max-age=3600"}
 THUMBNAIL_PX = 160
 MAX_STROKE_POINTS = 4000
 MAX_OBJECTS = 1000
@@ -47,19 +47,10 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class PromptBody(Body):
-    """A point with its label, or a box, and the number of the mask chosen for it."""
-
-    point: tuple[float, float] | None = None
-    foreground: bool = True
-    box: tuple[float, float, float, float] | None = None
-    chosen: Annotated[int, Field(ge=0, le=2)] | None = None
-
-
 class PreviewBody(Body):
     """Prompts whose mask is shown but not kept; a client's newest replaces those that wait."""
 
-    steps: Annotated[list[PromptBody], Field(min_length=1, max_length=MAX_PROMPTS)]
+    steps: Annotated[list[PromptStep], Field(min_length=1, max_length=MAX_PROMPTS)]
     client: Name = ""
 
 
@@ -79,7 +70,7 @@ class ObjectBody(Body):
 class StepBody(ObjectBody):
     """A prompt on an object."""
 
-    step: PromptBody
+    step: PromptStep
 
 
 class StrokeBody(ObjectBody):
@@ -165,11 +156,6 @@ class ProjectState:
         return {**self.rounds.status(), "proposing": dict(self.proposals.state)}
 
 
-def prompt_steps(bodies: Sequence[PromptBody]) -> list[PromptStep]:
-    """Return the prompts of a request."""
-    return [PromptStep(**vars(each)) for each in bodies]
-
-
 def image_routes(annotator: Annotator) -> APIRouter:
     """Return the routes that show images and the model's masks.
 
@@ -190,14 +176,14 @@ def image_routes(annotator: Annotator) -> APIRouter:
 
     @router.get("/{row}/jpeg")
     def jpeg(row: Row) -> Response:
-        return _jpeg(session.jpeg(annotator.with_key(row)[0]))
+        return jpeg_response(session.jpeg(annotator.with_key(row)[0]))
 
     @router.get("/{row}/thumbnail")
     def thumbnail(row: Row) -> Response:
         if row >= len(project.names):
             raise NotFoundError(f"there is no image {row}")
         with decoding:
-            return _jpeg(_thumbnail(Path(project.content.images) / project.names[row], one))
+            return jpeg_response(_thumbnail(Path(project.content.images) / project.names[row], one))
 
     @router.post("/{row}/embed")
     def embed(row: Row) -> dict[str, Any]:
@@ -205,9 +191,8 @@ def image_routes(annotator: Annotator) -> APIRouter:
 
     @router.post("/{row}/preview")
     def preview(row: Row, body: PreviewBody) -> dict[str, Any]:
-        steps = prompt_steps(body.steps)
         key = annotator.with_key(row)[0]
-        return session.predict(key, steps, best_only=True, client=body.client or None)[0]
+        return session.predict(key, body.steps, best_only=True, client=body.client or None)[0]
 
     @router.post("/{row}/all-masks")
     def all_masks(row: Row) -> list[dict[str, Any]]:
@@ -227,8 +212,7 @@ def operation_routes(annotator: Annotator) -> APIRouter:
 
     @router.post("/{row}/prompt")
     def prompt(row: Row, body: StepBody) -> dict[str, Any]:
-        step = PromptStep(**vars(body.step))
-        return to_json(annotator.prompt(row, body.version, body.target, step))
+        return to_json(annotator.prompt(row, body.version, body.target, body.step))
 
     @router.post("/{row}/choose")
     def choose(row: Row, body: ObjectBody) -> dict[str, Any]:
@@ -349,6 +333,6 @@ def _thumbnail(path: Path, one: threading.Lock) -> bytes:
     return encode_jpeg(cv2.resize(pixels, size, interpolation=cv2.INTER_AREA))
 
 
-def _jpeg(raw: bytes) -> Response:
-    headers = {"cache-control": "private, max-age=3600"}
-    return Response(raw, media_type="image/jpeg", headers=headers)
+def jpeg_response(raw: bytes) -> Response:
+    """Return a response with a JPEG, which browsers may keep."""
+    return Response(raw, media_type="image/jpeg", headers=CACHED)

@@ -23,6 +23,8 @@ class PromptStep:
             with the highest predicted IoU.
     """
 
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 (of the requests that hold it)
+
     point: tuple[float, float] | None = None
     foreground: bool = True
     box: tuple[float, float, float, float] | None = None

@@ -25,6 +25,7 @@ from gigamask.synthetic.shapes import (
     Polygons,
     Window,
     affine,
+    directions,
     rasterize,
 )
 from gigamask.synthetic.textures import Color, Plane, first_beyond
@@ -155,7 +156,7 @@ def rough(generator: np.random.Generator) -> Polygons:
     bumps = amplitudes[0] @ np.cos(np.outer(waves, angles))
     bumps += amplitudes[1] @ np.sin(np.outer(waves, angles))
     radii = np.exp(np.clip(bumps, -1.2, 0.7))
-    return [np.stack([np.cos(angles), np.sin(angles)], 1) * radii[:, None]]
+    return [directions(angles) * radii[:, None]]
 
 
 def _walk(generator: np.random.Generator, steps: int) -> Float64[np.ndarray, "n"]:

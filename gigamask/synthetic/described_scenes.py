@@ -26,7 +26,7 @@ from gigamask.synthetic.scenes import (
     touching,
     write_scenes,
 )
-from gigamask.synthetic.shapes import OUTLINES, Polygons, Window, affine, rasterize
+from gigamask.synthetic.shapes import OUTLINES, Polygons, Window, affine, directions, rasterize
 from gigamask.synthetic.text_queries import TextQuery, make_queries
 from gigamask.synthetic.textures import Color, make_pattern, pick_second
 
@@ -97,15 +97,12 @@ PAIR_SHARE = 1 / 3
 
 def _star(generator: np.random.Generator) -> Polygons:
     angles = np.arange(10) * (np.pi / 5) - np.pi / 2
-    return [
-        np.stack([np.cos(angles), np.sin(angles)], 1)
-        * np.where(np.arange(10) % 2 == 0, 1.0, 0.45)[:, None]
-    ]
+    return [directions(angles) * np.where(np.arange(10) % 2 == 0, 1.0, 0.45)[:, None]]
 
 
 def _triangle(generator: np.random.Generator) -> Polygons:
     angles = np.arange(3) * (2 * np.pi / 3) - np.pi / 2
-    return [np.stack([np.cos(angles), np.sin(angles)], 1)]
+    return [directions(angles)]
 
 
 def _cross(generator: np.random.Generator) -> Polygons:

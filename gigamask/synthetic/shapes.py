@@ -41,7 +41,12 @@ def circle(
         center: Its center (x, y).
     """
     angles = np.linspace(0, 2 * np.pi, 48, endpoint=False)
-    return np.stack([np.cos(angles), np.sin(angles)], 1) * radius + np.asarray(center)
+    return directions(angles) * radius + np.asarray(center)
+
+
+def directions(angles: Float64[np.ndarray, "p"]) -> Float64[np.ndarray, "p 2"]:
+    """Return the points of the unit circle at some angles."""
+    return np.stack([np.cos(angles), np.sin(angles)], 1)
 
 
 def bar(low: float, high: float) -> Float64[np.ndarray, "p 2"]:
@@ -65,16 +70,14 @@ def _rectangle(generator: np.random.Generator) -> Polygons:
 def _polygon(generator: np.random.Generator) -> Polygons:
     corners = int(generator.integers(3, 8))
     angles = (np.arange(corners) + generator.uniform(-0.25, 0.25, corners)) * (2 * np.pi / corners)
-    return [
-        np.stack([np.cos(angles), np.sin(angles)], 1) * generator.uniform(0.85, 1.1, (corners, 1))
-    ]
+    return [directions(angles) * generator.uniform(0.85, 1.1, (corners, 1))]
 
 
 def _star(generator: np.random.Generator) -> Polygons:
     tips = int(generator.integers(4, 9))
     angles = np.arange(2 * tips) * (np.pi / tips)
     radii = np.where(np.arange(2 * tips) % 2 == 0, 1.15, generator.uniform(0.5, 0.75))
-    return [np.stack([np.cos(angles), np.sin(angles)], 1) * radii[:, None]]
+    return [directions(angles) * radii[:, None]]
 
 
 def _blob(generator: np.random.Generator) -> Polygons:
@@ -85,7 +88,7 @@ def _blob(generator: np.random.Generator) -> Polygons:
         * generator.uniform(0, 0.5, 4)
         / waves
     )
-    return [np.stack([np.cos(angles), np.sin(angles)], 1) * (1 + bumps.sum(1, keepdims=True))]
+    return [directions(angles) * (1 + bumps.sum(1, keepdims=True))]
 
 
 def _ring(generator: np.random.Generator) -> Polygons:
@@ -162,12 +165,8 @@ def rasterize(
     x1, y1 = np.minimum(high, (size[1], size[0]))
     if x1 - x0 < 2 or y1 - y0 < 2:
         return None
-    pixels = np.zeros((y1 - y0, x1 - x0), np.uint8)
-    fixed = [
-        np.round((ring - (x0, y0)) * (1 << SUBPIXEL_BITS)).astype(np.int32) for ring in corners
-    ]
-    cv2.fillPoly(pixels, fixed, 1, shift=SUBPIXEL_BITS)
-    return Window(int(x0), int(y0), pixels)
+    everything = np.ones((y1 - y0, x1 - x0), np.uint8)
+    return rasterize_within(polygons, transform, Window(int(x0), int(y0), everything))
 
 
 def rasterize_within(
