@@ -313,11 +313,12 @@ def check_run_out(config: TrainConfig) -> None:
                 f"--out {out}: is a folder that the training reads, and would be written into; "
                 "give a new folder, such as --out runs/mine"
             )
-    files.check_out(
-        out,
-        "a run folder",
-        lambda entry: entry.is_dir() or entry.name.startswith(".") or entry.name.endswith(LOGS),
-    )
+    files.check_out(out, "a run folder", may_stay)
+
+
+def may_stay(entry: os.DirEntry[str]) -> bool:
+    """Return whether an entry may stay in a folder of runs: a folder, or a log of the user's."""
+    return entry.is_dir() or entry.name.startswith(".") or entry.name.endswith(LOGS)
 
 
 def check_run_folder(config: TrainConfig, allow_data_change: bool) -> dict[str, tuple[Any, Any]]:
@@ -544,9 +545,12 @@ def load_config(folder: str, trust: bool = False) -> TrainConfig:
     if not path.exists():
         stages = sorted(Path(folder).glob(f"*/{CONFIG}"), key=os.path.getmtime)
         act = f"pass a run folder, or start a run there with RECIPE --out {folder}"
+        if (above := run_folder_of(f"{folder}/step")) is not None:
+            act = f"pass {above}"
         if stages:
             act = f"pass one of its runs: {', '.join(str(stage.parent) for stage in stages)}"
-        raise GigamaskError(f"{folder}: not a run folder (no {CONFIG}); {act}")
+        what = f"not a run folder (no {CONFIG})" if path.parent.exists() else "no such folder"
+        raise GigamaskError(f"{folder}: {what}; {act}")
     try:
         content = read_run_config(folder)
     except GigamaskError as error:

@@ -254,6 +254,11 @@ def build(
             f"--mask-size must be 1 to {MAX_MASK_SIZE} (got {mask_size}) and --image-size at least "
             f"1 (got {image_size})"
         )
+    if not index.manifest.masks:
+        raise GigamaskError(
+            f"{index.shard_paths[0]}: has no masks, so there is nothing to store; give tars with "
+            "SA-1B's JSONs (gigamask convert makes them)"
+        )
     folder = Path(folder).absolute()
     manifest = MaskStoreManifest(SCHEMA, mask_size, image_size, mirrored)
     if (folder / MANIFEST).exists():

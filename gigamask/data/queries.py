@@ -194,7 +194,7 @@ def locate(queries: Sequence[Query], index: Index) -> Int64[np.ndarray, "n"]:
         if query.mask_indices and max(query.mask_indices) >= masks:
             raise GigamaskError(
                 f"{query.name}: mask index {max(query.mask_indices)} must be less than {masks}, "
-                "the number of masks of the image; correct it"
+                "the number of masks of the image; correct it, or give the tars of its queries"
             )
     return np.array([images[query.tar, query.image][0] for query in queries], np.int64)
 

@@ -101,7 +101,10 @@ class GroundingTrainConfig(TrainConfig):
     """Configuration of grounding training; samples are queries, counted by `batch_size`."""
 
     command: ClassVar[str] = "ground train"
-    next_step: ClassVar[str] = 'gigamask ask {out} IMAGE "WORDS", or gigamask ground evaluate {out}'
+    next_step: ClassVar[str] = (
+        'gigamask ask {out} IMAGE "WORDS", or gigamask ground evaluate {out} --calibrate '
+        "--data HELD_OUT_TARS --queries QUERIES"
+    )
 
     queries: tuple[str, ...] = ()
     """JSONL files of queries about the images of --data"""

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,12 @@ from gigamask.training.config import SAME_SAMPLES, TrainConfig, check_at_least
 from gigamask.training.train_data import read_data_record
 from gigamask.training.trainer import train
 from gigamask.workflows.ablation_tables import TABLES
-from gigamask.workflows.training_budget import Budget, cpu_time_s, step_cpu_seconds
+from gigamask.workflows.training_budget import (
+    MEASUREMENTS,
+    Budget,
+    cpu_time_s,
+    step_cpu_seconds,
+)
 
 COMMON_FLAGS = ("data", "out", "steps", "seed")
 """Flags that variants must not change, so that all are trained alike."""
@@ -57,7 +63,7 @@ COLUMNS = {
 """Columns of the printed table, with their keys in `evaluation.json`."""
 BUDGET_COLUMNS = {"steps": ("steps",), "CPU minutes": ("cpu_minutes",)}
 """Further columns of an ablation in CPU minutes."""
-EVALUATION, LOG = "evaluation.json", "log.txt"
+EVALUATION, LOG, RESULTS = "evaluation.json", "log.txt", "ablation.json"
 
 
 @dataclass(frozen=True)
@@ -182,6 +188,11 @@ def run(
             raise GigamaskError(f"--{flag} is required: a tar, a folder of tars or an index")
         indexes.find_tars(list(paths))
     variants = load_table(table, recipe)
+    files.check_out(
+        out,
+        "a folder of an ablation",
+        lambda entry: config_files.may_stay(entry) or entry.name in (RESULTS, MEASUREMENTS),
+    )
     arguments = [recipe, "--data", *data, *budget.flags]
     threads = max(1, torch.get_num_threads() // parallel_runs) if parallel_runs > 1 else None
     steps = _steps_by_variant(variants, recipe, data, out, budget, threads)
@@ -218,8 +229,9 @@ def run(
     }
     text = markdown(result)
     files.write_text(Path(out) / "ablation.md", text + "\n")
-    files.write_text(Path(out) / "ablation.json", json.dumps(result, indent=1) + "\n")
-    print(text)
+    files.write_text(Path(out) / RESULTS, json.dumps(result, indent=1) + "\n")
+    print(f"{text}\n\nwritten to {out}/ablation.md, with all scores in {out}/{RESULTS}")
+    print(f"next: gigamask report {quote(out)}")
     faults = [fault for variant in result["variants"].values() for fault in variant["faults"]]
     if not faults:
         return result

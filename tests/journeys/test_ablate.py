@@ -100,7 +100,9 @@ def test_what_is_done_is_not_done_again(command, done, capsys):
     before = told(done)
     capsys.readouterr()
     assert main(again) == 0
-    assert capsys.readouterr().out == (done / "ablation.md").read_text()
+    printed = capsys.readouterr().out
+    assert printed.startswith((done / "ablation.md").read_text())
+    assert printed.endswith(f"next: gigamask report {done}\n")
     (done / "lanes" / "seed_1" / "evaluation.json").unlink()
     assert main(again) == 0
     assert [line for line in capsys.readouterr().out.splitlines() if line.endswith("steps")] == [
@@ -218,6 +220,9 @@ def test_bad_input_is_one_line_before_any_training(command, tmp_path, capsys):
         (*command[:place], word, *command[place + 1 :]): message
         for (place, word), message in cases.items()
     }
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "1.jpg").touch()
+    wrong[(*command, "--out", str(tmp_path / "photos"))] = "but holds 1.jpg"
     both = (*command, "--steps", "1", "--cpu-minutes", "1")
     wrong[both] = "--steps and --cpu-minutes are both given"
     wrong[(*command, "--cpu-minutes", "0")] = "--cpu-minutes must be > 0 (got 0.0)"

@@ -77,7 +77,10 @@ def test_queries_training_and_predictions(tmp_path, capsys, monkeypatch, describ
     assert main(["ground", "train", "ground_tiny", *given, *few, "--json", "told.json"]) == 0
     told = json.loads(Path("told.json").read_text())
     assert (told["step"], told["samples"]) == (2, 8)
-    assert 'gigamask ask runs/words IMAGE "WORDS"' in capsys.readouterr().out
+    assert capsys.readouterr().out.endswith(
+        'next: gigamask ask runs/words IMAGE "WORDS", or gigamask ground evaluate runs/words '
+        "--calibrate\n"
+    )
     assert main(["ground", "evaluate", "runs/words"]) == 0
     assert " nonsense" in capsys.readouterr().out.splitlines()[-1]
     asked = ["ask", "runs/words", "scenes/sa_000000.tar:0", "the red disc", "zxqv blorp 7"]
@@ -343,7 +346,7 @@ def test_invalid_training_flags_are_a_one_line_error(described, run, tmp_path, c
             "ground train needs a recipe (ground, ground_tiny, or file.py:function) or --resume "
             "RUN",
         ),
-        (["ground", "train", "--resume", tmp_path / "gone"], "config.yaml"),
+        (["ground", "train", "--resume", tmp_path / "gone"], "no such folder"),
         (["ground", "test"], "'ground test'"),
     ):
         refused(capsys, words, message)
@@ -373,7 +376,7 @@ def test_invalid_evaluation_flags_are_a_one_line_error(described, run, tmp_path,
     assert ground(described, plain, "--steps", 1) == 0
     for words, message in (
         ([*evaluate], "missing"),
-        ([*evaluate, tmp_path / "gone"], "config.yaml"),
+        ([*evaluate, tmp_path / "gone"], "no such folder"),
         ([*evaluate, segmented], f"{segmented}: "),
         ([*evaluate, plain], "--data PATH... --queries FILE..."),
         ([*evaluate, run, "--data", described / "scenes"], "--data and --queries"),
@@ -413,10 +416,10 @@ def test_invalid_input_is_a_one_line_error(described, run, picture, tmp_path, ca
         (["ask", run, first, "red", "!!!"], "'!!!'"),
         (["ask", run, first, "red", "--top", "0"], "--top"),
         (["ask", run, tmp_path / "gone.jpg", "red"], "gone.jpg: "),
-        (["ask", run, tmp_path, "red"], f"{tmp_path}: "),
+        (["ask", run, tmp_path, "red"], f"{tmp_path}: is a folder"),
         (["ask", run, f"{described}/scenes/sa_000000.tar:77", "red"], "77"),
         (["ask", run, f"{tmp_path}/gone.tar:0", "red"], "gone.tar"),
-        (["ask", run, described / "scenes" / "sa_000000.tar", "red"], "sa_000000.tar"),
+        (["ask", run, described / "scenes" / "sa_000000.tar", "red"], "sa_000000.tar:sa_1"),
         (
             ["ask", run, tmp_path / "no.jpg", "red"],
             "no.jpg: the 10 bytes are not a valid JPEG",
@@ -442,6 +445,7 @@ def test_invalid_input_is_a_one_line_error(described, run, picture, tmp_path, ca
         (["ask", empty, first, "red"], f"{empty}: "),
         (["ask", cut, first, "red"], "confidence.json: "),
         (["ask", run, first, "red", "--segmenter", tmp_path / "gone.pth"], "gone.pth"),
-        (["ask", tmp_path / "gone", first, "red"], "config.yaml"),
+        (["ask", tmp_path / "gone", first, "red"], "no such folder"),
+        (["ask", run / "checkpoints", first, "red"], f"pass {run}"),
     ):
         refused(capsys, words, message)

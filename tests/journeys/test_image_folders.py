@@ -52,6 +52,7 @@ def test_nothing_is_written_among_images(photos, tmp_path, capsys):
     for words, told in {
         f"index {shards} --out {folder}": "is not an index, but holds 0.JPEG and 3 more",
         f"masks {shards} --out {folder}": "is not a mask store",
+        f"masks {photos} --out {tmp_path}/masks": "has no masks",
         f"repack {shards} --out {folder}": "is not a folder of tars, but holds 0.JPEG and 2 more",
         f"synth {folder}": "is not a folder of tars",
         f"segment starter {folder} --out {folder} --to-shards": "is not a folder of tars",

@@ -234,7 +234,7 @@ REFUSED = [
     ("pretrain --resume", "--resume needs a run folder; see 'gigamask pretrain --help'"),
     (
         "pretrain --resume nowhere",
-        "nowhere: not a run folder (no config.yaml)",
+        "nowhere: no such folder",
     ),
     (
         "pretrain mae_tin --data {scenes}",

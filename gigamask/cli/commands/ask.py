@@ -121,13 +121,19 @@ class AskCommand:
         from gigamask.workflows.open_data import open_sample
 
         path, json = Path(self.image), None
+        if self.image.endswith(".tar"):
+            raise GigamaskError(f"{path}: is a tar; name an image in it, such as {path}:sa_1")
+        if path.is_dir():
+            raise GigamaskError(f"{path}: is a folder; pass one of its images, or TAR:IMAGE")
         if path.is_file():
             jpg = path.read_bytes()
         elif ":" in self.image:
             with open_sample(self.image) as (index, row):
                 _, jpg, json = Sa1bDataset(index).read(row)
         else:
-            raise GigamaskError(f"{self.image}: no such file; pass an image file or TAR:IMAGE")
+            raise GigamaskError(
+                f"{self.image}: no such file; IMAGE, before TEXT, is an image file or TAR:IMAGE"
+            )
         if self.annotation:
             if not Path(self.annotation).is_file():
                 raise GigamaskError(

@@ -93,7 +93,8 @@ class GroundCommand:
         for reason in skipped:
             print(f"  skipped {reason}")
         if self.calibrate:
-            print(report.confidence.save(config.out))
+            path = report.confidence.save(config.out)
+            print(f"{path}: how confident 'gigamask ask' is, and when it prints that no mask fits")
         return summary
 
 

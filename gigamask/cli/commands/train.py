@@ -223,6 +223,8 @@ def summary(result: dict[str, Any], staged: bool, config: TrainConfig) -> str:
         act = "run the same command to continue" if staged else f"continue with: {command}"
         return f"{out}: interrupted and saved at step {step} of {steps}; {act}"
     following = config.next_step.format(out=quote(config.out))
+    if getattr(config, "val_split", 0):  # it is evaluated on what it held out
+        following = following.partition(" --data")[0]
     if held_out := getattr(config.evaluation, "data", ()):
         following = following.replace("HELD_OUT_TARS", " ".join(map(quote, held_out)))
     done = f"{counted(step, 'step')}, {counted(result['samples'], 'sample')}"
