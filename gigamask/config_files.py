@@ -133,7 +133,8 @@ def parse_train(arguments: Sequence[str], command: str = "train") -> TrainFlags:
         The flags; with `--resume`, they default to the values in the run folder.
 
     Raises:
-        GigamaskError: An argument is invalid, or the folder is not a run folder.
+        GigamaskError: An argument is invalid, the folder is not a run folder, or the recipe is for
+            another command.
     """
     rest, folder = list(arguments), ""
     resuming = rest[:1] == ["--resume"]
@@ -153,6 +154,10 @@ def parse_train(arguments: Sequence[str], command: str = "train") -> TrainFlags:
         raise GigamaskError(
             f"{command} needs a recipe ({known}, or file.py:function) or --resume RUN as its first "
             f"argument; see 'gigamask {command} --help'"
+        )
+    if saved.command != command:
+        raise GigamaskError(
+            f"recipe {saved.recipe} is for 'gigamask {saved.command}', not 'gigamask {command}'"
         )
     flags = _parse(rest, saved, prog, TrainFlags if command == "train" else RunFlags)
     given = [word for path in config_paths(rest) for word in flags_of(read_config(path), saved)]

@@ -168,14 +168,21 @@ def open_masks(name: str, folder: Path, photographs: Index) -> PublishedImages:
         photographs: Index of the images, which have the names of the masks, or `sa_` before them.
 
     Raises:
-        GigamaskError: No mask has an image.
+        GigamaskError: No mask has an image, or two masks have the same name.
     """
     dataset = Sa1bDataset(photographs)
     readers: dict[str, PixelReader] = {}
     for row in range(len(photographs)):
         stem = Path(photographs.entry_name(row).rpartition(":")[2]).stem.removeprefix("sa_")
         readers[stem] = partial(_read_row, dataset, row)
-    names = [path.stem for path in files_of(folder, *MASK_FORMATS)]
+    by_stem: dict[str, Path] = {}
+    for path in files_of(folder, *MASK_FORMATS):
+        if (other := by_stem.setdefault(path.stem, path)) != path:
+            raise GigamaskError(
+                f"--data {folder}: {other.relative_to(folder)} and {path.relative_to(folder)} have "
+                "the same name; give the folder that holds the masks alone"
+            )
+    names = list(by_stem)
     return _pair(name, names, readers, folder)
 
 

@@ -146,9 +146,9 @@ def find_weights(path: Path | str) -> Path:
     if folder.is_dir():
         folder = manifest.newest(folder) or folder
         if not (folder / manifest.MODEL).is_file():
-            raise GigamaskError(
-                f"{path}: holds no model.safetensors; give a folder that does, or the file itself"
-            )
+            runs = sorted(str(each.parent) for each in folder.glob("*/checkpoints"))
+            act = f"one of its runs: {', '.join(runs)}" if runs else "a folder that does, or a file"
+            raise GigamaskError(f"{path}: holds no {manifest.MODEL}; give {act}")
         return folder / manifest.MODEL
     if not folder.is_file():
         problem = "not a regular file" if os.path.lexists(folder) else "no such file"

@@ -69,7 +69,7 @@ REPRODUCTIONS = {
         "of the prompts",
         (
             "distill edge_sam --teacher sam_vit_h_4b8939.pth --data SA1B_TARS --out runs/edge",
-            "benchmark sa1k runs/edge --data HELD_OUT_TARS --reproduce edge_sam",
+            "benchmark sa1k runs/edge/prompts --data HELD_OUT_TARS --reproduce edge_sam",
         ),
         "5.0 on an H200 for the phase of the prompts, with the teacher at every visit (gigamask "
         "plan edge_sam --gpu h200, at 19.6 % of its peak, without loading)",

@@ -8,6 +8,7 @@ Finished runs are not repeated; interrupted ones are resumed.
 
 import contextlib
 import json
+import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -188,11 +189,7 @@ def run(
             raise GigamaskError(f"--{flag} is required: a tar, a folder of tars or an index")
         indexes.find_tars(list(paths))
     variants = load_table(table, recipe)
-    files.check_out(
-        out,
-        "a folder of an ablation",
-        lambda entry: config_files.may_stay(entry) or entry.name in (RESULTS, MEASUREMENTS),
-    )
+    files.check_out(out, "a folder of an ablation", _may_stay)
     arguments = [recipe, "--data", *data, *budget.flags]
     threads = max(1, torch.get_num_threads() // parallel_runs) if parallel_runs > 1 else None
     steps = _steps_by_variant(variants, recipe, data, out, budget, threads)
@@ -227,16 +224,25 @@ def run(
             name: _summarize(name, flags, trainings, scores) for name, flags in variants.items()
         },
     }
-    text = markdown(result)
-    files.write_text(Path(out) / "ablation.md", text + "\n")
-    files.write_text(Path(out) / RESULTS, json.dumps(result, indent=1) + "\n")
-    print(f"{text}\n\nwritten to {out}/ablation.md, with all scores in {out}/{RESULTS}")
-    print(f"next: gigamask report {quote(out)}")
+    _report(result, out)
     faults = [fault for variant in result["variants"].values() for fault in variant["faults"]]
     if not faults:
         return result
     fault = f"{len(faults)} of {len(trainings)} runs failed; run the same command again"
     return result | {"fault": f"{fault} to retry them (the first: {faults[0]})"}
+
+
+def _may_stay(entry: os.DirEntry[str]) -> bool:
+    return config_files.may_stay(entry) or entry.name in (RESULTS, MEASUREMENTS)
+
+
+def _report(result: dict[str, Any], out: str) -> None:
+    """Write and print the result."""
+    text = markdown(result)
+    files.write_text(Path(out) / "ablation.md", text + "\n")
+    files.write_text(Path(out) / RESULTS, json.dumps(result, indent=1) + "\n")
+    print(f"{text}\n\nwritten to {out}/ablation.md, with all scores in {out}/{RESULTS}")
+    print(f"next: gigamask report {quote(out)}")
 
 
 def _steps_by_variant(

@@ -264,7 +264,7 @@ def test_variants_train_for_equal_cpu_minutes(command, tmp_path, monkeypatch, ca
     # What was measured stays, so that the same command has nothing left to do.
     monkeypatch.setattr(ablate, "train", None)
     assert main(words) == 0
-    assert capsys.readouterr().out == text
+    assert capsys.readouterr().out.startswith(text)
     assert json.loads((out / "cpu_seconds.json").read_text()) == measured
     # A variant that is another is measured anew, and its folder has another run.
     (tmp_path / "two.yaml").write_text("plain: []\ndouble: {batch-size: 12}\n")

@@ -141,6 +141,7 @@ def test_a_reproduction_is_described_without_weights(tmp_path, capsys):
         ([], "name a benchmark"),
         (["grabcut"], "needs weights and --data"),
         (["grabcut", "starter"], "needs weights and --data"),
+        (["starter", "grabcut"], "unknown benchmark 'starter'"),
         ("grabcutt starter --data x".split(), "choose from grabcut"),
         ("grabcut starter --data nothing".split(), "GrabCut.zip"),
         ("grabcut starter --data x y".split(), "one folder"),

@@ -46,6 +46,8 @@ def test_two_phases_by_one_command(scenes, teacher, tmp_path, capsys):
     features = Sam.from_pretrained(tmp_path / "run" / "features").mask_decoder.state_dict()
     assert all((taught[name] == value).all() for name, value in features.items())
     scores = tmp_path / "scores.json"
+    assert main(["evaluate", str(tmp_path / "run"), "--data", str(scenes)]) == 2
+    assert f"one of its runs: {tmp_path}/run/features, " in capsys.readouterr().err
     command = ["evaluate", tmp_path / "run" / "prompts", "--data", scenes, "--max-images", 1]
     assert main([*map(str, command), "--device", "cpu", "--json", str(scores)]) == 0
     assert json.loads(scores.read_text())

@@ -236,6 +236,8 @@ def test_train_needs_a_recipe_or_a_run(tmp_path):
         parse_train(["--resume", str(tmp_path)])
     with pytest.raises(GigamaskError, match=r"'huge'"):
         parse_train(["huge"])
+    with pytest.raises(GigamaskError, match=r"tiny is for 'gigamask train', not 'gigamask dist"):
+        parse_train(["tiny", "--teacher", "w.pth"], "distill")
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from tyro.conf import Positional, arg
 
 from gigamask.errors import GigamaskError
-from gigamask.workflows.benchmark import BenchmarkOptions
+from gigamask.workflows.benchmark import BenchmarkOptions, find
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,8 @@ class BenchmarkCommand(BenchmarkOptions):
             raise GigamaskError(
                 "name a benchmark and weights: gigamask benchmark grabcut WEIGHTS --data GrabCut"
             )
+        if self.name is not None:
+            find(self.name)
         if self.name is not None and (self.weights is None or not self.data):
             raise GigamaskError(
                 f"benchmark {self.name} needs weights and --data: "

@@ -48,11 +48,6 @@ def run(command: str, arguments: list[str]) -> tuple[str | None, dict[str, Any]]
     flags = config_files.parse_train(arguments, command)
     check_writable("--json", flags.json)
     check_at_least(1, profile=flags.profile)
-    if flags.run.command != command:
-        raise GigamaskError(
-            f"recipe {flags.run.recipe} is for 'gigamask {flags.run.command}', "
-            f"not 'gigamask {command}'"
-        )
     if not flags.print_config:
         from gigamask.workflows.own_data import use_own_data
 

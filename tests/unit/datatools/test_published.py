@@ -41,6 +41,11 @@ def test_masks_find_their_photographs_in_shards(tmp_path, scenes):
     (masks / "2008_000000.bmp").rename(masks / "elsewhere.bmp")
     images = open_masks("grabcut", masks, photographs)
     assert (len(images), list(images.missing)) == (1, ["elsewhere"])
+    (masks / "scribbles").mkdir()
+    (masks / "scribbles" / "elsewhere.png").touch()
+    with pytest.raises(GigamaskError, match=r"elsewhere.bmp and scribbles/elsewhere.png have the"):
+        open_masks("grabcut", masks, photographs)
+    (masks / "scribbles" / "elsewhere.png").unlink()
     with pytest.raises(GigamaskError, match=r"no file has the name of an image.*GrabCut\.zip"):
         open_masks("grabcut", masks, build(scenes, tmp_path / "other"))
 
