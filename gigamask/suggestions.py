@@ -10,34 +10,33 @@ from collections.abc import Collection
 
 COMMANDS = {
     "segment": ("predict", "inference", "infer", "annotate", "automatic", "amg", "generate-masks"),
-    "evaluate": ("val", "validate", "validation", "eval", "test", "score"),
-    "benchmark": ("bench", "noc", "clicks", "leaderboard", "compare-models"),
+    "evaluate": ("val", "validation", "test", "score"),
+    "benchmark": ("noc", "clicks", "leaderboard", "compare-models"),
     "train": ("fit", "finetune", "fine-tune", "tune", "run", "resume"),
-    "distill": ("distil", "distillation", "student"),
-    "pretrain": ("mae", "pre-train", "pretraining"),
-    "serve": ("viz", "visualize", "gui", "ui", "web", "app", "gradio", "server", "browse", "label"),
-    "synth": ("synthesize", "synthetic", "generate", "simulate", "fake", "toy"),
-    "stats": ("info", "describe", "summary", "statistics", "inspect", "explore", "count"),
+    "distill": ("student",),
+    "pretrain": ("mae",),
+    "serve": ("viz", "visualize", "gui", "ui", "web", "app", "gradio", "browse", "label"),
+    "synth": ("generate", "simulate", "fake", "toy"),
+    "stats": ("info", "describe", "summary", "inspect", "explore", "count"),
     "ask": ("query", "search", "find", "text"),
-    "ground": ("grounding",),
-    "report": ("plot", "plots", "curves", "tensorboard", "logs", "history"),
+    "report": ("plots", "curves", "tensorboard", "logs", "history"),
     "download": ("fetch", "get", "wget", "pull"),
     "convert": ("import", "coco", "prepare", "preprocess"),
     "verify": ("check", "validate-data", "checksum", "lint", "doctor"),
     "repack": ("resize", "shrink", "reshard", "shard"),
     "plan": ("estimate", "budget", "dry-run", "vram", "flops"),
     "follow": ("trace", "debug", "tour", "step"),
-    "ablate": ("sweep", "ablation", "compare", "search-hyperparameters"),
+    "ablate": ("sweep", "compare", "search-hyperparameters"),
     "demo": ("quickstart", "example", "tutorial", "try"),
     "export": ("onnx", "save", "deploy", "to-onnx", "huggingface"),
 }
-"""Commands, each with other names that users try."""
+"""Commands, each with other names that users try, but for those that are found by likeness."""
 
 FLAGS = {
-    "--lr": ("learning-rate", "base-lr", "blr", "lr0", "max-lr", "peak-lr"),
-    "--batch-size": ("batch", "bs", "global-batch-size", "train-batch-size", "total-batch-size"),
+    "--lr": ("learning-rate", "base-lr", "max-lr", "peak-lr"),
+    "--batch-size": ("batch", "bs", "global-batch-size"),
     "--micro-batch-size": (
-        *("micro", "micro-batch", "per-device-batch-size", "per-device-train-batch-size"),
+        *("micro", "per-device-batch-size", "per-device-train-batch-size"),
         *("batch-size-per-gpu", "images-per-gpu", "accumulate", "grad-accum", "accum-iter"),
         *("gradient-accumulation", "gradient-accumulation-steps"),
     ),
@@ -46,11 +45,11 @@ FLAGS = {
         *("max-steps", "num-steps", "total-steps", "train-steps", "updates"),
         *("iterations", "iters", "max-iter", "max-iters", "num-iters", "total-iters"),
     ),
-    "--epochs": ("epoch", "num-epochs", "max-epochs", "n-epochs", "num-train-epochs"),
+    "--epochs": ("num-train-epochs",),
     "--num-workers": ("workers", "loader-workers", "dataloader-num-workers", "loader.num-workers"),
-    "--workers": ("num-workers", "processes", "jobs", "threads", "num-processes", "j", "n-jobs"),
+    "--workers": ("processes", "jobs", "threads", "num-processes", "j", "n-jobs"),
     "--data": (
-        *("dataset", "datasets", "data-dir", "data-path", "data-root", "dataset-path"),
+        *("datasets", "data-dir", "data-path", "data-root", "dataset-path"),
         *("dataset-dir", "train-data", "train-path", "train-dir", "root", "source", "tars"),
     ),
     "--evaluation.data": ("val-data", "val", "val-path", "eval-data", "test-data", "val-dataset"),
@@ -79,26 +78,26 @@ FLAGS = {
     "--ema": ("ema-decay", "model-ema", "model-ema-decay", "use-ema", "weight-average", "swa"),
     "--log-every": ("log-interval", "logging-steps", "log-freq", "print-freq", "log-every-n-steps"),
     "--optimizer": ("opt", "optim"),
-    "--schedule": ("scheduler", "lr-scheduler", "lr-schedule", "sched", "lr-scheduler-type"),
+    "--schedule": ("lr-scheduler-type",),
     "--schedule.warmup-steps": ("warmup", "warmup-steps", "warmup-iters", "num-warmup-steps"),
     "--optimizer.grad-clip": (
-        *("grad-clip", "clip-grad", "max-grad-norm", "gradient-clip-val", "clip-grad-norm"),
+        *("clip-grad", "max-grad-norm", "gradient-clip-val", "clip-grad-norm"),
         *("gradient-clipping", "max-norm"),
     ),
     "--activation-checkpointing": (
         *("gradient-checkpointing", "grad-checkpointing", "recompute", "use-checkpoint"),
     ),
     "--parallel": ("strategy", "distributed", "fsdp", "ddp", "zero-stage"),
-    "--model.image-size": ("imgsz", "img-size", "image-size", "input-size", "resolution"),
+    "--model.image-size": ("imgsz", "img-size", "input-size", "resolution"),
     "--loader.augment": ("augmentation", "augmentations", "aug", "transform", "transforms"),
     "--loader.max-masks": ("masks-per-image", "num-masks", "max-num-masks"),
-    "--prompts": ("prompt", "prompt-schedule", "prompt-sampler", "policy"),
-    "--prompts.clicks": ("clicks", "num-clicks", "rounds", "num-points-per-mask"),
-    "--loss": ("losses", "criterion", "loss-fn", "objective"),
+    "--prompts": ("prompt-schedule", "prompt-sampler", "policy"),
+    "--prompts.clicks": ("num-clicks", "rounds", "num-points-per-mask"),
+    "--loss": ("criterion", "objective"),
     "--mining": ("hard-mining", "hard-example-mining", "ohem"),
     "--wandb": ("wandb-project", "use-wandb", "report-to"),
     "--evaluation.best-by": ("metric-for-best-model", "best-metric", "monitor"),
-    "--config": ("cfg", "config-file", "yaml", "conf"),
+    "--config": ("cfg", "config-file", "yaml"),
     "--points-per-side": ("points", "grid-points", "grid"),
     "--paths": ("data", "dataset", "data-dir", "input", "input-dir", "images", "tars"),
     "--images": ("image", "input", "input-dir", "source", "data", "pictures"),
@@ -110,8 +109,8 @@ FLAGS = {
         *("resume", "resume-from", "resume-from-checkpoint", "auto-resume", "continue"),
     ),
 }
-"""Flags, each with other names that users try. The first match that the command has is suggested;
-keys without dashes are advice and come last."""
+"""Flags, each with other names that users try, but for those that are found by likeness. The first
+match that the command has is suggested; keys without dashes are advice and come last."""
 
 
 def suggest_command(word: str, commands: Collection[str]) -> str | None:
