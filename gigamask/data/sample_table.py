@@ -21,9 +21,10 @@ and the columns of the user's own table (`data.attributes`). For training withou
 all images, with the columns of the first line and the last only.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Float64, Int, Int32, Int64
@@ -114,14 +115,10 @@ def open_sample_table(
     else:
         locations = _passing_rows(index, filters) if with_masks else np.arange(len(index))
     count = len(locations) if kind == "image" else int(locations[-1])
-    columns = _Columns(
-        index,
-        filters,
-        kind,
-        locations,
-        attributes or {},
-        COLUMNS if with_masks else (*IMAGE_COLUMNS, *DEFAULT_COLUMNS),
-    )
+    attributes = attributes or {}
+    builtin = COLUMNS if with_masks else (*IMAGE_COLUMNS, *DEFAULT_COLUMNS)
+    names = tuple(dict.fromkeys((*builtin, *attributes)))
+    columns = _Columns(names, index, filters, kind, locations, attributes)
     return IndexSamples(kind, SampleTable(count, columns, seed, len(index.shard_paths)), locations)
 
 
@@ -166,44 +163,59 @@ class _Block(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class _Columns(Mapping[str, np.ndarray]):
-    """The items' columns by name; an unknown name raises GigamaskError."""
+class LazyColumns(Mapping[str, np.ndarray], ABC):
+    """The items' columns, each computed on first use; an unknown name raises GigamaskError."""
 
+    more: ClassVar[str] = ""
+    """advice to add a column, for the error"""
+    names: tuple[str, ...]
+    computed: dict[str, np.ndarray] = field(default_factory=dict, init=False)
+
+    @abstractmethod
+    def compute(self, name: str) -> None:
+        """Compute a column, and perhaps others."""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self.names:
+            raise GigamaskError(
+                f"the items have no column {name!r}; choose one of {', '.join(self)}{self.more}"
+            )
+        if name not in self.computed:
+            self.compute(name)
+        return self.computed[name]
+
+
+@dataclass(frozen=True, eq=False)
+class _Columns(LazyColumns):
+    """Columns of the items of an index."""
+
+    more: ClassVar[str] = ", or add it to the table of attributes"
     index: Index
     filters: MaskFilters
     kind: Kind
     locations: Int64[np.ndarray, "p"]
     attributes: Mapping[str, np.ndarray]
-    builtin: tuple[str, ...]
-    computed: dict[str, np.ndarray] = field(default_factory=dict)
 
-    def __iter__(self) -> Iterator[str]:
-        yield from self.builtin
-        yield from (name for name in self.attributes if name not in self.builtin)
-
-    def __len__(self) -> int:
-        return len({*self.builtin, *self.attributes})
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.builtin or name in self.attributes
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        if name not in self:
-            raise GigamaskError(
-                f"the items have no column {name!r}; choose one of {', '.join(self)}, "
-                "or add it to the table of attributes"
+    def compute(self, name: str) -> None:
+        """Compute a column, and those that difficulty follows from."""
+        if name in MASK_COLUMNS:
+            self._compute(name)
+        elif name == "difficulty":
+            self._compute("area_fraction", "stability", "predicted_iou")
+            self.computed[name] = difficulty(
+                self["area_fraction"], self["stability"], self["predicted_iou"], self["masks"]
             )
-        if name not in self.computed:
-            if name in MASK_COLUMNS:
-                self._compute(name)
-            elif name == "difficulty":
-                self._compute("area_fraction", "stability", "predicted_iou")
-                self.computed[name] = difficulty(
-                    self["area_fraction"], self["stability"], self["predicted_iou"], self["masks"]
-                )
-            else:
-                self.computed[name] = self._image_values(name)
-        return self.computed[name]
+        else:
+            self.computed[name] = self._image_values(name)
 
     def _image_values(self, name: str) -> np.ndarray:
         """Return the value of each item's image."""

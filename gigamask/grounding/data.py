@@ -4,7 +4,7 @@ import posixpath
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -15,9 +15,9 @@ from torch.nn.utils.rnn import pad_sequence
 from gigamask.data import storage
 from gigamask.data.index import Index
 from gigamask.data.queries import Query, locate
-from gigamask.data.sample_table import granularity
+from gigamask.data.sample_table import LazyColumns, granularity
 from gigamask.data.shards import ShardReader
-from gigamask.errors import CorruptSampleError, GigamaskError
+from gigamask.errors import CorruptSampleError
 from gigamask.grounding.mask_features import MaskFeatureExtractor
 from gigamask.grounding.text_features import TextFeatures
 from gigamask.grounding.vocabulary import STOP_WORDS, words
@@ -152,26 +152,25 @@ def open_queries(index: Index, queries: Sequence[Query], seed: int = 0) -> Query
     def text_column(function: Callable[[str], int]) -> Int[np.ndarray, "n"]:
         return np.array([function(query.text) for query in queries], np.int32)
 
-    columns = _Columns(
-        {
-            "tar": lambda _: index.images["shard"][rows],
-            "masks": lambda _: index.images["masks"][rows],
-            "area_fraction": lambda _: _target_area_fractions(index, queries, rows),
-            "granularity": lambda known: np.where(
-                has_target,
-                granularity(known["area_fraction"]),
-                np.int32(GRANULARITIES.index("absent")),
-            ),
-            "length": lambda _: text_column(lambda text: len(words(text))),
-            "relations": lambda _: text_column(count_relations),
-            "complexity": lambda _: text_column(complexity),
-            "domain": lambda _: _sorted_ids(domains),
-            "kind": lambda _: _sorted_ids(kinds),
-            "difficulty": lambda known: difficulty(
-                known["area_fraction"], known["length"], known["masks"], known["relations"]
-            ),
-        }
-    )
+    functions: dict[str, Callable[[Mapping[str, np.ndarray]], np.ndarray]] = {
+        "tar": lambda _: index.images["shard"][rows],
+        "masks": lambda _: index.images["masks"][rows],
+        "area_fraction": lambda _: _target_area_fractions(index, queries, rows),
+        "granularity": lambda known: np.where(
+            has_target,
+            granularity(known["area_fraction"]),
+            np.int32(GRANULARITIES.index("absent")),
+        ),
+        "length": lambda _: text_column(lambda text: len(words(text))),
+        "relations": lambda _: text_column(count_relations),
+        "complexity": lambda _: text_column(complexity),
+        "domain": lambda _: _sorted_ids(domains),
+        "kind": lambda _: _sorted_ids(kinds),
+        "difficulty": lambda known: difficulty(
+            known["area_fraction"], known["length"], known["masks"], known["relations"]
+        ),
+    }
+    columns = _Columns(tuple(functions), functions)
     items = SampleTable(len(queries), columns, seed, len(index.shard_paths))
     return QueryDataset(
         queries, rows, items, tuple(sorted(set(kinds))), tuple(sorted(set(domains)))
@@ -179,29 +178,14 @@ def open_queries(index: Index, queries: Sequence[Query], seed: int = 0) -> Query
 
 
 @dataclass(frozen=True, eq=False)
-class _Columns(Mapping[str, np.ndarray]):
-    """Columns by name, each computed on first use."""
+class _Columns(LazyColumns):
+    """Columns of queries, each computed from the others."""
 
     functions: dict[str, Callable[[Mapping[str, np.ndarray]], np.ndarray]]
-    computed: dict[str, np.ndarray] = field(default_factory=dict)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.functions)
-
-    def __len__(self) -> int:
-        return len(self.functions)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.functions
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        if name not in self.functions:
-            raise GigamaskError(
-                f"queries have no column {name!r}; the columns are {', '.join(self.functions)}"
-            )
-        if name not in self.computed:
-            self.computed[name] = self.functions[name](self)
-        return self.computed[name]
+    def compute(self, name: str) -> None:
+        """Compute a column."""
+        self.computed[name] = self.functions[name](self)
 
 
 def _target_area_fractions(
