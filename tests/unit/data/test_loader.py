@@ -519,8 +519,3 @@ def test_changed_image_is_detected_by_its_size(unlabelled, jpg):
     source = SampleSource(str(unlabelled.folder), PLAIN, CHANCE)
     with pytest.raises(CorruptSampleError, match=r"a.tar:x_0.*JPEG.*9 x 8.*40 x 60"):
         source.sample(SampleRef(0, 0, 0), RawSample("a.tar:x_0", jpg(9, 8), None))
-
-
-def test_a_mask_store_without_masks_is_refused():
-    with pytest.raises(GigamaskError, match=r"mask store"):
-        replace(PLAIN, mask_store="store")
