@@ -1,10 +1,8 @@
 """Simulated clicks on the target grid: one pixel of each mask, and its label.
 
-Random numbers are arguments. Only `squared_edt` synchronizes with the device, since shapes never
-depend on the content of a mask.
+Random numbers are arguments. Nothing synchronizes with the device: no shape depends on the content
+of a mask.
 """
-
-import math
 
 import numpy as np
 import torch
@@ -14,6 +12,9 @@ from torch.nn import functional
 
 from gigamask.masks import boundary
 from gigamask.types import Targets
+
+MAX_SUMS = 2**24
+"""Sums of two squared distances that are in memory at a time, 64 MB."""
 
 
 def uniform_click(
@@ -169,7 +170,7 @@ def squared_edt(region: Bool[Tensor, "M H W"]) -> Float32[Tensor, "M H W"]:
     OpenCV computes it. The fake tensors of a memory plan, which are CPU tensors also when planning
     for a GPU, take the GPU's way.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() and region.device.type == "cpu":
         return _squared_edt_op(region)
     if type(region) is Tensor and region.device.type == "cpu":
         return torch.from_numpy(_squared_edt_opencv(region.numpy()))
@@ -178,7 +179,7 @@ def squared_edt(region: Bool[Tensor, "M H W"]) -> Float32[Tensor, "M H W"]:
 
 @torch.library.custom_op("gigamask::squared_edt", mutates_args=())
 def _squared_edt_op(region: Tensor) -> Tensor:
-    """Return `squared_edt` as one operator, since a compiler cannot trace what it reads."""
+    """Return `squared_edt` as one operator, since a compiler cannot trace OpenCV."""
     return squared_edt(region)
 
 
@@ -200,24 +201,26 @@ def _squared_edt_opencv(region: Bool[np.ndarray, "M H W"]) -> Float32[np.ndarray
 
 
 def _squared_edt_torch(region: Bool[Tensor, "M H W"]) -> Float32[Tensor, "M H W"]:
-    """Return the squared distances by operations on the whole batch.
+    """Return the squared distances by operations on many masks, without reading a value.
 
     A pass over columns finds the nearest outside pixel above and below; a pass over rows takes the
-    minimum of `d(x')^2 + (x - x')^2` over all x' (Saito and Toriwaki 1994), shift by shift up to
-    the largest column distance.
+    minimum of `d(x')^2 + (x - x')^2` over all x' that are not farther away than the border of the
+    grid can be (Saito and Toriwaki 1994).
     """
-    height, width = region.shape[1:]
-    inside = functional.pad(region, (1, 1, 1, 1))
+    masks, height, width = region.shape
+    if not region.numel():
+        return torch.zeros_like(region, dtype=torch.float32)
+    inside = functional.pad(region, (0, 0, 1, 1))
     row = torch.arange(height + 2, device=region.device)[:, None]
     above = torch.where(inside, -1, row).cummax(1).values
     below = torch.where(inside, height + 2, row).flip(1).cummin(1).values.flip(1)
     down = torch.minimum(row - above, below - row)[:, 1:-1].float().square()
-    least = down.clone()
-    farthest = math.isqrt(int(down.max())) if down.numel() else 0
-    for shift in range(1, min(width, farthest) + 1):
-        least[:, :, shift:] = torch.minimum(least[:, :, shift:], down[:, :, :-shift] + shift**2)
-        least[:, :, :-shift] = torch.minimum(least[:, :, :-shift], down[:, :, shift:] + shift**2)
-    return least[:, :, 1:-1]
+    reach = (min(height, width) + 1) // 2
+    shift = torch.arange(-reach, reach + 1, dtype=torch.float32, device=region.device).square()
+    around = functional.pad(down, (reach, reach)).unfold(2, 2 * reach + 1, 1)
+    # A compiler does not store the sums.
+    together = masks if torch.compiler.is_compiling() else max(1, MAX_SUMS // around[0].numel())
+    return torch.cat([(part + shift).amin(3) for part in around.split(together)])
 
 
 def cell_to_input(xy: Int64[Tensor, "M *n 2"], targets: Targets) -> Float32[Tensor, "M *n 2"]:
