@@ -63,33 +63,29 @@ def sample_per_image(
         matrices: Matrices of R windows, from `sampling_matrices`.
     """
     rows, columns = matrices
-    channels, height, width = maps.shape[1:]
-    if torch.compiler.is_compiling() and len(maps) > 1:
-        # No shape may depend on the number of windows of an image: each gets a copy of its image.
-        images = torch.arange(len(maps), device=image_index.device)
-        is_of_image = (image_index[:, None] == images).to(maps.dtype)
-        flat = (is_of_image @ maps.transpose(1, 2).flatten(1)).unflatten(1, (height, -1))
-        sampled = (rows @ flat).unflatten(2, (channels, width))
+    images, (channels, height, width) = len(maps), maps.shape[1:]
+    flat = maps.transpose(1, 2).reshape(images, height, channels * width)
+    samples = rows.shape[1]
+    if images == 1:
+        sampled = rows.reshape(-1, height) @ flat[0]
+    elif _is_readable(image_index):
+        counts = torch.bincount(image_index, minlength=images).tolist()
+        parts = zip(rows.split(counts), flat, strict=True)
+        sampled = torch.cat([part.reshape(-1, height) @ image for part, image in parts])
     else:
-        # A trace to ONNX would fix the sizes of a split, but not those of all rows.
-        counts = _count_per_image(image_index, len(maps))
-        row_parts = rows.split(counts) if len(maps) > 1 else (rows,)
-        parts = []
-        for image, row_part in zip(maps, row_parts, strict=True):
-            # One product for all windows of an image, without a copy of it for each of them.
-            flat = image.transpose(0, 1).reshape(height, -1)
-            parts.append((row_part.reshape(-1, height) @ flat).unflatten(0, (-1, rows.shape[1])))
-        sampled = torch.cat(parts).unflatten(2, (channels, width))
-    sampled = sampled.flatten(1, 2) @ columns.transpose(1, 2)
-    return sampled.unflatten(1, (-1, channels)).transpose(1, 2)
+        # A GPU would wait for the counts: each row is 0 for the other images.
+        image = torch.arange(images, device=image_index.device)
+        is_of_image = (image_index[:, None] == image).to(rows.dtype)
+        spread = rows[:, :, None] * is_of_image[:, None, :, None]
+        sampled = spread.reshape(-1, images * height) @ flat.flatten(0, 1)
+    sampled = sampled.view(-1, samples * channels, width) @ columns.transpose(1, 2)
+    return sampled.unflatten(1, (samples, channels)).transpose(1, 2)
 
 
-def _count_per_image(image_index: Int64[Tensor, "R"], images: int) -> list[int]:
-    """Return the number of windows of each image; equally many for fake tensors of `plan`."""
-    count = len(image_index)
-    if images > 1 and type(image_index) is Tensor:
-        return torch.bincount(image_index, minlength=images).tolist()
-    return [count * (i + 1) // images - count * i // images for i in range(images)]
+def _is_readable(tensor: Tensor) -> bool:
+    """Return whether values can be read without waiting: not on a GPU, of fakes, in a compiler."""
+    is_real = type(tensor) is Tensor and not torch.compiler.is_compiling()
+    return is_real and tensor.device.type == "cpu"
 
 
 def sample_per_window(maps: Float[Tensor, "R h w"], matrices: Matrices) -> Float[Tensor, "R n n"]:

@@ -79,12 +79,17 @@ def test_row_sums_are_the_part_inside():
     assert half[0].sum(1).tolist() == pytest.approx([0.25, 1])
 
 
+class Unread(torch.Tensor):
+    """As on a GPU, where nothing may be read."""
+
+
+@pytest.mark.parametrize("kind", [torch.Tensor, Unread])
 @pytest.mark.parametrize(
     "image_index", [[0, 0, 2, 2, 2], [1, 1, 1, 1, 1], [0, 1, 2, 3, 3], [3, 3, 3, 3, 3]]
 )
-def test_several_images_are_sampled_as_each_alone(image_index):
+def test_several_images_are_sampled_as_each_alone(image_index, kind):
     """Also those without any window."""
-    maps, index = normal(4, 3, 6, 5), torch.tensor(image_index)
+    maps, index = normal(4, 3, 6, 5), torch.tensor(image_index).as_subclass(kind)
     matrices = sampling_matrices(5 * normal(5, 4).cumsum(1).abs() + torch.arange(4), (6, 5), 3)
     found = sample_per_image(maps, index, matrices)
     assert found.shape == (5, 3, 3, 3)
@@ -102,10 +107,14 @@ def test_no_window_at_all(images):
     assert sample_per_image(torch.zeros(images, 2, 6, 5), none, matrices).shape == (0, 2, 3, 3)
 
 
-def test_gradients_are_those_of_a_linear_map():
+@pytest.mark.parametrize("kind", [torch.Tensor, Unread])
+def test_gradients_are_those_of_a_linear_map(kind):
     """The gradient of a product with `weights`, times a change, is what the change changes."""
     matrices = sampling_matrices(windows((-1.0, 0.5, 3.0, 4.0), (1, 1, 2, 2)), (4, 5), 2)
-    index, edges = torch.tensor([0, 2]), windows((1.2, -2.0, 6.1, 5.0), (0, 0, 8, 8))
+    index, edges = (
+        torch.tensor([0, 2]).as_subclass(kind),
+        windows((1.2, -2.0, 6.1, 5.0), (0, 0, 8, 8)),
+    )
     for function, shape in (
         (lambda maps: sample_per_image(maps, index, matrices), (3, 2, 4, 5)),
         (lambda maps: sample_per_window(maps, matrices), (2, 4, 5)),
