@@ -102,7 +102,7 @@ class PixelConfig:
                 raise PixelFormatError(
                     f"{name}: has {stored.dtype} pixels, for which no window is stated; give "
                     "--window LO HI (Sam.set_window), the values that become 0 and 255, or "
-                    "--percentiles 0.5 99.5"
+                    "--percentiles 0.5 99.5; or images in uint8"
                 )
             low, high = (
                 np.reshape(self.window, (-1, 2)).T.astype(np.float64)
@@ -124,9 +124,12 @@ class PixelConfig:
         """
         count = stored.shape[2]
         if count != self.channels and (count, self.channels) != (1, 3):
+            act = f"or train a model with --in-channels {count}"
+            if stored.shape[0] == self.channels:
+                act = "with the channels last: image.transpose(1, 2, 0)"
             raise PixelFormatError(
                 f"{name}: has {count} channels, but the model reads {self.channels}; give images "
-                f"of {self.channels}, or train a model with --in-channels {count}"
+                f"of {self.channels}, {act}"
             )
 
     def from_array(self, image: np.ndarray, name: str) -> UInt8[np.ndarray, "H W C"]:

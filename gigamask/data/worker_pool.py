@@ -69,7 +69,10 @@ class Part:
         content = {"total": total, "results": msgspec.to_builtins(results, str_keys=True)}
         # Unlike msgspec's, this encoder keeps numbers that are not finite, and names that are not
         # valid text.
-        files.write_text(self.folder / f"part-{self.number}.json", json.dumps(content))
+        path = self.folder / f"part-{self.number}.json"
+        files.write_text(path, json.dumps(content))
+        join = f"--part join/{self.count}@{self.folder}"
+        print(f"part {self.number} of {self.count} is done, in {path}; join all parts with {join}")
         raise SystemExit(0)
 
     def join(self, total: int, kind: Any) -> list[Any]:

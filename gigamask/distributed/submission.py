@@ -187,7 +187,7 @@ def make_folder(options: SubmitOptions, name: str) -> Path:
     stamp = time.strftime("%Y%m%d-%H%M%S")
     folder = f"{name.replace(' ', '-')}-{stamp}-{secrets.token_hex(2)}"
     path = Path(options.submit_folder).absolute() / folder
-    if re.search(r"[\s%\\@]", str(path)):
+    if options.submit == "slurm" and re.search(r"[\s%\\@]", str(path)):
         raise GigamaskError(
             f"--submit-folder {path}: Slurm cannot write logs to a path with blanks, %, @ or "
             "backslashes; give another one"

@@ -247,7 +247,7 @@ class SamPredictor:
         if point_labels is not None:
             labels = torch.as_tensor(np.asarray(point_labels))[None]
         if box is not None:
-            boxes = torch.as_tensor(self.transform.apply_boxes(np.asarray(box), size)).float()
+            boxes = torch.as_tensor(self.transform.apply_boxes(_one_box(box), size)).float()
         if mask_input is not None:
             mask_logits = torch.as_tensor(np.asarray(mask_input))[None].float()
         masks, iou, low = self.predict_torch(
@@ -322,6 +322,28 @@ class SamPredictor:
                 return decoder.embed_whole()
         assert self.features is not None
         return self.features
+
+
+def _one_box(box: np.ndarray) -> np.ndarray:
+    """Return a box as an array; raise `GigamaskError` unless it is one, with its corners in order.
+
+    Args:
+        box: The box of a prompt.
+    """
+    corners = np.asarray(box)
+    if corners.shape not in ((4,), (1, 4)):
+        shape = " x ".join(map(str, corners.shape))
+        raise GigamaskError(
+            f"box must be one box of 4 numbers, x0 y0 x1 y1 (got {shape}); predict_torch takes "
+            "several as `boxes`"
+        )
+    x0, y0, x1, y1 = corners.ravel().tolist()
+    if x1 < x0 or y1 < y0:
+        raise GigamaskError(
+            f"box must be x0 y0 x1 y1 with x0 <= x1 and y0 <= y1 (got {x0:g} {y0:g} {x1:g} {y1:g}"
+            "); of x, y, width and height, pass x, y, x + width - 1, y + height - 1"
+        )
+    return corners
 
 
 def _check_is_set(predictor: SamPredictor) -> None:

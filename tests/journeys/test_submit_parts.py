@@ -83,7 +83,7 @@ def run_in(folder: str, words: list[str]) -> tuple[dict, dict[str, bytes]]:
             for path in sorted(Path("out").rglob("*"))
             if path.is_file() and path.parent.name != "repack"  # times of the new tars
         }
-        assert not list(Path("submitted").glob("*"))
+        assert not list(Path().glob("sub*/*"))
         return json.loads(Path("result.json").read_bytes()), files
     finally:
         os.chdir(before)
@@ -99,7 +99,8 @@ def test_the_parts_give_the_result_of_one_process(name, inputs):
         store = f"--out {inputs}/store --mask-size 32 --image-size 64".split()
         assert main(["masks", str(inputs / "index"), *store]) == 0
     plain = run_in("plain", words)
-    joined = run_in("joined", [*words, "--submit", "local", "--submit-jobs", "3"])
+    local = ["--submit", "local", "--submit-jobs", "3", "--submit-folder", "sub mitted"]
+    joined = run_in("joined", [*words, *local])
     if name == "evaluate":  # two evaluations differ by rounding; the next test is exact
         for key in ("clicks", "oracle", "box", "boundary_iou", "boundary_f"):
             assert joined[0].pop(key) == pytest.approx(plain[0].pop(key), abs=5e-3), key
@@ -114,7 +115,7 @@ def test_the_parts_give_the_result_of_one_process(name, inputs):
     assert name in ("verify", "masks --verify", "evaluate") or plain[1]
 
 
-def test_joined_scores_are_exact(inputs, tmp_path, monkeypatch):
+def test_joined_scores_are_exact(inputs, tmp_path, monkeypatch, capfd):
     """With scores that depend on the image and the mask alone, one of them not finite."""
 
     def score(model, image, row, mask_indices, protocol):
@@ -136,6 +137,8 @@ def test_joined_scores_are_exact(inputs, tmp_path, monkeypatch):
         with pytest.raises(SystemExit) as ended:
             main([*words, "--part", f"{number}/3@{tmp_path}"])
         assert ended.value.code == 0
+        part = f"part {number} of 3 is done, in {tmp_path}/part-{number}.json; join all parts with "
+        assert f"{part}--part join/3@{tmp_path}\n" in capfd.readouterr().out
     joined = run_in("joined", [*words, "--part", f"join/3@{tmp_path}"])
     assert json.dumps(joined) == json.dumps(plain)
 

@@ -198,8 +198,10 @@ POINT, LABEL = np.array([[1, 2]]), np.array([1])
                 "point_labels": LABEL,
                 "box": np.array([[1, 2, 3, 4], [1, 2, 3, 4]]),
             },
-            r"points, boxes and masks.*1 and 2",
+            r"box .*2 x 4.*predict_torch",
         ),
+        ({"box": np.array([1, 2, 3])}, r"box .*\(got 3\)"),
+        ({"box": np.array([9, 2, 3, 4])}, r"box .*got 9 2 3 4.*width"),
     ],
 )
 def test_invalid_input_is_a_one_line_error(model, pictures, words, message):
@@ -214,6 +216,8 @@ def test_boxes_have_four_numbers(model, pictures):
     predictor.set_image(pictures[0])
     with pytest.raises(GigamaskError, match=r"boxes.*1 x 3"):
         predictor.predict_torch(None, None, torch.ones(1, 3))
+    with pytest.raises(GigamaskError, match=r"points, boxes and masks.*1 and 2"):
+        predictor.predict_torch(torch.ones(1, 1, 2), torch.ones(1, 1), torch.ones(2, 4))
 
 
 EMPTY = inspect.Parameter.empty
@@ -280,6 +284,8 @@ def test_images_that_are_none_are_one_line(model, pictures):
         predictor.set_images([pictures[0], pictures[0][0, :, 0]])
     with pytest.raises(GigamaskError, match=r"image 1.* 2 channels"):
         predictor.set_images([pictures[0], pictures[0][..., :2]])
+    with pytest.raises(GigamaskError, match=r"image 0.* 90 channels.*transpose"):
+        predictor.set_image(pictures[0].transpose(2, 0, 1))
     with pytest.raises(GigamaskError, match=r"image 0.*float32.*set_window"):
         predictor.set_image(pictures[0].astype(np.float32))
     with pytest.raises(GigamaskError, match=r"no image"):
