@@ -2,13 +2,13 @@
 
 Weights, gradients and optimizer state are counted on models on the meta device. Activations come
 from a dry run of the real step with fake tensors: transformers' own model with peft's adapters,
-the head, and the frozen image encoder without gradients. A 4-bit matrix is dequantized for each
-matrix product, forward and backward, and the copy is not kept.
+the grounding model, and the frozen image encoder without gradients. A 4-bit matrix is dequantized
+for each matrix product, forward and backward, and the copy is not kept.
 """
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gigamask.distributed.precision import HALF_DTYPES
-from gigamask.errors import GigamaskError
 from gigamask.grounding import text_models
+from gigamask.grounding.model import GroundingModel
 from gigamask.grounding.text_encoders import HuggingFace, require
-from gigamask.models.configs import SamConfig, vit_h
+from gigamask.models.configs import GroundingModelConfig, SamConfig, vit_h
 from gigamask.models.init import build_model
 from gigamask.profiling.dry_run import Device, fake_tensors, to_fake
 from gigamask.profiling.gpus import GPUS
@@ -38,54 +38,13 @@ LLAMA_2_7B = {
     "max_position_embeddings": 4096,
 }
 """Shapes of Llama 2 7B, from the config.json of meta-llama/Llama-2-7b-hf."""
-EMBEDDING_DIM = 256
-HEAD_CHANNELS = 64
-
-
-@dataclass(frozen=True)
-class HeadShape:
-    """Shape of the cross-modal head: width and number of transformer decoder blocks."""
-
-    dim: int = 256
-    layers: int = 2
-
-    def build(self, text_dim: int) -> "CrossModalHead":
-        """Build the head on the meta device, for text features of `text_dim` channels."""
-        with torch.device("meta"):
-            return CrossModalHead(text_dim, self)
-
-
-class CrossModalHead(nn.Module):
-    """Score every mask for every token; masks attend to each other and to the tokens."""
-
-    def __init__(self, text_dim: int, shape: HeadShape) -> None:
-        super().__init__()
-        self.masks = nn.Linear(EMBEDDING_DIM, shape.dim)
-        self.words = nn.Linear(text_dim, shape.dim)
-        heads, width = max(1, shape.dim // HEAD_CHANNELS), 4 * shape.dim
-        self.blocks = nn.ModuleList(
-            nn.TransformerDecoderLayer(shape.dim, heads, width, dropout=0.0, batch_first=True)
-            for _ in range(shape.layers)
-        )
-
-    def forward(self, masks: Tensor, words: Tensor) -> Tensor:
-        """Return the score of every mask for every word, `[B, M, T]`.
-
-        Args:
-            masks: `[B, M, 256]` embeddings of masks.
-            words: `[B, T, C]` embeddings of words.
-        """
-        masks, words = self.masks(masks), self.words(words)
-        for block in self.blocks:
-            masks = block(masks, words)
-        return torch.einsum("bmd,btd->bmt", masks, words)
 
 
 @dataclass(frozen=True)
 class GroundingSetup:
-    """Grounding training of a head and the text model's adapters, with `queries` texts per image.
+    """Grounding training with a text model's adapters, with `queries` texts per image.
 
-    With `vision=None`, image embeddings are read from disk.
+    With `vision=None`, image embeddings are read from disk. `model.text_dim` is the text model's.
     """
 
     text: HuggingFace = field(
@@ -97,7 +56,7 @@ class GroundingSetup:
     images: int = 1
     queries: int = 1
     masks: int = 16
-    head: HeadShape = field(default_factory=HeadShape)
+    model: GroundingModelConfig = field(default_factory=GroundingModelConfig)
     optimizer: AdamW = field(default_factory=AdamW)
 
     def check(self) -> None:
@@ -109,11 +68,6 @@ class GroundingSetup:
             queries=self.queries,
             masks=self.masks,
         )
-        if self.head.dim < HEAD_CHANNELS or self.head.dim % HEAD_CHANNELS or self.head.layers < 0:
-            raise GigamaskError(
-                f"--head-dim must be a multiple of {HEAD_CHANNELS} and --head-layers at least 0, "
-                f"got {self.head.dim} and {self.head.layers}"
-            )
 
 
 def plan(setup: GroundingSetup, spare_gib: float = 1.5) -> dict[str, Any]:
@@ -132,8 +86,9 @@ def plan(setup: GroundingSetup, spare_gib: float = 1.5) -> dict[str, Any]:
     base = text_model(text)
     parameters = sum(each.numel() for each in base.parameters())
     prepare(base, text)
-    head = setup.head.build(base.config.hidden_size)
-    adapters, head_parameters = trained(base), trained(head)
+    with torch.device("meta"):
+        model = GroundingModel(replace(setup.model, text_dim=base.config.hidden_size))
+    adapters, model_parameters = trained(base), trained(model)
     half = HALF_DTYPES.get(text.precision, torch.float32)
     image_bytes, image_peak = dry_run_images(vision, half, setup.images) if vision else (0, 0)
     side = vision.image_size if vision else 1024
@@ -142,7 +97,7 @@ def plan(setup: GroundingSetup, spare_gib: float = 1.5) -> dict[str, Any]:
         "language model": model_bytes(base),
         "gradients": sum(each.nbytes for each in adapters),
         "optimizer": optimizer_bytes(optimizer, adapters),
-        "cross-modal head": 2 * model_bytes(head) + optimizer_bytes(optimizer, head_parameters),
+        "grounding model": 2 * model_bytes(model) + optimizer_bytes(optimizer, model_parameters),
         "masks": 2 * setup.images * setup.masks * side**2,
     }
     counts = {
@@ -151,7 +106,7 @@ def plan(setup: GroundingSetup, spare_gib: float = 1.5) -> dict[str, Any]:
         "tokens": text.max_tokens,
         "masks": setup.masks,
     }
-    text_peak = dry_run_texts(base, head, counts)
+    text_peak = dry_run_texts(base, model, counts)
     held["activations"] = max(image_peak, text_peak)
     total = sum(held.values())
     return {
@@ -163,11 +118,11 @@ def plan(setup: GroundingSetup, spare_gib: float = 1.5) -> dict[str, Any]:
             "vision encoder": parameters_of(vision),
             "language model": parameters,
             "adapters": sum(each.numel() for each in adapters),
-            "cross-modal head": sum(each.numel() for each in head_parameters),
+            "grounding model": sum(each.numel() for each in model_parameters),
         },
         "bytes": held,
         "total_bytes": total,
-        "peak_bytes": {"images": image_peak, "texts and head": text_peak},
+        "peak_bytes": {"images": image_peak, "texts": text_peak},
         "spare_gib": spare_gib,
         "gpus": {
             gpu.name: fit(text.precision, gpu.tflops, total, (gpu.gib - spare_gib) * GIB)
@@ -349,15 +304,15 @@ def dry_run_images(
 
 
 def dry_run_texts(
-    base: Any, head: CrossModalHead, counts: Mapping[str, int], device: Device = "cuda"
+    base: Any, model: GroundingModel, counts: Mapping[str, int], device: Device = "cuda"
 ) -> int:
-    """Return the peak of a step of text model and head, above their weights and gradients.
+    """Return the peak of a step of both models, above their weights and gradients.
 
     Texts are treated as padded, since a fake attention mask has no values that show otherwise.
 
     Args:
         base: The prepared text model, on the meta device.
-        head: The head, on the meta device.
+        model: The grounding model, on the meta device.
         counts: `images`, `queries` per image, `tokens` per text and `masks` per image.
         device: The device to plan for.
 
@@ -366,15 +321,16 @@ def dry_run_texts(
     """
     texts = counts["images"] * counts["queries"]
     with fake_tensors(device) as tracker:
-        for model in (base, head):
-            to_fake(model, device)
-            for parameter in trained(model):
+        for part in (base, model):
+            to_fake(part, device)
+            for parameter in trained(part):
                 parameter.grad = torch.zeros_like(parameter)
         before, _ = tracker.current, tracker.take_peak()
         ids = torch.zeros(texts, counts["tokens"], dtype=torch.int64)
-        pooled = torch.zeros(texts, counts["masks"], EMBEDDING_DIM)
+        features = torch.zeros(texts, counts["masks"], sum(model.config.parts))
+        valid = torch.ones(features.shape[:2], dtype=torch.bool)
         with torch.set_grad_enabled(bool(trained(base))):
             out = base(input_ids=ids, attention_mask=torch.ones_like(ids))
             words = out.last_hidden_state.float()
-        head(pooled, words).sum().backward()
+        model(features, valid, words, ids == 0).sum().backward()
         return tracker.take_peak() - before

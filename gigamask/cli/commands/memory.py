@@ -108,7 +108,7 @@ class GroundingMemory:
     four_bit: bool = True
     """store the language model's linear layers in 4 bits"""
     precision: Literal["bf16", "fp16", "fp32"] = "bf16"
-    """number format of the encoders; the head and the adapters are float32"""
+    """number format of the encoders; the grounding model and the adapters are float32"""
     recompute: bool = True
     """recompute the language model's blocks in the backward pass (activation checkpointing)"""
     optimizer: Literal["adamw", "adamw8bit"] = "adamw"
@@ -121,10 +121,10 @@ class GroundingMemory:
     """tokens per text"""
     masks: int = 16
     """masks per image, in float16 at the encoder's image size"""
-    head_dim: int = 256
-    """width of the cross-modal head"""
-    head_layers: int = 2
-    """number of blocks of the cross-modal head"""
+    dim: int = 128
+    """width of the grounding model, as --model.dim of 'gigamask ground train'"""
+    layers: int = 3
+    """layers of the grounding model, as --model.layers of 'gigamask ground train'"""
     spare_gib: float = 1.5
     """GiB of a GPU to keep free, as in 'gigamask plan'"""
     json: str | None = None
@@ -151,7 +151,7 @@ class GroundingMemory:
             self.images,
             self.queries,
             self.masks,
-            memory.HeadShape(self.head_dim, self.head_layers),
+            configs.GroundingModelConfig(dim=self.dim, layers=self.layers),
             AdamW() if self.optimizer == "adamw" else AdamW8bit(),
         )
         result = memory.plan(setup, self.spare_gib)

@@ -11,16 +11,18 @@ from gigamask.cli.commands.memory import MemoryCommand
 from gigamask.distributed.precision import HALF_DTYPES
 from gigamask.errors import GigamaskError
 from gigamask.grounding import memory
-from gigamask.grounding.memory import GroundingSetup, HeadShape
+from gigamask.grounding.memory import GroundingSetup
+from gigamask.grounding.model import GroundingModel
 from gigamask.grounding.text_encoders import HuggingFace
 from gigamask.grounding.text_models import load_weights, quiet
-from gigamask.models.configs import tiny
+from gigamask.models.configs import GroundingModelConfig, tiny
 from gigamask.models.init import build_model
 from gigamask.profiling.dry_run import AllocationTracker
 from gigamask.profiling.sample_memory import held_bytes
 from gigamask.training.optim import AdamW, AdamW8bit
 from tests.texts import write
 
+MODEL = GroundingModelConfig(embedding_dim=16, text_dim=16, dim=16, layers=2)
 COUNTS = {"images": 2, "queries": 3, "tokens": 20, "masks": 5}
 
 
@@ -107,17 +109,20 @@ def test_the_planned_peak_of_a_step_equals_the_measured_one(folders, kind, recom
     encoder = HuggingFace(
         str(folders[kind]), "fp32", max_tokens=20, lora_rank=2, recompute=recompute
     )
-    model, head = encoder.build(), memory.CrossModalHead(16, HeadShape(64, 2))
-    for parameter in (*model.parameters(), *head.parameters()):
+    text, model = encoder.build(), GroundingModel(MODEL)
+    for parameter in (*text.parameters(), *model.parameters()):
         parameter.grad = torch.zeros_like(parameter)
     with AllocationTracker() as tracker:
-        ids, pooled = torch.zeros(6, 20, dtype=torch.int64), torch.zeros(6, 5, memory.EMBEDDING_DIM)
-        words = model.base(  # texts of 15 to 20 tokens: without padding no mask is made
+        ids, features = torch.zeros(6, 20, dtype=torch.int64), torch.zeros(6, 5, sum(MODEL.parts))
+        valid = torch.ones(6, 5, dtype=torch.bool)
+        words = text.base(  # texts of 15 to 20 tokens: without padding no mask is made
             input_ids=ids, attention_mask=torch.ones_like(ids).tril_(14)
         ).last_hidden_state.float()
-        head(pooled, words).sum().backward()
+        model(features, valid, words, ids == 0).sum().backward()
     assert (
-        memory.dry_run_texts(prepared(encoder), HeadShape(64, 2).build(16), COUNTS, device="cpu")
+        memory.dry_run_texts(
+            prepared(encoder), GroundingModel(MODEL).to("meta"), COUNTS, device="cpu"
+        )
         == tracker.peak
     )
 
@@ -128,7 +133,7 @@ def test_recomputing_and_freezing_lower_the_peak(folders):
 
     def read(**options):
         return memory.dry_run_texts(
-            prepared(replace(encoder, **options)), HeadShape(64, 1).build(16), COUNTS
+            prepared(replace(encoder, **options)), GroundingModel(MODEL).to("meta"), COUNTS
         )
 
     assert read() < read(lora_rank=2, recompute=True) < read(lora_rank=2)
@@ -172,7 +177,7 @@ def setup(folders):
     text = HuggingFace(
         str(folders["llama"]), "bf16", four_bit=True, max_tokens=20, lora_rank=2, recompute=True
     )
-    return GroundingSetup(text, vision=tiny(), images=2, queries=3, masks=4, head=HeadShape(64, 1))
+    return GroundingSetup(text, vision=tiny(), images=2, queries=3, masks=4, model=MODEL)
 
 
 @pytest.mark.slow
@@ -236,7 +241,6 @@ def test_the_command(setup, capsys):
     ("change", "message"),
     [
         ({"masks": 0}, r"^--masks must be at least 1 \(got 0\)$"),
-        ({"head": HeadShape(65, 1)}, r"^--head-dim must be a multiple of 64 .*, got 65 and 1$"),
         (
             {"text": HuggingFace("some/model")},
             r"^text model 'some/model': no such folder; ",
