@@ -6,6 +6,7 @@ is a recipe, too.
 """
 
 import difflib
+import os
 from collections.abc import Callable, Sequence
 
 from gigamask.errors import GigamaskError
@@ -92,6 +93,7 @@ def find(name: str) -> Callable[[], TrainConfig]:
             near = difflib.get_close_matches(name, known, 1)
             raise GigamaskError(
                 f"unknown recipe {name!r}; "
+                + (f"to resume a run: --resume {name}; " if os.path.isdir(name) else "")
                 + (f"perhaps you meant {near[0]}; " if near else "")
                 + f"choose from {', '.join(known)}, or file.py:function for your own"
             )
@@ -106,15 +108,15 @@ def find(name: str) -> Callable[[], TrainConfig]:
     return recipe
 
 
-def make(name: str | TrainConfig) -> TrainConfig:
-    """Return the configuration of a recipe; a configuration is returned unchanged.
+def make(name: str | TrainConfig | Callable[[], TrainConfig]) -> TrainConfig:
+    """Return the configuration of a recipe, or of its name; one is returned unchanged.
 
     Raises:
         GigamaskError: There is no such recipe, or a custom one fails or returns something else.
     """
     if isinstance(name, TrainConfig):
         return name
-    recipe = find(name)
+    recipe = find(name) if isinstance(name, str) else name
     try:
         config = recipe()
     except GigamaskError:

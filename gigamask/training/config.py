@@ -9,8 +9,9 @@ import difflib
 import importlib.util
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
@@ -169,7 +170,7 @@ class TrainConfig(ABC):
                 says, unless a field of the schedule is changed too.
 
         Raises:
-            GigamaskError: There is no such field.
+            GigamaskError: There is no such field, or the value is of another type.
         """
         config = self
         for name, value in changes.items():
@@ -379,18 +380,56 @@ def _with_field(config: Any, path: list[str], value: Any, name: str) -> Any:
     field_name = path[0].replace("-", "_")
     known = {leaf.name: getattr(config, leaf.name) for leaf in fields(config)}
     if field_name not in known:
-        near = difflib.get_close_matches(field_name, known, 1)
+        near = difflib.get_close_matches(field_name, known, 1) or ["steps"] * (name == "epochs")
         hint = f"; perhaps you meant {near[0]}" if near else f"; it has {', '.join(known)}"
         raise GigamaskError(f"{type(config).__name__} has no field {name!r}{hint}")
     if len(path) > 1:
         value = _with_field(known[field_name], path[1:], value, name)
     elif isinstance(known[field_name], tuple) and isinstance(value, str | Path):
         value = (str(value),)
-    elif isinstance(known[field_name], tuple):
+    elif isinstance(known[field_name], tuple) and isinstance(value, Iterable):
         value = tuple(str(item) if isinstance(item, Path) else item for item in value)
     elif isinstance(value, Path):
         value = str(value)
+    if len(path) == 1:
+        [leaf] = (leaf for leaf in fields(config) if leaf.name == field_name)
+        value = _of_type(leaf.type, known[field_name], value, name)
     return replace(config, **{field_name: value})
+
+
+PLAIN_TYPES: dict[str, Any] = {"int": int, "float": int | float, "bool": bool, "str": str}
+"""Types of fields that are checked, by their names."""
+
+
+def _of_type(declared: Any, before: Any, value: Any, name: str) -> Any:
+    """Return a field's new value; raise `GigamaskError` if it is of another kind than its type.
+
+    Args:
+        declared: The type of the field, or its text; only plain ones are checked.
+        before: The value so far; a section or component is replaced by another.
+        value: The new value; a float without a fraction, such as 1e4, becomes an int.
+        name: The field as given.
+    """
+    text = declared if isinstance(declared, str) else getattr(declared, "__name__", str(declared))
+    plain, optional, _ = text.partition(" | None")
+    if isinstance(value, Real) and not isinstance(value, Integral):
+        value = float(value)  # also a number of numpy
+    is_whole = plain == "int" and isinstance(value, float) and value.is_integer()
+    if is_whole or (isinstance(value, Integral) and not isinstance(value, bool)):
+        value = int(value)
+    if value is None and (optional or plain not in PLAIN_TYPES):
+        return value
+    wanted = ""
+    if plain in PLAIN_TYPES:
+        is_bool = isinstance(value, bool) and plain in ("int", "float")
+        wanted = plain if is_bool or not isinstance(value, PLAIN_TYPES[plain]) else ""
+    elif isinstance(before, tuple) and not isinstance(value, tuple):
+        wanted = "a list or a tuple"
+    elif is_dataclass(before) and not is_dataclass(value):
+        wanted = f"an object, such as {type(before).__name__}(), or {name}__FIELD one of its fields"
+    if wanted:
+        raise GigamaskError(f"{name} must be {wanted} (got {value!r})")
+    return value
 
 
 def check_at_least(least: int, **numbers: int | None) -> None:

@@ -7,7 +7,7 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -114,7 +114,12 @@ Changes = dict[str, tuple[Any, Any]]
 """Fields that differ from the saved configuration: saved and new value."""
 
 
-def train(config: str | TrainConfig, *, allow_data_change: bool = False, **changes: Any) -> Run:
+def train(
+    config: str | TrainConfig | Callable[[], TrainConfig],
+    *,
+    allow_data_change: bool = False,
+    **changes: Any,
+) -> Run:
     """Train a configuration, or resume it if its folder contains a checkpoint.
 
     Works in any thread. In the main thread, SIGINT and SIGTERM make it save a checkpoint and
@@ -122,7 +127,7 @@ def train(config: str | TrainConfig, *, allow_data_change: bool = False, **chang
     Under torchrun, call it in every process.
 
     Args:
-        config: Name of a recipe, or a configuration, such as `recipes.tiny()`.
+        config: Name of a recipe, a recipe, or a configuration, such as `recipes.tiny()`.
         allow_data_change: Resume even if the data or their order have changed.
         **changes: Values of fields, such as `data="scenes/", out="runs/a"`; see
             `TrainConfig.with_`.
@@ -139,7 +144,9 @@ def train(config: str | TrainConfig, *, allow_data_change: bool = False, **chang
     return _train(config, allow_data_change)
 
 
-def _configured(config: str | TrainConfig, changes: dict[str, Any]) -> TrainConfig:
+def _configured(
+    config: str | TrainConfig | Callable[[], TrainConfig], changes: dict[str, Any]
+) -> TrainConfig:
     config = recipes.make(config)
     return config.with_(**changes) if changes else config
 

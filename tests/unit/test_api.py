@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 
+import numpy as np
 import pytest
 import torch
 
@@ -60,6 +61,30 @@ def test_with_changes_fields_and_fields_of_sections(tmp_path):
         recipes.tiny().with_(stepz=3)
     with pytest.raises(GigamaskError, match=r"optimizer__rate"):
         recipes.tiny().with_(optimizer__rate=3)
+    with pytest.raises(GigamaskError, match=r"epochs.*steps"):
+        recipes.tiny().with_(epochs=3)
+    assert recipes.tiny().with_(steps=1e4).steps == 10_000
+    assert recipes.make(recipes.tiny) == recipes.tiny()
+    assert recipes.tiny().with_(micro_batch_size=None, seed=np.int64(3)).seed == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        ("steps", 2.5, "int"),
+        ("steps", "ten", "int"),
+        ("steps", None, "int"),
+        ("steps", True, "int"),
+        ("optimizer__lr", "high", "float"),
+        ("sampler", "curriculum", r"an object.*sampler__FIELD"),
+        ("optimizer", {"lr": 3}, "an object"),
+        ("data", 3, "a list"),
+        ("out", 3, "str"),
+    ],
+)
+def test_with_refuses_values_of_other_types(name, value, wanted):
+    with pytest.raises(GigamaskError, match=rf"^{name} must be {wanted}.*\(got"):
+        recipes.tiny().with_(**{name: value})
 
 
 @pytest.fixture(scope="module")
