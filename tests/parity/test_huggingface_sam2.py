@@ -29,6 +29,7 @@ from gigamask.models.sam2 import convert
 from gigamask.models.sam2.mask_decoder import high_res_maps
 from gigamask.models.state_dict import load_weights
 from gigamask.types import Prompts
+from tests.parity.test_huggingface_sam import assert_close
 
 # From stride 8 on, tokens need padding to whole windows.
 SMALL = SamConfig(
@@ -102,11 +103,6 @@ def models():
     model = build_model(SMALL, 1)
     load_weights(model, convert.from_huggingface(theirs.state_dict()), "theirs")
     return model.eval(), theirs
-
-
-def assert_close(mine: torch.Tensor, theirs: torch.Tensor) -> None:
-    assert mine.shape == theirs.shape
-    assert (mine - theirs).abs().max() <= 1e-5 * theirs.abs().max()
 
 
 @pytest.fixture(scope="module")

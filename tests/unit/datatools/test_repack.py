@@ -5,7 +5,6 @@ not done again.
 import io
 import json
 import os
-import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +22,7 @@ from gigamask.masks.rle import RLEMasks
 from gigamask.masks.transforms import ImageTransform
 from gigamask.synthetic import scenes as synthetic
 from gigamask.types import RandomSpec, SampleRef
+from tests.unit.datatools.test_convert import members
 
 HEIGHT, WIDTH = 60, 80
 
@@ -61,11 +61,6 @@ def entry(
         (f"sa_{number}.jpg", jpeg(height, width)),
         (f"sa_{number}.json", json.dumps(record).encode()),
     ]
-
-
-def members(path: Path) -> dict[str, bytes]:
-    with tarfile.open(path) as archive:
-        return {member.name: archive.extractfile(member).read() for member in archive}
 
 
 @pytest.fixture(scope="module")

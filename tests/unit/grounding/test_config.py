@@ -32,11 +32,6 @@ def run(tmp_path, described):
     return run_in(tmp_path / "run", described)
 
 
-@pytest.fixture(scope="module")
-def index(described, tmp_path_factory):
-    return indexes.open_or_build([str(described / "scenes")], str(tmp_path_factory.mktemp("index")))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "flag"),

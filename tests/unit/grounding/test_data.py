@@ -46,11 +46,6 @@ def read(texts):
 
 
 @pytest.fixture(scope="module")
-def index(described, tmp_path_factory):
-    return indexes.open_or_build([str(described / "scenes")], str(tmp_path_factory.mktemp("index")))
-
-
-@pytest.fixture(scope="module")
 def dataset(described, index):
     return open_queries(index, queries.read(described / "scenes" / "queries.jsonl"))
 

@@ -31,7 +31,6 @@ from gigamask.grounding.metrics import METRICS, PositionPrior, chance_metrics
 from gigamask.grounding.model import score_batch
 from gigamask.types import DataCursor, SampleRef
 from tests.asked import run_in
-from tests.unit.grounding.test_data import pair
 
 
 @pytest.fixture(scope="module")
@@ -139,15 +138,6 @@ def test_the_largest_mask_is_taken_by_its_rule(judged):
     ]
     assert found.summary()["rules"]["largest"]["top_1"] == pytest.approx(np.mean(wanted))
     assert "prior" not in found.metrics
-
-
-@pytest.fixture
-def small(tmp_path):
-    """Three images of 10 x 100 pixels, whose masks differ in size."""
-    tar.write(
-        tmp_path / "a.tar", [*pair(0, [10, 200, 600]), *pair(1, [12, 190, 900]), *pair(2, [])]
-    )
-    return indexes.build([tmp_path], tmp_path / "index")
 
 
 def test_images_without_masks_are_scored_too(small):

@@ -35,11 +35,6 @@ def sam():
     return build_model(little.SPEC, 0).eval()
 
 
-@pytest.fixture(scope="module")
-def index(described, tmp_path_factory):
-    return indexes.open_or_build([str(described / "scenes")], str(tmp_path_factory.mktemp("index")))
-
-
 def random_masks(height, width, seed=0):
     """Noise, blocks, one pixel, a corner's, a row, and all of the image."""
     generator = np.random.default_rng(seed)

@@ -5,8 +5,6 @@ import math
 import numpy as np
 import pytest
 
-from gigamask.data import index as indexes
-from gigamask.data import tar
 from gigamask.data.queries import Query
 from gigamask.errors import GigamaskError
 from gigamask.grounding.data import open_queries
@@ -18,7 +16,6 @@ from gigamask.grounding.metrics import (
     query_metrics,
 )
 from gigamask.masks.rle import RLEMasks
-from tests.unit.grounding.test_data import pair
 
 
 def masks_of(seed, count=6):
@@ -111,15 +108,6 @@ def test_chance_level_is_the_mean_of_many_random_rankings(count, right):
             value, abs=4 * np.std(values) / math.sqrt(1000) + 1e-9
         ), name
     assert expected.keys() == told[0].keys() - {"set_f1"}
-
-
-@pytest.fixture
-def small(tmp_path):
-    """Three images of 10 x 100 pixels, whose masks differ in size."""
-    tar.write(
-        tmp_path / "a.tar", [*pair(0, [10, 200, 600]), *pair(1, [12, 190, 900]), *pair(2, [])]
-    )
-    return indexes.build([tmp_path], tmp_path / "index")
 
 
 def test_the_prior_knows_where_and_how_large_and_how_often_absent(small):

@@ -232,6 +232,10 @@ def test_mining_is_the_tasks_where_there_is_some(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"steps": 0}, r"--steps must be at least 1 \(got 0\)"),
+        ({"masks_per_chunk": -3}, r"--masks-per-chunk .*-3"),
+        ({"data": ()}, r"--data is required.*gigamask synth"),
+        ({"device": "tpu"}, r"--device must be auto, cpu, cuda .*'tpu'"),
         (
             {"activation_checkpointing": -1},
             r"^--activation-checkpointing must be at least 0 \(got -1\)$",

@@ -1,0 +1,37 @@
+"""Synthetic cells and dead leaves: determined by seed and number, and written by the command."""
+
+import json
+import tarfile
+
+import numpy as np
+import pytest
+
+from gigamask.cli.main import main
+from gigamask.synthetic.cells import compose_cells
+from gigamask.synthetic.dead_leaves import compose_leaves
+
+KINDS = {"cells": compose_cells, "dead_leaves": compose_leaves}
+
+
+@pytest.mark.parametrize("compose", KINDS.values())
+def test_images_depend_on_seed_and_number_alone(compose):
+    one, again, other = compose(3, 5), compose(3, 5), compose(4, 5)
+    assert np.array_equal(one.pixels, again.pixels)
+    assert np.array_equal(one.masks.to_dense(), again.masks.to_dense())
+    assert one.pixels.shape != other.pixels.shape or not np.array_equal(one.pixels, other.pixels)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_command_writes_them(tmp_path, kind):
+    assert main(["synth", str(tmp_path / "out"), "--kind", kind, "--images", "2"]) == 0
+    with tarfile.open(tmp_path / "out" / "sa_000000.tar") as archive:
+        assert archive.getnames() == ["sa_0.jpg", "sa_0.json", "sa_1.jpg", "sa_1.json"]
+        record = json.load(archive.extractfile("sa_1.json"))
+    assert len(record["annotations"]) == len(KINDS[kind](0, 1).masks)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("flags", [["--queries"], ["--crowded", "0.5"]])
+def test_they_have_neither_queries_nor_crowds(tmp_path, capsys, kind, flags):
+    assert main(["synth", str(tmp_path / "out"), "--kind", kind, *flags]) == 2
+    assert f"--kind {kind} cannot be combined with --" in capsys.readouterr().err
