@@ -154,8 +154,10 @@ def make_plan(
     """
     config = resolve(config, hardware)
     if config.micro_batch_size is None and hardware.gpu is not None:
-        images = largest_micro_batch(config, hardware, hardware.available_bytes)
+        dry_runs: dict[int, DryRun] = {}
+        images = largest_micro_batch(config, hardware, hardware.available_bytes, dry_runs)
         config = replace(config, micro_batch_size=images)
+        measured = dry_runs.get(images, measured)
     split = BatchSplit.from_batch_size(
         config.batch_size, config.micro_batch_size, hardware.cluster.size
     )
@@ -273,7 +275,10 @@ def device_of(config: ImageTrainConfig) -> Device:
 
 
 def largest_micro_batch(
-    config: ImageTrainConfig, hardware: Hardware, available_bytes: float
+    config: ImageTrainConfig,
+    hardware: Hardware,
+    available_bytes: float,
+    dry_runs: dict[int, DryRun] | None = None,
 ) -> int:
     """Return the most images of a micro-batch that fit on a GPU; 1 if none does.
 
@@ -281,6 +286,7 @@ def largest_micro_batch(
         config: The configuration.
         hardware: The processes that the batch is split over.
         available_bytes: Memory of the GPU, of which a share is kept free.
+        dry_runs: Receives the dry runs that were made, by images of a micro-batch.
 
     Returns:
         A number that shares the images of a process evenly among its micro-batches.
@@ -289,7 +295,10 @@ def largest_micro_batch(
 
     def peak_bytes(size: int) -> int:
         sized = replace(config, micro_batch_size=size)
-        phases = bytes_by_phase(sized, hardware, dry_run(sized, "cuda", size))
+        result = dry_run(sized, "cuda", size)
+        if dry_runs is not None:
+            dry_runs[size] = result
+        phases = bytes_by_phase(sized, hardware, result)
         return memory_plan.peak_phase(phases)[1]
 
     sizes = sorted({-(-images // count) for count in range(1, images + 1)})

@@ -384,7 +384,10 @@ def test_the_largest_micro_batch_that_fits_shares_the_images_evenly(monkeypatch)
 
     sized = {size: replace(run, micro_batch_size=size) for size in (1, 2, 3, 4, 7)}
     known = {size: dry_run(each, "cuda", size) for size, each in sized.items()}
-    monkeypatch.setattr(planning, "dry_run", lambda run, device, images: known[images])
+    made = []
+    monkeypatch.setattr(
+        planning, "dry_run", lambda run, device, images: made.append(images) or known[images]
+    )
     peaks = {
         size: peak_phase(bytes_by_phase(each, hardware, known[size]))[1]
         for size, each in sized.items()
@@ -396,8 +399,10 @@ def test_the_largest_micro_batch_that_fits_shares_the_images_evenly(monkeypatch)
     assert largest_micro_batch(run, hardware, peaks[1] / 2) == 1
     assert largest_micro_batch(run, hardware, 1e12) == 7
     gpu = find(f"mine={middle / planning.MICRO_BATCH_SHARE / 2**30!r},1")
+    made.clear()
     found = make_plan(run, replace(hardware, gpu=gpu, spare_gib=0.0))
     assert found["batch_split"]["micro_batch_size"] == 4
+    assert len(made) == len(set(made)), "each size is run once"
     assert make_plan(run, hardware)["batch_split"]["micro_batch_size"] == 1
 
 
