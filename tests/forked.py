@@ -45,6 +45,7 @@ class Fork:
 
         self.process = multiprocessing.get_context("fork").Process(target=run)
         self.process.start()
+        self.pid = self.process.pid
         self.terminate, self.kill = self.process.terminate, self.process.kill
 
     def wait(self, timeout: float | None = None) -> int:

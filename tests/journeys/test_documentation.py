@@ -162,6 +162,7 @@ def test_no_substitution_is_left_over():
         assert any(re.search(pattern, words) for words in commands), pattern
 
 
+@pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")  # of torch's compiler
 @pytest.mark.parametrize("line", sorted({line for page in PAGES for line in benchmarks(page)}))
 def test_benchmarks_that_pages_name_take_these_flags(line, monkeypatch):
     """Each is stopped when it has parsed its flags; placeholders for files are not read yet."""

@@ -1,9 +1,11 @@
 """Training in several processes of one machine, which the command or the Python API starts."""
 
+import os
 import signal
 import subprocess
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 import pytest
@@ -12,6 +14,7 @@ from gigamask.cli.main import INTERRUPTED, main
 from gigamask.distributed.local_processes import start_world
 from gigamask.errors import GigamaskError
 from gigamask.training import checkpoint
+from tests.forked import COMMAND, Fork
 from tests.journeys.runs import CONSTANT_LR, records, same
 from tests.journeys.test_cluster import ENVIRONMENT, LITTLE, reached
 from tests.ranks import fork
@@ -35,15 +38,15 @@ def words(scenes):
 
 
 def train(words, out, *more):
-    """Starts a training in two processes."""
-    command = [sys.executable, "-m", "gigamask", *words, "--processes", "2", "--out", str(out)]
-    return subprocess.Popen(
-        [*command, *more],
-        env=ENVIRONMENT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    """Starts a training in two processes, the first of them a fork; what they print is in a log."""
+    command = [*COMMAND, *words, "--processes", "2", "--out", str(out), *more]
+    with open(f"{out}.log", "wb") as log:
+        return Fork(command, ENVIRONMENT, log, log)
+
+
+def ended(process, out):
+    """Waits for the end; returns the exit code and what was printed."""
+    return process.wait(120), Path(f"{out}.log").read_text()
 
 
 @pytest.fixture
@@ -61,10 +64,9 @@ def endless(words, tmp_path):
 
 def test_two_processes_train_as_torchruns_do_and_as_one_does(words, tmp_path):
     steps = ["--steps", "4"]
-    done = train(words, tmp_path / "two", *steps)
-    out, err = done.communicate(timeout=120)
-    assert done.returncode == 0, err
-    assert (out.count("next: gigamask evaluate"), err.count("step 4/4")) == (1, 1)
+    code, told = ended(train(words, tmp_path / "two", *steps), tmp_path / "two")
+    assert code == 0, told
+    assert (told.count("next: gigamask evaluate"), told.count("step 4/4")) == (1, 1)
     assert '"processes": 2' in (tmp_path / "two" / "metrics.jsonl").read_text()
     fork(2, main, [*words, *steps, "--out", str(tmp_path / "torchrun")])
     assert same(tmp_path / "two", tmp_path / "torchrun")
@@ -82,17 +84,17 @@ def test_two_processes_train_as_torchruns_do_and_as_one_does(words, tmp_path):
 
 def test_ctrl_c_saves_and_the_same_command_goes_on(words, endless, tmp_path):
     process, others = endless
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == INTERRUPTED, err
-    assert "interrupted and saved" in out
-    assert "Traceback" not in err
+    os.kill(process.pid, signal.SIGINT)
+    code, told = ended(process, tmp_path / "run")
+    assert code == INTERRUPTED, told
+    assert "interrupted and saved" in told
+    assert "Traceback" not in told
     assert not any(each.is_running() and each.status() != "zombie" for each in others)
     step = int(checkpoint.newest(tmp_path / "run").name[-8:])
-    for name in ("run", "whole"):
-        resumed = train(words, tmp_path / name, "--steps", str(step + 2))
-        _, err = resumed.communicate(timeout=120)
-        assert resumed.returncode == 0, err
+    more = ["--steps", str(step + 2)]
+    code, told = ended(train(words, tmp_path / "run", *more), tmp_path / "run")
+    assert code == 0, told
+    fork(2, main, [*words, *more, "--out", str(tmp_path / "whole")])
     assert same(tmp_path / "run", tmp_path / "whole")
 
 
@@ -100,11 +102,11 @@ def test_one_that_is_killed_ends_the_others_with_one_line(endless, tmp_path):
     process, others = endless
     [other] = [each for each in others if each.ppid() == process.pid and "-P" in each.cmdline()]
     other.kill()
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 2
-    assert "process 0 of 2: another process ended" in err
-    assert "run the same command again" in err
-    assert "Traceback" not in err
+    code, told = ended(process, tmp_path / "run")
+    assert code == 2
+    assert "process 0 of 2: another process ended" in told
+    assert "run the same command again" in told
+    assert "Traceback" not in told
 
 
 def test_one_that_ends_before_training_is_named_at_once(capfd):
@@ -119,8 +121,8 @@ def test_one_that_ends_before_training_is_named_at_once(capfd):
 
 
 def test_an_error_before_training_is_said_once(words, tmp_path):
-    done = train(words, tmp_path / "run", "--init", str(tmp_path / "nowhere"), "--steps", "4")
-    _, err = done.communicate(timeout=60)
-    assert done.returncode == 2
-    assert "nowhere" in err
-    assert err.count("\n") == 1, err
+    process = train(words, tmp_path / "run", "--init", str(tmp_path / "nowhere"), "--steps", "4")
+    code, told = ended(process, tmp_path / "run")
+    assert code == 2
+    assert "nowhere" in told
+    assert told.count("\n") == 1, told

@@ -15,6 +15,7 @@ import torch
 
 from gigamask.models.init import build_model
 from gigamask.models.state_dict import save_weights, to_official
+from gigamask.serve import training_round
 from gigamask.training.checkpoint import load_model
 from tests.annotated import annotated
 from tests.journeys.test_serve import get, served
@@ -66,7 +67,7 @@ def wait_for(address, state, step=0):
     raise AssertionError(f"step {step}, {state}: not within {DEADLINE_S} s")
 
 
-def test_a_round_resumes_exactly(project, tmp_path):
+def test_a_round_resumes_exactly(project, tmp_path, monkeypatch):
     flags = ("--project", project, "--weights", tmp_path / "little.safetensors", "--device", "cpu")
     with killed(*flags) as address:
         loop(address, "/train", {"minutes": 0.05})
@@ -85,7 +86,8 @@ def test_a_round_resumes_exactly(project, tmp_path):
     steps = json.loads((folder / "round.json").read_text())["steps"]
     assert 2 <= stopped_at < killed_at < made == steps
     shutil.copytree(folder, whole, ignore=shutil.ignore_patterns("run", "result.json", ".lock"))
-    subprocess.run([sys.executable, "-m", "gigamask.serve.training_round", whole], check=True)
+    monkeypatch.setattr(sys, "argv", ["training_round", str(whole)])
+    assert training_round.main() == 0
     resumed, alone = (load_model(str(each / "run"), "cpu").state_dict() for each in (folder, whole))
     assert all(torch.equal(resumed[name], alone[name]) for name in alone)
     assert result == json.loads((whole / "result.json").read_text())
