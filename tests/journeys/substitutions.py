@@ -169,6 +169,11 @@ ADDED = [
 PYTHON = [
     (r"\bsteps=\d+", "steps=2", "two steps"),
     (
+        r"\bfeatures__steps=2\b",
+        "features__steps=2, features__batch_size=2, batch_size=2",
+        "two images each",
+    ),
+    (
         r"\bplan\(recipes\.sam_vit_b\(\)",
         "plan(recipes.tiny().with_(micro_batch_size=1, prompts__clicks=0)",
         "SAM's sizes take ten seconds",
