@@ -8,7 +8,7 @@ for each matrix product, forward and backward, and the copy is not kept.
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from gigamask.distributed.precision import HALF_DTYPES
 from gigamask.grounding import text_models
 from gigamask.grounding.model import GroundingModel
 from gigamask.grounding.text_encoders import HuggingFace, require
-from gigamask.models.configs import GroundingModelConfig, SamConfig, vit_h
+from gigamask.models.configs import GroundingModelConfig, SamConfig
 from gigamask.models.init import build_model
 from gigamask.profiling.dry_run import Device, fake_tensors, to_fake
 from gigamask.profiling.gpus import GPUS
@@ -47,17 +47,13 @@ class GroundingSetup:
     With `vision=None`, image embeddings are read from disk. `model.text_dim` is the text model's.
     """
 
-    text: HuggingFace = field(
-        default_factory=lambda: HuggingFace(
-            "7b", "bf16", four_bit=True, lora_rank=16, recompute=True
-        )
-    )
-    vision: SamConfig | None = field(default_factory=vit_h)
-    images: int = 1
-    queries: int = 1
-    masks: int = 16
-    model: GroundingModelConfig = field(default_factory=GroundingModelConfig)
-    optimizer: AdamW = field(default_factory=AdamW)
+    text: HuggingFace
+    vision: SamConfig | None
+    images: int
+    queries: int
+    masks: int
+    model: GroundingModelConfig
+    optimizer: AdamW
 
     def check(self) -> None:
         """Raise `GigamaskError` if a size is invalid."""

@@ -177,7 +177,9 @@ def setup(folders):
     text = HuggingFace(
         str(folders["llama"]), "bf16", four_bit=True, max_tokens=20, lora_rank=2, recompute=True
     )
-    return GroundingSetup(text, vision=tiny(), images=2, queries=3, masks=4, model=MODEL)
+    return GroundingSetup(
+        text, vision=tiny(), images=2, queries=3, masks=4, model=MODEL, optimizer=AdamW()
+    )
 
 
 @pytest.mark.slow
