@@ -169,14 +169,13 @@ def kill_first_child(killed: list[int]) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("parallel", ["1", "2"])
-def test_a_part_that_is_killed_runs_again(parallel, inputs):
+def test_a_part_that_is_killed_runs_again(inputs):
     words = f"repack {inputs}/tars --out out --size 48".split()
     plain = run_in("plain", words)
     killed: list[int] = []
     killer = threading.Thread(target=kill_first_child, args=(killed,))
     killer.start()
-    flags = [*"--submit local --submit-jobs 2 --submit-parallel".split(), parallel]
+    flags = "--submit local --submit-jobs 2 --submit-parallel 2".split()
     assert run_in("joined", [*words, *flags]) == plain
     killer.join()
     assert killed
