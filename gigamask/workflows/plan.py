@@ -95,7 +95,7 @@ def plan(
     config: str | ImageTrainConfig,
     *,
     gpu: str | None = None,
-    world: str = "1",
+    world: str | int = "1",
     efficiency: float | None = None,
     dollars_per_gpu_hour: float | None = None,
     spare_gib: float = 1.5,
@@ -131,7 +131,7 @@ def plan(
     if not spare_gib >= 0:
         raise GigamaskError(f"--spare-gib must be >= 0, got {spare_gib}")
     found = gpus.find(gpu) if gpu is not None else None
-    cluster = Cluster.parse(world)
+    cluster = Cluster.parse(str(world))
     hardware = Hardware(found, cluster, efficiency, dollars_per_gpu_hour, spare_gib)
     return make_plan(recipes.require_images(recipes.make(config)), hardware, measured)
 

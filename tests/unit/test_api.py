@@ -169,7 +169,7 @@ def test_the_loader_yields_epochs_one_after_the_other(scenes):
 @pytest.mark.slow
 def test_plan_is_that_of_the_command():
     config = recipes.tiny().with_(device="cpu", prompts__clicks=0)
-    assert gigamask.plan(config)["peak_bytes"] > 0
+    assert gigamask.plan(config, world=2)["peak_bytes"] > 0
     with pytest.raises(GigamaskError, match=r"--efficiency"):
         gigamask.plan(config, efficiency=0.3)
 
