@@ -114,6 +114,9 @@ class AbsentGpu(TorchDispatchMode):
         reads_bools = func in INDEXING and any(
             each is not None and each.dtype == torch.bool for each in args[1]
         )
+        is_copied_here = not here and on_gpu and func is aten._to_copy.default
+        if is_copied_here and not kwargs.get("non_blocking"):
+            self.waits.append(_line_of_gigamask())
         if here and (func in WAITING or reads_bools or not on_gpu):
             self.waits.append(_line_of_gigamask())
         result = func(
@@ -156,7 +159,11 @@ class _Names(TorchFunctionMode):
     """Translates cuda in the arguments of torch's functions, which would look for a driver."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is torch.device:
+            return func(*args, **(kwargs or {}))
         kwargs = {name: _translated(each) for name, each in (kwargs or {}).items()}
+        if func is Tensor.pin_memory:
+            return args[0]
         if func is Tensor.cuda:
             func, args = Tensor.to, (*args[:1], GPU)
         return func(*map(_translated, args), **kwargs)
@@ -211,7 +218,8 @@ def absent_gpu() -> Iterator[AbsentGpu]:
     backend_registration._setup_privateuseone_for_python_backend("absent", _Backend())
     libraries = _register_autocast()
     torch._C._set_only_lift_cpu_tensors(True)
-    torch.inference_mode = torch.no_grad  # tensors of a subclass cannot be made in it
+    # Tensors of a subclass cannot be made in it.
+    torch.inference_mode = lambda mode=True: torch.no_grad() if mode else contextlib.nullcontext()
     for name in ("autocast", "is_autocast_enabled", "get_autocast_dtype"):
         setattr(torch, name, _renamed(getattr(torch, name)))
     event = types.SimpleNamespace(record=lambda: None, synchronize=lambda: None)

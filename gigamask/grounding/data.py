@@ -236,12 +236,13 @@ class QueryBatch:
 
     def to(self, device: torch.device | str) -> "QueryBatch":
         """Move every tensor to `device`."""
+        text = self.text_features
         tensors = {
-            name: value.to(device)
+            name: value.to(device, non_blocking=True)
             for name, value in vars(self).items()
-            if isinstance(value, Tensor | TextFeatures)
+            if isinstance(value, Tensor)
         }
-        return replace(self, **tensors)
+        return replace(self, **tensors, text_features=text and text.to(device))
 
     def select(self, indices: Int64[Tensor, "K"]) -> "QueryBatch":
         """Return the batch with only the queries at `indices`, in ascending order."""

@@ -250,7 +250,7 @@ class GroundingTask(Task):
         correct = torch.cat([batch.is_target, absent], 1).gather(1, best)
         yield LossSums(
             loss=(by_query * batch.weights[batch.mask_image]).sum(),
-            count=by_query.new_tensor(float(len(by_query))),
+            count=by_query.new_full((), len(by_query)),
             parts={
                 "contrastive": losses.contrastive.detach().sum(),
                 "alignment": losses.alignment.detach().sum(),

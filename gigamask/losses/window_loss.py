@@ -115,13 +115,13 @@ class WindowLoss(Loss):
         import torch
         from torch.nn import functional
 
-        from gigamask.masks.windows import sample_per_window, sampling_matrices
+        from gigamask.masks.windows import constant, sample_per_window, sampling_matrices
 
         answer = round.prediction.in_window
         assert answer is not None
         shape, samples = answer.logits.shape[:2], answer.logits.shape[-1]
         dtype = torch.promote_types(answer.logits.dtype, torch.float32)
-        cell = torch.tensor(targets.cell_xy * 2, dtype=dtype, device=answer.windows.device)
+        cell = constant(targets.cell_xy * 2, answer.windows.device, dtype)
         windows = answer.windows.flatten(0, 1).to(dtype) / cell
         height, width = targets.masks.shape[1:]
         matrices = sampling_matrices(windows, (height, width), samples)

@@ -5,6 +5,8 @@ are resampled by one matrix each, so the gradient is a matrix product, which is 
 GPU, unlike that of `grid_sample`.
 """
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
@@ -44,6 +46,19 @@ def _overlaps(
     edges = torch.arange(cells, device=first.device).to(first.dtype)
     overlap = torch.minimum(ends, edges + 1) - torch.maximum(starts, edges)
     return overlap.clamp(min=0) / width[..., None]
+
+
+def constant(
+    values: Sequence[float | int], device: torch.device, dtype: torch.dtype | None = None
+) -> Float[Tensor, "n"]:
+    """Return numbers on a device, for which `torch.tensor` would wait for a GPU.
+
+    Args:
+        values: The numbers.
+        device: The device.
+        dtype: Their dtype; None is torch's default.
+    """
+    return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
 
 
 def coverage(matrices: Matrices) -> Float[Tensor, "R n m"]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from gigamask.masks import boundary
+from gigamask.masks.windows import constant
 from gigamask.types import Targets
 
 MAX_SUMS = 2**24
@@ -257,7 +258,7 @@ def _scale_and_cell(
     scale = targets.scale_xy.reshape(-1, *[1] * (ndim - 2), 2)
     if width == height:  # needs no copy to the device
         return scale, width
-    return scale, torch.tensor(targets.cell_xy, dtype=scale.dtype, device=scale.device)
+    return scale, constant(targets.cell_xy, scale.device, scale.dtype)
 
 
 def _sample_index(

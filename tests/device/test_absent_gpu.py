@@ -53,7 +53,8 @@ def losses(folder: Path) -> list[float]:
 
 def train(recipe, data: Data, folder: Path, device: str, **changes: Any) -> list[float]:
     config = replace(recipe(), steps=2, batch_size=2, save_every=2, data=(str(data.scenes),))
-    gigamask.train(replace(config, out=str(folder), device=device, **changes))
+    config = replace(config, out=str(folder), device=device, precision="fp32")
+    gigamask.train(replace(config, **changes))
     return losses(folder)
 
 
@@ -65,22 +66,25 @@ def train_clicking_centers(data: Data, folder: Path, device: str) -> list[float]
 def distill(data: Data, folder: Path, device: str) -> list[float]:
     teacher = folder.with_name(f"{folder.name}.safetensors")
     gigamask.save_model(build_model(little_compact().model, 1), teacher)
-    config = replace(little_compact_student(), data=(str(data.scenes),), device=device, steps=1)
-    gigamask.distill(config.with_(out=str(folder), teacher=str(teacher), features__steps=1))
+    config = replace(little_compact_student(), data=(str(data.scenes),), device=device)
+    gigamask.distill(
+        config.with_(
+            out=str(folder), teacher=str(teacher), features__steps=1, steps=1, precision="fp32"
+        )
+    )
     return losses(folder)
 
 
 def pretrain(data: Data, folder: Path, device: str) -> list[float]:
-    config = recipes.mae_tiny().with_(
-        data=str(data.scenes), out=str(folder), steps=1, device=device
-    )
-    gigamask.pretrain(config.with_(batch_size=2, micro_batch_size=2, loader__workers=0))
+    config = recipes.mae_tiny().with_(data=str(data.scenes), out=str(folder), steps=1)
+    config = config.with_(batch_size=2, micro_batch_size=2, loader__workers=0)
+    gigamask.pretrain(config.with_(device=device, precision="fp32"))
     return losses(folder)
 
 
 def ground(data: Data, folder: Path, device: str) -> list[float]:
     words = ["ground", "train", asked.RECIPE, *asked.flags(data.described, folder)]
-    assert main([*words, "--steps", "1", "--device", device]) == 0
+    assert main([*words, "--steps", "1", "--precision", "fp32", "--device", device]) == 0
     return losses(folder)
 
 
@@ -100,14 +104,9 @@ def generate_masks(data: Data, folder: Path, device: str) -> list[float]:
     return [float(each[key]) for each in masks for key in ("area", "predicted_iou")]
 
 
-COPYING = [
-    "checkpoint.py",
-    "embedding_cache.py",
-    "mask_features.py",
-    "text_features.py",
-    "text_models.py",
-]
-"""Files that copy from the GPU besides the steps."""
+COPYING = """state checkpoint distill_config embedding_cache mask_features text_features
+text_models""".split()
+"""Modules that copy to and from the GPU besides the steps: models, what is saved, features."""
 CASES = {
     "sam": partial(train, little),
     "sam, fp16": partial(train, little, precision="fp16"),
@@ -160,14 +159,13 @@ def test_its_numbers_are_those_of_the_cpu(results, scenes, described, tmp_path, 
 
 @pytest.mark.parametrize("name", [each for each in CASES if each not in ("evaluate", "masks")])
 def test_a_step_waits_once(results, name):
-    """For its packed results. What is saved, and the features that grounding computes once, are
-    copied, too."""
+    """For its packed results."""
     waits = Counter()
     for line, count in results[name]["waits"].items():
-        waits[line.partition(":")[0]] += count
-    for file in COPYING:
-        del waits[file]
-    assert waits == {"step.py": len(results[name]["numbers"])}
+        waits[line.partition(".")[0]] += count
+    for module in COPYING:
+        del waits[module]
+    assert waits == {"step": len(results[name]["numbers"])}
 
 
 def test_tensors_of_both_are_refused(results):

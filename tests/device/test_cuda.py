@@ -31,12 +31,11 @@ from gigamask.profiling.dry_run import blank_batch
 from gigamask.profiling.memory_plan import peak_phase
 from gigamask.profiling.profiler import Profile
 from gigamask.prompts.farthest import center_clicks
-from gigamask.prompts.rounds import run_rounds
 from gigamask.prompts.schedule import InteractiveSchedule, center_clicks_in_threads
 from gigamask.training.optim import AdamW, AdamW8bit, MuonAdamW
 from gigamask.training.state import TrainState
 from gigamask.training.step import StepMetrics, accumulate, step
-from gigamask.training.tasks import SamTask, make_decoder, select_random_inputs, targets_from_batch
+from gigamask.training.tasks import SamTask
 from gigamask.training.train_data import TrainData, open_index
 from gigamask.training.trainer import train
 from gigamask.types import Batch, RandomInputs
@@ -215,40 +214,20 @@ def test_a_step_in_bf16_is_finite_and_near_float32(run, exact_float32):
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_rounds_never_wait_for_the_device(run, precision):
-    """Prompts, answers, clicks, losses and backward of all eleven rounds are queued without one
-    look at a result."""
+def test_a_micro_batch_never_waits_for_the_device(run, precision):
+    """The encoder, and prompts, answers, clicks, losses and backward of all eleven rounds are
+    queued without one look at a result."""
     run = replace(run, prompts=InteractiveSchedule())
     batch = first_batch(run).to("cuda")
     model = TrainState.initialize(run, torch.device("cuda")).model
-    part = slice(0, len(batch.mask_image))
-    truth, draws = (
-        targets_from_batch(batch, part, model.config.mask_size),
-        select_random_inputs(batch.random_inputs, part),
-    )
-    embedding = (
-        model.encode(batch.images, batch.input_sizes, batch.random_inputs.drop_path)
-        .detach()
-        .requires_grad_()
-    )
-    totals = StepMetrics.zero(len(batch.names), embedding)
-
-    def play_all() -> int:
-        decode, rounds = make_decoder(model, embedding, batch.mask_image, precision), 0
-        for played in run_rounds(decode, truth, run.prompts, draws, batch.mask_only_round_u):
-            terms = run.loss(played, truth)
-            terms.loss.backward()
-            totals.add(terms, batch)
-            rounds += 1
-        return rounds
-
-    play_all()  # what is loaded once may wait
+    task = task_of(run, precision)
+    totals = StepMetrics.zero(len(batch.names), next(model.parameters()))
+    accumulate(task, model, batch, totals)  # what is loaded once may wait
     torch.cuda.set_sync_debug_mode("error")
     try:
-        rounds = play_all()
+        accumulate(task, model, batch, totals)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert rounds == 11
     assert totals.means()["loss"] > 0
 
 
@@ -329,7 +308,7 @@ def test_a_run_is_resumed_on_the_device(run, precision, optimizer):
 def test_a_plan_is_what_the_device_holds(run, changes):
     """Within a tenth; libraries have claimed what they keep by the second step."""
     spec = replace(configs.vit_b(), depth=4, global_attn_indexes=(1, 3))
-    run = replace(
+    usual = replace(
         run,
         model=spec,
         precision="bf16",
@@ -337,8 +316,8 @@ def test_a_plan_is_what_the_device_holds(run, changes):
         batch_size=2,
         micro_batch_size=2,
         loader=replace(run.loader, max_masks=8),
-        **changes,
     )
+    run = replace(usual, **changes)
     device = torch.device("cuda")
     hardware = plan.Hardware()
     predicted = peak_phase(

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64, Shaped
 from torch import Tensor
 
-from gigamask.masks.windows import coverage, sample_per_window, sampling_matrices
+from gigamask.masks.windows import constant, coverage, sample_per_window, sampling_matrices
 from gigamask.models.configs import WindowDecoder
 from gigamask.types import Prompts
 
@@ -90,7 +90,7 @@ class PromptShapes:
             side: Side of the model input in pixels.
         """
         ratio = {
-            name: torch.tensor(getattr(config, name), device=self.points.device)[:, None]
+            name: constant(getattr(config, name), self.points.device)[:, None]
             for name in ("click_windows", "box_windows", "correction_windows")
         }
         first, last = _extent(self.points, self.positive | self.negative)

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from gigamask.masks.windows import sample_per_image, sampling_matrices
+from gigamask.masks.windows import constant, sample_per_image, sampling_matrices
 from gigamask.models.compact.prompt_maps import (
     MIDDLE_WINDOW,
     PromptShapes,
@@ -96,7 +96,8 @@ class DenseMaskDecoder(MaskDecoder):
         shapes = PromptShapes.from_prompts(prompts)
         which = [MIDDLE_WINDOW if token == 0 else token - 1 for token in mask_tokens]
         with no_autocast(embedding):
-            windows = shapes.windows(prompts.masks, SIZES, self.side)[:, which]
+            windows = shapes.windows(prompts.masks, SIZES, self.side).unbind(1)
+            windows = torch.stack([windows[index] for index in which], 1)
             if self.options.windows:
                 view = self._view_windows(embedding, mask_image, prompts, shapes, windows)
             else:
@@ -130,7 +131,7 @@ class DenseMaskDecoder(MaskDecoder):
         if self.options.residual:
             logits = view.priors + logits
         if not self.options.windows:
-            windows = torch.tensor([0.0, 0.0, self.side, self.side], device=windows.device)
+            windows = constant([0.0, 0.0, self.side, self.side], windows.device)
             windows = windows.expand(*iou.shape, 4)
         return MaskDecoderOutput(WindowLogits(logits, windows), iou, classes)
 
@@ -144,7 +145,7 @@ class DenseMaskDecoder(MaskDecoder):
     ) -> View:
         """Return a view of the whole image for each prompt; the middle disc is the prior."""
         side, count = 4 * self.embedding_size, int(discs.shape[1])
-        whole = torch.tensor([0.0, 0.0, self.side, self.side], device=discs.device).to(discs.dtype)
+        whole = constant([0.0, 0.0, self.side, self.side], discs.device, discs.dtype)
         frames = whole.expand(discs.shape[0], count, 4)
         masks = prompts.masks
         repeated = None if masks is None else repeat_rows(masks, count)
