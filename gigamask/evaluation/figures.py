@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, groupby
+from operator import itemgetter
 from pathlib import Path
 
 import cv2
@@ -65,10 +67,11 @@ def write_figures(
         "typical": [order[i] for i in evenly],
     }
     folder.mkdir(parents=True, exist_ok=True)
+    rows = draw_rows(model, images, list(chain(*chosen.values())), result.protocol)
     paths = []
     for name, scores in chosen.items():
         paths.append(folder / f"{name}.png")
-        write_figure(model, images, scores, result.protocol, paths[-1])
+        write_png(paths[-1], stack_rows([rows[_mask_of(score)] for score in scores]))
     return paths
 
 
@@ -84,16 +87,40 @@ def write_figure(
         protocol: Protocol of the scores.
         path: PNG file.
     """
+    rows = draw_rows(model, images, scores, protocol)
+    write_png(path, stack_rows([rows[_mask_of(score)] for score in scores]))
+
+
+def draw_rows(
+    model: Sam, images: ImageSource, scores: Sequence[MaskScore], protocol: ClickProtocol
+) -> dict[tuple[int, int], np.ndarray]:
+    """Draw the row of each mask once; each image is embedded once for all its masks.
+
+    Args:
+        model: Model that predicts the masks again.
+        images: Index of the images, or the images.
+        scores: Scores of the masks, of which some may be the same.
+        protocol: Protocol of the scores.
+
+    Returns:
+        RGB pixels by row of the image and index of the mask.
+    """
     dataset = annotated_images(images, model.config.pixels)
+    unique = {_mask_of(score): score for score in scores}
+    rows = {}
     was_training = model.training
     model.eval()
     with torch.inference_mode():
-        rows = [
-            draw_row(model, embed_image(model, dataset, score.row), score, protocol)
-            for score in scores
-        ]
+        for row, masks in groupby(sorted(unique), key=itemgetter(0)):
+            image = embed_image(model, dataset, row)
+            for mask in masks:
+                rows[mask] = draw_row(model, image, unique[mask], protocol)
     model.train(was_training)
-    write_png(path, stack_rows(rows))
+    return rows
+
+
+def _mask_of(score: MaskScore) -> tuple[int, int]:
+    return score.row, score.mask_index
 
 
 def stack_rows(rows: Sequence[np.ndarray]) -> np.ndarray:
