@@ -97,6 +97,7 @@ FLAGS = {
     "--mining": ("hard-mining", "hard-example-mining", "ohem"),
     "--wandb": ("wandb-project", "use-wandb", "report-to"),
     "--evaluation.best-by": ("metric-for-best-model", "best-metric", "monitor"),
+    "--folder": ("out", "output", "output-dir", "out-dir"),
     "--config": ("cfg", "config-file", "yaml"),
     "--points-per-side": ("points", "grid-points", "grid"),
     "--paths": ("data", "dataset", "data-dir", "input", "input-dir", "images", "tars"),
