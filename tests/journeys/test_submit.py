@@ -62,30 +62,27 @@ def undisturbed(scenes, tmp_path_factory):
     return weights(out)
 
 
+@pytest.mark.parametrize("cause", ["time limit", "preemption"])
 def test_a_training_on_slurm_is_requeued_and_ends_as_if_never_stopped(
-    scenes, slurm, undisturbed, capsys
+    cause, scenes, slurm, undisturbed, capsys
 ):
-    """By its time limit, and then by a preemption, of which Slurm signals the step alone."""
     flags = "--submit slurm --submit-gpus 0 --submit-time 1:00:00".split()
     flags += "--submit-partition a100 --submit-sbatch account=vision".split()
     assert main(words(scenes, "run", *MORE, *flags)) == 0
     assert "job 100: 1 x 1 processes train into run" in capsys.readouterr().out
     wait_until(lambda: saved_step(Path("run")) >= 2)
-    os.kill(int((slurm / "100.pid").read_text()), signal.SIGUSR1)
+    shell = int((slurm / "100.pid").read_text())
+    if cause == "time limit":
+        os.kill(shell, signal.SIGUSR1)
+    else:  # Slurm signals the step alone
+        (slurm / "100.preempted").touch()
+        step = subprocess.run(["pgrep", "-P", str(shell)], capture_output=True, text=True).stdout
+        os.kill(int(step.split()[0]), signal.SIGTERM)
     wait_until(lambda: (slurm / "100.requeued").exists())
-    stopped_at = saved_step(Path("run"))
-    (slurm / "100.requeued").unlink()
-    wait_until(lambda: saved_step(Path("run")) > stopped_at)
-    shell = (slurm / "100.pid").read_text()
-    (slurm / "100.preempted").touch()
-    step = subprocess.run(["pgrep", "-P", shell], capture_output=True, text=True).stdout
-    os.kill(int(step.split()[0]), signal.SIGTERM)
-    wait_until(lambda: (slurm / "100.requeued").exists())
-    assert stopped_at < saved_step(Path("run")) < 40
     wait_until(lambda: not (slurm / "100.queued").exists())
     assert saved_step(Path("run")) == 40
     (log,) = Path("submitted").glob("train-*/100.log")
-    assert log.read_text().count("it is requeued and continues") == 2
+    assert "it is requeued and continues" in log.read_text()
     script = (slurm / "100.sh").read_text()
     options = fake_slurm.options_of(script)
     assert (options["partition"], options["account"]) == ("a100", "vision")
