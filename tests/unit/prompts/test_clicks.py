@@ -276,6 +276,11 @@ def test_opencv_finds_the_distances_that_the_passes_of_a_gpu_find(height, width)
     assert squared_edt(masks[:0]).shape == (0, height, width)
 
 
+def test_a_compiler_knows_the_shape_and_dtype_of_the_distances():
+    region = torch.ones(2, 5, 7, dtype=torch.bool)
+    torch.library.opcheck(torch.ops.gigamask.squared_edt, (region,), test_utils="test_faketensor")
+
+
 def test_central_clicks_are_those_of_evaluation_and_the_others_stay_uniform():
     truth = torch.zeros(4000, 9, 9, dtype=torch.bool)
     truth[:, 1:8, 1:6] = True
