@@ -12,7 +12,6 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -85,7 +84,7 @@ class AbsentGpu(TorchDispatchMode):
     """Computes on the GPU while it is entered.
 
     Attributes:
-        waits: Where the CPU waited for the GPU, as file:line of gigamask's code.
+        waits: Where the CPU waited for the GPU, as module:line of gigamask's code.
     """
 
     active: "AbsentGpu"
@@ -202,9 +201,10 @@ def _claimed(value: Any) -> Any:
 
 def _line_of_gigamask() -> str:
     frame = sys._getframe()
-    while frame is not None and "/gigamask/" not in frame.f_code.co_filename:
+    while frame is not None and not frame.f_globals["__name__"].startswith("gigamask."):
         frame = frame.f_back
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame else "elsewhere"
+    module = "elsewhere" if frame is None else frame.f_globals["__name__"].rpartition(".")[2]
+    return f"{module}:{0 if frame is None else frame.f_lineno}"
 
 
 class _Backend(backend_registration._DummyBackendModule):

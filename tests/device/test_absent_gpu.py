@@ -162,7 +162,7 @@ def test_a_step_waits_once(results, name):
     """For its packed results."""
     waits = Counter()
     for line, count in results[name]["waits"].items():
-        waits[line.partition(".")[0]] += count
+        waits[line.partition(":")[0]] += count
     for module in COPYING:
         del waits[module]
     assert waits == {"step": len(results[name]["numbers"])}
