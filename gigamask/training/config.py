@@ -380,7 +380,12 @@ def _with_field(config: Any, path: list[str], value: Any, name: str) -> Any:
     field_name = path[0].replace("-", "_")
     known = {leaf.name: getattr(config, leaf.name) for leaf in fields(config)}
     if field_name not in known:
-        near = difflib.get_close_matches(field_name, known, 1) or ["steps"] * (name == "epochs")
+        near = [
+            f"{section}__{field_name}"
+            for section, part in known.items()
+            if is_dataclass(part) and field_name in (leaf.name for leaf in fields(part))
+        ]
+        near += difflib.get_close_matches(field_name, known, 1) or ["steps"] * (name == "epochs")
         hint = f"; perhaps you meant {near[0]}" if near else f"; it has {', '.join(known)}"
         raise GigamaskError(f"{type(config).__name__} has no field {name!r}{hint}")
     if len(path) > 1:

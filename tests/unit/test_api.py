@@ -61,6 +61,8 @@ def test_with_changes_fields_and_fields_of_sections(tmp_path):
         recipes.tiny().with_(stepz=3)
     with pytest.raises(GigamaskError, match=r"optimizer__rate"):
         recipes.tiny().with_(optimizer__rate=3)
+    with pytest.raises(GigamaskError, match=r"'lr'; perhaps you meant optimizer__lr"):
+        recipes.tiny().with_(lr=3)
     with pytest.raises(GigamaskError, match=r"epochs.*steps"):
         recipes.tiny().with_(epochs=3)
     assert recipes.tiny().with_(steps=1e4).steps == 10_000
