@@ -115,7 +115,8 @@ class WindowLoss(Loss):
         import torch
         from torch.nn import functional
 
-        from gigamask.masks.windows import constant, sample_per_window, sampling_matrices
+        from gigamask.masks.devices import constant
+        from gigamask.masks.windows import sample_per_window, sampling_matrices
 
         answer = round.prediction.in_window
         assert answer is not None

@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Float32, Int, Int64, UInt8
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from gigamask.masks.devices import is_readable
 from gigamask.masks.rle import RLEMasks
 
 
@@ -222,20 +223,18 @@ def logit_boxes(
 def above(logits: Float[Tensor, "*s"], threshold: float) -> Bool[Tensor, "*s"]:
     """Return which logits exceed a threshold; NumPy takes a fifth of torch's time on a CPU.
 
-    Fake tensors, which are CPU tensors also when planning for a GPU, take the GPU's way.
-
     Args:
         logits: Logits of any shape.
         threshold: The threshold.
     """
-    if type(logits) is Tensor and logits.device.type == "cpu" and logits.dtype == torch.float32:
+    if is_readable(logits) and logits.dtype == torch.float32:
         return torch.from_numpy(np.asarray(logits.detach().numpy() > threshold))
     return logits > threshold
 
 
 def count_pixels(masks: Bool[Tensor, "*n H W"]) -> Int64[Tensor, "*n"]:
     """Return the area of each mask, on a CPU by NumPy."""
-    if type(masks) is not Tensor or masks.device.type != "cpu" or torch.compiler.is_compiling():
+    if not is_readable(masks):
         return masks.sum((-2, -1))
     counts = [np.count_nonzero(mask) for mask in masks.flatten(0, -3).numpy()]
     return torch.tensor(counts, dtype=torch.int64).view(masks.shape[:-2])

@@ -5,11 +5,11 @@ are resampled by one matrix each, so the gradient is a matrix product, which is 
 GPU, unlike that of `grid_sample`.
 """
 
-from collections.abc import Sequence
-
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
+
+from gigamask.masks.devices import is_readable
 
 Windows = Float[Tensor, "R 4"]
 Matrices = tuple[Float[Tensor, "R n h"], Float[Tensor, "R n w"]]
@@ -48,19 +48,6 @@ def _overlaps(
     return overlap.clamp(min=0) / width[..., None]
 
 
-def constant(
-    values: Sequence[float | int], device: torch.device, dtype: torch.dtype | None = None
-) -> Float[Tensor, "n"]:
-    """Return numbers on a device, for which `torch.tensor` would wait for a GPU.
-
-    Args:
-        values: The numbers.
-        device: The device.
-        dtype: Their dtype; None is torch's default.
-    """
-    return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
-
-
 def coverage(matrices: Matrices) -> Float[Tensor, "R n m"]:
     """Return the sum of each sample's weights: the part of it that lies inside."""
     rows, columns = matrices
@@ -83,7 +70,7 @@ def sample_per_image(
     samples = rows.shape[1]
     if images == 1:
         sampled = rows.reshape(-1, height) @ flat[0]
-    elif _is_readable(image_index):
+    elif is_readable(image_index):
         counts = torch.bincount(image_index, minlength=images).tolist()
         parts = zip(rows.split(counts), flat, strict=True)
         sampled = torch.cat([part.reshape(-1, height) @ image for part, image in parts])
@@ -95,12 +82,6 @@ def sample_per_image(
         sampled = spread.reshape(-1, images * height) @ flat.flatten(0, 1)
     sampled = sampled.view(-1, samples * channels, width) @ columns.transpose(1, 2)
     return sampled.unflatten(1, (samples, channels)).transpose(1, 2)
-
-
-def _is_readable(tensor: Tensor) -> bool:
-    """Return whether values can be read without waiting: not on a GPU, of fakes, in a compiler."""
-    is_real = type(tensor) is Tensor and not torch.compiler.is_compiling()
-    return is_real and tensor.device.type == "cpu"
 
 
 def sample_per_window(maps: Float[Tensor, "R h w"], matrices: Matrices) -> Float[Tensor, "R n n"]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from gigamask.masks import boundary
-from gigamask.masks.windows import constant
+from gigamask.masks.devices import constant, is_readable
 from gigamask.types import Targets
 
 MAX_SUMS = 2**24
@@ -168,12 +168,11 @@ def squared_edt(region: Bool[Tensor, "M H W"]) -> Float32[Tensor, "M H W"]:
     """Return the exact squared Euclidean distance of each pixel to the nearest one outside.
 
     The distance is 0 outside the region; everything beyond the grid counts as outside. On a CPU,
-    OpenCV computes it. The fake tensors of a memory plan, which are CPU tensors also when planning
-    for a GPU, take the GPU's way.
+    OpenCV computes it.
     """
     if torch.compiler.is_compiling() and region.device.type == "cpu":
         return _squared_edt_op(region)
-    if type(region) is Tensor and region.device.type == "cpu":
+    if is_readable(region):
         return torch.from_numpy(_squared_edt_opencv(region.numpy()))
     return _squared_edt_torch(region)
 

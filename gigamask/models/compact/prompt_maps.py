@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64, Shaped
 from torch import Tensor
 
-from gigamask.masks.windows import constant, coverage, sample_per_window, sampling_matrices
+from gigamask.masks.devices import constant
+from gigamask.masks.windows import coverage, sample_per_window, sampling_matrices
 from gigamask.models.configs import WindowDecoder
 from gigamask.types import Prompts
 

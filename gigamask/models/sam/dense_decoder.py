@@ -13,7 +13,8 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from gigamask.masks.windows import constant, sample_per_image, sampling_matrices
+from gigamask.masks.devices import constant
+from gigamask.masks.windows import sample_per_image, sampling_matrices
 from gigamask.models.compact.prompt_maps import (
     MIDDLE_WINDOW,
     PromptShapes,
