@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, groupby
+from itertools import chain, groupby, islice
 from operator import itemgetter
 from pathlib import Path
 
@@ -67,11 +67,11 @@ def write_figures(
         "typical": [order[i] for i in evenly],
     }
     folder.mkdir(parents=True, exist_ok=True)
-    rows = draw_rows(model, images, list(chain(*chosen.values())), result.protocol)
+    rows = iter(draw_rows(model, images, list(chain(*chosen.values())), result.protocol))
     paths = []
     for name, scores in chosen.items():
         paths.append(folder / f"{name}.png")
-        write_png(paths[-1], stack_rows([rows[_mask_of(score)] for score in scores]))
+        write_png(paths[-1], stack_rows(list(islice(rows, len(scores)))))
     return paths
 
 
@@ -87,13 +87,12 @@ def write_figure(
         protocol: Protocol of the scores.
         path: PNG file.
     """
-    rows = draw_rows(model, images, scores, protocol)
-    write_png(path, stack_rows([rows[_mask_of(score)] for score in scores]))
+    write_png(path, stack_rows(draw_rows(model, images, scores, protocol)))
 
 
 def draw_rows(
     model: Sam, images: ImageSource, scores: Sequence[MaskScore], protocol: ClickProtocol
-) -> dict[tuple[int, int], np.ndarray]:
+) -> list[np.ndarray]:
     """Draw the row of each mask once; each image is embedded once for all its masks.
 
     Args:
@@ -103,10 +102,11 @@ def draw_rows(
         protocol: Protocol of the scores.
 
     Returns:
-        RGB pixels by row of the image and index of the mask.
+        RGB pixels of the row of each score.
     """
     dataset = annotated_images(images, model.config.pixels)
-    unique = {_mask_of(score): score for score in scores}
+    masks_of = [(score.row, score.mask_index) for score in scores]
+    unique = dict(zip(masks_of, scores, strict=True))
     rows = {}
     was_training = model.training
     model.eval()
@@ -116,11 +116,7 @@ def draw_rows(
             for mask in masks:
                 rows[mask] = draw_row(model, image, unique[mask], protocol)
     model.train(was_training)
-    return rows
-
-
-def _mask_of(score: MaskScore) -> tuple[int, int]:
-    return score.row, score.mask_index
+    return [rows[mask] for mask in masks_of]
 
 
 def stack_rows(rows: Sequence[np.ndarray]) -> np.ndarray:

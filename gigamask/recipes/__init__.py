@@ -109,7 +109,7 @@ def find(name: str) -> Callable[[], TrainConfig]:
 
 
 def make(name: str | TrainConfig | Callable[[], TrainConfig]) -> TrainConfig:
-    """Return the configuration of a recipe, or of its name; one is returned unchanged.
+    """Return the configuration of a recipe or of its name; a configuration is returned as it is.
 
     Raises:
         GigamaskError: There is no such recipe, or a custom one fails or returns something else.
