@@ -20,6 +20,21 @@ from gigamask.errors import GigamaskError
 PARTIAL = ".partial"
 """End of the name of a file that is being written; a killed process may leave one."""
 CHUNK_BYTES = 1 << 24
+FOREIGN = (
+    *("__macosx", "icon\r", "thumbs.db", "ehthumbs.db", "desktop.ini", "$recycle.bin"),
+    *("system volume information", "@eadir", "#recycle"),
+)
+"""What macOS, Windows and disk stations leave among files, in lower case."""
+
+
+def is_foreign(name: str) -> bool:
+    """Return whether a file or folder is hidden, or left by a system or an editor, by its name."""
+    return name.startswith((".", "~$")) or name.lower() in FOREIGN
+
+
+def find_tars(folder: Path) -> list[Path]:
+    """Return the sorted tars of a folder; none if it is no folder."""
+    return sorted(path for path in folder.glob("*.tar") if not is_foreign(path.name))
 
 
 def write_atomically(path: Path | str, write: Callable[[Path], object]) -> None:

@@ -1,10 +1,13 @@
-"""Reading JSON and YAML that others may have written, within limits.
+"""Reading text, JSON and YAML that others may have written, within limits.
 
 Every error is one line that names the file. Limits keep a hostile file from taking the memory or
 hanging: only regular files are read, up to a size; deep nesting and YAML aliases are refused.
+Text is UTF-8, or what its byte order mark says; `NaN` and `Infinity` in JSON are read as null.
 """
 
+import codecs
 import json
+import re
 import zlib
 from pathlib import Path
 from typing import Any, TypeVar, overload
@@ -19,6 +22,18 @@ MAX_JSON_BYTES = 1 << 26
 MAX_YAML_BYTES = 1 << 18
 JSON_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What msgspec raises for bytes that are not JSON, not of the wanted type or nested too deeply."""
+
+
+BYTE_ORDER_MARKS = {
+    codecs.BOM_UTF8: "utf-8",
+    codecs.BOM_UTF32_LE: "utf-32-le",  # before UTF-16's, with which it begins
+    codecs.BOM_UTF32_BE: "utf-32-be",
+    codecs.BOM_UTF16_LE: "utf-16-le",
+    codecs.BOM_UTF16_BE: "utf-16-be",
+}
+"""Encodings by the bytes that Windows programs write before the text."""
+_NOT_FINITE = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|(?<![\w.])-?(?:NaN|Infinity)\b', re.DOTALL)
+"""Matches texts, to leave them alone, and what Python and pandas write for missing numbers."""
 
 
 def check_regular(path: Path | str) -> None:
@@ -52,27 +67,89 @@ def read_limited(path: Path | str, max_bytes: int) -> bytes:
     return content
 
 
+def decode_text(raw: bytes, source: str) -> str:
+    """Decode text: UTF-8, or what its byte order mark says, which is removed.
+
+    Args:
+        raw: The bytes.
+        source: Where they come from, for the error.
+
+    Raises:
+        GigamaskError: They are not text.
+    """
+    mark = next((mark for mark in BYTE_ORDER_MARKS if raw.startswith(mark)), b"")
+    encoding = BYTE_ORDER_MARKS.get(mark, "utf-8")
+    try:
+        text = raw[len(mark) :].decode(encoding)
+    except UnicodeDecodeError as error:
+        at = len(mark) + error.start
+        raise GigamaskError(
+            f"{source}: is not {encoding.upper()} text ({error.reason} at byte {at}, in line "
+            f"{raw[:at].count(10) + 1}); save it as UTF-8"
+        ) from None
+    if "\0" in text[:4]:
+        raise GigamaskError(
+            f"{source}: is not UTF-8 text, but seems to be UTF-16 without a byte order mark; save "
+            "it as UTF-8"
+        )
+    return text
+
+
+def read_text(path: Path | str, max_bytes: int = MAX_JSON_BYTES) -> str:
+    """Read a text file; errors as of `read_limited` and `decode_text`.
+
+    Args:
+        path: The file.
+        max_bytes: Largest size that is read.
+    """
+    return decode_text(read_limited(path, max_bytes), str(path))
+
+
 @overload
 def decode_json(raw: bytes | str, source: str) -> Any: ...
 @overload
-def decode_json(raw: bytes | str, source: str, kind: type[Value]) -> Value: ...
-def decode_json(raw: bytes | str, source: str, kind: Any = Any) -> Any:
-    """Decode JSON.
+def decode_json(raw: bytes | str, source: str, kind: type[Value], strict: bool = ...) -> Value: ...
+def decode_json(raw: bytes | str, source: str, kind: Any = Any, strict: bool = True) -> Any:
+    """Decode JSON, with or without a byte order mark; `NaN` and `Infinity` are read as null.
 
     Args:
         raw: The JSON.
         source: Where it comes from, for the error.
         kind: Type of the result, such as a dataclass; checked in every field.
+        strict: Whether numbers must be written as such; if not, "1" and 1.0 are the integer 1.
 
     Raises:
         GigamaskError: It is not JSON, nested too deeply, or of another type.
     """
+    if isinstance(raw, bytes) and raw.startswith(tuple(BYTE_ORDER_MARKS)):
+        raw = decode_text(raw, source)
     try:
-        return msgspec.json.decode(raw, type=kind)
+        try:
+            return msgspec.json.decode(raw, type=kind, strict=strict)
+        except msgspec.ValidationError:
+            raise
+        except msgspec.DecodeError:
+            raw = raw.encode("utf-8", "surrogatepass") if isinstance(raw, str) else raw
+            if b"NaN" not in raw and b"Infinity" not in raw:
+                raise
+            raw = _NOT_FINITE.sub(lambda found: found[0] if found[0][:1] == b'"' else b"null", raw)
+            return msgspec.json.decode(raw, type=kind, strict=strict)
     except RecursionError:
         raise GigamaskError(f"{source}: its JSON is nested too deeply") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise GigamaskError(f"{source}: not valid JSON ({error})") from None
+        raise GigamaskError(f"{source}: not valid JSON ({_position(error, raw)})") from None
+
+
+def _position(error: Exception, raw: bytes | str) -> str:
+    """Return what is wrong with JSON, with line and column in place of a byte's number."""
+    found = re.search(r"(.*) \(byte (\d+)\)$", str(error))
+    if found is None:
+        return str(error)
+    raw = raw.encode("utf-8", "surrogatepass") if isinstance(raw, str) else raw
+    at = int(found[2])
+    line, start = raw.count(b"\n", 0, at) + 1, raw.rfind(b"\n", 0, at) + 1
+    near = raw[max(start, at - 20) : at + 10].decode(errors="replace").strip()
+    return f"{found[1]} in line {line}, column {at - start + 1}, near {near!r}"
 
 
 @overload

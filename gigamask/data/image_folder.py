@@ -17,7 +17,7 @@ from gigamask.data import storage
 from gigamask.data.storage import ByteRange, FileStat
 from gigamask.errors import CorruptSampleError, GigamaskError
 
-JPEG = (".jpg", ".jpeg")
+JPEG = (".jpg", ".jpeg", ".jfif")
 """File name extensions of JPEGs."""
 EXTENSIONS = (*JPEG, ".png", ".webp", ".tif", ".tiff", ".npy")
 """File name extensions of images."""
@@ -44,7 +44,7 @@ def is_folder(path: str) -> bool:
 
 def is_image(name: str) -> bool:
     """Return whether a file name has an image extension and is not hidden, as macOS's `._*` are."""
-    return name.lower().endswith(EXTENSIONS) and not os.path.basename(name).startswith(".")
+    return name.lower().endswith(EXTENSIONS) and not files.is_foreign(os.path.basename(name))
 
 
 def find_folders(root: str) -> list[str]:
@@ -80,13 +80,13 @@ def _walk(folder: str, ancestors: frozenset[tuple[int, int]]) -> Iterator[str]:
     with os.scandir(folder) as entries:
         for entry in entries:
             has_images = has_images or (is_image(entry.name) and entry.is_file())
-            if entry.name.endswith(".tar") and ancestors:
+            if entry.name.endswith(".tar") and ancestors and not files.is_foreign(entry.name):
                 raise GigamaskError(
                     f"{entry.path}: is a tar within a folder that is read as "
                     "a folder of images; give a quoted glob of the tars such as '**/*.tar', "
                     "or a folder of images only"
                 )
-            if not _is_left_out(entry.name) and entry.is_dir():
+            if not is_left_out(entry.name) and entry.is_dir():
                 subfolders.append(entry.path)
     if has_images:
         yield folder
@@ -104,9 +104,9 @@ def pack_command(folder: Path | str) -> str:
     return f"tar cf shard.tar -C {quote(str(folder))} ."
 
 
-def _is_left_out(name: str) -> bool:
-    """Return whether a subfolder is hidden, or holds what a training made of the images."""
-    return name.startswith(".") or name.endswith(CONVERTED_SUFFIX)
+def is_left_out(name: str) -> bool:
+    """Return whether a subfolder is hidden, foreign, or holds what a training made of images."""
+    return files.is_foreign(name) or name.endswith(CONVERTED_SUFFIX)
 
 
 def scan(folder: str) -> FolderListing:

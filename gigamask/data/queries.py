@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from gigamask import files
+from gigamask.data import image_folder
 from gigamask.data.index import Index, as_list
 from gigamask.errors import GigamaskError
 from gigamask.serialization import JSON_ERRORS, check_regular
@@ -230,7 +231,7 @@ def _single_row(
 def _names(query: Query) -> list[bytes]:
     """Return the possible names of the query's image: the full name and, for a jpg, the stem."""
     stem, extension = os.path.splitext(query.image)
-    is_jpg = extension.lower() in (".jpg", ".jpeg")
+    is_jpg = extension.lower() in image_folder.JPEG
     return list(map(os.fsencode, [query.image, stem] if is_jpg else [query.image]))
 
 

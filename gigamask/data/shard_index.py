@@ -21,7 +21,7 @@ from gigamask.data import annotation, image, image_folder, storage, tar
 from gigamask.data.checked_files import encode_json, read_json, write_array
 from gigamask.data.storage import ByteRange
 from gigamask.errors import CorruptSampleError, GigamaskError
-from gigamask.files import report_write_errors
+from gigamask.files import is_foreign, report_write_errors
 from gigamask.types import ImageAnnotation, SkippedSample
 
 IMAGE_COLUMNS = {
@@ -396,7 +396,7 @@ def pair_members(
         extension = extension.lower()
         is_image = extension in (image_folder.JPEG if stem in has_jpg else image_folder.EXTENSIONS)
         numbers = jpgs if is_image else jsons if extension == ".json" else None
-        if numbers is None or stem.startswith("."):  # macOS packs a '._sa_1.jpg' beside each file
+        if numbers is None or is_foreign(stem):  # macOS packs a '._sa_1.jpg' beside each file
             others += 1
         elif stem in numbers:
             duplicates.append((numbers[stem], member))

@@ -19,6 +19,7 @@ from shlex import quote
 from typing import Any, NamedTuple, TypeVar
 
 from gigamask.errors import CorruptSampleError, GigamaskError
+from gigamask.files import is_foreign
 from gigamask.rng import make_rng
 
 MAX_TRIES = 5
@@ -276,6 +277,7 @@ def list_files(url: str, recursive: bool = False) -> list[str]:
     else:
         names = _retry(lambda: filesystem.ls(inner, detail=False), url, "its folder")
     scheme = url[: url.index("://") + 3]
+    names = [name for name in names if not is_foreign(name.rpartition("/")[2])]
     return sorted(name if is_remote(name) else scheme + name.lstrip("/") for name in names)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from gigamask.data import storage
 from gigamask.errors import GigamaskError
-from gigamask.serialization import MAX_JSON_BYTES, check_regular, read_limited
+from gigamask.serialization import check_regular, read_text
 
 ALGORITHMS = {32: "md5", 40: "sha1", 64: "sha256"}
 CHUNK_BYTES = 2**25
@@ -57,21 +57,6 @@ def read(path: str | Path) -> dict[str, str]:
             f"{path}: holds no checksum; give a list with a line 'SUM  NAME' for each file"
         )
     return sums
-
-
-def read_text(path: str | Path) -> str:
-    """Return the text of a file given by the user.
-
-    Raises:
-        GigamaskError: The file cannot be read as text.
-    """
-    try:
-        return read_limited(path, MAX_JSON_BYTES).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise GigamaskError(
-            f"{path}: is not a text file ({error.reason} at byte {error.start}); give the list"
-            " itself, unpacked"
-        ) from error
 
 
 def digest(path: str | Path, like: str) -> str:

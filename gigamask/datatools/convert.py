@@ -7,7 +7,6 @@ also has the image's `source`, and each mask's `category` (its name), `category_
 far as the source has them, or the `label` of a label image.
 """
 
-import os
 import shutil
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -24,12 +23,14 @@ from gigamask.data import annotation, tar, worker_pool
 from gigamask.data.image import member_suffix
 from gigamask.data.image_folder import check_for_tars, pack_command
 from gigamask.datatools import convert_coco, convert_labels, convert_parquet, convert_polygons
-from gigamask.datatools.image_files import to_member
+from gigamask.datatools.image_files import files_of, to_member
 from gigamask.datatools.objects import Objects, SourceImage, SourceListing
+from gigamask.datatools.pairing import compose
 from gigamask.datatools.partial_download import lock_folder
 from gigamask.datatools.published import MAX_LIST_BYTES
 from gigamask.errors import CorruptSampleError, GigamaskError, counted
-from gigamask.serialization import read_json, read_limited
+from gigamask.files import find_tars
+from gigamask.serialization import read_json, read_text
 from gigamask.types import SkippedSample
 
 PARTIAL = ".partial"
@@ -156,10 +157,10 @@ def listed(path: Path | None) -> Callable[[list[str]], Container[str]]:
     """
     if path is None:
         return lambda names: names
-    wanted = read_limited(path, MAX_LIST_BYTES).decode("utf-8", "replace").split()
+    wanted = [compose(name) for name in read_text(path, MAX_LIST_BYTES).split()]
 
     def select(names: list[str]) -> Container[str]:
-        by_stem = {str(Path(name).with_suffix("")): name for name in names}
+        by_stem = {compose(str(Path(name).with_suffix(""))): name for name in names}
         unknown = [name for name in wanted if name not in by_stem]
         if unknown or not wanted:
             raise GigamaskError(
@@ -291,14 +292,18 @@ def _list_source(
 
 def _check_not_sa1b(source: Path) -> None:
     act = None
-    if source.suffix == ".tar" or any(source.glob("*.tar")):
+    if source.suffix == ".tar" or find_tars(source):
         act = f"give it to other commands as it is, such as gigamask stats {source}"
-    elif (path := next(source.rglob("*.json"), source)).suffix == ".json":
+    elif (path := next(iter(_jsons_of(source)), source)).suffix == ".json":
         with suppress(GigamaskError):
             read_json(path, Sa1bJson)
             act = f"pack it into a tar, which all commands read: {pack_command(path.parent)}"
     if act:
         raise GigamaskError(f"{source}: is in SA-1B's format already; {act}")
+
+
+def _jsons_of(source: Path) -> list[Path]:
+    return files_of(source, ".json") if source.is_dir() else [source]
 
 
 def _check_no_label_options(source: Path, options: ConvertOptions) -> None:
@@ -361,11 +366,10 @@ def _check(source: object, what: str, skipped: list[SkippedSample], usable: int)
 
 def _clear_partial(out: Path, keep: bool) -> Path:
     """Return the folder for incomplete tars, emptied unless the tars of parts are to be kept."""
-    existing = [name for name in os.listdir(out) if name.endswith(".tar")]
-    if existing:
+    if existing := find_tars(out):
         raise GigamaskError(
-            f"--out {out}: holds {counted(len(existing), 'tar')} such as {existing[0]}, which new"
-            " ones would mix with; give another folder"
+            f"--out {out}: holds {counted(len(existing), 'tar')} such as {existing[0].name}, which"
+            " new ones would mix with; give another folder"
         )
     for path in [] if keep else (out / PARTIAL).glob("*.tar*"):
         path.unlink()

@@ -5,6 +5,7 @@ image is rotated by its EXIF orientation only if it then matches the size of its
 """
 
 import io
+import os
 import warnings
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from PIL import ExifTags, Image, ImageOps
 
 from gigamask.data import image, image_folder
 from gigamask.errors import CorruptSampleError, GigamaskError
+from gigamask.files import is_foreign
 from gigamask.serialization import read_limited
 
 SUFFIXES = (*image_folder.EXTENSIONS, ".bmp")
@@ -26,14 +28,27 @@ _TURNED = (5, 6, 7, 8)
 
 
 def files_of(folder: Path, *suffixes: str) -> list[Path]:
-    """Return the files of a folder and its subfolders with one of some suffixes, sorted.
+    """Return the files of a folder and its subfolders, sorted, except hidden and foreign ones.
 
     Args:
         folder: The folder.
-        *suffixes: Suffixes in lower case.
+        *suffixes: Suffixes in lower case; without any, all files are listed.
+
+    Raises:
+        GigamaskError: A subfolder cannot be read.
     """
-    found = (path for path in folder.rglob("*") if path.suffix.lower() in suffixes)
+    found = []
+    for parent, folders, names in os.walk(folder, onerror=_cannot_list):
+        folders[:] = [name for name in folders if not image_folder.is_left_out(name)]
+        paths = (Path(parent, name) for name in names if not is_foreign(name))
+        found += [path for path in paths if not suffixes or path.suffix.lower() in suffixes]
     return sorted(path for path in found if path.is_file())
+
+
+def _cannot_list(error: OSError) -> None:
+    raise GigamaskError(
+        f"{error.filename}: cannot be read ({error.strerror}); check the folder and its permissions"
+    ) from error
 
 
 def size_of(raw: bytes, name: str) -> tuple[int, int]:

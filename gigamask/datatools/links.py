@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from gigamask.datatools.checksums import read_text
 from gigamask.errors import GigamaskError
+from gigamask.serialization import read_text
 
 MAX_NAME_BYTES = 200
 """File systems allow 255; the name of a partial file is longer than the file's."""

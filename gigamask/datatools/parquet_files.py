@@ -14,6 +14,7 @@ from typing import Any
 from gigamask.data import storage
 from gigamask.datatools.image_files import files_of
 from gigamask.errors import CorruptSampleError, GigamaskError, counted, first_line
+from gigamask.files import find_tars, is_foreign
 from gigamask.serialization import check_regular
 
 SUFFIX = ".parquet"
@@ -50,12 +51,13 @@ def _files(path: str) -> list[str]:
             files = storage.list_files(path, recursive=True)
         names = [] if any(name.endswith(".tar") for name in files) else files
     elif local.is_dir():
-        names = [] if any(local.glob("*.tar")) else [str(each) for each in files_of(local, SUFFIX)]
+        names = [] if find_tars(local) else [str(each) for each in files_of(local, SUFFIX)]
     elif local.exists() or not storage.is_glob(path):
         names = [path]
     else:
         names = sorted(map(str, Path("/").glob(path.lstrip("/"))))
     names = [name for name in names if storage.strip_query(name).endswith(SUFFIX)]
+    names = [name for name in names if name == path or not is_foreign(storage.basename(name))]
     is_folder = names != [path] and not storage.is_glob(path)
     if is_folder and len(splits := _splits(names, path)) > 1:
         listed = ", ".join(f"{split} ({counted(len(of), 'file')})" for split, of in splits.items())

@@ -24,9 +24,10 @@ from gigamask.datatools.image_files import (
     read_file,
     read_pixels,
 )
+from gigamask.datatools.pairing import compose
 from gigamask.errors import CorruptSampleError, GigamaskError, counted
 from gigamask.masks.rle import RLEMasks
-from gigamask.serialization import read_limited
+from gigamask.serialization import read_text
 from gigamask.types import ImageAnnotation
 
 MAX_LIST_BYTES = 2**26
@@ -148,14 +149,14 @@ def open_archive(name: str, folder: Path) -> PublishedImages:
     root = next((root for root in found if (root / archive.masks).is_dir()), None)
     if root is None:
         raise _other_layout(name, folder)
-    files = {path.stem: path for path in files_of(root / archive.images, *SUFFIXES)}
+    files = {compose(path.stem): path for path in files_of(root / archive.images, *SUFFIXES)}
     readers = {stem: partial(read_pixels, path, name=path.stem) for stem, path in files.items()}
     names = sorted(files)
     if archive.listing:
         listing = root / archive.listing
         if not listing.is_file():
             raise _other_layout(name, folder, f"; there is no {listing}")
-        names = read_limited(listing, MAX_LIST_BYTES).decode("utf-8", "replace").split()
+        names = compose(read_text(listing, MAX_LIST_BYTES)).split()
     return _pair(name, names, readers, root / archive.masks)
 
 
@@ -174,10 +175,10 @@ def open_masks(name: str, folder: Path, photographs: Index) -> PublishedImages:
     readers: dict[str, PixelReader] = {}
     for row in range(len(photographs)):
         stem = Path(photographs.entry_name(row).rpartition(":")[2]).stem.removeprefix("sa_")
-        readers[stem] = partial(_read_row, dataset, row)
+        readers[compose(stem)] = partial(_read_row, dataset, row)
     by_stem: dict[str, Path] = {}
     for path in files_of(folder, *MASK_FORMATS):
-        if (other := by_stem.setdefault(path.stem, path)) != path:
+        if (other := by_stem.setdefault(compose(path.stem), path)) != path:
             raise GigamaskError(
                 f"--data {folder}: {other.relative_to(folder)} and {path.relative_to(folder)} have "
                 "the same name; give the folder that holds the masks alone"
@@ -190,7 +191,7 @@ def _pair(
     name: str, names: Sequence[str], readers: Mapping[str, PixelReader], masks: Path
 ) -> PublishedImages:
     """Match images and masks by name."""
-    by_stem = {path.stem: path for path in files_of(masks, *MASK_FORMATS)}
+    by_stem = {compose(path.stem): path for path in files_of(masks, *MASK_FORMATS)}
     images = [
         PublishedImage(stem, by_stem[stem], readers[stem])
         for stem in names

@@ -32,7 +32,7 @@ from gigamask.datatools.objects import image_ids
 from gigamask.datatools.partial_download import lock_folder
 from gigamask.distributed.precision import computed_dtype
 from gigamask.errors import CorruptSampleError, GigamaskError
-from gigamask.files import write_bytes
+from gigamask.files import find_tars, write_bytes
 from gigamask.inference.automatic_mask_generator import MaskProposals, SamAutomaticMaskGenerator
 from gigamask.inference.classes import class_fields
 from gigamask.masks.rle import RLEMasks
@@ -333,7 +333,7 @@ def _prepare_folder(out: Path, generator: SamAutomaticMaskGenerator, is_part: bo
                 "use the same ones, or another folder"
             )
         return
-    if tars := sorted(out.glob("*.tar")):
+    if tars := find_tars(out):
         raise GigamaskError(
             f"--out {out}: holds {len(tars)} other tars, such as {tars[0].name}; "
             "choose another folder"

@@ -99,3 +99,27 @@ def test_an_output_folder_holds_nothing_else(tmp_path):
         files.check_out(tmp_path, "an index", lambda entry: entry.name == "a.log")
     with pytest.raises(GigamaskError, match=r"b\.jpg: cannot be an index"):
         files.check_out(tmp_path / "b.jpg", "an index")
+
+
+@pytest.mark.parametrize(
+    ("name", "foreign"),
+    [
+        ("._1.jpg", True),
+        (".ipynb_checkpoints", True),
+        ("Thumbs.db", True),
+        ("__MACOSX", True),
+        ("@eaDir", True),
+        ("~$labels.txt", True),
+        ("1.jpg", False),
+        ("__ignore__.png", False),
+    ],
+)
+def test_what_systems_leave_among_files(name, foreign):
+    assert files.is_foreign(name) == foreign
+
+
+def test_tars_of_a_folder(tmp_path):
+    for name in ("b.tar", "a.tar", "._a.tar", "a.txt"):
+        (tmp_path / name).touch()
+    assert [path.name for path in files.find_tars(tmp_path)] == ["a.tar", "b.tar"]
+    assert files.find_tars(tmp_path / "a.tar") == []

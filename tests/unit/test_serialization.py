@@ -12,7 +12,9 @@ from gigamask.errors import GigamaskError
 from gigamask.serialization import (
     check_checksum,
     decode_json,
+    decode_text,
     read_json,
+    read_text,
     read_yaml,
     with_checksum,
 )
@@ -71,6 +73,50 @@ def test_bad_yaml_is_one_line(raw, reason, tmp_path):
 def test_yaml_keeps_numbers_as_text(tmp_path):
     (tmp_path / "file.yaml").write_text("lr: 1e-4\nnested: {a: [1, true]}\n")
     assert read_yaml(tmp_path / "file.yaml") == {"lr": "1e-4", "nested": {"a": ["1", "true"]}}
+
+
+@pytest.mark.parametrize(
+    "encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32", "utf-16-le", "utf-16-be"]
+)
+def test_a_byte_order_mark_says_how_text_is_read(tmp_path, encoding):
+    path = tmp_path / "file.json"
+    mark = {"utf-16-le": b"\xff\xfe", "utf-16-be": b"\xfe\xff"}.get(encoding, b"")
+    path.write_bytes(mark + '{"x": "Fähre"}'.encode(encoding))
+    assert read_text(path) == '{"x": "Fähre"}'
+    assert read_json(path) == {"x": "Fähre"}
+
+
+@pytest.mark.parametrize(
+    ("raw", "datum"),
+    [
+        ("a\nFähre".encode("latin-1"), "UTF-8 .* at byte 3, in line 2"),
+        ("cat".encode("utf-16-le"), "UTF-16 without"),
+        (b"\xff\xfea", "UTF-16-LE .* in line 1"),
+    ],
+)
+def test_text_of_another_encoding_is_refused(raw, datum):
+    with pytest.raises(GigamaskError, match=f"^here: .*{datum}"):
+        decode_text(raw, "here")
+
+
+def test_numbers_that_are_missing_in_json():
+    raw = rb"""{"NaN": [NaN, -Infinity, Infinity, "NaN, \"Infinity", 1]}"""
+    expected = {"NaN": [None, None, None, 'NaN, "Infinity', 1]}
+    assert decode_json(raw, "here") == decode_json(raw.decode(), "here") == expected
+    for wrong in (b"[NaNs]", b"[xNaN]", b"[NaN,]", b"[1NaN]"):
+        with pytest.raises(GigamaskError, match="here: not valid JSON"):
+            decode_json(wrong, "here")
+
+
+def test_where_json_is_wrong():
+    with pytest.raises(GigamaskError, match=r"in line 2, column 8, near .*here"):
+        decode_json(b'{"a": 1,\n  "b": here}', "here")
+
+
+def test_numbers_that_other_programs_write_as_text_or_floats():
+    assert decode_json(b'{"x": "1.0", "y": 2.0}', "here", Point, strict=False) == Point(1, 2)
+    with pytest.raises(GigamaskError, match=r"float.*x"):
+        decode_json(b'{"x": 1.5}', "here", Point, strict=False)
 
 
 def test_only_regular_files_up_to_the_limit_are_read(tmp_path, monkeypatch):

@@ -83,8 +83,8 @@ def test_addresses_without_a_plain_name_are_refused(tmp_path, url):
             r"line 2 gives a.tar a second address; keep one of them",
         ),
         (
-            b"\xff\xfe",
-            r"links.txt: .*text.*\(invalid start byte at byte 0\)",
+            b"\x1f\xff",
+            r"links.txt: .*text.*\(invalid start byte at byte 1, in line 1\)",
         ),
     ],
 )
