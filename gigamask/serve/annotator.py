@@ -4,22 +4,23 @@ All masks are computed here, from the prompts and shapes that the page sends; th
 them. Every operation is one edit of the project.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import cv2
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import Bool, Int32, UInt8
 
 from gigamask.datatools.image_files import read_file
 from gigamask.errors import GigamaskError
 from gigamask.masks.boundary import farthest_point
-from gigamask.masks.rle import RLEMasks
+from gigamask.masks.components import connected_components, paste, subtract
+from gigamask.masks.rle import RLEMasks, union
 from gigamask.serve.open_images import NotFoundError
 from gigamask.serve.project import Edit, ImageEdits, MaskObject, Project
-from gigamask.serve.prompt_steps import PromptStep
+from gigamask.serve.prompt_steps import PromptStep, checked_points
 from gigamask.serve.session import Session, masks_to_json
 
 MIN_PART_PX = 4
@@ -147,18 +148,24 @@ class Annotator:
         _, size = self.with_key(row)
         found = self.project.read(row, size)
         key_of, before = _begin(found, target)
-        dense = _dense(before.mask, size)
-        points = np.array(stroke.points, np.float64).reshape(-1, 2)
-        inside = (points >= 0).all() and (points <= size[::-1]).all()
-        if not len(points) or not inside or not 0 <= stroke.radius <= max(size):
-            raise GigamaskError("the points and the radius of a stroke must be within the image")
-        path = np.round(points).astype(np.int32)
-        width, value = max(1, round(2 * stroke.radius)), int(not stroke.erase)
-        if len(path) == 1:
-            cv2.circle(dense, path[0].tolist(), max(0, width // 2), value, -1)
-        else:
-            cv2.polylines(dense, [path[:, None]], False, value, width)
-        return self._redrawn(row, version, "stroke", {key_of: (before, dense)})
+        points = checked_points(stroke.points, size)
+        if not len(points) or not 0 <= stroke.radius <= max(size):
+            raise GigamaskError(
+                f"the radius of a stroke must be 0 to {max(size)} (got {stroke.radius}), and it"
+                " needs a point; draw it again"
+            )
+        path, width = np.round(points).astype(np.int32), max(1, round(2 * stroke.radius))
+
+        def draw(dense: UInt8[np.ndarray, "h w"], paths: list[Int32[np.ndarray, "_ 2"]]) -> None:
+            if len(path) == 1:
+                cv2.circle(dense, paths[0][0].tolist(), max(0, width // 2), 1, -1)
+            else:
+                cv2.polylines(dense, [paths[0][:, None]], False, 1, width)
+
+        drawn = _drawn(size, [path], draw, width)
+        mask = _mask(before.mask, size)
+        mask = subtract(mask, drawn) if stroke.erase else _both(mask, drawn)
+        return self._redrawn(row, version, "stroke", {key_of: before}, mask)
 
     def polygon(
         self,
@@ -178,14 +185,13 @@ class Annotator:
         _, size = self.with_key(row)
         found = self.project.read(row, size)
         key_of, before = _begin(found, target)
-        corners = [np.array(ring, np.float64).reshape(-1, 2) for ring in rings]
+        corners = [checked_points(ring) for ring in rings]
         if not corners or min(map(len, corners)) < 3 or sum(map(len, corners)) > MAX_CORNERS:
             raise GigamaskError(f"a polygon has 3 corners or more, at most {MAX_CORNERS} in all")
         limit = np.array(size[::-1]) - 1
         rounded = [np.round(ring.clip(0, limit)).astype(np.int32) for ring in corners]
-        dense = np.zeros(size, np.uint8)
-        cv2.fillPoly(dense, rounded, 1)
-        return self._redrawn(row, version, "polygon", {key_of: (before, dense)})
+        drawn = _drawn(size, rounded, lambda dense, paths: cv2.fillPoly(dense, paths, 1))
+        return self._redrawn(row, version, "polygon", {key_of: before}, drawn)
 
     def corners(self, row: int, target: int) -> list[list[list[int]]]:
         """Return the outlines of an object's mask as polygons; holes are outlines, too.
@@ -195,8 +201,10 @@ class Annotator:
             target: Id of the object.
         """
         _, size = self.with_key(row)
-        dense = _dense(_object(self.project.read(row, size), target).mask, size)
-        outlines, _ = cv2.findContours(dense, cv2.RETR_CCOMP, cv2.CHAIN_APPROX_NONE)
+        dense, corner = _crop(_mask(_object(self.project.read(row, size), target).mask, size))
+        outlines, _ = cv2.findContours(
+            dense.view(np.uint8), cv2.RETR_CCOMP, cv2.CHAIN_APPROX_NONE, offset=corner
+        )
         polygons = [cv2.approxPolyDP(each, POLYGON_ERROR_PX, True)[:, 0] for each in outlines]
         return [each.tolist() for each in polygons if len(each) >= 3]
 
@@ -211,17 +219,12 @@ class Annotator:
         _, size = self.with_key(row)
         found = self.project.read(row, size)
         before = _object(found, target)
-        count, labels, stats, _ = cv2.connectedComponentsWithStats(_dense(before.mask, size))
-        areas = stats[1:count, cv2.CC_STAT_AREA]
-        parts = [1 + int(i) for i in np.argsort(-areas) if areas[i] >= MIN_PART_PX]
+        parts = connected_components(_mask(before.mask, size))
+        parts = parts[parts.areas() >= MIN_PART_PX]
         if len(parts) < 2:
             raise GigamaskError("this object is in one piece; erase a line through it first")
         keys = [target, *range(found.next_id, found.next_id + len(parts) - 1)]
-        drawn = {
-            key: (before, (labels == part).astype(np.uint8))
-            for key, part in zip(keys, parts, strict=True)
-        }
-        return self._redrawn(row, version, "split", drawn)
+        return self._redrawn(row, version, "split", dict.fromkeys(keys, before), parts)
 
     def assign(
         self, row: int, version: int, targets: Sequence[int], fields: dict[str, Any] | None
@@ -250,41 +253,68 @@ class Annotator:
         )
 
     def _redrawn(
-        self,
-        row: int,
-        version: int,
-        kind: str,
-        drawn: dict[int, tuple[MaskObject, UInt8[np.ndarray, "H W"]]],
+        self, row: int, version: int, kind: str, objects: dict[int, MaskObject], masks: RLEMasks
     ) -> ImageEdits:
         """Save objects with the masks that were drawn, from which prompts continue."""
-        masks = np.stack([dense for _, dense in drawn.values()]) > 0
-        counts = [each.decode() for each in RLEMasks.from_dense(masks).to_coco()]
         changes: dict[int, MaskObject | None] = {
             key: replace(
                 before,
-                mask=mask,
-                base=mask,
+                mask=counts.decode(),
+                base=counts.decode(),
                 steps=(),
                 accepted=False,
                 predicted_iou=None,
                 stability=None,
             )
-            for (key, (before, _)), mask in zip(drawn.items(), counts, strict=True)
+            for (key, before), counts in zip(objects.items(), masks.to_coco(), strict=True)
         }
-        return self.project.edit(row, version, Edit(kind, changes), masks.shape[1:])
+        return self.project.edit(row, version, Edit(kind, changes), masks.size)
 
 
 def _inside(mask: RLEMasks) -> PromptStep:
     """Return a click in the middle of a mask: without it, a correction says where, but not what."""
-    x, y, _ = farthest_point(np.ascontiguousarray(mask.to_dense()[0]))
-    return PromptStep(point=(float(x), float(y)))
+    dense, (left, top) = _crop(mask)
+    x, y, _ = farthest_point(dense)
+    return PromptStep(point=(float(left + x), float(top + y)))
 
 
-def _dense(counts: str, size: Size) -> np.ndarray:
-    """Return a mask as 0 and 1; an empty one of an object that just begins."""
-    if not counts:
-        return np.zeros(size, np.uint8)
-    return np.ascontiguousarray(RLEMasks.from_coco([counts], size).to_dense()[0].astype(np.uint8))
+def _mask(counts: str, size: Size) -> RLEMasks:
+    """Return a mask; an empty one of an object that just begins."""
+    return RLEMasks.from_coco([counts or [size[0] * size[1]]], size)
+
+
+def _both(mask: RLEMasks, other: RLEMasks) -> RLEMasks:
+    return union(RLEMasks.concatenate([mask, other]), np.zeros(2, np.int64), 1)
+
+
+def _crop(mask: RLEMasks) -> tuple[Bool[np.ndarray, "h w"], tuple[int, int]]:
+    """Return the pixels of a mask within its box, and the x and y of its first one."""
+    x0, y0, x1, y1 = mask.boxes()[0].tolist()
+    crop = mask.resample(np.arange(y0, max(y1, y0) + 1), np.arange(x0, max(x1, x0) + 1))
+    return np.ascontiguousarray(crop.to_dense()[0]), (x0, y0)
+
+
+def _drawn(
+    size: Size,
+    paths: Sequence[Int32[np.ndarray, "_ 2"]],
+    draw: Callable[[UInt8[np.ndarray, "h w"], list[Int32[np.ndarray, "_ 2"]]], object],
+    margin: int = 0,
+) -> RLEMasks:
+    """Return what is drawn along paths, of which only their surroundings are drawn.
+
+    Args:
+        size: (H, W) of the image.
+        paths: Points xy within the image.
+        draw: Draws paths on a part of the image.
+        margin: How far from its path something is drawn at most, in pixels.
+    """
+    together = np.concatenate(paths)
+    x0, y0 = np.maximum(together.min(0) - margin, 0).tolist()
+    x1, y1 = np.minimum(together.max(0) + margin + 1, size[::-1]).tolist()
+    dense = np.zeros((max(y1 - y0, 1), max(x1 - x0, 1)), np.uint8)
+    draw(dense, [path - np.array([x0, y0], np.int32) for path in paths])
+    crop = RLEMasks.from_dense(dense[None] > 0)
+    return paste(crop, x0, y0, size)
 
 
 def to_json(edits: ImageEdits) -> dict[str, Any]:

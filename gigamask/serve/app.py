@@ -16,7 +16,7 @@ from fastapi import APIRouter, FastAPI, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from gigamask import __version__
 from gigamask.errors import GigamaskError
@@ -25,6 +25,7 @@ from gigamask.serve.open_images import NotFoundError
 from gigamask.serve.project import StaleError
 from gigamask.serve.project_routes import (
     CACHED,
+    Body,
     ProjectState,
     image_routes,
     jpeg_response,
@@ -51,18 +52,16 @@ Number = Annotated[int, Query(ge=0, lt=2**62)]
 Name = Annotated[str, Query(max_length=400)]
 
 
-class PredictBody(BaseModel):
+class PredictBody(Body):
     """The prompts on an image, in order."""
 
-    model_config = ConfigDict(extra="forbid")
     steps: Annotated[list[PromptStep], Field(min_length=1, max_length=MAX_PROMPTS)]
     multimask_output: bool | None = None
 
 
-class TextBody(BaseModel):
+class TextBody(Body):
     """A text to find masks for."""
 
-    model_config = ConfigDict(extra="forbid")
     text: Annotated[str, Field(min_length=1, max_length=MAX_TEXT_LENGTH)]
 
 

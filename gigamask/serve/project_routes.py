@@ -42,9 +42,9 @@ Pair = tuple[float, float]
 
 
 class Body(BaseModel):
-    """A request without unknown fields."""
+    """A request without unknown fields, whose numbers are finite."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 class PreviewBody(Body):

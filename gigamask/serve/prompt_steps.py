@@ -2,13 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from jaxtyping import Float64
 
 from gigamask.errors import GigamaskError
 
 MAX_PROMPTS = 64
 """Maximum number of prompts on one image."""
+MAX_MASKS = 16
+"""No model predicts as many masks for a prompt."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +27,7 @@ class PromptStep:
             with the highest predicted IoU.
     """
 
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 (of the requests that hold it)
+    __pydantic_config__ = {"extra": "forbid", "allow_inf_nan": False}  # noqa: RUF012 (of the requests that hold it)
 
     point: tuple[float, float] | None = None
     foreground: bool = True
@@ -43,10 +47,31 @@ def check_steps(size: tuple[int, int], steps: Sequence[PromptStep]) -> None:
     for step in steps:
         if (step.point is None) == (step.box is None):
             raise GigamaskError("a prompt is either a point or a box; give one of them")
-        corners = np.array(step.point if step.box is None else step.box, np.float64).reshape(-1, 2)
-        inside = (corners >= 0).all() and (corners <= size[::-1]).all()
-        if not (np.isfinite(corners).all() and inside):
+        checked_points([step.point] if step.box is None else [step.box[:2], step.box[2:]], size)
+        if step.chosen is not None and not 0 <= step.chosen < MAX_MASKS:
             raise GigamaskError(
-                f"a prompt is at {corners.tolist()}, outside the image of {size[1]} x {size[0]};"
-                " give one inside"
+                f"mask {step.chosen} was chosen; choose one of 0 to {MAX_MASKS - 1}"
             )
+
+
+def checked_points(
+    points: Sequence[Any], size: tuple[int, int] | None = None
+) -> Float64[np.ndarray, "n 2"]:
+    """Return points that were given from outside as an array, after a check of each number.
+
+    Args:
+        points: x and y of each, in pixels counted from 0.
+        size: (H, W) of the image, which they must not leave; None for any finite numbers.
+
+    Raises:
+        GigamaskError: A number is not finite, or outside the image.
+    """
+    found = np.array(points, np.float64).reshape(-1, 2)
+    if not np.isfinite(found).all():
+        raise GigamaskError("the coordinates of a point must be finite numbers; give such ones")
+    if size is not None and not ((found >= 0).all() and (found <= size[::-1]).all()):
+        wrong = found[((found < 0) | (found > size[::-1])).any(1)][0].tolist()
+        raise GigamaskError(
+            f"a point is at {wrong}, outside the image of {size[1]} x {size[0]}; give one inside"
+        )
+    return found

@@ -71,7 +71,7 @@ def test_an_image_is_opened_drawn_on_and_marked_as_done(client, session, monkeyp
         (f"{IMAGE}/stroke", STROKE | {"object": 7}, 404, "no object 7"),
         (f"{IMAGE}/stroke", STROKE | {"points": []}, 422, "points"),
         (f"{IMAGE}/stroke", STROKE | {"radius": 1e9}, 422, "radius"),
-        (f"{IMAGE}/stroke", STROKE | {"points": [[1e300, 2]]}, 422, "within the image"),
+        (f"{IMAGE}/stroke", STROKE | {"points": [[1e300, 2]]}, 422, "outside the image"),
         (f"{IMAGE}/stroke", STROKE | {"path": "/etc"}, 422, "path"),
         (f"{IMAGE}/polygon", {"version": 0, "rings": [[[1, 1]]]}, 422, "3 corners"),
         (f"{IMAGE}/prompt", {"version": 0, "step": {"point": [99, 1]}}, 422, "outside the image"),
@@ -104,3 +104,31 @@ def test_categories_have_different_names(client, project):
         "categories": given
     }
     assert [each.name for each in project.content.categories] == ["cell", "nucleus"]
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "9" * 400])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (f"{IMAGE}/polygon", '{"version": 0, "rings": [[[1, 1], [9, #], [5, 9]]]}'),
+        (f"{IMAGE}/stroke", '{"version": 0, "points": [[5, #]], "radius": 3}'),
+        (f"{IMAGE}/stroke", '{"version": 0, "points": [[5, 5]], "radius": #}'),
+        (f"{IMAGE}/prompt", '{"version": 0, "step": {"point": [#, 1]}}'),
+        (f"{IMAGE}/prompt", '{"version": 0, "step": {"box": [1, 1, #, 9]}}'),
+        (f"{IMAGE}/prompt", '{"version": 0, "step": {"point": [1, 1], "chosen": #}}'),
+        (f"{IMAGE}/preview", '{"steps": [{"point": [1, #]}]}'),
+        (f"{IMAGE}/done", '{"version": #, "done": true}'),
+        (f"{IMAGE}/assign", '{"version": 0, "objects": [#], "accepted": true}'),
+        ("/api/project/loop/train", '{"minutes": #}'),
+        ("/api/project/loop/accept", '{"threshold": #}'),
+        ("/api/project/loop/use", '{"model": #}'),
+        ("/api/images/x/predict", '{"steps": [{"point": [1, #]}]}'),
+    ],
+)
+def test_no_number_from_outside_is_used_unless_it_is_finite_and_in_range(
+    client, project, path, body, number
+):
+    headers = {"content-type": "application/json"}
+    answer = client.post(path, content=body.replace("#", number), headers=headers)
+    assert 400 <= answer.status_code < 500
+    assert project.read(0).version == 0

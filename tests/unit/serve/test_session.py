@@ -331,7 +331,7 @@ def test_the_jpeg_of_a_picture_has_its_pixels_and_nothing_else(session):
         ([PromptStep()], "either a point or a box"),
         ([PromptStep(point=(1.0, 1.0), box=(0.0, 0.0, 1.0, 1.0))], "either a point or a box"),
         ([PromptStep(point=(61.0, 1.0))], "outside the image of 60 x 40"),
-        ([PromptStep(point=(float("nan"), 1.0))], "outside"),
+        ([PromptStep(point=(float("nan"), 1.0))], "finite"),
         ([PromptStep(box=(-1.0, 0.0, 5.0, 5.0))], "outside"),
         (
             [PromptStep(point=(1.0, 1.0), chosen=5), PromptStep(point=(2.0, 2.0))],
