@@ -121,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             pixels = compose_scene(0, i, (options.long_side, options.long_side)).pixels
             sizes.append(pixels.shape[:2])
             write_png(photos / f"{i}.png", pixels)
-        command = [sys.executable, "-m", "gigamask", "serve", "--port", "0"]
+        command = [sys.executable, "-m", "gigamask", "serve", "--no-token", "--port", "0"]
         command += ["--project", f"{folder}/project", "--images", str(photos)]
         command += ["--weights", options.weights]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

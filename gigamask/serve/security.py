@@ -2,8 +2,8 @@
 
 Any web site open in the browser can send requests to a loopback address, and can make its own name
 resolve to 127.0.0.1 (DNS rebinding). So the Host header must be a name of this server, and a
-request that writes must come from the page itself. Other addresses also need a token, once per
-browser.
+request that writes must come from the page itself. Any account of the machine can connect to a
+loopback address, too. So each browser needs a token, once.
 
 The routes are in `serve.app`; `serve.server` chooses the allowed names and the token.
 """
@@ -42,6 +42,10 @@ class SecurityPolicy:
     Attributes:
         hosts: Names that the Host header may have, in lower case.
         token: Secret that each request must carry; None if none is needed.
+        cookie: Name of the cookie that holds the token. Cookies do not depend on the port, so that
+            servers on several ports need several names.
+        root_path: Path that a proxy puts before those of the page, without a slash at the end; ""
+            if there is none, or the proxy removes it.
         any_ip_address: Also accept any IP address as Host; DNS rebinding cannot forge one.
         max_body_bytes: Largest body of a request.
         max_image_bytes: Largest body of a request whose content type is an image.
@@ -50,6 +54,8 @@ class SecurityPolicy:
 
     hosts: frozenset[str]
     token: str | None = None
+    cookie: str = TOKEN_COOKIE
+    root_path: str = ""
     any_ip_address: bool = False
     max_body_bytes: int = 2**16
     max_image_bytes: int = 2**26
@@ -86,6 +92,8 @@ class SecurityMiddleware:
                 MutableHeaders(scope=message).update(HEADERS)
             await send(message)
 
+        if scope["path"].startswith(f"{self.policy.root_path}/"):
+            scope = {**scope, "path": scope["path"][len(self.policy.root_path) :]}
         request = Request(scope, receive)
         response: Response | None = self._refuse(request) or self._log_in(request)
         body = bytearray()
@@ -122,13 +130,26 @@ class SecurityMiddleware:
         """Return an error response to a request that is not allowed, None to one that is."""
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
         if not self.policy.allows_host(host):
-            text = "unknown host name; open the printed address, or restart with --allow-host NAME"
+            text = (
+                f"the Host header is {host[:100]!a}, which is no name of this server; open the"
+                " printed address, or, behind a proxy, restart with --allow-host and that name"
+            )
             return PlainTextResponse(text, 421)
-        if request.method not in ("GET", "HEAD"):
-            site = request.headers.get("sec-fetch-site", "same-origin")
-            if site not in ("same-origin", "none") or (origin and urlsplit(origin).netloc != host):
-                return PlainTextResponse("the request comes from another site", 403)
-        return None
+        if request.method in ("GET", "HEAD"):
+            return None
+        # A browser sets Sec-Fetch-Site itself, and also if a proxy has changed Host.
+        site = request.headers.get("sec-fetch-site")
+        sent_by = urlsplit(origin).netloc if origin else host
+        if site in ("same-origin", "none") or (site is None and sent_by == host):
+            return None
+        text = f"the request comes from another site: its Origin header is {ascii(origin)[:100]}"
+        if site is None:
+            text += (
+                f" and its Host header {host[:100]!a}; if a proxy stands between, let it keep"
+                " Host (nginx: proxy_set_header Host $http_host), and restart with --allow-host"
+                " and that name"
+            )
+        return PlainTextResponse(text, 403)
 
     def _log_in(self, request: Request) -> Response | None:
         """Check the token; move a token in the page's URL to a cookie.
@@ -139,17 +160,20 @@ class SecurityMiddleware:
         if self.policy.token is None:
             return None
         token = request.query_params.get("token", "")
-        if request.url.path == "/" and request.method == "GET" and self.policy.accepts(token):
-            redirect = RedirectResponse("/", 303)
-            redirect.set_cookie(TOKEN_COOKIE, token, httponly=True, samesite="strict")
+        is_page = request.scope["path"] == "/" and request.method == "GET"
+        if is_page and self.policy.accepts(token):
+            # Both refer to the path that the browser sees, which a proxy may have changed. A
+            # strict cookie would be missing after a click on the address in another page.
+            redirect = RedirectResponse("./", 303)
+            redirect.set_cookie(self.policy.cookie, token, path=None, httponly=True, samesite="lax")
             return redirect
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
-        cookie = request.cookies.get(TOKEN_COOKIE, "")
+        cookie = request.cookies.get(self.policy.cookie, "")
         if self.policy.accepts(cookie):
             return None
         if scheme.lower() == "bearer" and self.policy.accepts(bearer):
             return None
-        text = "a token is needed; open the address that 'gigamask serve' printed"
+        text = "a token is needed; open the whole address that 'gigamask serve' printed"
         return PlainTextResponse(text, 401)
 
 

@@ -5,6 +5,7 @@ Requests are checked in `serve.security` and handled in `serve.app`.
 
 import asyncio
 import ipaddress
+import re
 import secrets
 import signal
 import socket
@@ -16,7 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gigamask.errors import GigamaskError
 from gigamask.serve.app import AppState, build
-from gigamask.serve.security import SecurityMiddleware, SecurityPolicy
+from gigamask.serve.security import TOKEN_COOKIE, SecurityMiddleware, SecurityPolicy
 
 MAX_CONNECTIONS = 512
 """Maximum number of connections; a browser opens six."""
@@ -24,6 +25,8 @@ HEAD_TIMEOUT_S = 10.0
 """Seconds within which the head of a request must arrive, else its connection is closed."""
 SHUTDOWN_TIMEOUT_S = 3
 """Seconds that responses in progress have to finish when the server is stopped."""
+ROOT_PATH = re.compile(r"(/[\w.~@:%+-]+)*/?")
+"""A path without a query."""
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
@@ -66,22 +69,46 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def security_policy(host: str, token: str | None, more_hosts: Sequence[str]) -> SecurityPolicy:
+def security_policy(
+    host: str,
+    token: str | None,
+    more_hosts: Sequence[str] = (),
+    no_token: bool = False,
+    port: int = 0,
+    root_path: str = "",
+) -> SecurityPolicy:
     """Return the access policy of the page.
-
-    A loopback address needs no token; any other address always has one.
 
     Args:
         host: Address that the server listens on.
-        token: Secret to require; None generates one unless the address is a loopback address.
+        token: Secret to require; None generates one.
         more_hosts: Further names of the server, such as that of a proxy.
+        no_token: Whether to require no token, which only a loopback address allows.
+        port: Port that the server listens on.
+        root_path: Path that a proxy puts before those of the page.
+
+    Raises:
+        GigamaskError: The flags contradict each other, or the path is none.
     """
-    hosts = {name.lower() for name in (*LOOPBACK_NAMES, host, *more_hosts)}
-    if is_loopback(host):
-        return SecurityPolicy(frozenset(hosts), token)
-    with suppress(OSError):
-        hosts |= {socket.gethostname().lower(), socket.getfqdn().lower()}
-    return SecurityPolicy(frozenset(hosts), token or secrets.token_hex(16), any_ip_address=True)
+    names = {name.lower() for name in (*LOOPBACK_NAMES, host, *more_hosts)}
+    if no_token and (token or not is_loopback(host)):
+        other = "--token" if token else f"--host {host}"
+        raise GigamaskError(f"--no-token: does not go with {other}; leave one of them out")
+    if not ROOT_PATH.fullmatch(root_path):
+        raise GigamaskError(
+            f"--root-path {root_path}: must be a path such as /user/me/proxy/8000; leave it out if"
+            " the proxy removes it"
+        )
+    if not is_loopback(host):
+        with suppress(OSError):
+            names |= {socket.gethostname().lower(), socket.getfqdn().lower()}
+    return SecurityPolicy(
+        frozenset(names),
+        None if no_token else token or secrets.token_hex(16),
+        f"{TOKEN_COOKIE}_{port}",
+        root_path.rstrip("/"),
+        any_ip_address=not is_loopback(host),
+    )
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -115,19 +142,20 @@ def bind(host: str, port: int) -> socket.socket:
         ) from None
 
 
-def page_url(listener: socket.socket, host: str, token: str | None) -> str:
+def page_url(listener: socket.socket, host: str, policy: SecurityPolicy) -> str:
     """Return the address to open in a browser.
 
     Args:
         listener: The listening socket.
         host: The requested host.
-        token: The access token, if there is one.
+        policy: The access policy.
     """
     address, port = listener.getsockname()[:2]
     if ipaddress.ip_address(address).is_unspecified:
         host = socket.gethostname()
     name = f"[{host}]" if ":" in host else host
-    return f"http://{name}:{port}/" + (f"?token={token}" if token else "")
+    query = f"?token={policy.token}" if policy.token else ""
+    return f"http://{name}:{port}{policy.root_path}/{query}"
 
 
 def serve(state: AppState, policy: SecurityPolicy, listener: socket.socket) -> None:

@@ -38,7 +38,8 @@ def project(tmp_path):
 @contextmanager
 def killed(*words):
     """Start the page, and kill it and the processes that it started in the end."""
-    command = [sys.executable, "-m", "gigamask", "serve", "--port", "0", *map(str, words)]
+    command = [sys.executable, "-m", "gigamask", "serve", "--no-token", "--port", "0"]
+    command += map(str, words)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield process.stdout.readline().strip()

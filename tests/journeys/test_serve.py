@@ -52,6 +52,8 @@ def served(*words):
     """Starts the page on a free port and gives its address; it must stop with 0 when it is signaled
     to."""
     command = [Path(sys.executable).parent / "gigamask", "serve", "--port", "0", *map(str, words)]
+    if "--host" not in words:
+        command.append("--no-token")
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         address = process.stdout.readline().strip()
@@ -89,6 +91,8 @@ def get(address, headers=None, body=None):
             "--host no.such.host.invalid: ",
         ),
         (["--runs", ".", "--token", "short"], "--token"),
+        (["--runs", ".", "--host", "0.0.0.0", "--port", "0", "--no-token"], "--no-token"),
+        (["--runs", ".", "--port", "0", "--root-path", "me"], "--root-path me"),
         (["--runs", ".", "--points-per-side", "0"], "--points-per-side must be at least 1 (got 0)"),
         (["--runs", ".", "--prot", "1"], "perhaps you meant --port"),
         (["--runs", ".", "--json", "none/a.json"], "--json none/a.json"),
@@ -183,7 +187,7 @@ def test_on_other_addresses_the_token_grants_access_once(weights, tmp_path):
         bare, token = re.fullmatch(r"http://[^:]+:(\d+)/\?token=(\w+)", address).groups()
         own = f"http://127.0.0.1:{bare}/"
         assert get(own)[0] == get(f"{own}api/about")[0] == 401
-        assert get(f"{own}api/about", {"Cookie": f"gigamask_token={token}"})[0] == 200
+        assert get(f"{own}api/about", {"Cookie": f"gigamask_token_{bare}={token}"})[0] == 200
         opened = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
         assert opened.open(f"{own}?token={token}", timeout=SLOW_S).status == 200
         assert json.loads(opened.open(f"{own}api/about", timeout=SLOW_S).read())["weights"] == str(

@@ -45,13 +45,18 @@ class ServeCommand(WindowOptions):
     """run folder of 'gigamask ground train', to find masks by text; without --weights, its
     segmenter is the model to try"""
     host: str = "127.0.0.1"
-    """address to listen on; any but localhost requires a token"""
+    """address to listen on; any but localhost can be reached from other machines"""
     port: int = 8000
     """port to listen on; 0 picks a free one"""
     token: str | None = None
-    """secret in the page's URL; by default generated and printed if --host is not localhost"""
+    """secret in the page's URL, which a browser needs once; by default a new one is generated"""
+    no_token: bool = False
+    """let every account of this machine use the page; only with --host localhost"""
     allow_host: tuple[str, ...] = ()
     """additional host names of the page, such as that of a reverse proxy"""
+    root_path: str = ""
+    """path that a reverse proxy puts before those of the page and does not remove, such as
+    /user/me/proxy/absolute/8000"""
     cache: str | None = None
     """folder to cache image embeddings in across restarts"""
     device: str = "auto"
@@ -71,10 +76,12 @@ class ServeCommand(WindowOptions):
         from gigamask.serve import server
 
         with ExitStack() as stack:
-            policy = server.security_policy(self.host, self.token, self.allow_host)
             listener = stack.enter_context(server.bind(self.host, self.port))
+            access = self.host, self.token, self.allow_host, self.no_token
+            port = listener.getsockname()[1]
+            policy = server.security_policy(*access, port, self.root_path)
             state = self._state(stack)
-            address = server.page_url(listener, self.host, policy.token)
+            address = server.page_url(listener, self.host, policy)
             print(f"{address}\npress Ctrl-C to stop", flush=True)
             server.serve(state, policy, listener)
             if state.project:

@@ -89,16 +89,38 @@ def test_any_ip_address_is_known_where_it_listens_to_all_but_no_other_name():
 
 @pytest.mark.parametrize(
     "headers",
-    [{"origin": "http://evil.example"}, {"sec-fetch-site": "cross-site"}, {"origin": "null"}],
+    [
+        {"origin": "http://evil.example"},
+        {"origin": "null"},
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site", "origin": "http://localhost:8000"},
+    ],
 )
 def test_other_sites_may_not_write(headers):
-    assert ask(SecurityPolicy(OWN), "POST", "/api/pictures", headers)[0] == 403
+    status, _, body = ask(SecurityPolicy(OWN), "POST", "/api/pictures", headers)
+    assert status == 403
+    assert (b"--allow-host" in body) == ("sec-fetch-site" not in headers)
     assert ask(SecurityPolicy(OWN), "GET", "/", headers)[0] == 200
 
 
-def test_the_page_itself_may_write():
+def test_the_page_itself_may_write_also_if_a_proxy_has_changed_its_host():
     own = {"origin": "http://localhost:8000", "sec-fetch-site": "same-origin"}
+    for host in ("localhost:8000", "127.0.0.1:8001"):
+        assert ask(SecurityPolicy(OWN), "POST", "/api/pictures", own | {"host": host})[0] == 200
+    del own["sec-fetch-site"]
     assert ask(SecurityPolicy(OWN), "POST", "/api/pictures", own)[0] == 200
+
+
+def test_the_path_of_a_proxy_is_removed_whether_or_not_the_proxy_did_so():
+    async def told(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": scope["path"].encode()})
+
+    policy = SecurityPolicy(OWN, root_path="/me/8000")
+    for path, seen in (("/me/8000/api", b"/api"), ("/api", b"/api"), ("/me/80", b"/me/80")):
+        assert ask(policy, path=path, wrapped=told)[2] == seen
+    token = SecurityPolicy(OWN, TOKEN, root_path="/me")
+    assert ask(token, path="/me/", query=f"token={TOKEN}")[0] == 303
 
 
 def test_token_is_required_taken_from_the_url_once_and_kept_in_a_cookie():
@@ -106,8 +128,8 @@ def test_token_is_required_taken_from_the_url_once_and_kept_in_a_cookie():
     assert ask(policy)[0] == 401
     assert ask(policy, query="token=other")[0] == 401
     status, headers, _ = ask(policy, query=f"token={TOKEN}")
-    assert (status, headers["location"]) == (303, "/")
-    assert headers["set-cookie"] == f"{TOKEN_COOKIE}={TOKEN}; HttpOnly; Path=/; SameSite=strict"
+    assert (status, headers["location"]) == (303, "./")
+    assert headers["set-cookie"] == f"{TOKEN_COOKIE}={TOKEN}; HttpOnly; SameSite=lax"
     assert ask(policy, headers={"cookie": f"{TOKEN_COOKIE}={TOKEN}"})[0] == 200
     assert ask(policy, headers={"authorization": f"Bearer {TOKEN}"}, path="/api/about")[0] == 200
     for wrong in (

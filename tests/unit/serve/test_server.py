@@ -1,4 +1,4 @@
-"""Where the page listens: on loopback addresses without a token, on others never without one."""
+"""Where the page listens, and that a token is left out only on loopback addresses, when asked."""
 
 import socket
 import threading
@@ -12,9 +12,10 @@ from gigamask.serve.runs_view import RunsView
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.8.8.8"])
-def test_no_token_is_required_on_localhost(host):
-    policy = server.security_policy(host, None, ())
-    assert policy.token is None
+def test_only_its_own_names_are_known_on_localhost(host):
+    assert server.security_policy(host, None, no_token=True).token is None
+    policy = server.security_policy(host, None)
+    assert len(policy.token) == 32
     assert not policy.any_ip_address
     assert policy.allows_host(f"[{host}]:80" if ":" in host else f"{host}:80")
     assert not policy.allows_host("evil.example")
@@ -23,6 +24,8 @@ def test_no_token_is_required_on_localhost(host):
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "some.name"])
 def test_elsewhere_a_token_is_made_up_each_time(host):
+    with pytest.raises(GigamaskError, match=f"--host {host}"):
+        server.security_policy(host, None, no_token=True)
     policys = [server.security_policy(host, None, ("Proxy.example",)) for _ in range(2)]
     assert len(policys[0].token) == 32
     assert policys[0].token != policys[1].token
@@ -31,12 +34,18 @@ def test_elsewhere_a_token_is_made_up_each_time(host):
     assert not policys[0].allows_host("evil.example")
 
 
-def test_custom_token_is_required_on_localhost_too():
-    assert (
-        server.security_policy("127.0.0.1", "x" * 16, ()).token
-        == server.security_policy("0.0.0.0", "x" * 16, ()).token
-        == "x" * 16
-    )
+def test_flags_of_access_that_cannot_hold_are_refused():
+    with pytest.raises(GigamaskError, match="--token"):
+        server.security_policy("localhost", "x" * 16, no_token=True)
+    for path in ("user/me", "/a b", "/a?b", "//evil.example/x", "/a\n"):
+        with pytest.raises(GigamaskError, match="--root-path"):
+            server.security_policy("localhost", None, root_path=path)
+
+
+def test_servers_on_two_ports_keep_tokens_apart():
+    policies = [server.security_policy("localhost", "x" * 16, port=port) for port in (80, 81)]
+    assert policies[0].token == policies[1].token == "x" * 16
+    assert policies[0].cookie != policies[1].cookie
 
 
 class SlowRuns(RunsView):
@@ -61,7 +70,7 @@ def test_connections_without_a_request_are_closed(monkeypatch, tmp_path):
     monkeypatch.setattr(server.TimedProtocol, "connection_made", connection_made)
     with server.bind("127.0.0.1", 0) as listener:
         address = listener.getsockname()
-        policy = server.security_policy("localhost", None, ())
+        policy = server.security_policy("localhost", None, no_token=True)
         running = server.make_server(server.AppState(runs=SlowRuns(tmp_path)), policy)
         thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]})
         thread.start()
@@ -86,12 +95,13 @@ def test_connections_without_a_request_are_closed(monkeypatch, tmp_path):
 def test_the_address_is_what_a_browser_opens():
     with server.bind("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
-        assert server.page_url(listener, "127.0.0.1", None) == f"http://127.0.0.1:{port}/"
-        assert (
-            server.page_url(listener, "localhost", "abc") == f"http://localhost:{port}/?token=abc"
-        )
+        policy = server.security_policy("localhost", None, no_token=True)
+        assert server.page_url(listener, "127.0.0.1", policy) == f"http://127.0.0.1:{port}/"
+        policy = server.security_policy("localhost", "x" * 16, root_path="/me/8000/")
+        address = server.page_url(listener, "localhost", policy)
+        assert address == f"http://localhost:{port}/me/8000/?token={'x' * 16}"
     with server.bind("0.0.0.0", 0) as listener:
-        assert socket.gethostname() in server.page_url(listener, "0.0.0.0", "abc")
+        assert socket.gethostname() in server.page_url(listener, "0.0.0.0", policy)
 
 
 def test_address_that_is_in_use_or_invalid_is_an_error():
