@@ -12,7 +12,11 @@ class GigamaskError(ValueError):
 
 
 class CorruptSampleError(GigamaskError):
-    """A broken image, json or mask; training skips the sample and counts it."""
+    """A broken image, json or mask; training and conversions skip it and count it by its kind."""
+
+    def __init__(self, message: str, kind: str = "unreadable") -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 class PixelFormatError(CorruptSampleError):

@@ -8,9 +8,9 @@ far as the source has them, or the `label` of a label image.
 """
 
 import shutil
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, count, groupby, islice
 from pathlib import Path
@@ -24,6 +24,7 @@ from gigamask.data.image import member_suffix
 from gigamask.data.image_folder import check_for_tars, pack_command
 from gigamask.datatools import convert_coco, convert_labels, convert_parquet, convert_polygons
 from gigamask.datatools.image_files import files_of, to_member
+from gigamask.datatools.left_out import LeftOutEntry, LeftOutRecord
 from gigamask.datatools.objects import Objects, SourceImage, SourceListing
 from gigamask.datatools.pairing import compose
 from gigamask.datatools.partial_download import lock_folder
@@ -31,7 +32,6 @@ from gigamask.datatools.published import MAX_LIST_BYTES
 from gigamask.errors import CorruptSampleError, GigamaskError, counted
 from gigamask.files import find_tars
 from gigamask.serialization import read_json, read_text
-from gigamask.types import SkippedSample
 
 PARTIAL = ".partial"
 """Subfolder of the output folder for incomplete tars; it is cleared at the start."""
@@ -68,14 +68,14 @@ class ConvertCounts:
     images: int = 0
     without_masks: int = 0
     masks: int = 0
-    crowds: int = 0
-    skipped: list[SkippedSample] = field(default_factory=list)
-    skipped_masks: list[SkippedSample] = field(default_factory=list)
+    left_out: LeftOutRecord = field(default_factory=LeftOutRecord)
 
     def add(self, other: "ConvertCounts") -> None:
         """Add other counts to these."""
-        for name, value in vars(other).items():
-            setattr(self, name, getattr(self, name) + value)
+        self.images += other.images
+        self.without_masks += other.without_masks
+        self.masks += other.masks
+        self.left_out.add(other.left_out)
 
 
 def convert(
@@ -105,7 +105,8 @@ def convert(
         Counts and paths of what was written, and names of what was left out with the reasons.
 
     Raises:
-        GigamaskError: More than half of the images or of the masks are unusable; no tar is kept.
+        GigamaskError: More than half of the images or of the masks are unusable, or there is no
+            mask; no tar is kept.
     """
     if shard_images < 1:
         raise GigamaskError(f"--shard-images must be at least 1 (got {shard_images} images)")
@@ -115,15 +116,16 @@ def convert(
     exists = [image.exists() for image in listing.images]
     images = [image for image, found in zip(listing.images, exists, strict=True) if found]
     missing = [image for image, found in zip(listing.images, exists, strict=True) if not found]
-    counts = ConvertCounts(skipped=listing.skipped, skipped_masks=listing.skipped_masks)
-    counts.skipped += [
-        SkippedSample(
+    counts = ConvertCounts(left_out=listing.left_out)
+    counts.left_out.images += [
+        LeftOutEntry(
             image.source,
             f"{image.source}: {image.path} does not exist; put it there, or correct --images",
+            "no such file",
         )
         for image in missing
     ]
-    _check(source, "images", counts.skipped, len(images))
+    _check(source, counts.left_out, len(images))
     is_part = worker_pool.is_part(workers)
     check_for_tars(out)
     with lock_folder(out, PARTIAL, is_part):
@@ -138,12 +140,23 @@ def convert(
         "masks": counts.masks,
         "tars": [str(path) for path in tars],
         "images_without_masks": counts.without_masks,
-        "skipped_crowds": counts.crowds,
         "images_without_label": listing.unlabeled,
         "renumbered": listing.renumbered,
-        "skipped_images": [asdict(sample) for sample in counts.skipped],
-        "skipped_masks": [asdict(sample) for sample in counts.skipped_masks],
+        **counts.left_out.as_counts(),
     }
+
+
+def lines(result: Mapping[str, Any], listed_in: str = "") -> Iterator[str]:
+    """Yield what was left out and changed by a conversion, as lines to print.
+
+    Args:
+        result: What `convert` returned.
+        listed_in: Where all reasons are.
+    """
+    for kind in ("images_without_masks", "images_without_label"):
+        if result[kind]:
+            yield f"  {kind.replace('_', ' ')}: {result[kind]:,}"
+    yield from LeftOutRecord.from_counts(result).lines(listed_in)
 
 
 def listed(path: Path | None) -> Callable[[list[str]], Container[str]]:
@@ -204,8 +217,8 @@ def _write_shards(
     shard_counts = list(chain.from_iterable(counts_of_runs))
     for counts in shard_counts:
         total.add(counts)
-    _check(source, "images", total.skipped, total.images)
-    _check(source, "masks", total.skipped_masks, total.masks)
+    _check(source, total.left_out, total.images, total.masks)
+    total.left_out.check_masks(source, total.images, total.masks)
     filled = [job.path for job, counts in zip(shards, shard_counts, strict=True) if counts.images]
     tars = [out / f"sa_{number:06d}.tar" for number in range(len(filled))]
     for before, after in zip(filled, tars, strict=True):
@@ -327,12 +340,11 @@ def _members(
             raw = _record(image, objects)
             annotation.parse(raw, image.source)
         except CorruptSampleError as bad:
-            counts.skipped.append(SkippedSample(image.source, str(bad)))
+            counts.left_out.images.append(LeftOutEntry.of(image.source, bad))
             continue
         masks = len(objects.masks)
-        counts.add(
-            ConvertCounts(1, int(masks == 0), masks, objects.crowds, skipped_masks=objects.skipped)
-        )
+        left_out = LeftOutRecord(masks=objects.skipped, notes=objects.notes)
+        counts.add(ConvertCounts(1, int(masks == 0), masks, left_out))
         yield f"sa_{image.number}{member_suffix(member)}", member
         yield f"sa_{image.number}.json", raw
 
@@ -352,15 +364,10 @@ def _record(image: SourceImage, objects: Objects) -> bytes:
     return annotation.encode(record)
 
 
-def _check(source: object, what: str, skipped: list[SkippedSample], usable: int) -> None:
-    total = len(skipped) + usable
-    if 2 * len(skipped) > total:
-        first = f"the first: {skipped[0].reason}"
-        raise GigamaskError(
-            f"{source}: {len(skipped)} of its {total} {what} are unusable, but at most half may"
-            f" be; repair them first ({first})"
-        )
-    if not total and what == "images":
+def _check(source: object, left_out: LeftOutRecord, images: int, masks: int | None = None) -> None:
+    """Check that there is an image, and that at most half is unusable; masks once they are read."""
+    left_out.check_half(source, images, len(left_out.masks) if masks is None else masks)
+    if not images and not left_out.images:
         raise GigamaskError(f"{source}: lists no image; give a file or folder with images")
 
 

@@ -19,8 +19,10 @@ from jaxtyping import Float64
 
 from gigamask.data.annotation import MAX_SIDE, RleSegmentation
 from gigamask.data.image import MAX_PIXELS
+from gigamask.datatools.left_out import CROWD, LeftOutEntry, LeftOutRecord
 from gigamask.datatools.objects import (
     EMPTY,
+    NO_PIXEL,
     Objects,
     SourceImage,
     SourceListing,
@@ -29,10 +31,10 @@ from gigamask.datatools.objects import (
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.masks.rle import RLEMasks, union
 from gigamask.serialization import JSON_ERRORS, check_regular
-from gigamask.types import SkippedSample
 
 MAX_COORDINATE = 2 * MAX_SIDE
 """Largest coordinate of a corner in pixels; the time to draw an outline grows with its length."""
+TWICE = "id of several images"
 MAX_OUTLINE = 2**22
 """Maximum length of one annotation's outlines in pixels, hundreds of times what annotators draw."""
 
@@ -110,35 +112,32 @@ class CocoImage(SourceImage):
 
     def objects(self, stored: bytes) -> Objects:
         """Decode the masks; broken annotations are left out and listed with their reasons."""
-        masks, rows, skipped, crowds = self.read_annotations()
+        masks, rows, skipped = self.read_annotations()
         filled = masks.areas() > 0
         for i in np.array(list(rows), np.int64)[~filled].tolist():
-            skipped[i] = _skip(self.source, i, rows[i], CorruptSampleError(EMPTY))
+            skipped[i] = _skip(self.source, i, rows[i], CorruptSampleError(EMPTY, NO_PIXEL))
         extras = [extra_fields(row, self.names) for i, row in rows.items() if i not in skipped]
-        return Objects(masks[filled], extras, [skipped[i] for i in sorted(skipped)], crowds)
+        return Objects(masks[filled], extras, [skipped[i] for i in sorted(skipped)])
 
     def read_annotations(
         self,
-    ) -> tuple[RLEMasks, dict[int, AnnotationRow], dict[int, SkippedSample], int]:
+    ) -> tuple[RLEMasks, dict[int, AnnotationRow], dict[int, LeftOutEntry]]:
         """Decode the masks, some of which may be empty.
 
         Returns:
-            The masks; their annotations by number; the broken ones; and the number of crowds that
-            were left out.
+            The masks; their annotations by number; and those that are left out.
         """
         rows: dict[int, AnnotationRow] = {}
         rings: list[list[float]] = []
         ring_rows: list[int] = []
         rle_masks: dict[int, RLEMasks] = {}
-        skipped: dict[int, SkippedSample] = {}
-        crowds = 0
+        skipped: dict[int, LeftOutEntry] = {}
         for i, raw in enumerate(self.annotations):
             row = None
             try:
                 row = _ANNOTATION.decode(raw)
                 if row.iscrowd and not self.keep_crowds:
-                    crowds += 1
-                    continue
+                    raise CorruptSampleError("is marked iscrowd; --keep-crowds keeps it", CROWD)
                 if isinstance(row.segmentation, RleSegmentation):
                     rle_masks[i] = _decode_rle(row.segmentation, self.size)
                 else:
@@ -155,7 +154,7 @@ class CocoImage(SourceImage):
         indices = np.array(list(rows), np.int64)
         owners = np.searchsorted(indices, np.array([*ring_rows, *rle_masks], np.int64))
         masks = union(parts, owners, len(rows))
-        return masks, rows, skipped, crowds
+        return masks, rows, skipped
 
 
 def read(path: Path, image_folder: Path, keep_crowds: bool = False) -> SourceListing:
@@ -185,9 +184,9 @@ def read(path: Path, image_folder: Path, keep_crowds: bool = False) -> SourceLis
             f"{path}: is not a COCO instances json ({error}); it needs the lists 'images' and"
             " 'annotations'"
         ) from error
-    rows, skipped = _image_rows(instances.images)
+    left_out = LeftOutRecord()
+    rows, left_out.images = _image_rows(instances.images)
     image_annotations: dict[str, list[msgspec.Raw]] = defaultdict(list)
-    skipped_masks = []
     for i, raw in enumerate(instances.annotations):
         name = f"annotation {i} of {path.name}"
         try:
@@ -195,11 +194,12 @@ def read(path: Path, image_folder: Path, keep_crowds: bool = False) -> SourceLis
             if image_id not in rows:
                 raise CorruptSampleError(
                     f"its image_id {image_id} belongs to no image, or to one that was left out;"
-                    " add the image, or remove the annotation"
+                    " add the image, or remove the annotation",
+                    "image_id of no image",
                 )
             image_annotations[image_id].append(raw)
         except (*JSON_ERRORS, CorruptSampleError) as error:
-            skipped_masks.append(SkippedSample(name, f"{name}: {error}"))
+            left_out.masks.append(LeftOutEntry.of(name, error, f"{name}: "))
     names = _category_names(instances.categories)
     ids, renumbered = image_ids(list(rows))
     images = [
@@ -214,7 +214,7 @@ def read(path: Path, image_folder: Path, keep_crowds: bool = False) -> SourceLis
         )
         for number, (key, row) in zip(ids, rows.items(), strict=True)
     ]
-    return SourceListing(images, skipped, renumbered, skipped_masks)
+    return SourceListing(images, left_out, renumbered)
 
 
 def _category_names(entries: Sequence[msgspec.Raw]) -> dict[Id, str]:
@@ -227,7 +227,7 @@ def _category_names(entries: Sequence[msgspec.Raw]) -> dict[Id, str]:
     return names
 
 
-def _image_rows(entries: Sequence[msgspec.Raw]) -> tuple[dict[str, ImageRow], list[SkippedSample]]:
+def _image_rows(entries: Sequence[msgspec.Raw]) -> tuple[dict[str, ImageRow], list[LeftOutEntry]]:
     """Return images by id, and those left out: broken ones and those whose id is not unique."""
     rows: dict[str, ImageRow] = {}
     clashing: set[str] = set()
@@ -246,36 +246,40 @@ def _image_rows(entries: Sequence[msgspec.Raw]) -> tuple[dict[str, ImageRow], li
             ):
                 raise CorruptSampleError(
                     f"its stated size is {row.height} x {row.width} pixels, but sides must be 1 to"
-                    f" {MAX_SIDE} and pixels at most {MAX_PIXELS}"
+                    f" {MAX_SIDE} and pixels at most {MAX_PIXELS}",
+                    "size beyond the limits",
                 )
             if row.path.is_absolute() or ".." in row.path.parts:
                 raise CorruptSampleError(
-                    "its file_name is outside the folder of images; give names within it"
+                    "its file_name is outside the folder of images; give names within it",
+                    "outside the folder of images",
                 )
             if key in rows:
                 clashing |= {key} if rows[key] != row else set()
                 raise CorruptSampleError(
-                    f"id {key} is used by an earlier image; give each image its own id"
+                    f"id {key} is used by an earlier image; give each image its own id",
+                    TWICE,
                 )
             rows[key] = row
         except (*JSON_ERRORS, CorruptSampleError) as error:
-            skipped.append(SkippedSample(name, f"{name}: {error}"))
+            skipped.append(LeftOutEntry.of(name, error, f"{name}: "))
     for key in clashing:
         name = f"{rows[key].path} (id {key})"
         skipped.append(
-            SkippedSample(
+            LeftOutEntry(
                 name,
                 f"{name}: another image has the same id, so its masks are ambiguous; give each"
                 " image its own id",
+                TWICE,
             )
         )
         del rows[key]
     return rows, skipped
 
 
-def _skip(source: str, i: int, row: AnnotationRow | None, error: Exception) -> SkippedSample:
+def _skip(source: str, i: int, row: AnnotationRow | None, error: Exception) -> LeftOutEntry:
     name = f"{source}: its annotation {i}" + (f" (id {row.id})" if row is not None else "")
-    return SkippedSample(name, f"{name}: {error}")
+    return LeftOutEntry.of(name, error, f"{name}: ")
 
 
 def _decode_rle(segmentation: RleSegmentation, size: tuple[int, int]) -> RLEMasks:
@@ -284,7 +288,8 @@ def _decode_rle(segmentation: RleSegmentation, size: tuple[int, int]) -> RLEMask
         stated = " x ".join(map(str, segmentation.size))
         raise CorruptSampleError(
             f"its size is {stated} pixels, its image has {size[0]} x {size[1]}; remove it or write"
-            " it again"
+            " it again",
+            "size differs from its image",
         )
     return RLEMasks.from_coco([segmentation.counts], size)
 
@@ -292,13 +297,14 @@ def _decode_rle(segmentation: RleSegmentation, size: tuple[int, int]) -> RLEMask
 def _check_polygons(polygons: list[list[float]]) -> list[list[float]]:
     """Return one object's polygons; raise an error if they are not safe to draw."""
     if not polygons:
-        raise CorruptSampleError("it has no polygon; a box alone is not a mask")
+        raise CorruptSampleError("it has no polygon; a box alone is not a mask", "no outline")
     rings = [_corners(i, numbers) for i, numbers in enumerate(polygons)]
     outline = sum(float(np.abs(ring - np.roll(ring, 1, 0)).max(1).sum()) for ring in rings)
     if outline > MAX_OUTLINE:
         raise CorruptSampleError(
             f"its outline is {outline:.0f} px long, at most {MAX_OUTLINE} are drawn; remove it or"
-            " write it again"
+            " write it again",
+            "outline beyond the limits",
         )
     return polygons
 
@@ -308,14 +314,16 @@ def _corners(i: int, numbers: list[float]) -> Float64[np.ndarray, "k 2"]:
     if len(numbers) < 6 or len(numbers) % 2:
         raise CorruptSampleError(
             f"polygon {i} has {len(numbers)} numbers, it needs an even number of at least 6 (three"
-            " corners); remove it or write it again"
+            " corners); remove it or write it again",
+            "fewer than three corners",
         )
     ring = np.array(numbers, np.float64).reshape(-1, 2)
     wrong = ~(np.abs(ring) <= MAX_COORDINATE)  # NaN too
     if wrong.any():
         raise CorruptSampleError(
             f"polygon {i} has a coordinate of {ring[wrong][0]:g}, at most {MAX_COORDINATE} px from"
-            " 0 are allowed; remove it"
+            " 0 are allowed; remove it",
+            "coordinates beyond the limits",
         )
     return ring
 

@@ -18,12 +18,12 @@ from gigamask.data import annotation
 from gigamask.datatools.convert_coco import AnnotationRow, CocoImage, Id, extra_fields
 from gigamask.datatools.convert_labels import LabelImage, decode_labels
 from gigamask.datatools.image_files import size_of
-from gigamask.datatools.objects import EMPTY, Objects, SourceImage, SourceListing
+from gigamask.datatools.left_out import LeftOutEntry, LeftOutRecord
+from gigamask.datatools.objects import EMPTY, NO_PIXEL, Objects, SourceImage, SourceListing
 from gigamask.datatools.parquet_files import import_pyarrow, open_file, read_errors, read_rows
 from gigamask.errors import CorruptSampleError, GigamaskError, first_line
 from gigamask.masks.rle import RLEMasks
 from gigamask.serialization import decode_json
-from gigamask.types import SkippedSample
 
 IMAGES = ("image", "jpg", "jpeg", "pixel_values", "img", "images", "png", "webp")
 """Names of columns of images, the likeliest first."""
@@ -166,12 +166,13 @@ class ParquetRow(SourceImage):
                 if dense.shape != size:
                     sides = [" x ".join(map(str, each)) for each in (dense.shape, size)]
                     raise CorruptSampleError(
-                        f"{name}: has {sides[0]} pixels, its image {sides[1]}; leave it out"
+                        f"{name}: has {sides[0]} pixels, its image {sides[1]}; leave it out",
+                        "size differs from its image",
                     )
                 if not dense.any():
-                    raise CorruptSampleError(f"{name}: {EMPTY}")
+                    raise CorruptSampleError(f"{name}: {EMPTY}", NO_PIXEL)
             except CorruptSampleError as bad:
-                skipped.append(SkippedSample(name, str(bad)))
+                skipped.append(LeftOutEntry.of(name, bad))
                 continue
             found.append(RLEMasks.from_dense(dense[None]))
             one_each = isinstance(categories, list) and len(categories) == len(masks)
@@ -220,7 +221,7 @@ def read(
             ParquetRow(len(images) + row, f"{name}:{row}", Path(path), table, row, group, *options)
             for row, group in enumerate(groups)
         ]
-    return SourceListing(images, [], True)
+    return SourceListing(images, LeftOutRecord(), True)
 
 
 def _table(path: str, schema: Any, source: ParquetFiles) -> ParquetTable:

@@ -15,10 +15,10 @@ import msgspec
 from gigamask.datatools import convert_labels
 from gigamask.datatools.convert_coco import CocoImage, Id
 from gigamask.datatools.image_files import files_of, read_file, size_of
+from gigamask.datatools.left_out import LeftOutEntry
 from gigamask.datatools.objects import Objects, SourceImage, SourceListing, match_images
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.serialization import JSON_ERRORS, read_yaml
-from gigamask.types import SkippedSample
 
 SUFFIXES = (".json", ".txt")
 """Suffixes of LabelMe's and of YOLO's files."""
@@ -43,11 +43,12 @@ class LabelMe(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Polygon:
-    """The polygons of one object, with its class; `reason` says why it has none."""
+    """The polygons of one object, with its class; `reason` and `kind` say why it has none."""
 
     rings: list[list[float]]
     category: str | int
     reason: str = ""
+    kind: str = "unreadable"
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,9 @@ class PolygonImage(SourceImage):
         ]
         image = CocoImage(self.number, self.source, self.path, size, annotations, True, self.names)
         drawn = image.objects(stored)
-        reasons = [SkippedSample(self.source, each.reason) for each in found if each.reason]
+        reasons = [
+            LeftOutEntry(self.source, each.reason, each.kind) for each in found if each.reason
+        ]
         return replace(drawn, skipped=[*reasons, *drawn.skipped])
 
 
@@ -116,7 +119,8 @@ class LabelMeImage(PolygonImage):
                 continue
             if shape.shape_type != "polygon":
                 kind = shape.shape_type[:40]
-                objects[i] = Polygon([], "", f"{name} is a {kind}, not a polygon; draw its outline")
+                reason = f"{name} is a {kind}, not a polygon; draw its outline"
+                objects[i] = Polygon([], "", reason, f"{kind}, not a polygon")
                 continue
             key = i if shape.group_id is None else (shape.group_id, shape.label)
             ring = [value for point in shape.points for value in point]
@@ -149,7 +153,8 @@ class YoloImage(PolygonImage):
                 found.append(Polygon([], 0, reason))
                 continue
             if len(values) == 4:
-                found.append(Polygon([], 0, f"{name} is a box, not a polygon; draw its outline"))
+                reason = f"{name} is a box, not a polygon; draw its outline"
+                found.append(Polygon([], 0, reason, "box, not a polygon"))
                 continue
             sides = [width, height] * (len(values) // 2 + 1)
             scaled = [value * side for value, side in zip(values, sides, strict=False)]

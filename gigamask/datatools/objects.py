@@ -8,28 +8,30 @@ from pathlib import Path
 from typing import Any
 
 from gigamask.datatools.image_files import SUFFIXES, files_of, read_file
+from gigamask.datatools.left_out import LeftOutEntry, LeftOutRecord
 from gigamask.errors import CorruptSampleError
 from gigamask.masks.rle import RLEMasks
-from gigamask.types import SkippedSample
 
 EMPTY = (
     "it covers no pixel of the image (coordinates are in pixels of the image); remove it or write"
     " it again"
 )
+NO_PIXEL = "no pixel in its image"
+"""Kind of such masks."""
 
 
 @dataclass(frozen=True)
 class Objects:
     """The masks of one image.
 
-    `extras` are fields of each mask besides SA-1B's, including `id` if known; `skipped` are broken
-    masks, and `crowds` is the number of crowds left out.
+    `extras` are fields of each mask besides SA-1B's, including `id` if known; `skipped` are masks
+    that are left out; `notes` are counts of what was changed to read the others.
     """
 
     masks: RLEMasks
     extras: list[dict[str, Any]]
-    skipped: list[SkippedSample]
-    crowds: int = 0
+    skipped: list[LeftOutEntry]
+    notes: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -80,14 +82,13 @@ class SourceImage(ABC):
 class SourceListing:
     """The images of a source, and what was left out before any was read.
 
-    `skipped_masks` are annotations without an image, `unlabeled` is the number of images without
-    a label image, and `renumbered` is true if the images' names cannot serve as ids.
+    `renumbered` is true if the images' names cannot serve as ids, and `unlabeled` is the number of
+    images without a file of masks.
     """
 
     images: Sequence[SourceImage]
-    skipped: list[SkippedSample]
+    left_out: LeftOutRecord
     renumbered: bool
-    skipped_masks: list[SkippedSample] = field(default_factory=list)
     unlabeled: int = 0
 
 
@@ -128,7 +129,7 @@ def match_images(
         if path not in of_masks:
             by_stem[path.relative_to(image_folder).with_suffix("")].append(path)
     ids, renumbered = image_ids([path.stem for path in files])
-    images, skipped = [], []
+    images, left_out = [], LeftOutRecord()
     for number, path in zip(ids, files, strict=True):
         # A file name may hold bytes that are not valid text.
         name = str(path.relative_to(folder)).encode("utf-8", "replace").decode()
@@ -143,5 +144,6 @@ def match_images(
         )
         parent = (image_folder / name).parent
         reason = f"{name}: {problem} in {parent}; put one image of this name there"
-        skipped.append(SkippedSample(name, reason))
-    return SourceListing(images, skipped, renumbered, unlabeled=sum(map(len, by_stem.values())))
+        kind = "several images of its name" if matches else "no image of its name"
+        left_out.images.append(LeftOutEntry(name, reason, kind))
+    return SourceListing(images, left_out, renumbered, sum(map(len, by_stem.values())))

@@ -105,7 +105,7 @@ class CocoData:
         """
         entry = self.images[row]
         raw = to_member(read_file(entry.path, entry.source), entry.size, entry.source)
-        masks, found, broken, _ = entry.read_annotations()
+        masks, found, broken = entry.read_annotations()
         self.broken.extend(sample.reason for sample in broken.values())
         rows = list(found.values())
         areas = masks.areas().astype(np.float64)
@@ -208,7 +208,7 @@ def read(annotations: Path, images: Path, detections: Path | None) -> CocoData:
         header.categories,
         {labels.id: labels for labels in header.images},
         boxes,
-        [sample.reason for sample in (*listing.skipped, *listing.skipped_masks)],
+        [each.reason for each in (*listing.left_out.images, *listing.left_out.masks)],
     )
 
 

@@ -19,8 +19,9 @@ from gigamask.config_files import check_run_out, config_to_resume
 from gigamask.data import storage
 from gigamask.data.image_folder import CONVERTED_SUFFIX
 from gigamask.datatools import convert_labels, parquet_files
-from gigamask.datatools.convert import ConvertOptions, convert
+from gigamask.datatools.convert import ConvertOptions, convert, lines
 from gigamask.datatools.convert_parquet import ParquetFiles
+from gigamask.datatools.left_out import LeftOutRecord
 from gigamask.errors import GigamaskError, check_range, counted
 from gigamask.evaluation.click_evaluation import ClickEvaluation
 from gigamask.interfaces import Evaluator
@@ -34,8 +35,6 @@ from gigamask.workflows.pixel_window import measure_window
 
 DONE = "converted.json"
 """File that a complete conversion ends with."""
-MAX_REASONS = 3
-"""Reasons printed for images or masks that are left out."""
 
 Config = TypeVar("Config", bound=TrainConfig)
 
@@ -259,10 +258,6 @@ def _report(where: str, counts: dict[str, Any], report: Callable[[str], object])
     """Print what a part holds and what was left out of it; return how many were left out."""
     images, masks = counted(counts["images"], "image"), counted(counts["masks"], "mask")
     report(f"{where}: {images} with {masks}")
-    for kind in ("images", "masks"):
-        left_out = counts[f"skipped_{kind}"]
-        if left_out:
-            report(f"  {kind} left out: {len(left_out)} (listed in {where}/{DONE})")
-        for sample in left_out[:MAX_REASONS]:
-            report(f"    {sample['reason']}")
-    return len(counts["skipped_images"]) + len(counts["skipped_masks"])
+    for line in lines(counts, f"{where}/{DONE}"):
+        report(line)
+    return len(LeftOutRecord.from_counts(counts))

@@ -115,9 +115,9 @@ def test_what_goes_wrong_is_printed(own, capsys):
     )
     printed = capsys.readouterr().out
     assert "'source'" in printed
-    assert "skipped crowds: 1" in printed
+    assert "crowd: 1; " in printed
     assert "0003.png" in printed
-    assert "skipped: 8" in printed
+    assert "masks left out: 9" in printed
     (own / "shards" / "z.tar").write_bytes(b"")
     assert main(f"repack {own}/shards --out {own}/small --size 300".split()) == 2
     printed = capsys.readouterr()

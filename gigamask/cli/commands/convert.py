@@ -47,10 +47,11 @@ class ConvertCommand(SubmitPartsOptions):
 
     def run(self) -> dict[str, Any]:
         """Convert, and return the counts."""
-        from gigamask.cli.commands.output import print_skipped, progress_bar
+        from gigamask.cli.commands.output import progress_bar
         from gigamask.data import worker_pool
         from gigamask.datatools import convert_parquet, parquet_files
-        from gigamask.datatools.convert import ConvertOptions, convert, listed
+        from gigamask.datatools.convert import ConvertOptions, convert, lines, listed
+        from gigamask.datatools.left_out import LeftOutRecord
         from gigamask.errors import GigamaskError, counted
 
         options = ConvertOptions(self.keep_crowds, self.split_components, self.ignore)
@@ -73,14 +74,10 @@ class ConvertCommand(SubmitPartsOptions):
                 "  the image names are not distinct integers: images are numbered from 0, and each "
                 "JSON records its 'source'"
             )
-        for count in ("images_without_masks", "skipped_crowds", "images_without_label"):
-            if result[count]:
-                print(f"  {count.replace('_', ' ')}: {result[count]}")
-        for kind in ("images", "masks"):
-            print_skipped(kind, [sample["reason"] for sample in result[f"skipped_{kind}"]])
+        for line in lines(result, self.json or ""):
+            print(line)
         print(f"next: gigamask stats {quote(self.out)}")
-        left_out = sum(len(result[f"skipped_{kind}"]) for kind in ("images", "masks"))
-        if self.strict and left_out:
+        if self.strict and (left_out := len(LeftOutRecord.from_counts(result))):
             result["fault"] = (
                 f"--strict: {left_out} of the images or masks were left out, see above"
             )
