@@ -6,7 +6,6 @@ them. Every operation is one edit of the project.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import cv2
@@ -19,9 +18,10 @@ from gigamask.masks.boundary import farthest_point
 from gigamask.masks.components import connected_components, paste, subtract
 from gigamask.masks.rle import RLEMasks, union
 from gigamask.serve.open_images import NotFoundError
+from gigamask.serve.pictures import file_version
 from gigamask.serve.project import Edit, ImageEdits, MaskObject, Project
 from gigamask.serve.prompt_steps import PromptStep, checked_points
-from gigamask.serve.session import Session, masks_to_json
+from gigamask.serve.session import Session, masks_to_json, shown_pixels
 
 MIN_PART_PX = 4
 """Parts with fewer pixels are left out when an object is split."""
@@ -61,26 +61,28 @@ class Annotator:
             session: Holds the model, and the images while they are open.
         """
         self.project, self.session = project, session
-        self._keys: dict[int, tuple[str, Size]] = {}
+        self._keys: dict[int, tuple[str, str, Size]] = {}
 
     def open(self, row: int) -> dict[str, Any]:
         """Open an image and return its name, size and objects."""
         key, size = self.with_key(row)
         name = self.project.summary()[row]["name"]
         facts = {"row": row, "name": name, "height": size[0], "width": size[1]}
+        facts["shows"] = version_shown(self, row)
         facts["note"] = self.session.images.get(key).note
         return facts | to_json(self.project.read(row, size))
 
     def with_key(self, row: int) -> tuple[str, Size]:
         """Return the id in the session and the size of an image, opened unless it is."""
-        if not 0 <= row < len(self.project.names):
-            raise NotFoundError(f"there is no image {row}; there are {len(self.project.names)}")
-        if row not in self._keys or self._keys[row][0] not in self.session.images:
+        version = version_shown(self, row)
+        known, key, size = self._keys.get(row, ("", "", (0, 0)))
+        if known != version or key not in self.session.images:
             name = self.project.names[row]
-            raw = read_file(Path(self.project.content.images) / name, name)
+            raw = read_file(self.project.path_of(row), name)
             opened = self.session.open(raw, name, quarter_turns=True, halve=True)
-            self._keys[row] = opened["id"], (opened["height"], opened["width"])
-        return self._keys[row]
+            key, size = opened["id"], (opened["height"], opened["width"])
+            self._keys[row] = version, key, size
+        return key, size
 
     def prompt(self, row: int, version: int, target: Target, step: PromptStep) -> ImageEdits:
         """Add a prompt to an object, or begin one, and predict its mask.
@@ -315,6 +317,17 @@ def _drawn(
     draw(dense, [path - np.array([x0, y0], np.int32) for path in paths])
     crop = RLEMasks.from_dense(dense[None] > 0)
     return paste(crop, x0, y0, size)
+
+
+def version_shown(annotator: Annotator, row: int) -> str:
+    """Return the version of what the page shows of an image: of its file and the window.
+
+    Args:
+        annotator: The project, and the session with the model.
+        row: Row of the image.
+    """
+    pixels = shown_pixels(annotator.session.model)
+    return file_version(annotator.project.path_of(row), pixels)
 
 
 def to_json(edits: ImageEdits) -> dict[str, Any]:

@@ -22,13 +22,14 @@ from gigamask import __version__
 from gigamask.errors import GigamaskError
 from gigamask.serve.dataset_view import MAX_ROWS, DatasetView
 from gigamask.serve.open_images import NotFoundError
+from gigamask.serve.pictures import Shows, picture_response
 from gigamask.serve.project import StaleError
 from gigamask.serve.project_routes import (
-    CACHED,
     Body,
+    OtherProjectError,
     ProjectState,
+    identity_of,
     image_routes,
-    jpeg_response,
     loop_routes,
     operation_routes,
 )
@@ -44,6 +45,9 @@ MEDIA_TYPES = {
     "js": "text/javascript",
     "svg": "image/svg+xml",
 }
+
+STATUS = {NotFoundError: 404, OtherProjectError: 410, StaleError: 409, SupersededError: 409}
+"""Status codes of errors; that of all others is 422."""
 
 Row = Annotated[int, Field(ge=0)]
 Count = Annotated[int, Query(ge=1, le=MAX_ROWS)]
@@ -138,7 +142,7 @@ def _about_routes(state: AppState) -> APIRouter:
             "grounding": bool(session and session.text_model),
             "data": len(dataset.index) if dataset else None,
             "runs": state.runs is not None,
-            "project": state.project is not None,
+            "project": state.project and identity_of(state.project.annotator.project),
             "compared": state.compared_weights,
         }
 
@@ -167,7 +171,7 @@ def _image_routes(state: AppState) -> APIRouter:
 
     @router.get("/{key}/jpeg")
     def jpeg(key: str) -> Response:
-        return jpeg_response(session().jpeg(key))
+        return picture_response(session().jpeg(key), key, key)  # the key is that of its pixels
 
     @router.post("/{key}/embed")
     def embed(key: str) -> dict[str, Any]:
@@ -221,12 +225,12 @@ def _data_routes(state: AppState) -> APIRouter:
         return _dataset(state).masks(row)
 
     @router.get("/images/{row}/jpeg")
-    def jpeg(row: Row) -> Response:
-        return jpeg_response(_dataset(state).jpeg(row))
+    def jpeg(row: Row, shows: Shows = "") -> Response:
+        return picture_response(_dataset(state).jpeg(row), _dataset(state).version(row), shows)
 
     @router.get("/images/{row}/thumbnail")
-    def thumbnail(row: Row) -> Response:
-        return jpeg_response(_dataset(state).thumbnail(row))
+    def thumbnail(row: Row, shows: Shows = "") -> Response:
+        return picture_response(_dataset(state).thumbnail(row), _dataset(state).version(row), shows)
 
     @router.get("/statistics")
     def statistics() -> dict[str, Any]:
@@ -260,9 +264,9 @@ def _run_routes(state: AppState) -> APIRouter:
         return view().run(name)
 
     @router.get("/picture")
-    def picture(name: Name, file: Name) -> Response:
-        raw, media_type = view().picture(name, file)
-        return Response(raw, media_type=media_type, headers=CACHED)
+    def picture(name: Name, file: Name, shows: Shows = "") -> Response:
+        raw, media_type, version = view().picture(name, file)
+        return picture_response(raw, version, shows, media_type)
 
     @router.post("/verify")
     def verify(name: Name, step: Number) -> dict[str, Any]:
@@ -287,8 +291,7 @@ def _required(part: Any, flag: str) -> Any:
 
 
 def _fault(request: Request, error: Exception) -> JSONResponse:
-    stale = isinstance(error, StaleError | SupersededError)
-    status = 404 if isinstance(error, NotFoundError) else 409 if stale else 422
+    status = next((code for kind, code in STATUS.items() if isinstance(error, kind)), 422)
     return JSONResponse({"error": str(error)}, status)
 
 

@@ -18,6 +18,7 @@ from gigamask.data.index import Index
 from gigamask.datatools import stats
 from gigamask.masks.rle import RLEMasks
 from gigamask.serve.open_images import NotFoundError
+from gigamask.serve.pictures import version_of
 from gigamask.serve.session import encode_jpeg, masks_to_json
 
 MAX_ROWS = 200
@@ -101,6 +102,10 @@ class DatasetView:
         """Return a small JPEG of an image; raise CorruptSampleError if it is corrupt."""
         return self._codec.submit(_thumbnail, self._read(row)).result()
 
+    def version(self, row: int) -> str:
+        """Return the version of an image's pictures, as in `image_to_json`."""
+        return _version(self.index, row)
+
     def file(self, row: int) -> tuple[bytes, str, RLEMasks | None]:
         """Return an image's file, its name, and its masks (None if it is not annotated)."""
         raw = self._read(row)
@@ -132,7 +137,14 @@ def image_to_json(index: Index, row: int) -> dict[str, Any]:
     images = index.images
     return {
         "row": row,
+        "shows": _version(index, row),
         "name": images["name"][row].decode("utf-8", "replace"),
         **{name: int(images[name][row]) for name in ("shard", "width", "height", "masks")},
         "annotated": bool(images["json_offset"][row] >= 0),
     }
+
+
+def _version(index: Index, row: int) -> str:
+    """Return a version that states the shard's file and the image within it."""
+    tar = index.manifest.parts[int(index.images["shard"][row])].tar
+    return version_of(tar.path, tar.bytes, tar.version, index.images["name"][row])

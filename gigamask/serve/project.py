@@ -307,7 +307,7 @@ class Project:
         Raises:
             GigamaskError: The file is damaged, or the image has changed its size.
         """
-        path = self._path(row)
+        path = _annotations_of(self, row)
         if not path.exists():
             return ImageEdits(size or (0, 0))
         found = read_json(path, ImageEdits, 4 * MAX_FILE_BYTES)
@@ -352,7 +352,7 @@ class Project:
             if len(raw) > MAX_FILE_BYTES and changed.applied > 1:
                 changed = changed.merged()
                 raw = msgspec.json.encode(changed)
-            _write(self._path(row), raw)
+            _write(_annotations_of(self, row), raw)
             self._rows[row] = _summarize(self.names[row], lambda: changed)
             return changed
 
@@ -427,10 +427,17 @@ class Project:
             "models that it trained keep the window of their training"
         )
 
-    def _path(self, row: int) -> Path:
+    def path_of(self, row: int) -> Path:
+        """Return the file of an image; raise `NotFoundError` if there is no such row."""
         if not 0 <= row < len(self.names):
             raise NotFoundError(f"there is no image {row}; there are {len(self.names)}")
-        return self.folder / ANNOTATIONS / f"{self.names[row]}.json"
+        return Path(self.content.images, self.names[row])
+
+
+def _annotations_of(project: Project, row: int) -> Path:
+    """Return the file of an image's edits."""
+    project.path_of(row)
+    return project.folder / ANNOTATIONS / f"{project.names[row]}.json"
 
 
 def _read(path: Path) -> ProjectFile:

@@ -4,6 +4,7 @@ Images and objects are numbers, categories are names that the project lists. Eve
 the version of the image that the page shows; a stale one gets status 409.
 """
 
+import os
 import threading
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -11,17 +12,17 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import cv2
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Header, Query
 from fastapi.responses import FileResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from gigamask.data import image
 from gigamask.datatools.image_files import read_file
 from gigamask.errors import GigamaskError
-from gigamask.serve.annotator import MAX_CORNERS, Annotator, Stroke, to_json
+from gigamask.serve.annotator import MAX_CORNERS, Annotator, Stroke, to_json, version_shown
 from gigamask.serve.dataset_view import MAX_DECODING
-from gigamask.serve.open_images import NotFoundError
-from gigamask.serve.project import ObjectCategory
+from gigamask.serve.pictures import Shows, picture_response, version_of
+from gigamask.serve.project import ObjectCategory, Project
 from gigamask.serve.project_export import COCO, export
 from gigamask.serve.prompt_steps import MAX_PROMPTS, PromptStep
 from gigamask.serve.proposals import Proposals
@@ -29,7 +30,6 @@ from gigamask.serve.rounds import Rounds
 from gigamask.serve.session import apply_exif_orientation, encode_jpeg, is_large
 
 EXPORT = "export"
-CACHED = {"cache-control": "private, max-age=3600"}
 THUMBNAIL_PX = 160
 MAX_STROKE_POINTS = 4000
 MAX_OBJECTS = 1000
@@ -39,6 +39,10 @@ Version = Annotated[int, Field(ge=0)]
 Key = Annotated[int, Field(ge=1)]
 Name = Annotated[str, Field(max_length=100)]
 Pair = tuple[float, float]
+
+
+class OtherProjectError(GigamaskError):
+    """Raised if a page asks for something of a project, or of photographs, served no longer."""
 
 
 class Body(BaseModel):
@@ -156,34 +160,59 @@ class ProjectState:
         return {**self.rounds.status(), "proposing": dict(self.proposals.state)}
 
 
+def identity_of(project: Project) -> str:
+    """Return what rows mean: it differs for another project, folder, or list of images."""
+    return version_of(os.path.abspath(project.folder), project.content.images, project.names)
+
+
+def _router(project: Project, below: str = "") -> APIRouter:
+    """Return a router that refuses pages of another project: their rows are other photographs."""
+
+    identity = identity_of(project)
+
+    def check(x_project: Annotated[str, Header(max_length=64)] = "") -> None:
+        if x_project and x_project != identity:
+            raise OtherProjectError(
+                "another project, or other photographs, are served at this address now, so nothing "
+                "is changed; load the page again"
+            )
+
+    return APIRouter(prefix=f"/api/project{below}", dependencies=[Depends(check)])
+
+
 def image_routes(annotator: Annotator) -> APIRouter:
     """Return the routes that show images and the model's masks.
 
     Args:
         annotator: The project and its session.
     """
-    router = APIRouter(prefix="/api/project/images")
+    router = _router(annotator.project, "/images")
     project, session = annotator.project, annotator.session
     decoding, one = threading.Semaphore(MAX_DECODING), threading.Lock()
 
     @router.get("")
     def images() -> dict[str, Any]:
-        return {"images": project.summary(), "categories": project.content.categories}
+        shown = [
+            {**each, "shows": version_shown(annotator, row)}
+            for row, each in enumerate(project.summary())
+        ]
+        return {"images": shown, "categories": project.content.categories}
 
     @router.get("/{row}")
     def open_image(row: Row) -> dict[str, Any]:
         return annotator.open(row)
 
     @router.get("/{row}/jpeg")
-    def jpeg(row: Row) -> Response:
-        return jpeg_response(session.jpeg(annotator.with_key(row)[0]))
+    def jpeg(row: Row, shows: Shows = "") -> Response:
+        version = version_shown(annotator, row)
+        return picture_response(session.jpeg(annotator.with_key(row)[0]), version, shows)
 
     @router.get("/{row}/thumbnail")
-    def thumbnail(row: Row) -> Response:
-        if row >= len(project.names):
-            raise NotFoundError(f"there is no image {row}")
+    def thumbnail(row: Row, shows: Shows = "") -> Response:
+        version = version_shown(annotator, row)
         with decoding:
-            return jpeg_response(_thumbnail(Path(project.content.images) / project.names[row], one))
+            raw = _thumbnail(project.path_of(row), one)
+        return picture_response(raw, version, shows)
 
     @router.post("/{row}/embed")
     def embed(row: Row) -> dict[str, Any]:
@@ -207,7 +236,7 @@ def operation_routes(annotator: Annotator) -> APIRouter:
     Args:
         annotator: The project and its session.
     """
-    router = APIRouter(prefix="/api/project/images")
+    router = _router(annotator.project, "/images")
     project = annotator.project
 
     @router.post("/{row}/prompt")
@@ -263,8 +292,8 @@ def loop_routes(state: ProjectState) -> APIRouter:
     Args:
         state: The project.
     """
-    router = APIRouter(prefix="/api/project")
     project = state.annotator.project
+    router = _router(project)
 
     @router.post("/categories")
     def categories(body: CategoriesBody) -> dict[str, Any]:
@@ -331,8 +360,3 @@ def _thumbnail(path: Path, one: threading.Lock) -> bytes:
     scale = THUMBNAIL_PX / max(pixels.shape[:2])
     size = [max(1, round(scale * side)) for side in pixels.shape[1::-1]]
     return encode_jpeg(cv2.resize(pixels, size, interpolation=cv2.INTER_AREA))
-
-
-def jpeg_response(raw: bytes) -> Response:
-    """Return a response with a JPEG, which browsers may keep."""
-    return Response(raw, media_type="image/jpeg", headers=CACHED)

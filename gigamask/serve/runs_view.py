@@ -12,6 +12,7 @@ from gigamask.report.history import History
 from gigamask.report.html import MAX_PICTURE_BYTES
 from gigamask.serialization import read_limited
 from gigamask.serve.open_images import NotFoundError
+from gigamask.serve.pictures import file_version
 
 MAX_EVENTS = 200
 LIVE_S = 60.0
@@ -48,7 +49,10 @@ class RunsView:
             "event_counts": {kind: len(events) for kind, events in read.faults.items()},
             "starts": read.starts[-MAX_EVENTS:],
             "checkpoints": read.to_dict()["checkpoints"],
-            "pictures": [{"name": image.name, "step": image.step} for image in read.pictures],
+            "pictures": [
+                {"name": image.name, "step": image.step, "shows": file_version(image.path)}
+                for image in read.pictures
+            ],
             "scores": read.scores,
         }
 
@@ -66,8 +70,8 @@ class RunsView:
             if first.get(flag) != second.get(flag) and flag != "out"
         ]
 
-    def picture(self, name: str, file: str) -> tuple[bytes, str]:
-        """Return a picture of a run and its media type.
+    def picture(self, name: str, file: str) -> tuple[bytes, str, str]:
+        """Return a picture of a run, its media type and its version.
 
         Args:
             name: Name of the run.
@@ -76,7 +80,8 @@ class RunsView:
         paths = [Path(each.path) for each in self._history(name).pictures if each.name == file]
         if not paths or not paths[0].is_file():
             raise NotFoundError("this run has no such picture, or it was removed")
-        return read_limited(paths[0], MAX_PICTURE_BYTES), MEDIA_TYPES[paths[0].suffix]
+        version = file_version(paths[0])
+        return read_limited(paths[0], MAX_PICTURE_BYTES), MEDIA_TYPES[paths[0].suffix], version
 
     def verify(self, name: str, step: int) -> dict[str, Any]:
         """Read a whole checkpoint and check it against its checksums.

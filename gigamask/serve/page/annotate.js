@@ -2,7 +2,7 @@
 // computed by the server; each operation names the version of the image that it was made for.
 import * as loop from "./loop.js";
 import * as stage from "./stage.js";
-import { $, classCounts, make, request, showMessage, withErrorMessages } from "./parts.js";
+import { $, classCounts, loadPicture, make, pictureUrl, request, url, showMessage, withErrorMessages } from "./parts.js";
 import { contains, decoded, hue } from "./masks.js";
 
 const MODEL = [240, 228, 66], PREVIEW = [86, 180, 233], DRAGGED_PX = 6, NEAR_PX = 9, PREVIEW_MS = 40;
@@ -85,7 +85,7 @@ function list() {
   order = rows;
   progress();
   $("a-images").replaceChildren(...rows.map((row) => {
-    const picture = make("img", { src: `/api/project/images/${row}/thumbnail`, alt: "", loading: "lazy" });
+    const picture = make("img", { src: pictureUrl(`project/images/${row}/thumbnail`, images[row].shows), alt: "", loading: "lazy" });
     const button = make("button", { type: "button", onclick: () => open(row) }, picture, make("span"));
     picture.onerror = () => { button.classList.add("bad"); };
     button.dataset.row = row;
@@ -127,9 +127,7 @@ const open = withErrorMessages(async (row, again = false) => {
   let info, bitmap;
   try {
     info = await request(`project/images/${row}`);
-    const response = await fetch(`/api/project/images/${row}/jpeg`);
-    if (!response.ok) throw new Error((await response.json()).error);
-    bitmap = await createImageBitmap(await response.blob());
+    bitmap = await loadPicture(`project/images/${row}/jpeg`, info.shows);
   } catch (error) { if (mine === opening) state("", `${images[row]?.name ?? "this image"} cannot be opened`); throw error; }
   if (mine !== opening) return;
   const same = image?.row === row;
@@ -323,7 +321,7 @@ async function exportAll() {
   state("exporting");
   try {
     const { images: count, masks, coco, shards, skipped } = await request("project/export", { json: {} });
-    $("a-exported").replaceChildren(make("p", {}, `${masks} masks of ${count} images: ${shards} and ${coco}. `, make("a", { href: "/api/project/export/coco.json", download: "coco.json" }, "Download coco.json")),
+    $("a-exported").replaceChildren(make("p", {}, `${masks} masks of ${count} images: ${shards} and ${coco}. `, make("a", { href: url("project/export/coco.json"), download: "coco.json" }, "Download coco.json")),
       ...skipped.map((reason) => make("p", { className: "bad" }, reason)));
   } finally { state("", "all saved"); }
 }

@@ -1,5 +1,5 @@
 // Data: images with their masks, what a sampler draws, statistics, and skipped samples.
-import { $, bytes, count, make, percent, request, withErrorMessages } from "./parts.js";
+import { $, bytes, count, loadPicture, make, percent, pictureUrl, request, withErrorMessages } from "./parts.js";
 import { bars, colour, lines, shares, short } from "./charts.js";
 import { contains, decoded, drawMasks, hue, ramp } from "./masks.js";
 import { openRow } from "./try.js";
@@ -56,16 +56,15 @@ const turn = withErrorMessages(async (row) => {
 });
 
 function tile(image) {
-  const picture = make("img", { src: `/api/data/images/${image.row}/thumbnail`, alt: "", loading: "lazy" });
+  const picture = make("img", { src: pictureUrl(`data/images/${image.row}/thumbnail`, image.shows), alt: "", loading: "lazy" });
   const caption = make("span", {}, `${image.name} · ${image.masks} mask${image.masks === 1 ? "" : "s"}`);
   picture.onerror = () => { caption.textContent = `${image.name} · cannot be read`; caption.className = "bad"; };
   return make("button", { type: "button", title: `${image.name}, ${image.width} x ${image.height}`, onclick: withErrorMessages(() => view(image)) }, picture, caption);
 }
 
 async function view(image) {
-  const [response, info] = await Promise.all([fetch(`/api/data/images/${image.row}/jpeg`), image.annotated ? request(`data/images/${image.row}`) : { ...image, masks: [] }]);
-  if (!response.ok) throw new Error((await response.json()).error);
-  open = { ...info, bitmap: await createImageBitmap(await response.blob()) };
+  const [bitmap, info] = await Promise.all([loadPicture(`data/images/${image.row}/jpeg`, image.shows), image.annotated ? request(`data/images/${image.row}`) : { ...image, masks: [] }]);
+  open = { ...info, bitmap };
   open.masks = open.masks.map((mask) => ({ ...mask, mask: decoded(mask) })).sort((a, b) => b.area - a.area);
   hovered = -1;
   const canvas = $("viewer-canvas");

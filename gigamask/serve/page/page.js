@@ -3,7 +3,7 @@ import * as annotate from "./annotate.js";
 import * as data from "./data.js";
 import * as runs from "./runs.js";
 import * as trying from "./try.js";
-import { $, request, withErrorMessages } from "./parts.js";
+import { $, request, showsProject, withErrorMessages } from "./parts.js";
 
 const tabs = { annotate, try: trying, data, runs };
 
@@ -31,10 +31,12 @@ try {
   if (kept) document.documentElement.dataset.theme = kept;
 } catch { /* storage is disabled */ }
 $("theme").onclick = theme;
+$("gone-reload").onclick = () => location.reload();
 withErrorMessages(async () => {
   const about = await request("about");
+  showsProject(about.project);
   $("weights").textContent = about.weights ?? "";
-  const given = { annotate: about.project, try: about.weights !== null, data: about.data !== null, runs: about.runs };
+  const given = { annotate: about.project !== null, try: about.weights !== null, data: about.data !== null, runs: about.runs };
   first = Object.keys(given).find((name) => given[name]) ?? "try";
   for (const name of Object.keys(tabs)) {
     document.querySelector(`nav [data-tab=${name}]`).hidden = !given[name];

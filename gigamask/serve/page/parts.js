@@ -9,20 +9,40 @@ export function make(name, attributes = {}, ...children) {
   return element;
 }
 
+/** Returns the address of a route, below that of the page, wherever a proxy puts it. */
+export const url = (path) => new URL(`../api/${path}`, import.meta.url).href;
+
+/** Returns the address of a picture, with the version that a listing stated: browsers keep what an address showed. */
+export const pictureUrl = (path, shows) => url(`${path}${path.includes("?") ? "&" : "?"}shows=${shows}`);
+
+let served = null;     // the project that this page shows; another may be served at its address later
+export const showsProject = (identity) => { served = identity; };
+
 /** Sends a request to the server and returns its JSON; throws an Error with the server's message. */
 export async function request(path, { body, json } = {}) {
   const posted = body !== undefined || json !== undefined;
   const headers = json !== undefined ? { "content-type": "application/json" } : body?.type ? { "content-type": body.type } : {};
+  if (served) headers["x-project"] = served;
+  return (await answer(url(path), { method: posted ? "POST" : "GET", body: json !== undefined ? JSON.stringify(json) : body, headers })).json();
+}
+
+/** Loads a picture as a bitmap. */
+export async function loadPicture(path, shows) {
+  return createImageBitmap(await (await answer(pictureUrl(path, shows), {})).blob());
+}
+
+async function answer(address, options) {
   let response;
   try {
-    response = await fetch(`/api/${path}`, { method: posted ? "POST" : "GET", body: json !== undefined ? JSON.stringify(json) : body, headers });
+    response = await fetch(address, options);
   } catch {
     throw new Error("the server does not respond; is 'gigamask serve' still running?");
   }
-  if (response.ok) return response.json();
+  if (response.ok) return response;
   const text = await response.text();
   let message = text || response.statusText;
   try { message = JSON.parse(text).error ?? message; } catch { /* plain text */ }
+  if (response.status === 410) $("gone").hidden = false;
   throw Object.assign(new Error(message), { status: response.status });
 }
 

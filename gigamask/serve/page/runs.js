@@ -1,5 +1,5 @@
 // Runs: curves, predictions, checkpoints and events of one run or two, refreshed while they train.
-import { $, bytes, count, make, request, showMessage, withErrorMessages } from "./parts.js";
+import { $, bytes, count, make, pictureUrl, request, showMessage, withErrorMessages } from "./parts.js";
 import { runCharts, short, zoomable } from "./charts.js";
 
 const EVERY_MS = 2000;
@@ -95,7 +95,7 @@ function pictures() {
   $("picture-step").textContent = `step ${count(step)}`;
   const images = held.map((run) => {
     const before = run?.pictures.filter((each) => each.step !== null && each.step <= step).at(-1);
-    return before && { src: `/api/runs/picture?name=${encodeURIComponent(run.name)}&file=${encodeURIComponent(before.name)}`, alt: `${run.name} at step ${before.step}` };
+    return before && { src: pictureUrl(`runs/picture?name=${encodeURIComponent(run.name)}&file=${encodeURIComponent(before.name)}`, before.shows), alt: `${run.name} at step ${before.step}` };
   }).filter(Boolean);
   const there = [...$("pictures").children].map((image) => image.getAttribute("src"));
   if (String(there) !== String(images.map(({ src }) => src))) $("pictures").replaceChildren(...images.map((image) => zoomable(make("img", image))));

@@ -1,5 +1,5 @@
 // Try: an image, prompts on it, and the predicted masks. The prompts are a list of steps; undo removes the last one.
-import { $, classCounts, make, percent, request, save, showMessage, withErrorMessages } from "./parts.js";
+import { $, classCounts, loadPicture, make, percent, pictureUrl, request, save, showMessage, withErrorMessages } from "./parts.js";
 import * as compared from "./compare.js";
 import { boxOf, dot, outline } from "./marks.js";
 import { decoded, drawMasks, hue, png } from "./masks.js";
@@ -69,7 +69,7 @@ async function opened(response) {
 }
 
 async function show(info) {
-  const bitmap = await createImageBitmap(await (await fetch(`/api/images/${info.id}/jpeg`)).blob());
+  const bitmap = await loadPicture(`images/${info.id}/jpeg`, info.id);
   picture = { ...info, bitmap };
   $("canvas").classList.remove("none");
   $("canvas").style.setProperty("--ratio", info.width / info.height);
@@ -305,8 +305,8 @@ function busy(what = false, message = "") {
 
 async function samples() {
   const rows = await request(`data/images?count=${SAMPLES}`);
-  $("samples").replaceChildren(...rows.map(({ row, name }) => {
-    const image = make("img", { src: `/api/data/images/${row}/thumbnail`, alt: name, loading: "lazy" });
+  $("samples").replaceChildren(...rows.map(({ row, name, shows }) => {
+    const image = make("img", { src: pictureUrl(`data/images/${row}/thumbnail`, shows), alt: name, loading: "lazy" });
     return make("button", { type: "button", title: name, onclick: withErrorMessages(() => openRow(row)) }, image);
   }));
 }

@@ -30,7 +30,7 @@ def test_status_lists_what_is_available(client):
         "grounding": False,
         "data": 12,
         "runs": True,
-        "project": False,
+        "project": None,
         "compared": None,
     }
 

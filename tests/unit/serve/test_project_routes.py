@@ -1,5 +1,7 @@
 """Requests on a project: valid ones are answered, stale and wrong ones get one line."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
@@ -132,3 +134,39 @@ def test_no_number_from_outside_is_used_unless_it_is_finite_and_in_range(
     answer = client.post(path, content=body.replace("#", number), headers=headers)
     assert 400 <= answer.status_code < 500
     assert project.read(0).version == 0
+
+
+def test_only_pictures_of_the_version_that_was_asked_for_are_kept_by_browsers(
+    client, project, session, monkeypatch
+):
+    def listed():
+        return client.get("/api/project/images").json()["images"][0]["shows"]
+
+    def kept(shows):
+        pictures = [client.get(f"{IMAGE}/{kind}?shows={shows}") for kind in ("jpeg", "thumbnail")]
+        [told] = {each.headers["cache-control"] for each in pictures}
+        return told.startswith("private, max-age"), pictures[0].content
+
+    first = listed()
+    was_kept, before = kept(first)
+    assert was_kept
+    assert not kept("")[0]
+    pixels = np.full((30, 40, 3), 200, np.uint8)
+    Image.fromarray(pixels).save(project.path_of(0))
+    assert listed() != first
+    assert kept(first) == (False, kept(listed())[1])
+    assert kept(listed())[1] != before
+    second = listed()
+    config = session.model.config
+    stated = replace(config, pixels=config.pixels.stated((0.0, 9.0), ()))
+    monkeypatch.setattr(session.model, "config", stated)
+    assert listed() != second
+
+
+def test_a_page_of_another_project_changes_nothing(client, project):
+    mine = client.get("/api/about").json()["project"]
+    for identity, status in (("another", 410), (mine, 200)):
+        headers = {"x-project": identity}
+        assert client.post(f"{IMAGE}/stroke", json=STROKE, headers=headers).status_code == status
+        assert client.get("/api/project/loop", headers=headers).status_code == status
+        assert bool(project.read(0).objects) == (status == 200)

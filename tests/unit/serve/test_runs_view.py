@@ -82,8 +82,9 @@ def test_pictures_are_found_by_their_names_alone(runs):
     (runs / "a" / "pictures" / "step_00000002.jpg").write_bytes(b"jpeg")
     (runs / "a" / "secret.jpg").write_bytes(b"other")
     view = RunsView(runs)
-    assert view.run("a")["pictures"] == [{"name": "step_00000002", "step": 2}]
-    assert view.picture("a", "step_00000002") == (b"jpeg", "image/jpeg")
+    [listed] = view.run("a")["pictures"]
+    assert (listed["name"], listed["step"]) == ("step_00000002", 2)
+    assert view.picture("a", "step_00000002") == (b"jpeg", "image/jpeg", listed["shows"])
     for other in ("../secret", "secret", "step_00000002.jpg", str(runs / "a" / "secret.jpg")):
         with pytest.raises(NotFoundError, match="no such picture"):
             view.picture("a", other)
