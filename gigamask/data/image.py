@@ -1,7 +1,8 @@
 """Decoding and encoding of images: JPEG, PNG, WebP, TIFF and NumPy's .npy.
 
 Masks refer to the stored pixels, so EXIF orientation is not applied. A JPEG that libjpeg-turbo
-decodes with a warning is rejected, although Pillow decodes some of these silently. Other formats
+decodes with a warning is rejected, although Pillow decodes some of these silently; one that lacks
+only its end marker is read. Other formats
 are decoded by Pillow, colors of 16 bits by OpenCV, arrays by NumPy. Pages of a TIFF that have the
 size of the first are channels; an alpha channel is left out unless the model reads four channels.
 The format is detected from the first bytes, because some of ImageNet's .JPEG files are not JPEGs.
@@ -20,6 +21,7 @@ import simplejpeg
 from jaxtyping import UInt8
 from PIL import Image
 
+from gigamask.data import jpeg_markers
 from gigamask.errors import CorruptSampleError, first_line
 from gigamask.files import write_bytes
 from gigamask.pixels import (
@@ -196,6 +198,17 @@ def halve(stored: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 
 def _decode_jpeg(raw: bytes, half: bool, color_space: str) -> UInt8[np.ndarray, "H W S"]:
+    """Decode a JPEG strictly, with its end marker if it lacks only that."""
+    try:
+        return _decode_complete_jpeg(raw, half, color_space)
+    except ValueError:
+        ended = jpeg_markers.with_end(raw)
+        if ended == raw:
+            raise
+        return _decode_complete_jpeg(ended, half, color_space)
+
+
+def _decode_complete_jpeg(raw: bytes, half: bool, color_space: str) -> UInt8[np.ndarray, "H W S"]:
     if not half:
         return simplejpeg.decode_jpeg(raw, color_space)
     height, width = map(int, simplejpeg.decode_jpeg_header(raw)[:2])

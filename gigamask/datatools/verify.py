@@ -20,7 +20,16 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from gigamask.data import annotation, image, index, index_format, storage, tar, worker_pool
+from gigamask.data import (
+    annotation,
+    image,
+    index,
+    index_format,
+    jpeg_markers,
+    storage,
+    tar,
+    worker_pool,
+)
 from gigamask.data.index_format import ShardRows
 from gigamask.data.shard_index import (
     HEADER_BYTES,
@@ -57,7 +66,8 @@ class TarReport:
 
     `tar_errors` are problems of the tar itself, `bad_members` those of members, and `mismatches`
     are members whose stated areas or boxes differ from their run lengths, and `unpaired` those
-    without a json or jpg of their name. `without_checksum` is the number of jpgs of unknown crc32.
+    without a json or jpg of their name. `without_checksum` is the number of jpgs of unknown crc32,
+    `without_end_marker` that of jpgs that lack it alone, which is added when they are read.
     """
 
     path: str
@@ -73,6 +83,7 @@ class TarReport:
     without_jpg: int = 0
     other_members: int = 0
     without_checksum: int = 0
+    without_end_marker: int = 0
 
     @property
     def bad_samples(self) -> list[str]:
@@ -124,6 +135,7 @@ def summary(reports: Iterable[TarReport]) -> dict[str, int]:
         "without_jpg",
         "other_members",
         "without_checksum",
+        "without_end_marker",
     )
     reports = list(reports)
     broken = sum(bool(report.tar_errors) for report in reports)
@@ -351,6 +363,7 @@ class _TarReader:
     ) -> bool:
         if self.decode:
             image.read_stored(raw, name, annotated)
+            self.report.without_end_marker += jpeg_markers.with_end(raw) != raw
         else:
             found = read_size(raw, self._whole_range(member), name)
             if annotated is not None:

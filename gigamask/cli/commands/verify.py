@@ -100,6 +100,9 @@ def _print_counts(counts: dict[str, int], decode: bool) -> None:
     for name in ("skipped", "without_json", "without_jpg", "without_masks", "other_members"):
         if counts[name]:
             print(f"  {name.replace('_', ' ')}: {counts[name]}")
+    if counts["without_end_marker"]:
+        jpegs = counted(counts["without_end_marker"], "JPEG")
+        print(f"  {jpegs} without the end marker: all rows are there, it is added in memory")
     if decode and counts["without_checksum"]:
         jpegs = counted(counts["without_checksum"], "JPEG")
         print(

@@ -104,7 +104,7 @@ def test_harmless_properties_are_counted(tmp_path):
         + broken.members(2, None, broken.sound(2)[1])
     )
     held += broken.members(3, jpg, record | {"annotations": []})
-    held += [("readme.txt", b"x"), ("._sa_0.jpg", b"x"), ("deep/sa_4.JPEG", jpg)]
+    held += [("readme.txt", b"x"), ("._sa_0.jpg", b"x"), ("deep/sa_4.JPEG", jpg[:-2])]
     tar.write(tmp_path / "t.tar", held)
     report = verification.check_tar(str(tmp_path / "t.tar"), {}, decode=True)
     assert (report.tar_errors, report.bad_members, report.mismatches) == ([], [], [])
@@ -116,6 +116,7 @@ def test_harmless_properties_are_counted(tmp_path):
         report.other_members,
     ) == (4, 2, 1, 1, 2)
     assert report.masks == len(broken.sound(0)[1]["annotations"])
+    assert report.without_end_marker == 1
 
 
 @pytest.mark.parametrize("decode", [True, False])
