@@ -1,58 +1,23 @@
 """Folders of adapters in the format of peft, for Hugging Face's `SamModel`."""
 
 import re
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 from torch import Tensor
 
 from gigamask.errors import GigamaskError
-from gigamask.models import convert, lora, weight_files
+from gigamask.models import convert, lora, peft_config, weight_files
 from gigamask.models.convert import State
-from gigamask.serialization import read_json
+from gigamask.models.hub import parse_hub_id
+from gigamask.models.peft_config import CONFIG
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 """Start of the names of tensors in an adapter's file."""
-MAX_CONFIG_BYTES = 1 << 20
-
-
-@dataclass(frozen=True)
-class _AdapterConfig:
-    """The entries of adapter_config.json that decide what is computed."""
-
-    r: int
-    lora_alpha: float
-    base_model_name_or_path: str | None = None
-    peft_type: str = "LORA"
-    rank_pattern: dict[str, int] = field(default_factory=dict)
-    alpha_pattern: dict[str, float] = field(default_factory=dict)
-    use_rslora: bool = False
-    use_dora: bool = False
-    fan_in_fan_out: bool = False
-
-    def scale(self, path: str) -> float:
-        """Return the factor of the adapter of a layer.
-
-        Args:
-            path: Path of the layer in the `SamModel`.
-        """
-        rank, alpha = (
-            next((value for key, value in pattern.items() if _matches(key, path)), default)
-            for pattern, default in (
-                (self.rank_pattern, self.r),
-                (self.alpha_pattern, self.lora_alpha),
-            )
-        )
-        return alpha / (rank**0.5 if self.use_rslora else rank)
-
-
-def _matches(key: str, path: str) -> bool:
-    """Return whether an entry of a pattern is for a layer; peft's regular expressions are not."""
-    return f".{path}".endswith(f".{key}")
+_INNER = re.compile(r"\.(default|modules_to_save|base_layer)\b")
+"""Parts of the names of tensors in peft's modules that the `SamModel` does not have."""
 
 
 def is_peft(folder: Path) -> bool:
@@ -66,13 +31,14 @@ def base_of(folder: Path) -> str:
     Raises:
         GigamaskError: The folder does not say, or is not one of LoRA adapters.
     """
-    base = _read_config(folder).base_model_name_or_path
+    config = peft_config.read(folder)
+    base, revision = config.base_model_name_or_path, config.revision
     if not base:
         raise GigamaskError(
             f"{folder / CONFIG}: names no base_model_name_or_path; write the id or path of the "
             "weights there"
         )
-    return base
+    return f"{base}@{revision}" if revision and parse_hub_id(base) else base
 
 
 def merge(folder: Path, base: State) -> State:
@@ -85,53 +51,69 @@ def merge(folder: Path, base: State) -> State:
     Raises:
         GigamaskError: The adapters are for other weights, or not LoRA.
     """
-    config, path = _read_config(folder), folder / WEIGHTS
+    config, path = peft_config.read(folder), folder / WEIGHTS
     if not path.is_file():
         raise GigamaskError(f"{folder}: holds no {WEIGHTS}; copy it from where it was trained")
-    tensors, _ = weight_files.read_safetensors(path)
-    plain: State = {}
-    adapters: dict[str, dict[str, Tensor]] = {}
-    for name, value in tensors.items():
-        bare = re.sub(r"\.(default|modules_to_save|base_layer|original_module)\b", "", name)
-        bare = bare.removeprefix(PREFIX)
-        if match := re.fullmatch(r"(.+)\.(lora_[AB])\.weight", bare):
-            adapters.setdefault(match[1], {})[match[2]] = value
-        else:
-            plain[bare] = value
+    adapters, plain = _split(weight_files.read_safetensors(path)[0], path)
     trained = convert.from_huggingface(plain)
-    for layer, parts in adapters.items():
-        down, up = parts.get("lora_A"), parts.get("lora_B")
-        if down is None or up is None or down.dim() != 2 or up.dim() != 2 or not len(down):
-            raise GigamaskError(f"{path}: {layer[:80]} lacks lora_A or lora_B; copy the file again")
-        (own,) = convert.from_huggingface({f"{layer}.weight": down})
-        prefix = f"{own.removesuffix('.weight')}.parametrizations.weight.0"
-        trained |= {
-            f"{prefix}.lora_A": down.float(),
-            f"{prefix}.lora_B": up.float(),
-            f"{prefix}.scale": torch.tensor(config.scale(layer)),
-            f"{prefix}.rows": torch.tensor([0, len(up), len(up)]),
-        }
-    weights = {name: re.sub(r"\.parametrizations\.weight\..*", ".weight", name) for name in trained}
-    if unknown := sorted(name for name, weight in weights.items() if weight not in base):
+    own = {
+        layer: name
+        for layer, parts in adapters.items()
+        for name in convert.from_huggingface({f"{layer}.weight": parts["lora_A"]})
+    }
+    if unknown := sorted({*trained, *own.values()} - base.keys()):
         raise GigamaskError(
             f"{path}: adapters for other weights, which lack {convert.format_names(unknown)}; use "
             "the weights they were trained on"
         )
+    ranks = {layer: len(parts["lora_A"]) for layer, parts in adapters.items()}
+    matrices = {name: value for name, value in base.items() if value.dim() == 2}
+    others = {name.removesuffix(".weight") for name in convert.to_huggingface(matrices)}
+    for layer, scale in config.scales(ranks, sorted(others - ranks.keys()), plain).items():
+        down, up = adapters[layer]["lora_A"], adapters[layer]["lora_B"]
+        prefix = f"{own[layer].removesuffix('.weight')}.parametrizations.weight.0"
+        trained |= {
+            f"{prefix}.lora_A": down.float(),
+            f"{prefix}.lora_B": up.float(),
+            f"{prefix}.scale": torch.tensor(scale),
+            f"{prefix}.rows": torch.tensor([0, len(up), len(up)]),
+        }
     return lora.merge(trained, base, str(path))
 
 
-def _read_config(folder: Path) -> _AdapterConfig:
-    content: Any = read_json(folder / CONFIG, dict, MAX_CONFIG_BYTES)
-    try:
-        config = msgspec.convert(content, _AdapterConfig)
-        if config.peft_type != "LORA" or config.use_dora or config.fan_in_fan_out or config.r < 1:
-            raise ValueError("only LoRA without DoRA and fan_in_fan_out can be merged")
-        return config
-    except (ValueError, TypeError) as error:
-        raise GigamaskError(
-            f"{folder / CONFIG}: not the config of LoRA adapters for a SamModel ({error}); export "
-            "them again"
-        ) from None
+def _split(tensors: State, path: Path) -> tuple[dict[str, dict[str, Tensor]], State]:
+    """Return the two matrices of each adapter by the path of its layer, and the other tensors.
+
+    Args:
+        tensors: Tensors of the file.
+        path: The file, for errors.
+
+    Raises:
+        GigamaskError: An adapter is not that of a linear layer, or a tensor is there twice.
+    """
+    plain: State = {}
+    adapters: dict[str, dict[str, Tensor]] = {}
+    for name, value in tensors.items():
+        bare = _INNER.sub("", name).removeprefix(PREFIX)
+        match = re.fullmatch(r"(.+)\.(lora_[AB])\.weight", bare)
+        if bare in plain or (match and match[2] in adapters.get(match[1], ())):
+            raise GigamaskError(f"{path}: holds {bare[:80]} twice; export the adapters again")
+        if match and value.dim() == 2 and len(value):
+            adapters.setdefault(match[1], {})[match[2]] = value
+        elif ".lora_" in bare:
+            raise GigamaskError(
+                f"{path}: {bare[:80]} of shape {tuple(value.shape)} is not a part of an adapter of "
+                "a linear layer; merge the adapters with peft (merge_and_unload)"
+            )
+        else:
+            plain[bare] = value
+    for layer, parts in adapters.items():
+        if len(parts) < 2 or len(parts["lora_A"]) != parts["lora_B"].shape[1]:
+            raise GigamaskError(
+                f"{path}: {layer[:80]} lacks lora_A or lora_B, or they do not fit; copy the file "
+                "again"
+            )
+    return adapters, plain
 
 
 def to_peft(trained: State, source: str) -> tuple[State, dict[str, Any]]:

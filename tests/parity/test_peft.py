@@ -14,7 +14,7 @@ from gigamask.cli.main import main
 from gigamask.errors import GigamaskError
 from gigamask.export.huggingface import huggingface_outputs
 from gigamask.export.probe import Probe, compare
-from gigamask.models import peft_files, state_dict
+from gigamask.models import convert, peft_files, state_dict
 from gigamask.models.sam.sam import Sam
 from tests.little import SPEC
 
@@ -86,6 +86,54 @@ def test_what_peft_writes_is_merged_as_peft_does(written):
         torch.testing.assert_close(ours[name], tensor, rtol=1e-5, atol=1e-6, msg=name)
 
 
+RANKS: list[dict] = [
+    {},
+    {r"layers\.\d\.attn\.qkv": 2},
+    {"proj": 6, ".*": 2},
+    {r".*layers\.1\..*": 2, "qkv": 6},
+]
+ALPHAS: list[dict] = [
+    {},
+    {"layers.1.attn.qkv": 6},
+    {r"^vision_encoder\.layers\.0\.attn\.(qkv|proj)": 64},
+    {r".*qkv": 3, r"layers\.1\.attn\.qkv": 99},
+    {r"layers\.1\.attn\.qkv": 99, "qkv": -3, "qkv|proj": 0},
+]
+OTHERS: list[dict] = [
+    {},
+    {"use_rslora": True, "target_modules": "all-linear"},
+    {"target_modules": r"vision_encoder\.layers\.[01]\.attn\.(qkv|proj)", "fan_in_fan_out": True},
+    {"exclude_modules": ["proj"], "bias": "all"},
+    {"exclude_modules": r"vision.*1\..*", "init_lora_weights": "orthogonal", "use_rslora": True},
+    {"layers_to_transform": [1], "layers_pattern": "layers", "init_lora_weights": "gaussian"},
+    {"layers_to_transform": 0, "bias": "lora_only", "modules_to_save": ["iou_token", "neck"]},
+]
+CONFIGS = [
+    {"rank_pattern": RANKS[i % 4], "alpha_pattern": ALPHAS[i % 5], **OTHERS[i % 7]}
+    for i in range(14)
+]
+
+
+def test_every_configuration_is_merged_as_peft_does(weights, tmp_path, record_property):
+    warnings.simplefilter("ignore")
+    for number, entries in enumerate(CONFIGS):
+        torch.manual_seed(number)
+        config = LoraConfig(
+            **{"r": 4, "lora_alpha": 8, "target_modules": ["qkv", "proj"]} | entries
+        )
+        model = get_peft_model(SamModel.from_pretrained(weights), config)
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.data = torch.randn_like(parameter)
+        model.save_pretrained(tmp_path / str(number))
+        merged = dict(model.merge_and_unload().state_dict())
+        theirs = convert.from_huggingface(merged)
+        ours, _ = state_dict.read_weights(tmp_path / str(number))
+        for name, tensor in ours.items():
+            torch.testing.assert_close(tensor, theirs[name], rtol=1e-5, atol=1e-5, msg=str(entries))
+    record_property("tried", len(CONFIGS))
+
+
 def changed(folder: Path, **entries: object) -> Path:
     path = folder / peft_files.CONFIG
     path.write_text(json.dumps(json.loads(path.read_text()) | entries))
@@ -97,10 +145,12 @@ def changed(folder: Path, **entries: object) -> Path:
     [
         ({"base_model_name_or_path": None}, "names no base_model_name_or_path"),
         ({"base_model_name_or_path": "nowhere/at/all"}, "'nowhere/at/all' is no model"),
-        ({"peft_type": "LOHA"}, "only LoRA"),
-        ({"use_dora": True}, "only LoRA"),
-        ({"r": "four"}, "not the config of LoRA"),
-        ({"r": 0}, "only LoRA"),
+        ({"r": 5}, "rank 5 of .*, whose lora_A has 4"),
+        ({"target_modules": ["q_proj"]}, "adapter of .*attn.qkv, which target_modules"),
+        ({"target_modules": ["qkv", "q_proj", "lin1"]}, "target_modules has .*lin1"),
+        ({"exclude_modules": ["qkv"]}, "adapter of .*attn.qkv, which target_modules"),
+        ({"layers_to_transform": [0]}, "adapter of .*q_proj, which target_modules"),
+        ({"modules_to_save": ["neck"]}, "modules_to_save has neck"),
     ],
 )
 def test_configs_that_are_refused(written, entries, found):
@@ -127,6 +177,14 @@ def test_files_that_are_refused(written):
     more = {each.replace("layers.0", "layers.7"): tensors[each].clone() for each in pair}
     save_file(tensors | more, path)
     with pytest.raises(GigamaskError, match="adapters for other weights"):
+        state_dict.read_weights(written)
+    twice = name.replace(".lora_A.weight", ".lora_A.default.weight")
+    save_file(tensors | {twice: tensors[name].clone()}, path)
+    with pytest.raises(GigamaskError, match=r"qkv\.lora_A\.weight twice"):
+        state_dict.read_weights(written)
+    magnitude = name.replace("lora_A.weight", "lora_magnitude_vector")
+    save_file(tensors | {magnitude: torch.ones(48)}, path)
+    with pytest.raises(GigamaskError, match="lora_magnitude_vector of shape"):
         state_dict.read_weights(written)
     path.unlink()
     with pytest.raises(GigamaskError, match="holds no adapter_model"):
