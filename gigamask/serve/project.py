@@ -27,11 +27,17 @@ from gigamask.errors import GigamaskError, counted
 from gigamask.pixels import WindowOptions
 from gigamask.serialization import read_json
 from gigamask.serve.open_images import NotFoundError
+from gigamask.serve.photographs import (
+    ANNOTATIONS,
+    FileContent,
+    annotated_names,
+    content_of,
+    find_by_content,
+)
 from gigamask.serve.prompt_steps import PromptStep
 
 VERSION = 1
 PROJECT = "project.json"
-ANNOTATIONS = "annotations"
 MAX_FILE_BYTES = 2**24
 """Limit of one image's edits; beyond it, the older half becomes one edit."""
 HELD_OUT_OF = 10
@@ -110,6 +116,7 @@ class ImageEdits:
         done: Whether the annotator is finished with the image.
         held_out: Whether it is used to compare models, and never trained on.
         proposed_by: Index of the round whose model proposed masks, as `ProjectFile.model`.
+        content: Content of the image file at the first edit, by which it is found if renamed.
     """
 
     size: tuple[int, int]
@@ -119,6 +126,7 @@ class ImageEdits:
     done: bool = False
     held_out: bool = False
     proposed_by: int | None = None
+    content: FileContent | None = None
 
     @property
     def objects(self) -> Objects:
@@ -229,6 +237,35 @@ class _Version:
 
 
 @dataclass
+class Summaries:
+    """What the list says of each image by row, and after which change it last did.
+
+    Attributes:
+        rows: The summaries, as `Project.summary`.
+        changes: Number of changes so far.
+        changed: Number of the last change of each row.
+    """
+
+    rows: dict[int, dict[str, Any]] = field(default_factory=dict)
+    changes: int = 0
+    changed: dict[int, int] = field(default_factory=dict)
+
+    def put(self, row: int, summary: dict[str, Any]) -> None:
+        """Set the summary of an image.
+
+        Args:
+            row: Its row.
+            summary: The summary.
+        """
+        self.changes += 1
+        self.rows[row], self.changed[row] = summary, self.changes
+
+    def since(self, change: int) -> list[int]:
+        """Return the rows that changed after a change."""
+        return sorted(row for row, number in self.changed.items() if number > change)
+
+
+@dataclass
 class Project:
     """A project folder; thread-safe. Images are numbered by row, in order of their names.
 
@@ -236,13 +273,17 @@ class Project:
         folder: The project folder.
         content: The content of project.json.
         names: Paths of the images within their folder.
+        missing: Annotated images that are not in the folder; `serve.lost_images` pairs them.
+        lock: Held while anything is changed.
+        summaries: What the list says of each image.
     """
 
     folder: Path
     content: ProjectFile
     names: list[str]
-    _lock: Any = field(default_factory=threading.RLock, repr=False)
-    _rows: dict[int, dict[str, Any]] = field(default_factory=dict, repr=False)
+    missing: list[str] = field(default_factory=list)
+    lock: Any = field(default_factory=threading.RLock, repr=False)
+    summaries: Summaries = field(default_factory=Summaries, repr=False)
 
     @classmethod
     @contextmanager
@@ -274,7 +315,7 @@ class Project:
             for found in image_folder.find_folders(root)
             for name in image_folder.scan(found).names
         )
-        _check_images(folder, root, names)
+        missing = _missing(folder, root, names)
         busy = f"--project {folder}: is open in another gigamask serve; stop that first"
         with ExitStack() as stack:
             try:
@@ -284,18 +325,19 @@ class Project:
                 raise GigamaskError(
                     f"--project {folder}: cannot be written ({error.strerror}); give another folder"
                 ) from None
-            opened = cls(folder, content or ProjectFile(root), names)
+            opened = cls(folder, content or ProjectFile(root), names, missing)
             if content is None or content.images != root:
                 opened.update(images=root)
             yield opened
 
     def summary(self) -> list[dict[str, Any]]:
         """Return the name, status, counts and open certainties of each image, by row."""
-        with self._lock:
+        with self.lock:
+            rows = self.summaries.rows
             for row in range(len(self.names)):
-                if row not in self._rows:
-                    self._rows[row] = _summarize(self.names[row], partial(self.read, row))
-            return [self._rows[row] for row in range(len(self.names))]
+                if row not in rows:
+                    self.summaries.put(row, _summarize(self.names[row], partial(self.read, row)))
+            return [rows[row] for row in range(len(self.names))]
 
     def read(self, row: int, size: tuple[int, int] | None = None) -> ImageEdits:
         """Return the edits of an image.
@@ -340,20 +382,21 @@ class Project:
             StaleError: The image has another version by now; nothing is saved.
             GigamaskError: It cannot be saved.
         """
-        with self._lock:
+        with self.lock:
             found = self.read(row, size)
             if found.version != version:
                 raise StaleError(
                     f"{self.names[row]}: was changed elsewhere since this page showed it, so this "
                     "change is not saved; load the image again"
                 )
-            changed = replace(change(found), version=version + 1)
+            content = found.content or content_of(self.path_of(row))
+            changed = replace(change(found), version=version + 1, content=content)
             raw = msgspec.json.encode(changed)
             if len(raw) > MAX_FILE_BYTES and changed.applied > 1:
                 changed = changed.merged()
                 raw = msgspec.json.encode(changed)
             _write(_annotations_of(self, row), raw)
-            self._rows[row] = _summarize(self.names[row], lambda: changed)
+            self.summaries.put(row, _summarize(self.names[row], lambda: changed))
             return changed
 
     def edit(
@@ -383,7 +426,7 @@ class Project:
             done: Whether it is done.
             size: (H, W) of the image.
         """
-        with self._lock:
+        with self.lock:
             finished = [each for each in self.summary() if each["status"] == "done"]
             held_out = sum(each["held_out"] for each in finished)
             wanted = math.ceil((len(finished) + 1) / HELD_OUT_OF) > held_out
@@ -402,7 +445,7 @@ class Project:
         Args:
             **changes: The fields and their values.
         """
-        with self._lock:
+        with self.lock:
             changed = replace(self.content, **changes)
             _write(self.folder / PROJECT, msgspec.json.format(msgspec.json.encode(changed)))
             self.content = changed
@@ -451,18 +494,24 @@ def _read(path: Path) -> ProjectFile:
     return read_json(path, ProjectFile)
 
 
-def _check_images(folder: Path, root: str, names: list[str]) -> None:
-    """Raise `GigamaskError` if most of the annotated images are missing."""
-    annotated = folder / ANNOTATIONS
-    known = {
-        str(path.relative_to(annotated))[: -len(".json")] for path in annotated.rglob("*.json")
-    }
+def _missing(folder: Path, root: str, names: list[str]) -> list[str]:
+    """Return the annotated images that are not there.
+
+    Raises:
+        GigamaskError: Most are not, and none was renamed within it: it is another folder.
+    """
+    known = annotated_names(folder)
     missing = sorted(known - set(names))
-    if 2 * len(missing) > len(known):
+    if 2 * len(missing) <= len(known):
+        return missing
+    others = (name for name in names if name not in known)
+    renamed = find_by_content(folder, missing, Path(root), others).items()
+    if all(f"/{new}".endswith(f"/{old}") or f"/{old}".endswith(f"/{new}") for old, new in renamed):
         raise GigamaskError(
             f"--images {root}: {counted(len(missing), 'annotated image')} of --project {folder} "
             f"are not there, such as {missing[0]}; give the folder of the project's images"
         )
+    return missing
 
 
 def _write(path: Path, raw: bytes) -> None:
@@ -482,9 +531,8 @@ def progress(project: Project) -> list[dict[str, Any]]:
         {"round": number, "masks": 0, "clicks": 0, "seconds": 0.0}
         for number in range(len(project.content.rounds) + 1)
     ]
-    begun = [row for row, each in enumerate(project.summary()) if each["objects"]]
-    for row in begun:
-        for number, masks, clicks, seconds in project.read(row).efforts():
+    for edits in map(partial(read_usable, project), _begun(project)):
+        for number, masks, clicks, seconds in edits.efforts() if edits else ():
             total = rounds[min(number, len(rounds) - 1)]
             total["masks"] += masks
             total["clicks"] += clicks
@@ -492,13 +540,42 @@ def progress(project: Project) -> list[dict[str, Any]]:
     return rounds
 
 
+def read_usable(project: Project, row: int) -> ImageEdits | None:
+    """Return the edits of an image; None if they cannot be read any more, which the list then says.
+
+    Args:
+        project: The project.
+        row: Row of the image.
+    """
+    with project.lock:
+        before = project.summary()[row]
+        try:
+            edits = project.read(row)
+            if before["objects"] and not edits.version:
+                path = _annotations_of(project, row)
+                raise GigamaskError(f"{path}: was deleted while the page was open")
+        except GigamaskError as error:
+            if before["status"] != "damaged":
+                project.summaries.put(row, _damaged(before["name"], error))
+            return None
+        return edits
+
+
+def _begun(project: Project) -> list[int]:
+    return [row for row, each in enumerate(project.summary()) if each["objects"]]
+
+
+def _damaged(name: str, error: GigamaskError) -> dict[str, Any]:
+    unknown = {"objects": 0, "accepted": 0, "open": [], "held_out": False}
+    return {"name": name, "status": "damaged", "fault": str(error), **unknown}
+
+
 def _summarize(name: str, read: Callable[[], ImageEdits]) -> dict[str, Any]:
     name = name.encode("utf-8", "replace").decode()
     try:
         edits = read()
     except GigamaskError as error:
-        unknown = {"objects": 0, "accepted": 0, "open": [], "held_out": False}
-        return {"name": name, "status": "damaged", "fault": str(error), **unknown}
+        return _damaged(name, error)
     objects = list(edits.objects.values())
     return {
         "name": name,

@@ -15,7 +15,8 @@ from gigamask.datatools.convert import ConvertOptions, convert
 from gigamask.datatools.image_files import read_file
 from gigamask.errors import GigamaskError
 from gigamask.masks.rle import RLEMasks
-from gigamask.serve.project import Project
+from gigamask.serve.lost_images import unused
+from gigamask.serve.project import Project, read_usable
 from gigamask.serve.session import MAX_PIXELS, half_of, is_large
 
 COCO = "coco.json"
@@ -38,7 +39,9 @@ def to_coco(project: Project, rows: Sequence[int] | None = None) -> dict[str, An
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
     for row in rows:
-        edits = project.read(row)
+        edits = read_usable(project, row)
+        if edits is None:
+            continue
         accepted = [each for each in edits.objects.values() if each.accepted]
         name = project.names[row]
         height, width = full_size(Path(project.content.images) / name, edits.size)
@@ -75,7 +78,10 @@ def full_size(path: Path, annotated: tuple[int, int]) -> tuple[int, int]:
     """
     if 4 * annotated[0] * annotated[1] <= MAX_PIXELS:  # not half of a large image
         return annotated
-    stored = image.size(read_file(path, path.name), path.name)
+    try:
+        stored = image.size(read_file(path, path.name), path.name)
+    except GigamaskError:  # the conversion says so, and leaves it out
+        return annotated
     for size in (stored, stored[::-1]):
         if is_large(size) and half_of(size) == annotated:
             return size
@@ -117,5 +123,5 @@ def export(project: Project, out: Path, rows: Sequence[int] | None = None) -> di
         "masks": counts["masks"],
         "coco": str(coco),
         "shards": str(shards),
-        "skipped": [each["reason"] for each in skipped],
+        "skipped": [*(each["reason"] for each in skipped), *unused(project)],
     }

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import cv2
+import msgspec
 from fastapi import APIRouter, Depends, Header, Query
 from fastapi.responses import FileResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
@@ -21,6 +22,7 @@ from gigamask.datatools.image_files import read_file
 from gigamask.errors import GigamaskError
 from gigamask.serve.annotator import MAX_CORNERS, Annotator, Stroke, to_json, version_shown
 from gigamask.serve.dataset_view import MAX_DECODING
+from gigamask.serve.lost_images import pair_by_content, unused
 from gigamask.serve.pictures import Shows, picture_response, version_of
 from gigamask.serve.project import ObjectCategory, Project
 from gigamask.serve.project_export import COCO, export
@@ -191,12 +193,20 @@ def image_routes(annotator: Annotator) -> APIRouter:
     decoding, one = threading.Semaphore(MAX_DECODING), threading.Lock()
 
     @router.get("")
-    def images() -> dict[str, Any]:
-        shown = [
-            {**each, "shows": version_shown(annotator, row)}
-            for row, each in enumerate(project.summary())
+    def images(since: Version = 0) -> Response:
+        """Return the list of images; with the number of a change, only those changed after it."""
+        with project.lock:
+            listed = project.summary()
+            rows = project.summaries.since(since)
+            content: dict[str, Any] = {
+                "change": project.summaries.changes,
+                "categories": project.content.categories,
+                "missing": len(project.missing),
+            }
+        content["images"] = [
+            {"row": row, "shows": version_shown(annotator, row), **listed[row]} for row in rows
         ]
-        return {"images": shown, "categories": project.content.categories}
+        return Response(msgspec.json.encode(content), media_type="application/json")
 
     @router.get("/{row}")
     def open_image(row: Row) -> dict[str, Any]:
@@ -294,6 +304,10 @@ def loop_routes(state: ProjectState) -> APIRouter:
     """
     project = state.annotator.project
     router = _router(project)
+
+    @router.post("/pair")
+    def pair() -> dict[str, Any]:
+        return {"paired": pair_by_content(project), "unused": unused(project)}
 
     @router.post("/categories")
     def categories(body: CategoriesBody) -> dict[str, Any]:

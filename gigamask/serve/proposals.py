@@ -14,7 +14,7 @@ from gigamask.inference.amg_config import AutomaticMaskConfig
 from gigamask.inference.automatic_mask_generator import MaskProposals, SamAutomaticMaskGenerator
 from gigamask.inference.classes import class_fields
 from gigamask.serve.annotator import Annotator
-from gigamask.serve.project import Edit, ImageEdits, MaskObject
+from gigamask.serve.project import Edit, ImageEdits, MaskObject, read_usable
 from gigamask.serve.prompt_steps import PromptStep
 
 THREAD = "proposals"
@@ -68,7 +68,9 @@ class Proposals:
         for row, each in enumerate(self.project.summary()):
             if not each["open"] or max(each["open"]) < threshold:
                 continue
-            found = self.project.read(row)
+            found = read_usable(self.project, row)
+            if found is None:
+                continue
             chosen = {
                 key: replace(one, accepted=True)
                 for key, one in found.objects.items()
@@ -98,7 +100,11 @@ class Proposals:
             row
             for row, status in enumerate(begun)
             if status == "not begun"
-            or (status == "proposed" and self.project.read(row).proposed_by != model)
+            or (
+                status == "proposed"
+                and (found := read_usable(self.project, row))
+                and found.proposed_by != model
+            )
         ]
 
     def _run(self, rows: list[int]) -> None:

@@ -23,6 +23,7 @@ from gigamask.datatools.image_files import read_file
 from gigamask.errors import GigamaskError, counted
 from gigamask.serialization import read_json
 from gigamask.serve.annotator import Annotator
+from gigamask.serve.lost_images import unused
 from gigamask.serve.project import TrainingRound, progress
 from gigamask.serve.project_export import export
 from gigamask.serve.runs_view import RunsView
@@ -76,6 +77,7 @@ class Rounds:
             "model": content.model,
             "weights": self.weights,
             "progress": progress(self.project),
+            "unused": unused(self.project),
         }
 
     def train(self, minutes: float) -> dict[str, Any]:

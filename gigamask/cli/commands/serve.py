@@ -74,6 +74,7 @@ class ServeCommand(WindowOptions):
         """Serve the page until Ctrl-C, and return its address."""
         self._check()
         from gigamask.serve import server
+        from gigamask.serve.lost_images import notice
 
         with ExitStack() as stack:
             listener = stack.enter_context(server.bind(self.host, self.port))
@@ -83,6 +84,8 @@ class ServeCommand(WindowOptions):
             state = self._state(stack)
             address = server.page_url(listener, self.host, policy)
             print(f"{address}\npress Ctrl-C to stop", flush=True)
+            if lost := state.project and notice(state.project.annotator.project):
+                print(lost, flush=True)
             server.serve(state, policy, listener)
             if state.project:
                 state.project.rounds.stop(wait=True)

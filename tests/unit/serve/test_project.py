@@ -146,7 +146,7 @@ def test_a_damaged_file_is_listed_and_never_overwritten(project):
     project.edit(0, 0, Edit("prompt", {1: square(0)}), SIZE)
     path = project.folder / "annotations" / "0.png.json"
     path.write_text("{")
-    project._rows.clear()
+    project.summaries.rows.clear()
     assert project.summary()[0]["status"] == "damaged"
     with pytest.raises(GigamaskError, match="not valid JSON"):
         project.edit(0, 1, Edit("delete", {1: None}), SIZE)

@@ -1,0 +1,94 @@
+"""The photographs of a project by their content: to find those that were renamed or moved."""
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+from gigamask.errors import GigamaskError
+from gigamask.serialization import read_json
+
+ANNOTATIONS = "annotations"
+SUFFIX = ".json"
+CHUNK_BYTES = 2**20
+
+
+@dataclass(frozen=True)
+class FileContent:
+    """What identifies the content of a file."""
+
+    bytes: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class _Annotated:
+    content: FileContent | None = None
+
+
+def content_of(path: Path | str) -> FileContent | None:
+    """Return the content of a file; None if it cannot be read."""
+    digest, count = blake2b(digest_size=16), 0
+    try:
+        with open(path, "rb") as file:
+            while chunk := file.read(CHUNK_BYTES):
+                digest.update(chunk)
+                count += len(chunk)
+    except OSError:
+        return None
+    return FileContent(count, digest.hexdigest())
+
+
+def annotated_names(folder: Path) -> set[str]:
+    """Return the names of the images that have a file of annotations in a project folder."""
+    root = folder / ANNOTATIONS
+    return {
+        os.path.relpath(os.path.join(found, name), root)[: -len(SUFFIX)]
+        for found, _, names in os.walk(root)
+        for name in names
+        if name.endswith(SUFFIX) and not name.startswith(".")
+    }
+
+
+def find_by_content(
+    folder: Path, missing: Iterable[str], root: Path, candidates: Iterable[str]
+) -> dict[str, str]:
+    """Return the new names of missing images, found by their content.
+
+    Args:
+        folder: The project folder, whose annotations state what each image contained.
+        missing: Names of annotated images that are not there.
+        root: Folder of the images.
+        candidates: Names of images without annotations.
+
+    Returns:
+        New name by old name, of the images that one candidate equals, and no other.
+    """
+    wanted = {name: _stated(folder / ANNOTATIONS / f"{name}{SUFFIX}") for name in missing}
+    sizes = {content.bytes for content in wanted.values() if content}
+    found: Mapping[FileContent, list[str]] = defaultdict(list)
+    for name in candidates:
+        if _size(root / name) in sizes and (content := content_of(root / name)):
+            found[content].append(name)
+    claims = [content for content in wanted.values() if content]
+    return {
+        name: found[content][0]
+        for name, content in wanted.items()
+        if content and len(found[content]) == claims.count(content) == 1
+    }
+
+
+def _stated(path: Path) -> FileContent | None:
+    try:
+        return read_json(path, _Annotated).content
+    except GigamaskError:
+        return None
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
