@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from gigamask.data import annotation, tar, worker_pool
+from gigamask.data import annotation, jpeg_markers, tar, worker_pool
 from gigamask.data.image import member_suffix
 from gigamask.data.image_folder import check_for_tars, pack_command
 from gigamask.datatools import convert_coco, convert_labels, convert_parquet, convert_polygons
@@ -33,6 +33,8 @@ from gigamask.errors import CorruptSampleError, GigamaskError, counted
 from gigamask.files import find_tars
 from gigamask.serialization import read_json, read_text
 
+ENDED = "JPEGs without their end marker got it; all of their rows were there"
+"""Note of such images."""
 PARTIAL = ".partial"
 """Subfolder of the output folder for incomplete tars; it is cleared at the start."""
 
@@ -337,13 +339,14 @@ def _members(
                 raise stored
             objects = image.objects(stored)
             member = to_member(stored, objects.masks.size, image.source)
+            notes = objects.notes | ({ENDED: 1} if jpeg_markers.with_end(stored) != stored else {})
             raw = _record(image, objects)
             annotation.parse(raw, image.source)
         except CorruptSampleError as bad:
             counts.left_out.images.append(LeftOutEntry.of(image.source, bad))
             continue
         masks = len(objects.masks)
-        left_out = LeftOutRecord(masks=objects.skipped, notes=objects.notes)
+        left_out = LeftOutRecord(masks=objects.skipped, notes=notes)
         counts.add(ConvertCounts(1, int(masks == 0), masks, left_out))
         yield f"sa_{image.number}{member_suffix(member)}", member
         yield f"sa_{image.number}.json", raw

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import ExifTags, Image, ImageOps
 
-from gigamask.data import image, image_folder
+from gigamask.data import image, image_folder, jpeg_markers
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.files import is_foreign
 from gigamask.serialization import read_limited
@@ -92,7 +92,8 @@ def to_member(raw: bytes, size: tuple[int, int], name: str) -> bytes:
         name: The image's name in error messages.
 
     Returns:
-        The bytes of a JPEG; a JPEG of this size, and what no JPEG can hold, unchanged.
+        The bytes of a JPEG; a JPEG of this size, and what no JPEG can hold, unchanged but for a
+        missing end marker.
 
     Raises:
         CorruptSampleError: The bytes are not an image of this size.
@@ -101,7 +102,7 @@ def to_member(raw: bytes, size: tuple[int, int], name: str) -> bytes:
         raw.startswith(b"\xff\xd8") and image.size(raw, name) == size
     ):
         image.read_stored(raw, name, size)
-        return raw
+        return jpeg_markers.with_end(raw)
     with warnings.catch_warnings(), open_image(raw, PIL_FORMATS, name) as pil_image:
         # Pillow warns about broken EXIF and transparent palettes.
         warnings.simplefilter("ignore", UserWarning)

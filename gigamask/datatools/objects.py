@@ -1,5 +1,6 @@
 """Images and masks of a source that is converted to shards."""
 
+import os
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -44,7 +45,7 @@ class SourceImage(ABC):
 
     def exists(self) -> bool:
         """Return whether there is such a file."""
-        return self.path.is_file()
+        return os.path.isfile(self.path)  # unlike Path.is_file, also for names that are too long
 
     @property
     def block(self) -> Hashable:

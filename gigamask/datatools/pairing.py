@@ -9,6 +9,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
+NO_FILE = "no file has its name"
+"""Result for a name that no file has."""
+
 
 def compose(name: str) -> str:
     """Return a name in Unicode's composed form, which is the same on all systems."""
@@ -40,7 +43,7 @@ def pair_names(
         exact[name].append(i)
         composed[compose(name)].append(i)
     claims: dict[int, list[tuple[tuple[bool, int, bool], int]]] = defaultdict(list)
-    results: list[int | str] = ["no file has its name"] * len(wanted)
+    results: list[int | str] = [NO_FILE] * len(wanted)
     for item, names in enumerate(wanted):
         for rank, name in enumerate(names):
             found = exact.get(name) or composed.get(compose(name)) or []

@@ -6,10 +6,10 @@ the detections of ViTDet that SAM, EfficientSAM and EfficientViT-SAM are evaluat
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -18,22 +18,26 @@ from jaxtyping import Float32, Float64, Int64
 from gigamask.data import image
 from gigamask.data.dataset import AnnotatedImage
 from gigamask.datatools import convert_coco
+from gigamask.datatools.coco_json import AnnotationRow, canonical_id
 from gigamask.datatools.convert_coco import CocoImage
 from gigamask.datatools.image_files import read_file, to_member
-from gigamask.errors import GigamaskError
+from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.evaluation.coco_ap import FREQUENCIES
 from gigamask.pixels import RGB, PixelConfig
-from gigamask.serialization import JSON_ERRORS, check_regular
+from gigamask.serialization import check_regular, decode_json
 from gigamask.types import ImageAnnotation, InstanceFields
 
 FORMAT = '[{"image_id", "category_id", "bbox": [x, y, width, height], "score"}, ...]'
+
+StoredId = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+"""An id that fits an array."""
 
 
 class Detection(msgspec.Struct, gc=False, frozen=True):
     """An entry of COCO's results format."""
 
-    image_id: int
-    category_id: int
+    image_id: StoredId
+    category_id: StoredId
     bbox: tuple[float, float, float, float]
     score: float
 
@@ -41,14 +45,14 @@ class Detection(msgspec.Struct, gc=False, frozen=True):
 class Category(msgspec.Struct, frozen=True):
     """An entry of `categories`; LVIS states its frequency."""
 
-    id: int
+    id: StoredId
     frequency: str = ""
 
 
 class ImageLabels(msgspec.Struct, frozen=True):
     """What LVIS states of the classes of an image."""
 
-    id: int
+    id: StoredId
     neg_category_ids: tuple[int, ...] = ()
     not_exhaustive_category_ids: tuple[int, ...] = ()
 
@@ -104,8 +108,10 @@ class CocoData:
             CorruptSampleError: The image cannot be read.
         """
         entry = self.images[row]
-        raw = to_member(read_file(entry.path, entry.source), entry.size, entry.source)
-        masks, found, broken = entry.read_annotations()
+        stored = read_file(entry.path, entry.source)
+        size = entry.size_of(stored)
+        raw = to_member(stored, size, entry.source)
+        masks, found, broken, _ = entry.read_annotations(size)
         self.broken.extend(sample.reason for sample in broken.values())
         rows = list(found.values())
         areas = masks.areas().astype(np.float64)
@@ -115,18 +121,13 @@ class CocoData:
             boxes[i] = _stated_box(annotation.bbox, boxes[i])
         instances = InstanceFields(
             entry.number,
-            np.array(
-                [each.category_id if isinstance(each.category_id, int) else 0 for each in rows],
-                np.int64,
-            ),
+            np.array([_category(each) for each in rows], np.int64),
             np.array([bool(annotation.iscrowd) for annotation in rows], bool),
             areas,
             boxes,
         )
         none = np.zeros(len(masks), np.float32)
-        annotation = ImageAnnotation(
-            entry.source, entry.size, masks, none, none, instances=instances
-        )
+        annotation = ImageAnnotation(entry.source, size, masks, none, none, instances=instances)
         return AnnotatedImage(image.decode(raw, entry.source, pixels=self.pixels), annotation)
 
     def detected(self, image_id: int) -> Boxes:
@@ -193,7 +194,14 @@ def read(annotations: Path, images: Path, detections: Path | None) -> CocoData:
         raise GigamaskError(
             f"{annotations}: ids of images must be whole numbers, which detections refer to"
         )
-    entries = [entry for entry in listing.images if isinstance(entry, CocoImage)]
+    entries, unreadable = [], []
+    for entry in listing.images:
+        try:
+            if isinstance(entry, CocoImage):
+                size = entry.size or entry.size_of(read_file(entry.path, entry.source))
+                entries.append(replace(entry, size=size))
+        except CorruptSampleError as error:
+            unreadable.append(str(error))
     header = _decode(annotations, Header, "COCO's instances json with 'categories'")
     boxes = {}
     if detections is not None:
@@ -208,18 +216,22 @@ def read(annotations: Path, images: Path, detections: Path | None) -> CocoData:
         header.categories,
         {labels.id: labels for labels in header.images},
         boxes,
-        [each.reason for each in (*listing.left_out.images, *listing.left_out.masks)],
+        [
+            *unreadable,
+            *(each.reason for each in (*listing.left_out.images, *listing.left_out.masks)),
+        ],
     )
 
 
 def _decode(path: Path, kind: Any, expected: str) -> Any:
     check_regular(path)
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        return decode_json(path.read_bytes(), str(path), kind, strict=False)
     except OSError as error:
         raise GigamaskError(f"{path}: cannot be read ({error.strerror})") from error
-    except JSON_ERRORS as error:
-        raise GigamaskError(f"{path}: is not {expected} ({error})") from error
+    except GigamaskError as error:
+        problem = str(error).removeprefix(f"{path}: ")
+        raise GigamaskError(f"{path}: is not {expected} ({problem})") from error
 
 
 def _group(
@@ -235,7 +247,7 @@ def _group(
     scores = np.array([each.score for each in found], np.float64)
     boxes = np.concatenate([xywh[:, :2], xywh[:, :2] + xywh[:, 2:]], 1)
 
-    known = np.array(sorted((entry.number, *entry.size) for entry in images), np.int64)
+    known = np.array(sorted((each.number, *(each.size or ())) for each in images), np.int64)
     known = known.reshape(-1, 3)
     at = np.searchsorted(known[:, 0], ids).clip(max=max(len(known) - 1, 0))
     lacks_image = known[at, 0] != ids if len(known) else np.ones(len(ids), bool)
@@ -267,6 +279,12 @@ def _refuse(wrong: np.ndarray, values: np.ndarray, path: Path, problem: str) -> 
         number = int(wrong.argmax())
         reason = problem.format(values[number].tolist())
         raise GigamaskError(f"{path}: detection {number} of {len(wrong)}: {reason}")
+
+
+def _category(row: AnnotationRow) -> int:
+    """Return the id of a mask's category; 0 if it has none."""
+    category = 0 if row.category_id is None else canonical_id(row.category_id)
+    return category if isinstance(category, int) else 0
 
 
 def _stated_area(area: object, otherwise: float) -> float:

@@ -1,0 +1,86 @@
+"""Reading of COCO's panoptic json: the segments of an image are the colors of a PNG."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from gigamask.datatools import coco_json
+from gigamask.datatools.coco_json import Id, canonical_id, extra_fields
+from gigamask.datatools.convert_labels import label_masks, read_labels
+from gigamask.datatools.image_files import size_of
+from gigamask.datatools.left_out import CROWD, LeftOutEntry
+from gigamask.datatools.objects import EMPTY, NO_PIXEL, Objects, SourceImage
+from gigamask.errors import CorruptSampleError, GigamaskError
+from gigamask.serialization import JSON_ERRORS
+
+
+@dataclass(frozen=True)
+class PanopticImage(SourceImage):
+    """One image, its panoptic annotation, and the names of categories by id."""
+
+    size: tuple[int, int] | None
+    annotations: list[msgspec.Raw]
+    keep_crowds: bool
+    names: Mapping[Id, str] = field(default_factory=dict)
+    folder: Path = Path()
+
+    def objects(self, stored: bytes) -> Objects:
+        """Read one mask for each segment; those that are no color of the PNG are left out."""
+        if not self.annotations:
+            raise CorruptSampleError(f"{self.source}: has no panoptic annotation", "no outline")
+        try:
+            row = coco_json.PANOPTIC.decode(self.annotations[0])
+        except JSON_ERRORS as error:
+            raise CorruptSampleError(f"{self.source}: its annotation is broken ({error})") from None
+        path = self.folder / Path(row.file_name).name
+        labels = read_labels(path, f"{self.source}: {path.name}")
+        if labels.shape != (size := self.size or size_of(stored, self.source)):
+            sides = [" x ".join(map(str, each)) for each in (labels.shape, size)]
+            raise CorruptSampleError(
+                f"{self.source}: its {path.name} has {sides[0]} pixels, the image {sides[1]}; give "
+                "the one of this image",
+                "size differs from its image",
+            )
+        masks, values = label_masks(labels, self.source)
+        rank = {value: i for i, value in enumerate(values.tolist())}
+        kept, extras, skipped = [], [], []
+        for i, raw in enumerate(row.segments_info):
+            name = f"{self.source}: its segment {i}"
+            try:
+                segment = coco_json.ANNOTATION.decode(raw)
+                at = None if segment.id is None else rank.pop(canonical_id(segment.id), None)
+                if segment.iscrowd and not self.keep_crowds:
+                    raise CorruptSampleError("is marked iscrowd; --keep-crowds keeps it", CROWD)
+                if at is None:
+                    raise CorruptSampleError(EMPTY, NO_PIXEL)
+            except (*JSON_ERRORS, CorruptSampleError) as error:
+                skipped.append(LeftOutEntry.of(name, error, f"{name}: "))
+                continue
+            kept.append(at)
+            extras.append(extra_fields(segment, self.names))
+        for value in rank:
+            name = f"{self.source}: its segment of id {value}"
+            reason = f"{name} is in {path.name}, but not in segments_info; add it there"
+            skipped.append(LeftOutEntry(name, reason, "not in segments_info"))
+        return Objects(masks[np.array(kept, np.int64)], extras, skipped)
+
+
+def label_folder(path: Path) -> Path:
+    """Return the folder of the PNGs of a panoptic json.
+
+    Args:
+        path: The json.
+
+    Raises:
+        GigamaskError: There is none.
+    """
+    folder = path.with_suffix("")
+    if not folder.is_dir():
+        raise GigamaskError(
+            f"{path}: is COCO's panoptic json, whose segments are in PNGs in {folder}; unpack them "
+            "there, or give the instances json"
+        )
+    return folder

@@ -1,0 +1,225 @@
+"""COCO's JSON as other programs write it: ids, names, sizes, rings, panoptic files, limits."""
+
+import io
+import json
+import unicodedata
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from gigamask.datatools import convert_coco, outlines
+from gigamask.datatools.coco_json import canonical_id
+from gigamask.datatools.objects import Objects, SourceListing
+from gigamask.errors import GigamaskError
+
+SQUARE = [4, 4, 14, 4, 14, 10, 4, 10]
+
+
+def jpeg(height: int = 20, width: int = 30) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (width, height)).save(file, "JPEG")
+    return file.getvalue()
+
+
+def listing(
+    folder: Path,
+    images: list[dict],
+    annotations: list[dict],
+    files: tuple[str, ...] = ("1.jpg",),
+    categories: list[dict] | None = None,
+) -> SourceListing:
+    for name in files:
+        path = folder / "photos" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(jpeg())
+    content = {"images": images, "annotations": annotations, "categories": categories or []}
+    (folder / "coco.json").write_text(json.dumps(content))
+    return convert_coco.read(folder / "coco.json", folder / "photos")
+
+
+def row(number: object = 1, name: str = "1.jpg", **other: object) -> dict:
+    return {"id": number, "file_name": name, "width": 30, "height": 20} | other
+
+
+def mask(number: object = 1, **other: object) -> dict:
+    return {"id": 7, "image_id": number, "segmentation": [SQUARE]} | other
+
+
+def only(found: SourceListing) -> Objects:
+    (image,) = found.images
+    return image.objects(image.path.read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("stated", "expected"),
+    [
+        (1, 1),
+        (1.0, 1),
+        ("1", 1),
+        ("1.0", 1),
+        (" 1", 1),
+        ("-3", -3),
+        ("007", "007"),
+        ("a", "a"),
+        (1.5, "1.5"),
+        ("9" * 30, "9" * 30),
+        (10**30, 10**30),
+    ],
+)
+def test_one_id_however_it_is_written(stated, expected):
+    assert canonical_id(stated) == expected
+
+
+@pytest.mark.parametrize("image_id", [1, 1.0, "1", "1.0"])
+@pytest.mark.parametrize("category_id", [3, 3.0, "3"])
+def test_ids_match_however_they_are_written(tmp_path, image_id, category_id):
+    categories = [{"id": "3", "name": "cat"}, {"id": 4.0, "name": "dog"}]
+    things = [mask(image_id, category_id=category_id, id=7.0), mask("1", category_id="4")]
+    found = listing(tmp_path, [row(1.0)], things, categories=categories)
+    assert [image.number for image in found.images] == [1]
+    assert only(found).extras == [
+        {"id": 7, "category_id": 3, "category": "cat"},
+        {"id": 7, "category_id": 4, "category": "dog"},
+    ]
+
+
+def test_numbers_as_pandas_writes_them(tmp_path):
+    things = [mask(area=float("nan"), iscrowd=0.0, category_id=float("nan"))]
+    found = listing(tmp_path, [row(width=30.0, height="20")], things)
+    assert only(found).masks.size == (20, 30)
+    assert only(found).extras == [{"id": 7}]
+
+
+@pytest.mark.parametrize("stated", [{}, {"width": None, "height": float("nan")}])
+def test_a_size_that_is_not_stated_is_that_of_the_image(tmp_path, stated):
+    found = listing(tmp_path, [{"id": 1, "file_name": "1.jpg"} | stated], [mask()])
+    assert only(found).masks.size == (20, 30)
+    assert only(found).masks.areas().tolist() == [60]
+
+
+@pytest.mark.parametrize("bad", [[5, 5], [5, 5, 6, 6], [5, 5, 6, 6, 7, 7], [], [5, 5] * 3])
+def test_a_ring_without_area_costs_no_mask(tmp_path, bad):
+    objects = only(listing(tmp_path, [row()], [mask(segmentation=[bad, SQUARE, bad])]))
+    assert (objects.masks.areas().tolist(), objects.skipped) == ([60], [])
+    assert objects.notes == {outlines.DROPPED: 2}
+
+
+def test_a_polygon_that_is_not_in_a_list(tmp_path):
+    assert only(listing(tmp_path, [row()], [mask(segmentation=SQUARE)])).masks.areas() == [60]
+
+
+def test_a_symmetric_bow_tie_has_an_area(tmp_path):
+    tie = [2, 2, 12, 12, 12, 2, 2, 12]
+    assert only(listing(tmp_path, [row()], [mask(segmentation=[tie])])).masks.areas() > 20
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("a/1.jpg", "1.jpg"),
+        ("a\\1.jpg", "1.jpg"),
+        ("..\\photos\\1.jpg", "1.jpg"),
+        ("{photos}/a/1.jpg", "a/1.jpg"),
+        ("/elsewhere/photos/a/1.jpg", "a/1.jpg"),
+        (unicodedata.normalize("NFC", "Fähre.jpg"), unicodedata.normalize("NFD", "Fähre.jpg")),
+        ("1.jfif", "1.jfif"),
+    ],
+)
+def test_names_of_files(tmp_path, name, file):
+    name = name.format(photos=tmp_path / "photos")
+    (image,) = listing(tmp_path, [row(1, name)], [mask()], (file,)).images
+    assert (image.path, image.exists()) == (tmp_path / "photos" / file, True)
+
+
+def test_two_names_that_mean_one_file_are_left_out(tmp_path):
+    found = listing(tmp_path, [row(1, "a/1.jpg"), row(2, "b/1.jpg")], [mask()])
+    assert found.images == []
+    assert {each.kind for each in found.left_out.images} == {"several images of its name"}
+
+
+@pytest.mark.parametrize("name", ["x" * 300 + ".jpg", "../secret.jpg", "a\0.jpg", ".."])
+def test_a_name_that_no_file_can_have_costs_one_image(tmp_path, name):
+    (tmp_path / "secret.jpg").write_bytes(jpeg())
+    found = listing(tmp_path, [row(1), row(2, name)], [mask()])
+    assert [image.source for image in found.images if image.exists()] == ["1.jpg"]
+
+
+@pytest.mark.parametrize(
+    ("annotation", "kind"),
+    [
+        ({"caption": "a cat"}, "captions"),
+        ({"keypoints": [1, 1, 2], "num_keypoints": 1}, "keypoints"),
+        ({"segments_info": [], "file_name": "1.png"}, "panoptic"),
+    ],
+)
+def test_files_of_other_tasks_say_what_they_are(tmp_path, annotation, kind):
+    with pytest.raises(GigamaskError, match=kind):
+        listing(tmp_path, [row()], [{"id": 1, "image_id": 1} | annotation])
+
+
+def test_results_of_a_detector_say_what_they_are(tmp_path):
+    (tmp_path / "results.json").write_text(json.dumps([mask()]))
+    with pytest.raises(GigamaskError, match=r"results\.json: holds a list, .*results"):
+        convert_coco.read(tmp_path / "results.json", tmp_path)
+
+
+def test_panoptic_segments(tmp_path):
+    colors = np.zeros((20, 30, 3), np.uint8)
+    colors[2:6, 2:6] = (1, 1, 0)  # id 257
+    colors[8:12, 8:12] = (2, 0, 0)
+    colors[14:18, 14:18] = (3, 0, 0)
+    (tmp_path / "coco").mkdir()
+    Image.fromarray(colors).save(tmp_path / "coco" / "1.png")
+    segments = [
+        {"id": 257.0, "category_id": "3", "iscrowd": 0, "area": 16, "bbox": [2, 2, 4, 4]},
+        {"id": 2, "category_id": 4, "iscrowd": 1},
+        {"id": 9, "category_id": 4},
+    ]
+    annotation = {"image_id": 1, "file_name": "1.png", "segments_info": segments}
+    found = listing(tmp_path, [row()], [annotation], categories=[{"id": 3, "name": "cat"}])
+    objects = only(found)
+    assert objects.masks.boxes().tolist() == [[2, 2, 5, 5]]
+    assert objects.extras == [{"id": 257, "category_id": 3, "category": "cat"}]
+    assert [each.kind for each in objects.skipped] == [
+        "crowd",
+        "no pixel in its image",
+        "not in segments_info",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("annotations", "datum"),
+    [
+        ([mask()] * 10_001, "10,001 masks"),
+        ([mask(segmentation=[[1, 2] * 50_000])], "numbers"),
+        (
+            [mask(segmentation=[[0, 0, 9, 20_000, 20, 0] * 70])] * 12,
+            "33,616,800 pixels of outlines",
+        ),
+        ([mask(segmentation={"size": [20, 30], "counts": "0" * (2**23 + 1)})], "bytes of run"),
+    ],
+)
+def test_limits_of_an_image(tmp_path, monkeypatch, annotations, datum):
+    monkeypatch.setattr(convert_coco, "MAX_NUMBERS", 90_000)
+
+    def draw(*_):
+        raise AssertionError("drawn beyond the limits")
+
+    monkeypatch.setattr(outlines.mask_api_new_cpp, "frPoly", draw)
+    with pytest.raises(outlines.MaskLimitError, match=datum):
+        only(listing(tmp_path, [row()], annotations))
+
+
+def test_masks_that_are_drawn_in_parts_keep_their_order(tmp_path, monkeypatch):
+    monkeypatch.setattr(outlines, "MAX_OUTLINE", 40)
+    shapes = [
+        [[1, 1, 3, 1, 3, 3]],
+        {"size": [20, 30], "counts": [0, 5, 595]},
+        [SQUARE, [20, 2, 22, 2, 22, 4]],
+        [[20, 10, 25, 10, 25, 15]],
+    ]
+    objects = only(listing(tmp_path, [row()], [mask(segmentation=each) for each in shapes]))
+    assert objects.masks.boxes()[:, 0].tolist() == [2, 0, 4, 21]
+    assert objects.skipped == []
