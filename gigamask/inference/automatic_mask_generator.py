@@ -209,16 +209,20 @@ class SamAutomaticMaskGenerator:
 
         Args:
             image: Pixels as for `generate`.
-            progress: Called before each tile with the fraction of the image that is done.
+            progress: Called before each batch of points with the fraction of the image that is
+                done; what it raises, such as a request to stop, ends the generation.
         """
         image = self.model.config.pixels.from_array(image, "image")
         size = (image.shape[0], image.shape[1])
         if self.tile is not None and max(size) > self.tile:
             grid = TileGrid(size, self.tile, check_tiles(self.tile, self.halo))
-            return self._process_tiles(image, grid, progress or (lambda fraction: None))
+            return self._process_tiles(image, grid, progress)
         crops = generate_crop_boxes(size, self.crop_n_layers, self.crop_overlap_ratio)
         proposals = MaskProposals.concatenate(
-            [self._process_crop(image, crop, layer) for crop, layer in crops]
+            [
+                self._process_crop(image, crop, layer, _part_of(progress, i, len(crops)))
+                for i, (crop, layer) in enumerate(crops)
+            ]
         )
         if len(crops) > 1:
             scores = np.float32(1) / box_area(proposals.crops)
@@ -229,13 +233,13 @@ class SamAutomaticMaskGenerator:
         return proposals
 
     def _process_tiles(
-        self, image: np.ndarray, grid: TileGrid, progress: Callable[[float], object]
+        self, image: np.ndarray, grid: TileGrid, progress: Callable[[float], object] | None
     ) -> MaskProposals:
         """Return the masks of all tiles, joined over their borders."""
-        parts = []
-        for tile in grid.boxes:
-            progress(len(parts) / len(grid.boxes))
-            parts.append(self._process_crop(image, tile, 0))
+        parts = [
+            self._process_crop(image, tile, 0, _part_of(progress, i, len(grid.boxes)))
+            for i, tile in enumerate(grid.boxes)
+        ]
         proposals = MaskProposals.concatenate(parts)
         tile_index = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
         cell = grid.tile / self.model.config.mask_size
@@ -245,7 +249,9 @@ class SamAutomaticMaskGenerator:
         joined = join_proposals(proposals, groups)
         return joined[nms(joined.boxes, joined.predicted_iou, self.crop_nms_thresh)]
 
-    def _process_crop(self, image: np.ndarray, crop: Box, layer: int) -> MaskProposals:
+    def _process_crop(
+        self, image: np.ndarray, crop: Box, layer: int, progress: Callable[[float], object]
+    ) -> MaskProposals:
         """Return the masks of one crop, in coordinates of the image."""
         x0, y0, x1, y1 = crop
         corner = np.array([x0, y0])
@@ -256,13 +262,11 @@ class SamAutomaticMaskGenerator:
             grid = self.point_grids[layer]
         points = np.asarray(grid, np.float64) * np.array([x1 - x0, y1 - y0])
         size, step = (image.shape[0], image.shape[1]), self.points_per_batch
-        proposals = MaskProposals.concatenate(
-            [
-                part
-                for i in range(0, len(points), step)
-                for part in self._process_batch(points[i : i + step], crop, size)
-            ]
-        )
+        parts: list[MaskProposals] = []
+        for i in range(0, len(points), step):
+            progress(i / len(points))
+            parts += self._process_batch(points[i : i + step], crop, size)
+        proposals = MaskProposals.concatenate(parts)
         self.predictor.reset_image()
         proposals = proposals[nms(proposals.boxes, proposals.predicted_iou, self.box_nms_thresh)]
         if self.tile is not None and self.min_mask_region_area:
@@ -528,6 +532,13 @@ def encode_masks(masks: RLEMasks, output_mode: str) -> list[Any]:
         {"size": size, "counts": np.diff(ends, prepend=0, append=size[0] * size[1]).tolist()}
         for ends in bounds
     ]
+
+
+def _part_of(
+    progress: Callable[[float], object] | None, number: int, count: int
+) -> Callable[[float], object]:
+    """Return the progress of one of several parts of an image."""
+    return lambda fraction: progress and progress((number + fraction) / count)
 
 
 def _no_proposals(crop: Box, classes: int) -> MaskProposals:

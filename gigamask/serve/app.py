@@ -93,6 +93,22 @@ class AppState:
     compared: Session | None = None
     compared_weights: str | None = None
 
+    def ask_to_stop(self) -> None:
+        """Ask all that is being computed to stop."""
+        if self.project:
+            self.project.ask_to_stop()
+        for session in filter(None, (self.session, self.compared)):
+            session.stopping.set()
+
+    def stop(self) -> None:
+        """Stop all that is being computed, and wait for it; nothing that is saved is lost."""
+        self.ask_to_stop()
+        if self.project:
+            self.project.proposals.stop(wait=True)
+            self.project.rounds.stop(wait=True)
+        for session in filter(None, (self.session, self.compared)):
+            session.stop()
+
 
 def build(state: AppState) -> FastAPI:
     """Return the application without its security middleware."""

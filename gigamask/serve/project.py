@@ -274,6 +274,7 @@ class Project:
         content: The content of project.json.
         names: Paths of the images within their folder.
         missing: Annotated images that are not in the folder; `serve.lost_images` pairs them.
+        stopping: Set when the server stops; an export ends then.
         lock: Held while anything is changed.
         summaries: What the list says of each image.
     """
@@ -282,6 +283,7 @@ class Project:
     content: ProjectFile
     names: list[str]
     missing: list[str] = field(default_factory=list)
+    stopping: threading.Event = field(default_factory=threading.Event, repr=False)
     lock: Any = field(default_factory=threading.RLock, repr=False)
     summaries: Summaries = field(default_factory=Summaries, repr=False)
 

@@ -161,6 +161,12 @@ class ProjectState:
         """Return the state of the loop."""
         return {**self.rounds.status(), "proposing": dict(self.proposals.state)}
 
+    def ask_to_stop(self) -> None:
+        """Ask proposals, export and training to stop."""
+        self.annotator.project.stopping.set()
+        self.proposals.stop()
+        self.rounds.stop()
+
 
 def identity_of(project: Project) -> str:
     """Return what rows mean: it differs for another project, folder, or list of images."""

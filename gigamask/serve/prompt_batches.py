@@ -151,6 +151,14 @@ class PromptBatches:
         self._threads.submit(self._answer_some)
         return request.future.result()
 
+    def stop(self) -> None:
+        """Wait for the threads; requests that wait are answered with an error."""
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+        for request in waiting:
+            request.future.set_exception(GigamaskError("the server is being stopped"))
+        self._threads.shutdown()
+
     def _answer_some(self) -> None:
         """Answer the first of those that wait, edits first; nothing if others took them."""
         with self._lock:

@@ -16,6 +16,7 @@ from gigamask.inference.classes import class_fields
 from gigamask.serve.annotator import Annotator
 from gigamask.serve.project import Edit, ImageEdits, MaskObject, read_usable
 from gigamask.serve.prompt_steps import PromptStep
+from gigamask.serve.session import StoppedError, generate_proposals
 
 THREAD = "proposals"
 MIN_PREDICTED_IOU = 0.6
@@ -42,6 +43,7 @@ class Proposals:
             self._settings = replace(self._settings, pred_iou_thresh=least)
         self.state: dict[str, Any] = {"running": False, "done": 0, "total": 0, "fault": None}
         self._stop, self._lock = threading.Event(), threading.Lock()
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Start to propose masks for all images that are not begun, or only proposed before."""
@@ -53,7 +55,8 @@ class Proposals:
                 raise GigamaskError("no image remains: all are begun or proposed by this model")
             self.state = {"running": True, "done": 0, "total": len(rows), "fault": None}
             self._stop.clear()
-            threading.Thread(target=self._run, args=(rows,), name=THREAD, daemon=True).start()
+            self._thread = threading.Thread(target=self._run, args=(rows,), name=THREAD)
+            self._thread.start()
 
     def accept(self, threshold: float) -> int:
         """Accept all proposals that are at least this certain; finish images without others.
@@ -87,9 +90,15 @@ class Proposals:
             count += len(chosen)
         return count
 
-    def stop(self) -> None:
-        """Stop after the current image."""
+    def stop(self, wait: bool = False) -> None:
+        """Stop; the image in progress is left as it was.
+
+        Args:
+            wait: Whether to wait until it has stopped.
+        """
         self._stop.set()
+        if wait and self._thread is not None:
+            self._thread.join()
 
     def _remaining(self) -> list[int]:
         """Return the images to propose masks for."""
@@ -116,6 +125,8 @@ class Proposals:
                     return
                 try:
                     self._propose(row, generator, model)
+                except StoppedError:
+                    return
                 except GigamaskError as error:
                     self.state["fault"] = str(error)
                 self.state["done"] += 1
@@ -125,9 +136,10 @@ class Proposals:
     def _propose(self, row: int, generator: SamAutomaticMaskGenerator, model: int) -> None:
         """Propose masks for an image unless it was begun meanwhile."""
         key, size = self.annotator.with_key(row)
-        pixels = self.annotator.session.images.get(key).pixels
+        opened = self.annotator.session.images.get(key)
         version = self.project.read(row, size).version
-        proposals = without_overlaps(generator.generate_proposals(pixels))
+        stops = self._stop, self.annotator.session.stopping
+        proposals = without_overlaps(generate_proposals(generator, opened, *stops))
         found = self.project.read(row, size)
         if found.version != version or found.status not in ("not begun", "proposed"):
             return

@@ -5,12 +5,14 @@ Requests are checked in `serve.security` and handled in `serve.app`.
 
 import asyncio
 import ipaddress
+import logging
 import re
 import secrets
 import signal
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
+from types import FrameType
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -57,6 +59,32 @@ class TimedProtocol(H11Protocol):
         self.loop.call_later(
             HEAD_TIMEOUT_S, lambda: self.cycle is finished and self.transport.close()
         )
+
+
+class StoppingServer(uvicorn.Server):
+    """A server that asks what it computes to stop as soon as it is asked itself."""
+
+    def __init__(self, config: uvicorn.Config, state: AppState) -> None:
+        """Start nothing yet.
+
+        Args:
+            config: Configuration of the server.
+            state: State of the page.
+        """
+        super().__init__(config)
+        self.state = state
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Handle a signal to stop.
+
+        Args:
+            sig: Number of the signal.
+            frame: Where it arrived.
+        """
+        self.state.ask_to_stop()
+        # Requests that go on for too long are cut off, each with a traceback in the log.
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        super().handle_exit(sig, frame)
 
 
 def is_loopback(host: str) -> bool:
@@ -192,4 +220,4 @@ def make_server(state: AppState, policy: SecurityPolicy) -> uvicorn.Server:
         timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
         lifespan="off",
     )
-    return uvicorn.Server(config)
+    return StoppingServer(config, state)

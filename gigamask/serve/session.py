@@ -46,6 +46,10 @@ MAX_TEXT_LENGTH = 300
 JPEG_QUALITY = 92
 
 
+class StoppedError(GigamaskError):
+    """Raised by what is being computed when it is asked to stop."""
+
+
 class Session:
     """A segmenter, optionally a grounding model, and the opened images; thread-safe.
 
@@ -75,6 +79,13 @@ class Session:
         self._model_lock, self._batches = threading.Lock(), PromptBatches()
         # Threads of their own would each keep the memory of their largest image.
         self._codec = ThreadPoolExecutor(1)
+        self.stopping = threading.Event()
+
+    def stop(self) -> None:
+        """End what is being generated with an error, and wait for the threads of this session."""
+        self.stopping.set()
+        self._codec.shutdown(cancel_futures=True)
+        self._batches.stop()
 
     def use_model(self, model: Sam) -> None:
         """Segment with another model from now on; opened images are dropped."""
@@ -259,8 +270,30 @@ class Session:
         if opened.proposals is None:
             settings = vars(self._mask_settings)
             generator = SamAutomaticMaskGenerator(self.model, cache=self._cache, **settings)
-            opened.proposals = generator.generate_proposals(opened.pixels, opened.report)
+            opened.proposals = generate_proposals(generator, opened, self.stopping)
         return opened.proposals
+
+
+def generate_proposals(
+    generator: SamAutomaticMaskGenerator, opened: OpenImage, *stops: threading.Event
+) -> MaskProposals:
+    """Return all masks of an image.
+
+    Args:
+        generator: Generates them.
+        opened: The image; its `fraction` follows.
+        *stops: The generation ends once one of these is set.
+
+    Raises:
+        StoppedError: It was ended.
+    """
+
+    def report(fraction: float) -> None:
+        if any(each.is_set() for each in stops):
+            raise StoppedError(f"{opened.name}: stopped before all of its masks were found")
+        opened.report(fraction)
+
+    return generator.generate_proposals(opened.pixels, report)
 
 
 def is_large(size: tuple[int, int]) -> bool:

@@ -269,7 +269,7 @@ def segment_all(
         nonlocal done
         if fraction == 1:
             done += 1
-        if progress is not None:
+        if progress is not None and fraction:
             progress(done + fraction % 1, len(images))
 
     run = partial(_segment_group, generator=generator, output=output, report=report)

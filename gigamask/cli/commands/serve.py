@@ -86,9 +86,10 @@ class ServeCommand(WindowOptions):
             print(f"{address}\npress Ctrl-C to stop", flush=True)
             if lost := state.project and notice(state.project.annotator.project):
                 print(lost, flush=True)
-            server.serve(state, policy, listener)
-            if state.project:
-                state.project.rounds.stop(wait=True)
+            try:
+                server.serve(state, policy, listener)
+            finally:
+                state.stop()
         return {"address": address}
 
     def _check(self) -> None:

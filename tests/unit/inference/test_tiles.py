@@ -185,7 +185,8 @@ def test_masks_by_tiles_are_those_of_the_image(by_color, halo, monkeypatch):
     assert len(found) == len(truth)
     assert truth.iou(found.masks).max(1).min() > 0.9
     assert set(embedded) == {(64, 64, 3)}
-    assert fractions == [index / len(embedded) for index in range(len(embedded))]
+    assert fractions == [index / len(fractions) for index in range(len(fractions))]
+    assert len(fractions) % len(embedded) == 0
     four = found.crops[truth.iou(found.masks)[1].argmax()]
     assert (four[2:] - four[:2]).min() > 64
     assert (found.boxes == found.masks.boxes()).all()

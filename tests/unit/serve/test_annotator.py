@@ -12,7 +12,7 @@ from PIL import Image
 
 from gigamask.errors import GigamaskError
 from gigamask.inference.amg_config import AutomaticMaskConfig
-from gigamask.inference.automatic_mask_generator import MaskProposals
+from gigamask.inference.automatic_mask_generator import MaskProposals, SamAutomaticMaskGenerator
 from gigamask.masks.rle import RLEMasks
 from gigamask.models.init import build_model
 from gigamask.serve import project_export, session
@@ -22,6 +22,7 @@ from gigamask.serve.project import Edit, MaskObject, ObjectCategory, Project
 from gigamask.serve.project_export import export
 from gigamask.serve.prompt_steps import PromptStep
 from gigamask.serve.proposals import THREAD, Proposals, without_overlaps
+from gigamask.serve.session import StoppedError
 from tests.little import SPEC
 
 SIZE = (30, 40)
@@ -225,3 +226,30 @@ def test_images_annotated_at_half_their_size_are_exported_at_full_size(
     assert (exported["height"], exported["width"]) == (2 * half[0], 2 * half[1])
     assert one["bbox"] == [4, 6, 16, 12]
     assert one["area"] == 16 * 12
+
+
+def test_proposals_stop_within_an_image_and_are_waited_for(annotator, monkeypatch):
+    generated, go_on = threading.Event(), threading.Event()
+
+    def slowly(generator, pixels, progress):
+        generated.set()
+        go_on.wait(20)
+        progress(0.5)
+        raise AssertionError("it goes on after it was asked to stop")
+
+    monkeypatch.setattr(SamAutomaticMaskGenerator, "generate_proposals", slowly)
+    proposals = Proposals(annotator, ANY)
+    proposals.start()
+    assert generated.wait(20)
+    proposals.stop()
+    go_on.set()
+    proposals.stop(wait=True)
+    assert not [each for each in threading.enumerate() if each.name == THREAD]
+    assert proposals.state == {"running": False, "done": 0, "total": 4, "fault": None}
+
+
+def test_a_session_that_stops_ends_what_it_generates(annotator, session):
+    key, _ = annotator.with_key(0)
+    session.stop()
+    with pytest.raises(StoppedError):
+        session.all_masks(key)
