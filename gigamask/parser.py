@@ -121,7 +121,7 @@ def _wrong_value(
 ) -> str:
     """Return one line about a value that its flag or the check of its section rejected."""
     if event.argument is None:
-        section = str(getattr(sys.exc_info()[1], "arg", ""))
+        section = str(getattr(sys.exc_info()[1], "arg", "")).replace("-", "_")
         for prefix in UNNAMED:
             section = section.removeprefix(prefix)
         flag = f"--{section.replace('_', '-')}"

@@ -211,6 +211,9 @@ def loading(rows: Sequence[Mapping[str, Any]], steps: int, images: int) -> dict[
 def table(plan: Mapping[str, Any]) -> str:
     """Format a plan as plain text."""
     lines = [*_heading(plan), "", *_memory(plan), *_verdict(plan), "", *_work(plan)]
+    if assumed := plan.get("assumed"):
+        lines += ["", "training would refuse, unless it is mended by then:"]
+        lines += [f"  {line}" for line in assumed]
     return "\n".join(lines)
 
 

@@ -236,13 +236,7 @@ class TrainConfig(ABC):
         Raises:
             GigamaskError: Something is missing.
         """
-        from gigamask.models.configs import DECODER_PREFIX
-        from gigamask.models.init import MAE_PREFIX
-        from gigamask.models.state_dict import PASS_WEIGHTS, may_be_weights
-
-        path = (self.init or "").removeprefix(MAE_PREFIX).removeprefix(DECODER_PREFIX)
-        if path and path not in earlier and not may_be_weights(path):
-            raise GigamaskError(f"--init {self.init}: no such file or folder; {PASS_WEIGHTS}")
+        check_init(self.init or "", earlier)
         self.check_data()
         self.evaluation.check_inputs()
 
@@ -360,6 +354,29 @@ class ImageTrainConfig(TrainConfig):
     def tables(self) -> tuple[str, ...]:
         """Path of the attribute table, if there is one."""
         return (self.loader.attributes,) if self.loader.attributes else ()
+
+
+def check_init(init: str, earlier: Collection[str]) -> str:
+    """Check that initial weights exist, or may be downloaded.
+
+    Args:
+        init: As `TrainConfig.init`; empty if there are none.
+        earlier: Run folders of earlier stages, which need not exist yet.
+
+    Returns:
+        Their path or id, without a prefix.
+
+    Raises:
+        GigamaskError: There is no such file or folder.
+    """
+    from gigamask.models.configs import DECODER_PREFIX
+    from gigamask.models.init import MAE_PREFIX
+    from gigamask.models.state_dict import PASS_WEIGHTS, may_be_weights
+
+    path = init.removeprefix(MAE_PREFIX).removeprefix(DECODER_PREFIX)
+    if path and path not in earlier and not may_be_weights(path):
+        raise GigamaskError(f"--init {init}: no such file or folder; {PASS_WEIGHTS}")
+    return path
 
 
 def limit_warmup(config: Config, full_steps: int, share: float = MAX_WARMUP_SHARE) -> Config:

@@ -63,17 +63,9 @@ def use_own_data(
     if is_finding_classes(config) and isinstance(saved := config_to_resume(config), SamTrainConfig):
         config = replace(config, model=replace(config.model, class_names=saved.model.class_names))
     config = replace(config, evaluation=_evaluation_of_tars(config, report))
-    pair = _source(config.data, config.images, config.masks)
+    pair = find_own_data(config)
     if pair is None:
-        if config.val_split:
-            raise GigamaskError(
-                "--val-split holds out a part of --images, --masks or parquet files; give held-out "
-                "tars to --evaluation.data"
-            )
         return measure_window(config, report)
-    check_range("--val-split", config.val_split, 0, 0.9)
-    if config.val_split and getattr(config.evaluation, "data", ()):
-        raise GigamaskError("--val-split and --evaluation.data both name held-out images")
     parts = _converted(*pair, config.val_split, config.seed, report)
     for folder, left_out in parts.items():
         if strict and left_out:
@@ -110,6 +102,29 @@ def own_tars(
     given = path_list(paths)
     pair = _source(given, images, masks)
     return given if pair is None else tuple(_converted(*pair, 0.0, 0, report))
+
+
+def find_own_data(config: SamTrainConfig) -> tuple[Path | ParquetFiles, Path | None] | None:
+    """Return what a training converts, and the folder of its images; None for tars.
+
+    Args:
+        config: The training.
+
+    Raises:
+        GigamaskError: The flags of data contradict each other, or a file is missing.
+    """
+    pair = _source(config.data, config.images, config.masks)
+    if pair is None:
+        if config.val_split:
+            raise GigamaskError(
+                "--val-split holds out a part of --images, --masks or parquet files; give held-out "
+                "tars to --evaluation.data"
+            )
+        return None
+    check_range("--val-split", config.val_split, 0, 0.9)
+    if config.val_split and getattr(config.evaluation, "data", ()):
+        raise GigamaskError("--val-split and --evaluation.data both name held-out images")
+    return pair
 
 
 def _source(

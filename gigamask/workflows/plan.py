@@ -42,6 +42,7 @@ from gigamask.training.distill_config import DistillTrainConfig
 from gigamask.training.optim import AdamW, AdamW8bit, select_trained
 from gigamask.training.state import TrainState
 from gigamask.training.step import StepMetrics, accumulate, step
+from gigamask.workflows.plan_checks import PLACEHOLDER, check_trainable
 from gigamask.workflows.stages import phases_of
 
 MICRO_BATCH_SHARE = 0.85
@@ -105,7 +106,7 @@ def plan(
 
     Args:
         config: Name of a recipe, or a configuration, such as `recipes.sam_vit_b()`; data and
-            weights are not needed.
+            weights are not needed, but a distillation names its teacher.
         gpu: Name of a GPU, such as "h200", or your own as "NAME=GIB,TFLOPS".
         world: Nodes x GPUs per node, such as "32x8", or the GPUs of one node.
         efficiency: Fraction of the GPU's peak FLOP/s that is reached; None uses published values.
@@ -117,7 +118,7 @@ def plan(
         The plan, as `gigamask plan --json` writes it.
 
     Raises:
-        GigamaskError: The run is not possible with these values, or the GPU is unknown.
+        GigamaskError: Training would refuse these values or files, or the GPU is unknown.
     """
     for name, value in (("efficiency", efficiency), ("dollars-per-gpu-hour", dollars_per_gpu_hour)):
         if value is not None and gpu is None:
@@ -133,7 +134,9 @@ def plan(
     found = gpus.find(gpu) if gpu is not None else None
     cluster = Cluster.parse(str(world))
     hardware = Hardware(found, cluster, efficiency, dollars_per_gpu_hour, spare_gib)
-    return make_plan(recipes.require_images(recipes.make(config)), hardware, measured)
+    made = recipes.require_images(recipes.make(config))
+    assumed = check_trainable(made)
+    return make_plan(made, hardware, measured) | {"assumed": assumed}
 
 
 def make_plan(
@@ -252,7 +255,7 @@ def resolve(config: ImageTrainConfig, hardware: Hardware) -> ImageTrainConfig:
         config = phases_of(config)[-1]
     cluster, gpu = hardware.cluster, hardware.gpu
     precision = choose_precision(config.precision, torch.device(device_of(config)))
-    checked = replace(config, data=config.data or ("none",), init=config.init or "none").check()
+    checked = replace(config, data=(PLACEHOLDER,), init=config.init or PLACEHOLDER).check()
     checked.sampler.check(config.batch_size, cluster.size, cluster.nodes)
     if gpu is not None and device_of(config) == "cpu":
         raise GigamaskError(

@@ -87,7 +87,7 @@ ADDED = [
     (r"^(train|plan) sam2_", f"--config {SMALL_SAM2}", "", "a small Hiera"),
     (r"^train sam2_", "", "--steps 2", "two steps"),
     (
-        r"^distill (edge_sam|mobile_sam)",
+        r"^(distill|plan) (edge_sam|mobile_sam)",
         f"--config {SMALL}",
         "--steps 2",
         "a small model and two steps",

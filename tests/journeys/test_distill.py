@@ -105,7 +105,7 @@ def test_a_plan_counts_the_teacher():
     config = recipes.compact_student()
     config = config.with_(features__steps=0, micro_batch_size=1, device="cpu")
     config = config.with_(prompts__clicks=0, prompts__mask_only_rounds=False)
-    assumed = gigamask.plan(config.with_(teacher="nowhere.pth"))
+    assumed = gigamask.plan(config.with_(teacher="nowhere.pth", teacher_decoder=False))
     assert assumed["phases"]["update"]["weights"] > bytes_of_huge
     known = gigamask.plan(config.with_(teacher="starter"))
     assert known["phases"]["update"]["weights"] < bytes_of_huge / 100

@@ -1,0 +1,93 @@
+"""A plan refuses what training refuses, with its line, or says what it assumes."""
+
+import pytest
+
+from gigamask import config_files, recipes
+from gigamask.cli.commands.plan import PlanCommand
+from gigamask.errors import GigamaskError
+from gigamask.workflows.own_data import use_own_data
+from gigamask.workflows.plan_checks import check_trainable
+from gigamask.workflows.stages import make_stages
+from gigamask.workflows.train import resolve
+
+pytestmark = pytest.mark.usefixtures("no_shape_checks")
+
+
+def refusal_of_training(words, out, data):
+    flags = ["--out", str(out), *([] if "--data" in words else ["--data", str(data)])]
+    command = recipes.make(words[0]).command
+    try:
+        run = config_files.parse_train([*words, *flags], command).run
+        stages = make_stages(use_own_data(run, lambda line: None), None, {})
+        for number, stage in enumerate(stages):
+            resolve(stage, False, tuple(each.out for each in stages[:number]))
+    except GigamaskError as error:
+        return str(error).partition("; see 'gigamask")[0]
+    return ""
+
+
+def lines_of_plan(words):
+    try:
+        config = config_files.parse_recipe(words, "plan", PlanCommand).run_planned
+        return check_trainable(recipes.require_images(config))
+    except GigamaskError as error:
+        return [str(error).partition("; see 'gigamask")[0]]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "tiny",
+        "tiny --steps 0",
+        "tiny --model.image-size 100",
+        "tiny --loader.workers -1",
+        "tiny --freeze nothing",
+        "tiny --freeze image_encoder",
+        "tiny --lora 4",
+        "tiny --val-split 0.5",
+        "tiny --data x.json",
+        "tiny --data x.json --images nowhere",
+        "tiny --data nowhere",
+        "tiny --evaluation.data nowhere",
+        "tiny --init nowhere.pth",
+        "mae_tiny",
+        "mae_tiny --optimizer.lr -1",
+        "sami_vit_t",
+        "sami_vit_t --teacher nowhere.pth",
+        "sami_vit_t --teacher starter",
+        "compact_student",
+        "compact_student --teacher starter",
+        "compact_student --teacher starter --model.image-size 128",
+        "compact_student --teacher starter --features.steps -1",
+    ],
+)
+def test_what_training_refuses_the_plan_refuses_or_states(words, scenes, tmp_path):
+    expected = refusal_of_training(words.split(), tmp_path / "run", scenes)
+    lines = lines_of_plan(words.split())
+    assert any(line.startswith(expected) for line in lines) if expected else lines == []
+
+
+def test_weights_that_are_here_must_fit():
+    config = recipes.make("tiny").with_(init="starter")
+    with pytest.raises(GigamaskError, match=r"--model.encoder conv_pyramid"):
+        check_trainable(config)
+    assert check_trainable(recipes.make("compact").with_(init="starter")) == []
+
+
+def test_a_teacher_that_is_not_here_is_planned_as_vit_h_where_it_fits():
+    [line] = check_trainable(recipes.make("edge_sam").with_(teacher="vit_h.pth"))
+    assert line.startswith("--teacher vit_h.pth")
+    assert "ViT-H" in line
+    for changes in ({}, {"features__steps": 0}):
+        with pytest.raises(GigamaskError, match=r"--teacher mine.pth: .*nor does SAM ViT-H fit"):
+            check_trainable(recipes.make("compact_student").with_(teacher="mine.pth", **changes))
+
+
+def test_paths_are_set_aside_only_if_they_are_missing(scenes, tmp_path):
+    config = recipes.make("tiny")
+    assert check_trainable(config.with_(data=scenes)) == []
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(GigamaskError, match="empty"):
+        check_trainable(config.with_(data=tmp_path / "empty"))
+    [line] = check_trainable(config.with_(data="s3://bucket/tars"))
+    assert "s3://bucket/tars" in line
