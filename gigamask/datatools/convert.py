@@ -22,8 +22,9 @@ import numpy as np
 from gigamask.data import annotation, jpeg_markers, tar, worker_pool
 from gigamask.data.image import member_suffix
 from gigamask.data.image_folder import check_for_tars, pack_command
+from gigamask.data.orientation import Frame
 from gigamask.datatools import convert_coco, convert_labels, convert_parquet, convert_polygons
-from gigamask.datatools.image_files import files_of, to_member
+from gigamask.datatools.image_files import files_of, fit, to_member
 from gigamask.datatools.left_out import LeftOutEntry, LeftOutRecord
 from gigamask.datatools.objects import Objects, SourceImage, SourceListing
 from gigamask.datatools.pairing import compose
@@ -338,18 +339,32 @@ def _members(
             if isinstance(stored, CorruptSampleError):
                 raise stored
             objects = image.objects(stored)
-            member = to_member(stored, objects.masks.size, image.source)
-            notes = objects.notes | ({ENDED: 1} if jpeg_markers.with_end(stored) != stored else {})
+            frame = fit(stored, objects.masks.size, image.source)
+            member = to_member(stored, frame, image.source)
             raw = _record(image, objects)
             annotation.parse(raw, image.source)
         except CorruptSampleError as bad:
             counts.left_out.images.append(LeftOutEntry.of(image.source, bad))
             continue
         masks = len(objects.masks)
-        left_out = LeftOutRecord(masks=objects.skipped, notes=notes)
+        left_out = LeftOutRecord(masks=objects.skipped, notes=objects.notes)
+        left_out.note(ENDED, int(jpeg_markers.with_end(stored) != stored))
+        if frame.orientation != 1:
+            left_out.note(_orientation_note(frame, objects.size_is_stated))
         counts.add(ConvertCounts(1, int(masks == 0), masks, left_out))
         yield f"sa_{image.number}{member_suffix(member)}", member
         yield f"sa_{image.number}.json", raw
+
+
+def _orientation_note(frame: Frame, size_is_stated: bool) -> str:
+    """Return which way an image with an EXIF orientation was taken, and why."""
+    if frame.is_assumed or not size_is_stated:
+        return (
+            "images taken upright, as EXIF and annotation tools show them, because the size of "
+            "their masks does not decide it"
+        )
+    what = "upright, as EXIF says" if frame.is_upright else "as stored, against EXIF"
+    return f"images taken {what}, by the size of their masks"
 
 
 def _record(image: SourceImage, objects: Objects) -> bytes:

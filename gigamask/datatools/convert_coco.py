@@ -16,10 +16,11 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from gigamask.data.annotation import RleSegmentation
 from gigamask.datatools import coco_json
 from gigamask.datatools.coco_json import AnnotationRow, Id, ImageRow, canonical_id, extra_fields
 from gigamask.datatools.convert_panoptic import PanopticImage, label_folder
-from gigamask.datatools.image_files import files_of, size_of
+from gigamask.datatools.image_files import files_of, meant_size
 from gigamask.datatools.left_out import CROWD, LeftOutEntry, LeftOutRecord
 from gigamask.datatools.objects import (
     EMPTY,
@@ -76,11 +77,26 @@ class CocoImage(SourceImage):
         for i in np.array(list(rows), np.int64)[~filled].tolist():
             skipped[i] = _skip(self.source, i, rows[i], CorruptSampleError(EMPTY, NO_PIXEL))
         extras = [extra_fields(row, self.names) for i, row in rows.items() if i not in skipped]
-        return Objects(masks[filled], extras, [skipped[i] for i in sorted(skipped)], notes)
+        left_out = [skipped[i] for i in sorted(skipped)]
+        return Objects(masks[filled], extras, left_out, notes, self.stated_size is not None)
+
+    @property
+    def stated_size(self) -> tuple[int, int] | None:
+        """(H, W) that the entry of the image states, or else its first run lengths, if any."""
+        for raw in () if self.size else self.annotations:
+            with suppress(*JSON_ERRORS, GigamaskError):
+                segmentation = coco_json.ANNOTATION.decode(raw).segmentation
+                if isinstance(segmentation, RleSegmentation):
+                    return segmentation.size
+        return self.size
 
     def size_of(self, stored: bytes) -> tuple[int, int]:
-        """Return height and width of the masks: as stated, or else those of the stored image."""
-        return self.size or size_of(stored, self.source)
+        """Return height and width of the pixels that the masks refer to.
+
+        Args:
+            stored: The bytes of the image file.
+        """
+        return self.size or meant_size(stored, self.stated_size, self.source)
 
     def read_annotations(self, size: tuple[int, int]) -> DecodedAnnotations:
         """Decode the masks.

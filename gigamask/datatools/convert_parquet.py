@@ -7,6 +7,7 @@ polygons, as JSON, a list of structs or a struct of lists). Columns are found by
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
@@ -17,7 +18,7 @@ import msgspec
 from gigamask.data import annotation
 from gigamask.datatools.convert_coco import AnnotationRow, CocoImage, Id, extra_fields
 from gigamask.datatools.convert_labels import LabelImage, decode_labels
-from gigamask.datatools.image_files import size_of
+from gigamask.datatools.image_files import OTHER_SIZE, meant_size, size_of
 from gigamask.datatools.left_out import LeftOutEntry, LeftOutRecord
 from gigamask.datatools.objects import EMPTY, NO_PIXEL, Objects, SourceImage, SourceListing
 from gigamask.datatools.parquet_files import import_pyarrow, open_file, read_errors, read_rows
@@ -137,11 +138,15 @@ class ParquetRow(SourceImage):
             number, source, path = self.number, self.source, self.path
             image = LabelImage(number, source, path, path, None, (), self.split, self.ignore)
             return image.objects_of(labels)
-        size = size_of(stored, self.source)
-        if self.table.kind == "masks":
-            return self._binary_masks(masks, categories, size)
         named = f"{self.source}: its {self.table.masks}"
+        if self.table.kind == "masks":
+            stated = _size_of_first(masks, named)
+            size = _meant_size(stored, stated, self.source)
+            drawn = self._binary_masks(masks, categories, size)
+            return replace(drawn, size_is_stated=stated is not None)
         entries = _annotations(masks, named)
+        stated = _stated_size(entries)
+        size = _meant_size(stored, stated, self.source)
         known = categories if isinstance(categories, list) else []
         known = known if len(known) == len(entries) else [None] * len(entries)
         raws = [
@@ -150,7 +155,7 @@ class ParquetRow(SourceImage):
         ]
         names, crowds = self.table.names, self.keep_crowds
         coco = CocoImage(self.number, self.source, self.path, size, raws, crowds, names)
-        return coco.objects(stored)
+        return replace(coco.objects(stored), size_is_stated=stated is not None)
 
     def _binary_masks(self, masks: Any, categories: Any, size: tuple[int, int]) -> Objects:
         """Decode a list of images, each of which is not 0 where its mask is."""
@@ -167,7 +172,7 @@ class ParquetRow(SourceImage):
                     sides = [" x ".join(map(str, each)) for each in (dense.shape, size)]
                     raise CorruptSampleError(
                         f"{name}: has {sides[0]} pixels, its image {sides[1]}; leave it out",
-                        "size differs from its image",
+                        OTHER_SIZE,
                     )
                 if not dense.any():
                     raise CorruptSampleError(f"{name}: {EMPTY}", NO_PIXEL)
@@ -330,6 +335,32 @@ def _image_bytes(value: Any, name: str) -> bytes:
     path = value.get("path") if isinstance(value, dict) else None
     lies = f"only its path {path} is" if path else "nothing is"
     raise CorruptSampleError(f"{name}: {lies} in the file, not the image; leave it out")
+
+
+def _meant_size(raw: bytes, stated: tuple[int, int] | None, name: str) -> tuple[int, int]:
+    """Return (H, W) of the pixels that masks refer to; masks of another size are refused later."""
+    with suppress(CorruptSampleError):
+        return meant_size(raw, stated, name)
+    return meant_size(raw, None, name)
+
+
+def _size_of_first(masks: Sequence[Any], name: str) -> tuple[int, int] | None:
+    """Return (H, W) of the first of several mask images; None if it has none."""
+    with suppress(CorruptSampleError):
+        return size_of(_image_bytes(masks[0], name), name) if masks else None
+    return None
+
+
+def _stated_size(entries: Sequence[Any]) -> tuple[int, int] | None:
+    """Return (H, W) that the run lengths of annotations state; None if none of them does."""
+    for entry in entries:
+        masks = [entry] if isinstance(entry, dict) else []
+        masks += [each[key] for each in masks for key in SEGMENTATIONS if key in each]
+        for mask in masks:
+            size = mask.get("size") if isinstance(mask, dict) else None
+            if isinstance(size, list) and len(size) == 2 and all(type(x) is int for x in size):
+                return size[0], size[1]
+    return None
 
 
 def _annotations(value: Any, name: str) -> list[Any]:

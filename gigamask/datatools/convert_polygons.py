@@ -5,6 +5,7 @@ A file belongs to the image of its name and subfolder. Polygons are drawn as COC
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ import msgspec
 
 from gigamask.datatools import convert_labels
 from gigamask.datatools.convert_coco import CocoImage, Id
-from gigamask.datatools.image_files import files_of, read_file, size_of
+from gigamask.datatools.image_files import files_of, meant_size, read_file
 from gigamask.datatools.left_out import LeftOutEntry
 from gigamask.datatools.objects import Objects, SourceImage, SourceListing, match_images
 from gigamask.errors import CorruptSampleError, GigamaskError
@@ -39,6 +40,8 @@ class LabelMe(msgspec.Struct):
     """A file of LabelMe, but for the shapes, which are decoded one by one."""
 
     shapes: list[msgspec.Raw]
+    imageHeight: Any = None  # noqa: N815  (LabelMe's names)
+    imageWidth: Any = None  # noqa: N815
 
 
 @dataclass(frozen=True)
@@ -70,10 +73,20 @@ class PolygonImage(SourceImage):
             CorruptSampleError: The file is not of this format.
         """
 
+    def stated_size(self, text: bytes) -> tuple[int, int] | None:
+        """Return height and width of the image as a file states them; None if it does not.
+
+        Args:
+            text: The content of the file.
+        """
+        return None
+
     def objects(self, stored: bytes) -> Objects:
         """Draw the polygons; broken ones are left out and listed with their reasons."""
-        size = size_of(stored, self.source)
-        found = self.polygons(read_file(self.file, self.source), size)
+        text = read_file(self.file, self.source)
+        stated = self.stated_size(text)
+        size = meant_size(stored, stated, self.source)
+        found = self.polygons(text, size)
         annotations = [
             msgspec.Raw(
                 msgspec.json.encode({"segmentation": each.rings, "category_id": each.category})
@@ -86,12 +99,26 @@ class PolygonImage(SourceImage):
         reasons = [
             LeftOutEntry(self.source, each.reason, each.kind) for each in found if each.reason
         ]
-        return replace(drawn, skipped=[*reasons, *drawn.skipped])
+        skipped = [*reasons, *drawn.skipped]
+        return replace(drawn, skipped=skipped, size_is_stated=stated is not None)
 
 
 @dataclass(frozen=True)
 class LabelMeImage(PolygonImage):
     """An image with a JSON file of LabelMe; shapes of one group are one object."""
+
+    def stated_size(self, text: bytes) -> tuple[int, int] | None:
+        """Return height and width of the image as a file states them; None if it does not.
+
+        Args:
+            text: The content of the file.
+        """
+        with suppress(*JSON_ERRORS):
+            stated = msgspec.json.decode(text, type=LabelMe)
+            size = stated.imageHeight, stated.imageWidth
+            if all(isinstance(side, int | float) and side > 0 for side in size):
+                return int(size[0]), int(size[1])
+        return None
 
     def polygons(self, text: bytes, size: tuple[int, int]) -> list[Polygon]:
         """Return the polygons of a file; other shapes, such as rectangles, are left out.

@@ -1,7 +1,8 @@
 """Encoding of image files of common formats as the images of shards.
 
-JPEGs are kept byte for byte, as is what a JPEG cannot hold: 16 bits, TIFFs and arrays. An
-image is rotated by its EXIF orientation only if it then matches the size of its masks.
+JPEGs are kept byte for byte, as is what a JPEG cannot hold: 16 bits, TIFFs and arrays. An image
+that is meant upright (`data.orientation`) is turned, so that it agrees with its masks; no member of
+a tar has an EXIF orientation that would turn it again.
 """
 
 import io
@@ -11,9 +12,10 @@ from pathlib import Path
 
 import numpy as np
 from jaxtyping import UInt8
-from PIL import ExifTags, Image, ImageOps
+from PIL import Image
 
-from gigamask.data import image, image_folder, jpeg_markers
+from gigamask.data import image, image_folder, jpeg_markers, orientation
+from gigamask.data.orientation import Frame
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.files import is_foreign
 from gigamask.serialization import read_limited
@@ -24,7 +26,8 @@ PIL_FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
 """The formats that are encoded as JPEG, by Pillow's names."""
 QUALITY = 95
 """JPEG quality: 42.5 dB PSNR on photographs with full color resolution, a negligible loss."""
-_TURNED = (5, 6, 7, 8)
+OTHER_SIZE = "size differs from its image"
+"""Kind of masks and files of masks that were made for an image of another size."""
 
 
 def files_of(folder: Path, *suffixes: str) -> list[Path]:
@@ -83,30 +86,73 @@ def read_file(path: Path, name: str) -> bytes:
         raise CorruptSampleError(f"{name}: {error}") from None
 
 
-def to_member(raw: bytes, size: tuple[int, int], name: str) -> bytes:
-    """Convert the bytes of an image file to those of a member of a tar (`image.member_suffix`).
+def fit(raw: bytes, size: tuple[int, int], name: str) -> Frame:
+    """Return which way an image is meant, by the size of its masks.
 
     Args:
         raw: The bytes of the file.
         size: Height and width of its masks in pixels.
         name: The image's name in error messages.
 
-    Returns:
-        The bytes of a JPEG; a JPEG of this size, and what no JPEG can hold, unchanged but for a
-        missing end marker.
+    Raises:
+        CorruptSampleError: The bytes are not an image of this size, as stored or upright.
+    """
+    decoded = size_of(raw, name)
+    frame = orientation.frame_of(raw, decoded, size)
+    if frame.size != size:
+        raise CorruptSampleError(
+            f"{name}: the image has {decoded[0]} x {decoded[1]} pixels, but its masks {size[0]} x"
+            f" {size[1]}; give the image they were made for",
+            OTHER_SIZE,
+        )
+    return frame
+
+
+def meant_size(raw: bytes, stated: tuple[int, int] | None, name: str) -> tuple[int, int]:
+    """Return height and width of the pixels that the coordinates of an image refer to.
+
+    Args:
+        raw: The bytes of the file.
+        stated: Height and width in the file of coordinates; None if it states none.
+        name: The image's name in error messages.
 
     Raises:
-        CorruptSampleError: The bytes are not an image of this size.
+        CorruptSampleError: The bytes are not an image, or not one of the stated size.
     """
-    if image.keeps_its_bytes(raw) or (
-        raw.startswith(b"\xff\xd8") and image.size(raw, name) == size
-    ):
-        image.read_stored(raw, name, size)
-        return jpeg_markers.with_end(raw)
-    with warnings.catch_warnings(), open_image(raw, PIL_FORMATS, name) as pil_image:
-        # Pillow warns about broken EXIF and transparent palettes.
-        warnings.simplefilter("ignore", UserWarning)
-        return image.encode_jpeg(_pixels(pil_image, size, name), QUALITY, "444")
+    if stated is not None:
+        return fit(raw, stated, name).size
+    return orientation.frame_of(raw, size_of(raw, name), None).size
+
+
+def to_member(raw: bytes, frame: Frame, name: str) -> bytes:
+    """Convert the bytes of an image file to those of a member of a tar (`image.member_suffix`).
+
+    Args:
+        raw: The bytes of the file.
+        frame: Which way it is meant.
+        name: The image's name in error messages.
+
+    Returns:
+        The bytes of a JPEG; a JPEG, and what no JPEG can hold, unchanged if it is meant as stored,
+        but for EXIF that says otherwise and a missing end marker. What no JPEG can hold is turned
+        into a .npy.
+
+    Raises:
+        CorruptSampleError: The bytes are not an image.
+    """
+    is_as_stored, has_no_turn = frame.turn == 1, frame.orientation == 1
+    if image.keeps_its_bytes(raw):
+        stored = image.read_stored(raw, name)
+        if is_as_stored and (has_no_turn or image.image_format(raw) == "TIFF"):
+            return raw
+        array = io.BytesIO()
+        np.save(array, orientation.turn(stored, frame.turn), allow_pickle=False)
+        return array.getvalue()
+    if is_jpeg(raw) and is_as_stored:
+        image.read_stored(raw, name)
+        return jpeg_markers.with_end(raw if has_no_turn else orientation.without_exif(raw))
+    pixels = orientation.turn(_decode(raw, name), frame.turn)
+    return image.encode_jpeg(pixels, QUALITY, "444")
 
 
 def read_pixels(path: Path, size: tuple[int, int], name: str) -> UInt8[np.ndarray, "H W 3"]:
@@ -121,11 +167,12 @@ def read_pixels(path: Path, size: tuple[int, int], name: str) -> UInt8[np.ndarra
         CorruptSampleError: The file is not an image of this size.
     """
     raw = read_file(path, name)
-    if raw.startswith(b"\xff\xd8") and image.size(raw, name) == size:
-        return image.decode(raw, name)
-    with warnings.catch_warnings(), open_image(raw, PIL_FORMATS, name) as pil_image:
-        warnings.simplefilter("ignore", UserWarning)
-        return _pixels(pil_image, size, name)
+    return orientation.turn(_decode(raw, name), fit(raw, size, name).turn)
+
+
+def is_jpeg(raw: bytes) -> bool:
+    """Return whether an image file is a JPEG."""
+    return raw.startswith(b"\xff\xd8")
 
 
 def open_image(raw: bytes, formats: tuple[str, ...], name: str) -> Image.Image:
@@ -157,22 +204,15 @@ def open_image(raw: bytes, formats: tuple[str, ...], name: str) -> Image.Image:
     return pil_image
 
 
-def _pixels(pil_image: Image.Image, size: tuple[int, int], name: str) -> UInt8[np.ndarray, "H W 3"]:
-    """Return the RGB pixels, rotated by the EXIF orientation if only that gives `size`."""
-    height, width = size
+def _decode(raw: bytes, name: str) -> UInt8[np.ndarray, "H W 3"]:
+    """Return the RGB pixels of an image of 8 bits, as stored."""
+    if is_jpeg(raw):
+        return image.decode(raw, name)
     try:
-        if (
-            pil_image.size == (height, width) != (width, height)
-            and pil_image.getexif().get(ExifTags.Base.Orientation) in _TURNED
-        ):
-            pil_image = ImageOps.exif_transpose(pil_image)
-        if pil_image.size != (width, height):
-            stored = f"{pil_image.height} x {pil_image.width}"
-            raise CorruptSampleError(
-                f"{name}: the image has {stored} pixels, but its masks {height} x {width}; give"
-                " the image they were made for"
-            )
-        return np.array(pil_image.convert("RGB"))
+        with warnings.catch_warnings(), open_image(raw, PIL_FORMATS, name) as pil_image:
+            # Pillow warns about broken EXIF and transparent palettes.
+            warnings.simplefilter("ignore", UserWarning)
+            return np.array(pil_image.convert("RGB"))
     except (OSError, SyntaxError, ValueError) as error:
         if isinstance(error, CorruptSampleError):
             raise

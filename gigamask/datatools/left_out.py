@@ -77,7 +77,7 @@ class LeftOutRecord:
         """Count something that was read otherwise than it is written.
 
         Args:
-            text: What, as it is printed after the number.
+            text: What, in the plural, as it is printed before the number.
             number: How often.
         """
         if number:
@@ -100,7 +100,7 @@ class LeftOutRecord:
                 first = next(each.reason for each in left_out if each.kind == kind)
                 yield f"    {kind}: {number:,}{', such as' if number > 1 else ';'} {first}"
         for text, number in self.notes.items():
-            yield f"  {number:,} {text}"
+            yield f"  {text}: {number:,}"
 
     def check_half(self, source: object, images: int, masks: int) -> None:
         """Raise an error if more than half of the images or of the masks are unusable.

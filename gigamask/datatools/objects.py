@@ -27,12 +27,15 @@ class Objects:
 
     `extras` are fields of each mask besides SA-1B's, including `id` if known; `skipped` are masks
     that are left out; `notes` are counts of what was changed to read the others.
+    `size_is_stated` says whether the source states a size, which decides which way its image is
+    meant.
     """
 
     masks: RLEMasks
     extras: list[dict[str, Any]]
     skipped: list[LeftOutEntry]
     notes: dict[str, int] = field(default_factory=dict)
+    size_is_stated: bool = True
 
 
 @dataclass(frozen=True)

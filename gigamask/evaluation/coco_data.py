@@ -20,7 +20,7 @@ from gigamask.data.dataset import AnnotatedImage
 from gigamask.datatools import convert_coco
 from gigamask.datatools.coco_json import AnnotationRow, canonical_id
 from gigamask.datatools.convert_coco import CocoImage
-from gigamask.datatools.image_files import read_file, to_member
+from gigamask.datatools.image_files import fit, read_file, to_member
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.evaluation.coco_ap import FREQUENCIES
 from gigamask.pixels import RGB, PixelConfig
@@ -110,7 +110,7 @@ class CocoData:
         entry = self.images[row]
         stored = read_file(entry.path, entry.source)
         size = entry.size_of(stored)
-        raw = to_member(stored, size, entry.source)
+        raw = to_member(stored, fit(stored, size, entry.source), entry.source)
         masks, found, broken, _ = entry.read_annotations(size)
         self.broken.extend(sample.reason for sample in broken.values())
         rows = list(found.values())

@@ -79,7 +79,7 @@ class Annotator:
         if known != version or key not in self.session.images:
             name = self.project.names[row]
             raw = read_file(self.project.path_of(row), name)
-            opened = self.session.open(raw, name, quarter_turns=True, halve=True)
+            opened = self.session.open(raw, name, halve=True)
             key, size = opened["id"], (opened["height"], opened["width"])
             self._keys[row] = version, key, size
         return key, size

@@ -18,6 +18,7 @@ from fastapi.responses import FileResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from gigamask.data import image
+from gigamask.data.orientation import turn_upright
 from gigamask.datatools.image_files import read_file
 from gigamask.errors import GigamaskError
 from gigamask.serve.annotator import MAX_CORNERS, Annotator, Stroke, to_json, version_shown
@@ -29,7 +30,7 @@ from gigamask.serve.project_export import COCO, export
 from gigamask.serve.prompt_steps import MAX_PROMPTS, PromptStep
 from gigamask.serve.proposals import Proposals
 from gigamask.serve.rounds import Rounds
-from gigamask.serve.session import apply_exif_orientation, encode_jpeg, is_large
+from gigamask.serve.session import encode_jpeg, is_large
 
 EXPORT = "export"
 THUMBNAIL_PX = 160
@@ -376,7 +377,7 @@ def _thumbnail(path: Path, one: threading.Lock) -> bytes:
     half = is_large(image.size(raw, path.name))
     with one if half else nullcontext():
         decoded = image.decode_preview(raw, path.name, half)
-    pixels = apply_exif_orientation(decoded, raw)
+    pixels = turn_upright(decoded, raw)
     scale = THUMBNAIL_PX / max(pixels.shape[:2])
     size = [max(1, round(scale * side)) for side in pixels.shape[1::-1]]
     return encode_jpeg(cv2.resize(pixels, size, interpolation=cv2.INTER_AREA))

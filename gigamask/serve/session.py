@@ -17,10 +17,9 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import UInt8
-from PIL import Image, ImageOps
 
 from gigamask.data import image
-from gigamask.datatools.image_files import open_image
+from gigamask.data.orientation import turn_upright
 from gigamask.errors import GigamaskError
 from gigamask.grounding.inference import GroundingPredictor
 from gigamask.grounding.vocabulary import check_text
@@ -97,7 +96,6 @@ class Session:
         raw: bytes,
         name: str,
         masks: RLEMasks | None = None,
-        quarter_turns: bool = False,
         halve: bool = False,
     ) -> dict[str, Any]:
         """Decode an image and return its id, name and size, and how it is shown, if not as stored.
@@ -107,8 +105,6 @@ class Session:
             name: The file's name.
             masks: Its masks in a dataset, aligned with the pixels as stored; the EXIF orientation
                 is applied only to images without masks.
-            quarter_turns: Apply only EXIF orientations that swap height and width, as `convert`
-                does, which recognizes them by the size of the masks.
             halve: Open an image above the limit at half its size, up to four times the limit.
         """
         name = name.encode("utf-8", "replace").decode()
@@ -120,9 +116,7 @@ class Session:
                 f"{name}: has {height} x {width} pixels, at most {limit:,} are accepted;"
                 " scale it down first"
             )
-        key, opened = self._codec.submit(
-            self._decode, raw, name, masks, quarter_turns, half
-        ).result()
+        key, opened = self._codec.submit(self._decode, raw, name, masks, half).result()
         height, width = opened.size
         count = None if masks is None else len(masks)
         facts = {"id": key, "name": name, "height": height, "width": width, "masks": count}
@@ -239,7 +233,7 @@ class Session:
         }
 
     def _decode(
-        self, raw: bytes, name: str, masks: RLEMasks | None, quarter_turns: bool, half: bool
+        self, raw: bytes, name: str, masks: RLEMasks | None, half: bool
     ) -> tuple[str, OpenImage]:
         """Decode an image and cache it; return it with its id."""
         how = shown_pixels(self.model)
@@ -249,11 +243,9 @@ class Session:
             size = image.size(raw, name)
             stored = image.halve(stored, size)
             notes.append(f"half of {size[1]} x {size[0]} pixels")
-        pixels = decoded = how.to_uint8(stored, name)
+        pixels = how.to_uint8(stored, name)
         if masks is None:
-            pixels = apply_exif_orientation(decoded, raw)
-            if quarter_turns and pixels.shape == decoded.shape:
-                pixels = decoded
+            pixels = turn_upright(pixels, raw)
         content = f"{pixels.shape} {masks is not None} {name if masks is not None else ''}\0"
         digest = blake2b(content.encode(), digest_size=12)
         digest.update(np.ascontiguousarray(pixels).data)
@@ -330,24 +322,6 @@ def _embed(opened: OpenImage) -> SamPredictor:
     if not opened.predictor.is_image_set:
         opened.predictor.set_image(opened.pixels)
     return opened.predictor
-
-
-def apply_exif_orientation(
-    pixels: UInt8[np.ndarray, "H W C"], raw: bytes
-) -> UInt8[np.ndarray, "h w C"]:
-    """Rotate decoded pixels according to the file's EXIF orientation.
-
-    Args:
-        pixels: Pixels as stored; returned as they are unless they are RGB of a photograph's format.
-        raw: The image file's bytes.
-    """
-    if pixels.shape[2] != 3 or image.keeps_its_bytes(raw):
-        return pixels
-    with open_image(raw, ("JPEG", "PNG", "WEBP"), "image") as opened:
-        orientation = opened.getexif().get(0x0112, 1)
-    rotated = Image.fromarray(pixels)
-    rotated.getexif()[0x0112] = orientation
-    return np.array(ImageOps.exif_transpose(rotated))
 
 
 def encode_jpeg(pixels: UInt8[np.ndarray, "H W 3"]) -> bytes:

@@ -27,7 +27,8 @@ from gigamask.data import index as indexes
 from gigamask.data.dataset import Sa1bDataset
 from gigamask.data.index import Index
 from gigamask.data.index_format import is_index
-from gigamask.datatools.image_files import to_member
+from gigamask.data.orientation import as_stored, decode_upright
+from gigamask.datatools.image_files import fit, to_member
 from gigamask.datatools.objects import image_ids
 from gigamask.datatools.partial_download import lock_folder
 from gigamask.distributed.precision import computed_dtype
@@ -38,7 +39,7 @@ from gigamask.inference.classes import class_fields
 from gigamask.masks.rle import RLEMasks
 from gigamask.models.embedding_cache import digest_weights
 from gigamask.models.sam.sam import Sam
-from gigamask.pixels import to_rgb
+from gigamask.pixels import PixelConfig, to_rgb
 from gigamask.rng import make_rng
 from gigamask.serialization import read_limited
 from gigamask.types import ImageAnnotation, SkippedSample
@@ -59,12 +60,24 @@ class InputImage:
         file_name: File name in its JSON.
         path: Path of its JSON in the output folder, without `.json`.
         read: Returns the bytes of the image file.
+        is_file: Whether it is an image file, which is taken upright; images of tars are as stored.
     """
 
     name: str
     file_name: str
     path: str
     read: Callable[[], bytes]
+    is_file: bool = True
+
+    def decode(self, raw: bytes, pixels: PixelConfig) -> UInt8[np.ndarray, "H W C"]:
+        """Return the pixels of the image file as a model sees them.
+
+        Args:
+            raw: The bytes of the image file.
+            pixels: Channels and window of the model.
+        """
+        decode = decode_upright if self.is_file else image.decode
+        return decode(raw, self.name, pixels=pixels)
 
 
 @dataclass(frozen=True)
@@ -176,13 +189,13 @@ def _indexed_images(index: Index, path: str) -> Iterator[InputImage]:
     for row in range(len(index)):
         shard = index.shard_paths[index.images["shard"][row]]
         stem = os.fsdecode(index.images["name"][row])
-        if image_folder.is_folder(shard):
+        if is_file := image_folder.is_folder(shard):
             parent = os.path.relpath(shard, root) if is_root else os.path.basename(shard)
             name, file_name = os.path.normpath(os.path.join(parent, Path(stem).stem)), stem
         else:
             name, file_name = f"{Path(storage.basename(shard)).stem}/{stem}", f"{stem}.jpg"
         read = partial(_read_image, dataset, row)
-        yield InputImage(index.entry_name(row), file_name, name, read)
+        yield InputImage(index.entry_name(row), file_name, name, read, is_file)
 
 
 def _read_image(dataset: Sa1bDataset, row: int) -> bytes:
@@ -355,7 +368,7 @@ def _segment_one(
     is_new = entry is None
     if entry is None:
         stored = source.read()
-        pixels = image.decode(stored, source.name, pixels=generator.model.config.pixels)
+        pixels = source.decode(stored, generator.model.config.pixels)
         if image.keeps_its_bytes(stored) and source.file_name.endswith(".jpg"):  # of a tar
             file_name = source.file_name.removesuffix(".jpg") + image.member_suffix(stored)
             source = replace(source, file_name=file_name)
@@ -369,7 +382,7 @@ def _segment_one(
     if picture and (is_new or not picture.exists()):
         picture.parent.mkdir(parents=True, exist_ok=True)
         if pixels is None:
-            pixels = image.decode(source.read(), source.name, pixels=generator.model.config.pixels)
+            pixels = source.decode(source.read(), generator.model.config.pixels)
         image.write_png(picture, draw_masks(to_rgb(pixels), entry.masks, entry.categories))
     counts.images += 1
     counts.masks += len(entry.masks)
@@ -482,8 +495,9 @@ def _members(out: Path, images: Sequence[tuple[InputImage, int]]) -> Iterator[tu
     """Yield a tar's members: each image, mostly as JPEG, and its JSON with its id in the tar."""
     for source, number in images:
         record = msgspec.json.decode((out / f"{source.path}.json").read_bytes())
-        size = record["image"]["height"], record["image"]["width"]
-        member = to_member(source.read(), size, source.name)
+        size, stored = (record["image"]["height"], record["image"]["width"]), source.read()
+        frame = fit(stored, size, source.name) if source.is_file else as_stored(stored, size)
+        member = to_member(stored, frame, source.name)
         file_name = f"sa_{number}{image.member_suffix(member)}"
         record["image"] |= {"image_id": number, "file_name": file_name}
         for i, mask in enumerate(record["annotations"]):

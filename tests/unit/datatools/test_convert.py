@@ -301,25 +301,6 @@ def test_an_unusable_image_is_left_out_and_named(case, bad, message):
     assert re.search(message, reason(done, "images")), reason(done, "images")
 
 
-@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
-def test_exif_orientation(case, orientation):
-    """Masks that lie on the turned picture get the turned picture; those that lie on the stored
-    pixels get these."""
-    exif = Image.Exif()
-    exif[274] = orientation
-    raw = jpeg(exif=exif)
-    case.put("1.jpg", raw)
-    case.put("2.jpg", raw)
-    turned = {6: -1, 8: 1}.get(orientation)
-    done = case.coco([row(1), row(2, size=(30, 20))], [thing(1), thing(2)])
-    assert case.members()["sa_1.jpg"] == raw
-    if turned is None:
-        assert "20 x 30 pixels, but its masks 30 x 20" in reason(done, "images")
-    else:
-        found = image.decode(case.members()["sa_2.jpg"], "x", (30, 20))
-        assert np.abs(found.astype(int) - np.rot90(image.decode(raw, "x"), turned)).max() < 8
-
-
 @pytest.mark.parametrize(
     "name", ["1.png", "1.webp", "1.bmp", "palette.png", "grey.png", "clear.png"]
 )

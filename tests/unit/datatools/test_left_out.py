@@ -16,7 +16,7 @@ def a_record() -> LeftOutRecord:
         [LeftOutEntry.of("x", CorruptSampleError("x: gone", "no such file"))], masks
     )
     record.masks.append(LeftOutEntry("b", "b: is a box", "box"))
-    record.note("rings were dropped", 2)
+    record.note("rings dropped", 2)
     return record
 
 
@@ -27,7 +27,7 @@ def test_lines_count_by_kind_with_the_first_reason():
         "  masks left out: 4 (listed in all.json)",
         "    crowd: 3, such as 0: is a crowd",
         "    box: 1; b: is a box",
-        "  2 rings were dropped",
+        "  rings dropped: 2",
     ]
 
 
@@ -35,7 +35,7 @@ def test_a_record_survives_json_and_adds_up():
     record = LeftOutRecord.from_counts(json.loads(json.dumps(a_record().as_counts())))
     assert record == a_record()
     record.add(a_record())
-    assert (len(record), record.notes) == (10, {"rings were dropped": 4})
+    assert (len(record), record.notes) == (10, {"rings dropped": 4})
     assert record.as_counts()["left_out"] == {
         "images": {"no such file": 2},
         "masks": {"crowd": 6, "box": 2},

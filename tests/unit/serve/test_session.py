@@ -31,7 +31,6 @@ from gigamask.serve.open_images import NotFoundError
 from gigamask.serve.prompt_steps import PromptStep
 from gigamask.serve.session import (
     Session,
-    apply_exif_orientation,
     masks_to_json,
 )
 from tests.little import SPEC
@@ -222,25 +221,6 @@ def test_pictures_are_shown_while_the_model_is_at_work(session):
     with session._model_lock:
         assert session.jpeg(key)
         assert session.open(png(picture(seed=1)), "b")["id"] != key
-
-
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_a_photograph_is_shown_upright(orientation):
-    pixels = picture(16, 32)
-    raw, exif = io.BytesIO(), Image.Exif()
-    exif[0x0112] = orientation
-    Image.fromarray(pixels).save(raw, "PNG", exif=exif)
-    turned = {
-        1: pixels,
-        2: pixels[:, ::-1],
-        3: pixels[::-1, ::-1],
-        4: pixels[::-1],
-        5: pixels.transpose(1, 0, 2),
-        6: np.rot90(pixels, -1),
-        7: np.rot90(pixels, 2).transpose(1, 0, 2),
-        8: np.rot90(pixels),
-    }
-    assert (apply_exif_orientation(pixels, raw.getvalue()) == turned[orientation]).all()
 
 
 def test_a_picture_with_masks_of_its_own_stays_as_it_is_stored(session):
