@@ -151,6 +151,16 @@ def flush(path: Path) -> None:
         os.close(descriptor)
 
 
+def uncache(path: Path) -> None:
+    """Let the next reader of a flushed file read the disk, where the system can."""
+    if hasattr(os, "posix_fadvise"):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+
 def crc32(path: Path | str) -> int:
     """Return the crc32 of a file."""
     crc = 0

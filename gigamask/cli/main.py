@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import ast
 import os
-import select
 import signal
 import sys
 import threading
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from gigamask.errors import GigamaskError, TrainingInterruptedError
+from gigamask.signals import STOP_SIGNALS, discard_if_closed, stop_signals_handled
 from gigamask.suggestions import suggest_command
 
 INTERRUPTED = 75
@@ -52,13 +52,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         Exit code: 0; 1 for an exception in a component of the user's own; 2 for wrong input; 75 if
-        interrupted and resumable; 130 after Ctrl-C; 143 after SIGTERM; 141 if the reader of
-        standard output has exited.
+        interrupted and resumable; 128 plus its number after another signal (130:
+        Ctrl-C, 143: SIGTERM); 141 if the reader of standard output has exited.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     received: list[int] = []
     try:
-        with warnings.catch_warnings(), sigterm_raised(received):
+        with warnings.catch_warnings(), stop_signals_raised(received):
             warnings.showwarning = print_warning
             code = run_command(arguments)
             sys.stdout.flush()
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"gigamask: {error}", file=sys.stderr)
         return INTERRUPTED if isinstance(error, TrainingInterruptedError) else 2
     except BrokenPipeError:
-        if not stdout_closed():
+        if not discard_if_closed(sys.stdout):
             raise
         return PIPE_CLOSED
     except OSError as error:  # a full disk, a folder without write permission
@@ -92,8 +92,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 @contextmanager
-def sigterm_raised(received: list[int]) -> Iterator[None]:
-    """Raise `KeyboardInterrupt` on SIGTERM as on SIGINT, so that temporary files are removed.
+def stop_signals_raised(received: list[int]) -> Iterator[None]:
+    """Raise `KeyboardInterrupt` on any stop signal, so that temporary files are removed.
 
     Args:
         received: Where the signal's number is added.
@@ -101,26 +101,19 @@ def sigterm_raised(received: list[int]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    handled: set[int] = set()
 
     def stop(number: int, frame: FrameType | None) -> None:
         received.append(number)
-        signal.signal(number, signal.SIG_IGN)  # a second one must not interrupt the clean-up
+        for each in handled:  # a second one must not interrupt the clean-up
+            signal.signal(each, signal.SIG_IGN)
+        for stream in (sys.stdout, sys.stderr):  # nor an output that has closed
+            discard_if_closed(stream)
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
+    with stop_signals_handled(stop, set(STOP_SIGNALS) - {signal.SIGINT}) as numbers:
+        handled |= numbers
         yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def stdout_closed() -> bool:
-    """Return whether the reader of standard output has exited (`| head`); if so, discard output."""
-    pipe = select.poll()
-    pipe.register(sys.stdout.fileno(), 0)
-    if closed := any(event & select.POLLERR for _, event in pipe.poll(0)):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return closed
 
 
 def print_warning(
@@ -141,7 +134,8 @@ def print_warning(
         file: Ignored.
         line: Ignored.
     """
-    print(f"gigamask: {message}", file=sys.stderr)
+    with suppress(OSError):  # a closed terminal
+        print(f"gigamask: {message}", file=sys.stderr)
 
 
 def run_command(arguments: list[str]) -> int:

@@ -28,10 +28,11 @@ from gigamask.data.dataset import RawSample, Sa1bDataset, build_sample
 from gigamask.data.index import Index
 from gigamask.data.mask_store import MaskStore, build_stored_sample
 from gigamask.data.sample_config import SampleConfig
-from gigamask.data.worker_pool import STOP_SIGNALS, stop_signals_blocked
+from gigamask.data.worker_pool import stop_signals_blocked
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.masks.rle import RLEMasks
 from gigamask.rng import make_rng
+from gigamask.signals import STOP_SIGNALS
 from gigamask.types import (
     Batch,
     DataCursor,
@@ -311,7 +312,7 @@ def _identity(batch: Any) -> Any:
 
 
 def _ignore_signals(worker: int) -> None:
-    """Ignore SIGINT and SIGTERM in a worker.
+    """Ignore the stop signals in a worker.
 
     Terminals and batch systems signal all processes, but the training process needs its workers to
     finish its step, and stops them afterwards.

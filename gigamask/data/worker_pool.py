@@ -24,10 +24,10 @@ import msgspec
 
 from gigamask import files
 from gigamask.errors import GigamaskError
+from gigamask.signals import STOP_SIGNALS
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 STOP_INTERVAL_S = 1.0
 """Seconds between two requests to stop."""
 Progress = Callable[[float, int], object]
@@ -201,7 +201,8 @@ def _run_in_processes(
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_initialize_worker)
     other_processes = set(multiprocessing.active_children())
     try:
-        resource_tracker.ensure_running()  # starting it later would unblock the signals
+        with stop_signals_blocked():
+            resource_tracker.ensure_running()  # lets SIGINT and SIGTERM through again
         with stop_signals_blocked():
             futures = {pool.submit(_run_item, function, item): i for i, item in enumerate(items)}
         for future in as_completed(futures):
@@ -223,7 +224,7 @@ def _run_in_processes(
 
 @contextmanager
 def stop_signals_blocked() -> Iterator[None]:
-    """Block SIGINT and SIGTERM in this process and in workers that it starts meanwhile.
+    """Block the stop signals in this process and in workers that it starts meanwhile.
 
     Terminals and batch systems signal all processes. Workers that are still starting must not die
     of it: this process stops them.

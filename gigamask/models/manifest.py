@@ -3,6 +3,7 @@
 Imports no torch, so that listing checkpoints is fast.
 """
 
+import errno
 import os
 import re
 import warnings
@@ -21,13 +22,18 @@ BASE = "base.safetensors"
 """The weights that a training of adapters does not change, beside its checkpoints."""
 
 
-class CheckpointPermissionError(GigamaskError):
-    """A checkpoint that this user may not read; it need not be damaged."""
+DAMAGE = (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EIO)
+"""Errors of reading that the next attempt will not mend."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(
-            f"{path}: permission denied; ask its owner for read permission (chmod -R a+rX)"
-        )
+
+class UnreadableCheckpointError(GigamaskError):
+    """A checkpoint that cannot be read now; it need not be damaged."""
+
+    def __init__(self, path: Path, error: OSError) -> None:
+        act = "run the command again when it can be read"
+        if isinstance(error, PermissionError):
+            act = "ask its owner for read permission (chmod -R a+rX)"
+        super().__init__(f"{path}: {(error.strerror or str(error)).lower()}; {act}")
 
 
 def verify(folder: Path, contents: bool = True, names: Collection[str] | None = None) -> dict:
@@ -43,7 +49,7 @@ def verify(folder: Path, contents: bool = True, names: Collection[str] | None = 
 
     Raises:
         GigamaskError: The manifest or a file is missing, damaged, or of another format.
-        CheckpointPermissionError: A file may not be read.
+        UnreadableCheckpointError: A file may not be read.
     """
     manifest = _read(folder)
     entries = {folder / name: entry for name, entry in manifest["files"].items()}
@@ -57,9 +63,9 @@ def verify(folder: Path, contents: bool = True, names: Collection[str] | None = 
                 raise FileNotFoundError
             actual_bytes = path.stat().st_size
             actual_crc = crc32(path) if contents else entry["crc32"]
-        except PermissionError:
-            raise CheckpointPermissionError(path) from None
-        except OSError:
+        except OSError as error:
+            if error.errno not in DAMAGE:
+                raise UnreadableCheckpointError(path, error) from None
             raise GigamaskError(f"{path}: listed in the manifest, but cannot be read") from None
         if (actual_bytes, actual_crc) != (entry["bytes"], entry["crc32"]):
             actual = f"{actual_bytes} bytes" + (f" with crc32 {actual_crc}" if contents else "")
@@ -85,9 +91,9 @@ def _read(folder: Path) -> dict[str, Any]:
                 *([(BASE, manifest["base"])] if manifest.get("base") else []),
             ]
         )
-    except PermissionError:
-        raise CheckpointPermissionError(path) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(error, OSError) and error.errno not in DAMAGE:
+            raise UnreadableCheckpointError(path, error) from None
         raise GigamaskError(f"{path}: not a readable manifest ({error})") from None
     if found != FORMAT:
         raise GigamaskError(
@@ -101,25 +107,47 @@ def _read(folder: Path) -> dict[str, Any]:
     return manifest
 
 
+def checkpoint_name(step: int) -> str:
+    """Return the name of the folder of a step's checkpoint."""
+    return f"step_{step:08d}"
+
+
+def step_of(path: Path) -> int | None:
+    """Return the step of a checkpoint by its name; None if the name is not exactly one of ours."""
+    match = re.fullmatch(r"step_([0-9]{8,18})", path.name)
+    step = int(match[1]) if match else -1
+    return step if path.name == checkpoint_name(step) else None
+
+
 def list_checkpoints(folder: Path) -> list[Path]:
     """Return the complete checkpoints in a folder, oldest first.
 
+    Copies that people made under other names, and files, are none.
+
     Raises:
-        CheckpointPermissionError: The folder may not be read.
+        UnreadableCheckpointError: The folder may not be read.
     """
     try:
         names = os.listdir(folder)
-    except PermissionError:
-        raise CheckpointPermissionError(folder) from None
-    except OSError:
+    except OSError as error:
+        if error.errno not in DAMAGE:
+            raise UnreadableCheckpointError(folder, error) from None
         return []
-    return sorted(folder / name for name in names if re.match(r"step_[0-9]", name))
+    steps = {folder / name: step_of(folder / name) for name in names}
+    found = {
+        path: step for path, step in steps.items() if step is not None and not os.path.isfile(path)
+    }
+    return sorted(found, key=found.__getitem__)
 
 
-def newest(out: Path) -> Path | None:
+def newest(out: Path, damaged: list[Path] | None = None) -> Path | None:
     """Return the newest intact checkpoint of a run folder; None if it has no checkpoint.
 
     A damaged checkpoint causes a warning, and the previous one is used.
+
+    Args:
+        out: The run folder.
+        damaged: Where the newer, damaged checkpoints are added.
 
     Raises:
         GigamaskError: All checkpoints are damaged, or one may not be read.
@@ -128,10 +156,12 @@ def newest(out: Path) -> Path | None:
     for folder in reversed(folders):
         try:
             verify(folder)
-        except CheckpointPermissionError:
+        except UnreadableCheckpointError:
             raise
         except GigamaskError as error:
             warnings.warn(f"{error}; going back to the checkpoint before it", stacklevel=2)
+            if damaged is not None:
+                damaged.append(folder)
         else:
             return folder
     if folders:

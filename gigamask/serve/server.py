@@ -20,6 +20,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from gigamask.errors import GigamaskError
 from gigamask.serve.app import AppState, build
 from gigamask.serve.security import TOKEN_COOKIE, SecurityMiddleware, SecurityPolicy
+from gigamask.signals import STOP_SIGNALS, stop_signals_handled
 
 MAX_CONNECTIONS = 512
 """Maximum number of connections; a browser opens six."""
@@ -187,20 +188,22 @@ def page_url(listener: socket.socket, host: str, policy: SecurityPolicy) -> str:
 
 
 def serve(state: AppState, policy: SecurityPolicy, listener: socket.socket) -> None:
-    """Serve the page until SIGINT or SIGTERM.
+    """Serve the page until a stop signal.
 
     Args:
         state: State of the page.
         policy: Which requests are allowed.
         listener: The listening socket.
     """
-    # uvicorn raises the signal again once it has stopped.
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        with suppress(KeyboardInterrupt):
-            make_server(state, policy).run(sockets=[listener])
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    own = {signal.SIGINT, signal.SIGTERM}  # uvicorn raises them again once it has stopped
+    with (
+        stop_signals_handled(signal.default_int_handler, {signal.SIGTERM}),
+        stop_signals_handled(
+            lambda *_: signal.raise_signal(signal.SIGTERM), set(STOP_SIGNALS) - own
+        ),
+        suppress(KeyboardInterrupt),
+    ):
+        make_server(state, policy).run(sockets=[listener])
 
 
 def make_server(state: AppState, policy: SecurityPolicy) -> uvicorn.Server:

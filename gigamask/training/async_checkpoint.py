@@ -1,21 +1,25 @@
 """Asynchronous checkpoints: the state is copied, then written by a thread, one at a time.
 
 A failed save, as on a full disk, loses only that checkpoint: the failure is logged, older
-checkpoints are kept, and the save is retried.
+checkpoints are kept, and the save is retried. While the main process waits for an earlier write,
+the other processes wait for it without a timeout, however slow the disk is.
 """
 
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from gigamask.distributed.fsdp import is_sharded
 from gigamask.distributed.profile_ranges import profile_range
 from gigamask.distributed.world import World
+from gigamask.errors import GigamaskError
 from gigamask.training import checkpoint
 from gigamask.training.config import TrainConfig
-from gigamask.training.state import TrainState
+from gigamask.training.retention import Retention
+from gigamask.training.state import Resumed, TrainState
 
 Result = TypeVar("Result")
 
@@ -32,6 +36,7 @@ class AsyncCheckpointer:
         config: The configuration.
         log: Logs a failure, as a line and as an event.
         world: The processes of the run; None means only this one.
+        resumed: The checkpoint that the run was resumed from.
     """
 
     def __init__(
@@ -39,12 +44,15 @@ class AsyncCheckpointer:
         config: TrainConfig,
         log: Callable[[str, dict[str, Any]], object],
         world: World | None = None,
+        resumed: Resumed | None = None,
     ) -> None:
         self._config, self._log, self._world = config, log, world or World()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="save")
         self._writing: Future[Path] | None = None
         self._step = 0
-        self._saved: Path | None = None
+        self._saved = resumed.folder if resumed else None
+        self._retention = Retention(config.keep, self._saved)
+        self._unrecorded: list[tuple[Path, float, str]] = []
         self._failed_s: float | None = None
 
     @property
@@ -56,36 +64,60 @@ class AsyncCheckpointer:
 
     @profile_range("save")
     def save(self, state: TrainState) -> None:
-        """Wait for the previous save, copy the state and start writing it."""
+        """Wait for the previous save, copy the state and start writing it; a collective operation.
+
+        Args:
+            state: The state.
+        """
         self.wait()
+        self._record_scores()
+        self._world.barrier()
         self._step, self._saved, snapshot = state.step, None, self._snapshot(state)
         if snapshot:
-            self._writing = self._executor.submit(checkpoint.write, snapshot, self._config)
+            self._writing = self._executor.submit(
+                checkpoint.write, snapshot, self._config, self._retention
+            )
+        self._world.barrier()
 
     def record_score(self, score: float, scored_by: str) -> None:
         """Record the score of the state saved last, once it is written.
+
+        If that fails, as on a full disk, it is tried again before the next save.
 
         Args:
             score: Higher is better.
             scored_by: What was evaluated; only scores of the same are compared.
         """
         self.wait()
-        if saved := self._saved:
-            self._try(
-                lambda: checkpoint.record_score(saved, score, scored_by, self._config.keep),
-                "score not recorded",
-            )
+        if self._saved:
+            self._unrecorded.append((self._saved, score, scored_by))
+            self._record_scores()
+
+    def _record_scores(self) -> None:
+        """Record the scores that are not recorded yet, of checkpoints that are still there."""
+        for score in tuple(self._unrecorded):
+            recorded = self._try(partial(self._record, score), "score not recorded")
+            if recorded or not score[0].exists():
+                self._unrecorded.remove(score)
+
+    def _record(self, score: tuple[Path, float, str]) -> bool:
+        checkpoint.record_score(*score, self._config.keep, self._retention)
+        return True
 
     def finish(self, state: TrainState) -> None:
-        """Make sure that the final state is saved.
+        """Make sure that the final state is saved; a collective operation.
+
+        Args:
+            state: The state.
 
         Raises:
             OSError: Writing it failed twice.
         """
         self.wait()
+        self._record_scores()
         missing = self._world.is_main and not (self._saved and self._step == state.step)
         if any(self._world.gather(missing)) and (snapshot := self._snapshot(state)):
-            checkpoint.write(snapshot, self._config)
+            checkpoint.write(snapshot, self._config, self._retention)
 
     def wait(self) -> None:
         """Wait until nothing is being written."""
@@ -105,10 +137,10 @@ class AsyncCheckpointer:
         return None
 
     def _try(self, function: Callable[[], Result], failure: str) -> Result | None:
-        """Call a function; log an `OSError` and return None."""
+        """Call a function; log why it failed, and return None."""
         try:
             return function()
-        except OSError as error:
+        except (OSError, GigamaskError) as error:
             self._log(
                 f"step {self._step} {failure}: {error}",
                 {"step": self._step, "save_failed": str(error)},

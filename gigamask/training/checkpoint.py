@@ -8,10 +8,9 @@ name is complete. Loading first verifies every byte, since no weight format dete
 damaged checkpoint is reported, and the previous one is used.
 """
 
+import errno
 import json
 import math
-import os
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,23 +26,24 @@ from gigamask.distributed.fsdp import full_tensor
 from gigamask.distributed.precision import LossScaler, choose_device
 from gigamask.distributed.world import World
 from gigamask.errors import GigamaskError
-from gigamask.files import crc32, flush, write_atomically, write_bytes
+from gigamask.files import crc32, flush, uncache, write_atomically, write_bytes
 from gigamask.models import lora, state_dict, weight_files
 from gigamask.models.manifest import (
     BASE,
-    BEST,
     FORMAT,
     MANIFEST,
     MODEL,
-    list_checkpoints,
+    checkpoint_name,
     newest,
+    verify,
 )
 from gigamask.models.sam.sam import Sam, load_sam
 from gigamask.samplers.loss_history import LossHistory
 from gigamask.serialization import with_checksum
 from gigamask.training import ema
 from gigamask.training.config import TrainConfig
-from gigamask.training.state import TrainState
+from gigamask.training.retention import PART, Retention, replace, state_of_files, sweep
+from gigamask.training.state import Resumed, TrainState
 from gigamask.types import DataCursor
 
 OPTIMIZER, LOSS_HISTORY = "optimizer.safetensors", "ledger.safetensors"
@@ -147,19 +147,25 @@ def save(state: TrainState, config: TrainConfig) -> Path:
     return write(Snapshot.from_state(state), config)
 
 
-def write(snapshot: Snapshot, config: TrainConfig) -> Path:
-    """Write a checkpoint to the run folder, and remove all but the newest `keep` and the best.
+def write(snapshot: Snapshot, config: TrainConfig, retention: Retention | None = None) -> Path:
+    """Write a checkpoint to the run folder, read it back, and remove those not to be kept.
 
     Args:
         snapshot: Content of the checkpoint.
         config: The configuration.
+        retention: Decides what is kept; None means the newest `keep` and the best.
 
     Returns:
         The folder of the checkpoint.
+
+    Raises:
+        OSError: It cannot be written, or not be read back as it was written.
     """
+    retention = retention or Retention(config.keep)
     folder = Path(config.out) / "checkpoints"
-    final, part = folder / f"step_{snapshot.step:08d}", folder / f".step_{snapshot.step:08d}.part"
-    remove_partial(folder)
+    final = folder / checkpoint_name(snapshot.step)
+    part = folder / f".{final.name}{PART}"
+    sweep(folder)
     part.mkdir(parents=True)
     state_dict.save_weights(snapshot.model, snapshot.config, part / MODEL)
     if snapshot.last:
@@ -182,15 +188,20 @@ def write(snapshot: Snapshot, config: TrainConfig) -> Path:
     } | ({"base": snapshot.base} if snapshot.base else {})
     write_bytes(part / MANIFEST, with_checksum(manifest))
     flush(part)
-    if final.exists():
-        shutil.rmtree(final)
-    part.rename(final)
-    flush(folder)
-    _prune(folder, config.keep)
+    for name in written:
+        uncache(part / name)
+    try:
+        retention.verify(part, known_as=final)
+    except GigamaskError as error:
+        raise OSError(errno.EIO, f"not read back as it was written ({error})", str(part)) from None
+    replace(part, final)
+    retention.prune(folder, final)
     return final
 
 
-def record_score(checkpoint: Path, score: float, scored_by: str, keep: int) -> None:
+def record_score(
+    checkpoint: Path, score: float, scored_by: str, keep: int, retention: Retention | None = None
+) -> None:
     """Write a checkpoint's score to its manifest, and link `best` to the best checkpoint.
 
     Args:
@@ -198,62 +209,23 @@ def record_score(checkpoint: Path, score: float, scored_by: str, keep: int) -> N
         score: Higher is better.
         scored_by: What was evaluated; only scores with the same value are compared.
         keep: Number of newest checkpoints to keep besides the best.
+        retention: Decides what is kept; None means these.
+
+    Raises:
+        GigamaskError: The checkpoint has been damaged.
+        OSError: The manifest cannot be written.
     """
-    manifest = json.loads((checkpoint / MANIFEST).read_bytes()) | {
+    manifest = verify(checkpoint, contents=False) | {
         "score": None if math.isnan(score) else score,  # JSON has no NaN
         "scored_by": scored_by,
     }
+    retention = retention or Retention(keep)
+    is_verified = retention.verified.get(checkpoint) == state_of_files(checkpoint)
     write_bytes(checkpoint / MANIFEST, with_checksum(manifest))
     flush(checkpoint)
-    _prune(checkpoint.parent, keep)
-
-
-def _prune(folder: Path, keep: int) -> None:
-    """Update the link `best`; remove all checkpoints except the best and the newest `keep`."""
-    best = _best(folder)
-    _link(folder / BEST, best)
-    for path in list_checkpoints(folder)[:-keep]:
-        if path != best:
-            shutil.rmtree(path)
-
-
-def _best(folder: Path) -> Path | None:
-    """Return the checkpoint with the highest score; ties go to the newest.
-
-    Only scores comparable with the newest score count.
-    """
-    scores = {
-        path: score for path in list_checkpoints(folder) if (score := _score(path)) is not None
-    }
-    newest_by = next((by for _, by in reversed(scores.values())), None)
-    comparable = {path: score for path, (score, by) in scores.items() if by == newest_by}
-    return max(comparable, key=lambda path: (comparable[path], path.name), default=None)
-
-
-def _score(folder: Path) -> tuple[float, str] | None:
-    """Return a checkpoint's score and what was evaluated; None if it has no valid score."""
-    try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
-        score, by = manifest["score"], manifest["scored_by"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return (score, by) if isinstance(score, float | int) and not math.isnan(score) else None
-
-
-def _link(path: Path, target: Path | None) -> None:
-    """Replace a symbolic link atomically, or remove it if there is no target."""
-    if target is None:
-        path.unlink(missing_ok=True)
-        return
-    temporary = path.with_name(f".{path.name}.link")
-    temporary.unlink(missing_ok=True)
-    try:
-        temporary.symlink_to(target.name)
-    except OSError:  # Windows allows it only to developers and administrators
-        if os.name != "nt":
-            raise
-        return
-    temporary.replace(path)
+    if is_verified:  # need not be read again for its new manifest
+        retention.verified[checkpoint] = state_of_files(checkpoint)
+    retention.prune(checkpoint.parent, checkpoint)
 
 
 def resume(config: TrainConfig, device: torch.device) -> TrainState | None:
@@ -308,6 +280,7 @@ def load_state(
     base = read(f"../{BASE}") if manifest.get("base") else {}
     state = TrainState.from_model(config.build().to(device), config)
     state.base = manifest.get("base")
+    state.resumed = Resumed(folder, "scored_by" in manifest)
     state_dict.load_weights(state.model, lora.join_trained(read(weights), base), str(folder))
     if state.average is not None:
         averaged = read(MODEL)
@@ -353,9 +326,3 @@ def load_model(
         return config.build() if config else None
 
     return load_sam(path, build_custom=build).to(choose_device(device))
-
-
-def remove_partial(folder: Path) -> None:
-    """Remove the leftovers of interrupted saves from a folder of checkpoints."""
-    for part in folder.glob(".step_*.part"):
-        shutil.rmtree(part)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 from gigamask.data.augment import Augment, ColorJitter, NoAugment
 from gigamask.errors import GigamaskError, check_range
 from gigamask.interfaces import Evaluator, LRSchedule, NoEvaluation, Optimizer, Sampler, Task
+from gigamask.models.manifest import list_checkpoints
 from gigamask.samplers.random import Random
 from gigamask.training.optim import (
     BELOW_ONE,
@@ -249,7 +250,7 @@ class TrainConfig(ABC):
     @property
     def has_checkpoint(self) -> bool:
         """Whether the run folder holds a checkpoint."""
-        return any(Path(self.out).glob("checkpoints/step_*"))
+        return bool(list_checkpoints(Path(self.out) / "checkpoints"))
 
 
 @dataclass(frozen=True)

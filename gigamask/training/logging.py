@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar, cast
 
 import numpy as np
 import psutil
@@ -27,7 +27,7 @@ from gigamask.data import process_memory
 from gigamask.data.image import encode_jpeg
 from gigamask.distributed.profile_ranges import profile_range
 from gigamask.interfaces import EvaluationResult
-from gigamask.models import manifest
+from gigamask.signals import discard_if_closed
 from gigamask.training.config import TrainConfig
 from gigamask.training.trackers import Tracker, make_trackers
 
@@ -94,6 +94,33 @@ MAX_PICTURE_BYTES = 150_000
 """Size above which a picture is compressed further."""
 
 
+class LastingStream:
+    """Standard error; a training goes on if it closes, as with a terminal, or cannot be written."""
+
+    def write(self, text: str) -> int:
+        """Write text, or discard it.
+
+        Args:
+            text: The text.
+        """
+        try:
+            return sys.stderr.write(text)
+        except OSError:
+            discard_if_closed(sys.stderr)
+            return len(text)
+
+    def flush(self) -> None:
+        """Write what is buffered."""
+        try:
+            sys.stderr.flush()
+        except OSError:
+            discard_if_closed(sys.stderr)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return another attribute of standard error, such as `isatty`."""
+        return getattr(sys.stderr, name)
+
+
 class MetricsLogger:
     """Training logger, a context manager.
 
@@ -118,7 +145,7 @@ class MetricsLogger:
         self._device = device
         self._first_step = self._step = self._begun = first_step  # `_step` is the last one logged
         self._observers = observers
-        self._console = Console(stderr=True)
+        self._console = Console(file=cast(TextIO, LastingStream()))
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -131,15 +158,20 @@ class MetricsLogger:
         self._bar = self._progress.add_task(
             "train", total=config.steps, completed=first_step, figures=""
         )
-        self._trackers: list[Tracker] = make_trackers(config) if enabled else []
+        self._trackers: list[Tracker] = make_trackers(config, first_step) if enabled else []
         self._writer = JsonlWriter(Path(config.out) / "metrics.jsonl", self.print)
         if enabled:
             self._writer.end_line()
         self._start_s = self._last_s = time.perf_counter()
         self._data_time_s = self._waiting = 0.0
 
-    def log_start(self, processes: int = 1) -> None:
-        """Log the start of training, and the damaged checkpoints that were skipped."""
+    def log_start(self, processes: int = 1, damaged: Sequence[str] = ()) -> None:
+        """Log the start of training.
+
+        Args:
+            processes: Number of processes that train together.
+            damaged: Names of the damaged checkpoints that were skipped.
+        """
         if not self._enabled:
             return
         is_cuda = self._device.type == "cuda"
@@ -150,12 +182,7 @@ class MetricsLogger:
             "processes": processes,
             "threads": torch.get_num_threads(),
         }
-        newer = [
-            path.name
-            for path in manifest.list_checkpoints(Path(self._config.out) / "checkpoints")
-            if path.name > f"step_{self._first_step:08d}"
-        ]
-        self.write(event | ({"corrupt_checkpoints": newer} if newer else {}))
+        self.write(event | ({"corrupt_checkpoints": list(damaged)} if damaged else {}))
 
     def time_data(self, batches: Iterable[Batches]) -> Iterator[Batches]:
         """Yield the batches, and measure the wait for each."""

@@ -7,6 +7,7 @@ step, and the state of the loader is the cursor.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,21 @@ from gigamask.training.optim import check_frozen, select_trained
 from gigamask.types import DataCursor
 
 
+@dataclass(frozen=True)
+class Resumed:
+    """The checkpoint that a run was resumed from.
+
+    Attributes:
+        folder: Its folder.
+        is_scored: Whether the result of its evaluation is recorded in it.
+        damaged: Names of the newer checkpoints, which are damaged.
+    """
+
+    folder: Path
+    is_scored: bool
+    damaged: tuple[str, ...] = ()
+
+
 @dataclass
 class TrainState:
     """Weights, optimizer state and progress of a run.
@@ -43,6 +59,7 @@ class TrainState:
             adapters.
         stopping: Whether the training was asked to stop; not saved.
         exchange: Sums the encoder's gradients over all processes; not saved.
+        resumed: The checkpoint that it was loaded from; not saved.
     """
 
     model: state_dict.Model
@@ -55,6 +72,7 @@ class TrainState:
     base: dict[str, int] | None = None
     stopping: bool = False
     exchange: GradientExchange | None = None
+    resumed: Resumed | None = None
 
     @classmethod
     def initialize(

@@ -13,6 +13,10 @@ from gigamask import files
 from gigamask.errors import GigamaskError
 from gigamask.training.config import TrainConfig, flatten_config
 
+NEVER_S = 10**9
+SENT = {kind: f"sent/{kind}" for kind in ("training", "evaluation", "picture")}
+"""Keys under which W&B has the last step of each kind of record."""
+
 
 @runtime_checkable
 class Tracker(Protocol):
@@ -43,12 +47,21 @@ class Tracker(Protocol):
 
 
 class TensorBoardTracker:
-    """TensorBoard event files in the subfolder `tensorboard` of the run."""
+    """TensorBoard event files in the subfolder `tensorboard` of the run.
 
-    def __init__(self, config: TrainConfig) -> None:
+    Steps that a run trains again after a crash replace those logged before.
+
+    Args:
+        config: The configuration.
+        first_step: Number of steps finished before this start.
+    """
+
+    def __init__(self, config: TrainConfig, first_step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(Path(config.out) / "tensorboard"))
+        folder = str(Path(config.out) / "tensorboard")
+        # The thread of the writer would hang on a full disk, so it is this one that flushes.
+        self._writer = SummaryWriter(folder, purge_step=first_step + 1, flush_secs=NEVER_S)
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         """Add scalars.
@@ -59,6 +72,7 @@ class TensorBoardTracker:
         """
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
+        self._writer.flush()
 
     def picture(self, name: str, rgb: UInt8[np.ndarray, "H W 3"], step: int) -> None:
         """Add a picture.
@@ -79,6 +93,7 @@ class WandbTracker:
     """A Weights & Biases run in the project `config.wandb`.
 
     A resumed training continues the same run, whose id is in the file `wandb_id` of the run folder.
+    What it has of steps that are trained again after a crash stays, and is not sent again.
     """
 
     def __init__(self, config: TrainConfig) -> None:
@@ -104,8 +119,9 @@ class WandbTracker:
                 f"--wandb {config.wandb}: {reason}; log in with 'wandb login', "
                 "set WANDB_MODE=offline, or leave the flag out"
             ) from None
-        # Steps trained again after a crash are logged again; W&B's own step only increases.
+        # W&B's own step counts calls, and nothing that was sent can be replaced.
         self._run.define_metric("*", step_metric="step")
+        self._sent = {key: self._run.summary.get(key) or 0 for key in SENT.values()}
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         """Add scalars.
@@ -114,7 +130,8 @@ class WandbTracker:
             values: Scalars by name.
             step: Number of the step.
         """
-        self._run.log({"step": step, **values})
+        is_evaluation = any(name.startswith("evaluation/") for name in values)
+        self._log("evaluation" if is_evaluation else "training", values, step)
 
     def picture(self, name: str, rgb: UInt8[np.ndarray, "H W 3"], step: int) -> None:
         """Add a picture.
@@ -124,18 +141,28 @@ class WandbTracker:
             rgb: Pixels of the picture.
             step: Number of the step.
         """
-        self._run.log({"step": step, name: self._wandb.Image(rgb)})
+        self._log("picture", {name: self._wandb.Image(rgb)}, step)
+
+    def _log(self, kind: str, values: Mapping[str, Any], step: int) -> None:
+        """Send a record, unless W&B has it from before a crash."""
+        if step > self._sent[SENT[kind]]:
+            self._run.log({"step": step, SENT[kind]: step, **values})
 
     def close(self) -> None:
         """Flush buffers and close."""
         self._run.finish()
 
 
-def make_trackers(config: TrainConfig) -> list[Tracker]:
-    """Return the trackers of a run."""
+def make_trackers(config: TrainConfig, first_step: int = 0) -> list[Tracker]:
+    """Return the trackers of a run.
+
+    Args:
+        config: The configuration.
+        first_step: Number of steps finished before this start.
+    """
     trackers: list[Tracker] = []
     if importlib.util.find_spec("tensorboard") is not None:
-        trackers.append(TensorBoardTracker(config))
+        trackers.append(TensorBoardTracker(config, first_step))
     if config.wandb:
         trackers.append(WandbTracker(config))
     return trackers

@@ -5,9 +5,9 @@ import socket
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -16,15 +16,16 @@ from typing import Any
 import torch
 
 from gigamask.data.file_lock import exclusive_lock
-from gigamask.data.worker_pool import STOP_SIGNALS
 from gigamask.distributed.precision import choose_device
 from gigamask.distributed.world import World, dump_stacks_on_hang
 from gigamask.interfaces import EvaluationResult, Task
+from gigamask.signals import stop_signals_handled
 from gigamask.training import checkpoint
 from gigamask.training.async_checkpoint import AsyncCheckpointer
 from gigamask.training.config import TrainConfig
 from gigamask.training.health_checks import HealthChecks
 from gigamask.training.logging import MetricsLogger, Observer
+from gigamask.training.retention import set_aside, sweep
 from gigamask.training.state import TrainState
 from gigamask.training.step import LaunchedStep, step
 from gigamask.training.train_data import (
@@ -47,9 +48,10 @@ def train(
     on_start: Callable[[], object] = lambda: None,
     make_observers: Callable[[int, torch.device], Sequence[Observer]] = lambda step, device: (),
 ) -> TrainState:
-    """Train until `config.steps` or until a process receives SIGINT or SIGTERM; save the state.
+    """Train until `config.steps` or until a process receives a stop signal; save the state.
 
-    Before the first step, these signals have their usual effect.
+    Before the first step, these signals have their usual effect. A run that was killed before it
+    had evaluated its last checkpoint does so first.
 
     Args:
         config: The configuration.
@@ -71,50 +73,124 @@ def train(
         )
         if world.is_main:
             on_start()
-        if data is None:
+        if data is None and evaluate is None:
             return state
         stop_requested = stack.enter_context(stop_signal(world.is_main))
         state.shard(config, world)
-        task = stack.enter_context(config.task(device).compiled(state.model))
         state.model.train()
+        observers = make_observers(state.step, device) if data else ()
         with (
-            MetricsLogger(
-                config, state.step, device, world.is_main, make_observers(state.step, device)
-            ) as logger,
-            AsyncCheckpointer(config, logger.log, world) as saver,
+            MetricsLogger(config, state.step, device, world.is_main, observers) as logger,
+            AsyncCheckpointer(config, logger.log, world, state.resumed) as saver,
             dump_stacks_on_hang(world, DUMP_STACKS_AT * config.timeout_s) as set_clock,
         ):
-            checks = HealthChecks(config, logger, data.samples_per_epoch)
-            launched: deque[_Launched] = deque()
-            lag = _lag(device, state)
-            logger.log_start(world.size)
+            logger.log_start(world.size, state.resumed.damaged if state.resumed else ())
+            loop = _Loop(config, world, device, state, evaluate, logger, saver)
+            if evaluate and is_evaluation_missing(config, state):
+                loop.evaluate(evaluate)
+            world.barrier()  # the main process alone has written files and opened trackers
+            if data is not None:
+                loop.run(data, stop_requested, set_clock)
+        world.barrier()  # before the lock is released and another run can start
+    return state
+
+
+def is_evaluated(config: TrainConfig, step: int) -> bool:
+    """Return whether the state after a step is evaluated, if anything is.
+
+    Args:
+        config: The configuration.
+        step: Number of finished steps.
+    """
+    return step >= config.steps or step % config.evaluation.interval == 0
+
+
+def is_evaluation_missing(config: TrainConfig, state: TrainState) -> bool:
+    """Return whether a run was killed before it had evaluated the state that it resumed from.
+
+    Args:
+        config: The configuration.
+        state: The state.
+    """
+    is_missing = state.resumed is not None and not state.resumed.is_scored
+    return is_missing and is_evaluated(config, state.step)
+
+
+@dataclass(frozen=True, eq=False)
+class _Loop:
+    """The training loop of one process.
+
+    Attributes:
+        config: The configuration.
+        world: The processes that train together.
+        device: Device to train on.
+        state: The state, which it advances.
+        evaluator: Evaluates the model; None if nothing is evaluated.
+        logger: Logs steps and evaluations.
+        saver: Saves the state.
+    """
+
+    config: TrainConfig
+    world: World
+    device: torch.device
+    state: TrainState
+    evaluator: Callable[[Any], EvaluationResult] | None
+    logger: MetricsLogger
+    saver: AsyncCheckpointer
+
+    def run(
+        self,
+        data: TrainData,
+        stop_requested: Callable[[], bool],
+        set_clock: Callable[[bool], None],
+    ) -> None:
+        """Train until the last step, or until a process is asked to stop.
+
+        Args:
+            data: The batches.
+            stop_requested: Returns whether this process is asked to stop.
+            set_clock: Starts or stops the clock of `dump_stacks_on_hang`.
+        """
+        config, state, saver = self.config, self.state, self.saver
+        checks = HealthChecks(config, self.logger, data.samples_per_epoch)
+        launched: deque[_Launched] = deque()
+        lag = _lag(self.device, state)
+        with config.task(self.device).compiled(state.model) as task:
             set_clock(True)
-            for batches in logger.time_data(data.batches(world, pin=device.type == "cuda")):
+            batches_of_steps = data.batches(self.world, pin=self.device.type == "cuda")
+            for batches in self.logger.time_data(batches_of_steps):
                 requests = stop_requested(), saver.overdue
-                launched.append(_launch(config, task, state, batches, world, device, requests))
-                is_last = state.step == config.steps
-                is_evaluated = evaluate is not None and (
-                    is_last or state.step % config.evaluation.interval == 0
+                launched.append(
+                    _launch(config, task, state, batches, self.world, self.device, requests)
                 )
-                is_saved = is_last or is_evaluated or state.step % config.save_every == 0
+                is_last = state.step == config.steps
+                is_due = self.evaluator is not None and is_evaluated(config, state.step)
+                is_saved = is_last or is_due or state.step % config.save_every == 0
                 while launched and (len(launched) > lag or is_saved or state.stopping):
                     oldest = launched.popleft()
-                    is_saved |= _report(oldest, config, state, data, logger, checks)
+                    is_saved |= _report(oldest, config, state, data, self.logger, checks)
                 if is_saved or state.stopping:
+                    set_clock(False)  # all wait for the main process, however slow the disk is
                     saver.save(state)
-                if evaluate and is_evaluated and (is_last or not state.stopping):
-                    set_clock(False)  # after saving, so that a failure loses no step
-                    with state.averaged_model() as model:
-                        evaluation = evaluate(model)
-                    if world.is_main:
-                        score = logger.log_evaluation(state.step, evaluation)
-                        saver.record_score(score, evaluation.subject)
+                if self.evaluator and is_due and (is_last or not state.stopping):
+                    self.evaluate(self.evaluator)  # saved before, so that a failure loses no step
                 if is_last or state.stopping:
                     saver.finish(state)
                     break
                 set_clock(True)
-        world.barrier()  # before the lock is released and another run can start
-    return state
+
+    def evaluate(self, evaluator: Callable[[Any], EvaluationResult]) -> None:
+        """Evaluate the state saved last, and record its score; a collective operation.
+
+        Args:
+            evaluator: Evaluates the model.
+        """
+        with self.state.averaged_model() as model:
+            evaluation = evaluator(model)
+        if self.world.is_main:
+            score = self.logger.log_evaluation(self.state.step, evaluation)
+            self.saver.record_score(score, evaluation.subject)
+        self.world.barrier()  # the others must not wait within the timeout of the next step
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,7 +274,7 @@ def lock_and_resume(
 ) -> TrainState | None:
     """Lock the run folder, and load its newest intact checkpoint; a collective operation.
 
-    Only the main process locks the folder, and reads the checkpoint.
+    Only the main process locks the folder, renames the damaged checkpoints, and reads the intact.
 
     Args:
         config: The configuration.
@@ -216,16 +292,25 @@ def lock_and_resume(
     out = Path(config.out)
     message = f"{out}: another process is training there; wait for it, or use another --out"
 
-    def find() -> Path | None:
+    def find() -> tuple[Path | None, tuple[str, ...]]:
         if not world.is_main:
-            return None
+            return None, ()
         stack.enter_context(exclusive_lock(out / "lock", message))
-        return checkpoint.newest(out)
+        sweep(out / "checkpoints")
+        damaged: list[Path] = []
+        folder = checkpoint.newest(out, damaged)
+        for path in damaged:
+            set_aside(path, "damaged")
+        return folder, tuple(path.name for path in damaged)
 
-    folder = world.gather(world.run_on_all(find))[0]
+    folder, damaged = world.gather(world.run_on_all(find))[0]
     if folder is None:
         return None
-    return world.run_on_all(partial(checkpoint.load_state, config, device, folder, world))
+    load = partial(checkpoint.load_state, config, device, folder, world)
+    state = world.run_on_all(load)
+    if state.resumed:
+        state.resumed = replace(state.resumed, damaged=damaged)
+    return state
 
 
 def prepare(
@@ -248,7 +333,7 @@ def prepare(
 
     Returns:
         The state, the data (None if no step remains), and the function that evaluates the model
-        during training (None if there is none).
+        during training (None if there is none, or if neither a step nor an evaluation remains).
 
     Raises:
         GigamaskError: The initial weights do not fit, or the data have changed.
@@ -256,9 +341,12 @@ def prepare(
     state = saved or TrainState.initialize(config, device, config.init)
     if config.lora.rank and saved is None and world.is_main:
         checkpoint.write_base(state, config)
-    if state.step >= config.steps:
+    is_finished = state.step >= config.steps
+    if is_finished and not is_evaluation_missing(config, state):
         return state, None, None
     evaluate = config.evaluation.open(config, world)
+    if is_finished:
+        return state, None, evaluate
     index = open_index(config)
     description = describe_data(config, index)
     if not allow_data_change:
@@ -273,7 +361,7 @@ def prepare(
 
 @contextmanager
 def stop_signal(verbose: bool = True) -> Iterator[Callable[[], bool]]:
-    """Catch SIGINT and SIGTERM; a second SIGINT interrupts at once.
+    """Catch the stop signals; a SIGINT after one of them interrupts at once.
 
     Outside the main thread, where Python cannot handle signals, nothing is caught.
 
@@ -287,26 +375,30 @@ def stop_signal(verbose: bool = True) -> Iterator[Callable[[], bool]]:
         yield lambda: False
         return
     received: list[int] = []
+    handled: set[int] = set()
 
     def handle(number: int, frame: FrameType | None) -> None:
         received.append(number)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if signal.SIGINT in handled:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    with _acknowledged() if verbose else nullcontext():
-        before = {number: signal.signal(number, handle) for number in STOP_SIGNALS}
-        try:
-            yield lambda: bool(received)
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    with (
+        stop_signals_handled(handle) as numbers,
+        _acknowledged(numbers) if verbose else nullcontext(),
+    ):
+        handled |= numbers
+        yield lambda: bool(received)
 
 
 @contextmanager
-def _acknowledged() -> Iterator[None]:
+def _acknowledged(handled: Collection[int]) -> Iterator[None]:
     """Print a line when the first stop signal arrives, from a thread.
 
     Python calls handlers in the main thread only once a running operation, such as a backward pass,
     has returned.
+
+    Args:
+        handled: The stop signals.
     """
     reader, writer = socket.socketpair()
     writer.setblocking(False)
@@ -314,10 +406,11 @@ def _acknowledged() -> Iterator[None]:
 
     def acknowledge() -> None:
         while data := reader.recv(1):
-            if data[0] in STOP_SIGNALS:
+            if data[0] in handled:
                 name = signal.Signals(data[0]).name
                 line = f"{name}: finishing this step and saving; Ctrl-C again stops at once"
-                print(line, file=sys.stderr, flush=True)
+                with suppress(OSError):  # a closed terminal
+                    print(line, file=sys.stderr, flush=True)
                 return
 
     thread = threading.Thread(target=acknowledge, daemon=True)

@@ -15,6 +15,7 @@ import psutil
 from safetensors.numpy import load_file
 
 from gigamask.cli.main import main
+from gigamask.models import manifest
 from gigamask.training import checkpoint
 from tests.journeys.pages import DOCS
 from tests.journeys.runs import CONSTANT_LR
@@ -87,7 +88,7 @@ def reached(out: Path, step: int) -> int:
 
 
 def newest(out: Path) -> int:
-    found = checkpoint.list_checkpoints(out / "checkpoints")
+    found = manifest.list_checkpoints(out / "checkpoints")
     return int(found[-1].name[-8:]) if found else 0
 
 

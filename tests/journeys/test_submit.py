@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from gigamask.cli.main import main
+from gigamask.models import manifest
 from gigamask.training import checkpoint
 from tests import fake_slurm
 from tests.forked import COMMAND, Fork, forked  # noqa: F401 (a fixture)
@@ -46,7 +47,7 @@ def wait_until(condition, seconds: float = 90.0) -> None:
 
 
 def saved_step(out: Path) -> int:
-    found = checkpoint.list_checkpoints(out / "checkpoints")
+    found = manifest.list_checkpoints(out / "checkpoints")
     return int(found[-1].name[-8:]) if found else 0
 
 

@@ -201,9 +201,9 @@ def test_processes_train_what_one_trains(tmp_path, scenes, count):
     )
     for name, run in runs.items():
         assert alike(kept(alone[name]), kept(run)), name
-        best = manifest.verify(Path(run.out) / "checkpoints" / checkpoint.BEST)["score"]
+        best = manifest.verify(Path(run.out) / "checkpoints" / manifest.BEST)["score"]
         assert best == pytest.approx(
-            manifest.verify(Path(alone[name].out) / "checkpoints" / checkpoint.BEST)["score"],
+            manifest.verify(Path(alone[name].out) / "checkpoints" / manifest.BEST)["score"],
             rel=1e-12,
         ), name
     assert alike(kept(alone["fsdp"]), kept(on))

@@ -106,7 +106,8 @@ def work(path):
         Path(path).unlink(missing_ok=True)
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGUSR2):
+        signal.signal(number, signal.default_int_handler)
     try:
         parallel_map(work, sys.argv[1:], 2)
     except KeyboardInterrupt:
@@ -115,7 +116,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR2])
 @pytest.mark.parametrize("started", [0, 2])
 def test_a_signal_to_all_processes_ends_them_with_one_message(tmp_path, number, started):
     """A terminal sends SIGINT to every process, also to those that are still importing."""

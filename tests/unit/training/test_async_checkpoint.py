@@ -23,7 +23,7 @@ def run(tmp_path):
 
 
 def kept(run) -> list[str]:
-    return [path.name for path in checkpoint.list_checkpoints(Path(run.out) / "checkpoints")]
+    return [path.name for path in manifest.list_checkpoints(Path(run.out) / "checkpoints")]
 
 
 @pytest.mark.slow

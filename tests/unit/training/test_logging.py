@@ -175,13 +175,11 @@ def lines_of(folder):
 
 
 def test_each_beginning_is_noted_with_the_checkpoints_it_passed_over(tmp_path):
-    for name in ("step_00000002", "step_00000004"):
-        (tmp_path / "checkpoints" / name).mkdir(parents=True)
-    for first in (2, 4):
+    for first, damaged in ((2, ["step_00000004"]), (4, [])):
         with MetricsLogger(
             replace(little(), out=str(tmp_path)), first, torch.device("cpu")
         ) as watch:
-            watch.log_start(processes=2)
+            watch.log_start(2, damaged)
     one, two = lines_of(tmp_path)
     assert (
         one.items()
@@ -220,7 +218,7 @@ def test_other_processes_write_no_beginning_and_show_nothing(tmp_path):
 
 def test_the_picture_of_an_evaluation_is_kept_and_shown(tmp_path, monkeypatch, capsys):
     board = Kept()
-    monkeypatch.setattr(logging, "make_trackers", lambda config: [board])
+    monkeypatch.setattr(logging, "make_trackers", lambda *given: [board])
     rgb = np.zeros((30, 50, 3), np.uint8)
     rgb[:, 25:, 0] = 255
     run = replace(little(), out=str(tmp_path))
@@ -271,7 +269,7 @@ class Breaking:
 
 def test_tracker_that_cannot_be_written_does_not_stop_training(tmp_path, monkeypatch, capsys):
     board = Breaking()
-    monkeypatch.setattr("gigamask.training.logging.make_trackers", lambda config: [board])
+    monkeypatch.setattr("gigamask.training.logging.make_trackers", lambda *given: [board])
     with MetricsLogger(
         replace(little(), out=str(tmp_path), log_every=1), 0, torch.device("cpu")
     ) as watch:

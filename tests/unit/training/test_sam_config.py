@@ -15,6 +15,7 @@ from gigamask.errors import GigamaskError
 from gigamask.interfaces import EvaluationResult, Evaluator, Loss
 from gigamask.losses.ohem import OHEM, NoMining
 from gigamask.losses.sam_loss import SamLoss
+from gigamask.models import manifest
 from gigamask.prompts.mixed import MixedPrompts
 from gigamask.prompts.schedule import BoxPrompt, InteractiveSchedule
 from gigamask.prompts.two_sided import TwoSidedCorrection
@@ -329,14 +330,17 @@ def test_training_is_evaluated_when_due_and_at_its_end_and_keeps_its_best(tmp_pa
         (line["step"], line["evaluation"]["box"]) for line in lines if "evaluation" in line
     ] == [(2, 0.3), (4, 0.8), (5, 0.5)]
     folder = Path(run.out) / "checkpoints"
-    assert [path.name for path in checkpoint.list_checkpoints(folder)] == [
+    assert [path.name for path in manifest.list_checkpoints(folder)] == [
         "step_00000004",
         "step_00000005",
     ]
     assert (folder / "best").readlink() == Path("step_00000004")
     train(replace(run, steps=6, evaluation=Told(2, [0.8])))
     assert (folder / "best").readlink() == Path("step_00000006")
-    assert [path.name for path in checkpoint.list_checkpoints(folder)] == ["step_00000006"]
+    assert [path.name for path in manifest.list_checkpoints(folder)] == [
+        "step_00000005",  # it was resumed from
+        "step_00000006",
+    ]
 
 
 def test_compiling_is_refused_where_it_does_not_work():

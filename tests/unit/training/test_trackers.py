@@ -43,6 +43,54 @@ def test_tensorboard_has_the_numbers_and_the_pictures(tmp_path):
     ]
 
 
+def test_steps_that_are_trained_again_replace_those_before(tmp_path):
+    """A run that was killed in step 7 and goes on from the checkpoint of step 4."""
+    config = replace(little(), out=str(tmp_path))
+    for first, last in ((0, 7), (4, 9)):
+        (board,) = trackers.make_trackers(config, first)
+        for step in range(first + 1, last + 1):
+            board.scalars({"loss": float(first)}, step)
+        if last == 9:
+            board.close()  # the killed one was not closed, and yet nothing is missing
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    read = [(each.step, each.value) for each in events.Scalars("loss")]
+    assert read == [(step, 0.0 if step < 5 else 4.0) for step in range(1, 10)]
+
+
+class FakeWandb(types.SimpleNamespace):
+    """Keeps what is sent, and what the server would say of it to a resumed run."""
+
+    def __init__(self) -> None:
+        super().__init__(Error=OSError, Settings=dict, Image=len, summary={}, rows=[])
+
+    def init(self, **given: object) -> "FakeWandb":
+        return self
+
+    def define_metric(self, *given: object, **named: object) -> None:
+        pass
+
+    def log(self, row: dict) -> None:
+        self.summary |= row
+        self.rows.append(row)
+
+
+def test_weights_and_biases_gets_each_step_once(tmp_path, monkeypatch):
+    """Also the evaluation that the killed run had not finished."""
+    fake = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    config = replace(little(), out=str(tmp_path), wandb="sam")
+    for first, last, evaluated in ((0, 7, []), (4, 9, [4, 8]), (8, 10, [8])):
+        board = trackers.WandbTracker(config)
+        for step in range(first + 1, last + 1):
+            board.scalars({"loss": 0.5}, step)
+        for step in evaluated:
+            board.scalars({"evaluation/box": 0.5}, step)
+            board.picture("predictions", np.zeros((4, 6, 3), np.uint8), step)
+    assert [row["step"] for row in fake.rows if "loss" in row] == list(range(1, 11))
+    for name in ("evaluation/box", "predictions"):
+        assert [row["step"] for row in fake.rows if name in row] == [4, 8]
+
+
 def test_without_packages_there_are_no_trackers_and_requesting_one_is_an_error(
     tmp_path, monkeypatch
 ):

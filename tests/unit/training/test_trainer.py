@@ -15,6 +15,7 @@ import torch
 
 from gigamask.distributed.precision import LossScaler
 from gigamask.samplers.loss_history import LossHistory
+from gigamask.signals import STOP_SIGNALS
 from gigamask.training import checkpoint, step, trainer
 from gigamask.training.optim import MuonAdamW
 from gigamask.training.state import TrainState
@@ -37,7 +38,7 @@ class Pipe:
         pass
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_a_stop_signal_is_acknowledged_while_a_step_takes_long(monkeypatch, number):
     """The step is a call that returns only once the line is printed; no handler runs meanwhile."""
     pipe = Pipe()

@@ -1,0 +1,68 @@
+"""Signals that ask a process to stop, and outputs that have closed, as with their terminal."""
+
+import os
+import select
+import signal
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+STOP_SIGNALS = tuple(
+    signal.Signals[name]
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
+    if name in signal.Signals.__members__
+)
+"""Ctrl-C, batch systems, closed terminals, and the warning that batch scripts ask for before their
+time is over. Windows has the first two only."""
+Handler = Callable[[int, FrameType | None], object]
+
+
+@contextmanager
+def stop_signals_handled(
+    handle: Handler, numbers: Collection[int] = STOP_SIGNALS
+) -> Iterator[frozenset[int]]:
+    """Handle stop signals in the main thread.
+
+    One that is ignored stays ignored, as SIGHUP under `nohup`. SIGHUP, SIGUSR1 and SIGUSR2 stay
+    with a program that calls gigamask and handles them itself.
+
+    Args:
+        handle: The handler.
+        numbers: The signals.
+
+    Yields:
+        The signals that are handled.
+    """
+    before = {number: signal.getsignal(number) for number in numbers if not _is_kept(number)}
+    for number in before:
+        signal.signal(number, handle)
+    try:
+        yield frozenset(before)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _is_kept(number: int) -> bool:
+    """Return whether the handler of a signal stays as it is."""
+    handler = signal.getsignal(number)
+    module = getattr(handler, "__module__", None) or ""
+    is_foreign = callable(handler) and module.partition(".")[0] != __package__
+    is_common = number in (signal.SIGINT, signal.SIGTERM)
+    return handler in (None, signal.SIG_IGN) or (is_foreign and not is_common)
+
+
+def discard_if_closed(stream: Any) -> bool:
+    """Return whether a pipe's reader or a terminal has gone; if so, discard what is written."""
+    try:
+        number, output = stream.fileno(), select.poll()
+    except (OSError, AttributeError):  # not a file, as in a notebook; Windows
+        return False
+    output.register(number, 0)
+    closed = any(event & (select.POLLERR | select.POLLHUP) for _, event in output.poll(0))
+    if closed:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, number)
+        os.close(null)
+    return closed
