@@ -12,6 +12,7 @@ Processes communicate at every block, so all must run the blocks the same number
 
 import math
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Literal, TypeGuard, cast
@@ -56,6 +57,7 @@ def shard(
 
     check_mesh(parallel, world.nodes, world.size // world.nodes)
     blocks = list(encoder.get_submodule("blocks").children()) if blocks is None else blocks
+    check_blocks(encoder, blocks, parallel)
     device_type = next(encoder.parameters()).device.type
     if parallel == "fsdp":
         mesh = init_device_mesh(device_type, (world.size,), mesh_dim_names=("shard",))
@@ -100,6 +102,26 @@ def shard(
         encoder.leaves_out_branches = False  # pyrefly: ignore[bad-argument-type]
     # An encoder may return the embedding as a view; it is never written to.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+
+
+def check_blocks(encoder: nn.Module, blocks: Sequence[nn.Module], parallel: Parallel) -> None:
+    """Check that no parameter belongs to two blocks, which gather it at different times.
+
+    Args:
+        encoder: The encoder.
+        blocks: Its blocks.
+        parallel: Value of --parallel, for the error.
+
+    Raises:
+        GigamaskError: A parameter does.
+    """
+    names = {parameter: name for name, parameter in encoder.named_parameters()}
+    counts = Counter(parameter for block in blocks for parameter in block.parameters())
+    if tied := [names[parameter] for parameter, count in counts.items() if count > 1]:
+        raise GigamaskError(
+            f"--parallel {parallel} shards blocks one by one, of which several share "
+            f"{tied[0][:80]}; use --parallel ddp"
+        )
 
 
 def check_mesh(parallel: Parallel, nodes: int, processes_per_node: int) -> None:

@@ -12,6 +12,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gigamask.distributed.foreign_modules import (
+    copy_buffers,
+    trained_foreign_parts,
+    using_buffers,
+)
 from gigamask.distributed.profile_ranges import profile_range
 from gigamask.distributed.world import World
 from gigamask.interfaces import Mining, Task
@@ -44,7 +49,9 @@ def mine_hard_masks(
         The reduced micro-batches, and the mean loss of each sample of the global batch over all its
         masks and rounds, chosen or not (NaN if a sample has no mask).
     """
-    losses_and_counts = [_mask_losses(task, model, batch) for batch in batches]
+    # The statistics of a batch norm are collected in the pass that trains.
+    with using_buffers(copy_buffers(trained_foreign_parts(model))):
+        losses_and_counts = [_mask_losses(task, model, batch) for batch in batches]
     max_masks = _max_masks_per_image(batches, world)
     device = batches[0].batch_index.device
     # Rounds, loss and stratum of each mask, by sample of the global batch and mask of the image.

@@ -16,6 +16,7 @@ from gigamask.distributed.compilation import (
     compile_methods,
     compiled_modules,
 )
+from gigamask.distributed.foreign_modules import is_foreign
 from gigamask.distributed.fsdp import dummy_forward, is_sharded
 from gigamask.distributed.precision import HALF_DTYPES, Precision, autocast
 from gigamask.distributed.profile_ranges import profile_generator, profile_range
@@ -155,8 +156,10 @@ class SamTask(Task):
             encoded = self.frozen_encoder(model, batch, self.precision)
         else:
             drop_path = batch.random_inputs.drop_path
-            # Autocast casts weight by weight; a compiled, sharded or recomputed block casts itself.
+            # Autocast casts weight by weight; a compiled, sharded, recomputed or foreign block
+            # casts itself.
             plain = self.fast is None and not is_sharded(model) and not is_checkpointed(model)
+            plain = plain and not is_foreign(model.image_encoder)
             dtype = HALF_DTYPES.get(self.precision) if plain else None
             with casting_blocks(model.encoder_blocks, CAST_IN_BLOCKS, dtype):
                 encoded = encode(model, batch.images, batch.input_sizes, drop_path, self.precision)

@@ -216,6 +216,22 @@ class Sam(nn.Module):
             )
         return outputs
 
+    def train(self, mode: bool = True) -> "Sam":
+        """Set the mode; frozen parts of an encoder of the user's run as in evaluation.
+
+        They neither drop anything out nor collect statistics.
+
+        Args:
+            mode: Whether to train.
+        """
+        super().train(mode)
+        if mode and self.config.has_custom_encoder:
+            for module in self.image_encoder.modules():
+                trained = [parameter.requires_grad for parameter in module.parameters()]
+                if trained and not any(trained):
+                    module.eval()
+        return self
+
     def encode(
         self,
         images: UInt8[Tensor, "B N S S"] | Float[Tensor, "B N S S"],

@@ -1,12 +1,18 @@
 """Blocks that compute again what they forgot: the same numbers, less to keep."""
 
+import random
+from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.utils.parametrizations import spectral_norm
 
 from gigamask.distributed.activation_checkpointing import checkpoint_blocks
+from gigamask.errors import GigamaskError
 from gigamask.models.init import build_model
 from tests.little import SPEC, little
 
@@ -98,3 +104,72 @@ def test_checkpointing_changes_neither_weights_nor_evaluation():
             assert torch.equal(
                 model.eval().encode(IMAGES, SIZES), plain.eval().encode(IMAGES, SIZES)
             )
+
+
+class Foreign(nn.Module):
+    """A block of a user: a convolution, and what is done to its result."""
+
+    def __init__(self, then: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.conv, self.then = nn.Conv2d(4, 4, 3, padding=1), then
+
+    def forward(self, x):
+        return x + self.then(self.conv(x)).sin()
+
+
+class Counting(nn.Module):
+    """Draws from a generator of its own, which nobody can set back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator()
+
+    def forward(self, x):
+        return x * torch.rand(x.shape, generator=self.generator)
+
+
+RANDOM: dict[str, Callable[[], Callable]] = {
+    "dropout": lambda: nn.Dropout(0.5),
+    "torch": lambda: lambda x: x * torch.rand_like(x),
+    "numpy": lambda: lambda x: x * np.random.rand(),
+    "drop path": lambda: lambda x: x * x.new_empty(len(x), 1, 1, 1).bernoulli_(0.5),
+    "batch norm": lambda: nn.BatchNorm2d(4),
+    "spectral norm": lambda: spectral_norm(nn.Conv2d(4, 4, 1)),
+    "hooked spectral norm": lambda: nn.utils.spectral_norm(nn.Conv2d(4, 4, 1)),
+}
+
+
+def after_a_step(make: Callable[[], Callable], every: int) -> list[torch.Tensor]:
+    """Return loss, gradients and buffers of two steps of a user's blocks."""
+    np.random.seed(0)
+    torch.manual_seed(0)
+    net = nn.Sequential(*(Foreign(make()) for _ in range(3))).train()
+    checkpoint_blocks([*net, net[1]], every)
+    loss = torch.zeros(())
+    for _ in range(2):
+        loss = net(torch.rand(2, 4, 8, 8)).square().sum()
+        loss.backward()
+    return [loss, *(p.grad for p in net.parameters()), *net.buffers(), torch.rand(2)]
+
+
+@pytest.mark.parametrize("make", RANDOM.values(), ids=RANDOM)
+@pytest.mark.filterwarnings("ignore:.*spectral_norm:FutureWarning")
+def test_blocks_of_a_user_are_repeated_exactly(make):
+    for one, other in zip(after_a_step(make, 0), after_a_step(make, 1), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_python_s_generator_is_repeated():
+    drawn: list[float] = []
+
+    def draw(x):
+        drawn.append(random.random())
+        return x * drawn[-1]
+
+    after_a_step(lambda: draw, 1)
+    assert drawn[:3] == drawn[5:2:-1]
+
+
+def test_blocks_that_cannot_be_repeated_are_refused():
+    with pytest.raises(GigamaskError, match="Foreign"):
+        after_a_step(Counting, 1)
