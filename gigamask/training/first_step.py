@@ -1,7 +1,8 @@
 """What the first step of a run shows about modules that are not gigamask's."""
 
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import nn
@@ -27,13 +28,36 @@ def seed_modules(seed: int, step: int, rank: int) -> None:
 
 
 @contextmanager
-def watched(model: nn.Module, world: World, warn: Callable[[str], object]) -> Iterator[None]:
+def training_mode(
+    model: nn.Module, seed: int, world: World
+) -> Iterator[Callable[[int], AbstractContextManager[None]]]:
+    """Set a model to training mode, and leave the caller's random numbers as they are.
+
+    Args:
+        model: The model.
+        seed: Seed of the run.
+        world: The processes of the run.
+
+    Yields:
+        A function that returns the context of a step, by its number.
+    """
+    watch = [watched(model.train(), world)]
+
+    def of_step(step: int) -> AbstractContextManager[None]:
+        seed_modules(seed, step, world.rank)
+        return watch.pop() if watch else nullcontext()
+
+    with torch.random.fork_rng(devices=[]):
+        yield of_step
+
+
+@contextmanager
+def watched(model: nn.Module, world: World) -> Iterator[None]:
     """Watch a step, and say what makes results depend on processes and micro-batches.
 
     Args:
         model: The model.
         world: The processes of the run.
-        warn: Shows a line.
 
     Raises:
         GigamaskError: Buffers have changed, which every one of several processes would have of its
@@ -44,9 +68,10 @@ def watched(model: nn.Module, world: World, warn: Callable[[str], object]) -> It
     generators = _generator_states()
     yield
     if any(not torch.equal(a, b) for a, b in zip(generators, _generator_states(), strict=True)):
-        warn(
+        _say(
+            world,
             "the model or the loss draws random numbers from torch's global generator, as dropout "
-            "does: a resumed run repeats them, but other micro-batches or processes draw others"
+            "does: a resumed run repeats them, but other micro-batches or processes draw others",
         )
     if not buffers:
         return
@@ -67,9 +92,14 @@ def watched(model: nn.Module, world: World, warn: Callable[[str], object]) -> It
             )
 
     world.run_on_all(refuse)
-    warn(f"{what}: results depend on the micro-batch size, and --ema does not average them")
+    _say(world, f"{what}: results depend on the micro-batch size, and --ema does not average them")
 
 
 def _generator_states() -> list[torch.Tensor]:
     states = [torch.get_rng_state()]
     return [*states, torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else states
+
+
+def _say(world: World, line: str) -> None:
+    if world.is_main:
+        print(line, file=sys.stderr)

@@ -23,6 +23,7 @@ from gigamask.signals import stop_signals_handled
 from gigamask.training import checkpoint
 from gigamask.training.async_checkpoint import AsyncCheckpointer
 from gigamask.training.config import TrainConfig
+from gigamask.training.first_step import training_mode
 from gigamask.training.health_checks import HealthChecks
 from gigamask.training.logging import MetricsLogger, Observer
 from gigamask.training.retention import set_aside, sweep
@@ -77,7 +78,6 @@ def train(
             return state
         stop_requested = stack.enter_context(stop_signal(world.is_main))
         state.shard(config, world)
-        state.model.train()
         observers = make_observers(state.step, device) if data else ()
         with (
             MetricsLogger(config, state.step, device, world.is_main, observers) as logger,
@@ -155,14 +155,18 @@ class _Loop:
         checks = HealthChecks(config, self.logger, data.samples_per_epoch)
         launched: deque[_Launched] = deque()
         lag = _lag(self.device, state)
-        with config.task(self.device).compiled(state.model) as task:
+        with (
+            config.task(self.device).compiled(state.model) as task,
+            training_mode(state.model, config.seed, self.world) as of_step,
+        ):
             set_clock(True)
             batches_of_steps = data.batches(self.world, pin=self.device.type == "cuda")
             for batches in self.logger.time_data(batches_of_steps):
                 requests = stop_requested(), saver.overdue
-                launched.append(
-                    _launch(config, task, state, batches, self.world, self.device, requests)
-                )
+                with of_step(state.step):
+                    launched.append(
+                        _launch(config, task, state, batches, self.world, self.device, requests)
+                    )
                 is_last = state.step == config.steps
                 is_due = self.evaluator is not None and is_evaluated(config, state.step)
                 is_saved = is_last or is_due or state.step % config.save_every == 0
