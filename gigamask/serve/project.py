@@ -11,6 +11,7 @@ import math
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -242,12 +243,13 @@ class Summaries:
 
     Attributes:
         rows: The summaries, as `Project.summary`.
-        changes: Number of changes so far.
+        changes: Number of the last change; it begins with the time, so that it also increases
+            over restarts.
         changed: Number of the last change of each row.
     """
 
     rows: dict[int, dict[str, Any]] = field(default_factory=dict)
-    changes: int = 0
+    changes: int = field(default_factory=lambda: time.time_ns() // 1000)
     changed: dict[int, int] = field(default_factory=dict)
 
     def put(self, row: int, summary: dict[str, Any]) -> None:
@@ -568,7 +570,7 @@ def _begun(project: Project) -> list[int]:
 
 
 def _damaged(name: str, error: GigamaskError) -> dict[str, Any]:
-    unknown = {"objects": 0, "accepted": 0, "open": [], "held_out": False}
+    unknown = {"objects": 0, "accepted": 0, "open": [], "held_out": False, "categories": {}}
     return {"name": name, "status": "damaged", "fault": str(error), **unknown}
 
 
@@ -586,4 +588,5 @@ def _summarize(name: str, read: Callable[[], ImageEdits]) -> dict[str, Any]:
         "accepted": sum(each.accepted for each in objects),
         "open": [each.certainty for each in objects if each.is_open],
         "held_out": edits.held_out,
+        "categories": Counter(each.category for each in objects),
     }

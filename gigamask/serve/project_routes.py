@@ -22,6 +22,7 @@ from gigamask.data.orientation import turn_upright
 from gigamask.datatools.image_files import read_file
 from gigamask.errors import GigamaskError
 from gigamask.serve.annotator import MAX_CORNERS, Annotator, Stroke, to_json, version_shown
+from gigamask.serve.categories import change_category
 from gigamask.serve.dataset_view import MAX_DECODING
 from gigamask.serve.lost_images import pair_by_content, unused
 from gigamask.serve.pictures import Shows, picture_response, version_of
@@ -41,6 +42,7 @@ Row = Annotated[int, Field(ge=0)]
 Version = Annotated[int, Field(ge=0)]
 Key = Annotated[int, Field(ge=1)]
 Name = Annotated[str, Field(max_length=100)]
+Color = Annotated[str, Field(pattern="^#[0-9a-f]{6}$")]
 Pair = tuple[float, float]
 
 
@@ -123,13 +125,21 @@ class CategoryBody(Body):
     """A category."""
 
     name: Annotated[str, Field(min_length=1, max_length=100)]
-    color: Annotated[str, Field(pattern="^#[0-9a-f]{6}$")]
+    color: Color
 
 
 class CategoriesBody(Body):
     """All categories of the project."""
 
     categories: Annotated[list[CategoryBody], Field(min_length=1, max_length=200)]
+
+
+class CategoryChangeBody(Body):
+    """What becomes of a category; the name of another merges them."""
+
+    name: Name
+    new_name: Annotated[str, Field(min_length=1, max_length=100)]
+    color: Color
 
 
 class TrainBody(Body):
@@ -323,6 +333,10 @@ def loop_routes(state: ProjectState) -> APIRouter:
             raise GigamaskError("two categories have the same name; give each its own")
         project.update(categories=given)
         return {"categories": given}
+
+    @router.post("/categories/change")
+    def changed_category(body: CategoryChangeBody) -> dict[str, int]:
+        return change_category(project, body.name, ObjectCategory(body.new_name, body.color))
 
     @router.post("/export")
     def export_all() -> dict[str, Any]:

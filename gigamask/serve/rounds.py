@@ -21,6 +21,7 @@ from gigamask.data import image
 from gigamask.data.file_lock import exclusive_lock
 from gigamask.datatools.image_files import read_file
 from gigamask.errors import GigamaskError, counted
+from gigamask.report import history
 from gigamask.serialization import read_json
 from gigamask.serve.annotator import Annotator
 from gigamask.serve.lost_images import unused
@@ -156,7 +157,7 @@ class Rounds:
         if folder is None:
             return {"state": "none"}
         number = int(folder.name)
-        begun = (folder / RUN).exists()
+        begun = history.is_run(folder / RUN)
         found: dict[str, Any] = {"number": number, "run": f"{folder.name}/{RUN}" if begun else None}
         if (folder / RESULT).exists():
             if number > len(self.project.content.rounds):

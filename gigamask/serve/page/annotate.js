@@ -1,98 +1,95 @@
 // Annotate: the images of a project, tools that make objects, and the list of objects. Masks are
-// computed by the server; each operation names the version of the image that it was made for.
+// computed by the server; each operation names the version of the image that it was made for, and
+// waits for those before it (queue.js).
+import * as categories from "./categories.js";
+import * as list from "./images.js";
 import * as loop from "./loop.js";
+import * as queue from "./queue.js";
 import * as stage from "./stage.js";
-import { $, classCounts, loadPicture, make, pictureUrl, request, url, showMessage, withErrorMessages } from "./parts.js";
+import { belongsTo, namesOf, takesText } from "./keys.js";
+import { $, classCounts, loadPicture, make, request, showMessage, url, withErrorMessages } from "./parts.js";
 import { contains, decoded, hue } from "./masks.js";
 
-const MODEL = [240, 228, 66], PREVIEW = [86, 180, 233], DRAGGED_PX = 6, NEAR_PX = 9, PREVIEW_MS = 40;
+const MODEL = [240, 228, 66], PREVIEW = [86, 180, 233], DRAGGED_PX = 6, NEAR_PX = 9, PREVIEW_MS = 40, LOOK_MS = 700;
 const TOOLS = { v: "select", p: "point", b: "box", d: "brush", e: "erase", g: "polygon" };
-const MARKS = { done: "✓", "in progress": "◐", proposed: "✦", "not begun": "○", damaged: "!" };
 
-let images = [], order = [], categories = [], category = "";
+let images = [], order = [], change = 0;
 let image = null;      // {row, name, width, height, version, objects, ...}
+let wanted = null;     // row of the image that was asked for last
 let active = null;     // id of the object that tools change; null begins one
 let tool = "point";
-let drag = null;       // {kind, from, points, client, long, button}
+let drag = null;       // {kind, from, points, client, last, long, button}
 let rings = null;      // corners of the polygon tool; `closed` if they are those of an object
 let corner = null;     // the corner being dragged
 let hovered = null;    // id of the object under the pointer or in the list
 let preview = null;    // the model's mask under the pointer
 let asked = 0, newest = 0, pointer = null;
 let everything = null; // all masks of the model, if they are shown
-let hidden = false, spaced = false, opening = 0;
-let chain = Promise.resolve(), ready = Promise.resolve();
+let hidden = false, spaced = false, steps = 0;
+let shownAt = 0, touched = false, doubted = 0;   // when the image was shown, whether it was worked on since, when "done" was doubted
+let ready = Promise.resolve(), encoding = 0, slow = "", fault = "";
 const pointers = new Map(), client = crypto.getRandomValues(new Uint32Array(2)).join("-");
 let pinched = null;
 
 export function start() {
   stage.start(paint);
+  queue.start(showState, failed);
+  list.start((row) => open(row));
+  categories.start({ images: () => images, act, send, active: () => active, refresh, reopen: () => image && open(image.row, true), redraw: () => image && describe() });
   const canvas = $("a-marks");
   Object.assign(canvas, { onpointerdown: pressed, onpointermove: moved, onpointerup: released, onpointercancel: cancelled, onpointerleave: left, ondblclick: closePolygon, oncontextmenu: (event) => event.preventDefault() });
   canvas.addEventListener("wheel", (event) => { event.preventDefault(); stage.zoom(1.0015 ** -event.deltaY, event); }, { passive: false });
   for (const button of $("a-tools").children) button.onclick = () => choose(button.dataset.tool);
   for (const [id, action] of Object.entries(actions)) if ($(`a-${id}`)) $(`a-${id}`).onclick = action;
   for (const id of ["a-contrast", "a-brightness"]) $(id).oninput = () => stage.contrast(Number($("a-contrast").value), Number($("a-brightness").value));
-  $("a-order").onchange = list;
-  $("a-name").onchange = () => assign([active], { name: $("a-name").value.slice(0, 100) });
-  $("a-add-category").onsubmit = withErrorMessages(addCategory);
+  $("a-order").onchange = sort;
+  $("a-name").onchange = () => { const [id, name] = [active, $("a-name").value.slice(0, 100)]; if (id) act(() => send("assign", { objects: [id], name })); };
+  $("a-pair").onclick = withErrorMessages(pair);
   addEventListener("keydown", keyed);
   addEventListener("keyup", (event) => { if (event.key === " ") spaced = false; });
-  loop.start({ reload: withErrorMessages(refresh), reopen: () => image && open(image.row, true) });
+  addEventListener("beforeunload", (event) => { if (queue.busy() && queue.label()) event.preventDefault(); });
+  $("annotate").addEventListener("click", giveBackFocus);
+  $("annotate").addEventListener("change", giveBackFocus);
+  loop.start({ reload: withErrorMessages(refresh), reopen: () => image && open(image.row, true), image: () => image });
   withErrorMessages(async () => { await refresh(); if (order.length) await open(order[0]); })();
 }
 
 export function shown(visible) { loop.shown(visible); if (visible) stage.draw(); }
 
 const actions = {
-  undo: () => operate("history", { by: -1 }), redo: () => operate("history", { by: 1 }),
-  accept: () => accept(), delete: () => active && operate("assign", { objects: [active], delete: true }),
-  split: () => active && operate("split", { object: active }), choose: () => active && operate("choose", { object: active }),
-  new: () => select(null), done: () => finish(), fit: () => stage.fit(), full: () => stage.fullSize(), next: () => step(1), previous: () => step(-1),
-  "accept-all": () => acceptAll(), everything: withErrorMessages(showEverything), hide: () => { hidden = !hidden; $("a-hide").setAttribute("aria-pressed", hidden); stage.draw(); },
-  help: () => $("a-keys").showModal(), "close-keys": () => $("a-keys").close(), reload: () => open(image.row, true),
-  export: withErrorMessages(exportAll),
+  undo: () => undo(), redo: () => act(() => image.can_redo && send("history", { by: 1 })),
+  accept: () => accept(), delete: () => act(() => active && send("assign", { objects: [active], delete: true })),
+  split: () => act(() => active && send("split", { object: active })), choose: () => act(() => active && send("choose", { object: active })),
+  new: () => leave(), done: () => finish(true), fit: () => stage.fit(), full: () => stage.fullSize(), next: () => step(1), previous: () => step(-1),
+  "accept-all": () => acceptAll(), everything: () => showEverything(), hide: () => { hidden = !hidden; $("a-hide").setAttribute("aria-pressed", hidden); stage.draw(); },
+  help: () => $("a-keys").showModal(), "close-keys": () => $("a-keys").close(), reload: () => open(image.row, true), "images-toggle": () => showList(),
+  export: withErrorMessages(exportAll), "done-empty": () => finish(true, true),
 };
 
-/** Loads the list of images and the categories. */
+/** Loads what has changed in the list of images since it was loaded, and the categories. */
 async function refresh() {
-  const found = await request("project/images");
-  ({ images, categories } = found);
-  if (!categories.some(({ name }) => name === category)) category = categories[0].name;
-  list();
-  listCategories();
+  const found = await request(`project/images?since=${change}`);
+  change = found.change;
+  for (const each of found.images) images[each.row] = each;
+  categories.take(found.categories);
+  sort();
   showProposals();
   return images;
 }
 
+function sort() {
+  order = list.list(images, $("a-order").value);
+  if (image) list.show(image.row);
+  progress();
+}
+
 /** Loads the open image again once the model has proposed masks for it, unless it is worked on. */
 function showProposals() {
-  if (!image || active !== null || rings || drag || images[image.row].status !== "proposed") return;
+  if (!image || queue.busy() || active !== null || rings || drag || images[image.row].status !== "proposed") return;
   if (String(image.objects.filter(isOpen).map((each) => each.certainty)) !== String(images[image.row].open)) open(image.row, true);
 }
 
 const isOpen = (each) => each.by_model && !each.accepted;
-
-const certainty = ({ open: values }) => values.reduce((sum, value) => sum + value, 0) / values.length;
-
-/** Lists the images in the chosen order. */
-function list() {
-  const rows = images.map((_, row) => row), by = $("a-order").value;
-  const uncertain = (row) => (images[row].open.length ? certainty(images[row]) : 2);
-  const rank = { done: 2, "in progress": 0, proposed: 0, damaged: 0, "not begun": 1 };
-  if (by === "uncertain") rows.sort((a, b) => uncertain(a) - uncertain(b) || a - b);
-  if (by === "open") rows.sort((a, b) => rank[images[a].status] - rank[images[b].status] || a - b);
-  order = rows;
-  progress();
-  $("a-images").replaceChildren(...rows.map((row) => {
-    const picture = make("img", { src: pictureUrl(`project/images/${row}/thumbnail`, images[row].shows), alt: "", loading: "lazy" });
-    const button = make("button", { type: "button", onclick: () => open(row) }, picture, make("span"));
-    picture.onerror = () => { button.classList.add("bad"); };
-    button.dataset.row = row;
-    return make("li", {}, button);
-  }));
-  rows.forEach(label);
-}
 
 /** Writes how much is done, and what to do next. */
 function progress() {
@@ -101,54 +98,59 @@ function progress() {
   loop.guide(images);
 }
 
-/** Scrolls the list of images to one, and nothing around the list. */
-function reveal(item) {
-  for (const list of [$("a-images"), $("a-images").parentElement]) {
-    const box = list.getBoundingClientRect(), { top, bottom } = item.getBoundingClientRect();
-    list.scrollTop += Math.min(top - box.top, 0) + Math.max(bottom - box.bottom, 0);
-  }
+/** Gives annotations of renamed images their image, which equals what they were made for. */
+async function pair() {
+  const { paired, unused } = await request("project/pair", { json: {} }), count = Object.keys(paired).length;
+  showMessage(count ? `${count} image${count === 1 ? "" : "s"} found by content; ${unused.length ? `${unused.length} still not` : "none is missing now"}` : "no image here has the content of one that is missing");
+  await loop.refresh();
 }
 
-/** Writes what the list says about an image. */
-function label(row) {
-  const button = $("a-images").querySelector(`[data-row="${row}"]`), { name, status, objects, open: values, held_out: heldOut, fault } = images[row];
-  const facts = [status, objects ? `${objects} object${objects === 1 ? "" : "s"}` : null, values.length ? `certainty ${certainty(images[row]).toFixed(2)}` : null, heldOut ? "held out" : null].filter(Boolean).join(" · ");
-  button.title = fault ?? `${name}: ${facts}`;
-  button.lastChild.replaceChildren(make("b", {}, `${MARKS[status]} `), name, make("small", {}, facts));
-  button.dataset.status = status;
-  button.setAttribute("aria-current", image?.row === row);
-}
+/** Opens an image in its turn. */
+function open(row, again = false) { return queue.enqueue("opening", () => load(row, again)); }
 
-/** Opens an image; its mask preview begins when it is embedded. */
-const open = withErrorMessages(async (row, again = false) => {
+/** Loads an image and shows it; its mask preview begins when it is embedded. */
+async function load(row, again = false) {
+  wanted = row;
   if (!again && image?.row === row) return;
-  const mine = ++opening;
-  state("opening");
   let info, bitmap;
   try {
     info = await request(`project/images/${row}`);
     bitmap = await loadPicture(`project/images/${row}/jpeg`, info.shows);
-  } catch (error) { if (mine === opening) state("", `${images[row]?.name ?? "this image"} cannot be opened`); throw error; }
-  if (mine !== opening) return;
-  const same = image?.row === row;
-  image = info;
+  } catch (error) { fault = `${images[row]?.name ?? "this image"} cannot be opened`; throw error; }
+  const same = image?.row === row, kept = same ? image.objects : [];
   everything = null;
-  for (const id of ["a-stale", "a-both"]) $(id).hidden = true;
-  if (!same) { active = null; rings = null; }
+  for (const id of ["a-stale", "a-both", "a-empty-done"]) $(id).hidden = true;
+  if (!same) { active = null; rings = null; touched = false; }
+  doubted = 0;
+  image = { ...info, objects: kept };
+  stage.show(bitmap, info);   // before the objects, whose thumbnails are cut from it
+  images[row].shows = info.shows;
   take(info);
+  shownAt = performance.now();
   $("a-note").textContent = info.note;
-  stage.show(bitmap, info);
-  order.forEach(label);
-  if (order.includes(row)) reveal($("a-images").children[order.indexOf(row)]);
-  state("encoding");
-  ready = request(`project/images/${row}/embed`, { json: {} });
-  await ready;
-  if (mine === opening) state("", "all saved");
-});
+  list.show(row);
+  encoding += 1;
+  ready = request(`project/images/${row}/embed`, { json: {} }).catch(showMessage).finally(() => { encoding -= 1; showState(); });
+}
 
-function state(busy, message = "") {
-  $("a-state").classList.toggle("busy", Boolean(busy));
-  $("a-state").textContent = busy ? `${busy} …` : message;
+/** Says what is being done, or that all is saved, and sets the buttons that depend on it. */
+function showState() {
+  const name = queue.label() || slow || (encoding ? "encoding" : "");
+  if (queue.label() === "saving") fault = "";
+  $("a-state").classList.toggle("busy", Boolean(name));
+  $("a-state").textContent = name ? `${name} …` : fault || "all saved";
+  const one = image?.objects.some(({ id }) => id === active), coming = queue.label() === "saving";
+  $("a-accept").disabled = !one && !(rings && !rings.closed) && !coming;
+  $("a-new").disabled = !one && !rings && !coming;
+}
+
+/** Says that an action failed, and how many that waited for it are not done either. */
+function failed(error, dropped) {
+  console.warn(error);
+  if (!/cannot be opened$/.test(fault)) fault = "the last change is not saved";
+  if (error.status === 409) $("a-stale").hidden = false;
+  else showMessage(dropped ? `${error.message}; ${dropped} further action${dropped === 1 ? "" : "s"} not done` : error);
+  stage.draw();
 }
 
 /** Takes the server's objects of the image. */
@@ -158,108 +160,155 @@ function take(found) {
   if (active !== null && !image.objects.some(({ id }) => id === active)) active = null;
   preview = null;
   Object.assign(images[image.row], { status: image.status, objects: image.objects.length, accepted: image.objects.filter(({ accepted }) => accepted).length,
-    open: image.objects.filter(isOpen).map((each) => each.certainty), held_out: image.held_out });
-  label(image.row);
+    open: image.objects.filter(isOpen).map((each) => each.certainty), held_out: image.held_out, categories: tally(image.objects.map((each) => each.category)) });
+  list.update(image.row);
   progress();
   describe();
   stage.draw();
 }
 
-/** Sends an operation after those before it; returns the ids of new objects. */
-function operate(path, body) {
-  const row = image?.row;
-  if (row === undefined) return Promise.resolve([]);
-  chain = chain.then(async () => {
-    if (image.row !== row) return [];
-    state("saving");
-    const before = new Set(image.objects.map(({ id }) => id));
-    try {
-      const found = await request(`project/images/${row}/${path}`, { json: { version: image.version, ...(typeof body === "function" ? body() : body) } });
-      if (image.row !== row) return [];
-      take(found);
-      state("", "all saved");
-      return found.objects.map(({ id }) => id).filter((id) => !before.has(id));
-    } catch (error) {
-      console.warn(error);
-      state("", "the last change is not saved");
-      if (error.status === 409) $("a-stale").hidden = false; else showMessage(error);
-      stage.draw();
-      return [];
-    }
+function tally(names) {
+  const counts = {};
+  for (const name of names) counts[name] = (counts[name] ?? 0) + 1;
+  return counts;
+}
+
+/** Does something to the image that is shown now, in its turn. */
+function act(work) {
+  if (!image) return Promise.resolve();
+  const { row } = image;
+  touched = true;
+  doubted = 0;
+  $("a-empty-done").hidden = true;
+  return queue.enqueue("saving", () => {
+    if (image.row === row) return work();
+    showMessage(`${images[row].name} was left before this could be done`);
+    return undefined;
   });
-  return chain;
+}
+
+/** Sends an operation; returns the ids of new objects. */
+async function send(path, body) {
+  const before = new Set(image.objects.map(({ id }) => id));
+  const found = await request(`project/images/${image.row}/${path}`, { json: { version: image.version, ...body } });
+  take(found);
+  return found.objects.map(({ id }) => id).filter((id) => !before.has(id));
 }
 
 /** Changes the active object, or begins one, which becomes active. */
-async function change(path, body) {
-  const [made] = await operate(path, () => ({ object: active, category, ...body }));
-  if (made !== undefined) select(made);
+function draw(path, body, begins = false) {
+  const category = categories.chosen();
+  return act(async () => {
+    if (path === "prompt") await ready;
+    const [made] = await send(path, { object: begins ? null : active, category, ...body });
+    if (made !== undefined) activate(made);
+  });
 }
 
-const assign = (objects, fields) => (objects[0] ? operate("assign", { objects, ...fields }) : null);
+function undo() {
+  if (!rings || rings.closed) return act(() => image.can_undo && send("history", { by: -1 }));
+  rings[0].pop();
+  if (!rings[0].length) rings = null;
+  stage.draw();
+  return undefined;
+}
 
-async function accept() {
-  if (rings && !rings.closed) { await closePolygon(); return; }
+function accept() {
+  if (rings && !rings.closed) return closePolygon();
+  return act(acceptActive);
+}
+
+async function acceptActive() {
   if (active === null) return;
-  await operate("assign", { objects: [active], accepted: true });
-  select(null);
+  await send("assign", { objects: [active], accepted: true });
+  activate(null);
 }
 
-async function acceptAll() {
-  const open = image.objects.filter(({ accepted }) => !accepted).map(({ id }) => id);
-  if (open.length) await operate("assign", { objects: open, accepted: true });
-  select(null);
+function acceptAll() {
+  return act(async () => {
+    const open = image.objects.filter(({ accepted }) => !accepted).map(({ id }) => id);
+    if (open.length) await send("assign", { objects: open, accepted: true });
+    activate(null);
+  });
 }
 
-async function finish() {
-  if (!image.done) await accept();
-  const rest = image.objects.filter(({ accepted }) => !accepted).length;
-  if (rest && !image.done) { showMessage(`${rest} object${rest === 1 ? " is" : "s are"} not accepted yet; accept (A) or delete them first`); return; }
-  await operate("done", { done: !image.done });
-  list();
-  if (image.done) await step(1);
+/** Marks the image as done and opens the next; `again` is from the button, which also opens a done image again. */
+function finish(again, confirmed = false) {
+  if (!image || (!touched && performance.now() - shownAt < LOOK_MS)) return;   // nobody can have looked at it
+  const { row, done } = image, doubt = doubted;
+  if (rings && !rings.closed) closePolygon();
+  queue.enqueue("saving", async () => {
+    if (image.row !== row) return;   // pressed twice
+    if (done && again) { await send("done", { done: false }); sort(); return; }
+    if (!image.done) {
+      await acceptActive();
+      const rest = image.objects.filter(({ accepted }) => !accepted).length;
+      if (rest) { showMessage(`${rest} object${rest === 1 ? " is" : "s are"} not accepted yet; accept (A) or delete them first`); return; }
+      if (!image.objects.length && !confirmed && !(doubt && performance.now() - doubt > LOOK_MS)) {
+        doubted ||= performance.now();
+        $("a-empty-done").hidden = false;
+        return;
+      }
+      await send("done", { done: true });
+      sort();
+    }
+    await load(order[order.indexOf(row) + 1] ?? row);
+  });
 }
 
 /** Opens the next image of the list, or the one before. */
-async function step(by) {
-  const next = order[order.indexOf(image?.row) + by];
-  if (next !== undefined) await open(next);
+function step(by) {
+  steps += by;
+  return queue.enqueue("opening", async () => {
+    const index = Math.min(Math.max(order.indexOf(wanted) + steps, 0), order.length - 1);
+    steps = 0;
+    if (order.length) await load(order[index]);
+  });
 }
 
-function select(id) {
+/** Makes an object the one that tools change; null for none. A polygon that is being drawn stays. */
+function activate(id) {
   active = id;
-  rings = null;
+  if (rings?.closed) rings = null;
   preview = null;
-  if (tool === "polygon" && id) withErrorMessages(loadCorners)();
+  if (tool === "polygon" && id && !rings) withErrorMessages(loadCorners)();
   describe();
   stage.draw();
 }
 
+const select = (id) => queue.enqueue("", () => activate(id));
+
+/** Leaves the object, or the polygon that is being drawn. */
+function leave() {
+  if (rings && !rings.closed) { rings = null; describe(); stage.draw(); return; }
+  select(null);
+}
+
 async function loadCorners() {
-  const found = await request(`project/images/${image.row}/corners/${active}`);
+  const { row } = image, id = active;
+  const found = await request(`project/images/${row}/corners/${id}`);
+  if (image.row !== row || active !== id || rings || tool !== "polygon") return;
   rings = Object.assign(found, { closed: true });
   stage.draw();
 }
 
-function choose(wanted) {
-  tool = wanted;
+function choose(chosen) {
+  tool = chosen;
   for (const button of $("a-tools").children) button.setAttribute("aria-checked", button.dataset.tool === tool);
   $("a-marks").dataset.tool = tool;
   $("a-radius-label").hidden = !["brush", "erase"].includes(tool);
-  select(active);
+  rings = null;
+  queue.enqueue("", () => { if (image) activate(active); });
 }
 
-const colourOf = ({ id, category: name }) => {
-  const { color } = categories.length > 1 ? categories.find((each) => each.name === name) ?? {} : {};
-  return color ? [1, 3, 5].map((at) => parseInt(color.slice(at, at + 2), 16)) : hue(id);
-};
+const colourOf = ({ id, category }) => categories.colour(category) ?? hue(id);
 
 /** Lists the objects and sets what the buttons can do. */
 function describe() {
   const one = image.objects.find(({ id }) => id === active);
   $("a-objects").replaceChildren(...image.objects.map((each) => {
     const facts = [each.accepted ? "accepted" : each.by_model ? "proposed by the model" : "not accepted", isOpen(each) ? `certainty ${each.certainty.toFixed(2)}` : each.predicted_iou === null ? null : `predicted IoU ${each.predicted_iou.toFixed(2)}`].filter(Boolean).join(" · ");
-    const button = make("button", { type: "button", onclick: () => { choose(tool === "select" ? "point" : tool); select(each.id); }, onpointerenter: () => { hovered = each.id; stage.draw(); }, onpointerleave: () => { hovered = null; stage.draw(); } },
+    const button = make("button", { type: "button", onclick: () => { if (tool === "select") choose("point"); select(each.id); }, onpointerenter: () => { hovered = each.id; stage.draw(); }, onpointerleave: () => { hovered = null; stage.draw(); } },
       stage.thumbnail(each, colourOf(each)), make("span", {}, each.name || `${each.category} ${each.id}`, make("small", {}, facts)));
     button.setAttribute("aria-pressed", each.id === active);
     button.dataset.accepted = each.accepted;
@@ -267,8 +316,7 @@ function describe() {
   }));
   $("a-empty").hidden = image.objects.length > 0;
   $("a-name").value = one?.name ?? "";
-  for (const id of ["a-name", "a-delete", "a-split", "a-new"]) $(id).disabled = !one;
-  $("a-accept").disabled = !one && !(rings && !rings.closed);
+  for (const id of ["a-name", "a-delete", "a-split"]) $(id).disabled = !one;
   $("a-choose").disabled = !(one?.steps.length === 1 && !one.by_model);
   $("a-accept-all").disabled = !image.objects.some(({ accepted }) => !accepted);
   $("a-undo").disabled = !image.can_undo;
@@ -276,37 +324,14 @@ function describe() {
   $("a-done").textContent = image.done ? "Reopen" : "Done, next";
   $("a-title").textContent = `${image.name}${image.held_out ? ", held out" : ""}`;
   $("a-title").title = `${image.name}, ${image.width} x ${image.height}${image.held_out ? "; held out to compare models, never trained on" : ""}`;
-}
-
-function listCategories() {
-  $("a-categories").replaceChildren(...categories.map(({ name, color }, i) => {
-    const button = make("button", { type: "button", title: `for new objects and the selected one${i < 9 ? ` (${i + 1})` : ""}`, onclick: () => categorize(name) }, make("i"), name);
-    button.firstChild.style.background = color;
-    button.setAttribute("aria-pressed", name === category);
-    return button;
-  }));
-}
-
-function categorize(name) {
-  category = name;
-  listCategories();
-  if (active) assign([active], { category });
-}
-
-async function addCategory(event) {
-  event.preventDefault();
-  const name = $("a-new-category").value.trim();
-  if (!name) return;
-  ({ categories } = await request("project/categories", { json: { categories: [...categories, { name, color: $("a-color").value }] } }));
-  $("a-new-category").value = "";
-  categorize(name);
+  showState();
 }
 
 async function showEverything() {
+  if (slow) return;
   if (everything) { everything = null; $("a-both").hidden = true; stage.draw(); return; }
-  const row = image.row;
-  state("generating masks");
-  try {
+  const { row } = image;
+  await slowly("generating masks", async () => {
     const found = await request(`project/images/${row}/all-masks`, { json: {} });
     if (image.row !== row) return;
     everything = found.map((each) => ({ ...each, mask: decoded(each) }));
@@ -314,16 +339,32 @@ async function showEverything() {
     $("a-both").textContent = `The model's masks: ${found.length} (outlined in yellow${found[0]?.category === undefined ? "" : `: ${classCounts(found)}`}). Annotations: ${mine} (filled).`;
     $("a-both").hidden = false;
     if (!found.length) showMessage("the model finds no mask in this image that passes its thresholds");
-  } finally { state("", "all saved"); stage.draw(); }
+  });
+  stage.draw();
 }
 
+/** Does what takes long, once at a time, while one goes on annotating. */
+const slowly = withErrorMessages(async (name, work) => {
+  slow = name;
+  showState();
+  try { await work(); } finally { slow = ""; showState(); }
+});
+
 async function exportAll() {
-  state("exporting");
-  try {
+  if (slow) return;
+  await queue.enqueue("", () => {});   // what was done before
+  await slowly("exporting", async () => {
     const { images: count, masks, coco, shards, skipped } = await request("project/export", { json: {} });
     $("a-exported").replaceChildren(make("p", {}, `${masks} masks of ${count} images: ${shards} and ${coco}. `, make("a", { href: url("project/export/coco.json"), download: "coco.json" }, "Download coco.json")),
       ...skipped.map((reason) => make("p", { className: "bad" }, reason)));
-  } finally { state("", "all saved"); }
+  });
+}
+
+/** Shows or hides the list of images on a narrow screen. */
+function showList() {
+  const shown = $("a-list").classList.toggle("shown");
+  $("a-images-toggle").setAttribute("aria-expanded", shown);
+  if (shown && image) list.show(image.row);
 }
 
 // Pointers
@@ -339,7 +380,7 @@ function pressed(event) {
   if (pointers.size > 1) { drag = null; pinched = stage.pinch(pointers, null); return; }
   const at = stage.pixel(event), panning = event.button === 1 || spaced || (!stage.inside(event) && tool !== "box");
   const kind = panning ? "pan" : { brush: "stroke", erase: "stroke", box: "box", polygon: "corner" }[tool] ?? (tool === "point" && event.pointerType === "mouse" ? "point" : "click");
-  drag = { kind, from: at, points: [at], client: [event.clientX, event.clientY], long: false, button: event.button, erase: tool === "erase" || (kind === "stroke" && event.button === 2) };
+  drag = { kind, from: at, points: [at], client: [event.clientX, event.clientY], last: [event.clientX, event.clientY], long: false, button: event.button, erase: tool === "erase" || (kind === "stroke" && event.button === 2) };
   if (kind === "corner") grab(event);
 }
 
@@ -351,7 +392,7 @@ function moved(event) {
   if (!drag) { hover(event); return; }
   const at = stage.pixel(event);
   drag.long ||= Math.hypot(event.clientX - drag.client[0], event.clientY - drag.client[1]) > DRAGGED_PX;
-  if (drag.kind === "pan" || (drag.kind === "click" && drag.long)) { stage.pan(event.movementX, event.movementY); return; }
+  if (drag.kind === "pan" || (drag.kind === "click" && drag.long)) { stage.pan(event.clientX - drag.last[0], event.clientY - drag.last[1]); drag.last = [event.clientX, event.clientY]; return; }
   if (corner) { corner.ring[corner.index] = at; stage.draw(); return; }
   const last = drag.points.at(-1);
   if (drag.kind === "stroke" && Math.hypot(at[0] - last[0], at[1] - last[1]) >= 1 && drag.points.length < 4000) drag.points.push(at);
@@ -359,18 +400,18 @@ function moved(event) {
   stage.draw();
 }
 
-async function released(event) {
+function released(event) {
   pointers.delete(event.pointerId);
   pinched = null;
   if (!drag || !image) return;
   const { kind, from, points, long, button, erase } = drag;
   drag = null;
-  if (kind === "stroke") await change("stroke", { points, radius: radius(), erase });
-  else if (corner) { corner = null; if (rings.closed) await operate("polygon", { object: active, rings }); }
+  if (kind === "stroke") draw("stroke", { points, radius: radius(), erase });
+  else if (corner) { corner = null; if (rings?.closed) { const [object, moved] = [active, [...rings]]; act(() => send("polygon", { object, rings: moved })); } }
   else if (kind === "box" || (kind === "point" && long)) {
     const [a, b] = [from, points.at(-1)], box = [Math.min(a[0], b[0]), Math.min(a[1], b[1]), Math.max(a[0], b[0]), Math.max(a[1], b[1])];
-    if (long) { await ready; await change("prompt", { step: { box } }); }
-  } else if (kind === "point" || (kind === "click" && !long && tool === "point")) { await ready; await change("prompt", { step: { point: from, foreground: button !== 2 && !event.shiftKey && !$("a-negative").checked } }); }
+    if (long) draw("prompt", { step: { box } });
+  } else if (kind === "point" || (kind === "click" && !long && tool === "point")) draw("prompt", { step: { point: from, foreground: button !== 2 && !event.shiftKey && !$("a-negative").checked } });
   else if (kind === "click" && !long && tool === "select") select(topmost(from)?.id ?? null);
   stage.draw();
 }
@@ -429,40 +470,59 @@ function grab(event) {
   if (best && best.gap < near) { best.ring.splice(best.index, 0, at); corner = best; }
 }
 
-async function closePolygon() {
+/** Ends the polygon that is being drawn, which is an object of its own. */
+function closePolygon() {
   if (!rings || rings.closed || rings[0].length < 3) return;
   const drawn = [...rings];
   rings = null;
-  await change("polygon", { rings: drawn });
+  draw("polygon", { rings: drawn }, true);
 }
 
 // Keys
 
 const withShift = { z: actions.redo };
+const repeated = {   // also while they are held
+  "+": () => stage.zoom(1.3, pointer), "=": () => stage.zoom(1.3, pointer), "-": () => stage.zoom(1 / 1.3, pointer), "[": () => brush(-1), "]": () => brush(1),
+};
 const keys = {
   z: actions.undo, y: actions.redo, Enter: actions.accept, Escape: actions.new, Delete: actions.delete, Backspace: actions.delete, s: actions.split, w: actions.choose,
-  n: actions.done, ArrowRight: actions.next, ArrowDown: actions.next, ArrowLeft: actions.previous, ArrowUp: actions.previous, a: actions["accept-all"], m: actions.everything, x: actions.hide,
-  f: actions.fit, 0: actions.full, "+": () => stage.zoom(1.3, pointer), "=": () => stage.zoom(1.3, pointer), "-": () => stage.zoom(1 / 1.3, pointer), "?": actions.help,
-  "[": () => brush(-1), "]": () => brush(1), r: () => $("a-name").focus(), Tab: () => cycle(1), c: () => $("a-contrast").focus(),
+  n: () => finish(false), ArrowRight: actions.next, ArrowDown: actions.next, ArrowLeft: actions.previous, ArrowUp: actions.previous, a: actions["accept-all"], m: actions.everything, x: actions.hide,
+  f: actions.fit, 0: actions.full, "?": actions.help, r: () => $("a-name").focus(), Tab: () => cycle(1), c: () => $("a-contrast").focus(), ...repeated,
 };
 
 function brush(by) { $("a-radius").value = radius() + by * Math.max(1, Math.round(radius() / 5)); stage.draw(); }
 
 function cycle(by) {
-  const ids = image.objects.map(({ id }) => id);
-  if (ids.length) select(ids[(ids.indexOf(active) + by + ids.length) % ids.length]);
+  queue.enqueue("", () => {
+    const ids = image.objects.map(({ id }) => id);
+    if (ids.length) activate(ids[(ids.indexOf(active) + by + ids.length) % ids.length]);
+  });
+}
+
+/** Returns what a key does, by the first of its names that does something. */
+function actionOf(event) {
+  for (const name of namesOf(event)) {
+    const action = (event.shiftKey && withShift[name]) || keys[name] || (TOOLS[name] && (() => choose(TOOLS[name]))) || (/^[1-9]$/.test(name) && categories.atKey(name));
+    if (action) return [name, action];
+  }
+  return [];
 }
 
 function keyed(event) {
-  if ($("annotate").hidden || !image || $("a-keys").open || /INPUT|SELECT|TEXTAREA/.test(event.target.tagName) && event.target.type !== "range") return;
-  if (event.altKey || ((event.ctrlKey || event.metaKey) && !/^[zy]$/i.test(event.key))) return;
+  if ($("annotate").hidden || !image || $("a-keys").open || takesText(event.target) || belongsTo(event.target, event.key)) return;
   if (event.key === " ") { spaced = true; event.preventDefault(); return; }
-  const key = event.key.length === 1 ? event.key.toLowerCase() : event.key;
-  if (key === "Tab" && event.target !== $("a-marks")) return;
-  const action = (event.shiftKey && withShift[key]) || keys[key] || (TOOLS[key] && (() => choose(TOOLS[key]))) || (/^[1-9]$/.test(key) && categories[key - 1] && (() => categorize(categories[key - 1].name)));
-  if (!action) return;
+  const [name, action] = actionOf(event);
+  if (!action || (name === "Tab" && event.target !== $("a-marks"))) return;
   event.preventDefault();
-  action();
+  if (!event.repeat || repeated[name]) action();
+}
+
+/** Gives the keys to the image again after a pointer used a control, which would take Enter, letters or arrows. */
+function giveBackFocus(event) {
+  const control = event.target.closest("button, select, [type=checkbox]");
+  const byPointer = control?.tagName === "SELECT" ? event.type === "change" && !control.matches(":focus-visible") : event.type === "click" && event.detail > 0;
+  const typing = takesText(document.activeElement) && document.activeElement.tagName !== "SELECT";
+  if (control && byPointer && !typing && !$("a-keys").open) $("a-marks").focus({ preventScroll: true });
 }
 
 /** Draws the objects, the prompts of the active one, and what the tool is about to do. */

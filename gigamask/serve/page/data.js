@@ -2,6 +2,7 @@
 import { $, bytes, count, loadPicture, make, percent, pictureUrl, request, withErrorMessages } from "./parts.js";
 import { bars, colour, lines, shares, short } from "./charts.js";
 import { contains, decoded, drawMasks, hue, ramp } from "./masks.js";
+import { pixelOf } from "./pointer.js";
 import { openRow } from "./try.js";
 
 const PAGE = 24, DRAWN = 12, LINES = 200;
@@ -107,8 +108,7 @@ function paint() {
 }
 
 function look(event) {
-  const box = $("viewer-canvas").getBoundingClientRect();
-  const x = Math.floor(((event.clientX - box.left) / box.width) * open.width), y = Math.floor(((event.clientY - box.top) / box.height) * open.height);
+  const [x, y] = pixelOf($("viewer-canvas"), event, [open.width, open.height]);
   const found = open.masks.findLastIndex(({ mask }) => contains(mask, x, y));
   if (found !== hovered) { hovered = found; paint(); }
 }

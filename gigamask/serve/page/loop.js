@@ -3,7 +3,7 @@
 import { $, make, percent, request, showMessage, withErrorMessages } from "./parts.js";
 import { colour, lines, runCharts } from "./charts.js";
 
-const EVERY_MS = 1500;
+const EVERY_MS = 1500, LOST = 20;
 
 let hooks = null, status = null, images = [], visible = false, before = "";
 
@@ -29,12 +29,13 @@ export function shown(now) { visible = now; if (now && hooks) withErrorMessages(
 
 const busy = () => status && (status.training.state === "running" || status.proposing.running);
 
-async function refresh() {
+export async function refresh() {
   status = await request("project/loop");
   const now = JSON.stringify([status.proposing, status.progress]);
   if (now !== before || !images.length) images = await hooks.reload();
   before = now;
   await train();
+  lost();
   propose();
   count();
   draw();
@@ -48,7 +49,7 @@ async function train() {
   $("a-train").textContent = state === "stopped" ? "Continue to train" : "Train";
   $("a-stop").hidden = !busy();
   const run = state === "running" && training.run && (await request(`project/loop/run?name=${encodeURIComponent(training.run)}`).catch(() => null));
-  $("a-training").textContent = state === "running" ? (run?.step ? `training, step ${run.step} of ${run.steps}` : "preparing the training")
+  $("a-training").textContent = state === "running" ? (run?.step ? (run.step < run.steps ? `training, step ${run.step} of ${run.steps}` : `comparing with the model before, on ${heldOut()}`) : "preparing the training")
     : state === "stopped" ? "the training was stopped; nothing is lost" : state === "failed" ? training.fault : "";
   $("a-training").className = state === "failed" ? "bad" : "state";
   $("a-training").classList.toggle("busy", state === "running");
@@ -59,6 +60,18 @@ async function train() {
   used || !better ? null : make("button", { type: "button", className: "main", onclick: withErrorMessages(async () => { $("a-model").value = rounds.length - 1; await $("a-model").onchange(); await hooks.reopen(); }) }, "Use the new model")].filter(Boolean) : []));
   const names = [[-1, status.weights], ...rounds.map(({ after }, i) => [i, `round ${i + 1} (${after.toFixed(1)} clicks)`])];
   $("a-model").replaceChildren(...names.map(([value, name]) => make("option", { value, selected: value === model }, name)));
+}
+
+/** Names the images whose annotations cannot be used. */
+function lost() {
+  const lines = status.unused;
+  $("a-lost").hidden = !lines.length;
+  $("a-lost-lines").replaceChildren(...lines.slice(0, LOST).map((line) => make("li", {}, line)), ...(lines.length > LOST ? [make("li", {}, `and ${lines.length - LOST} more`)] : []));
+}
+
+function heldOut() {
+  const count = images.filter(({ accepted, held_out: out }) => accepted && out).length;
+  return `${count} held-out image${count === 1 ? "" : "s"}`;
 }
 
 function propose() {
@@ -78,12 +91,21 @@ export function guide(images) {
     : proposing.running ? "The model proposes masks for the rest; you can go on annotating."
     : last && last.after < last.before && model < rounds.length - 1 ? "Next: use the new model, which needs fewer clicks."
     : has("proposed") ? "Next: order by least certain first, correct the proposals, and accept the certain ones at once."
-    : !usable.length ? (matchMedia("(pointer: coarse)").matches ? "Next: tap an object, tap what is not part of it with − points, and accept it." : "Next: click an object, right-click what is not part of it, and accept it with Enter.")
-    : !ready ? "Next: accept the other objects, then Done (N). With two images done, the model can be trained."
+    : !ready ? first(usable.length)
     : !rounds.length ? "Next: train the model on what is accepted, or annotate more first."
     : !has("not begun") ? "Next: export what is accepted."
     : last.after < last.before ? "Next: let the model annotate the rest, or annotate more and train again."
     : "Next: annotate more images, then train again for longer; the last round did not help.";
+}
+
+/** Says what to do with the open image before the model can be trained. */
+function first(begun) {
+  const image = hooks.image(), objects = image?.objects ?? [], rest = objects.filter(({ accepted }) => !accepted).length, train = "With two images done, the model can be trained.";
+  if (rest && begun) return `Next: accept the other ${rest === 1 ? "object" : `${rest} objects`}, then Done (N). ${train}`;
+  if (rest) return "Next: correct the object with more clicks, and accept it with Enter.";
+  if (objects.length && !image.done) return `Next: annotate what is left in this image, then Done (N). ${train}`;
+  const how = matchMedia("(pointer: coarse)").matches ? "tap an object, tap what is not part of it with − points, and accept it." : "click an object, right-click what is not part of it, and accept it with Enter.";
+  return `Next: ${image?.done ? "open another image and " : ""}${how}${begun ? ` ${train}` : ""}`;
 }
 
 /** Shows how many proposals the threshold accepts. */

@@ -3,21 +3,29 @@
 import { $, make } from "./parts.js";
 import { boxOf, dot, outline } from "./marks.js";
 import { drawMasks } from "./masks.js";
+import { contentBox, share } from "./pointer.js";
 
-const MOST_ZOOM = 40, PIXELS_FROM = 3;
+const MOST_ZOOM = 40, PIXELS_FROM = 3, SPRITES = 500;
 
 let bitmap = null;
 let size = { width: 1, height: 1 };
-let view = { scale: 1, x: 0, y: 0 };   // screen = image * scale + (x, y), in device pixels
+let box = { width: 1, height: 1 };     // of the canvases, in CSS pixels
+let view = { scale: 1, x: 0, y: 0 };   // place in the canvas = image * scale + (x, y), in CSS pixels
+let fitted = true;                     // whether the view follows the size of the stage
 let painters = () => {};
 const sprites = new Map();             // of masks, cropped to their boxes, by key
-
-export const ratio = () => Math.max(1, Math.round(devicePixelRatio));
+const thumbnails = new Map();          // of objects, by mask and colour
 
 /** Prepares the stage; `paint(context, unit)` draws over the image, in its coordinates. */
 export function start(paint) {
   painters = paint;
-  new ResizeObserver(() => { if (bitmap) resize(); }).observe($("a-stage"));
+  new ResizeObserver(resize).observe($("a-stage"));
+  watchScale();
+}
+
+/** Draws again when the window moves to a screen of another scale, or the browser zooms. */
+function watchScale() {
+  matchMedia(`(resolution: ${devicePixelRatio}dppx)`).addEventListener("change", () => { watchScale(); resize(); }, { once: true });
 }
 
 /** Shows another image, or none. */
@@ -25,44 +33,55 @@ export function show(shown, info) {
   bitmap?.close();
   bitmap = shown;
   sprites.clear();
+  thumbnails.clear();
   if (!shown) { draw(); return; }
   size = { width: info.width, height: info.height };
+  fitted = true;
   resize();
-  fit();
 }
 
+/** Gives the canvases a pixel for each of the screen. */
 function resize() {
-  const box = $("a-stage").getBoundingClientRect();
-  for (const id of ["a-pixels", "a-marks"]) Object.assign($(id), { width: Math.round(box.width * ratio()), height: Math.round(box.height * ratio()) });
-  draw();
+  const { width, height } = contentBox($("a-marks"));
+  if (!width || !height) return;
+  box = { width, height };
+  for (const canvas of [$("a-pixels"), $("a-marks")]) {
+    const wanted = { width: Math.max(1, Math.round(width * devicePixelRatio)), height: Math.max(1, Math.round(height * devicePixelRatio)) };
+    if (canvas.width !== wanted.width || canvas.height !== wanted.height) Object.assign(canvas, wanted);
+  }
+  if (fitted) fit(); else draw();
 }
 
 export function fit() {
-  const { width, height } = $("a-marks"), scale = Math.min(width / size.width, height / size.height) || 1;
+  const { width, height } = box, scale = Math.min(width / size.width, height / size.height) || 1;
   view = { scale, x: (width - size.width * scale) / 2, y: (height - size.height * scale) / 2 };
+  fitted = true;
   draw();
 }
 
 /** Zooms by a factor about a point of the screen, by default the middle. */
 export function zoom(factor, event) {
-  const [x, y] = event ? screen(event) : [$("a-marks").width / 2, $("a-marks").height / 2];
-  const least = Math.min($("a-marks").width / size.width, $("a-marks").height / size.height, 1) / 2;
-  const scale = Math.min(Math.max(view.scale * factor, least), MOST_ZOOM * ratio()), by = scale / view.scale;
+  const [x, y] = event ? screen(event) : [box.width / 2, box.height / 2];
+  const least = Math.min(box.width / size.width, box.height / size.height, 1) / 2;
+  const scale = Math.min(Math.max(view.scale * factor, least), MOST_ZOOM), by = scale / view.scale;
   view = { scale, x: x - (x - view.x) * by, y: y - (y - view.y) * by };
+  fitted = false;
   draw();
 }
 
-/** Shows each pixel of the image as one of the screen. */
-export const fullSize = (event) => zoom(ratio() / view.scale, event);
+/** Shows each pixel of the image as one of the page. */
+export const fullSize = (event) => zoom(1 / view.scale, event);
 
+/** Moves the image by CSS pixels. */
 export function pan(dx, dy) {
-  view = { ...view, x: view.x + dx * ratio(), y: view.y + dy * ratio() };
+  view = { ...view, x: view.x + dx, y: view.y + dy };
+  fitted = false;
   draw();
 }
 
 function screen(event) {
-  const box = $("a-marks").getBoundingClientRect();
-  return [(event.clientX - box.left) * ratio(), (event.clientY - box.top) * ratio()];
+  const [across, down] = share($("a-marks"), event);
+  return [across * box.width, down * box.height];
 }
 
 /** Returns the place under a pointer in image coordinates, in which pixel 0 reaches from 0 to 1. */
@@ -79,20 +98,21 @@ export function pixel(event) {
 
 export const inside = (event) => { const [x, y] = place(event); return x >= 0 && y >= 0 && x < size.width && y < size.height; };
 
-/** Returns how much of a screen pixel's size an image pixel has, in percent. */
-export const percentShown = () => Math.round((100 * view.scale) / ratio());
+/** Returns how much of a page pixel's size an image pixel has, in percent. */
+export const percentShown = () => Math.round(100 * view.scale);
 
 export function draw() {
   const [below, above] = ["a-pixels", "a-marks"].map((id) => $(id).getContext("2d"));
   for (const context of [below, above]) {
+    const across = context.canvas.width / box.width, down = context.canvas.height / box.height;
     context.setTransform(1, 0, 0, 1, 0, 0);
     context.clearRect(0, 0, context.canvas.width, context.canvas.height);
-    context.setTransform(view.scale, 0, 0, view.scale, view.x, view.y);
-    context.imageSmoothingEnabled = view.scale < PIXELS_FROM * ratio();
+    context.setTransform(view.scale * across, 0, 0, view.scale * down, view.x * across, view.y * down);
+    context.imageSmoothingEnabled = view.scale < PIXELS_FROM;
   }
   if (!bitmap) return;
   below.drawImage(bitmap, 0, 0);
-  painters(above, ratio() / view.scale);
+  painters(above, 1 / view.scale);
   $("a-zoom").textContent = `${percentShown()} %`;
 }
 
@@ -101,7 +121,7 @@ export function drawMask(context, { mask, segmentation }, colour, { alpha, unit 
   if (!mask.width || !mask.height) return;
   const line = Math.max(1, Math.round(1.5 * unit)), key = `${colour}/${alpha}/${line}/${mask.x},${mask.y}/${segmentation.counts}`;
   if (!sprites.has(key)) {
-    if (sprites.size > 500) sprites.clear();
+    if (sprites.size > SPRITES) sprites.clear();
     sprites.set(key, drawMasks([{ ...mask, x: 0, y: 0 }], [colour], [mask.height, mask.width], { alpha, line }));
   }
   context.drawImage(sprites.get(key), mask.x, mask.y);
@@ -169,8 +189,17 @@ export function contrast(amount, brightness) {
   $("a-pixels").style.filter = amount === 1 && brightness === 1 ? "" : `contrast(${amount}) brightness(${brightness})`;
 }
 
-/** Makes a small picture of an object for the list. */
-export function thumbnail({ mask }, colour) {
+/** Returns a small picture of an object for the list; it is kept until the image changes. */
+export function thumbnail({ id, mask, segmentation }, colour) {
+  const key = `${id}/${colour}/${segmentation.counts}`;
+  if (!thumbnails.has(key)) {
+    if (thumbnails.size > SPRITES) thumbnails.clear();
+    thumbnails.set(key, drawThumbnail(mask, colour));
+  }
+  return thumbnails.get(key);
+}
+
+function drawThumbnail(mask, colour) {
   const canvas = make("canvas", { width: 36, height: 36 }), context = canvas.getContext("2d");
   const side = Math.max(mask.width, mask.height, 12), scale = 36 / side;
   context.setTransform(scale, 0, 0, scale, (36 - mask.width * scale) / 2 - mask.x * scale, (36 - mask.height * scale) / 2 - mask.y * scale);

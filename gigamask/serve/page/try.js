@@ -3,6 +3,7 @@ import { $, classCounts, loadPicture, make, percent, pictureUrl, request, save, 
 import * as compared from "./compare.js";
 import { boxOf, dot, outline } from "./marks.js";
 import { decoded, drawMasks, hue, png } from "./masks.js";
+import { pixelOf } from "./pointer.js";
 
 const ANSWER = [0, 114, 178], DRAGGED_PX = 6, SAMPLES = 16, POLL_MS = 1000;
 
@@ -121,11 +122,7 @@ function keyed(event) {
 }
 
 /** Returns the image pixel under a pointer, counted from 0. */
-function place(event) {
-  const box = $("canvas").getBoundingClientRect();
-  const pixel = (share, size) => Math.min(Math.max(Math.floor(share * size), 0), size - 1);
-  return [pixel((event.clientX - box.left) / box.width, picture.width), pixel((event.clientY - box.top) / box.height, picture.height)];
-}
+const place = (event) => pixelOf($("canvas"), event, [picture.width, picture.height]);
 
 function pressed(event) {
   if (!picture || event.button > 2 || event.button === 1) return;

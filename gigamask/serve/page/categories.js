@@ -1,0 +1,113 @@
+// The categories of a project: choose one for new objects, add, rename, merge, recolour and delete.
+import { $, make, request, showMessage, withErrorMessages } from "./parts.js";
+
+let categories = [], category = "", hooks = null, editing = null;
+
+/** Prepares the categories; the hooks are `images`, `act`, `send`, `active`, `refresh`, `reopen` and `redraw`. */
+export function start(given) {
+  hooks = given;
+  $("a-add-category").onsubmit = withErrorMessages(submit);
+  $("a-edit-category").onclick = () => edit(editing === category ? null : category);
+  $("a-delete-category").onclick = withErrorMessages(remove);
+  $("a-new-category").oninput = say;
+}
+
+/** Takes the categories of the project. */
+export function take(found) {
+  categories = found;
+  if (!categories.some(({ name }) => name === category)) category = categories[0].name;
+  if (editing !== null && !categories.some(({ name }) => name === editing)) edit(null);
+  list();
+}
+
+/** Returns the category of new objects. */
+export const chosen = () => category;
+
+/** Returns the colour of a category as red, green and blue; null for the only one. */
+export function colour(name) {
+  const { color } = categories.length > 1 ? categories.find((each) => each.name === name) ?? {} : {};
+  return color ? [1, 3, 5].map((at) => parseInt(color.slice(at, at + 2), 16)) : null;
+}
+
+/** Returns the action of a digit: the category of that number. */
+export const atKey = (digit) => categories[digit - 1] && (() => categorize(categories[digit - 1].name));
+
+function list() {
+  $("a-categories").replaceChildren(...categories.map(({ name, color }, i) => {
+    const button = make("button", { type: "button", title: `for new objects and the selected one${i < 9 ? ` (${i + 1})` : ""}`, onclick: () => categorize(name) }, make("i"), name);
+    button.firstChild.style.background = color;
+    button.setAttribute("aria-pressed", name === category);
+    return button;
+  }));
+}
+
+function categorize(name) {
+  category = name;
+  list();
+  if (editing !== null) edit(name);
+  const object = hooks.active();
+  if (object) hooks.act(() => hooks.send("assign", { objects: [object], category: name }));
+}
+
+/** Adds a category, or saves the one that is edited. */
+async function submit(event) {
+  event.preventDefault();
+  const name = $("a-new-category").value.trim(), color = $("a-color").value, old = editing;
+  if (!name) return;
+  $("a-new-category").value = "";
+  $("a-marks").focus({ preventScroll: true });
+  if (old === null) {
+    if (!categories.some((each) => each.name === name)) take((await request("project/categories", { json: { categories: [...categories, { name, color }] } })).categories);
+    categorize(name);
+    return;
+  }
+  edit(null);
+  await change({ name: old, new_name: name, color });
+  category = name;
+  list();
+}
+
+async function remove() {
+  const name = editing, rest = categories.find((each) => each.name !== name), { objects } = touched(name);
+  if (!rest) { showMessage("the only category cannot be deleted; rename it"); return; }
+  if (objects && !confirm(`${words(name)} would become ${rest.name}. Delete ${name}?`)) return;
+  edit(null);
+  await change({ name, new_name: rest.name, color: rest.color });
+}
+
+async function change(json) {
+  const { objects, images } = await request("project/categories/change", { json });
+  showMessage(`${objects} object${objects === 1 ? "" : "s"} in ${images} image${images === 1 ? "" : "s"} changed`);
+  await hooks.refresh();
+  await hooks.reopen();
+  hooks.redraw();
+}
+
+/** Begins to edit a category, or ends it. */
+function edit(name) {
+  editing = name;
+  const one = categories.find((each) => each.name === name);
+  $("a-new-category").value = one?.name ?? "";
+  if (one) $("a-color").value = one.color;
+  $("a-save-category").textContent = one ? "Save" : "Add";
+  $("a-edit-category").setAttribute("aria-pressed", Boolean(one));
+  $("a-delete-category").hidden = !one;
+  if (one) $("a-new-category").focus();
+  say();
+}
+
+/** Says how much the change of a category touches. */
+function say() {
+  const name = $("a-new-category").value.trim(), merges = editing !== null && name !== editing && categories.some((each) => each.name === name);
+  $("a-category-note").textContent = editing === null ? "" : `${editing}: ${words(editing)}${merges ? `; merges with ${name}, which cannot be undone` : ""}`;
+}
+
+function touched(name) {
+  const counts = hooks.images().map((each) => each.categories?.[name] ?? 0);
+  return { objects: counts.reduce((sum, each) => sum + each, 0), images: counts.filter(Boolean).length };
+}
+
+function words(name) {
+  const { objects, images } = touched(name);
+  return `${objects} object${objects === 1 ? "" : "s"} in ${images} image${images === 1 ? "" : "s"}`;
+}
