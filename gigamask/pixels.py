@@ -144,8 +144,8 @@ class PixelConfig:
         """
         if not hasattr(image, "ndim"):
             raise GigamaskError(
-                f"{name} must be an array of pixels, such as np.array(PIL.Image.open(path).convert("
-                f"'RGB')) (got {type(image).__name__})"
+                f"{name} must be an array of pixels, or the path of an image (got "
+                f"{type(image).__name__})"
             )
         if image.ndim not in (2, 3) or not image.size or image.dtype.kind not in "uif":
             shape = " x ".join(map(str, image.shape))

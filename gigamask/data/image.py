@@ -1,10 +1,11 @@
 """Decoding and encoding of images: JPEG, PNG, WebP, TIFF and NumPy's .npy.
 
-Masks refer to the stored pixels, so EXIF orientation is not applied. A JPEG that libjpeg-turbo
-decodes with a warning is rejected, although Pillow decodes some of these silently; one that lacks
-only its end marker is read. Other formats
-are decoded by Pillow, colors of 16 bits by OpenCV, arrays by NumPy. Pages of a TIFF that have the
-size of the first are channels; an alpha channel is left out unless the model reads four channels.
+Masks of a tar refer to the stored pixels, so EXIF orientation is not applied here
+(`data.orientation` does it for people's files). A JPEG that libjpeg-turbo decodes with a warning
+is rejected, although Pillow decodes some of these silently; one that lacks only its end marker is
+read. Other formats are decoded by Pillow, colors of 16 bits by OpenCV, arrays by NumPy. Pages of a
+TIFF that have the size of the first are channels; an alpha channel is left out unless the model
+reads four channels.
 The format is detected from the first bytes, because some of ImageNet's .JPEG files are not JPEGs.
 """
 

@@ -11,6 +11,7 @@ Decoders turn a TIFF themselves, so its decoded pixels are upright.
 import io
 import warnings
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import Shaped, UInt8
@@ -18,6 +19,7 @@ from PIL import ExifTags, Image
 
 from gigamask.data import image
 from gigamask.pixels import RGB, PixelConfig
+from gigamask.serialization import read_limited
 
 _SWAPS_SIDES = (5, 6, 7, 8)
 _INVERSE = {6: 8, 8: 6}
@@ -128,6 +130,25 @@ def decode_upright(raw: bytes, name: str, pixels: PixelConfig = RGB) -> UInt8[np
         CorruptSampleError: The image cannot be decoded, or is not of a kind that the model reads.
     """
     return turn_upright(image.decode(raw, name, pixels=pixels), raw)
+
+
+def upright_pixels(
+    given: np.ndarray | str | Path, name: str, pixels: PixelConfig = RGB
+) -> UInt8[np.ndarray, "H W C"]:
+    """Return an image as a model sees it.
+
+    Args:
+        given: Pixels of any type, or the path of an image file, which is read upright.
+        name: Name of pixels for error messages; files have their path.
+        pixels: Channels and window of the model.
+
+    Raises:
+        GigamaskError: The file cannot be read, or the model does not read such pixels.
+    """
+    if not isinstance(given, str | Path):
+        return pixels.from_array(given, name)
+    path = Path(given).expanduser()
+    return decode_upright(read_limited(path, image.MAX_BYTES), str(path), pixels)
 
 
 def without_exif(raw: bytes) -> bytes:

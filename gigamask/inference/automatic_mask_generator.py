@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from functools import cached_property
 from itertools import product
+from pathlib import Path
 from typing import Any, Literal
 
 import cv2
@@ -20,6 +21,7 @@ import torch
 from jaxtyping import Bool, Float32, Float64, Int64
 from torch import Tensor
 
+from gigamask.data.orientation import upright_pixels
 from gigamask.distributed.precision import PrecisionName
 from gigamask.errors import GigamaskError
 from gigamask.inference.amg_config import AutomaticMaskConfig, check_tiles
@@ -168,11 +170,12 @@ class SamAutomaticMaskGenerator:
         """Predictor of the model."""
         return SamPredictor(self.model, cache=self.cache, precision=self.precision)
 
-    def generate(self, image: np.ndarray) -> list[dict[str, Any]]:
+    def generate(self, image: np.ndarray | str | Path) -> list[dict[str, Any]]:
         """Generate the masks of an image, best first.
 
         Args:
-            image: `(H, W, 3)` RGB pixels in uint8, or pixels as for `SamPredictor.set_image`.
+            image: `(H, W, 3)` RGB pixels in uint8, or pixels or a path as for
+                `SamPredictor.set_image`.
 
         Returns:
             One record per mask: segmentation, area (pixels), bbox (x, y, w, h), predicted_iou,
@@ -203,16 +206,16 @@ class SamAutomaticMaskGenerator:
 
     @torch.no_grad()
     def generate_proposals(
-        self, image: np.ndarray, progress: Callable[[float], object] | None = None
+        self, image: np.ndarray | str | Path, progress: Callable[[float], object] | None = None
     ) -> MaskProposals:
         """Generate the masks of an image as run lengths, best first.
 
         Args:
-            image: Pixels as for `generate`.
+            image: Pixels or a path as for `generate`.
             progress: Called before each batch of points with the fraction of the image that is
                 done; what it raises, such as a request to stop, ends the generation.
         """
-        image = self.model.config.pixels.from_array(image, "image")
+        image = upright_pixels(image, "image", self.model.config.pixels)
         size = (image.shape[0], image.shape[1])
         if self.tile is not None and max(size) > self.tile:
             grid = TileGrid(size, self.tile, check_tiles(self.tile, self.halo))

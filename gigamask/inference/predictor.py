@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from gigamask.data.orientation import upright_pixels
 from gigamask.distributed.precision import PrecisionName, prediction_autocast
 from gigamask.errors import GigamaskError
 from gigamask.inference.amg_config import check_tiles
@@ -98,29 +99,32 @@ class SamPredictor:
         self.original_size: tuple[int, int] | None = None
         self.input_size: tuple[int, int] | None = None
 
-    def set_image(self, image: np.ndarray, image_format: str = "RGB") -> None:
+    def set_image(self, image: np.ndarray | str | Path, image_format: str = "RGB") -> None:
         """Embed an image, to which later prompts refer.
 
         Args:
             image: `(H, W, 3)` pixels in uint8, or `(H, W)` if they are gray; `(H, W, C)` for a
                 model of C channels. Numbers of other types need the model's window
-                (`Sam.set_window`).
-            image_format: Order of the channels, "RGB" or "BGR".
+                (`Sam.set_window`). The path of an image file is read upright, as EXIF says.
+            image_format: Order of the channels of pixels, "RGB" or "BGR".
 
         Raises:
             GigamaskError: The image has another shape or type, or the format is unknown.
         """
         self.set_images([image], image_format)
 
-    def set_images(self, images: Sequence[np.ndarray], image_format: str = "RGB") -> None:
+    def set_images(
+        self, images: Sequence[np.ndarray | str | Path], image_format: str = "RGB"
+    ) -> None:
         """Embed images of any sizes in one pass of the encoder, and select the first.
 
         Args:
-            images: Pixels as for `set_image`, at least one image.
-            image_format: Order of the channels, "RGB" or "BGR".
+            images: Pixels or paths as for `set_image`, at least one image.
+            image_format: Order of the channels of pixels, "RGB" or "BGR".
 
         Raises:
-            GigamaskError: An image has another shape or type, or the format is unknown.
+            GigamaskError: An image has another shape or type or cannot be read, or the format is
+                unknown.
         """
         if image_format not in IMAGE_FORMATS:
             raise GigamaskError(
@@ -130,12 +134,13 @@ class SamPredictor:
             raise GigamaskError("no image to embed: pass at least one")
         resized, pixels = [], []
         for number, image in enumerate(images):
-            seen = self.model.config.pixels.from_array(image, f"image {number}")
-            pixels.append(seen if image_format == "RGB" else seen[..., ::-1])
+            seen = upright_pixels(image, f"image {number}", self.model.config.pixels)
+            is_rgb = image_format == "RGB" or isinstance(image, str | Path)
+            pixels.append(seen if is_rgb else seen[..., ::-1])
             if self._tile is None:
                 small = self.transform.apply_image(pixels[-1])
                 resized.append(torch.from_numpy(small).permute(2, 0, 1)[None])
-        transforms = [self.transform.image_transform(image.shape[:2]) for image in images]
+        transforms = [self.transform.image_transform(each.shape[:2]) for each in pixels]
         if self._tile is not None:
             self.reset_image()
             self._images = [(None, transform) for transform in transforms]

@@ -5,6 +5,7 @@ import inspect
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from gigamask.errors import GigamaskError
 from gigamask.inference.predictor import SamPredictor
@@ -312,3 +313,19 @@ def test_the_precision_is_the_predictors_or_the_callers(model, pictures):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         predictor.set_image(pictures[0])
         assert np.array_equal(asked(predictor)[2], low), "the caller's autocast is kept"
+
+
+def test_the_path_of_a_photograph_is_read_upright(model, tmp_path):
+    """Whatever the order of channels of pixels."""
+    pixels = np.random.default_rng(0).integers(0, 255, (40, 90, 3), np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(np.ascontiguousarray(np.rot90(pixels))).save(tmp_path / "a.png", exif=exif)
+    predictor, of_pixels = SamPredictor(model), SamPredictor(model)
+    of_pixels.set_image(pixels)
+    for path in (tmp_path / "a.png", str(tmp_path / "a.png")):
+        predictor.set_image(path, "BGR")
+        assert (predictor.original_size, of_pixels.original_size) == ((40, 90), (40, 90))
+        assert (predictor.features == of_pixels.features).all()
+    with pytest.raises(GigamaskError, match=r"none\.png"):
+        predictor.set_image(tmp_path / "none.png")

@@ -1,14 +1,18 @@
 """Missing images, full disks, and commands that are interrupted or run twice at once."""
 
+import io
 import json
 import os
+import tarfile
 from functools import partial
 
 import cv2
 import numpy as np
 import pytest
+from PIL import Image
 
-from gigamask.data import annotation, tar
+from gigamask.data import annotation, image, tar
+from gigamask.data.orientation import read_orientation, turn
 from gigamask.errors import GigamaskError
 from gigamask.inference.automatic_mask_generator import MaskProposals, SamAutomaticMaskGenerator
 from gigamask.masks.rle import RLEMasks
@@ -192,3 +196,30 @@ def test_no_path_is_no_image(tmp_path):
         match=r"^IMAGE is required",
     ):
         find_images([], str(tmp_path))
+
+
+@pytest.mark.parametrize("orientation", [3, 6])
+def test_files_are_segmented_upright_and_members_of_tars_as_stored(masks, tmp_path, orientation):
+    """The JSON, the tar and the picture agree; a tar's masks refer to its pixels as stored."""
+    exif, file = Image.Exif(), io.BytesIO()
+    exif[0x0112] = orientation
+    stored = np.random.default_rng(0).integers(0, 256, (30, 40, 3), np.uint8)
+    upright = turn(stored, orientation)
+    Image.fromarray(stored).save(file, "JPEG", quality=95, subsampling=0, exif=exif)
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "1.jpg").write_bytes(file.getvalue())
+    tar.write(tmp_path / "own.tar", iter([("sa_1.jpg", file.getvalue())]))
+    expected = {"photos": upright, "photos/1.jpg": upright, "own.tar": stored}
+    for number, (name, pixels) in enumerate(expected.items()):
+        out = Output(tmp_path / f"{number}", True, pictures=tmp_path / f"{number}" / "seen")
+        inputs, _ = find_images([str(tmp_path / name)], str(tmp_path / f"scratch{number}"))
+        (path,) = segment_all(inputs, masks, out)["tars"]
+        with tarfile.open(path) as archive:
+            raw, record = (archive.extractfile(each).read() for each in archive)  # pyrefly: ignore
+        entry = annotation.parse(record, "x")
+        assert entry.size == pixels.shape[:2]
+        assert read_orientation(raw) == 1
+        found = image.decode(raw, "x").astype(int)
+        assert np.abs(found - pixels).mean() < 12
+        (seen,) = (tmp_path / f"{number}" / "seen").rglob("*.png")
+        assert cv2.imread(str(seen)).shape == pixels.shape
