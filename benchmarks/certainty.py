@@ -25,11 +25,11 @@ import gigamask
 from gigamask import files
 from gigamask.data import tar
 from gigamask.data.dataset import Sa1bDataset
+from gigamask.datatools.export_formats import COCO, SHARDS
 from gigamask.inference.automatic_mask_generator import MaskProposals, SamAutomaticMaskGenerator
 from gigamask.interfaces import NoEvaluation
 from gigamask.masks.rle import RLEMasks
 from gigamask.models.sam.sam import Sam
-from gigamask.serve.project_export import COCO, SHARDS
 from gigamask.serve.proposals import MIN_PREDICTED_IOU, without_overlaps
 from gigamask.serve.training_round import RoundSettings, make_config
 from gigamask.training.checkpoint import load_model

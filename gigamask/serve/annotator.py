@@ -6,7 +6,7 @@ them. Every operation is one edit of the project.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import cv2
 import numpy as np
@@ -19,7 +19,7 @@ from gigamask.masks.components import connected_components, paste, subtract
 from gigamask.masks.rle import RLEMasks, union
 from gigamask.serve.open_images import NotFoundError
 from gigamask.serve.pictures import file_version
-from gigamask.serve.project import Edit, ImageEdits, MaskObject, Project
+from gigamask.serve.project import UNEDITED, Edit, ImageEdits, MaskObject, Origin, Project
 from gigamask.serve.prompt_steps import PromptStep, checked_points
 from gigamask.serve.session import Session, masks_to_json, shown_pixels
 
@@ -109,6 +109,8 @@ class Annotator:
             accepted=False,
             predicted_iou=best["predicted_iou"],
             stability=best["stability"],
+            origin=_changed_by_a_person(before, "clicked"),
+            model=self.project.content.model,
         )
         edit = Edit("prompt", {key_of: changed})
         return self.project.edit(row, version, edit, size)
@@ -135,6 +137,7 @@ class Annotator:
             steps=(replace(before.steps[0], chosen=best["number"]),),
             predicted_iou=best["predicted_iou"],
             stability=best["stability"],
+            origin=_changed_by_a_person(before, "clicked"),
         )
         return self.project.edit(row, version, Edit("prompt", {target: changed}), size)
 
@@ -247,7 +250,7 @@ class Annotator:
                 if not RLEMasks.from_coco([each.mask], size).areas()[0]:
                     raise GigamaskError(f"object {target} is empty; draw it or delete it")
         changes = {
-            target: None if fields is None else replace(each, **fields)
+            target: None if fields is None else _assigned(each, fields)
             for target, each in objects.items()
         }
         return self.project.edit(
@@ -267,10 +270,26 @@ class Annotator:
                 accepted=False,
                 predicted_iou=None,
                 stability=None,
+                origin=_changed_by_a_person(before, "drawn"),
             )
             for (key, before), counts in zip(objects.items(), masks.to_coco(), strict=True)
         }
         return self.project.edit(row, version, Edit(kind, changes), masks.size)
+
+
+def _changed_by_a_person(before: MaskObject, how: Literal["drawn", "clicked"]) -> Origin:
+    """Return how a mask came that a person changes now."""
+    if before.by_model:
+        return "corrected"
+    return "drawn" if before.came == "drawn" and before.mask else how
+
+
+def _assigned(before: MaskObject, fields: dict[str, Any]) -> MaskObject:
+    """Return an object with fields that a person who looks at it sets."""
+    changed = replace(before, **fields)
+    if "accepted" not in fields or before.came not in UNEDITED:
+        return changed
+    return replace(changed, origin="accepted" if changed.accepted else "proposed")
 
 
 def _inside(mask: RLEMasks) -> PromptStep:

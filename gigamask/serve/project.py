@@ -43,12 +43,21 @@ MAX_FILE_BYTES = 2**24
 """Limit of one image's edits; beyond it, the older half becomes one edit."""
 HELD_OUT_OF = 10
 """One image of this number is held out."""
+LEAST_MASKS, LEAST_IMAGES = 20, 5
+"""Fewer held-out masks, or of fewer images, do not tell which model is better."""
 IDLE_S = 30.0
 """A longer pause between two edits counts as this long."""
 WORK = ("prompt", "stroke", "polygon", "split")
 """Kinds of edits that count as a click."""
 MACHINE = ("propose", "accept all")
 """Kinds of edits that take no time of the annotator."""
+
+
+Origin = Literal["drawn", "clicked", "corrected", "proposed", "accepted", "accepted in bulk"]
+"""How a mask came: by hand; from a person's clicks; as a proposal that a person changed; as one
+that nobody has accepted; that a person looked at and accepted; that was accepted unseen."""
+UNEDITED = ("proposed", "accepted", "accepted in bulk")
+"""Origins of masks that are a model's own answers, which do not count as truth."""
 
 
 class StaleError(GigamaskError):
@@ -69,6 +78,9 @@ class MaskObject:
         steps: Prompts since then.
         predicted_iou: IoU that the model predicts, if it made the mask.
         stability: Stability score, likewise.
+        origin: How it came; "" in files of earlier versions.
+        model: The model that made it or answered its clicks, as `ProjectFile.model`; None if none
+            did.
     """
 
     mask: str
@@ -80,6 +92,23 @@ class MaskObject:
     steps: tuple[PromptStep, ...] = ()
     predicted_iou: float | None = None
     stability: float | None = None
+    origin: Origin | Literal[""] = ""
+    model: int | None = None
+
+    @property
+    def came(self) -> Origin:
+        """How the mask came, also for files of earlier versions."""
+        if self.origin:
+            return self.origin
+        if not self.by_model:
+            return "drawn"
+        return "accepted in bulk" if self.accepted else "proposed"
+
+    @property
+    def is_truth(self) -> bool:
+        """Whether it is accepted and a person made or changed it, so that models can be compared
+        with it."""
+        return self.accepted and self.came not in UNEDITED
 
     @property
     def certainty(self) -> float:
@@ -97,7 +126,8 @@ Objects = dict[int, MaskObject]
 
 @dataclass(frozen=True)
 class Edit:
-    """What an edit changed: objects by id, None if deleted; its time and round of training."""
+    """What an edit changed: objects by id, None if deleted; its time and the number of the round
+    whose model was in use, 0 for the first model."""
 
     kind: str
     changes: dict[int, MaskObject | None]
@@ -165,21 +195,27 @@ class ImageEdits:
             raise GigamaskError(f"there is nothing to {'undo' if by < 0 else 'redo'}")
         return replace(self, applied=applied)
 
-    def efforts(self) -> Iterator[tuple[int, int, int, float]]:
-        """Yield for each applied edit: round, masks accepted, clicks, and seconds."""
-        before: Objects = {}
+    def efforts(self) -> Iterator[tuple[int, int, float]]:
+        """Yield the model that was in use, the clicks, and the seconds of each applied edit."""
         last_s = None
         for edit in self.edits[: self.applied]:
-            accepted = sum(
-                1
-                for key, changed in edit.changes.items()
-                if changed and changed.accepted and not (key in before and before[key].accepted)
-            )
             gap_s = 0.0 if last_s is None else min(max(edit.time - last_s, 0.0), IDLE_S)
             seconds = 0.0 if edit.kind in MACHINE else gap_s
-            yield edit.round, accepted, int(edit.kind in WORK), seconds
-            before |= {key: changed for key, changed in edit.changes.items() if changed}
+            yield edit.round, int(edit.kind in WORK), seconds
             last_s = edit.time
+
+    def accepted_in(self) -> Iterator[tuple[int, Origin]]:
+        """Yield for each accepted object the model in use when it was accepted, and how it came."""
+        rounds: dict[int, int] = {}
+        for edit in self.edits[: self.applied]:
+            for key, changed in edit.changes.items():
+                if changed is None or not changed.accepted:
+                    rounds.pop(key, None)
+                else:
+                    rounds.setdefault(key, edit.round)
+        for key, each in self.objects.items():
+            if each.accepted:
+                yield rounds[key], each.came
 
     def merged(self) -> "ImageEdits":
         """Return the same objects with the older half of the edits merged into one."""
@@ -202,7 +238,15 @@ class ObjectCategory:
 class TrainingRound:
     """A finished training: clicks to 90 % IoU on the held-out images before and after.
 
-    The class accuracy is that of the new model after one click; None if it has no classes.
+    Attributes:
+        weights: The new model.
+        before: Mean clicks of the model before.
+        after: Mean clicks of the new one.
+        held_out_masks: Number of masks.
+        class_accuracy: That of the new model after one click; None if it has no classes.
+        held_out_images: Number of images of these masks.
+        standard_error: That of `before - after`; the masks of an image count as one draw. None if
+            all are of one image.
     """
 
     weights: str
@@ -210,6 +254,19 @@ class TrainingRound:
     after: float
     held_out_masks: int = 0
     class_accuracy: float | None = None
+    held_out_images: int = 0
+    standard_error: float | None = None
+
+    @property
+    def verdict(self) -> Literal["too few to tell", "better", "worse", "no difference"]:
+        """What can be said of the new model: a difference is above two standard errors."""
+        few = self.held_out_masks < LEAST_MASKS or self.held_out_images < LEAST_IMAGES
+        if few or self.standard_error is None:
+            return "too few to tell"
+        gain = self.before - self.after
+        if abs(gain) <= 2 * self.standard_error:
+            return "no difference"
+        return "better" if gain > 0 else "worse"
 
 
 @dataclass(frozen=True)
@@ -418,8 +475,8 @@ class Project:
         return self.change(row, version, lambda found: found.with_edit(stamped), size)
 
     def stamped(self, edit: Edit) -> Edit:
-        """Return an edit with the time and the round of training."""
-        return replace(edit, time=time.time(), round=len(self.content.rounds))
+        """Return an edit with the time and the model in use."""
+        return replace(edit, time=time.time(), round=self.content.model + 1)
 
     def mark_done(self, row: int, version: int, done: bool, size: tuple[int, int]) -> ImageEdits:
         """Mark an image as done or not; one of ten done by hand is held out for good.
@@ -436,9 +493,9 @@ class Project:
             wanted = math.ceil((len(finished) + 1) / HELD_OUT_OF) > held_out
 
             def mark(found: ImageEdits) -> ImageEdits:
-                has_objects = any(each.accepted for each in found.objects.values())
+                has_truth = any(each.is_truth for each in found.objects.values())
                 return replace(
-                    found, done=done, held_out=found.held_out or (done and has_objects and wanted)
+                    found, done=done, held_out=found.held_out or (done and has_truth and wanted)
                 )
 
             return self.change(row, version, mark, size)
@@ -530,17 +587,25 @@ def _write(path: Path, raw: bytes) -> None:
 
 
 def progress(project: Project) -> list[dict[str, Any]]:
-    """Return the masks, clicks and seconds of each round of training."""
+    """Return what masks cost with each model: `round` is 0 for the first.
+
+    Returns:
+        Of each model, the clicks and seconds while it was in use, the masks that a person made or
+        looked at, and those of each origin.
+    """
     rounds = [
-        {"round": number, "masks": 0, "clicks": 0, "seconds": 0.0}
+        {"round": number, "masks": 0, "clicks": 0, "seconds": 0.0, "origins": {}}
         for number in range(len(project.content.rounds) + 1)
     ]
-    for edits in map(partial(read_usable, project), _begun(project)):
-        for number, masks, clicks, seconds in edits.efforts() if edits else ():
+    for edits in filter(None, map(partial(read_usable, project), _begun(project))):
+        for number, clicks, seconds in edits.efforts():
             total = rounds[min(number, len(rounds) - 1)]
-            total["masks"] += masks
             total["clicks"] += clicks
             total["seconds"] += seconds
+        for number, origin in edits.accepted_in():
+            total = rounds[min(number, len(rounds) - 1)]
+            total["origins"][origin] = total["origins"].get(origin, 0) + 1
+            total["masks"] += origin != "accepted in bulk"
     return rounds
 
 
@@ -570,8 +635,9 @@ def _begun(project: Project) -> list[int]:
 
 
 def _damaged(name: str, error: GigamaskError) -> dict[str, Any]:
-    unknown = {"objects": 0, "accepted": 0, "open": [], "held_out": False, "categories": {}}
-    return {"name": name, "status": "damaged", "fault": str(error), **unknown}
+    unknown = dict.fromkeys(("objects", "accepted", "truth"), 0)
+    told = {"open": [], "held_out": False, "categories": {}}
+    return {"name": name, "status": "damaged", "fault": str(error), **unknown, **told}
 
 
 def _summarize(name: str, read: Callable[[], ImageEdits]) -> dict[str, Any]:
@@ -586,6 +652,7 @@ def _summarize(name: str, read: Callable[[], ImageEdits]) -> dict[str, Any]:
         "status": edits.status,
         "objects": len(objects),
         "accepted": sum(each.accepted for each in objects),
+        "truth": sum(each.is_truth for each in objects),
         "open": [each.certainty for each in objects if each.is_open],
         "held_out": edits.held_out,
         "categories": Counter(each.category for each in objects),

@@ -1,72 +1,134 @@
-"""The accepted objects of a project as a COCO json and as shards in SA-1B's format."""
+"""The accepted objects of a project in the formats of other programs."""
 
-import json
-import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gigamask import files
 from gigamask.data import image
-from gigamask.data.annotation import mask_fields
-from gigamask.datatools.convert import ConvertOptions, convert
+from gigamask.datatools.export_formats import (
+    COCO,
+    SHARDS,
+    TABLE,
+    ExportedImage,
+    ExportOptions,
+    write,
+)
 from gigamask.datatools.image_files import read_file
 from gigamask.errors import GigamaskError
 from gigamask.masks.rle import RLEMasks
-from gigamask.serve.lost_images import unused
-from gigamask.serve.project import Project, read_usable
-from gigamask.serve.session import MAX_PIXELS, half_of, is_large
+from gigamask.serve.lost_images import printable, unused
+from gigamask.serve.project import MaskObject, Project, read_usable
+from gigamask.serve.session import MAX_PIXELS, StoppedError, half_of, is_large
 
-COCO = "coco.json"
-SHARDS = "shards"
+DEFAULT_FORMATS = ("coco", "shards")
 
 
-def to_coco(project: Project, rows: Sequence[int] | None = None) -> dict[str, Any]:
-    """Return accepted objects as COCO instances.
+def export(
+    project: Project,
+    out: Path,
+    rows: Sequence[int] | None = None,
+    formats: Sequence[str] = DEFAULT_FORMATS,
+    *,
+    polygons: bool = False,
+    table: bool = False,
+    images: bool = False,
+    only_truth: bool = False,
+) -> dict[str, Any]:
+    """Write accepted objects; files of an earlier export are replaced once all are written.
 
     Args:
         project: The project.
+        out: Folder for the files.
         rows: Rows of the images; None means all with accepted objects.
+        formats: Names of formats (`datatools.export_formats`).
+        polygons: Whether COCO gets polygons of masks without holes.
+        table: Whether to write a table of all masks, too.
+        images: Whether to write a folder of the images, upright, which agree with the masks also
+            in programs that ignore EXIF.
+        only_truth: Whether to leave out masks that a model answered and nobody changed.
+
+    Returns:
+        Counts of images and masks, the paths, and the reasons for what was left out.
 
     Raises:
-        GigamaskError: There is no accepted object.
+        GigamaskError: There is no accepted object, or the folder cannot be written.
     """
     if rows is None:
         rows = [row for row, each in enumerate(project.summary()) if each["accepted"]]
-    categories = {each.name: i + 1 for i, each in enumerate(project.content.categories)}
-    images: list[dict[str, Any]] = []
-    annotations: list[dict[str, Any]] = []
+
+    def check() -> None:
+        if project.stopping.is_set():
+            raise StoppedError("the export was stopped; the files of the last one are kept")
+
+    skipped: dict[str, str] = {}
+    options = ExportOptions(
+        tuple(formats),
+        polygons,
+        out / TABLE if table else None,
+        images,
+        tuple(each.name for each in project.content.categories),
+        check,
+        skipped,
+    )
+    listed = list(_images(project, rows, only_truth, skipped))
+    if not listed:
+        reason = f" ({next(iter(skipped.values()))})" if skipped else ""
+        raise GigamaskError(
+            f"no object is accepted that can be exported; accept one, or more{reason}"
+        )
+    written = write(lambda: listed, out, options)
+    usable = [each for each in listed if each.name not in skipped]
+    return {
+        "images": len(usable),
+        "masks": sum(len(each.masks) for each in usable),
+        "coco": str(out / COCO),
+        "shards": str(out / SHARDS),
+        "written": [str(path) for path in written],
+        "skipped": [*skipped.values(), *unused(project)],
+    }
+
+
+def _images(
+    project: Project, rows: Sequence[int], only_truth: bool, skipped: dict[str, str]
+) -> Iterator[ExportedImage]:
+    """Yield the images with accepted objects; note those that cannot be exported, and why."""
     for row in rows:
-        edits = read_usable(project, row)
+        name, edits = project.names[row], read_usable(project, row)
         if edits is None:
             continue
-        accepted = [each for each in edits.objects.values() if each.accepted]
-        name = project.names[row]
-        height, width = full_size(Path(project.content.images) / name, edits.size)
-        images.append({"id": row, "file_name": name, "height": height, "width": width})
-        masks = RLEMasks.from_coco([each.mask for each in accepted], edits.size)
+        if name != printable(name):
+            skipped[name] = (
+                f"{ascii(name)[1:-1]}: its name is not UTF-8, so no format can state it; rename it"
+            )
+            continue
+        chosen = {
+            key: each
+            for key, each in edits.objects.items()
+            if each.accepted and (each.is_truth or not only_truth)
+        }
+        path = project.path_of(row)
+        height, width = full_size(path, edits.size)
+        masks = RLEMasks.from_coco([each.mask for each in chosen.values()], edits.size)
         if (height, width) != edits.size:
             masks = masks.resample(np.arange(height) // 2, np.arange(width) // 2)
-        for each, fields in zip(accepted, mask_fields(masks), strict=True):
-            known = categories.setdefault(each.category, len(categories) + 1)
-            x0, y0, wide, high = fields["bbox"]
-            annotations.append(
-                {
-                    "id": len(annotations) + 1,
-                    "image_id": row,
-                    "category_id": known,
-                    "iscrowd": 0,
-                    "name": each.name,
-                    **fields,
-                    "bbox": [x0, y0, wide + 1, high + 1],  # COCO's boxes have exclusive ends
-                }
-            )
-    if not annotations:
-        raise GigamaskError("no object is accepted yet, so there is nothing to export; accept one")
-    listed = [{"id": key, "name": name} for name, key in categories.items()]
-    return {"images": images, "annotations": annotations, "categories": listed}
+        if chosen:
+            objects = [_fields(key, each) for key, each in chosen.items()]
+            read = partial(read_file, path, name)
+            yield ExportedImage(Path(name).as_posix(), masks, objects, read, path)
+
+
+def _fields(key: int, each: MaskObject) -> dict[str, Any]:
+    return {
+        "id": key,
+        "category": each.category,
+        "score": each.predicted_iou,
+        "name": each.name,
+        "origin": each.came,
+        "model": None if each.model is None else each.model + 1,
+    }
 
 
 def full_size(path: Path, annotated: tuple[int, int]) -> tuple[int, int]:
@@ -86,42 +148,3 @@ def full_size(path: Path, annotated: tuple[int, int]) -> tuple[int, int]:
         if is_large(size) and half_of(size) == annotated:
             return size
     return annotated
-
-
-def export(project: Project, out: Path, rows: Sequence[int] | None = None) -> dict[str, Any]:
-    """Write accepted objects as `coco.json`, and with their images as `shards/*.tar`.
-
-    Args:
-        project: The project.
-        out: Folder for both; an earlier export in it is replaced.
-        rows: Rows of the images; None means all with accepted objects.
-
-    Returns:
-        Counts of images and masks, and the paths of both.
-
-    Raises:
-        GigamaskError: There is no accepted object, or the folder cannot be written.
-    """
-    content = to_coco(project, rows)
-    coco, shards, partial = out / COCO, out / SHARDS, out / f"{SHARDS}.partial"
-    try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        files.write_text(coco, json.dumps(content))
-        counts = convert(coco, Path(project.content.images), partial, ConvertOptions())
-        shutil.rmtree(shards, ignore_errors=True)
-        partial.rename(shards)
-    except OSError as error:
-        raise GigamaskError(
-            f"{out}: cannot be written ({error.strerror}); free space or correct the permissions"
-        ) from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    skipped = counts["skipped_images"] + counts["skipped_masks"]
-    return {
-        "images": counts["images"],
-        "masks": counts["masks"],
-        "coco": str(coco),
-        "shards": str(shards),
-        "skipped": [*(each["reason"] for each in skipped), *unused(project)],
-    }

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gigamask.data import image
 from gigamask.data.orientation import turn_upright
+from gigamask.datatools.export_formats import COCO, check_formats
 from gigamask.datatools.image_files import read_file
 from gigamask.errors import GigamaskError
 from gigamask.serve.annotator import MAX_CORNERS, Annotator, Stroke, to_json, version_shown
@@ -27,7 +28,7 @@ from gigamask.serve.dataset_view import MAX_DECODING
 from gigamask.serve.lost_images import pair_by_content, unused
 from gigamask.serve.pictures import Shows, picture_response, version_of
 from gigamask.serve.project import ObjectCategory, Project
-from gigamask.serve.project_export import COCO, export
+from gigamask.serve.project_export import DEFAULT_FORMATS, export
 from gigamask.serve.prompt_steps import MAX_PROMPTS, PromptStep
 from gigamask.serve.proposals import Proposals
 from gigamask.serve.rounds import Rounds
@@ -158,6 +159,14 @@ class AcceptBody(Body):
     """Least certainty of proposals to accept."""
 
     threshold: Annotated[float, Field(ge=0, le=1)]
+
+
+class ExportBody(Body):
+    """What to write, as in `project_export.export`."""
+
+    formats: Annotated[list[Name], Field(min_length=1, max_length=9)] = list(DEFAULT_FORMATS)
+    polygons: bool = False
+    table: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -339,8 +348,10 @@ def loop_routes(state: ProjectState) -> APIRouter:
         return change_category(project, body.name, ObjectCategory(body.new_name, body.color))
 
     @router.post("/export")
-    def export_all() -> dict[str, Any]:
-        return export(project, project.folder / EXPORT)
+    def export_all(body: ExportBody | None = None) -> dict[str, Any]:
+        given = body or ExportBody()
+        check_formats(given.formats)
+        return export(project, project.folder / EXPORT, None, **vars(given), images=True)
 
     @router.get("/export/coco.json")
     def coco() -> FileResponse:

@@ -75,7 +75,7 @@ class Proposals:
             if found is None:
                 continue
             chosen = {
-                key: replace(one, accepted=True)
+                key: replace(one, accepted=True, origin="accepted in bulk")
                 for key, one in found.objects.items()
                 if one.is_open and one.certainty >= threshold
             }
@@ -159,6 +159,8 @@ class Proposals:
                 steps=(PromptStep(point=(x, y)),),
                 predicted_iou=round(float(proposals.predicted_iou[i]), 4),
                 stability=round(float(proposals.stability_score[i]), 4),
+                origin="proposed",
+                model=model,
             )
         edit = self.project.stamped(Edit("propose", changes))
         self.project.change(

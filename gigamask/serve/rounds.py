@@ -74,7 +74,7 @@ class Rounds:
         content = self.project.content
         return {
             "training": training,
-            "rounds": [vars(each) for each in content.rounds],
+            "rounds": [vars(each) | {"verdict": each.verdict} for each in content.rounds],
             "model": content.model,
             "weights": self.weights,
             "progress": progress(self.project),
@@ -176,18 +176,19 @@ class Rounds:
         """Write the data and the settings of a new training; return its folder."""
         rows = self.project.summary()
         usable = [row for row, each in enumerate(rows) if each["accepted"]]
-        held_out = [row for row in usable if rows[row]["held_out"]]
+        held_out = [row for row in usable if rows[row]["held_out"] and rows[row]["truth"]]
         rest = [row for row in usable if not rows[row]["held_out"]]
         if not rest or not held_out:
             raise GigamaskError(
                 "training needs two images or more with accepted objects, of which one is held out "
-                f"to compare models; mark images as done ({counted(len(rest), 'image')} to train "
-                f"on, {len(held_out)} held out)"
+                "to compare models; mark images as done that have masks which you drew, clicked or "
+                f"corrected ({counted(len(rest), 'image')} to train on, {len(held_out)} held out)"
             )
         folder = self.folder / f"{len(self.project.content.rounds) + 1:04d}"
         shutil.rmtree(folder, ignore_errors=True)  # of a training that failed
         for name, part in (("train", rest), ("held_out", held_out)):
-            export(self.project, folder / name, part)
+            # What a model answered and nobody changed, is no truth to compare it with.
+            export(self.project, folder / name, part, only_truth=name == "held_out")
         settings: dict[str, Any] = {
             "init": os.path.abspath(self.current) if os.path.exists(self.current) else self.current,
             "minutes": minutes,

@@ -6,16 +6,20 @@ Run: python -m gigamask.serve.training_round FOLDER
 """
 
 import json
+import math
 import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
+import numpy as np
+from jaxtyping import Float64, Int64
 
 from gigamask import files
 from gigamask.data.file_lock import exclusive_lock
 from gigamask.data.mask_sampling import MaskFilters
+from gigamask.datatools.export_formats import COCO
 from gigamask.distributed.precision import choose_device
 from gigamask.errors import GigamaskError, TrainingInterruptedError
 from gigamask.evaluation.click_evaluation import ClickEvaluation
@@ -27,7 +31,6 @@ from gigamask.pixels import PixelConfig
 from gigamask.recipes.sam import compact, finetune_laptop
 from gigamask.serialization import read_json
 from gigamask.serve.project import TrainingRound
-from gigamask.serve.project_export import COCO
 from gigamask.training.checkpoint import load_model
 from gigamask.training.sam_config import SamTrainConfig
 from gigamask.workflows.open_data import open_or_build_temporary
@@ -104,10 +107,23 @@ def make_config(folder: Path, settings: RoundSettings) -> SamTrainConfig:
     return config.with_(evaluation=held_out, freeze=("image_encoder",))
 
 
-def score(model: Sam, data: Path) -> tuple[float, int, float | None]:
-    """Return the mean number of clicks to 90 % IoU, the number of masks, and class accuracy.
+@dataclass(frozen=True)
+class Score:
+    """How well a model answers clicks on the held-out masks.
 
-    The clicks are at most 20, and the accuracy is after one; it is None without classes.
+    Attributes:
+        clicks: Of each mask, the number of clicks to 90 % IoU, at most 20.
+        images: Row of the image of each mask.
+        accuracy: Class accuracy after one click; None without classes.
+    """
+
+    clicks: Float64[np.ndarray, "n"]
+    images: Int64[np.ndarray, "n"]
+    accuracy: float | None
+
+
+def score(model: Sam, data: Path) -> Score:
+    """Return how well a model answers clicks.
 
     Args:
         model: The model.
@@ -117,7 +133,26 @@ def score(model: Sam, data: Path) -> tuple[float, int, float | None]:
         result = evaluate_clicks(model, index, MaskFilters(max_area=None), EVERY_CLICK)
     clicks, _ = number_of_clicks(iou_curves(result), TARGET_IOU)
     accuracy = result.summary().get("class_accuracy", {}).get("1")
-    return float(clicks.mean()), len(clicks), accuracy
+    images = np.array([each.row for each in result.scores], np.int64)
+    return Score(clicks.astype(np.float64), images, accuracy)
+
+
+def standard_error(
+    differences: Float64[np.ndarray, "n"], images: Int64[np.ndarray, "n"]
+) -> float | None:
+    """Return the standard error of the mean of differences; None if all are of one image.
+
+    Masks of an image resemble each other, so that images count as draws, not masks.
+
+    Args:
+        differences: A number of each mask.
+        images: The image of each mask.
+    """
+    _, image = np.unique(images, return_inverse=True)
+    sums = np.bincount(image, differences - differences.mean())
+    if len(sums) < 2:
+        return None
+    return math.sqrt(len(sums) / (len(sums) - 1) * np.square(sums).sum()) / len(differences)
 
 
 def run_round(folder: Path) -> TrainingRound | None:
@@ -142,9 +177,18 @@ def run_round(folder: Path) -> TrainingRound | None:
     if not run.finished:
         return None
     data = folder / "held_out" / "shards"
-    before, masks, _ = score(settings.load_model(settings.init, settings.device), data)
-    after, _, accuracy = score(settings.load_model(str(folder / "run"), settings.device), data)
-    result = TrainingRound(settings.weights, round(before, 3), round(after, 3), masks, accuracy)
+    before = score(settings.load_model(settings.init, settings.device), data)
+    after = score(settings.load_model(str(folder / "run"), settings.device), data)
+    error = standard_error(before.clicks - after.clicks, before.images)
+    result = TrainingRound(
+        settings.weights,
+        round(float(before.clicks.mean()), 3),
+        round(float(after.clicks.mean()), 3),
+        len(before.clicks),
+        after.accuracy,
+        len(np.unique(before.images)),
+        None if error is None else round(error, 3),
+    )
     files.write_text(folder / "result.json", json.dumps(vars(result)))
     return result
 

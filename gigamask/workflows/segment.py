@@ -28,6 +28,7 @@ from gigamask.data.dataset import Sa1bDataset
 from gigamask.data.index import Index
 from gigamask.data.index_format import is_index
 from gigamask.data.orientation import as_stored, decode_upright
+from gigamask.datatools.export_formats import ExportedImage, ExportOptions, check_formats, write
 from gigamask.datatools.image_files import fit, to_member
 from gigamask.datatools.objects import image_ids
 from gigamask.datatools.partial_download import lock_folder
@@ -86,17 +87,27 @@ class Output:
 
     Attributes:
         out: Folder for the JSONs.
-        to_shards: Whether to write tars to `out` too.
+        to: Formats besides the JSONs (`datatools.export_formats`); shards are tars in `out`.
+        polygons: Whether COCO gets polygons of masks without holes.
+        table: A CSV file with a row for each mask.
         shard_images: Images per tar.
         pictures: Folder for a picture of each image with its masks.
     """
 
     out: Path
-    to_shards: bool = False
+    to: tuple[str, ...] = ()
+    polygons: bool = False
+    table: Path | None = None
     shard_images: int = 500
     pictures: Path | None = None
 
+    @property
+    def to_shards(self) -> bool:
+        """Whether tars are written."""
+        return "shards" in self.to
+
     def __post_init__(self) -> None:
+        check_formats(self.to)
         if self.shard_images < 1:
             raise GigamaskError(f"--shard-images must be at least 1 (got {self.shard_images})")
 
@@ -207,7 +218,7 @@ def segment(
     images: str | Path | Sequence[str | Path],
     out: str | Path,
     *,
-    to_shards: bool = False,
+    to: Sequence[str] | ExportOptions = (),
     shard_images: int = 500,
     pictures: str | Path | None = None,
     device: str = "auto",
@@ -221,7 +232,8 @@ def segment(
             folder or id, "starter", or a model.
         images: Images, folders of images, globs, tars, or an index.
         out: Folder for one JSON per image, and for the tars.
-        to_shards: Whether to write tars of images and JSONs too.
+        to: Formats to write too: coco, labels, yolo, labelme, or shards (tars of images and JSONs);
+            or options with polygons for coco, or a table of all masks.
         shard_images: Images per tar.
         pictures: Folder for a picture of each image with its masks.
         device: cpu, cuda, cuda:N, or auto for cuda if available.
@@ -229,15 +241,17 @@ def segment(
         **generator: Arguments of `SamAutomaticMaskGenerator`, such as `pred_iou_thresh=0.8`.
 
     Returns:
-        Counts of images and masks, the tars, and the skipped images, as in `gigamask segment
-        --json`.
+        Counts of images and masks, what was written, and the skipped images, as in `gigamask
+        segment --json`.
 
     Raises:
         GigamaskError: No image can be used, or the folder has results of other settings.
     """
     paths = [str(path) for path in ([images] if isinstance(images, str | Path) else images)]
     folder = None if pictures is None else Path(pictures)
-    output = Output(Path(out), to_shards, shard_images, folder)
+    given = to if isinstance(to, ExportOptions) else ExportOptions(tuple(to))
+    formats = given.formats, given.polygons, given.table
+    output = Output(Path(out), *formats, shard_images, folder)
     masks = SamAutomaticMaskGenerator(load_model(weights, device, trust), **generator)
     with tempfile.TemporaryDirectory() as scratch:
         inputs, skipped = find_images(paths, scratch)
@@ -263,7 +277,7 @@ def segment_all(
         part: A part of the command, or the one that joins the parts.
 
     Returns:
-        Counts of images and masks, the tars, and the skipped images.
+        Counts of images and masks, the tars, what else was written, and the skipped images.
 
     Raises:
         GigamaskError: No image can be used, or the folder has results of other settings.
@@ -300,9 +314,44 @@ def segment_all(
             f"none of {len(counts.skipped)} images can be used, the first: "
             f"{counts.skipped[0].reason}"
         )
+    written = [] if is_part else _export(images, output, counts)
     reasons = [asdict(sample) for sample in counts.skipped]
     names = ("images", "masks", "existing", "tars", "existing_tars")
-    return {name: getattr(counts, name) for name in names} | {"skipped": reasons}
+    found = {name: getattr(counts, name) for name in names}
+    return found | {"written": written, "skipped": reasons}
+
+
+def _export(images: Sequence[InputImage], output: Output, counts: SegmentCounts) -> list[str]:
+    """Write the masks in other formats; note the images that have none of these."""
+    formats = tuple(name for name in output.to if name != "shards")
+    if not formats and output.table is None:
+        return []
+    left_out = {sample.name for sample in counts.skipped}
+    usable = [source for source in images if source.name not in left_out]
+    options = ExportOptions(formats, output.polygons, output.table)
+    exported = lambda: (_exported(source, output.out) for source in usable)  # noqa: E731
+    written = write(exported, output.out, options)
+    counts.skipped += [SkippedSample(name, reason) for name, reason in options.skipped.items()]
+    return [str(path) for path in written]
+
+
+def _exported(source: InputImage, out: Path) -> ExportedImage:
+    """Return an image with the masks of its JSON."""
+    raw = (out / f"{source.path}.json").read_bytes()
+    found = annotation.parse(raw, source.name)
+    objects = [
+        {
+            "id": i,
+            "category": each.get("category", ""),
+            "score": each.get("class_score", each["predicted_iou"]),
+            "predicted_iou": each["predicted_iou"],
+            "stability_score": each["stability_score"],
+        }
+        for i, each in enumerate(msgspec.json.decode(raw)["annotations"], 1)
+    ]
+    path = Path(source.path).with_name(source.file_name)
+    name = path.as_posix().encode("utf-8", "replace").decode()
+    return ExportedImage(name, found.masks, objects, source.read)
 
 
 def _segment_group(

@@ -57,7 +57,7 @@ def test_masks_are_written_with_their_classes(run, scenes, tmp_path):
     lenient = ("--pred-iou-thresh", "0", "--stability-score-thresh", "0")
     words = [*lenient, "--points-per-side", "2", "--pictures", str(tmp_path / "pictures")]
     out, tar = tmp_path / "out", str(next(scenes.glob("*.tar")))
-    assert main(["segment", str(run), tar, "--out", str(out), *words, "--to-shards"]) == 0
+    assert main(["segment", str(run), tar, "--out", str(out), *words, "--to", "shards"]) == 0
     records = [json.loads(path.read_text()) for path in sorted(out.glob("*/sa_*.json"))]
     masks = [mask for record in records for mask in record["annotations"]]
     assert len(records) == 12

@@ -35,7 +35,7 @@ COMMANDS = {
     "repack": "repack {scenes} --out {out} --size 64 --json {out}.json",
     "convert": "convert {labels} --images {photos} --out {out} --json {out}.json",
     "masks": "masks {scenes} --out {out} --mask-size 64 --image-size 256 --json {out}.json",
-    "segment": "segment {weights} {photos} --out {out} --to-shards --pictures {out}/seen --json "
+    "segment": "segment {weights} {photos} --out {out} --to shards --pictures {out}/seen --json "
     "{out}.json {few}",
     "official": "export {weights} --to official --out {out}.pth --json {out}.json",
     "safetensors": "export {weights} --to safetensors --out {out}.safetensors",

@@ -55,7 +55,7 @@ def test_nothing_is_written_among_images(photos, tmp_path, capsys):
         f"masks {photos} --out {tmp_path}/masks": "has no masks",
         f"repack {shards} --out {folder}": "is not a folder of tars, but holds 0.JPEG and 2 more",
         f"synth {folder}": "is not a folder of tars",
-        f"segment starter {folder} --out {folder} --to-shards": "is not a folder of tars",
+        f"segment starter {folder} --out {folder} --to shards": "is not a folder of tars",
         f"demo --out {folder}": "is not a run folder",
         f"train tiny --data {shards} --out {folder}": "is not a run folder, but holds 0.JPEG and 3",
         f"{mae} --data {photos} --out {photos}": "is a folder that the training reads",

@@ -71,7 +71,7 @@ def test_cells_of_16_bits_are_trained_on_scored_and_segmented(here, capsys):
 
     few = "--points-per-side 2 --pred-iou-thresh 0 --stability-score-thresh 0".split()
     segment = "segment run.safetensors cells --out out --pictures pictures".split()
-    assert main([*segment, "--to-shards", *few]) == 0
+    assert main([*segment, "--to", "shards", *few]) == 0
     assert main("index out --out index".split()) == 0
     assert len(Index.open("index")) == 5
     with tarfile.open("out/sa_000000.tar") as archive:

@@ -47,7 +47,7 @@ def test_tars_are_segmented_into_tars_that_index_reads(weights, scenes, tmp_path
     words = [
         "segment",
         weights,
-        *f"{scenes} --out {out} --to-shards --shard-images 8".split(),
+        *f"{scenes} --out {out} --to shards --shard-images 8".split(),
         *FEW,
         "--json",
         str(told),
@@ -128,7 +128,9 @@ def test_pictures_globs_and_an_index_give_jsons_and_pictures(
     )
     both = [str(pictures / "*.*g"), str(pictures / "deep")]
     assert (
-        main(["segment", weights, *both[:1], "--out", str(tmp_path / "glob"), "--to-shards", *FEW])
+        main(
+            ["segment", weights, *both[:1], "--out", str(tmp_path / "glob"), "--to", "shards", *FEW]
+        )
         == 0
     )
     assert sorted(path.name for path in (tmp_path / "glob").iterdir() if path.is_file()) == [
@@ -160,7 +162,16 @@ def test_bad_images_are_left_out_and_named(weights, pictures, tmp_path, capsys):
     raw = (pictures / "one.jpg").read_bytes()
     (pictures / "cut.jpg").write_bytes(raw[: len(raw) // 2])
     (pictures / "no.png").write_text("no picture")
-    words = ["segment", weights, str(pictures), "--out", str(tmp_path / "out"), "--to-shards", *FEW]
+    words = [
+        "segment",
+        weights,
+        str(pictures),
+        "--out",
+        str(tmp_path / "out"),
+        "--to",
+        "shards",
+        *FEW,
+    ]
     assert main(words) == 0
     printed = capsys.readouterr().out
     assert "3 images with" in printed

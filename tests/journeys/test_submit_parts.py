@@ -66,7 +66,7 @@ COMMANDS = {
     "convert": "convert {0}/labels --images {0}/photos --out out --shard-images 2",
     "evaluate": "evaluate {0}/weights.safetensors --data {0}/index --batch-size 2 --boundaries",
     "segment": "segment {0}/weights.safetensors {0}/index --out out",
-    "segment tars": "segment {0}/weights.safetensors {0}/index --out out --to-shards "
+    "segment tars": "segment {0}/weights.safetensors {0}/index --out out --to shards "
     "--shard-images 4",
 }
 

@@ -20,7 +20,7 @@ MAX_CACHE_GB = 1e9
 
 @dataclass(frozen=True)
 class SegmentCommand(WindowOptions, SubmitPartsOptions):
-    """generate all masks of images, as JSONs in SA-1B's format or as tars to train on; resumable"""
+    """generate all masks of images, as JSONs in SA-1B's format and in others; resumable"""
 
     weights: Positional[Annotated[str, arg(metavar="WEIGHTS")]]
     """a run folder, a checkpoint, a .pth, a .safetensors, a Hugging Face folder or id, or starter,
@@ -28,9 +28,15 @@ class SegmentCommand(WindowOptions, SubmitPartsOptions):
     images: Positional[Annotated[tuple[str, ...], arg(metavar="IMAGE ...")]]
     """images, folders of images (searched recursively), globs, tars, or an index"""
     out: str
-    """output folder for the JSONs and tars"""
-    to_shards: bool = False
-    """also write tars of images and JSONs, for 'gigamask index'"""
+    """output folder for the JSONs and all other formats"""
+    to: tuple[Literal["coco", "labels", "yolo", "labelme", "shards"], ...] = ()
+    """formats to write besides the JSONs: COCO's instances, label images, YOLO's or LabelMe's
+    polygons, or tars of images and JSONs, for 'gigamask index'"""
+    polygons: bool = False
+    """write polygons in place of run lengths with --to coco, but for masks with holes"""
+    table: str | None = None
+    """CSV file with area, centroid, box, mean intensity, class and score of each mask, by the
+    names of scikit-image's regionprops"""
     shard_images: int = 500
     """images per tar"""
     pictures: str | None = None
@@ -71,7 +77,9 @@ class SegmentCommand(WindowOptions, SubmitPartsOptions):
         part = part_of(self.part)
         check_range("--cache-gb", self.cache_gb, 0, MAX_CACHE_GB)
         pictures = Path(self.pictures) if self.pictures else None
-        output = Output(Path(self.out), self.to_shards, self.shard_images, pictures)
+        table = Path(self.table) if self.table else None
+        to = self.to, self.polygons, table
+        output = Output(Path(self.out), *to, self.shard_images, pictures)
         cache = EmbeddingCache(Path(self.cache), int(self.cache_gb * 1e9)) if self.cache else None
         config_of = partial(config_files.config_of_weights, trust=self.trust)
         model = load_model(self.weights, self.device, config_of)
@@ -92,12 +100,14 @@ class SegmentCommand(WindowOptions, SubmitPartsOptions):
                 "  no mask passed the thresholds, which are meant for fully trained models; "
                 "lower --pred-iou-thresh and --stability-score-thresh"
             )
-        if self.to_shards:
+        if output.to_shards:
             print(
                 f"  {counted(len(result['tars']), 'tar')} ({result['existing_tars']} done before)"
             )
         print_skipped("images", [sample["reason"] for sample in result["skipped"]])
-        if self.to_shards:
+        for path in result["written"]:
+            print(f"  {path}")
+        if output.to_shards:
             index = quote(str(Path(self.out) / "index"))
             print(f"next: gigamask index {quote(self.out)} --out {index}")
         if self.strict and result["skipped"]:

@@ -123,7 +123,7 @@ def test_a_round_is_trained_compared_and_used(rounds, monkeypatch):
     assert 1 <= result.after <= 20
     status = rounds.status()
     assert status["training"]["state"] == "finished"
-    assert status["rounds"] == [vars(result)]
+    assert status["rounds"] == [vars(result) | {"verdict": "too few to tell"}]
     assert result.class_accuracy is None
     assert status["model"] == -1
     rounds.use(0)
@@ -147,3 +147,11 @@ def test_a_second_training_waits_for_the_first(rounds, monkeypatch):
     assert rounds.status()["training"]["state"] == "stopped"
     assert not (rounds.folder / "0001" / RESULT).exists()
     assert (rounds.folder / "0001" / LOG).exists()
+
+
+def test_the_standard_error_counts_images_as_draws():
+    differences = np.repeat([1.0, 3.0, 2.0, 6.0], 5)
+    images = np.repeat([4, 7, 8, 9], 5)
+    expected = np.std([1.0, 3.0, 2.0, 6.0], ddof=1) / 2
+    assert training_round.standard_error(differences, images) == pytest.approx(expected)
+    assert training_round.standard_error(differences, np.zeros(20, int)) is None

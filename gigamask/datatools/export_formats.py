@@ -1,0 +1,394 @@
+"""Masks of images in the formats of other programs: the one writer of the page and of `segment`.
+
+| format | files |
+|---|---|
+| `coco` | `coco.json`: COCO instances, as run lengths, or as polygons unless a mask has holes |
+| `labels` | `labels/NAME.png`: 16-bit label images; of masks that overlap, the smaller is on top |
+| `yolo` | `yolo/labels/NAME.txt` and `yolo/data.yaml`: polygons as fractions of the sides |
+| `labelme` | `labelme/NAME.json`: polygons; the parts of a mask are one group |
+| `shards` | `shards/*.tar`: images and masks in SA-1B's format |
+
+YOLO and LabelMe have no holes, so that the outline of a hole is joined to that of its part by a
+line there and back. Ids depend on names only: they stay when an image is added. Files replace those
+of an earlier export once all are written.
+"""
+
+import csv
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import islice
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import cv2
+import numpy as np
+from jaxtyping import Float64
+
+from gigamask import files
+from gigamask.data import annotation, image, tar
+from gigamask.data.orientation import turn
+from gigamask.datatools.image_files import fit, to_member
+from gigamask.errors import CorruptSampleError, GigamaskError
+from gigamask.masks.components import column_runs, join_rings, outlines
+from gigamask.masks.rle import RLEMasks
+
+COCO, SHARDS, TABLE = "coco.json", "shards", "regions.csv"
+PARTIAL = ".export"
+SHARD_IMAGES = 500
+MAX_LABEL = 2**16 - 1
+COCO_NAME = re.compile(r"(\d{12})\.jpg", re.ASCII)
+"""Names of COCO's images, which state their ids."""
+COLUMNS = (
+    *("image", "label", "area", "centroid-0", "centroid-1", "bbox-0", "bbox-1", "bbox-2"),
+    *("bbox-3", "mean_intensity", "class", "score"),
+)
+"""Columns of the table, by the names of scikit-image's `regionprops_table`."""
+
+
+@dataclass(frozen=True)
+class ExportedImage:
+    """An image with its masks.
+
+    Attributes:
+        name: Its path in the folder of images, with slashes.
+        masks: The masks.
+        objects: Of each mask, its `id`, from 1, its `category` ("" if it has none), its `score`
+            (None if it has none), and further fields for COCO and the shards.
+        read: Returns the bytes of the image file.
+        file: The image file, to which LabelMe's files refer; None if it has none of its own.
+    """
+
+    name: str
+    masks: RLEMasks
+    objects: Sequence[Mapping[str, Any]]
+    read: Callable[[], bytes]
+    file: Path | None = None
+
+    @property
+    def number(self) -> int:
+        """Id of the image: COCO's if it has such a name, else a digest of it."""
+        coco = COCO_NAME.fullmatch(self.name)
+        return int(coco[1]) if coco else 2**40 + _digest(self.name, 5)
+
+    def annotation_id(self, key: int) -> int:
+        """Return the id of a mask among those of all images.
+
+        Args:
+            key: Its id in the image.
+        """
+        return 1 + _digest(f"{self.number}/{key}", 6)
+
+    def path(self, folder: Path, suffix: str) -> Path:
+        """Return the path of a file for this image.
+
+        Args:
+            folder: The folder of such files.
+            suffix: Its suffix, in place of the image's.
+        """
+        return folder / PurePosixPath(self.name).with_suffix(suffix)
+
+
+Images = Callable[[], Iterable[ExportedImage]]
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """What is written.
+
+    Attributes:
+        formats: Names of the formats.
+        polygons: Whether COCO gets polygons of masks without holes.
+        table: A CSV file with a row for each mask; None for none.
+        images: Whether to write the folder `images`: links to the image files, and upright copies
+            of those that EXIF turns, which some programs ignore.
+        categories: Names of the known categories in order; others follow as they occur.
+        check: Called before each image; what it raises ends the export.
+        skipped: Images that cannot be read, with the reasons; they are added here.
+    """
+
+    formats: tuple[str, ...] = ("coco",)
+    polygons: bool = False
+    table: Path | None = None
+    images: bool = False
+    categories: tuple[str, ...] = ()
+    check: Callable[[], object] = lambda: None
+    skipped: dict[str, str] = field(default_factory=dict)
+    numbers: dict[str, int] = field(default_factory=dict, init=False)
+
+    def number_of(self, category: str) -> int:
+        """Return the number of a category, from 0.
+
+        Args:
+            category: Its name; "" counts as "object".
+        """
+        if not self.numbers:
+            self.numbers.update({name: i for i, name in enumerate(self.categories)})
+        return self.numbers.setdefault(category or "object", len(self.numbers))
+
+
+def check_formats(formats: Sequence[str]) -> tuple[str, ...]:
+    """Return the formats, each once; raise `GigamaskError` if one is unknown.
+
+    Args:
+        formats: Names of formats.
+    """
+    if unknown := [name for name in formats if name not in WRITERS]:
+        raise GigamaskError(f"--to {unknown[0]}: must be one of {', '.join(WRITERS)}")
+    return tuple(dict.fromkeys(formats))
+
+
+def write(images: Images, out: Path, options: ExportOptions) -> list[Path]:
+    """Write masks in some formats; files of an earlier export are replaced once all are written.
+
+    Args:
+        images: Returns the images, in order; it is called once for each format.
+        out: Folder for the files.
+        options: What is written.
+
+    Returns:
+        The files and folders that were written.
+
+    Raises:
+        GigamaskError: The folder cannot be written, or a format cannot hold a mask.
+    """
+    partial = out / PARTIAL
+    writers = {name: WRITERS[name] for name in check_formats(options.formats)}
+    if options.table is not None:
+        writers["table"] = _write_table
+    if options.images:
+        writers["images"] = _write_images
+
+    def checked() -> Iterator[ExportedImage]:
+        for each in images():
+            options.check()
+            yield each
+
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        for writer in writers.values():
+            writer(checked, partial, options)
+        options.check()
+        written = []
+        for path in sorted(partial.iterdir()):
+            table = options.table if path.name == TABLE else None
+            target = table or out / path.name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
+            shutil.move(path, target)
+            written.append(target)
+    except OSError as error:
+        raise GigamaskError(
+            f"{out}: cannot be written ({error.strerror}); free space or correct the permissions"
+        ) from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return written
+
+
+def _write_coco(images: Images, out: Path, options: ExportOptions) -> None:
+    listed, annotations = [], []
+    for each in images():
+        height, width = each.masks.size
+        names = {"id": each.number, "file_name": each.name}
+        listed.append({**names, "height": height, "width": width})
+        for i, fields in enumerate(annotation.mask_fields(each.masks)):
+            told = dict(each.objects[i])
+            x0, y0, wide, high = fields["bbox"]
+            shape = _polygons(each.masks[i : i + 1]) if options.polygons else None
+            annotations.append(
+                {
+                    **fields,
+                    "segmentation": shape or fields["segmentation"],
+                    "bbox": [x0, y0, wide + 1, high + 1],  # COCO's boxes have exclusive ends
+                    "iscrowd": 0,
+                    "image_id": each.number,
+                    "category_id": 1 + options.number_of(told.pop("category")),
+                    "id": each.annotation_id(told.pop("id")),
+                    **{name: value for name, value in told.items() if value is not None},
+                }
+            )
+    categories = [{"id": key + 1, "name": name} for name, key in options.numbers.items()]
+    content = {"images": listed, "annotations": annotations, "categories": categories}
+    files.write_text(out / COCO, json.dumps(content))
+
+
+def _polygons(mask: RLEMasks) -> list[list[int]] | None:
+    """Return the outlines of a mask; None if it has holes, which COCO's polygons cannot have."""
+    parts = outlines(mask)
+    if any(len(rings) > 1 for rings in parts):
+        return None
+    return [rings[0].ravel().tolist() for rings in parts]
+
+
+def _write_labels(images: Images, out: Path, options: ExportOptions) -> None:
+    for each in _with_own_files(images):
+        labels = np.zeros(each.masks.size, np.uint16)
+        for i in np.argsort(-each.masks.areas(), kind="stable"):
+            key = each.objects[i]["id"]
+            if key > MAX_LABEL:
+                raise GigamaskError(
+                    f"{each.name}: object {key} is above {MAX_LABEL}, the most that a label image"
+                    " can hold; choose another format"
+                )
+            x0, y0, x1, y1 = each.masks[i : i + 1].boxes()[0].tolist()
+            rows, columns = np.arange(y0, y1 + 1), np.arange(x0, x1 + 1)
+            inside = each.masks[i : i + 1].resample(rows, columns).to_dense()[0]
+            labels[y0 : y1 + 1, x0 : x1 + 1][inside] = key
+        _save(each.path(out / "labels", ".png"), cv2.imencode(".png", labels)[1].tobytes())
+
+
+def _write_yolo(images: Images, out: Path, options: ExportOptions) -> None:
+    for each in _with_own_files(images):
+        sides = each.masks.size[::-1]
+        lines = []
+        for i, told in enumerate(each.objects):
+            rings = [ring for rings in outlines(each.masks[i : i + 1]) for ring in rings]
+            values = (join_rings(rings) / sides).ravel()
+            number = options.number_of(told["category"])
+            lines.append(" ".join([str(number), *(f"{value:.8g}" for value in values)]))
+        text = "".join(f"{line}\n" for line in lines)
+        _save(each.path(out / "yolo" / "labels", ".txt"), text.encode())
+    quoted = [json.dumps(name, ensure_ascii=False) for name in options.numbers]
+    names = "".join(f"  {key}: {name}\n" for key, name in enumerate(quoted))
+    text = f"path: .\ntrain: images\nval: images\nnames:\n{names}"
+    _save(out / "yolo" / "data.yaml", text.encode())
+
+
+def _write_labelme(images: Images, out: Path, options: ExportOptions) -> None:
+    for each in _with_own_files(images):
+        shapes = []
+        for i, told in enumerate(each.objects):
+            parts = outlines(each.masks[i : i + 1])
+            group = told["id"] if len(parts) > 1 else None
+            shapes += [
+                {
+                    "label": told["category"] or "object",
+                    "points": join_rings(rings).tolist(),
+                    "group_id": group,
+                    "shape_type": "polygon",
+                    "flags": {},
+                    "description": str(told.get("name", "")),
+                }
+                for rings in parts
+            ]
+        height, width = each.masks.size
+        folder = each.path(out.parent / "labelme", ".json").parent
+        path = os.path.relpath(each.file, folder) if each.file else PurePosixPath(each.name).name
+        content = {"version": "5.5.0", "flags": {}, "shapes": shapes, "imagePath": path}
+        content |= {"imageData": None, "imageHeight": height, "imageWidth": width}
+        _save(each.path(out / "labelme", ".json"), json.dumps(content).encode())
+
+
+def _write_shards(images: Images, out: Path, options: ExportOptions) -> None:
+    remaining, number = iter(images()), 0
+    while some := list(islice(remaining, SHARD_IMAGES)):
+        tar.write(out / SHARDS / f"sa_{number:06d}.tar", _members(some, options))
+        number += 1
+
+
+def _members(
+    images: Iterable[ExportedImage], options: ExportOptions
+) -> Iterator[tuple[str, bytes]]:
+    """Yield a tar's members: each image, mostly as JPEG, and its JSON."""
+    for each in images:
+        try:
+            raw = each.read()
+            member = to_member(raw, fit(raw, each.masks.size, each.name), each.name)
+        except CorruptSampleError as error:
+            options.skipped[each.name] = str(error)
+            continue
+        ones = np.ones(len(each.masks))
+        middles = each.masks.sample_points(0.5 * ones[:, None])[:, 0]
+        ids = [each.annotation_id(told["id"]) for told in each.objects]
+        record = annotation.image_record(each.number, each.masks, ids, middles, ones, ones)
+        name = f"sa_{each.number}{image.member_suffix(member)}"
+        record["image"] |= {"source": each.name, "file_name": name}
+        for entry, told in zip(record["annotations"], each.objects, strict=True):
+            more = {name: told[name] for name in told if name != "id" and told[name] is not None}
+            entry |= more if more["category"] else {**more, "category": "object"}
+        yield name, member
+        yield f"sa_{each.number}.json", annotation.encode(record)
+
+
+def _write_table(images: Images, out: Path, options: ExportOptions) -> None:
+    with open(out / TABLE, "w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file)
+        rows.writerow(COLUMNS)
+        for each in images():
+            try:
+                pixels = _intensity(each)
+            except CorruptSampleError as error:
+                options.skipped[each.name] = str(error)
+                continue
+            areas, boxes = each.masks.areas().tolist(), each.masks.boxes().tolist()
+            for i, told in enumerate(each.objects):
+                x, y0, y1 = column_runs(each.masks[i : i + 1])
+                row = ((y1 - y0) * (y0 + y1 - 1) / 2).sum() / areas[i]
+                column = ((y1 - y0) * x).sum() / areas[i]
+                left, top, right, bottom = boxes[i]
+                lines, columns = np.arange(top, bottom + 1), np.arange(left, right + 1)
+                inside = each.masks[i : i + 1].resample(lines, columns).to_dense()[0]
+                mean = pixels[top : bottom + 1, left : right + 1][inside].mean()
+                box = [top, left, bottom + 1, right + 1]
+                place = [each.name, told["id"], areas[i], row, column, *box]
+                rows.writerow([*place, mean, told["category"], told["score"]])
+
+
+def _intensity(each: ExportedImage) -> Float64[np.ndarray, "H W"]:
+    """Return the mean of the channels of an image as it is stored, upright."""
+    raw = each.read()
+    frame = fit(raw, each.masks.size, each.name)
+    return turn(image.read_stored(raw, each.name).mean(2, dtype=np.float64), frame.turn)
+
+
+def _write_images(images: Images, out: Path, options: ExportOptions) -> None:
+    for each in images():
+        try:
+            raw = each.read()
+            frame = fit(raw, each.masks.size, each.name)
+            path = out / "images" / each.name
+            if frame.orientation != 1:
+                _save(path, to_member(raw, frame, each.name))
+            elif each.file:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.symlink_to(each.file.absolute())
+        except CorruptSampleError as error:
+            options.skipped[each.name] = str(error)
+
+
+def _with_own_files(images: Images) -> Iterator[ExportedImage]:
+    """Yield the images; raise `GigamaskError` if the files of two would have the same name."""
+    names: dict[PurePosixPath, str] = {}
+    for each in images():
+        stem = PurePosixPath(each.name).with_suffix("")
+        if (other := names.setdefault(stem, each.name)) != each.name:
+            raise GigamaskError(
+                f"{other} and {each.name}: differ only in their suffixes, so their masks would have"
+                " the same file; rename one, or choose coco or shards"
+            )
+        yield each
+
+
+def _save(path: Path, raw: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(raw)
+
+
+def _digest(text: str, size: int) -> int:
+    return int.from_bytes(blake2b(text.encode(), digest_size=size).digest())
+
+
+WRITERS = {
+    "coco": _write_coco,
+    "labels": _write_labels,
+    "yolo": _write_yolo,
+    "labelme": _write_labelme,
+    "shards": _write_shards,
+}
+"""The formats by name."""
