@@ -30,9 +30,10 @@ from gigamask.export.onnx import (
     run_session,
     write_onnx,
 )
-from gigamask.export.probe import compare
+from gigamask.export.probe import compare, draw_prompts, keep_if_equal
 from gigamask.models.sam.sam import Sam
 from gigamask.rng import make_rng
+from gigamask.types import Prompts
 
 XANYLABELING_SIZE, XANYLABELING_MASK_SIZE = (684, 1024), 256
 """Height and width of X-AnyLabeling's images, and side of its mask prompts, which are empty."""
@@ -117,6 +118,7 @@ def _input_size(model: Sam) -> tuple[int, int]:
     return (side, side) if model.config.stretch else (round(height * side / width), side)
 
 
+@keep_if_equal()
 @torch.no_grad()
 def write_xanylabeling(model: Sam, out: Path) -> dict:
     """Write a model and its description for X-AnyLabeling, and compare the outputs.
@@ -137,24 +139,31 @@ def write_xanylabeling(model: Sam, out: Path) -> dict:
     encoder, decoder = XAnyLabelingEncoder(traceable).eval(), XAnyLabelingDecoder(traceable).eval()
     image = torch.from_numpy(rng.integers(0, 256, (*XANYLABELING_SIZE, 3)).astype("float32"))
     export(encoder, {"image": image}, out / ENCODER, {"image_embeddings": {}})
-    blank = torch.zeros(1, 1, XANYLABELING_MASK_SIZE, XANYLABELING_MASK_SIZE)
-    inputs = {
-        "image_embeddings": encoder(image),
-        "point_coords": torch.tensor([[[300.0, 200.0], [700.0, 500.0], [0.0, 0.0]]]),
-        "point_labels": torch.tensor([[2.0, 3.0, -1.0]]),
-        "mask_input": blank,
-        "has_mask_input": torch.zeros(1),
-        "orig_im_size": torch.tensor(XANYLABELING_SIZE).float(),
-    }
-    export(decoder, inputs, out / DECODER, DECODER_AXES)
+    embedding = encoder(image)
     found = run_session(open_session(out / ENCODER), {"image": image})
-    reader = "onnxruntime"
-    worst = compare(
-        {"image_embeddings": inputs["image_embeddings"]}, found, f"{out / ENCODER}: {reader}"
-    )
-    expected = dict(zip(DECODER_OUTPUTS, decoder(**inputs), strict=True))
-    found = run_session(open_session(out / DECODER), inputs)
-    worst = max(worst, compare(expected, found, f"{out / DECODER}: {reader}"))
+    reader = f"{out / ENCODER}: onnxruntime"
+    worst = compare({"image_embeddings": embedding}, found, reader)
+
+    def make_inputs(embedding: Tensor, prompts: Prompts) -> dict[str, Tensor]:
+        return {
+            "image_embeddings": embedding,
+            "point_coords": prompts.points_xy_input / decoder.scale_xy,
+            "point_labels": prompts.labels.float(),
+            "mask_input": torch.zeros(1, 1, XANYLABELING_MASK_SIZE, XANYLABELING_MASK_SIZE),
+            "has_mask_input": torch.zeros(1),
+            "orig_im_size": torch.tensor(XANYLABELING_SIZE).float(),
+        }
+
+    def answers(embedding: Tensor, prompts: Prompts) -> dict[str, Tensor]:
+        outputs = decoder(**make_inputs(embedding, prompts))
+        return dict(zip(DECODER_OUTPUTS, outputs, strict=True))
+
+    probes = draw_prompts(model, embedding, answers)
+    export(decoder, make_inputs(embedding, probes[0]), out / DECODER, DECODER_AXES)
+    session, reader = open_session(out / DECODER), f"{out / DECODER}: onnxruntime"
+    for prompts in probes:
+        found = run_session(session, make_inputs(embedding, prompts))
+        worst = max(worst, compare(answers(embedding, prompts), found, reader))
     description = {
         "type": "segment_anything",
         "name": name,
@@ -174,6 +183,7 @@ def write_xanylabeling(model: Sam, out: Path) -> dict:
     }
 
 
+@keep_if_equal()
 def write_cvat(model: Sam, out: Path) -> dict:
     """Write a model as a serverless function of CVAT: an interactor with points and a box.
 

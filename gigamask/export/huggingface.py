@@ -14,12 +14,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from gigamask.errors import GigamaskError
-from gigamask.export.probe import Probe, compare, read_back
+from gigamask.export.probe import Probe, compare, keep_if_equal, read_back
 from gigamask.models import convert
 from gigamask.models.configs import Sam2Decoder, SamConfig
 from gigamask.models.sam.sam import Sam, preprocess
 
 
+@keep_if_equal()
 def write_huggingface(model: Sam, out: Path) -> dict:
     """Write a model as a Hugging Face folder, load it, and compare the outputs.
 
@@ -41,14 +42,12 @@ def write_huggingface(model: Sam, out: Path) -> dict:
             "--to huggingface needs transformers, which is not installed: "
             "run pip install 'gigamask[hf]'"
         )
-    if out.exists() and not out.is_dir():
-        raise GigamaskError(f"--out {out}: must be a folder for Hugging Face, but is a file")
     from transformers import Sam2Model, SamModel
 
     model.save_pretrained(out)
     read_back(model, out)
     kind = Sam2Model if isinstance(model.config.decoder, Sam2Decoder) else SamModel
-    loaded, probe = kind.from_pretrained(out).eval(), Probe.from_config(model.config)
+    loaded, probe = kind.from_pretrained(out).eval(), Probe.from_model(model)
     pairs = zip(probe.outputs(model), huggingface_outputs(loaded, model, probe), strict=True)
     difference = max(
         compare(expected, actual, f"{out}: transformers' {kind.__name__}")

@@ -6,14 +6,14 @@ must load it with `strict=False`.
 
 from pathlib import Path
 
-from gigamask.errors import GigamaskError
-from gigamask.export.probe import read_back
+from gigamask.export.probe import keep_if_equal, read_back
 from gigamask.models import convert, state_dict, weight_files
 from gigamask.models.configs import Sam2Decoder
 from gigamask.models.sam.sam import Sam
 from gigamask.models.sam2 import convert as sam2
 
 
+@keep_if_equal(".pth")
 def write_pth(model: Sam, out: Path) -> dict:
     """Write a model as Meta's `.pth`, load it from there, and compare the outputs.
 
@@ -29,8 +29,6 @@ def write_pth(model: Sam, out: Path) -> dict:
         GigamaskError: The file has another suffix, the format cannot describe the model, or the
             outputs differ.
     """
-    if out.suffix != ".pth":
-        raise GigamaskError(f"--out {out}: Meta's format requires a file that ends in .pth")
     state = state_dict.to_official(model)
     convert.check_is_published_sam(model.config, "Meta's format")
     if isinstance(model.config.decoder, Sam2Decoder):
@@ -39,6 +37,7 @@ def write_pth(model: Sam, out: Path) -> dict:
     return {"files": [str(out)], "tensors": len(state), "difference": read_back(model, out)}
 
 
+@keep_if_equal(".safetensors")
 def write_safetensors(model: Sam, out: Path) -> dict:
     """Write a model as `.safetensors` with its configuration in the header; compare the outputs.
 
@@ -53,8 +52,6 @@ def write_safetensors(model: Sam, out: Path) -> dict:
     Raises:
         GigamaskError: The file has another suffix, or the outputs differ.
     """
-    if out.suffix != ".safetensors":
-        raise GigamaskError(f"--out {out}: requires a file that ends in .safetensors")
     state = state_dict.to_official(model)
     state_dict.save_weights(state, model.config, out)
     return {"files": [str(out)], "tensors": len(state), "difference": read_back(model, out)}

@@ -29,7 +29,7 @@ from torch.nn import functional
 
 from gigamask import files
 from gigamask.errors import GigamaskError, first_line
-from gigamask.export.probe import TOLERANCE, Probe, compare
+from gigamask.export.probe import TOLERANCE, Probe, compare, keep_if_equal
 from gigamask.models.compact.prompt_maps import MIDDLE_WINDOW
 from gigamask.models.sam.attention import rel_pos_attention_reference
 from gigamask.models.sam.dense_decoder import DenseMaskDecoder
@@ -171,6 +171,7 @@ class OnnxDecoder(nn.Module):
         return functional.interpolate(low, image_size, mode="bilinear", align_corners=False)
 
 
+@keep_if_equal()
 def write_onnx(model: Sam, out: Path, precision: OnnxPrecision = "fp32") -> dict:
     """Write a model as two ONNX files, run them with onnxruntime, and compare the outputs.
 
@@ -184,7 +185,7 @@ def write_onnx(model: Sam, out: Path, precision: OnnxPrecision = "fp32") -> dict
 
     Raises:
         GigamaskError: A package is not installed, `out` is a file, the model is rectangular, or
-            outputs differ.
+            outputs differ, in which case nothing is written.
     """
     if model.config.rectangular:
         raise GigamaskError(
@@ -192,14 +193,20 @@ def write_onnx(model: Sam, out: Path, precision: OnnxPrecision = "fp32") -> dict
             "--model.rectangular: export it with --to safetensors"
         )
     check_onnx(out)
-    traceable = make_traceable(model)
-    probe, decoder = Probe.from_config(model.config), OnnxDecoder(traceable)
+    traceable, mask_size = make_traceable(model), model.config.mask_size
+    decoder = OnnxDecoder(traceable)
+
+    def answers(embedding: Tensor, prompts: Prompts) -> dict[str, Tensor]:
+        inputs = _decoder_inputs(embedding, prompts, SIZES[0], mask_size)
+        return _outputs(decoder, _beside(inputs))
+
+    probe = Probe.from_model(model, answers, TOLERANCES[precision])
     with torch.no_grad():
         embedding = model.encode(probe.pixels, probe.valid)
     encoder_inputs = {"image": probe.pixels, "input_size": probe.valid}
     encoder = OnnxEncoder(traceable)
     export(encoder, encoder_inputs, out / ENCODER, ENCODER_AXES, precision)
-    decoder_inputs = _decoder_inputs(embedding, probe.prompts[0], SIZES[0], model.config.mask_size)
+    decoder_inputs = _decoder_inputs(embedding, probe.prompts[0], SIZES[0], mask_size)
     axes = DECODER_AXES | ({CLASS_SCORES: {0: "prompts"}} if model.config.class_names else {})
     export(decoder, decoder_inputs, out / DECODER, axes, precision)
     for name in (ENCODER, DECODER):
@@ -211,15 +218,13 @@ def write_onnx(model: Sam, out: Path, precision: OnnxPrecision = "fp32") -> dict
 
 
 def check_onnx(out: Path) -> None:
-    """Create the folder of ONNX files; raise `GigamaskError` if they cannot be written."""
+    """Create the folder of ONNX files; raise `GigamaskError` if a package is not installed."""
     missing = [name for name in ("onnx", "onnxruntime") if importlib.util.find_spec(name) is None]
     if missing:
         raise GigamaskError(
             f"--to onnx requires {' and '.join(missing)} (not installed): "
             "run pip install 'gigamask[onnx]'"
         )
-    if out.exists() and not out.is_dir():
-        raise GigamaskError(f"--out {out}: must be a folder for two ONNX files, but is a file")
     out.mkdir(parents=True, exist_ok=True)
 
 
@@ -329,25 +334,34 @@ def _verify(model: Sam, decoder: OnnxDecoder, probe: Probe, out: Path, tolerance
     expected = {"image_embeddings": embeddings}
     worst = compare(expected, actual, f"{out / ENCODER}: onnxruntime", tolerance)
     embedding, mask_size = embeddings[:1], model.config.mask_size
-    names = [*DECODER_OUTPUTS, *([CLASS_SCORES] if model.config.class_names else [])]
     for prompts in probe.prompts:
         for size in SIZES:
             inputs = _decoder_inputs(embedding, prompts, size, mask_size)
-            expected = dict(zip(names, decoder(**inputs), strict=True))
             actual = run_session(session, inputs)
-            worst = max(worst, compare(expected, actual, reader, tolerance))
+            worst = max(worst, compare(_outputs(decoder, inputs), actual, reader, tolerance))
         low, iou = model.decode(embedding, torch.zeros(1, dtype=torch.int64), prompts)
         masks = slice(1, None) if prompts.multimask_output else slice(1)
         decoded = {"low_res_masks": low, "iou_predictions": iou}
         found = {name: actual[name][:, masks] for name in decoded}
         worst = max(worst, compare(decoded, found, reader, tolerance))
-        inputs = _decoder_inputs(embedding, prompts, SIZES[0], mask_size)
-        for name in DECODER_AXES.keys() & inputs.keys():  # a second prompt beside it
-            scale = 0.5 if name == "point_coords" else 1.0
-            inputs[name] = torch.cat([inputs[name], scale * inputs[name]])
-        expected = dict(zip(names, decoder(**inputs), strict=True))
-        worst = max(worst, compare(expected, run_session(session, inputs), reader, tolerance))
+        inputs = _beside(_decoder_inputs(embedding, prompts, SIZES[0], mask_size))
+        actual = run_session(session, inputs)
+        worst = max(worst, compare(_outputs(decoder, inputs), actual, reader, tolerance))
     return worst
+
+
+def _outputs(decoder: OnnxDecoder, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the outputs of a decoder by name."""
+    return dict(zip([*DECODER_OUTPUTS, CLASS_SCORES], decoder(**inputs), strict=False))
+
+
+def _beside(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the inputs of a decoder with a second prompt beside the first."""
+    scale = {"point_coords": 0.5}
+    return {
+        name: torch.cat([each, scale.get(name, 1.0) * each]) if name in DECODER_AXES else each
+        for name, each in inputs.items()
+    }
 
 
 def open_session(path: Path) -> Any:

@@ -4,15 +4,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import save_file
 
 from gigamask import files
 from gigamask.errors import GigamaskError
+from gigamask.export.probe import keep_if_equal, largest_difference
 from gigamask.models import convert, lora, peft_files, state_dict, weight_files
 from gigamask.models.sam.sam import Sam
 
 
+@keep_if_equal()
 def write_peft(model: Sam, out: Path, weights: str, base: str | None) -> dict[str, Any]:
     """Write the adapters of a run as a folder of peft, read it back, and compare the weights.
 
@@ -30,8 +31,6 @@ def write_peft(model: Sam, out: Path, weights: str, base: str | None) -> dict[st
         GigamaskError: There are no adapters, the format cannot describe them, or `out` is a file.
     """
     convert.check_is_published_sam(model.config, "peft's format, as gigamask writes it,")
-    if out.exists() and not out.is_dir():
-        raise GigamaskError(f"--out {out}: must be a folder for peft, but is a file")
     file = state_dict.find_weights(weights)
     trained = weight_files.read_safetensors(file)[0] if file.suffix == ".safetensors" else {}
     if not lora.has_adapters(trained) or base is None:
@@ -48,13 +47,8 @@ def write_peft(model: Sam, out: Path, weights: str, base: str | None) -> dict[st
     )
     files.write_text(out / peft_files.CONFIG, json.dumps(config, indent=2))
     own, (read, _) = state_dict.to_official(model), state_dict.read_weights(out)
-    difference = max(_difference(own[name], read[name]) for name in own)
+    difference = largest_difference(own, read)
     if difference > 1e-5:
         raise GigamaskError(f"{out}: the merged weights differ by {difference:.2g} from the run's")
     written = [str(out / name) for name in (peft_files.CONFIG, peft_files.WEIGHTS)]
     return {"files": written, "tensors": len(tensors), "difference": difference}
-
-
-def _difference(expected: torch.Tensor, actual: torch.Tensor) -> float:
-    scale = expected.abs().max().clamp(min=1e-12)
-    return float((expected - actual).abs().max() / scale)

@@ -16,7 +16,6 @@ from gigamask.export.huggingface import huggingface_outputs
 from gigamask.export.probe import Probe, compare
 from gigamask.models import convert, peft_files, state_dict
 from gigamask.models.sam.sam import Sam
-from tests.little import SPEC
 
 LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
 
@@ -41,7 +40,8 @@ def trained(out: Path, scenes, weights, *words: str) -> Path:
 def test_peft_computes_what_the_run_computes(words, scenes, weights, tmp_path):
     run, out = trained(tmp_path / "run", scenes, weights, *words), tmp_path / "adapters"
     assert main(["export", str(run), "--to", "peft", "--out", str(out)]) == 0
-    ours, probe = Sam.from_pretrained(run), Probe.from_config(SPEC)
+    ours = Sam.from_pretrained(run)
+    probe = Probe.from_model(ours)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         theirs = PeftModel.from_pretrained(SamModel.from_pretrained(weights), out).eval()

@@ -3,6 +3,7 @@
 import errno
 import importlib.util
 import json
+import re
 import resource
 import warnings
 from dataclasses import replace
@@ -14,7 +15,7 @@ import torch
 from gigamask import files
 from gigamask.errors import GigamaskError
 from gigamask.export import huggingface, official, onnx
-from gigamask.export.probe import Probe, compare
+from gigamask.export.probe import Probe, compare, draw_prompts
 from gigamask.models import state_dict, weight_files
 from gigamask.models.configs import SamConfig, SamDecoder, tiny
 from gigamask.models.init import build_model
@@ -60,9 +61,30 @@ def test_an_export_that_states_other_heads_is_refused(model, write, tmp_path, mo
     monkeypatch.setattr(
         weight_files, "make_spec", lambda config: make_spec(replace(config, decoder_num_heads=8))
     )
-    suffix = {official.write_pth: ".pth"}.get(write, ".safetensors")
-    with pytest.raises(GigamaskError, match=r"logits.*not a copy of the model"):
-        write(model, tmp_path / f"model{suffix}")
+    out = tmp_path / f"model{ {official.write_pth: '.pth'}.get(write, '.safetensors') }"
+    out.write_text("an earlier export")
+    with pytest.raises(GigamaskError, match=rf"^{re.escape(str(out))}.*logits.*not a copy"):
+        write(model, out)
+    assert [path.name for path in tmp_path.iterdir()] == [out.name]
+    assert out.read_text() == "an earlier export"
+
+
+def test_prompts_are_drawn_until_they_lie_on_no_tie(model):
+    """Of an answer with a threshold exactly where the first prompts are, rounding decides."""
+    embedding, thresholds = model.encode(torch.rand(1, 3, 64, 64), torch.tensor([[48, 64]])), []
+
+    def answers(embedding, prompts):
+        logits, iou = model.decode(embedding, torch.zeros(1).long(), prompts)
+        thresholds.append(logits.double().mean())
+        return {"predicted IoU": iou + 2e-3 * (thresholds[-1] > thresholds[0])}
+
+    with torch.no_grad():
+        points = draw_prompts(model, embedding, answers)[0]
+        on_tie = draw_prompts(model, embedding)[0]
+        for prompts in (points, on_tie):
+            answers(embedding, prompts)
+    assert abs(thresholds[-2] - thresholds[0]) > 1e-5
+    assert thresholds[-1] == thresholds[0]
 
 
 @pytest.mark.slow
@@ -153,7 +175,7 @@ def test_onnx_scores_classes_as_the_model_does(config, tmp_path, no_shape_checks
     session = onnx.open_session(tmp_path / "decoder.onnx")
     spec = json.loads(session.get_modelmeta().custom_metadata_map["spec"])
     assert spec["class_names"] == ["cat", "a dog", "bird"]
-    probe = Probe.from_config(model.config)
+    probe = Probe.from_model(model)
     with torch.no_grad():
         embedding = model.encode(probe.pixels, probe.valid)
         for prompts in probe.prompts[:2]:
@@ -192,7 +214,7 @@ def test_onnx_takes_metas_six_inputs_in_any_number_and_size(model, tmp_path):
     ]
     assert [each.name for each in session.get_inputs()] == names
     assert {each.type for each in session.get_inputs()} == {"tensor(float)"}
-    probe = Probe.from_config(SPEC)
+    probe = Probe.from_model(model)
     embedding = model.encode(probe.pixels, probe.valid).detach()
     for prompts, count, size in ((1, 1, (40, 60)), (3, 5, (77, 31))):
         points = torch.rand(prompts, count, 2) * 60
@@ -229,7 +251,7 @@ def test_onnx_in_half_precision_embeds_several_images(model, tmp_path, monkeypat
     product = next(node for node in graph.node if node.op_type == "MatMul")
     assert kinds[product.input[1]] == library.TensorProto.FLOAT16
     session = InferenceSession(str(tmp_path / "encoder.onnx"), providers=["CPUExecutionProvider"])
-    probe = Probe.from_config(SPEC)
+    probe = Probe.from_model(model)
     pixels, valid = probe.pixels.repeat(3, 1, 1, 1), probe.valid.repeat(3, 1)
     (found,) = session.run(None, {"image": pixels.numpy(), "input_size": valid.numpy()})
     assert found.dtype == np.float32
@@ -237,7 +259,8 @@ def test_onnx_in_half_precision_embeds_several_images(model, tmp_path, monkeypat
     assert np.abs(found - expected).max() < 0.01 * np.abs(expected).max()
     monkeypatch.setitem(onnx.TOLERANCES, "fp16", 1e-9)
     with pytest.raises(GigamaskError, match=r"onnxruntime returns .* more than 1e-09"):
-        onnx.write_onnx(model, tmp_path, "fp16")
+        onnx.write_onnx(model, tmp_path / "refused", "fp16")
+    assert not (tmp_path / "refused").exists()
 
 
 def test_what_differs_is_said():

@@ -66,7 +66,8 @@ def test_a_decoder_that_is_trained_has_no_adapters():
 
 
 def test_new_adapters_change_nothing():
-    model, probe = little().build().eval(), Probe.from_config(SPEC)
+    model = little().build().eval()
+    probe = Probe.from_model(model)
     before = probe.outputs(model)
     select_trained(model, ALL_FROZEN, lora=LoRA(rank=2, on=("all",)))
     for first, second in zip(before, probe.outputs(model), strict=True):
@@ -76,7 +77,8 @@ def test_new_adapters_change_nothing():
 @pytest.mark.parametrize("on", [("attention",), ("q", "v"), ("all",)], ids=" ".join)
 @pytest.mark.parametrize("config", [little(), little_sam2()], ids=["sam", "sam2"])
 def test_the_merged_model_computes_the_same_bit_for_bit(on, config):
-    model, probe = adapted(config, on=on, alpha=3.0), Probe.from_config(config.model)
+    model = adapted(config, on=on, alpha=3.0)
+    probe = Probe.from_model(model)
     trained, base = lora.split_trained(model)
     assert set(lora.join_trained(trained, base)) == set(model.state_dict())
     plain = build_model(config.model, 1).eval()
