@@ -194,7 +194,8 @@ class Replay(Sampler):
         recent, losses = recent[hard], losses[hard]
         if len(recent) <= self.size:
             return recent
-        return np.sort(recent[np.argpartition(losses, len(losses) - self.size)[-self.size :]])
+        # Stable: which of equal losses `argpartition` takes depends on the processor.
+        return np.sort(recent[np.argsort(-losses, kind="stable")[: self.size]])
 
 
 def _at_quantiles(

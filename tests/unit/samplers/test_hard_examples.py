@@ -249,6 +249,13 @@ def test_a_training_fills_the_buffer_and_items_leave_it_when_they_are_learned():
         history.update(order, np.full(len(order), epoch), losses)
 
 
+def test_of_equal_losses_the_first_items_are_replayed():
+    """On every processor: partial sorts leave open which of equal values they take."""
+    losses = {item: 2.0 if item % 2 else 1.0 for item in range(80)} | {80: 3.0, 81: 0.5}
+    buffer = Replay(size=10, percentile=10.0).buffer(1, replayable(losses))
+    assert buffer.tolist() == [1, 3, 5, 7, 9, 11, 13, 15, 17, 80]
+
+
 def test_more_entries_than_places_are_replayed_at_random():
     losses = {item: float(item) for item in range(100)}
     sampler = Replay(share=0.5, percentile=0.0, per_epoch=20)
