@@ -1,20 +1,29 @@
 # On a fresh clone: `make demo` or `make test`. Each sets up the environment first.
 PYTHON ?= python3
 BIN := .venv/bin
-# `make test` runs two processes of one thread each. pip does not compile the modules, of which most
-# are never imported; Python compiles the others.
+TORCH := torch==2.13.0
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
+# pip does not compile the modules, of which most are never imported; Python compiles the others once,
+# unless this variable forbids it: then every process of every test would compile them again.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test quick lint docs clean
+.PHONY: demo test test-slow quick lint docs lock clean
 
 demo: .venv/ready
 	$(BIN)/gigamask demo
 
+# Two processes of one thread each.
 test: .venv/ready
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal --durations 15 tests/unit tests/parity tests/device
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal --durations 15 --no-shape-checks tests/laws tests/journeys
+	$(PYTEST) --durations 15 -m "not long"
+
+test-slow: .venv/ready
+	$(PYTEST) --durations 15 -m long
+	tests/other_machines.sh
+	tests/versions.sh oldest .venv/oldest
+	tests/versions.sh newest .venv/newest
 
 quick: .venv/ready
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m "not slow" --no-shape-checks
+	$(PYTEST) -m "not slow and not long" --no-shape-checks
 
 lint: .venv/ready
 	$(BIN)/ruff check .
@@ -25,9 +34,19 @@ lint: .venv/ready
 docs: .venv/ready
 	$(BIN)/mkdocs build --strict
 
+# Lock the newest versions of everything that `make demo` and `make test` install, torch aside.
+lock: .venv/ready
+	$(BIN)/pip install -q uv
+	echo '$(TORCH)' > .venv/torch.txt
+	echo '# Made by `make lock`: what the tests run with, on each platform and Python. torch is chosen in the Makefile.' > .venv/lock.txt
+	$(BIN)/uv pip compile -q --universal --python-version 3.11 --no-annotate --no-header \
+		--constraint .venv/torch.txt --extra dev pyproject.toml >> .venv/lock.txt
+	mv .venv/lock.txt constraints.txt
+
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install -q --no-compile -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install -q --no-compile -c constraints.txt setuptools
+	$(BIN)/pip install -q --no-compile --no-build-isolation -c constraints.txt -e '.[dev]'
 	touch $@
 
 clean:
