@@ -19,9 +19,10 @@ import pytest
 import torch
 from tyro import _docstrings, _unsafe_cache
 
-from tests import shape_checks
+from tests import reporting, shape_checks
 
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ.get("TEST_THREADS", 1)))
+torch.backends.mkldnn.enabled = os.environ.get("TEST_MKLDNN", "1") == "1"
 cv2.setNumThreads(1)  # also, a fork of a process whose OpenCV has threads may hang
 # A busy machine is slow, not wrong; forty examples find what a hundred find, or a law says more.
 hypothesis.settings.register_profile("untimed", deadline=None, max_examples=40)
@@ -52,7 +53,8 @@ if os.environ["SHAPE_CHECKS"] == "True":
     shape_checks.install()
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(reporting)
     # A shell starts commands in the background with SIGINT ignored, and tests send SIGINT.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

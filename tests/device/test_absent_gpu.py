@@ -148,6 +148,7 @@ def results(scenes, described, tmp_path_factory):
     return json.loads((folder / "results.json").read_text())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_its_numbers_are_those_of_the_cpu(results, scenes, described, tmp_path, name):
     found = results[name]

@@ -63,6 +63,7 @@ def told(folder: Path) -> dict[str, dict]:
     }
 
 
+@pytest.mark.long
 def test_a_table_is_trained_and_scored(done):
     markdown, found = (
         (done / "ablation.md").read_text(),
@@ -95,6 +96,7 @@ def test_a_table_is_trained_and_scored(done):
         assert all(0 < training["seconds"] < 600 for training in each["trainings"])
 
 
+@pytest.mark.long
 def test_what_is_done_is_not_done_again(command, done, capsys):
     again = [*command, *f"--out {done} --seeds 2 --steps 2".split()]
     before = told(done)
@@ -111,6 +113,7 @@ def test_what_is_done_is_not_done_again(command, done, capsys):
     assert alike(told(done), before | {"lanes/seed_1": before["lanes/seed_1"] | RESUMED})
 
 
+@pytest.mark.long
 def test_a_stopped_training_goes_on_and_ends_where_it_would_have(
     command, tmp_path, monkeypatch, capsys
 ):
@@ -141,6 +144,7 @@ def test_a_stopped_training_goes_on_and_ends_where_it_would_have(
     )
 
 
+@pytest.mark.long
 def test_trainings_side_by_side_are_the_same(command, done, tmp_path):
     out = tmp_path / "beside"
     assert main([*command, *f"--out {out} --seeds 1 --steps 2 --parallel-runs 2".split()]) == 0
@@ -152,6 +156,7 @@ def test_trainings_side_by_side_are_the_same(command, done, tmp_path):
     assert "step 2/2" in (out / "plain" / "seed_0" / "log.txt").read_text()
 
 
+@pytest.mark.long
 def test_a_failed_training_does_not_keep_the_others(command, tmp_path, monkeypatch, capsys):
     train, once = (
         ablate.train,
@@ -176,6 +181,7 @@ def test_a_failed_training_does_not_keep_the_others(command, tmp_path, monkeypat
     assert told(tmp_path / "out").keys() == {"lanes/seed_0", "plain/seed_0"}
 
 
+@pytest.mark.long
 def test_another_training_in_the_folder_is_refused(
     command, done, scenes, held_out, tmp_path, capsys
 ):
@@ -237,6 +243,7 @@ def test_bad_input_is_one_line_before_any_training(command, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.long
 def test_variants_train_for_equal_cpu_minutes(command, tmp_path, monkeypatch, capsys):
     """A variant whose steps cost about twice the CPU time has about half of them."""
     (tmp_path / "two.yaml").write_text("plain: []\ndouble: {batch-size: 9}\n")

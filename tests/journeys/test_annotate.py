@@ -248,6 +248,7 @@ def test_wrong_projects_are_one_line(tmp_path, capsys, photos):
         assert said.count("\n") == 1
 
 
+@pytest.mark.long
 def test_images_of_16_bits_are_shown_and_classes_are_named(
     browser,  # noqa: F811
     tmp_path,

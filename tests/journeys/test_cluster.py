@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+import pytest
 from safetensors.numpy import load_file
 
 from gigamask.cli.main import main
@@ -33,6 +34,7 @@ ENVIRONMENT = {
 PAGE = (DOCS / "cluster.md").read_text()
 
 
+@pytest.mark.long
 def test_a_process_killed_and_all_of_them_stopped_change_nothing(scenes, tmp_path):
     """torchrun starts all again when one was killed; when it is itself signaled to stop, they save,
     and the same command goes on. Bit for bit."""
@@ -121,6 +123,7 @@ def both(*words: str) -> list[subprocess.Popen]:
     ]
 
 
+@pytest.mark.long
 def test_one_that_hangs_is_given_up_and_the_run_goes_on(scenes, tmp_path):
     """The other process stops with an error, both print their stacks; the same command alone ends
     as if nothing had been, up to rounding."""

@@ -236,6 +236,7 @@ def test_follow_prints_the_nine_steps(scenes, capsys):
     ]
 
 
+@pytest.mark.long
 def test_an_interrupted_demo_says_so_goes_on_and_leaves_its_report(tmp_path, monkeypatch, capsys):
     out = tmp_path / "demo"
     words = f"demo --out {out} --train-images 4 --test-images 2 --steps 3".split()

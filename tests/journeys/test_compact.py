@@ -57,6 +57,7 @@ def picture() -> np.ndarray:
     return compose_scene(1, 0).pixels[::4, ::4]
 
 
+@pytest.mark.long
 def test_its_run_states_the_model_and_resumes_bit_for_bit(run, model, scenes, tmp_path):
     assert isinstance(model.config.encoder, ConvPyramid)
     assert isinstance(model.config.decoder, WindowDecoder)
@@ -167,6 +168,7 @@ def test_it_is_exported_where_its_decoder_is_known(run, scenes, tmp_path, capsys
         assert not (tmp_path / out).exists()
 
 
+@pytest.mark.long
 def test_onnx_export_gives_the_same_masks(run, tmp_path, capsys):
     pytest.importorskip("onnxruntime")
     assert main(f"export {run} --to onnx --out {tmp_path}/onnx".split()) == 0

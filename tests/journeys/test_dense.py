@@ -86,6 +86,7 @@ def test_predictor_and_automatic_masks(run, tmp_path, monkeypatch):
     assert all(mask["segmentation"].any() for mask in generator.generate(picture))
 
 
+@pytest.mark.long
 def test_a_plan_needs_no_data(tmp_path):
     told = tmp_path / "plan.json"
     small = "--model.image-size 256 --model.depth 2 --model.global-attn-indexes 1"

@@ -99,6 +99,7 @@ def test_in_python(scenes, teacher, tmp_path):
         gigamask.distill(little())  # pyrefly: ignore[bad-argument-type]
 
 
+@pytest.mark.long
 def test_a_plan_counts_the_teacher():
     huge = replace(vit_h(), image_size=256)
     bytes_of_huge = sum(each.nbytes for each in build_model(huge, 0, "meta").parameters())

@@ -25,8 +25,10 @@ from tests.journeys import doc_fixtures
 from tests.journeys.pages import DOCS, PAGES, ROOT, Item, benchmarks, items
 from tests.journeys.substitutions import ADDED, REPLACED, small, small_python
 from tests.servers import FileServer, Hub, ObjectStore
+from tests.tiers import long_after
 
-PAGES_WITH_ITEMS = [page for page in PAGES if items(page)]
+FIRST_PAGES = ["README.md", "docs/own_data.md", "docs/tour.md"]
+PAGES_WITH_ITEMS = FIRST_PAGES + [page for page in PAGES if items(page) and page not in FIRST_PAGES]
 SEPARATE_SECTIONS = ("docs/measurements.md",)
 """Pages whose sections are separate experiments, each of which starts from the same folder."""
 
@@ -44,7 +46,7 @@ def retry_at_once(monkeypatch):
 
 
 @pytest.mark.usefixtures("forked")
-@pytest.mark.parametrize("page", PAGES_WITH_ITEMS)
+@pytest.mark.parametrize("page", long_after(len(FIRST_PAGES), PAGES_WITH_ITEMS))
 def test_every_command_of_a_page_runs(page, populated, tmp_path, monkeypatch):
     """In order, in a folder with the page's paths; `substitutions` makes them small."""
     sections: dict[str, list[Item]] = {}
@@ -117,7 +119,7 @@ def run_command(text: str) -> None:
     if program == "srun":
         program = words.pop(0)
     if program == "make":
-        targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+        targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
         assert set(words) <= targets, text
     elif program == "pip":
         project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -266,6 +268,7 @@ def site(tmp_path_factory) -> Path:
     return out
 
 
+@pytest.mark.long
 def test_every_module_is_on_a_page_of_the_reference(site):
     body = zlib.decompress((site / "objects.inv").read_bytes().split(b"\n", 4)[4]).decode()
     shown = {line.split()[0] for line in body.splitlines()}

@@ -142,6 +142,7 @@ def iou(one: np.ndarray, other: np.ndarray) -> float:
     return float((one & other).sum() / max((one | other).sum(), 1))
 
 
+@pytest.mark.long
 def test_annotation_tools_predict_as_the_predictor_does(tmp_path, capsys):
     for tool in ("x-anylabeling", "cvat"):
         assert main(["export", "starter", "--to", tool, "--out", str(tmp_path / tool)]) == 0

@@ -290,6 +290,7 @@ def test_whatever_is_wrong_is_one_line_and_nothing_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_training_is_evaluated_on_held_out_images(scenes, held_out, tmp_path, monkeypatch, capsys):
     """The scores are those of `evaluate`, and the training is the same without evaluation."""
     words, run = ["--data", scenes, "--steps", 4], tmp_path / "run"

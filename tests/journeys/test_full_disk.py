@@ -16,6 +16,7 @@ from gigamask.cli.main import main
 from gigamask.models.init import build_model
 from gigamask.models.state_dict import save_weights, to_official
 from tests import little
+from tests.tiers import long_after
 
 SPEC = replace(little.SPEC, custom_init=True)
 FEW = [
@@ -40,11 +41,11 @@ COMMANDS = {
     "official": "export {weights} --to official --out {out}.pth --json {out}.json",
     "safetensors": "export {weights} --to safetensors --out {out}.safetensors",
     "huggingface": "export {weights} --to huggingface --out {out}",
-    "onnx": "export {weights} --to onnx --out {out}",
-    "evaluate": "evaluate {weights} --data {scenes} --max-images 1 --pictures {out} "
-    "--json {out}.json --html {out}.html",
     "report": "report {run} --out {out}.html --json {out}.json",
     "train": "train tiny --data {scenes} --out {out} {train}",
+    "evaluate": "evaluate {weights} --data {scenes} --max-images 1 --pictures {out} "
+    "--json {out}.json --html {out}.html",
+    "onnx": "export {weights} --to onnx --out {out}",
 }
 
 
@@ -98,7 +99,7 @@ def written(folder: Path) -> list[Path]:
     )
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", long_after(len(COMMANDS) - 2, list(COMMANDS)))
 def test_a_full_disk_is_one_line_and_leaves_no_half_file(
     command, places, tmp_path, capsys, record_property
 ):

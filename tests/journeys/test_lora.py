@@ -78,6 +78,7 @@ def test_resumed_training_is_the_same_bit_for_bit(scenes, weights, tmp_path):
         assert torch.equal(tensor, other.state_dict()[name]), name
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_two_processes_train_as_one(scenes, weights, tmp_path):
     words = ["--lora", 2, "--steps", 2, "--batch-size", 4]
@@ -175,6 +176,7 @@ def test_a_damaged_or_missing_base_is_found(run, tmp_path):
         state_dict.read_weights(moved)
 
 
+@pytest.mark.long
 def test_the_plan_counts_adapters_alone(capsys, tmp_path):
     few = "--micro-batch-size 1 --prompts.clicks 0 --prompts.no-mask-only-rounds".split()
     words = ["plan", "finetune", "--freeze", *FROZEN, *few]
@@ -191,6 +193,7 @@ def test_the_plan_counts_adapters_alone(capsys, tmp_path):
     assert math.isclose(plans[8]["parameters"], plans[0]["parameters"], rel_tol=0.01)
 
 
+@pytest.mark.long
 def test_fit_chooses_what_fits_and_says_so(scenes, weights, tmp_path, capsys):
     out = tmp_path / "run"
     assert train(out, scenes, weights, "--fit", "1GB", "--steps", 1) == 0

@@ -12,6 +12,7 @@ FEWEST = {"finetune": "2", "photographs": "6", "training_step": "4"}
 PICTURES = {"finetune": 1, "photographs": 2, "training_step": 3}
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # of Jupyter's own
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.ipynb")), ids=lambda path: path.stem)
 def test_a_notebook_runs(path, tmp_path, monkeypatch):

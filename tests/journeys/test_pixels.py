@@ -36,6 +36,7 @@ def scores(weights: str, data: str, *words: str) -> dict:
     return json.loads(Path("scores.json").read_text())
 
 
+@pytest.mark.long
 def test_cells_of_16_bits_are_trained_on_scored_and_segmented(here, capsys):
     cells = "synth cells --kind cells --images 5 --long-side 64 64".split()
     assert main([*cells, "--bits", "16"]) == 0

@@ -113,6 +113,7 @@ def test_what_is_wrong_is_one_line(words, message, capsys):
     assert told.count("\n") == 1
 
 
+@pytest.mark.long
 def test_classes_are_counted_in_the_data(scenes, tmp_path, capsys):
     """The head is larger by the classes found; without data, there are none to count."""
     counts = []

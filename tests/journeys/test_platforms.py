@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
 WITHOUT_UNIX = """
 import multiprocessing.reduction, multiprocessing.util, os, pathlib, signal, subprocess, sys
@@ -50,6 +52,7 @@ def test_loader_processes_need_not_be_forked(scenes, tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+@pytest.mark.long
 def test_training_needs_nothing_that_only_unix_has(scenes, tmp_path):
     """The modules and functions that Windows lacks are removed before gigamask is imported."""
     done = subprocess.run(

@@ -104,6 +104,7 @@ def test_what_is_said_and_written(scenes, tmp_path, capsys):
     assert f"{run}: 2 steps, 6 samples\n" in said
 
 
+@pytest.mark.long
 def test_interrupted_and_resumed_bit_for_bit(scenes, tmp_path):
     common = ["--data", str(scenes), "--loader.workers", "1", *CONSTANT_LR]
     run, gigamask = tmp_path / "run", str(Path(sys.executable).parent / "gigamask")

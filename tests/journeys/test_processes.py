@@ -62,6 +62,7 @@ def endless(words, tmp_path):
             each.kill()
 
 
+@pytest.mark.long
 def test_two_processes_train_as_torchruns_do_and_as_one_does(words, tmp_path):
     steps = ["--steps", "4"]
     code, told = ended(train(words, tmp_path / "two", *steps), tmp_path / "two")
@@ -82,6 +83,7 @@ def test_two_processes_train_as_torchruns_do_and_as_one_does(words, tmp_path):
     assert same(tmp_path / "api", tmp_path / "two")
 
 
+@pytest.mark.long
 def test_ctrl_c_saves_and_the_same_command_goes_on(words, endless, tmp_path):
     process, others = endless
     os.kill(process.pid, signal.SIGINT)

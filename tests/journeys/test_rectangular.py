@@ -24,6 +24,7 @@ def run(scenes, tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_it_resumes_and_does_not_depend_on_micro_batches(run, scenes, tmp_path):
     words = [LITTLE, "--data", scenes, *CONSTANT_LR]
     parts, ones, square = (tmp_path / name for name in ("parts", "ones", "square"))

@@ -123,6 +123,7 @@ def test_a_remote_index_and_its_batches_are_the_local_ones(tars, address, tmp_pa
     assert "0 scanned, 6 reused" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_tars_are_indexed_by_several_processes(tars, tmp_path):
     with ObjectStore() as objects:
         for path in tars.iterdir():

@@ -74,6 +74,7 @@ def sections(page: Page) -> list[str]:
     return [told["id"] for tag, told in page.tags if tag == "h2"]
 
 
+@pytest.mark.long
 def test_of_one_run(runs, tmp_path, capsys):
     assert report(runs / "again", "--verify", "--trust", "--json", tmp_path / "told.json") == 0
     assert capsys.readouterr().out == f"{runs / 'again' / 'report.html'}\n"

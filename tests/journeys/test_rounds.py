@@ -68,6 +68,7 @@ def wait_for(address, state, step=0):
     raise AssertionError(f"step {step}, {state}: not within {DEADLINE_S} s")
 
 
+@pytest.mark.long
 def test_a_round_resumes_exactly(project, tmp_path, monkeypatch):
     flags = ("--project", project, "--weights", tmp_path / "little.safetensors", "--device", "cpu")
     with killed(*flags) as address:

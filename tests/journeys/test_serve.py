@@ -413,6 +413,7 @@ def record(folder, steps):
         )
 
 
+@pytest.mark.long
 def test_checkpoints_are_verified_from_the_page(browser, address):
     with opened(browser, f"{address}#runs") as page:
         page.wait_for_selector("#curves figure")

@@ -32,6 +32,7 @@ def test_it_is_the_small_model_and_fits_in_eight_megabytes():
     assert state_dict.STARTER_FILE.stat().st_size < 8e6
 
 
+@pytest.mark.long
 def test_it_segments_unseen_scenes(leaves, tmp_path, capsys):
     scores = tmp_path / "scores.json"
     assert main(f"evaluate starter --data {leaves} --json {scores}".split()) == 0

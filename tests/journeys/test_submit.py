@@ -63,6 +63,7 @@ def undisturbed(scenes, tmp_path_factory):
     return weights(out)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cause", ["time limit", "preemption"])
 def test_a_training_on_slurm_is_requeued_and_ends_as_if_never_stopped(
     cause, scenes, slurm, undisturbed, capsys
@@ -92,6 +93,7 @@ def test_a_training_on_slurm_is_requeued_and_ends_as_if_never_stopped(
     assert all(np.array_equal(ours[name], undisturbed[name]) for name in undisturbed)
 
 
+@pytest.mark.long
 def test_a_job_that_fails_is_not_requeued(scenes, slurm, capsys):
     assert main(words(scenes, "run", "--submit", "slurm", "--submit-gpus", "0")) == 0
     wait_until(lambda: (slurm / "100.pid").exists())
@@ -104,6 +106,7 @@ def test_a_job_that_fails_is_not_requeued(scenes, slurm, capsys):
     assert not (slurm / "100.requeue").exists()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("forked")
 def test_a_local_training_that_is_killed_goes_on(scenes, slurm, undisturbed):
     """The command that submitted it starts it again."""
@@ -118,6 +121,7 @@ def test_a_local_training_that_is_killed_goes_on(scenes, slurm, undisturbed):
     assert all(np.array_equal(ours[name], undisturbed[name]) for name in undisturbed)
 
 
+@pytest.mark.long
 def test_two_machines_and_flags_in_a_file(scenes, slurm):
     """The job does not submit itself again, although the file is among its flags."""
     Path("cluster.yaml").write_text("submit: slurm\nsubmit-nodes: 2\nsubmit-gpus: 1\n")
@@ -128,6 +132,7 @@ def test_two_machines_and_flags_in_a_file(scenes, slurm):
     assert len(list(slurm.glob("*.sh"))) == 1
 
 
+@pytest.mark.long
 def test_a_local_training_on_two_processes(scenes, slurm):
     two = "--submit local --submit-gpus 2 --device cpu --micro-batch-size 1".split()
     assert main(words(scenes, "run", "--steps", "2", "--batch-size", "2", *two)) == 0

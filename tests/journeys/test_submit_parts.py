@@ -89,6 +89,7 @@ def run_in(folder: str, words: list[str]) -> tuple[dict, dict[str, bytes]]:
         os.chdir(before)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_parts_give_the_result_of_one_process(name, inputs):
@@ -143,6 +144,7 @@ def test_joined_scores_are_exact(inputs, tmp_path, monkeypatch, capfd):
     assert json.dumps(joined) == json.dumps(plain)
 
 
+@pytest.mark.long
 def test_more_parts_than_tars_on_slurm(inputs, tmp_path, monkeypatch):
     slurm = tmp_path / "slurm"
     fake_slurm.install(slurm)
@@ -169,6 +171,7 @@ def kill_first_child(killed: list[int]) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.long
 def test_a_part_that_is_killed_runs_again(inputs):
     words = f"repack {inputs}/tars --out out --size 48".split()
     plain = run_in("plain", words)
@@ -181,6 +184,7 @@ def test_a_part_that_is_killed_runs_again(inputs):
     assert killed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["local", "slurm"])
 def test_a_part_that_fails_twice_is_named_with_its_log(
     where, inputs, tmp_path, monkeypatch, capsys

@@ -225,6 +225,7 @@ def test_sharded_it_is_the_same_training(tmp_path, scenes, folders, kind):
         torch.testing.assert_close(weights[name], tensor, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.long
 def test_by_command(tmp_path, scenes, folders, capsys):
     """Trained with a frozen backbone, evaluated, resumed, planned, exported and read back."""
     run, given = tmp_path / "run", f"hf:{folders['convnext']}"

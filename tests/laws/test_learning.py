@@ -355,6 +355,7 @@ def two_kinds(seed: int, number: int, long_side: tuple[int, int]) -> SyntheticSc
     return SyntheticScene(pixels, masks, np.ones(4), np.ones(4), points, tuple(drawn))
 
 
+@pytest.mark.long
 def test_classes_of_other_images_are_learned(tmp_path):
     """After one click and by the box, far above the most frequent class."""
     for name, images in (("train", 48), ("test", 12)):

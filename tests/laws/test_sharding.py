@@ -28,6 +28,7 @@ from gigamask.training.train_data import TrainData, open_index
 from gigamask.training.trainer import train
 from tests.little import little, little_classes, little_dense
 from tests.ranks import fork
+from tests.tiers import long_after
 
 CPU = torch.device("cpu")
 
@@ -177,6 +178,7 @@ def alike(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray], apart: flo
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [2, 4])
 def test_processes_train_what_one_trains(tmp_path, scenes, count):
     """Also alone where they stopped, and they where one stopped: checkpoints are not sharded."""
@@ -216,7 +218,8 @@ def test_processes_train_what_one_trains(tmp_path, scenes, count):
 
 
 @pytest.mark.parametrize(
-    ("recipe", "parallel"), [(exact_classes, "ddp"), (exact_dense, "ddp"), (exact_dense, "fsdp")]
+    ("recipe", "parallel"),
+    long_after(1, [(exact_dense, "ddp"), (exact_classes, "ddp"), (exact_dense, "fsdp")]),
 )
 def test_processes_train_the_windows_that_one_trains(tmp_path, scenes, recipe, parallel):
     alone = case(tmp_path / "alone", scenes, recipe)

@@ -165,6 +165,7 @@ def test_sharded_it_is_the_same_training(tmp_path, scenes):
         torch.testing.assert_close(weights[key], tensor, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["vit_t", "repvit"])
 def test_by_command(tmp_path, scenes, name, capsys):
     """Trained, resumed, evaluated, planned, exported and read back."""

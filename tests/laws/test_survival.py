@@ -7,6 +7,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from gigamask.models import manifest
 from gigamask.samplers.hard_examples import LossWeighted
 from gigamask.training.trainer import train
@@ -16,6 +18,7 @@ KILLS = 30
 MOST_S = 120
 
 
+@pytest.mark.long
 def test_thirty_kills_at_any_moment(tmp_path, scenes, record_property):
     """Also while it loads, saves or prunes: each process dies soon after its first checkpoint."""
     record_property("tried", KILLS)

@@ -28,6 +28,7 @@ from gigamask.training.step import StepMetrics, accumulate
 from gigamask.training.train_data import TrainData, open_index
 from gigamask.training.trainer import train
 from tests.little import little, little_classes, little_dense, little_sam2
+from tests.tiers import long_after
 
 
 def run_in(folder: Path, scenes: Path, recipe=little, **changes):
@@ -62,7 +63,7 @@ SAMPLERS = [
 ]
 
 
-@pytest.mark.parametrize(("sampler", "workers"), SAMPLERS)
+@pytest.mark.parametrize(("sampler", "workers"), long_after(1, SAMPLERS))
 def test_ten_steps_killed_and_ten_more_are_twenty(tmp_path, scenes, sampler, workers):
     """SIGKILL between two checkpoints; the run is finished with another number of workers."""
     loader = replace(little().loader, workers=workers)
@@ -82,6 +83,7 @@ def tensors_in(run, file: str) -> dict[str, torch.Tensor]:
     return load_file(checkpoint.newest(Path(run.out)) / file)
 
 
+@pytest.mark.long
 def test_an_average_of_the_weights_goes_on_bit_for_bit(tmp_path, scenes):
     """Killed behind a checkpoint; equal in every file of weights and of optimizer state."""
     options = {"ema": 0.5, "freeze": ("prompt_encoder",), "init": str(tmp_path / "init")}

@@ -105,6 +105,7 @@ assert tasks() == before, (before, tasks())
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads as Linux does")
 @pytest.mark.slow
 def test_who_leaves_takes_the_threads_along():

@@ -24,6 +24,7 @@ def model():
     return build_model(SPEC, 0).eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 5])
 def test_images_come_in_order_as_they_are_alone(index, model, batch_size):
     rows = [4, 0, 7, 2, 1]

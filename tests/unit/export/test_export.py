@@ -21,6 +21,7 @@ from gigamask.models.configs import SamConfig, SamDecoder, tiny
 from gigamask.models.init import build_model
 from gigamask.models.sam.sam import Sam
 from tests.little import COMPACT, DENSE, SAM2
+from tests.tiers import long_after
 
 # Windows of 3 on 8 x 8 tokens need padding.
 SPEC = replace(tiny(), image_size=64, window_size=3)
@@ -147,7 +148,9 @@ def test_a_folder_is_hugging_faces(model, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("change", [{}, {"image_size": 96, "global_attn_indexes": ()}])
+@pytest.mark.parametrize(
+    "change", long_after(1, [{}, {"image_size": 96, "global_attn_indexes": ()}])
+)
 def test_onnx_predicts_as_the_model_does(change, tmp_path):
     spec: SamConfig = replace(SPEC, **change)
     told = onnx.write_onnx(build_model(spec, 0).eval(), tmp_path / "onnx")
@@ -155,6 +158,7 @@ def test_onnx_predicts_as_the_model_does(change, tmp_path):
     assert [path.rpartition("/")[2] for path in told["files"]] == ["encoder.onnx", "decoder.onnx"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("windows", [False, True])
 def test_onnx_predicts_as_the_decoder_with_options_does(windows, tmp_path):
@@ -167,7 +171,9 @@ def test_onnx_predicts_as_the_decoder_with_options_does(windows, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", [SPEC, COMPACT, replace(SPEC, decoder=DENSE), SAM2])
+@pytest.mark.parametrize(
+    "config", long_after(1, [COMPACT, SPEC, replace(SPEC, decoder=DENSE), SAM2])
+)
 def test_onnx_scores_classes_as_the_model_does(config, tmp_path, no_shape_checks):
     """Those of all four masks, the first of which is the single mask; metadata has the names."""
     model = build_model(replace(config, class_names=("cat", "a dog", "bird")), 0).eval()
@@ -198,6 +204,7 @@ def test_other_formats_have_no_options_of_the_decoder(write, out, tmp_path):
     assert told["difference"] == 0
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_onnx_takes_metas_six_inputs_in_any_number_and_size(model, tmp_path):
     from onnxruntime import InferenceSession
@@ -239,6 +246,7 @@ def test_onnx_takes_metas_six_inputs_in_any_number_and_size(model, tmp_path):
         )
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_onnx_in_half_precision_embeds_several_images(model, tmp_path, monkeypatch):
     import onnx as library

@@ -211,6 +211,7 @@ def test_the_source_of_data_is_what_is_not_held_out(run, index):
     assert (made.max_masks, made.seed) == (6, 0)
 
 
+@pytest.mark.slow
 def test_training_has_nonsense_that_no_mask_fits(run, index):
     asked = queries.read(run.queries)
 

@@ -91,6 +91,7 @@ def test_batches_and_groups_change_nothing(discs, image, monkeypatch):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(120, 160), (301, 77)])
 def test_boxes_of_masks_change_nothing(discs, size):
     image = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)

@@ -15,6 +15,7 @@ from gigamask.inference.automatic_mask_generator import SamAutomaticMaskGenerato
 from gigamask.inference.tiles import TileGrid, match_masks
 from gigamask.masks.rle import RLEMasks, union
 from gigamask.rng import make_rng
+from tests.tiers import long_after
 
 GRIDS = st.builds(
     TileGrid,
@@ -70,6 +71,7 @@ def joined(masks, grid, tolerance=2.0):
     return united(parts, match_masks(parts, scores, tile_index, grid, tolerance))
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(GRIDS, st.integers(0, 2**31), st.floats(-0.3, 0.3))
 def test_objects_that_tiles_cut_are_joined_exactly(grid, seed, level):
@@ -137,6 +139,7 @@ def test_unions_are_those_of_dense_masks(seed, count, groups):
     assert found.to_coco() == RLEMasks.from_dense(np.array(expected)).to_coco()
 
 
+@pytest.mark.slow
 def test_memory_grows_with_outlines_not_with_pixels():
     """Masks of 100 megapixels, of which each would take 100 MB if it were dense."""
     grid = TileGrid((10_000, 10_000), 4096, 512)
@@ -167,7 +170,7 @@ def settings_of(**changed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("halo", [0, 8, 32])
+@pytest.mark.parametrize("halo", long_after(1, [8, 0, 32]))
 def test_masks_by_tiles_are_those_of_the_image(by_color, halo, monkeypatch):
     """Small objects, one across four tiles and more, one within a halo, one along the side."""
     boxes = [(4, 4, 20, 24), (40, 30, 90, 90), (60, 100, 76, 116), (100, 0, 116, 128)]
@@ -194,6 +197,7 @@ def test_masks_by_tiles_are_those_of_the_image(by_color, halo, monkeypatch):
     assert records[0]["area"] == found.masks.areas()[0]
 
 
+@pytest.mark.slow
 def test_an_image_that_is_no_larger_than_a_tile_is_not_cut(by_color):
     image, truth = rectangles((40, 64), [(4, 4, 20, 30), (30, 10, 64, 40)])
     tiled = SamAutomaticMaskGenerator(by_color, **settings_of(tile=64)).generate_proposals(image)
@@ -202,6 +206,7 @@ def test_an_image_that_is_no_larger_than_a_tile_is_not_cut(by_color):
     assert truth.iou(whole.masks).max(1).min() > 0.9
 
 
+@pytest.mark.slow
 def test_tiles_in_which_nothing_is_found_and_small_regions(by_color):
     image, truth = rectangles((128, 160), [(2, 2, 12, 12)])
     image[6:8, 6:8] = 0

@@ -270,6 +270,7 @@ def random_prompts(transform, count, grid):
     return Prompts(corners, labels, masks, False, has_mask)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", [SPEC, WINDOWED], ids=["plain", "windowed"])
 def test_a_batch_answers_as_one_prompt_at_a_time(spec):
     model = build_model(spec, 0).eval()

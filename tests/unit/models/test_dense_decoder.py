@@ -121,6 +121,7 @@ def test_options_have_no_weights(name):
     assert found.state_dict().keys() == own.state_dict().keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("several", [True, False])
 @pytest.mark.parametrize("has_mask", ["none", "mixed", "all"])
 @pytest.mark.parametrize("name", OPTIONS)
@@ -162,6 +163,7 @@ def test_what_is_only_padding_is_not_read(prompts, name):
     assert (logits.shape, iou.shape) == ((0, 3, 32, 32), (0, 3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("several", [True, False])
 @pytest.mark.parametrize("has_mask", ["none", "mixed", "all"])
 def test_the_prior_is_sams_mask_prompt(prompts, has_mask, several):
@@ -226,6 +228,7 @@ def average(maps: Tensor, window: list[float], samples: int) -> Tensor:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("several", [True, False])
 @pytest.mark.parametrize("has_mask", [False, True])
 def test_a_window_is_sams_decoder_on_a_crop_of_the_embedding(prompts, has_mask, several):

@@ -88,6 +88,7 @@ def write_many(folder, seed: int) -> None:
         cache.put(name, embedding(int(name)))
 
 
+@pytest.mark.slow
 def test_several_processes_share_a_folder(tmp_path):
     fork = multiprocessing.get_context("fork")
     workers = [fork.Process(target=write_many, args=(tmp_path, seed)) for seed in range(3)]
@@ -144,6 +145,7 @@ def test_keys_differ_where_embeddings_differ():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spec", "joined"),
     [(SPEC, ()), (SAM2, ("mask_decoder",))],

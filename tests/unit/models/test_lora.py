@@ -74,6 +74,7 @@ def test_new_adapters_change_nothing():
         assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on", [("attention",), ("q", "v"), ("all",)], ids=" ".join)
 @pytest.mark.parametrize("config", [little(), little_sam2()], ids=["sam", "sam2"])
 def test_the_merged_model_computes_the_same_bit_for_bit(on, config):

@@ -35,6 +35,7 @@ def load_each(paths: dict[str, Path], folder: Path, answers) -> None:
     answers.close()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_each_is_refused_with_one_line(tmp_path, record_property):
     paths = write_all(tmp_path)

@@ -522,6 +522,7 @@ def test_weights_that_do_not_fit_name_the_recipe_that_does(model, tmp_path):
         load_init_weights(fewer, str(tmp_path / "tiny.safetensors"))
 
 
+@pytest.mark.long
 def test_weights_of_sam2_name_their_recipe(tmp_path):
     state = build_model(sam2_tiny(), 0).state_dict()
     save_weights(state, sam2_tiny(), tmp_path / "w.safetensors")

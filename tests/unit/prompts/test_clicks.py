@@ -281,6 +281,7 @@ def test_a_compiler_knows_the_shape_and_dtype_of_the_distances():
     torch.library.opcheck(torch.ops.gigamask.squared_edt, (region,), test_utils="test_faketensor")
 
 
+@pytest.mark.slow
 def test_central_clicks_are_those_of_evaluation_and_the_others_stay_uniform():
     truth = torch.zeros(4000, 9, 9, dtype=torch.bool)
     truth[:, 1:8, 1:6] = True

@@ -66,6 +66,7 @@ def test_an_image_is_opened_drawn_on_and_marked_as_done(client, session, monkeyp
     assert client.get("/api/project/loop").json()["training"] == {"state": "none"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "body", "status", "words"),
     [

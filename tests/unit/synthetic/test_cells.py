@@ -1,10 +1,12 @@
 """Synthetic micrographs: cells apart, masks that show cells."""
 
 import numpy as np
+import pytest
 
 from gigamask.synthetic.cells import MIN_AREA_PX, compose_cells
 
 
+@pytest.mark.slow
 def test_cells_touch_without_overlap_and_stand_out():
     contrasts, touching = [], 0
     for number in range(6):

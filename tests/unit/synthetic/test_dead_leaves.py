@@ -3,11 +3,13 @@ are."""
 
 import cv2
 import numpy as np
+import pytest
 
 from gigamask.synthetic.dead_leaves import compose_leaves
 from gigamask.synthetic.scenes import compose_scene
 
 
+@pytest.mark.slow
 def test_masks_are_of_all_sizes_and_hold_their_points():
     shares = []
     for number in range(8):
@@ -32,6 +34,7 @@ def steps(scene):
     return step[crossed].mean(), step[~crossed].mean()
 
 
+@pytest.mark.slow
 def test_textures_are_stronger_than_those_of_objects_and_weaker_than_boundaries():
     leaves = np.mean([steps(compose_leaves(0, number)) for number in range(10)], 0)
     objects = np.mean([steps(compose_scene(0, number)) for number in range(10)], 0)

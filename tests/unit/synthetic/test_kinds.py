@@ -13,6 +13,7 @@ from gigamask.synthetic.dead_leaves import compose_leaves
 KINDS = {"cells": compose_cells, "dead_leaves": compose_leaves}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compose", KINDS.values())
 def test_images_depend_on_seed_and_number_alone(compose):
     one, again, other = compose(3, 5), compose(3, 5), compose(4, 5)
@@ -21,6 +22,7 @@ def test_images_depend_on_seed_and_number_alone(compose):
     assert one.pixels.shape != other.pixels.shape or not np.array_equal(one.pixels, other.pixels)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_command_writes_them(tmp_path, kind):
     assert main(["synth", str(tmp_path / "out"), "--kind", kind, "--images", "2"]) == 0

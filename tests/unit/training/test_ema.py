@@ -94,6 +94,7 @@ def test_tied_and_frozen_parameters_and_buffers():
     assert torch.equal(average["first.weight"], kept)
 
 
+@pytest.mark.slow
 def test_a_skipped_step_moves_the_average_towards_weights_that_it_leaves(
     tmp_path, scenes, monkeypatch
 ):

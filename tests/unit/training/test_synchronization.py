@@ -18,6 +18,7 @@ from gigamask.training.step import step
 from gigamask.training.tasks import SamTask
 from gigamask.types import Batch
 from tests.little import little, little_classes, little_dense, little_sam2
+from tests.tiers import long_after
 
 
 def blank_masks(batch: Batch, start: int, stop: int) -> torch.Tensor:
@@ -38,11 +39,13 @@ def run_step(run, monkeypatch, masks=6):
 RECIPES = [little, little_dense, little_classes, little_sam2]
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", long_after(1, RECIPES))
 def test_no_value_is_read(recipe, monkeypatch):
     run_step(replace(recipe(), optimizer=AdamW()), monkeypatch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_another_optimizer_reads_none(recipe, monkeypatch):
     """After one round; the rounds of all optimizers are the same."""

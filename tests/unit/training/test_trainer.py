@@ -94,6 +94,7 @@ def records(run: Path) -> list[dict]:
     ]
 
 
+@pytest.mark.slow
 def test_results_that_are_read_a_step_late_change_nothing(tmp_path, scenes, monkeypatch):
     """As on a GPU; the second of seven steps is skipped, and the third and sixth are saved."""
     accumulate, calls = step.accumulate, []
@@ -117,6 +118,7 @@ def test_results_that_are_read_a_step_late_change_nothing(tmp_path, scenes, monk
     assert same(*(Path(run.out) for run in runs))
 
 
+@pytest.mark.slow
 def test_a_training_stops_where_a_late_result_says_so(tmp_path, scenes, monkeypatch):
     """The request of the third step is known once the fourth is launched; the fourth is saved."""
     launched, launch = [], trainer._launch

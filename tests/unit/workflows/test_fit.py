@@ -48,12 +48,14 @@ def test_sizes():
             parse_memory(wrong)
 
 
+@pytest.mark.slow
 def test_what_fits_is_not_changed():
     changed, line = fitted(CPU, peak(CPU))
     assert changed == CPU
     assert line == "fits as it is"
 
 
+@pytest.mark.long
 def test_gradients_stay_the_same_first():
     """Then the encoder has adapters, then it is frozen."""
     single, recomputed = SINGLE, replace(SINGLE, activation_checkpointing=1)
@@ -78,12 +80,14 @@ def test_gradients_stay_the_same_first():
         fitted(single, 0.5 * peaks[4])
 
 
+@pytest.mark.slow
 def test_without_trained_weights_the_encoder_is_not_frozen():
     least = 0.1 * peak(SINGLE)
     with pytest.raises(GigamaskError, match="a step needs at least"):
         fitted(replace(SINGLE, init=None), least)
 
 
+@pytest.mark.long
 def test_the_largest_micro_batch_of_a_gpu_is_chosen():
     many = peak(replace(GPU, micro_batch_size=3))
     changed, line = fitted(GPU, 2 * many)

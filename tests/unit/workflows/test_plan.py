@@ -377,6 +377,7 @@ def tried(less: int) -> tuple[int, list[dict]]:
     ]
 
 
+@pytest.mark.long
 def test_the_largest_micro_batch_that_fits_shares_the_images_evenly(monkeypatch):
     """Of seven images on the busier of two processes: 1, 2, 3, 4 or 7 at once."""
     run = replace(BASE, batch_size=13, micro_batch_size=None, device="auto")

@@ -95,6 +95,7 @@ def test_processes_that_cannot_be_started(device, recipe, message):
     assert count_processes(replace(config, processes=1), torch.device(device), {}) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", [recipe.__name__ for recipe in recipes.BY_COMMAND["train"]])
 def test_other_processes_get_the_same_configuration(tmp_path, recipe):
     """As `gigamask.train` hands it on: as a file of flags, warm-up included."""
@@ -106,6 +107,7 @@ def test_other_processes_get_the_same_configuration(tmp_path, recipe):
     assert flags.run == flags.limited == config
 
 
+@pytest.mark.long
 def test_the_micro_batch_that_fits_in_free_memory_is_chosen(monkeypatch, capsys):
     """A GPU of 1 TB holds the whole batch, one of 1 MB a single image."""
     run = replace(little(), batch_size=2, micro_batch_size=None)
@@ -119,6 +121,7 @@ def test_the_micro_batch_that_fits_in_free_memory_is_chosen(monkeypatch, capsys)
     assert choose_micro_batch_size(replace(run, micro_batch_size=4), World()).micro_batch_size == 4
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_its_micro_batch(tmp_path, scenes):
     run = replace(
         little(), data=(str(scenes),), out=str(tmp_path / "run"), steps=1, micro_batch_size=2
