@@ -24,7 +24,16 @@ from gigamask.errors import GigamaskError
 from gigamask.serialization import JSON_ERRORS, check_regular
 
 MAX_TEXT_LENGTH = 1000
-"""Characters; text encoders read a few hundred words at most."""
+"""Most characters of a text, in queries, `ask` and the page."""
+
+
+def check_length(text: str) -> None:
+    """Raise `GigamaskError` if a text is longer than is read anywhere."""
+    if len(text) > MAX_TEXT_LENGTH:
+        raise GigamaskError(
+            f"the text has {len(text):,} characters, but at most {MAX_TEXT_LENGTH:,} are read; "
+            "shorten it"
+        )
 
 
 @dataclass(frozen=True)
@@ -46,11 +55,7 @@ class Query:
         query = f"the query {self.text!r}"
         if not self.text.strip():
             raise GigamaskError("the query is empty; write the text")
-        if len(self.text) > MAX_TEXT_LENGTH:
-            raise GigamaskError(
-                f"the query has {len(self.text)} characters, but at most {MAX_TEXT_LENGTH} are "
-                "read; shorten it"
-            )
+        check_length(self.text)
         if not self.image:
             raise GigamaskError(f"{query} has an empty image; name the image")
         if self.tar == "":

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,11 @@ class Confidence:
         return path
 
     @classmethod
+    def find(cls, folder: str) -> "Confidence | None":
+        """Read from a run folder; None if nothing was fitted, errors as of `load`."""
+        return cls.load(folder) if (Path(folder) / FILE).exists() else None
+
+    @classmethod
     def load(cls, folder: str) -> "Confidence":
         """Read from a run folder; the default if nothing was fitted.
 
@@ -94,92 +100,138 @@ class Confidence:
             ) from error
 
 
-def calibrate(
-    logits: Sequence[Float64[np.ndarray, "_"]],
-    is_target: Sequence[Bool[np.ndarray, "_"]],
-    images: Int64[np.ndarray, "q"],
-) -> tuple[Confidence, Summaries]:
+@dataclass(frozen=True, eq=False)
+class ScoredQueries:
+    """Scores of queries and what is right, for calibration.
+
+    Attributes:
+        logits: Logits of the masks of each query.
+        is_target: Which masks of each query are correct.
+        images: Index row of each query's image; images alternate between the halves.
+    """
+
+    logits: Sequence[Float64[np.ndarray, "_"]]
+    is_target: Sequence[Bool[np.ndarray, "_"]]
+    images: Int64[np.ndarray, "q"]
+
+    @cached_property
+    def best(self) -> Float64[np.ndarray, "q"]:
+        """Best logit of each query."""
+        return np.array([row.max(initial=-1e4) for row in self.logits])
+
+    @cached_property
+    def absent(self) -> Bool[np.ndarray, "q"]:
+        """Which queries have no target."""
+        return np.array([not row.any() for row in self.is_target])
+
+    @cached_property
+    def right(self) -> Bool[np.ndarray, "q"]:
+        """Which queries have a target as their best mask."""
+        pairs = zip(self.logits, self.is_target, strict=True)
+        return np.array([bool(len(row)) and bool(hit[row.argmax()]) for row, hit in pairs])
+
+    @cached_property
+    def half(self) -> Bool[np.ndarray, "q"]:
+        """Which queries are about every other image."""
+        return np.searchsorted(np.unique(self.images), self.images) % 2 == 0
+
+    def shares(self, threshold: float | Float64[np.ndarray, "q"]) -> dict[str, float]:
+        """Return the effect of a threshold.
+
+        Args:
+            threshold: Logit at or below which a query is refused; one for all, or for each query.
+
+        Returns:
+            The shares of queries without targets that are refused (`absent`), of those with targets
+            that are refused (`refused`) and that are answered by a target (`right`).
+        """
+        refused, present = self.best <= threshold, ~self.absent
+        found = {}
+        if self.absent.any():
+            found["absent"] = float(refused[self.absent].mean())
+        if present.any():
+            found["refused"] = float(refused[present].mean())
+            found["right"] = float((self.right & ~refused)[present].mean())
+        return found
+
+
+def summarize(queries: ScoredQueries, confidence: Confidence) -> dict[str, Any]:
+    """Return the calibration of a confidence on queries."""
+    y = np.concatenate(queries.is_target).astype(np.float64)
+    return calibration.calibrate(confidence(np.concatenate(queries.logits)), y).summary()
+
+
+def calibrate(queries: ScoredQueries) -> tuple[Confidence, Summaries]:
     """Fit confidences, and measure the calibration error with cross-validation over two halves.
 
     Args:
-        logits: Logits of the masks of each query.
-        is_target: Which masks of each query are correct.
-        images: Index row of each query's image; images alternate between the halves.
+        queries: The queries.
 
     Returns:
         The confidence fitted to all queries, and calibration summaries `uncalibrated` and
-        `calibrated`. With too few queries or images: the default, and only `uncalibrated`.
+        `calibrated`. With too few queries or images: the default, and only `uncalibrated`. Where
+        cross-validation gains nothing: the default.
     """
-    x, y = np.concatenate(logits), np.concatenate(is_target)
-    half = _every_other(np.repeat(images, [len(row) for row in logits]))
-    confidences = {"uncalibrated": Confidence()(x)}
-    enough = len(logits) >= MIN_QUERIES and half.any() and (~half).any()
-    if enough:
-        confidences["calibrated"] = np.empty(len(x))
-        for part in (half, ~half):
-            fitted = Confidence.fit(x[~part], y[~part])
-            confidences["calibrated"][part] = fitted(x[part])
-    summaries = {
-        name: calibration.calibrate(values, y.astype(np.float64)).summary()
-        for name, values in confidences.items()
-    }
-    return Confidence.fit(x, y) if enough else Confidence(), summaries
+    x, y = np.concatenate(queries.logits), np.concatenate(queries.is_target)
+    half = np.repeat(queries.half, [len(row) for row in queries.logits])
+    summaries = {"uncalibrated": summarize(queries, Confidence())}
+    if len(queries.logits) < MIN_QUERIES or half.all() or not half.any():
+        return Confidence(), summaries
+    confidences = np.empty(len(x))
+    for part in (half, ~half):
+        confidences[part] = Confidence.fit(x[~part], y[~part])(x[part])
+    summaries["calibrated"] = calibration.calibrate(confidences, y.astype(np.float64)).summary()
+    errors = [summaries[name]["expected_error"] for name in ("uncalibrated", "calibrated")]
+    return Confidence.fit(x, y) if errors[1] < errors[0] else Confidence(), summaries
 
 
-def calibrate_refusal(
-    logits: Sequence[Float64[np.ndarray, "_"]],
-    is_target: Sequence[Bool[np.ndarray, "_"]],
-    images: Int64[np.ndarray, "q"],
-) -> tuple[float, dict[str, dict[str, float]]]:
-    """Fit the logit at or below which queries are refused, by the balanced accuracy of refusal.
+def calibrate_refusal(queries: ScoredQueries) -> tuple[float, dict[str, dict[str, float]]]:
+    """Fit the logit at or below which queries are refused, by the mean share of right answers.
+
+    A query without targets is right if it is refused, one with targets if its best mask is one of
+    them and it is not refused; both kinds count alike.
 
     Args:
-        logits: Logits of the masks of each query.
-        is_target: Which masks of each query are correct.
-        images: Index row of each query's image; images alternate between the halves.
+        queries: The queries.
 
     Returns:
-        The threshold fitted to all queries, and the shares of refused queries without targets
-        (`absent`) and with targets (`refused`), `uncalibrated` and `calibrated` on the other half.
-        With too few queries of a kind: 0, and only `uncalibrated`.
+        The threshold fitted to all queries, and `ScoredQueries.shares`, `uncalibrated` and
+        `calibrated` on the other half. With too few queries of a kind: 0, and only `uncalibrated`.
+        Where cross-validation finds no more right answers, or worse refusals: 0.
     """
-    best = np.array([row.max(initial=-1e4) for row in logits])
-    absent = np.array([not row.any() for row in is_target])
-    half = _every_other(images)
-
-    def refused_fractions(threshold: Float64[np.ndarray, "q"]) -> dict[str, float]:
-        groups = (("absent", absent), ("refused", ~absent))
-        refused = best <= threshold
-        return {name: float(refused[group].mean()) for name, group in groups if group.any()}
-
-    shares = {"uncalibrated": refused_fractions(np.zeros(len(best)))}
+    half, absent, best = queries.half, queries.absent, queries.best
+    shares = {"uncalibrated": queries.shares(0.0)}
     groups = [part & kind for part in (half, ~half) for kind in (absent, ~absent)]
     if len(best) < MIN_QUERIES or not all(group.any() for group in groups):
         return 0.0, shares
-    thresholds = np.where(
-        half,
-        best_threshold(best[~half], absent[~half]),
-        best_threshold(best[half], absent[half]),
-    )
-    return best_threshold(best, absent), shares | {"calibrated": refused_fractions(thresholds)}
+    right = queries.right
+    fitted = [best_threshold(best[part], absent[part], right[part]) for part in (~half, half)]
+    shares["calibrated"] = queries.shares(np.where(half, *fitted))
+    before, after = shares["uncalibrated"], shares["calibrated"]
+    gain = after["absent"] + after["right"] - before["absent"] - before["right"]
+    balance = after["absent"] - after["refused"] - before["absent"] + before["refused"]
+    threshold = best_threshold(best, absent, right)
+    return threshold if gain > 0 and balance >= 0 else 0.0, shares
 
 
-def best_threshold(best: Float64[np.ndarray, "q"], absent: Bool[np.ndarray, "q"]) -> float:
-    """Return the threshold with the highest balanced accuracy, the lowest one if tied.
+def best_threshold(
+    best: Float64[np.ndarray, "q"], absent: Bool[np.ndarray, "q"], right: Bool[np.ndarray, "q"]
+) -> float:
+    """Return the threshold with the highest mean share of right answers, the lowest one if tied.
 
     Args:
         best: Best logit of each query.
-        absent: Which queries have no target; they should be below the threshold.
+        absent: Which queries have no target; they should be refused.
+        right: Which queries should be answered, since their best mask is a target.
 
     Returns:
-        The midpoint between two adjacent logits.
+        The midpoint between two adjacent logits, or less than all of them.
     """
     order = np.argsort(best, kind="stable")
-    gains = np.cumsum(absent[order] / absent.sum() - ~absent[order] / (~absent).sum())
+    ordered, present = best[order], max(1, int((~absent).sum()))
+    gains = np.cumsum(absent[order] / max(1, int(absent.sum())) - right[order] / present)
+    gains[:-1][ordered[1:] == ordered[:-1]] = -np.inf  # equal logits are refused together
     position = int(gains.argmax())
-    above = best[order[min(position + 1, len(order) - 1)]]
-    return float((best[order[position]] + above) / 2)
-
-
-def _every_other(images: Int64[np.ndarray, "n"]) -> Bool[np.ndarray, "n"]:
-    return np.searchsorted(np.unique(images), images) % 2 == 0
+    if gains[position] <= 0:
+        return float(ordered[0]) - 1.0
+    return float((ordered[position] + ordered[min(position + 1, len(order) - 1)]) / 2)

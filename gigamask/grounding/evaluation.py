@@ -16,7 +16,14 @@ from gigamask.data.shards import ShardReader
 from gigamask.distributed.profile_ranges import profile_range
 from gigamask.distributed.world import World
 from gigamask.errors import GigamaskError
-from gigamask.grounding.calibration import Confidence, Summaries, calibrate, calibrate_refusal
+from gigamask.grounding.calibration import (
+    Confidence,
+    ScoredQueries,
+    Summaries,
+    calibrate,
+    calibrate_refusal,
+    summarize,
+)
 from gigamask.grounding.data import QueryDataset, QueryLoader, open_queries
 from gigamask.grounding.metrics import (
     METRICS,
@@ -121,9 +128,9 @@ class EvaluationReport:
         images: Number of images.
         kinds: Kind of each query.
         metrics: Metrics of each query by model: `network`, then the baselines.
-        confidence: Fitted confidence.
+        confidence: Fitted confidence, or the saved one.
         calibration: Calibration of the confidences, see `calibration.calibrate`.
-        refusals: Shares of refused queries, see `calibration.calibrate_refusal`, and of nonsense.
+        refusals: Shares of refused queries, see `ScoredQueries.shares`, and of nonsense.
         skipped: Why images could not be read.
     """
 
@@ -162,6 +169,7 @@ def evaluate(
     prior: PositionPrior | None = None,
     skipped: Sequence[str] = (),
     nonsense: Sequence[QueryScores] = (),
+    saved: Confidence | None = None,
 ) -> EvaluationReport:
     """Compute the metrics of scored queries and of the baselines.
 
@@ -172,6 +180,7 @@ def evaluate(
         prior: Baseline fitted to the training queries.
         skipped: Why images could not be read.
         nonsense: Scores of `nonsense_dataset`.
+        saved: The confidence in the run folder, whose threshold is scored; None fits one.
 
     Returns:
         The metrics.
@@ -185,10 +194,12 @@ def evaluate(
     names = ("network", "chance", "largest", *(["prior"] if prior else []))
     metrics: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     queries, logits, is_target, rows = [], [], [], []
+    threshold = saved.threshold if saved else 0.0
     for result, image in with_image_masks(results, dataset, index):
         query, row = dataset.queries[result.number], int(dataset.rows[result.number])
         areas = image.masks.areas().astype(np.float64)
-        metrics["network"].append(query_metrics(result.scores, query.mask_indices, image))
+        scores = np.append(result.scores[:-1], result.scores[-1] + threshold)
+        metrics["network"].append(query_metrics(scores, query.mask_indices, image))
         metrics["chance"].append(chance_metrics(query.mask_indices, image))
         metrics["largest"].append(
             query_metrics(np.append(areas, -np.inf), query.mask_indices, image)
@@ -200,17 +211,25 @@ def evaluate(
         logits.append(result.logits)
         is_target.append(np.isin(np.arange(len(result.logits)), query.mask_indices))
         rows.append(row)
-    confidence, calibration = calibrate(logits, is_target, np.array(rows))
-    threshold, refusals = calibrate_refusal(logits, is_target, np.array(rows))
+    scored = ScoredQueries(logits, is_target, np.array(rows))
+    confidence, calibration = calibrate(scored)
+    fitted, refusals = calibrate_refusal(scored)
+    confidence = replace(confidence, threshold=fitted)
+    if saved:
+        confidence = saved
+        calibration = calibration | {"saved": summarize(scored, saved)}
+        refusals = refusals | {"saved": scored.shares(threshold)}
+        for part in (calibration, refusals):
+            part.pop("calibrated", None)
     best = np.array([result.logits.max(initial=-1e4) for result in nonsense])
     for name, shares in refusals.items() if nonsense else ():
-        limit = threshold if name == "calibrated" else 0.0
+        limit = 0.0 if name == "uncalibrated" else confidence.threshold
         shares[NONSENSE] = float((best <= limit).mean())
     return EvaluationReport(
         images=len(set(rows)),
         kinds=[query.kind for query in queries],
         metrics=metrics,
-        confidence=replace(confidence, threshold=threshold),
+        confidence=confidence,
         calibration=calibration,
         refusals=refusals,
         skipped=list(skipped),
@@ -282,7 +301,8 @@ def format_table(summary: dict[str, Any]) -> str:
             (NONSENSE, "nonsense"),
         )
         cells = [f"{100 * shares[key]:.1f} {label}" for key, label in labels if key in shares]
-        lines.append(f"refused queries, {name}, %: {', '.join(cells)}")
+        right = f"; answered by a target: {100 * shares['right']:.1f}" if "right" in shares else ""
+        lines.append(f"refused queries, {name}, %: {', '.join(cells)}{right}")
     return "\n".join(lines)
 
 

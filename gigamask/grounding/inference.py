@@ -33,7 +33,8 @@ class GroundingResult:
         order: Numbers of the masks, best first.
         confidence: Probability that each mask in `order` is correct.
         num_matches: Number of masks that fit the text; they come first in `order`.
-        note: Which words of the text no training query has; "" if there are none.
+        note: How much of the text is read, if it is cut, and which of its words no training query
+            has; "" if there is nothing to say.
     """
 
     text: str
@@ -88,6 +89,9 @@ class GroundingPredictor:
         self.model, self.confidence, self.known_words = model, confidence, known_words
         self.mask_features = config.backbones.mask_features
         self._text_features = config.backbones.text_features()
+        is_trained = self._text_features is None
+        self._text = model.text if is_trained else config.backbones.frozen_text_model
+        self._text.is_warned = True  # each result says what is cut
 
     @classmethod
     def from_checkpoint(cls, config: GroundingTrainConfig, path: str) -> "GroundingPredictor":
@@ -122,7 +126,7 @@ class GroundingPredictor:
             One result per text.
 
         Raises:
-            GigamaskError: A text has no letters.
+            GigamaskError: A text has no letters, or is too long.
         """
         for text in texts:
             vocabulary.check_text(text)
@@ -131,7 +135,7 @@ class GroundingPredictor:
         if self._text_features:
             text = self._text_features(texts).to(device)
         else:
-            text = self.model.text(self.model.text.tokenize(texts).to(device)).to(device)
+            text = self._text(self._text.tokenize(texts).to(device)).to(device)
         valid = torch.ones(len(texts), len(masks), dtype=torch.bool, device=device)
         features = features.expand(len(texts), -1, -1)
         scores = self.model(features, valid, text.features, text.attention_mask)
@@ -143,7 +147,9 @@ class GroundingPredictor:
         order = np.argsort(-logits, kind="stable")
         num_matches = int((logits > self.confidence.threshold).sum())
         known = self.known_words
-        note = "" if known is None else vocabulary.describe_unknown(text, known)
+        notes = [self._text.cut_note(text)]
+        notes.append("" if known is None else vocabulary.describe_unknown(text, known))
+        note = "; ".join(filter(None, notes))
         return GroundingResult(text, order, self.confidence(logits)[order], num_matches, note)
 
 

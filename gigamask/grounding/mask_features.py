@@ -298,7 +298,7 @@ class Backbones:
         """
         if self.text.trainable:
             return None
-        store = self._store if texts else TextFeatureStore(self._frozen_text_model)
+        store = self._store if texts else TextFeatureStore(self.frozen_text_model)
         console = Console(stderr=True)
         with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
             bar = progress.add_task("text features", total=None)
@@ -327,8 +327,9 @@ class Backbones:
 
     @cached_property
     def _store(self) -> TextFeatureStore:
-        return TextFeatureStore(self._frozen_text_model, self.cache_folder)
+        return TextFeatureStore(self.frozen_text_model, self.cache_folder)
 
     @cached_property
-    def _frozen_text_model(self) -> TextModel:
+    def frozen_text_model(self) -> TextModel:
+        """The text model, if it is not trained."""
         return self.load_text_model(choose_device(self.device))

@@ -5,6 +5,7 @@ Shapes: B texts, T tokens of the longest text, D channels of a feature.
 """
 
 import json
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -61,6 +62,9 @@ class TextModel(nn.Module, ABC):
     dtype: torch.dtype
     """dtype of the computation, in which features can be stored without loss"""
 
+    is_warned = False
+    """whether it has been said that texts are cut, or each answer says so"""
+
     @property
     @abstractmethod
     def digest(self) -> str:
@@ -69,6 +73,16 @@ class TextModel(nn.Module, ABC):
     @abstractmethod
     def tokenize(self, texts: Sequence[str]) -> Tokens:
         """Return the tokens of texts, on the CPU."""
+
+    def cut_note(self, text: str) -> str:
+        """Return how much of a text is read; "" if all of it is."""
+        return ""
+
+    def warn_cut(self, text: str) -> None:
+        """Warn once that a text is cut."""
+        if not self.is_warned:
+            self.is_warned = True
+            warnings.warn(f"a text is cut: {self.cut_note(text)}: {text[:60]!r}", stacklevel=3)
 
     @abstractmethod
     def forward(self, tokens: Tokens) -> TextFeatures:

@@ -63,7 +63,7 @@ class HuggingFaceTextModel(TextModel):
         super().__init__()
         self._frozen = (base,)  # in a tuple so that torch does not register it as a submodule
         self._tokenizer, self._options, self._folder = tokenizer, options, folder
-        self._seed, self._warned = seed, False
+        self._seed = seed
         self.dim, self.dtype, self.trainable = (
             base.config.hidden_size,
             base.dtype,
@@ -110,10 +110,7 @@ class HuggingFaceTextModel(TextModel):
         too_long = [text for text, row in zip(texts, ids, strict=True) if len(row) > limit]
         if too_long:
             ids = self._token_ids(texts, limit)
-            if not self._warned:
-                self._warned = True
-                message = f"texts are truncated to {limit} tokens, first: {too_long[0][:60]!r}"
-                warnings.warn(f"text model {self._options.name!r}: {message}", stacklevel=2)
+            self.warn_cut(too_long[0])
         self._check_ids(texts, ids)
         pad = self._tokenizer.pad_token_id or 0
         rows = [torch.tensor(row) for row in ids]
@@ -125,6 +122,12 @@ class HuggingFaceTextModel(TextModel):
             input_ids = nn.functional.pad(input_ids, padding, value=pad)
             mask = nn.functional.pad(mask, padding, value=False)
         return Tokens(input_ids, mask)
+
+    def cut_note(self, text: str) -> str:
+        """Return how many tokens of a text are read; "" if all are."""
+        limit = self._options.max_tokens
+        is_cut = len(self._token_ids([text], limit + 1)[0]) > limit
+        return f"only its first {limit} tokens are read" if is_cut else ""
 
     def forward(self, tokens: Tokens) -> TextFeatures:
         """Return the token features, computed in the model's dtype even under autocast."""

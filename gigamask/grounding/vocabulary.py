@@ -9,7 +9,7 @@ from string import ascii_lowercase
 
 import numpy as np
 
-from gigamask.data.queries import Query
+from gigamask.data.queries import Query, check_length
 from gigamask.errors import GigamaskError
 from gigamask.rng import make_rng
 from gigamask.serialization import read_json
@@ -43,7 +43,8 @@ def distinct_words(texts: Iterable[str]) -> frozenset[str]:
 
 
 def check_text(text: str) -> None:
-    """Raise `GigamaskError` if a text has no letter."""
+    """Raise `GigamaskError` if a text has no letter, or is too long."""
+    check_length(text)
     if not any(letter.isalpha() for letter in text):
         raise GigamaskError(
             f"the text must have letters, got {text!r}; describe what to find, as in 'the red box'"

@@ -62,14 +62,23 @@ class WordModel(TextModel):
 
     def tokenize(self, texts: Sequence[str]) -> Tokens:
         """Return a hash per word, padded at the end; words after the first `max_tokens` are left
-        out. A text without words is one word."""
+        out, with a warning. A text without words is one word."""
+        split = [words(text) for text in texts]
+        for text, found in zip(texts, split, strict=True):
+            if len(found) > self.max_tokens:
+                self.warn_cut(text)
         rows = [
-            torch.tensor([_hash(word) for word in words(text)[: self.max_tokens] or [text]])
-            for text in texts
+            torch.tensor([_hash(word) for word in found[: self.max_tokens] or [text]])
+            for text, found in zip(texts, split, strict=True)
         ]
         lengths = torch.tensor([[len(row)] for row in rows])
         input_ids = pad_sequence(rows, batch_first=True)
         return Tokens(input_ids, torch.arange(input_ids.shape[1]) < lengths)
+
+    def cut_note(self, text: str) -> str:
+        """Return how many words of a text are read; "" if all are."""
+        count, limit = len(words(text)), self.max_tokens
+        return f"only its first {limit} of {count:,} words are read" if count > limit else ""
 
     def forward(self, tokens: Tokens) -> TextFeatures:
         """Return the features of words."""

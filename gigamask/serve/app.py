@@ -37,7 +37,7 @@ from gigamask.serve.prompt_batches import SupersededError
 from gigamask.serve.prompt_steps import MAX_PROMPTS, PromptStep
 from gigamask.serve.runs_view import RunsView
 from gigamask.serve.sampler_view import SamplerView
-from gigamask.serve.session import MAX_TEXT_LENGTH, Session, share_image
+from gigamask.serve.session import Session, share_image
 
 MEDIA_TYPES = {
     "html": "text/html",
@@ -66,7 +66,7 @@ class PredictBody(Body):
 class TextBody(Body):
     """A text to find masks for."""
 
-    text: Annotated[str, Field(min_length=1, max_length=MAX_TEXT_LENGTH)]
+    text: Annotated[str, Field(min_length=1)]
 
 
 @dataclass(frozen=True, eq=False)

@@ -41,7 +41,6 @@ from gigamask.serve.prompt_steps import PromptStep, check_steps
 MAX_PIXELS = 2**25
 """Limit of an opened image, 33 megapixels: it is sent to the browser in full, and its masks are
 resized to it."""
-MAX_TEXT_LENGTH = 300
 JPEG_QUALITY = 92
 
 
@@ -207,10 +206,6 @@ class Session:
         opened = self.images.get(key)
         if self.text_model is None:
             raise GigamaskError("there is no model for text; start the page with --grounding RUN")
-        if len(text) > MAX_TEXT_LENGTH:
-            raise GigamaskError(
-                f"the text has {len(text)} characters, at most {MAX_TEXT_LENGTH} are accepted"
-            )
         check_text(text)
         with self._model_lock:
             annotated = opened.annotated_masks

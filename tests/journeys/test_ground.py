@@ -125,7 +125,10 @@ def test_a_run_is_scored_on_what_it_held_out(run, tmp_path, capsys):
         == 0
     )
     again = json.loads((tmp_path / "again.json").read_text())
-    assert {**again, "weights": ""} == {**summary, "weights": ""}
+    assert again["confidence"] == summary["confidence"], "the saved one is scored"
+    assert set(again["refusals"]) == set(again["calibration"]) == {"uncalibrated", "saved"}
+    assert again["refusals"]["uncalibrated"] == summary["refusals"]["uncalibrated"]
+    assert again["top_1"] == summary["top_1"]
 
 
 def test_a_run_is_scored_on_other_data(run, described, tmp_path, capsys):

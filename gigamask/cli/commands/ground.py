@@ -32,7 +32,8 @@ class GroundCommand:
     queries: tuple[str, ...] = ()
     """JSONL files of queries about the images of --data"""
     calibrate: bool = False
-    """save the confidence fitted to these queries in the run folder, for 'gigamask ask'"""
+    """save the confidence fitted to these queries in the run folder, for 'gigamask ask' and later
+    evaluations, which otherwise score the saved one"""
     segmenter: str | None = None
     """new path of the segmenter's weights if they have moved"""
     device: str = "auto"
@@ -45,6 +46,7 @@ class GroundCommand:
     def run(self) -> dict[str, Any]:
         """Evaluate, print the metrics with those of the baselines, and return them."""
         from gigamask.cli.commands.output import progress_bar
+        from gigamask.grounding.calibration import Confidence
         from gigamask.grounding.config import GroundingEvalConfig, evaluation_set, training_set
         from gigamask.grounding.evaluation import (
             evaluate,
@@ -79,7 +81,8 @@ class GroundCommand:
             nonsense, _ = score_queries(model, config.query_loader(unknown, index))
         training = training_set(config)
         prior = PositionPrior.fit(training[1], training[0]) if training else None
-        report = evaluate(results, dataset, index, prior, skipped, nonsense)
+        saved = None if self.calibrate else Confidence.find(config.out)
+        report = evaluate(results, dataset, index, prior, skipped, nonsense, saved)
         source = config.evaluation if config.evaluation.data else config
         summary = report.summary() | {
             "weights": self.weights,
@@ -95,6 +98,8 @@ class GroundCommand:
         if self.calibrate:
             path = report.confidence.save(config.out)
             print(f"{path}: how confident 'gigamask ask' is, and when it prints that no mask fits")
+            if not report.confidence.threshold:
+                print("  its threshold stays 0: no other does better in cross-validation")
         return summary
 
 

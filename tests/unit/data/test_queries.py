@@ -135,7 +135,7 @@ def test_the_real_ones_are_read_and_written(real_data, tmp_path):
         ),
         (
             {"image": "sa_1", "query": "a" * (MAX_TEXT_LENGTH + 1), "mask_index": 0},
-            f"has {MAX_TEXT_LENGTH + 1} characters, but at most {MAX_TEXT_LENGTH} are read",
+            f"has {MAX_TEXT_LENGTH + 1:,} characters, but at most {MAX_TEXT_LENGTH:,} are read",
         ),
         (
             {"image": "", "query": "the cat", "mask_index": 0},

@@ -11,6 +11,7 @@ from gigamask.errors import GigamaskError
 from gigamask.grounding.calibration import (
     MIN_QUERIES,
     Confidence,
+    ScoredQueries,
     best_threshold,
     calibrate,
     calibrate_refusal,
@@ -83,7 +84,7 @@ def random_queries(seed=0, queries=72, images=6):
 
 def test_calibration_is_of_the_other_images_fit():
     logits, is_target, images = random_queries()
-    confidence, summaries = calibrate(logits, is_target, images)
+    confidence, summaries = calibrate(ScoredQueries(logits, is_target, images))
     halves = [np.flatnonzero(images % 2 == side) for side in (0, 1)]
     fits = [
         Confidence.fit(
@@ -101,45 +102,67 @@ def test_calibration_is_of_the_other_images_fit():
     )
     assert summaries["calibrated"]["expected_error"] < summaries["uncalibrated"]["expected_error"]
     assert confidence == Confidence.fit(np.concatenate(logits), everything)
-    few = calibrate(
-        logits[: MIN_QUERIES - 1], is_target[: MIN_QUERIES - 1], images[: MIN_QUERIES - 1]
-    )
+    few = calibrate(first_of(logits, is_target, images))
     assert (few[0], set(few[1])) == (Confidence(), {"uncalibrated"})
-    alone = calibrate(logits, is_target, np.zeros(len(logits), np.int64))
+    alone = calibrate(ScoredQueries(logits, is_target, np.zeros(len(logits), np.int64)))
     assert set(alone[1]) == {"uncalibrated"}, "one image has no other half"
 
 
-def test_refusing_is_balanced_on_the_other_images():
+def first_of(logits, is_target, images):
+    few = slice(MIN_QUERIES - 1)
+    return ScoredQueries(logits[few], is_target[few], images[few])
+
+
+def balance(shares):
+    return shares["absent"] + shares["right"]
+
+
+def test_a_threshold_has_the_most_right_answers_on_the_other_images():
     logits, is_target, images = random_queries()
     logits = [row + 3 for row in logits]  # uncalibrated, few are refused
-    best, absent = (
-        np.array([row.max() for row in logits]),
-        np.array([not row.any() for row in is_target]),
-    )
-    assert 0 < absent.sum() < len(absent)
-
-    def balance(threshold):
-        return (best[absent] <= threshold).mean() + (best[~absent] > threshold).mean()
-
-    threshold, shares = calibrate_refusal(logits, is_target, images)
-    assert balance(threshold) == pytest.approx(max(map(balance, best)))
-    expected = {"absent": [], "refused": []}
+    queries = ScoredQueries(logits, is_target, images)
+    threshold, shares = calibrate_refusal(queries)
+    candidates = [*queries.best, queries.best.min() - 1]
+    assert balance(queries.shares(threshold)) == max(balance(queries.shares(c)) for c in candidates)
+    expected = {"absent": [], "refused": [], "right": []}
     for side in (0, 1):
         half = images % 2 == side
-        other = best_threshold(best[~half], absent[~half])
-        for name, kind in (("absent", absent), ("refused", ~absent)):
-            expected[name] += (best[half & kind] <= other).tolist()
+        other = best_threshold(
+            *(each[~half] for each in (queries.best, queries.absent, queries.right))
+        )
+        refused = queries.best <= other
+        expected["absent"] += refused[half & queries.absent].tolist()
+        expected["refused"] += refused[half & ~queries.absent].tolist()
+        expected["right"] += (queries.right & ~refused)[half & ~queries.absent].tolist()
     assert shares["calibrated"] == {
         name: pytest.approx(np.mean(flags)) for name, flags in expected.items()
     }
-    assert shares["uncalibrated"] == {
-        "absent": (best[absent] <= 0).mean(),
-        "refused": (best[~absent] <= 0).mean(),
-    }
-    few, only = calibrate_refusal(
-        logits[: MIN_QUERIES - 1], is_target[: MIN_QUERIES - 1], images[: MIN_QUERIES - 1]
-    )
+    assert shares["uncalibrated"] == queries.shares(0.0)
+    few, only = calibrate_refusal(first_of(logits, is_target, images))
     assert (few, set(only)) == (0.0, {"uncalibrated"})
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_threshold_that_gains_nothing_on_the_other_images_stays_0(seed):
+    """The scores say nothing about whether a mask fits."""
+    generator = np.random.default_rng(seed)
+    logits, is_target, images = random_queries(seed)
+    queries = ScoredQueries([generator.normal(size=len(row)) for row in logits], is_target, images)
+    threshold, shares = calibrate_refusal(queries)
+    before, after = shares["uncalibrated"], shares["calibrated"]
+    is_better = balance(after) > balance(before) and (
+        after["absent"] - after["refused"] >= before["absent"] - before["refused"]
+    )
+    assert is_better or threshold == 0
+
+
+def test_only_right_answers_are_worth_keeping():
+    """Without a single right answer, everything is refused; without an absent query, nothing."""
+    best, none = np.array([3.0, 1.0, 2.0, 2.0]), np.zeros(4, bool)
+    absent = np.array([True, False, True, False])
+    assert best_threshold(best, absent, none) >= 3
+    assert best_threshold(best, none, ~none) < 1
+    assert best_threshold(best, absent, np.array([False, True, False, True])) < 1
 
 
 def test_a_fitted_confidence_is_kept_with_the_run(tmp_path):

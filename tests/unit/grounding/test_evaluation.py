@@ -13,6 +13,7 @@ from gigamask.data.queries import Query
 from gigamask.data.shards import ShardReader
 from gigamask.distributed.world import World
 from gigamask.errors import GigamaskError
+from gigamask.grounding.calibration import Confidence
 from gigamask.grounding.config import (
     GroundingEvalConfig,
     evaluation_set,
@@ -117,6 +118,17 @@ def test_nonsense_is_asked_of_each_image_and_reported_beside_the_refusals(judged
     assert told["refusals"]["uncalibrated"]["nonsense"] == pytest.approx(4 / 6)
     assert "66.7 nonsense" in format_table(told)
     assert told["queries"] == len(dataset.queries), "other scores are without nonsense"
+
+
+def test_a_saved_threshold_is_scored(judged):
+    index, dataset = judged
+    results = results_of(judged, 50.0)
+    logit = max(float(result.logits.max(initial=-1e4)) for result in results)
+    found = evaluate(results, dataset, index, saved=Confidence(threshold=logit)).summary()
+    assert (found["absent"], found["refused"], found["top_1"]) == (1, 1, 1)
+    assert found["refusals"]["saved"] == {"absent": 1, "refused": 1, "right": 0}
+    assert set(found["calibration"]) == set(found["refusals"]) == {"uncalibrated", "saved"}
+    assert found["confidence"]["threshold"] == logit
 
 
 def with_images(judged):

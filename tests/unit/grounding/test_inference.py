@@ -98,6 +98,16 @@ def test_words_that_no_training_query_has_are_noted(run):
     assert unsaid.note == "", "the words of an older run are not known"
 
 
+def test_a_long_text_is_refused_and_one_that_is_cut_says_so(run):
+    pixels, masks = scene()
+    predictor = GroundingPredictor(run, run.build().eval(), Confidence(), {"red"})
+    whole, cut = predictor.predict(pixels, masks, ["red", " ".join(["red"] * 80)])
+    assert whole.note == ""
+    assert "only its first 24 tokens" in cut.note
+    with pytest.raises(GigamaskError, match=r"1,001 characters"):
+        predictor.predict(pixels, masks, ["a" * 1001])
+
+
 @pytest.mark.parametrize("text", ["", "  ", "!!!", "7"])
 def test_a_text_without_letters_is_named(run, text):
     pixels, masks = scene()

@@ -12,13 +12,16 @@ SMALL = WordTransformer(dim=16, layers=2, heads=2, max_tokens=8)
 
 
 def read(model, texts=TEXTS):
+    model.is_warned = True
     with torch.no_grad():
         return model(model.tokenize(texts))
 
 
 def test_a_word_is_a_token_and_long_texts_are_cut():
     model = SMALL.build()
-    tokens = model.tokenize(TEXTS)
+    with pytest.warns(UserWarning, match="first 8 of 10 words.*the big blue"):
+        tokens = model.tokenize(TEXTS)
+    assert [model.cut_note(text) != "" for text in TEXTS] == [False, True, False, False]
     assert tokens.attention_mask.sum(1).tolist() == [3, 8, 1, 1]
     again = model.tokenize(["Circle!"]).input_ids
     assert torch.equal(again[0, 0], tokens.input_ids[2, 0])

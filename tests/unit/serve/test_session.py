@@ -429,8 +429,8 @@ def test_words_are_refused_where_nobody_knows_them_or_there_is_nothing_to_choose
     key = texts.open(png(picture()), "a", RLEMasks.from_dense(np.zeros((1, 40, 60), bool)))["id"]
     with pytest.raises(GigamaskError, match="none to choose from"):
         texts.find(key, "red")
-    with pytest.raises(GigamaskError, match="301 characters"):
-        texts.find(key, "x" * 301)
+    with pytest.raises(GigamaskError, match="1,001 characters"):
+        texts.find(key, "x" * 1001)
 
 
 def test_described_masks_say_what_they_are():
