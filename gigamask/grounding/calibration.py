@@ -156,7 +156,12 @@ class ScoredQueries:
 
 
 def summarize(queries: ScoredQueries, confidence: Confidence) -> dict[str, Any]:
-    """Return the calibration of a confidence on queries."""
+    """Return the calibration of a confidence on queries.
+
+    Args:
+        queries: The queries.
+        confidence: The confidence.
+    """
     y = np.concatenate(queries.is_target).astype(np.float64)
     return calibration.calibrate(confidence(np.concatenate(queries.logits)), y).summary()
 
