@@ -10,7 +10,7 @@ import secrets
 import stat
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -20,6 +20,8 @@ from gigamask.errors import GigamaskError
 PARTIAL = ".partial"
 """End of the name of a file that is being written; a killed process may leave one."""
 CHUNK_BYTES = 1 << 24
+MAX_FILES = 4096
+"""Files that a command lets itself open, if it may."""
 FOREIGN = (
     *("__macosx", "icon\r", "thumbs.db", "ehthumbs.db", "desktop.ini", "$recycle.bin"),
     *("system volume information", "@eadir", "#recycle"),
@@ -168,3 +170,40 @@ def crc32(path: Path | str) -> int:
         while chunk := file.read(CHUNK_BYTES):
             crc = zlib.crc32(chunk, crc)
     return crc
+
+
+def raise_file_limit() -> None:
+    """Let this process open as many files as it may without an administrator, up to `MAX_FILES`."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def file_limit() -> int:
+    """Return how many files this process may have open."""
+    try:
+        import resource
+    except ImportError:
+        return MAX_FILES
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return MAX_FILES if soft == resource.RLIM_INFINITY else soft
+
+
+def check_file_limit(error: Exception) -> None:
+    """Raise `GigamaskError` if an error is that too many files are open.
+
+    Args:
+        error: The error of opening a file or shared memory.
+    """
+    is_limit = getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE)
+    if is_limit or os.strerror(errno.EMFILE) in str(error):
+        raise GigamaskError(
+            f"too many open files: the limit of a process is {file_limit()} here; raise it, as in "
+            "'ulimit -n 1024', or use fewer --loader.workers"
+        ) from error

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from gigamask import files
 from gigamask.errors import GigamaskError, TrainingInterruptedError
 from gigamask.signals import STOP_SIGNALS, discard_if_closed, stop_signals_handled
 from gigamask.suggestions import suggest_command
@@ -60,7 +61,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with warnings.catch_warnings(), stop_signals_raised(received):
             warnings.showwarning = print_warning
-            code = run_command(arguments)
+            try:
+                code = run_command(arguments)
+            except (OSError, RuntimeError) as error:
+                files.check_file_limit(error)
+                raise
             sys.stdout.flush()
             return code
     except GigamaskError as error:
@@ -146,6 +151,7 @@ def run_command(arguments: list[str]) -> int:
     # Threads of OpenMP that spin while they wait nearly stop on a busy machine; torch reads this
     # when it is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    files.raise_file_limit()
     if "" in arguments:
         number = arguments.index("") + 1
         raise GigamaskError(f"argument {number} is empty (an unset shell variable?); give a value")

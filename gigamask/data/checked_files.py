@@ -20,10 +20,12 @@ from jaxtyping import UInt32
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from gigamask.errors import GigamaskError
-from gigamask.files import report_write_errors
+from gigamask.files import check_file_limit, report_write_errors
 from gigamask.serialization import check_regular, decode_json
 
 BLOCK_BYTES = 2**16
+MAX_READ_BYTES = 2**16
+"""Largest file that is read whole, so that it does not stay open, instead of being mapped."""
 _JSON_END = b',"crc32":'
 
 Content = TypeVar("Content")
@@ -61,9 +63,14 @@ class CheckedArray(NDArrayOperatorsMixin):
             size = path.stat().st_size if path.is_file() else 0
             if size != expected:
                 raise self._error(f"has {size} bytes, but must have {expected}")
-            # One map of the whole file: another file may get this name at any time.
-            mapped = np.asarray(np.memmap(path, np.uint8, "r"))
+            # The whole file at once: another file may get this name at any time. A map keeps a file
+            # open.
+            is_small = size <= MAX_READ_BYTES
+            mapped = np.fromfile(path, np.uint8) if is_small else np.memmap(path, np.uint8, "r")
+            mapped = np.asarray(mapped)
+            mapped.flags.writeable = False
         except OSError as error:
+            check_file_limit(error)
             raise self._error(f"cannot be read ({error.strerror})") from error
         if len(mapped) != expected or mapped[: self._start].tobytes() != header:
             raise self._error(f"does not hold {shape} of {dtype}")

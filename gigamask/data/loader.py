@@ -30,6 +30,7 @@ from gigamask.data.mask_store import MaskStore, build_stored_sample
 from gigamask.data.sample_config import SampleConfig
 from gigamask.data.worker_pool import stop_signals_blocked
 from gigamask.errors import CorruptSampleError, GigamaskError
+from gigamask.files import check_file_limit
 from gigamask.masks.rle import RLEMasks
 from gigamask.rng import make_rng
 from gigamask.signals import STOP_SIGNALS
@@ -241,9 +242,12 @@ def _shared_zeros(shape: tuple[int, ...]) -> UInt8[Tensor, "..."]:
     size = math.prod(shape)
     if get_worker_info() is None or not size:
         return torch.zeros(shape, dtype=torch.uint8)
-    return (
-        torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(size)).view(shape)
-    )
+    try:
+        shared = torch.UntypedStorage._new_shared(size)
+    except RuntimeError as error:
+        check_file_limit(error)
+        raise
+    return torch.empty(0, dtype=torch.uint8).set_(shared).view(shape)
 
 
 @dataclass(frozen=True)

@@ -6,16 +6,20 @@ be pickled, forked or passed to a worker at any time: files are opened when firs
 positioned reads share no file position. It must be used from one thread only.
 """
 
+import errno
 import os
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from gigamask import files
 from gigamask.data import image_folder, storage
 from gigamask.data.index import Index
 from gigamask.data.storage import ByteRange
 from gigamask.errors import CorruptSampleError
 
+MAX_OPEN = 64
+"""Most local tars that a reader keeps open unless told otherwise."""
 MAX_GAP_BYTES = 2**16
 """Members this close are fetched in one read. A header and padding separate neighbors, at most
 1,535 bytes in ustar."""
@@ -38,13 +42,18 @@ class ShardReader:
     """Reader of a fixed list of tars and image folders."""
 
     def __init__(
-        self, paths: Sequence[str], open_files: int = 64, read_ahead: int = 0, blocks: int = 4
+        self,
+        paths: Sequence[str],
+        open_files: int | None = None,
+        read_ahead: int = 0,
+        blocks: int = 4,
     ) -> None:
         """Create a reader; no file is opened yet.
 
         Args:
             paths: The shards, in the order of the index.
-            open_files: Maximum number of local tars kept open; the least recently used is closed.
+            open_files: Maximum number of local tars kept open; the least recently used is closed;
+                None: 64, or a quarter of what the process may open.
             read_ahead: Size in bytes of the aligned blocks in which `read_entries` fetches remote
                 tars, for samplers that go through a tar in order; 0 fetches entries only. Local
                 files rely on the page cache.
@@ -53,7 +62,9 @@ class ShardReader:
         self._descriptors: OrderedDict[int, int] = OrderedDict()
         self._block_cache: OrderedDict[ShardSpan, bytes] = OrderedDict()
         self.paths = tuple(paths)
-        self.open_files, self.read_ahead, self.blocks = open_files, read_ahead, blocks
+        most = min(MAX_OPEN, files.file_limit() // 4)
+        self.open_files = most if open_files is None else open_files
+        self.read_ahead, self.blocks = read_ahead, blocks
         self._remote = tuple(map(storage.is_remote, self.paths))
 
     def read(self, shard: int, offset: int, size: int) -> bytes:
@@ -225,7 +236,7 @@ class ShardReader:
     def _descriptor(self, shard: int) -> int:
         descriptor = self._descriptors.get(shard)
         if descriptor is None:
-            descriptor = self._descriptors[shard] = storage.open_file(self.paths[shard])
+            descriptor = self._descriptors[shard] = _open(self.paths[shard], self)
             if len(self._descriptors) > self.open_files:
                 os.close(self._descriptors.popitem(last=False)[1])
         else:
@@ -237,6 +248,22 @@ class ShardReader:
 
     def __del__(self) -> None:
         self.close()
+
+
+def _open(path: str, reader: ShardReader) -> int:
+    """Open a tar; if too many files are open, after closing half of the reader's others."""
+    held = reader._descriptors
+    try:
+        return storage.open_file(path)
+    except OSError as error:
+        if not held:
+            files.check_file_limit(error)
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+    reader.open_files = len(held) // 2
+    while len(held) > reader.open_files:
+        os.close(held.popitem(last=False)[1])
+    return _open(path, reader)
 
 
 def _members(index: Index, row: int, jsons: bool) -> tuple[ShardSpan, ShardSpan | None]:

@@ -113,14 +113,21 @@ class EmbeddingCache:
 
 
 def read_checked(path: Path) -> dict[str, Tensor] | None:
-    """Read the tensors of `write_checked`, on the CPU; return None if the file is damaged."""
+    """Read the tensors of `write_checked`, on the CPU; return None for any other file.
+
+    That is one that is damaged, was written under another name, or is a pipe or a device.
+    """
+    if path.exists() and not path.is_file():
+        return None
     raw = path.read_bytes()
     digest, content = raw[:DIGEST_BYTES], raw[DIGEST_BYTES:]
-    return load(content) if _digest(content) == digest else None
+    return load(content) if _digest(path.name, content) == digest else None
 
 
 def write_checked(path: Path, tensors: dict[str, Tensor], subject: str) -> None:
     """Write tensors atomically to a file that starts with its own digest; warn on failure.
+
+    The digest is that of its name and its content.
 
     Args:
         path: File to write; its folder is created when needed.
@@ -130,7 +137,7 @@ def write_checked(path: Path, tensors: dict[str, Tensor], subject: str) -> None:
     content = save(tensors)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        files.write_bytes(path, _digest(content) + content)
+        files.write_bytes(path, _digest(path.name, content) + content)
     except OSError as error:
         warnings.warn(
             f"{subject} can be stored ({error.strerror}); free space or use another folder",
@@ -169,8 +176,10 @@ def _bytes(tensor: Tensor) -> memoryview:
     return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
 
 
-def _digest(content: bytes) -> bytes:
-    return blake2b(content, digest_size=DIGEST_BYTES).digest()
+def _digest(name: str, content: bytes) -> bytes:
+    digest = blake2b(f"{name}\0".encode(), digest_size=DIGEST_BYTES)
+    digest.update(content)
+    return digest.digest()
 
 
 class ImageEmbedder:

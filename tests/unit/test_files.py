@@ -123,3 +123,20 @@ def test_tars_of_a_folder(tmp_path):
         (tmp_path / name).touch()
     assert [path.name for path in files.find_tars(tmp_path)] == ["a.tar", "b.tar"]
     assert files.find_tars(tmp_path / "a.tar") == []
+
+
+def test_the_limit_of_open_files_is_raised_as_far_as_allowed():
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (200, before[1]))
+        files.raise_file_limit()
+        assert files.file_limit() == min(files.MAX_FILES, before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_too_many_open_files_are_no_fault_of_a_file():
+    files.check_file_limit(OSError(2, "No such file or directory"))
+    for error in (OSError(24, "x"), RuntimeError("shared memory: Too many open files (24)")):
+        with pytest.raises(GigamaskError, match="ulimit -n"):
+            files.check_file_limit(error)

@@ -1,8 +1,10 @@
 """Bytes by offset, from any process, and what happens when they are not there."""
 
+import errno
 import multiprocessing
 import os
 import pickle
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +12,7 @@ from gigamask.data import shards as reading
 from gigamask.data import storage, tar
 from gigamask.data.index import build
 from gigamask.data.shards import ShardReader
-from gigamask.errors import CorruptSampleError
+from gigamask.errors import CorruptSampleError, GigamaskError
 from tests.servers import FileServer
 
 
@@ -247,3 +249,31 @@ def test_local_files_are_not_read_ahead(served, monkeypatch):
     shards = ShardReader(here.shard_paths, read_ahead=2**20)
     shards.read_entries(here, ROWS)
     assert not shards._block_cache
+
+
+def test_a_reader_lets_go_of_tars_where_no_more_files_may_be_open(files, monkeypatch):
+    """And says so, instead of taking a tar for broken, where it has none to let go of."""
+    most, held, open_file, close = 3, [], os.open, os.close
+
+    def limited(*arguments):
+        if len(held) >= most:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        held.append(open_file(*arguments))
+        return held[-1]
+
+    def release(descriptor):
+        held.remove(descriptor)
+        close(descriptor)
+
+    monkeypatch.setattr(reading.storage.os, "open", limited)
+    monkeypatch.setattr(reading.os, "close", release)
+    shards = ShardReader(files)
+    expected = [Path(path).read_bytes()[:1] for path in files]
+    assert [shards.read(number, 0, 1) for number in range(len(files))] == expected
+    assert shards.open_files < most
+    shards.close()
+    most = 0
+    with pytest.raises(GigamaskError, match="ulimit -n") as caught:
+        ShardReader(files).read(0, 0, 1)
+    assert not isinstance(caught.value, CorruptSampleError)
+    monkeypatch.undo()

@@ -166,3 +166,19 @@ def test_the_key_changes_with_each_weight_that_the_embedding_depends_on(spec, jo
             parameter.copy_(saved)
     moving = {name.split(".")[0] for name, moves in seen.items() if moves}
     assert moving == {"image_encoder", *joined}
+
+
+def test_the_file_of_another_key_is_not_taken(tmp_path):
+    cache = EmbeddingCache(tmp_path)
+    cache.put("a", embedding(1))
+    cache.put("b", embedding(2))
+    os.replace(cache._path("a"), cache._path("b"))
+    assert cache.get("b") is None
+
+
+def test_a_pipe_in_the_cache_is_not_waited_for(tmp_path):
+    cache = EmbeddingCache(tmp_path)
+    os.mkfifo(cache._path("a"))
+    assert cache.get("a") is None
+    cache.put("a", embedding(1))
+    assert torch.equal(cache.get("a"), embedding(1))
