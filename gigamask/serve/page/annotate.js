@@ -34,7 +34,7 @@ let pinched = null;
 export function start() {
   stage.start(paint);
   queue.start(showState, failed);
-  list.start((row) => open(row));
+  list.start((row) => { showList(false); open(row); });
   categories.start({ images: () => images, act, send, active: () => active, refresh, reopen: () => image && open(image.row, true), redraw: () => image && describe() });
   const canvas = $("a-marks");
   Object.assign(canvas, { onpointerdown: pressed, onpointermove: moved, onpointerup: released, onpointercancel: cancelled, onpointerleave: left, ondblclick: closePolygon, oncontextmenu: (event) => event.preventDefault() });
@@ -127,6 +127,7 @@ async function load(row, again = false) {
   images[row].shows = info.shows;
   take(info);
   shownAt = performance.now();
+  fault = "";
   $("a-note").textContent = info.note;
   list.show(row);
   encoding += 1;
@@ -361,8 +362,8 @@ async function exportAll() {
 }
 
 /** Shows or hides the list of images on a narrow screen. */
-function showList() {
-  const shown = $("a-list").classList.toggle("shown");
+function showList(wanted) {
+  const shown = $("a-list").classList.toggle("shown", wanted);
   $("a-images-toggle").setAttribute("aria-expanded", shown);
   if (shown && image) list.show(image.row);
 }

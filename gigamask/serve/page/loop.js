@@ -101,7 +101,7 @@ export function guide(images) {
 /** Says what to do with the open image before the model can be trained. */
 function first(begun) {
   const image = hooks.image(), objects = image?.objects ?? [], rest = objects.filter(({ accepted }) => !accepted).length, train = "With two images done, the model can be trained.";
-  if (rest && begun) return `Next: accept the other ${rest === 1 ? "object" : `${rest} objects`}, then Done (N). ${train}`;
+  if (rest && begun) return `Next: accept ${rest === 1 ? "the object" : `the other ${rest} objects`}, then Done (N). ${train}`;
   if (rest) return "Next: correct the object with more clicks, and accept it with Enter.";
   if (objects.length && !image.done) return `Next: annotate what is left in this image, then Done (N). ${train}`;
   const how = matchMedia("(pointer: coarse)").matches ? "tap an object, tap what is not part of it with − points, and accept it." : "click an object, right-click what is not part of it, and accept it with Enter.";

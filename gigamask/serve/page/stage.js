@@ -11,6 +11,7 @@ let bitmap = null;
 let size = { width: 1, height: 1 };
 let box = { width: 1, height: 1 };     // of the canvases, in CSS pixels
 let view = { scale: 1, x: 0, y: 0 };   // place in the canvas = image * scale + (x, y), in CSS pixels
+let ratio = 0;                         // pixels of the device by CSS pixel when the canvases were sized
 let fitted = true;                     // whether the view follows the size of the stage
 let painters = () => {};
 const sprites = new Map();             // of masks, cropped to their boxes, by key
@@ -19,13 +20,10 @@ const thumbnails = new Map();          // of objects, by mask and colour
 /** Prepares the stage; `paint(context, unit)` draws over the image, in its coordinates. */
 export function start(paint) {
   painters = paint;
-  new ResizeObserver(resize).observe($("a-stage"));
-  watchScale();
-}
-
-/** Draws again when the window moves to a screen of another scale, or the browser zooms. */
-function watchScale() {
-  matchMedia(`(resolution: ${devicePixelRatio}dppx)`).addEventListener("change", () => { watchScale(); resize(); }, { once: true });
+  const observer = new ResizeObserver(resize);
+  observer.observe($("a-marks"));
+  // A screen of another scale, or the browser's own zoom, changes the pixels of the device alone.
+  try { observer.observe($("a-pixels"), { box: "device-pixel-content-box" }); } catch { addEventListener("resize", resize); }
 }
 
 /** Shows another image, or none. */
@@ -45,8 +43,9 @@ function resize() {
   const { width, height } = contentBox($("a-marks"));
   if (!width || !height) return;
   box = { width, height };
+  ratio = devicePixelRatio;
   for (const canvas of [$("a-pixels"), $("a-marks")]) {
-    const wanted = { width: Math.max(1, Math.round(width * devicePixelRatio)), height: Math.max(1, Math.round(height * devicePixelRatio)) };
+    const wanted = { width: Math.max(1, Math.round(width * ratio)), height: Math.max(1, Math.round(height * ratio)) };
     if (canvas.width !== wanted.width || canvas.height !== wanted.height) Object.assign(canvas, wanted);
   }
   if (fitted) fit(); else draw();
@@ -102,6 +101,7 @@ export const inside = (event) => { const [x, y] = place(event); return x >= 0 &&
 export const percentShown = () => Math.round(100 * view.scale);
 
 export function draw() {
+  if (ratio && devicePixelRatio !== ratio) { resize(); return; }
   const [below, above] = ["a-pixels", "a-marks"].map((id) => $(id).getContext("2d"));
   for (const context of [below, above]) {
     const across = context.canvas.width / box.width, down = context.canvas.height / box.height;
