@@ -17,9 +17,27 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).resolve().parents[1]
 UNIT = "tests/unit"
 KINDS = {
-    "kill -9 at random moments, saves included": ["tests/laws/test_survival.py"],
+    "kill -9 at random moments, saves included": [
+        "tests/laws/test_survival.py::test_thirty_kills_at_any_moment"
+    ],
+    "kill -9 in every evaluation": [
+        "tests/laws/test_survival.py::test_kills_in_every_evaluation_change_neither_scores_nor_the_best"
+    ],
+    "saves, damages, resumes: what is removed": [
+        "tests/laws/test_retention.py",
+        f"{UNIT}/training/test_retention.py",
+    ],
+    "other workers, processes, machines": [
+        "tests/laws/test_survival.py::test_a_killed_run_may_be_resumed_with_other_workers",
+        "tests/laws/test_survival.py::"
+        "test_no_process_waits_in_a_step_for_what_the_main_one_does_alone",
+        "tests/laws/test_survival.py::test_every_sampler_goes_on_with_other_processes",
+        "tests/laws/test_sharding.py",
+        "tests/journeys/test_evaluate_ranks.py",
+    ],
     "signals to commands and their workers": [
         "tests/journeys/test_stopping.py",
+        f"{UNIT}/test_signals.py",
         f"{UNIT}/cli/test_main.py",
         f"{UNIT}/data/test_worker_pool.py",
     ],

@@ -69,6 +69,16 @@ def write_atomically(path: Path | str, write: Callable[[Path], object]) -> None:
         partial.unlink(missing_ok=True)
 
 
+def is_partial(name: str, of: str) -> bool:
+    """Return whether a file's name is one that `write_atomically` gives to an unfinished file.
+
+    Args:
+        name: Name of the file.
+        of: Regular expression of the name of the finished file.
+    """
+    return re.fullmatch(rf"\.(?:{of})\.[0-9a-f]{{8}}{re.escape(PARTIAL)}", name) is not None
+
+
 def write_bytes(path: Path | str, content: bytes) -> None:
     """Write a file atomically.
 

@@ -402,6 +402,11 @@ def _extend_by_parts(
     return BuildResult(result.index, result.scanned + scanned, result.reused - scanned)
 
 
+def is_cached_index(name: str) -> bool:
+    """Return whether a folder's name is one that `open_or_build` gives to an index."""
+    return re.fullmatch(r"index-[0-9a-f]{16}|\.index-[0-9a-f]{16}\.parts", name) is not None
+
+
 def open_or_build(paths: Paths, cache: str | Path) -> Index:
     """Open the index at `paths`, or the cached index of these shards.
 

@@ -18,6 +18,8 @@ POLL_S = 10.0
 """Seconds between two questions to squeue."""
 SIGNAL_S = 300
 """Slurm signals a job so many seconds before its time limit."""
+SAVE_S = 240
+"""Seconds that torchrun gives a stopped training to save; by default 30."""
 MAX_FAILED_POLLS = 30
 """squeue may fail for a while, as when the controller restarts."""
 PORT = 29500
@@ -93,6 +95,7 @@ def batch_script(plan: Plan, numbers: Sequence[int]) -> str:
         lines.append(f"\nexport PATH={folder}:$PATH")
     lines.append("export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1")
     if not plan.count:
+        lines.append(f"export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={SAVE_S}")
         lines.append('first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)')
     words = part_words(plan) if plan.count else training_words(plan)
     return "\n".join(["#!/bin/bash", *lines, TRAPS, f"srun {shlex.join(srun)} {words} &", WAIT])

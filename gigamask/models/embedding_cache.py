@@ -25,7 +25,7 @@ from gigamask import files
 from gigamask.errors import GigamaskError
 from gigamask.models.sam.sam import Sam
 
-SUFFIX, PARTIAL = ".embedding", ".partial"
+SUFFIX = ".embedding"
 STALE_S = 3600.0
 """Age in seconds from which a partial file counts as left by a killed process."""
 DIGEST_BYTES = 16
@@ -91,17 +91,18 @@ class EmbeddingCache:
 
         Other processes may do the same at the same time.
         """
-        files, now = [], time.time()
+        found, now = [], time.time()
         with contextlib.suppress(OSError), os.scandir(self.folder) as entries:
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError):
                     status = entry.stat()
                     if entry.name.endswith(SUFFIX):
-                        files.append((status.st_mtime_ns, status.st_size, entry.path))
-                    elif entry.name.endswith(PARTIAL) and now - status.st_mtime > STALE_S:
+                        found.append((status.st_mtime_ns, status.st_size, entry.path))
+                    is_partial = files.is_partial(entry.name, rf".*\{SUFFIX}")
+                    if is_partial and now - status.st_mtime > STALE_S:
                         os.unlink(entry.path)
-        total = sum(size for _, size, _ in files)
-        for _, size, path in sorted(files):
+        total = sum(size for _, size, _ in found)
+        for _, size, path in sorted(found):
             if total <= limit:
                 break
             with contextlib.suppress(OSError):

@@ -6,6 +6,7 @@ a process of its own (`serve.training_round`), which goes on if the page is clos
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -149,7 +150,8 @@ class Rounds:
         return str(self.project.folder / self.project.content.rounds[number].weights)
 
     def _newest(self) -> Path | None:
-        return max((path.parent for path in self.folder.glob(f"*/{SETTINGS}")), default=None)
+        found = (path.parent for path in self.folder.glob(f"*/{SETTINGS}"))
+        return max((path for path in found if re.fullmatch(r"\d{4}", path.name)), default=None)
 
     def _training(self) -> dict[str, Any]:
         """Return the state of the newest training, and record its result in the project."""

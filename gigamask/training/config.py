@@ -117,7 +117,7 @@ class TrainConfig(ABC):
     save_every: int = 500
     """steps between checkpoints"""
     keep: int = 2
-    """number of newest checkpoints to keep, besides the best one"""
+    """number of newest checkpoints to keep, besides the best one and the one resumed from"""
     log_every: int = 10
     """steps between records in metrics.jsonl"""
     wandb: str | None = None

@@ -215,7 +215,8 @@ def _link(path: Path, target: Path | None) -> None:
     A folder or file of that name, such as a copy of the checkpoint, is left as it is.
     """
     if path.exists() and not path.is_symlink():
-        warnings.warn(f"{path}: is not a link, so it stays as it is; rename it", stacklevel=2)
+        if target:
+            warnings.warn(f"{path}: is not a link, so it stays as it is; rename it", stacklevel=2)
         return
     if target is None:
         path.unlink(missing_ok=True)

@@ -34,7 +34,7 @@ from gigamask.datatools.objects import image_ids
 from gigamask.datatools.partial_download import lock_folder
 from gigamask.distributed.precision import computed_dtype
 from gigamask.errors import CorruptSampleError, GigamaskError
-from gigamask.files import find_tars, write_bytes
+from gigamask.files import PARTIAL, find_tars, is_partial, write_bytes
 from gigamask.inference.automatic_mask_generator import MaskProposals, SamAutomaticMaskGenerator
 from gigamask.inference.classes import class_fields
 from gigamask.masks.rle import RLEMasks
@@ -380,8 +380,9 @@ def _segment_group(
 def _prepare_folder(out: Path, generator: SamAutomaticMaskGenerator, is_part: bool) -> None:
     """Record the settings and remove unfinished tars; raise if the folder holds other results."""
     # Left by a killed process, unless this is one of several parts.
-    for unfinished in [] if is_part else out.glob(".sa_*.tar.*"):
-        unfinished.unlink()
+    for unfinished in [] if is_part else out.glob(f".sa_*{PARTIAL}"):
+        if is_partial(unfinished.name, r"sa_\d+\.tar"):
+            unfinished.unlink()
     weights = digest_weights(generator.model.state_dict(), str(generator.model.config))
     with generator.predictor.autocast():
         dtype = computed_dtype(generator.predictor.device)

@@ -122,9 +122,9 @@ def train(
 ) -> Run:
     """Train a configuration, or resume it if its folder contains a checkpoint.
 
-    Works in any thread. In the main thread, SIGINT and SIGTERM make it save a checkpoint and
-    return. On a CPU, it trains a small model in several processes, as `config.processes` says.
-    Under torchrun, call it in every process.
+    Works in any thread. In the main thread, stop signals (SIGINT, SIGTERM, SIGHUP, SIGUSR1 and
+    SIGUSR2) make it save a checkpoint and return. On a CPU, it trains a small model in several
+    processes, as `config.processes` says. Under torchrun, call it in every process.
 
     Args:
         config: Name of a recipe, a recipe, or a configuration, such as `recipes.tiny()`.
@@ -458,15 +458,18 @@ def finished_note(config: TrainConfig, step: int, profile: int | None) -> str:
 
 def remove_empty_run(out: str) -> None:
     """Remove the folder of a rejected run if it holds only the lock and indexes."""
+    from gigamask.data.index import is_cached_index
 
-    def is_empty() -> bool:
-        names = {name for name in os.listdir(out) if not name.startswith("index-")}
-        return names <= {"lock", "evaluation"}
+    def is_empty(folder: Path) -> bool:
+        names = [name for name in os.listdir(folder) if not is_cached_index(name)]
+        indexes = folder / "evaluation"
+        own = {"lock": True, "evaluation": "evaluation" in names and is_empty(indexes)}
+        return all(own.get(name, False) for name in names)
 
     with suppress(GigamaskError, OSError):
-        if is_empty():
+        if is_empty(Path(out)):
             with exclusive_lock(Path(out) / "lock", out):  # not while another process starts there
-                if is_empty():
+                if is_empty(Path(out)):
                     shutil.rmtree(out)
 
 

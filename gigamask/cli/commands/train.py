@@ -16,6 +16,7 @@ from gigamask.cli.submit import submit_training
 from gigamask.config_files import TrainFlags
 from gigamask.errors import GigamaskError, counted
 from gigamask.parser import check_writable
+from gigamask.signals import discard_if_closed
 from gigamask.training.config import TrainConfig, check_at_least, differences
 from gigamask.training.sam_config import SamTrainConfig, is_finding_classes
 from gigamask.workflows.stages import STAGES, make_stages
@@ -96,6 +97,7 @@ def run(command: str, arguments: list[str]) -> tuple[str | None, dict[str, Any]]
     if state.step == config.steps and remaining:  # interrupted at the last step of a stage
         result = {"run": remaining[0].out, "step": 0, "steps": remaining[0].steps, "samples": 0}
     if world.is_main:
+        discard_if_closed(sys.stdout)  # the exit code still says that it is saved
         print(summary(result, len(configs) > 1, config))
     return flags.json if world.is_main else None, result
 

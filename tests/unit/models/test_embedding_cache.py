@@ -66,15 +66,16 @@ def test_what_was_used_longest_ago_goes_first(tmp_path):
 
 def test_what_a_killed_process_left_goes_and_what_is_being_written_stays(tmp_path):
     for name, age_s in (("old", 4000), ("new", 5)):
-        path = tmp_path / f".{name}.partial"
+        path = tmp_path / f".{name}{SUFFIX}.01234567.partial"
         path.write_bytes(b"half")
         os.utime(path, (time.time() - age_s,) * 2)
-    (tmp_path / "stranger.txt").write_text("not ours")
+    (tmp_path / "download.partial").write_text("not ours")
+    os.utime(tmp_path / "download.partial", (0, 0))
     EmbeddingCache(tmp_path).put("a", embedding(1))
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        ".new.partial",
+        f".new{SUFFIX}.01234567.partial",
         f"a{SUFFIX}",
-        "stranger.txt",
+        "download.partial",
     ]
 
 

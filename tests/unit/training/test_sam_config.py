@@ -293,6 +293,11 @@ class Breaks(Evaluator):
         return evaluate
 
 
+def scored(run: Path) -> list[tuple[int, float]]:
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [(line["step"], line["evaluation"]["box"]) for line in lines if "evaluation" in line]
+
+
 @pytest.mark.slow
 def test_an_evaluation_that_fails_costs_no_step(tmp_path, scenes):
     run = run_in(tmp_path / "run", scenes, steps=5, save_every=5, prompts=BoxPrompt())
@@ -317,18 +322,17 @@ def test_interrupted_training_is_not_evaluated_first(tmp_path, scenes, monkeypat
     monkeypatch.setattr(MetricsLogger, "time_data", told_to_stop)
     assert train(replace(run, evaluation=Breaks(3))).stopping
     assert checkpoint.newest(tmp_path / "run").name == "step_00000003"
+    monkeypatch.undo()
+    train(replace(run, evaluation=Told(3, [0.8, 0.5])))
+    assert scored(tmp_path / "run") == [(3, 0.8), (5, 0.5)], "but as soon as it continues"
+    assert (tmp_path / "run" / "checkpoints" / "best").readlink() == Path("step_00000003")
 
 
 @pytest.mark.slow
 def test_training_is_evaluated_when_due_and_at_its_end_and_keeps_its_best(tmp_path, scenes):
     run = run_in(tmp_path / "run", scenes, steps=5, save_every=3, keep=1, prompts=BoxPrompt())
     train(replace(run, evaluation=Told(2, [0.3, 0.8, 0.5])))
-    lines = [
-        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    ]
-    assert [
-        (line["step"], line["evaluation"]["box"]) for line in lines if "evaluation" in line
-    ] == [(2, 0.3), (4, 0.8), (5, 0.5)]
+    assert scored(tmp_path / "run") == [(2, 0.3), (4, 0.8), (5, 0.5)]
     folder = Path(run.out) / "checkpoints"
     assert [path.name for path in manifest.list_checkpoints(folder)] == [
         "step_00000004",
