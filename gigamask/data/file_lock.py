@@ -1,17 +1,49 @@
 """A lock file that lets only one process write to a folder."""
 
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from gigamask.errors import GigamaskError
 
+try:
+    import fcntl
+except ImportError:
+    fcntl = None
+
 RETRY_S = 0.2
 """How long to wait for the lock: enough for a process that is about to release it."""
 MAX_TRIES = 100
 """How often to create the lock file in a folder that another process may be removing."""
+
+
+@contextmanager
+def folder_lock(folder: Path, busy: str) -> Iterator[None]:
+    """Hold a lock of a folder itself, which stays when somebody deletes its lock file.
+
+    Args:
+        folder: The folder.
+        busy: Error message if another process holds the lock.
+
+    Raises:
+        GigamaskError: Another process holds the lock.
+    """
+    if fcntl is None:  # on Windows, where an open lock file cannot be deleted
+        yield
+        return
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # of file systems that cannot lock folders
+            try:
+                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise GigamaskError(busy) from None
+        yield
+    finally:
+        os.close(opened)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from gigamask.errors import GigamaskError
 from gigamask.masks.boundary import farthest_point
 from gigamask.masks.components import connected_components, paste, subtract
 from gigamask.masks.rle import RLEMasks, union
+from gigamask.serve.lost_images import printable
 from gigamask.serve.open_images import NotFoundError
 from gigamask.serve.pictures import file_version
 from gigamask.serve.project import UNEDITED, Edit, ImageEdits, MaskObject, Origin, Project
@@ -69,7 +70,10 @@ class Annotator:
         name = self.project.summary()[row]["name"]
         facts = {"row": row, "name": name, "height": size[0], "width": size[1]}
         facts["shows"] = version_shown(self, row)
-        facts["note"] = self.session.images.get(key).note
+        notes = [self.session.images.get(key).note]
+        if self.project.names[row] != printable(self.project.names[row]):
+            notes.append("its name is not UTF-8: exports leave it out until it is renamed")
+        facts["note"] = "; ".join(filter(None, notes))
         return facts | to_json(self.project.read(row, size))
 
     def with_key(self, row: int) -> tuple[str, Size]:

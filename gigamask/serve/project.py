@@ -23,7 +23,7 @@ import msgspec
 
 from gigamask import files
 from gigamask.data import image_folder
-from gigamask.data.file_lock import exclusive_lock
+from gigamask.data.file_lock import exclusive_lock, folder_lock
 from gigamask.errors import GigamaskError, counted
 from gigamask.pixels import WindowOptions
 from gigamask.serialization import read_json
@@ -382,6 +382,7 @@ class Project:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(exclusive_lock(folder / ".lock", busy))
+                stack.enter_context(folder_lock(folder, busy))
             except OSError as error:
                 raise GigamaskError(
                     f"--project {folder}: cannot be written ({error.strerror}); give another folder"

@@ -1,5 +1,6 @@
 """The accepted objects of a project in the formats of other programs."""
 
+import os
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -100,9 +101,8 @@ def _images(
         if edits is None:
             continue
         if name != printable(name):
-            skipped[name] = (
-                f"{ascii(name)[1:-1]}: its name is not UTF-8, so no format can state it; rename it"
-            )
+            shown = os.fsencode(name).decode(errors="backslashreplace")
+            skipped[name] = f"{shown}: its name is not UTF-8, so no format can state it; rename it"
             continue
         chosen = {
             key: each

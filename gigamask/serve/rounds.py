@@ -66,7 +66,15 @@ class Rounds:
         self.runs = RunsView(self.folder)
         self._process: subprocess.Popen | None = None
         self._lock = threading.Lock()
-        self.use(self.project.content.model)
+        self.notice: str | None = None
+        try:
+            self.use(self.project.content.model)
+        except GigamaskError as error:
+            self.notice = (
+                f"the model of round {self.project.content.model + 1} cannot be used, so the first"
+                f" one is: {error}"
+            )
+            self.use(-1)
 
     def status(self) -> dict[str, Any]:
         """Return the state of the training, the models, and what masks cost in each round."""
@@ -79,7 +87,7 @@ class Rounds:
             "model": content.model,
             "weights": self.weights,
             "progress": progress(self.project),
-            "unused": unused(self.project),
+            "unused": [*([self.notice] if self.notice else []), *unused(self.project)],
         }
 
     def train(self, minutes: float) -> dict[str, Any]:
@@ -150,6 +158,7 @@ class Rounds:
         return str(self.project.folder / self.project.content.rounds[number].weights)
 
     def _newest(self) -> Path | None:
+        """Return the folder of the newest training; others, such as copies, are left alone."""
         found = (path.parent for path in self.folder.glob(f"*/{SETTINGS}"))
         return max((path for path in found if re.fullmatch(r"\d{4}", path.name)), default=None)
 
@@ -162,9 +171,9 @@ class Rounds:
         begun = history.is_run(folder / RUN)
         found: dict[str, Any] = {"number": number, "run": f"{folder.name}/{RUN}" if begun else None}
         if (folder / RESULT).exists():
-            if number > len(self.project.content.rounds):
-                result = read_json(folder / RESULT, TrainingRound)
-                self.project.update(rounds=(*self.project.content.rounds, result))
+            result, known = read_json(folder / RESULT, TrainingRound), self.project.content.rounds
+            if result.weights not in {each.weights for each in known}:
+                self.project.update(rounds=(*known, result))
             return found | {"state": "finished"}
         if _is_locked(folder / LOCK) or (self._process and self._process.poll() is None):
             return found | {"state": "running"}
@@ -186,7 +195,10 @@ class Rounds:
                 "to compare models; mark images as done that have masks which you drew, clicked or "
                 f"corrected ({counted(len(rest), 'image')} to train on, {len(held_out)} held out)"
             )
-        folder = self.folder / f"{len(self.project.content.rounds) + 1:04d}"
+        newest, number = self._newest(), len(self.project.content.rounds) + 1
+        if newest is not None:  # project.json may be older than the rounds
+            number = max(number, int(newest.name) + (newest / RESULT).exists())
+        folder = self.folder / f"{number:04d}"
         shutil.rmtree(folder, ignore_errors=True)  # of a training that failed
         for name, part in (("train", rest), ("held_out", held_out)):
             # What a model answered and nobody changed, is no truth to compare it with.

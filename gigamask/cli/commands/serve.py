@@ -84,8 +84,10 @@ class ServeCommand(WindowOptions):
             state = self._state(stack)
             address = server.page_url(listener, self.host, policy)
             print(f"{address}\npress Ctrl-C to stop", flush=True)
-            if lost := state.project and notice(state.project.annotator.project):
-                print(lost, flush=True)
+            if state.project:
+                told = state.project.rounds.notice, notice(state.project.annotator.project)
+                for line in filter(None, told):
+                    print(line, flush=True)
             try:
                 server.serve(state, policy, listener)
             finally:

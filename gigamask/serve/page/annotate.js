@@ -355,8 +355,9 @@ async function exportAll() {
   if (slow) return;
   await queue.enqueue("", () => {});   // what was done before
   await slowly("exporting", async () => {
-    const { images: count, masks, coco, shards, skipped } = await request("project/export", { json: {} });
-    $("a-exported").replaceChildren(make("p", {}, `${masks} masks of ${count} images: ${shards} and ${coco}. `, make("a", { href: url("project/export/coco.json"), download: "coco.json" }, "Download coco.json")),
+    const wanted = JSON.parse($("a-format").value);
+    const { images: count, masks, written, skipped } = await request("project/export", { json: wanted });
+    $("a-exported").replaceChildren(make("p", {}, `${masks} masks of ${count} images: ${written.join(", ")}. `, wanted.formats.includes("coco") ? make("a", { href: url("project/export/coco.json"), download: "coco.json" }, "Download coco.json") : ""),
       ...skipped.map((reason) => make("p", { className: "bad" }, reason)));
   });
 }

@@ -54,12 +54,18 @@ async function train() {
   $("a-training").className = state === "failed" ? "bad" : "state";
   $("a-training").classList.toggle("busy", state === "running");
   $("a-curve").replaceChildren(...(run ? runCharts([run], 0.5).curves.filter(Boolean).slice(0, 2) : []));
-  const better = last && last.after < last.before, used = model === rounds.length - 1;
-  $("a-result").replaceChildren(...(last ? [make("p", { className: better ? "good" : "", title: "mean number of clicks until 90 % of an object's mask is right, at most 20" },
-    `Round ${rounds.length}: ${last.before.toFixed(1)} → ${last.after.toFixed(1)} clicks to 90 % IoU, on ${last.held_out_masks} held-out masks${last.class_accuracy === null ? "" : `, class accuracy ${percent(last.class_accuracy, 0)}`}. ${better ? "The new model is better." : "The new model is not better; keep the other one."}`),
-  used || !better ? null : make("button", { type: "button", className: "main", onclick: withErrorMessages(async () => { $("a-model").value = rounds.length - 1; await $("a-model").onchange(); await hooks.reopen(); }) }, "Use the new model")].filter(Boolean) : []));
+  const better = last?.verdict === "better", offered = better || (last?.verdict === "too few to tell" && last.after < last.before), used = model === rounds.length - 1;
+  $("a-result").replaceChildren(...(last ? [make("p", { className: better ? "good" : "", title: "mean number of clicks until 90 % of an object's mask is right, at most 20; masks that a model answered and nobody changed are left out" }, `Round ${rounds.length}: ${compared(last)}`),
+  used || !offered ? null : make("button", { type: "button", className: better ? "main" : "", onclick: withErrorMessages(async () => { $("a-model").value = rounds.length - 1; await $("a-model").onchange(); await hooks.reopen(); }) }, "Use the new model")].filter(Boolean) : []));
   const names = [[-1, status.weights], ...rounds.map(({ after }, i) => [i, `round ${i + 1} (${after.toFixed(1)} clicks)`])];
   $("a-model").replaceChildren(...names.map(([value, name]) => make("option", { value, selected: value === model }, name)));
+}
+
+/** Says what a comparison can tell. */
+function compared({ before: was, after, verdict, held_out_masks: masks, held_out_images: count, standard_error: error, class_accuracy: accuracy }) {
+  const told = { "too few to tell": "Too few to tell which model is better: 20 masks of 5 images can.", better: "The new model is better.", worse: "The new model is worse; keep the other one.", "no difference": "No difference can be told; keep the other one, or annotate more." }[verdict];
+  const gain = verdict === "too few to tell" ? "" : `, ${(was - after).toFixed(1)} ± ${error.toFixed(1)} fewer`;
+  return `${was.toFixed(1)} → ${after.toFixed(1)} clicks to 90 % IoU${gain}, on ${masks} held-out mask${masks === 1 ? "" : "s"} of ${count} image${count === 1 ? "" : "s"}${accuracy === null ? "" : `, class accuracy ${percent(accuracy, 0)}`}. ${told}`;
 }
 
 /** Names the images whose annotations cannot be used. */
@@ -70,7 +76,7 @@ function lost() {
 }
 
 function heldOut() {
-  const count = images.filter(({ accepted, held_out: out }) => accepted && out).length;
+  const count = images.filter(({ truth, held_out: out }) => truth && out).length;
   return `${count} held-out image${count === 1 ? "" : "s"}`;
 }
 
@@ -89,12 +95,13 @@ export function guide(images) {
   const usable = images.filter(({ accepted }) => accepted), ready = usable.some(({ held_out: out }) => out) && usable.some(({ held_out: out }) => !out);
   $("a-guide").textContent = training.state === "running" ? "The model is being trained; you can go on annotating."
     : proposing.running ? "The model proposes masks for the rest; you can go on annotating."
-    : last && last.after < last.before && model < rounds.length - 1 ? "Next: use the new model, which needs fewer clicks."
+    : last?.verdict === "better" && model < rounds.length - 1 ? "Next: use the new model, which needs fewer clicks."
     : has("proposed") ? "Next: order by least certain first, correct the proposals, and accept the certain ones at once."
     : !ready ? first(usable.length)
     : !rounds.length ? "Next: train the model on what is accepted, or annotate more first."
     : !has("not begun") ? "Next: export what is accepted."
-    : last.after < last.before ? "Next: let the model annotate the rest, or annotate more and train again."
+    : last.verdict === "better" ? "Next: let the model annotate the rest, or annotate more and train again."
+    : last.verdict === "too few to tell" ? "Next: let the model annotate the rest, or annotate more: too few masks are held out to tell which model is better."
     : "Next: annotate more images, then train again for longer; the last round did not help.";
 }
 
@@ -116,17 +123,20 @@ function count() {
   $("a-accept-certain").disabled = !enough;
   $("a-accept-certain").textContent = `Accept ${enough} of ${open.length}`;
   $("a-certain-part").hidden = !open.length;
+  $("a-starter").hidden = status.weights !== "starter" || status.model >= 0;
 }
 
 /** Draws what a mask costs in each round, and how the models compare. */
 function draw() {
   const rounds = status.progress.filter(({ masks }) => masks), xs = rounds.map(({ round }) => round);
-  const curve = (name, value) => lines(name, [{ colour: colour(0), xs, ys: rounds.map(value), dots: true }], { x: "round", y: "a mask", zero: true, whole: true });
+  const curve = (name, value) => lines(name, [{ colour: colour(0), xs, ys: rounds.map(value), dots: true }], { x: "round in use", y: "a mask", zero: true, whole: true });
   const scores = status.rounds.flatMap(({ before: was, after }, i) => (i ? [after] : [was, after]));
-  $("a-costs").hidden = !rounds.length;
+  const came = status.progress.filter(({ origins }) => Object.keys(origins).length).map(({ round, origins }) => `${round ? `Round ${round}` : "The first model"}: ${Object.entries(origins).map(([how, number]) => `${number} ${how === "accepted" ? "looked at and accepted" : how === "accepted in bulk" ? "accepted unseen, not counted above" : how}`).join(", ")}`);
+  $("a-costs").hidden = !came.length;
   $("a-gain").replaceChildren(...[
     ...(rounds.length > 1 ? [curve("Clicks", ({ clicks, masks }) => clicks / masks), curve("Seconds", ({ seconds, masks }) => seconds / masks)]
       : rounds.map(({ clicks, seconds, masks }) => make("p", { className: "faint" }, `${(clicks / masks).toFixed(1)} clicks and ${(seconds / masks).toFixed(1)} s so far`))),
+    ...came.map((line) => make("p", { className: "faint" }, line)),
     scores.length ? lines("Clicks to 90 % IoU, held out", [{ colour: colour(2), xs: scores.map((_, i) => i), ys: scores, dots: true }], { x: "round", zero: true, whole: true }) : null,
   ].filter(Boolean));
 }

@@ -278,3 +278,13 @@ def test_accepted_objects_are_exported_as_coco_and_shards(project, tmp_path):
     [entry] = content["annotations"]
     assert (entry["category_id"], entry["name"], entry["bbox"]) == (2, "x", [0, 0, 5, 5])
     assert content["images"][0]["file_name"] == "more/4.png"
+
+
+def test_a_second_server_is_refused_also_if_the_lock_file_is_deleted(tmp_path, photos):
+    with Project.open(tmp_path / "project", photos):
+        (tmp_path / "project" / ".lock").unlink()
+        with (
+            pytest.raises(GigamaskError, match="another gigamask serve"),
+            Project.open(tmp_path / "project"),
+        ):
+            pass

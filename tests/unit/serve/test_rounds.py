@@ -16,7 +16,7 @@ from gigamask.pixels import PixelConfig, WindowOptions
 from gigamask.serialization import read_json
 from gigamask.serve import training_round
 from gigamask.serve.annotator import Annotator
-from gigamask.serve.project import ObjectCategory
+from gigamask.serve.project import ObjectCategory, TrainingRound
 from gigamask.serve.rounds import LOG, RESULT, SETTINGS, Rounds
 from gigamask.serve.training_round import make_config, run_round
 from gigamask.training.checkpoint import load_model
@@ -155,3 +155,24 @@ def test_the_standard_error_counts_images_as_draws():
     expected = np.std([1.0, 3.0, 2.0, 6.0], ddof=1) / 2
     assert training_round.standard_error(differences, images) == pytest.approx(expected)
     assert training_round.standard_error(differences, np.zeros(20, int)) is None
+
+
+def test_a_project_whose_model_is_lost_opens_with_the_first_one(rounds):
+    lost = TrainingRound("rounds/0001/run", 9.0, 4.0)
+    rounds.project.update(rounds=(lost,), model=0)
+    again = Rounds(rounds.annotator, rounds.weights, "cpu")
+    assert again.project.content.model == -1
+    assert again.notice in again.status()["unused"]
+
+
+def test_rounds_are_recorded_once_and_kept_whatever_else_is_in_their_folder(rounds):
+    """A copy of a round, and rounds that an older project.json does not know."""
+    third = TrainingRound("rounds/0003/run", 9.0, 4.0)
+    for name in ("0003", "0003 copy"):
+        (rounds.folder / name).mkdir()
+        (rounds.folder / name / SETTINGS).write_text("{}")
+    (rounds.folder / "0003" / RESULT).write_text(json.dumps(vars(third)))
+    for _ in range(3):
+        assert rounds.status()["training"]["state"] == "finished"
+    assert rounds.project.content.rounds == (third,)
+    assert rounds._prepare(1.0).name == "0004"
