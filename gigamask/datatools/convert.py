@@ -42,11 +42,20 @@ PARTIAL = ".partial"
 
 @dataclass(frozen=True)
 class ConvertOptions:
-    """What counts as a mask: crowds, connected components of a label, label values to ignore."""
+    """What counts as a mask: crowds, and in label images what `LabelOptions` says."""
 
     keep_crowds: bool = False
     split_components: bool = False
     ignore: tuple[int, ...] = ()
+    binary: int | None = None
+    nearest_value: bool = False
+
+    @property
+    def labels(self) -> convert_labels.LabelOptions:
+        """The options of label images."""
+        return convert_labels.LabelOptions(
+            self.split_components, self.ignore, self.binary, self.nearest_value
+        )
 
 
 class Sa1bJson(msgspec.Struct):
@@ -284,7 +293,7 @@ def _list_source(
 ) -> SourceListing:
     """List the images of a source."""
     if isinstance(source, convert_parquet.ParquetFiles):
-        return convert_parquet.read(source, **vars(options))
+        return convert_parquet.read(source, options.keep_crowds, options.labels)
     _check_not_sa1b(source)
     if image_folder is None:
         raise GigamaskError("--images FOLDER: give the folder of the images")
@@ -301,7 +310,7 @@ def _list_source(
         if polygons := convert_polygons.find(source, image_folder):
             _check_no_label_options(source, options)
             return convert_polygons.read(polygons, source, image_folder)
-        return convert_labels.read(source, image_folder, options.split_components, options.ignore)
+        return convert_labels.read(source, image_folder, options.labels)
     _check_no_label_options(source, options)
     return convert_coco.read(source, image_folder, options.keep_crowds)
 
@@ -323,10 +332,10 @@ def _jsons_of(source: Path) -> list[Path]:
 
 
 def _check_no_label_options(source: Path, options: ConvertOptions) -> None:
-    if options.split_components or options.ignore:
+    if options.labels != convert_labels.LabelOptions():
         raise GigamaskError(
-            f"{source}: is not a folder of label images; drop --split-components and --ignore,"
-            " which apply only to those"
+            f"{source}: is not a folder of label images; drop {convert_labels.LABEL_FLAGS}, which"
+            " apply only to those"
         )
 
 

@@ -3,7 +3,7 @@
 A value is an 8- or 16-bit gray level, a palette index, or R + 256 G + 65536 B as in COCO's panoptic
 images; 0 is background, and so is 255 in Pascal VOC's palette. The image has the same name and
 subfolder in the folder of images. Instances in a folder SegmentationObject take their classes from
-a folder SegmentationClass beside it, as in VOC.
+a folder SegmentationClass beside it, as in VOC; `voc_classes` names them.
 """
 
 import io
@@ -13,28 +13,46 @@ from typing import Any
 
 import cv2
 import numpy as np
-from jaxtyping import Int32
+from jaxtyping import Bool, Int32
 
 from gigamask.data.annotation import MAX_MASKS, MAX_SIDE
+from gigamask.datatools import smoothed_labels, voc_classes
 from gigamask.datatools.image_files import files_of, open_image, read_file
 from gigamask.datatools.objects import Objects, SourceImage, SourceListing, match_images
+from gigamask.datatools.outlines import MAX_RUNS, check_count
+from gigamask.datatools.voc_classes import Classes
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.masks.rle import RLEMasks, from_keys
 
 SUFFIXES = (".png", ".tif", ".tiff", ".mat")
 VOC_IMAGES, VOC_OBJECTS, VOC_CLASSES = "JPEGImages", "SegmentationObject", "SegmentationClass"
 """Folders of Pascal VOC's images, and of their instances and classes as label images."""
-VOC_NAMES = (
-    *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
-    *("diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa"),
-    *("train", "tvmonitor"),
-)
-OTHER_NAMES = ("class_names.txt", "labelmap.txt")
-"""Files with other classes that LabelMe and CVAT write into folders in VOC's layout."""
 VOID, VOID_COLOR = 255, [224, 224, 192]
 """Palette index of the pixels around objects of VOC, which belong to none, and its color there."""
+VOID_NUMBER = VOID_COLOR[0] + 256 * VOID_COLOR[1] + 65536 * VOID_COLOR[2]
+"""Number of that color in images of VOC's layout that are RGB."""
 GRAY = ("1", "L", "P", "I", "I;16", "I;16B")
 """Pillow's modes with one number per pixel."""
+
+
+LABEL_FLAGS = "--split-components, --ignore, --binary and --nearest-value"
+"""Flags of `LabelOptions`."""
+
+
+@dataclass(frozen=True)
+class LabelOptions:
+    """What counts as a mask in a label image.
+
+    `split` makes one mask per connected component instead of one per value; `ignore` are values
+    that are not objects, besides 0 and 255 in the palette of VOC; `binary` makes one mask of all
+    values from this one on; `nearest_value` gives pixels of smoothed edges the value of the nearest
+    region.
+    """
+
+    split: bool = False
+    ignore: tuple[int, ...] = ()
+    binary: int | None = None
+    nearest_value: bool = False
 
 
 @dataclass(frozen=True)
@@ -43,9 +61,8 @@ class LabelImage(SourceImage):
 
     label: Path
     classes: Path | None
-    class_names: tuple[str, ...]
-    split: bool
-    ignore: tuple[int, ...]
+    known_classes: Classes
+    options: LabelOptions
 
     def objects(self, stored: bytes) -> Objects:
         """Read one mask per value, or per connected component of a value."""
@@ -57,15 +74,24 @@ class LabelImage(SourceImage):
         Args:
             labels: Value of each pixel; ignored ones are set to 0.
         """
-        labels[np.isin(labels, self.ignore)] = 0
+        labels[np.isin(labels, self.options.ignore)] = 0
+        if self.classes is not None:
+            labels[labels == VOID_NUMBER] = 0
+        if self.options.binary is not None:
+            labels = smoothed_labels.binarize(labels, self.options.binary)
+        elif self.options.nearest_value:
+            labels = smoothed_labels.to_nearest_value(labels)
+        else:
+            smoothed_labels.check(labels, self.source)
         masks, values = label_masks(labels, self.source)
         extras: list[dict[str, Any]] = [{"label": value} for value in values.tolist()]
         if self.classes is not None:
-            for i, category in self._categories(self.classes, masks).items():
-                extras[i]["category_id"] = category
-                if category <= len(self.class_names):
-                    extras[i]["category"] = self.class_names[category - 1]
-        if self.split:
+            for i, value in self._categories(self.classes, masks).items():
+                known = self.known_classes.get(value)
+                extras[i]["category_id"] = value if known is None else known.number
+                if known is not None:
+                    extras[i]["category"] = known.name
+        if self.options.split:
             parts, owners = _components(labels, masks, values)
             masks, _ = label_masks(parts, self.source)
             extras = [extras[i] for i in np.searchsorted(values, owners)]
@@ -89,16 +115,13 @@ class LabelImage(SourceImage):
         return dict(zip(found.tolist(), classes[pixels[found].argmax(1)].tolist(), strict=True))
 
 
-def read(
-    labels: Path, image_folder: Path, split: bool = False, ignore: tuple[int, ...] = ()
-) -> SourceListing:
+def read(labels: Path, image_folder: Path, options: LabelOptions | None = None) -> SourceListing:
     """List the label images of a folder and its subfolders with their images.
 
     Args:
         labels: The folder of label images.
         image_folder: The folder of images.
-        split: Whether to make one mask per connected component instead of one per value.
-        ignore: Values that are not objects, besides 0 and 255 in the palette of VOC.
+        options: What counts as a mask.
 
     Returns:
         The images, and the label images that were left out with their reasons.
@@ -113,13 +136,14 @@ def read(
             "of LabelMe's or YOLO's files, or COCO's instances json"
         )
 
-    others = (labels.absolute().with_name(name) for name in OTHER_NAMES)
-    names = () if any(other.is_file() for other in others) else VOC_NAMES
+    counts = options or LabelOptions()
+    inside = labels.absolute(), image_folder.absolute()
+    known_classes = voc_classes.read([inside[0].parent, *inside, inside[1].parent])
 
     def make(number: int, name: str, image: Path, path: Path) -> LabelImage:
         classes = class_folder(labels) / path.relative_to(labels)
         known = classes if classes != path and classes.is_file() else None
-        return LabelImage(number, name, image, path, known, names, split, ignore)
+        return LabelImage(number, name, image, path, known, known_classes, counts)
 
     return match_images(files, labels, image_folder, make)
 
@@ -182,7 +206,11 @@ def decode_labels(raw: bytes, name: str, void: int = 0) -> Int32[np.ndarray, "H 
             f"{name}: its label image cannot be decoded ({error}); save it again or leave it out"
         ) from error
     if pixels.ndim == 3:
-        return pixels.astype(np.int32) @ np.array([1, 256, 65536], np.int32)
+        labels = pixels[..., 2].astype(np.int32)
+        for channel in (1, 0):
+            labels <<= 8
+            labels += pixels[..., channel]
+        return labels
     return pixels.astype(np.int32)
 
 
@@ -222,7 +250,9 @@ def label_masks(
     """
     flat = labels.T.ravel()
     pixels = len(flat)
-    edges = np.concatenate([[0], np.flatnonzero(flat[1:] != flat[:-1]) + 1, [pixels]])
+    changes: Bool[np.ndarray, "p"] = flat[1:] != flat[:-1]
+    check_count(int(np.count_nonzero(changes)), "runs of masks", MAX_RUNS, name)
+    edges = np.concatenate([[0], np.flatnonzero(changes) + 1, [pixels]])
     runs = flat[edges[:-1]]
     filled = runs != 0
     values, rank = np.unique(runs[filled], return_inverse=True)

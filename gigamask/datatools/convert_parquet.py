@@ -17,7 +17,7 @@ import msgspec
 
 from gigamask.data import annotation
 from gigamask.datatools.convert_coco import AnnotationRow, CocoImage, Id, extra_fields
-from gigamask.datatools.convert_labels import LabelImage, decode_labels
+from gigamask.datatools.convert_labels import LABEL_FLAGS, LabelImage, LabelOptions, decode_labels
 from gigamask.datatools.image_files import OTHER_SIZE, meant_size, size_of
 from gigamask.datatools.left_out import LeftOutEntry, LeftOutRecord
 from gigamask.datatools.objects import EMPTY, NO_PIXEL, Objects, SourceImage, SourceListing
@@ -85,8 +85,7 @@ class ParquetRow(SourceImage):
     row: int
     row_group: int
     keep_crowds: bool = False
-    split: bool = False
-    ignore: tuple[int, ...] = ()
+    labels: LabelOptions = field(default_factory=LabelOptions)
     values: tuple[Any, Any] = field(default=(None, None), repr=False)
 
     def exists(self) -> bool:
@@ -136,7 +135,7 @@ class ParquetRow(SourceImage):
         if self.table.kind == "labels" and not is_json:
             labels = decode_labels(_image_bytes(masks, self.source), self.source)
             number, source, path = self.number, self.source, self.path
-            image = LabelImage(number, source, path, path, None, (), self.split, self.ignore)
+            image = LabelImage(number, source, path, path, None, {}, self.labels)
             return image.objects_of(labels)
         named = f"{self.source}: its {self.table.masks}"
         if self.table.kind == "masks":
@@ -191,23 +190,20 @@ class ParquetRow(SourceImage):
 def read(
     source: ParquetFiles,
     keep_crowds: bool = False,
-    split_components: bool = False,
-    ignore: tuple[int, ...] = (),
+    labels: LabelOptions | None = None,
 ) -> SourceListing:
     """List the rows of parquet files.
 
     Args:
         source: The files, and the columns that are not found by name.
         keep_crowds: Whether to keep annotations with `iscrowd`.
-        split_components: Whether to make one mask per connected component of a label image.
-        ignore: Values of label images that are no objects, besides 0.
+        labels: What counts as a mask in a label image.
 
     Raises:
         GigamaskError: A file is not parquet, has no columns of images and masks, or pyarrow is not
             installed.
     """
     images: list[ParquetRow] = []
-    options = keep_crowds, split_components, ignore
     for path in source.files:
         with open_file(path) as file:
             table = _table(path, file.schema_arrow, source)
@@ -216,14 +212,23 @@ def read(
                 for group in range(file.num_row_groups)
                 for _ in range(file.metadata.row_group(group).num_rows)
             ]
-        if (split_components or ignore) and table.kind != "labels":
+        if labels is not None and labels != LabelOptions() and table.kind != "labels":
             raise GigamaskError(
                 f"{path}: column {table.masks} has {table.kind}, not label images; drop "
-                "--split-components and --ignore"
+                f"{LABEL_FLAGS}"
             )
         name = os.path.relpath(path, source.folder)
         images += [
-            ParquetRow(len(images) + row, f"{name}:{row}", Path(path), table, row, group, *options)
+            ParquetRow(
+                len(images) + row,
+                f"{name}:{row}",
+                Path(path),
+                table,
+                row,
+                group,
+                keep_crowds,
+                labels or LabelOptions(),
+            )
             for row, group in enumerate(groups)
         ]
     return SourceListing(images, LeftOutRecord(), True)

@@ -2,7 +2,6 @@
 
 import os
 from abc import ABC, abstractmethod
-from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from gigamask.datatools.image_files import SUFFIXES, files_of, read_file
 from gigamask.datatools.left_out import LeftOutEntry, LeftOutRecord
+from gigamask.datatools.pairing import NO_FILE, pair_names
 from gigamask.errors import CorruptSampleError
 from gigamask.masks.rle import RLEMasks
 
@@ -115,39 +115,49 @@ def match_images(
     folder: Path,
     image_folder: Path,
     make: Callable[[int, str, Path, Path], SourceImage],
+    stated: Sequence[Sequence[str]] = (),
 ) -> SourceListing:
-    """List files of masks with the images that have their names and subfolders.
+    """List files of masks with the images that they name, or that have their names and subfolders.
 
     Args:
         files: One file for each image.
         folder: The folder of these files.
         image_folder: The folder of images.
         make: Makes an image of its number, its name in the source, its path, and its file of masks.
+        stated: Paths below the folder of images that each file names, the likeliest first.
 
     Returns:
         The images, and the files that were left out with their reasons.
     """
     of_masks = set(files)
-    by_stem: dict[Path, list[Path]] = defaultdict(list)
-    for path in files_of(image_folder, *SUFFIXES):
-        if path not in of_masks:
-            by_stem[path.relative_to(image_folder).with_suffix("")].append(path)
+    photos = [path for path in files_of(image_folder, *SUFFIXES) if path not in of_masks]
+    names = [path.relative_to(image_folder) for path in photos]
+    stems = [path.relative_to(folder).with_suffix("").as_posix() for path in files]
+    found = pair_names(
+        stated or [[]] * len(files), [name.as_posix() for name in names], [p.stem for p in files]
+    )
+    taken = {each for each in found if isinstance(each, int)}
+    left = [i for i in range(len(photos)) if i not in taken]
+    unnamed = [i for i, each in enumerate(found) if each == NO_FILE]
+    by_stem = pair_names(
+        [[stems[i]] for i in unnamed], [names[i].with_suffix("").as_posix() for i in left]
+    )
+    for i, each in zip(unnamed, by_stem, strict=True):
+        found[i] = left[each] if isinstance(each, int) else each
     ids, renumbered = image_ids([path.stem for path in files])
     images, left_out = [], LeftOutRecord()
-    for number, path in zip(ids, files, strict=True):
+    for number, path, each in zip(ids, files, found, strict=True):
         # A file name may hold bytes that are not valid text.
         name = str(path.relative_to(folder)).encode("utf-8", "replace").decode()
-        matches = by_stem.pop(path.relative_to(folder).with_suffix(""), [])
-        if len(matches) == 1:
-            images.append(make(number, name, matches[0], path))
+        if isinstance(each, int):
+            images.append(make(number, name, photos[each], path))
             continue
+        is_none = each == NO_FILE
         problem = (
-            f"{len(matches)} images have its name"
-            if matches
-            else f"there is no image {Path(name).stem} with {', '.join(SUFFIXES)}"
+            f"there is no image {Path(name).stem} with {', '.join(SUFFIXES)}" if is_none else each
         )
         parent = (image_folder / name).parent
         reason = f"{name}: {problem} in {parent}; put one image of this name there"
-        kind = "several images of its name" if matches else "no image of its name"
+        kind = "no image of its name" if is_none else "several images of its name"
         left_out.images.append(LeftOutEntry(name, reason, kind))
-    return SourceListing(images, left_out, renumbered, sum(map(len, by_stem.values())))
+    return SourceListing(images, left_out, renumbered, len(photos) - len(images))

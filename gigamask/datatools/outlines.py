@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from faster_coco_eval import mask_api_new_cpp  # pyrefly: ignore[missing-module-attribute]  (compiled, without stubs)
-from jaxtyping import Float64
+from jaxtyping import Bool, Float64
 
 from gigamask.data.annotation import MAX_MASKS, MAX_SIDE, RleSegmentation
 from gigamask.errors import CorruptSampleError
@@ -26,6 +26,8 @@ MAX_NUMBERS = 2**22
 """Maximum numbers (coordinates, run lengths) of an image, 400 for each of `MAX_MASKS`."""
 MAX_RUN_BYTES = 2**23
 """Maximum characters of the compressed run lengths of an image; SA-1B's have a tenth."""
+MAX_PIXELS_OF_MASKS = 2**30
+"""Maximum pixels of all PNGs of masks of an image, which take a few seconds to decode."""
 MAX_RUNS = 2**23
 """Maximum changes between mask and background along the columns of an image, over all masks."""
 
@@ -128,6 +130,22 @@ class Outlines:
         self.dropped += len(corners) - len(rings)
         self.masks += 1
 
+    def add_parts(self, polygons: Sequence[Sequence[float | None]], masks: list[RLEMasks]) -> None:
+        """Add a mask that is the union of polygons and of masks that are decoded already.
+
+        Args:
+            polygons: Rings x0, y0, x1, y1, ... in pixels.
+            masks: Masks of the image's size, one in each.
+
+        Raises:
+            CorruptSampleError: There is neither, or as for `add_polygons`.
+        """
+        if polygons or not masks:
+            self.add_polygons([list(ring) for ring in polygons])
+        else:
+            self.masks += 1
+        self.rle += [(self.masks - 1, mask) for mask in masks]
+
     def add_rle(self, segmentation: RleSegmentation) -> None:
         """Add a mask given as run lengths; raise GigamaskError if they are invalid."""
         if segmentation.size != self.size:
@@ -140,12 +158,7 @@ class Outlines:
         if isinstance(segmentation.counts, str):
             self.run_bytes += len(segmentation.counts)
         check_count(self.run_bytes, "bytes of run lengths", MAX_RUN_BYTES, self.name)
-        self.add_mask(RLEMasks.from_coco([segmentation.counts], self.size))
-
-    def add_mask(self, mask: RLEMasks) -> None:
-        """Add one mask that is decoded already."""
-        self.rle.append((self.masks, mask))
-        self.masks += 1
+        self.add_parts([], [RLEMasks.from_coco([segmentation.counts], self.size)])
 
     def draw(self) -> RLEMasks:
         """Return all masks, some of which may be empty; raise `MaskLimitError` beyond limits."""
@@ -165,7 +178,10 @@ class Outlines:
             runs += len(parts[-1].bounds)
             check_count(runs, "runs of masks", MAX_RUNS, self.name)
         check_count(runs, "runs of masks", MAX_RUNS, self.name)
-        return RLEMasks.concatenate(parts)[np.argsort(owners, kind="stable")]
+        every = RLEMasks.concatenate(parts)
+        if len(set(owners)) < len(owners):  # a mask of polygons and of PNGs, as LabelMe can group
+            return union(every, np.array(owners, np.int64), self.masks)
+        return every[np.argsort(owners, kind="stable")]
 
     def _chunks(self) -> list[list[tuple[int, list[float]]]]:
         """Divide the rings into parts of whole masks that are drawn at once."""
@@ -178,6 +194,26 @@ class Outlines:
             chunks[-1].append((owner, ring))
             left -= length
         return chunks
+
+
+def crop_mask(
+    crop: Bool[np.ndarray, "h w"], corner: tuple[int, int], size: tuple[int, int]
+) -> RLEMasks:
+    """Return a mask that is given as a part of its image.
+
+    Args:
+        crop: The part; it lies within the image.
+        corner: x and y of its first pixel.
+        size: Height and width of the image in pixels.
+    """
+    (x0, y0), (height, width) = corner, crop.shape
+    columns = np.zeros((1, size[0], width), bool)
+    columns[0, y0 : y0 + height] = crop
+    bounds = RLEMasks.from_dense(columns).bounds
+    end = np.array([width * size[0]] * (len(bounds) % 2), bounds.dtype)  # a run to the last pixel
+    bounds = np.concatenate([bounds, end]) + x0 * size[0]
+    bounds = bounds[bounds < size[0] * size[1]].astype(np.int32)
+    return RLEMasks(size, bounds, np.array([0, len(bounds)], np.int64))
 
 
 def _corners(i: int, numbers: Sequence[float | None]) -> Float64[np.ndarray, "k 2"] | str:

@@ -38,6 +38,11 @@ class ConvertCommand(SubmitPartsOptions):
     """label images: make each connected component a mask of its own"""
     ignore: tuple[int, ...] = ()
     """label images: pixel values to ignore, besides 0 and the 255 around objects of Pascal VOC"""
+    binary: int | None = None
+    """label images: make one mask of all pixels with this value or more, such as 128 for masks that
+    were resized with smoothing"""
+    nearest_value: bool = False
+    """label images: give pixels of smoothed edges the value of the nearest region"""
     strict: bool = False
     """end with exit code 2 if an image or a mask was left out; the tars are written all the same"""
     workers: int = 1
@@ -54,7 +59,9 @@ class ConvertCommand(SubmitPartsOptions):
         from gigamask.datatools.left_out import LeftOutRecord
         from gigamask.errors import GigamaskError, counted
 
-        options = ConvertOptions(self.keep_crowds, self.split_components, self.ignore)
+        options = ConvertOptions(
+            self.keep_crowds, self.split_components, self.ignore, self.binary, self.nearest_value
+        )
         source, out = Path(self.source), Path(self.out)
         folder = None if self.images is None else Path(self.images)
         if files := parquet_files.find([self.source]):

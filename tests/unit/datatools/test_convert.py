@@ -444,7 +444,7 @@ def test_unusable_label_images_are_left_out_and_named(case):
     reasons = " | ".join(each["reason"] for each in done["skipped_images"])
     assert "5.png: the label image's pixels are RGBA" in reasons
     assert "20 x 30 pixels, but its masks 10 x 30" in reasons
-    assert "7.png: 2 images" in reasons
+    assert "7.png: 2 files have its name" in reasons
     assert "19999 instances" in reasons
 
 

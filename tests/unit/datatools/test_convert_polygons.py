@@ -76,8 +76,8 @@ def test_labelme(photos, tmp_path):
     assert [each["category"] for each in records["a.json"]["annotations"]] == ["box", "pair"]
     assert not any("category_id" in each for each in records["a.json"]["annotations"])
     reasons = " ".join(each["reason"] for each in counts["skipped_masks"])
-    assert "shape 0 is a rectangle" in reasons
-    assert "shape 2 cannot be read" in reasons
+    assert "shape 0: it is a rectangle" in reasons
+    assert "shape 2: Object missing" in reasons
     assert len(counts["skipped_masks"]) == 3
 
 
@@ -93,8 +93,8 @@ def test_yolo(photos, tmp_path):
     assert [each["category_id"] for each in records["a.txt"]["annotations"]] == [3, 0]
     assert len(records["inner/b.txt"]["annotations"]) == 1
     reasons = " ".join(each["reason"] for each in counts["skipped_masks"])
-    assert "line 1 is a box" in reasons
-    assert "line 2 is not a class and numbers" in reasons
+    assert "line 1: it is a box" in reasons
+    assert "line 2: it is not a class and numbers" in reasons
     assert len(counts["skipped_masks"]) == 3
 
 

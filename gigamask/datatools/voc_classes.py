@@ -1,0 +1,77 @@
+"""Names of the classes of label images in Pascal VOC's layout, by value or by color."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from gigamask.data.annotation import MAX_MASKS
+from gigamask.datatools.outlines import check_count
+from gigamask.errors import GigamaskError
+from gigamask.serialization import read_text
+
+NAMES = (
+    *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
+    *("diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa"),
+    *("train", "tvmonitor"),
+)
+"""VOC's own classes, from 1."""
+LISTED, COLORED = "class_names.txt", "labelmap.txt"
+"""Files with other classes: LabelMe's has a name in each line, CVAT's `name:r,g,b::` in each."""
+BACKGROUND = ("_background_", "background")
+IGNORED = "__ignore__"
+"""First line of LabelMe's lists, for the value -1."""
+
+
+class VocClass(NamedTuple):
+    """Number and name of a class."""
+
+    number: int
+    name: str
+
+
+Classes = Mapping[int, VocClass]
+"""Classes by the value of their pixels: their number, or R + 256 G + 65536 B."""
+
+
+def read(folders: Sequence[Path]) -> Classes:
+    """Return the classes that a file in one of some folders states, or else VOC's.
+
+    Args:
+        folders: Folders that may hold the file, in this order.
+
+    Raises:
+        GigamaskError: A color in the file is not one.
+    """
+    for folder in folders:
+        for name in (LISTED, COLORED):
+            if (path := folder / name).is_file():
+                lines = [line.strip() for line in read_text(path).splitlines()]
+                lines = [line for line in lines if line and not line.startswith("#")]
+                check_count(len(lines), "classes", MAX_MASKS, str(path))
+                return _colored(lines, path) if name == COLORED else _listed(lines)
+    return {number: VocClass(number, name) for number, name in enumerate(NAMES, 1)}
+
+
+def _listed(lines: Sequence[str]) -> Classes:
+    lines = [line for line in lines if line != IGNORED]
+    start = 0 if lines[:1] and lines[0].lower() in BACKGROUND else 1
+    return {number: VocClass(number, name) for number, name in enumerate(lines, start) if number}
+
+
+def _colored(lines: Sequence[str], path: Path) -> Classes:
+    classes: dict[int, VocClass] = {}
+    start = 0 if lines[:1] and lines[0].partition(":")[0].lower() in BACKGROUND else 1
+    for number, line in enumerate(lines, start):
+        name, _, rest = line.partition(":")
+        color = rest.partition(":")[0].split(",")
+        try:
+            red, green, blue = (int(value) for value in color) if color != [""] else (0, 0, 0)
+        except ValueError:
+            raise GigamaskError(
+                f"{path}: {line[:80]!r} must be a name and a color, such as car:128,0,0::"
+            ) from None
+        classes[number] = VocClass(number, name)
+        if (red, green, blue) != (0, 0, 0):
+            classes[red + 256 * green + 65536 * blue] = VocClass(number, name)
+    classes.pop(0, None)
+    return classes
