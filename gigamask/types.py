@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Float32, Float64, Int, Int64, UInt8
 from torch import Tensor
 
+from gigamask.masks.devices import constant
 from gigamask.masks.rle import RLEMasks, decode_rle
 from gigamask.masks.transforms import ImageTransform, above
 from gigamask.masks.windows import paste
@@ -410,7 +411,8 @@ class Targets:
 
     Attributes:
         masks: Masks on the target grid: bool; or, for area-averaged targets, the covered share of
-            each cell in [0, 1], where a cell above one half is foreground.
+            each cell in [0, 1], where a cell above one half is foreground, or the one with the
+            largest share.
         valid: False in the padding.
         boxes_input: Boxes, xyxy in input pixels.
         cell_xy: Width and height of one cell in input pixels.
@@ -421,6 +423,8 @@ class Targets:
         counted: False for copies that only fill up the number of masks, as --compile requires: no
             sum counts them; None: all masks count.
         classes: Class of each mask, -1 for none; None if the model has no classes.
+        extent_xy: Width and height of the image without padding, in input pixels; None: of the
+            whole grid.
     """
 
     masks: Bool[Tensor, "M H W"] | Float[Tensor, "M H W"]
@@ -432,6 +436,16 @@ class Targets:
     mask_prompt_size: int | None = None
     counted: Bool[Tensor, "M"] | None = None
     classes: Int64[Tensor, "M"] | None = None
+    extent_xy: Float[Tensor, "M 2"] | None = None
+
+    @cached_tensor
+    def extent(self) -> Float[Tensor, "M 2"]:
+        """Width and height of the image without padding, in input pixels."""
+        if self.extent_xy is not None:
+            return self.extent_xy.to(self.scale_xy.dtype)
+        height, width = self.valid.shape[1:]
+        whole = width * self.cell_xy[0], height * self.cell_xy[1]
+        return constant(whole, self.scale_xy.device, self.scale_xy.dtype).expand_as(self.scale_xy)
 
     @cached_tensor
     def count(self) -> Float[Tensor, ""]:
@@ -468,8 +482,12 @@ class Targets:
 
     @cached_tensor
     def foreground(self) -> Bool[Tensor, "M H W"]:
-        """The masks as bool."""
-        return self.masks if self.masks.dtype == torch.bool else self.masks > 0.5
+        """The masks as bool; where no cell is above one half, those with the largest share."""
+        if self.masks.dtype == torch.bool:
+            return self.masks
+        shares = self.fractions
+        most = shares.amax((1, 2), keepdim=True)
+        return (shares > 0.5) | ((shares == most) & (most > 0) & (most <= 0.5))
 
     @cached_tensor
     def fractions(self) -> Float[Tensor, "M H W"]:

@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from gigamask.masks.valid_area import inside
 from gigamask.types import RandomInputs, Targets
 
 
@@ -13,7 +14,7 @@ def add_box_noise(
     noise: Float[Tensor, "M 4"],
     relative_std: float,
     limit_px: float,
-    extent_xy: tuple[float, float],
+    extent_xy: Float[Tensor, "M 2"],
 ) -> Float[Tensor, "M 4"]:
     """Add Gaussian noise to each side of each box (Kirillov et al. 2023, appendix A).
 
@@ -23,22 +24,21 @@ def add_box_noise(
         noise: Standard normal numbers.
         relative_std: Standard deviation relative to the width or height.
         limit_px: Largest shift of a side, in input pixels; larger noise is clamped.
-        extent_xy: Width and height of the input in input pixels.
+        extent_xy: Width and height of the images without padding, in input pixels.
 
     Returns:
-        Boxes within the input, with ordered sides.
+        Boxes within the images, with ordered sides.
     """
     size = boxes_input[:, 2:] - boxes_input[:, :2] + scale_xy
     change = (noise * relative_std * size.repeat(1, 2)).clamp(-limit_px, limit_px)
     moved = (boxes_input + change).unflatten(1, (2, 2))
-    largest = torch.stack([extent_xy[axis] - scale_xy[:, axis] for axis in (0, 1)], 1)
-    return moved.clamp(min=0).minimum(largest[:, None]).sort(1).values.flatten(1)
+    return inside(moved, extent_xy, scale_xy).sort(1).values.flatten(1)
 
 
 def jitter_boxes(
     targets: Targets, random_inputs: RandomInputs, relative_std: float, limit_px: float
 ) -> Float[Tensor, "M 4"]:
-    """Add noise to the boxes of the targets, clamped to the extent of the target grid.
+    """Add noise to the boxes of the targets, which stay in the images.
 
     Args:
         targets: Ground truth of M masks.
@@ -46,14 +46,13 @@ def jitter_boxes(
         relative_std: Standard deviation relative to the width or height.
         limit_px: Largest shift of a side, in input pixels.
     """
-    height, width = targets.valid.shape[1:]
     return add_box_noise(
         targets.boxes_input,
         targets.scale_xy,
         random_inputs.box_noise,
         relative_std,
         limit_px,
-        (width * targets.cell_xy[0], height * targets.cell_xy[1]),
+        targets.extent,
     )
 
 

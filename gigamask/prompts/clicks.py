@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from gigamask.masks import boundary
 from gigamask.masks.devices import constant, is_readable
+from gigamask.masks.valid_area import inside
 from gigamask.types import Targets
 
 MAX_SUMS = 2**24
@@ -224,22 +225,23 @@ def _squared_edt_torch(region: Bool[Tensor, "M H W"]) -> Float32[Tensor, "M H W"
 
 
 def cell_to_input(xy: Int64[Tensor, "M *n 2"], targets: Targets) -> Float32[Tensor, "M *n 2"]:
-    """Convert cells to the input coordinates of their centers.
+    """Convert cells to the input coordinates of their centers, or of the nearest pixel.
 
     The center of pixel x of the stored image lies (x + 0.5) * scale input pixels from the left
     edge, and its coordinate is x * scale (`masks.transforms`). So the coordinate of any position is
-    its distance from the edge, less half the scale.
+    its distance from the edge, less half the scale; none is beyond those of the outermost pixels.
 
     Args:
         xy: Cells (x, y) of the target grid, any number for each mask.
         targets: Ground truth of M masks.
     """
     scale, cell = _scale_and_cell(targets, xy.ndim)
-    return (xy.double() * cell + (cell - scale) / 2).float()
+    centers = xy.double() * cell + (cell - scale) / 2
+    return inside(centers, targets.extent, targets.scale_xy).float()
 
 
 def input_to_cell(xy_input: Float[Tensor, "M *n 2"], targets: Targets) -> Int64[Tensor, "M *n 2"]:
-    """Return the cell that contains each point; the inverse of `cell_to_input`.
+    """Return the cell that contains each point.
 
     Args:
         xy_input: Points (x, y) in input pixels, any number for each mask.

@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from gigamask.errors import GigamaskError
+from gigamask.masks.valid_area import valid_cells
 from gigamask.types import Targets
 
 
@@ -23,7 +24,7 @@ def jitter_masks(
             `-logit`.
 
     Returns:
-        Mask prompts as logits; nothing beyond the grid is covered.
+        Mask prompts as logits; nothing beyond the image is covered.
     """
     coverage = _coverage(targets)
     side = coverage.shape[-1]
@@ -37,6 +38,7 @@ def jitter_masks(
     )
     mask = torch.arange(len(coverage), device=coverage.device)[:, None, None]
     inside = in_rows[:, :, None] & in_columns[:, None]
+    inside &= valid_cells(targets.extent, (side, side), (cells[0], cells[1]), by_center=False)
     moved = coverage[mask, rows[:, :, None], columns[:, None]] * inside
     return logit * (2 * moved - 1)
 

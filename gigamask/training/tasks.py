@@ -23,6 +23,7 @@ from gigamask.distributed.profile_ranges import profile_generator, profile_range
 from gigamask.errors import GigamaskError
 from gigamask.interfaces import Loss, Mining, PromptSchedule, Task
 from gigamask.losses.mae import mae_loss, patchify
+from gigamask.masks.valid_area import covered_parts, valid_cells
 from gigamask.models.configs import MAEConfig
 from gigamask.models.embedding_cache import EmbeddingCache, ImageEmbedder
 from gigamask.models.mae import MAE, MAEOutput
@@ -314,31 +315,34 @@ def targets_from_batch(
     dense = batch.dense(part.start, part.stop)
     mask_size = batch.mask_size if full_resolution else mask_prompt_size
     scale = batch.images.shape[-1] / mask_size
-    masks = dense if batch.mask_size == mask_size else _average(dense, mask_size)
-    centers = (torch.arange(mask_size, device=dense.device) + 0.5) * scale
     mask_image = batch.mask_image[part]
-    heights, widths = batch.input_sizes[mask_image].unbind(1)
-    valid = (centers[None, :, None] < heights[:, None, None]) & (
-        centers[None, None, :] < widths[:, None, None]
-    )
+    extent_xy = batch.input_sizes[mask_image].flip(1).float()
+    is_averaged = batch.mask_size != mask_size
+    grid = (mask_size, mask_size), (scale, scale)
     return Targets(
-        masks,
-        valid,
+        _average(dense, mask_size, extent_xy, scale) if is_averaged else dense,
+        valid_cells(extent_xy, *grid, by_center=not is_averaged),
         batch.boxes_input[part],
         (scale, scale),
         batch.scale_xy[mask_image],
         mask_prompt_size=mask_prompt_size,
         classes=None if batch.classes is None else batch.classes[part],
+        extent_xy=extent_xy,
     )
 
 
-def _average(dense: Tensor, mask_size: int) -> Float[Tensor, "m G G"]:
+def _average(
+    dense: Tensor, mask_size: int, extent_xy: Tensor, scale: float
+) -> Float[Tensor, "m G G"]:
+    """Return the share of each cell's part in the image that a mask covers."""
     if dense.shape[-1] % mask_size:
         raise GigamaskError(
             f"the side of the masks' grid must be a multiple of {mask_size} to average them "
             f"(got {dense.shape[-1]}); use --loader.target hard"
         )
-    return functional.avg_pool2d(dense[:, None].float(), dense.shape[-1] // mask_size)[:, 0]
+    shares = functional.avg_pool2d(dense[:, None].float(), dense.shape[-1] // mask_size)[:, 0]
+    rows, columns = covered_parts(extent_xy, (mask_size, mask_size), (scale, scale))
+    return torch.where(shares > 0, shares / (rows * columns), 0.0).clamp(max=1)
 
 
 def select_random_inputs(

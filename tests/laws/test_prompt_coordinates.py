@@ -1,6 +1,8 @@
 """A pixel or box of an image is the same prompt wherever it is given: in evaluation, to the
 predictor, in training, and on the automatic generator's grid."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import simplejpeg
@@ -24,9 +26,12 @@ from gigamask.inference.predictor import SamPredictor
 from gigamask.masks.boundary import farthest_point
 from gigamask.masks.rle import RLEMasks
 from gigamask.masks.transforms import ImageTransform
+from gigamask.masks.valid_area import valid_cells
 from gigamask.models.init import build_model
+from gigamask.prompts.mixed import MixedPrompts
 from gigamask.prompts.rounds import run_rounds
-from gigamask.prompts.schedule import BoxPrompt, CenterClicks
+from gigamask.prompts.schedule import BoxPrompt, CenterClicks, InteractiveSchedule
+from gigamask.prompts.two_sided import TwoSidedCorrection
 from gigamask.training.tasks import targets_from_batch
 from gigamask.types import DataCursor, ImageAnnotation, RandomSpec, SampleRef
 from tests.little import SPEC
@@ -168,7 +173,9 @@ def test_training_clicks_the_pixel_under_the_cell(size, augment, position, fine)
     pixel = np.floor(center / transform.scale_xy + 1e-9)
     off_center = center - (pixel + 0.5) * transform.scale_xy
     coords = pixel * transform.scale_xy
-    assert np.allclose(prompts.points_xy_input[0, 0], coords + off_center, atol=1e-4)
+    last = batch.input_sizes[0].flip(0).numpy() - transform.scale_xy
+    expected = (coords + off_center).clip(0, last)
+    assert np.allclose(prompts.points_xy_input[0, 0], expected, atol=1e-4)
 
 
 masks_of_noise = st.builds(
@@ -210,3 +217,54 @@ def test_training_boxes_are_those_of_the_predictor(size, augment, position):
     )
     runs = runs[np.flatnonzero(plain.apply_masks(runs, 512).areas())]
     assert np.allclose(sample.boxes_input, plain.boxes_to_input(runs.boxes().astype(float)))
+
+
+BORDER_SIZES = [(48, 64), (64, 37), (200, 31), (31, 200), (7, 9), (2, 64), (640, 479)]
+FIRST_PROMPTS = [
+    InteractiveSchedule(1, False, 0.0),
+    InteractiveSchedule(1, False, 1.0, box_noise=0.5, box_noise_limit_px=1e9),
+    InteractiveSchedule(1, False, 0.0, center_click_prob=1.0),
+    TwoSidedCorrection(box_prob=0.5, box_noise=0.5, box_noise_limit_px=1e9),
+    MixedPrompts(0.4, 0.3, 0.3, positive_prob=1.0, box_noise=0.5, box_noise_limit_px=1e9),
+]
+
+
+def at_the_border(size: tuple[int, int]) -> np.ndarray:
+    """Masks along the right and the lower side, and in two corners."""
+    height, width = size
+    masks = np.zeros((4, *size), bool)
+    masks[0, :, -max(1, width // 8) :] = masks[1, -max(1, height // 8) :] = True
+    masks[2, -max(1, height // 3) :, -max(1, width // 3) :] = True
+    masks[3, : max(1, height // 3), : max(1, width // 3)] = True
+    return masks
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.sampled_from(BORDER_SIZES),
+    st.sampled_from(AUGMENTS),
+    st.sampled_from(FIRST_PROMPTS),
+    st.integers(0, 999),
+    st.booleans(),
+)
+def test_first_prompts_lie_in_the_image_and_are_positive(size, augment, schedule, position, fine):
+    """Also where a cell has less than half of a mask, or of the image, in it."""
+    random = replace(RANDOM, clicks=schedule.num_uniforms)
+    entry, raw = annotated(at_the_border(size))
+    fine_size = SIDE if fine else SIDE // 4
+    config = SampleConfig(image_size=SIDE, mask_size=fine_size, augment=augment)
+    sample = build_sample(raw, entry, SampleRef(0, position, 0), config, random)
+    if not len(sample.masks):
+        return
+    batch = collate([sample], (), config, random, 0.0, DataCursor())
+    targets = targets_from_batch(batch, slice(0, len(sample.masks)), SIDE // 4)
+    prompts = schedule.next(None, targets, batch.random_inputs, 0.0)
+    points, labels = prompts.points_xy_input, prompts.labels
+    used = labels >= 0
+    extent = batch.input_sizes[0].flip(0)
+    assert not (labels == 0).any()
+    assert (points[used] >= 0).all()
+    assert (points[used] <= extent - batch.scale_xy[0] + 1e-4).all()
+    if prompts.masks is not None:
+        outside = ~valid_cells(targets.extent, prompts.masks.shape[1:], (4.0, 4.0), by_center=False)
+        assert (prompts.masks[outside] < 0).all()

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import torch
 
@@ -16,10 +17,16 @@ def repeated(box, number):
     return torch.tensor([box], dtype=torch.float64).expand(number, 4)
 
 
+def noisy(boxes, scale, noise, std, limit, extent):
+    """`add_box_noise` in images of one size."""
+    extents = torch.tensor(extent, dtype=boxes.dtype).expand(len(boxes), 2)
+    return add_box_noise(boxes, scale, noise, std, limit, extents)
+
+
 def test_each_side_moves_by_itself_with_a_tenth_of_its_extent():
     number = 200_000
     box = repeated([1000.0, 2000.0, 1049.0, 2119.0], number)  # 50 wide, 120 high
-    moved = add_box_noise(box, torch.ones(number, 2), normals(number, 4), 0.1, 1000.0, FAR) - box
+    moved = noisy(box, torch.ones(number, 2), normals(number, 4), 0.1, 1000.0, FAR) - box
     assert torch.allclose(moved.mean(0), torch.zeros(4, dtype=torch.float64), atol=0.1)
     assert torch.allclose(
         moved.std(0), torch.tensor([5.0, 12.0, 5.0, 12.0], dtype=torch.float64), rtol=0.01
@@ -35,7 +42,7 @@ def test_each_side_moves_by_itself_with_a_tenth_of_its_extent():
 def test_the_move_is_gaussian_then_clamped_at_the_limit():
     number = 100_000
     box = repeated([1000.0, 1000.0, 1399.0, 1199.0], number)  # standard deviations 40 and 20
-    moved = add_box_noise(box, torch.ones(number, 2), normals(number, 4), 0.1, 20.0, FAR) - box
+    moved = noisy(box, torch.ones(number, 2), normals(number, 4), 0.1, 20.0, FAR) - box
     assert moved.abs().max() == 20
     for side, sigma in enumerate((40, 20, 40, 20)):
         at_limit = (moved[:, side].abs() == 20).double().mean()
@@ -49,27 +56,27 @@ def test_boxes_stay_in_the_input_and_in_order():
     boxes = torch.tensor(
         [[5.0, 6.0, 1020.0, 700.0], [100.0, 50.0, 109.0, 60.0], [0.0, 0.0, 1023.0, 767.0]]
     )
-    moved = add_box_noise(boxes, torch.ones(3, 2), noise, 0.1, 20.0, (1024.0, 768.0))
+    moved = noisy(boxes, torch.ones(3, 2), noise, 0.1, 20.0, (1024.0, 768.0))
     assert moved.tolist() == [
         [0.0, 0.0, 1023.0, 720.0],
         [100.0, 50.0, 109.0, 60.0],
         [0.0, 0.0, 1023.0, 767.0],
     ]
-    crossed = add_box_noise(
+    crossed = noisy(
         boxes[1:2], torch.ones(1, 2), torch.tensor([[9.0, 0.0, -9.0, 0.0]]), 0.2, 20.0, FAR
     )
     assert crossed.tolist() == [[91.0, 50.0, 118.0, 60.0]], "100 + 18 and 109 - 18, sorted"
-    assert add_box_noise(boxes[:0], torch.ones(0, 2), noise[:0], 0.1, 20.0, FAR).shape == (0, 4)
+    assert noisy(boxes[:0], torch.ones(0, 2), noise[:0], 0.1, 20.0, FAR).shape == (0, 4)
 
 
 def test_noise_and_limits_follow_the_pixels_of_the_stored_image():
     """A box of 10 x 4 stored pixels at 5 x 3 input pixels each is 50 x 12 input pixels."""
     box, scale = torch.tensor([[100.0, 30.0, 145.0, 39.0]]), torch.tensor([[5.0, 3.0]])
-    moved = add_box_noise(box, scale, torch.ones(1, 4), 0.1, 20.0, FAR) - box
+    moved = noisy(box, scale, torch.ones(1, 4), 0.1, 20.0, FAR) - box
     assert torch.allclose(moved, torch.tensor([[5.0, 1.2, 5.0, 1.2]]), atol=1e-5)
-    assert add_box_noise(
-        box, scale, torch.full((1, 4), 9.0), 1.0, 50.0, (150.0, 60.0)
-    ).tolist() == [[145.0, 57.0, 145.0, 57.0]]
+    assert noisy(box, scale, torch.full((1, 4), 9.0), 1.0, 50.0, (150.0, 60.0)).tolist() == [
+        [145.0, 57.0, 145.0, 57.0]
+    ]
 
 
 def test_boxes_of_targets_are_jittered_and_stay_on_the_grid(make_truth, make_draws):
@@ -79,12 +86,19 @@ def test_boxes_of_targets_are_jittered_and_stay_on_the_grid(make_truth, make_dra
     moved = jitter_boxes(truth, draws, 0.1, 2.0)
     assert torch.equal(
         moved,
-        add_box_noise(truth.boxes_input, truth.scale_xy, draws.box_noise, 0.1, 2.0, (60.0, 60.0)),
+        noisy(truth.boxes_input, truth.scale_xy, draws.box_noise, 0.1, 2.0, (60.0, 60.0)),
     )
     assert (moved - truth.boxes_input).abs().max() <= 2
     assert (moved >= 0).all()
     assert (moved <= 59).all()
     assert not torch.equal(moved[1], truth.boxes_input[1])
+
+
+def test_boxes_stay_in_the_image_not_in_the_padded_square(make_truth, make_draws):
+    truth, draws = make_truth(torch.ones(1, 20, 30, dtype=torch.bool)), make_draws(1)
+    extent = torch.tensor([[33.0, 10.0]])
+    boxes = jitter_boxes(replace(truth, extent_xy=extent), draws, 9.0, 500.0)[0]
+    assert (boxes.unflatten(0, (2, 2)) <= extent - truth.scale_xy).all()
 
 
 def test_corners_have_labels_two_and_three():

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import cv2
 import numpy as np
@@ -209,7 +210,8 @@ def test_no_masks_give_no_clicks():
 
 def grid(cell_xy, *scales_xy):
     masks = torch.zeros(len(scales_xy), 2, 2, dtype=torch.bool)
-    return Targets(masks, masks, torch.zeros(len(masks), 4), cell_xy, torch.tensor(scales_xy))
+    scales, far = torch.tensor(scales_xy), torch.full((len(masks), 2), 1e6)
+    return Targets(masks, masks, torch.zeros(len(masks), 4), cell_xy, scales, extent_xy=far)
 
 
 def test_cells_have_their_centres_in_the_input_and_back():
@@ -224,12 +226,18 @@ def test_cells_have_their_centres_in_the_input_and_back():
         [2.5, 8.5]
     ], "width first"
     cells = torch.stack(
-        torch.meshgrid(torch.arange(700), torch.arange(500), indexing="ij"), -1
+        torch.meshgrid(torch.arange(10, 700), torch.arange(10, 500), indexing="ij"), -1
     ).reshape(1, -1, 2)
     for cell_xy in [(4.0, 4.0), (1024 / 700, 1024 / 700), (1.0, 0.37)]:
         for scale in (0.3, 1.0, 5.0):
             targets = grid(cell_xy, (scale, scale))
             assert torch.equal(input_to_cell(cell_to_input(cells, targets), targets), cells)
+
+
+def test_points_stay_on_the_pixels_of_the_image():
+    targets = replace(grid((4.0, 4.0), (8.0, 1.0)), extent_xy=torch.tensor([[9.0, 9.0]]))
+    cells = torch.tensor([[[0, 0], [2, 2]]])
+    assert cell_to_input(cells, targets).tolist() == [[[0.0, 1.5], [1.0, 8.0]]]
 
 
 def test_cells_of_the_stored_size_have_the_coordinates_of_their_pixels():
