@@ -22,10 +22,14 @@ class GradientExchange:
     Args:
         parameters: Parameters with gradients, in the order of the forward pass.
         world: The processes of the run.
+
+    Attributes:
+        arrived: The parameters that have had a gradient in this process, in any step so far.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], world: World) -> None:
         self.parameters = list(parameters)
+        self.arrived: set[Tensor] = set()
         self._world = world
         self._buckets: list[Tensor] = []
         self._bucket_of: dict[Tensor, int] = {}
@@ -52,6 +56,7 @@ class GradientExchange:
 
     def _count(self, parameter: Tensor) -> None:
         """Note that a gradient is there, and send each bucket whose turn it is."""
+        self.arrived.add(parameter)
         if self._is_open:
             self._missing[self._bucket_of[parameter]] -= 1
             while len(self._sent) < len(self._buckets) and not self._missing[len(self._sent)]:

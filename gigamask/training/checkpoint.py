@@ -12,7 +12,7 @@ import errno
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
@@ -44,6 +44,7 @@ from gigamask.training import ema
 from gigamask.training.config import TrainConfig
 from gigamask.training.retention import PART, Retention, replace, state_of_files, sweep
 from gigamask.training.state import Resumed, TrainState
+from gigamask.training.unreached import reaching_settings
 from gigamask.types import DataCursor
 
 OPTIMIZER, LOSS_HISTORY = "optimizer.safetensors", "ledger.safetensors"
@@ -67,6 +68,7 @@ class Snapshot:
         loss_subject: Digest of the sampler and the data that the losses belong to.
         scale: State of fp16's loss scale.
         base: Size and crc32 of the file of the other weights, if there are adapters.
+        unreached: Names of the trained parameters that have had no gradient yet.
     """
 
     step: int
@@ -79,6 +81,7 @@ class Snapshot:
     loss_subject: str | None
     scale: dict[str, float] | None
     base: dict[str, int] | None
+    unreached: list[str] = field(default_factory=list)
 
     @classmethod
     def from_state(cls, state: TrainState) -> "Snapshot":
@@ -91,6 +94,7 @@ class Snapshot:
             for tensors in _tensors_of(state)
         )
         history = state.loss_history
+        names = {parameter: name for name, parameter in state.model.named_parameters()}
         return cls(
             state.step,
             state.cursor.samples,
@@ -102,6 +106,7 @@ class Snapshot:
             history.subject if history else None,
             state.scale.state_dict() if state.scale else None,
             state.base,
+            sorted(names[each] for each in state.unreached.everywhere(state.parameters)),
         )
 
 
@@ -185,6 +190,7 @@ def write(snapshot: Snapshot, config: TrainConfig, retention: Retention | None =
         "files": files,
         "ledger": snapshot.loss_subject,
         "scale": snapshot.scale,
+        "unreached": {"names": snapshot.unreached, "settings": reaching_settings(config)},
     } | ({"base": snapshot.base} if snapshot.base else {})
     write_bytes(part / MANIFEST, with_checksum(manifest))
     flush(part)
@@ -290,6 +296,10 @@ def load_state(
             tensor.copy_(averaged[name])
         del averaged, whole
     state.load_optimizer(read(OPTIMIZER), str(folder))
+    unreached = manifest.get("unreached", {"names": (), "settings": reaching_settings(config)})
+    if unreached["settings"] == reaching_settings(config):  # else it shows anew
+        names = set(unreached["names"])
+        state.unreached.note({p for name, p in state.model.named_parameters() if name in names})
     state.step, state.cursor = manifest["step"], DataCursor(manifest["samples"])
     if state.scale and manifest["scale"]:
         state.scale = LossScaler.from_state_dict(manifest["scale"])

@@ -25,6 +25,7 @@ from gigamask.samplers.loss_history import LossHistory
 from gigamask.training import ema
 from gigamask.training.config import TrainConfig
 from gigamask.training.optim import check_frozen, select_trained
+from gigamask.training.unreached import Unreached
 from gigamask.types import DataCursor
 
 
@@ -60,6 +61,7 @@ class TrainState:
         stopping: Whether the training was asked to stop; not saved.
         exchange: Sums the encoder's gradients over all processes; not saved.
         resumed: The checkpoint that it was loaded from; not saved.
+        unreached: The trained parameters that have had no gradient yet.
     """
 
     model: state_dict.Model
@@ -73,6 +75,7 @@ class TrainState:
     stopping: bool = False
     exchange: GradientExchange | None = None
     resumed: Resumed | None = None
+    unreached: Unreached = field(default_factory=Unreached)
 
     @classmethod
     def initialize(
@@ -101,8 +104,7 @@ class TrainState:
     def from_model(cls, model: state_dict.Model, config: TrainConfig) -> "TrainState":
         """Return the state at step 0 of a given model.
 
-        Every trainable parameter has a gradient from the start and keeps it, so that a parameter
-        that a step does not use has a zero gradient instead of none, on every rank.
+        Every trainable parameter has a gradient, of which several processes make their buckets.
 
         Args:
             model: The model, of which `select_trained` freezes parts.
@@ -115,6 +117,7 @@ class TrainState:
             config.optimizer.build(model),
             scale=LossScaler() if config.precision == "fp16" else None,
             average=ema.copy_weights(model) if config.ema else None,
+            unreached=Unreached({p for p in model.parameters() if p.requires_grad}),
         )
 
     def shard(self, config: TrainConfig, world: World) -> None:
@@ -140,6 +143,7 @@ class TrainState:
         tensors = self.optimizer_tensors()
         fsdp.shard(encoder, world, config.parallel, param_dtype, config.timeout_s, blocks)
         allocate_gradients(self.model)
+        self.unreached.note(set(self.model.parameters()))  # all processes run every sharded block
         self.optimizers = config.optimizer.build(self.model)
         if tensors:
             self.load_optimizer(tensors, config.out)
@@ -149,6 +153,12 @@ class TrainState:
                 name: fsdp.distribute_like(tensor, parameters[name])
                 for name, tensor in self.average.items()
             }
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The trained parameters, in the order of the optimizers."""
+        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+        return [parameter for group in groups for parameter in group["params"]]
 
     def update_average(self, decay: float) -> None:
         """Update the average, if there is one, after a step, even one without an update.

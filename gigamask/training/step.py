@@ -13,8 +13,9 @@ log arrive in one copy, which may be read after the next step has been launched.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from typing import cast
 from zlib import crc32
 
 import numpy as np
@@ -343,18 +344,9 @@ def step(
         batches, mined_losses = mine_hard_masks(
             task, task.mining, state.model, batches, batch_size, world
         )
-    parameters = [
-        p
-        for optimizer in state.optimizers
-        for group in optimizer.param_groups
-        for p in group["params"]
-    ]
-    # With one process, a gradient is made by its first backward pass, not added to zeros.
-    if world.size == 1:
-        for parameter in parameters:
-            parameter.grad = None
-    else:
-        torch._foreach_zero_([fsdp.to_local(p.grad) for p in parameters])
+    parameters = state.parameters
+    exchanged = set(state.exchange.parameters) if state.exchange else set()
+    _clear_gradients(parameters, exchanged)
     metrics = StepMetrics.zero(batch_size, fsdp.to_local(parameters[0]).detach())
     loss_scale = state.scale.value if state.scale else 1.0
     for number, batch in enumerate(batches, 1):
@@ -362,22 +354,51 @@ def step(
         fsdp.exchange_across_machines(state.model, is_last)
         exchange = state.exchange if is_last else None
         accumulate(task, state.model, batch, metrics, loss_scale, exchange)
-    if missing := [parameter for parameter in parameters if parameter.grad is None]:
-        for parameter in missing:
-            parameter.grad = torch.empty_like(parameter)
-        torch._foreach_zero_([parameter.grad for parameter in missing])
+    _complete_gradients(parameters, state, exchanged)
     logged, norm, requested = _sum_over_processes(state, parameters, metrics, world, requests)
     divisor = metrics.divisor() * loss_scale
     norm = norm / divisor
     if grad_clip is not None:
         divisor = divisor * (norm / grad_clip).clamp(min=1.0)
-    torch._foreach_div_([fsdp.to_local(p.grad) for p in parameters], divisor)
+    gradients = [fsdp.to_local(cast(Tensor, p.grad)) for p in parameters]
+    torch._foreach_div_(gradients, divisor)
     skipped = (~norm.isfinite() | (metrics.count == 0)).to(torch.float32)
     mined_losses = metrics.count.new_zeros(0) if mined_losses is None else mined_losses
     sums = [metrics.count, metrics.losses, metrics.counts, metrics.weights]
     copy = HostCopy([norm, skipped, requested, *logged, mined_losses, *sums])
-    update_weights(state.optimizers, lr, skipped)
+    with state.unreached.unchanged(parameters):
+        update_weights(state.optimizers, lr, skipped)
     return LaunchedStep(metrics, copy, world, lr, state.scale)
+
+
+def _clear_gradients(parameters: Sequence[nn.Parameter], exchanged: Collection[Tensor]) -> None:
+    """Remove all gradients, so that one is made by its first backward pass, not added to zeros.
+
+    Those that processes sum while they arrive keep their memory.
+    """
+    kept = []
+    for parameter in parameters:
+        if parameter in exchanged or fsdp.is_sharded_tensor(parameter):
+            kept.append(fsdp.to_local(cast(Tensor, parameter.grad)))
+        else:
+            parameter.grad = None
+    if kept:
+        torch._foreach_zero_(kept)
+
+
+def _complete_gradients(
+    parameters: Sequence[nn.Parameter], state: TrainState, exchanged: Collection[Tensor]
+) -> None:
+    """Note which parameters have no gradient, and give them one of zeros."""
+    arrived = state.exchange.arrived if state.exchange else ()
+    missing = [parameter for parameter in parameters if parameter.grad is None]
+    late = [parameter for parameter in exchanged if parameter not in arrived]
+    state.unreached.note({*missing, *late})
+    zeros = [torch.empty_like(parameter) for parameter in missing]
+    for parameter, zero in zip(missing, zeros, strict=True):
+        parameter.grad = zero
+    if zeros:
+        torch._foreach_zero_(zeros)
 
 
 def update_weights(
@@ -433,6 +454,8 @@ def _sum_over_processes(
     requested = requested.to(metrics.count.device, non_blocking=True)
     if exchange:
         exchange.finish()
-    logged = metrics.all_reduce(world, *remaining, square, requested)
+    reached = [state.unreached.flags(parameters, metrics.count)] if world.size > 1 else []
+    logged = metrics.all_reduce(world, *remaining, *reached, square, requested)
+    state.unreached.add_flags(*reached)
     norm = torch.nn.utils.get_total_norm([gradient for _, gradient in replicated])
     return logged, torch.hypot(norm, square.sqrt()), requested
