@@ -94,6 +94,9 @@ MAX_PICTURE_BYTES = 150_000
 """Size above which a picture is compressed further."""
 
 
+PROXIED = "rich_proxied_file"
+
+
 class LastingStream:
     """Standard error; a training goes on if it closes, as with a terminal, or cannot be written."""
 
@@ -104,21 +107,28 @@ class LastingStream:
             text: The text.
         """
         try:
-            return sys.stderr.write(text)
+            return self._stream.write(text)
         except OSError:
-            discard_if_closed(sys.stderr)
+            discard_if_closed(self._stream)
             return len(text)
 
     def flush(self) -> None:
         """Write what is buffered."""
         try:
-            sys.stderr.flush()
+            self._stream.flush()
         except OSError:
-            discard_if_closed(sys.stderr)
+            discard_if_closed(self._stream)
+
+    @property
+    def _stream(self) -> Any:
+        """Standard error, also while rich replaces it to show a progress bar."""
+        return getattr(sys.stderr, PROXIED, sys.stderr)
 
     def __getattr__(self, name: str) -> Any:
         """Return another attribute of standard error, such as `isatty`."""
-        return getattr(sys.stderr, name)
+        if name == PROXIED:  # by which rich would go past this stream
+            raise AttributeError(name)
+        return getattr(self._stream, name)
 
 
 class MetricsLogger:

@@ -1,8 +1,10 @@
 """What a training writes down."""
 
+import errno
 import json
+import sys
 from dataclasses import replace
-from io import BytesIO
+from io import BytesIO, StringIO
 
 import numpy as np
 import pytest
@@ -240,6 +242,36 @@ def test_the_picture_of_an_evaluation_is_kept_and_shown(tmp_path, monkeypatch, c
     assert board.numbers[0][1].keys() >= {"loss", "images_per_s"}
     assert board.numbers[1][1] == {"evaluation/box": 0.5}
     assert board.closed
+
+
+class ClosedTerminal(StringIO):
+    """A terminal whose window is closed after the first step."""
+
+    open, lines = True, 0
+
+    def write(self, text: str) -> int:
+        if not self.open:
+            raise OSError(errno.EIO, "Input/output error")
+        self.lines += 1
+        return len(text)
+
+    def flush(self) -> None:
+        self.write("")
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_that_closes_does_not_stop_training(tmp_path, monkeypatch, terminal):
+    """Neither with a progress bar nor with lines, as behind `| tee`."""
+    stream = ClosedTerminal()
+    stream.isatty = lambda: terminal
+    monkeypatch.setattr(sys, "stderr", stream)
+    with MetricsLogger(replace(little(), out=str(tmp_path)), 0, torch.device("cpu")) as watch:
+        for step in (1, 2, 3):
+            watch.log_step(step, 3, {"loss": 0.5})
+            watch.log("a line", {})
+            stream.open = False
+    assert stream.lines
+    assert [line["step"] for line in lines_of(tmp_path)] == [1, 2, 3]
 
 
 def test_a_picture_is_small():
