@@ -62,10 +62,11 @@ class FileServer:
         shift: int = 0,
         most: int = 0,
         kind: str = "application/x-tar",
+        encoding: str = "",
         delay_s: float = 0.0,
         piece_s: float = 0.0,
     ) -> None:
-        self.folder = Path(folder)
+        self.folder, self.encoding = Path(folder), encoding
         self.ranges, self.busy, self.status, self.redirect = ranges, busy, status, redirect
         self.drop_after, self.drops, self.wrong_length = drop_after, drops, wrong_length
         self.head, self.sizes, self.delay_s = head, sizes, delay_s
@@ -185,6 +186,8 @@ class _Answer(BaseHTTPRequestHandler):
             return self._plain(416, {"Content-Range": f"bytes */{held.st_size}"})
         self.send_response(206 if partial else 200)
         self.send_header("Content-Type", served.kind)
+        if served.encoding:
+            self.send_header("Content-Encoding", served.encoding)
         if served.ranges:
             self.send_header("Accept-Ranges", "bytes")
         if served.sizes:

@@ -400,6 +400,11 @@ def _count(headers: list[bytes]) -> int:
     return extensions.count(False) + (extensions[-1:] == [True])
 
 
+def is_header(block: bytes) -> bool:
+    """Return whether bytes are the header of a tar's member."""
+    return len(block) == BLOCK and block != _ZEROS and not _broken_rows([block])
+
+
 def _broken_rows(headers: list[bytes]) -> list[int]:
     """Return the indices of the headers with a wrong checksum."""
     rows = _rows(headers)

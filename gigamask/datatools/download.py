@@ -34,6 +34,7 @@ from gigamask.datatools.partial_download import (
     PartialDownload,
     RetryLater,
     lock_folder,
+    not_a_tar,
 )
 from gigamask.errors import GigamaskError
 
@@ -241,6 +242,10 @@ class _Downloader:
             if actual != expected:
                 reason = f"a file of that name exists with {difference}; remove it to fetch it"
                 return DownloadResult(name, "failed", size, reason=reason)
+        if problem := not_a_tar(file.path):
+            reason = f"a file of that name exists, with {problem}; remove it to fetch it"
+            return DownloadResult(name, "failed", size, reason=reason)
+        if not file.was_completed():
             file.mark_complete()
         return DownloadResult(name, "skipped", size)
 
@@ -391,7 +396,14 @@ def _check_status(response: Any, file: PartialDownload) -> None:
         )
     if response.status not in (200, 206):
         raise GigamaskError(f"{status}: the link leads to no file; fetch a new links file")
-    is_html = response.headers.get("Content-Type", "").startswith("text/html")
+    encoding = response.headers.get("Content-Encoding", "").strip().lower()
+    if encoding not in ("", "identity"):
+        raise GigamaskError(
+            f"the server sent the file encoded as {encoding}, although it was asked for its own "
+            "bytes; fetch it from another server"
+        )
+    kind = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    is_html = kind in ("text/html", "application/xhtml+xml")
     if is_html and not file.link.name.endswith((".html", ".htm")):
         raise GigamaskError(
             "the server sent a web page instead of the file; open the link in a browser to see why"

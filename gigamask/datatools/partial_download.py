@@ -14,12 +14,15 @@ from pathlib import Path
 import msgspec
 
 from gigamask import files
+from gigamask.data import tar
 from gigamask.data.file_lock import exclusive_lock
 from gigamask.datatools.links import Link
 from gigamask.errors import GigamaskError
 from gigamask.serialization import JSON_ERRORS
 
 STATE_FOLDER = ".download"
+COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip"}
+"""Kinds of compressed data by their first bytes."""
 MAX_STARTS = 2
 """Number of times a file is started if the server sends other bytes than it announced."""
 
@@ -118,7 +121,13 @@ class PartialDownload:
         return same and self.checksum in (None, self.state.checksum)
 
     def finish(self) -> None:
-        """Give the complete partial file its final name."""
+        """Give the complete partial file its final name, unless it is no tar."""
+        if problem := not_a_tar(self.part):
+            self.discard()
+            raise GigamaskError(
+                f"the server sent {problem} instead of the file; open the link in a browser to see "
+                "why, or fetch a new links file"
+            )
         with open(self.part, "rb") as file:
             os.fsync(file.fileno())
         os.replace(self.part, self.path)
@@ -136,6 +145,24 @@ class PartialDownload:
                 status.st_mtime_ns,
             )
         )
+
+
+def not_a_tar(path: Path) -> str:
+    """Return what a file holds instead of a tar; "" if it is one, or has the name of another kind.
+
+    Args:
+        path: The file, or its part.
+    """
+    with open(path, "rb") as file:
+        block = file.read(tar.BLOCK)
+    if not block:
+        return "an empty body"
+    if not path.name.removesuffix(".part").endswith(".tar") or tar.is_header(block):
+        return ""
+    if block.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"<":
+        return "a web page"
+    kinds = [kind for start, kind in COMPRESSED.items() if block.startswith(start)]
+    return f"{kinds[0]}-compressed data" if kinds else "something without a tar header"
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 
@@ -132,7 +133,8 @@ def slow(tmp_path):
     """A server of one file of 2 MB that takes some seconds for it, and the command that
     fetches it."""
     (tmp_path / "served").mkdir()
-    content = hashlib.shake_128(b"slow").digest(2_000_000)
+    header = tarfile.TarInfo("sa_1.jpg").tobuf(tarfile.USTAR_FORMAT)
+    content = header + hashlib.shake_128(b"slow").digest(2_000_000)
     (tmp_path / "served" / "sa_000000.tar").write_bytes(content)
     with FileServer(tmp_path / "served", piece_s=0.1) as server:
         (tmp_path / "links.txt").write_text(f"sa_000000.tar\t{server.url}/sa_000000.tar\n")

@@ -1,10 +1,12 @@
 """Downloads from a real server that misbehaves in every way servers do."""
 
 import fcntl
+import gzip
 import hashlib
 import re
 import shutil
 import socket
+import tarfile
 import threading
 import time
 import tracemalloc
@@ -21,16 +23,21 @@ from gigamask.datatools.partial_download import STATE_FOLDER, DownloadState
 from gigamask.errors import GigamaskError
 from tests.servers import FileServer
 
-SIZES = {"a.tar": 700_000, "b.tar": 300_001, "c.tar": 0}
+SIZES = {"a.tar": 700_000, "b.tar": 300_001, "c.tar": 512}
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory) -> Path:
-    """A folder of three files, one of them empty."""
+    """A folder of three files that begin as tars do, one of them with a header alone."""
     folder = tmp_path_factory.mktemp("served")
     for name, size in SIZES.items():
-        (folder / name).write_bytes(hashlib.shake_128(name.encode()).digest(size))
+        tail = hashlib.shake_128(name.encode()).digest(size - 512)
+        (folder / name).write_bytes(tar_header() + tail)
     return folder
+
+
+def tar_header() -> bytes:
+    return tarfile.TarInfo("sa_1.jpg").tobuf(tarfile.USTAR_FORMAT)
 
 
 def fetch(server: FileServer, out: Path, *names: str, **options):
@@ -241,6 +248,39 @@ def test_a_web_page_is_no_file(served, tmp_path):
     assert not (tmp_path / "a.tar").exists()
 
 
+@pytest.mark.parametrize("encoding", ["gzip", "x-gzip", "br"])
+def test_an_encoded_file_is_refused(served, tmp_path, encoding):
+    with FileServer(served, encoding=encoding) as server:
+        assert encoding in fetch(server, tmp_path, "a.tar").reason
+    assert [path.name for path in tmp_path.iterdir()] == [STATE_FOLDER]
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"", "an empty body"),
+        (b"\n <!DOCTYPE html><title>Sign in</title>" + b" " * 600, "a web page"),
+        (gzip.compress(bytes(9000)), "gzip-compressed data"),
+        (b'{"error": "expired"}', "without a tar header"),
+        (bytes(10_240), "without a tar header"),
+    ],
+)
+def test_what_is_no_tar_gets_no_final_name(tmp_path, content, problem):
+    """Whatever the list of checksums says, and also if an earlier version kept it."""
+    (tmp_path / "served").mkdir()
+    (tmp_path / "served" / "a.tar").write_bytes(content)
+    out = tmp_path / "out"
+    for checksums in ({}, {"a.tar": hashlib.md5(content).hexdigest()}):
+        with FileServer(tmp_path / "served") as server:
+            outcome = fetch(server, out, "a.tar", checksums=checksums)
+        assert (outcome.status, problem in outcome.reason) == ("failed", True)
+        assert [path.name for path in out.iterdir()] == [STATE_FOLDER]
+    shutil.copy(tmp_path / "served" / "a.tar", out)
+    with FileServer(tmp_path / "served") as server:
+        outcome = fetch(server, out, "a.tar")
+    assert (outcome.status, problem in outcome.reason) == ("failed", True)
+
+
 @pytest.mark.parametrize("kind", [True, "relative"])
 def test_redirects_are_followed(served, tmp_path, kind):
     with FileServer(served, redirect=kind, drop_after=400_000) as server:
@@ -340,7 +380,7 @@ def test_too_little_disk_space_is_an_error_before_downloading(served, tmp_path, 
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(downloads.shutil, "disk_usage", lambda folder: usage(2**40, 2**40, 10**6))
     with FileServer(served) as server:
-        begin(tmp_path, "a.tar", b"x" * 100_000, DownloadState(size=700_000))
+        begin(tmp_path, "a.tar", tar_header() + bytes(99_488), DownloadState(size=700_000))
         fetch(server, tmp_path, "a.tar", "b.tar")
         for name in ("a", "b"):
             (tmp_path / f"{name}.tar").unlink()
@@ -429,6 +469,7 @@ def test_never_a_half_file_under_its_name(served, tmp_path):
 def test_memory_does_not_grow_with_the_file(tmp_path):
     (tmp_path / "served").mkdir()
     with open(tmp_path / "served" / "a.tar", "wb") as file:
+        file.write(tar_header())
         file.truncate(2**26)
     with FileServer(tmp_path / "served") as server:
         tracemalloc.start()
