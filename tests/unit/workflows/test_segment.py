@@ -223,3 +223,18 @@ def test_files_are_segmented_upright_and_members_of_tars_as_stored(masks, tmp_pa
         assert np.abs(found - pixels).mean() < 12
         (seen,) = (tmp_path / f"{number}" / "seen").rglob("*.png")
         assert cv2.imread(str(seen)).shape == pixels.shape
+
+
+def test_masks_are_written_in_other_formats_too(masks, pictures, tmp_path):
+    table = tmp_path / "regions.csv"
+    output = Output(tmp_path / "out", ("coco", "labels"), polygons=True, table=table)
+    found = segment_all(pictures, masks, output)
+    expected = [tmp_path / "out" / "coco.json", tmp_path / "out" / "labels", table]
+    assert found["written"] == list(map(str, expected))
+    content = json.loads(expected[0].read_text())
+    assert len(content["images"]) == 4
+    assert len(content["annotations"]) == found["masks"]
+    assert {"score", "predicted_iou", "stability_score"} <= content["annotations"][0].keys()
+    assert len(table.read_text().splitlines()) == 1 + found["masks"]
+    with pytest.raises(GigamaskError, match="--to voc"):
+        Output(tmp_path / "out", ("voc",))
