@@ -64,8 +64,8 @@ function draw() {
   const rows = order.slice(first, last), before = drawn;
   drawn = new Map(rows.map((row) => [row, before.get(row) ?? entry(row)]));
   for (const row of rows) if (!before.has(row)) update(row);
-  list.style.paddingTop = `${first * ENTRY_PX}px`;
-  list.style.paddingBottom = `${(order.length - last) * ENTRY_PX}px`;
+  list.style.setProperty("--above", `${first * ENTRY_PX}px`);
+  list.style.setProperty("--below", `${(order.length - last) * ENTRY_PX}px`);
   list.replaceChildren(...drawn.values());
   clearTimeout(still);
   still = setTimeout(load, before.size ? STILL_MS : 0);
