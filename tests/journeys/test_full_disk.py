@@ -5,8 +5,6 @@ The disk is a limit on the size of files, at several sizes: the first byte, head
 """
 
 import json
-import resource
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from gigamask.cli.main import main
 from gigamask.models.init import build_model
 from gigamask.models.state_dict import save_weights, to_official
 from tests import little
+from tests.limits import files_limited
 from tests.tiers import long_after
 
 SPEC = replace(little.SPEC, custom_init=True)
@@ -77,16 +76,6 @@ def places(scenes, tmp_path_factory) -> dict[str, str]:
         "few": " ".join(FEW),
         "train": " ".join(TRAIN),
     }
-
-
-@contextmanager
-def files_limited(size: int):
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def written(folder: Path) -> list[Path]:

@@ -16,6 +16,7 @@ from gigamask.data import index as indexes
 from gigamask.data.shards import ShardReader
 from gigamask.datatools.convert import ConvertOptions, convert
 from gigamask.datatools.convert_coco import CocoImage
+from gigamask.datatools.outlines import _corners
 
 # pycocotools 2.0 decodes through an old array protocol, which numpy 2 warns about.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -56,8 +57,11 @@ def segmentation(random: np.random.Generator, height: int, width: int) -> list |
 
 
 def as_coco_does(segmentation: list | dict, height: int, width: int) -> np.ndarray:
-    """The mask as `COCO.annToMask` makes it."""
+    """The mask as `COCO.annToMask` makes it, without the rings that are no area."""
     if isinstance(segmentation, list):
+        segmentation = [ring for ring in segmentation if not isinstance(_corners(0, ring), str)]
+        if not segmentation:
+            return np.zeros((height, width), bool)
         return coco.decode(coco.merge(coco.frPyObjects(segmentation, height, width))).astype(bool)
     if isinstance(segmentation["counts"], list):
         segmentation = coco.frPyObjects(segmentation, height, width)

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 
 from gigamask import files
 from gigamask.errors import GigamaskError
+from tests.limits import files_limited
 
 
 @pytest.fixture
@@ -50,13 +51,8 @@ def test_an_error_keeps_the_earlier_file_and_leaves_no_other(tmp_path):
 
 
 def test_a_full_disk_names_the_file(tmp_path):
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
-    try:
-        with pytest.raises(OSError, match="File too large") as full:
-            files.write_bytes(tmp_path / "file", bytes(1000))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with files_limited(10), pytest.raises(OSError, match="File too large") as full:
+        files.write_bytes(tmp_path / "file", bytes(1000))
     assert full.value.filename == str(tmp_path / "file")
     assert list(tmp_path.iterdir()) == []
 

@@ -4,7 +4,6 @@ import errno
 import importlib.util
 import json
 import re
-import resource
 import warnings
 from dataclasses import replace
 
@@ -20,6 +19,7 @@ from gigamask.models import state_dict, weight_files
 from gigamask.models.configs import SamConfig, SamDecoder, tiny
 from gigamask.models.init import build_model
 from gigamask.models.sam.sam import Sam
+from tests.limits import files_limited
 from tests.little import COMPACT, DENSE, SAM2
 from tests.tiers import long_after
 
@@ -319,13 +319,11 @@ def test_a_disk_that_is_full_says_so_and_keeps_no_half(model, write, name, most,
     """The error names the file, at the first bytes or later: the command prints one line."""
     pytest.importorskip("onnx")
     pytest.importorskip("transformers")
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
-    try:
-        with pytest.raises(OSError, match=rf"{errno.EFBIG}.*File too large") as full:
-            write(model, tmp_path / name)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with (
+        files_limited(most),
+        pytest.raises(OSError, match=rf"{errno.EFBIG}.*File too large") as full,
+    ):
+        write(model, tmp_path / name)
     assert str(tmp_path) in full.value.filename
     assert not [path for path in tmp_path.iterdir() if path.is_file()]
 

@@ -5,7 +5,6 @@ import itertools
 import json
 import os
 import pathlib
-import resource
 import shutil
 import warnings
 from dataclasses import replace
@@ -21,6 +20,7 @@ from gigamask.models import manifest, state_dict, weight_files
 from gigamask.samplers.loss_history import LossHistory
 from gigamask.training import checkpoint, retention
 from gigamask.training.state import TrainState
+from tests.limits import files_limited
 from tests.little import little
 
 
@@ -282,17 +282,13 @@ def failing(monkeypatch, k):
 
 def test_a_disk_that_is_full_says_so(run):
     """What safetensors raises is no OSError by itself."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
     state = state_at(run, 1)
     for most, name in ((100, "model.safetensors"), (150_000, "optimizer.safetensors")):
-        resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
-        try:
-            with pytest.raises(
-                OSError, match=rf"^\[Errno {errno.EFBIG}\] File too large: '.*/{name}'$"
-            ):
-                checkpoint.save(state, run)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        with (
+            files_limited(most),
+            pytest.raises(OSError, match=rf"^\[Errno {errno.EFBIG}\] File too large: '.*/{name}'$"),
+        ):
+            checkpoint.save(state, run)
     with (
         pytest.raises(OSError, match=rf"^\[Errno {errno.EIO}\] "),
         files.report_write_errors(pathlib.Path("x")),

@@ -1,24 +1,12 @@
 """The record's lines: whole, in order, and patient with a disk that is full."""
 
 import json
-import resource
-from contextlib import contextmanager
 
 import pytest
 
 from gigamask.training import logging
 from gigamask.training.logging import JsonlWriter
-
-
-@contextmanager
-def full_at(size):
-    """A disk on which no file grows beyond that."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+from tests.limits import files_limited
 
 
 @pytest.fixture
@@ -48,7 +36,7 @@ def test_each_line_is_there_at_once(book, tmp_path):
 def test_lines_that_a_full_disk_does_not_take_are_said_once_and_written_later_in_order(
     book, tmp_path, said
 ):
-    with full_at(100):  # some line is cut in its midst
+    with files_limited(100):  # some line is cut in its midst
         for step in range(20):
             book.write({"step": step})
         assert (tmp_path / "metrics.jsonl").stat().st_size == 100
@@ -56,14 +44,14 @@ def test_lines_that_a_full_disk_does_not_take_are_said_once_and_written_later_in
     assert "File too large" in said[0]
     book.write({"step": 20})
     assert read(tmp_path) == list(range(21))
-    with full_at(0):
+    with files_limited(0):
         book.write({"step": 21})
     assert len(said) == 2
 
 
 def test_what_is_kept_is_bounded_and_the_oldest_go(book, tmp_path, said, monkeypatch):
     monkeypatch.setattr(logging, "MAX_PENDING_BYTES", 60)
-    with full_at(20):  # the second line is cut in its midst
+    with files_limited(20):  # the second line is cut in its midst
         for step in range(100):
             book.write({"step": step})
     book.write({"step": 100})
