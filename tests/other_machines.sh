@@ -7,7 +7,8 @@ cd "$(dirname "$0")/.."
 log=$(mktemp)
 tests=("${@:-tests/parity}")
 [ $# -gt 0 ] || tests=(tests/parity tests/laws tests/unit/export tests/journeys/test_export.py)
-run() { env OMP_NUM_THREADS=1 "$@" > "$log" 2>&1; }
+run() { env OMP_NUM_THREADS=1 "$@" > "$log" 2>&1 < /dev/null; }
+failures() { sed -nE 's/^(FAILED|ERROR) (.*)/\2/p' "$log" | sed 's/ - .*//'; }
 failed=0
 while read -r settings; do
   # shellcheck disable=SC2086
@@ -17,10 +18,10 @@ while read -r settings; do
   fi
   failed=1
   cat "$log"
-  mapfile -t names < <(sed -n 's/^\(FAILED\|ERROR\) \([^ ]*\).*/\2/p' "$log")
+  mapfile -t names < <(failures)
   for setting in '' $settings; do
     run $setting .venv/bin/pytest "${names[@]}"
-    echo "${setting:-as it is}: $(sed -n 's/^FAILED \([^ ]*\).*/\1/p' "$log" | tr '\n' ' ')$(tail -n 1 "$log")"
+    echo "${setting:-as it is}: $(failures | tr '\n' ' ')$(tail -n 1 "$log")"
   done
 done << 'ROWS'
 ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2
