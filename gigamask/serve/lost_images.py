@@ -3,6 +3,7 @@
 Nothing of it is deleted. Images that were renamed are paired with their annotations by content.
 """
 
+import os
 from pathlib import Path
 
 from gigamask.errors import GigamaskError, counted
@@ -37,6 +38,7 @@ def unused(project: Project) -> list[str]:
         + " cannot be used; put it back, or pair it with its new name"
         for name, masks in missing_images(project).items()
     ]
+    lines += [not_utf8(name) for name in project.names if name != printable(name)]
     damaged = [each for each in project.summary() if each["status"] == "damaged"]
     return lines + [
         f"{each['name']}: its annotations cannot be used: {each['fault']}" for each in damaged
@@ -84,6 +86,12 @@ def pair_by_content(project: Project) -> dict[str, str]:
             project.summaries.rows.pop(row, None)
         project.summary()
         return pairs
+
+
+def not_utf8(name: str) -> str:
+    """Return why an image is left out of exports whose file name is not UTF-8."""
+    shown = os.fsencode(name).decode(errors="backslashreplace")
+    return f"{shown}: its name is not UTF-8, so exports leave it out; rename it"
 
 
 def printable(name: str) -> str:

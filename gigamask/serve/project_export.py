@@ -1,6 +1,5 @@
 """The accepted objects of a project in the formats of other programs."""
 
-import os
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,7 @@ from gigamask.datatools.export_formats import (
 from gigamask.datatools.image_files import read_file
 from gigamask.errors import GigamaskError
 from gigamask.masks.rle import RLEMasks
-from gigamask.serve.lost_images import printable, unused
+from gigamask.serve.lost_images import not_utf8, printable, unused
 from gigamask.serve.project import MaskObject, Project, read_usable
 from gigamask.serve.session import MAX_PIXELS, StoppedError, half_of, is_large
 
@@ -88,7 +87,7 @@ def export(
         "coco": str(out / COCO),
         "shards": str(out / SHARDS),
         "written": [str(path) for path in written],
-        "skipped": [*skipped.values(), *unused(project)],
+        "skipped": list(dict.fromkeys([*skipped.values(), *unused(project)])),
     }
 
 
@@ -101,8 +100,7 @@ def _images(
         if edits is None:
             continue
         if name != printable(name):
-            shown = os.fsencode(name).decode(errors="backslashreplace")
-            skipped[name] = f"{shown}: its name is not UTF-8, so no format can state it; rename it"
+            skipped[name] = not_utf8(name)
             continue
         chosen = {
             key: each
