@@ -94,9 +94,6 @@ MAX_PICTURE_BYTES = 150_000
 """Size above which a picture is compressed further."""
 
 
-PROXIED = "rich_proxied_file"
-
-
 class LastingStream:
     """Standard error; a training goes on if it closes, as with a terminal, or cannot be written."""
 
@@ -122,12 +119,10 @@ class LastingStream:
     @property
     def _stream(self) -> Any:
         """Standard error, also while rich replaces it to show a progress bar."""
-        return getattr(sys.stderr, PROXIED, sys.stderr)
+        return getattr(sys.stderr, "rich_proxied_file", sys.stderr)
 
     def __getattr__(self, name: str) -> Any:
         """Return another attribute of standard error, such as `isatty`."""
-        if name == PROXIED:  # by which rich would go past this stream
-            raise AttributeError(name)
         return getattr(self._stream, name)
 
 
