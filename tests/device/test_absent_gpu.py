@@ -31,7 +31,7 @@ from tests.little import (
     little_sam2,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 
 class Data(NamedTuple):
@@ -148,7 +148,6 @@ def results(scenes, described, tmp_path_factory):
     return json.loads((folder / "results.json").read_text())
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_its_numbers_are_those_of_the_cpu(results, scenes, described, tmp_path, name):
     found = results[name]

@@ -47,7 +47,7 @@ def test_tars_are_segmented_into_tars_that_index_reads(weights, scenes, tmp_path
     words = [
         "segment",
         weights,
-        *f"{scenes} --out {out} --to shards --shard-images 8".split(),
+        *f"{scenes} --out {out} --to-shards --shard-images 8".split(),
         *FEW,
         "--json",
         str(told),

@@ -32,6 +32,8 @@ class SegmentCommand(WindowOptions, SubmitPartsOptions):
     to: tuple[Literal["coco", "labels", "yolo", "labelme", "shards"], ...] = ()
     """formats to write besides the JSONs: COCO's instances, label images, YOLO's or LabelMe's
     polygons, or tars of images and JSONs, for 'gigamask index'"""
+    to_shards: bool = False
+    """the same as --to shards"""
     polygons: bool = False
     """write polygons in place of run lengths with --to coco, but for masks with holes"""
     table: str | None = None
@@ -78,7 +80,8 @@ class SegmentCommand(WindowOptions, SubmitPartsOptions):
         check_range("--cache-gb", self.cache_gb, 0, MAX_CACHE_GB)
         pictures = Path(self.pictures) if self.pictures else None
         table = Path(self.table) if self.table else None
-        to = self.to, self.polygons, table
+        formats = (*self.to, "shards") if self.to_shards and "shards" not in self.to else self.to
+        to = formats, self.polygons, table
         output = Output(Path(self.out), *to, self.shard_images, pictures)
         cache = EmbeddingCache(Path(self.cache), int(self.cache_gb * 1e9)) if self.cache else None
         config_of = partial(config_files.config_of_weights, trust=self.trust)
