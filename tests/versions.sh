@@ -15,4 +15,5 @@ pip uv
   --no-annotate --no-header | grep -vE '^(nvidia|cuda|triton)' > "$folder/versions.txt"
 pip --no-deps -r "$folder/versions.txt"
 pip --no-deps --no-build-isolation -e .
-OMP_NUM_THREADS=1 "$folder/bin/pytest" "${@:-tests/unit}"
+[ $# -gt 0 ] || set -- -n 2 --dist worksteal -m "not long" --no-shape-checks tests/unit
+OMP_NUM_THREADS=1 "$folder/bin/pytest" "$@"
