@@ -1,0 +1,83 @@
+"""Print the code tokens of each package and of its tests: `python -m tests.laws.count`.
+
+Comments, docstrings, line ends and indentation are not counted. A package's tests are those of its
+folder in `tests/unit`; laws, parity and journeys are counted as a whole. Imports are the other
+packages that a package imports.
+"""
+
+import ast
+import io
+import tokenize
+from collections import Counter, defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+LAYOUT = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
+
+
+def code_tokens(source: str) -> int:
+    """Return the number of code tokens of a module.
+
+    Args:
+        source: Its text.
+    """
+    docstrings = {
+        node.lineno
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    }
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    return sum(
+        token.type not in LAYOUT
+        and not (token.type == tokenize.STRING and token.start[0] in docstrings)
+        for token in tokens
+    )
+
+
+def imports(source: str) -> set[str]:
+    """Return the packages of gigamask that a module imports, lazily or not.
+
+    Args:
+        source: Its text.
+    """
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+    return {name.split(".")[1] for name in names if name.startswith("gigamask.")}
+
+
+def main() -> None:
+    """Print the table."""
+    source, tests, packages = Counter(), Counter(), defaultdict(set)
+    for path in (ROOT / "gigamask").rglob("*.py"):
+        package, text = (
+            path.relative_to(ROOT / "gigamask").parts[0].removesuffix(".py"),
+            path.read_text(),
+        )
+        source[package] += code_tokens(text)
+        packages[package] |= imports(text) - {package}
+    for path in (ROOT / "tests").rglob("*.py"):
+        parts = path.relative_to(ROOT / "tests").parts
+        name = parts[1] if parts[0] == "unit" else f"tests/{parts[0]}"
+        tests[name.removeprefix("test_").removesuffix(".py")] += code_tokens(path.read_text())
+    print(f"{'package':24}{'source':>9}{'tests':>9}  imports")
+    for name in sorted(source.keys() | tests.keys(), key=lambda name: -source[name] - tests[name]):
+        row = f"{name:24}{source[name]:9,}{tests[name]:9,}  {' '.join(sorted(packages[name]))}"
+        print(row.rstrip())
+    print(f"{'all':24}{source.total():9,}{tests.total():9,}")
+
+
+if __name__ == "__main__":
+    main()
