@@ -27,13 +27,13 @@ KINDS = {
         "tests/laws/test_retention.py",
         f"{UNIT}/training/test_retention.py",
     ],
-    "other workers, processes, machines": [
+    "other workers and processes, slow ones": [
         "tests/laws/test_survival.py::test_a_killed_run_may_be_resumed_with_other_workers",
         "tests/laws/test_survival.py::"
         "test_no_process_waits_in_a_step_for_what_the_main_one_does_alone",
         "tests/laws/test_survival.py::test_every_sampler_goes_on_with_other_processes",
-        "tests/laws/test_sharding.py",
         "tests/journeys/test_evaluate_ranks.py",
+        "tests/journeys/test_lora.py::test_two_processes_train_as_one",
     ],
     "signals to commands and their workers": [
         "tests/journeys/test_stopping.py",
