@@ -34,6 +34,15 @@ def is_foreign(name: str) -> bool:
     return name.startswith((".", "~$")) or name.lower() in FOREIGN
 
 
+def expand_home(path: str) -> str:
+    """Return a path with the home folder in place of `~`, which shells leave in `--data=~/x`.
+
+    A file or folder that is named so keeps its name.
+    """
+    is_home = path == "~" or path.startswith(("~/", "~\\"))
+    return os.path.expanduser(path) if is_home and not os.path.exists(path) else path
+
+
 def find_tars(folder: Path) -> list[Path]:
     """Return the sorted tars of a folder; none if it is no folder."""
     return sorted(path for path in folder.glob("*.tar") if not is_foreign(path.name))

@@ -143,6 +143,14 @@ def print_warning(
         print(f"gigamask: {message}", file=sys.stderr)
 
 
+def expand_home_of(argument: str) -> str:
+    """Return an argument, or the value of `--flag=VALUE`, with the home folder in place of `~`."""
+    flag, equals, value = argument.partition("=")
+    if flag.startswith("--") and equals:
+        return f"{flag}={files.expand_home(value)}"
+    return files.expand_home(argument)
+
+
 def run_command(arguments: list[str]) -> int:
     """Run the command that the first argument names, and return its exit code."""
     if not arguments or arguments[0] in ("-h", "--help"):
@@ -155,7 +163,7 @@ def run_command(arguments: list[str]) -> int:
     if "" in arguments:
         number = arguments.index("") + 1
         raise GigamaskError(f"argument {number} is empty (an unset shell variable?); give a value")
-    name, rest = arguments[0], arguments[1:]
+    name, *rest = map(expand_home_of, arguments)
     if name == "--version":
         from gigamask import __version__
 

@@ -72,9 +72,12 @@ def is_remote(path: str) -> bool:
 
 
 def normalize(path: str | os.PathLike) -> str:
-    """Return a URL unchanged, and any other path (or `file://`) as an absolute local path."""
+    """Return a URL unchanged, and any other path (or `file://`) as an absolute local path.
+
+    `~` is the home folder.
+    """
     text = os.fspath(path).removeprefix("file://")
-    return text if is_remote(text) else os.path.abspath(text)
+    return text if is_remote(text) else os.path.abspath(expand_home(text))
 
 
 def strip_query(path: str) -> str:

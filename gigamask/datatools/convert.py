@@ -122,7 +122,7 @@ def convert(
     """
     if shard_images < 1:
         raise GigamaskError(f"--shard-images must be at least 1 (got {shard_images} images)")
-    listing = _list_source(source, image_folder, options)
+    listing = list_source(source, image_folder, options)
     chosen = select([each.source for each in listing.images])
     listing = replace(listing, images=[each for each in listing.images if each.source in chosen])
     exists = [image.exists() for image in listing.images]
@@ -288,10 +288,24 @@ def write_shards(
     return written
 
 
-def _list_source(
-    source: Path | convert_parquet.ParquetFiles, image_folder: Path | None, options: ConvertOptions
+def list_source(
+    source: Path | convert_parquet.ParquetFiles,
+    image_folder: Path | None,
+    options: ConvertOptions,
+    with_annotations: bool = True,
 ) -> SourceListing:
-    """List the images of a source."""
+    """List the images of a source.
+
+    Args:
+        source: As for `convert`.
+        image_folder: As for `convert`.
+        options: As for `convert`.
+        with_annotations: Whether to assign the annotations of COCO's JSON to their images, which
+            takes most of the time.
+
+    Raises:
+        GigamaskError: The source is in no known format, or an option does not apply to it.
+    """
     if isinstance(source, convert_parquet.ParquetFiles):
         return convert_parquet.read(source, options.keep_crowds, options.labels)
     _check_not_sa1b(source)
@@ -312,7 +326,7 @@ def _list_source(
             return convert_polygons.read(polygons, source, image_folder)
         return convert_labels.read(source, image_folder, options.labels)
     _check_no_label_options(source, options)
-    return convert_coco.read(source, image_folder, options.keep_crowds)
+    return convert_coco.read(source, image_folder, options.keep_crowds, with_annotations)
 
 
 def _check_not_sa1b(source: Path) -> None:

@@ -128,13 +128,16 @@ class CocoImage(SourceImage):
         return DecodedAnnotations(outlines.draw(), rows, skipped, outlines.notes)
 
 
-def read(path: Path, image_folder: Path, keep_crowds: bool = False) -> SourceListing:
+def read(
+    path: Path, image_folder: Path, keep_crowds: bool = False, with_annotations: bool = True
+) -> SourceListing:
     """List the images of an instances json, or of a panoptic json.
 
     Args:
         path: The json; the label images of a panoptic one are in a folder of its name, beside it.
         image_folder: The folder that `file_name` is relative to.
         keep_crowds: Whether to keep annotations with `iscrowd`.
+        with_annotations: Whether to assign the annotations to their images.
 
     Returns:
         The images, and the entries that were left out with their reasons.
@@ -146,7 +149,7 @@ def read(path: Path, image_folder: Path, keep_crowds: bool = False) -> SourceLis
     left_out = LeftOutRecord()
     rows, left_out.images = _image_rows(instances.images or [], image_folder)
     image_annotations: dict[str, list[msgspec.Raw]] = defaultdict(list)
-    for i, raw in enumerate(instances.annotations or []):
+    for i, raw in enumerate((with_annotations and instances.annotations) or []):
         name = f"annotation {i} of {path.name}"
         try:
             image_id = str(canonical_id(coco_json.ANNOTATION_IMAGE.decode(raw).image_id))

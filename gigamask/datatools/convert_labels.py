@@ -64,6 +64,11 @@ class LabelImage(SourceImage):
     known_classes: Classes
     options: LabelOptions
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The image, its label image, and that of its classes."""
+        return self.path, self.label, *([self.classes] if self.classes else [])
+
     def objects(self, stored: bytes) -> Objects:
         """Read one mask per value, or per connected component of a value."""
         return self.objects_of(read_labels(self.label, self.source))

@@ -51,6 +51,11 @@ class SourceImage(ABC):
         return os.path.isfile(self.path)  # unlike Path.is_file, also for names that are too long
 
     @property
+    def files(self) -> tuple[Path, ...]:
+        """All files that it is read from, which tell a cache when it is stale."""
+        return (self.path,)
+
+    @property
     def block(self) -> Hashable:
         """What is decoded from its start to read this image; None if nothing is."""
         return None

@@ -41,6 +41,11 @@ class PolygonImage(SourceImage):
     file: Path
     names: Mapping[Id, str] = field(default_factory=dict)
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The image, and its file of shapes."""
+        return self.path, self.file
+
     @abstractmethod
     def parse(self, raw: bytes) -> Any:
         """Return the content of a file.

@@ -68,6 +68,15 @@ class SamTrainConfig(ImageTrainConfig):
     masks: str | None = None
     """COCO's JSON, or a folder of label images or of LabelMe's or YOLO's files, if --data is the
     folder of images; or the column of masks of parquet files"""
+    keep_crowds: bool = False
+    """COCO: keep annotations marked iscrowd, as brush masks of CVAT and RectLabel are"""
+    ignore: tuple[int, ...] = ()
+    """label images: pixel values to ignore, besides 0 and the 255 around objects of Pascal VOC"""
+    binary: int | None = None
+    """label images: make one mask of all pixels with this value or more, such as 128 for masks that
+    were resized with smoothing"""
+    nearest_value: bool = False
+    """label images: give pixels of smoothed edges the value of the nearest region"""
     val_split: float = 0.0
     """fraction of the images of --images or --masks to hold out for evaluation in training"""
     masks_per_chunk: int = 64

@@ -28,6 +28,7 @@ class DataLoader:
         *,
         batch_size: int | None = None,
         num_workers: int | None = None,
+        strict: bool = False,
     ) -> None:
         """Index the data if they have no index, and check the configuration.
 
@@ -37,6 +38,7 @@ class DataLoader:
             recipe: Name of a recipe, or a configuration.
             batch_size: Images per batch; None means the recipe's.
             num_workers: Loader processes; None means the recipe's, 0 loads in this process.
+            strict: Whether it is an error if an image or a mask is left out of a conversion.
 
         Raises:
             GigamaskError: The data cannot be used, or no image has a mask.
@@ -46,7 +48,7 @@ class DataLoader:
         from gigamask.workflows.own_data import use_own_data
 
         config: Any = recipes.make(recipe)
-        config = use_own_data(replace(config, data=path_list(data)))
+        config = use_own_data(replace(config, data=path_list(data)), strict=strict)
         if batch_size is not None:
             config = replace(config, batch_size=batch_size)
         if num_workers is not None:

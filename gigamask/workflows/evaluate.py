@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gigamask.errors import GigamaskError, check_range
 from gigamask.pixels import PixelConfig, WindowOptions
-from gigamask.workflows.open_data import Paths, open_or_build_temporary, path_list
+from gigamask.workflows.open_data import (
+    AnnotationOptions,
+    Paths,
+    open_or_build_temporary,
+    path_list,
+)
 
 if TYPE_CHECKING:
     from gigamask.data.worker_pool import Part
@@ -27,17 +32,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateOptions(WindowOptions):
+class EvaluateOptions(AnnotationOptions, WindowOptions):
     """Options of an evaluation; each field is a flag of `gigamask evaluate`."""
 
     min_predicted_iou: float | None = None
     """evaluate only on masks with at least this predicted_iou in their annotation"""
-    images: str | None = None
-    """folder of images, if --data is COCO's JSON or a folder of LabelMe's or YOLO's files; or the
-    column of images of parquet files, if its name does not say so"""
-    masks: str | None = None
-    """COCO's JSON, or a folder of label images or of LabelMe's or YOLO's files, if --data is the
-    folder of images; or the column of masks of parquet files"""
     max_images: int | None = None
     """number of images to use, from the start of the data; default: all"""
     feed_mask: bool = True
@@ -256,7 +255,7 @@ def _open(
     from gigamask.workflows.own_data import annotations_and_images, own_tars
 
     if options.boxes is None:
-        tars = own_tars(data, options.images, options.masks, report)
+        tars = own_tars(data, options, report)
         return tars, stack.enter_context(open_or_build_temporary(tars))
     pair = annotations_and_images(path_list(data), options.images, options.masks)
     if pair is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,31 @@ from gigamask.errors import GigamaskError
 
 if TYPE_CHECKING:
     from gigamask.data.index import Index
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnnotationOptions:
+    """Annotations in other formats than SA-1B's; each field is a flag of the commands that read
+    them."""
+
+    images: str | None = None
+    """folder of images, if --data is COCO's JSON or a folder of LabelMe's or YOLO's files; or the
+    column of images of parquet files, if its name does not say so"""
+    masks: str | None = None
+    """COCO's JSON, or a folder of label images or of LabelMe's or YOLO's files, if --data is the
+    folder of images; or the column of masks of parquet files"""
+    keep_crowds: bool = False
+    """COCO: keep annotations marked iscrowd, as brush masks of CVAT and RectLabel are"""
+    ignore: tuple[int, ...] = ()
+    """label images: pixel values to ignore, besides 0 and the 255 around objects of Pascal VOC"""
+    binary: int | None = None
+    """label images: make one mask of all pixels with this value or more, such as 128 for masks that
+    were resized with smoothing"""
+    nearest_value: bool = False
+    """label images: give pixels of smoothed edges the value of the nearest region"""
+    strict: bool = False
+    """with --images or --masks: end with exit code 2 if any image or mask is left out"""
+
 
 Paths = str | Path | Sequence[str | Path]
 """Tars, folders of tars, globs, URLs, or an index."""

@@ -4,37 +4,34 @@ The cache lies beside the annotations, in a folder named by a digest of what was
 remote files, in the working directory.
 """
 
-import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from hashlib import blake2b
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from filelock import FileLock
-
-from gigamask import files
 from gigamask.config_files import check_run_out, config_to_resume
 from gigamask.data import storage
 from gigamask.data.image_folder import CONVERTED_SUFFIX
 from gigamask.datatools import convert_labels, parquet_files
-from gigamask.datatools.convert import ConvertOptions, convert, lines
+from gigamask.datatools.convert import ConvertOptions, convert, lines, list_source
 from gigamask.datatools.convert_parquet import ParquetFiles
 from gigamask.datatools.left_out import LeftOutRecord
 from gigamask.errors import GigamaskError, check_range, counted
 from gigamask.evaluation.click_evaluation import ClickEvaluation
 from gigamask.interfaces import Evaluator
 from gigamask.rng import make_rng
-from gigamask.serialization import read_json
 from gigamask.training.config import TrainConfig
 from gigamask.training.sam_config import SamTrainConfig, is_finding_classes
 from gigamask.training.train_data import open_index
-from gigamask.workflows.open_data import Paths, path_list
+from gigamask.workflows import conversion_cache
+from gigamask.workflows.conversion_cache import DONE
+from gigamask.workflows.open_data import AnnotationOptions, Paths, path_list
 from gigamask.workflows.pixel_window import measure_window
 
-DONE = "converted.json"
-"""File that a complete conversion ends with."""
+OPTIONS = ("keep_crowds", "ignore", "binary", "nearest_value")
+"""Fields of `ConvertOptions` that all commands have that read annotations."""
 
 Config = TypeVar("Config", bound=TrainConfig)
 
@@ -62,19 +59,17 @@ def use_own_data(
         return config
     if is_finding_classes(config) and isinstance(saved := config_to_resume(config), SamTrainConfig):
         config = replace(config, model=replace(config.model, class_names=saved.model.class_names))
-    config = replace(config, evaluation=_evaluation_of_tars(config, report))
+    config = replace(config, evaluation=_evaluation_of_tars(config, report, strict))
     pair = find_own_data(config)
     if pair is None:
         return measure_window(config, report)
-    parts = _converted(*pair, config.val_split, config.seed, report)
-    for folder, left_out in parts.items():
-        if strict and left_out:
-            raise GigamaskError(
-                f"--strict: {left_out} of the images or masks were left out, listed in "
-                f"{folder}/{DONE}; repair them, or leave --strict out"
-            )
+    options = _convert_options(config)
+    parts = _converted(*pair, config.val_split, config.seed, options, report)
+    if strict:
+        _check_complete(parts)
     train, *held_out = parts
     changed = replace(config, data=(train,), images=None, masks=None, val_split=0.0)
+    changed = replace(changed, **_options_of(ConvertOptions()))
     if held_out and isinstance(config.evaluation, ClickEvaluation):
         evaluation = replace(config.evaluation, data=tuple(held_out))
         changed = replace(changed, evaluation=evaluation)
@@ -83,8 +78,7 @@ def use_own_data(
 
 def own_tars(
     paths: Paths,
-    images: str | None = None,
-    masks: str | None = None,
+    options: AnnotationOptions,
     report: Callable[[str], object] = print,
 ) -> tuple[str, ...]:
     """Return tars, converted from images and masks if they are in another format.
@@ -92,16 +86,53 @@ def own_tars(
     Args:
         paths: Tars or an index, which are returned; parquet files; or one path, as `data` of a
             training.
-        images: As in a training.
-        masks: As in a training.
+        options: Where its images or masks are, and what counts as a mask.
         report: Called with each line about what was converted and left out.
 
     Raises:
-        GigamaskError: The files are not in a known format, do not pair, or nothing is left.
+        GigamaskError: The files are not in a known format, do not pair, or nothing is left; or
+            anything is left out of a strict reading.
     """
     given = path_list(paths)
-    pair = _source(given, images, masks)
-    return given if pair is None else tuple(_converted(*pair, 0.0, 0, report))
+    pair = _source(given, options.images, options.masks)
+    if pair is None:
+        _refuse_options(_convert_options(options), given)
+        return given
+    parts = _converted(*pair, 0.0, 0, _convert_options(options), report)
+    if options.strict:
+        _check_complete(parts)
+    return tuple(parts)
+
+
+def _options_of(given: SamTrainConfig | AnnotationOptions | ConvertOptions) -> dict[str, Any]:
+    """Return what counts as a mask, by the names of the flags of all commands."""
+    return {name: getattr(given, name) for name in OPTIONS}
+
+
+def _convert_options(given: SamTrainConfig | AnnotationOptions) -> ConvertOptions:
+    return ConvertOptions(**_options_of(given))
+
+
+def _refuse_options(options: ConvertOptions, data: Sequence[str]) -> None:
+    """Raise an error if options of annotations are given for tars."""
+    default = _options_of(ConvertOptions())
+    for name, value in _options_of(options).items():
+        if value != default[name]:
+            raise GigamaskError(
+                f"--{name.replace('_', '-')} is for annotations in other formats than SA-1B's, "
+                "with --images or --masks, and for parquet (got --data "
+                f"{' '.join(data)}); drop it"
+            )
+
+
+def _check_complete(parts: Mapping[str, int]) -> None:
+    """Raise an error if anything was left out of a part."""
+    for folder, left_out in parts.items():
+        if left_out:
+            raise GigamaskError(
+                f"--strict: {left_out} of the images or masks were left out, listed in "
+                f"{folder}/{DONE}; repair them, or leave --strict out"
+            )
 
 
 def find_own_data(config: SamTrainConfig) -> tuple[Path | ParquetFiles, Path | None] | None:
@@ -120,6 +151,7 @@ def find_own_data(config: SamTrainConfig) -> tuple[Path | ParquetFiles, Path | N
                 "--val-split holds out a part of --images, --masks or parquet files; give held-out "
                 "tars to --evaluation.data"
             )
+        _refuse_options(_convert_options(config), config.data)
         return None
     check_range("--val-split", config.val_split, 0, 0.9)
     if config.val_split and getattr(config.evaluation, "data", ()):
@@ -136,14 +168,18 @@ def _source(
     return annotations_and_images(data, images, masks)
 
 
-def _evaluation_of_tars(config: SamTrainConfig, report: Callable[[str], object]) -> Evaluator:
+def _evaluation_of_tars(
+    config: SamTrainConfig, report: Callable[[str], object], strict: bool
+) -> Evaluator:
     """Return the evaluation in training; held-out images in parquet files become tars."""
     evaluation = config.evaluation
     if not isinstance(evaluation, ClickEvaluation) or not parquet_files.find(evaluation.data):
         return evaluation
     columns = config.images, config.masks
     columns = columns if parquet_files.find(config.data) else (None, None)
-    return replace(evaluation, data=own_tars(evaluation.data, *columns, report=report))
+    images, masks = columns
+    options = AnnotationOptions(images=images, masks=masks, strict=strict, **_options_of(config))
+    return replace(evaluation, data=own_tars(evaluation.data, options, report))
 
 
 def annotations_and_images(
@@ -204,6 +240,7 @@ def _converted(
     images: Path | None,
     val_split: float,
     seed: int,
+    options: ConvertOptions,
     report: Callable[[str], object],
 ) -> dict[str, int]:
     """Convert annotations unless that is done.
@@ -215,15 +252,10 @@ def _converted(
     if storage.is_remote(str(source)):
         beside = Path(re.sub(r"\W*://\W*", "_", str(source)).replace("/", "_"))
     cache = beside.with_name(f"{beside.name}{CONVERTED_SUFFIX}")
-    folder = cache / _digest(source, images, val_split, seed)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise GigamaskError(
-            f"{folder}: cannot be created ({error.strerror}); run gigamask convert {source}"
-            + (f" --images {images}" if images else "")
-            + " --out SHARDS, and train with --data SHARDS"
-        ) from None
+    listing = list_source(source, images, options, with_annotations=False)
+    split = (val_split, seed) if val_split else ()
+    folder = cache / conversion_cache.digest(source, listing, options, *split)
+    advice = f"run gigamask convert {source} {f'--images {images} ' if images else ''}--out SHARDS"
 
     def held_out(names: list[str]) -> set[str]:
         order = sorted(names, key=lambda name: make_rng(seed, f"val split {name}").random())
@@ -233,40 +265,14 @@ def _converted(
     if val_split:
         parts = {"train": lambda names: set(names) - held_out(names), "val": held_out}
     left_out = {}
-    with FileLock(folder / "lock"):  # the processes of one training wait for the first
-        for part, select in parts.items():
-            done = folder / part / DONE
-            if not done.is_file():
-                for path in (folder / part).glob("*.tar"):  # of a conversion that was stopped
-                    path.unlink()
-                counts = convert(source, images, folder / part, ConvertOptions(), select=select)
-                files.write_text(done, json.dumps(counts))
-            left_out[f"{folder / part}"] = _report(
-                f"{folder / part}", read_json(done, dict), report
-            )
+    for part, select in parts.items():
+        out = folder / part
+        make = partial(convert, source, images, out, options, select=select)
+        advise = f"{advice}, and give --data SHARDS"
+        counts = conversion_cache.reuse_or_make(out, make, advise, report)
+        counts = counts | {"images_without_label": listing.unlabeled}  # photographs may be added
+        left_out[f"{out}"] = _report(f"{out}", counts, report)
     return left_out
-
-
-def _digest(source: Path | ParquetFiles, images: Path | None, val_split: float, seed: int) -> str:
-    """Return a digest of the annotation files' names, sizes and times, and of the split."""
-    if isinstance(source, ParquetFiles):
-        stats = storage.stat_all(source.files)
-        described = [f"{path} {stat}" for path, stat in zip(source.files, stats, strict=True)]
-        described += [f"{source.image_column} {source.mask_column} {val_split}"]
-        return _hash([*described, str(seed if val_split else 0)])
-    folders = {source, convert_labels.class_folder(source)}
-    listed = [source, *sorted(path for folder in folders for path in folder.rglob("*"))]
-    inside = images.absolute() if images else None
-    described = [str(inside), str(val_split), str(seed if val_split else 0)]
-    for path in listed:
-        if path.is_file():
-            status = path.stat()
-            described.append(f"{path.name} {status.st_size} {status.st_mtime_ns}")
-    return _hash(described)
-
-
-def _hash(lines: Sequence[str]) -> str:
-    return blake2b("\n".join(lines).encode("utf-8", "replace"), digest_size=6).hexdigest()
 
 
 def _report(where: str, counts: dict[str, Any], report: Callable[[str], object]) -> int:

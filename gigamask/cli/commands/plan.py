@@ -41,6 +41,8 @@ class PlanCommand:
     fit: str | None = None
     """memory of a GPU, or of the process with --device cpu, such as 8GB: chooses micro-batch, masks
     per chunk, activation checkpointing, and adapters or a frozen encoder, so that it fits"""
+    strict: bool = False
+    """with --images or --masks: end with exit code 2 if any image or mask is left out"""
     config: tuple[str, ...] = ()
     """YAML files of flags; the command line overrides them"""
     json: str | None = None
@@ -59,7 +61,7 @@ class PlanCommand:
                     "--classes auto: the classes are those of the data, of which the plan needs "
                     "their number; give --data, or names"
                 )
-            config = find_classes(use_own_data(config))
+            config = find_classes(use_own_data(config, strict=self.strict))
         measured = None
         if self.fit is not None:
             config, measured = self._fitted(config, self.fit)

@@ -9,20 +9,15 @@ from typing import Annotated, Any, Literal
 from tyro.conf import Positional, arg
 
 from gigamask.errors import GigamaskError
-from gigamask.workflows.open_data import open_or_build_temporary
+from gigamask.workflows.open_data import AnnotationOptions, open_or_build_temporary
 
 
 @dataclass(frozen=True)
-class StatsCommand:
+class StatsCommand(AnnotationOptions):
     """describe tars or an index (masks per image, areas, scores, sizes), or what a sampler draws"""
 
     paths: Positional[Annotated[tuple[str, ...], arg(metavar="PATH ...")]]
     """an index, or tars, which are indexed temporarily; or one path with --images or --masks"""
-    images: str | None = None
-    """folder of images, if PATH is COCO's JSON or a folder of LabelMe's or YOLO's files"""
-    masks: str | None = None
-    """COCO's JSON, or a folder of label images or of LabelMe's or YOLO's files, if PATH is the
-    folder of images"""
     sampler: Annotated[str | None, arg(metavar="NAME|file.py:Class")] = None
     """describe what this sampler draws instead: granularity, difficulty and tars over its epochs;
     its fields are flags, such as --sampler.per-tar 10"""
@@ -48,7 +43,7 @@ class StatsCommand:
 
         if self.picture:
             plots.require_matplotlib()
-        tars = own_data.own_tars(self.paths, self.images, self.masks)
+        tars = own_data.own_tars(self.paths, self)
         with open_or_build_temporary(tars) as index:
             if self.sampler is not None:
                 return self._describe_sampler(index)
