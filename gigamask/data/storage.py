@@ -19,7 +19,7 @@ from shlex import quote
 from typing import Any, NamedTuple, TypeVar
 
 from gigamask.errors import CorruptSampleError, GigamaskError
-from gigamask.files import is_foreign
+from gigamask.files import expand_home, is_foreign
 from gigamask.rng import make_rng
 
 MAX_TRIES = 5

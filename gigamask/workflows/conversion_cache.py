@@ -155,7 +155,7 @@ def _read(folder: Path) -> dict[str, Any] | str | None:
     try:
         result = read_json(done, dict, MAX_BYTES)
         check_checksum(result, str(done))
-        tars = result.pop(TARS)
+        tars, _ = result.pop(TARS), result.pop("crc32")
         problem = _damage(folder, tars)
     except (GigamaskError, KeyError, ValueError, TypeError, OSError) as error:
         return f"{DONE} is damaged ({type(error).__name__})"
