@@ -2,14 +2,16 @@
 
 Starts `gigamask serve --project` on synthetic scenes of SA-1B's size, embeds them, and asks for the
 mask under the pointer: one request after another, then one of each annotator at the same time, and
-then those of annotators who move on as soon as they see a mask.
+then those of annotators who move on as soon as they see a mask. With --photographs, it measures instead
+in a browser (chromium) how long the page's thread works to open one of many, and to act on it.
 
-Run: python -m benchmarks.annotators [--weights WEIGHTS] [--long-side PX]
+Run: python -m benchmarks.annotators [--weights WEIGHTS] [--long-side PX] [--photographs N]
 """
 
 import argparse
 import http.client
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -28,6 +30,17 @@ from gigamask.synthetic.scenes import compose_scene
 
 IMAGES = 3
 ANNOTATORS = 30
+OPENED = 10
+LONG_TASKS = """() => {
+  window.busy = window.longest = 0;
+  new PerformanceObserver((list) => {
+    for (const { duration } of list.getEntries()) {
+      busy += duration;
+      longest = Math.max(longest, duration);
+    }
+  }).observe({ type: "longtask", buffered: true });
+}"""
+"""Adds up the tasks of a page's thread that take more than 50 ms."""
 
 
 class Client:
@@ -106,18 +119,71 @@ def measure(
     print(f"{masks / seconds:.1f} masks a second, {cpu_ms:.1f} CPU ms of the server each")
 
 
+def measure_page(address: str) -> None:
+    """Print how long the page's thread takes to open images of the project, and to act on one.
+
+    Args:
+        address: Address of the page.
+    """
+    from playwright.sync_api import Page, sync_playwright
+
+    def ready(page: Page) -> None:
+        page.wait_for_selector("#a-state:text-is('all saved')", timeout=600_000)
+
+    def report(page: Page, what: str, count: int) -> None:
+        page.wait_for_timeout(500)
+        busy, longest = page.evaluate("[busy, longest]")
+        print(f"{what}: {busy / count:.0f} ms of the page's thread, the longest task {longest:.0f}")
+        page.evaluate("busy = longest = 0")
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"))
+        page = browser.new_page(bypass_csp=True)
+        start_s = time.perf_counter()
+        page.goto(address)
+        ready(page)
+        print(f"first image after {time.perf_counter() - start_s:.1f} s")
+        page.evaluate(LONG_TASKS)
+        report(page, "the list", 1)
+        for _ in range(OPENED):
+            page.keyboard.press("ArrowRight")
+            page.wait_for_timeout(300)
+            ready(page)
+        report(page, "open an image", OPENED)
+        page.click("#a-marks")
+        for key in ("Enter", "n"):
+            page.keyboard.press(key)
+        page.wait_for_timeout(1000)
+        ready(page)
+        report(page, "click, accept and done", 1)
+        browser.close()
+
+
+def write_photographs(folder: Path, count: int) -> list[tuple[int, int]]:
+    """Write a small photograph many times, in subfolders of a thousand; return its (H, W)."""
+    one = folder.parent / "one.png"
+    pixels = compose_scene(0, 0, (96, 96)).pixels
+    write_png(one, pixels)
+    for i in range(count):
+        path = folder / f"{i // 1000:03d}" / f"{i:06d}.png"
+        path.parent.mkdir(exist_ok=True)
+        path.hardlink_to(one)
+    return [pixels.shape[:2]]
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Start the page and measure it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--weights", default="starter")
     parser.add_argument("--long-side", type=int, default=1500)
     parser.add_argument("--clicks", type=int, default=4)
+    parser.add_argument("--photographs", type=int, default=0)
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         photos = Path(folder) / "photos"
         photos.mkdir()
-        sizes: list[tuple[int, int]] = []
-        for i in range(IMAGES):
+        sizes = write_photographs(photos, options.photographs) if options.photographs else []
+        for i in range(0 if options.photographs else IMAGES):
             pixels = compose_scene(0, i, (options.long_side, options.long_side)).pixels
             sizes.append(pixels.shape[:2])
             write_png(photos / f"{i}.png", pixels)
@@ -129,6 +195,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 assert process.stdout is not None
                 address = process.stdout.readline().strip()
                 print(f"{options.weights}, images of {sizes} px")
+                if options.photographs:
+                    measure_page(address)
+                    return
                 measure(address, psutil.Process(process.pid), sizes, options.clicks)
             finally:
                 process.terminate()
