@@ -16,7 +16,7 @@ import warnings
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, make_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass, replace
 from importlib import metadata
 from itertools import takewhile
 from pathlib import Path
@@ -247,7 +247,7 @@ def _parse_with_files(
         from_files.append(expand_aliases(flags_of(content, config), aliases))
     flags = [flag for words in from_files for flag in words]
     try:
-        words = flags + expand_aliases(arguments, aliases)
+        words = flags + yaml_values(expand_aliases(arguments, aliases), config, kind)
         return parse(kind, words, prog, kind(config), extra_flags)
     except GigamaskError:
         for (path, _), words in zip(files, from_files, strict=True):
@@ -296,6 +296,52 @@ def expand_aliases(arguments: Sequence[str], aliases: Mapping[str, str]) -> list
         known = name.startswith("--") and alias in aliases
         expanded.append(f"--{aliases[alias]}{equals}{value}" if known else argument)
     return expanded
+
+
+def yaml_values(arguments: Sequence[str], config: TrainConfig, kind: Any) -> list[str]:
+    """Replace values as config.yaml writes them, such as null, true and [], by those of flags.
+
+    Args:
+        arguments: Flags and their values.
+        config: The configuration that they change.
+        kind: The dataclass of the command.
+    """
+    known, types = flatten_config(config), {**types_of(config), **types_of(kind)}
+    words: list[str] = []
+    for argument in arguments:
+        given, equals, value = argument.partition("=")
+        is_flag = given.startswith("--")
+        if not is_flag and words and words[-1].startswith("--") and "=" not in words[-1]:
+            given, value = words.pop(), argument
+        elif not (is_flag and equals):
+            words.append(argument)
+            continue
+        name = given[2:].replace("_", "-")
+        if isinstance(known.get(name), bool) and value in ("true", "false"):
+            negated = re.sub(r"([^.]+)$", r"no-\1", name)
+            words.append(f"--{name if value == 'true' else negated}")
+        elif "None" in types.get(name, "") and value.lower() in ("null", "none"):
+            words += [given, "None"]
+        elif isinstance(known.get(name), tuple) and value == "[]":
+            words.append(given)
+        else:
+            words += [argument] if equals and is_flag else [given, argument]
+    return words
+
+
+def types_of(config: Any, prefix: str = "") -> dict[str, str]:
+    """Return the types of a configuration's fields by flag name without dashes, as text.
+
+    Args:
+        config: A dataclass, or an object of one, whose sections are included.
+        prefix: Prepended to each name.
+    """
+    types: dict[str, str] = {}
+    for leaf in fields(config):
+        name, value = prefix + leaf.name.replace("_", "-"), getattr(config, leaf.name, None)
+        is_section = is_dataclass(value) and not isinstance(value, type)
+        types |= types_of(value, name + ".") if is_section else {name: str(leaf.type)}
+    return types
 
 
 def check_run_out(config: TrainConfig) -> None:

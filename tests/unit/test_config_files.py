@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from gigamask import config_files, recipes
 from gigamask.cli.commands.train import warmup_note
 from gigamask.config_files import (
     TrainFlags,
@@ -303,3 +304,23 @@ def test_a_default_needs_no_flag():
     assert flags_of(
         {"steps": "1000", "data": ["x"], "device": "cpu", "loader.half-scale": "false"}, run
     ) == ["--device", "cpu"]
+
+
+@pytest.mark.parametrize("recipe", recipes.BUILT_IN, ids=lambda recipe: recipe.__name__)
+def test_every_value_of_a_config_file_may_be_typed(recipe):
+    config = recipe()
+    words = []
+    for name, value in config_files.config_as_text(config).items():
+        if name != "recipe":
+            words += [f"--{name}", *((value or ["[]"]) if isinstance(value, list) else [value])]
+    typed = config_files.parse_train([config.recipe, *words], config.command).run
+    assert typed == config
+
+
+@pytest.mark.parametrize("value", ["null", "none", "None"])
+def test_null_is_typed_as_in_files(value):
+    words = ["tiny", "--micro-batch-size", "4", "--micro-batch-size", value, f"--init={value}"]
+    run = config_files.parse_train([*words, "--out", "null"]).run
+    assert (run.micro_batch_size, run.init, run.out) == (None, None, "null")
+    with pytest.raises(GigamaskError, match="--steps must be a whole number"):
+        config_files.parse_train(["tiny", "--steps", value])
