@@ -124,10 +124,12 @@ class PublishedImages:
         """Read an image and its masks.
 
         Raises:
-            CorruptSampleError: One of the two files cannot be read, or they differ in size.
+            CorruptSampleError: A file cannot be read, they differ in size, or the mask is empty.
         """
         image = self.images[row]
         masks, ignore = _read_masks(image.masks, self.archive.kind, image.name)
+        if not masks.areas().any():
+            raise CorruptSampleError(f"{image.name}: its mask has no object, every pixel is 0")
         ones = np.ones(len(masks), np.float32)
         annotation = ImageAnnotation(image.name, masks.size, masks, ones, ones, ignore=ignore)
         return AnnotatedImage(image.pixels(masks.size), annotation)
