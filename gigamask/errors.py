@@ -47,14 +47,15 @@ def first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
-def counted(number: int, noun: str) -> str:
+def counted(number: int, noun: str, plural: str = "") -> str:
     """Return a number with its noun, as in "1 tar" or "2,000 tars".
 
     Args:
         number: The number.
         noun: The noun in the singular.
+        plural: Its plural, if that is not the singular with an s.
     """
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def check_range(

@@ -20,7 +20,7 @@ from torch import Tensor
 from gigamask.data.index import Index
 from gigamask.data.mask_sampling import MaskFilters
 from gigamask.data.sample_table import granularity
-from gigamask.errors import CorruptSampleError, GigamaskError
+from gigamask.errors import CorruptSampleError, GigamaskError, counted
 from gigamask.evaluation import boundary, calibration
 from gigamask.evaluation.embedded_images import (
     BATCH_SIZE,
@@ -496,7 +496,7 @@ def table(summary: dict) -> str:
                 rows[size_names[name] if breakdown == "size" else name] = means
     names = [f"{n} click{'s' if n != '1' else ''}" for n in summary["clicks"]]
     lines = [
-        f"mIoU, % of {summary['masks']} masks on {summary['images']} images",
+        f"mIoU, % of {counted(summary['masks'], 'mask')} on {counted(summary['images'], 'image')}",
         " " * 9 + "".join(f"{name:>10}" for name in (*names, "oracle", "box", "masks")),
     ]
     for name, means in rows.items():

@@ -10,7 +10,7 @@ import numpy as np
 from faster_coco_eval import COCO, COCOeval_faster
 from jaxtyping import Bool, Float, Int, Int64
 
-from gigamask.errors import GigamaskError
+from gigamask.errors import GigamaskError, counted
 from gigamask.masks.rle import RLEMasks
 
 
@@ -320,8 +320,8 @@ def table(result: dict) -> str:
     """Format the statistics as two columns, in percent."""
     names: Sequence[str] = [name for name in result if name[:2] in ("AP", "AR")]
     head = (
-        f"{result['found']:,} masks found, {result['truth']:,} to find, on "
-        f"{result['images']:,} images; %"
+        f"{counted(result['found'], 'mask')} found, {result['truth']:,} to find, on "
+        f"{counted(result['images'], 'image')}; %"
     )
     cells = ("     -" if result[name] is None else f"{100 * result[name]:6.1f}" for name in names)
     return "\n".join([head, *(f"{name:16}{cell}" for name, cell in zip(names, cells, strict=True))])

@@ -15,7 +15,7 @@ from gigamask.data.index import Index
 from gigamask.data.shards import ShardReader
 from gigamask.distributed.profile_ranges import profile_range
 from gigamask.distributed.world import World
-from gigamask.errors import GigamaskError
+from gigamask.errors import GigamaskError, counted
 from gigamask.grounding.calibration import (
     Confidence,
     ScoredQueries,
@@ -282,7 +282,8 @@ def format_table(summary: dict[str, Any]) -> str:
     rows = {"all": summary, **summary["kinds"], **baselines}
     width = max(map(len, rows)) + 2
     lines = [
-        f"% of {summary['queries']} queries about {summary['images']} images",
+        f"% of {counted(summary['queries'], 'query', 'queries')} about "
+        f"{counted(summary['images'], 'image')}",
         " " * width + "".join(f"{name:>10}" for name in (*METRICS, "queries")),
     ]
     for name, means in rows.items():

@@ -6,6 +6,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from gigamask.errors import counted
 from gigamask.report.history import number
 from gigamask.report.html import bullets, charts, document, percent, picture, section, table
 
@@ -22,7 +23,8 @@ def page(summary: dict, figures: Sequence[Path] = ()) -> str:
     data_names = escape(", ".join(summary["data"]))
     parts = [
         f"<h1>{escape(summary['weights'])}</h1>",
-        f"<p>{summary['masks']:,} masks on {summary['images']:,} images of {data_names}</p>",
+        f"<p>{counted(summary['masks'], 'mask')} on {counted(summary['images'], 'image')} of "
+        f"{data_names}</p>",
         *section("Mean IoU, %", scores(summary)),
         *(section("Boundaries, %", boundaries(summary)) if "boundary_iou" in summary else ()),
         *section("Predicted IoU after one click", reliability(summary["calibration"])),

@@ -13,7 +13,7 @@ from gigamask import config_files, files, recipes
 from gigamask.data import index as indexes
 from gigamask.data.mask_sampling import MaskFilters
 from gigamask.distributed.precision import choose_device
-from gigamask.errors import TrainingInterruptedError
+from gigamask.errors import TrainingInterruptedError, counted
 from gigamask.evaluation import clicks, figures
 from gigamask.evaluation.click_evaluation import ClickEvaluation
 from gigamask.report import history, html, page
@@ -58,7 +58,7 @@ def run(out: str, train_images: int, test_images: int, steps: int | None) -> dic
             print(f"{name}: {images} synthetic scenes", flush=True)
             scenes.write(str(folder / name), images, seed=seed)
             index = indexes.build(folder / name, str(folder / name / "index"))
-            print(f"  {len(index)} images, {index.manifest.masks} masks")
+            print(f"  {counted(len(index), 'image')}, {counted(index.manifest.masks, 'mask')}")
     data = (str(folder / "train" / "index"),)
     steps = steps or STEPS
     evaluation = ClickEvaluation(

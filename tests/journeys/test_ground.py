@@ -144,7 +144,7 @@ def test_a_run_is_scored_on_other_data(run, described, tmp_path, capsys):
         0.0,
         [str(tmp_path / "other")],
     )
-    assert "5 queries about 1 images" in capsys.readouterr().out
+    assert "5 queries about 1 image" in capsys.readouterr().out
     moved = tmp_path / "moved.safetensors"
     shutil.copy(described / "segmenter.safetensors", moved)
     assert main(["ground", "evaluate", str(run), *words, "--segmenter", str(moved)]) == 0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
-from gigamask.errors import GigamaskError
+from gigamask.errors import GigamaskError, counted
 from gigamask.inference.amg_config import AutomaticMaskConfig
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class AskCommand:
 
     def _print(self, result: GroundingResult, best: list[dict[str, Any]], candidates: int) -> None:
         """Print the masks that fit a text, or the best one if none does."""
-        matches = f"{result.num_matches} of {candidates} masks fit"
+        matches = f"{result.num_matches} of {counted(candidates, 'mask')} fit"
         print(f"{result.text}: {matches if result.num_matches else 'no mask fits'}")
         if result.note:
             print(f"  {result.note}")

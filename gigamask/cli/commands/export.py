@@ -46,6 +46,8 @@ class ExportCommand:
 
     def run(self) -> dict[str, Any]:
         """Write the weights, read them back, and return the files and the largest difference."""
+        from rich.filesize import decimal
+
         from gigamask import config_files
         from gigamask.errors import GigamaskError
         from gigamask.export import annotation_tools, huggingface, official, onnx, peft
@@ -85,7 +87,7 @@ class ExportCommand:
         if model.config.pixels.has_window and self.to in WITHOUT_WINDOW:
             print(f"--to {self.to} states no window for other programs: {WITHOUT_WINDOW[self.to]}")
         for path in result["files"]:
-            print(f"{path}: {Path(path).stat().st_size / 1e6:,.1f} MB")
+            print(f"{path}: {decimal(Path(path).stat().st_size)}")
         if result["difference"]:
             print(f"read back: outputs differ by at most {result['difference']:.1g} (relative)")
         else:

@@ -36,6 +36,8 @@ class MasksCommand(SubmitPartsOptions):
 
     def run(self) -> dict[str, Any]:
         """Build or verify the store, and return its size."""
+        from rich.filesize import decimal
+
         from gigamask.cli.commands.output import progress_bar
         from gigamask.data import mask_store, worker_pool
         from gigamask.errors import GigamaskError, counted
@@ -66,7 +68,7 @@ class MasksCommand(SubmitPartsOptions):
             "bytes": store.bytes,
             "mask_size": store.manifest.mask_size,
         }
-        size = f"{report['bytes'] / 1e6:.1f} MB" + (", no errors" if self.verify else "")
+        size = decimal(report["bytes"]) + (", no errors" if self.verify else "")
         masks, tars = counted(report["masks"], "mask"), counted(report["tars"], "tar")
         print(f"{self.out}: {masks} of {tars}, {size}")
         if not self.verify:

@@ -76,7 +76,9 @@ class SynthCommand:
                 paths = scenes.write_scenes(self.folder, self.images, kinds[self.kind], **common)
         print(f"{counted(self.images, 'scene')} in {counted(len(paths), 'tar')} in {self.folder}")
         if queries:
-            print(f"{len(queries)} queries in {self.folder}/{described_scenes.QUERIES}")
-        print(f"next: gigamask train tiny --data {quote(self.folder)} --out runs/tiny")
+            asked = counted(len(queries), "query", "queries")
+            print(f"{asked} in {self.folder}/{described_scenes.QUERIES}")
+        window = " --percentiles 0.5 99.5" if self.bits == 16 else ""
+        print(f"next: gigamask train tiny --data {quote(self.folder)}{window} --out runs/tiny")
         tars = [str(path) for path in paths]
         return {"images": self.images, "tars": tars, "queries": len(queries)}

@@ -80,7 +80,7 @@ def run(command: str, arguments: list[str]) -> tuple[str | None, dict[str, Any]]
         for number, config in enumerate(configs):
             started = [later.out for later in configs[number + 1 :] if later.has_checkpoint]
             if len(configs) > 1 and world.is_main:
-                what = f"{config.steps} steps in {config.out}"
+                what = f"{counted(config.steps, 'step')} in {config.out}"
                 what = f"done, {started[0]} has started" if started else what
                 print(f"stage {number + 1} of {len(configs)}: {what}", flush=True)
             if started:
@@ -187,8 +187,8 @@ def use_index(flags: TrainFlags, verbose: bool = True) -> TrainFlags:
         return flags
     steps, samples = steps_for_epochs(flags.run, epochs)
     if verbose:
-        size = f"{samples:,} samples per epoch, batch size {flags.run.batch_size:,}"
-        print(f"--epochs {epochs:g}: {steps:,} steps ({size})", flush=True)
+        size = f"{counted(samples, 'sample')} per epoch, batch size {flags.run.batch_size:,}"
+        print(f"--epochs {epochs:g}: {counted(steps, 'step')} ({size})", flush=True)
     return replace(flags, run=replace(flags.run, steps=steps), epochs=None)
 
 
