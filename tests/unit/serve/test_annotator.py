@@ -254,3 +254,26 @@ def test_a_session_that_stops_ends_what_it_generates(annotator, session):
     session.stop()
     with pytest.raises(StoppedError):
         session.all_masks(key)
+
+
+def test_masks_remember_how_they_came_and_by_which_model(annotator):
+    def came(found, key):
+        return found.objects[key].came, found.objects[key].model, found.objects[key].is_truth
+
+    proposals = propose(annotator)
+    found = annotator.project.read(1)
+    first, *others = found.objects
+    assert came(found, first) == ("proposed", -1, False)
+    found = annotator.assign(1, found.version, [first], {"accepted": True})
+    assert came(found, first) == ("accepted", -1, False)
+    found = annotator.stroke(1, found.version, first, Stroke(((10.0, 10.0),), 4.0))
+    found = annotator.assign(1, found.version, [first], {"accepted": True, "name": "x"})
+    assert came(found, first) == ("corrected", -1, True)
+    found = annotator.stroke(1, found.version, "object", Stroke(((10.0, 10.0),), 4.0))
+    assert came(found, found.next_id - 1) == ("drawn", None, False), "not accepted yet"
+    found = annotator.prompt(1, found.version, "object", PromptStep(point=(20.0, 10.0)))
+    key = found.next_id - 1
+    found = annotator.assign(1, found.version, [key], {"accepted": True})
+    assert came(found, key) == ("clicked", -1, True)
+    assert proposals.accept(0.0) >= len(others)
+    assert all(came(annotator.project.read(1), each)[0] == "accepted in bulk" for each in others)
