@@ -26,7 +26,7 @@ from gigamask.report import schema
 from gigamask.serialization import MAX_JSON_BYTES, decode_json, read_json, read_limited, read_yaml
 
 CONFIG, METRICS, ORIGIN, SCORES = "config.yaml", "metrics.jsonl", "origin.jsonl", "evaluation.json"
-INSIDE = ("checkpoints", "evaluation", "tensorboard", "pictures", "profile", "features")
+INSIDE = ("checkpoints", "evaluation", "tensorboard", "pictures", "profile")
 """Subfolders of a run that hold no other run."""
 MAX_DEPTH = 4
 """Levels of subfolders that are searched for runs."""
