@@ -20,6 +20,7 @@ from gigamask.datatools.convert_parquet import ParquetFiles
 from gigamask.datatools.left_out import LeftOutRecord
 from gigamask.errors import GigamaskError, check_range, counted
 from gigamask.evaluation.click_evaluation import ClickEvaluation
+from gigamask.files import expand_home
 from gigamask.interfaces import Evaluator
 from gigamask.rng import make_rng
 from gigamask.training.config import TrainConfig
@@ -196,7 +197,7 @@ def annotations_and_images(
         GigamaskError: There are several paths, both `images` and `masks`, or no such file.
     """
     if images is None and masks is None:
-        folder = Path(*data[:1])
+        folder = Path(*map(expand_home, data[:1]))
         voc = folder / convert_labels.VOC_OBJECTS, folder / convert_labels.VOC_IMAGES
         return voc if len(data) == 1 and all(path.is_dir() for path in voc) else None
     if len(data) != 1 or (images is not None and masks is not None):
@@ -205,7 +206,7 @@ def annotations_and_images(
             f"PHOTOS --masks MASKS (got {' '.join(data)})"
         )
     pair = (data[0], str(images)) if masks is None else (masks, data[0])
-    source, folder = map(Path, pair)
+    source, folder = (Path(expand_home(path)) for path in pair)
     for path in (source, folder):
         if not path.exists():
             raise GigamaskError(f"{path}: no such file or folder; check --data, --images, --masks")

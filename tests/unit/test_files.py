@@ -10,7 +10,10 @@ import torch
 from safetensors.torch import save_file
 
 from gigamask import files
+from gigamask.cli.main import expand_home_of
+from gigamask.data import storage
 from gigamask.errors import GigamaskError
+from gigamask.files import expand_home
 from tests.limits import files_limited
 
 
@@ -136,3 +139,21 @@ def test_too_many_open_files_are_no_fault_of_a_file():
     for error in (OSError(24, "x"), RuntimeError("shared memory: Too many open files (24)")):
         with pytest.raises(GigamaskError, match="ulimit -n"):
             files.check_file_limit(error)
+
+
+def test_a_tilde_is_the_home_folder_unless_a_file_is_named_so(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/a")
+    assert expand_home("~/x") == "/home/a/x"
+    assert expand_home("~") == "/home/a"
+    assert [expand_home(name) for name in ("~x", "x/~", "a~/b")] == ["~x", "x/~", "a~/b"]
+    assert storage.normalize("~/x") == "/home/a/x"
+    assert [expand_home_of(word) for word in ("--data=~/s", "~/s", "--text=a=~/b", "--n=3")] == [
+        "--data=/home/a/s",
+        "/home/a/s",
+        "--text=a=~/b",
+        "--n=3",
+    ]
+    (tmp_path / "~").mkdir()
+    (tmp_path / "~" / "x").touch()
+    assert expand_home("~/x") == "~/x"
