@@ -107,7 +107,7 @@ function frame(title, { note = "", x = "", y = "" }, series) {
     key.append(each.bar
       ? make("rect", { x: 4, y: 0, width: 10, height: 10, rx: 2, fill: each.colour, "fill-opacity": each.opacity })
       : make("line", { ...stroke(each), x1: 0, x2: 18, y1: 5, y2: 5 }));
-    return makeHtml("span", "", key, each.name);
+    return makeHtml("span", "", key, each.legend ?? each.name);
   });
   const caption = makeHtml("figcaption", "", makeHtml("b", "", title), makeHtml("small", "", note));
   const figure = makeHtml("figure", "chart", caption, plot);
@@ -270,9 +270,10 @@ export function runCharts(runs, weight) {
       if (!smooth || ys.length < 3) return [{ ...style(i), xs, ys }];
       return [{ ...style(i), name: several ? "" : "as recorded", xs, ys, faded: true }, { ...style(i), name: several ? runs[i].name : "smoothed", xs, ys: smoothed(ys, weight) }];
     });
-    const ends = series.filter(({ faded }) => !faded).map(({ ys }) => ys.findLast((y) => Number.isFinite(y))).filter((y) => y !== undefined);
+    const last = ({ ys }) => ys.findLast((y) => Number.isFinite(y)), ends = series.filter((each) => !each.faded && last(each) !== undefined);
+    if (several) for (const each of ends) each.legend = `${each.name} ${short(last(each))}`; // ten bare numbers say nothing
     const [title, unit] = TITLES.get(column) ?? [titled(column)];
-    return lines(title, series, { x: "step", whole: true, y: unit ?? column, note: ends.map(short).join(" · "), marks });
+    return lines(title, series, { x: "step", whole: true, y: unit ?? column, note: several ? "" : ends.map(last).map(short).join(" · "), marks });
   });
   const names = [...new Set(runs.flatMap(({ evaluations }) => evaluations.flatMap(({ scores }) => Object.keys(scores))))];
   const scored = (name, run, look) => ({ ...look, dots: true, xs: run.evaluations.map(({ step }) => step), ys: run.evaluations.map(({ scores }) => (Object.hasOwn(scores, name) && scores[name] !== null ? 100 * scores[name] : null)) });

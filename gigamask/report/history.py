@@ -110,9 +110,10 @@ class History:
 
     @property
     def step(self) -> int:
-        """The last recorded step, 0 before the first."""
+        """The last step that was recorded, evaluated or saved, 0 before the first."""
         evaluated = [evaluation["step"] for evaluation in self.evaluations[-1:]]
-        return max([0, *self.records["step"][-1:], *evaluated])
+        saved = [each.step for each in self.checkpoints if each.fault is None][-1:]
+        return max([0, *self.records["step"][-1:], *evaluated, *saved])
 
     @property
     def steps(self) -> int | None:

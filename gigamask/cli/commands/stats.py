@@ -60,6 +60,7 @@ class StatsCommand(AnnotationOptions):
         from gigamask.data.mask_sampling import MaskFilters
         from gigamask.data.sample_table import open_sample_table
         from gigamask.datatools import plots, sampler_stats
+        from gigamask.registry import name_of_component
 
         sampler: Any = self.sampler  # `parse` has replaced the name with the sampler
         table = attributes.read(self.attributes, index) if self.attributes else None
@@ -67,7 +68,7 @@ class StatsCommand(AnnotationOptions):
         result = sampler_stats.describe(items, sampler, self.epochs)
         print(sampler_stats.table(result))
         if self.picture:
-            title = f"{type(sampler).__name__} over {' '.join(self.paths)}"
+            title = f"{name_of_component('sampler', sampler)} over {' '.join(self.paths)}"
             plots.plot_sampler_stats(result, self.picture, title)
             print(self.picture)
         return result

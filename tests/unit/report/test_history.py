@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -254,3 +255,12 @@ def test_torch_is_not_needed(tmp_path):
         [sys.executable, "-c", code, str(written(tmp_path / "run", record(1)))], env=environment
     )
     assert done.returncode == 0
+
+
+def test_the_last_step_is_that_of_a_checkpoint_where_nothing_else_was_recorded(tmp_path):
+    def saved(step: int, fault: str | None = None) -> history.Checkpoint:
+        return history.Checkpoint(f"step_{step}", step, None, 0, "", None, None, False, fault)
+
+    run = history.History(tmp_path)
+    assert run.step == 0
+    assert replace(run, checkpoints=[saved(1), saved(2, "damaged")]).step == 1
