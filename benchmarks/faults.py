@@ -14,6 +14,8 @@ import tempfile
 from pathlib import Path
 from xml.etree import ElementTree
 
+import format_faults
+
 ROOT = Path(__file__).resolve().parents[1]
 UNIT = "tests/unit"
 KINDS = {
@@ -78,7 +80,28 @@ def main() -> None:
             tried, survived = replay(paths)
             failed |= survived < tried
             print(f"{kind:46}{tried:>8}{survived:>10}", flush=True)
-    sys.exit(failed)
+    sys.exit(failed | attack_formats(only, 2000))
+
+
+def attack_formats(only: str, mutations: int) -> bool:
+    """Print a row for mutated files of each format of people's; return whether one got through.
+
+    Args:
+        only: Rows whose name contains this text.
+        mutations: How many, of each format.
+    """
+    failed = False
+    for name in format_faults.FORMATS:
+        kind = f"mutated files: {name}"
+        if only in kind:
+            found = format_faults.run(name, mutations)
+            failed |= found["survived"] < found["tried"]
+            print(
+                f"{kind:46}{found['tried']:>8}{found['survived']:>10}   peak {found['peak_mb']} MB "
+                f"({found['over_start_mb']} over a sound file), slowest {found['slowest_s']} s",
+                flush=True,
+            )
+    return failed
 
 
 def replay(paths: list[str]) -> tuple[int, int]:

@@ -21,7 +21,14 @@ from gigamask.datatools.convert_labels import LABEL_FLAGS, LabelImage, LabelOpti
 from gigamask.datatools.image_files import OTHER_SIZE, meant_size, size_of
 from gigamask.datatools.left_out import LeftOutEntry, LeftOutRecord
 from gigamask.datatools.objects import EMPTY, NO_PIXEL, Objects, SourceImage, SourceListing
-from gigamask.datatools.parquet_files import import_pyarrow, open_file, read_errors, read_rows
+from gigamask.datatools.parquet_files import (
+    MAX_ROW_BYTES,
+    bytes_of,
+    import_pyarrow,
+    open_file,
+    read_errors,
+    read_rows,
+)
 from gigamask.errors import CorruptSampleError, GigamaskError, first_line
 from gigamask.masks.rle import RLEMasks
 from gigamask.serialization import decode_json
@@ -109,7 +116,9 @@ class ParquetRow(SourceImage):
                 for number, values in read_rows(table.path, table.columns, set(wanted)):
                     image = wanted.pop(number)
                     try:
-                        raw, masks, *categories = (value.as_py() for value in values)
+                        if (size := sum(map(bytes_of, values))) > MAX_ROW_BYTES:
+                            raise ValueError(f"it has {size:,} bytes in memory")
+                        raw, masks, *categories = (value[0].as_py() for value in values)
                     except (ValueError, OverflowError, MemoryError) as error:
                         bad = f"{image.source}: cannot be decoded ({first_line(error)})"
                         yield image, CorruptSampleError(f"{bad}; leave it out")

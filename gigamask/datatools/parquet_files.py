@@ -22,6 +22,11 @@ SPLITS = r"(?<![a-z])(train|validation|valid|val|dev|test)(?:ing)?(?![a-z])"
 """Names of parts of a data set in the paths of its files."""
 BATCH = 4
 """Rows that are decoded at once."""
+MAX_EXPANDED_BYTES, MAX_EXPANSION = 2**26, 64
+"""Bytes that a column of a row group may have in memory, or that many times its bytes in the file;
+images do not shrink further, and annotations in JSON to a tenth."""
+MAX_ROW_BYTES = 2**28
+"""Bytes of the values of one row in memory."""
 BUFFER_BYTES = 1 << 20
 """Bytes read at once of each column; a column is never held whole."""
 
@@ -128,14 +133,27 @@ def read_errors() -> tuple[type[Exception], ...]:
     return import_pyarrow().ArrowException, OSError, ValueError, MemoryError, OverflowError
 
 
-def open_file(path: str) -> Any:
-    """Open a parquet file and check what it claims; columns are read in small pieces."""
+def open_file(path: str, columns: Sequence[str] = ()) -> Any:
+    """Open a parquet file and check what it claims; columns are read in small pieces.
+
+    Args:
+        path: The file.
+        columns: Columns that are read; values that repeat in them stay one in memory.
+    """
     parquet = import_pyarrow("pyarrow.parquet")
     if not storage.is_remote(path):
         check_regular(path)
     source = _RangeFile(path)
     try:
         file = parquet.ParquetFile(source, buffer_size=BUFFER_BYTES, pre_buffer=False)
+        if repeating := _texts(file.metadata, columns):
+            file.close()
+            file = parquet.ParquetFile(
+                _RangeFile(path),
+                buffer_size=BUFFER_BYTES,
+                pre_buffer=False,
+                read_dictionary=repeating,
+            )
     except read_errors() as error:
         if isinstance(error, GigamaskError):
             raise
@@ -150,17 +168,78 @@ def open_file(path: str) -> Any:
     return file
 
 
+def _texts(metadata: Any, columns: Sequence[str]) -> list[str]:
+    """Return the paths of the texts and bytes in some columns that state a dictionary."""
+    chunks = [
+        metadata.row_group(0).column(i)
+        for i in range(metadata.num_columns if columns and metadata.num_row_groups else 0)
+    ]
+    return [
+        chunk.path_in_schema
+        for chunk in chunks
+        if chunk.path_in_schema.partition(".")[0] in columns
+        and chunk.physical_type == "BYTE_ARRAY"
+        and chunk.has_dictionary_page
+    ]
+
+
+def bytes_of(values: Any) -> int:
+    """Return an upper bound of the bytes that values have once they are Python objects.
+
+    Args:
+        values: An array of pyarrow.
+    """
+    pyarrow = import_pyarrow()
+    left, total = [values], 0
+    while left:
+        array = left.pop()
+        if pyarrow.types.is_dictionary(array.type):
+            lengths = import_pyarrow("pyarrow.compute").binary_length(array.dictionary)
+            total += len(array) * max((each.as_py() or 0 for each in lengths), default=0)
+        elif pyarrow.types.is_struct(array.type):
+            left += array.flatten()
+        elif hasattr(array, "flatten"):
+            left.append(array.flatten())
+        else:
+            total += array.nbytes
+    return total
+
+
+def _check_expansion(metadata: Any, path: str, columns: Sequence[str]) -> None:
+    """Check that no column of a row group expands beyond what images and masks do.
+
+    Raises:
+        GigamaskError: One does.
+    """
+    for group in range(metadata.num_row_groups):
+        row_group = metadata.row_group(group)
+        for chunk in map(row_group.column, range(row_group.num_columns)):
+            if chunk.path_in_schema.partition(".")[0] not in columns:
+                continue
+            stored = chunk.total_compressed_size
+            expanded = max(chunk.total_uncompressed_size, 8 * chunk.num_values)
+            if expanded > max(MAX_EXPANDED_BYTES, MAX_EXPANSION * stored):
+                raise GigamaskError(
+                    f"{path}: column {chunk.path_in_schema} of row group {group} expands from "
+                    f"{stored:,} to {expanded:,} bytes, more than images and masks do; write it "
+                    "again"
+                )
+
+
 def read_rows(
     path: str, columns: list[str], wanted: Collection[int]
 ) -> Iterator[tuple[int, list[Any]]]:
-    """Yield the numbers and undecoded values of some rows; other row groups are not read.
+    """Yield the numbers and undecoded values of some rows, each in an array of its own.
+
+    Other row groups are not read.
 
     Args:
         path: The file.
         columns: The columns to read.
         wanted: Numbers of the rows.
     """
-    with open_file(path) as file:
+    with open_file(path, columns) as file:
+        _check_expansion(file.metadata, path, columns)
         last = -1
         for group in range(file.num_row_groups):
             first, last = last + 1, last + file.metadata.row_group(group).num_rows
@@ -172,7 +251,7 @@ def read_rows(
                 arrays = [batch.column(name) for name in columns]
                 for i in range(batch.num_rows):
                     if row + i in wanted:
-                        yield row + i, [array[i] for array in arrays]
+                        yield row + i, [array.slice(i, 1) for array in arrays]
                         left -= 1
                 row += batch.num_rows
                 if not left:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from gigamask.data.annotation import MAX_BYTES
@@ -17,7 +16,7 @@ from gigamask.datatools.objects import EMPTY, NO_PIXEL, Objects, SourceImage
 from gigamask.datatools.outlines import MaskLimitError, Outlines
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.masks.rle import RLEMasks
-from gigamask.serialization import read_limited
+from gigamask.serialization import JSON_ERRORS, read_limited
 
 
 @dataclass
@@ -99,7 +98,7 @@ class PolygonImage(SourceImage):
                 drawn.append(i)
             except MaskLimitError:
                 raise
-            except (GigamaskError, msgspec.DecodeError) as error:
+            except (*JSON_ERRORS, GigamaskError) as error:
                 skipped[i] = LeftOutEntry.of(self.source, error, f"{each.name}: ")
         masks = outlines.draw()
         filled = masks.areas() > 0

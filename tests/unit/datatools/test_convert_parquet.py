@@ -301,3 +301,22 @@ def test_a_data_set_of_the_hub(tmp_path, monkeypatch):
         hub.status = 403
         with pytest.raises(GigamaskError, match=r"train-00000-of-00001.parquet: .*no permission"):
             list(convert_parquet.ParquetRow.read_all(listing.images))
+
+
+@pytest.mark.parametrize(
+    ("columns", "datum"),
+    [
+        ({"image": [b"x"], "segmentation": [[0.0] * 300_000]}, "segmentation.* expands"),
+        ({"image": [bytes(3_000_000)], "label": [b"x"]}, "image .*expands"),
+        ({"image": [b"x"], "masks": [[bytes(50_000)] * 60]}, "3,000,001 bytes in memory"),
+    ],
+)
+def test_small_files_that_expand_are_refused(tmp_path, monkeypatch, columns, datum):
+    monkeypatch.setattr(parquet_files, "MAX_EXPANDED_BYTES", 1_000_000)
+    monkeypatch.setattr(convert_parquet, "MAX_ROW_BYTES", 1_000_000)
+    path = tmp_path / "small.parquet"
+    pq.write_table(pa.table(columns), path, compression="zstd")
+    assert path.stat().st_size < 12_000
+    files = ParquetFiles((str(path),))
+    with pytest.raises(GigamaskError, match=rf"small\.parquet.*{datum}"):
+        convert(files, None, tmp_path / "out", ConvertOptions())
