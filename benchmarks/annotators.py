@@ -2,8 +2,8 @@
 
 Starts `gigamask serve --project` on synthetic scenes of SA-1B's size, embeds them, and asks for the
 mask under the pointer: one request after another, then one of each annotator at the same time, and
-then those of annotators who move on as soon as they see a mask. With --photographs, it measures instead
-instead how long the thread of the page, in chromium, works to open one of many and to act on it.
+then those of annotators who move on as soon as they see a mask. With --photographs, it measures how
+long the thread of the page, in chromium, works to open one of many and to act on it.
 
 Run: python -m benchmarks.annotators [--weights WEIGHTS] [--long-side PX] [--photographs N]
 """
