@@ -18,7 +18,24 @@ import format_faults
 
 ROOT = Path(__file__).resolve().parents[1]
 UNIT = "tests/unit"
+WEIGHTS = {
+    "adapters of peft": ["tests/parity/test_peft.py", f"{UNIT}/models/test_peft_config.py"],
+    "encoders that draw and collect": [
+        "tests/laws/test_foreign_modules.py",
+        f"{UNIT}/distributed/test_activation_checkpointing.py",
+        f"{UNIT}/distributed/test_fsdp.py",
+        f"{UNIT}/training/test_first_step.py",
+    ],
+    "parameters without a gradient": [f"{UNIT}/training/test_unreached.py"],
+    "prompts at the border": [
+        "tests/laws/test_prompt_coordinates.py",
+        f"{UNIT}/masks/test_valid_area.py",
+    ],
+    "averaged adapters, rates, idle heads": ["tests/laws/test_adapters_of_processes.py"],
+}
+"""Weights that would be wrong without a word."""
 KINDS = {
+    **WEIGHTS,
     "kill -9 at random moments, saves included": [
         "tests/laws/test_survival.py::test_thirty_kills_at_any_moment"
     ],
