@@ -26,7 +26,7 @@ ACTIONS = st.one_of(
     st.tuples(st.just("resume")),
     st.tuples(st.just("copy"), st.integers(0, 3)),
 )
-CASES, SAVE = 60, ("save", 1)
+CASES, SAVE = 40, ("save", 1)
 MARK = ".damaged"
 
 
