@@ -15,6 +15,7 @@ from tests.journeys.test_annotate import objects, saved
 from tests.journeys.test_serve import browser, opened, served  # noqa: F401 (a fixture)
 from tests.little import SPEC
 
+pytestmark = pytest.mark.long
 COLORS = {"0": (200, 30, 30), "1": (30, 160, 30), "2": (30, 30, 200), "3": (200, 200, 30)}
 MARK_XY = (1700, 1100)
 SCALES = (1.25, 1.5, 2, 3, 1)
