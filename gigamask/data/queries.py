@@ -7,6 +7,7 @@ its path as makes it unique), `kind` (any label; scores are reported for each ki
 other keys are ignored, and so are empty lines.
 """
 
+import codecs
 import json
 import os
 from collections.abc import Iterable, Sequence
@@ -105,7 +106,7 @@ def read(paths: str | Path | Sequence[str | Path]) -> list[Query]:
         try:
             with open(path, "rb") as file:
                 queries += [
-                    _parse(line, f"{path}:{number}")
+                    _parse(line.removeprefix(codecs.BOM_UTF8), f"{path}:{number}")
                     for number, line in enumerate(file, 1)
                     if line.strip()
                 ]

@@ -209,7 +209,10 @@ def annotations_and_images(
     source, folder = (Path(expand_home(path)) for path in pair)
     for path in (source, folder):
         if not path.exists():
-            raise GigamaskError(f"{path}: no such file or folder; check --data, --images, --masks")
+            raise GigamaskError(
+                f"{path}: no such file or folder{storage.relative_to(path)}; check --data, "
+                "--images, --masks"
+            )
     return source, folder
 
 

@@ -62,6 +62,12 @@ def test_one_several_and_no_right_masks(lines):
     assert read([path, path]) == 2 * read(path)
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_line(lines):
+    path = lines({"image": "sa_2", "query": "a dög", "mask_indices": []})
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert read(path) == [Query(None, "sa_2", "a dög", ())]
+
+
 def test_what_is_written_reads_back_equal(tmp_path):
     held = [
         Query("one/a.tar", "sa_1.jpg", "the cat", (2,), "name"),
