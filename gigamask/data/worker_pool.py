@@ -198,11 +198,11 @@ def _run_in_processes(
     """Call `collect(position, result)` for every item, in order of completion."""
     # Forked processes would inherit the locks and threads of torch and of remote file systems.
     context = multiprocessing.get_context("spawn")
+    with stop_signals_blocked():  # before the pool starts it, which would die of them
+        resource_tracker.ensure_running()  # lets SIGINT and SIGTERM through again
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_initialize_worker)
     other_processes = set(multiprocessing.active_children())
     try:
-        with stop_signals_blocked():
-            resource_tracker.ensure_running()  # lets SIGINT and SIGTERM through again
         with stop_signals_blocked():
             futures = {pool.submit(_run_item, function, item): i for i, item in enumerate(items)}
         for future in as_completed(futures):
