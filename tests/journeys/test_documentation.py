@@ -189,6 +189,7 @@ OTHERS = {
     *("help", "version", "print-config", "resume", "config", "torch-backend", "in-channels"),
     *("no-python", "nproc-per-node", "node-rank", "max-restarts", "standalone", "nnodes"),
     *("requeue", "container-image", "platform", "project-name"),
+    *("signal", "signals-to-handle", "shutdown-timeout"),
 }
 """Flags of torchrun, Slurm, uv and CVAT, and those that are not fields."""
 

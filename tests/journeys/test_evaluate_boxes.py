@@ -92,7 +92,7 @@ def test_lvis_and_what_is_left_out(lvis, monkeypatch, capfd):
         ([*DATA, "--images", "none"], "none: no such file or folder; check --data, --images"),
         ([*DATA, "--boxes", "none.json"], "none.json: cannot be read"),
         ([*DATA, "--boxes", "instances.json"], "instances.json: is not COCO's results format"),
-        ([*DATA, "--data", "boxes.json"], "boxes.json: is not a COCO instances json"),
+        ([*DATA, "--data", "boxes.json"], "boxes.json: holds a list"),
         ([*DATA, "--boxes", "bad.json"], "bad.json: detection 0 of 1: its image_id 99 is not in"),
     ],
 )

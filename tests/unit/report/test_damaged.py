@@ -173,10 +173,10 @@ DAMAGED: dict[str, tuple[Callable[[Path], None], str]] = {
         ),
         "manifest.json",
     ),
-    "checkpoint is a file": (file("checkpoints/step_00000009", b""), "step_00000009"),
+    "checkpoint is a file": (file("checkpoints/step_00000009", b""), ""),
     "checkpoint of an odd number": (
         lambda run: (run / "checkpoints" / "step_1²").mkdir(parents=True),
-        "manifest.json",
+        "",
     ),
 }
 

@@ -139,9 +139,14 @@ def test_area_is_the_average_of_full_and_hard_is_the_cells_centre(tmp_path, scen
     assert (full.mask_size, area.mask_size, hard.mask_size) == (64, 64, 32)
     (_, full_truth), (_, area_truth), (_, hard_truth) = of_full[0], of_area[0], of_hard[0]
     assert full_truth.masks.dtype == hard_truth.masks.dtype == torch.bool
-    assert torch.equal(
-        area_truth.masks, functional.avg_pool2d(full_truth.masks[:, None].float(), 2)[:, 0]
+    covered, shown = (
+        functional.avg_pool2d(each[:, None].float(), 2)[:, 0]
+        for each in (full_truth.masks, full_truth.valid.expand_as(full_truth.masks))
     )
+    inside = shown == 1
+    assert torch.equal(area_truth.masks[inside], covered[inside])
+    assert (area_truth.masks >= covered).all(), "of a cell at the border, its part in the image"
+    assert area_truth.masks.max() <= 1
     assert torch.equal(hard_truth.masks, hard.dense(0, len(hard.mask_image)))
     for truth in (area_truth, hard_truth):
         assert (truth.cell_xy, truth.mask_prompt_size, truth.masks.shape[-1]) == (

@@ -56,7 +56,7 @@ def test_an_interrupted_command_resumes(masks, pictures, tmp_path):
         "12.json",
         "sa_000000.tar",
     ]
-    (tmp_path / "out" / ".sa_000001.tar.x1y2").write_bytes(
+    (tmp_path / "out" / ".sa_000001.tar.0a1b2c3d.partial").write_bytes(
         b"half"
     )  # as a process that is killed leaves it
     counted = []
