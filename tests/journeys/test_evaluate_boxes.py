@@ -89,7 +89,7 @@ def test_lvis_and_what_is_left_out(lvis, monkeypatch, capfd):
         ([*DATA, "--min-predicted-iou", "0.5"], "--min-predicted-iou does not go with --boxes"),
         ([*DATA, "--submit", "local"], "--boxes keeps all predicted masks"),
         ([*DATA[:4], "--box-answer", "refined"], "--box-answer is about .* --boxes"),
-        ([*DATA, "--images", "none"], "none: no such file or folder; check --data, --images"),
+        ([*DATA, "--images", "none"], "none: no such file or folder.*check --data, --images"),
         ([*DATA, "--boxes", "none.json"], "none.json: cannot be read"),
         ([*DATA, "--boxes", "instances.json"], "instances.json: is not COCO's results format"),
         ([*DATA, "--data", "boxes.json"], "boxes.json: holds a list"),
