@@ -93,6 +93,8 @@ class _Repeated:
     def _check(self, first: list[Tensor], second: list[Tensor]) -> None:
         self._is_checked, self._outputs = True, {}
         for one, other in zip(first, second, strict=True):
+            if type(one) is not Tensor:  # fake, in a memory plan
+                continue
             if one.numel() and (one - other).abs().max() > TOLERANCE * one.abs().max():
                 kind = type(self._block)
                 raise GigamaskError(

@@ -125,6 +125,15 @@ class World:
         if any(others[: self.rank] if failed else others):
             raise SystemExit(2)
 
+    def meet(self) -> None:
+        """Wait for all processes, at most for the timeout of the process group.
+
+        A process that hangs is found here, before the others wait for it without a timeout.
+        """
+        if self.size > 1:
+            with self.explain_failure():
+                distributed.barrier()
+
     def gather(self, value: Value) -> list[Value]:
         """Return the values of all processes, by rank, without a timeout."""
         if self.size == 1:

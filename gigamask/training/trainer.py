@@ -174,6 +174,7 @@ class _Loop:
                     oldest = launched.popleft()
                     is_saved |= _report(oldest, config, state, data, self.logger, checks)
                 if is_saved or state.stopping:
+                    self.world.meet()
                     set_clock(False)  # all wait for the main process, however slow the disk is
                     saver.save(state)
                 if self.evaluator and is_due and (is_last or not state.stopping):

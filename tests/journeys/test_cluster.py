@@ -145,7 +145,7 @@ def test_one_that_hangs_is_given_up_and_the_run_goes_on(scenes, tmp_path):
     finally:
         for process in hanging:
             process.kill()
-    assert "in step\n" in said, "it stands in the step's all-reduce"
+    assert "in meet\n" in said, "it stands before the save that waits for no clock"
     assert "in hang\n" in told, "the hanging one stands where it hangs"
     assert checkpoint.newest(tmp_path / "run").name == "step_00000003"
     for out in ("run", "whole"):

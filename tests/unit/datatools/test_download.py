@@ -264,6 +264,7 @@ def test_an_encoded_file_is_refused(served, tmp_path, encoding):
         (b'{"error": "expired"}', "without a tar header"),
         (bytes(10_240), "without a tar header"),
     ],
+    ids=["nothing", "page", "gzip", "json", "zeros"],
 )
 def test_what_is_no_tar_gets_no_final_name(tmp_path, content, problem):
     """Whatever the list of checksums says, and also if an earlier version kept it."""
