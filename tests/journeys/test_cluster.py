@@ -147,7 +147,7 @@ def test_one_that_hangs_is_given_up_and_the_run_goes_on(scenes, tmp_path):
             process.kill()
     assert "in meet\n" in said, "it stands before the save that waits for no clock"
     assert "in hang\n" in told, "the hanging one stands where it hangs"
-    assert checkpoint.newest(tmp_path / "run").name == "step_00000003"
+    assert checkpoint.newest(tmp_path / "run").name == "step_00000002"
     for out in ("run", "whole"):
         assert main([*words, "--out", str(tmp_path / out)]) == 0
     ours, theirs = (
