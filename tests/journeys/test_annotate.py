@@ -138,6 +138,7 @@ def test_objects_are_made_changed_and_undone(browser, address, photos):  # noqa:
         page.wait_for_selector("#a-accept-all[disabled]")
 
 
+@pytest.mark.long
 def test_a_stale_tab_is_refused_and_loads_again(browser, address, photos):  # noqa: F811
     with opened(browser, address) as one, opened(browser, address) as other:
         for page in (one, other):
@@ -155,6 +156,7 @@ def test_a_stale_tab_is_refused_and_loads_again(browser, address, photos):  # no
         objects(other, 0)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # pycocotools'
 def test_the_loop_ends_with_an_export(browser, address, photos, tmp_path):  # noqa: F811
     project = photos.parent / "project"
@@ -212,6 +214,7 @@ def test_the_loop_ends_with_an_export(browser, address, photos, tmp_path):  # no
     assert json.loads(told.read_text())["masks"] == len(coco.anns)
 
 
+@pytest.mark.long
 def test_the_page_is_usable_on_a_narrow_screen(browser, address):  # noqa: F811
     with opened(browser, address, NARROW, has_touch=True, is_mobile=True) as page:
         saved(page)
@@ -224,6 +227,7 @@ def test_the_page_is_usable_on_a_narrow_screen(browser, address):  # noqa: F811
         objects(page, before + 1)
 
 
+@pytest.mark.long
 def test_two_models_answer_side_by_side(browser, address, photos):  # noqa: F811
     with opened(browser, f"{address}#try") as page:
         choose_file(page, photos / "0.png")

@@ -70,6 +70,7 @@ def test_its_run_states_the_model_and_resumes_bit_for_bit(run, model, scenes, tm
     assert same(run, other)
 
 
+@pytest.mark.long
 def test_another_run_starts_from_it(run, scenes, tmp_path):
     after = tmp_path / "after"
     words = ["compact", "--data", scenes, "--out", after, *SMALL, "--steps", 1]
@@ -254,6 +255,7 @@ def test_the_page_answers(model, picture):
     assert session.predict(key, [PromptStep(box=(5.0, 5.0, 30.0, 30.0))])
 
 
+@pytest.mark.long
 def test_a_plan_needs_no_data(tmp_path, capsys):
     told = tmp_path / "plan.json"
     quick = "--optimizer adamw --prompts.clicks 0".split()  # fake tensors are slow

@@ -53,6 +53,7 @@ def test_two_phases_by_one_command(scenes, teacher, tmp_path, capsys):
     assert json.loads(scores.read_text())
 
 
+@pytest.mark.long
 def test_each_phase_resumes_bit_for_bit(scenes, teacher, tmp_path):
     words = ["--teacher", teacher, "--data", scenes, "--features.steps", 0, *CONSTANT_LR]
     for phase in ("features", "prompts"):

@@ -286,6 +286,7 @@ def test_every_module_is_on_a_page_of_the_reference(site):
     assert {f"gigamask.interfaces.{name}" for name in parts} <= shown
 
 
+@pytest.mark.long
 def test_the_nav_names_every_page(site):
     config = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
     named = re.findall(r"[\w/]+\.md", str(config["nav"]))

@@ -38,6 +38,7 @@ def encoded(monkeypatch) -> list[int]:
     return found
 
 
+@pytest.mark.long
 def test_each_image_and_its_mirror_image_is_encoded_once(scenes, weights, tmp_path, encoded):
     cache = tmp_path / "cache"
     words = ["--embedding-cache", cache, "--steps", 12]

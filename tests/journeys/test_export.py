@@ -78,6 +78,7 @@ def numbers(told: object) -> list[float]:
     return [float(told)] if isinstance(told, int | float) else []
 
 
+@pytest.mark.long
 def test_everything_exported_scores_as_its_source(scenes, tmp_path, monkeypatch):
     """The heads of `tiny` are not Meta's, and its shapes do not tell."""
     monkeypatch.chdir(tmp_path)

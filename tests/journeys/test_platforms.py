@@ -42,6 +42,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_loader_processes_need_not_be_forked(scenes, tmp_path):
     """Python 3.14 starts processes by a server, macOS and Windows start new interpreters."""
     (tmp_path / "start.py").write_text(STARTED_OTHERWISE)

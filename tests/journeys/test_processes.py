@@ -100,6 +100,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(words, endless, tmp_path):
     assert same(tmp_path / "run", tmp_path / "whole")
 
 
+@pytest.mark.long
 def test_one_that_is_killed_ends_the_others_with_one_line(endless, tmp_path):
     process, others = endless
     [other] = [each for each in others if each.ppid() == process.pid and "-P" in each.cmdline()]

@@ -103,6 +103,7 @@ def test_of_one_run(runs, tmp_path, capsys):
     } == {"curve-charts", "score-charts"}
 
 
+@pytest.mark.long
 def test_of_several_side_by_side(runs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert report(runs, "--json", "told.json") == 0

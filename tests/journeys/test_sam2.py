@@ -87,6 +87,7 @@ def test_it_is_evaluated_and_segments(run, scenes, tmp_path):
     assert any((tmp_path / "masks").iterdir())
 
 
+@pytest.mark.long
 def test_it_is_exported_and_read_back(run, tmp_path, capsys):
     model = load_model(run)
     for kind, out in (
@@ -103,6 +104,7 @@ def test_it_is_exported_and_read_back(run, tmp_path, capsys):
     assert "read back: outputs differ by at most" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_its_memory_is_planned(capsys):
     words = [
         "sam2_tiny",

@@ -181,6 +181,7 @@ def chunked(address, chunks):
         return int(line.recv(100).split()[1])
 
 
+@pytest.mark.long
 def test_on_other_addresses_the_token_grants_access_once(weights, tmp_path):
     told = tmp_path / "told.json"
     with served("--weights", weights, "--host", "0.0.0.0", "--json", told) as address:
@@ -315,6 +316,7 @@ def saved(page, tmp_path):
     assert dense.sum() == mask["area"]
 
 
+@pytest.mark.long
 def test_what_is_no_picture_is_said(browser, address, tmp_path):
     (tmp_path / "photo.jpg").write_bytes(b"no picture")
     with opened(browser, address) as page:
@@ -323,6 +325,7 @@ def test_what_is_no_picture_is_said(browser, address, tmp_path):
         assert page.is_visible("#invite")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("size", "scheme"), [(WIDE, "dark"), (NARROW, "light")])
 def test_data_and_samplers_can_be_browsed(browser, address, size, scheme):
     with opened(browser, f"{address}#data", size, color_scheme=scheme) as page:
@@ -353,6 +356,7 @@ def test_data_and_samplers_can_be_browsed(browser, address, size, scheme):
         assert re.fullmatch(r"Everything the model finds: \d+ masks?", title)
 
 
+@pytest.mark.long
 def test_by_touch_a_mode_says_what_a_tap_is(browser, address):
     more = {"has_touch": True, "is_mobile": True}
     with opened(browser, address, NARROW, **more) as page:
@@ -367,6 +371,7 @@ def test_by_touch_a_mode_says_what_a_tap_is(browser, address):
         answers(page, 3)
 
 
+@pytest.mark.long
 def test_words_find_masks(browser, address):
     with opened(browser, address) as page:
         page.click("#samples button:nth-child(1)")
@@ -380,6 +385,7 @@ def test_words_find_masks(browser, address):
         assert "confidence" in page.inner_text("#answers li:nth-child(1)")
 
 
+@pytest.mark.long
 def test_two_running_trainings_are_displayed_side_by_side(browser, address, runs):
     ahead_s = time.time() + 3600  # so that it counts as live however long the browser takes
     os.utime(runs / "a" / "metrics.jsonl", (ahead_s, ahead_s))

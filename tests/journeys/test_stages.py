@@ -48,6 +48,7 @@ def images(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_each_stage_is_a_run_in_a_folder_of_its_own(whole):
     assert sorted(path.name for path in whole.iterdir()) == sorted(STAGES)
     for stage in STAGES:
@@ -135,6 +136,7 @@ def test_one_at_a_time_is_the_same(whole, scenes, tmp_path):
     assert same(tmp_path / "plain", whole / "joint")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("stage", "step"), [("decoder", 0), ("joint", 1), ("mae", 1)])
 def test_interrupted_in_a_stage_and_run_again_ends_the_same(
     whole, scenes, tmp_path, monkeypatch, capsys, stage, step

@@ -55,6 +55,7 @@ def test_segment_and_export_take_it_by_name(tmp_path):
     assert all(np.array_equal(theirs[name], ours[name]) for name in ours)
 
 
+@pytest.mark.long
 def test_training_starts_from_it(leaves, tmp_path):
     losses = {}
     for name, flags in {"random": [], "starter": ["--init", "starter"]}.items():

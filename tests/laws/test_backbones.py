@@ -276,6 +276,7 @@ def test_what_it_may_do_is_said(tmp_path, folders, monkeypatch):
         HuggingFaceBackbone("facebook/dinov2-of-nobody")
 
 
+@pytest.mark.long
 def test_stages_and_weights_of_other_encoders(tmp_path, scenes, folders, capsys):
     """The decoder can be trained first; weights with another encoder are refused by its name."""
     words = f"--config {tmp_path}/small.yaml --data {scenes} --steps 2".split()

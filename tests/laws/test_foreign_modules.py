@@ -76,6 +76,7 @@ def trained(*steps: int, **given: object) -> dict[str, torch.Tensor]:
     return state_dict.read_weights(given["out"])[0]
 
 
+@pytest.mark.long
 def test_resuming_and_recomputing_change_nothing(scenes, tmp_path, capfd):
     torch.manual_seed(3)
     before = torch.get_rng_state()

@@ -148,6 +148,7 @@ def test_a_stopped_training_resumes_bit_for_bit(tmp_path, scenes, teacher):
     assert same(whole, train(replace(run, steps=4)))
 
 
+@pytest.mark.long
 def test_by_command(tmp_path, scenes, teacher, capsys):
     """Pre-trained, resumed, planned; then the encoder of a SAM."""
     data = ["--data", str(scenes)]

@@ -194,6 +194,7 @@ def test_by_command(tmp_path, scenes, name, capsys):
     assert f"has the image encoder {name}, the model has vit" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_what_does_not_fit_is_said(tmp_path, scenes, capsys):
     for make, message in (
         (lambda: ViTTiny(num_heads=5), r"ViTTiny.embed_dim must be a multiple of 5"),

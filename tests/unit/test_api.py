@@ -168,6 +168,7 @@ def test_the_loader_yields_epochs_one_after_the_other(scenes):
     assert [batch.names for batch in again] == first
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_plan_is_that_of_the_command():
     config = recipes.tiny().with_(device="cpu", prompts__clicks=0)

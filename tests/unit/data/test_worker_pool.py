@@ -41,6 +41,7 @@ def test_results_are_in_the_order_of_the_items_and_progress_counts(workers):
     assert parallel_map(double, [], workers) == []
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_exception_in_a_worker_is_raised_in_the_parent(workers):
@@ -58,6 +59,7 @@ def threads(_: int) -> tuple[int, int]:
     return torch.get_num_threads(), cv2.getNumThreads()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_workers_use_one_thread():
     assert parallel_map(threads, range(2), 2) == [(1, 1)] * 2

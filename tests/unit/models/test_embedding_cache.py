@@ -146,6 +146,7 @@ def test_keys_differ_where_embeddings_differ():
     )
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("spec", "joined"),

@@ -115,6 +115,7 @@ def load_in_a_process(folder: Path, *hub_ids: str, **variables: str) -> list[str
     return done.stdout.splitlines()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_model_of_the_hub_is_downloaded_once(model, tmp_path):
     main, older = tmp_path / "hub/us/sam/main", tmp_path / "hub/us/sam/v1"

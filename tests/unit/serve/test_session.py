@@ -361,6 +361,7 @@ def test_images_above_the_limit_are_opened_at_half_their_size_if_asked(session, 
         session.open(raw.getvalue(), "a", halve=True)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_an_image_of_120_megapixels_takes_little_memory(tmp_path):
     """The process that opens it needs less than 1 GiB more."""

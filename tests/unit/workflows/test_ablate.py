@@ -100,6 +100,7 @@ def test_a_plan_refuses_before_anything_is_trained(table, message):
         ablate.plan_runs(table, WORDS, "out", 1)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_shape_checks")
 def test_every_table_of_ours_parses():

@@ -80,6 +80,7 @@ def test_gradients_stay_the_same_first():
         fitted(single, 0.5 * peaks[4])
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_without_trained_weights_the_encoder_is_not_frozen():
     least = 0.1 * peak(SINGLE)
