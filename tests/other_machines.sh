@@ -6,7 +6,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 log=$(mktemp)
 tests=("${@:-tests/parity}")
-[ $# -gt 0 ] || tests=(tests/parity tests/laws tests/unit/export tests/journeys/test_export.py)
+[ $# -gt 0 ] || tests=(tests/parity tests/unit/export tests/journeys/test_export.py $(grep -lE 'torch|numpy' tests/laws/*.py))
 run() { env OMP_NUM_THREADS=1 "$@" > "$log" 2>&1 < /dev/null; }
 failures() { sed -nE 's/^(FAILED|ERROR) (.*)/\2/p' "$log" | sed 's/ - .*//'; }
 failed=0
@@ -25,7 +25,6 @@ while read -r settings; do
   done
 done << 'ROWS'
 ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2
-ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 TEST_THREADS=2 OMP_NUM_THREADS=2
-TEST_MKLDNN=0
+ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 TEST_MKLDNN=0 TEST_THREADS=2 OMP_NUM_THREADS=2
 ROWS
 exit $failed

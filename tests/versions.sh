@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Run the unit tests with the oldest or the newest versions that pyproject.toml allows of everything but torch:
+# Run parity and the quick unit tests with the oldest or the newest versions that pyproject.toml allows of everything but torch:
 #     tests/versions.sh oldest|newest FOLDER [ARGUMENTS OF PYTEST]
 # FOLDER becomes a virtual environment, with the list of its versions in FOLDER/versions.txt.
 set -euo pipefail
@@ -15,5 +15,7 @@ pip uv
   --no-annotate --no-header | grep -vE '^(nvidia|cuda|triton)' > "$folder/versions.txt"
 pip --no-deps -r "$folder/versions.txt"
 pip --no-deps --no-build-isolation -e .
-[ $# -gt 0 ] || set -- -n 2 --dist worksteal -m "not long" --no-shape-checks tests/unit
-OMP_NUM_THREADS=1 "$folder/bin/pytest" "$@"
+export OMP_NUM_THREADS=1
+if [ $# -gt 0 ]; then exec "$folder/bin/pytest" "$@"; fi
+"$folder/bin/pytest" -n 2 --dist worksteal -m "not slow and not long" --no-shape-checks tests/unit
+"$folder/bin/pytest" -n 2 --dist worksteal -m "not long" --no-shape-checks tests/parity
