@@ -6,7 +6,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 log=$(mktemp)
 tests=("${@:-tests/parity}")
-[ $# -gt 0 ] || tests=(tests/parity tests/unit/export tests/journeys/test_export.py $(grep -lE 'torch|numpy' tests/laws/*.py))
+[ $# -gt 0 ] || tests=(tests/parity tests/laws tests/unit/export tests/journeys/test_export.py)
 run() { env OMP_NUM_THREADS=1 "$@" > "$log" 2>&1 < /dev/null; }
 failures() { sed -nE 's/^(FAILED|ERROR) (.*)/\2/p' "$log" | sed 's/ - .*//'; }
 failed=0
