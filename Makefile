@@ -7,7 +7,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 # unless this variable forbids it: then every process of every test would compile them again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-slow quick lint docs lock clean
+.PHONY: demo test test-long test-slow quick lint docs lock clean
 
 demo: .venv/ready
 	$(BIN)/gigamask demo
@@ -16,8 +16,10 @@ demo: .venv/ready
 test: .venv/ready
 	$(PYTEST) --durations 15 -m "not long"
 
-test-slow: .venv/ready
+test-long: .venv/ready
 	$(PYTEST) --durations 15 -m long
+
+test-slow: test-long
 	tests/other_machines.sh
 	tests/versions.sh oldest .venv/oldest
 	tests/versions.sh newest .venv/newest

@@ -55,9 +55,12 @@ if os.environ["SHAPE_CHECKS"] == "True":
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(reporting)
-    # A shell starts commands in the background with SIGINT ignored, and tests send SIGINT.
+    # A shell starts commands in the background with SIGINT ignored, nohup ignores SIGHUP, and tests
+    # send both.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_collection_finish() -> None:

@@ -125,15 +125,6 @@ class World:
         if any(others[: self.rank] if failed else others):
             raise SystemExit(2)
 
-    def meet(self) -> None:
-        """Wait for all processes, at most for the timeout of the process group.
-
-        A process that hangs is found here, before the others wait for it without a timeout.
-        """
-        if self.size > 1:
-            with self.explain_failure():
-                distributed.barrier()
-
     def gather(self, value: Value) -> list[Value]:
         """Return the values of all processes, by rank, without a timeout."""
         if self.size == 1:
@@ -263,3 +254,16 @@ def destroy_world(world: World) -> None:
     """Destroy the process group."""
     if world.size > 1:
         distributed.destroy_process_group()
+
+
+def meet(world: World) -> None:
+    """Wait for all processes, at most for the timeout of the process group.
+
+    A process that hangs is found here, before the others wait for it without a timeout.
+
+    Args:
+        world: The processes.
+    """
+    if world.size > 1:
+        with world.explain_failure():
+            distributed.barrier()

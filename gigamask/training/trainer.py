@@ -17,7 +17,7 @@ import torch
 
 from gigamask.data.file_lock import exclusive_lock
 from gigamask.distributed.precision import choose_device
-from gigamask.distributed.world import World, dump_stacks_on_hang
+from gigamask.distributed.world import World, dump_stacks_on_hang, meet
 from gigamask.interfaces import EvaluationResult, Task
 from gigamask.signals import stop_signals_handled
 from gigamask.training import checkpoint
@@ -174,7 +174,7 @@ class _Loop:
                     oldest = launched.popleft()
                     is_saved |= _report(oldest, config, state, data, self.logger, checks)
                 if is_saved or state.stopping:
-                    self.world.meet()
+                    meet(self.world)
                     set_clock(False)  # all wait for the main process, however slow the disk is
                     saver.save(state)
                 if self.evaluator and is_due and (is_last or not state.stopping):

@@ -30,7 +30,7 @@ def test_epochs_become_steps(tmp_path, scenes, epochs, batch_size, steps, capsys
     assert steps_for_epochs(config, epochs) == (steps, 12)
     flags = use_index(TrainFlags(config, epochs=epochs))
     assert flags == TrainFlags(replace(config, steps=steps))
-    assert f"{steps} steps (12 samples" in capsys.readouterr().out
+    assert f"{steps} step{'s' * (steps > 1)} (12 samples" in capsys.readouterr().out
 
 
 def test_epochs_are_those_of_the_last_stage(tmp_path, scenes):
