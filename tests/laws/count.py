@@ -22,8 +22,8 @@ LAYOUT = {
 }
 
 
-def code_tokens(source: str) -> int:
-    """Return the number of code tokens of a module.
+def code_tokens(source: str) -> list[tokenize.TokenInfo]:
+    """Return the code tokens of a module.
 
     Args:
         source: Its text.
@@ -36,11 +36,12 @@ def code_tokens(source: str) -> int:
         and isinstance(node.value.value, str)
     }
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    return sum(
-        token.type not in LAYOUT
-        and not (token.type == tokenize.STRING and token.start[0] in docstrings)
+    return [
+        token
         for token in tokens
-    )
+        if token.type not in LAYOUT
+        and not (token.type == tokenize.STRING and token.start[0] in docstrings)
+    ]
 
 
 def imports(source: str) -> set[str]:
@@ -66,12 +67,12 @@ def main() -> None:
             path.relative_to(ROOT / "gigamask").parts[0].removesuffix(".py"),
             path.read_text(),
         )
-        source[package] += code_tokens(text)
+        source[package] += len(code_tokens(text))
         packages[package] |= imports(text) - {package}
     for path in (ROOT / "tests").rglob("*.py"):
         parts = path.relative_to(ROOT / "tests").parts
         name = parts[1] if parts[0] == "unit" else f"tests/{parts[0]}"
-        tests[name.removeprefix("test_").removesuffix(".py")] += code_tokens(path.read_text())
+        tests[name.removeprefix("test_").removesuffix(".py")] += len(code_tokens(path.read_text()))
     print(f"{'package':24}{'source':>9}{'tests':>9}  imports")
     for name in sorted(source.keys() | tests.keys(), key=lambda name: -source[name] - tests[name]):
         row = f"{name:24}{source[name]:9,}{tests[name]:9,}  {' '.join(sorted(packages[name]))}"

@@ -1,15 +1,15 @@
 """Modules import lower layers only, stay below their size limits, and have names and docstrings."""
 
 import ast
-import io
 import subprocess
 import sys
-import tokenize
 from collections import Counter
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import grimp
+
+from tests.laws.count import code_tokens
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "gigamask").rglob("*.py"))
@@ -56,29 +56,9 @@ def test_a_class_name_has_one_meaning():
 
 def code_lines(source: str) -> set[int]:
     """Return the numbers of the lines that hold code: no blank lines, comments or docstrings."""
-    layout = {
-        tokenize.COMMENT,
-        tokenize.NL,
-        tokenize.NEWLINE,
-        tokenize.INDENT,
-        tokenize.DEDENT,
-        tokenize.ENDMARKER,
+    return {
+        line for token in code_tokens(source) for line in range(token.start[0], token.end[0] + 1)
     }
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    lines = {
-        line
-        for token in tokens
-        if token.type not in layout
-        for line in range(token.start[0], token.end[0] + 1)
-    }
-    for node in ast.walk(ast.parse(source)):
-        if (
-            isinstance(node, ast.Expr)
-            and isinstance(node.value, ast.Constant)
-            and isinstance(node.value.value, str)
-        ):
-            lines -= set(range(node.lineno, node.end_lineno + 1))
-    return lines
 
 
 def over_cap(source: str, name: str) -> list[str]:
