@@ -68,7 +68,7 @@ def checked_points(
     """
     found = np.array(points, np.float64).reshape(-1, 2)
     if not np.isfinite(found).all():
-        raise GigamaskError("the coordinates of a point must be finite numbers; give such ones")
+        raise GigamaskError("point coordinates must be finite numbers, not NaN or infinite")
     if size is not None and not ((found >= 0).all() and (found <= size[::-1]).all()):
         wrong = found[((found < 0) | (found > size[::-1])).any(1)][0].tolist()
         raise GigamaskError(

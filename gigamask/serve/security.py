@@ -131,8 +131,8 @@ class SecurityMiddleware:
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
         if not self.policy.allows_host(host):
             text = (
-                f"the Host header is {host[:100]!a}, which is no name of this server; open the"
-                " printed address, or, behind a proxy, restart with --allow-host and that name"
+                f"the Host header is {host[:100]!a}, which this server does not accept; open"
+                " the printed address or, behind a proxy, restart with --allow-host and that name"
             )
             return PlainTextResponse(text, 421)
         if request.method in ("GET", "HEAD"):
