@@ -6,6 +6,7 @@ until the model's own answers hardly move when its embedding changes a little mo
 """
 
 import functools
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -62,10 +63,8 @@ class Probe:
         """
         side = model.config.image_size
         noise = make_rng(0, "probe").integers(0, 256, (1, model.config.in_channels, side, side))
-        pixels, valid = (
-            torch.from_numpy(noise.astype("float32")),
-            torch.tensor([[side * 3 // 4, side]]),
-        )
+        pixels = torch.from_numpy(noise.astype("float32"))
+        valid = torch.tensor([[side * 3 // 4, side]])
         embedding = model.encode(pixels, valid)
         return cls(pixels, valid, draw_prompts(model, embedding, answers, tolerance))
 
@@ -77,6 +76,7 @@ class Probe:
         return [{"embedding": embedding}, *answers]
 
 
+@torch.no_grad()
 def draw_prompts(
     model: Sam,
     embedding: Float[Tensor, "1 C E E"],
@@ -97,6 +97,7 @@ def draw_prompts(
     """
     side, mask_size = model.config.image_size, model.config.mask_size
     answers = answers or functools.partial(_decode, model)
+    nearby = _nearby(embedding, tolerance / 100)
 
     def draw(kind: int, attempt: int) -> Prompts:
         rng = make_rng(0, "probe", kind, attempt)
@@ -111,13 +112,15 @@ def draw_prompts(
         return Prompts(first[:, :2], torch.tensor([[1, -1]]), mask, False)
 
     def settle(kind: int) -> Prompts:
-        moved = []
+        tried: list[tuple[float, Prompts]] = []
         for attempt in range(TIES):
             prompts = draw(kind, attempt)
-            moved.append((_movement(answers, embedding, prompts, tolerance / 100), attempt))
-            if moved[-1][0] < tolerance / 4:
+            expected = answers(embedding, prompts)
+            moved = max(largest_difference(expected, answers(each, prompts)) for each in nearby)
+            if moved < tolerance / 4:
                 return prompts
-        return draw(kind, min(moved)[1])
+            tried.append((moved, prompts))
+        return min(tried, key=lambda each: each[0])[1]
 
     return settle(0), settle(1), settle(2)
 
@@ -127,33 +130,24 @@ def _decode(model: Sam, embedding: Tensor, prompts: Prompts) -> dict[str, Tensor
     return {"logits": logits, "predicted IoU": iou}
 
 
-@torch.no_grad()
-def _movement(answers: Answers, embedding: Tensor, prompts: Prompts, change: float) -> float:
-    """Return how far answers move, relative to the largest, if an embedding changes a little.
+def _nearby(embedding: Tensor, change: float) -> list[Tensor]:
+    """Return embeddings on both sides of one: a tie that lies closer is crossed by one of two.
 
     Args:
-        answers: The decoder.
-        embedding: Embedding of the image.
-        prompts: The prompt.
+        embedding: The embedding.
         change: Standard deviation of the change, relative to each value.
     """
-    expected, worst = answers(embedding, prompts), 0.0
-    for seed in range(2):
-        noise = make_rng(seed, "probe tie").normal(0, change, tuple(embedding.shape))
-        for sign in (1, -1):  # a tie that lies closer than the change is crossed by one of the two
-            moved = embedding * (1 + sign * torch.from_numpy(noise).to(embedding.dtype))
-            worst = max(worst, largest_difference(expected, answers(moved, prompts)))
-    return worst
+    noises = (make_rng(seed, "probe tie").normal(0, change, embedding.shape) for seed in range(2))
+    factors = (torch.from_numpy(noise).to(embedding.dtype) for noise in noises)
+    return [embedding * (1 + sign * factor) for factor in factors for sign in (1, -1)]
 
 
-def keep_if_equal(
-    suffix: str | None = None,
-) -> Callable[[Callable[..., dict]], Callable[..., dict]]:
+def keep_if_equal(suffix: str | None = None) -> Callable[[Exporter], Exporter]:
     """Decorate an exporter `write(model, out, ...)`, so that nothing is left if it raises.
 
-    It writes into a temporary folder beside `out`, where it also compares what it wrote; then the
-    files get their names, those of an earlier export are replaced, and others stay. `out` is
-    checked, and the result must state the `files`.
+    It writes into a temporary folder, in `out` if that is a folder, else beside it, where it also
+    compares what it wrote; then the files get their names, those of an earlier export are replaced,
+    and others stay. `out` is checked, and the result must state the `files`.
 
     Args:
         suffix: End of the name of the exporter's file; None if it writes a folder.
@@ -166,22 +160,23 @@ def keep_if_equal(
                 raise GigamaskError(f"--out {out}: must be a file that ends in {suffix}")
             if suffix is None and out.exists() and not out.is_dir():
                 raise GigamaskError(f"--out {out}: must be a folder, but is a file")
-            folder = Path(
-                tempfile.mkdtemp(files.PARTIAL, f".{out.name[:200]}.", out.absolute().parent)
-            )
+            final = Path(os.path.realpath(out))
+            beside = final if final.is_dir() else final.parent  # on the same disk
+            folder = Path(tempfile.mkdtemp(files.PARTIAL, f".{final.name[:200]}.", beside))
+            staged = folder / os.path.basename(os.path.abspath(out))
             try:
-                result = write(model, folder / out.name, *args, **options)
-                written = [Path(path).relative_to(folder) for path in result["files"]]
+                result = write(model, staged, *args, **options)
+                written = [Path(path).relative_to(staged) for path in result["files"]]
                 for path in written:
-                    (out.parent / path).parent.mkdir(exist_ok=True)
-                    (folder / path).replace(out.parent / path)
-                return result | {"files": [str(out.parent / path) for path in written]}
+                    (final / path).parent.mkdir(exist_ok=True)
+                    (staged / path).replace(final / path)
+                return result | {"files": [str(out / path) for path in written]}
             except GigamaskError as error:
-                line = str(error).replace(str(folder / out.name), str(out))
-                raise GigamaskError(line) from None
+                raise GigamaskError(str(error).replace(str(staged), str(out))) from None
             except OSError as error:
-                name = str(error.filename).replace(str(folder / out.name), str(out))
-                raise OSError(error.errno, error.strerror, name) from None
+                if error.filename is not None:
+                    error.filename = str(error.filename).replace(str(staged), str(out))
+                raise
             finally:
                 shutil.rmtree(folder)
 

@@ -3,9 +3,11 @@
 import errno
 import importlib.util
 import json
+import os
 import re
 import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ import torch
 from gigamask import files
 from gigamask.errors import GigamaskError
 from gigamask.export import huggingface, official, onnx
-from gigamask.export.probe import Probe, compare, draw_prompts
+from gigamask.export.probe import Probe, compare, draw_prompts, keep_if_equal
 from gigamask.models import state_dict, weight_files
 from gigamask.models.configs import SamConfig, SamDecoder, tiny
 from gigamask.models.init import build_model
@@ -68,6 +70,34 @@ def test_an_export_that_states_other_heads_is_refused(model, write, tmp_path, mo
         write(model, out)
     assert [path.name for path in tmp_path.iterdir()] == [out.name]
     assert out.read_text() == "an earlier export"
+
+
+@pytest.mark.parametrize("name", ["new", "there", "link", "."])
+def test_an_export_is_moved_within_its_disk(name, tmp_path, monkeypatch):
+    """A folder that is there may be another disk; it is written to, not what is beside it."""
+    (tmp_path / "here" / "there").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "here" / "link").symlink_to(tmp_path / "elsewhere")
+    monkeypatch.chdir(tmp_path / "here")
+    final = Path(os.path.realpath(name))
+
+    @keep_if_equal()
+    def write(model: object, out: Path, fault: Exception | None) -> dict:
+        assert out.name == Path(os.path.abspath(name)).name
+        assert out.parent.parent == (final.parent if name == "new" else final)
+        out.mkdir()
+        (out / "model").write_text("new")
+        if fault:
+            raise fault
+        return {"files": [str(out / "model")]}
+
+    for fault in (OSError(errno.ENOSPC, "no space"), GigamaskError("differs")):
+        with pytest.raises(type(fault), match=r"^\[Errno 28\] no space$|^differs$"):
+            write(None, Path(name), fault)
+        assert not list(tmp_path.rglob("*model"))
+    assert write(None, Path(name), None) == {"files": [str(Path(name) / "model")]}
+    assert (final / "model").read_text() == "new"
+    assert not list(tmp_path.rglob("*.partial"))
 
 
 def test_prompts_are_drawn_until_they_lie_on_no_tie(model):
