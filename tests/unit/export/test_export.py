@@ -73,7 +73,7 @@ def test_an_export_that_states_other_heads_is_refused(model, write, tmp_path, mo
 
 
 @pytest.mark.parametrize("name", ["new", "there", "link", "."])
-def test_an_export_is_moved_within_its_disk(name, tmp_path, monkeypatch):
+def test_an_export_is_moved_within_its_disk(model, name, tmp_path, monkeypatch):
     """A folder that is there may be another disk; it is written to, not what is beside it."""
     (tmp_path / "here" / "there").mkdir(parents=True)
     (tmp_path / "elsewhere").mkdir()
@@ -82,7 +82,7 @@ def test_an_export_is_moved_within_its_disk(name, tmp_path, monkeypatch):
     final = Path(os.path.realpath(name))
 
     @keep_if_equal()
-    def write(model: object, out: Path, fault: Exception | None) -> dict:
+    def write(model: Sam, out: Path, fault: Exception | None) -> dict:
         assert out.name == Path(os.path.abspath(name)).name
         assert out.parent.parent == (final.parent if name == "new" else final)
         out.mkdir()
@@ -93,9 +93,9 @@ def test_an_export_is_moved_within_its_disk(name, tmp_path, monkeypatch):
 
     for fault in (OSError(errno.ENOSPC, "no space"), GigamaskError("differs")):
         with pytest.raises(type(fault), match=r"^\[Errno 28\] no space$|^differs$"):
-            write(None, Path(name), fault)
+            write(model, Path(name), fault)
         assert not list(tmp_path.rglob("*model"))
-    assert write(None, Path(name), None) == {"files": [str(Path(name) / "model")]}
+    assert write(model, Path(name), None) == {"files": [str(Path(name) / "model")]}
     assert (final / "model").read_text() == "new"
     assert not list(tmp_path.rglob("*.partial"))
 
