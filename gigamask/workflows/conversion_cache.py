@@ -35,16 +35,19 @@ CLASS_FILES = (
     *("*.yaml", "*.yml", "*.names", "*.data", "classes.txt", "class_names.txt", "labelmap.txt"),
     *("label_names.txt", "labels.txt", "predefined_classes.txt"),
 )
-"""Files with names of classes, beside a folder of annotations or up to two folders above."""
+"""Files with names of classes, in the folders of annotations or images, or up to two above."""
 TARS = "tar_files"
 """Field of `DONE` with size, time of modification and crc32 of each tar."""
 
 
-def digest(source: Path | ParquetFiles, listing: SourceListing, *settings: object) -> str:
+def digest(
+    source: Path | ParquetFiles, images: Path | None, listing: SourceListing, *settings: object
+) -> str:
     """Return a digest of all that a conversion reads.
 
     Args:
         source: The annotations.
+        images: The folder of their images; None for parquet files.
         listing: The images of the source, with their files, some of which may be missing.
         *settings: What else decides the result.
     """
@@ -55,20 +58,20 @@ def digest(source: Path | ParquetFiles, listing: SourceListing, *settings: objec
         return _hash([*lines, columns, *map(str, settings)])
     root = source if source.is_dir() else source.parent
     lines = [] if source.is_dir() else [_line(source, root)]
-    lines += [_line(path, root) for path in _shared_files(source, listing)]
+    lines += [_line(path, root) for path in _shared_files(source, images, listing)]
     lines += [_line(path, root) for image in listing.images for path in image.files]
     lines += [f"{each.name} {each.kind}" for each in listing.left_out.images]
     return _hash([*lines, *map(str, settings)])
 
 
-def _shared_files(source: Path, listing: SourceListing) -> list[Path]:
+def _shared_files(source: Path, images: Path | None, listing: SourceListing) -> list[Path]:
     """Return files of all images: those that may name classes, and the PNGs of a panoptic JSON."""
     folders = {each.folder for each in listing.images if isinstance(each, PanopticImage)}
     found = {path for folder in folders for path in files_of(folder)}
     if source.is_dir():
-        folder = source.absolute()
-        for parent in (folder, *folder.parents[:2]):
-            found.update(path for pattern in CLASS_FILES for path in parent.glob(pattern))
+        roots = [path.absolute() for path in (source, images) if path is not None]
+        for folder in {parent for root in roots for parent in (root, *root.parents[:2])}:
+            found.update(path for pattern in CLASS_FILES for path in folder.glob(pattern))
     return sorted(found)
 
 

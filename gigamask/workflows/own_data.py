@@ -258,7 +258,7 @@ def _converted(
     cache = beside.with_name(f"{beside.name}{CONVERTED_SUFFIX}")
     listing = list_source(source, images, options, with_annotations=False)
     split = (val_split, seed) if val_split else ()
-    folder = cache / conversion_cache.digest(source, listing, options, *split)
+    folder = cache / conversion_cache.digest(source, images, listing, options, *split)
     advice = f"run gigamask convert {source} {f'--images {images} ' if images else ''}--out SHARDS"
 
     def held_out(names: list[str]) -> set[str]:

@@ -108,6 +108,13 @@ def test_files_of_class_names_are_watched(folder, name):
         assert counts(found)["masks"] == 3
 
 
+@pytest.mark.parametrize("name", ["labelmap.txt", "photos/labelmap.txt", "labels/class_names.txt"])
+def test_class_names_of_label_images_are_watched(folder, name):
+    first = opened(folder, "labels")
+    (folder / name).write_text("cat:1,0,0::\n")
+    assert opened(folder, "labels") != first
+
+
 def test_options_and_only_files_that_are_read_make_another_conversion(folder):
     first = opened(folder, "c.json")
     for path in ("photos/new.png", "photos/note.txt", "other.json", "photos/.hidden"):
