@@ -212,15 +212,17 @@ def evaluate(
         is_target.append(np.isin(np.arange(len(result.logits)), query.mask_indices))
         rows.append(row)
     scored = ScoredQueries(logits, is_target, np.array(rows))
-    confidence, calibration = calibrate(scored)
-    fitted, refusals = calibrate_refusal(scored)
-    confidence = replace(confidence, threshold=fitted)
     if saved:
         confidence = saved
-        calibration = calibration | {"saved": summarize(scored, saved)}
-        refusals = refusals | {"saved": scored.shares(threshold)}
-        for part in (calibration, refusals):
-            part.pop("calibrated", None)
+        calibration = {
+            "uncalibrated": summarize(scored, Confidence()),
+            "saved": summarize(scored, saved),
+        }
+        refusals = {"uncalibrated": scored.shares(0.0), "saved": scored.shares(threshold)}
+    else:
+        confidence, calibration = calibrate(scored)
+        fitted, refusals = calibrate_refusal(scored)
+        confidence = replace(confidence, threshold=fitted)
     best = np.array([result.logits.max(initial=-1e4) for result in nonsense])
     for name, shares in refusals.items() if nonsense else ():
         limit = 0.0 if name == "uncalibrated" else confidence.threshold

@@ -395,11 +395,7 @@ class Project:
     def summary(self) -> list[dict[str, Any]]:
         """Return the name, status, counts and open certainties of each image, by row."""
         with self.lock:
-            rows = self.summaries.rows
-            for row in range(len(self.names)):
-                if row not in rows:
-                    self.summaries.put(row, _summarize(self.names[row], partial(self.read, row)))
-            return [rows[row] for row in range(len(self.names))]
+            return [_summary_of(self, row) for row in range(len(self.names))]
 
     def read(self, row: int, size: tuple[int, int] | None = None) -> ImageEdits:
         """Return the edits of an image.
@@ -618,7 +614,7 @@ def read_usable(project: Project, row: int) -> ImageEdits | None:
         row: Row of the image.
     """
     with project.lock:
-        before = project.summary()[row]
+        before = _summary_of(project, row)
         try:
             edits = project.read(row)
             if before["objects"] and not edits.version:
@@ -629,6 +625,13 @@ def read_usable(project: Project, row: int) -> ImageEdits | None:
                 project.summaries.put(row, _damaged(before["name"], error))
             return None
         return edits
+
+
+def _summary_of(project: Project, row: int) -> dict[str, Any]:
+    rows = project.summaries.rows
+    if row not in rows:
+        project.summaries.put(row, _summarize(project.names[row], partial(project.read, row)))
+    return rows[row]
 
 
 def _begun(project: Project) -> list[int]:
