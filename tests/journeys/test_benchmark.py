@@ -25,6 +25,7 @@ def grabcut(tmp_path_factory):
     return folder
 
 
+@pytest.mark.long
 def test_number_of_clicks_beside_the_literature(grabcut, tmp_path, capsys):
     words = ["benchmark", "grabcut", "starter", *CPU, "--json", str(tmp_path / "scores.json")]
     whole = [*words, "--data", str(grabcut.parent), "--pictures", str(tmp_path)]
@@ -70,6 +71,7 @@ def test_shards_are_scored_by_clicks_and_by_masks_of_sa1k(scenes, tmp_path, caps
     assert "filtered out" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_coco_and_lvis_beside_the_literature(tmp_path, capsys):
     """AP of ViTDet's boxes if they are there, boxes by size, and the clicks of two papers."""
     model = build_model(SPEC, 0)

@@ -49,6 +49,7 @@ def test_they_run():
     assert [len(lines) > 2 for lines in told] == [True] * len(LINES), done.stdout
 
 
+@pytest.mark.long
 def test_all_that_a_gpu_has_to_show_is_run_and_what_fails_is_named(monkeypatch, capsys, tmp_path):
     commands = (("x", "platform"), ("y", None), ("z", "json.tool nothing"), ("w", "http.server 0"))
     monkeypatch.setattr(gpu_all, "COMMANDS", commands)

@@ -32,6 +32,7 @@ def run(scenes, tmp_path_factory) -> Path:
     return out
 
 
+@pytest.mark.long
 def test_all_categories_are_found_and_recorded(run, scenes, capsys):
     """The same command continues the run, and its weights state the names."""
     assert load_config(str(run), trust=True).model.class_names == NAMES

@@ -136,6 +136,7 @@ def test_the_same_command_and_resume_continue(trained, tmp_path, scenes, capsys)
     assert f"next: gigamask evaluate {out}" in printed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["scenes", "photographs"])
 def test_photos_trains_and_is_scored(kind, scenes, tmp_path, request):
     train_on, test_on = scenes, scenes

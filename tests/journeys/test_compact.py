@@ -127,6 +127,7 @@ def test_parts_that_do_not_fit_are_one_line(scenes, tmp_path, words, message, ca
     assert told.count("\n") == 1
 
 
+@pytest.mark.long
 def test_weights_of_other_models_are_refused(run, scenes, tmp_path, capsys):
     words = ["tiny", "--data", scenes, "--out", tmp_path / "run", "--steps", 1]
     assert train(*words, "--init", run) == 2
@@ -135,6 +136,7 @@ def test_weights_of_other_models_are_refused(run, scenes, tmp_path, capsys):
     assert told.count("\n") == 1
 
 
+@pytest.mark.long
 def test_it_is_evaluated_and_segments(run, scenes, tmp_path):
     told = tmp_path / "told.json"
     words = f"--data {scenes} --max-images 2 --json {told}".split()

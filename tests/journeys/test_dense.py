@@ -34,6 +34,7 @@ def run(scenes, tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "loss"),
     [("prior", "sam"), ("prior", "window"), ("windows", "sam"), ("windows", "window")],
@@ -59,6 +60,7 @@ def test_each_option_is_trained(scenes, tmp_path, name, loss, capsys):
     assert {option for option, value in stated.items() if value} == wanted
 
 
+@pytest.mark.long
 def test_it_is_evaluated_and_segments(run, scenes, tmp_path):
     told = tmp_path / "told.json"
     words = f"--data {scenes} --max-images 2 --json {told}".split()

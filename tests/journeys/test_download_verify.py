@@ -163,6 +163,7 @@ def begun(command: list[str], part: Path, held: int) -> subprocess.Popen:
     return process
 
 
+@pytest.mark.long
 def test_killed_at_any_moment_it_goes_on_where_it_was(slow, tmp_path):
     server, command, content = slow
     out = tmp_path / "out"

@@ -53,6 +53,7 @@ def test_each_image_and_its_mirror_image_is_encoded_once(scenes, weights, tmp_pa
     assert same(tmp_path / "run", tmp_path / "again")
 
 
+@pytest.mark.long
 def test_it_learns_what_it_learns_without_and_resumes_bit_for_bit(scenes, weights, tmp_path):
     words = ["--embedding-cache", tmp_path / "cache", "--steps"]
     assert train(tmp_path / "plain", scenes, weights, "--steps", 3) == 0
@@ -67,6 +68,7 @@ def test_it_learns_what_it_learns_without_and_resumes_bit_for_bit(scenes, weight
     assert (rounded - exact).norm() < 0.05 * (exact - before).norm(), "half precision"
 
 
+@pytest.mark.long
 def test_a_damaged_embedding_is_computed_again(scenes, weights, tmp_path, encoded):
     cache = tmp_path / "cache"
     words = ["--embedding-cache", cache, "--steps", 4]
@@ -102,6 +104,7 @@ def test_what_does_not_fit_is_one_line(scenes, weights, tmp_path, words, message
     assert not cache.exists()
 
 
+@pytest.mark.long
 def test_models_that_answer_in_windows_have_it_too(scenes, tmp_path, encoded):
     words = ["compact", "--data", scenes, "--init", "starter", "--freeze", "image_encoder"]
     words += ["--loader.augment", "none", "--batch-size", 2, "--micro-batch-size", 2]

@@ -37,6 +37,7 @@ def evaluate(*words: str) -> int:
     return main(["evaluate", "model", *words])
 
 
+@pytest.mark.long
 def test_two_processes_print_what_one_does(coco, tmp_path, monkeypatch, capfd):
     """Three images between two; with pictures, and the clicks of EfficientSAM."""
     monkeypatch.chdir(coco)

@@ -45,6 +45,7 @@ def test_what_is_exported_is_exported_again(weights, to, out, tmp_path, capsys):
     assert json.loads(told.read_text())["files"] == [str(tmp_path / out)]
 
 
+@pytest.mark.long
 def test_onnx_export_prints_its_difference(weights, tmp_path, capsys):
     assert main(["export", weights, "--to", "onnx", "--out", str(tmp_path / "onnx")]) == 0
     assert "differ by " in capsys.readouterr().out

@@ -60,6 +60,7 @@ def picture(described, tmp_path_factory) -> Path:
     return folder / "photo.jpg"
 
 
+@pytest.mark.long
 def test_queries_training_and_predictions(tmp_path, capsys, monkeypatch, described):
     """The commands in a row, with the recipe's text model and a segmenter of the same width."""
     monkeypatch.chdir(tmp_path)
@@ -395,6 +396,7 @@ def test_invalid_evaluation_flags_are_a_one_line_error(described, run, tmp_path,
         refused(capsys, words, message)
 
 
+@pytest.mark.long
 def test_invalid_input_is_a_one_line_error(described, run, picture, tmp_path, capsys):
     first = f"{described}/scenes/sa_000000.tar:0"
     small = json.loads(picture.with_suffix(".json").read_text())

@@ -67,6 +67,7 @@ def test_the_run_is_read_as_a_model_without_adapters(run, weights):
     assert [torch.equal(a, b) for a, b in zip(layer, before, strict=True)] == [False, True, False]
 
 
+@pytest.mark.long
 def test_resumed_training_is_the_same_bit_for_bit(scenes, weights, tmp_path):
     words = ["--lora", 2, "--lora.alpha", 4, "--unfreeze", "norms", "--ema", 0.5]
     assert train(tmp_path / "whole", scenes, weights, *words, "--steps", 4) == 0

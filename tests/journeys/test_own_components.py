@@ -44,6 +44,7 @@ def used(prefix: str) -> set[str]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["file", "module", "entry point"])
 def test_every_custom_component_trains_and_resumes(how, scenes, tmp_path, installed):
     prefix = {"file": f"{FILE}:", "module": "tests.own_components:", "entry point": ""}[how]
@@ -78,6 +79,7 @@ def test_every_custom_component_trains_and_resumes(how, scenes, tmp_path, instal
     assert [each["lr"] for each in records(run)] == [0.01 * 0.5**step for step in range(4)]
 
 
+@pytest.mark.long
 def test_custom_encoder_is_loaded_from_its_run(scenes, tmp_path, capsys):
     run = tmp_path / "run"
     words = f"--model.encoder {FILE}:Pooled --data {scenes} --steps 1".split()
@@ -112,6 +114,7 @@ def test_custom_encoder_is_loaded_from_its_run(scenes, tmp_path, capsys):
     assert "--freeze image_encoder.blocks: " in capsys.readouterr().err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "recipe", [f"{FILE}:Distilled", "tests.own_components:Distilled", "distilled"]
 )

@@ -76,6 +76,7 @@ def test_changed_annotations_are_converted_again(here):
     assert Path(first[0]).is_dir()
 
 
+@pytest.mark.long
 def test_parquet(here, capsys):
     """Training, held-out and other data in parquet are converted once, beside the files."""
     images = [{"bytes": path.read_bytes(), "path": path.name} for path in Path("photos").iterdir()]
@@ -121,6 +122,7 @@ def test_parquet(here, capsys):
         assert f"gigamask convert {here}/set" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_part_is_held_out(here, capsys):
     words = ["--data", "photos", "--masks", "labels", "--val-split", "0.4"]
     assert train(*words, "--evaluation.interval", "1") == 0
@@ -224,6 +226,7 @@ def test_a_script_learns_that_something_was_left_out(here, capsys):
     assert "--strict: 1 images were left out" in capsys.readouterr().err
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("forked")
 def test_distillation_and_submitted_trainings_take_them(here):
     build_model(SPEC, 4).save_pretrained("teacher")

@@ -3,6 +3,7 @@
 from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
 
 from gigamask.cli.main import main
@@ -38,6 +39,7 @@ def pooled():
 '''
 
 
+@pytest.mark.long
 def test_it_is_known_wherever_its_run_is_named(scenes, tmp_path, capsys):
     (tmp_path / "pooled.py").write_text(RECIPE)
     recipe, run = f"{tmp_path / 'pooled.py'}:pooled", tmp_path / "run"

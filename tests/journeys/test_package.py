@@ -43,6 +43,7 @@ def files(tree: Path, folder: str) -> set[str]:
     return {str(path.relative_to(tree)) for path in (tree / folder).rglob("*") if path.is_file()}
 
 
+@pytest.mark.long
 def test_the_wheel_holds_the_package_and_nothing_else(built):
     tree, wheel, _ = built
     about = f"gigamask-{gigamask.__version__}.dist-info"

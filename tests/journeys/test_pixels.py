@@ -98,6 +98,7 @@ def test_cells_of_16_bits_are_trained_on_scored_and_segmented(here, capsys):
     assert len(gigamask.open_index("smaller")) == 5
 
 
+@pytest.mark.long
 def test_own_images_of_five_channels_start_from_weights_for_rgb(here, capsys):
     chance = np.random.default_rng(0)
     for folder in ("stacks", "labels"):

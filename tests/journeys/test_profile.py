@@ -68,6 +68,7 @@ def plain(scenes, tmp_path_factory) -> Path:
     return out
 
 
+@pytest.mark.long
 def test_a_profile_is_written_while_training_goes_on_to_the_same_weights(
     scenes, plain, tmp_path, capsys
 ):
@@ -111,6 +112,7 @@ def test_a_profile_is_written_while_training_goes_on_to_the_same_weights(
     assert [name for name in names[0] if name != "profile"] == names[1]
 
 
+@pytest.mark.long
 def test_mining_and_evaluation_have_their_own_profile_ranges(scenes, tmp_path):
     out = tmp_path / "run"
     words = [
@@ -129,6 +131,7 @@ def test_mining_and_evaluation_have_their_own_profile_ranges(scenes, tmp_path):
     assert {"mining", "mining / encode", "mining / rounds", "evaluation"} < set(parts(out))
 
 
+@pytest.mark.long
 def test_a_run_that_is_over_has_nothing_to_profile(scenes, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     resume = "train --resume runs/mine --profile 5".split()

@@ -41,6 +41,7 @@ def test_it_resumes_and_does_not_depend_on_micro_batches(run, scenes, tmp_path):
     assert losses[square] != pytest.approx(losses[run], rel=1e-4)
 
 
+@pytest.mark.long
 def test_weights_keep_it_and_what_cannot_do_it_says_so(run, scenes, tmp_path, capsys):
     told, weights = tmp_path / "told.json", tmp_path / "model.safetensors"
     assert main(f"export {run} --to safetensors --out {weights}".split()) == 0

@@ -121,6 +121,7 @@ def test_of_several_side_by_side(runs, tmp_path, monkeypatch):
     assert told["differences"] == {"optimizer.lr": ["0.001", "0.01"]}
 
 
+@pytest.mark.long
 def test_pictures_are_kept_by_evaluations(runs):
     assert sorted(path.name for path in (runs / "whole" / "pictures").iterdir()) == [
         "step_00000002.jpg",
@@ -128,6 +129,7 @@ def test_pictures_are_kept_by_evaluations(runs):
     ]
 
 
+@pytest.mark.long
 def test_pictures_are_enlarged_with_their_legend(browser, runs, tmp_path):
     assert report(runs / "whole", "--out", tmp_path / "report.html") == 0
     with opened(browser, (tmp_path / "report.html").as_uri()) as page:
@@ -160,6 +162,7 @@ def test_of_a_run_that_is_still_written_to(runs, tmp_path):
     assert any("gone.py:little" in line for line in page.text)
 
 
+@pytest.mark.long
 def test_of_a_pre_training_and_of_stages(scenes, tmp_path, monkeypatch):
     staged = ("--stages mae,joint --mae-steps 2 --steps 2 --log-every 1 --loader.workers 0").split()
     assert (

@@ -19,6 +19,7 @@ from gigamask.training.sam_config import SamLoaderConfig
 from gigamask.training.train_data import TrainData
 from tests.journeys.runs import records
 from tests.little import little
+from tests.tiers import long_after
 
 ROOT = Path(__file__).resolve().parents[2]
 LITTLE = f"{ROOT / 'tests' / 'little.py'}:little"
@@ -43,7 +44,7 @@ def table(built, tmp_path) -> Path:
     return tmp_path / "table.csv"
 
 
-@pytest.mark.parametrize("name", registry.COMPONENTS["sampler"][1])
+@pytest.mark.parametrize("name", long_after(4, list(registry.COMPONENTS["sampler"][1])))
 def test_every_name_trains_and_goes_on(built, tmp_path, name):
     command = [
         *f"train {LITTLE} --data {built} --out {tmp_path} --sampler".split(),

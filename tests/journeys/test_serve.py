@@ -143,6 +143,7 @@ def address(weights, scenes, runs, described, tmp_path_factory):
         yield address
 
 
+@pytest.mark.long
 def test_other_names_large_bodies_and_paths_are_refused(address):
     assert get(address)[0] == 200
     assert get(address, {"Host": "evil.example"})[0] == 421

@@ -74,6 +74,7 @@ def test_each_stage_is_a_run_in_a_folder_of_its_own(whole):
     }
 
 
+@pytest.mark.long
 def test_the_encoder_stays_as_it_was_pre_trained_while_the_decoder_learns(whole, scenes, tmp_path):
     before, after, joint = (weights(whole / stage) for stage in STAGES)
     names = [
@@ -115,6 +116,7 @@ def test_the_encoder_stays_as_it_was_pre_trained_while_the_decoder_learns(whole,
     assert moved >= {"image_encoder", "mask_decoder"}, "in the last stage everything learns"
 
 
+@pytest.mark.long
 def test_one_at_a_time_is_the_same(whole, scenes, tmp_path):
     """Each stage from the one before it; the last also as what it is, a run of the recipe."""
     words = ["--data", scenes, "--out", tmp_path]
@@ -178,6 +180,7 @@ def test_interrupted_in_a_stage_and_run_again_ends_the_same(
     )
 
 
+@pytest.mark.long
 def test_a_stage_may_be_gone_on_with_alone(scenes, tmp_path):
     """Each folder is a run: the first is resumed by `pretrain`, the others by `train`."""
     assert (

@@ -15,6 +15,7 @@ from gigamask.training import checkpoint
 LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_saves_and_a_second_training_is_refused(scenes, tmp_path, capsys, number):
     """Terminals and batch systems signal the loader's processes too."""

@@ -26,6 +26,7 @@ def scenes(tmp_path_factory) -> str:
     return str(folder)
 
 
+@pytest.mark.long
 def test_zoom_is_scored_and_recorded(model, scenes, tmp_path, capsys):
     words = ["evaluate", model, "--data", scenes, "--device", "cpu", "--json"]
     scores, printed = {}, {}

@@ -214,6 +214,7 @@ def sharded_training(folder: str) -> None:
         destroy_world(world)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["dinov2", "swin"], indirect=True)
 def test_sharded_it_is_the_same_training(tmp_path, scenes, folders, kind):
     changes = {"drop_path_rate": 0.3, "activation_checkpointing": 1}

@@ -100,6 +100,7 @@ def test_flips_are_found_when_used(made, kind, record_property):
     assert tried == found == FLIPS * len(files)
 
 
+@pytest.mark.long
 def test_a_run_builds_its_own_index_again(made, record_property):
     files = [path for path in sorted((made / "own").rglob("*")) if path.is_file()]
     tried, found = flip_bits(files, lambda: use_own_index(made), np.random.default_rng(0))

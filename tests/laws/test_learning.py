@@ -309,6 +309,7 @@ def ledger_in(out: str) -> dict[str, np.ndarray]:
     return load_file(sorted(Path(out).glob("checkpoints/step_*"))[-1] / "ledger.safetensors")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "sampler",
     [LossWeighted(per_epoch=8, importance=True), Replay(per_epoch=7, share=0.4, percentile=50.0)],

@@ -247,6 +247,7 @@ def spoilt_by_ranks(folder: str) -> None:
     destroy_world(world)
 
 
+@pytest.mark.long
 def test_a_step_that_one_process_spoils_is_skipped_by_all_and_its_samples_named(tmp_path, scenes):
     run = case(tmp_path / "run", scenes, batch_size=2, micro_batch_size=1, log_every=1, ema=0.5)
     fork(2, spoilt_by_ranks, run.out)

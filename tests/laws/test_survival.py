@@ -155,6 +155,7 @@ def work_slowly(run, monkeypatch) -> None:
     destroy_world(world)
 
 
+@pytest.mark.long
 def test_no_process_waits_in_a_step_for_what_the_main_one_does_alone(tmp_path, scenes, monkeypatch):
     """In a step it would give up after --timeout-s, however long a disk or a tracker takes."""
     parts = {"steps": 4, "save_every": 1, "batch_size": 4, "evaluation": Score(2)}

@@ -181,7 +181,7 @@ def test_an_average_cannot_begin_or_end_on_resume(tmp_path, scenes, before, now)
         assert check_resume(run, changed, allow_data_change=False) == {"ema": (0.9, 0.99)}
 
 
-@pytest.mark.parametrize("recipe", [little_classes, little_dense, little_sam2])
+@pytest.mark.parametrize("recipe", long_after(1, [little_dense, little_classes, little_sam2]))
 def test_other_models_go_on_where_they_stopped(tmp_path, scenes, recipe):
     """Two steps, and two more, are four; with the recipe's optimizer and workers."""
     changes = {

@@ -139,6 +139,7 @@ def test_a_file_through_shards_and_index(tmp_path):
     check(tmp_path / "out", expected)
 
 
+@pytest.mark.long
 def test_coco128(real_data, tmp_path):
     """Polygons and crowds of COCO itself, on its photographs."""
     source = real_data / "coco128"

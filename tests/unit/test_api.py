@@ -128,6 +128,7 @@ def test_pretrain_refuses_what_is_not_a_pre_training():
         inspect.unwrap(gigamask.pretrain)(recipes.tiny())  # without the shape checks of tests
 
 
+@pytest.mark.slow
 def test_saved_models_load_equal(trained, tmp_path):
     state = trained.model.state_dict()
     for name in ("model.safetensors",):

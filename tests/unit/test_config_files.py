@@ -59,6 +59,7 @@ def test_wrong_flags_are_one_line(words, message):
     assert "│" not in str(fault.value)
 
 
+@pytest.mark.slow
 def test_leaves_are_flags():
     run = parse_train(
         (
@@ -73,6 +74,7 @@ def test_leaves_are_flags():
     assert replace(run, data=(), loader=tiny().loader, optimizer=tiny().optimizer) == tiny()
 
 
+@pytest.mark.slow
 def test_short_names_mean_the_flags_of_a_section(tmp_path):
     file = tmp_path / "short.yaml"
     file.write_text("lr: 1e-4\nnum_workers: 0\n")
@@ -115,6 +117,7 @@ def test_files_that_are_not_a_configuration(tmp_path):
         parse_train(["tiny", "--config", str(tmp_path / "odd.yaml")])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "run",
     [
@@ -158,6 +161,7 @@ DAMAGED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", DAMAGED)
 def test_a_damaged_config_does_not_lock_a_run_out(kind, tmp_path):
     run = replace(little(), out=str(tmp_path))
@@ -173,6 +177,7 @@ def test_a_damaged_config_does_not_lock_a_run_out(kind, tmp_path):
     assert load_config(run.out, trust=True) == run
 
 
+@pytest.mark.slow
 def test_a_changed_value_in_a_saved_config_is_noticed(tmp_path):
     run = replace(little(), out=str(tmp_path), steps=7)
     save_config(run)
@@ -274,6 +279,7 @@ def test_fewer_steps_limit_a_warm_up_that_is_not_set(words, warmup_steps):
     assert parse_train(["tiny", *words]).limited.schedule.warmup_steps == warmup_steps
 
 
+@pytest.mark.slow
 def test_a_limited_warm_up_is_said():
     flags = parse_train(["tiny", "--steps", "100"])
     [line] = warmup_note(flags.run, flags.limited).splitlines()
@@ -282,6 +288,7 @@ def test_a_limited_warm_up_is_said():
     assert warmup_note(flags.run, flags.limited) == ""
 
 
+@pytest.mark.slow
 def test_files_and_saved_runs_keep_their_warm_up(tmp_path):
     file = tmp_path / "a.yaml"
     file.write_text("steps: 100\nschedule: {warmup-steps: 60}")
@@ -292,6 +299,7 @@ def test_files_and_saved_runs_keep_their_warm_up(tmp_path):
     assert parse_train(["--resume", run.out, "--steps", "40"]).limited.schedule == run.schedule
 
 
+@pytest.mark.slow
 def test_help_exits_with_0(capsys):
     with pytest.raises(SystemExit) as leaving:
         parse(TrainFlags, ["--help"], "gigamask train tiny", TrainFlags(tiny()))
@@ -306,6 +314,7 @@ def test_a_default_needs_no_flag():
     ) == ["--device", "cpu"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", recipes.BUILT_IN, ids=lambda recipe: recipe.__name__)
 def test_every_value_of_a_config_file_may_be_typed(recipe):
     config = recipe()
@@ -317,6 +326,7 @@ def test_every_value_of_a_config_file_may_be_typed(recipe):
     assert typed == config
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", ["null", "none", "None"])
 def test_null_is_typed_as_in_files(value):
     words = ["tiny", "--micro-batch-size", "4", "--micro-batch-size", value, f"--init={value}"]

@@ -47,6 +47,7 @@ def test_bad_json_is_one_line(raw):
         decode_json(raw, "here")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("raw", "reason"),
     [

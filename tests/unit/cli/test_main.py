@@ -21,6 +21,7 @@ for line in sys.stdin.read().splitlines():
 MAIN = "import sys; from gigamask.cli.main import main; sys.exit(main(sys.argv[1:]))"
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_ends_a_command_quietly():
     """As with `| head -1`: no traceback, and the exit code of a shell."""
     process = subprocess.Popen(
@@ -102,6 +103,7 @@ def test_every_command_has_a_line_in_the_overview():
         assert len(line) <= 102
 
 
+@pytest.mark.slow
 def test_help_lists_a_command_s_own_flags_before_inherited_ones(capsys):
     for words in (["segment"], ["evaluate"], ["train", "tiny"]):
         with pytest.raises(SystemExit):

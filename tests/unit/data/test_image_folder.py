@@ -165,6 +165,7 @@ def test_a_folder_of_broken_images_stops_the_build_and_is_named(photos, tmp_path
         build(photos, tmp_path / "index")
 
 
+@pytest.mark.slow
 def test_what_changes_is_indexed_again_and_the_rest_is_not(photos, tmp_path, jpg, monkeypatch):
     before = build(photos, tmp_path / "index")
     seen, plain = [], indexes.index_shard
@@ -210,6 +211,7 @@ def test_the_digest_of_tars_is_what_it_was_before_folders(two, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_an_index_in_passing_is_kept_until_something_changes(photos, tmp_path):
     index = open_or_build([photos], tmp_path / "kept")
     made = (index.folder / "manifest.json").stat().st_mtime_ns
@@ -223,6 +225,7 @@ def test_an_index_in_passing_is_kept_until_something_changes(photos, tmp_path):
     assert changed.entry_name(1) == "photos:b_3.jpg"
 
 
+@pytest.mark.slow
 def test_pieces_make_the_same_bytes(photos, tmp_path):
     whole = build([photos / "cats", photos / "dogs"], tmp_path / "whole")
     for each in ("dogs", "cats"):

@@ -255,6 +255,7 @@ def test_paths_that_lead_nowhere_are_named(tmp_path, paths, message):
         build([] if paths is None else tmp_path / paths, tmp_path / "index")
 
 
+@pytest.mark.slow
 def test_build_replaces_an_index_and_nothing_else(two, tmp_path, entry):
     tar.write(tmp_path / "tars" / "sa_000001.tar", entry(5))
     assert len(build(tmp_path / "tars", tmp_path / "index")) == 3
@@ -560,6 +561,7 @@ def test_what_was_left_out_stays_with_its_tar(many, tmp_path, entry):
     assert content(build(parts, tmp_path / "joined")) == content(whole)
 
 
+@pytest.mark.slow
 def test_changed_tars_are_scanned_again(many, tmp_path, scans, entry):
     build(many, tmp_path / "index")
     tar.write(many / "2.tar", entry(77))
@@ -638,6 +640,7 @@ def test_a_killed_build_repeats_no_finished_tar(many, tmp_path, scans, point, fi
     assert names_in(tmp_path) == ["index", "log", "many", "whole"]
 
 
+@pytest.mark.slow
 def test_finished_tars_outlive_a_broken_one(many, tmp_path, scans):
     good = (many / "4.tar").read_bytes()
     (many / "4.tar").write_bytes(good[:2048])
@@ -689,6 +692,7 @@ def test_a_lock_that_was_just_removed_is_taken_anew(tmp_path, monkeypatch):
     assert not work.exists()
 
 
+@pytest.mark.slow
 def test_a_place_that_cannot_be_written_is_one_line(many, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     with pytest.raises(GigamaskError, match=r"file/index.*Not a directory"):
@@ -745,6 +749,7 @@ def test_remote_tars_are_indexed_like_local_ones(many, tmp_path, monkeypatch):
     assert not (tmp_path / ".gone.parts").exists()
 
 
+@pytest.mark.slow
 def test_a_signed_address_names_its_entries_without_the_signature(many, tmp_path):
     with FileServer(many) as server:
         index = build([f"{server.url}/1.tar?sign=a/b.tar"], tmp_path / "index")

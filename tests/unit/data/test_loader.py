@@ -106,6 +106,7 @@ def test_images_without_masks_are_no_items(tars, tmp_path):
         source.sample(SampleRef(0, 0, index.find("a.tar:sa_0")))
 
 
+@pytest.mark.slow
 def test_a_batch_holds_its_samples_side_by_side(source):
     [(batch,)] = batches(source, [step([4, 0, 9])])
     samples = [source.sample(SampleRef(0, row, row)) for row in (4, 0, 9)]
@@ -145,6 +146,7 @@ def test_a_batch_holds_its_samples_side_by_side(source):
     assert batch.skipped == ()
 
 
+@pytest.mark.slow
 def test_a_step_shares_its_pause_and_its_cursor(source):
     steps = list(batches(source, [step([0, 1], [2]), step([3], [4, 5], samples=3)]))
     assert [len(micros) for micros in steps] == [2, 2]

@@ -153,6 +153,7 @@ def test_columns_are_computed_lazily_and_cached(index, monkeypatch):
     assert len(passes) == 2
 
 
+@pytest.mark.slow
 def test_difficulty_goes_through_the_masks_for_what_is_missing_only(index, monkeypatch):
     columns = open_sample_table(index, MaskFilters()).items.columns
     fraction = columns["area_fraction"]
@@ -167,6 +168,7 @@ def test_difficulty_goes_through_the_masks_for_what_is_missing_only(index, monke
     assert columns["area_fraction"] is fraction
 
 
+@pytest.mark.slow
 def test_columns_that_nothing_needs_are_not_read(index):
     only = indexes.Index(index.folder, index.manifest, index.images, {"area": index.masks["area"]})
     for kind in ("image", "mask"):

@@ -60,6 +60,7 @@ def test_a_part_is_the_same_from_a_server(scenes_tar, monkeypatch, group):
     assert there.tar.bytes == here.tar.bytes
 
 
+@pytest.mark.slow
 def test_annotations_are_requested_concurrently(scenes_tar):
     with FileServer(scenes_tar.parent, delay_s=0.02) as server:
         index_tar(f"{server.url}/a.tar")

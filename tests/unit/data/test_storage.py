@@ -353,6 +353,7 @@ def read_twice(url: str, results) -> None:
     results.put([storage.read(url, 3, 4), storage.read(url, 30, 4)])
 
 
+@pytest.mark.slow
 def test_a_forked_process_opens_servers_anew(served):
     with FileServer(served) as server:
         url = f"{server.url}/a.tar"

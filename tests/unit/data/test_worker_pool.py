@@ -74,6 +74,7 @@ def start(path: str) -> None:
     parallel_map(wait, [path, path], 2)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_workers_exit_when_the_parent_is_killed(tmp_path):
     parent = multiprocessing.get_context("spawn").Process(target=start, args=(str(tmp_path),))

@@ -41,6 +41,7 @@ def texts(figure) -> set[str]:
     return {each.get_text() for each in figure.findobj(Text)}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_picture_shows_the_counts(found, tmp_path, drawn):
     path = tmp_path / "stats.png"

@@ -219,6 +219,7 @@ def test_done_is_done(scenes, tmp_path, monkeypatch):
     assert kept(size=100, quality=80) == 1
 
 
+@pytest.mark.slow
 def test_the_second_of_two_processes_is_refused(scenes, tmp_path):
     with (
         exclusive_lock(tmp_path / "out" / "repack" / "lock", "busy"),
@@ -227,6 +228,7 @@ def test_the_second_of_two_processes_is_refused(scenes, tmp_path):
         repack(scenes, tmp_path / "out", RepackConfig(64))
 
 
+@pytest.mark.slow
 def test_killed_halfway(scenes, tmp_path, monkeypatch):
     """Whatever moment it ends at, the same command leaves what one run leaves, and no remains."""
     repack(scenes, tmp_path / "whole", RepackConfig(64))
@@ -306,6 +308,7 @@ def test_unusable_tars_are_named_and_the_others_done(tmp_path):
     assert [path.name for path in (tmp_path / "out").glob("*.tar")] == ["a.tar"]
 
 
+@pytest.mark.slow
 def test_a_salvaged_index_is_repacked_as_far_as_it_goes(scenes, tmp_path):
     cut, out = tmp_path / "in" / "sa_000000.tar", tmp_path / "out"
     cut.parent.mkdir()

@@ -76,6 +76,7 @@ def test_numbers_are_those_of_the_annotations(index):
     assert json.loads(json.dumps(stats)) == stats
 
 
+@pytest.mark.slow
 def test_long_columns_are_described_from_an_even_stride(index, monkeypatch):
     whole = statistics.describe(index)
     monkeypatch.setattr(statistics, "MAX_ROWS", 7)
@@ -92,6 +93,7 @@ def test_long_columns_are_described_from_an_even_stride(index, monkeypatch):
     assert "(distributions from" not in statistics.table(whole)
 
 
+@pytest.mark.slow
 def test_the_table_says_it_in_words(index):
     text = statistics.table(statistics.describe(index))
     assert text.startswith(f"13 images with {index.manifest.masks:,} masks in 4 tars, ")
@@ -121,6 +123,7 @@ def test_bytes_are_rounded(tmp_path, index, count, text):
     assert f" (jpg {text}," in statistics.table(statistics.describe(index) | {"jpg_bytes": count})
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.integers(-(10**6), 10**9), min_size=1, max_size=50).map(

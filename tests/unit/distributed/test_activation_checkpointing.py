@@ -152,6 +152,7 @@ def after_a_step(make: Callable[[], Callable], every: int) -> list[torch.Tensor]
     return [loss, *(p.grad for p in net.parameters()), *net.buffers(), torch.rand(2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", RANDOM.values(), ids=RANDOM)
 @pytest.mark.filterwarnings("ignore:.*spectral_norm:FutureWarning")
 def test_blocks_of_a_user_are_repeated_exactly(make):

@@ -45,6 +45,7 @@ class Adding:
         return x + self.number + 10 * torch.compiler.is_compiling()
 
 
+@pytest.mark.slow
 def test_methods_are_compiled_in_training_and_within_the_context_alone():
     model = nn.Sequential(Doubling(), nn.ReLU())
     inner, x, keys = model[0], torch.ones(3), list(model.state_dict())
@@ -61,6 +62,7 @@ def test_methods_are_compiled_in_training_and_within_the_context_alone():
     assert not inner.traced[-1]
 
 
+@pytest.mark.slow
 def test_a_frozen_value_is_copied():
     plain = Adding(1.0)
     compiled = compile_methods(plain, "eager")
@@ -69,6 +71,7 @@ def test_a_frozen_value_is_copied():
     assert compiled.add(torch.zeros(())) == 11
 
 
+@pytest.mark.slow
 def test_a_function_of_several_graphs_is_refused_in_one_line():
     def reads(x):
         return x + 1 if x.sum().item() > 0 else x - 1
@@ -81,6 +84,7 @@ def test_a_function_of_several_graphs_is_refused_in_one_line():
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_an_error_of_the_function_itself_is_raised_as_it_is():
     def fails(x):
         raise GigamaskError("masks must be square")

@@ -47,6 +47,7 @@ def backward(net: nn.Sequential, kind: str, rank: int) -> None:
     nn.Sequential(*layers)(inputs(rank)).square().sum().backward()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kinds", [["all", "all"], ["all", "none"], ["drops", "all"]])
 def test_buckets_are_sent_in_order_while_gradients_are_computed(kinds, monkeypatch):
     monkeypatch.setattr(gradient_exchange, "BUCKET_BYTES", WIDTH * WIDTH * 8)

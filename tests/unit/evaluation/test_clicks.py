@@ -73,6 +73,7 @@ def test_mask_is_chosen_by_predicted_iou_and_oracle_by_ground_truth(index):
     )
 
 
+@pytest.mark.slow
 def test_rounds_are_prompted_as_the_protocol_says(index):
     model = Answering(torch.full((3, 32, 32), -5.0), [0.1, 0.3, 0.2])
     evaluate_clicks(
@@ -90,6 +91,7 @@ def test_rounds_are_prompted_as_the_protocol_says(index):
     assert model.asked[-1].labels[0].tolist() == [2, 3]
 
 
+@pytest.mark.slow
 def test_random_clicks_are_the_same_in_any_group_and_follow_the_protocol(index, monkeypatch):
     """EfficientSAM's: three masks for all positive points; EfficientViT-SAM's: no mask fed back."""
     model = Answering(torch.full((3, 32, 32), -5.0), [0.1, 0.3, 0.2])
@@ -191,6 +193,7 @@ def test_masks_are_grouped_by_area_in_pixels():
     }
 
 
+@pytest.mark.slow
 def test_predicted_iou_is_compared_with_actual_iou(index):
     model = Answering(torch.full((3, 32, 32), 5.0), [0.1, 0.3, 0.2])
     result = evaluate_clicks(model, index, EVERYTHING, rows=[0])
@@ -203,6 +206,7 @@ def test_predicted_iou_is_compared_with_actual_iou(index):
     assert "predicted IoU after one click:" in table(result.summary())
 
 
+@pytest.mark.slow
 def test_boundaries_are_scored_if_requested(index):
     model = Answering(torch.full((3, 32, 32), 5.0), [0.1, 0.3, 0.2])
     plain, asked = (
@@ -241,6 +245,7 @@ def test_a_granularity_without_masks_has_no_means_and_no_row():
     assert [line.split()[0] for line in table(summary).splitlines()[2:]] == ["all", "coarse", "to"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_an_unreadable_image_is_left_out_and_named(index, monkeypatch):
     """The jpg's bytes are there, but are no jpg."""

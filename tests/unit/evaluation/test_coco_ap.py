@@ -83,6 +83,7 @@ def test_nothing_is_printed(capfd, caplog):
     assert caplog.text == ""
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_pycocotools_is_not_loaded():
     code = (

@@ -200,6 +200,7 @@ def test_the_model_is_left_as_it_was(index):
     assert not model.training
 
 
+@pytest.mark.slow
 def test_of_a_single_image_nothing_is_said_about_blindness(index):
     verdict = evaluator(index, [3]).run(Constant(answers(5.0), [0.5, 0.6, 0.7]))
     assert list(verdict.scores) == ["1 click", "3 clicks", "5 clicks", "oracle", "box", "automatic"]
@@ -363,6 +364,7 @@ def test_masks_are_wanted(index, scenes, tmp_path):
         opened(settled(tmp_path / "bare.tar", tmp_path))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_shape_checks")
 def test_the_same_few_masks_are_drawn_whatever_the_model_and_the_number_of_processes(

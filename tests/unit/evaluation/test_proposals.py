@@ -70,6 +70,7 @@ def test_classified_masks_are_matched_within_their_classes():
     assert "a                                 50.5    50.5" in class_table(result)
 
 
+@pytest.mark.slow
 def test_perfect_model_has_full_recall(index, monkeypatch):
     """The one annotated mask that equals its predictions is found completely."""
     model = build_model(SPEC, 0)

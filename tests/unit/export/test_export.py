@@ -40,6 +40,7 @@ def model() -> Sam:
     return model.eval()
 
 
+@pytest.mark.slow
 def test_a_pth_is_metas(model, tmp_path):
     told = official.write_pth(model, tmp_path / "model.pth")
     assert told == {
@@ -50,6 +51,7 @@ def test_a_pth_is_metas(model, tmp_path):
     assert set(torch.load(tmp_path / "model.pth", weights_only=True)) == set(model.state_dict())
 
 
+@pytest.mark.slow
 def test_config_is_inferred_from_safetensors(model, tmp_path):
     official.write_safetensors(model, tmp_path / "model.safetensors")
     state, spec = state_dict.read_weights(tmp_path / "model.safetensors")
@@ -57,6 +59,7 @@ def test_config_is_inferred_from_safetensors(model, tmp_path):
     assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("write", [official.write_pth, official.write_safetensors])
 def test_an_export_that_states_other_heads_is_refused(model, write, tmp_path, monkeypatch):
     """Every tensor is equal and of the right shape; only the outputs tell."""
@@ -72,6 +75,7 @@ def test_an_export_that_states_other_heads_is_refused(model, write, tmp_path, mo
     assert out.read_text() == "an earlier export"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["new", "there", "link", "."])
 def test_an_export_is_moved_within_its_disk(model, name, tmp_path, monkeypatch):
     """A folder that is there may be another disk; it is written to, not what is beside it."""
@@ -100,6 +104,7 @@ def test_an_export_is_moved_within_its_disk(model, name, tmp_path, monkeypatch):
     assert not list(tmp_path.rglob("*.partial"))
 
 
+@pytest.mark.slow
 def test_prompts_are_drawn_until_they_lie_on_no_tie(model):
     """Of an answer with a threshold exactly where the first prompts are, rounding decides."""
     embedding, thresholds = model.encode(torch.rand(1, 3, 64, 64), torch.tensor([[48, 64]])), []
@@ -118,6 +123,7 @@ def test_prompts_are_drawn_until_they_lie_on_no_tie(model):
     assert thresholds[-1] == thresholds[0]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_flipped_bits_of_an_export_are_found(model, tmp_path, record_property):
     """Each is an error, or changes nothing, as in a date within the zip."""
@@ -200,6 +206,7 @@ def test_onnx_predicts_as_the_decoder_with_options_does(windows, tmp_path):
     assert onnx.write_onnx(model, tmp_path / "onnx")["difference"] < 1e-4
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "config", long_after(1, [COMPACT, SPEC, replace(SPEC, decoder=DENSE), SAM2])
@@ -222,6 +229,7 @@ def test_onnx_scores_classes_as_the_model_does(config, tmp_path, no_shape_checks
             assert found.shape == (1, 4, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("write", "out"), [(official.write_pth, "m.pth"), (huggingface.write_huggingface, "hf")]
 )

@@ -67,6 +67,7 @@ def test_numbers_that_cannot_be_trained_with(run, change, flag):
         replace(run, **change).check()
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_found_before_anything_is_computed(run, tmp_path):
     run.check_inputs()
     with pytest.raises(GigamaskError, match=r"nothing.jsonl: "):
@@ -82,6 +83,7 @@ def test_what_is_missing_is_found_before_anything_is_computed(run, tmp_path):
         replace(run, segmenter=str(tmp_path / "nothing.pth")).check_inputs()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "name"),
     [
@@ -242,6 +244,7 @@ def test_queries_of_images_elsewhere_are_named(run, index, tmp_path):
         replace(run, queries=(str(path),)).data_source(index)
 
 
+@pytest.mark.slow
 def test_training_and_evaluation_share_what_is_loaded_and_read(run, monkeypatch):
     loaded, read = [], []
     load, begin = mask_features.load_model, queries.read

@@ -55,6 +55,7 @@ def results_of(judged, sure, seed=0):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_a_summary_holds_means_by_kind_rules_and_the_protocol(judged):
     index, dataset = judged
     found = evaluate(
@@ -184,6 +185,7 @@ def test_no_predictions_are_nothing_to_score(judged):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_predictions_equal_scoring_each_query_alone(described, tmp_path, judged):
     """Whatever stands beside it, and with all masks of its image."""
     run = run_in(tmp_path / "run", described, val_split=0.0)
@@ -220,6 +222,7 @@ def evaluator(run):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_fixed_subset_of_the_held_out_queries_is_evaluated(run):
     found = evaluator(run).__self__
     index, dataset = evaluation_set(run)
@@ -237,6 +240,7 @@ def test_fixed_subset_of_the_held_out_queries_is_evaluated(run):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_scores_are_fractions_and_reproducible(run):
     evaluate_now, model = evaluator(run), run.build().train()
     verdict = evaluate_now(model)
@@ -253,6 +257,7 @@ def test_scores_are_fractions_and_reproducible(run):
     assert evaluator(other)(model).subject != verdict.subject, "other queries, another score"
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_a_score_that_no_query_has_gives_way(run, described):
     absent = Path(run.out) / "absent.jsonl"
@@ -276,6 +281,7 @@ def spoilt(run, folder, rows):
     return replace(run, data=(str(folder / "tars"),), out=str(folder / "out"))
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_images_that_cannot_be_read_are_a_worry(run, tmp_path):
     index, dataset = evaluation_set(run)

@@ -79,6 +79,7 @@ def test_predictions_are_ranked_by_the_models_scores(run):
         assert alone.order.tolist() == each.order.tolist()
 
 
+@pytest.mark.slow
 def test_prediction_caches_nothing(tmp_path, described):
     run = run_in(tmp_path / "run", described, cache=None)
     pixels, masks = scene()
@@ -86,6 +87,7 @@ def test_prediction_caches_nothing(tmp_path, described):
     assert not run.backbones.cache_folder.exists()
 
 
+@pytest.mark.slow
 def test_words_that_no_training_query_has_are_noted(run):
     pixels, masks = scene()
     model = run.build().eval()
@@ -98,6 +100,7 @@ def test_words_that_no_training_query_has_are_noted(run):
     assert unsaid.note == "", "the words of an older run are not known"
 
 
+@pytest.mark.slow
 def test_a_long_text_is_refused_and_one_that_is_cut_says_so(run):
     pixels, masks = scene()
     predictor = GroundingPredictor(run, run.build().eval(), Confidence(), {"red"})
@@ -147,6 +150,7 @@ def test_a_run_a_checkpoint_and_the_best_are_loaded(tmp_path, described, lora_ra
     )
 
 
+@pytest.mark.slow
 def test_what_holds_no_checkpoint_or_a_damaged_one_is_named(run):
     with pytest.raises(GigamaskError, match=rf"^{run.out}: .*--out {run.out}$"):
         load_model(run, run.out)

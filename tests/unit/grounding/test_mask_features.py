@@ -335,6 +335,7 @@ def test_texts_of_single_predictions_are_not_cached(run):
     assert not run.backbones.cache_folder.exists()
 
 
+@pytest.mark.slow
 def test_a_text_model_that_learns_is_the_networks(tmp_path, described):
     run = run_in(tmp_path / "run", described, lora_rank=2)
     assert run.backbones.text_features(["red"]) is None

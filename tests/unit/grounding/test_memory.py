@@ -70,6 +70,7 @@ def test_planned_weights_equal_loaded_ones(folders, kind, precision, four_bit):
     ) == held(real)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("elements", [64, 65, 4096, 12800, 64 * 256, 64 * 256 + 2, 123456])
 def test_four_bits_by_bitsandbytes(elements):
     from bitsandbytes.functional import quantize_4bit
@@ -80,6 +81,7 @@ def test_four_bits_by_bitsandbytes(elements):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_planned_adapters_equal_trained_ones(folders, kind):
     encoder = HuggingFace(str(folders[kind]), "fp32", max_tokens=20, lora_rank=3)
@@ -182,6 +184,7 @@ def setup(folders):
     )
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_plan_adds_up(setup):
     found = memory.plan(setup)
@@ -239,6 +242,7 @@ def test_the_command(setup, capsys):
     assert "\n  no bf16   v100, v100-16, t4\n" in out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "message"),
     [

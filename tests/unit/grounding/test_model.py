@@ -49,6 +49,7 @@ def close(a, b):
     return torch.allclose(a, b, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.slow
 def test_the_order_of_masks_orders_the_scores_and_nothing_else():
     model, (features, there, words, spoken) = network(), given()
     scores = model(features, there, words, spoken)
@@ -165,6 +166,7 @@ def test_how_masks_lie_to_each_other():
     assert found[0, 0].tolist() == pytest.approx([0, 0, 0, 1, -0.1, -0.2, 0], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_it_starts_by_seed_alone():
     one, same, other = (untrained(seed=seed).state_dict() for seed in (1, 1, 2))
     assert all(torch.equal(one[name], same[name]) for name in one)
@@ -314,6 +316,7 @@ def test_the_hardest_queries_by_both_losses_are_kept(model, parts, group_by):
     assert totals.means()["loss"] == pytest.approx(float(losses[sorted(wanted)].mean()), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_half_the_width_is_close_and_learns(model):
     batch = query_batch()
     single, half = (

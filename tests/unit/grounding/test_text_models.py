@@ -83,6 +83,7 @@ def test_what_stands_beside_a_text_changes_nothing(folders, kind):
     assert not list(model.parameters()) + list(model.state_dict())
 
 
+@pytest.mark.slow
 def test_special_tokens_stay_and_padding_is_at_the_end(folders):
     assert made(folders["bert"]).tokenize(["red circle", "red"]).input_ids.tolist() == [
         [2, 6, 10, 3],
@@ -95,6 +96,7 @@ def test_special_tokens_stay_and_padding_is_at_the_end(folders):
     assert torch.equal(back.input_ids, left.input_ids)
 
 
+@pytest.mark.slow
 def test_padding_that_a_model_was_trained_to_read_is_read(folders):
     model = made(folders["siglip"])
     tokens = model.tokenize(["red"])
@@ -103,6 +105,7 @@ def test_padding_that_a_model_was_trained_to_read_is_read(folders):
     assert torch.equal(read(model, ["red"]).features, theirs)
 
 
+@pytest.mark.slow
 def test_a_layer_in_between(folders):
     last, second = (made(folders["bert"], layer=layer) for layer in (-1, 2))
     assert torch.equal(read(last).features, read(second).features)
@@ -122,6 +125,7 @@ def test_long_texts_are_cut_and_that_is_said_once(folders):
         model.tokenize(TEXTS)
 
 
+@pytest.mark.slow
 def test_precision_is_the_models_own_whatever_surrounds_it(folders):
     single, half = made(folders["bert"]), made(folders["bert"], precision="bf16")
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -166,6 +170,7 @@ def test_adapters_begin_as_nothing_and_learn(folders, kind):
     )
 
 
+@pytest.mark.slow
 def test_adapters_alone_are_saved_and_bring_everything_back(folders):
     model, fresh = moved(made(folders["llama"], lora_rank=3)), made(folders["llama"], lora_rank=3)
     state = model.state_dict()
@@ -178,6 +183,7 @@ def test_adapters_alone_are_saved_and_bring_everything_back(folders):
     assert torch.equal(read(model).features, read(fresh).features)
 
 
+@pytest.mark.slow
 def test_adapters_start_by_seed_without_touching_the_random_state(folders):
     encoder = HuggingFace(str(folders["bert"]), max_tokens=20, lora_rank=2)
     torch.manual_seed(1)
@@ -200,6 +206,7 @@ def test_adapters_start_by_seed_without_touching_the_random_state(folders):
     assert len({each.digest for each in (one, same, other)}) == 2
 
 
+@pytest.mark.slow
 def test_adapters_are_float32_beside_halves_and_move_with_them(folders):
     model = moved(made(folders["llama"], lora_rank=2, precision="bf16"))
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
@@ -231,6 +238,7 @@ def test_an_architecture_nobody_has_chosen_targets_for(folders, monkeypatch):
         made(folders["clip"], lora_rank=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bert", "t5", "bart", "llama"])
 def test_blocks_computed_again_change_no_gradient(folders, kind):
     gradients, passes = [], []
@@ -359,6 +367,7 @@ def test_a_tokeniser_of_another_model_is_noticed(tmp_path):
         model.tokenize(["red circle"])
 
 
+@pytest.mark.slow
 def test_wrong_numbers_are_named(folders):
     for options, message in (
         ({"layer": 3}, r"bert\d': layer\b.* 2\b.* 3$"),
@@ -393,6 +402,7 @@ def test_what_is_not_installed_is_named(package, extra, encoder, monkeypatch):
         encoder.build()
 
 
+@pytest.mark.slow
 def test_four_bits_with_adapters(folders, monkeypatch):
     """`build` makes them on a GPU alone; on a CPU bitsandbytes' numbers are the same, by its
     general way: that of some CPUs wants wider layers."""

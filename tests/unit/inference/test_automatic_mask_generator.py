@@ -78,6 +78,7 @@ def test_records_say_what_they_are(discs, image):
     assert np.allclose(points, [(x, y) for x in (160 / 6, 80, 160 * 5 / 6) for y in (20, 60, 100)])
 
 
+@pytest.mark.slow
 def test_batches_and_groups_change_nothing(discs, image, monkeypatch):
     whole = SamAutomaticMaskGenerator(
         discs, points_per_side=4, output_mode="coco_rle", **NOTHING_FILTERED

@@ -107,6 +107,7 @@ def test_a_mask_alone_and_nothing_at_all_are_prompts(model, pictures):
     assert not np.allclose(nothing[2], fed[2])
 
 
+@pytest.mark.slow
 def test_images_of_different_sizes_go_through_the_encoder_together(model, pictures, monkeypatch):
     predictor, alone = SamPredictor(model), SamPredictor(model)
     calls = []
@@ -140,6 +141,7 @@ def test_a_resized_image_and_blue_first_give_the_same(model, pictures):
         assert (predictor.original_size, predictor.input_size) == ((40, 90), (28, 64))
 
 
+@pytest.mark.slow
 def test_cache_replaces_the_encoder(model, pictures, tmp_path, monkeypatch):
     cache = EmbeddingCache(tmp_path)
     first = SamPredictor(model, cache=cache)

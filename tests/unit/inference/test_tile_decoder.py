@@ -141,6 +141,7 @@ def test_earlier_logits_keep_the_resolution_of_their_tile(by_color, asked, scene
     assert shown.masks is None
 
 
+@pytest.mark.slow
 def test_kept_embeddings_and_logits_are_limited(by_color, asked, scene, monkeypatch):
     image, _ = scene
     monkeypatch.setattr(zoom, "CACHE_BYTES", 1)

@@ -71,6 +71,7 @@ def joined(masks, grid, tolerance=2.0):
     return united(parts, match_masks(parts, scores, tile_index, grid, tolerance))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @settings(deadline=None)
 @given(GRIDS, st.integers(0, 2**31), st.floats(-0.3, 0.3))
@@ -169,6 +170,7 @@ def settings_of(**changed):
     return {"pred_iou_thresh": 0.5, "stability_score_thresh": 0.0, "points_per_side": 16} | changed
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("halo", long_after(1, [8, 0, 32]))
 def test_masks_by_tiles_are_those_of_the_image(by_color, halo, monkeypatch):

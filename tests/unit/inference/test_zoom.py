@@ -163,6 +163,7 @@ def test_what_is_not_zoomed_is_answered_as_without_zoom(model, pictures):
             assert np.array_equal(plain, zoomed)
 
 
+@pytest.mark.slow
 def test_a_crop_that_is_the_whole_image_gives_the_same_answer(model, monkeypatch):
     monkeypatch.setattr(zoom, "WHOLE_FRACTION", np.inf)
     pixels = np.random.default_rng(0).integers(0, 256, (64, 48, 3), np.uint8)
@@ -324,6 +325,7 @@ def test_outside_of_the_crop_nothing_is_foreground(model):
     np.testing.assert_allclose(masks[:, y0:y1, x0:x1], wanted.logits[0], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_each_image_is_zoomed_in_its_own_pixels(model, pictures):
     predictor, box = SamPredictor(model, zoom=True), np.array([10, 12, 22, 25])
     predictor.set_images(pictures)
@@ -345,6 +347,7 @@ def test_an_image_without_its_pixels_cannot_be_zoomed(model):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"zoom": True}, {"tile": 40, "halo": 8}], ids=str)
 @torch.inference_mode()
 def test_predictor_and_evaluation_agree(model, options):

@@ -92,6 +92,7 @@ SUPERVISED = [[1, 0, 0], [0, 1, 0], [1 / 3, 1 / 3, 1 / 3]]
 """Weight of each window: the smallest that holds a clicked square, and all for a box."""
 
 
+@pytest.mark.slow
 def test_values_are_those_of_a_sum_over_samples(case):
     round, targets = case
     loss = WindowLoss(bce_weight=1.5, dice_weight=0.5, iou_weight=4.0, choice_weight=0.0)

@@ -81,6 +81,7 @@ def test_band_and_rim_lie_on_either_side():
     assert not outer_rim(np.ones((3, 4), bool)).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_the_deepest_parts_alone_give_the_same_pixel(seed):
     random = np.random.default_rng(seed)

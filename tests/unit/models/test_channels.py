@@ -31,6 +31,7 @@ def gray_embedding(model, level: torch.Tensor) -> torch.Tensor:
     return model.eval().encode(images.contiguous(), torch.tensor([[64, 64]]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
 def test_weights_for_rgb_see_gray_images_in_five_channels_as_before(name, tmp_path):
@@ -55,6 +56,7 @@ def test_weights_for_rgb_see_gray_images_in_five_channels_as_before(name, tmp_pa
             torch.testing.assert_close(five.state_dict()[key][:, channel], mean * 0.6)
 
 
+@pytest.mark.slow
 def test_one_channel_sums_the_three():
     one = build_model(replace(SPEC, pixels=PixelConfig(1)), 0)
     rgb = build_model(SPEC, 0)
@@ -67,6 +69,7 @@ def test_one_channel_sums_the_three():
         state_dict.fit_weights(one, rgb.state_dict(), "x", resample=False)
 
 
+@pytest.mark.slow
 def test_files_state_the_pixels_and_only_where_they_differ(tmp_path):
     config = replace(SPEC, pixels=PixelConfig(5, percentiles=(0.5, 99.5)))
     assert weight_files.make_spec(config)["pixels"] == {"channels": 5, "percentiles": (0.5, 99.5)}

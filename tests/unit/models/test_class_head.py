@@ -39,6 +39,7 @@ def prompts(multimask_output: bool) -> Prompts:
     return Prompts(points, torch.ones(3, 1, dtype=torch.int64), None, multimask_output)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_each_mask_has_logits_of_all_classes(name):
     """Masks are those of the model without classes, and one mask is classified as among three."""
@@ -84,6 +85,7 @@ def write(config: SamConfig, path) -> Sam:
     return model
 
 
+@pytest.mark.slow
 def test_names_travel_with_the_weights(tmp_path):
     model = build_model(classed(COMPACT), 5)
     official.write_safetensors(model, tmp_path / "a.safetensors")
@@ -92,6 +94,7 @@ def test_names_travel_with_the_weights(tmp_path):
     assert "class_names" not in make_spec(COMPACT)
 
 
+@pytest.mark.slow
 def test_the_head_of_the_same_classes_is_loaded(tmp_path):
     saved = write(classed(SPEC), tmp_path / "a.safetensors")
     model = build_model(classed(SPEC), 0)
@@ -100,6 +103,7 @@ def test_the_head_of_the_same_classes_is_loaded(tmp_path):
     assert all(torch.equal(v, saved.state_dict()[k]) for k, v in model.state_dict().items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stated", [(), ("cat", "dog"), ("dog", "cat", "a bird")])
 @pytest.mark.parametrize("prefix", ["", "decoder:"])
 def test_a_head_of_other_classes_starts_anew(tmp_path, stated, prefix):
@@ -114,6 +118,7 @@ def test_a_head_of_other_classes_starts_anew(tmp_path, stated, prefix):
     assert "mask_decoder.iou_token.weight" in loaded
 
 
+@pytest.mark.slow
 def test_a_head_is_not_dropped_unasked(tmp_path):
     write(classed(SPEC), tmp_path / "a.safetensors")
     model = build_model(SPEC, 0)
@@ -130,6 +135,7 @@ def test_invalid_names_are_refused(names, message):
         replace(SPEC, class_names=names)
 
 
+@pytest.mark.slow
 def test_metas_format_has_no_head(tmp_path):
     with pytest.raises(GigamaskError, match=r"classes.*safetensors"):
         official.write_pth(build_model(classed(SPEC), 0), tmp_path / "a.pth")

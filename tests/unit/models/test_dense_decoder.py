@@ -114,6 +114,7 @@ def test_without_options_it_is_sams_decoder():
     assert SPEC.embedding_channels == SPEC.embedding_dim
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIONS)
 def test_options_have_no_weights(name):
     own, found = (build_model(SPEC, 0), build_model(with_options(OPTIONS[name]), 0))
@@ -185,6 +186,7 @@ def test_the_prior_is_sams_mask_prompt(prompts, has_mask, several):
         assert close(residual.decode(embed(residual), MASK_IMAGE, asked), (added, expected[1]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("custom_init", [False, True])
 @pytest.mark.parametrize("windows", [False, True])
 def test_an_untrained_residual_is_the_prior(prompts, custom_init, windows):
@@ -264,6 +266,7 @@ def test_a_window_is_sams_decoder_on_a_crop_of_the_embedding(prompts, has_mask, 
                 assert torch.allclose(iou[0, k], score[0, k], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_every_part_learns(prompts):
     """All gradients are finite, and zero only where a prompt of its kind is missing."""
     asked, _ = given(prompts, "mixed")
@@ -283,6 +286,7 @@ def test_every_part_learns(prompts):
         }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIONS)
 def test_half_precision_is_close_to_single(prompts, name):
     model = random_model(with_options(OPTIONS[name])).float()

@@ -116,6 +116,7 @@ def test_drop_path_skips_single_images_and_single_branches():
         assert (result[index] - wanted[index]).abs().max() < 1e-12
 
 
+@pytest.mark.slow
 def test_left_out_branches_change_neither_result_nor_gradients():
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(2, 8, 8, 24, dtype=torch.float64, generator=generator)
@@ -197,6 +198,7 @@ def test_offsets_of_fewer_positions_are_those_in_the_middle():
         assert torch.equal(found, 6 + place[:, None] - place.float())
 
 
+@pytest.mark.slow
 def test_a_square_image_is_encoded_as_without_rectangles():
     rectangle, square = rectangular_and_square()
     batch = pictures((64, 64), (64, 60), (57, 64))
@@ -204,6 +206,7 @@ def test_a_square_image_is_encoded_as_without_rectangles():
         assert torch.equal(rectangle.encode(*batch), square.encode(*batch))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoder", [ViT(), ViTTiny(16, 2, 2)])
 def test_rectangles_have_no_padding_and_do_not_depend_on_the_batch(encoder):
     rectangle, _ = rectangular_and_square(encoder=encoder)
@@ -234,6 +237,7 @@ def test_attention_over_a_rectangle_is_that_of_the_definition():
     assert (layer(x) - expected).abs().max() < 1e-12
 
 
+@pytest.mark.slow
 def test_gradients_and_drop_path_go_through_rectangles():
     rectangle, square = rectangular_and_square(drop_path_rate=0.5)
     uniforms = torch.rand(3, 3, 2, generator=torch.Generator().manual_seed(2))

@@ -29,6 +29,7 @@ def test_masks_start_as_similarity():
     assert similarity(custom_init=False) < 0.7
 
 
+@pytest.mark.slow
 def test_background_is_the_start():
     """An average token's mask is background nearly everywhere."""
     decoder = build_model(tiny(), 0).mask_decoder

@@ -40,6 +40,7 @@ def names_of(model: nn.Module) -> set[str]:
     return {path.rpartition(".")[2] for path in adapters_of(model)}
 
 
+@pytest.mark.slow
 def test_the_layers_of_on():
     attention = {"qkv", "proj", "q_proj", "k_proj", "v_proj", "out_proj"}
     assert names_of(adapted()) == attention
@@ -51,6 +52,7 @@ def test_the_layers_of_on():
     assert adapters_of(adapted(on=("k",)))["image_encoder.blocks.1.attn.qkv"] == [(DIM, 2 * DIM)]
 
 
+@pytest.mark.slow
 def test_the_last_blocks_of_the_encoder():
     blocks = {path for path in adapters_of(adapted(last=1)) if path.startswith("image_encoder")}
     assert blocks == {"image_encoder.blocks.1.attn.qkv", "image_encoder.blocks.1.attn.proj"}
@@ -65,6 +67,7 @@ def test_a_decoder_that_is_trained_has_no_adapters():
     assert all(name.startswith("image_encoder.") for name in frozen)
 
 
+@pytest.mark.slow
 def test_new_adapters_change_nothing():
     model = little().build().eval()
     probe = Probe.from_model(model)
@@ -88,6 +91,7 @@ def test_the_merged_model_computes_the_same_bit_for_bit(on, config):
         assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.slow
 def test_the_scale_is_alpha_over_the_rank():
     one, three = (adapted(alpha=alpha) for alpha in (2.0, 6.0))
     weights = [model.image_encoder.blocks[0].attn.qkv.weight for model in (one, three)]
@@ -105,6 +109,7 @@ def test_half_precision_adds_in_float32():
     assert torch.equal(weight, layer.weight)
 
 
+@pytest.mark.slow
 def test_what_unfreeze_names():
     def trained(*names: str) -> set[str]:
         model = little().build()
@@ -144,6 +149,7 @@ def test_settings_that_are_refused(options):
         LoRA(**{"rank": 2, **options})
 
 
+@pytest.mark.slow
 def test_adapters_for_other_weights_are_refused():
     trained, _ = lora.split_trained(adapted())
     other = build_model(SAM2, 0).state_dict()

@@ -34,6 +34,7 @@ def assert_equal(model: Sam, other: Sam) -> None:
     assert all(torch.equal(others[name], value) for name, value in weights.items())
 
 
+@pytest.mark.slow
 def test_a_saved_folder_loads_equal_and_leaves_the_global_random_state(model, tmp_path):
     model.save_pretrained(tmp_path / "new" / "folder")
     before = torch.get_rng_state()
@@ -49,6 +50,7 @@ def test_a_saved_folder_loads_equal_and_leaves_the_global_random_state(model, tm
     ]
 
 
+@pytest.mark.slow
 def test_transformers_loads_a_saved_folder(model, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -82,6 +84,7 @@ def test_other_weights_are_refused(tmp_path, monkeypatch):
             Sam.from_pretrained(path)
 
 
+@pytest.mark.slow
 def test_a_training_may_start_from_the_hub(scenes):
     config = replace(little(), data=(str(scenes),), init="us/sam")
     config.check_inputs()

@@ -60,6 +60,7 @@ def test_a_deeper_model_starts_its_first_blocks_alike():
     )
 
 
+@pytest.mark.slow
 def test_tied_cross_attentions_start_at_one_scaled_orthogonal_matrix():
     transformer = build_model(tiny(), 0).mask_decoder.transformer
     crosses = [transformer.final_attn_token_to_image]
@@ -93,6 +94,7 @@ def test_what_has_no_rule_says_so():
         init_weights(model, 0)
 
 
+@pytest.mark.slow
 def test_padding_is_zero_after_normalising():
     model = build_model(tiny(), 0)
     seen = []
@@ -108,6 +110,7 @@ def test_padding_is_zero_after_normalising():
     assert torch.allclose(pixels[1, :, 49, 127], (images[1, :, 49, 127] - mean) / std, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_what_lies_in_the_padding_does_not_matter():
     model = build_model(tiny(), 0)
     images = torch.full((1, 3, 128, 128), 90, dtype=torch.uint8)
@@ -124,6 +127,7 @@ def test_another_side_is_refused():
         )
 
 
+@pytest.mark.slow
 def test_pixels_become_masks_and_every_part_learns():
     model = build_model(replace(tiny(), drop_path_rate=0.2), 0)
     images = torch.randint(
@@ -265,6 +269,7 @@ def test_what_stands_in_the_place_of_a_missing_mask_is_not_read(double):
     assert all(torch.equal(clean[2][name], other[2][name]) for name in clean[2])
 
 
+@pytest.mark.slow
 def test_masks_with_and_without_mask_prompt_differ_in_half_precision():
     model = build_model(tiny(), 0)
     embedding = model.encode(

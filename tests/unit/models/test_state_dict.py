@@ -208,6 +208,7 @@ def test_paths_that_hold_no_weights_are_named(tmp_path):
         read_weights(tmp_path / "number.pth")
 
 
+@pytest.mark.slow
 def test_specs_that_cannot_be_used_are_named(model, tmp_path):
     save_file(
         to_official(model),
@@ -261,6 +262,7 @@ def test_a_masked_autoencoder_is_saved_read_and_loaded(mae, tmp_path):
         )
 
 
+@pytest.mark.slow
 def test_a_stated_configuration_is_whole(model, tmp_path):
     """What a file leaves out is never guessed, except its kind, a SAM, and what is newer."""
     parts = ("encoder", "decoder")
@@ -291,6 +293,7 @@ def test_a_stated_configuration_is_whole(model, tmp_path):
             read(wrong)
 
 
+@pytest.mark.slow
 def test_a_compact_model_states_its_parts_and_loads_back(tmp_path):
     compact = build_model(COMPACT, 7)
     save_weights(to_official(compact), COMPACT, tmp_path / "model.safetensors")
@@ -303,6 +306,7 @@ def test_a_compact_model_states_its_parts_and_loads_back(tmp_path):
     assert_same(other.state_dict(), compact.state_dict())
 
 
+@pytest.mark.slow
 def test_options_of_the_decoder_are_stated_and_load_back(tmp_path):
     config = replace(SPEC, decoder=DENSE)
     dense = build_model(config, 7)
@@ -472,6 +476,7 @@ def test_resampled_kernel_gives_the_same_output_on_resized_patches():
     assert resample_patch_embed(kernel.float(), 16).dtype == torch.float32
 
 
+@pytest.mark.slow
 def test_a_masked_autoencoder_that_does_not_fit_is_named(mae, tmp_path):
     state = to_official(mae)
     deeper, wider = replace(tiny(), depth=6), replace(tiny(), embed_dim=48)
@@ -512,6 +517,7 @@ def test_mae_and_sam_weights_are_distinguished(mae, model, tmp_path):
     assert_same(model.state_dict(), other.state_dict())
 
 
+@pytest.mark.slow
 def test_weights_that_do_not_fit_name_the_recipe_that_does(model, tmp_path):
     save_weights(to_official(model), model.config, tmp_path / "tiny.safetensors")
     other = build_model(replace(tiny(), embed_dim=48), 0)

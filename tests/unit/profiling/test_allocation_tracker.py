@@ -1,10 +1,12 @@
 """Live bytes of real tensors: each storage counts once, from its creation until it is freed."""
 
+import pytest
 import torch
 
 from gigamask.profiling.dry_run import AllocationTracker
 
 
+@pytest.mark.slow
 def test_storages_count_once_until_they_are_freed():
     with AllocationTracker() as tracker:
         first = torch.zeros(1000)

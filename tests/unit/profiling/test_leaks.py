@@ -54,6 +54,7 @@ def test_what_does_not_grow_for_good_is_no_leak(what):
     assert found(QUIET[what], 20_000) is None
 
 
+@pytest.mark.slow
 def test_allocators_at_random_are_no_leaks():
     for seed in range(10):
         steps = np.cumsum(np.random.default_rng(seed).standard_normal(1000)) * 5 * MB

@@ -81,6 +81,7 @@ def test_growth_is_flagged(step_mb, grew):
     assert ("a growing process may keep" in loader_memory.table(told)) is grew
 
 
+@pytest.mark.slow
 def test_too_few_batches_show_no_growth(scenes, tmp_path):
     with pytest.raises(GigamaskError, match=r"^--batches must be at least 9 .*, got 8$"):
         loader_memory.measure(iter(()), 8, 2, print)

@@ -1,6 +1,7 @@
 import math
 from dataclasses import replace
 
+import pytest
 import torch
 
 from gigamask.prompts.boxes import add_box_noise, corner_labels, jitter_boxes
@@ -23,6 +24,7 @@ def noisy(boxes, scale, noise, std, limit, extent):
     return add_box_noise(boxes, scale, noise, std, limit, extents)
 
 
+@pytest.mark.slow
 def test_each_side_moves_by_itself_with_a_tenth_of_its_extent():
     number = 200_000
     box = repeated([1000.0, 2000.0, 1049.0, 2119.0], number)  # 50 wide, 120 high

@@ -45,6 +45,7 @@ def test_each_pixel_has_an_equal_part_of_the_unit_square():
     assert [tuple(xy) for xy in found.tolist()] == pixels
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     st.integers(0, 2**31),
@@ -214,6 +215,7 @@ def grid(cell_xy, *scales_xy):
     return Targets(masks, masks, torch.zeros(len(masks), 4), cell_xy, scales, extent_xy=far)
 
 
+@pytest.mark.slow
 def test_cells_have_their_centres_in_the_input_and_back():
     square = grid((4.0, 4.0), (1.0, 1.0))
     assert cell_to_input(torch.tensor([[[0, 0], [255, 3]]]), square).tolist() == [
@@ -284,6 +286,7 @@ def test_opencv_finds_the_distances_that_the_passes_of_a_gpu_find(height, width)
     assert squared_edt(masks[:0]).shape == (0, height, width)
 
 
+@pytest.mark.slow
 def test_a_compiler_knows_the_shape_and_dtype_of_the_distances():
     region = torch.ones(2, 5, 7, dtype=torch.bool)
     torch.library.opcheck(torch.ops.gigamask.squared_edt, (region,), test_utils="test_faketensor")

@@ -78,6 +78,7 @@ def test_each_mask_draws_its_own_prompt_kind_with_the_given_probabilities(many):
         assert asked.multimask_output
 
 
+@pytest.mark.slow
 def test_the_numbers_of_points_and_of_positive_ones(many):
     asked = POINTS.next(None, *many, 0.0)
     count = (asked.labels >= 0).sum(1)
@@ -95,6 +96,7 @@ def test_the_numbers_of_points_and_of_positive_ones(many):
     assert asked.has_mask_prompt is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 def test_each_further_point_is_positive_with_the_given_probability(many, share):
     asked = replace(POINTS, positive_prob=share, point_count_probs=(0.1, 0.2, 0.3, 0.4)).next(
@@ -112,6 +114,7 @@ def test_each_further_point_is_positive_with_the_given_probability(many, share):
         assert abs(torch.corrcoef(both.T)[0, 1]) < 5 / len(both) ** 0.5, "each by itself"
 
 
+@pytest.mark.slow
 def test_points_are_uniform_in_the_mask_and_in_the_background_and_never_in_padding(many):
     asked = replace(POINTS, point_count_probs=(0.0, 0.0, 0.0, 0.0, 1.0)).next(None, *many, 0.0)
     assert (asked.labels[:, :5] >= 0).all()

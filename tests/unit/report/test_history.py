@@ -244,6 +244,7 @@ def test_labels_are_as_short_as_distinguishes_runs():
         history.labels([Path("runs/a"), Path.cwd() / "runs" / "a"])
 
 
+@pytest.mark.slow
 def test_torch_is_not_needed(tmp_path):
     """A run is looked at while it trains; a process of its own shows what is imported."""
     code = (

@@ -47,6 +47,7 @@ def test_everything_is_on_one_page(index, tmp_path):
     assert whole.count("data:image/jpeg;base64,") == 3
 
 
+@pytest.mark.slow
 def test_page_omits_what_was_not_requested(index):
     result = clicks.evaluate_clicks(
         build_model(SPEC, 0),

@@ -182,6 +182,7 @@ def test_fields_of_loss_weighted_have_limits(fields, message):
         LossWeighted(**fields)
 
 
+@pytest.mark.slow
 def test_an_order_costs_no_more_than_a_shuffle_of_all_items():
     """At 11.2 million items that is .2 s for 100,000 draws, 2 ms for 1,024."""
 

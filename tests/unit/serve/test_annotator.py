@@ -44,6 +44,7 @@ def dense(found, key):
     return RLEMasks.from_coco([found.objects[key].mask], SIZE).to_dense()[0]
 
 
+@pytest.mark.slow
 def test_prompts_on_an_object_are_the_sessions_steps(annotator):
     first, second = PromptStep(point=(20.0, 10.0)), PromptStep(point=(5.0, 5.0), foreground=False)
     found = annotator.prompt(0, 0, "object", first)
@@ -137,6 +138,7 @@ def propose(annotator):
     return proposals
 
 
+@pytest.mark.slow
 def test_remaining_images_get_proposals_and_the_certain_ones_are_accepted(annotator):
     annotator.stroke(0, 0, "object", Stroke(((10.0, 10.0),), 4.0))
     proposals = propose(annotator)
@@ -156,6 +158,7 @@ def test_remaining_images_get_proposals_and_the_certain_ones_are_accepted(annota
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 @pytest.mark.parametrize(("named", "category"), [("cell", "cell"), ("dog", "object")])
 def test_proposals_get_the_category_of_their_class_if_there_is_one(annotator, named, category):
     names = ("cell", "dog")
@@ -170,6 +173,7 @@ def test_proposals_get_the_category_of_their_class_if_there_is_one(annotator, na
     assert {each.category for each in objects} == {category}
 
 
+@pytest.mark.slow
 def test_a_proposal_is_corrected_by_clicks(annotator):
     propose(annotator)
     found = annotator.project.read(1)
@@ -256,6 +260,7 @@ def test_a_session_that_stops_ends_what_it_generates(annotator, session):
         session.all_masks(key)
 
 
+@pytest.mark.slow
 def test_masks_remember_how_they_came_and_by_which_model(annotator):
     def came(found, key):
         return found.objects[key].came, found.objects[key].model, found.objects[key].is_truth

@@ -22,6 +22,7 @@ def shown(client):
     ).json()["id"]
 
 
+@pytest.mark.slow
 def test_status_lists_what_is_available(client):
     assert client.get("/api/about").json() | {"version": ""} == {
         "version": "",
@@ -35,6 +36,7 @@ def test_status_lists_what_is_available(client):
     }
 
 
+@pytest.mark.slow
 def test_the_pages_own_files_are_sent_and_no_others(client):
     page = client.get("/")
     assert page.headers["content-type"].startswith("text/html")
@@ -69,6 +71,7 @@ def test_image_is_uploaded_embedded_prompted_and_sent_back(client):
     assert sent.content[:2] == b"\xff\xd8"
 
 
+@pytest.mark.slow
 def test_a_second_model_answers_the_same_prompts(session, model):
     other = build_model(replace(SPEC, custom_init=True), 7).eval()
     state = AppState(session, weights="one", compared=Session(other), compared_weights="two")
@@ -82,6 +85,7 @@ def test_a_second_model_answers_the_same_prompts(session, model):
     assert found == expected[0]
 
 
+@pytest.mark.slow
 def test_all_masks_of_an_image_of_the_data_are_the_models(client):
     """No mask of an untrained model passes the thresholds, but the image has annotations."""
     told = client.post("/api/images/from-dataset/2", json={}).json()
@@ -89,6 +93,7 @@ def test_all_masks_of_an_image_of_the_data_are_the_models(client):
     assert client.post(f"/api/images/{told['id']}/all-masks", json={}).json() == []
 
 
+@pytest.mark.slow
 def test_data_and_runs_are_listed(client):
     assert len(client.get("/api/data/images?first=2&count=3").json()) == 3
     assert client.get("/api/data/images/2").json()["row"] == 2
@@ -107,6 +112,7 @@ def test_data_and_runs_are_listed(client):
     assert client.get("/api/runs").json() == []
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "path", "json", "status", "words"),

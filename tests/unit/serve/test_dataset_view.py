@@ -25,6 +25,7 @@ def test_shards_counts_and_samplers_are_listed(dataset, index):
     assert told["samplers"] == list(registry.COMPONENTS["sampler"][1])
 
 
+@pytest.mark.slow
 def test_shard_offsets_are_listed(tmp_path):
     scenes.write(str(tmp_path), 6, seed=1, shard_images=2)
     told = DatasetView(indexes.build(tmp_path, tmp_path / "index")).overview()

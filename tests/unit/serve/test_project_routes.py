@@ -36,6 +36,7 @@ def client(project, session):
     return TestClient(build(AppState(session, weights="little", project=state)))
 
 
+@pytest.mark.slow
 def test_an_image_is_opened_drawn_on_and_marked_as_done(client, session, monkeypatch):
     asked = []
 
@@ -66,6 +67,7 @@ def test_an_image_is_opened_drawn_on_and_marked_as_done(client, session, monkeyp
     assert client.get("/api/project/loop").json()["training"] == {"state": "none"}
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "body", "status", "words"),
@@ -99,6 +101,7 @@ def test_wrong_requests_get_one_line_and_change_nothing(client, project, path, b
     assert not (project.folder / "annotations").exists()
 
 
+@pytest.mark.slow
 def test_categories_have_different_names(client, project):
     given = [{"name": "cell", "color": "#112233"}, {"name": "cell", "color": "#445566"}]
     assert client.post("/api/project/categories", json={"categories": given}).status_code == 422
@@ -109,6 +112,7 @@ def test_categories_have_different_names(client, project):
     assert [each.name for each in project.content.categories] == ["cell", "nucleus"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "9" * 400])
 @pytest.mark.parametrize(
     ("path", "body"),
@@ -137,6 +141,7 @@ def test_no_number_from_outside_is_used_unless_it_is_finite_and_in_range(
     assert project.read(0).version == 0
 
 
+@pytest.mark.slow
 def test_only_pictures_of_the_version_that_was_asked_for_are_kept_by_browsers(
     client, project, session, monkeypatch
 ):
@@ -164,6 +169,7 @@ def test_only_pictures_of_the_version_that_was_asked_for_are_kept_by_browsers(
     assert listed() != second
 
 
+@pytest.mark.slow
 def test_a_page_of_another_project_changes_nothing(client, project):
     mine = client.get("/api/about").json()["project"]
     for identity, status in (("another", 410), (mine, 200)):

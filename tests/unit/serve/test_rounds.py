@@ -67,6 +67,7 @@ def settings_of(folder):
     return read_json(folder / SETTINGS, training_round.RoundSettings)
 
 
+@pytest.mark.slow
 def test_images_of_16_bits_are_trained_on_as_they_are_shown(rounds, monkeypatch):
     """By the window that the page was given, or else by percentiles; others state neither."""
     start(rounds, monkeypatch, 75)
@@ -94,6 +95,7 @@ def test_models_without_a_window_read_images_by_that_of_the_project(rounds):
         assert rounds.annotator.session.model.config.pixels.window == expected
 
 
+@pytest.mark.slow
 def test_two_categories_are_trained_as_classes(rounds, monkeypatch):
     start(rounds, monkeypatch, 75)
     folder = rounds.folder / "0001"
@@ -104,6 +106,7 @@ def test_two_categories_are_trained_as_classes(rounds, monkeypatch):
     assert make_config(folder, settings_of(folder)).model.class_names == ("object", "cell")
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_a_round_is_trained_compared_and_used(rounds, monkeypatch):
     start(rounds, monkeypatch, 75)

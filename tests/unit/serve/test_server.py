@@ -56,6 +56,7 @@ class SlowRuns(RunsView):
         return []
 
 
+@pytest.mark.slow
 def test_connections_without_a_request_are_closed(monkeypatch, tmp_path):
     """They would otherwise keep others out; a request in progress is not closed."""
     monkeypatch.setattr(server, "HEAD_TIMEOUT_S", 0.1)

@@ -270,6 +270,7 @@ def test_masks_have_the_likeliest_class_and_its_probability():
     assert {each["category"] for each in session.all_masks(key)} <= {"cat", "dog"}
 
 
+@pytest.mark.slow
 def test_large_pictures_are_answered_by_tiles_and_small_ones_are_not(model):
     tiles = {"tile": 32, "halo": 8}
     anything = {"points_per_side": 2, "pred_iou_thresh": 0.0, "stability_score_thresh": 0.0}

@@ -21,6 +21,7 @@ def test_large_sample_is_like_sa1b():
     assert (entry.masks.areas() > 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(1, 1), (7, 400), (64, 48)])
 def test_any_size_has_as_many_masks_as_requested(size):
     jpg, json = large_sample.make(size, 30, seed=3)

@@ -39,6 +39,7 @@ def test_shards_hold_numbered_pairs(shards):
 
 
 # pycocotools passes numpy 2 no copy keyword.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:__array__ implementation")
 def test_json_is_as_sa1b_writes_it(shards):
     for path in shards:
@@ -157,6 +158,7 @@ def test_masks_follow_what_can_be_seen():
     assert np.quantile(ratios, 0.1) > 0.9
 
 
+@pytest.mark.slow
 def test_any_size_can_be_made(tmp_path):
     scene = compose_scene(0, 0, long_side=(1000, 1000))
     assert max(scene.masks.size) == 1000

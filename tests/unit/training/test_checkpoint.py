@@ -146,6 +146,7 @@ def test_flipped_bits_of_a_checkpoint_are_found_however_it_is_named(run, tmp_pat
         (tmp_path / "copy" / checkpoint.MODEL).write_bytes(content)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [checkpoint.MODEL, checkpoint.OPTIMIZER, checkpoint.MANIFEST])
 def test_a_checkpoint_that_may_not_be_read_is_not_called_damaged(run, name, monkeypatch):
     """The permission is refused by a patch, since root may read everything."""
@@ -174,6 +175,7 @@ def test_a_checkpoint_that_may_not_be_read_is_not_called_damaged(run, name, monk
             use()
 
 
+@pytest.mark.slow
 def test_messages_name_file_and_numbers(run):
     folder = checkpoint.save(state_at(run, 1), run)
     written = (folder / checkpoint.MANIFEST).read_text()
@@ -280,6 +282,7 @@ def failing(monkeypatch, k):
         yield left
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_says_so(run):
     """What safetensors raises is no OSError by itself."""
     state = state_at(run, 1)
@@ -384,6 +387,7 @@ def test_scores_that_mean_another_thing_are_not_compared(run):
     assert (newest.parent / "best").resolve() == newest.resolve()
 
 
+@pytest.mark.slow
 def test_a_rating_that_fails_leaves_the_checkpoint_whole(run, monkeypatch):
     folder = checkpoint.save(state_at(run, 1), run)
     with monkeypatch.context() as patch:

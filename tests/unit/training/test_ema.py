@@ -61,6 +61,7 @@ def test_the_average_is_that_of_the_formula():
         assert torch.allclose(average.double(), expected[name], rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_trainable_parameters_are_averaged_in_any_training():
     assert TrainState.initialize(little(), CPU).average is None
     for run in (mae_tiny(), replace(little(), freeze=("prompt_encoder",))):

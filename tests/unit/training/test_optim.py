@@ -227,6 +227,7 @@ def updated(optimizer, steps: int) -> tuple[torch.nn.Linear, torch.optim.Optimiz
     return layer, built
 
 
+@pytest.mark.slow
 def test_eight_bits_hold_the_moments_in_a_quarter_and_move_as_adamw_does():
     (ours, built), (theirs, _) = (
         updated(kind(lr=1e-3, weight_decay=0.0), 20) for kind in (AdamW8bit, AdamW)

@@ -135,6 +135,7 @@ def test_a_frozen_encoder_is_not_thinned(batch, parts):
     assert torch.equal(*losses) == (parts == ("image_encoder",))
 
 
+@pytest.mark.slow
 def test_unknown_frozen_parts_and_nothing_trainable_are_reported():
     run = little()
     known = "image_encoder, prompt_encoder, mask_decoder, .*image_encoder.pos_embed"
@@ -148,6 +149,7 @@ def test_unknown_frozen_parts_and_nothing_trainable_are_reported():
         replace(run, data=("x",), freeze=("image_encoder",)).check()
 
 
+@pytest.mark.slow
 def test_what_no_weights_were_loaded_into_is_not_frozen(tmp_path):
     """An MAE has no neck; its blocks may be frozen, for without relative positions they are its."""
     run, size = little(), little().model
@@ -172,6 +174,7 @@ def test_what_no_weights_were_loaded_into_is_not_frozen(tmp_path):
         replace(run, data=("x",), freeze=("prompt_encoder",)).check_inputs()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_frozen_training_goes_on_bit_for_bit_and_keeps_its_encoder(tmp_path, scenes):
     init = tmp_path / "init.safetensors"

@@ -103,6 +103,7 @@ class SGD(Optimizer):
         return [torch.optim.SGD(model.parameters())]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [AdamW(), MuonAdamW(muon_kernels=True), SGD()])
 @pytest.mark.parametrize(
     "task", [Pull(slope=float("nan")), Pull(slope=float("inf")), Pull(slope=1.0, pieces=0)]
@@ -187,6 +188,7 @@ def test_nan_loss_affects_only_its_own_sample():
     assert found.losses[0].isnan()
 
 
+@pytest.mark.slow
 def test_more_parts_than_are_exchanged_are_refused(state):
     found = StepMetrics.zero(1, torch.zeros(()))
     found.sums = {str(number): torch.tensor(1.0) for number in range(17)}

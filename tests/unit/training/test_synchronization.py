@@ -45,6 +45,7 @@ def test_no_value_is_read(recipe, monkeypatch):
     run_step(replace(recipe(), optimizer=AdamW()), monkeypatch)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_another_optimizer_reads_none(recipe, monkeypatch):
@@ -54,6 +55,7 @@ def test_another_optimizer_reads_none(recipe, monkeypatch):
     run_step(run, monkeypatch, masks=2)
 
 
+@pytest.mark.slow
 def test_a_read_value_is_noticed(monkeypatch):
     make_targets = SamTask.make_targets
 

@@ -98,6 +98,7 @@ def test_the_largest_micro_batch_of_a_gpu_is_chosen():
     assert changed.micro_batch_size == 2, "as it was chosen"
 
 
+@pytest.mark.slow
 def test_what_the_gpu_needs_for_itself_is_kept_free(monkeypatch):
     found = known_dry_run(plan.resolve(CPU, Hardware()), "cpu", 2)
     monkeypatch.setattr(fitting, "dry_run", lambda *_: found)

@@ -174,6 +174,7 @@ def test_partial_dry_runs_of_changes_equal_whole_ones(change):
     assert part.activation_bytes == whole.activation_bytes
 
 
+@pytest.mark.slow
 def test_which_part_of_a_change_is_run(monkeypatch):
     dry_runs = []
 
@@ -461,6 +462,7 @@ def test_a_plan_without_a_gpu_for_a_cpu_that_mines_single_masks(quick):
     assert "fits" not in found
 
 
+@pytest.mark.slow
 def test_hours_use_measured_utilization(quick, monkeypatch):
     """SAM's 68 hours come out of its FLOPs, 256 A100, and the fraction of their peak that they
     imply."""

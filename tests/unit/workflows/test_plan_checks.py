@@ -34,6 +34,7 @@ def lines_of_plan(words):
         return [str(error).partition("; see 'gigamask")[0]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -67,6 +68,7 @@ def test_what_training_refuses_the_plan_refuses_or_states(words, scenes, tmp_pat
     assert any(line.startswith(expected) for line in lines) if expected else lines == []
 
 
+@pytest.mark.slow
 def test_weights_that_are_here_must_fit():
     config = recipes.make("tiny").with_(init="starter")
     with pytest.raises(GigamaskError, match=r"--model.encoder conv_pyramid"):
@@ -74,6 +76,7 @@ def test_weights_that_are_here_must_fit():
     assert check_trainable(recipes.make("compact").with_(init="starter")) == []
 
 
+@pytest.mark.slow
 def test_a_teacher_that_is_not_here_is_planned_as_vit_h_where_it_fits():
     [line] = check_trainable(recipes.make("edge_sam").with_(teacher="vit_h.pth"))
     assert line.startswith("--teacher vit_h.pth")

@@ -81,6 +81,7 @@ def test_an_interrupted_command_resumes(masks, pictures, tmp_path):
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "straight" / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_numbers_in_a_tar_are_those_of_this_command(masks, pictures, tmp_path):
     """A json that was made as one of other images is packed under the number it has now."""
     output = Output(tmp_path / "out", to=("shards",))
@@ -176,6 +177,7 @@ def test_no_more_masks_are_written_than_readers_take(masks, pictures, tmp_path, 
     assert json.loads((tmp_path / "out" / "13.json").read_bytes())["annotations"] == []
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_an_error(masks, pictures, tmp_path, monkeypatch):
     monkeypatch.setattr(tar, "write", partial(_full))
     with pytest.raises(
@@ -198,6 +200,7 @@ def test_no_path_is_no_image(tmp_path):
         find_images([], str(tmp_path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("orientation", [3, 6])
 def test_files_are_segmented_upright_and_members_of_tars_as_stored(masks, tmp_path, orientation):
     """The JSON, the tar and the picture agree; a tar's masks refer to its pixels as stored."""
@@ -225,6 +228,7 @@ def test_files_are_segmented_upright_and_members_of_tars_as_stored(masks, tmp_pa
         assert cv2.imread(str(seen)).shape == pixels.shape
 
 
+@pytest.mark.slow
 def test_masks_are_written_in_other_formats_too(masks, pictures, tmp_path):
     table = tmp_path / "regions.csv"
     output = Output(tmp_path / "out", ("coco", "labels"), polygons=True, table=table)

@@ -65,6 +65,7 @@ def test_wrong_words_are_one_line(words, message):
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_measured_is_named(scenes, tmp_path):
     for words, message in (
         (

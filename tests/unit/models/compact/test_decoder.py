@@ -54,6 +54,7 @@ def one(prompts: Prompts, m: int, has_mask: bool) -> Prompts:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("several", [True, False])
 @pytest.mark.parametrize("has_mask", ["none", "mixed", "all"])
 def test_each_prompt_is_answered_as_if_alone(case, several, has_mask):
@@ -78,6 +79,7 @@ def test_each_prompt_is_answered_as_if_alone(case, several, has_mask):
         assert torch.allclose(iou[m], alone[1][0], rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_what_stands_in_the_place_of_a_missing_mask_is_not_read(case):
     model, embedding, prompts = case
     prompts = replace(prompts, has_mask_prompt=HAS_MASK)
@@ -104,6 +106,7 @@ def test_tokens_that_only_pad_change_nothing(case):
         assert torch.allclose(found, expected, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_single_output_is_the_best_of_three_or_the_middle_window(case):
     model, embedding, prompts = case
     mixed = replace(prompts, has_mask_prompt=HAS_MASK)
@@ -146,6 +149,7 @@ def iou_of(found: Tensor, expected: Tensor) -> float:
     return float((found & expected).sum() / (found | expected).sum())
 
 
+@pytest.mark.slow
 def test_an_untrained_model_answers_with_the_prior():
     """A box's ellipse, a click's disc in each of its windows, the mask of a mask prompt."""
     model = build_model(COMPACT, 0)
@@ -202,6 +206,7 @@ def test_prompt_decoder_hands_on_the_windows(case):
     assert torch.equal(best.iou_predictions[:, 0], full.iou_predictions[rows, index])
 
 
+@pytest.mark.slow
 def test_every_part_learns(case):
     """All gradients are finite, and zero only where a prompt of its kind is missing."""
     model, embedding, prompts = case

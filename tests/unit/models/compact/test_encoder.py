@@ -41,6 +41,7 @@ def gradients(encoder, pixels: Tensor) -> list[Tensor]:
     return [parameter.grad for parameter in encoder.parameters()]
 
 
+@pytest.mark.slow
 def test_masked_padding_is_as_no_padding(encoder, monkeypatch):
     """A GPU's way and a CPU's, with their gradients."""
     pixels = pictures(SIZES)
