@@ -2,8 +2,9 @@
 
 Starts `gigamask serve --project` on synthetic scenes of SA-1B's size, embeds them, and asks for the
 mask under the pointer: one request after another, then one of each annotator at the same time, and
-then those of annotators who move on as soon as they see a mask. With --photographs, it measures how
-long the thread of the page, in chromium, works to open one of many and to act on it.
+then those of annotators who move on as soon as they see a mask. With --photographs, a tenth of them
+annotated, it measures how long the server takes to state the loop of training, and how long
+the thread of the page, in chromium, works to open one of many and to act on it.
 
 Run: python -m benchmarks.annotators [--weights WEIGHTS] [--long-side PX] [--photographs N]
 """
@@ -18,14 +19,18 @@ import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from threading import local
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
+from urllib.request import urlopen
 
 import numpy as np
 import psutil
 
 from gigamask.data.image import write_png
+from gigamask.masks.rle import RLEMasks
+from gigamask.serve.project import Edit, ImageEdits, MaskObject, Project
 from gigamask.synthetic.scenes import compose_scene
 
 IMAGES = 3
@@ -171,6 +176,30 @@ def write_photographs(folder: Path, count: int) -> list[tuple[int, int]]:
     return [pixels.shape[:2]]
 
 
+def annotate(folder: Path, photos: Path, size: tuple[int, int]) -> None:
+    """Annotate every tenth photograph: eight objects of two clicks each, which are accepted."""
+    with Project.open(folder, photos) as project:
+        dense = np.eye(*size, dtype=bool)[None]
+        mask = MaskObject(RLEMasks.from_dense(dense).to_coco()[0].decode(), origin="clicked")
+        for row in range(0, len(project.names), 10):
+            edits = ImageEdits(size)
+            for key in range(1, 9):
+                for each in (mask, mask, replace(mask, accepted=True)):
+                    edits = edits.with_edit(project.stamped(Edit("prompt", {key: each})))
+            project.change(row, 0, lambda _, edits=edits: edits, size)
+
+
+def measure_loop(address: str) -> None:
+    """Print how long the server takes to state the loop of training, as a page asks for it."""
+    times = []
+    for _ in range(OPENED):
+        start_s = time.perf_counter()
+        with urlopen(urljoin(address, "/api/project/loop")) as answer:
+            answer.read()
+        times.append(1000 * (time.perf_counter() - start_s))
+    print(f"the loop: {times[0]:.0f} ms at first, then {np.median(times[1:]):.0f} ms")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Start the page and measure it."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -183,6 +212,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         photos = Path(folder) / "photos"
         photos.mkdir()
         sizes = write_photographs(photos, options.photographs) if options.photographs else []
+        if options.photographs:
+            annotate(Path(folder) / "project", photos, sizes[0])
         for i in range(0 if options.photographs else IMAGES):
             pixels = compose_scene(0, i, (options.long_side, options.long_side)).pixels
             sizes.append(pixels.shape[:2])
@@ -196,6 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 address = process.stdout.readline().strip()
                 print(f"{options.weights}, images of {sizes} px")
                 if options.photographs:
+                    measure_loop(address)
                     measure_page(address)
                     return
                 measure(address, psutil.Process(process.pid), sizes, options.clicks)

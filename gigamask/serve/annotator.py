@@ -17,8 +17,8 @@ from gigamask.errors import GigamaskError
 from gigamask.masks.boundary import farthest_point
 from gigamask.masks.components import connected_components, paste, subtract
 from gigamask.masks.rle import RLEMasks, union
-from gigamask.serve.lost_images import printable
 from gigamask.serve.open_images import NotFoundError
+from gigamask.serve.photographs import utf8_name
 from gigamask.serve.pictures import file_version
 from gigamask.serve.project import UNEDITED, Edit, ImageEdits, MaskObject, Origin, Project
 from gigamask.serve.prompt_steps import PromptStep, checked_points
@@ -67,11 +67,12 @@ class Annotator:
     def open(self, row: int) -> dict[str, Any]:
         """Open an image and return its name, size and objects."""
         key, size = self.with_key(row)
-        name = self.project.summary()[row]["name"]
+        stored = self.project.names[row]
+        name = utf8_name(stored)
         facts = {"row": row, "name": name, "height": size[0], "width": size[1]}
         facts["shows"] = version_shown(self, row)
         notes = [self.session.images.get(key).note]
-        if self.project.names[row] != printable(self.project.names[row]):
+        if stored != name:
             notes.append("its name is not UTF-8: exports leave it out until it is renamed")
         facts["note"] = "; ".join(filter(None, notes))
         return facts | to_json(self.project.read(row, size))

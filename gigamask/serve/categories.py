@@ -6,9 +6,8 @@ import msgspec
 
 from gigamask import files
 from gigamask.errors import GigamaskError
-from gigamask.serialization import read_json
-from gigamask.serve.photographs import ANNOTATIONS, SUFFIX, annotated_names
-from gigamask.serve.project import MAX_FILE_BYTES, Edit, ImageEdits, ObjectCategory, Project
+from gigamask.serve.photographs import annotated_names, annotations_of
+from gigamask.serve.project import Edit, ImageEdits, ObjectCategory, Project, read_edits
 
 
 def change_category(project: Project, name: str, new: ObjectCategory) -> dict[str, int]:
@@ -53,9 +52,9 @@ def _rename(project: Project, image: str, row: int | None, names: tuple[str, str
 
     The image has no row if it is missing.
     """
-    path = project.folder / ANNOTATIONS / f"{image}{SUFFIX}"
+    path = annotations_of(project.folder, image)
     try:
-        found = read_json(path, ImageEdits, 4 * MAX_FILE_BYTES)
+        found = read_edits(path)
     except GigamaskError:  # the page names it
         return 0
     old, _ = names

@@ -3,42 +3,29 @@
 Nothing of it is deleted. Images that were renamed are paired with their annotations by content.
 """
 
-import os
 from pathlib import Path
 
 from gigamask.errors import GigamaskError, counted
-from gigamask.serialization import read_json
-from gigamask.serve.photographs import ANNOTATIONS, SUFFIX, annotated_names, find_by_content
-from gigamask.serve.project import MAX_FILE_BYTES, ImageEdits, Project
+from gigamask.serve.photographs import (
+    annotated_names,
+    annotations_of,
+    find_by_content,
+    utf8_name,
+)
+from gigamask.serve.project import Project
 
 MOST_NAMED = 3
-
-
-def missing_images(project: Project) -> dict[str, int | None]:
-    """Return the accepted masks of each annotated image that is not in the folder.
-
-    The number is None if its annotations cannot be read.
-    """
-    found: dict[str, int | None] = {}
-    for name in project.missing:
-        path = project.folder / ANNOTATIONS / f"{name}{SUFFIX}"
-        try:
-            objects = read_json(path, ImageEdits, 4 * MAX_FILE_BYTES).objects
-            found[name] = sum(each.accepted for each in objects.values())
-        except GigamaskError:
-            found[name] = None
-    return found
 
 
 def unused(project: Project) -> list[str]:
     """Return a line for each image whose annotations are not used, and why."""
     lines = [
-        f"{printable(name)}: is not in the folder any more, so its "
+        f"{utf8_name(name)}: is not in the folder any more, so its "
         + ("annotations" if masks is None else counted(masks, "mask"))
         + " cannot be used; put it back, or pair it with its new name"
-        for name, masks in missing_images(project).items()
+        for name, masks in project.missing.items()
     ]
-    lines += [not_utf8(name) for name in project.names if name != printable(name)]
+    lines += [not_utf8(name) for name in project.names if name != utf8_name(name)]
     damaged = [each for each in project.summary() if each["status"] == "damaged"]
     return lines + [
         f"{each['name']}: its annotations cannot be used: {each['fault']}" for each in damaged
@@ -70,9 +57,7 @@ def pair_by_content(project: Project) -> dict[str, str]:
         root = Path(project.content.images)
         pairs = find_by_content(project.folder, project.missing, root, free)
         for old, new in pairs.items():
-            source, target = (
-                project.folder / ANNOTATIONS / f"{name}{SUFFIX}" for name in (old, new)
-            )
+            source, target = (annotations_of(project.folder, name) for name in (old, new))
             try:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 source.rename(target)
@@ -81,7 +66,7 @@ def pair_by_content(project: Project) -> dict[str, str]:
                     f"{target}: cannot be written ({error.strerror}); correct the permissions, and "
                     "pair again"
                 ) from None
-            project.missing.remove(old)
+            del project.missing[old]
             row = project.names.index(new)
             project.summaries.rows.pop(row, None)
         project.summary()
@@ -90,10 +75,4 @@ def pair_by_content(project: Project) -> dict[str, str]:
 
 def not_utf8(name: str) -> str:
     """Return why an image is left out of exports whose file name is not UTF-8."""
-    shown = os.fsencode(name).decode(errors="backslashreplace")
-    return f"{shown}: its name is not UTF-8, so exports leave it out; rename it"
-
-
-def printable(name: str) -> str:
-    """Return a file name with replacement characters for what is not Unicode."""
-    return name.encode("utf-8", "replace").decode()
+    return f"{utf8_name(name)}: its name is not UTF-8, so exports leave it out; rename it"

@@ -1,4 +1,4 @@
-"""The photographs of a project by their content: to find those that were renamed or moved."""
+"""The photographs of a project: their names, their files of annotations, and their content."""
 
 import os
 from collections import defaultdict
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
-from gigamask.errors import GigamaskError
+from gigamask.errors import GigamaskError, counted
 from gigamask.serialization import read_json
 
 ANNOTATIONS = "annotations"
@@ -26,6 +26,30 @@ class FileContent:
 @dataclass(frozen=True)
 class _Annotated:
     content: FileContent | None = None
+
+
+def annotations_of(folder: Path, name: str) -> Path:
+    """Return the file of the edits of an image.
+
+    Args:
+        folder: The project folder.
+        name: Path of the image within the folder of images.
+    """
+    return folder / ANNOTATIONS / f"{name}{SUFFIX}"
+
+
+def utf8_name(name: str) -> str:
+    """Return a file name with escapes for what is not UTF-8."""
+    return os.fsencode(name).decode(errors="backslashreplace")
+
+
+def stamp_of(path: Path | str) -> tuple[int, ...] | None:
+    """Return what differs whenever a file was written again; None if there is no such file."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
 
 
 def content_of(path: Path | str) -> FileContent | None:
@@ -66,7 +90,7 @@ def find_by_content(
     Returns:
         New name by old name, of the images that one candidate equals, and no other.
     """
-    wanted = {name: _stated(folder / ANNOTATIONS / f"{name}{SUFFIX}") for name in missing}
+    wanted = {name: _stated(annotations_of(folder, name)) for name in missing}
     sizes = {content.bytes for content in wanted.values() if content}
     found: Mapping[FileContent, list[str]] = defaultdict(list)
     for name in candidates:
@@ -78,6 +102,31 @@ def find_by_content(
         for name, content in wanted.items()
         if content and len(found[content]) == claims.count(content) == 1
     }
+
+
+def missing_names(folder: Path, root: str, names: list[str]) -> list[str]:
+    """Return the annotated images that are not in the folder of images.
+
+    Args:
+        folder: The project folder.
+        root: Folder of the images.
+        names: Names of the images in it.
+
+    Raises:
+        GigamaskError: Most are not, and none was renamed within it: it is another folder.
+    """
+    known = annotated_names(folder)
+    missing = sorted(known - set(names))
+    if 2 * len(missing) <= len(known):
+        return missing
+    others = (name for name in names if name not in known)
+    renamed = find_by_content(folder, missing, Path(root), others).items()
+    if all(f"/{new}".endswith(f"/{old}") or f"/{old}".endswith(f"/{new}") for old, new in renamed):
+        raise GigamaskError(
+            f"--images {root}: {counted(len(missing), 'annotated image')} of --project {folder} "
+            f"are not there, such as {missing[0]}; give the folder of the project's images"
+        )
+    return missing
 
 
 def _stated(path: Path) -> FileContent | None:

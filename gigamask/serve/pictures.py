@@ -14,6 +14,7 @@ from fastapi import Query
 from fastapi.responses import Response
 
 from gigamask import __version__
+from gigamask.serve.photographs import stamp_of
 
 KEPT, NOT_KEPT = "private, max-age=3600", "no-store"
 
@@ -34,12 +35,8 @@ def file_version(path: Path | str, *facts: object) -> str:
         path: The file: its absolute path, size, and times of modification and change count.
         *facts: What else the picture depends on, such as the window of its pixels.
     """
-    try:
-        found = os.stat(path)
-    except OSError:
-        return ""
-    times = found.st_mtime_ns, found.st_ctime_ns, found.st_ino
-    return version_of(os.path.abspath(path), found.st_size, times, *facts)
+    stamp = stamp_of(path)
+    return "" if stamp is None else version_of(os.path.abspath(path), stamp, *facts)
 
 
 def picture_response(

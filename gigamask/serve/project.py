@@ -11,11 +11,10 @@ import math
 import os
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,16 +23,17 @@ import msgspec
 from gigamask import files
 from gigamask.data import image_folder
 from gigamask.data.file_lock import exclusive_lock, folder_lock
-from gigamask.errors import GigamaskError, counted
+from gigamask.errors import GigamaskError
 from gigamask.pixels import WindowOptions
 from gigamask.serialization import read_json
 from gigamask.serve.open_images import NotFoundError
 from gigamask.serve.photographs import (
-    ANNOTATIONS,
     FileContent,
-    annotated_names,
+    annotations_of,
     content_of,
-    find_by_content,
+    missing_names,
+    stamp_of,
+    utf8_name,
 )
 from gigamask.serve.prompt_steps import PromptStep
 
@@ -124,6 +124,21 @@ class MaskObject:
 Objects = dict[int, MaskObject]
 
 
+@dataclass
+class MaskCost:
+    """Clicks and seconds while a model was in use, and the masks accepted then, by origin."""
+
+    clicks: int = 0
+    seconds: float = 0.0
+    origins: Counter[Origin] = field(default_factory=Counter)
+
+    def add(self, other: "MaskCost") -> None:
+        """Add what other masks cost."""
+        self.clicks += other.clicks
+        self.seconds += other.seconds
+        self.origins += other.origins
+
+
 @dataclass(frozen=True)
 class Edit:
     """What an edit changed: objects by id, None if deleted; its time and the number of the round
@@ -195,27 +210,24 @@ class ImageEdits:
             raise GigamaskError(f"there is nothing to {'undo' if by < 0 else 'redo'}")
         return replace(self, applied=applied)
 
-    def efforts(self) -> Iterator[tuple[int, int, float]]:
-        """Yield the model that was in use, the clicks, and the seconds of each applied edit."""
-        last_s = None
+    def costs(self) -> "dict[int, MaskCost]":
+        """Return what the accepted masks cost by the model that was in use, 0 for the first."""
+        found: dict[int, MaskCost] = defaultdict(MaskCost)
+        last_s, accepted_in = None, dict[int, int]()
         for edit in self.edits[: self.applied]:
             gap_s = 0.0 if last_s is None else min(max(edit.time - last_s, 0.0), IDLE_S)
-            seconds = 0.0 if edit.kind in MACHINE else gap_s
-            yield edit.round, int(edit.kind in WORK), seconds
+            found[edit.round].clicks += edit.kind in WORK
+            found[edit.round].seconds += 0.0 if edit.kind in MACHINE else gap_s
             last_s = edit.time
-
-    def accepted_in(self) -> Iterator[tuple[int, Origin]]:
-        """Yield for each accepted object the model in use when it was accepted, and how it came."""
-        rounds: dict[int, int] = {}
-        for edit in self.edits[: self.applied]:
             for key, changed in edit.changes.items():
                 if changed is None or not changed.accepted:
-                    rounds.pop(key, None)
+                    accepted_in.pop(key, None)
                 else:
-                    rounds.setdefault(key, edit.round)
+                    accepted_in.setdefault(key, edit.round)
         for key, each in self.objects.items():
             if each.accepted:
-                yield rounds[key], each.came
+                found[accepted_in[key]].origins[each.came] += 1
+        return dict(found)
 
     def merged(self) -> "ImageEdits":
         """Return the same objects with the older half of the edits merged into one."""
@@ -294,22 +306,37 @@ class _Version:
     version: int = 0
 
 
-@dataclass
-class Summaries:
-    """What the list says of each image by row, and after which change it last did.
+@dataclass(frozen=True)
+class ImageSummary:
+    """What is known of an image without reading its annotations.
 
     Attributes:
-        rows: The summaries, as `Project.summary`.
+        listed: What the list says, as `Project.summary`.
+        costs: What its masks cost, by model.
+        stamp: That of the file of annotations (`photographs.stamp_of`).
+    """
+
+    listed: dict[str, Any]
+    costs: dict[int, MaskCost] = field(default_factory=dict)
+    stamp: tuple[int, ...] | None = None
+
+
+@dataclass
+class Summaries:
+    """The summary of each image by row, and after which change it last changed.
+
+    Attributes:
+        rows: The summaries.
         changes: Number of the last change; it begins with the time, so that it also increases
             over restarts.
         changed: Number of the last change of each row.
     """
 
-    rows: dict[int, dict[str, Any]] = field(default_factory=dict)
+    rows: dict[int, ImageSummary] = field(default_factory=dict)
     changes: int = field(default_factory=lambda: time.time_ns() // 1000)
     changed: dict[int, int] = field(default_factory=dict)
 
-    def put(self, row: int, summary: dict[str, Any]) -> None:
+    def put(self, row: int, summary: ImageSummary) -> None:
         """Set the summary of an image.
 
         Args:
@@ -332,7 +359,8 @@ class Project:
         folder: The project folder.
         content: The content of project.json.
         names: Paths of the images within their folder.
-        missing: Annotated images that are not in the folder; `serve.lost_images` pairs them.
+        missing: The accepted masks of each annotated image that is not in the folder, None if they
+            cannot be read; `serve.lost_images` pairs them.
         stopping: Set when the server stops; an export ends then.
         lock: Held while anything is changed.
         summaries: What the list says of each image.
@@ -341,7 +369,7 @@ class Project:
     folder: Path
     content: ProjectFile
     names: list[str]
-    missing: list[str] = field(default_factory=list)
+    missing: dict[str, int | None] = field(default_factory=dict)
     stopping: threading.Event = field(default_factory=threading.Event, repr=False)
     lock: Any = field(default_factory=threading.RLock, repr=False)
     summaries: Summaries = field(default_factory=Summaries, repr=False)
@@ -376,7 +404,9 @@ class Project:
             for found in image_folder.find_folders(root)
             for name in image_folder.scan(found).names
         )
-        missing = _missing(folder, root, names)
+        missing = {
+            name: _count_accepted(folder, name) for name in missing_names(folder, root, names)
+        }
         busy = f"--project {folder}: is open in another gigamask serve; stop that first"
         with ExitStack() as stack:
             try:
@@ -395,7 +425,7 @@ class Project:
     def summary(self) -> list[dict[str, Any]]:
         """Return the name, status, counts and open certainties of each image, by row."""
         with self.lock:
-            return [_summary_of(self, row) for row in range(len(self.names))]
+            return [_summary_of(self, row).listed for row in range(len(self.names))]
 
     def read(self, row: int, size: tuple[int, int] | None = None) -> ImageEdits:
         """Return the edits of an image.
@@ -407,10 +437,11 @@ class Project:
         Raises:
             GigamaskError: The file is damaged, or the image has changed its size.
         """
-        path = _annotations_of(self, row)
+        self.path_of(row)
+        path = annotations_of(self.folder, self.names[row])
         if not path.exists():
             return ImageEdits(size or (0, 0))
-        found = read_json(path, ImageEdits, 4 * MAX_FILE_BYTES)
+        found = read_edits(path)
         if size is not None and found.size != size:
             raise GigamaskError(
                 f"{self.names[row]}: has {size[0]} x {size[1]} pixels, but was annotated with "
@@ -453,8 +484,9 @@ class Project:
             if len(raw) > MAX_FILE_BYTES and changed.applied > 1:
                 changed = changed.merged()
                 raw = msgspec.json.encode(changed)
-            _write(_annotations_of(self, row), raw)
-            self.summaries.put(row, _summarize(self.names[row], lambda: changed))
+            path = annotations_of(self.folder, self.names[row])
+            _write(path, raw)
+            self.summaries.put(row, _summarize(self.names[row], changed, stamp_of(path)))
             return changed
 
     def edit(
@@ -535,10 +567,17 @@ class Project:
         return Path(self.content.images, self.names[row])
 
 
-def _annotations_of(project: Project, row: int) -> Path:
-    """Return the file of an image's edits."""
-    project.path_of(row)
-    return project.folder / ANNOTATIONS / f"{project.names[row]}.json"
+def read_edits(path: Path) -> ImageEdits:
+    """Return the edits in a file; raise `GigamaskError` if it is damaged or not there."""
+    return read_json(path, ImageEdits, 4 * MAX_FILE_BYTES)
+
+
+def _count_accepted(folder: Path, name: str) -> int | None:
+    try:
+        objects = read_edits(annotations_of(folder, name)).objects
+    except GigamaskError:
+        return None
+    return sum(each.accepted for each in objects.values())
 
 
 def _read(path: Path) -> ProjectFile:
@@ -550,26 +589,6 @@ def _read(path: Path) -> ProjectFile:
             "with the gigamask that wrote it"
         )
     return read_json(path, ProjectFile)
-
-
-def _missing(folder: Path, root: str, names: list[str]) -> list[str]:
-    """Return the annotated images that are not there.
-
-    Raises:
-        GigamaskError: Most are not, and none was renamed within it: it is another folder.
-    """
-    known = annotated_names(folder)
-    missing = sorted(known - set(names))
-    if 2 * len(missing) <= len(known):
-        return missing
-    others = (name for name in names if name not in known)
-    renamed = find_by_content(folder, missing, Path(root), others).items()
-    if all(f"/{new}".endswith(f"/{old}") or f"/{old}".endswith(f"/{new}") for old, new in renamed):
-        raise GigamaskError(
-            f"--images {root}: {counted(len(missing), 'annotated image')} of --project {folder} "
-            f"are not there, such as {missing[0]}; give the folder of the project's images"
-        )
-    return missing
 
 
 def _write(path: Path, raw: bytes) -> None:
@@ -590,20 +609,17 @@ def progress(project: Project) -> list[dict[str, Any]]:
         Of each model, the clicks and seconds while it was in use, the masks that a person made or
         looked at, and those of each origin.
     """
-    rounds = [
-        {"round": number, "masks": 0, "clicks": 0, "seconds": 0.0, "origins": {}}
-        for number in range(len(project.content.rounds) + 1)
+    totals = [MaskCost() for _ in range(len(project.content.rounds) + 1)]
+    with project.lock:
+        for row, each in enumerate(project.summary()):
+            if each["objects"]:
+                for number, cost in _fresh_costs(project, row).items():
+                    totals[min(number, len(totals) - 1)].add(cost)
+    return [
+        {"round": number, "masks": sum(total.origins.values()) - total.origins["accepted in bulk"]}
+        | vars(total)
+        for number, total in enumerate(totals)
     ]
-    for edits in filter(None, map(partial(read_usable, project), _begun(project))):
-        for number, clicks, seconds in edits.efforts():
-            total = rounds[min(number, len(rounds) - 1)]
-            total["clicks"] += clicks
-            total["seconds"] += seconds
-        for number, origin in edits.accepted_in():
-            total = rounds[min(number, len(rounds) - 1)]
-            total["origins"][origin] = total["origins"].get(origin, 0) + 1
-            total["masks"] += origin != "accepted in bulk"
-    return rounds
 
 
 def read_usable(project: Project, row: int) -> ImageEdits | None:
@@ -613,46 +629,54 @@ def read_usable(project: Project, row: int) -> ImageEdits | None:
         project: The project.
         row: Row of the image.
     """
+    path = annotations_of(project.folder, project.names[row])
     with project.lock:
-        before = _summary_of(project, row)
+        before, stamp = _summary_of(project, row), stamp_of(path)
         try:
-            edits = project.read(row)
-            if before["objects"] and not edits.version:
-                path = _annotations_of(project, row)
+            if before.stamp and not stamp:
                 raise GigamaskError(f"{path}: was deleted while the page was open")
+            edits = project.read(row)
         except GigamaskError as error:
-            if before["status"] != "damaged":
-                project.summaries.put(row, _damaged(before["name"], error))
+            if before.listed["status"] != "damaged":
+                project.summaries.put(row, _damaged(project.names[row], error, stamp))
             return None
+        if stamp != before.stamp:
+            project.summaries.put(row, _summarize(project.names[row], edits, stamp))
         return edits
 
 
-def _summary_of(project: Project, row: int) -> dict[str, Any]:
-    rows = project.summaries.rows
+def _fresh_costs(project: Project, row: int) -> dict[int, MaskCost]:
+    """Return what the masks of an image cost, which is read again if its file was changed."""
+    stamp = stamp_of(annotations_of(project.folder, project.names[row]))
+    if stamp != _summary_of(project, row).stamp:
+        read_usable(project, row)
+    return _summary_of(project, row).costs
+
+
+def _summary_of(project: Project, row: int) -> ImageSummary:
+    """Return the summary of an image, which is made once."""
+    rows, name = project.summaries.rows, project.names[row]
     if row not in rows:
-        project.summaries.put(row, _summarize(project.names[row], partial(project.read, row)))
+        stamp = stamp_of(annotations_of(project.folder, name))
+        try:
+            made = _summarize(name, project.read(row), stamp)
+        except GigamaskError as error:
+            made = _damaged(name, error, stamp)
+        project.summaries.put(row, made)
     return rows[row]
 
 
-def _begun(project: Project) -> list[int]:
-    return [row for row, each in enumerate(project.summary()) if each["objects"]]
-
-
-def _damaged(name: str, error: GigamaskError) -> dict[str, Any]:
+def _damaged(name: str, error: GigamaskError, stamp: tuple[int, ...] | None) -> ImageSummary:
     unknown = dict.fromkeys(("objects", "accepted", "truth"), 0)
     told = {"open": [], "held_out": False, "categories": {}}
-    return {"name": name, "status": "damaged", "fault": str(error), **unknown, **told}
+    listed = {"name": utf8_name(name), "status": "damaged", "fault": str(error), **unknown, **told}
+    return ImageSummary(listed, {}, stamp)
 
 
-def _summarize(name: str, read: Callable[[], ImageEdits]) -> dict[str, Any]:
-    name = name.encode("utf-8", "replace").decode()
-    try:
-        edits = read()
-    except GigamaskError as error:
-        return _damaged(name, error)
+def _summarize(name: str, edits: ImageEdits, stamp: tuple[int, ...] | None) -> ImageSummary:
     objects = list(edits.objects.values())
-    return {
-        "name": name,
+    listed = {
+        "name": utf8_name(name),
         "status": edits.status,
         "objects": len(objects),
         "accepted": sum(each.accepted for each in objects),
@@ -661,3 +685,4 @@ def _summarize(name: str, read: Callable[[], ImageEdits]) -> dict[str, Any]:
         "held_out": edits.held_out,
         "categories": Counter(each.category for each in objects),
     }
+    return ImageSummary(listed, edits.costs(), stamp)

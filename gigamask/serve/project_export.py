@@ -19,7 +19,8 @@ from gigamask.datatools.export_formats import (
 from gigamask.datatools.image_files import read_file
 from gigamask.errors import GigamaskError
 from gigamask.masks.rle import RLEMasks
-from gigamask.serve.lost_images import not_utf8, printable, unused
+from gigamask.serve.lost_images import not_utf8, unused
+from gigamask.serve.photographs import utf8_name
 from gigamask.serve.project import MaskObject, Project, read_usable
 from gigamask.serve.session import MAX_PIXELS, StoppedError, half_of, is_large
 
@@ -99,7 +100,7 @@ def _images(
         name, edits = project.names[row], read_usable(project, row)
         if edits is None:
             continue
-        if name != printable(name):
+        if name != utf8_name(name):
             skipped[name] = not_utf8(name)
             continue
         chosen = {
@@ -107,15 +108,16 @@ def _images(
             for key, each in edits.objects.items()
             if each.accepted and (each.is_truth or not only_truth)
         }
+        if not chosen:
+            continue
         path = project.path_of(row)
         height, width = full_size(path, edits.size)
         masks = RLEMasks.from_coco([each.mask for each in chosen.values()], edits.size)
         if (height, width) != edits.size:
             masks = masks.resample(np.arange(height) // 2, np.arange(width) // 2)
-        if chosen:
-            objects = [_fields(key, each) for key, each in chosen.items()]
-            read = partial(read_file, path, name)
-            yield ExportedImage(Path(name).as_posix(), masks, objects, read, path)
+        objects = [_fields(key, each) for key, each in chosen.items()]
+        read = partial(read_file, path, name)
+        yield ExportedImage(Path(name).as_posix(), masks, objects, read, path)
 
 
 def _fields(key: int, each: MaskObject) -> dict[str, Any]:

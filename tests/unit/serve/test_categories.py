@@ -38,7 +38,7 @@ def test_a_category_is_renamed_or_merged_everywhere(new, left, tally, folder):
         version = opened.read(0).version
         again = opened.change(0, version, lambda found: found.moved(1))
         assert again.objects[3].category == new.name
-        assert opened.missing == ["1.png"]
+        assert list(opened.missing) == ["1.png"]
         assert b'"cat"' not in (folder / "annotations" / "1.png.json").read_bytes()
 
 

@@ -24,7 +24,7 @@ def test_renamed_images_are_named_and_paired_by_content(annotated, photos):  # n
     (photos / "1.png").rename(photos / "renamed.png")
     (photos / "3.png").unlink()
     with Project.open(annotated) as opened:
-        assert opened.missing == ["1.png", "3.png"]
+        assert opened.missing == {"1.png": 1, "3.png": 1}
         for line, name in zip(unused(opened), ("1.png", "3.png"), strict=True):
             assert line.startswith(f"{name}: ")
             assert "1 mask " in line
@@ -34,10 +34,10 @@ def test_renamed_images_are_named_and_paired_by_content(annotated, photos):  # n
         row = opened.names.index("renamed.png")
         assert opened.summary()[row]["accepted"] == 1
         assert opened.read(row).objects[1].mask == square(1).mask
-        assert opened.missing == ["3.png"]
+        assert opened.missing == {"3.png": 1}
         assert export(opened, annotated / "export")["masks"] == 4
     with Project.open(annotated) as opened:
-        assert opened.missing == ["3.png"]
+        assert opened.missing == {"3.png": 1}
 
 
 def test_a_folder_of_renamed_images_is_opened_and_paired(annotated, photos):  # noqa: F811

@@ -215,6 +215,23 @@ def test_what_masks_cost_is_counted_for_the_model_in_use_and_by_how_they_came(pr
     ]
 
 
+def test_what_masks_cost_is_known_without_reading_files_that_nobody_changed(project, monkeypatch):
+    for row in (0, 1):
+        project.edit(row, 0, Edit("prompt", {1: square(0)}), SIZE)
+    before = progress(project)
+    read, paths = projects.read_edits, []
+    monkeypatch.setattr(projects, "read_edits", lambda path: paths.append(path) or read(path))
+    assert progress(project) == before
+    assert paths == []
+    one, two = (project.folder / "annotations" / f"{row}.png.json" for row in (0, 1))
+    project.edit(0, 1, Edit("prompt", {2: square(9)}), SIZE)
+    two.write_bytes(one.read_bytes())  # as if put back from a copy
+    paths.clear()
+    assert [each["masks"] for each in progress(project)] == [4]
+    assert paths == [two]
+    assert project.summary()[1]["objects"] == 2
+
+
 def test_what_a_model_answered_and_nobody_changed_is_not_held_out(project, tmp_path):
     proposed = square(0, by_model=True, origin="accepted")
     project.edit(0, 0, Edit("assign", {1: proposed}), SIZE)
