@@ -22,9 +22,9 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import numpy as np
 
+from gigamask import registry
 from gigamask.data import process_memory
 from gigamask.interfaces import SampleTable
-from gigamask.registry import COMPONENTS
 from gigamask.rng import make_rng
 from gigamask.samplers.batch_sampler import SampleSequence, iter_steps
 from gigamask.samplers.loss_history import LossHistory
@@ -60,7 +60,7 @@ def peak_mb() -> float:
 
 def measure(name: str, count: int) -> dict[str, float]:
     """Times one of our samplers."""
-    sampler = COMPONENTS["sampler"][1][name]()
+    sampler = registry.make_component("sampler", name)
     items = SampleTable(count, {}) if count > IMAGES else items_of(count)
     history = None
     if sampler.decay is not None:
@@ -197,7 +197,7 @@ def main() -> None:
         f"a draw is its share of an epoch's order"
     )
     print(f"{'':38}" + "".join(f"{name:>20}" for name in columns))
-    counts = [(name, given.count) for name in COMPONENTS["sampler"][1]] + [
+    counts = [(name, given.count) for name in registry.names("sampler")] + [
         (name, given.lazy_count) for name in WITHOUT_AN_ORDER
     ]
     for name, count in counts:

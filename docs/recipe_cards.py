@@ -48,7 +48,7 @@ class Table:
     @property
     def columns(self) -> dict[str, int]:
         """Which column each of its recipes has."""
-        known = {recipe.__name__ for recipe in recipes.BUILT_IN}
+        known = set(recipes.names())
         return {name: at for at, name in enumerate(self.headings) if name in known}
 
     @property
@@ -60,7 +60,7 @@ class Table:
 
 def built_in() -> dict[str, Config]:
     """Return each built-in recipe's flags and values as its configuration file states them."""
-    return {recipe.__name__: config_as_text(recipe()) for recipe in recipes.BUILT_IN}
+    return {recipe.__name__: config_as_text(recipe()) for recipe in recipes.built_in()}
 
 
 def cells(line: str) -> list[str]:

@@ -64,7 +64,7 @@ def parse_command(kind: Any, arguments: Sequence[str], prog: str) -> Any:
     Raises:
         GigamaskError: An argument is invalid.
     """
-    kinds = registry.COMPONENTS.keys() & {leaf.name for leaf in fields(kind)}
+    kinds = set(registry.kinds()) & {leaf.name for leaf in fields(kind)}
     names, others = registry.split_component_flags(arguments, kinds)
     components = {name: registry.make_component(name, value) for name, value in names.items()}
     if components:
@@ -150,7 +150,7 @@ def parse_train(arguments: Sequence[str], command: str = "train") -> TrainFlags:
         saved, prog = recipes.make(rest[0]), f"gigamask {command} {rest[0]}"
         saved, rest = replace(saved, recipe=rest[0]), rest[1:]
     else:
-        known = ", ".join(recipe.__name__ for recipe in recipes.BY_COMMAND[command])
+        known = ", ".join(recipes.names(command))
         raise GigamaskError(
             f"{command} needs a recipe ({known}, or file.py:function) or --resume RUN as its first "
             f"argument; see 'gigamask {command} --help'"
@@ -190,7 +190,7 @@ def parse_recipe(arguments: Sequence[str], command: str, kind: type[Command]) ->
         GigamaskError: An argument is invalid.
     """
     if not arguments or arguments[0].startswith("-"):
-        known = ", ".join(recipe.__name__ for recipe in recipes.BUILT_IN)
+        known = ", ".join(recipes.names())
         raise GigamaskError(
             f"{command} needs a recipe ({known}, or file.py:function) as its first argument; "
             f"see 'gigamask {command} --help'"
@@ -221,7 +221,7 @@ def _parse_with_files(
     chosen: dict[str, tuple[Any, str]] = {}
     contents: list[dict[str, Any]] = []
     for path, content in [*files, ("", names)]:
-        own = {flag: (content[flag], path) for flag in content if flag in registry.COMPONENTS}
+        own = {flag: (content[flag], path) for flag in content if flag in registry.kinds()}
         # The fields of a component belong to it alone, not to one that replaces it.
         replaced = tuple(
             f"{flag}." for flag in own if flag in chosen and own[flag][0] != chosen[flag][0]
@@ -267,7 +267,7 @@ def _naming(path: str) -> Iterator[None]:
 
 def _check_known(content: dict[str, Any], config: TrainConfig, kind: Any) -> None:
     """Raise `GigamaskError` if a file has a key that is not a flag, such as `help`."""
-    known = {*flatten_config(config), *aliases_of(config), *registry.COMPONENTS}
+    known = {*flatten_config(config), *aliases_of(config), *registry.kinds()}
     known |= {leaf.name.replace("_", "-") for leaf in fields(kind)}
     for name in content.keys() - known:
         near = suggest_flag(f"--{name}", {f"--{flag}" for flag in known}, ())
@@ -463,7 +463,7 @@ def flags_of(content: dict[str, Any], default: TrainConfig) -> list[str]:
     known = flatten_config(default)
     flags: list[str] = []
     for name, value in content.items():
-        if name == "recipe" or name in registry.COMPONENTS:
+        if name == "recipe" or name in registry.kinds():
             continue
         if name in known and to_yaml_text(known[name]) == value:
             continue
@@ -546,8 +546,8 @@ def own_code(content: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         content: A configuration, as `read_config` returns it.
     """
-    built_in = {flag: list(names) for flag, (_, names) in registry.COMPONENTS.items()}
-    built_in["recipe"] = [recipe.__name__ for recipe in recipes.BUILT_IN]
+    built_in = {kind: registry.names(kind) for kind in registry.kinds()}
+    built_in["recipe"] = recipes.names()
     return {flag: name for flag, name in content.items() if name not in built_in.get(flag, [name])}
 
 

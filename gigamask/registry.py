@@ -6,11 +6,13 @@ Only the command line and configuration files use names; elsewhere a component i
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from functools import reduce
 from typing import Any
 
+from gigamask import plugin
 from gigamask.data import augment, mask_sampling
 from gigamask.errors import GigamaskError
 from gigamask.evaluation.click_evaluation import ClickEvaluation
@@ -149,18 +151,33 @@ COMPONENTS: dict[str, tuple[type, Mapping[str, type | Preset]]] = {
 """The interface of each kind of component, and its built-in classes by name."""
 
 
+def kinds() -> list[str]:
+    """Return all kinds of components, those that plugins add last."""
+    return [*COMPONENTS, *plugin.merged("interfaces")]
+
+
+def names(kind: str) -> list[str]:
+    """Return the names of the components of a kind, those of plugins last.
+
+    Args:
+        kind: Kind of component, such as `loader.augment`.
+    """
+    _, known = COMPONENTS.get(kind, (None, {}))
+    return [*known, *plugin.merged("components").get(kind, ())]
+
+
 HUGGING_FACE = "hf:"
 """Prefix of a backbone of transformers as image encoder, before its folder or id."""
 
 
 def split_component_flags(
-    arguments: Sequence[str], kinds: Collection[str] = COMPONENTS.keys()
+    arguments: Sequence[str], among: Collection[str] | None = None
 ) -> tuple[dict[str, str], list[str]]:
     """Separate the flags that choose components from the others.
 
     Args:
         arguments: Flags and values, such as `--sampler streamed` or `--sampler=streamed`.
-        kinds: Kinds of components, keys of `COMPONENTS`.
+        among: Kinds of components; None means all.
 
     Returns:
         The chosen names by kind, and the other arguments.
@@ -168,37 +185,37 @@ def split_component_flags(
     Raises:
         GigamaskError: A flag has no value.
     """
-    names, others = {}, []
+    chosen, others, among = {}, [], among or kinds()
     remaining = list(arguments)
     while remaining:
         flag, equals, value = remaining.pop(0).partition("=")
         kind = flag.removeprefix("--").replace("_", "-")
-        if not flag.startswith("--") or kind not in kinds:
+        if not flag.startswith("--") or kind not in among:
             others.append(flag + equals + value)
             continue
         if not equals:
             if not remaining or remaining[0].startswith("--"):
                 raise GigamaskError(f"--{kind} needs a name: {_choices(kind)}")
             value = remaining.pop(0)
-        names[kind] = value
-    return names, others
+        chosen[kind] = value
+    return chosen, others
 
 
-def select_components(config: TrainConfig, names: Mapping[str, str]) -> TrainConfig:
+def select_components(config: TrainConfig, chosen: Mapping[str, str]) -> TrainConfig:
     """Return the configuration with the named components.
 
     Args:
         config: The configuration; components that have these names already keep their fields.
-        names: Names by kind, such as `{"sampler": "streamed"}`.
+        chosen: Names by kind, such as `{"sampler": "streamed"}`.
 
     Raises:
         GigamaskError: The configuration has no such kind of component, or there is no such name.
     """
-    for kind, name in names.items():
-        kinds = components_of(config)
-        if kind not in kinds:
+    for kind, name in chosen.items():
+        known = components_of(config)
+        if kind not in known:
             raise GigamaskError(
-                f"--{kind} {name}: recipe {config.recipe} has no {kind}; it has {', '.join(kinds)}"
+                f"--{kind} {name}: recipe {config.recipe} has no {kind}; it has {', '.join(known)}"
             )
         if name != name_of_component(kind, get_component(config, kind)):
             config = _replace(config, kind.split("."), make_component(kind, name))
@@ -214,7 +231,8 @@ def component_names(config: TrainConfig) -> dict[str, str]:
 
 def components_of(config: TrainConfig) -> list[str]:
     """Return the kinds of components that a configuration has; pre-training has no prompts."""
-    return [kind for kind in COMPONENTS if kind in component_types(config)]
+    types = component_types(config)
+    return [kind for kind in kinds() if kind in types]
 
 
 def get_component(config: TrainConfig, kind: str) -> Any:
@@ -239,8 +257,12 @@ def name_of_component(kind: str, value: Any) -> str:
     Returns:
         A built-in name, `package.module:Class`, or `file.py:Class` with the absolute path.
     """
-    for name, known in COMPONENTS[kind][1].items():
-        if known.matches(value) if isinstance(known, Preset) else type(value) is known:
+    _, known = COMPONENTS.get(kind, (None, {}))
+    added = plugin.merged("components").get(kind, {})
+    # What a module that is not imported offers cannot have made the value.
+    loaded = {name: where for name, where in added.items() if where.split(":")[0] in sys.modules}
+    for name, each in {**known, **{name: plugin.load(loaded[name]) for name in loaded}}.items():
+        if each.matches(value) if isinstance(each, Preset) else type(value) is each:
             return name
     return user_code.name_of_class(type(value))
 
@@ -256,21 +278,25 @@ def make_component(kind: str, name: str) -> Any:
         GigamaskError: There is no such class, it does not implement the kind's interface, or a
             field has no default.
     """
-    interface, known = COMPONENTS[kind]
+    added = plugin.merged("components").get(kind, {})
+    interface, known = COMPONENTS.get(kind, (None, {}))
     if name in known:
         return known[name]()
+    if name in added:
+        return plugin.load(added[name])()
     if kind == "model.encoder" and name.startswith(HUGGING_FACE):
         return HuggingFaceBackbone(name.removeprefix(HUGGING_FACE))
     path, colon, attribute = name.rpartition(":")
     installed = {} if colon else user_code.entry_points(kind)
     if not colon and name not in installed:
-        near = difflib.get_close_matches(name, [*known, *installed], 1)
+        near = difflib.get_close_matches(name, [*names(kind), *installed], 1)
         hint = f"; perhaps you meant {near[0]}" if near else ""
         raise GigamaskError(f"--{kind} {name!r} is unknown; choose from {_choices(kind)}{hint}")
     component = (
         user_code.find_object(name) if colon else user_code.load_entry_point(installed[name])
     )
     path, attribute = path or installed[name].value, attribute or name
+    interface = interface or plugin.load(plugin.merged("interfaces")[kind])
     if not (
         isinstance(component, type) and issubclass(component, interface) and is_dataclass(component)
     ):
@@ -301,8 +327,8 @@ def _replace(record: Any, path: list[str], value: Any) -> Any:
 
 def _choices(kind: str) -> str:
     """Return the names of a kind of component, for an error message."""
-    names = [*COMPONENTS[kind][1], *user_code.entry_points(kind)]
-    names = [
-        f"{HUGGING_FACE}FOLDER or ID" if f"{name}:" == HUGGING_FACE else name for name in names
+    listed = [
+        f"{HUGGING_FACE}FOLDER or ID" if f"{name}:" == HUGGING_FACE else name
+        for name in (*names(kind), *user_code.entry_points(kind))
     ]
-    return f"{', '.join(names)}, or file.py:Class for your own"
+    return f"{', '.join(listed)}, or file.py:Class for your own"

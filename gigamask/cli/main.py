@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import signal
 import sys
@@ -11,12 +10,10 @@ import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from importlib import import_module
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from gigamask import files
+from gigamask import files, plugin
 from gigamask.errors import GigamaskError, TrainingInterruptedError
 from gigamask.signals import STOP_SIGNALS, discard_if_closed, stop_signals_handled
 from gigamask.suggestions import suggest_command
@@ -28,19 +25,21 @@ SIGNALED = 128
 PIPE_CLOSED = 141
 """Exit code that a shell reports for a program ended by SIGPIPE."""
 
-COMMANDS = (
+CORE = (
     *("download", "convert", "synth", "index", "verify", "stats", "repack", "masks", "memory"),
     *("plan", "pretrain", "train", "distill", "evaluate", "benchmark", "export", "segment"),
     *("ground", "ask"),
     *("ablate", "report", "serve", "follow", "demo"),
 )
-"""Commands in the order of use. Each is a module of `cli.commands` with a class `NAMECommand` and
-optionally a function `parse`; those of `TRAINING` share a module."""
+"""Commands of the core in the order of use. Each is a module of `cli.commands` with a class
+`NAMECommand` and optionally a function `parse`; those of `TRAINING` share a module."""
 TRAINING = {
     "pretrain": "pre-train an image encoder on images without masks (MAE), or resume a run",
     "train": "train a recipe on images with masks, or resume a run",
     "distill": "train a small model to do what a larger one does, or resume a run",
+    "ground train": "",
 }
+"""Lines in the overview of the commands that train recipes."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -169,21 +168,22 @@ def run_command(arguments: list[str]) -> int:
 
         print(f"gigamask {__version__}")
         return 0
-    if name in TRAINING:
-        return run_training(name, rest)
-    if [name, *rest[:1]] == ["ground", "train"]:
-        return run_training("ground train", rest[1:])
-    if name not in COMMANDS:
-        near = suggest_command(name, COMMANDS)
-        hint = f"perhaps you meant {near}" if near else f"choose one of {', '.join(COMMANDS)}"
+    trainings = TRAINING | plugin.merged("trainings")
+    for words in (1, 2):
+        if (command := " ".join([name, *rest][:words])) in trainings:
+            return run_training(command, rest[words - 1 :])
+    known = commands()
+    if name not in known:
+        near = suggest_command(name, known)
+        hint = f"perhaps you meant {near}" if near else f"choose one of {', '.join(known)}"
         raise GigamaskError(f"unknown command {name!r}; {hint}; see 'gigamask --help'")
     from gigamask import parser
 
-    module = import_module(f"gigamask.cli.commands.{name}")
-    if hasattr(module, "parse"):
-        command = module.parse(rest)
+    kind = plugin.load(known[name])
+    if parse := getattr(sys.modules[kind.__module__], "parse", None):
+        command = parse(rest)
     else:
-        command = parser.parse(getattr(module, class_name(name)), rest, f"gigamask {name}")
+        command = parser.parse(kind, rest, f"gigamask {name}")
     parser.check_writable("--json", command.json)
     from gigamask.cli.submit import run_parts
 
@@ -197,24 +197,25 @@ def run_command(arguments: list[str]) -> int:
     return 0
 
 
-def class_name(command: str) -> str:
-    """Return the name of a command's class."""
-    return f"{command.capitalize()}Command"
-
-
-def summary(command: str) -> str:
-    """Return the docstring of a command's class, read without importing its module."""
-    source = (Path(__file__).parent / "commands" / f"{command}.py").read_text(encoding="utf-8")
-    return next(
-        ast.get_docstring(node) or ""
-        for node in ast.parse(source).body
-        if isinstance(node, ast.ClassDef) and node.name == class_name(command)
-    )
+def commands() -> dict[str, str]:
+    """Return a reference to the class of each command, of the core and of plugins; "" for those
+    that train recipes."""
+    package = "gigamask.cli.commands"
+    core = {
+        name: "" if name in TRAINING else f"{package}.{name}:{name.capitalize()}Command"
+        for name in CORE
+    }
+    trainings = {name: "" for name in plugin.merged("trainings") if " " not in name}
+    return core | trainings | plugin.merged("commands")
 
 
 def overview() -> str:
     """Return the text of `gigamask --help`."""
-    rows = "\n".join(f"  {name:9} {TRAINING.get(name) or summary(name)}" for name in COMMANDS)
+    lines = TRAINING | plugin.merged("trainings")
+    rows = "\n".join(
+        f"  {name:9} {lines.get(name) or plugin.docstring(where)}"
+        for name, where in commands().items()
+    )
     return (
         "usage: gigamask COMMAND ...\n\n"
         "Train Segment Anything (SAM) from scratch on SA-1B's tars, or on your own images.\n\n"
@@ -223,7 +224,7 @@ def overview() -> str:
 
 
 def run_training(command: str, arguments: list[str]) -> int:
-    """Run a command of `TRAINING` or `ground train`, and return its exit code.
+    """Run a command that trains recipes, and return its exit code.
 
     Args:
         command: The command.

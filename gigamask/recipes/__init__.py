@@ -7,8 +7,9 @@ is a recipe, too.
 
 import difflib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
+from gigamask import plugin
 from gigamask.errors import GigamaskError
 from gigamask.grounding.config import GroundingTrainConfig
 from gigamask.recipes.distill import compact_student, edge_sam, mobile_sam
@@ -53,26 +54,48 @@ DISTILL_RECIPES: tuple[Callable[[], DistillTrainConfig], ...] = (
     mobile_sam,
 )
 GROUNDING_RECIPES: tuple[Callable[[], GroundingTrainConfig], ...] = (ground, ground_tiny)
-BUILT_IN: tuple[Callable[[], TrainConfig], ...] = (
-    *SAM_RECIPES,
-    *MAE_RECIPES,
-    *DISTILL_RECIPES,
-    *GROUNDING_RECIPES,
-)
-BY_COMMAND: dict[str, Sequence[Callable[[], TrainConfig]]] = {
+CORE: dict[str, tuple[Callable[[], TrainConfig], ...]] = {
     SamTrainConfig.command: SAM_RECIPES,
     MAETrainConfig.command: MAE_RECIPES,
     DistillTrainConfig.command: DISTILL_RECIPES,
     GroundingTrainConfig.command: GROUNDING_RECIPES,
 }
-"""The built-in recipes of each training command."""
+"""The recipes of the core by training command."""
 
 
-def format_recipes(recipes: Sequence[Callable[[], TrainConfig]]) -> str:
-    """Return a line for each recipe: its name and the first line of its docstring."""
+def names(command: str | None = None) -> list[str]:
+    """Return the names of the recipes of a training command, those of plugins last; None: of all.
+
+    Args:
+        command: The command, such as "train".
+    """
+    added = plugin.merged("recipes")
+    commands = [*CORE, *(name for name in added if name not in CORE)]
+    return [
+        name
+        for each in (commands if command is None else [command])
+        for name in (*(recipe.__name__ for recipe in CORE.get(each, ())), *added.get(each, ()))
+    ]
+
+
+def built_in(command: str | None = None) -> list[Callable[[], TrainConfig]]:
+    """Return the recipes of a training command, those of plugins last; None: of all.
+
+    Args:
+        command: The command, such as "train".
+    """
+    return [find(name) for name in names(command)]
+
+
+def format_recipes(command: str | None = None) -> str:
+    """Return a line for each recipe of a training command: its name and what its docstring says.
+
+    Args:
+        command: The command, such as "train"; None: recipes of all.
+    """
     return "\n".join(
         f"  {recipe.__name__:15} {(recipe.__doc__ or '').strip().splitlines()[0]}"
-        for recipe in recipes
+        for recipe in built_in(command)
     )
 
 
@@ -82,14 +105,17 @@ def find(name: str) -> Callable[[], TrainConfig]:
     Raises:
         GigamaskError: There is no such recipe, or its file or module cannot be imported.
     """
-    built_in = {recipe.__name__: recipe for recipe in BUILT_IN}
-    if name in built_in:
-        return built_in[name]
+    for recipe in (recipe for recipes in CORE.values() for recipe in recipes):
+        if recipe.__name__ == name:
+            return recipe
+    for references in plugin.merged("recipes").values():
+        if name in references:
+            return plugin.load(references[name])
     path, colon, function = name.rpartition(":")
     if not colon:
         installed = entry_points("recipe")
         if name not in installed:
-            known = [*built_in, *installed]
+            known = [*names(), *installed]
             near = difflib.get_close_matches(name, known, 1)
             raise GigamaskError(
                 f"unknown recipe {name!r}; "

@@ -58,7 +58,7 @@ class DatasetView:
             "images": len(self.index),
             "masks": report["masks"],
             "shards": shards,
-            "samplers": list(registry.COMPONENTS["sampler"][1]),
+            "samplers": registry.names("sampler"),
             "skipped": report["skipped"][:MAX_SKIPPED],
             "skipped_count": len(report["skipped"]),
             "broken": report["broken_tars"],

@@ -72,6 +72,6 @@ class SamplerView:
 
 def _make_sampler(name: str) -> Sampler:
     """Return a built-in sampler; a browser must not be able to load Python files."""
-    if name not in registry.COMPONENTS["sampler"][1]:
+    if name not in registry.names("sampler"):
         raise NotFoundError(f"no sampler is called {name!r}")
     return registry.make_component("sampler", name)

@@ -147,7 +147,7 @@ def _flags(content: Any, name: str, recipe: str) -> list[str]:
             "write [--sampler, random] or {sampler: random}"
         )
     values = {flag.removeprefix("--").replace("_", "-"): value for flag, value in content.items()}
-    names = {kind: value for kind, value in values.items() if kind in registry.COMPONENTS}
+    names = {kind: value for kind, value in values.items() if kind in registry.kinds()}
     config = registry.select_components(recipes.make(recipe), names)
     chosen = [word for kind, value in names.items() for word in (f"--{kind}", value)]
     return chosen + config_files.flags_of(values, config)

@@ -44,7 +44,7 @@ def table(built, tmp_path) -> Path:
     return tmp_path / "table.csv"
 
 
-@pytest.mark.parametrize("name", long_after(4, list(registry.COMPONENTS["sampler"][1])))
+@pytest.mark.parametrize("name", long_after(4, registry.names("sampler")))
 def test_every_name_trains_and_goes_on(built, tmp_path, name):
     command = [
         *f"train {LITTLE} --data {built} --out {tmp_path} --sampler".split(),
@@ -170,7 +170,7 @@ def test_the_document_knows_every_sampler_and_column():
             ),
         )
     )
-    assert registry.COMPONENTS["sampler"][1].keys() | set(COLUMNS) <= told
+    assert {*registry.names("sampler"), *COLUMNS} <= told
 
 
 def test_changed_attribute_table_is_rejected_unless_allowed(built, table, tmp_path, capsys):

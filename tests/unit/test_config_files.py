@@ -315,7 +315,7 @@ def test_a_default_needs_no_flag():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", recipes.BUILT_IN, ids=lambda recipe: recipe.__name__)
+@pytest.mark.parametrize("recipe", recipes.built_in(), ids=lambda recipe: recipe.__name__)
 def test_every_value_of_a_config_file_may_be_typed(recipe):
     config = recipe()
     words = []

@@ -15,7 +15,7 @@ from gigamask.recipes import mae, sam
 from gigamask.training.config import TrainConfig, flatten_config
 
 MARKS = ("paper", "code", "author", "measured", "not stated: ours", "ours")
-RECIPES = [recipe.__name__ for recipe in recipes.BUILT_IN]
+RECIPES = recipes.names()
 
 
 @pytest.fixture(scope="module")
@@ -91,10 +91,10 @@ def test_every_flag_and_file_of_the_page_exists(page, runs):
         | {each.name.replace("_", "-") for each in fields(TrainFlags)}
         | {"help"}
     )
-    for part, (_, kinds) in registry.COMPONENTS.items():
+    for part in registry.kinds():
         flags |= {
             f"{part}.{leaf}"
-            for name in kinds
+            for name in registry.names(part)
             for leaf in flatten_config(registry.make_component(part, name))
         }
     assert {
@@ -133,7 +133,7 @@ def test_the_arithmetic_on_the_page():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
 def test_print_config_prints_all_of_it(name, runs, capsys, tmp_path):
-    verb = next(verb for verb, known in recipes.BY_COMMAND.items() if recipes.find(name) in known)
+    verb = next(verb for verb in recipes.CORE if name in recipes.names(verb))
     assert main([*verb.split(), name, "--print-config"]) == 0
     printed = capsys.readouterr().out
     assert printed.rstrip() == config_yaml(recipes.find(name)()).rstrip()

@@ -43,10 +43,10 @@ def test_sams_runs_have_the_papers_numbers(name, steps, batch, lr, layer_decay, 
 
 
 def test_every_recipe_says_what_it_is_and_can_be_found():
-    for recipe in recipes.BUILT_IN:
+    for recipe in recipes.built_in():
         assert recipes.find(recipe.__name__) is recipe
         command = recipe().command
-        assert recipe in recipes.BY_COMMAND[command]
+        assert recipe in recipes.built_in(command)
         assert f"gigamask {command} {recipe.__name__} --" in recipe.__doc__
         assert recipe().recipe == recipe.__name__
 
@@ -72,7 +72,7 @@ def test_recipes_and_flags_import_no_torch():
     code = (
         "import sys, gigamask.cli.main, gigamask.config_files\n"
         "from gigamask import recipes; from gigamask.losses.ohem import OHEM\n"
-        "[make() for make in recipes.BUILT_IN], OHEM()\n"
+        "[make() for make in recipes.built_in()], OHEM()\n"
         "assert not {'torch', 'cv2', 'jaxtyping'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

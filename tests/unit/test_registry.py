@@ -134,7 +134,7 @@ SAMPLER_FLAGS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", registry.COMPONENTS["sampler"][1])
+@pytest.mark.parametrize("name", registry.names("sampler"))
 def test_every_sampler_keeps_its_name_and_flags_when_saved(name, tmp_path):
     field, *words = SAMPLER_FLAGS.get(name, [None])
     flags = [f"--sampler.{field}", *words] if field else []
@@ -152,7 +152,7 @@ def test_every_sampler_keeps_its_name_and_flags_when_saved(name, tmp_path):
 
 def test_presets_of_one_class_are_distinguished_by_their_fixed_fields():
     samplers = {
-        name: registry.make_component("sampler", name) for name in registry.COMPONENTS["sampler"][1]
+        name: registry.make_component("sampler", name) for name in registry.names("sampler")
     }
     assert {
         name: registry.name_of_component("sampler", value) for name, value in samplers.items()
@@ -178,11 +178,10 @@ def test_another_kind_of_sampler_is_another_order():
 
 @pytest.mark.slow
 def test_every_component_of_every_recipe_has_a_name():
-    for recipe in config_files.recipes.BUILT_IN:
+    for recipe in config_files.recipes.built_in():
         run = recipe()
         assert all(
-            name in registry.COMPONENTS[part][1]
-            for part, name in registry.component_names(run).items()
+            name in registry.names(part) for part, name in registry.component_names(run).items()
         )
         assert registry.select_components(run, registry.component_names(run)) == run
     config = parse_train("tiny --data x --out never".split()).run

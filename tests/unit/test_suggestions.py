@@ -13,7 +13,7 @@ from gigamask.suggestions import COMMANDS, FLAGS, suggest_command, suggest_flag
     ],
 )
 def test_suggest_command(word, command):
-    assert suggest_command(word, main.COMMANDS) == command
+    assert suggest_command(word, main.commands()) == command
 
 
 @pytest.mark.parametrize(
@@ -37,9 +37,9 @@ def test_out_of_a_command_whose_folder_has_no_flag():
 
 
 def test_the_tables_name_what_exists_and_no_name_is_listed_twice():
-    assert COMMANDS.keys() <= set(main.COMMANDS)
+    assert COMMANDS.keys() <= set(main.commands())
     tried = [name for names in COMMANDS.values() for name in names]
     assert len(tried) == len(set(tried))
-    assert not set(tried) & set(main.COMMANDS)
+    assert not set(tried) & set(main.commands())
     for hint, names in FLAGS.items():
         assert len(names) == len(set(names)), hint

@@ -97,7 +97,7 @@ class PlanCommand:
 def parse(arguments: Sequence[str]) -> PlanCommand:
     """Parse a recipe, its training flags, and the flags of the plan."""
     if arguments and arguments[0] in ("-h", "--help"):
-        known = recipes.format_recipes(recipes.BUILT_IN)
+        known = recipes.format_recipes()
         print(
             f"usage: {USAGE}\n\n{PlanCommand.__doc__}\n\n"
             f"recipes:\n{known}\n  file.py:function  your own\n\n"

@@ -230,13 +230,8 @@ def summary(result: dict[str, Any], staged: bool, config: TrainConfig) -> str:
 
 def overview(command: str) -> str:
     """Return the text of a command's `--help` without a recipe."""
-    known = recipes.BY_COMMAND[command]
-    available = registry.components_of(known[0]())
-    components = "\n".join(
-        f"  --{flag:20} {', '.join(kinds)}"
-        for flag, (_, kinds) in registry.COMPONENTS.items()
-        if flag in available
-    )
+    available = registry.components_of(recipes.find(recipes.names(command)[0])())
+    components = "\n".join(f"  --{kind:20} {', '.join(registry.names(kind))}" for kind in available)
     teacher = " --teacher WEIGHTS" * (command == "distill")
     usage = [
         f"usage: gigamask {command} RECIPE{teacher} --data PATH... --out RUN "
@@ -246,7 +241,7 @@ def overview(command: str) -> str:
     if command == "train":
         usage.append(f"       gigamask train RECIPE --stages {','.join(STAGES)} ...")
     return "\n".join(usage) + (
-        f"\n\nrecipes:\n{recipes.format_recipes(known)}\n"
+        f"\n\nrecipes:\n{recipes.format_recipes(command)}\n"
         "  file.py:function  your own: a function that returns a TrainConfig\n\n"
         "components, by name or your own class (file.py:Class, package.module:Class):\n"
         f"{components}\n\n"

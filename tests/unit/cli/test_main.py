@@ -78,7 +78,7 @@ def test_help_imports_only_what_it_describes():
         *("distill --help", "ground train --help", "train sam_vit_b --help"),
     ]
     others = [
-        line for command in main.COMMANDS if (line := f"{command} --help") not in with_components
+        line for command in main.commands() if (line := f"{command} --help") not in with_components
     ]
     lines = ["--help", *others, *with_components]
     process = subprocess.run(
@@ -98,7 +98,7 @@ def test_help_imports_only_what_it_describes():
 
 def test_every_command_has_a_line_in_the_overview():
     lines = main.overview().splitlines()
-    for command in main.COMMANDS:
+    for command in main.commands():
         (line,) = (line for line in lines if line.startswith(f"  {command:9} "))
         assert len(line) <= 102
 

@@ -96,7 +96,7 @@ def test_processes_that_cannot_be_started(device, recipe, message):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", [recipe.__name__ for recipe in recipes.BY_COMMAND["train"]])
+@pytest.mark.parametrize("recipe", recipes.names("train"))
 def test_other_processes_get_the_same_configuration(tmp_path, recipe):
     """As `gigamask.train` hands it on: as a file of flags, warm-up included."""
     config = recipes.make(recipe).with_(data="scenes/", steps=7, ema=0.5)

@@ -1,0 +1,118 @@
+"""What a plugin adds to gigamask, and which plugins are installed.
+
+A plugin is a package with a record of what it adds. Nothing that the record names is imported
+before it is used: each reference is `package.module:attribute`. An installed package states where
+the record is as an entry point, and gigamask's own plugins do the same:
+
+    [project.entry-points."gigamask.plugins"]
+    geojson = "my_package:PLUGIN"
+"""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module, metadata, util
+from pathlib import Path
+from typing import Any
+
+from gigamask.errors import GigamaskError
+
+GROUP = "gigamask.plugins"
+References = Mapping[str, str]
+"""References, `package.module:attribute`, by the name that a user types."""
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """What a plugin adds; each value is a reference.
+
+    Attributes:
+        name: Its name.
+        commands: The class of each command; its module may have a function `parse`.
+        trainings: The line in `gigamask --help` of each command that trains recipes; "" for a
+            command of two words, which has none.
+        recipes: The recipes of each command that trains.
+        components: The components of each kind, such as `sampler`: a frozen dataclass or a
+            `registry.Preset`.
+        interfaces: The base class of each kind of component that the core does not have.
+    """
+
+    name: str
+    commands: References = field(default_factory=dict)
+    trainings: Mapping[str, str] = field(default_factory=dict)
+    recipes: Mapping[str, References] = field(default_factory=dict)
+    components: Mapping[str, References] = field(default_factory=dict)
+    interfaces: References = field(default_factory=dict)
+
+
+@cache
+def installed() -> tuple[Plugin, ...]:
+    """Return the records of all installed plugins; one that cannot be read is a warning."""
+    found = []
+    for point in sorted(metadata.entry_points(group=GROUP), key=lambda point: point.name):
+        try:
+            found.append(point.load())
+        except Exception as error:
+            missing = error.name if isinstance(error, ModuleNotFoundError) else None
+            if missing and f"{point.module}.".startswith(f"{missing}."):
+                continue  # its folder was deleted
+            warnings.warn(
+                f"plugin {point.name} = {point.value} raised {type(error).__name__}: {error}; it "
+                "is left out: repair or uninstall its package",
+                stacklevel=2,
+            )
+    return tuple(found)
+
+
+def merged(what: str) -> dict[str, Any]:
+    """Return what all plugins add of a kind, by name.
+
+    Args:
+        what: Name of a field of `Plugin`; mappings below a name are merged, too.
+
+    Raises:
+        GigamaskError: Two plugins add the same name.
+    """
+    found: dict[str, Any] = {}
+    for plugin in installed():
+        for name, value in getattr(plugin, what).items():
+            nested = isinstance(value, Mapping)
+            given = found.get(name, {}) if nested else found
+            added = value if nested else {name: value}
+            if twice := sorted(given.keys() & added.keys()):
+                raise GigamaskError(
+                    f"plugin {plugin.name} adds {twice[0]}, which another plugin adds, too; "
+                    "uninstall one of them"
+                )
+            found[name] = {**given, **added} if nested else value
+    return found
+
+
+def load(reference: str) -> Any:
+    """Import and return what a reference names.
+
+    Args:
+        reference: `package.module:attribute`.
+    """
+    module, _, attribute = reference.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+def docstring(reference: str) -> str:
+    """Return the docstring of a class or function, read without importing its module.
+
+    Args:
+        reference: `package.module:attribute`.
+    """
+    module, _, attribute = reference.partition(":")
+    spec = util.find_spec(module)
+    if spec is None or spec.origin is None:
+        return ""
+    nodes = ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body
+    kinds = ast.ClassDef | ast.FunctionDef
+    named = (node for node in nodes if isinstance(node, kinds) and node.name == attribute)
+    return next((ast.get_docstring(node) or "" for node in named), "")
