@@ -25,7 +25,7 @@ test-slow: test-long
 	tests/versions.sh newest .venv/newest
 
 quick: .venv/ready
-	$(PYTEST) -m "not slow and not long" --no-shape-checks tests/unit tests/laws/test_code_rules.py
+	$(PYTEST) -m "not slow and not long" --no-shape-checks tests/unit tests/plugins/*/unit tests/laws/test_code_rules.py
 
 lint: .venv/ready
 	$(BIN)/ruff check .

@@ -24,19 +24,18 @@ import numpy as np
 import torch
 
 from gigamask.data import index as indexes
-from gigamask.data import queries
 from gigamask.data.index import Index
 from gigamask.distributed.world import World
-from gigamask.grounding.config import GroundingTrainConfig
-from gigamask.grounding.data import QueryDataset, open_queries
 from gigamask.losses.ohem import OHEM
 from gigamask.models import state_dict
 from gigamask.models.configs import tiny
 from gigamask.models.init import build_model
-from gigamask.recipes.grounding import ground_tiny
+from gigamask.plugins.grounding import described_scenes, queries
+from gigamask.plugins.grounding.config import GroundingTrainConfig
+from gigamask.plugins.grounding.data import QueryDataset, open_queries
+from gigamask.plugins.grounding.recipes import ground_tiny
 from gigamask.registry import make_component
 from gigamask.samplers.batch_sampler import SampleSequence, iter_steps
-from gigamask.synthetic import described_scenes
 from gigamask.training.ohem import mine_hard_masks
 from gigamask.training.optim import AdamW
 from gigamask.training.state import TrainState

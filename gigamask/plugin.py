@@ -39,6 +39,9 @@ class Plugin:
         components: The components of each kind, such as `sampler`: a frozen dataclass or a
             `registry.Preset`.
         interfaces: The base class of each kind of component that the core does not have.
+        model_configs: The configuration, a `models.configs.ModelConfig`, of each kind of model
+            that a file of weights states.
+        text_predictors: Functions that open an `inference.text_predictor.TextPredictor`.
     """
 
     name: str
@@ -47,6 +50,8 @@ class Plugin:
     recipes: Mapping[str, References] = field(default_factory=dict)
     components: Mapping[str, References] = field(default_factory=dict)
     interfaces: References = field(default_factory=dict)
+    model_configs: References = field(default_factory=dict)
+    text_predictors: References = field(default_factory=dict)
 
 
 @cache
@@ -100,6 +105,15 @@ def load(reference: str) -> Any:
     """
     module, _, attribute = reference.partition(":")
     return getattr(import_module(module), attribute)
+
+
+def reference(kind: type) -> str:
+    """Return the reference of a class.
+
+    Args:
+        kind: The class.
+    """
+    return f"{kind.__module__}:{kind.__qualname__}"
 
 
 def docstring(reference: str) -> str:

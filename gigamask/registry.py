@@ -6,7 +6,6 @@ Only the command line and configuration files use names; elsewhere a component i
 from __future__ import annotations
 
 import difflib
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from functools import reduce
@@ -16,8 +15,6 @@ from gigamask import plugin
 from gigamask.data import augment, mask_sampling
 from gigamask.errors import GigamaskError
 from gigamask.evaluation.click_evaluation import ClickEvaluation
-from gigamask.grounding.config import GroundingEvalConfig
-from gigamask.grounding.text_encoders import MINILM, HuggingFace, TextEncoder, WordTransformer
 from gigamask.interfaces import (
     Evaluator,
     ImageEncoder,
@@ -127,25 +124,13 @@ COMPONENTS: dict[str, tuple[type, Mapping[str, type | Preset]]] = {
     ),
     "loss": (Loss, {"sam": SamLoss, "window": WindowLoss}),
     "mining": (Mining, {"none": NoMining, "ohem": OHEM}),
-    "text": (
-        TextEncoder,
-        {
-            "words": WordTransformer,
-            "minilm": Preset(
-                HuggingFace,
-                {"sha256": MINILM.sha256},
-                {name: getattr(MINILM, name) for name in ("name", "revision", "precision")},
-            ),
-            "huggingface": HuggingFace,
-        },
-    ),
     "optimizer": (Optimizer, {"adamw": AdamW, "adamw8bit": AdamW8bit, "muon": MuonAdamW}),
     "schedule": (LRSchedule, {"multistep": WarmupMultiStep, "cosine": WarmupCosine}),
     "model.encoder": (ImageEncoder, ENCODERS),
     "model.decoder": (Decoder, DECODERS),
     "evaluation": (
         Evaluator,
-        {"none": NoEvaluation, "clicks": ClickEvaluation, "queries": GroundingEvalConfig},
+        {"none": NoEvaluation, "clicks": ClickEvaluation},
     ),
 }
 """The interface of each kind of component, and its built-in classes by name."""
@@ -259,12 +244,17 @@ def name_of_component(kind: str, value: Any) -> str:
     """
     _, known = COMPONENTS.get(kind, (None, {}))
     added = plugin.merged("components").get(kind, {})
-    # What a module that is not imported offers cannot have made the value.
-    loaded = {name: where for name, where in added.items() if where.split(":")[0] in sys.modules}
-    for name, each in {**known, **{name: plugin.load(loaded[name]) for name in loaded}}.items():
+    # A package names its own classes alone, so that no other is imported here.
+    own = [name for name in added if f"{type(value).__module__}.".startswith(_package(added[name]))]
+    for name, each in {**known, **{name: plugin.load(added[name]) for name in own}}.items():
         if each.matches(value) if isinstance(each, Preset) else type(value) is each:
             return name
     return user_code.name_of_class(type(value))
+
+
+def _package(reference: str) -> str:
+    """Return the package of a reference's module, with a dot at its end; "" for a lone module."""
+    return "".join(reference.partition(":")[0].rpartition(".")[:2])
 
 
 def make_component(kind: str, name: str) -> Any:

@@ -121,11 +121,12 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def described(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of `scenes` with queries about them, `segmenter.safetensors` untrained, and a `text`
-    model of random weights; see `tests.asked`."""
+    model of random weights; see `tests.plugins.grounding.asked`."""
     from gigamask.models.init import build_model
     from gigamask.models.state_dict import save_weights, to_official
-    from gigamask.synthetic import described_scenes
-    from tests import little, texts
+    from gigamask.plugins.grounding import described_scenes
+    from tests import little
+    from tests.plugins.grounding import texts
 
     folder = tmp_path_factory.mktemp("described")
     described_scenes.write(folder / "scenes", 6, seed=3)

@@ -28,7 +28,6 @@ PIPE_CLOSED = 141
 CORE = (
     *("download", "convert", "synth", "index", "verify", "stats", "repack", "masks", "memory"),
     *("plan", "pretrain", "train", "distill", "evaluate", "benchmark", "export", "segment"),
-    *("ground", "ask"),
     *("ablate", "report", "serve", "follow", "demo"),
 )
 """Commands of the core in the order of use. Each is a module of `cli.commands` with a class
@@ -37,7 +36,6 @@ TRAINING = {
     "pretrain": "pre-train an image encoder on images without masks (MAE), or resume a run",
     "train": "train a recipe on images with masks, or resume a run",
     "distill": "train a small model to do what a larger one does, or resume a run",
-    "ground train": "",
 }
 """Lines in the overview of the commands that train recipes."""
 

@@ -21,12 +21,18 @@ from gigamask.models.encoder_configs import (
 )
 from gigamask.pixels import PixelConfig
 
-COLOR_FEATURES = 6
-"""Number of color features of a mask: mean and standard deviation of red, green and blue."""
-GEOMETRY_FEATURES = 8
-"""Number of geometry features of a mask: center, width and height of its box, square root and
-logarithm of its area, fraction of the box that it fills, and logarithm of the box's width over its
-height."""
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Base class of the configurations that files of weights state."""
+
+    def use_instead(self, weights: str) -> str:
+        """Say what to do where a SAM's weights are needed; "" if these are a SAM's.
+
+        Args:
+            weights: The weights, as the user named them.
+        """
+        return ""
 
 
 MAX_CLASS_NAME = 100
@@ -142,7 +148,7 @@ DECODERS: dict[str, type[Decoder]] = {
 
 
 @dataclass(frozen=True)
-class SamConfig:
+class SamConfig(ModelConfig):
     """Sizes, drop path rate and initialization of a SAM; the defaults are ViT-B's."""
 
     image_size: int = 1024
@@ -306,7 +312,7 @@ class SamConfig:
 
 
 @dataclass(frozen=True)
-class MAEConfig:
+class MAEConfig(ModelConfig):
     """Sizes, mask ratio and targets of a masked autoencoder.
 
     The defaults are those of ViT-B in MAE's pre-training (He et al. 2021, arXiv 2111.06377).
@@ -379,36 +385,12 @@ class MAEConfig:
         """Number of patches of an image that the encoder sees."""
         return self.patches - round(self.patches * self.mask_ratio)
 
-
-@dataclass(frozen=True)
-class GroundingModelConfig:
-    """Sizes of the grounding model.
-
-    A mask's features are, in this order: mean image embedding under the mask, mean and standard
-    deviation of its colors, its geometry, and its outline within its box.
-    """
-
-    embedding_dim: int = 256
-    """channels of the segmenter's image embedding"""
-    text_dim: int = 384
-    """width of the text encoder's token features"""
-    dim: int = 128
-    """width of the model"""
-    layers: int = 3
-    """number of layers in which masks attend to the text and to each other"""
-    heads: int = 4
-    """attention heads; must divide dim"""
-    crop_side: int = 16
-    """side of the grid that represents a mask's outline within its box"""
-
-    def __post_init__(self) -> None:
-        check_counts(self, "embedding_dim", "text_dim", "dim", "layers", "heads", "crop_side")
-        check_multiple(self, "dim", self.heads, "heads")
-
-    @property
-    def parts(self) -> tuple[int, int, int, int]:
-        """Number of features of each kind: embedding, color, geometry, outline."""
-        return self.embedding_dim, COLOR_FEATURES, GEOMETRY_FEATURES, self.crop_side**2
+    def use_instead(self, weights: str) -> str:
+        """Say what to do where a SAM's weights are needed."""
+        return (
+            f"{weights}: a pre-trained encoder without a mask decoder; train a SAM with "
+            f"--init mae:{weights}, then use that run"
+        )
 
 
 def _check_patches(config: SamConfig | MAEConfig) -> None:

@@ -26,6 +26,7 @@ from gigamask.models.configs import (
     SAM_RECIPES,
     HuggingFaceBackbone,
     MAEConfig,
+    ModelConfig,
     SamConfig,
     SamDecoder,
     ViT,
@@ -183,7 +184,7 @@ def _load_decoder(model: nn.Module, path: str) -> set[str]:
 
 
 def _fit_class_head(
-    model: nn.Module, weights: State, config: state_dict.ModelConfig | None, path: str
+    model: nn.Module, weights: State, config: ModelConfig | None, path: str
 ) -> tuple[State, set[str]]:
     """Return weights with the model's initial head for classes unless they have the same classes.
 

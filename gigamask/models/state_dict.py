@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from gigamask.errors import GigamaskError
 from gigamask.models import lora, manifest, peft_files, weight_files
-from gigamask.models.configs import SamConfig
+from gigamask.models.configs import ModelConfig, SamConfig
 from gigamask.models.convert import (
     State,
     format_names,
@@ -26,7 +26,6 @@ from gigamask.models.convert import (
 from gigamask.models.hub import download, has_file, parse_hub_id
 from gigamask.models.sam.layers import inflate_channels
 from gigamask.models.sam2 import convert as sam2
-from gigamask.models.weight_files import ModelConfig
 from gigamask.serialization import read_json
 
 Model = nn.Module

@@ -23,6 +23,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from gigamask import plugin
 from gigamask.errors import GigamaskError, first_line
 from gigamask.files import write_atomically
 from gigamask.interfaces import ImageEncoder
@@ -30,9 +31,9 @@ from gigamask.models.configs import (
     DECODERS,
     ENCODERS,
     Decoder,
-    GroundingModelConfig,
     HuggingFaceBackbone,
     MAEConfig,
+    ModelConfig,
     SamConfig,
     SamDecoder,
     ViT,
@@ -41,13 +42,9 @@ from gigamask.models.convert import State
 from gigamask.pixels import RGB
 from gigamask.serialization import decode_json
 
-ModelConfig = SamConfig | MAEConfig | GroundingModelConfig
-KINDS: dict[str, type[ModelConfig]] = {
-    "sam": SamConfig,
-    "mae": MAEConfig,
-    "relevance": GroundingModelConfig,
-}
-"""Configuration class by kind of model in a file's metadata; without a kind, the model is a SAM."""
+KINDS: dict[str, type[ModelConfig]] = {"sam": SamConfig, "mae": MAEConfig}
+"""Configuration class by kind of model in a file's metadata; without a kind, the model is a SAM.
+Plugins add others."""
 PARTS: dict[str, Mapping[str, type]] = {"encoder": ENCODERS, "decoder": DECODERS}
 """Built-in classes of the fields of a SAM's configuration that are components."""
 UNSTATED: dict[str, Any] = {
@@ -152,7 +149,10 @@ def checksum(state: State, content: str) -> int:
 
 def make_spec(config: ModelConfig) -> dict[str, Any]:
     """Return the configuration as a file states it, without parts and values that are SAM's."""
-    kind = next(name for name, config_class in KINDS.items() if isinstance(config, config_class))
+    kinds = {name: plugin.reference(each) for name, each in KINDS.items()}
+    kinds |= plugin.merged("model_configs")
+    own = plugin.reference(type(config))
+    kind = next(name for name, reference in kinds.items() if reference == own)
     spec: dict[str, Any] = {"kind": kind} | {
         field.name: getattr(config, field.name) for field in fields(config)
     }
@@ -197,7 +197,8 @@ def _parse_spec(text: str, source: str) -> tuple[ModelConfig, str, int | None]:
     content = json.dumps({name: value for name, value in spec.items() if name != "crc32"})
     try:
         crc = msgspec.convert(spec.pop("crc32", None), int | None)
-        kind = KINDS[spec.pop("kind", "sam")]
+        name = spec.pop("kind", "sam")
+        kind = KINDS[name] if name in KINDS else plugin.load(plugin.merged("model_configs")[name])
         hints = get_type_hints(kind)
         stated = {name: spec.pop(name, None) for name in PARTS} if kind is SamConfig else {}
         parts: dict[str, Any] = {

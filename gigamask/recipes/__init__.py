@@ -11,9 +11,7 @@ from collections.abc import Callable
 
 from gigamask import plugin
 from gigamask.errors import GigamaskError
-from gigamask.grounding.config import GroundingTrainConfig
 from gigamask.recipes.distill import compact_student, edge_sam, mobile_sam
-from gigamask.recipes.grounding import ground, ground_tiny
 from gigamask.recipes.mae import mae_tiny, mae_vit_b, mae_vit_h, mae_vit_l
 from gigamask.recipes.reproductions import data_curve, sbd_vit_b
 from gigamask.recipes.sam import (
@@ -53,14 +51,17 @@ DISTILL_RECIPES: tuple[Callable[[], DistillTrainConfig], ...] = (
     edge_sam,
     mobile_sam,
 )
-GROUNDING_RECIPES: tuple[Callable[[], GroundingTrainConfig], ...] = (ground, ground_tiny)
 CORE: dict[str, tuple[Callable[[], TrainConfig], ...]] = {
     SamTrainConfig.command: SAM_RECIPES,
     MAETrainConfig.command: MAE_RECIPES,
     DistillTrainConfig.command: DISTILL_RECIPES,
-    GroundingTrainConfig.command: GROUNDING_RECIPES,
 }
 """The recipes of the core by training command."""
+
+
+def commands() -> list[str]:
+    """Return the commands that train recipes, those of plugins last."""
+    return [*CORE, *(name for name in plugin.merged("recipes") if name not in CORE)]
 
 
 def names(command: str | None = None) -> list[str]:
@@ -70,10 +71,9 @@ def names(command: str | None = None) -> list[str]:
         command: The command, such as "train".
     """
     added = plugin.merged("recipes")
-    commands = [*CORE, *(name for name in added if name not in CORE)]
     return [
         name
-        for each in (commands if command is None else [command])
+        for each in (commands() if command is None else [command])
         for name in (*(recipe.__name__ for recipe in CORE.get(each, ())), *added.get(each, ()))
     ]
 

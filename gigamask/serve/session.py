@@ -21,8 +21,6 @@ from jaxtyping import UInt8
 from gigamask.data import image
 from gigamask.data.orientation import turn_upright
 from gigamask.errors import GigamaskError
-from gigamask.grounding.inference import GroundingPredictor
-from gigamask.grounding.vocabulary import check_text
 from gigamask.inference.amg_config import AutomaticMaskConfig
 from gigamask.inference.automatic_mask_generator import (
     MaskProposals,
@@ -30,6 +28,7 @@ from gigamask.inference.automatic_mask_generator import (
 )
 from gigamask.inference.classes import class_fields
 from gigamask.inference.predictor import SamPredictor
+from gigamask.inference.text_predictor import TextPredictor
 from gigamask.masks.rle import RLEMasks
 from gigamask.models.embedding_cache import EmbeddingCache
 from gigamask.models.sam.sam import Sam
@@ -59,7 +58,7 @@ class Session:
     def __init__(
         self,
         model: Sam,
-        text_model: GroundingPredictor | None = None,
+        text_model: TextPredictor | None = None,
         mask_settings: AutomaticMaskConfig | None = None,
         cache: EmbeddingCache | None = None,
     ) -> None:
@@ -206,7 +205,7 @@ class Session:
         opened = self.images.get(key)
         if self.text_model is None:
             raise GigamaskError("there is no model for text; start the page with --grounding RUN")
-        check_text(text)
+        self.text_model.check(text)
         with self._model_lock:
             annotated = opened.annotated_masks
             masks = self._proposals(opened).masks if annotated is None else annotated

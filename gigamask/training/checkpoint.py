@@ -28,6 +28,7 @@ from gigamask.distributed.world import World
 from gigamask.errors import GigamaskError
 from gigamask.files import crc32, flush, uncache, write_atomically, write_bytes
 from gigamask.models import lora, state_dict, weight_files
+from gigamask.models.configs import ModelConfig
 from gigamask.models.manifest import (
     BASE,
     FORMAT,
@@ -73,7 +74,7 @@ class Snapshot:
 
     step: int
     samples: int
-    config: state_dict.ModelConfig
+    config: ModelConfig
     model: dict[str, Tensor]
     last: dict[str, Tensor] | None
     optimizer: dict[str, Tensor]
@@ -98,7 +99,7 @@ class Snapshot:
         return cls(
             state.step,
             state.cursor.samples,
-            cast(state_dict.ModelConfig, state.model.config),
+            cast(ModelConfig, state.model.config),
             last | average,
             last if average else None,
             optimizer,
@@ -135,7 +136,7 @@ def write_base(state: TrainState, config: TrainConfig) -> None:
     path = Path(config.out) / "checkpoints" / BASE
     path.parent.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in frozen.items()}
-    state_dict.save_weights(tensors, cast(state_dict.ModelConfig, state.model.config), path)
+    state_dict.save_weights(tensors, cast(ModelConfig, state.model.config), path)
     state.base = {"bytes": path.stat().st_size, "crc32": crc32(path)}
 
 

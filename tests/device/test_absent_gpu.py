@@ -20,7 +20,6 @@ from gigamask import recipes
 from gigamask.cli.main import main
 from gigamask.models.init import build_model
 from gigamask.prompts.schedule import InteractiveSchedule
-from tests import asked
 from tests.absent_gpu import DeviceError, absent_gpu
 from tests.little import (
     little,
@@ -30,6 +29,7 @@ from tests.little import (
     little_dense,
     little_sam2,
 )
+from tests.plugins.grounding import asked
 
 pytestmark = pytest.mark.long
 

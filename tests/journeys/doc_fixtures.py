@@ -24,16 +24,18 @@ from gigamask.models import convert, state_dict, weight_files
 from gigamask.models.configs import MAEConfig
 from gigamask.models.init import build_model
 from gigamask.models.sam2 import convert as sam2_convert
+from gigamask.plugins.grounding import described_scenes
 from gigamask.serve.project import Edit, MaskObject, Project
 from gigamask.serve.project_export import export
-from gigamask.synthetic import described_scenes, scenes
+from gigamask.synthetic import scenes
 from gigamask.synthetic.scenes import compose_scene
-from tests import instances, texts
+from tests import instances
 from tests.archives import write_archive
 from tests.journeys import substitutions
 from tests.journeys.pages import PAGES, items
 from tests.little import SAM2 as LITTLE_SAM2
 from tests.little import SPEC
+from tests.plugins.grounding import texts
 
 # SAM's recipes have eight decoder heads, which cannot be inferred from shapes.
 MODEL = replace(SPEC, decoder_num_heads=8, drop_path_rate=0.0)

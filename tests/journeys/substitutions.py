@@ -157,10 +157,10 @@ ADDED = [
         "the fewest batches that show growth, of one loader process",
     ),
     (
-        r"^memory grounding",
+        r"^ground memory",
         "",
         "--language language --vision none",
-        "Llama's shapes take twenty seconds; tests/unit/grounding has them",
+        "Llama's shapes take twenty seconds; tests/plugins/grounding has them",
     ),
     (r"^follow .*", "", "--recipe small.py:small", "a small model"),
 ]

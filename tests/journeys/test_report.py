@@ -12,9 +12,10 @@ import pytest
 
 from gigamask.cli.main import main
 from gigamask.synthetic import scenes as synthetic
-from tests import asked, little
+from tests import little
 from tests.html import Page
 from tests.journeys.test_serve import browser, opened
+from tests.plugins.grounding import asked
 from tests.unit.report.test_history import record, written
 
 __all__ = ["browser"]

@@ -27,9 +27,9 @@ from gigamask.masks.rle import RLEMasks
 from gigamask.models.init import build_model
 from gigamask.models.state_dict import save_weights, to_official
 from gigamask.training.trainer import train
-from tests.asked import run_in
 from tests.little import SPEC, little
-from tests.unit.grounding.test_inference import saved as saved_run
+from tests.plugins.grounding.asked import run_in
+from tests.plugins.grounding.unit.test_inference import saved as saved_run
 
 CHROMIUM = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

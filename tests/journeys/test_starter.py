@@ -89,7 +89,7 @@ def test_a_misspelled_name_says_what_there_is(leaves, tmp_path, capsys):
 
 def test_a_model_of_words_is_trained_on_its_masks_and_asked(tmp_path, capsys):
     scenes = tmp_path / "scenes"
-    assert main(f"synth {scenes} --images 4 --queries".split()) == 0
+    assert main(f"ground synth {scenes} --images 4".split()) == 0
     flags = f"--segmenter starter --data {scenes} --steps 2".split()
     flags += f"--queries {scenes}/queries.jsonl --out {tmp_path}/words".split()
     train = ["ground", "train", "ground_tiny", *flags]

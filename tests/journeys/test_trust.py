@@ -16,15 +16,15 @@ from gigamask.serve.runs_view import RunsView
 from gigamask.training import checkpoint
 from gigamask.training.state import TrainState
 from gigamask.workflows.train import Run
-from tests import asked
 from tests.little import little
+from tests.plugins.grounding import asked
 
 CODE = """
 from dataclasses import dataclass
 from pathlib import Path
 Path({marker!r}).write_text("")
 from gigamask.losses.sam_loss import SamLoss
-from tests.asked import asking
+from tests.plugins.grounding.asked import asking
 from tests.little import little
 @dataclass(frozen=True)
 class Own(SamLoss):

@@ -1,14 +1,15 @@
 """Print the code tokens of each package and of its tests: `python -m tests.laws.count`.
 
 Comments, docstrings, line ends and indentation are not counted. A package's tests are those of its
-folder in `tests/unit`; laws, parity and journeys are counted as a whole. Imports are the other
-packages that a package imports.
+folder in `tests/unit`, a plugin's all in its folder; laws, parity and journeys of the core are
+counted as a whole. Imports are the other packages that a package imports.
 """
 
 import ast
 import io
 import tokenize
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,27 +57,37 @@ def imports(source: str) -> set[str]:
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
-    return {name.split(".")[1] for name in names if name.startswith("gigamask.")}
+    return {package_of(name.split(".")[1:]) for name in names if name.startswith("gigamask.")}
+
+
+def package_of(parts: Sequence[str]) -> str:
+    """Return the package of a module below `gigamask`; a plugin is one.
+
+    Args:
+        parts: The parts of its name.
+    """
+    return "/".join(parts[: 1 + (parts[0] == "plugins")]).removesuffix(".py")
 
 
 def main() -> None:
     """Print the table."""
     source, tests, packages = Counter(), Counter(), defaultdict(set)
     for path in (ROOT / "gigamask").rglob("*.py"):
-        package, text = (
-            path.relative_to(ROOT / "gigamask").parts[0].removesuffix(".py"),
-            path.read_text(),
-        )
+        package, text = package_of(path.relative_to(ROOT / "gigamask").parts), path.read_text()
         source[package] += len(code_tokens(text))
         packages[package] |= imports(text) - {package}
     for path in (ROOT / "tests").rglob("*.py"):
         parts = path.relative_to(ROOT / "tests").parts
         name = parts[1] if parts[0] == "unit" else f"tests/{parts[0]}"
+        name = package_of(parts) if parts[0] == "plugins" else name
         tests[name.removeprefix("test_").removesuffix(".py")] += len(code_tokens(path.read_text()))
     print(f"{'package':24}{'source':>9}{'tests':>9}  imports")
     for name in sorted(source.keys() | tests.keys(), key=lambda name: -source[name] - tests[name]):
         row = f"{name:24}{source[name]:9,}{tests[name]:9,}  {' '.join(sorted(packages[name]))}"
         print(row.rstrip())
+    added = {name for name in source if name.startswith("plugins/")}
+    for what, names in (("core", source.keys() - added), ("plugins", added)):
+        print(f"{what:24}{sum(source[name] for name in names):9,}")
     print(f"{'all':24}{source.total():9,}{tests.total():9,}")
 
 

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import OmitArgPrefixes
 
+from gigamask import plugin
 from gigamask.errors import GigamaskError
 from gigamask.inference.amg_config import AutomaticMaskConfig
 from gigamask.pixels import WindowOptions
 
 if TYPE_CHECKING:
-    from gigamask.grounding.inference import GroundingPredictor
+    from gigamask.inference.text_predictor import TextPredictor
     from gigamask.serve.app import AppState
     from gigamask.serve.project_routes import ProjectState
     from gigamask.serve.session import Session
@@ -134,7 +135,7 @@ class ServeCommand(WindowOptions):
         runs = RunsView(Path(self.runs)) if self.runs else None
         index = stack.enter_context(open_or_build_temporary(self.data)) if self.data else None
         text_model = self._text_model() if self.grounding else None
-        model = text_model.mask_features.model if text_model else None
+        model = text_model.segmenter if text_model else None
         weights = self.weights
         others = self.data or self.runs or self.grounding
         needs_model = self.project or self.compare or not others
@@ -181,10 +182,9 @@ class ServeCommand(WindowOptions):
         rounds = Rounds(annotator, weights, self.device)
         return ProjectState(annotator, Proposals(annotator, self.masks), rounds)
 
-    def _text_model(self) -> GroundingPredictor:
-        from gigamask.cli.commands.ground import load_config
-        from gigamask.grounding.inference import GroundingPredictor
-
-        run = self.grounding or ""
-        config = load_config(run, None, self.device, self.trust)
-        return GroundingPredictor.from_checkpoint(config, run)
+    def _text_model(self) -> TextPredictor:
+        """Return what finds masks by text, which a plugin opens."""
+        known = plugin.merged("text_predictors")
+        if not known:
+            raise GigamaskError("--grounding needs the plugin grounding, which is not installed")
+        return plugin.load(next(iter(known.values())))(self.grounding, self.device, self.trust)

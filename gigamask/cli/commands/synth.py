@@ -12,7 +12,7 @@ from tyro.conf import Positional, arg
 
 @dataclass(frozen=True)
 class SynthCommand:
-    """write tars of synthetic scenes in SA-1B's format, optionally with text queries"""
+    """write tars of synthetic scenes in SA-1B's format"""
 
     folder: Positional[Annotated[str, arg(metavar="FOLDER")]]
     """output folder for the tars"""
@@ -32,9 +32,6 @@ class SynthCommand:
     image"""
     long_side: tuple[int, int] = (256, 320)
     """range of the longer side of the images, 32 to 8192 px; the shorter is 0.75 to 1 of it"""
-    queries: bool = False
-    """write scenes of objects that text can tell apart, and FOLDER/queries.jsonl with about twelve
-    queries per scene"""
     json: str | None = None
     """write the results to this JSON file"""
 
@@ -42,10 +39,9 @@ class SynthCommand:
         """Write the scenes, and return their number and tars."""
         from gigamask.cli.commands.output import progress_bar
         from gigamask.errors import GigamaskError, counted
-        from gigamask.synthetic import cells, dead_leaves, described_scenes, scenes
+        from gigamask.synthetic import cells, dead_leaves, scenes
 
         given = {
-            "--queries": self.queries,
             f"--crowded {self.crowded}": self.crowded,
             f"--kind {self.kind}": self.kind != "objects",
         }
@@ -56,7 +52,6 @@ class SynthCommand:
             )
         if self.bits != 8 and self.kind != "cells":
             raise GigamaskError(f"--bits {self.bits} is for --kind cells (got {self.kind})")
-        queries = []
         with progress_bar("synth") as progress:
             common = {
                 "seed": self.seed,
@@ -64,9 +59,7 @@ class SynthCommand:
                 "long_side": self.long_side,
                 "progress": progress,
             }
-            if self.queries:
-                paths, queries = described_scenes.write(self.folder, self.images, **common)
-            elif self.kind == "objects":
+            if self.kind == "objects":
                 paths = scenes.write(self.folder, self.images, crowded=self.crowded, **common)
             else:
                 kinds = {
@@ -75,10 +68,6 @@ class SynthCommand:
                 }
                 paths = scenes.write_scenes(self.folder, self.images, kinds[self.kind], **common)
         print(f"{counted(self.images, 'scene')} in {counted(len(paths), 'tar')} in {self.folder}")
-        if queries:
-            asked = counted(len(queries), "query", "queries")
-            print(f"{asked} in {self.folder}/{described_scenes.QUERIES}")
         window = " --percentiles 0.5 99.5" if self.bits == 16 else ""
         print(f"next: gigamask train tiny --data {quote(self.folder)}{window} --out runs/tiny")
-        tars = [str(path) for path in paths]
-        return {"images": self.images, "tars": tars, "queries": len(queries)}
+        return {"images": self.images, "tars": [str(path) for path in paths]}

@@ -23,9 +23,7 @@ from gigamask.models.compact.decoder import WindowMaskDecoder, window_frame
 from gigamask.models.compact.prompt_maps import MIDDLE_WINDOW
 from gigamask.models.configs import (
     ConvPyramid,
-    GroundingModelConfig,
     HuggingFaceBackbone,
-    MAEConfig,
     Sam2Decoder,
     SamConfig,
     SamDecoder,
@@ -356,17 +354,9 @@ def load_sam(
         GigamaskError: As for `Sam.from_pretrained`.
     """
     tensors, stated = state_dict.read_weights(weights)
-    if isinstance(stated, GroundingModelConfig):
-        raise GigamaskError(
-            f"{weights}: a grounding model, which predicts no masks; use the SAM it was trained "
-            f"on, or run: gigamask ask {weights}"
-        )
-    if isinstance(stated, MAEConfig):
-        raise GigamaskError(
-            f"{weights}: a pre-trained encoder without a mask decoder; train a SAM with "
-            f"--init mae:{weights}, then use that run"
-        )
-    used = config or stated or convert.infer_config(tensors, str(weights))
+    if reason := stated.use_instead(str(weights)) if stated else "":
+        raise GigamaskError(reason)
+    used = config or cast(SamConfig | None, stated) or convert.infer_config(tensors, str(weights))
     model = None if isinstance(used.encoder, UnavailableEncoder) else _build(used, tensors, weights)
     if model is None or model.state_dict().keys() != tensors.keys():
         custom = build_custom()

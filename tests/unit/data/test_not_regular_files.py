@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gigamask.data import attributes, image_folder, index, queries, storage, tar
+from gigamask.data import attributes, image_folder, index, storage, tar
 from gigamask.data.shards import ShardReader
 from gigamask.datatools import checksums, convert, links, verify
 from gigamask.errors import CorruptSampleError, GigamaskError
+from gigamask.plugins.grounding import queries
 from gigamask.synthetic import scenes
 
 

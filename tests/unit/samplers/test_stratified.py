@@ -10,13 +10,13 @@ from gigamask.data import index as indexes
 from gigamask.data.mask_sampling import MaskFilters
 from gigamask.data.sample_table import open_sample_table
 from gigamask.errors import GigamaskError
-from gigamask.grounding.data import open_queries
 from gigamask.interfaces import SampleTable
+from gigamask.plugins.grounding import described_scenes
+from gigamask.plugins.grounding.data import open_queries
 from gigamask.samplers import strata as strata_of
 from gigamask.samplers import stratified
 from gigamask.samplers.strata import MAX_STRATA
 from gigamask.samplers.stratified import RELEVANCE, InterleavedStrata, Stratified
-from gigamask.synthetic import described_scenes
 from tests.orders import listed
 
 SIZES = (50, 20, 8)

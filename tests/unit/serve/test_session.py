@@ -19,12 +19,12 @@ import torch
 from PIL import Image
 
 from gigamask.errors import CorruptSampleError, GigamaskError
-from gigamask.grounding.inference import GroundingPredictor, GroundingResult
 from gigamask.inference.amg_config import AutomaticMaskConfig
 from gigamask.inference.predictor import SamPredictor
 from gigamask.masks.rle import RLEMasks
 from gigamask.models.init import build_model
 from gigamask.pixels import PixelConfig
+from gigamask.plugins.grounding.inference import GroundingPredictor, GroundingResult
 from gigamask.serve import open_images
 from gigamask.serve import session as sessions
 from gigamask.serve.open_images import NotFoundError

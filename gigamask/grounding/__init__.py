@@ -1,1 +1,0 @@
-"""Grounding: finding the masks of an image that a text describes."""

@@ -1,0 +1,21 @@
+"""Indexes of images with queries."""
+
+import pytest
+
+from gigamask.data import index as indexes
+from gigamask.data import tar
+from tests.plugins.grounding.unit.test_data import pair
+
+
+@pytest.fixture(scope="module")
+def index(described, tmp_path_factory):
+    return indexes.open_or_build([str(described / "scenes")], str(tmp_path_factory.mktemp("index")))
+
+
+@pytest.fixture
+def small(tmp_path):
+    """Three images of 10 x 100 pixels, whose masks differ in size."""
+    tar.write(
+        tmp_path / "a.tar", [*pair(0, [10, 200, 600]), *pair(1, [12, 190, 900]), *pair(2, [])]
+    )
+    return indexes.build([tmp_path], tmp_path / "index")

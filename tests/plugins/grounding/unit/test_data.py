@@ -1,0 +1,436 @@
+"""Queries as items of samplers and as batches."""
+
+import json
+
+import numpy as np
+import pytest
+import simplejpeg
+import torch
+
+from gigamask.data import index as indexes
+from gigamask.data import tar
+from gigamask.data.shards import ShardReader
+from gigamask.errors import GigamaskError
+from gigamask.masks.rle import RLEMasks
+from gigamask.models.init import build_model
+from gigamask.plugins.grounding import queries
+from gigamask.plugins.grounding.data import (
+    RELATIONS,
+    QueryLoader,
+    complexity,
+    count_relations,
+    difficulty,
+    open_queries,
+    pad,
+)
+from gigamask.plugins.grounding.mask_features import MaskFeatureExtractor
+from gigamask.plugins.grounding.text_features import TextFeatures
+from gigamask.plugins.grounding.vocabulary import words
+from gigamask.samplers.batch_sampler import SampleSequence
+from gigamask.samplers.curriculum import Curriculum
+from gigamask.samplers.random import Random
+from gigamask.samplers.stratified import Stratified
+from gigamask.types import DataCursor, SampleRef, StepPlan
+from tests import little
+from tests.plugins.grounding.asked import SPEC
+
+
+def read(texts):
+    """Each text's letters as numbers."""
+    codes = [torch.tensor([[float(ord(letter)), 1.0] for letter in text]) for text in texts]
+    features = (
+        torch.nn.utils.rnn.pad_sequence(codes, batch_first=True) if codes else torch.zeros(0, 0, 2)
+    )
+    return TextFeatures(
+        features, features[..., 1] > 0 if codes else torch.zeros(0, 0, dtype=torch.bool)
+    )
+
+
+@pytest.fixture(scope="module")
+def dataset(described, index):
+    return open_queries(index, queries.read(described / "scenes" / "queries.jsonl"))
+
+
+@pytest.fixture(scope="module")
+def extractor():
+    return MaskFeatureExtractor(build_model(little.SPEC, 0).eval(), SPEC)
+
+
+@pytest.fixture
+def asker(index, dataset, extractor):
+    return lambda most=5, seed=0, reads=read, of=(index, dataset): QueryLoader(
+        of[1], of[0], extractor, reads, most, seed
+    )
+
+
+def batch_of(questioner, sample_refs):
+    shards = ShardReader(questioner.index.shard_paths)
+    try:
+        return questioner.batch(sample_refs, shards, DataCursor(7))
+    finally:
+        shards.close()
+
+
+def sample_refs_of(dataset, epoch=0):
+    return [
+        SampleRef(epoch, number, number, batch_index=number)
+        for number in range(len(dataset.queries))
+    ]
+
+
+@pytest.mark.slow
+def test_right_masks_are_among_the_candidates_which_are_few_and_all_of_that_image(
+    asker, dataset, index
+):
+    made = asker(most=5)
+    batch = batch_of(made, sample_refs_of(dataset))
+    assert batch.mask_valid.shape[1] == 5
+    assert batch.texts == tuple(query.text for query in dataset.queries)
+    for number, query in enumerate(dataset.queries):
+        row = int(dataset.rows[number])
+        [held] = made.mask_features.extract_rows(index, ShardReader(index.shard_paths), [row])
+        masks = int(index.images["masks"][row])
+        assert batch.mask_valid[number].sum() == min(masks, 5)
+        assert batch.is_target[number].sum() == min(len(query.mask_indices), 5)
+        # Which mask of the image stands where, by its description.
+        numbers = [
+            int((held == each).all(1).nonzero()[0, 0])
+            for each in batch.features[number][batch.mask_valid[number]]
+        ]
+        assert numbers == sorted(set(numbers))
+        assert {
+            numbers[place] for place in batch.is_target[number].nonzero()[:, 0].tolist()
+        } == set(query.mask_indices)
+    assert batch.cursor == DataCursor(7)
+    assert batch.names[0] == f"sa_000000.tar:sa_0: {batch.texts[0]}"
+
+
+def test_query_with_more_targets_than_fit_keeps_some(asker, index, dataset):
+    many = queries.Query(None, "sa_0.jpg", "things", tuple(range(7)))
+    batch = batch_of(asker(most=4, of=(index, open_queries(index, [many]))), [SampleRef(0, 0, 0)])
+    assert batch.is_target.tolist() == [[True] * 4]
+    whole = batch_of(asker(most=99, of=(index, open_queries(index, [many]))), [SampleRef(0, 0, 0)])
+    assert whole.is_target[0].nonzero()[:, 0].tolist() == list(range(7))
+    assert whole.mask_valid.sum() == index.images["masks"][0]
+
+
+def test_candidates_are_named_by_seed_epoch_and_position_alone(asker, dataset):
+    def features(seed=0, epoch=0, position=3, place=0):
+        return batch_of(
+            asker(seed=seed), [SampleRef(epoch, position, 3, batch_index=place)]
+        ).features
+
+    assert torch.equal(features(), features(place=5))
+    others = [features(seed=1), features(epoch=1), features(position=4)]
+    assert not any(torch.equal(features(), each) for each in others)
+    drawn = torch.cat(
+        [batch_of(asker(), [SampleRef(epoch, 0, 3)]).features[0] for epoch in range(30)]
+    )
+    assert len(drawn.unique(dim=0)) == asker().index.images["masks"][dataset.rows[3]], (
+        "each has its turn"
+    )
+
+
+def test_how_a_batch_is_cut_changes_no_query(asker, dataset):
+    made, sample_refs = asker(), sample_refs_of(dataset)[:11]
+    whole = batch_of(made, sample_refs)
+    for cut in ([slice(0, 4), slice(4, 8), slice(8, 11)], [slice(0, 11, 2), slice(1, 11, 2)]):
+        for part in cut:
+            batch = batch_of(made, sample_refs[part])
+            assert batch.batch_index.tolist() == whole.batch_index[part].tolist()
+            assert torch.equal(batch.mask_valid, whole.mask_valid[part])
+            assert torch.equal(batch.is_target, whole.is_target[part])
+            assert torch.equal(batch.features, whole.features[part])
+            length = batch.text_features.attention_mask.shape[1]
+            assert torch.equal(
+                batch.text_features.features, whole.text_features.features[part][:, :length]
+            )
+            assert not whole.text_features.attention_mask[part][:, length:].any()
+
+
+def test_steps_are_groups_of_micro_batches(asker, dataset):
+    sample_refs = tuple(sample_refs_of(dataset))
+    made = asker()
+    steps = list(
+        made.batches(
+            [
+                StepPlan((sample_refs[:3], sample_refs[3:4]), 0, 4),
+                StepPlan((sample_refs[4:6], ()), 4, 6),
+            ]
+        )
+    )
+    assert [[len(micro.texts) for micro in step] for step in steps] == [[3, 1], [2, 0]]
+    assert [step[0].cursor for step in steps] == [DataCursor(4), DataCursor(6)]
+    made.close()
+
+
+def test_only_some_of_the_queries(asker, dataset):
+    whole = batch_of(asker(), sample_refs_of(dataset)[:6])
+    some = whole.select(torch.tensor([1, 4]))
+    assert some.texts == (whole.texts[1], whole.texts[4])
+    assert (some.names, some.mask_image.tolist(), len(some.batch_index)) == (whole.names, [1, 4], 6)
+    for name in ("features", "mask_valid", "is_target", "strata"):
+        assert torch.equal(getattr(some, name), getattr(whole, name)[[1, 4]])
+    assert torch.equal(some.text_features.features, whole.text_features.features[[1, 4]])
+    assert torch.equal(
+        some.text_features.attention_mask, whole.text_features.attention_mask[[1, 4]]
+    )
+    none = whole.select(torch.tensor([], dtype=torch.int64))
+    assert (none.texts, len(none.mask_image), none.text_features.features.shape[0]) == ((), 0, 0)
+
+
+def test_strata_are_the_samplers_or_granularities(asker, dataset):
+    batch = batch_of(
+        asker(), [SampleRef(0, 0, number, stratum=9 if number == 2 else -1) for number in range(12)]
+    )
+    wanted = dataset.items.columns["granularity"][:12].tolist()
+    wanted[2] = 9
+    assert batch.strata.tolist() == wanted
+    absent = [number for number in range(12) if not dataset.queries[number].mask_indices]
+    assert {wanted[number] for number in absent} == {3}
+
+
+def test_weights_and_a_text_model_that_learns(asker):
+    batch = batch_of(asker(reads=None), [SampleRef(0, 0, 0, weight=2.5), SampleRef(0, 1, 1)])
+    assert batch.text_features is None
+    assert batch.select(torch.tensor([1])).text_features is None
+    assert batch.to("cpu").text_features is None
+    assert batch.weights.tolist() == [2.5, 1.0]
+
+
+def test_no_query_is_a_batch_too(asker):
+    batch = batch_of(asker(), [])
+    assert (
+        batch.features.shape,
+        batch.mask_valid.shape,
+        batch.is_target.dtype,
+        batch.mask_valid.dtype,
+    ) == (
+        (0, 0, sum(SPEC.parts)),
+        (0, 0),
+        torch.bool,
+        torch.bool,
+    )
+    assert (batch.names, batch.texts, len(batch.batch_index)) == ((), (), 0)
+
+
+def test_queries_of_an_image_that_cannot_be_read_are_left_out_and_named(
+    described, asker, index, extractor, tmp_path
+):
+    shards, members = ShardReader(index.shard_paths), []
+    for row in range(2):
+        jpg, told = shards.read_entry(index, row)
+        members += [(f"sa_{row}.jpg", jpg[:200] if row else jpg), (f"sa_{row}.json", told)]
+    shards.close()
+    tar.write(tmp_path / "sa_000000.tar", members)
+    spoilt = indexes.open_or_build([str(tmp_path)], str(tmp_path / "index"))
+    asked = [
+        query
+        for query in queries.read(described / "scenes" / "queries.jsonl")
+        if query.image in ("sa_0.jpg", "sa_1.jpg")
+    ]
+    made = QueryLoader(
+        open_queries(spoilt, asked), spoilt, MaskFeatureExtractor(extractor.model, SPEC), read, 4, 0
+    )
+    batch = batch_of(made, sample_refs_of(made.dataset))
+    good = [number for number, query in enumerate(asked) if query.image == "sa_0.jpg"]
+    assert batch.batch_index.tolist() == good
+    assert batch.mask_image.tolist() == list(range(len(good)))
+    assert len(batch.names) == len(good)
+    assert {each.name for each in batch.skipped} == {"sa_000000.tar:sa_1"}
+    assert len(batch.skipped) == len(asked) - len(good)
+    assert batch.skipped[0].reason.startswith("sa_000000.tar:sa_1: ")
+
+
+def test_rows_are_padded_with_zeros():
+    padded = pad([torch.ones(2, 3), torch.ones(1, 3)], torch.zeros(0, 0, 3))
+    assert padded[:, :, 0].tolist() == [[1, 1], [1, 0]]
+    assert pad([], torch.zeros(0, 0, 3)).shape == (0, 0, 3)
+
+
+def pair(number, sizes):
+    """A JPEG of 10 x 100 pixels and its JSON with a mask of each of these numbers of pixels."""
+    masks = RLEMasks.from_dense(
+        np.arange(1000).reshape(1, 10, 100) < np.array(sizes).reshape(-1, 1, 1)
+    ).to_coco()
+    segmentations = [{"size": [10, 100], "counts": mask.decode()} for mask in masks]
+    annotations = [
+        {"segmentation": each, "predicted_iou": 1, "stability_score": 1} for each in segmentations
+    ]
+    image = {"image_id": number, "width": 100, "height": 10, "file_name": f"sa_{number}.jpg"}
+    jpg = simplejpeg.encode_jpeg(np.zeros((10, 100, 3), np.uint8))
+    return [
+        (f"sa_{number}.jpg", jpg),
+        (f"sa_{number}.json", json.dumps({"image": image, "annotations": annotations}).encode()),
+    ]
+
+
+@pytest.fixture(scope="module")
+def tiny_index(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("queries")
+    for name in ("street", "indoor"):
+        (folder / name).mkdir()
+    tar.write(folder / "street" / "a.tar", [*pair(0, [5, 50, 500]), *pair(1, [200, 9])])
+    tar.write(folder / "indoor" / "b.tar", pair(2, [1000]))
+    return indexes.build([folder / "street", folder / "indoor"], folder / "index")
+
+
+ASKED = [
+    queries.Query("street/a.tar", "sa_1.jpg", "the red disc", (0,), "name"),
+    queries.Query(None, "sa_0", "the red striped disc", (1,), "name", "night"),
+    queries.Query(None, "sa_0", "all small things left of the large box", (0, 1), "all"),
+    queries.Query(None, "sa_2", "zebra", (), "absent"),
+    queries.Query(None, "sa_1", "a zebra", (1,), "name", "night"),
+]
+
+
+def test_columns_are_the_queries(tiny_index):
+    found = open_queries(tiny_index, ASKED, seed=4)
+    columns = found.items.columns
+    assert (found.items.count, found.items.seed, found.items.tars) == (5, 4, 2)
+    assert {
+        name: column.tolist() for name, column in columns.items() if column.dtype == np.int32
+    } == {
+        "tar": [1, 1, 1, 0, 1],
+        "masks": [2, 3, 3, 1, 2],
+        "granularity": [2, 1, 1, 3, 0],
+        "length": [3, 4, 8, 1, 2],
+        "relations": [0, 0, 1, 0, 0],
+        "complexity": [0, 1, 2, 0, 0],
+        "domain": [2, 1, 2, 0, 1],
+        "kind": [2, 2, 1, 0, 2],
+    }
+    assert found.kinds == ("absent", "all", "name")
+    assert found.domains == ("indoor", "night", "street")
+    assert columns["area_fraction"] == pytest.approx([0.2, 0.05, 0.0275, 0, 0.009])
+    expected = difficulty(
+        columns["area_fraction"], columns["length"], columns["masks"], columns["relations"]
+    )
+    assert np.array_equal(columns["difficulty"], expected)
+    assert expected[3] == pytest.approx(0.3 + 0.2 / 50 + 0.3 / 20)
+    assert [tiny_index.entry_name(row) for row in found.rows.tolist()] == [
+        "a.tar:sa_1",
+        "a.tar:sa_0",
+        "a.tar:sa_0",
+        "b.tar:sa_2",
+        "a.tar:sa_1",
+    ]
+
+
+def test_columns_are_computed_lazily_and_once(tiny_index):
+    columns = open_queries(tiny_index, ASKED).items.columns
+    assert "area_fraction" not in columns.computed
+    assert columns["granularity"] is columns["granularity"]
+    assert sorted({*columns.computed} - {"tar"}) == ["area_fraction", "granularity"]
+    assert len(columns) == len(list(columns)) == 10
+    assert "domain" in columns
+    assert "width" not in columns
+
+
+def test_unknown_column_is_reported_with_the_known_ones(tiny_index):
+    with pytest.raises(
+        GigamaskError, match=r"'width'.* tar, masks, area_fraction, .*, kind, difficulty$"
+    ):
+        open_queries(tiny_index, ASKED).items.columns["width"]
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        Random(),
+        Curriculum(),
+        Stratified(("granularity", "complexity", "domain"), epoch_length="data"),
+    ],
+)
+def test_samplers_order_queries(tiny_index, sampler):
+    found = open_queries(tiny_index, ASKED)
+    sequence = SampleSequence(sampler, found.items, locate=found.locate)
+    sample_refs = sequence.sample_refs(np.arange(sequence.epoch_length), 0)
+    assert {ref.mask_index for ref in sample_refs} == {-1}
+    assert {ref.row for ref in sample_refs} <= set(range(5))
+    if isinstance(sampler, Random):
+        assert sorted(ref.row for ref in sample_refs) == list(range(5))
+
+
+def test_no_queries_are_no_items(tiny_index):
+    found = open_queries(tiny_index, [])
+    assert found.items.count == 0
+    assert [len(column) for column in found.items.columns.values()] == [0] * 10
+
+
+def test_a_query_that_does_not_fit_is_refused(tiny_index):
+    with pytest.raises(GigamaskError, match="'cat' of sa_2"):
+        open_queries(tiny_index, [queries.Query(None, "sa_2", "cat", (1,))])
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("the red disc", 0),
+        ("the disc left of the box", 1),
+        ("the disc to the left of the box", 1),
+        ("The disc, on top of the box.", 1),
+        ("the cup on the table next to the window", 2),
+        ("the man in front of the car behind the tree under the lamp", 3),
+        ("the ring  between\nthe boxes", 1),
+        ("a person in red", 0),
+        ("an onion on the left", 1),
+        ("overalls, beloved, nearly, underwear, Aboveground", 0),
+        ("the dog at the bottom", 1),
+        ("", 0),
+    ],
+)
+def test_relations_are_whole_phrases_the_longest_first(text, number):
+    assert count_relations(text) == number
+
+
+def test_every_relation_counts_once():
+    assert len(set(RELATIONS)) == len(RELATIONS)
+    assert [each for each in RELATIONS if count_relations(f"the disc {each} the box") != 1] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("zebra", 0),
+        ("potted plant", 0),
+        ("the red disc", 0),
+        ("all striped objects", 0),
+        ("the red striped disc", 1),
+        ("a vase with flowers", 1),
+        ("cats and dogs", 1),
+        ("a stuffed teddy bear", 1),
+        ("the disc left of the box", 2),
+        ("the red striped disc with a hole above the box", 2),
+    ],
+)
+def test_complexity_is_plain(text, kind):
+    assert complexity(text) == kind
+
+
+def test_words_are_counted_without_signs():
+    assert words("The dog's T-shirt, 2 red_discs — and a hat!") == [
+        "the",
+        "dog's",
+        "t-shirt",
+        "2",
+        "red",
+        "discs",
+        "and",
+        "a",
+        "hat",
+    ]
+
+
+def test_difficulty_is_the_stated_sum():
+    share, length, objects, count = (
+        np.array([1, 0, 0.5]),
+        np.array([0, 50, 10]),
+        np.array([0, 20, 5]),
+        np.array([0, 5, 1]),
+    )
+    assert difficulty(share, length, objects, count) == pytest.approx(
+        [0, 1, 0.15 + 0.2 * 0.2 + 0.3 * 0.25 + 0.2 * 0.2]
+    )
+    assert difficulty(share, 10 * length, 10 * objects, 10 * count)[1] == 1
+    assert difficulty(share, length, objects, count).dtype == np.float32
