@@ -600,7 +600,11 @@ def load_config(folder: str, trust: bool = False) -> TrainConfig:
             act = f"pass {above}"
         if stages:
             act = f"pass one of its runs: {', '.join(str(stage.parent) for stage in stages)}"
-        what = f"not a run folder (no {CONFIG})" if path.parent.exists() else "no such folder"
+        what = (
+            f"not a run folder (no {CONFIG})"
+            if path.parent.exists()
+            else f"no such folder{files.relative_to(folder)}"
+        )
         raise GigamaskError(f"{folder}: {what}; {act}")
     try:
         content = read_run_config(folder)

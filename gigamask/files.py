@@ -43,6 +43,17 @@ def expand_home(path: str) -> str:
     return os.path.expanduser(path) if is_home and not os.path.exists(path) else path
 
 
+def relative_to(path: str | os.PathLike) -> str:
+    """Return " in FOLDER", the working directory, for a relative path; "" for any other.
+
+    Args:
+        path: A path that was not found, as it was given.
+    """
+    text = os.fspath(path)
+    is_whole = "://" in text or os.path.isabs(text) or text.startswith("~")
+    return "" if is_whole else f" in {os.getcwd()}"
+
+
 def find_tars(folder: Path) -> list[Path]:
     """Return the sorted tars of a folder; none if it is no folder."""
     return sorted(path for path in folder.glob("*.tar") if not is_foreign(path.name))

@@ -257,7 +257,7 @@ def find_shards(paths: Paths) -> list[str]:
             shards += matches
         else:
             raise GigamaskError(
-                f"{path}: no such path{storage.relative_to(path)}; give a tar, a folder of tars or "
+                f"{path}: no such path{files.relative_to(path)}; give a tar, a folder of tars or "
                 "images, a glob or an index"
             )
     if not shards:

@@ -80,17 +80,6 @@ def normalize(path: str | os.PathLike) -> str:
     return text if is_remote(text) else os.path.abspath(expand_home(text))
 
 
-def relative_to(path: str | os.PathLike) -> str:
-    """Return " in FOLDER", the working directory, for a relative path; "" for any other.
-
-    Args:
-        path: A path that was not found, as it was given.
-    """
-    text = os.fspath(path)
-    is_whole = is_remote(text) or os.path.isabs(text) or text.startswith("~")
-    return "" if is_whole else f" in {os.getcwd()}"
-
-
 def strip_query(path: str) -> str:
     """Remove the query and fragment, such as a signature, of an http URL."""
     if not path.startswith("http") or not is_remote(path):

@@ -189,13 +189,13 @@ def bytes_of(values: Any) -> int:
     Args:
         values: An array of pyarrow.
     """
-    pyarrow = import_pyarrow()
+    pyarrow, compute = import_pyarrow(), import_pyarrow("pyarrow.compute")
     left, total = [values], 0
     while left:
         array = left.pop()
         if pyarrow.types.is_dictionary(array.type):
-            lengths = import_pyarrow("pyarrow.compute").binary_length(array.dictionary)
-            total += len(array) * max((each.as_py() or 0 for each in lengths), default=0)
+            longest = compute.max(compute.binary_length(array.dictionary))
+            total += len(array) * (longest.as_py() or 0)
         elif pyarrow.types.is_struct(array.type):
             left += array.flatten()
         elif hasattr(array, "flatten"):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from gigamask import files
 from gigamask.errors import GigamaskError
 from gigamask.models import lora, manifest, peft_files, weight_files
 from gigamask.models.configs import ModelConfig, SamConfig
@@ -150,9 +151,26 @@ def find_weights(path: Path | str) -> Path:
             raise GigamaskError(f"{path}: holds no {manifest.MODEL}; give {act}")
         return folder / manifest.MODEL
     if not folder.is_file():
-        problem = "not a regular file" if os.path.lexists(folder) else "no such file"
+        missing = f"no such file{files.relative_to(path)}"
+        problem = "not a regular file" if os.path.lexists(folder) else missing
         raise GigamaskError(f"{path}: {problem}; {PASS_WEIGHTS}")
     return folder
+
+
+def check_weights_exist(flag: str, value: str, path: str) -> None:
+    """Raise an error if there are no weights that a flag names.
+
+    Args:
+        flag: The flag.
+        value: Its value.
+        path: The path or id in it.
+
+    Raises:
+        GigamaskError: There is no such file or folder.
+    """
+    if not may_be_weights(path):
+        where = files.relative_to(path)
+        raise GigamaskError(f"{flag} {value}: no such file or folder{where}; {PASS_WEIGHTS}")
 
 
 def may_be_weights(path: Path | str) -> bool:

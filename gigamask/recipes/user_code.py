@@ -26,6 +26,7 @@ from types import ModuleType
 from typing import Any
 
 from gigamask.errors import GigamaskError
+from gigamask.files import relative_to
 
 GROUP = "gigamask.components"
 
@@ -143,7 +144,8 @@ def load_file(name: str) -> ModuleType:
     path = Path(name)
     if path.suffix != ".py" or not path.is_file():
         raise GigamaskError(
-            f"{path}: no such Python file; pass one before the colon, as in mine.py:name"
+            f"{path}: no such Python file{relative_to(path)}; pass one before the colon, as in "
+            "mine.py:name"
         )
     if path.stem in sys.modules and getattr(sys.modules[path.stem], "__file__", None) == str(
         path.resolve()

@@ -372,11 +372,11 @@ def check_init(init: str, earlier: Collection[str]) -> str:
     """
     from gigamask.models.configs import DECODER_PREFIX
     from gigamask.models.init import MAE_PREFIX
-    from gigamask.models.state_dict import PASS_WEIGHTS, may_be_weights
+    from gigamask.models.state_dict import check_weights_exist
 
     path = init.removeprefix(MAE_PREFIX).removeprefix(DECODER_PREFIX)
-    if path and path not in earlier and not may_be_weights(path):
-        raise GigamaskError(f"--init {init}: no such file or folder; {PASS_WEIGHTS}")
+    if path and path not in earlier:
+        check_weights_exist("--init", init, path)
     return path
 
 

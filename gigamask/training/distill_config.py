@@ -196,15 +196,14 @@ def check_teacher(teacher: str) -> None:
     Raises:
         GigamaskError: None are named, or they do not exist.
     """
-    from gigamask.models.state_dict import PASS_WEIGHTS, may_be_weights
+    from gigamask.models.state_dict import check_weights_exist
 
     if not teacher:
         raise GigamaskError(
             "--teacher is required: the weights of a SAM, such as sam_vit_h_4b8939.pth or a "
             "run folder"
         )
-    if not may_be_weights(teacher):
-        raise GigamaskError(f"--teacher {teacher}: no such file or folder; {PASS_WEIGHTS}")
+    check_weights_exist("--teacher", teacher, teacher)
 
 
 def load_teacher(teacher: str) -> Sam:

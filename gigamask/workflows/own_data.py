@@ -20,7 +20,7 @@ from gigamask.datatools.convert_parquet import ParquetFiles
 from gigamask.datatools.left_out import LeftOutRecord
 from gigamask.errors import GigamaskError, check_range, counted
 from gigamask.evaluation.click_evaluation import ClickEvaluation
-from gigamask.files import expand_home
+from gigamask.files import expand_home, relative_to
 from gigamask.interfaces import Evaluator
 from gigamask.rng import make_rng
 from gigamask.training.config import TrainConfig
@@ -210,7 +210,7 @@ def annotations_and_images(
     for path in (source, folder):
         if not path.exists():
             raise GigamaskError(
-                f"{path}: no such file or folder{storage.relative_to(path)}; check --data, "
+                f"{path}: no such file or folder{relative_to(path)}; check --data, "
                 "--images, --masks"
             )
     return source, folder

@@ -116,7 +116,7 @@ def test_a_plan_counts_the_teacher():
 
 WRONG = [
     ([], "--teacher is required"),
-    (["--teacher", "nowhere.pth"], "--teacher nowhere.pth: no such file or folder"),
+    (["--teacher", "nowhere.pth"], "--teacher nowhere.pth: no such file or folder in /"),
     ("--teacher TEACHER --model.image-size 32".split(), "use --model.image-size 64"),
     ("--teacher TEACHER --model.patch-size 16".split(), "the phase features needs equal ones"),
     (["--teacher", "TEACHER", "--compile"], "--compile is for 'gigamask train'"),

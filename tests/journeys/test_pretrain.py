@@ -235,7 +235,7 @@ REFUSED = [
     ("pretrain --resume", "--resume needs a run folder; see 'gigamask pretrain --help'"),
     (
         "pretrain --resume nowhere",
-        "nowhere: no such folder",
+        "nowhere: no such folder in /",
     ),
     (
         "pretrain mae_tin --data {scenes}",
@@ -260,7 +260,7 @@ REFUSED = [
     ("pretrain mae_tiny", "--data is required"),
     (
         "pretrain mae_tiny --data nowhere",
-        "nowhere: no such path",
+        "nowhere: no such path in /",
     ),
     ("pretrain mae_tiny --data {scenes} --steps 0", "--steps must be at least 1"),
     ("pretrain mae_tiny --data {scenes} --loader.items mask", "unknown flag --loader.items"),
@@ -296,7 +296,7 @@ REFUSED = [
     ),
     (
         "pretrain mae_tiny --data {scenes} --init nowhere.pth",
-        "--init nowhere.pth: no such file or folder",
+        "--init nowhere.pth: no such file or folder in /",
     ),
     (
         "pretrain mae_tiny --data {scenes} --init mae:{mae}",
@@ -309,7 +309,7 @@ REFUSED = [
     ("train {little} --data {scenes} --init {mae}", "holds an MAE; give mae:"),
     (
         "train {little} --data {scenes} --init mae:nowhere",
-        "--init mae:nowhere: no such file or folder",
+        "--init mae:nowhere: no such file or folder in /",
     ),
     (
         "train {little} --data {scenes} --init mae:{scenes}",

@@ -157,3 +157,10 @@ def test_a_tilde_is_the_home_folder_unless_a_file_is_named_so(tmp_path, monkeypa
     (tmp_path / "~").mkdir()
     (tmp_path / "~" / "x").touch()
     assert expand_home("~/x") == "~/x"
+
+
+def test_where_a_relative_path_was_looked_for(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert files.relative_to("shards/a.tar") == f" in {tmp_path}"
+    for whole in ("/shards", "~/shards", "s3://shards/a.tar"):
+        assert files.relative_to(whole) == ""

@@ -242,12 +242,9 @@ class GroundingTrainConfig(TrainConfig):
         """
         super().check_inputs(earlier)
         _ = self.loaded_queries
-        from gigamask.models.state_dict import PASS_WEIGHTS, may_be_weights
+        from gigamask.models.state_dict import check_weights_exist
 
-        if not may_be_weights(self.segmenter):
-            raise GigamaskError(
-                f"--segmenter {self.segmenter}: no such file or folder; {PASS_WEIGHTS}"
-            )
+        check_weights_exist("--segmenter", self.segmenter, self.segmenter)
 
     @cached_property
     def loaded_queries(self) -> list[Query]:

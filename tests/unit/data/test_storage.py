@@ -394,10 +394,3 @@ def test_a_session_that_was_closed_is_tried_again():
     assert words.startswith(" after 5 tries (Session is closed); check the network and the server")
     with pytest.raises(NotImplementedError):
         storage._classify_error("odd://a.tar", NotImplementedError(), 1)
-
-
-def test_where_a_relative_path_was_looked_for(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert storage.relative_to("shards/a.tar") == f" in {tmp_path}"
-    for whole in ("/shards", "~/shards", "s3://shards/a.tar"):
-        assert storage.relative_to(whole) == ""
