@@ -30,7 +30,8 @@ import psutil
 
 from gigamask.data.image import write_png
 from gigamask.masks.rle import RLEMasks
-from gigamask.serve.project import Edit, ImageEdits, MaskObject, Project
+from gigamask.serve.edits import Edit, ImageEdits, MaskObject
+from gigamask.serve.project import Project
 from gigamask.synthetic.scenes import compose_scene
 
 IMAGES = 3

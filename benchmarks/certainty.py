@@ -5,8 +5,9 @@ weights and by models trained a few steps from them on the first images, as *Tra
 is good if its IoU with an annotated mask is above .75. Each score also decides which of overlapping
 proposals stays, as on the page, so that each has proposals of its own.
 
-Three Markdown tables: the AUROC of each score for good proposals, the share of good ones in the
-fifth with the highest scores, and how many of those above a threshold are good.
+Four Markdown tables: the AUROC of each score for good proposals, the share of good ones in the
+fifth with the highest scores, how many of those above a threshold are good, and how many are good
+at each certainty that the page states.
 
 Run: python -m benchmarks.certainty cells bsds_val [--weights starter] [--steps 0 12 24]
      [--images 24] [--points-per-side 16]
@@ -16,6 +17,7 @@ import argparse
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +43,8 @@ TOP_SHARE = 0.2
 THRESHOLD = 0.9
 """The one that the page begins with."""
 TRAIN_IMAGES = 4
+BANDS = (0.0, 0.6, 0.7, 0.8, 0.9, 1.01)
+"""Certainties of the last table."""
 
 Scores = np.ndarray
 Certainty = Callable[[Scores, Scores], Scores]
@@ -136,8 +140,14 @@ def cells(judged: Sequence[tuple[Scores, np.ndarray]]) -> list[list[str]]:
     return rows
 
 
+def bands(scores: Scores, good: np.ndarray) -> list[str]:
+    """Return how many of the proposals in each band of certainty are good."""
+    found = np.digitize(scores, BANDS) - 1
+    return [f"{good[found == i].sum()} of {(found == i).sum()}" for i in range(len(BANDS) - 1)]
+
+
 def main() -> None:
-    """Print the three tables."""
+    """Print the four tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", nargs="+", help="a tar, a folder of tars or an index each")
     parser.add_argument("--weights", default="starter")
@@ -146,7 +156,7 @@ def main() -> None:
     parser.add_argument("--points-per-side", type=int, default=16, help="the page has 32")
     told = parser.parse_args()
     torch.set_num_threads(1)
-    tables: list[list[str]] = [[], [], []]
+    tables: list[list[str]] = [[], [], [], []]
     for path in told.data:
         with open_or_build_temporary(path) as index:
             data = Sa1bDataset(index)
@@ -156,15 +166,19 @@ def main() -> None:
                 judged = [judge(images, each) for each in CERTAINTIES.values()]
                 good = judged[0][1]
                 head = [Path(path).name, str(steps), str(len(good)), f"{good.mean():.0%}"]
-                for table, row in zip(tables, cells(judged), strict=True):
+                of_page = judged[list(CERTAINTIES).index("mean")]
+                rows = [*cells(judged), bands(*of_page)]
+                for table, row in zip(tables, rows, strict=True):
                     table.append(f"| {' | '.join([*head, *row])} |")
     titles = (
         f"AUROC for an IoU above {GOOD_IOU}",
         f"Good ones of the {TOP_SHARE:.0%} that are most certain",
         f"Good ones of those of at least {THRESHOLD}",
+        "Good ones at each certainty of the page",
     )
-    columns = ["data", "steps", "proposals", "good", *CERTAINTIES]
-    for title, table in zip(titles, tables, strict=True):
+    bounds = [f"{low} to {high:.1f}" for low, high in pairwise(BANDS)]
+    for title, table, names in zip(titles, tables, [CERTAINTIES] * 3 + [bounds], strict=True):
+        columns = ["data", "steps", "proposals", "good", *names]
         print(f"\n{title}:\n\n| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
         print(*table, sep="\n")
 

@@ -8,7 +8,8 @@ import numpy as np
 from PIL import Image
 
 from gigamask.masks.rle import RLEMasks
-from gigamask.serve.project import Edit, MaskObject, Project
+from gigamask.serve.edits import Edit, MaskObject
+from gigamask.serve.project import Project
 
 
 @contextmanager

@@ -17,10 +17,11 @@ from gigamask.errors import GigamaskError
 from gigamask.masks.boundary import farthest_point
 from gigamask.masks.components import connected_components, paste, subtract
 from gigamask.masks.rle import RLEMasks, union
+from gigamask.serve.edits import UNEDITED, Edit, ImageEdits, MaskObject, Origin
 from gigamask.serve.open_images import NotFoundError
 from gigamask.serve.photographs import utf8_name
 from gigamask.serve.pictures import file_version
-from gigamask.serve.project import UNEDITED, Edit, ImageEdits, MaskObject, Origin, Project
+from gigamask.serve.project import Project
 from gigamask.serve.prompt_steps import PromptStep, checked_points
 from gigamask.serve.session import Session, masks_to_json, shown_pixels
 

@@ -6,8 +6,9 @@ import msgspec
 
 from gigamask import files
 from gigamask.errors import GigamaskError
+from gigamask.serve.edits import Edit, ImageEdits
 from gigamask.serve.photographs import annotated_names, annotations_of
-from gigamask.serve.project import Edit, ImageEdits, ObjectCategory, Project, read_edits
+from gigamask.serve.project import ObjectCategory, Project, read_edits
 
 
 def change_category(project: Project, name: str, new: ObjectCategory) -> dict[str, int]:

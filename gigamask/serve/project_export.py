@@ -19,9 +19,10 @@ from gigamask.datatools.export_formats import (
 from gigamask.datatools.image_files import read_file
 from gigamask.errors import GigamaskError
 from gigamask.masks.rle import RLEMasks
+from gigamask.serve.edits import MaskObject
 from gigamask.serve.lost_images import not_utf8, unused
 from gigamask.serve.photographs import utf8_name
-from gigamask.serve.project import MaskObject, Project, read_usable
+from gigamask.serve.project import Project, read_usable
 from gigamask.serve.session import MAX_PIXELS, StoppedError, half_of, is_large
 
 DEFAULT_FORMATS = ("coco", "shards")

@@ -14,7 +14,8 @@ from gigamask.inference.amg_config import AutomaticMaskConfig
 from gigamask.inference.automatic_mask_generator import MaskProposals, SamAutomaticMaskGenerator
 from gigamask.inference.classes import class_fields
 from gigamask.serve.annotator import Annotator
-from gigamask.serve.project import Edit, ImageEdits, MaskObject, read_usable
+from gigamask.serve.edits import Edit, ImageEdits, MaskObject
+from gigamask.serve.project import read_usable
 from gigamask.serve.prompt_steps import PromptStep
 from gigamask.serve.session import StoppedError, generate_proposals
 

@@ -26,7 +26,7 @@ from gigamask.report import history
 from gigamask.serialization import read_json
 from gigamask.serve.annotator import Annotator
 from gigamask.serve.lost_images import unused
-from gigamask.serve.project import TrainingRound, progress
+from gigamask.serve.project import TrainingRound, judged, progress
 from gigamask.serve.project_export import export
 from gigamask.serve.runs_view import RunsView
 from gigamask.serve.session import shown_pixels
@@ -87,6 +87,7 @@ class Rounds:
             "model": content.model,
             "weights": self.weights,
             "progress": progress(self.project),
+            "judged": judged(self.project),
             "unused": [*([self.notice] if self.notice else []), *unused(self.project)],
         }
 

@@ -3,7 +3,7 @@
 import { $, make, percent, request, showMessage, withErrorMessages } from "./parts.js";
 import { colour, lines, runCharts } from "./charts.js";
 
-const EVERY_MS = 1500, LOST = 20;
+const EVERY_MS = 1500, LOST = 20, FEW = 20;   // fewer judged proposals tell nothing
 
 let hooks = null, status = null, images = [], visible = false, before = "";
 
@@ -122,6 +122,8 @@ function count() {
   $("a-threshold-value").textContent = threshold.toFixed(2);
   $("a-accept-certain").disabled = !enough;
   $("a-accept-certain").textContent = `Accept ${enough} of ${open.length}`;
+  const [judged, kept] = status.judged.slice(Math.round(100 * threshold)).reduce((sum, each) => [sum[0] + each[0], sum[1] + each[1]], [0, 0]);
+  $("a-judged").textContent = judged < FEW ? "" : `Of ${judged} such proposals of this model that you judged, you kept ${kept} as they were: ${percent(kept / judged, 0)}.`;
   $("a-certain-part").hidden = !open.length;
   $("a-starter").hidden = status.weights !== "starter" || status.model >= 0;
 }

@@ -17,8 +17,9 @@ from gigamask.masks.rle import RLEMasks
 from gigamask.models.init import build_model
 from gigamask.serve import project_export, session
 from gigamask.serve.annotator import Annotator, Stroke, to_json
+from gigamask.serve.edits import Edit, MaskObject
 from gigamask.serve.open_images import NotFoundError
-from gigamask.serve.project import Edit, MaskObject, ObjectCategory, Project
+from gigamask.serve.project import ObjectCategory, Project
 from gigamask.serve.project_export import export
 from gigamask.serve.prompt_steps import PromptStep
 from gigamask.serve.proposals import THREAD, Proposals, without_overlaps

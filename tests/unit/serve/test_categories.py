@@ -4,7 +4,8 @@ import pytest
 
 from gigamask.errors import GigamaskError
 from gigamask.serve.categories import change_category
-from gigamask.serve.project import Edit, ObjectCategory, Project
+from gigamask.serve.edits import Edit
+from gigamask.serve.project import ObjectCategory, Project
 from tests.unit.serve.test_project import SIZE, photos, square  # noqa: F401 (a fixture)
 
 

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
+from gigamask.serve.edits import Edit
 from gigamask.serve.lost_images import notice, pair_by_content, unused
-from gigamask.serve.project import Edit, Project, progress
+from gigamask.serve.project import Project, progress
 from gigamask.serve.project_export import export
 from tests.unit.serve.test_project import SIZE, photos, project, square  # noqa: F401 (fixtures)
 

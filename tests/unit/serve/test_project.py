@@ -11,8 +11,10 @@ from PIL import Image
 from gigamask.errors import GigamaskError
 from gigamask.masks.rle import RLEMasks
 from gigamask.pixels import WindowOptions
+from gigamask.serve import edits
 from gigamask.serve import project as projects
-from gigamask.serve.project import Edit, MaskObject, Project, StaleError, progress
+from gigamask.serve.edits import Edit, MaskObject
+from gigamask.serve.project import Project, StaleError, judged, progress
 from gigamask.serve.project_export import export
 
 SIZE = (30, 40)
@@ -196,7 +198,7 @@ def test_what_masks_cost_is_counted_for_the_model_in_use_and_by_how_they_came(pr
     project.update(model=0)
     unseen = {3: replace(seen, origin="accepted in bulk"), 4: square(3, origin="drawn")}
     project.edit(0, 5, Edit("accept all", unseen), SIZE)
-    clicks_s = 12.0 + projects.IDLE_S + 1.0
+    clicks_s = 12.0 + edits.IDLE_S + 1.0
     assert progress(project) == [
         {
             "round": 0,
@@ -230,6 +232,24 @@ def test_what_masks_cost_is_known_without_reading_files_that_nobody_changed(proj
     assert [each["masks"] for each in progress(project)] == [4]
     assert paths == [two]
     assert project.summary()[1]["objects"] == 2
+
+
+def test_of_proposals_that_a_person_judged_those_kept_are_counted_for_the_model_in_use(project):
+    proposed = square(
+        0, False, by_model=True, origin="proposed", model=-1, predicted_iou=0.9, stability=0.7
+    )
+    project.edit(0, 0, Edit("propose", dict.fromkeys(range(1, 6), proposed)), SIZE)
+    assert sum(of for of, _ in judged(project)) == 0
+    looked_at = replace(proposed, accepted=True, origin="accepted")
+    unseen = replace(looked_at, origin="accepted in bulk")
+    project.edit(0, 1, Edit("assign", {1: looked_at, 2: unseen}), SIZE)
+    project.edit(0, 2, Edit("prompt", {3: replace(proposed, origin="corrected")}), SIZE)
+    project.edit(0, 3, Edit("delete", {4: None}), SIZE)  # and nobody has looked at 5
+    assert {i: each for i, each in enumerate(judged(project)) if each[0]} == {80: (3, 1)}
+    project.change(0, 4, lambda found: found.moved(-1))
+    assert judged(project)[80] == (2, 1)
+    project.update(model=0, rounds=(projects.TrainingRound("w", 9.0, 4.0),))
+    assert judged(project)[80] == (0, 0)
 
 
 def test_what_a_model_answered_and_nobody_changed_is_not_held_out(project, tmp_path):
