@@ -1,7 +1,7 @@
 """Finding masks by text: what a plugin offers to the page."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float64, Int64, UInt8
@@ -10,6 +10,7 @@ from gigamask.masks.rle import RLEMasks
 from gigamask.models.sam.sam import Sam
 
 
+@runtime_checkable
 class MatchedMasks(Protocol):
     """Which masks of an image fit a text.
 
@@ -26,6 +27,7 @@ class MatchedMasks(Protocol):
     note: str
 
 
+@runtime_checkable
 class TextPredictor(Protocol):
     """Finds masks by text."""
 
