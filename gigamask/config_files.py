@@ -26,8 +26,8 @@ import tyro
 import yaml
 
 from gigamask import files, recipes, registry
-from gigamask.distributed.submission import SubmitTrainingOptions
 from gigamask.errors import GigamaskError
+from gigamask.launch import with_launchers
 from gigamask.parser import parse
 from gigamask.serialization import read_yaml
 from gigamask.suggestions import suggest_flag
@@ -77,7 +77,7 @@ def parse_command(kind: Any, arguments: Sequence[str], prog: str) -> Any:
 
 
 @dataclass(frozen=True)
-class RunFlags(SubmitTrainingOptions):
+class RunFlags:
     """Train this recipe."""
 
     run: Annotated[TrainConfig, tyro.conf.arg(name="")]
@@ -136,6 +136,7 @@ def parse_train(arguments: Sequence[str], command: str = "train") -> TrainFlags:
         GigamaskError: An argument is invalid, the folder is not a run folder, or the recipe is for
             another command.
     """
+    kinds = [with_launchers(kind, "training") for kind in (TrainFlags, RunFlags)]
     rest, folder = list(arguments), ""
     resuming = rest[:1] == ["--resume"]
     if resuming:
@@ -159,7 +160,7 @@ def parse_train(arguments: Sequence[str], command: str = "train") -> TrainFlags:
         raise GigamaskError(
             f"recipe {saved.recipe} is for 'gigamask {saved.command}', not 'gigamask {command}'"
         )
-    flags = _parse(rest, saved, prog, TrainFlags if command == "train" else RunFlags)
+    flags = _parse(rest, saved, prog, kinds[command != "train"])
     given = [word for path in config_paths(rest) for word in flags_of(read_config(path), saved)]
     is_set = any(word.startswith("--schedule.warmup") for word in [*rest, *given])
     flags = replace(flags, keep_warmup=resuming or is_set)
@@ -169,7 +170,7 @@ def parse_train(arguments: Sequence[str], command: str = "train") -> TrainFlags:
         if not 0 < flags.epochs < math.inf:
             raise GigamaskError(f"--epochs must be > 0 and finite (got {flags.epochs})")
     if not isinstance(flags, TrainFlags):
-        return TrainFlags(**{leaf.name: getattr(flags, leaf.name) for leaf in fields(flags)})
+        return kinds[0](**{leaf.name: getattr(flags, leaf.name) for leaf in fields(flags)})
     if resuming and flags.stages is not None:
         raise GigamaskError(
             f"--stages cannot be combined with --resume {folder}, which is one run; run the "

@@ -11,7 +11,7 @@ from typing import IO
 import pytest
 
 from gigamask.cli.main import main
-from gigamask.distributed import local_jobs
+from gigamask.plugins.cluster import local_jobs
 
 COMMAND = [sys.executable, "-m", "gigamask"]
 

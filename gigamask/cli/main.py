@@ -175,18 +175,18 @@ def run_command(arguments: list[str]) -> int:
         near = suggest_command(name, known)
         hint = f"perhaps you meant {near}" if near else f"choose one of {', '.join(known)}"
         raise GigamaskError(f"unknown command {name!r}; {hint}; see 'gigamask --help'")
-    from gigamask import parser
+    from gigamask import launch, parser
 
     kind = plugin.load(known[name])
+    if issubclass(kind, launch.PartOptions):
+        kind = launch.with_launchers(kind, "parts")
     if parse := getattr(sys.modules[kind.__module__], "parse", None):
         command = parse(rest)
     else:
         command = parser.parse(kind, rest, f"gigamask {name}")
     parser.check_writable("--json", command.json)
-    from gigamask.cli.submit import run_parts
-
-    with run_parts(name, rest, command) as joining:
-        result = joining.run()
+    with launch.launched(command, name, rest) as here:
+        result = here.run()
     if result is None:  # not the main process
         return 0
     parser.write_json(command.json, result)

@@ -52,7 +52,7 @@ REPLACED = [
     (
         r"--submit slurm --submit-nodes 16 --submit-gpus 8",
         "--submit local --submit-gpus 0",
-        "one machine without Slurm; tests/journeys/test_submit.py plays Slurm",
+        "one machine without Slurm; tests/plugins/cluster/journeys/test_submit.py plays Slurm",
     ),
     (r"hf:[\w-]+/[\w.-]+", "hf:backbones/convnext", "no network; a backbone of random weights"),
     (r"--model.patch-size 14 --model.image-size 518", "", "those of the small model"),

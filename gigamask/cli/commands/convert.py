@@ -9,11 +9,11 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from gigamask.distributed.submission import SubmitPartsOptions
+from gigamask.launch import PartOptions
 
 
 @dataclass(frozen=True)
-class ConvertCommand(SubmitPartsOptions):
+class ConvertCommand(PartOptions):
     """convert COCO, LabelMe, YOLO, label images or parquet to tars in SA-1B's format"""
 
     source: Positional[Annotated[str, arg(metavar="SOURCE")]]

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from tyro.conf import Positional, arg
 
 from gigamask import files
-from gigamask.distributed.submission import SubmitPartsOptions
 from gigamask.errors import GigamaskError
+from gigamask.launch import PartOptions
 from gigamask.workflows.evaluate import EvaluateOptions
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class EvaluateCommand(EvaluateOptions, SubmitPartsOptions):
+class EvaluateCommand(EvaluateOptions, PartOptions):
     """score weights on annotated images: mean IoU by clicks and by box, calibration, boundaries"""
 
     weights: Positional[Annotated[str, arg(metavar="WEIGHTS")]]
@@ -38,13 +38,17 @@ class EvaluateCommand(EvaluateOptions, SubmitPartsOptions):
 
     def check(self) -> None:
         """Raise `GigamaskError` if a value is invalid."""
-        EvaluateOptions.check(self)
-        SubmitPartsOptions.check(self)
-        if (self.automatic or self.boxes) and (self.submit != "none" or self.part):
+        super().check()
+        if self.part:
+            self.check_parts()
+
+    def check_parts(self) -> None:
+        """Raise `GigamaskError` if the masks of an image cannot be scored in parts."""
+        if self.automatic or self.boxes:
             flag = "--automatic" if self.automatic else "--boxes"
             raise GigamaskError(
-                f"{flag} keeps all predicted masks, so it cannot run in parts; leave out --submit, "
-                "or share the images by torchrun"
+                f"{flag} keeps all predicted masks, so it cannot run in parts; share the "
+                "images by torchrun"
             )
 
     def run(self) -> dict[str, Any] | None:

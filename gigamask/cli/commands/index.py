@@ -9,11 +9,11 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from gigamask.distributed.submission import SubmitPartsOptions
+from gigamask.launch import PartOptions
 
 
 @dataclass(frozen=True)
-class IndexCommand(SubmitPartsOptions):
+class IndexCommand(PartOptions):
     """index every image and mask of tars; run again with more tars to scan only the new ones"""
 
     paths: Positional[Annotated[tuple[str, ...], arg(metavar="PATH ...")]]

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from gigamask.distributed.submission import SubmitPartsOptions
+from gigamask.launch import PartOptions
 
 
 @dataclass(frozen=True)
-class MasksCommand(SubmitPartsOptions):
+class MasksCommand(PartOptions):
     """precompute low-resolution masks (bit-packed, 8 KB each), so that training reads no JSON"""
 
     paths: Positional[Annotated[tuple[str, ...], arg(metavar="PATH ...")]]

@@ -9,11 +9,11 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from gigamask.distributed.submission import SubmitPartsOptions
+from gigamask.launch import PartOptions
 
 
 @dataclass(frozen=True)
-class RepackCommand(SubmitPartsOptions):
+class RepackCommand(PartOptions):
     """downscale the images and masks of tars, so that they load several times faster; resumable"""
 
     paths: Positional[Annotated[tuple[str, ...], arg(metavar="PATH ...")]]

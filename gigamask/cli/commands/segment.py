@@ -10,16 +10,16 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
-from gigamask.distributed.submission import SubmitPartsOptions
 from gigamask.errors import check_range
 from gigamask.inference.amg_config import AutomaticMaskConfig
+from gigamask.launch import PartOptions
 from gigamask.pixels import WindowOptions
 
 MAX_CACHE_GB = 1e9
 
 
 @dataclass(frozen=True)
-class SegmentCommand(WindowOptions, SubmitPartsOptions):
+class SegmentCommand(WindowOptions, PartOptions):
     """generate all masks of images, as JSONs in SA-1B's format and in others; resumable"""
 
     weights: Positional[Annotated[str, arg(metavar="WEIGHTS")]]

@@ -12,9 +12,9 @@ from shlex import quote
 from typing import Any
 
 from gigamask import config_files, recipes, registry
-from gigamask.cli.submit import submit_training
 from gigamask.config_files import TrainFlags
 from gigamask.errors import GigamaskError, counted
+from gigamask.launch import is_elsewhere, launched
 from gigamask.parser import check_writable
 from gigamask.signals import discard_if_closed
 from gigamask.training.config import TrainConfig, check_at_least, differences
@@ -54,7 +54,7 @@ def run(command: str, arguments: list[str]) -> tuple[str | None, dict[str, Any]]
 
         report = print if is_first_process() else lambda line: None
         flags = replace(flags, run=use_own_data(flags.run, report, flags.strict))
-    if flags.fit is not None and flags.submit == "none":
+    if flags.fit is not None and not is_elsewhere(flags):
         flags = fitted(flags, flags.fit)
     configs = stages_of(flags)
     if flags.print_config and flags.epochs is None:
@@ -62,9 +62,9 @@ def run(command: str, arguments: list[str]) -> tuple[str | None, dict[str, Any]]
         return print_configs([flags.limited] if flags.stages is None else configs)
     changes = resolve_all(configs, flags)
     announce_own_code(arguments)
-    if flags.submit != "none":
-        submit_training(command, arguments, flags, configs[-1].out)
-        return None, {}
+    with launched(flags, command, arguments, configs[-1].out) as here:
+        if here is None:
+            return None, {}
     words = [*command.split(), *arguments]
     with open_world(flags.run, words, os.environ) as world:
         if flags.epochs is not None or is_finding_classes(flags.run):

@@ -7,14 +7,14 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from gigamask.distributed.submission import SubmitPartsOptions
+from gigamask.launch import PartOptions
 
 MAX_LINES = 50
 """Maximum number of faults printed; `--json` has all."""
 
 
 @dataclass(frozen=True)
-class VerifyCommand(SubmitPartsOptions):
+class VerifyCommand(PartOptions):
     """read everything in tars, and list the samples that training cannot use"""
 
     paths: Positional[Annotated[tuple[str, ...], arg(metavar="PATH ...")]]

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gigamask import files
-from gigamask.distributed.submission import Plan, last_line
 from gigamask.errors import GigamaskError
+from gigamask.plugins.cluster.submission import Plan, last_line
 
 POLL_S = 10.0
 """Seconds between two questions to squeue."""

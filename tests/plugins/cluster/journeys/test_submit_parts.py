@@ -20,10 +20,11 @@ from gigamask.models.init import build_model
 from gigamask.models.state_dict import save_weights, to_official
 from gigamask.rng import make_rng
 from gigamask.synthetic import scenes as synthetic
-from tests import fake_slurm, little
+from tests import little
 from tests.forked import forked  # noqa: F401 (a fixture)
+from tests.plugins.cluster import fake_slurm
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[4]
 THRESHOLDS = ("--points-per-side 4 --pred-iou-thresh 0 --stability-score-thresh 0").split()
 
 
@@ -150,7 +151,7 @@ def test_more_parts_than_tars_on_slurm(inputs, tmp_path, monkeypatch):
     fake_slurm.install(slurm)
     monkeypatch.setenv("FAKE_SLURM", str(slurm))
     monkeypatch.setenv("PATH", f"{slurm}:{os.environ['PATH']}")
-    monkeypatch.setattr("gigamask.distributed.slurm.POLL_S", 0.1)
+    monkeypatch.setattr("gigamask.plugins.cluster.slurm.POLL_S", 0.1)
     words = ["verify", str(inputs / "tars"), "--no-decode"]
     flags = "--submit slurm --submit-jobs 6 --submit-parallel 2".split()
     assert run_in("joined", [*words, *flags]) == run_in("plain", words)
@@ -193,7 +194,7 @@ def test_a_part_that_fails_twice_is_named_with_its_log(
     fake_slurm.install(slurm)
     monkeypatch.setenv("FAKE_SLURM", str(slurm))
     monkeypatch.setenv("PATH", f"{slurm}:{os.environ['PATH']}")
-    monkeypatch.setattr("gigamask.distributed.slurm.POLL_S", 0.1)
+    monkeypatch.setattr("gigamask.plugins.cluster.slurm.POLL_S", 0.1)
     tars = tmp_path / "tars"
     tars.mkdir()
     (tars / "a.tar").write_bytes((inputs / "tars" / "sa_000000.tar").read_bytes())

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from gigamask.distributed.submission import ATTEMPTS, Plan, last_line
 from gigamask.errors import GigamaskError
+from gigamask.plugins.cluster.submission import ATTEMPTS, Plan, last_line
 
 STOP_S = 40.0
 """Seconds that a task gets to save after SIGTERM."""

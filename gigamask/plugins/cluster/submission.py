@@ -91,9 +91,6 @@ class SubmitPartsOptions(SubmitOptions):
     """number of parts: each gets some of the tars or images, in order"""
     submit_parallel: int | None = None
     """how many parts run at once; default: all that Slurm starts, 1 on this machine"""
-    part: str = ""
-    """what --submit runs, for other schedulers: 0/8@FOLDER runs the first of 8 parts and writes its
-    results to FOLDER, join/8@FOLDER joins all 8"""
 
     def check(self) -> None:
         """Raise `GigamaskError` if a value is invalid."""

@@ -13,11 +13,11 @@ from safetensors.numpy import load_file
 from gigamask.cli.main import main
 from gigamask.models import manifest
 from gigamask.training import checkpoint
-from tests import fake_slurm
 from tests.forked import COMMAND, Fork, forked  # noqa: F401 (a fixture)
 from tests.journeys.runs import CONSTANT_LR
+from tests.plugins.cluster import fake_slurm
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[4]
 MORE = ["--steps", "40", *CONSTANT_LR, "--device", "cpu"]
 LITTLE = f"{ROOT / 'tests' / 'little.py'}:little"
 
