@@ -11,33 +11,12 @@ from typing import Any
 import yaml
 
 from gigamask import files
+from gigamask.export.formats import ExportFormat
 from gigamask.models.hub import parse_hub_id
 from gigamask.report.history import History
 from gigamask.report.summary import differences
 
 CARD = "README.md"
-LIBRARIES = {"huggingface": "transformers", "peft": "peft"}
-LIBRARIES |= dict.fromkeys(("onnx", "x-anylabeling", "cvat"), "onnx")
-"""Library that loads each format, as the Hub names it."""
-LOADING = {
-    "huggingface": """```python
-from transformers import {kind}, {processor}
-
-model, processor = {kind}.from_pretrained("{name}"), {processor}.from_pretrained("{name}")
-```
-""",
-    "peft": """```python
-from peft import PeftModel
-from transformers import SamModel
-
-model = PeftModel.from_pretrained(SamModel.from_pretrained("{base}"), "{name}")
-```
-""",
-    "onnx": "`encoder.onnx` and `decoder.onnx` run with ONNX Runtime.\n",
-    "x-anylabeling": "X-AnyLabeling loads the YAML file as a custom model.\n",
-    "cvat": "`nuctl deploy --project-name cvat --path FOLDER` adds the interactor to CVAT.\n",
-}
-"""How to load each format."""
 UNINFORMATIVE = re.compile(
     r"(out|recipe|data|init|device|processes|save-every|keep|log-every|wandb|timeout-s"
     r"|loader\.(workers|read-ahead-mb|mask-store)|evaluation\..*|embedding-cache)"
@@ -47,7 +26,7 @@ UNINFORMATIVE = re.compile(
 
 def write_card(
     out: Path,
-    to: str,
+    export_format: ExportFormat,
     name: str,
     run: History | None,
     recipe: Mapping[str, Any] | None,
@@ -58,7 +37,7 @@ def write_card(
 
     Args:
         out: The folder.
-        to: Format of the model.
+        export_format: Format of the model.
         name: Id on the Hub, or the folder's name.
         run: The run that trained it; None if it is not known.
         recipe: Configuration of the run's recipe; None if it cannot be read.
@@ -71,7 +50,7 @@ def write_card(
     base = str(run.config.get("init") or "") if run else ""
     hub = parse_hub_id(base) if base and not base.startswith(("mae:", "decoder:")) else None
     head: dict[str, Any] = {
-        "library_name": LIBRARIES[to],
+        "library_name": export_format.library,
         "pipeline_tag": "mask-generation",
         "tags": ["segment-anything", "gigamask"],
     }
@@ -85,7 +64,7 @@ def write_card(
         f"# {name}\n",
         "A promptable segmenter (Segment Anything), exported by gigamask "
         f"{metadata.version('gigamask')}.\n",
-        LOADING[to].format(name=name, base=hub[0] if hub else "BASE", **kinds),
+        export_format.loading.format(name=name, base=hub[0] if hub else "BASE", **kinds),
         *([] if run is None else _of_run(run, recipe, step)),
         "## License\n",
         f"{license_name or 'Not stated. Ask the author before you use the weights.'}\n",

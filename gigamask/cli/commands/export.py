@@ -9,17 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
+from gigamask.export import formats
+
 if TYPE_CHECKING:
     from gigamask.report.history import History
 
-FOLDERS = ("huggingface", "peft", "onnx", "x-anylabeling", "cvat")
-"""Formats that are folders, which have a model card."""
-WITHOUT_WINDOW = {
-    "official": "they must map pixels to 0..255 as the run's model.pixels says",
-    "huggingface": "they must map pixels to 0..255 as the run's model.pixels says",
-    "peft": "give --window or --percentiles again wherever the adapters are loaded",
-}
-"""Formats that cannot state how pixels of more than 8 bits are read, and what to do."""
+    Format = str
+else:
+    Format = Literal[formats.names()]
 
 
 @dataclass(frozen=True)
@@ -29,8 +26,8 @@ class ExportCommand:
     weights: Positional[Annotated[str, arg(metavar="WEIGHTS")]]
     """a run folder, a checkpoint, a .pth, a .safetensors, a Hugging Face folder or id, or starter,
     the small model in this package"""
-    to: Literal["official", "huggingface", "safetensors", "onnx", "peft", "x-anylabeling", "cvat"]
-    """output format; x-anylabeling and cvat are ONNX files with what these annotation tools need"""
+    to: Format
+    """output format"""
     out: str
     """output file (official: .pth, safetensors) or folder (all others)"""
     precision: Literal["fp32", "fp16"] = "fp32"
@@ -50,17 +47,18 @@ class ExportCommand:
 
         from gigamask import config_files
         from gigamask.errors import GigamaskError
-        from gigamask.export import annotation_tools, huggingface, official, onnx, peft
         from gigamask.models.hub import is_hub_id, upload
         from gigamask.training.checkpoint import load_model
 
         out = Path(self.out)
-        if self.push is not None and (self.to not in FOLDERS or not is_hub_id(self.push)):
+        chosen = formats.find(self.to)
+        if self.push is not None and not (chosen.is_folder and is_hub_id(self.push)):
+            folders = [name for name in formats.names() if formats.find(name).is_folder]
             raise GigamaskError(
-                f"--push {self.push}: expected USER/NAME and --to {', '.join(FOLDERS)} (got --to "
+                f"--push {self.push}: expected USER/NAME and --to {', '.join(folders)} (got --to "
                 f"{self.to})"
             )
-        if self.precision != "fp32" and self.to != "onnx":
+        if self.precision != "fp32" and "precision" not in chosen.options:
             raise GigamaskError(
                 f"--precision {self.precision} is for --to onnx (got --to {self.to}); leave it out"
             )
@@ -70,22 +68,14 @@ class ExportCommand:
             )
         config_of = partial(config_files.config_of_weights, trust=self.trust)
         model = load_model(self.weights, "cpu", config_of)
-        run = self._read_run() if self.to in FOLDERS else None
+        run = self._read_run() if chosen.is_folder else None
         base = run.config.get("init") if run else None
-        writers = {
-            "official": official.write_pth,
-            "safetensors": official.write_safetensors,
-            "huggingface": huggingface.write_huggingface,
-            "onnx": partial(onnx.write_onnx, precision=self.precision),
-            "x-anylabeling": annotation_tools.write_xanylabeling,
-            "cvat": annotation_tools.write_cvat,
-            "peft": partial(peft.write_peft, weights=self.weights, base=base),
-        }
-        result = writers[self.to](model, out)
-        if self.to in FOLDERS:
+        options = {"precision": self.precision, "weights": self.weights, "base": base}
+        result = chosen.write(model, out, options)
+        if chosen.is_folder:
             result["files"] = [*result["files"], str(self._write_card(out, run))]
-        if model.config.pixels.has_window and self.to in WITHOUT_WINDOW:
-            print(f"--to {self.to} states no window for other programs: {WITHOUT_WINDOW[self.to]}")
+        if model.config.pixels.has_window and chosen.without_window:
+            print(f"--to {self.to} states no window for other programs: {chosen.without_window}")
         for path in result["files"]:
             print(f"{path}: {decimal(Path(path).stat().st_size)}")
         if result["difference"]:
@@ -116,4 +106,4 @@ class ExportCommand:
             recipe = config_files.recipe_config(run.config.get("recipe"), self.trust)
             step = int(find_weights(self.weights).resolve().parent.name.rpartition("_")[2])
         name = self.push or out.absolute().name
-        return write_card(out, self.to, name, run, recipe, step, self.license)
+        return write_card(out, formats.find(self.to), name, run, recipe, step, self.license)

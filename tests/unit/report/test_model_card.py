@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from gigamask.export import formats
 from gigamask.report import history
 from gigamask.report.model_card import write_card
 from tests.unit.report.test_history import record, written
@@ -45,7 +46,7 @@ def run(tmp_path) -> history.History:
 
 def card(tmp_path: Path, *given, to: str = "huggingface", **options) -> tuple[dict, str]:
     """The head and the text of a card."""
-    text = write_card(tmp_path, to, "us/mine", *given, **options).read_text()
+    text = write_card(tmp_path, formats.find(to), "us/mine", *given, **options).read_text()
     _, head, body = text.split("---\n", 2)
     return yaml.safe_load(head), body
 

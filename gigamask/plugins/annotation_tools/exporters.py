@@ -16,7 +16,6 @@ from torch.nn import functional
 
 from gigamask import files
 from gigamask.errors import GigamaskError
-from gigamask.export import cvat_main
 from gigamask.export.onnx import (
     DECODER,
     DECODER_AXES,
@@ -32,6 +31,7 @@ from gigamask.export.onnx import (
 )
 from gigamask.export.probe import compare, draw_prompts, keep_if_equal
 from gigamask.models.sam.sam import Sam
+from gigamask.plugins.annotation_tools import cvat_main
 from gigamask.rng import make_rng
 from gigamask.types import Prompts
 
