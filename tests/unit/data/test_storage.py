@@ -138,8 +138,8 @@ def test_only_failed_ranges_are_requested_again(served, behaviour, requests):
     [
         ({"busy": -1}, r"503, message='Service Unavailable'"),
         ({"status": 429}, r"429, message='Too Many Requests'"),
-        ({"drop_after": 3}, r"Not enough data .*received 3 of 100 bytes"),
-        ({"wrong_length": 7}, r"Not enough data .*received 100 of 107 bytes"),
+        ({"drop_after": 3}, r"Not enough data"),
+        ({"wrong_length": 7}, r"Not enough data"),
     ],
 )
 def test_trying_again_has_an_end(served, behaviour, reason):

@@ -18,6 +18,11 @@ from gigamask.training.logging import MetricsLogger, jpeg
 from tests.little import little
 
 
+def printed(capsys) -> list[str]:
+    """Return the lines on stderr; rich before 14.3.4 prints an empty one after a progress bar."""
+    return [line for line in capsys.readouterr().err.splitlines() if line]
+
+
 def records(tmp_path, seen, monkeypatch):
     monkeypatch.setattr(process_memory, "workers_allocated_bytes", lambda: seen)
     with MetricsLogger(
@@ -56,7 +61,7 @@ def test_what_an_evaluation_found_is_written_down_and_said(tmp_path, capsys, bes
             "warnings": ["blind: it does not look"],
         }.items()
     )
-    found, worry = capsys.readouterr().err.splitlines()
+    found, worry = printed(capsys)
     assert found.startswith("evaluated at step 3")
     assert found.endswith(": 1 click 41.2  box 75.0")
     assert worry == "  blind: it does not look"
@@ -85,9 +90,11 @@ def test_meters_run_before_each_step_and_at_the_end_and_are_logged(tmp_path, cap
     assert looked == [(5, False), (6, False), (6, True)]
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line for line in lines if "half" in line] == [{"step": 6, "half": True}] * 2
-    assert [
-        line for line in capsys.readouterr().err.splitlines() if not line.startswith("step ")
-    ] == ["six are done", "six are done", "over"]
+    assert [line for line in printed(capsys) if not line.startswith("step ")] == [
+        "six are done",
+        "six are done",
+        "over",
+    ]
 
 
 def test_what_is_open_is_closed_where_a_meter_fails(tmp_path):
@@ -138,7 +145,7 @@ def test_a_training_that_waits_for_data_says_so(tmp_path, monkeypatch, capsys, w
         for step, _ in zip(range(1, 61), watch.time_data(batches()), strict=False):
             clock[0] += 2.0
             watch.log_step(step, 6, {"loss": 0.5})
-    lines = capsys.readouterr().err.splitlines()
+    lines = printed(capsys)
     assert "waits for data" not in lines[0] or shown
     assert (shown in lines[-1]) if shown else "waits" not in lines[-1]
 

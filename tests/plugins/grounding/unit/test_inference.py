@@ -188,4 +188,4 @@ def test_where_nothing_fits_the_best_is_outlined_alone(run):
     shown, dense = draw_result(pixels, masks, none, 3), masks.to_dense()
     assert (shown[:30][dense[2]] != pixels[dense[2]]).any()
     assert np.array_equal(shown[:8], pixels[:8])
-    assert (shown[30:] == 0).any(), "the text stands below"
+    assert (shown[30:] < 128).any(), "the text stands below"
