@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from gigamask.datatools.published import open_masks
 from gigamask.inference.predictor import SamPredictor
+from gigamask.plugins.benchmarks.published import open_masks
 from gigamask.workflows.evaluate import load_model
 from gigamask.workflows.open_data import open_or_build_temporary
 

@@ -5,12 +5,28 @@ the arguments of Meta's classes. `train`, `pretrain` and `distill` train one of 
 a `Run`; `DataLoader` yields their batches. `evaluate`, `benchmark`, `segment` and `plan` do what
 the commands do. Errors that you can fix are `GigamaskError`.
 
-The public names, listed in `__init__.pyi`, are imported when they are first used, so that
-`import gigamask` takes milliseconds.
+The public names, listed in `__init__.pyi`, and those that plugins add are imported when they are
+first used, so that `import gigamask` takes milliseconds.
 """
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
 
 import lazy_loader
 
 __version__ = "0.1.0"
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_core, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        return _core(name)
+    except AttributeError:
+        if name.startswith("_") or find_spec(f"{__name__}.{name}"):  # a module
+            raise
+        plugin = import_module("gigamask.plugin")
+        if name not in (functions := plugin.merged("functions")):
+            raise
+        return plugin.load(functions[name])

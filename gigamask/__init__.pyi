@@ -1,3 +1,5 @@
+import typing
+
 from . import data as data
 from . import evaluation as evaluation
 from . import inference as inference
@@ -22,7 +24,6 @@ from .models.build_sam import build_sam_vit_l as build_sam_vit_l
 from .models.build_sam import sam_model_registry as sam_model_registry
 from .models.configs import SamConfig as SamConfig
 from .models.sam.sam import Sam as Sam
-from .workflows.benchmark import benchmark as benchmark
 from .workflows.data_loader import DataLoader as DataLoader
 from .workflows.evaluate import evaluate as evaluate
 from .workflows.evaluate import load_model as load_model
@@ -36,3 +37,4 @@ from .workflows.train import pretrain as pretrain
 from .workflows.train import train as train
 
 __version__: str
+benchmark: typing.Callable[..., dict[str, typing.Any]]

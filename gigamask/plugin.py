@@ -45,6 +45,7 @@ class Plugin:
         launchers: The dataclass of flags that run a "training" or a command of "parts" elsewhere,
             with `is_elsewhere` and a context manager `launch(name, arguments, out)`, which yields
             the command that is left to run here, or None.
+        functions: Functions of the Python API, such as `gigamask.NAME`.
         text_predictors: Functions that open an `inference.text_predictor.TextPredictor`.
     """
 
@@ -57,6 +58,7 @@ class Plugin:
     model_configs: References = field(default_factory=dict)
     exporters: References = field(default_factory=dict)
     launchers: References = field(default_factory=dict)
+    functions: References = field(default_factory=dict)
     text_predictors: References = field(default_factory=dict)
 
 

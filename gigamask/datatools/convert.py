@@ -27,9 +27,8 @@ from gigamask.datatools import convert_coco, convert_labels, convert_parquet, co
 from gigamask.datatools.image_files import files_of, fit, to_member
 from gigamask.datatools.left_out import LeftOutEntry, LeftOutRecord
 from gigamask.datatools.objects import Objects, SourceImage, SourceListing
-from gigamask.datatools.pairing import compose
+from gigamask.datatools.pairing import MAX_LIST_BYTES, compose
 from gigamask.datatools.partial_download import lock_folder
-from gigamask.datatools.published import MAX_LIST_BYTES
 from gigamask.errors import CorruptSampleError, GigamaskError, counted
 from gigamask.files import find_tars
 from gigamask.serialization import read_json, read_text

@@ -12,6 +12,9 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 NO_FILE = "no file has its name"
 """Result for a name that no file has."""
 
+MAX_LIST_BYTES = 2**26
+"""Largest text file of names."""
+
 
 def compose(name: str) -> str:
     """Return a name in Unicode's composed form, which is the same on all systems."""

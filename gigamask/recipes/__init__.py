@@ -13,7 +13,6 @@ from gigamask import plugin
 from gigamask.errors import GigamaskError
 from gigamask.recipes.distill import compact_student, edge_sam, mobile_sam
 from gigamask.recipes.mae import mae_tiny, mae_vit_b, mae_vit_h, mae_vit_l
-from gigamask.recipes.reproductions import data_curve, sbd_vit_b
 from gigamask.recipes.sam import (
     compact,
     finetune,
@@ -40,7 +39,6 @@ SAM_RECIPES: tuple[Callable[[], SamTrainConfig], ...] = (
     *(tiny, photos, compact, sam_vit_b, sam_vit_l, sam_vit_h),
     *(mixed_prompts, one_gpu, finetune, finetune_vit_l, finetune_vit_h, finetune_laptop),
     *(sam2_tiny, sam2_small, sam2_base_plus, sam2_large, efficient_sam),
-    *(sbd_vit_b, data_curve),
 )
 MAE_RECIPES: tuple[Callable[[], MAETrainConfig], ...] = (
     *(mae_tiny, mae_vit_b, mae_vit_l, mae_vit_h),

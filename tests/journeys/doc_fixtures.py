@@ -31,11 +31,11 @@ from gigamask.serve.project_export import export
 from gigamask.synthetic import scenes
 from gigamask.synthetic.scenes import compose_scene
 from tests import instances
-from tests.archives import write_archive
 from tests.journeys import substitutions
 from tests.journeys.pages import PAGES, items
 from tests.little import SAM2 as LITTLE_SAM2
 from tests.little import SPEC
+from tests.plugins.benchmarks.archives import write_archive
 from tests.plugins.grounding import texts
 
 # SAM's recipes have eight decoder heads, which cannot be inferred from shapes.

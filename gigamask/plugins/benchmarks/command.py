@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from tyro.conf import Positional, arg
 
 from gigamask.errors import GigamaskError
-from gigamask.workflows.benchmark import BenchmarkOptions, find
+from gigamask.plugins.benchmarks.benchmark import BenchmarkOptions, find
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class BenchmarkCommand(BenchmarkOptions):
 
     def run(self) -> dict[str, Any]:
         """Score the weights; print and return the scores."""
+        from gigamask.plugins.benchmarks import benchmark
         from gigamask.recipes import results
-        from gigamask.workflows import benchmark
 
         self.check()
         known = {} if self.reproduce is None else {"reproduce": results.describe(self.reproduce)}
@@ -70,7 +70,7 @@ class BenchmarkCommand(BenchmarkOptions):
         from gigamask.cli.commands.output import print_skipped
         from gigamask.distributed.precision import autocast
         from gigamask.evaluation import figures, noc
-        from gigamask.workflows import benchmark
+        from gigamask.plugins.benchmarks import benchmark
 
         done = benchmark.run(name, weights, self.data, self, stack)
         print(benchmark.table(done.summary))

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from gigamask.data.index import build
-from gigamask.datatools import published
 from gigamask.datatools.convert import ConvertOptions, convert, listed
-from gigamask.datatools.published import ARCHIVES, open_archive, open_masks
 from gigamask.errors import CorruptSampleError, GigamaskError
-from tests.archives import write_archive
+from gigamask.plugins.benchmarks import published
+from gigamask.plugins.benchmarks.published import ARCHIVES, open_archive, open_masks
+from tests.plugins.benchmarks.archives import write_archive
 
 
 @pytest.mark.parametrize("name", ARCHIVES)

@@ -24,14 +24,12 @@ from gigamask.datatools.image_files import (
     read_file,
     read_pixels,
 )
-from gigamask.datatools.pairing import compose
+from gigamask.datatools.pairing import MAX_LIST_BYTES, compose
 from gigamask.errors import CorruptSampleError, GigamaskError, counted
 from gigamask.masks.rle import RLEMasks
 from gigamask.serialization import read_text
 from gigamask.types import ImageAnnotation
 
-MAX_LIST_BYTES = 2**26
-"""Largest text file of names."""
 UNSURE = 128
 """Gray level of the pixels that GrabCut and Berkeley leave out of scores."""
 MASK_FORMATS = (".png", ".bmp", ".mat")

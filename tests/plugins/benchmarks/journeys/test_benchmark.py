@@ -7,13 +7,13 @@ import pytest
 
 import gigamask
 from gigamask.cli.main import main
-from gigamask.datatools.published import ARCHIVES
 from gigamask.evaluation import literature
 from gigamask.models.init import build_model
-from gigamask.workflows.benchmark import BENCHMARKS
+from gigamask.plugins.benchmarks.benchmark import BENCHMARKS
+from gigamask.plugins.benchmarks.published import ARCHIVES
 from tests import instances
-from tests.archives import write_archive
 from tests.little import SPEC
+from tests.plugins.benchmarks.archives import write_archive
 
 CPU = "--device cpu --batch-size 1".split()
 

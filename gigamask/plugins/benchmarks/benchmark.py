@@ -357,7 +357,7 @@ def format_score(metric: str, value: float | None) -> str:
 
 def _open(name: str, data: Paths, options: BenchmarkOptions, stack: ExitStack) -> ImageSource:
     """Open the images of a benchmark."""
-    from gigamask.datatools import published
+    from gigamask.plugins.benchmarks import published
 
     paths = path_list(data)
     if not find(name).archive and options.images:
@@ -401,14 +401,14 @@ def _check_channels(name: str, images: ImageSource, pixels: PixelConfig) -> None
 
 
 def _published_masks(name: str) -> int | None:
-    from gigamask.datatools import published
+    from gigamask.plugins.benchmarks import published
 
     return published.ARCHIVES[name].num_masks if find(name).archive else None
 
 
 def _missing(images: ImageSource) -> Sequence[str]:
-    from gigamask.datatools.published import PublishedImages
     from gigamask.evaluation.coco_data import CocoData
+    from gigamask.plugins.benchmarks.published import PublishedImages
 
     if isinstance(images, CocoData):
         return [*images.skipped, *images.broken]

@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image
 from scipy import io, ndimage
 
-from gigamask.datatools.published import ARCHIVES
+from gigamask.plugins.benchmarks.published import ARCHIVES
 from gigamask.synthetic.scenes import compose_scene
 
 VOC_PALETTE = [0, 0, 0, 128, 0, 0, 0, 128, 0, 128, 128, 0, *[7] * (3 * 251), 224, 224, 192]

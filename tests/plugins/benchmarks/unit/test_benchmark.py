@@ -7,9 +7,9 @@ import pytest
 from gigamask.errors import GigamaskError
 from gigamask.models.init import build_model
 from gigamask.pixels import PixelConfig
-from gigamask.workflows.benchmark import benchmark, format_score, own_scores
-from tests.archives import write_archive
+from gigamask.plugins.benchmarks.benchmark import benchmark, format_score, own_scores
 from tests.little import SPEC
+from tests.plugins.benchmarks.archives import write_archive
 
 
 @pytest.mark.slow
