@@ -30,6 +30,10 @@ class TrainingInterruptedError(GigamaskError):
     """
 
 
+class EvaluationStoppedError(Exception):
+    """A stop signal that has ended an evaluation in training; the next start evaluates again."""
+
+
 def printable(text: str) -> str:
     """Escape line breaks, terminal sequences and bytes that are not text, as names may contain."""
     return "".join(

@@ -233,4 +233,4 @@ def run_training(command: str, arguments: list[str]) -> int:
 
     path, result = train.run(command, arguments)
     parser.write_json(path, result)
-    return INTERRUPTED if result and result["step"] < result["steps"] else 0
+    return INTERRUPTED if result and train.is_interrupted(result) else 0

@@ -11,7 +11,7 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor, distributed
 
-from gigamask.errors import GigamaskError
+from gigamask.errors import EvaluationStoppedError, GigamaskError
 
 Result = TypeVar("Result")
 Value = TypeVar("Value")
@@ -19,6 +19,11 @@ Value = TypeVar("Value")
 STDERR = 2
 SLOW_TIMEOUT = timedelta(days=7)
 """Timeout for work that one process does alone; the death of a process is noticed at once."""
+
+
+def never() -> bool:
+    """Return False: no stop signal is handled."""
+    return False
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,7 @@ class World:
         node: Index of this machine.
         nodes: Number of machines.
         slow_group: Process group for waits of any length; other operations time out.
+        stop_requested: Returns whether this process has received a stop signal.
     """
 
     rank: int = 0
@@ -38,6 +44,7 @@ class World:
     node: int = 0
     nodes: int = 1
     slow_group: distributed.ProcessGroup | None = None
+    stop_requested: Callable[[], bool] = never
 
     @property
     def interleaved_rank(self) -> int:
@@ -267,3 +274,18 @@ def meet(world: World) -> None:
     if world.size > 1:
         with world.explain_failure():
             distributed.barrier()
+
+
+def check_stop(world: World) -> None:
+    """End an evaluation in all processes if one has received a stop signal.
+
+    A collective operation, which evaluators call after each image.
+
+    Args:
+        world: The processes.
+
+    Raises:
+        EvaluationStoppedError: A process has received one.
+    """
+    if any(world.gather(world.stop_requested())):
+        raise EvaluationStoppedError

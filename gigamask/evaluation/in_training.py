@@ -27,7 +27,7 @@ from gigamask.data.index import Index
 from gigamask.data.mask_sampling import MaskFilters
 from gigamask.distributed.precision import PrecisionName, autocast, choose_precision
 from gigamask.distributed.profile_ranges import profile_range
-from gigamask.distributed.world import World
+from gigamask.distributed.world import World, check_stop
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.evaluation import figures
 from gigamask.evaluation.clicks import ClickProtocol, ClickResult, MaskScore, score_group
@@ -151,16 +151,19 @@ class ClickScorer:
 
         Raises:
             GigamaskError: No image can be read.
+            EvaluationStoppedError: A stop signal has arrived.
         """
         was_training = model.training
         model.eval()
         device = model.pixel_mean.device
         precision = choose_precision(self.precision, device)
-        with torch.inference_mode(), autocast(precision, device):
-            result = self._evaluate(model)
+        try:
+            with torch.inference_mode(), autocast(precision, device):
+                result = self._evaluate(model)
+        finally:
+            model.train(was_training)
         if precision != "fp32":  # scores of different precisions are not compared
             result = replace(result, subject=f"{result.subject}, {precision}")
-        model.train(was_training)
         return result
 
     def _evaluate(self, model: Sam) -> EvaluationResult:
@@ -201,7 +204,9 @@ class ClickScorer:
         part = self.world.local_range(len(self.rows))
         previous = self._previous(model, part.start) if part else None
         rows = self.rows[part.start : part.stop]
+        most_rows = -(-len(self.rows) // self.world.size)
         for row, image in embed_images(model, self.index, rows, batch_size=1):
+            check_stop(self.world)
             if isinstance(image, CorruptSampleError):
                 result.skipped.append(str(image))
                 continue
@@ -213,6 +218,8 @@ class ClickScorer:
                     self._score(model, replace(image, embedding=previous[1]), row, ONE_CLICK)
                 )
             previous = row, image.embedding
+        for _ in range(most_rows - len(rows)):  # the others have as many images more
+            check_stop(self.world)
         return result
 
     def _draw(

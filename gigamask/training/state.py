@@ -59,6 +59,7 @@ class TrainState:
         base: Size and crc32 of the file of frozen weights that adapters belong to; None without
             adapters.
         stopping: Whether the training was asked to stop; not saved.
+        unscored: Whether that has ended its evaluation, which the next start does; not saved.
         exchange: Sums the encoder's gradients over all processes; not saved.
         resumed: The checkpoint that it was loaded from; not saved.
         unreached: The trained parameters that have had no gradient yet.
@@ -73,6 +74,7 @@ class TrainState:
     average: dict[str, Tensor] | None = None
     base: dict[str, int] | None = None
     stopping: bool = False
+    unscored: bool = False
     exchange: GradientExchange | None = None
     resumed: Resumed | None = None
     unreached: Unreached = field(default_factory=Unreached)

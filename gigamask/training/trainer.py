@@ -18,6 +18,7 @@ import torch
 from gigamask.data.file_lock import exclusive_lock
 from gigamask.distributed.precision import choose_device
 from gigamask.distributed.world import World, dump_stacks_on_hang, meet
+from gigamask.errors import EvaluationStoppedError
 from gigamask.interfaces import EvaluationResult, Task
 from gigamask.signals import stop_signals_handled
 from gigamask.training import checkpoint
@@ -51,8 +52,8 @@ def train(
 ) -> TrainState:
     """Train until `config.steps` or until a process receives a stop signal; save the state.
 
-    Before the first step, these signals have their usual effect. A run that was killed before it
-    had evaluated its last checkpoint does so first.
+    Before the first step, these signals have their usual effect. A run that was killed or stopped
+    before it had evaluated its last checkpoint does so first.
 
     Args:
         config: The configuration.
@@ -65,7 +66,9 @@ def train(
     Returns:
         The final state.
     """
-    world, device = world or World(), choose_device(config.check().device)
+    signals: list[int] = []
+    world = replace(world or World(), stop_requested=lambda: bool(signals))
+    device = choose_device(config.check().device)
     config.sampler.check(config.batch_size, world.size, world.nodes)
     with ExitStack() as stack:
         saved = lock_and_resume(config, world, device, stack)
@@ -76,7 +79,7 @@ def train(
             on_start()
         if data is None and evaluate is None:
             return state
-        stop_requested = stack.enter_context(stop_signal(world.is_main))
+        stack.enter_context(stop_signals_collected(signals, world.is_main))
         state.shard(config, world)
         observers = make_observers(state.step, device) if data else ()
         with (
@@ -89,8 +92,8 @@ def train(
             if evaluate and is_evaluation_missing(config, state):
                 loop.evaluate(evaluate)
             world.barrier()  # the main process alone has written files and opened trackers
-            if data is not None:
-                loop.run(data, stop_requested, set_clock)
+            if data is not None and not state.stopping:
+                loop.run(data, set_clock)
         world.barrier()  # before the lock is released and another run can start
     return state
 
@@ -141,14 +144,12 @@ class _Loop:
     def run(
         self,
         data: TrainData,
-        stop_requested: Callable[[], bool],
         set_clock: Callable[[bool], None],
     ) -> None:
         """Train until the last step, or until a process is asked to stop.
 
         Args:
             data: The batches.
-            stop_requested: Returns whether this process is asked to stop.
             set_clock: Starts or stops the clock of `dump_stacks_on_hang`.
         """
         config, state, saver = self.config, self.state, self.saver
@@ -162,7 +163,7 @@ class _Loop:
             set_clock(True)
             batches_of_steps = data.batches(self.world, pin=self.device.type == "cuda")
             for batches in self.logger.time_data(batches_of_steps):
-                requests = stop_requested(), saver.overdue
+                requests = self.world.stop_requested(), saver.overdue
                 with of_step(state.step):
                     launched.append(
                         _launch(config, task, state, batches, self.world, self.device, requests)
@@ -187,11 +188,17 @@ class _Loop:
     def evaluate(self, evaluator: Callable[[Any], EvaluationResult]) -> None:
         """Evaluate the state saved last, and record its score; a collective operation.
 
+        A stop signal ends it without a score.
+
         Args:
             evaluator: Evaluates the model.
         """
-        with self.state.averaged_model() as model:
-            evaluation = evaluator(model)
+        try:
+            with self.state.averaged_model() as model:
+                evaluation = evaluator(model)
+        except EvaluationStoppedError:
+            self.state.stopping = self.state.unscored = True
+            return
         if self.world.is_main:
             score = self.logger.log_evaluation(self.state.step, evaluation)
             self.saver.record_score(score, evaluation.subject)
@@ -365,21 +372,18 @@ def prepare(
 
 
 @contextmanager
-def stop_signal(verbose: bool = True) -> Iterator[Callable[[], bool]]:
+def stop_signals_collected(received: list[int], verbose: bool = True) -> Iterator[None]:
     """Catch the stop signals; a SIGINT after one of them interrupts at once.
 
     Outside the main thread, where Python cannot handle signals, nothing is caught.
 
     Args:
+        received: Gets the number of each signal that arrives.
         verbose: Whether to print at once that the step will be finished.
-
-    Yields:
-        A function that returns whether a signal has arrived.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
+        yield
         return
-    received: list[int] = []
     handled: set[int] = set()
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -392,7 +396,7 @@ def stop_signal(verbose: bool = True) -> Iterator[Callable[[], bool]]:
         _acknowledged(numbers) if verbose else nullcontext(),
     ):
         handled |= numbers
-        yield lambda: bool(received)
+        yield
 
 
 @contextmanager

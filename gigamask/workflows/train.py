@@ -437,7 +437,7 @@ def train_in_world(
         if world.is_main:
             remove_empty_run(config.out)
         raise
-    if world.is_main and not remaining:
+    if world.is_main and not remaining and not state.unscored:
         print(finished_note(config, state.step, profile), flush=True)
     return state
 

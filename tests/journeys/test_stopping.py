@@ -53,3 +53,42 @@ def test_a_signal_saves_and_a_second_training_is_refused(scenes, tmp_path, capsy
     step = int(checkpoint.newest(out).name.removeprefix("step_"))
     assert 0 < step < 100000
     assert main(["train", "--resume", str(out), "--steps", str(step + 1)]) == 0
+
+
+STOPPED = """
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from gigamask.distributed.world import check_stop
+from gigamask.interfaces import EvaluationResult, Evaluator
+
+
+@dataclass(frozen=True)
+class Stopped(Evaluator):
+    def open(self, config, world):
+        def evaluate(model):
+            begun = Path(config.out) / "begun"
+            if not begun.exists():
+                begun.touch()
+                os.kill(os.getpid(), signal.SIGTERM)
+                check_stop(world)
+            return EvaluationResult({"any": 0.5}, "any")
+
+        return evaluate
+"""
+
+
+@pytest.mark.slow
+def test_a_signal_ends_the_last_evaluation_which_a_resume_does(scenes, tmp_path, capsys):
+    own, out = tmp_path / "stopped.py", tmp_path / "run"
+    own.write_text(STOPPED)
+    command = f"train {LITTLE} --data {scenes} --out {out} --steps 1 --evaluation {own}:Stopped"
+    assert main(command.split()) == INTERRUPTED
+    said = capsys.readouterr()
+    assert "saved at step 1 of 1; continue with: gigamask train --resume" in said.out
+    assert "evaluated at" not in said.err
+    assert main(["train", "--resume", str(out)]) == 0
+    assert "evaluated at step 1" in capsys.readouterr().err
+    assert (out / "checkpoints" / "best").is_symlink()

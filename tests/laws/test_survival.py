@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from gigamask import registry
-from gigamask.distributed.world import destroy_world, init_world
+from gigamask.distributed.world import check_stop, destroy_world, init_world
 from gigamask.interfaces import EvaluationResult, Evaluator
 from gigamask.models import manifest
 from gigamask.samplers.batch_sampler import SampleSequence, iter_segments
@@ -73,38 +73,43 @@ def test_thirty_kills_at_any_moment(tmp_path, scenes, record_property):
 
 @dataclass(frozen=True)
 class Score(Evaluator):
-    """A number that depends on each weight; with `dies`, only at its second attempt."""
+    """A number that depends on each weight; with a signal to send, only at its second attempt."""
 
     interval: int = 2
-    dies: bool = False
+    number: int = 0
 
     def open(self, config, world):
         def evaluate(model) -> EvaluationResult:
             total = sum(float(each.detach().double().sum()) for each in model.parameters())
             attempt = Path(config.out) / f"attempt {total!r}"
-            if self.dies and not attempt.exists():
+            if self.number and not attempt.exists():
                 attempt.touch()
-                os.kill(os.getpid(), signal.SIGKILL)
+                os.kill(os.getpid(), self.number)
+                check_stop(world)
+                raise AssertionError
             return EvaluationResult({"any": math.sin(1e6 * total)}, "any")
 
         return evaluate
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 0)]
+)
 def test_kills_in_every_evaluation_change_neither_scores_nor_the_best(
-    tmp_path, scenes, record_property
+    tmp_path, scenes, record_property, number, code
 ):
     steps, interval = 5, 2
     parts = {"steps": steps, "save_every": 3, "keep": 1}
     whole = run_in(tmp_path / "whole", scenes, **parts, evaluation=Score(interval))
-    run = run_in(tmp_path / "killed", scenes, **parts, evaluation=Score(interval, dies=True))
+    run = run_in(tmp_path / "killed", scenes, **parts, evaluation=Score(interval, number))
     context, kills = multiprocessing.get_context("fork"), len([2, 4, 5])
     record_property("tried", kills)
     for _ in range(kills):
         process = context.Process(target=train, args=(run,))
         process.start()
         process.join()
-        assert process.exitcode == -signal.SIGKILL
+        assert process.exitcode == code
     assert same(train(whole), train(run))
     assert len(evaluations(whole)) == kills
     assert evaluations(whole) == evaluations(run)

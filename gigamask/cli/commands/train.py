@@ -38,7 +38,7 @@ def run(command: str, arguments: list[str]) -> tuple[str | None, dict[str, Any]]
 
     Returns:
         The file to write the result to, or None, and the result; its "step" is less than its
-        "steps" after an interrupt.
+        "steps" after an interrupt, and "unscored" is true if that ended the evaluation.
 
     Raises:
         GigamaskError: The arguments, the data or the folder cannot be used.
@@ -93,6 +93,8 @@ def run(command: str, arguments: list[str]) -> tuple[str | None, dict[str, Any]]
                 break
     result = {"run": config.out, "step": state.step, "steps": config.steps}
     result["samples"] = state.cursor.samples
+    if state.unscored:
+        result["unscored"] = True
     remaining = configs[number + 1 :]
     if state.step == config.steps and remaining:  # interrupted at the last step of a stage
         result = {"run": remaining[0].out, "step": 0, "steps": remaining[0].steps, "samples": 0}
@@ -215,7 +217,7 @@ def summary(result: dict[str, Any], staged: bool, config: TrainConfig) -> str:
         config: The stage trained last.
     """
     out, step, steps = result["run"], result["step"], result["steps"]
-    if step < steps:
+    if is_interrupted(result):
         command = f"gigamask {config.command} --resume {quote(out)}"
         act = "run the same command to continue" if staged else f"continue with: {command}"
         return f"{out}: interrupted and saved at step {step} of {steps}; {act}"
@@ -226,6 +228,11 @@ def summary(result: dict[str, Any], staged: bool, config: TrainConfig) -> str:
         following = following.replace("HELD_OUT_TARS", " ".join(map(quote, held_out)))
     done = f"{counted(step, 'step')}, {counted(result['samples'], 'sample')}"
     return f"{out}: {done}\nnext: {following}"
+
+
+def is_interrupted(result: dict[str, Any]) -> bool:
+    """Return whether steps or an evaluation remain, by the result of `run`."""
+    return result["step"] < result["steps"] or "unscored" in result
 
 
 def overview(command: str) -> str:

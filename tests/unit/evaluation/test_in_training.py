@@ -1,5 +1,6 @@
 """What is looked at during training, with models that look and models that do not."""
 
+import os
 import weakref
 from dataclasses import dataclass, field, replace
 
@@ -13,8 +14,8 @@ from gigamask.data import tar
 from gigamask.data.dataset import Sa1bDataset
 from gigamask.data.index import build
 from gigamask.data.mask_sampling import MaskFilters
-from gigamask.distributed.world import World
-from gigamask.errors import GigamaskError
+from gigamask.distributed.world import World, init_world
+from gigamask.errors import EvaluationStoppedError, GigamaskError
 from gigamask.evaluation import embedded_images, in_training
 from gigamask.evaluation.click_evaluation import ClickEvaluation
 from gigamask.evaluation.clicks import ClickProtocol, evaluate_clicks
@@ -24,6 +25,7 @@ from gigamask.models.embedding_cache import ImageEmbedder
 from gigamask.models.sam.sam import Sam
 from gigamask.synthetic import scenes as synthetic
 from tests.little import little
+from tests.ranks import fork
 
 GRID = 32
 
@@ -143,6 +145,8 @@ class Told(World):
     parts: list = field(default_factory=list)
 
     def gather(self, value):
+        if value is False:  # no signal
+            return [value] * self.size
         assert value == self.parts[self.rank]
         return self.parts
 
@@ -152,7 +156,7 @@ class Told(World):
 def test_several_processes_find_what_one_finds(index, size):
     """Four images by two, three, or more processes than there are images."""
     whole = evaluator(index, range(4)).run(Likeness())
-    ours = [replace(evaluator(index, range(4)), world=World(rank, size)) for rank in range(size)]
+    ours = [replace(evaluator(index, range(4)), world=Told(rank, size)) for rank in range(size)]
     parts = [each._evaluate_part(Likeness()) for each in ours]
     for rank, each in enumerate(ours):
         verdict = replace(each, world=Told(rank, size, parts=parts)).run(Likeness())
@@ -189,6 +193,28 @@ def test_each_image_is_encoded_once_but_the_last_and_two_are_held_at_most(index,
     evaluator(index, range(8)).run(Likeness())
     assert len(held) == len(alive) == 9
     assert max(alive) == 1, "the one before, when the next is made"
+
+
+def stop_after(index, polls: int) -> None:
+    """Evaluate 2 and 3 images in two processes; the second gets a signal."""
+    world, asked = init_world(os.environ, torch.device("cpu"), 60.0), []
+
+    def requested() -> bool:
+        asked.append(None)
+        return not world.is_main and len(asked) >= polls
+
+    stopped = replace(world, stop_requested=requested)
+    model = Likeness().train()
+    with pytest.raises(EvaluationStoppedError):
+        replace(evaluator(index, range(5)), world=stopped).run(model)
+    assert len(asked) == polls
+    assert model.training
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("polls", [1, 3])
+def test_a_signal_to_one_process_stops_all_after_the_same_image(index, polls):
+    fork(2, stop_after, index, polls)
 
 
 @pytest.mark.slow
@@ -385,7 +411,7 @@ def test_the_same_few_masks_are_drawn_whatever_the_model_and_the_number_of_proce
     evaluator(index, range(8)).run(Constant(answers(-5.0), [0.1] * 3))
     assert [(score.row, score.mask_index) for score in drawn[4:]] == chosen
     parts = [
-        replace(evaluator(index, range(8)), world=World(rank, 3))._evaluate_part(Likeness())
+        replace(evaluator(index, range(8)), world=Told(rank, 3))._evaluate_part(Likeness())
         for rank in range(3)
     ]
     several = replace(evaluator(index, range(8)), world=Told(0, 3, parts=parts)).run(Likeness())

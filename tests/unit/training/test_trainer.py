@@ -19,7 +19,7 @@ from gigamask.signals import STOP_SIGNALS
 from gigamask.training import checkpoint, step, trainer
 from gigamask.training.optim import MuonAdamW
 from gigamask.training.state import TrainState
-from gigamask.training.trainer import stop_signal
+from gigamask.training.trainer import stop_signals_collected
 from tests.journeys.runs import same
 from tests.laws.test_training import run_in
 from tests.little import little
@@ -46,13 +46,14 @@ def test_a_stop_signal_is_acknowledged_while_a_step_takes_long(monkeypatch, numb
     handler, letter = signal.getsignal(number), ctypes.create_string_buffer(1)
     late = threading.Timer(60, pipe.write, ("late",))
     late.start()
-    with stop_signal() as requested:
+    received = []
+    with stop_signals_collected(received):
         signal.siginterrupt(number, False)
-        assert not requested()
+        assert not received
         threading.Thread(target=os.kill, args=(os.getpid(), number)).start()
         ctypes.CDLL(None).read(pipe.reader, letter, 1)
         late.cancel()
-        assert requested()
+        assert received == [number]
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(number) == handler
@@ -62,9 +63,10 @@ def test_a_stop_signal_is_acknowledged_while_a_step_takes_long(monkeypatch, numb
 
 
 def test_other_processes_print_nothing(capfd):
-    with stop_signal(verbose=False) as requested:
+    received = []
+    with stop_signals_collected(received, verbose=False):
         signal.raise_signal(signal.SIGTERM)
-        assert requested()
+    assert received == [signal.SIGTERM]
     assert capfd.readouterr().err == ""
 
 
@@ -72,13 +74,13 @@ def test_in_another_thread_signals_are_left_alone():
     handler, found = signal.getsignal(signal.SIGTERM), []
 
     def look() -> None:
-        with stop_signal() as requested:
-            found.append((requested(), signal.getsignal(signal.SIGTERM)))
+        with stop_signals_collected([]):
+            found.append(signal.getsignal(signal.SIGTERM))
 
     thread = threading.Thread(target=look)
     thread.start()
     thread.join()
-    assert found == [(False, handler)]
+    assert found == [handler]
 
 
 RECORDED = ("step", "loss", "iou", "lr", "grad_norm", "skipped", "epoch", "skipped_step")
