@@ -76,6 +76,10 @@ KINDS = {
     "damaged run folders": [f"{UNIT}/report/test_damaged.py"],
     "run folders that name code": ["tests/journeys/test_trust.py"],
     "JSON and YAML of strangers": [f"{UNIT}/test_serialization.py"],
+    "projects: kills, damage, odd folders, full disk": [
+        f"{UNIT}/serve/test_project_attacks.py",
+        f"{UNIT}/serve/test_lost_images.py",
+    ],
     "requests of strangers to the page": [
         f"{UNIT}/serve/test_security.py",
         f"{UNIT}/serve/test_server.py",

@@ -62,7 +62,13 @@ class Rounds:
         self.weights, self.device = weights, device
         self._first = annotator.session.model
         self.folder = self.project.folder / ROUNDS
-        self.folder.mkdir(exist_ok=True)
+        try:
+            self.folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise GigamaskError(
+                f"{self.folder}: is no folder, and none can be made ({error.strerror}); move it "
+                "away, or correct the permissions"
+            ) from None
         self.runs = RunsView(self.folder)
         self._process: subprocess.Popen | None = None
         self._lock = threading.Lock()
