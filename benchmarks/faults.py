@@ -76,7 +76,7 @@ KINDS = {
     "damaged run folders": [f"{UNIT}/report/test_damaged.py"],
     "run folders that name code": ["tests/journeys/test_trust.py"],
     "JSON and YAML of strangers": [f"{UNIT}/test_serialization.py"],
-    "projects: kills, damage, odd folders, full disk": [
+    "projects: kills, damage, odd folders, no room": [
         f"{UNIT}/serve/test_project_attacks.py",
         f"{UNIT}/serve/test_lost_images.py",
     ],
@@ -147,8 +147,8 @@ def replay(paths: list[str]) -> tuple[int, int]:
         for test in ElementTree.parse(report).iter("testcase"):
             if test.find("skipped") is not None:
                 continue
-            values = [each.get("value") for each in test.iter("property")]
-            count = int(values[0] or 1) if values else 1
+            told = {each.get("name"): each.get("value") for each in test.iter("property")}
+            count = int(told.get("tried") or 1)
             tried += count
             survived += count if test.find("failure") is None and test.find("error") is None else 0
     if done.returncode:
