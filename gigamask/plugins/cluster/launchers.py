@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gigamask.errors import TrainingInterruptedError
-from gigamask.plugins.cluster import local_jobs, slurm, submission
+from gigamask.plugins.cluster import submission
 from gigamask.plugins.cluster.submission import Plan, SubmitPartsOptions, SubmitTrainingOptions
 
 
@@ -41,6 +41,8 @@ class SubmitTraining(SubmitTrainingOptions):
             SystemExit: The training on this machine ended with one line about wrong input.
             TrainingInterruptedError: The training on this machine was interrupted and saved.
         """
+        from gigamask.plugins.cluster import local_jobs, slurm
+
         self.check()
         words = [*name.split(), *arguments]
         if self.submit == "local":
@@ -85,6 +87,8 @@ class SubmitParts(SubmitPartsOptions):
         Raises:
             GigamaskError: An option is invalid, Slurm refuses the job, or a part failed twice.
         """
+        from gigamask.plugins.cluster import local_jobs, slurm
+
         self.check()
         plan = Plan(
             name,
