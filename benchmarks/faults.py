@@ -42,6 +42,13 @@ KINDS = {
     "kill -9 in every evaluation": [
         "tests/laws/test_survival.py::test_kills_in_every_evaluation_change_neither_scores_nor_the_best"
     ],
+    "signals in evaluations": [
+        "tests/journeys/test_stopping.py::"
+        "test_a_signal_ends_the_last_evaluation_which_a_resume_does",
+        f"{UNIT}/evaluation/test_in_training.py::"
+        "test_a_signal_to_one_process_stops_all_after_the_same_image",
+    ],
+    "small /dev/shm, 48 files, full board, epochs": ["tests/journeys/test_little_room.py"],
     "saves, damages, resumes: what is removed": [
         "tests/laws/test_retention.py",
         f"{UNIT}/training/test_retention.py",

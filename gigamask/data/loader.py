@@ -237,6 +237,9 @@ def _collate_classes(samples: list[Sample]) -> Int64[Tensor, "M"]:
     return torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *classes]))
 
 
+SHARED_MEMORY = "/dev/shm"
+
+
 def _shared_zeros(shape: tuple[int, ...]) -> UInt8[Tensor, "..."]:
     """Return zeros; in a worker, in shared memory, as torch's default collate function does."""
     size = math.prod(shape)
@@ -246,7 +249,12 @@ def _shared_zeros(shape: tuple[int, ...]) -> UInt8[Tensor, "..."]:
         shared = torch.UntypedStorage._new_shared(size)
     except RuntimeError as error:
         check_file_limit(error)
-        raise
+        if "No space left" not in str(error):
+            raise
+        raise GigamaskError(
+            f"{SHARED_MEMORY}: has no room for the {size:,} bytes of a batch's images; enlarge it "
+            "(docker run --shm-size 8g), or use --loader.workers 0"
+        ) from error
     return torch.empty(0, dtype=torch.uint8).set_(shared).view(shape)
 
 

@@ -3,6 +3,7 @@
 import importlib.util
 import secrets
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -57,11 +58,15 @@ class TensorBoardTracker:
     """
 
     def __init__(self, config: TrainConfig, first_step: int) -> None:
+        self._folder, self._first_step = str(Path(config.out) / "tensorboard"), first_step
+
+    @cached_property
+    def _writer(self) -> Any:
+        """The writer, made at the first record: a full disk then stops this tracker alone."""
         from torch.utils.tensorboard import SummaryWriter
 
-        folder = str(Path(config.out) / "tensorboard")
         # The thread of the writer would hang on a full disk, so it is this one that flushes.
-        self._writer = SummaryWriter(folder, purge_step=first_step + 1, flush_secs=NEVER_S)
+        return SummaryWriter(self._folder, purge_step=self._first_step + 1, flush_secs=NEVER_S)
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         """Add scalars.

@@ -14,6 +14,7 @@ from gigamask.models.init import build_model
 from gigamask.synthetic import scenes as synthetic
 from tests.little import SPEC
 from tests.ranks import fork
+from tests.tiers import long_after
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,8 @@ def scenes(tmp_path_factory) -> str:
     return str(folder)
 
 
-def test_two_processes_print_what_one_does(model, scenes, tmp_path, capfd):
+@pytest.mark.parametrize("count", long_after(1, [2, 3]))
+def test_several_processes_print_what_one_does(model, scenes, tmp_path, capfd, count):
     """Three images between two, to the bit but for rounding; an odd one out shows that order is
     kept."""
     words = [
@@ -42,7 +44,7 @@ def test_two_processes_print_what_one_does(model, scenes, tmp_path, capfd):
     ]
     assert main([*words, "--json", str(tmp_path / "one.json")]) == 0
     alone = capfd.readouterr().out
-    fork(2, main, [*words, "--json", str(tmp_path / "two.json")])
+    fork(count, main, [*words, "--json", str(tmp_path / "two.json")])
     assert capfd.readouterr().out == alone
     one, two = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("one", "two"))
     assert two.keys() == one.keys()
