@@ -32,6 +32,8 @@ def find(folder: Path, image_folder: Path) -> list[Path]:
         GigamaskError: It holds files of both formats.
     """
     listed = files_of(folder, *SUFFIXES, *convert_labels.SUFFIXES)
+    if folder != image_folder:  # which may lie in it
+        listed = [path for path in listed if not path.is_relative_to(image_folder)]
     found = [path for path in listed if path.suffix.lower() in SUFFIXES]
     others = len(found) < len(listed)
     if not found:

@@ -256,8 +256,10 @@ def _write_yolo(images: Images, out: Path, options: ExportOptions) -> None:
         _save(each.path(out / "yolo" / "labels", ".txt"), text.encode())
     quoted = [json.dumps(name, ensure_ascii=False) for name in options.numbers]
     names = "".join(f"  {key}: {name}\n" for key, name in enumerate(quoted))
-    text = f"path: .\ntrain: images\nval: images\nnames:\n{names}"
+    text = f"train: images\nval: images\nnames:\n{names}"
     _save(out / "yolo" / "data.yaml", text.encode())
+    if options.images:  # YOLO finds labels by the folder of images beside theirs
+        _write_images(images, out / "yolo", options)
 
 
 def _write_labelme(images: Images, out: Path, options: ExportOptions) -> None:

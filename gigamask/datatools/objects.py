@@ -115,6 +115,14 @@ def image_ids(names: Sequence[str]) -> tuple[list[int], bool]:
     return list(range(len(names))), True
 
 
+def _stems_of_images(stem: str) -> list[str]:
+    """Return stems that the image of a file may have, the likeliest first: its own; that in the
+    folder `images` beside its folder `labels`, as in YOLO's layout; that without `labels`."""
+    before, labels, name = f"/{stem}".rpartition("/labels/")
+    others = [f"{before}/images/{name}", f"{before}/{name}"] if labels else []
+    return [stem, *(each.removeprefix("/") for each in others)]
+
+
 def match_images(
     files: Sequence[Path],
     folder: Path,
@@ -145,7 +153,8 @@ def match_images(
     left = [i for i in range(len(photos)) if i not in taken]
     unnamed = [i for i, each in enumerate(found) if each == NO_FILE]
     by_stem = pair_names(
-        [[stems[i]] for i in unnamed], [names[i].with_suffix("").as_posix() for i in left]
+        [_stems_of_images(stems[i]) for i in unnamed],
+        [names[i].with_suffix("").as_posix() for i in left],
     )
     for i, each in zip(unnamed, by_stem, strict=True):
         found[i] = left[each] if isinstance(each, int) else each

@@ -101,6 +101,17 @@ def test_every_format_is_read_by_convert(images, photos, tmp_path, name):
             assert read.categories == ("disc", "ring", "object")
 
 
+def test_images_of_yolo_lie_beside_their_labels_and_the_folder_is_read_as_it_is(images, tmp_path):
+    write(lambda: images, tmp_path / "out", ExportOptions(("yolo",), images=True))
+    folder = tmp_path / "out" / "yolo"
+    for each in images:
+        assert (folder / "images" / each.name).exists()
+        assert (folder / "labels" / each.name).with_suffix(".txt").is_file()
+    for number, photographs in enumerate((folder, folder / "images")):
+        convert(folder, photographs, tmp_path / f"{number}", ConvertOptions())
+        assert len(parsed(tmp_path / f"{number}")) == len(images)
+
+
 def test_shards_hold_upright_images_and_what_is_known_of_each_mask(images, tmp_path):
     write(lambda: images, tmp_path / "out", ExportOptions(("shards",)))
     found = parsed(tmp_path / "out" / "shards")
