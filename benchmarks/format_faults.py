@@ -1,11 +1,13 @@
 """Convert mutated files of people's formats: each must give masks or one line, in bounded memory.
 
 python benchmarks/format_faults.py coco 2000    # one format, as a JSON line
+python benchmarks/format_faults.py value 200    # peak memory at one value of 200 MB in parquet
 """
 
 import base64
 import io
 import json
+import os
 import resource
 import shutil
 import subprocess
@@ -13,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -203,6 +206,38 @@ def attack(name: str, mutations: int) -> dict[str, float]:
     }
 
 
+def convert_value(value_mb: int) -> dict[str, float]:
+    """Convert a parquet file in which the annotations of one of eight images are far too large.
+
+    Args:
+        value_mb: Size of the value in MB.
+
+    Returns:
+        Images converted, and peak memory before and after.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with tempfile.TemporaryDirectory() as root:
+        path = Path(root) / "a.parquet"
+        if not os.fork():  # memory that writing takes does not count
+            value = np.random.default_rng(0).bytes(value_mb * 500_000).hex()
+            photo, ring = io.BytesIO(), json.dumps([{"segmentation": [RING]}])
+            Image.new("RGB", (WIDTH, HEIGHT)).save(photo, "JPEG")
+            columns = {"image": [photo.getvalue()] * 8, "annotations": [value, *[ring] * 7]}
+            pq.write_table(pa.table(columns), path)
+            os._exit(0)
+        os.wait()
+        start_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        counts = convert(ParquetFiles((str(path),)), None, Path(root) / "out", ConvertOptions())
+    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {
+        "images": counts["images"],
+        "start_mb": round(start_mb),
+        "peak_mb": round(peak_mb),
+    }
+
+
 def run(name: str, mutations: int) -> dict[str, float]:
     """Return what `attack` returns, measured in a process of its own.
 
@@ -221,4 +256,5 @@ def run(name: str, mutations: int) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(attack(sys.argv[1], int(sys.argv[2]))))
+    act = convert_value if sys.argv[1] == "value" else partial(attack, sys.argv[1])
+    print(json.dumps(act(int(sys.argv[2]))))

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from gigamask import recipes
 from gigamask.cli import main
 from gigamask.data import storage
 from tests.forked import forked  # noqa: F401 (a fixture)
@@ -210,6 +211,32 @@ def test_flags_that_pages_mention_exist():
             for flag in flags - OTHERS
         }
         assert {flag for flag, name in names.items() if name not in fields | own} == set(), page
+
+
+LESS_CERTAIN = ("starter", "compact", "photos", "runs/mine")
+"""Names on pages of weights with the decoder of `compact`; the others have SAM's."""
+
+
+def test_thresholds_of_pages_lose_no_mask_that_the_defaults_find():
+    """None is above the default of its model's decoder, and lower ones keep more masks."""
+    found = []
+    for page in PAGES:
+        found += [
+            (words[2], item.text)
+            for item in items(page)
+            if (words := item.text.split())[:2] == ["gigamask", "segment"]
+        ]
+        prose = " ".join((ROOT / page).read_text().split())
+        found += re.findall(r"for `(\w+)`, as in `(--[^`]*thresh[^`]*)`", prose)
+    states = "--(pred_iou|stability_score)_thresh ([0-9.]+)"
+    stated = [
+        (recipes.make("compact" if weights in LESS_CERTAIN else "tiny").model.decoder, *state)
+        for weights, text in found
+        for state in re.findall(states, text.replace("-", "_").replace("__", "--"))
+    ]
+    assert len(stated) >= 5
+    for decoder, name, threshold in stated:
+        assert float(threshold) <= getattr(decoder, f"{name}_thresh"), (decoder, name, threshold)
 
 
 def test_links_of_the_readme_work():
