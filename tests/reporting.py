@@ -89,7 +89,7 @@ class Durations:
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Store the times beside those of earlier sessions, which ran other tests."""
-        if session.config.cache is None:
+        if getattr(session.config, "cache", None) is None:  # with -p no:cacheprovider
             return
         stored = session.config.cache.get("durations", {})
         rounded = {test: [round(each, 3) for each in times] for test, times in self.tests.items()}
