@@ -390,6 +390,8 @@ def test_an_image_of_120_megapixels_takes_little_memory(tmp_path):
 class Asks(GroundingPredictor):
     """Says that masks fit in the order of their areas, the first `num_matches` of them."""
 
+    segmenter = None
+
     def __init__(self, num_matches):
         self.num_matches = num_matches
 
