@@ -26,6 +26,8 @@ from tests.annotated import annotated
 from tests.limits import files_limited
 from tests.unit.serve.test_project import SIZE, square
 
+pytestmark = pytest.mark.long
+
 KILLS, DAMAGES, MOST_S = 30, 24, 60
 RESULT = b'{"weights": "rounds/0001/run", "before": 9.0, "after": 5.0, "held_out_masks": 3}'
 
