@@ -258,8 +258,6 @@ def _write_yolo(images: Images, out: Path, options: ExportOptions) -> None:
     names = "".join(f"  {key}: {name}\n" for key, name in enumerate(quoted))
     text = f"train: images\nval: images\nnames:\n{names}"
     _save(out / "yolo" / "data.yaml", text.encode())
-    if options.images:  # YOLO finds labels by the folder of images beside theirs
-        _write_images(images, out / "yolo", options)
 
 
 def _write_labelme(images: Images, out: Path, options: ExportOptions) -> None:
@@ -360,6 +358,11 @@ def _write_images(images: Images, out: Path, options: ExportOptions) -> None:
             elif each.file:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.symlink_to(each.file.absolute())
+            if "yolo" in options.formats and os.path.lexists(path):
+                # YOLO finds labels by the folder of images beside theirs.
+                link = out / "yolo" / "images" / each.name
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.symlink_to(os.path.relpath(path, link.parent))
         except CorruptSampleError as error:
             options.skipped[each.name] = str(error)
 
