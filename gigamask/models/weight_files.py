@@ -149,11 +149,7 @@ def checksum(state: State, content: str) -> int:
 
 def make_spec(config: ModelConfig) -> dict[str, Any]:
     """Return the configuration as a file states it, without parts and values that are SAM's."""
-    kinds = {name: plugin.reference(each) for name, each in KINDS.items()}
-    kinds |= plugin.merged("model_configs")
-    own = plugin.reference(type(config))
-    kind = next(name for name, reference in kinds.items() if reference == own)
-    spec: dict[str, Any] = {"kind": kind} | {
+    spec: dict[str, Any] = {"kind": _kind_of(config)} | {
         field.name: getattr(config, field.name) for field in fields(config)
     }
     for name, classes in PARTS.items():
@@ -164,6 +160,14 @@ def make_spec(config: ModelConfig) -> dict[str, Any]:
         stated, default = vars(config.pixels), vars(RGB)
         spec["pixels"] = {name: stated[name] for name in stated if stated[name] != default[name]}
     return {name: value for name, value in spec.items() if (name, value) not in UNSTATED.items()}
+
+
+def _kind_of(config: ModelConfig) -> str:
+    """Return the kind of a configuration, which may be of a subclass."""
+    kinds = {plugin.reference(each): name for name, each in KINDS.items()}
+    kinds |= {where: name for name, where in plugin.merged("model_configs").items()}
+    own = map(plugin.reference, type(config).__mro__)
+    return next(kinds[each] for each in own if each in kinds)
 
 
 def _part_spec(part: ImageEncoder | Decoder, classes: Mapping[str, type]) -> str | dict[str, Any]:

@@ -1,6 +1,6 @@
 import argparse
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ from gigamask.errors import GigamaskError
 from gigamask.models.configs import (
     SAM_RECIPES,
     MAEConfig,
+    SamConfig,
     mae_tiny,
     sam2_base_plus,
     sam2_large,
@@ -544,3 +545,11 @@ def test_recipes_named_for_sizes_train_them():
         for name in names.split(" or "):
             model = recipes.make(name).model
             assert replace(model, drop_path_rate=0.0) == make()
+
+
+def test_a_configuration_of_a_subclass_is_stated_as_the_kind_it_is():
+    @dataclass(frozen=True)
+    class Own(SamConfig):
+        """A configuration of a user's own."""
+
+    assert make_spec(Own()) == make_spec(SamConfig())
