@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, make_dataclass
 from functools import cache
 from typing import Any, Literal
@@ -48,8 +48,9 @@ def is_elsewhere(command: Any) -> bool:
     return getattr(command, "is_elsewhere", False)
 
 
-@contextmanager
-def launched(command: Any, name: str, arguments: Sequence[str], out: str = "") -> Iterator[Any]:
+def launched(
+    command: Any, name: str, arguments: Sequence[str], out: str = ""
+) -> AbstractContextManager[Any]:
     """Run a command elsewhere if its flags ask for it.
 
     Args:
@@ -58,13 +59,12 @@ def launched(command: Any, name: str, arguments: Sequence[str], out: str = "") -
         arguments: The arguments after the name.
         out: The run folder of a training.
 
-    Yields:
-        The command to run here: itself, the one that joins the parts, or None if nothing is left.
+    Returns:
+        The command to run here, which is entered: itself, the one that joins the parts, or None if
+        nothing is left.
     """
     if not is_elsewhere(command):
-        yield command
-        return
+        return nullcontext(command)
     if isinstance(command, PartOptions):
         command.check_parts()
-    with command.launch(name, arguments, out) as here:
-        yield here
+    return command.launch(name, arguments, out)

@@ -18,11 +18,6 @@ from gigamask.plugins.cluster.submission import Plan, SubmitPartsOptions, Submit
 class SubmitTraining(SubmitTrainingOptions):
     """Submits a training."""
 
-    @property
-    def is_elsewhere(self) -> bool:
-        """Whether the flags ask to submit it."""
-        return self.submit != "none"
-
     @contextmanager
     def launch(self, name: str, arguments: Sequence[str], out: str) -> Iterator[Any]:
         """Submit a training to Slurm, or run it on this machine and wait.
@@ -43,7 +38,7 @@ class SubmitTraining(SubmitTrainingOptions):
         """
         from gigamask.plugins.cluster import local_jobs, slurm
 
-        self.check()
+        self.check_submission()
         words = [*name.split(), *arguments]
         if self.submit == "local":
             code = local_jobs.train_here(Plan(name, words, self), os.environ)
@@ -67,11 +62,6 @@ class SubmitTraining(SubmitTrainingOptions):
 class SubmitParts(SubmitPartsOptions):
     """Submits the parts of a command."""
 
-    @property
-    def is_elsewhere(self) -> bool:
-        """Whether the flags ask to submit it."""
-        return self.submit != "none"
-
     @contextmanager
     def launch(self, name: str, arguments: Sequence[str], out: str) -> Iterator[Any]:
         """Run the parts of a command.
@@ -89,7 +79,7 @@ class SubmitParts(SubmitPartsOptions):
         """
         from gigamask.plugins.cluster import local_jobs, slurm
 
-        self.check()
+        self.check_submission()
         plan = Plan(
             name,
             [name, *arguments],

@@ -45,7 +45,12 @@ class SubmitOptions:
     submit_folder: str = "submitted"
     """folder for scripts, logs and the results of parts; all machines must see it"""
 
-    def check(self) -> None:
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether the flags ask to submit the command."""
+        return self.submit != "none"
+
+    def check_submission(self) -> None:
         """Raise `GigamaskError` if a value is invalid."""
         check_range("--submit-gpus", self.submit_gpus, 0, None)
         for flag in ("partition", "time", "container"):
@@ -72,9 +77,9 @@ class SubmitTrainingOptions(SubmitOptions):
     submit_nodes: int = 1
     """Slurm: number of machines"""
 
-    def check(self) -> None:
+    def check_submission(self) -> None:
         """Raise `GigamaskError` if a value is invalid."""
-        super().check()
+        super().check_submission()
         check_range("--submit-nodes", self.submit_nodes, 1, None)
         if self.submit_nodes > 1 and self.submit == "local":
             raise GigamaskError(
@@ -92,9 +97,9 @@ class SubmitPartsOptions(SubmitOptions):
     submit_parallel: int | None = None
     """how many parts run at once; default: all that Slurm starts, 1 on this machine"""
 
-    def check(self) -> None:
+    def check_submission(self) -> None:
         """Raise `GigamaskError` if a value is invalid."""
-        super().check()
+        super().check_submission()
         check_range("--submit-jobs", self.submit_jobs, 1, 1000)
         check_range("--submit-parallel", self.submit_parallel, 1, None)
 

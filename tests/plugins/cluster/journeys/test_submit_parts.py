@@ -249,6 +249,12 @@ def test_wrong_flags_give_one_line(words, message, inputs, capsys):
     assert message in line
 
 
+def test_wrong_flags_of_a_command_with_checks_of_its_own(inputs, capsys):
+    words = f"evaluate {inputs}/weights.safetensors --data {inputs}/index".split()
+    assert main([*words, "--submit", "local", "--submit-jobs", "0"]) == 2
+    assert "--submit-jobs is 0" in capsys.readouterr().err
+
+
 def test_automatic_masks_are_not_scored_in_parts(inputs, capsys):
     words = f"evaluate {inputs}/weights.safetensors --data {inputs}/index".split()
     assert main([*words, "--automatic", "--submit", "local"]) == 2
