@@ -68,7 +68,10 @@ def installed() -> tuple[Plugin, ...]:
     found = []
     for point in sorted(metadata.entry_points(group=GROUP), key=lambda point: point.name):
         try:
-            found.append(point.load())
+            record = point.load()
+            if not isinstance(record, Plugin):
+                raise TypeError(f"it must be a {__name__}.Plugin (got {type(record).__name__})")
+            found.append(record)
         except Exception as error:
             missing = error.name if isinstance(error, ModuleNotFoundError) else None
             if missing and f"{point.module}.".startswith(f"{missing}."):

@@ -147,8 +147,17 @@ def names(kind: str) -> list[str]:
     Args:
         kind: Kind of component, such as `loader.augment`.
     """
-    _, known = COMPONENTS.get(kind, (None, {}))
-    return [*known, *plugin.merged("components").get(kind, ())]
+    return [*_known(kind), *_added(kind)]
+
+
+def _known(kind: str) -> Mapping[str, type | Preset]:
+    """Return the components of a kind in the core by name."""
+    return COMPONENTS[kind][1] if kind in COMPONENTS else {}
+
+
+def _added(kind: str) -> Mapping[str, str]:
+    """Return the references of the components of a kind that plugins add, by name."""
+    return plugin.merged("components").get(kind, {})
 
 
 HUGGING_FACE = "hf:"
@@ -242,11 +251,14 @@ def name_of_component(kind: str, value: Any) -> str:
     Returns:
         A built-in name, `package.module:Class`, or `file.py:Class` with the absolute path.
     """
-    _, known = COMPONENTS.get(kind, (None, {}))
-    added = plugin.merged("components").get(kind, {})
+    module = f"{type(value).__module__}."
     # A package names its own classes alone, so that no other is imported here.
-    own = [name for name in added if f"{type(value).__module__}.".startswith(_package(added[name]))]
-    for name, each in {**known, **{name: plugin.load(added[name]) for name in own}}.items():
+    own = {
+        name: plugin.load(where)
+        for name, where in _added(kind).items()
+        if module.startswith(_package(where))
+    }
+    for name, each in {**_known(kind), **own}.items():
         if each.matches(value) if isinstance(each, Preset) else type(value) is each:
             return name
     return user_code.name_of_class(type(value))
@@ -268,14 +280,11 @@ def make_component(kind: str, name: str) -> Any:
         GigamaskError: There is no such class, it does not implement the kind's interface, or a
             field has no default.
     """
-    added = plugin.merged("components").get(kind, {})
-    interface, known = COMPONENTS.get(kind, (None, {}))
-    if name in known:
-        return known[name]()
-    if name in added:
-        return plugin.load(added[name])()
+    if name in _known(kind):
+        return _known(kind)[name]()
     if kind == "model.encoder" and name.startswith(HUGGING_FACE):
         return HuggingFaceBackbone(name.removeprefix(HUGGING_FACE))
+    name = _added(kind).get(name, name)
     path, colon, attribute = name.rpartition(":")
     installed = {} if colon else user_code.entry_points(kind)
     if not colon and name not in installed:
@@ -286,7 +295,13 @@ def make_component(kind: str, name: str) -> Any:
         user_code.find_object(name) if colon else user_code.load_entry_point(installed[name])
     )
     path, attribute = path or installed[name].value, attribute or name
-    interface = interface or plugin.load(plugin.merged("interfaces")[kind])
+    if isinstance(component, Preset):
+        return component()
+    interface = (
+        COMPONENTS[kind][0]
+        if kind in COMPONENTS
+        else plugin.load(plugin.merged("interfaces")[kind])
+    )
     if not (
         isinstance(component, type) and issubclass(component, interface) and is_dataclass(component)
     ):

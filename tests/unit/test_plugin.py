@@ -17,7 +17,9 @@ PLUGIN = Plugin(
     name="shouting",
     commands={"shout": "shouting.command:ShoutCommand"},
     recipes={"train": {"loud": "shouting.recipe:loud"}},
-    components={"sampler": {"backwards": "shouting.sampler:Backwards"}},
+    components={
+        "sampler": {"backwards": "shouting.sampler:Backwards", "loud": "shouting.recipe:loud"}
+    },
 )
 """
 COMMAND = '''
@@ -92,12 +94,15 @@ def test_a_stranger_s_package_adds_a_command_a_recipe_and_a_component(tmp_path):
     words = ["train", "loud", "--sampler", "backwards", "--print-config"]
     lines = run(tmp_path, *words).stdout.splitlines()
     assert {"recipe: loud", "sampler: backwards"} <= set(lines)
+    refused = run(tmp_path, "train", "loud", "--sampler", "loud", "--print-config")
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert "no frozen dataclass 'loud' that is a gigamask.interfaces.Sampler" in refused.stderr
     refused = run(tmp_path, "train", "laud")
     assert (refused.returncode, "perhaps you meant loud" in refused.stderr) == (2, True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("record", ["import gone", "1 / 0", "PLUGINS = ()"])
+@pytest.mark.parametrize("record", ["import gone", "1 / 0", "PLUGINS = ()", "PLUGIN = None"])
 def test_a_broken_plugin_is_named_and_left_out(tmp_path, record):
     install(tmp_path, "broken", record)
     done = run(tmp_path, "--help")
