@@ -17,7 +17,7 @@ import lazy_loader
 
 __version__ = "0.1.0"
 
-_core, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_core, _core_names, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 
 def __getattr__(name: str) -> Any:
@@ -30,3 +30,7 @@ def __getattr__(name: str) -> Any:
         if name not in (functions := plugin.merged("functions")):
             raise
         return plugin.load(functions[name])
+
+
+def __dir__() -> list[str]:
+    return [*_core_names(), *import_module("gigamask.plugin").merged("functions")]

@@ -12,6 +12,7 @@ from tyro.conf import Positional, arg
 from gigamask.export import formats
 
 if TYPE_CHECKING:
+    from gigamask.export.formats import ExportFormat
     from gigamask.report.history import History
 
     Format = str
@@ -73,7 +74,7 @@ class ExportCommand:
         options = {"precision": self.precision, "weights": self.weights, "base": base}
         result = chosen.write(model, out, options)
         if chosen.is_folder:
-            result["files"] = [*result["files"], str(self._write_card(out, run))]
+            result["files"] = [*result["files"], str(self._write_card(chosen, out, run))]
         if model.config.pixels.has_window and chosen.without_window:
             print(f"--to {self.to} states no window for other programs: {chosen.without_window}")
         for path in result["files"]:
@@ -95,7 +96,7 @@ class ExportCommand:
         folder = config_files.run_folder_of(self.weights)
         return None if folder is None else history.read(folder)
 
-    def _write_card(self, out: Path, run: History | None) -> Path:
+    def _write_card(self, chosen: ExportFormat, out: Path, run: History | None) -> Path:
         """Write the model card, and return its file."""
         from gigamask import config_files
         from gigamask.models.state_dict import find_weights
@@ -106,4 +107,4 @@ class ExportCommand:
             recipe = config_files.recipe_config(run.config.get("recipe"), self.trust)
             step = int(find_weights(self.weights).resolve().parent.name.rpartition("_")[2])
         name = self.push or out.absolute().name
-        return write_card(out, formats.find(self.to), name, run, recipe, step, self.license)
+        return write_card(out, chosen, name, run, recipe, step, self.license)

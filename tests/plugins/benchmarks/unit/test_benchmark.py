@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+import gigamask
 from gigamask.errors import GigamaskError
 from gigamask.models.init import build_model
 from gigamask.pixels import PixelConfig
@@ -20,6 +21,11 @@ def test_models_of_other_channels_are_refused(tmp_path, scenes):
         benchmark("davis", model, tmp_path, device="cpu")
     with pytest.raises(GigamaskError, match="the model reads 4"):
         benchmark("bsds", model, scenes, device="cpu")
+
+
+def test_its_function_is_one_of_the_python_api():
+    assert gigamask.benchmark is benchmark
+    assert "benchmark" in dir(gigamask)
 
 
 def test_scores_are_set_by_their_units():
