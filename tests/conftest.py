@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,6 +23,8 @@ from tyro import _docstrings, _unsafe_cache
 from tests import reporting, shape_checks
 
 torch.set_num_threads(int(os.environ.get("TEST_THREADS", 1)))
+# OpenMP of a forked process would wait forever for the threads of its parent.
+os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
 torch.backends.mkldnn.enabled = os.environ.get("TEST_MKLDNN", "1") == "1"
 cv2.setNumThreads(1)  # also, a fork of a process whose OpenCV has threads may hang
 # A busy machine is slow, not wrong; forty examples find what a hundred find, or a law says more.
@@ -149,6 +152,15 @@ def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
         parent_process=multiprocessing.parent_process,
     )
     monkeypatch.setattr(worker_pool, "multiprocessing", own)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Compute on one thread, as forks of this process do, for what is the same bit for bit."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

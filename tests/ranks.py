@@ -9,8 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -40,7 +38,6 @@ def fork(count: int, act: Callable[..., object], *given: Any, timeout_s: float =
 
     def play(rank: int) -> None:
         os.environ.update(environment(rank, count, port))
-        torch.set_num_threads(1)  # OpenMP waits forever for the threads of the parent
         sys.exit(act(*given))
 
     processes = [

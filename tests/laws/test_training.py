@@ -63,6 +63,7 @@ SAMPLERS = [
 ]
 
 
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(("sampler", "workers"), long_after(1, SAMPLERS))
 def test_ten_steps_killed_and_ten_more_are_twenty(tmp_path, scenes, sampler, workers):
     """SIGKILL between two checkpoints; the run is finished with another number of workers."""
@@ -83,6 +84,7 @@ def tensors_in(run, file: str) -> dict[str, torch.Tensor]:
     return load_file(checkpoint.newest(Path(run.out)) / file)
 
 
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.long
 def test_an_average_of_the_weights_goes_on_bit_for_bit(tmp_path, scenes):
     """Killed behind a checkpoint; equal in every file of weights and of optimizer state."""

@@ -64,6 +64,7 @@ def die_after_four(run) -> None:
         {"sampler": LossWeighted(per_epoch=20), "mining": OHEM(keep_ratio=0.5)},
     ],
 )
+@pytest.mark.usefixtures("one_thread")
 def test_six_steps_are_three_killed_and_three_more(tmp_path, described, parts):
     """Killed behind the checkpoint of step 3, in step 5; adapters of the text model come back with
     it."""
