@@ -30,8 +30,8 @@ import psutil
 
 from gigamask.data.image import write_png
 from gigamask.masks.rle import RLEMasks
-from gigamask.serve.edits import Edit, ImageEdits, MaskObject
-from gigamask.serve.project import Project
+from gigamask.plugins.serve.edits import Edit, ImageEdits, MaskObject
+from gigamask.plugins.serve.project import Project
 from gigamask.synthetic.scenes import compose_scene
 
 IMAGES = 3

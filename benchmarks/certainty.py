@@ -32,8 +32,8 @@ from gigamask.inference.automatic_mask_generator import MaskProposals, SamAutoma
 from gigamask.interfaces import NoEvaluation
 from gigamask.masks.rle import RLEMasks
 from gigamask.models.sam.sam import Sam
-from gigamask.serve.proposals import MIN_PREDICTED_IOU, without_overlaps
-from gigamask.serve.training_round import RoundSettings, make_config
+from gigamask.plugins.serve.proposals import MIN_PREDICTED_IOU, without_overlaps
+from gigamask.plugins.serve.training_round import RoundSettings, make_config
 from gigamask.training.checkpoint import load_model
 from gigamask.workflows.open_data import open_or_build_temporary
 from gigamask.workflows.train import train

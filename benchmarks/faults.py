@@ -18,6 +18,7 @@ import format_faults
 
 ROOT = Path(__file__).resolve().parents[1]
 UNIT = "tests/unit"
+PAGE = "tests/plugins/serve/unit"
 WEIGHTS = {
     "adapters of peft": ["tests/parity/test_peft.py", f"{UNIT}/models/test_peft_config.py"],
     "encoders that draw and collect": [
@@ -84,14 +85,14 @@ KINDS = {
     "run folders that name code": ["tests/journeys/test_trust.py"],
     "JSON and YAML of strangers": [f"{UNIT}/test_serialization.py"],
     "projects: kills, damage, odd folders, no room": [
-        f"{UNIT}/serve/test_project_attacks.py",
-        f"{UNIT}/serve/test_lost_images.py",
+        f"{PAGE}/test_project_attacks.py",
+        f"{PAGE}/test_lost_images.py",
     ],
     "requests of strangers to the page": [
-        f"{UNIT}/serve/test_security.py",
-        f"{UNIT}/serve/test_server.py",
-        f"{UNIT}/serve/test_session.py",
-        f"{UNIT}/serve/test_runs_view.py",
+        f"{PAGE}/test_security.py",
+        f"{PAGE}/test_server.py",
+        f"{PAGE}/test_session.py",
+        f"{PAGE}/test_runs_view.py",
     ],
 }
 

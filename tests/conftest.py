@@ -21,6 +21,7 @@ import torch
 from tyro import _docstrings, _unsafe_cache
 
 from tests import reporting, shape_checks
+from tests.browser import browser  # noqa: F401 (a fixture)
 
 torch.set_num_threads(int(os.environ.get("TEST_THREADS", 1)))
 # OpenMP of a forked process would wait forever for the threads of its parent.

@@ -28,7 +28,7 @@ PIPE_CLOSED = 141
 CORE = (
     *("download", "convert", "synth", "index", "verify", "stats", "repack", "masks", "memory"),
     *("plan", "pretrain", "train", "distill", "evaluate", "export", "segment"),
-    *("ablate", "report", "serve", "follow", "demo"),
+    *("ablate", "report", "follow", "demo"),
 )
 """Commands of the core in the order of use. Each is a module of `cli.commands` with a class
 `NAMECommand` and optionally a function `parse`; those of `TRAINING` share a module."""

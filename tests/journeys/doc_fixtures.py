@@ -25,9 +25,9 @@ from gigamask.models.configs import MAEConfig
 from gigamask.models.init import build_model
 from gigamask.models.sam2 import convert as sam2_convert
 from gigamask.plugins.grounding import described_scenes
-from gigamask.serve.edits import Edit, MaskObject
-from gigamask.serve.project import Project
-from gigamask.serve.project_export import export
+from gigamask.plugins.serve.edits import Edit, MaskObject
+from gigamask.plugins.serve.project import Project
+from gigamask.plugins.serve.project_export import export
 from gigamask.synthetic import scenes
 from gigamask.synthetic.scenes import compose_scene
 from tests import instances

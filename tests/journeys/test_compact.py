@@ -14,8 +14,8 @@ from gigamask.inference.predictor import SamPredictor
 from gigamask.models.configs import ConvPyramid, WindowDecoder
 from gigamask.models.embedding_cache import EmbeddingCache
 from gigamask.models.sam.sam import Sam
-from gigamask.serve.prompt_steps import PromptStep
-from gigamask.serve.session import Session
+from gigamask.plugins.serve.prompt_steps import PromptStep
+from gigamask.plugins.serve.session import Session
 from gigamask.synthetic.scenes import compose_scene
 from gigamask.training import checkpoint
 from tests.journeys.runs import records, same

@@ -13,12 +13,10 @@ import pytest
 from gigamask.cli.main import main
 from gigamask.synthetic import scenes as synthetic
 from tests import little
+from tests.browser import opened
 from tests.html import Page
-from tests.journeys.test_serve import browser, opened
 from tests.plugins.grounding import asked
 from tests.unit.report.test_history import record, written
-
-__all__ = ["browser"]
 
 LITTLE = f"{Path(little.__file__).resolve()}:little"
 SECTIONS = [

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from gigamask import load_model
-from gigamask.cli.commands.serve import ServeCommand
 from gigamask.cli.main import main
 from gigamask.models import state_dict
 from gigamask.models.configs import ConvPyramid, WindowDecoder
+from gigamask.plugins.serve.command import ServeCommand
 from gigamask.synthetic.dead_leaves import compose_leaves
 from gigamask.synthetic.scenes import write_scenes
 from tests.journeys.runs import records

@@ -12,7 +12,7 @@ import gigamask
 from gigamask import config_files
 from gigamask.cli.main import main
 from gigamask.errors import GigamaskError
-from gigamask.serve.runs_view import RunsView
+from gigamask.plugins.serve.runs_view import RunsView
 from gigamask.training import checkpoint
 from gigamask.training.state import TrainState
 from gigamask.workflows.train import Run

@@ -12,8 +12,8 @@ import pytest
 from gigamask.cli.main import main
 from gigamask.data.image import encode_jpeg
 from gigamask.errors import GigamaskError
+from gigamask.plugins.serve.runs_view import RunsView
 from gigamask.report import history
-from gigamask.serve.runs_view import RunsView
 from tests.html import Page
 from tests.unit.report.test_history import checkpoint, record, written
 

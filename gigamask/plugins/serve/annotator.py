@@ -1,0 +1,394 @@
+"""What the page does to the objects of an image: prompts, strokes, polygons, splits, names.
+
+All masks are computed here, from the prompts and shapes that the page sends; the page only shows
+them. Every operation is one edit of the project.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import cv2
+import numpy as np
+from jaxtyping import Bool, Int32, UInt8
+
+from gigamask.datatools.image_files import read_file
+from gigamask.errors import GigamaskError
+from gigamask.masks.boundary import farthest_point
+from gigamask.masks.components import connected_components, paste, subtract
+from gigamask.masks.rle import RLEMasks, union
+from gigamask.plugins.serve.edits import UNEDITED, Edit, ImageEdits, MaskObject, Origin
+from gigamask.plugins.serve.open_images import NotFoundError
+from gigamask.plugins.serve.photographs import utf8_name
+from gigamask.plugins.serve.pictures import file_version
+from gigamask.plugins.serve.project import Project
+from gigamask.plugins.serve.prompt_steps import PromptStep, checked_points
+from gigamask.plugins.serve.session import Session, masks_to_json, shown_pixels
+
+MIN_PART_PX = 4
+"""Parts with fewer pixels are left out when an object is split."""
+POLYGON_ERROR_PX = 1.5
+"""How far the corners of a polygon may be from the outline of its mask."""
+MAX_CORNERS = 2000
+DOCUMENT_FIELDS = ("version", "done", "held_out", "status")
+
+Size = tuple[int, int]
+Point = tuple[float, float]
+Target = int | str
+
+
+@dataclass(frozen=True)
+class Stroke:
+    """A stroke of the brush or the eraser.
+
+    Attributes:
+        points: Its path in pixels, counted from 0.
+        radius: Half its width in pixels.
+        erase: Whether it removes pixels.
+    """
+
+    points: tuple[Point, ...]
+    radius: float
+    erase: bool = False
+
+
+class Annotator:
+    """Applies the operations of the page to a project, with the model of a session."""
+
+    def __init__(self, project: Project, session: Session) -> None:
+        """Start without opened images.
+
+        Args:
+            project: The project.
+            session: Holds the model, and the images while they are open.
+        """
+        self.project, self.session = project, session
+        self._keys: dict[int, tuple[str, str, Size]] = {}
+
+    def open(self, row: int) -> dict[str, Any]:
+        """Open an image and return its name, size and objects."""
+        key, size = self.with_key(row)
+        stored = self.project.names[row]
+        name = utf8_name(stored)
+        facts = {"row": row, "name": name, "height": size[0], "width": size[1]}
+        facts["shows"] = version_shown(self, row)
+        notes = [self.session.images.get(key).note]
+        if stored != name:
+            notes.append("its name is not UTF-8: exports leave it out until it is renamed")
+        facts["note"] = "; ".join(filter(None, notes))
+        return facts | to_json(self.project.read(row, size))
+
+    def with_key(self, row: int) -> tuple[str, Size]:
+        """Return the id in the session and the size of an image, opened unless it is."""
+        version = version_shown(self, row)
+        known, key, size = self._keys.get(row, ("", "", (0, 0)))
+        if known != version or key not in self.session.images:
+            name = self.project.names[row]
+            raw = read_file(self.project.path_of(row), name)
+            opened = self.session.open(raw, name, halve=True)
+            key, size = opened["id"], (opened["height"], opened["width"])
+            self._keys[row] = version, key, size
+        return key, size
+
+    def prompt(self, row: int, version: int, target: Target, step: PromptStep) -> ImageEdits:
+        """Add a prompt to an object, or begin one, and predict its mask.
+
+        Args:
+            row: Row of the image.
+            version: The version that the page shows.
+            target: Id of the object; the name of its category begins one.
+            step: The prompt.
+        """
+        key, size = self.with_key(row)
+        found = self.project.read(row, size)
+        key_of, before = _begin(found, target)
+        base, steps = before.base, before.steps
+        given = None if base is None else RLEMasks.from_coco([base], size)
+        if given is not None and not steps and given.areas()[0]:
+            steps = (_inside(given),)
+        steps = (*steps, step)
+        best = self.session.predict(key, steps, base=given, best_only=True)[0]
+        changed = replace(
+            before,
+            mask=best["segmentation"]["counts"],
+            steps=steps,
+            accepted=False,
+            predicted_iou=best["predicted_iou"],
+            stability=best["stability"],
+            origin=_changed_by_a_person(before, "clicked"),
+            model=self.project.content.model,
+        )
+        edit = Edit("prompt", {key_of: changed})
+        return self.project.edit(row, version, edit, size)
+
+    def choose(self, row: int, version: int, target: int) -> ImageEdits:
+        """Take the next best of the masks predicted for an object's only prompt.
+
+        Args:
+            row: Row of the image.
+            version: The version that the page shows.
+            target: Id of the object.
+        """
+        key, size = self.with_key(row)
+        before = _object(self.project.read(row, size), target)
+        if len(before.steps) != 1 or before.base is not None:
+            raise GigamaskError("only a first click or box has several masks; undo the others")
+        masks = self.session.predict(key, before.steps)
+        counts = [each["segmentation"]["counts"] for each in masks]
+        now = counts.index(before.mask) if before.mask in counts else -1
+        best = masks[(now + 1) % len(masks)]
+        changed = replace(
+            before,
+            mask=best["segmentation"]["counts"],
+            steps=(replace(before.steps[0], chosen=best["number"]),),
+            predicted_iou=best["predicted_iou"],
+            stability=best["stability"],
+            origin=_changed_by_a_person(before, "clicked"),
+        )
+        return self.project.edit(row, version, Edit("prompt", {target: changed}), size)
+
+    def stroke(self, row: int, version: int, target: Target, stroke: Stroke) -> ImageEdits:
+        """Draw on the mask of an object, or begin one.
+
+        Args:
+            row: Row of the image.
+            version: The version that the page shows.
+            target: Id of the object; the name of its category begins one.
+            stroke: The stroke.
+        """
+        _, size = self.with_key(row)
+        found = self.project.read(row, size)
+        key_of, before = _begin(found, target)
+        points = checked_points(stroke.points, size)
+        if not len(points) or not 0 <= stroke.radius <= max(size):
+            raise GigamaskError(
+                f"the radius of a stroke must be 0 to {max(size)} (got {stroke.radius}), and it"
+                " needs a point; draw it again"
+            )
+        path, width = np.round(points).astype(np.int32), max(1, round(2 * stroke.radius))
+
+        def draw(dense: UInt8[np.ndarray, "h w"], paths: list[Int32[np.ndarray, "_ 2"]]) -> None:
+            if len(path) == 1:
+                cv2.circle(dense, paths[0][0].tolist(), max(0, width // 2), 1, -1)
+            else:
+                cv2.polylines(dense, [paths[0][:, None]], False, 1, width)
+
+        drawn = _drawn(size, [path], draw, width)
+        mask = _mask(before.mask, size)
+        mask = subtract(mask, drawn) if stroke.erase else _both(mask, drawn)
+        return self._redrawn(row, version, "stroke", {key_of: before}, mask)
+
+    def polygon(
+        self,
+        row: int,
+        version: int,
+        target: Target,
+        rings: Sequence[Sequence[Sequence[float | int]]],
+    ) -> ImageEdits:
+        """Replace the mask of an object by polygons, or begin one.
+
+        Args:
+            row: Row of the image.
+            version: The version that the page shows.
+            target: Id of the object; the name of its category begins one.
+            rings: Corners of outlines and holes, in pixels counted from 0.
+        """
+        _, size = self.with_key(row)
+        found = self.project.read(row, size)
+        key_of, before = _begin(found, target)
+        corners = [checked_points(ring) for ring in rings]
+        if not corners or min(map(len, corners)) < 3 or sum(map(len, corners)) > MAX_CORNERS:
+            raise GigamaskError(f"a polygon has 3 corners or more, at most {MAX_CORNERS} in all")
+        limit = np.array(size[::-1]) - 1
+        rounded = [np.round(ring.clip(0, limit)).astype(np.int32) for ring in corners]
+        drawn = _drawn(size, rounded, lambda dense, paths: cv2.fillPoly(dense, paths, 1))
+        return self._redrawn(row, version, "polygon", {key_of: before}, drawn)
+
+    def corners(self, row: int, target: int) -> list[list[list[int]]]:
+        """Return the outlines of an object's mask as polygons; holes are outlines, too.
+
+        Args:
+            row: Row of the image.
+            target: Id of the object.
+        """
+        _, size = self.with_key(row)
+        dense, corner = _crop(_mask(_object(self.project.read(row, size), target).mask, size))
+        outlines, _ = cv2.findContours(
+            dense.view(np.uint8), cv2.RETR_CCOMP, cv2.CHAIN_APPROX_NONE, offset=corner
+        )
+        polygons = [cv2.approxPolyDP(each, POLYGON_ERROR_PX, True)[:, 0] for each in outlines]
+        return [each.tolist() for each in polygons if len(each) >= 3]
+
+    def split(self, row: int, version: int, target: int) -> ImageEdits:
+        """Make each connected part of an object an object of its own; the largest keeps its id.
+
+        Args:
+            row: Row of the image.
+            version: The version that the page shows.
+            target: Id of the object.
+        """
+        _, size = self.with_key(row)
+        found = self.project.read(row, size)
+        before = _object(found, target)
+        parts = connected_components(_mask(before.mask, size))
+        parts = parts[parts.areas() >= MIN_PART_PX]
+        if len(parts) < 2:
+            raise GigamaskError("this object is in one piece; erase a line through it first")
+        keys = [target, *range(found.next_id, found.next_id + len(parts) - 1)]
+        return self._redrawn(row, version, "split", dict.fromkeys(keys, before), parts)
+
+    def assign(
+        self, row: int, version: int, targets: Sequence[int], fields: dict[str, Any] | None
+    ) -> ImageEdits:
+        """Accept, name or categorize objects, or delete them.
+
+        Args:
+            row: Row of the image.
+            version: The version that the page shows.
+            targets: Ids of the objects.
+            fields: `accepted`, `name` or `category`; None deletes the objects.
+        """
+        _, size = self.with_key(row)
+        found = self.project.read(row, size)
+        objects = {target: _object(found, target) for target in targets}
+        if fields and fields.get("accepted"):
+            for target, each in objects.items():
+                if not RLEMasks.from_coco([each.mask], size).areas()[0]:
+                    raise GigamaskError(f"object {target} is empty; draw it or delete it")
+        changes = {
+            target: None if fields is None else _assigned(each, fields)
+            for target, each in objects.items()
+        }
+        return self.project.edit(
+            row, version, Edit("delete" if fields is None else "assign", changes), size
+        )
+
+    def _redrawn(
+        self, row: int, version: int, kind: str, objects: dict[int, MaskObject], masks: RLEMasks
+    ) -> ImageEdits:
+        """Save objects with the masks that were drawn, from which prompts continue."""
+        changes: dict[int, MaskObject | None] = {
+            key: replace(
+                before,
+                mask=counts.decode(),
+                base=counts.decode(),
+                steps=(),
+                accepted=False,
+                predicted_iou=None,
+                stability=None,
+                origin=_changed_by_a_person(before, "drawn"),
+            )
+            for (key, before), counts in zip(objects.items(), masks.to_coco(), strict=True)
+        }
+        return self.project.edit(row, version, Edit(kind, changes), masks.size)
+
+
+def _changed_by_a_person(before: MaskObject, how: Literal["drawn", "clicked"]) -> Origin:
+    """Return how a mask came that a person changes now."""
+    if before.by_model:
+        return "corrected"
+    return "drawn" if before.came == "drawn" and before.mask else how
+
+
+def _assigned(before: MaskObject, fields: dict[str, Any]) -> MaskObject:
+    """Return an object with fields that a person who looks at it sets."""
+    changed = replace(before, **fields)
+    if "accepted" not in fields or before.came not in UNEDITED:
+        return changed
+    return replace(changed, origin="accepted" if changed.accepted else "proposed")
+
+
+def _inside(mask: RLEMasks) -> PromptStep:
+    """Return a click in the middle of a mask: without it, a correction says where, but not what."""
+    dense, (left, top) = _crop(mask)
+    x, y, _ = farthest_point(dense)
+    return PromptStep(point=(float(left + x), float(top + y)))
+
+
+def _mask(counts: str, size: Size) -> RLEMasks:
+    """Return a mask; an empty one of an object that just begins."""
+    return RLEMasks.from_coco([counts or [size[0] * size[1]]], size)
+
+
+def _both(mask: RLEMasks, other: RLEMasks) -> RLEMasks:
+    return union(RLEMasks.concatenate([mask, other]), np.zeros(2, np.int64), 1)
+
+
+def _crop(mask: RLEMasks) -> tuple[Bool[np.ndarray, "h w"], tuple[int, int]]:
+    """Return the pixels of a mask within its box, and the x and y of its first one."""
+    x0, y0, x1, y1 = mask.boxes()[0].tolist()
+    crop = mask.resample(np.arange(y0, max(y1, y0) + 1), np.arange(x0, max(x1, x0) + 1))
+    return np.ascontiguousarray(crop.to_dense()[0]), (x0, y0)
+
+
+def _drawn(
+    size: Size,
+    paths: Sequence[Int32[np.ndarray, "_ 2"]],
+    draw: Callable[[UInt8[np.ndarray, "h w"], list[Int32[np.ndarray, "_ 2"]]], object],
+    margin: int = 0,
+) -> RLEMasks:
+    """Return what is drawn along paths, of which only their surroundings are drawn.
+
+    Args:
+        size: (H, W) of the image.
+        paths: Points xy within the image.
+        draw: Draws paths on a part of the image.
+        margin: How far from its path something is drawn at most, in pixels.
+    """
+    together = np.concatenate(paths)
+    x0, y0 = np.maximum(together.min(0) - margin, 0).tolist()
+    x1, y1 = np.minimum(together.max(0) + margin + 1, size[::-1]).tolist()
+    dense = np.zeros((max(y1 - y0, 1), max(x1 - x0, 1)), np.uint8)
+    draw(dense, [path - np.array([x0, y0], np.int32) for path in paths])
+    crop = RLEMasks.from_dense(dense[None] > 0)
+    return paste(crop, x0, y0, size)
+
+
+def version_shown(annotator: Annotator, row: int) -> str:
+    """Return the version of what the page shows of an image: of its file and the window.
+
+    Args:
+        annotator: The project, and the session with the model.
+        row: Row of the image.
+    """
+    pixels = shown_pixels(annotator.session.model)
+    return file_version(annotator.project.path_of(row), pixels)
+
+
+def to_json(edits: ImageEdits) -> dict[str, Any]:
+    """Return the objects of an image as JSON, and whether there is something to undo or redo."""
+    objects = edits.objects
+    masks = RLEMasks.from_coco([each.mask for each in objects.values()], edits.size)
+    described = masks_to_json(masks, {})
+    return {
+        **{name: getattr(edits, name) for name in DOCUMENT_FIELDS},
+        "can_undo": edits.applied > 0,
+        "can_redo": edits.applied < len(edits.edits),
+        "objects": [
+            {
+                "id": key,
+                **shape,
+                **{
+                    name: value
+                    for name, value in vars(each).items()
+                    if name not in ("mask", "base")
+                },
+                "steps": [vars(step) for step in each.steps],
+                "certainty": each.certainty,
+            }
+            for (key, each), shape in zip(objects.items(), described, strict=True)
+        ],
+    }
+
+
+def _object(found: ImageEdits, target: int) -> MaskObject:
+    if target not in found.objects:
+        raise NotFoundError(f"there is no object {target} in this image any more")
+    return found.objects[target]
+
+
+def _begin(found: ImageEdits, target: Target) -> tuple[int, MaskObject]:
+    """Return the id of an object and the object; one of the category `target` if it is new."""
+    if isinstance(target, str):
+        return found.next_id, MaskObject("", category=target)
+    return target, _object(found, target)

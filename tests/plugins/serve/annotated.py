@@ -1,0 +1,30 @@
+"""A project of the annotation page: three images with an accepted object each, all done."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from gigamask.masks.rle import RLEMasks
+from gigamask.plugins.serve.edits import Edit, MaskObject
+from gigamask.plugins.serve.project import Project
+
+
+@contextmanager
+def annotated(folder: Path, size: tuple[int, int]) -> Iterator[Project]:
+    """Yield a project of images of (H, W) in `folder/photos`; the first is held out."""
+    (folder / "photos").mkdir()
+    height, width = size
+    dense = np.zeros((1, *size), bool)
+    dense[0, height // 3 : 2 * height // 3, width // 3 : 2 * width // 3] = True
+    mask = RLEMasks.from_dense(dense).to_coco()[0].decode()
+    for row in range(3):
+        pixels = np.random.default_rng(row).integers(0, 256, (*size, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / "photos" / f"{row}.png")
+    with Project.open(folder / "project", folder / "photos") as project:
+        for row in range(3):
+            project.edit(row, 0, Edit("stroke", {1: MaskObject(mask, accepted=True)}), size)
+            project.mark_done(row, 1, True, size)
+        yield project

@@ -1,0 +1,239 @@
+"""What people do to the page: other screens, fast hands, held keys, other keyboards."""
+
+import io
+import json
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from gigamask.models.init import build_model
+from gigamask.models.state_dict import save_weights, to_official
+from tests.browser import opened
+from tests.little import SPEC
+from tests.plugins.serve.journeys.test_annotate import objects, saved
+from tests.plugins.serve.journeys.test_serve import served
+
+pytestmark = pytest.mark.long
+COLORS = {"0": (200, 30, 30), "1": (30, 160, 30), "2": (30, 30, 200), "3": (200, 200, 30)}
+MARK_XY = (1700, 1100)
+SCALES = (1.25, 1.5, 2, 3, 1)
+SHARPNESS = """() => {
+  const canvas = document.getElementById("a-pixels");
+  return canvas.width / canvas.clientWidth;
+}"""
+FRAME = """() => {
+  for (const id of ["a-pixels", "a-marks"]) {
+    Object.assign(document.getElementById(id).style, {border: "7px solid", padding: "5px 9px"});
+  }
+}"""
+MIDDLE = """() => {
+  const canvas = document.getElementById("a-pixels"), at = [canvas.width / 2, canvas.height / 2];
+  return Array.from(canvas.getContext("2d").getImageData(...at, 1, 1).data.slice(0, 3));
+}"""
+
+
+def paint(path, color):
+    Image.new("RGB", (120, 80), color).save(path, quality=95)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Address and project folder of a page with a marked picture, and plain ones for each scale."""
+    folder = tmp_path_factory.mktemp("hands")
+    for scale in (1, 1.5):
+        (folder / "photos" / f"at {scale}").mkdir(parents=True)
+        for name, color in COLORS.items():
+            paint(folder / "photos" / f"at {scale}" / f"{name}.jpg", color)
+    pixels = np.full((1200, 1800, 3), 40, np.uint8)
+    x, y = MARK_XY
+    pixels[y - 4 : y + 5, x - 4 : x + 5] = (255, 0, 255)
+    Image.fromarray(pixels).save(folder / "photos" / "marked.png")
+    spec = replace(SPEC, custom_init=True)
+    weights = folder / "little.safetensors"
+    save_weights(to_official(build_model(spec, 0)), spec, weights)
+    words = ("--project", folder / "project", "--images", folder / "photos")
+    with served(*words, "--weights", weights, "--no-token") as address:
+        yield address, folder
+
+
+def seen(page):
+    """Returns where the mark is seen on the page, in CSS pixels."""
+    shot = np.array(Image.open(io.BytesIO(page.screenshot())).convert("RGB")).astype(int)
+    ys, xs = np.nonzero((shot[..., 0] - shot[..., 1] > 120) & (shot[..., 2] - shot[..., 1] > 120))
+    assert len(xs)
+    per = shot.shape[1] / page.evaluate("innerWidth")
+    return (xs.mean() + 0.5) / per, (ys.mean() + 0.5) / per
+
+
+def test_a_click_is_the_pixel_that_is_seen_there_on_every_screen(browser, place):
+    address, _ = place
+    clicks = []
+
+    def answer(route):
+        clicks.append(route.request.post_data_json["step"]["point"])
+        route.fulfill(status=422, json={"error": "not now"})
+
+    with opened(browser, address) as page:
+        saved(page)
+        page.click("#a-images button[title^='marked.png']")
+        page.wait_for_selector("#a-title:has-text('marked.png')")
+        saved(page)
+        page.route("**/prompt", answer)
+        screen = page.context.new_cdp_session(page)
+
+        def check(at, what):
+            page.mouse.click(*at)
+            page.wait_for_selector("#toast:not([hidden])")
+            page.wait_for_function("() => !document.getElementById('a-state').matches('.busy')")
+            across, down = np.subtract(clicks.pop(), MARK_XY)
+            assert max(abs(across), abs(down)) <= 1.5, (what, across, down)
+            page.evaluate("document.getElementById('toast').hidden = true")
+            page.mouse.move(5, 5)
+            page.wait_for_timeout(150)
+
+        at = seen(page)
+        check(at, "fitted")
+        for scale in SCALES:
+            metrics = {"width": 1366, "height": 800, "deviceScaleFactor": scale, "mobile": False}
+            screen.send("Emulation.setDeviceMetricsOverride", metrics)
+            page.wait_for_function("scale => devicePixelRatio === scale", arg=scale)
+            check(at, f"moved to a screen of scale {scale}")
+            assert page.evaluate("devicePixelRatio") == scale
+            assert page.evaluate(SHARPNESS) == pytest.approx(scale, abs=0.01)
+        page.mouse.move(*seen(page))
+        page.mouse.wheel(0, -500)
+        page.mouse.down(button="middle")
+        page.mouse.move(600, 300)
+        page.mouse.up(button="middle")
+        page.mouse.move(5, 5)
+        page.wait_for_timeout(150)
+        check(seen(page), "zoomed and panned")
+        page.evaluate(FRAME)
+        page.click("#a-fit")
+        page.mouse.move(5, 5)
+        check(seen(page), "with borders and padding")
+
+
+def test_nothing_is_lost_or_done_twice_however_fast_it_is_typed(browser, place):
+    address, folder = place
+    for scale in (1, 1.5):
+        with opened(browser, address, device_scale_factor=scale) as page:
+            hands(page, folder, f"at {scale}")
+            keyboards(page)
+
+
+def on_disk(folder, name):
+    """Returns the objects of an image, and whether it is done."""
+    path = folder / "project" / "annotations" / f"{name}.jpg.json"
+    if not path.exists():
+        return {}, False
+    edits = json.loads(path.read_text())
+    found = {}
+    for edit in edits["edits"][: edits["applied"]]:
+        found |= edit["changes"]
+    return found, edits["done"]
+
+
+def click(page, across, down):
+    box = page.locator("#a-marks").bounding_box()
+    page.mouse.click(box["x"] + across * box["width"], box["y"] + down * box["height"])
+
+
+def thumbnail(page):
+    """Returns the color at the middle of the first object's thumbnail."""
+    return page.evaluate(
+        "() => Array.from(document.querySelector('#a-objects canvas').getContext('2d')"
+        ".getImageData(18, 18, 1, 1).data.slice(0, 3))"
+    )
+
+
+def open_named(page, name):
+    page.click(f"#a-images button[title^='{name}.jpg']")
+    page.wait_for_selector(f"#a-title:has-text('{name}.jpg')")
+    saved(page)
+
+
+def hands(page, folder, part):
+    first, second, third, fourth = (f"{part}/{name}" for name in COLORS)
+    saved(page)
+    open_named(page, first)
+    page.route("**/prompt", lambda route: (time.sleep(0.3), route.continue_()))
+    click(page, 0.4, 0.5)
+    page.keyboard.press("Enter")
+    click(page, 0.6, 0.5)
+    page.keyboard.press("Enter")
+    page.keyboard.press("n")  # before either mask has come
+    page.keyboard.press("n")
+    page.wait_for_selector(f"#a-title:has-text('{second}.jpg')")
+    saved(page)
+    found, done = on_disk(folder, first)
+    assert [(len(each["steps"]), each["accepted"]) for each in found.values()] == [(1, True)] * 2
+    assert done
+    for _ in range(8):
+        page.keyboard.down("n")  # held: all but the first are repeats
+    page.keyboard.up("n")
+    page.wait_for_timeout(200)
+    assert page.inner_text("#a-title") == f"{second}.jpg"
+    assert not on_disk(folder, second)[1]
+    page.keyboard.press("d")
+    click(page, 0.5, 0.5)
+    objects(page, 1)
+    assert page.is_hidden("#a-empty-done")
+    page.keyboard.press("Enter")
+    page.dblclick("#a-done")
+    page.wait_for_selector(f"#a-title:has-text('{third}.jpg')")
+    saved(page)
+    page.wait_for_timeout(800)
+    page.keyboard.press("n")
+    page.keyboard.press("n")  # too soon for a second word
+    page.wait_for_selector("#a-empty-done:not([hidden])")
+    saved(page)
+    assert [on_disk(folder, name)[1] for name in (second, third, fourth)] == [True, False, False]
+    open_named(page, second)
+    red, green, _ = thumbnail(page)
+    assert green > red, "the thumbnail is of this image, not of the one before"
+    page.reload()
+    saved(page)
+    open_named(page, second)
+    assert max(thumbnail(page)) > 60, "not black after a reload"
+    paint(folder / "photos" / f"{fourth}.jpg", (240, 240, 240))
+    page.reload()
+    saved(page)
+    open_named(page, fourth)
+    shown = page.evaluate(MIDDLE)
+    assert min(shown) > 200, "a photograph that was edited is shown as it is"
+    page.wait_for_timeout(800)  # a look
+    page.click("#a-done")
+    page.click("#a-done-empty")
+    page.wait_for_selector("#a-done:has-text('Reopen')")
+    saved(page)
+    assert on_disk(folder, fourth)[1]
+
+
+def keyboards(page):
+    press = (
+        "([key, code, more]) => document.getElementById('a-marks').dispatchEvent("
+        "new KeyboardEvent('keydown', {key, code, bubbles: true, cancelable: true, ...more}))"
+    )
+    chosen = "() => document.querySelector('#a-tools [aria-checked=true]').dataset.tool"
+    for key, code, tool in (("и", "KeyB", "box"), ("з", "KeyP", "point"), ("d", "KeyD", "brush")):
+        page.evaluate(press, [key, code, {}])
+        assert page.evaluate(chosen) == tool
+    before = int(page.input_value("#a-radius"))
+    page.evaluate(press, ["]", "Digit9", {"ctrlKey": True, "altKey": True}])  # AltGr of Germans
+    assert int(page.input_value("#a-radius")) > before
+    page.evaluate(press, ["b", "KeyB", {"ctrlKey": True}])  # the browser's own
+    assert page.evaluate(chosen) == "brush"
+    title = page.inner_text("#a-title")
+    page.focus("#a-contrast")
+    page.keyboard.press("ArrowRight")
+    assert float(page.input_value("#a-contrast")) > 1
+    assert page.inner_text("#a-title") == title
+    page.keyboard.press("p")
+    assert page.evaluate(chosen) == "point"
+    page.click("#a-hide")
+    page.keyboard.press("Enter")  # accepts, and does not press the button again
+    assert page.get_attribute("#a-hide", "aria-pressed") == "true"

@@ -1,0 +1,98 @@
+"""A round of the page that was stopped, and killed with the server, ends as one that was not."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+
+import psutil
+import pytest
+import torch
+
+from gigamask.models.init import build_model
+from gigamask.models.state_dict import save_weights, to_official
+from gigamask.plugins.serve import training_round
+from gigamask.training.checkpoint import load_model
+from tests.little import SPEC
+from tests.plugins.serve.annotated import annotated
+from tests.plugins.serve.journeys.test_serve import get, served
+
+DEADLINE_S = 120
+RUN = "/run?name=0001%2Frun"
+
+
+@pytest.fixture
+def project(tmp_path):
+    """Three annotated images, and a small model."""
+    spec = replace(SPEC, custom_init=True)
+    save_weights(to_official(build_model(spec, 0)), spec, tmp_path / "little.safetensors")
+    with annotated(tmp_path, (60, 90)):
+        pass
+    return tmp_path / "project"
+
+
+@contextmanager
+def killed(*words):
+    """Start the page, and kill it and the processes that it started in the end."""
+    command = [sys.executable, "-m", "gigamask", "serve", "--no-token", "--port", "0"]
+    command += map(str, words)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process.stdout.readline().strip()
+        finally:
+            for each in [*psutil.Process(process.pid).children(recursive=True), process]:
+                each.send_signal(signal.SIGKILL)
+
+
+def loop(address, path="", body=None):
+    headers = {"content-type": "application/json"}
+    sent = None if body is None else json.dumps(body).encode()
+    status, found = get(f"{address}api/project/loop{path}", headers, sent)
+    return json.loads(found) if status == 200 else {}
+
+
+def wait_for(address, state, step=0):
+    """Wait until the training is in a state and has made a step; return its step."""
+    deadline_s = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline_s:
+        training = loop(address)["training"]
+        assert training["state"] in ("running", state), training
+        made = loop(address, RUN).get("step") or 0
+        if training["state"] == state and made >= step:
+            return made
+        time.sleep(0.1)
+    raise AssertionError(f"step {step}, {state}: not within {DEADLINE_S} s")
+
+
+@pytest.mark.long
+def test_a_round_resumes_exactly(project, tmp_path, monkeypatch):
+    flags = ("--project", project, "--weights", tmp_path / "little.safetensors", "--device", "cpu")
+    with killed(*flags) as address:
+        loop(address, "/train", {"minutes": 0.05})
+        wait_for(address, "running", 2)
+        loop(address, "/stop", {})
+        stopped_at = wait_for(address, "stopped")
+        loop(address, "/train", {"minutes": 0.05})
+        # A round saves every 20 steps, so those since the stop are repeated.
+        killed_at = wait_for(address, "running", stopped_at + 3)
+    with served(*flags) as address:
+        assert loop(address)["training"]["state"] == "stopped"
+        loop(address, "/train", {"minutes": 0.05})
+        made = wait_for(address, "finished")
+        result = loop(address)["rounds"][0]
+    folder, whole = project / "rounds" / "0001", tmp_path / "whole"
+    steps = json.loads((folder / "round.json").read_text())["steps"]
+    assert 2 <= stopped_at < killed_at < made == steps
+    shutil.copytree(folder, whole, ignore=shutil.ignore_patterns("run", "result.json", ".lock"))
+    monkeypatch.setattr(sys, "argv", ["training_round", str(whole)])
+    assert training_round.main() == 0
+    resumed, alone = (load_model(str(each / "run"), "cpu").state_dict() for each in (folder, whole))
+    assert all(torch.equal(resumed[name], alone[name]) for name in alone)
+    assert result.pop("verdict") == "too few to tell"
+    assert result == json.loads((whole / "result.json").read_text())
+    first = load_model(str(tmp_path / "little.safetensors"), "cpu").state_dict()
+    assert any(not torch.equal(first[name], alone[name]) for name in alone)

@@ -1,0 +1,382 @@
+"""The page as a user opens it: invalid flags, required tokens, and a real browser that clicks,
+draws, browses and watches.
+"""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from gigamask import config_files
+from gigamask.cli.main import main
+from gigamask.masks.rle import RLEMasks
+from gigamask.models.init import build_model
+from gigamask.models.state_dict import save_weights, to_official
+from gigamask.training.trainer import train
+from tests.browser import NARROW, SLOW_S, WIDE, opened
+from tests.little import SPEC, little
+from tests.plugins.grounding.asked import run_in
+from tests.plugins.grounding.unit.test_inference import saved as saved_run
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    path = tmp_path_factory.mktemp("weights") / "little.safetensors"
+    spec = replace(SPEC, custom_init=True)
+    save_weights(to_official(build_model(spec, 0)), spec, path)
+    return path
+
+
+@contextmanager
+def served(*words):
+    """Starts the page on a free port and gives its address; it must stop with 0 when it is signaled
+    to."""
+    command = [Path(sys.executable).parent / "gigamask", "serve", "--port", "0", *map(str, words)]
+    if "--host" not in words:
+        command.append("--no-token")
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        address = process.stdout.readline().strip()
+        assert address.startswith("http://"), process.stderr.read()
+        yield address
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=SLOW_S)
+        assert (process.returncode, said) == (0, "")
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def get(address, headers=None, body=None):
+    """Returns status and body of a request."""
+    request = urllib.request.Request(address, data=body, headers=headers or {})
+    try:
+        with urllib.request.urlopen(request, timeout=SLOW_S) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as refused:
+        return refused.code, refused.read()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--weights", "none.pth"], "none.pth"),
+        (["--data", "none.tar"], "none.tar: no such path"),
+        (["--runs", "none"], "--runs none: no such folder"),
+        (["--grounding", "none"], "none"),
+        (["--runs", ".", "--port", "70000"], "(got 70000)"),
+        (["--runs", ".", "--port", "web"], "--port"),
+        (
+            ["--runs", ".", "--host", "no.such.host.invalid"],
+            "--host no.such.host.invalid: ",
+        ),
+        (["--runs", ".", "--token", "short"], "--token"),
+        (["--runs", ".", "--host", "0.0.0.0", "--port", "0", "--no-token"], "--no-token"),
+        (["--runs", ".", "--port", "0", "--root-path", "me"], "--root-path me"),
+        (["--runs", ".", "--points-per-side", "0"], "--points-per-side must be at least 1 (got 0)"),
+        (["--runs", ".", "--prot", "1"], "perhaps you meant --port"),
+        (["--runs", ".", "--json", "none/a.json"], "--json none/a.json"),
+    ],
+)
+def test_wrong_words_are_one_line(words, told, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["serve", *words]) == 2
+    said = capsys.readouterr().err
+    assert told in said
+    assert said.count("\n") == 1
+
+
+def test_a_port_that_is_taken_is_one_line(capsys, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert main(["serve", "--runs", str(tmp_path), "--port", str(taken.getsockname()[1])]) == 2
+    assert "another --port" in capsys.readouterr().err
+
+
+def test_without_its_packages_it_says_what_to_install(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert main(["serve", "--runs", str(tmp_path)]) == 2
+    assert "pip install 'gigamask[web]'" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, scenes):
+    """A folder with a run that has ended, and two whose records are written by the test."""
+    folder = tmp_path_factory.mktemp("runs")
+    run = replace(little(), data=(str(scenes),), out=str(folder / "done"), steps=2)
+    train(run, on_start=lambda: config_files.save_config(run))
+    for name, steps in (("a", 40), ("b", 50)):
+        config_files.save_config(replace(run, out=str(folder / name), steps=steps))
+        record(folder / name, range(1, 20))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address(weights, scenes, runs, described, tmp_path_factory):
+    """Where a page with all there is is served."""
+    grounding = tmp_path_factory.mktemp("grounding") / "run"
+    saved_run(run_in(grounding, described))
+    with served(
+        *("--weights", weights, "--data", scenes, "--runs", runs),
+        *("--grounding", grounding, "--trust"),
+        *("--points-per-side", 4, "--pred-iou-thresh", 0, "--stability-score-thresh", 0),
+    ) as address:
+        yield address
+
+
+@pytest.mark.long
+def test_other_names_large_bodies_and_paths_are_refused(address):
+    assert get(address)[0] == 200
+    assert get(address, {"Host": "evil.example"})[0] == 421
+    assert (
+        get(
+            f"{address}api/images",
+            {"Origin": "http://evil.example", "Content-Type": "image/jpeg"},
+            b"x",
+        )[0]
+        == 403
+    )
+    assert get(f"{address}api/images", {"Content-Type": "image/jpeg"}, b"x" * 100)[0] == 422
+    assert (
+        get(f"{address}api/images/a/predict", {"Content-Type": "application/json"}, b"x" * 2**17)[0]
+        == 413
+    )
+    assert chunked(address, f"{'10000'}\r\n{'x' * 2**16}\r\n" * 3) == 413
+    for path in (
+        "page/../app.py",
+        "page/%2e%2e%2fapp.py",
+        "../../etc/passwd",
+        "api/data/images/..%2f..%2fetc",
+    ):
+        assert get(address + path)[0] in (404, 422)
+
+
+def chunked(address, chunks):
+    """Sends a body in chunks, which states no length, and returns the status."""
+    host, port = re.match(r"http://([\d.]+):(\d+)/", address).groups()
+    with socket.create_connection((host, int(port)), timeout=SLOW_S) as line:
+        head = (
+            f"POST /api/images/a/predict HTTP/1.1\r\nHost: {host}:{port}\r\nTransfer-Encoding: "
+            f"chunked\r\nContent-Type: application/json\r\n\r\n"
+        )
+        line.sendall((head + chunks + "0\r\n\r\n").encode())
+        return int(line.recv(100).split()[1])
+
+
+@pytest.mark.long
+def test_on_other_addresses_the_token_grants_access_once(weights, tmp_path):
+    told = tmp_path / "told.json"
+    with served("--weights", weights, "--host", "0.0.0.0", "--json", told) as address:
+        bare, token = re.fullmatch(r"http://[^:]+:(\d+)/\?token=(\w+)", address).groups()
+        own = f"http://127.0.0.1:{bare}/"
+        assert get(own)[0] == get(f"{own}api/about")[0] == 401
+        assert get(f"{own}api/about", {"Cookie": f"gigamask_token_{bare}={token}"})[0] == 200
+        opened = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+        assert opened.open(f"{own}?token={token}", timeout=SLOW_S).status == 200
+        assert json.loads(opened.open(f"{own}api/about", timeout=SLOW_S).read())["weights"] == str(
+            weights
+        )
+    assert json.loads(told.read_text()) == {"address": address}
+
+
+def choose_file(page, path):
+    """Chooses an image once the page asks for one; before, it does not listen yet."""
+    page.wait_for_selector("#invite")
+    page.set_input_files("#file", path)
+
+
+def click(page, across, down, **more):
+    box = page.locator("#canvas").bounding_box()
+    page.mouse.click(box["x"] + across * box["width"], box["y"] + down * box["height"], **more)
+
+
+def answers(page, count):
+    """Waits until there are so many answers and returns their words."""
+    page.wait_for_function(
+        "count => document.querySelectorAll('#answers li').length === count", arg=count
+    )
+    return page.locator("#answers li").all_inner_texts()
+
+
+def pixels(page):
+    """Returns the canvas as the browser shows it."""
+    return page.evaluate("document.getElementById('canvas').toDataURL()")
+
+
+def test_dropped_image_is_clicked_and_segmented(browser, address, tmp_path):
+    Image.effect_noise((90, 60), 80).convert("RGB").save(tmp_path / "photo.png")
+    with opened(browser, address) as page:
+        choose_file(page, tmp_path / "photo.png")
+        page.wait_for_selector("#state:has-text('encoded in')")
+        bare = pixels(page)
+        with page.expect_request("**/predict") as request:
+            click(page, 0.505, 0.505)
+        assert request.value.post_data_json["steps"] == [{"point": [45, 30], "foreground": True}]
+        first = answers(page, 3)
+        assert all(
+            re.match(r"-?\d\.\d\d\s+predicted IoU", words.replace("\n", " ")) for words in first
+        )
+        marked = pixels(page)
+        assert marked != bare
+        click(page, 0.2, 0.3, button="right")
+        answers(page, 1)
+        page.click("#undo")
+        assert answers(page, 3) == first
+        page.wait_for_function(
+            "before => document.getElementById('canvas').toDataURL() === before", arg=marked
+        )
+        page.keyboard.press("Escape")
+        answers(page, 0)
+        assert pixels(page) == bare
+        box = page.locator("#canvas").bounding_box()
+        page.mouse.move(box["x"] + 0.2 * box["width"], box["y"] + 0.2 * box["height"])
+        page.mouse.down()
+        page.mouse.move(box["x"] + 0.8 * box["width"], box["y"] + 0.7 * box["height"], steps=4)
+        with page.expect_request("**/predict") as request:
+            page.mouse.up()
+        [step] = request.value.post_data_json["steps"]
+        assert step["box"] == pytest.approx([18, 12, 72, 42], abs=1)
+        assert all(type(pixel) is int for pixel in step["box"])
+        answers(page, 3)
+        page.hover("#answers li:nth-child(2) button")
+        page.click("#answers li:nth-child(3) button")
+        assert page.get_attribute("#answers li:nth-child(3) button", "aria-pressed") == "true"
+        saved(page, tmp_path)
+
+
+def saved(page, tmp_path):
+    """Saves the chosen answer both ways and holds one against the other."""
+    for button, name in (("#save-png", "a.png"), ("#save-rle", "a.json")):
+        with page.expect_download() as download:
+            page.click(button)
+        download.value.save_as(tmp_path / name)
+    told = json.loads((tmp_path / "a.json").read_text())
+    assert told["image"] == {"file_name": "photo.png", "height": 60, "width": 90}
+    [mask] = told["annotations"]
+    dense = RLEMasks.from_coco([mask["segmentation"]["counts"]], (60, 90)).to_dense()[0]
+    assert (np.array(Image.open(tmp_path / "a.png").convert("L")) == 255 * dense).all()
+    assert dense.sum() == mask["area"]
+
+
+@pytest.mark.long
+def test_what_is_no_picture_is_said(browser, address, tmp_path):
+    (tmp_path / "photo.jpg").write_bytes(b"no picture")
+    with opened(browser, address) as page:
+        choose_file(page, tmp_path / "photo.jpg")
+        page.wait_for_selector("#toast:has-text('photo.jpg: the 10 bytes are not a valid JPEG')")
+        assert page.is_visible("#invite")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("size", "scheme"), [(WIDE, "dark"), (NARROW, "light")])
+def test_data_and_samplers_can_be_browsed(browser, address, size, scheme):
+    with opened(browser, f"{address}#data", size, color_scheme=scheme) as page:
+        for part in ("#histograms figure", "#grid button", "#drawn button"):
+            page.wait_for_selector(part)
+        assert page.locator("#grid button").count() == 12 == page.locator("#drawn button").count()
+        drawn = page.locator("#drawn button").all_inner_texts()
+        page.select_option("#sampler", "curriculum")
+        page.wait_for_function(
+            "before => [...document.querySelectorAll('#drawn button')].map(b => "
+            "b.innerText).join() !== before",
+            arg=",".join(drawn),
+        )
+        page.fill("#epoch", "-1")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#toast:has-text('epoch')")
+        page.click("#grid button:nth-child(3)")
+        page.wait_for_selector("dialog[open]")
+        canvas = page.locator("#viewer-canvas").bounding_box()
+        for by in ("area", "predicted_iou", "stability", "mask"):
+            page.select_option("#colour", by)
+        page.mouse.move(canvas["x"] + canvas["width"] / 2, canvas["y"] + canvas["height"] / 2)
+        page.click("#try-it")
+        page.wait_for_selector("#state:has-text('encoded')")
+        page.click("#all-masks")
+        page.wait_for_selector("#answers li")
+        title = page.inner_text("#answers-title")
+        assert re.fullmatch(r"Everything the model finds: \d+ masks?", title)
+
+
+@pytest.mark.long
+def test_by_touch_a_mode_says_what_a_tap_is(browser, address):
+    more = {"has_touch": True, "is_mobile": True}
+    with opened(browser, address, NARROW, **more) as page:
+        page.tap("#samples button:nth-child(2)")
+        page.wait_for_selector("#state:has-text('encoded')")
+        page.tap("#canvas")
+        answers(page, 3)
+        page.tap("[data-mode=remove]")
+        page.tap("#canvas", position={"x": 20, "y": 20})
+        answers(page, 1)
+        page.tap("#undo")
+        answers(page, 3)
+
+
+@pytest.mark.long
+def test_words_find_masks(browser, address):
+    with opened(browser, address) as page:
+        page.click("#samples button:nth-child(1)")
+        page.wait_for_selector("#state:has-text('encoded')")
+        page.fill("#text", "the red disc")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#answers li")
+        assert re.search(
+            r"(\d+|None) of \d+ annotated masks fit", page.inner_text("#answers-title")
+        )
+        assert "confidence" in page.inner_text("#answers li:nth-child(1)")
+
+
+@pytest.mark.long
+def test_two_running_trainings_are_displayed_side_by_side(browser, address, runs):
+    ahead_s = time.time() + 3600  # so that it counts as live however long the browser takes
+    os.utime(runs / "a" / "metrics.jsonl", (ahead_s, ahead_s))
+    with opened(browser, f"{address}#runs") as page:
+        page.wait_for_selector("#curves figure")
+        page.select_option("#run-a", "a")
+        page.select_option("#run-b", "b")
+        page.wait_for_selector("#differences td:has-text('steps')")
+        page.wait_for_selector("#live")
+        record(runs / "a", range(20, 38))
+        page.wait_for_selector("#run-facts:has-text('step 37 of 40')")
+        with open(runs / "a" / "metrics.jsonl", "a") as file:
+            file.write(
+                json.dumps(
+                    {
+                        "step": 37,
+                        "skipped_sample": "x.tar:sa_1",
+                        "reason": "x.tar:sa_1: <b>cut short</b>",
+                    }
+                )
+                + "\n"
+            )
+        page.wait_for_selector("#faults li:has-text('<b>cut short</b>')")
+
+
+def record(folder, steps):
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.writelines(
+            json.dumps({"step": step, "loss": 1 / step, "images_per_s": 2.0}) + "\n"
+            for step in steps
+        )
+
+
+@pytest.mark.long
+def test_checkpoints_are_verified_from_the_page(browser, address):
+    with opened(browser, f"{address}#runs") as page:
+        page.wait_for_selector("#curves figure")
+        page.select_option("#run-a", "done")
+        page.click("#checkpoints button")
+        page.wait_for_selector("#checkpoints .good")

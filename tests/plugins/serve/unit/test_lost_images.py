@@ -1,0 +1,79 @@
+"""Images that are gone and annotations that are damaged are named, and the rest goes on."""
+
+import json
+
+import pytest
+
+from gigamask.plugins.serve.edits import Edit
+from gigamask.plugins.serve.lost_images import notice, pair_by_content, unused
+from gigamask.plugins.serve.project import Project, progress
+from gigamask.plugins.serve.project_export import export
+from tests.plugins.serve.unit.test_project import SIZE, photos, project, square  # noqa: F401 (fixtures)
+
+
+@pytest.fixture
+def annotated(tmp_path, photos):  # noqa: F811
+    """The folder of a project of which all five images have a mask."""
+    with Project.open(tmp_path / "project", photos) as opened:
+        for row in range(5):
+            opened.edit(row, 0, Edit("prompt", {1: square(row)}), SIZE)
+        assert notice(opened) is None
+    return tmp_path / "project"
+
+
+def test_renamed_images_are_named_and_paired_by_content(annotated, photos):  # noqa: F811
+    (photos / "1.png").rename(photos / "renamed.png")
+    (photos / "3.png").unlink()
+    with Project.open(annotated) as opened:
+        assert opened.missing == {"1.png": 1, "3.png": 1}
+        for line, name in zip(unused(opened), ("1.png", "3.png"), strict=True):
+            assert line.startswith(f"{name}: ")
+            assert "1 mask " in line
+        told = export(opened, annotated / "export")
+        assert (told["masks"], told["skipped"]) == (3, unused(opened))
+        assert pair_by_content(opened) == {"1.png": "renamed.png"}
+        row = opened.names.index("renamed.png")
+        assert opened.summary()[row]["accepted"] == 1
+        assert opened.read(row).objects[1].mask == square(1).mask
+        assert opened.missing == {"3.png": 1}
+        assert export(opened, annotated / "export")["masks"] == 4
+    with Project.open(annotated) as opened:
+        assert opened.missing == {"3.png": 1}
+
+
+def test_a_folder_of_renamed_images_is_opened_and_paired(annotated, photos):  # noqa: F811
+    for path in list(photos.rglob("*.png")):
+        path.rename(path.with_name(f"photo_{path.name}"))
+    with Project.open(annotated) as opened:
+        assert len(opened.missing) == 5
+        assert str(notice(opened)).splitlines()[-1].startswith("and 2 images more")
+        assert pair_by_content(opened)["more/4.png"] == "more/photo_4.png"
+        assert sum(each["accepted"] for each in opened.summary()) == 5
+
+
+@pytest.mark.parametrize("what", ["truncated", "deleted"])
+def test_annotations_lost_while_the_page_is_open_are_named_and_the_rest_goes_on(what, annotated):
+    with Project.open(annotated) as opened:
+        assert len(opened.summary()) == 5
+        path = annotated / "annotations" / "2.png.json"
+        path.unlink() if what == "deleted" else path.write_bytes(path.read_bytes()[:40])
+        change = opened.summaries.changes
+        assert [each["masks"] for each in progress(opened)] == [4]
+        assert opened.summaries.since(change) == [2]
+        assert opened.summary()[2]["status"] == "damaged"
+        told = export(opened, annotated / "export")
+        content = json.loads((annotated / "export" / "coco.json").read_text())
+        names = [each["file_name"] for each in content["images"]]
+        assert names == ["0.png", "1.png", "3.png", "more/4.png"]
+        assert (told["masks"], told["skipped"]) == (4, unused(opened))
+        [line] = unused(opened)
+        assert line.startswith("2.png: its annotations cannot be used: ")
+        assert what == "truncated" or "deleted" in line
+
+
+def test_photographs_deleted_while_the_page_is_open_are_left_out_by_name(annotated, photos):  # noqa: F811
+    with Project.open(annotated) as opened:
+        (photos / "0.png").unlink()
+        told = export(opened, annotated / "export")
+    assert told["masks"] == 4
+    assert [line for line in told["skipped"] if "0.png" in line]

@@ -1,0 +1,45 @@
+"""Renamed photographs are found by their content, and only if there is no doubt."""
+
+from pathlib import Path
+
+import msgspec
+
+from gigamask.plugins.serve.photographs import (
+    ANNOTATIONS,
+    annotated_names,
+    content_of,
+    find_by_content,
+)
+
+
+def annotate(folder: Path, name: str, content: object) -> None:
+    path = folder / ANNOTATIONS / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.encode({"content": content}))
+
+
+def test_each_missing_image_is_found_where_one_candidate_equals_it_and_no_other(tmp_path):
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    texts = {"new.jpg": b"one", "twin_a.jpg": b"two", "twin_b.jpg": b"two", "same_size.jpg": b"six"}
+    for name, text in texts.items():
+        (photos / name).write_bytes(text)
+    contents = {name: content_of(photos / name) for name in texts}
+    for name, content in {
+        "old.jpg": contents["new.jpg"],
+        "ambiguous.jpg": contents["twin_a.jpg"],
+        "more/without.jpg": None,
+    }.items():
+        annotate(tmp_path, name, content)
+    annotate(tmp_path, "damaged.jpg", "no content")
+    missing = annotated_names(tmp_path)
+    assert missing == {"old.jpg", "ambiguous.jpg", "more/without.jpg", "damaged.jpg"}
+    assert find_by_content(tmp_path, missing, photos, [*texts, "gone.jpg"]) == {
+        "old.jpg": "new.jpg"
+    }
+    annotate(tmp_path, "also_old.jpg", contents["new.jpg"])
+    assert find_by_content(tmp_path, annotated_names(tmp_path), photos, texts) == {}
+
+
+def test_a_file_that_cannot_be_read_has_no_content(tmp_path):
+    assert content_of(tmp_path / "none") is None

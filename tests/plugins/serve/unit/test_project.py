@@ -1,0 +1,327 @@
+"""A project keeps every edit, refuses stale ones, loses nothing, and exports what is accepted."""
+
+import json
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from gigamask.errors import GigamaskError
+from gigamask.masks.rle import RLEMasks
+from gigamask.pixels import WindowOptions
+from gigamask.plugins.serve import edits
+from gigamask.plugins.serve import project as projects
+from gigamask.plugins.serve.edits import Edit, MaskObject
+from gigamask.plugins.serve.project import Project, StaleError, judged, progress
+from gigamask.plugins.serve.project_export import export
+
+SIZE = (30, 40)
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Five photographs, one in a subfolder."""
+    folder = tmp_path / "photos"
+    (folder / "more").mkdir(parents=True)
+    for i in range(5):
+        pixels = np.random.default_rng(i).integers(0, 256, (*SIZE, 3), dtype=np.uint8)
+        name = f"more/{i}.png" if i == 4 else f"{i}.png"
+        Image.fromarray(pixels).save(folder / name)
+    return folder
+
+
+@pytest.fixture
+def project(tmp_path, photos):
+    with Project.open(tmp_path / "project", photos) as opened:
+        yield opened
+
+
+def square(at, accepted=True, **more):
+    """A square of five pixels."""
+    dense = np.zeros((1, *SIZE), bool)
+    dense[0, at : at + 5, at : at + 5] = True
+    [counts] = RLEMasks.from_dense(dense).to_coco()
+    return MaskObject(counts.decode(), accepted=accepted, **more)
+
+
+def test_edits_are_undone_to_the_beginning_and_redone(project):
+    found = project.edit(0, 0, Edit("prompt", {1: square(0)}), SIZE)
+    found = project.edit(0, 1, Edit("prompt", {2: square(9, name="b")}), SIZE)
+    found = project.edit(0, 2, Edit("delete", {1: None}), SIZE)
+    assert list(found.objects) == [2]
+    assert found.next_id == 3
+    for version in (3, 4, 5):
+        found = project.change(0, version, lambda each: each.moved(-1))
+    assert found.objects == {}
+    assert found.status == "not begun"
+    with pytest.raises(GigamaskError, match="nothing to undo"):
+        project.change(0, 6, lambda each: each.moved(-1))
+    found = project.change(0, 6, lambda each: each.moved(2))
+    assert list(found.objects) == [1, 2]
+    found = project.edit(0, 7, Edit("prompt", {3: square(3)}), SIZE)
+    assert [edit.kind for edit in found.edits] == ["prompt", "prompt", "prompt"]
+    assert project.read(0) == found
+
+
+def test_a_stale_edit_is_refused_and_changes_nothing(project):
+    project.edit(1, 0, Edit("prompt", {1: square(0)}), SIZE)
+    with pytest.raises(StaleError, match=r"1\.png: was changed elsewhere"):
+        project.edit(1, 0, Edit("prompt", {1: square(5)}), SIZE)
+    assert project.read(1).objects[1].mask == square(0).mask
+
+
+def test_a_project_is_opened_again_as_it_was(tmp_path, photos):
+    with Project.open(tmp_path / "project", photos) as project:
+        project.edit(4, 0, Edit("prompt", {1: square(0)}), SIZE)
+        project.update(categories=(projects.ObjectCategory("cell", "#ff0000"),))
+        with (
+            pytest.raises(GigamaskError, match="open in another"),
+            Project.open(tmp_path / "project"),
+        ):
+            pass
+        before = project.summary()
+    moved = photos.rename(tmp_path / "moved")
+    with pytest.raises(GigamaskError, match="no such folder"), Project.open(tmp_path / "project"):
+        pass
+    with Project.open(tmp_path / "project", moved) as project:
+        assert project.summary() == before
+        assert project.content.categories[0].name == "cell"
+    with (
+        pytest.raises(GigamaskError, match=r"1 annotated image of .*, such as more/4\.png"),
+        Project.open(tmp_path / "project", moved / ".."),
+    ):
+        pass
+
+
+def test_a_window_is_kept_and_its_change_is_said(tmp_path, photos):
+    first, other = WindowOptions(percentiles=(1.0, 99.0)), WindowOptions(window=(0.0, 3e3))
+    with Project.open(tmp_path / "project", photos) as project:
+        assert project.keep_window(first) is None
+    with Project.open(tmp_path / "project") as project:
+        for given in (WindowOptions(), first):
+            assert project.keep_window(given) is None
+            assert project.content.pixels == first
+        said = project.keep_window(other) or ""
+        assert "--window 0 3000 replaces --percentiles 1 99" in said
+    with Project.open(tmp_path / "project") as project:
+        assert project.content.pixels == other
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [('{"version": 2}', "is of version 2"), ("{", "not valid JSON"), ('{"version": 1}', "images")],
+)
+def test_a_project_that_cannot_be_read_is_left_alone(content, message, tmp_path, photos):
+    path = tmp_path / "project.json"
+    path.write_text(content)
+    with pytest.raises(GigamaskError, match=message), Project.open(tmp_path, photos):
+        pass
+    assert path.read_text() == content
+
+
+def test_what_cannot_be_opened_is_said(tmp_path, photos):
+    with pytest.raises(GigamaskError, match="no project yet"), Project.open(tmp_path / "new"):
+        pass
+    inside_a_file = photos / "0.png" / "project"
+    with (
+        pytest.raises(GigamaskError, match="cannot be written"),
+        Project.open(inside_a_file, photos),
+    ):
+        pass
+
+
+def test_a_failed_save_is_said_and_the_image_stays_as_it_was(project, monkeypatch):
+    project.edit(0, 0, Edit("prompt", {1: square(0)}), SIZE)
+
+    def full(path, content):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(projects.files, "write_bytes", full)
+    with pytest.raises(GigamaskError, match=r"0\.png\.json: cannot be saved \(No space"):
+        project.edit(0, 1, Edit("delete", {1: None}), SIZE)
+    assert list(project.read(0).objects) == [1]
+    assert project.summary()[0]["objects"] == 1
+
+
+def test_a_damaged_file_is_listed_and_never_overwritten(project):
+    project.edit(0, 0, Edit("prompt", {1: square(0)}), SIZE)
+    path = project.folder / "annotations" / "0.png.json"
+    path.write_text("{")
+    project.summaries.rows.clear()
+    assert project.summary()[0]["status"] == "damaged"
+    with pytest.raises(GigamaskError, match="not valid JSON"):
+        project.edit(0, 1, Edit("delete", {1: None}), SIZE)
+    assert path.read_text() == "{"
+
+
+def test_an_image_of_another_size_is_refused(project):
+    project.edit(0, 0, Edit("prompt", {1: square(0)}), SIZE)
+    with pytest.raises(GigamaskError, match="31 x 40 pixels, but was annotated with 30 x 40"):
+        project.read(0, (31, 40))
+
+
+def test_a_tenth_of_the_images_done_is_held_out_for_good(project):
+    for row in range(3):
+        project.edit(row, 0, Edit("prompt", {1: square(0)}), SIZE)
+        project.mark_done(row, 1, True, SIZE)
+    assert [each["held_out"] for each in project.summary()] == [True, False, False, False, False]
+    assert project.mark_done(0, 2, False, SIZE).held_out
+    assert not project.mark_done(3, 0, True, SIZE).held_out
+
+
+def test_old_edits_are_merged_when_the_file_would_grow_without_limit(project, monkeypatch):
+    monkeypatch.setattr(projects, "MAX_FILE_BYTES", 1500)
+    for version in range(12):
+        found = project.edit(0, version, Edit("stroke", {version % 3 + 1: square(version)}), SIZE)
+    assert len(found.edits) < 12
+    assert found.edits[0].kind == "merge"
+    assert {key: each.mask for key, each in found.objects.items()} == {
+        1: square(9).mask,
+        2: square(10).mask,
+        3: square(11).mask,
+    }
+
+
+def test_what_masks_cost_is_counted_for_the_model_in_use_and_by_how_they_came(project, monkeypatch):
+    times = iter([0.0, 10.0, 12.0, 100.0, 101.0, 102.0])
+    monkeypatch.setattr(projects.time, "time", lambda: next(times))
+    one = square(0, accepted=False, origin="clicked")
+    project.edit(0, 0, Edit("prompt", {1: one}), SIZE)
+    project.edit(0, 1, Edit("prompt", {1: one}), SIZE)
+    project.edit(0, 2, Edit("assign", {1: replace(one, accepted=True)}), SIZE)
+    project.update(rounds=(projects.TrainingRound("w", 9.0, 4.0),))
+    project.edit(0, 3, Edit("prompt", {2: one}), SIZE)
+    seen = replace(one, by_model=True, accepted=True, origin="accepted")
+    project.edit(0, 4, Edit("assign", {2: seen}), SIZE)
+    project.update(model=0)
+    unseen = {3: replace(seen, origin="accepted in bulk"), 4: square(3, origin="drawn")}
+    project.edit(0, 5, Edit("accept all", unseen), SIZE)
+    clicks_s = 12.0 + edits.IDLE_S + 1.0
+    assert progress(project) == [
+        {
+            "round": 0,
+            "masks": 2,
+            "clicks": 3,
+            "seconds": clicks_s,
+            "origins": {"clicked": 1, "accepted": 1},
+        },
+        {
+            "round": 1,
+            "masks": 1,
+            "clicks": 0,
+            "seconds": 0.0,
+            "origins": {"accepted in bulk": 1, "drawn": 1},
+        },
+    ]
+
+
+def test_what_masks_cost_is_known_without_reading_files_that_nobody_changed(project, monkeypatch):
+    for row in (0, 1):
+        project.edit(row, 0, Edit("prompt", {1: square(0)}), SIZE)
+    before = progress(project)
+    read, paths = projects.read_edits, []
+    monkeypatch.setattr(projects, "read_edits", lambda path: paths.append(path) or read(path))
+    assert progress(project) == before
+    assert paths == []
+    one, two = (project.folder / "annotations" / f"{row}.png.json" for row in (0, 1))
+    project.edit(0, 1, Edit("prompt", {2: square(9)}), SIZE)
+    two.write_bytes(one.read_bytes())  # as if put back from a copy
+    paths.clear()
+    assert [each["masks"] for each in progress(project)] == [4]
+    assert paths == [two]
+    assert project.summary()[1]["objects"] == 2
+
+
+def test_of_proposals_that_a_person_judged_those_kept_are_counted_for_the_model_in_use(project):
+    proposed = square(
+        0, False, by_model=True, origin="proposed", model=-1, predicted_iou=0.9, stability=0.7
+    )
+    project.edit(0, 0, Edit("propose", dict.fromkeys(range(1, 6), proposed)), SIZE)
+    assert sum(of for of, _ in judged(project)) == 0
+    looked_at = replace(proposed, accepted=True, origin="accepted")
+    unseen = replace(looked_at, origin="accepted in bulk")
+    project.edit(0, 1, Edit("assign", {1: looked_at, 2: unseen}), SIZE)
+    project.edit(0, 2, Edit("prompt", {3: replace(proposed, origin="corrected")}), SIZE)
+    project.edit(0, 3, Edit("delete", {4: None}), SIZE)  # and nobody has looked at 5
+    assert {i: each for i, each in enumerate(judged(project)) if each[0]} == {80: (3, 1)}
+    project.change(0, 4, lambda found: found.moved(-1))
+    assert judged(project)[80] == (2, 1)
+    project.update(model=0, rounds=(projects.TrainingRound("w", 9.0, 4.0),))
+    assert judged(project)[80] == (0, 0)
+
+
+def test_what_a_model_answered_and_nobody_changed_is_not_held_out(project, tmp_path):
+    proposed = square(0, by_model=True, origin="accepted")
+    project.edit(0, 0, Edit("assign", {1: proposed}), SIZE)
+    assert not project.mark_done(0, 1, True, SIZE).held_out
+    project.edit(1, 0, Edit("assign", {1: proposed, 2: square(9, origin="drawn")}), SIZE)
+    assert project.mark_done(1, 1, True, SIZE).held_out
+    assert [each["truth"] for each in project.summary()[:2]] == [0, 1]
+    assert export(project, tmp_path / "all", [0, 1])["masks"] == 3
+    assert export(project, tmp_path / "truth", [0, 1], only_truth=True)["masks"] == 1
+
+
+@pytest.mark.parametrize(
+    ("masks", "images", "error", "after", "verdict"),
+    [
+        (19, 9, 0.1, 4.0, "too few to tell"),
+        (90, 4, 0.1, 4.0, "too few to tell"),
+        (90, 1, None, 4.0, "too few to tell"),
+        (20, 5, 2.1, 4.0, "no difference"),
+        (20, 5, 1.9, 4.0, "better"),
+        (20, 5, 1.9, 12.0, "worse"),
+    ],
+)
+def test_what_is_said_of_a_model_depends_on_masks_images_and_error(
+    masks, images, error, after, verdict
+):
+    found = projects.TrainingRound("w", 8.0, after, masks, None, images, error)
+    assert found.verdict == verdict
+
+
+def test_a_name_that_is_not_utf8_is_left_out_of_exports_and_said(tmp_path, photos):
+    (photos / os.fsdecode(b"caf\xe9.png")).write_bytes((photos / "0.png").read_bytes())
+    with Project.open(tmp_path / "project", photos) as opened:
+        for row in range(6):
+            opened.edit(row, 0, Edit("prompt", {1: square(row)}), SIZE)
+        formats = ("coco", "shards", "labels", "yolo", "labelme")
+        told = export(opened, tmp_path / "export", None, formats, table=True, images=True)
+    assert told["masks"] == 5
+    [line] = told["skipped"]
+    assert "caf" in line
+
+
+def test_accepted_objects_are_exported_as_coco_and_shards(project, tmp_path):
+    project.update(
+        categories=(
+            projects.ObjectCategory("a", "#000000"),
+            projects.ObjectCategory("b", "#ffffff"),
+        )
+    )
+    with pytest.raises(GigamaskError, match="no object is accepted"):
+        export(project, tmp_path / "export")
+    objects = {1: square(0, category="b", name="x"), 2: square(9, accepted=False)}
+    project.edit(4, 0, Edit("prompt", objects), SIZE)
+    for _ in range(2):  # the second replaces the first
+        counts = export(project, tmp_path / "export")
+    assert counts["images"] == counts["masks"] == 1
+    assert counts["skipped"] == []
+    assert [path.name for path in (tmp_path / "export" / "shards").glob("*.tar")] == [
+        "sa_000000.tar"
+    ]
+    content = json.loads((tmp_path / "export" / "coco.json").read_text())
+    [entry] = content["annotations"]
+    assert (entry["category_id"], entry["name"], entry["bbox"]) == (2, "x", [0, 0, 5, 5])
+    assert content["images"][0]["file_name"] == "more/4.png"
+
+
+def test_a_second_server_is_refused_also_if_the_lock_file_is_deleted(tmp_path, photos):
+    with Project.open(tmp_path / "project", photos):
+        (tmp_path / "project" / ".lock").unlink()
+        with (
+            pytest.raises(GigamaskError, match="another gigamask serve"),
+            Project.open(tmp_path / "project"),
+        ):
+            pass

@@ -1,0 +1,179 @@
+"""Requests on a project: valid ones are answered, stale and wrong ones get one line."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+from PIL import Image
+
+from gigamask.plugins.serve.annotator import Annotator
+from gigamask.plugins.serve.app import AppState, build
+from gigamask.plugins.serve.project import Project
+from gigamask.plugins.serve.project_routes import ProjectState
+from gigamask.plugins.serve.prompt_batches import SupersededError
+from gigamask.plugins.serve.proposals import Proposals
+from gigamask.plugins.serve.rounds import Rounds
+
+IMAGE = "/api/project/images/0"
+STROKE = {"version": 0, "points": [[5, 5]], "radius": 3}
+
+
+@pytest.fixture
+def project(tmp_path):
+    (tmp_path / "photos").mkdir()
+    for name in ("a.png", "b.png"):
+        Image.fromarray(np.zeros((30, 40, 3), np.uint8)).save(tmp_path / "photos" / name)
+    (tmp_path / "photos" / "c.jpg").write_bytes(b"no image")
+    with Project.open(tmp_path / "project", tmp_path / "photos") as opened:
+        yield opened
+
+
+@pytest.fixture
+def client(project, session):
+    annotator = Annotator(project, session)
+    state = ProjectState(annotator, Proposals(annotator), Rounds(annotator, "starter"))
+    return TestClient(build(AppState(session, weights="little", project=state)))
+
+
+@pytest.mark.slow
+def test_an_image_is_opened_drawn_on_and_marked_as_done(client, session, monkeypatch):
+    asked = []
+
+    def superseded(key, steps, best_only, client):
+        asked.append(client)
+        raise SupersededError("another preview was asked for")
+
+    shown = client.get("/api/project/images").json()
+    assert [each["name"] for each in shown["images"]] == ["a.png", "b.png", "c.jpg"]
+    opened = client.get(IMAGE).json()
+    assert (opened["height"], opened["width"], opened["version"]) == (30, 40, 0)
+    for picture in ("jpeg", "thumbnail"):
+        assert client.get(f"{IMAGE}/{picture}").content[:2] == b"\xff\xd8"
+    assert client.post(f"{IMAGE}/embed", json={}).json()["cached"] is False
+    assert client.post(f"{IMAGE}/preview", json={"steps": [{"point": [3, 4]}]}).json()["area"] >= 0
+    monkeypatch.setattr(session, "predict", superseded)
+    preview = client.post(f"{IMAGE}/preview", json={"steps": [{"point": [3, 5]}], "client": "me"})
+    assert (preview.status_code, asked) == (409, ["me"])
+    drawn = client.post(f"{IMAGE}/stroke", json=STROKE).json()
+    assert drawn["objects"][0]["area"] > 9
+    assert client.get(f"{IMAGE}/corners/1").json()
+    named = {"version": 1, "objects": [1], "accepted": True, "name": "x"}
+    assert client.post(f"{IMAGE}/assign", json=named).json()["objects"][0]["name"] == "x"
+    done = client.post(f"{IMAGE}/done", json={"version": 2, "done": True}).json()
+    assert (done["status"], done["held_out"]) == ("done", True)
+    undone = client.post(f"{IMAGE}/history", json={"version": 3, "by": -2}).json()
+    assert (undone["objects"], undone["can_redo"]) == ([], True)
+    assert client.get("/api/project/loop").json()["training"] == {"state": "none"}
+
+
+@pytest.mark.slow
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("path", "body", "status", "words"),
+    [
+        (f"{IMAGE}/stroke", STROKE | {"version": 3}, 409, "changed elsewhere"),
+        (f"{IMAGE}/stroke", STROKE | {"object": 7}, 404, "no object 7"),
+        (f"{IMAGE}/stroke", STROKE | {"points": []}, 422, "points"),
+        (f"{IMAGE}/stroke", STROKE | {"radius": 1e9}, 422, "radius"),
+        (f"{IMAGE}/stroke", STROKE | {"points": [[1e300, 2]]}, 422, "outside the image"),
+        (f"{IMAGE}/stroke", STROKE | {"path": "/etc"}, 422, "path"),
+        (f"{IMAGE}/polygon", {"version": 0, "rings": [[[1, 1]]]}, 422, "3 corners"),
+        (f"{IMAGE}/prompt", {"version": 0, "step": {"point": [99, 1]}}, 422, "outside the image"),
+        (f"{IMAGE}/split", {"version": 0}, 404, "no object 0"),
+        (f"{IMAGE}/assign", {"version": 0, "objects": [1], "category": "../x"}, 422, "no category"),
+        (f"{IMAGE}/history", {"version": 0, "by": -1}, 422, "nothing to undo"),
+        ("/api/project/images/2/embed", {}, 422, "c.jpg"),
+        ("/api/project/images/3/embed", {}, 404, "no image 3"),
+        ("/api/project/images/..%2f..%2fetc/embed", {}, 404, ""),
+        ("/api/project/export", {}, 422, "no object is accepted"),
+        ("/api/project/loop/train", {"minutes": 2}, 422, "one is held out"),
+        ("/api/project/loop/train", {"minutes": -1}, 422, "minutes"),
+        ("/api/project/loop/use", {"model": 4}, 422, "no round 5"),
+        ("/api/project/categories", {"categories": []}, 422, "categories"),
+    ],
+)
+def test_wrong_requests_get_one_line_and_change_nothing(client, project, path, body, status, words):
+    answer = client.post(path, json=body)
+    assert answer.status_code == status
+    assert words in answer.text
+    assert "\n" not in answer.text
+    assert not (project.folder / "annotations").exists()
+
+
+@pytest.mark.slow
+def test_categories_have_different_names(client, project):
+    given = [{"name": "cell", "color": "#112233"}, {"name": "cell", "color": "#445566"}]
+    assert client.post("/api/project/categories", json={"categories": given}).status_code == 422
+    given[1]["name"] = "nucleus"
+    assert client.post("/api/project/categories", json={"categories": given}).json() == {
+        "categories": given
+    }
+    assert [each.name for each in project.content.categories] == ["cell", "nucleus"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "9" * 400])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (f"{IMAGE}/polygon", '{"version": 0, "rings": [[[1, 1], [9, #], [5, 9]]]}'),
+        (f"{IMAGE}/stroke", '{"version": 0, "points": [[5, #]], "radius": 3}'),
+        (f"{IMAGE}/stroke", '{"version": 0, "points": [[5, 5]], "radius": #}'),
+        (f"{IMAGE}/prompt", '{"version": 0, "step": {"point": [#, 1]}}'),
+        (f"{IMAGE}/prompt", '{"version": 0, "step": {"box": [1, 1, #, 9]}}'),
+        (f"{IMAGE}/prompt", '{"version": 0, "step": {"point": [1, 1], "chosen": #}}'),
+        (f"{IMAGE}/preview", '{"steps": [{"point": [1, #]}]}'),
+        (f"{IMAGE}/done", '{"version": #, "done": true}'),
+        (f"{IMAGE}/assign", '{"version": 0, "objects": [#], "accepted": true}'),
+        ("/api/project/loop/train", '{"minutes": #}'),
+        ("/api/project/loop/accept", '{"threshold": #}'),
+        ("/api/project/loop/use", '{"model": #}'),
+        ("/api/images/x/predict", '{"steps": [{"point": [1, #]}]}'),
+    ],
+)
+def test_no_number_from_outside_is_used_unless_it_is_finite_and_in_range(
+    client, project, path, body, number
+):
+    headers = {"content-type": "application/json"}
+    answer = client.post(path, content=body.replace("#", number), headers=headers)
+    assert 400 <= answer.status_code < 500
+    assert project.read(0).version == 0
+
+
+@pytest.mark.slow
+def test_only_pictures_of_the_version_that_was_asked_for_are_kept_by_browsers(
+    client, project, session, monkeypatch
+):
+    def listed():
+        return client.get("/api/project/images").json()["images"][0]["shows"]
+
+    def kept(shows):
+        pictures = [client.get(f"{IMAGE}/{kind}?shows={shows}") for kind in ("jpeg", "thumbnail")]
+        [told] = {each.headers["cache-control"] for each in pictures}
+        return told.startswith("private, max-age"), pictures[0].content
+
+    first = listed()
+    was_kept, before = kept(first)
+    assert was_kept
+    assert not kept("")[0]
+    pixels = np.full((30, 40, 3), 200, np.uint8)
+    Image.fromarray(pixels).save(project.path_of(0))
+    assert listed() != first
+    assert kept(first) == (False, kept(listed())[1])
+    assert kept(listed())[1] != before
+    second = listed()
+    config = session.model.config
+    stated = replace(config, pixels=config.pixels.stated((0.0, 9.0), ()))
+    monkeypatch.setattr(session.model, "config", stated)
+    assert listed() != second
+
+
+@pytest.mark.slow
+def test_a_page_of_another_project_changes_nothing(client, project):
+    mine = client.get("/api/about").json()["project"]
+    for identity, status in (("another", 410), (mine, 200)):
+        headers = {"x-project": identity}
+        assert client.post(f"{IMAGE}/stroke", json=STROKE, headers=headers).status_code == status
+        assert client.get("/api/project/loop", headers=headers).status_code == status
+        assert bool(project.read(0).objects) == (status == 200)

@@ -1,0 +1,268 @@
+"""Every refusal, and that the body of an accepted request arrives unchanged."""
+
+import asyncio
+
+import pytest
+
+from gigamask.plugins.serve import security
+from gigamask.plugins.serve.security import TOKEN_COOKIE, SecurityMiddleware, SecurityPolicy
+
+OWN = frozenset({"localhost", "127.0.0.1", "::1"})
+TOKEN = "a1b2c3d4e5f6a7b8"
+
+
+async def app(scope, receive, send):
+    """Answers with the body it was given, and tells whether the server's own messages come through
+    behind it."""
+    message = await receive()
+    assert not message["more_body"]
+    later = await receive()
+    headers = [(b"content-type", b"text/plain"), (b"later", later["type"].encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": message["body"]})
+
+
+def ask(
+    policy, method="GET", path="/", headers=None, query="", parts=(b"",), kind="http", wrapped=app
+):
+    """Send a request whose body comes in `parts`; return status, headers and body, or None where
+    there was no answer."""
+    told = {"host": "localhost:8000"} | (headers or {})
+    scope = {"type": kind, "method": method, "path": path, "query_string": query.encode()}
+    scope["headers"] = [(name.encode(), value.encode()) for name, value in told.items()]
+    left = [
+        {"type": "http.request", "body": part, "more_body": number < len(parts) - 1}
+        for number, part in enumerate(parts)
+    ]
+    said = []
+
+    async def receive():
+        return left.pop(0) if left else {"type": "http.disconnect"}
+
+    async def send(message):
+        said.append(message)
+
+    asyncio.run(SecurityMiddleware(wrapped, policy)(scope, receive, send))
+    if not said:
+        return None
+    return (
+        said[0]["status"],
+        {name.decode(): value.decode() for name, value in said[0]["headers"]},
+        b"".join(each["body"] for each in said[1:]),
+    )
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "localhost:8000", "127.0.0.1:1", "[::1]:8000", "LOCALHOST"]
+)
+def test_its_own_names_are_known(host):
+    status, headers, _ = ask(SecurityPolicy(OWN), headers={"host": host})
+    assert status == 200
+    assert "default-src 'none'" in headers["content-security-policy"]
+    assert headers["x-content-type-options"] == "nosniff"
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "localhost.evil.example",
+        "192.168.0.7",
+        "",
+        "[",
+        "127.0.0.1.nip.io:80",
+        "a@localhost:b]",
+    ],
+)
+def test_other_names_are_refused(host):
+    status, headers, body = ask(SecurityPolicy(OWN), headers={"host": host})
+    assert status == 421
+    assert b"--allow-host" in body
+    assert "content-security-policy" in headers
+
+
+def test_any_ip_address_is_known_where_it_listens_to_all_but_no_other_name():
+    policy = SecurityPolicy(OWN, any_ip_address=True)
+    assert ask(policy, headers={"host": "192.168.0.7:8000"})[0] == 200
+    assert ask(policy, headers={"host": "evil.example"})[0] == 421
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "http://evil.example"},
+        {"origin": "null"},
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site", "origin": "http://localhost:8000"},
+    ],
+)
+def test_other_sites_may_not_write(headers):
+    status, _, body = ask(SecurityPolicy(OWN), "POST", "/api/pictures", headers)
+    assert status == 403
+    assert (b"--allow-host" in body) == ("sec-fetch-site" not in headers)
+    assert ask(SecurityPolicy(OWN), "GET", "/", headers)[0] == 200
+
+
+def test_the_page_itself_may_write_also_if_a_proxy_has_changed_its_host():
+    own = {"origin": "http://localhost:8000", "sec-fetch-site": "same-origin"}
+    for host in ("localhost:8000", "127.0.0.1:8001"):
+        assert ask(SecurityPolicy(OWN), "POST", "/api/pictures", own | {"host": host})[0] == 200
+    del own["sec-fetch-site"]
+    assert ask(SecurityPolicy(OWN), "POST", "/api/pictures", own)[0] == 200
+
+
+def test_the_path_of_a_proxy_is_removed_whether_or_not_the_proxy_did_so():
+    async def told(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": scope["path"].encode()})
+
+    policy = SecurityPolicy(OWN, root_path="/me/8000")
+    for path, seen in (("/me/8000/api", b"/api"), ("/api", b"/api"), ("/me/80", b"/me/80")):
+        assert ask(policy, path=path, wrapped=told)[2] == seen
+    token = SecurityPolicy(OWN, TOKEN, root_path="/me")
+    assert ask(token, path="/me/", query=f"token={TOKEN}")[0] == 303
+
+
+def test_token_is_required_taken_from_the_url_once_and_kept_in_a_cookie():
+    policy = SecurityPolicy(OWN, TOKEN)
+    assert ask(policy)[0] == 401
+    assert ask(policy, query="token=other")[0] == 401
+    status, headers, _ = ask(policy, query=f"token={TOKEN}")
+    assert (status, headers["location"]) == (303, "./")
+    assert headers["set-cookie"] == f"{TOKEN_COOKIE}={TOKEN}; HttpOnly; SameSite=lax"
+    assert ask(policy, headers={"cookie": f"{TOKEN_COOKIE}={TOKEN}"})[0] == 200
+    assert ask(policy, headers={"authorization": f"Bearer {TOKEN}"}, path="/api/about")[0] == 200
+    for wrong in (
+        {"cookie": f"{TOKEN_COOKIE}=x"},
+        {"cookie": "a\x01b=;;"},
+        {"authorization": f"Basic {TOKEN}"},
+        {"authorization": "Bearer é"},
+    ):
+        assert ask(policy, headers=wrong)[0] == 401
+    assert (
+        ask(policy, path="/api/about", query=f"token={TOKEN}")[0] == 401
+    )  # else it would stand in the addresses of pictures
+
+
+def test_bodies_are_bounded_in_chunks_too_and_only_pictures_may_be_large():
+    policy = SecurityPolicy(OWN, max_body_bytes=10, max_image_bytes=30)
+    assert ask(policy, "POST", parts=(b"12345", b"67890"))[2] == b"1234567890"
+    assert ask(policy, "POST", parts=(b"12345", b"67890", b"1"))[0] == 413
+    picture = {"content-type": "image/jpeg"}
+    assert ask(policy, "POST", headers=picture, parts=(b"x" * 15, b"x" * 15))[2] == b"x" * 30
+    assert ask(policy, "POST", headers=picture, parts=(b"x" * 31,))[0] == 413
+
+
+def test_of_a_body_that_never_ends_little_is_read():
+    read = []
+
+    class Endless(list):
+        def __bool__(self):
+            return True
+
+        def pop(self, place):
+            read.append(1)
+            return {"type": "http.request", "body": b"x" * 8, "more_body": True}
+
+    said, left = [], Endless()
+
+    async def receive():
+        return left.pop(0)
+
+    async def send(message):
+        said.append(message)
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/",
+        "query_string": b"",
+        "headers": [(b"host", b"localhost")],
+    }
+    asyncio.run(
+        SecurityMiddleware(app, SecurityPolicy(OWN, max_body_bytes=100))(scope, receive, send)
+    )
+    assert said[0]["status"] == 413
+    assert len(read) == 13
+
+
+def test_uploads_at_once_are_bounded_together():
+    """Requests that wait for the rest of their bodies hold what has arrived."""
+    policy = SecurityPolicy(OWN, max_body_bytes=60, max_total_bytes=100)
+    guard, statuses = SecurityMiddleware(app, policy), []
+    go_on = asyncio.Event()
+
+    async def upload():
+        parts = [b"x" * 40, b"y"]
+
+        async def receive():
+            if not parts:
+                return {"type": "http.disconnect"}
+            if len(parts) == 1:
+                await go_on.wait()
+            return {"type": "http.request", "body": parts.pop(0), "more_body": bool(parts)}
+
+        async def send(message):
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/",
+            "query_string": b"",
+            "headers": [(b"host", b"localhost")],
+        }
+        await guard(scope, receive, send)
+
+    async def run():
+        uploads = [asyncio.create_task(upload()) for _ in range(3)]
+        await asyncio.sleep(0)
+        await asyncio.wait([uploads[2]])
+        go_on.set()
+        await asyncio.gather(*uploads)
+        await upload()
+
+    asyncio.run(run())
+    assert statuses == [503, 200, 200, 200]
+
+
+def test_a_body_that_does_not_arrive_is_not_waited_for_long(monkeypatch):
+    monkeypatch.setattr(security, "BODY_TIMEOUT_S", 0.01)
+    said = []
+
+    async def receive():
+        await asyncio.sleep(60)
+
+    async def send(message):
+        said.append(message)
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/",
+        "query_string": b"",
+        "headers": [(b"host", b"localhost")],
+    }
+    asyncio.run(SecurityMiddleware(app, SecurityPolicy(OWN))(scope, receive, send))
+    assert said[0]["status"] == 408
+
+
+def test_behind_the_body_the_servers_own_messages_come_through():
+    status, headers, body = ask(SecurityPolicy(OWN), "POST", parts=(b"all",))
+    assert (status, headers["later"], body) == (200, "http.disconnect", b"all")
+
+
+def test_a_client_that_disconnects_before_its_body_is_complete_is_dropped():
+    assert ask(SecurityPolicy(OWN), "POST", parts=()) is None
+
+
+def test_other_protocols_are_left_alone_but_for_starting_and_stopping():
+    called = []
+
+    async def told(scope, receive, send):
+        called.append(scope["type"])
+
+    assert ask(SecurityPolicy(OWN), kind="websocket", wrapped=told) is None
+    ask(SecurityPolicy(OWN), kind="lifespan", wrapped=told)
+    assert called == ["lifespan"]

@@ -1,0 +1,461 @@
+"""Masks are those of the predictor, prompts are given one by one as in training, and wrong input is
+refused.
+"""
+
+import io
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import simplejpeg
+import torch
+from PIL import Image
+
+from gigamask.errors import CorruptSampleError, GigamaskError
+from gigamask.inference.amg_config import AutomaticMaskConfig
+from gigamask.inference.predictor import SamPredictor
+from gigamask.masks.rle import RLEMasks
+from gigamask.models.init import build_model
+from gigamask.pixels import PixelConfig
+from gigamask.plugins.grounding.inference import GroundingPredictor, GroundingResult
+from gigamask.plugins.serve import open_images
+from gigamask.plugins.serve import session as sessions
+from gigamask.plugins.serve.open_images import NotFoundError
+from gigamask.plugins.serve.prompt_steps import PromptStep
+from gigamask.plugins.serve.session import (
+    Session,
+    masks_to_json,
+)
+from tests.little import SPEC
+
+
+def picture(height=40, width=60, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def png(pixels) -> bytes:
+    raw = io.BytesIO()
+    Image.fromarray(pixels).save(raw, "PNG")
+    return raw.getvalue()
+
+
+def masks_of(answers):
+    return [
+        RLEMasks.from_coco(
+            [each["segmentation"]["counts"]], tuple(each["segmentation"]["size"])
+        ).to_dense()[0]
+        for each in answers
+    ]
+
+
+def test_three_masks_of_a_prompt_are_the_predictors_best_first(session, model):
+    pixels = picture()
+    key = session.open(png(pixels), "a")["id"]
+    found = session.predict(key, [PromptStep(point=(20.0, 10.0))])
+    predictor = SamPredictor(model)
+    predictor.set_image(pixels)
+    masks, iou, _ = predictor.predict(np.array([[20.0, 10.0]]), np.array([1]))
+    order = np.argsort(-iou, kind="stable")
+    assert [each["number"] for each in found] == order.tolist()
+    assert [each["predicted_iou"] for each in found] == pytest.approx(iou[order].tolist(), abs=1e-4)
+    for mine, each, number in zip(masks_of(found), found, order, strict=True):
+        assert (mine == masks[number]).all()
+        assert each["area"] == masks[number].sum()
+
+
+def test_further_prompt_uses_the_chosen_mask(session, model):
+    pixels = picture()
+    key = session.open(png(pixels), "a")["id"]
+    predictor = SamPredictor(model)
+    predictor.set_image(pixels)
+    points, labels = np.array([[20.0, 10.0], [50.0, 30.0]]), np.array([1, 0])
+    _, iou, low = predictor.predict(points[:1], labels[:1])
+    steps = [PromptStep(point=(20.0, 10.0)), PromptStep(point=(50.0, 30.0), foreground=False)]
+    for chosen, fed in ((None, int(iou.argmax())), (0, 0), (2, 2)):
+        [found] = session.predict(key, [replace(steps[0], chosen=chosen), steps[1]])
+        masks, score, _ = predictor.predict(
+            points, labels, mask_input=low[fed][None], multimask_output=False
+        )
+        assert found["predicted_iou"] == pytest.approx(float(score[0]), abs=1e-4)
+        assert (masks_of([found])[0] == masks[0]).all()
+
+
+def test_box_is_combined_with_points_and_the_last_box_counts(session, model):
+    pixels = picture()
+    key = session.open(png(pixels), "a")["id"]
+    predictor = SamPredictor(model)
+    predictor.set_image(pixels)
+    boxes = [(5.0, 5.0, 20.0, 20.0), (10.0, 8.0, 50.0, 36.0)]
+    _, iou, low = predictor.predict(box=np.array(boxes[0]))
+    found = session.predict(
+        key, [PromptStep(box=boxes[0]), PromptStep(box=boxes[1])], multimask_output=None
+    )
+    masks, _, _ = predictor.predict(
+        box=np.array(boxes[1]), mask_input=low[int(iou.argmax())][None], multimask_output=False
+    )
+    assert len(found) == 1
+    assert (masks_of(found)[0] == masks[0]).all()
+    assert (
+        len(
+            session.predict(
+                key,
+                [PromptStep(box=boxes[0]), PromptStep(point=(12.0, 12.0))],
+                multimask_output=True,
+            )
+        )
+        == 3
+    )
+
+
+def test_repeated_prompts_are_cached(session, monkeypatch):
+    key = session.open(png(picture()), "a")["id"]
+    steps = [PromptStep(point=(float(x), 10.0)) for x in range(5)]
+    first = session.predict(key, steps)
+    asked, predict = [], session.model.predict
+    monkeypatch.setattr(session.model, "predict", lambda *given: asked.append(1) or predict(*given))
+    assert session.predict(key, steps) == first
+    assert not asked
+    session.predict(key, steps[:3])
+    assert not asked
+    session.predict(key, [*steps, PromptStep(point=(9.0, 9.0))])
+    assert len(asked) == 1
+
+
+def test_a_picture_is_embedded_once_and_the_same_bytes_are_the_same_picture(session):
+    told = session.open(png(picture()), "a")
+    facts = {"name": "a", "height": 40, "width": 60, "masks": None, "note": ""}
+    assert told == {"id": told["id"], **facts}
+    assert session.embed(told["id"])["cached"] is False
+    assert session.embed(told["id"])["cached"] is True
+    assert session.open(png(picture()), "b")["id"] == told["id"]
+    assert session.open(png(picture(seed=1)), "a")["id"] != told["id"]
+
+
+def test_the_oldest_pictures_are_let_go(session, monkeypatch):
+    monkeypatch.setattr(open_images, "MAX_CACHED_BYTES", 3 * 40 * 60 * 3)
+    keys = [session.open(png(picture(seed=seed)), "a")["id"] for seed in range(4)]
+    session.jpeg(keys[3])
+    with pytest.raises(NotFoundError, match="no longer cached"):
+        session.jpeg(keys[0])
+
+
+def test_embeddings_and_predictions_count_in_the_limit(session, monkeypatch):
+    keys = [session.open(png(picture(seed=seed)), "a")["id"] for seed in range(3)]
+    pixel_bytes = 40 * 60 * 3
+    monkeypatch.setattr(open_images, "MAX_CACHED_BYTES", 3 * pixel_bytes)
+    opened = session.images.get(keys[2])
+    assert opened.cached_bytes == pixel_bytes
+    session.embed(keys[2])
+    assert opened.cached_bytes == pixel_bytes + opened.predictor.features.nbytes
+    with pytest.raises(NotFoundError, match="no longer cached"):
+        session.jpeg(keys[0])
+    before = opened.cached_bytes
+    session.predict(keys[2], [PromptStep(point=(5.0, 5.0))])
+    side = session.model.config.mask_size
+    [answer] = opened.predictions.values()
+    assert opened.cached_bytes == before + 4 * 3 * side * side + sum(
+        len(each["segmentation"]["counts"]) for each in answer.shown.values()
+    )
+
+
+def test_one_upload_is_decoded_at_a_time(session, monkeypatch):
+    """Files of 100 KB may hold 33 megapixels each."""
+    decode, running, most = sessions.image.read_stored, [], []
+
+    def slow(raw, name, **options):
+        running.append(1)
+        most.append(len(running))
+        time.sleep(0.01)
+        running.pop()
+        return decode(raw, name, **options)
+
+    monkeypatch.setattr(sessions.image, "read_stored", slow)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda seed: session.open(png(picture(seed=seed)), "a"), range(8)))
+    assert most == [1] * 8
+
+
+def test_images_of_16_bits_are_opened_by_the_models_window(model):
+    own = deepcopy(model).set_window((0.0, 2550.0))
+    deep = np.random.default_rng(0).integers(0, 2551, (40, 60), dtype=np.uint16)
+    shown = np.repeat(np.rint(deep / 10).astype(np.uint8)[..., None], 3, 2)
+    predictor = SamPredictor(own)
+    predictor.set_image(shown)
+    files = [io.BytesIO() for _ in range(3)]
+    Image.fromarray(deep).save(files[0], "PNG")
+    Image.fromarray(deep).save(files[1], "TIFF")
+    np.save(files[2], deep)
+    session = Session(own)
+    keys = {session.open(file.getvalue(), "a")["id"] for file in files}
+    assert len(keys) == 1, "the same pixels"
+    (key,) = keys
+    decoded = np.array(Image.open(io.BytesIO(session.jpeg(key))))
+    assert np.abs(decoded.astype(int) - shown).mean() < 6
+    [best, *_] = session.predict(key, [PromptStep(point=(20.0, 10.0))])
+    masks, _, _ = predictor.predict(np.array([[20.0, 10.0]]), np.array([1]))
+    assert (masks_of([best])[0] == masks[best["number"]]).all()
+    assert session.open(files[0].getvalue(), "a")["note"] == "uint16, window 0 2550"
+
+
+def test_images_of_16_bits_are_opened_by_percentiles_without_a_window(model):
+    deep = np.random.default_rng(0).integers(3000, 5001, (40, 60), dtype=np.uint16)
+    raw = io.BytesIO()
+    Image.fromarray(deep).save(raw, "PNG")
+    session = Session(model)
+    told = session.open(raw.getvalue(), "a")
+    assert told["note"] == "uint16, percentiles 0.5 99.5 of each image"
+    seen = session.images.get(told["id"]).pixels
+    assert (seen == PixelConfig(percentiles=(0.5, 99.5)).to_uint8(deep[..., None], "a")).all()
+    assert seen.std() > 60
+
+
+def test_pictures_are_shown_while_the_model_is_at_work(session):
+    key = session.open(png(picture()), "a")["id"]
+    with session._model_lock:
+        assert session.jpeg(key)
+        assert session.open(png(picture(seed=1)), "b")["id"] != key
+
+
+def test_a_picture_with_masks_of_its_own_stays_as_it_is_stored(session):
+    pixels, raw, exif = picture(16, 32), io.BytesIO(), Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(pixels).save(raw, "PNG", exif=exif)
+    own = RLEMasks.from_dense(np.eye(16, 32, dtype=bool)[None])
+    told = session.open(raw.getvalue(), "tar:a", own)
+    assert (told["height"], told["width"], told["masks"]) == (16, 32, 1)
+    assert session.open(raw.getvalue(), "a")["height"] == 32
+
+
+def test_everything_is_segmented_from_a_point_grid(model):
+    session = Session(
+        model,
+        mask_settings=AutomaticMaskConfig(
+            points_per_side=3, pred_iou_thresh=0.0, stability_score_thresh=0.0
+        ),
+    )
+    key = session.open(png(picture()), "a")["id"]
+    found = session.all_masks(key)
+    assert found
+    assert session.all_masks(key) == found
+    assert {"predicted_iou", "stability"} <= found[0].keys()
+    own = RLEMasks.from_dense(np.eye(40, 60, dtype=bool)[None])
+    annotated = session.open(png(picture()), "tar:a", own)["id"]
+    assert session.all_masks(annotated) == found, "the model's masks, not the annotations"
+
+
+def test_masks_have_the_likeliest_class_and_its_probability():
+    config = replace(SPEC, custom_init=True, class_names=("cat", "dog"))
+    session = Session(
+        build_model(config, 0).eval(),
+        mask_settings=AutomaticMaskConfig(
+            points_per_side=2, pred_iou_thresh=0.0, stability_score_thresh=0.0
+        ),
+    )
+    key = session.open(png(picture()), "a")["id"]
+    predictor = SamPredictor(session.model)
+    predictor.set_image(picture())
+    predictor.predict(np.array([[20.0, 10.0]]), np.array([1]))
+    scores = predictor.class_scores[0]
+    for each in session.predict(key, [PromptStep(point=(20.0, 10.0))]):
+        best = int(scores[each["number"]].argmax())
+        assert (each["category_id"], each["category"]) == (best, ("cat", "dog")[best])
+        assert each["class_score"] == pytest.approx(float(scores[each["number"], best]), abs=1e-5)
+    assert {each["category"] for each in session.all_masks(key)} <= {"cat", "dog"}
+
+
+@pytest.mark.slow
+def test_large_pictures_are_answered_by_tiles_and_small_ones_are_not(model):
+    tiles = {"tile": 32, "halo": 8}
+    anything = {"points_per_side": 2, "pred_iou_thresh": 0.0, "stability_score_thresh": 0.0}
+    session = Session(model, mask_settings=AutomaticMaskConfig(**anything, **tiles))
+    small, large = (session.open(png(picture(*size)), "a")["id"] for size in ((20, 30), (40, 60)))
+    assert not session.images.get(small).predictor.crop_decoders
+    opened = session.images.get(large)
+    session.embed(large)
+    assert opened.cached_bytes == 40 * 60 * 3
+    steps = [PromptStep(point=(50.0, 30.0)), PromptStep(point=(52.0, 31.0))]
+    found = session.predict(large, steps)
+    assert opened.cached_bytes > 40 * 60 * 3 + opened.predictor.crop_decoders[0].nbytes
+    predictor = SamPredictor(model, **tiles)
+    predictor.set_image(opened.pixels)
+    _, iou, low = predictor.predict(np.array([[50.0, 30.0]]), np.array([1]))
+    masks, _, _ = predictor.predict(
+        np.array([[50.0, 30.0], [52.0, 31.0]]),
+        np.array([1, 1]),
+        mask_input=low[int(iou.argmax())][None],
+        multimask_output=False,
+    )
+    assert (masks_of(found)[0] == masks[0]).all()
+    assert session.all_masks(large)
+    assert opened.fraction == 5 / 6
+
+
+def test_the_jpeg_of_a_picture_has_its_pixels_and_nothing_else(session):
+    smooth = cv2.GaussianBlur(picture(64, 64), (31, 31), 0)
+    raw = session.jpeg(session.open(png(smooth), "a")["id"])
+    assert np.abs(simplejpeg.decode_jpeg(raw).astype(int) - smooth).mean() < 2
+    assert b"Exif" not in raw
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        ([], "0 prompts"),
+        ([PromptStep(point=(1.0, 1.0))] * 65, "65 prompts"),
+        ([PromptStep()], "either a point or a box"),
+        ([PromptStep(point=(1.0, 1.0), box=(0.0, 0.0, 1.0, 1.0))], "either a point or a box"),
+        ([PromptStep(point=(61.0, 1.0))], "outside the image of 60 x 40"),
+        ([PromptStep(point=(float("nan"), 1.0))], "finite"),
+        ([PromptStep(box=(-1.0, 0.0, 5.0, 5.0))], "outside"),
+        (
+            [PromptStep(point=(1.0, 1.0), chosen=5), PromptStep(point=(2.0, 2.0))],
+            "mask 5 was chosen of 3",
+        ),
+    ],
+)
+def test_prompts_that_are_none_are_refused(session, steps, words):
+    key = session.open(png(picture()), "a")["id"]
+    with pytest.raises(GigamaskError, match=words):
+        session.predict(key, steps)
+
+
+def test_pictures_that_are_too_large_or_none_are_refused(session, monkeypatch):
+    monkeypatch.setattr(sessions, "MAX_PIXELS", 100)
+    with pytest.raises(GigamaskError, match="40 x 60 pixels, at most 100"):
+        session.open(png(picture()), "a")
+    with pytest.raises(CorruptSampleError, match="not a valid JPEG"):
+        session.open(b"<svg onload=alert(1)>", "a")
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "16 bits", "npy"])
+def test_images_above_the_limit_are_opened_at_half_their_size_if_asked(session, monkeypatch, kind):
+    smooth = cv2.GaussianBlur(picture(41, 60), (9, 9), 0)
+    raw = io.BytesIO()
+    if kind == "16 bits":
+        Image.fromarray(smooth[..., 0].astype(np.uint16) * 40).save(raw, "PNG")
+    elif kind == "npy":
+        np.save(raw, smooth)
+    else:
+        Image.fromarray(smooth).save(raw, kind, **({"quality": 95} if kind == "JPEG" else {}))
+    monkeypatch.setattr(sessions, "MAX_PIXELS", 1000)
+    told = session.open(raw.getvalue(), "a", halve=True)
+    assert (told["height"], told["width"]) == (21, 30)
+    assert "half of 60 x 41 pixels" in told["note"]
+    pixels = session.images.get(told["id"]).pixels.astype(float)
+    even = np.pad(smooth, ((0, 1), (0, 0), (0, 0)), "edge").astype(float)
+    means = even.reshape(21, 2, 30, 2, 3).mean((1, 3))
+    if kind == "16 bits":
+        assert np.corrcoef(pixels[..., 0].ravel(), means[..., 0].ravel())[0, 1] > 0.99
+    else:
+        assert np.abs(pixels - means).mean() < 3
+    [best, *_] = session.predict(told["id"], [PromptStep(point=(20.0, 10.0))])
+    assert best["segmentation"]["size"] == [21, 30]
+    monkeypatch.setattr(sessions, "MAX_PIXELS", 600)
+    with pytest.raises(GigamaskError, match="41 x 60 pixels, at most 2,400"):
+        session.open(raw.getvalue(), "a", halve=True)
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_an_image_of_120_megapixels_takes_little_memory(tmp_path):
+    """The process that opens it needs less than 1 GiB more."""
+    gray = np.zeros((10_000, 12_000, 1), np.uint8)
+    (tmp_path / "a.jpg").write_bytes(simplejpeg.encode_jpeg(gray, colorspace="GRAY"))
+    script = """if True:
+        import resource, sys
+        from pathlib import Path
+        from gigamask.models.init import build_model
+        from gigamask.plugins.serve.prompt_steps import PromptStep
+        from gigamask.plugins.serve.session import Session
+        from tests.little import COMPACT
+        session = Session(build_model(COMPACT, 0).eval())
+        used = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        before = used()
+        key = session.open(Path(sys.argv[1]).read_bytes(), "a", halve=True)["id"]
+        session.jpeg(key)
+        session.predict(key, [PromptStep(point=(9.0, 9.0))])
+        print(used() - before)
+    """
+    words = [sys.executable, "-c", script, str(tmp_path / "a.jpg")]
+    assert float(subprocess.check_output(words, cwd=Path(__file__).parents[4])) < 1.0
+
+
+class Asks(GroundingPredictor):
+    """Says that masks fit in the order of their areas, the first `num_matches` of them."""
+
+    segmenter = None
+
+    def __init__(self, num_matches):
+        self.num_matches = num_matches
+
+    def predict(self, pixels, masks, texts):
+        order = np.argsort(-masks.areas(), kind="stable")
+        return [
+            GroundingResult(
+                texts[0], order, np.linspace(0.9, 0.1, len(order)), self.num_matches, "a note"
+            )
+        ]
+
+
+@pytest.mark.parametrize(("num_matches", "told"), [(0, 3), (1, 3), (4, 4)])
+def test_words_find_masks_of_the_picture(model, num_matches, told):
+    dense = np.zeros((5, 40, 60), bool)
+    for number in range(4):
+        dense[number, : number + 1] = True
+    session = Session(model, Asks(num_matches))
+    key = session.open(png(picture()), "a", RLEMasks.from_dense(dense))["id"]
+    found = session.find(key, "the widest")
+    assert (found["num_matches"], found["candidates"], len(found["answers"])) == (
+        num_matches,
+        4,
+        told,
+    )  # the empty one is none
+    assert [each["area"] for each in found["answers"]][:3] == [240, 180, 120]
+    assert found["annotated"]
+    assert found["note"] == "a note"
+    assert found["answers"][0]["confidence"] == 0.9
+    with pytest.raises(GigamaskError, match=r"letters.*'!!!'"):
+        session.find(key, "!!!")
+
+
+def test_words_are_refused_where_nobody_knows_them_or_there_is_nothing_to_choose(session, model):
+    key = session.open(png(picture()), "a")["id"]
+    with pytest.raises(GigamaskError, match="--grounding RUN"):
+        session.find(key, "red")
+    texts = Session(model, Asks(0))
+    key = texts.open(png(picture()), "a", RLEMasks.from_dense(np.zeros((1, 40, 60), bool)))["id"]
+    with pytest.raises(GigamaskError, match="none to choose from"):
+        texts.find(key, "red")
+    with pytest.raises(GigamaskError, match="1,001 characters"):
+        texts.find(key, "x" * 1001)
+
+
+def test_described_masks_say_what_they_are():
+    masks = RLEMasks.from_dense(np.ones((1, 2, 3), bool))
+    assert masks_to_json(masks, {"stability": [0.123456]}) == [
+        {
+            "segmentation": {"size": [2, 3], "counts": "06"},
+            "area": 6,
+            "box": [0, 0, 2, 1],
+            "stability": 0.1235,
+        }
+    ]
+
+
+def test_empty_unstable_masks_of_an_untrained_model_have_scores(session, monkeypatch):
+    monkeypatch.setattr(
+        open_images,
+        "calculate_stability_score",
+        lambda logits, offset: torch.full((len(logits),), float("nan")),
+    )
+    key = session.open(png(picture()), "a")["id"]
+    assert [each["stability"] for each in session.predict(key, [PromptStep(point=(1.0, 1.0))])] == [
+        0.0
+    ] * 3
