@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.progress import track
 
-from gigamask import config_files, files, recipes
+from gigamask import config_files, files, plugin, recipes
 from gigamask.data import index as indexes
 from gigamask.data.mask_sampling import MaskFilters
 from gigamask.distributed.precision import choose_device
@@ -101,8 +101,9 @@ def next_commands(out: str) -> list[tuple[str, str]]:
     Args:
         out: Folder of the demo.
     """
+    page = f"gigamask serve --weights {out}", "try the model on images of your own, in a web page"
     return [
-        (f"gigamask serve --weights {out}", "try the model on images of your own, in a web page"),
+        *([page] if "serve" in plugin.merged("commands") else []),
         (
             "gigamask train compact --data YOUR_TARS --init starter --out runs/mine",
             "train it on your own photographs; gigamask convert makes tars of COCO JSON or of "

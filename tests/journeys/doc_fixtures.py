@@ -1,4 +1,7 @@
-"""The folder that the docs' commands run in: small data, weights and runs by the pages' names."""
+"""The folder that the docs' commands run in: small data, weights and runs by the pages' names.
+
+A plugin adds what its pages name in `tests/plugins/NAME/doc_fixtures.py`.
+"""
 
 import hashlib
 import json
@@ -6,6 +9,7 @@ import re
 import shutil
 import warnings
 from dataclasses import asdict, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +23,17 @@ import yaml
 from gigamask.cli.main import main
 from gigamask.data import index as indexes
 from gigamask.data.dataset import Sa1bDataset
-from gigamask.masks.rle import RLEMasks
 from gigamask.models import convert, state_dict, weight_files
 from gigamask.models.configs import MAEConfig
 from gigamask.models.init import build_model
 from gigamask.models.sam2 import convert as sam2_convert
-from gigamask.plugins.grounding import described_scenes
-from gigamask.plugins.serve.edits import Edit, MaskObject
-from gigamask.plugins.serve.project import Project
-from gigamask.plugins.serve.project_export import export
 from gigamask.synthetic import scenes
 from gigamask.synthetic.scenes import compose_scene
 from tests import instances
 from tests.journeys import substitutions
-from tests.journeys.pages import PAGES, items
+from tests.journeys.pages import PAGES, ROOT, items
 from tests.little import SAM2 as LITTLE_SAM2
 from tests.little import SPEC
-from tests.plugins.benchmarks.archives import write_archive
-from tests.plugins.grounding import texts
 
 # SAM's recipes have eight decoder heads, which cannot be inferred from shapes.
 MODEL = replace(SPEC, decoder_num_heads=8, drop_path_rate=0.0)
@@ -64,10 +61,6 @@ def populate(folder: Path) -> None:
     """Fill the folder; `remove_outputs` then removes what a page creates itself."""
     _write_configs(folder)
     _write_images(folder)
-    _write_project(folder)
-    write_archive("grabcut", folder / "GrabCut", count=1)
-    write_archive("sbd", folder / "SBD", count=2)
-    shutil.copy(folder / "SBD/val.txt", folder / "SBD/train.txt")
     for name, images in {
         "shards": 3,
         "held_out": 2,
@@ -84,14 +77,6 @@ def populate(folder: Path) -> None:
     for seed, name in enumerate(("coco128_000000.tar", "coco128_000001.tar", "held_out.tar")):
         (path,) = scenes.write(str(folder / "made"), 2, seed=seed, long_side=(96, 128))
         path.rename(folder / name)
-    for name, first, queries in (
-        ("coco128", 0, "queries.jsonl"),
-        ("coco_tiny_train", 100, "queries_sets.jsonl"),
-    ):
-        described_scenes.write(folder / name, 3, seed=3, first=first)
-        lines = (folder / name / "queries.jsonl").read_text().splitlines()
-        without_tar = [{k: v for k, v in json.loads(line).items() if k != "tar"} for line in lines]
-        (folder / queries).write_text("".join(json.dumps(query) + "\n" for query in without_tar))
     indexes.build(folder / "disk/sa1b", folder / "disk/index")
     (folder / "grabcut/masks").mkdir(parents=True)
     _, annotation = Sa1bDataset(indexes.build(folder / "bsds_val", folder / "bsds_index"))[0]
@@ -113,6 +98,8 @@ def populate(folder: Path) -> None:
     (folder / "coco/photos").rename(folder / "coco/val2017")
     (folder / "coco/instances.json").rename(folder / "coco/instances_val2017.json")
     (folder / "lvis/instances.json").rename(folder / "coco/lvis_v1_val.json")
+    for path in sorted((ROOT / "tests/plugins").glob("*/doc_fixtures.py")):
+        import_module(f"tests.plugins.{path.parent.name}.doc_fixtures").populate(folder)
 
 
 def remove_outputs(folder: Path, commands: list[str]) -> None:
@@ -220,19 +207,6 @@ def _write_images(folder: Path) -> None:
     pq.write_table(pa.table({"image": images, "label": labels}), folder / "cells.parquet")
 
 
-def _write_project(folder: Path) -> None:
-    """An annotation project over the photographs, with one object an image, and its export."""
-    with Project.open(folder / "annotated", folder / "photos") as project:
-        for row, name in enumerate(project.names):
-            height, width = cv2.imread(str(folder / "photos" / name)).shape[:2]
-            square = np.zeros((1, height, width), bool)
-            square[:, 20:60, 20:60] = True
-            [mask] = RLEMasks.from_dense(square).to_coco()
-            edit = Edit("polygon", {1: MaskObject(mask.decode(), accepted=True)})
-            project.edit(row, 0, edit, (height, width))
-        export(project, folder / "annotated" / "export")
-
-
 def _write_weights_and_runs(folder: Path) -> None:
     """Weights in every format, and runs of two steps, each of the recipe that the pages name."""
     with warnings.catch_warnings():
@@ -254,7 +228,6 @@ def _write_weights_and_runs(folder: Path) -> None:
     )
     backbone = ConvNextConfig(hidden_sizes=[8, 8, 16, 16], depths=[1, 1, 1, 1])
     AutoBackbone.from_config(backbone).save_pretrained(folder / "backbones/convnext")
-    texts.write("qwen3", folder / "language")
     for name, images in (("train", 3), ("test", 2)):
         scenes.write(str(folder / "runs/demo" / name), images, seed=len(name), long_side=(96, 128))
     for run, recipe, data in (

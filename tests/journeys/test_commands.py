@@ -262,7 +262,7 @@ def test_an_interrupted_demo_says_so_goes_on_and_leaves_its_report(tmp_path, mon
     page = Page((out / "report.html").read_text())
     assert page.row("demo, evaluation.json")[-1] == "2"
     assert {"Answers", "What next", "Worst", "Typical"} <= set(page.text)
-    assert any(text.startswith(f"gigamask serve --weights {out}") for text in page.text)
+    assert any(text.startswith(f"gigamask follow {out}/test/") for text in page.text)
     assert f"; see {out / 'report.html'}, " in told
 
 

@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import cv2
 import numpy as np
 import pytest
 import torch
@@ -14,8 +13,6 @@ from gigamask.inference.predictor import SamPredictor
 from gigamask.models.configs import ConvPyramid, WindowDecoder
 from gigamask.models.embedding_cache import EmbeddingCache
 from gigamask.models.sam.sam import Sam
-from gigamask.plugins.serve.prompt_steps import PromptStep
-from gigamask.plugins.serve.session import Session
 from gigamask.synthetic.scenes import compose_scene
 from gigamask.training import checkpoint
 from tests.journeys.runs import records, same
@@ -246,15 +243,6 @@ def test_automatic_masks(model, picture):
     assert found
     assert all(each["segmentation"].shape == picture.shape[:2] for each in found)
     assert all(each["area"] == each["segmentation"].sum() for each in found)
-
-
-def test_the_page_answers(model, picture):
-    session = Session(model)
-    key = session.open(cv2.imencode(".png", picture[:, :, ::-1])[1].tobytes(), "a")["id"]
-    first = PromptStep(point=(20.0, 10.0))
-    assert len(session.predict(key, [first])) == 3
-    assert len(session.predict(key, [first, PromptStep(point=(5.0, 5.0), foreground=False)])) == 1
-    assert session.predict(key, [PromptStep(box=(5.0, 5.0, 30.0, 30.0))])
 
 
 @pytest.mark.long

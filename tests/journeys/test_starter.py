@@ -1,7 +1,6 @@
 """The weights in the package: useful at once, and found by name wherever weights are asked for."""
 
 import json
-from contextlib import ExitStack
 from pathlib import Path
 
 import cv2
@@ -12,7 +11,6 @@ from gigamask import load_model
 from gigamask.cli.main import main
 from gigamask.models import state_dict
 from gigamask.models.configs import ConvPyramid, WindowDecoder
-from gigamask.plugins.serve.command import ServeCommand
 from gigamask.synthetic.dead_leaves import compose_leaves
 from gigamask.synthetic.scenes import write_scenes
 from tests.journeys.runs import records
@@ -65,13 +63,6 @@ def test_training_starts_from_it(leaves, tmp_path):
         assert main([*words, *small, "--loader.workers", "0"]) == 0
         losses[name] = records(run)[-1]["loss"]
     assert losses["starter"] < 0.7 * losses["random"]
-
-
-def test_serve_shows_it_when_there_is_nothing_else():
-    with ExitStack() as stack:
-        state = ServeCommand()._state(stack)
-    assert state.weights == "starter"
-    assert state.session is not None
 
 
 def test_a_folder_of_that_name_is_meant_instead(tmp_path, monkeypatch, capsys):

@@ -10,9 +10,9 @@ import yaml
 
 import gigamask
 from gigamask import config_files
+from gigamask.cli.main import commands as installed
 from gigamask.cli.main import main
 from gigamask.errors import GigamaskError
-from gigamask.plugins.serve.runs_view import RunsView
 from gigamask.training import checkpoint
 from gigamask.training.state import TrainState
 from gigamask.workflows.train import Run
@@ -75,7 +75,7 @@ def run(tmp_path, marker) -> Path:
 
 
 def commands(run: Path, scenes: Path, out: Path) -> list[list[str]]:
-    """Every command that reads a run folder, except training."""
+    """Every installed command that reads a run folder, except training."""
     words = [
         ["evaluate", run, "--data", scenes, "--device", "cpu"],
         *(
@@ -90,7 +90,7 @@ def commands(run: Path, scenes: Path, out: Path) -> list[list[str]]:
         ["plan", "tiny", "--init", run],
         ["report", run, "--out", out / "report.html"],
     ]
-    return [[str(word) for word in each] for each in words]
+    return [[str(word) for word in each] for each in words if each[0] in installed()]
 
 
 @pytest.mark.parametrize("name", ["file", "module", "entry point"])
@@ -112,7 +112,6 @@ def test_no_command_runs_code_that_a_run_names(name, run, marker, scenes, tmp_pa
         said = capsys.readouterr().err
         assert not marker.exists(), words
         assert reads or ("--trust" in said and f"{run}/config.yaml" in said), (words, said)
-    assert {each["name"] for each in RunsView(tmp_path).runs()} >= {"run"}
     calls = {
         "load_model": lambda: gigamask.load_model(run),
         "evaluate": lambda: gigamask.evaluate(run, scenes, device="cpu"),

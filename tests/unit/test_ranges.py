@@ -60,7 +60,6 @@ def test_an_ablation_refuses_a_threshold_before_it_trains(tmp_path):
         "segment w.pth x --out {out} --pred-iou-thresh 7",
         "segment w.pth x --out {out} --stability-score-thresh 7",
         "segment w.pth x --out {out} --cache-gb -1",
-        "serve --weights w.pth --pred-iou-thresh 7",
         "ask run x.jpg red --pred-iou-thresh 7",
         "evaluate w.pth --data x --device cpu --min-predicted-iou 5",
         "ablate losses --data x --test x --out {out} --min-predicted-iou 5",

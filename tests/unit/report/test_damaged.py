@@ -11,8 +11,6 @@ import pytest
 
 from gigamask.cli.main import main
 from gigamask.data.image import encode_jpeg
-from gigamask.errors import GigamaskError
-from gigamask.plugins.serve.runs_view import RunsView
 from gigamask.report import history
 from tests.html import Page
 from tests.unit.report.test_history import checkpoint, record, written
@@ -195,27 +193,7 @@ def test_a_damaged_part_is_left_out_and_named(kind, tmp_path, capsys):
     assert named in said.err + out.read_text()
     page = Page(out.read_text())
     assert not any(TAG in str(value) for _, values in page.tags for value in values.values())
-    view = RunsView(tmp_path / "runs")
-    listed = {each["name"]: each for each in view.runs()}
-    assert listed.keys() == {"bad", "sound"}
-    assert listed["sound"]["step"] == 2
-    json.dumps([*listed.values(), view.run("bad")], allow_nan=False).encode()
     assert history.read(sound).damaged == []
-
-
-def test_a_run_that_cannot_be_read_is_listed_with_the_reason(tmp_path, monkeypatch):
-    for name in ("bad", "sound"):
-        written(tmp_path / name, record(1))
-    read = history.read
-
-    def failing(folder: Path, verify: bool = False) -> history.History:
-        if folder.name == "bad":
-            raise GigamaskError("no permission")
-        return read(folder, verify)
-
-    monkeypatch.setattr(history, "read", failing)
-    listed = {each["name"]: each["fault"] for each in RunsView(tmp_path).runs()}
-    assert listed == {"bad": "no permission", "sound": None}
 
 
 @pytest.mark.slow
@@ -256,4 +234,3 @@ def test_every_text_of_a_run_is_escaped(tmp_path):
         page = Page(text)
         assert page.count("script") == 2, "the data and the script of the page"
         assert TAG in " ".join(page.text), "it is shown"
-    assert {each["name"] for each in RunsView(tmp_path).runs()} > {"other"}

@@ -12,7 +12,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,11 +25,11 @@ from gigamask.cli.main import main
 from gigamask.masks.rle import RLEMasks
 from gigamask.models.init import build_model
 from gigamask.models.state_dict import save_weights, to_official
+from gigamask.plugins.serve.command import ServeCommand
 from gigamask.training.trainer import train
+from gigamask.workflows import demo
 from tests.browser import NARROW, SLOW_S, WIDE, opened
 from tests.little import SPEC, little
-from tests.plugins.grounding.asked import run_in
-from tests.plugins.grounding.unit.test_inference import saved as saved_run
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,6 @@ def get(address, headers=None, body=None):
         (["--weights", "none.pth"], "none.pth"),
         (["--data", "none.tar"], "none.tar: no such path"),
         (["--runs", "none"], "--runs none: no such folder"),
-        (["--grounding", "none"], "none"),
         (["--runs", ".", "--port", "70000"], "(got 70000)"),
         (["--runs", ".", "--port", "web"], "--port"),
         (
@@ -87,6 +86,7 @@ def get(address, headers=None, body=None):
         (["--runs", ".", "--host", "0.0.0.0", "--port", "0", "--no-token"], "--no-token"),
         (["--runs", ".", "--port", "0", "--root-path", "me"], "--root-path me"),
         (["--runs", ".", "--points-per-side", "0"], "--points-per-side must be at least 1 (got 0)"),
+        (["--runs", ".", "--pred-iou-thresh", "7"], "--pred-iou-thresh"),
         (["--runs", ".", "--prot", "1"], "perhaps you meant --port"),
         (["--runs", ".", "--json", "none/a.json"], "--json none/a.json"),
     ],
@@ -111,6 +111,19 @@ def test_without_its_packages_it_says_what_to_install(capsys, tmp_path, monkeypa
     assert "pip install 'gigamask[web]'" in capsys.readouterr().err
 
 
+def test_who_looks_for_a_page_is_told_of_it(capsys):
+    assert main(["gui"]) == 2
+    assert "perhaps you meant serve" in capsys.readouterr().err
+    assert demo.next_commands("runs/demo")[0][0] == "gigamask serve --weights runs/demo"
+
+
+def test_the_starter_is_shown_when_there_is_nothing_else():
+    with ExitStack() as stack:
+        state = ServeCommand()._state(stack)
+    assert state.weights == "starter"
+    assert state.session is not None
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, scenes):
     """A folder with a run that has ended, and two whose records are written by the test."""
@@ -124,15 +137,11 @@ def runs(tmp_path_factory, scenes):
 
 
 @pytest.fixture(scope="module")
-def address(weights, scenes, runs, described, tmp_path_factory):
-    """Where a page with all there is is served."""
-    grounding = tmp_path_factory.mktemp("grounding") / "run"
-    saved_run(run_in(grounding, described))
-    with served(
-        *("--weights", weights, "--data", scenes, "--runs", runs),
-        *("--grounding", grounding, "--trust"),
-        *("--points-per-side", 4, "--pred-iou-thresh", 0, "--stability-score-thresh", 0),
-    ) as address:
+def address(weights, scenes, runs):
+    """Where a page with all but texts is served."""
+    shown = "--weights", weights, "--data", scenes, "--runs", runs
+    thresholds = "--points-per-side", 4, "--pred-iou-thresh", 0, "--stability-score-thresh", 0
+    with served(*shown, *thresholds) as address:
         yield address
 
 
@@ -326,8 +335,13 @@ def test_by_touch_a_mode_says_what_a_tap_is(browser, address):
 
 
 @pytest.mark.long
-def test_words_find_masks(browser, address):
-    with opened(browser, address) as page:
+def test_words_find_masks(browser, scenes, request, tmp_path):
+    grounding = pytest.importorskip("tests.plugins.grounding.unit.test_inference")
+    described = request.getfixturevalue("described")
+    grounding.saved(grounding.run_in(tmp_path / "run", described))
+    assert main(["serve", "--grounding", str(tmp_path / "none")]) == 2
+    flags = "--data", scenes, "--grounding", tmp_path / "run", "--trust"
+    with served(*flags) as address, opened(browser, address) as page:
         page.click("#samples button:nth-child(1)")
         page.wait_for_selector("#state:has-text('encoded')")
         page.fill("#text", "the red disc")

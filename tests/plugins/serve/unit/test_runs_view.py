@@ -13,8 +13,11 @@ from gigamask import config_files
 from gigamask.errors import GigamaskError
 from gigamask.plugins.serve.open_images import NotFoundError
 from gigamask.plugins.serve.runs_view import LIVE_S, RunsView
+from gigamask.report import history
 from gigamask.training.trainer import train
 from tests.little import little
+from tests.unit.report.test_damaged import DAMAGED
+from tests.unit.report.test_history import checkpoint, record, written
 
 
 def lines(path, steps, **more):
@@ -111,3 +114,38 @@ def test_differing_flags_are_listed(runs):
     assert RunsView(runs).differences("a", "deep/b") == [
         {"flag": "steps", "one": "4", "other": "6"}
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_a_damaged_run_is_listed_beside_others(kind, tmp_path):
+    damage, _ = DAMAGED[kind]
+    written(tmp_path / "sound", record(1), record(2))
+    checkpoint(written(tmp_path / "bad", record(1)), 1)
+    damage(tmp_path / "bad")
+    view = RunsView(tmp_path)
+    listed = {each["name"]: each for each in view.runs()}
+    assert listed.keys() == {"bad", "sound"}
+    assert listed["sound"]["step"] == 2
+    json.dumps([*listed.values(), view.run("bad")], allow_nan=False).encode()
+
+
+def test_a_run_that_cannot_be_read_is_listed_with_the_reason(tmp_path, monkeypatch):
+    for name in ("bad", "sound"):
+        written(tmp_path / name, record(1))
+    read = history.read
+
+    def failing(folder, verify=False):
+        if folder.name == "bad":
+            raise GigamaskError("no permission")
+        return read(folder, verify)
+
+    monkeypatch.setattr(history, "read", failing)
+    listed = {each["name"]: each["fault"] for each in RunsView(tmp_path).runs()}
+    assert listed == {"bad": "no permission", "sound": None}
+
+
+def test_a_run_of_an_odd_name_that_names_code_is_listed_and_runs_none(tmp_path):
+    run = written(tmp_path / os.fsdecode(b"\xff<b>"), record(1), config="recipe: evil.py:little\n")
+    (run / "evil.py").write_text("raise SystemExit('it was run')")
+    assert [each["fault"] for each in RunsView(tmp_path).runs()] == [None]
