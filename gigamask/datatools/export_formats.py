@@ -131,14 +131,15 @@ class ExportOptions:
         return self.numbers.setdefault(category or "object", len(self.numbers))
 
 
-def check_formats(formats: Sequence[str]) -> tuple[str, ...]:
+def check_formats(formats: Sequence[str], given_as: str = "--to") -> tuple[str, ...]:
     """Return the formats, each once; raise `GigamaskError` if one is unknown.
 
     Args:
         formats: Names of formats.
+        given_as: The flag or the field in which the user named them.
     """
     if unknown := [name for name in formats if name not in WRITERS]:
-        raise GigamaskError(f"--to {unknown[0]}: must be one of {', '.join(WRITERS)}")
+        raise GigamaskError(f"{given_as} {unknown[0]}: must be one of {', '.join(WRITERS)}")
     return tuple(dict.fromkeys(formats))
 
 

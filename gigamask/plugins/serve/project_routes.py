@@ -350,7 +350,7 @@ def loop_routes(state: ProjectState) -> APIRouter:
     @router.post("/export")
     def export_all(body: ExportBody | None = None) -> dict[str, Any]:
         given = body or ExportBody()
-        check_formats(given.formats)
+        check_formats(given.formats, "formats")
         return export(project, project.folder / EXPORT, None, **vars(given), images=True)
 
     @router.get("/export/coco.json")

@@ -87,6 +87,7 @@ def test_an_image_is_opened_drawn_on_and_marked_as_done(client, session, monkeyp
         ("/api/project/images/3/embed", {}, 404, "no image 3"),
         ("/api/project/images/..%2f..%2fetc/embed", {}, 404, ""),
         ("/api/project/export", {}, 422, "no object is accepted"),
+        ("/api/project/export", {"formats": ["voc"]}, 422, "formats voc: must be one of coco"),
         ("/api/project/loop/train", {"minutes": 2}, 422, "one is held out"),
         ("/api/project/loop/train", {"minutes": -1}, 422, "minutes"),
         ("/api/project/loop/use", {"model": 4}, 422, "no round 5"),
