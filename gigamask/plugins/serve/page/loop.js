@@ -5,7 +5,7 @@ import { colour, lines, runCharts } from "./charts.js";
 
 const EVERY_MS = 1500, LOST = 20, FEW = 20;   // fewer judged proposals tell nothing
 
-let hooks = null, status = null, images = [], visible = false, before = "";
+let hooks = null, status = null, images = [], visible = false, before = "", known = null;
 
 export function start(given) {
   hooks = given;
@@ -45,6 +45,9 @@ export async function refresh() {
 /** Shows the training: its curve while it runs, then what it brought. */
 async function train() {
   const { training, rounds, model } = status, { state } = training, last = rounds.at(-1);
+  const [{ top }, { bottom }] = ["a-train", "a-training"].map((id) => $(id).getBoundingClientRect());
+  const watched = known !== null && known < rounds.length && bottom > 0 && top < innerHeight;
+  known = rounds.length;
   $("a-train").disabled = state === "running";
   $("a-train").textContent = state === "stopped" ? "Continue to train" : "Train";
   $("a-stop").hidden = !busy();
@@ -59,6 +62,7 @@ async function train() {
   used || !offered ? null : make("button", { type: "button", className: better ? "main" : "", onclick: withErrorMessages(async () => { $("a-model").value = rounds.length - 1; await $("a-model").onchange(); await hooks.reopen(); }) }, "Use the new model")].filter(Boolean) : []));
   const names = [[-1, status.weights], ...rounds.map(({ after }, i) => [i, `round ${i + 1} (${after.toFixed(1)} clicks)`])];
   $("a-model").replaceChildren(...names.map(([value, name]) => make("option", { value, selected: value === model }, name)));
+  if (watched) $("a-result").scrollIntoView({ block: "nearest" });
 }
 
 /** Says what a comparison can tell. */

@@ -161,7 +161,7 @@ def test_a_stale_tab_is_refused_and_loads_again(browser, address, photos):
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # pycocotools'
 def test_the_loop_ends_with_an_export(browser, address, photos, tmp_path):
     project = photos.parent / "project"
-    with opened(browser, address) as page:
+    with opened(browser, address, (1100, 560)) as page:
         saved(page)
         page.click("#a-train")
         page.wait_for_selector("#toast:has-text('one is held out')")
@@ -180,6 +180,10 @@ def test_the_loop_ends_with_an_export(browser, address, photos, tmp_path):
         page.click("#a-train")
         page.wait_for_selector("#a-result:has-text('Round 1:')", timeout=120_000)
         assert "clicks to 90 % IoU" in page.inner_text("#a-result")
+        page.wait_for_function(
+            "() => document.getElementById('a-result').getBoundingClientRect().bottom"
+            " <= document.querySelector('.bar.foot').getBoundingClientRect().top"
+        )
         page.select_option("#a-model", "0")
         page.wait_for_function("() => document.getElementById('a-model').value === '0'")
         page.click("#a-propose")
