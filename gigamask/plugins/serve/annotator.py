@@ -90,6 +90,10 @@ class Annotator:
             self._keys[row] = version, key, size
         return key, size
 
+    def _read(self, row: int) -> ImageEdits:
+        """Return the edits of an image, which has the size that they state."""
+        return self.project.read(row, self.with_key(row)[1])
+
     def prompt(self, row: int, version: int, target: Target, step: PromptStep) -> ImageEdits:
         """Add a prompt to an object, or begin one, and predict its mask.
 
@@ -156,8 +160,8 @@ class Annotator:
             target: Id of the object; the name of its category begins one.
             stroke: The stroke.
         """
-        _, size = self.with_key(row)
-        found = self.project.read(row, size)
+        found = self._read(row)
+        size = found.size
         key_of, before = _begin(found, target)
         points = checked_points(stroke.points, size)
         if not len(points) or not 0 <= stroke.radius <= max(size):
@@ -193,15 +197,14 @@ class Annotator:
             target: Id of the object; the name of its category begins one.
             rings: Corners of outlines and holes, in pixels counted from 0.
         """
-        _, size = self.with_key(row)
-        found = self.project.read(row, size)
+        found = self._read(row)
         key_of, before = _begin(found, target)
         corners = [checked_points(ring) for ring in rings]
         if not corners or min(map(len, corners)) < 3 or sum(map(len, corners)) > MAX_CORNERS:
             raise GigamaskError(f"a polygon has 3 corners or more, at most {MAX_CORNERS} in all")
-        limit = np.array(size[::-1]) - 1
+        limit = np.array(found.size[::-1]) - 1
         rounded = [np.round(ring.clip(0, limit)).astype(np.int32) for ring in corners]
-        drawn = _drawn(size, rounded, lambda dense, paths: cv2.fillPoly(dense, paths, 1))
+        drawn = _drawn(found.size, rounded, lambda dense, paths: cv2.fillPoly(dense, paths, 1))
         return self._redrawn(row, version, "polygon", {key_of: before}, drawn)
 
     def corners(self, row: int, target: int) -> list[list[list[int]]]:
@@ -211,8 +214,8 @@ class Annotator:
             row: Row of the image.
             target: Id of the object.
         """
-        _, size = self.with_key(row)
-        dense, corner = _crop(_mask(_object(self.project.read(row, size), target).mask, size))
+        found = self._read(row)
+        dense, corner = _crop(_mask(_object(found, target).mask, found.size))
         outlines, _ = cv2.findContours(
             dense.view(np.uint8), cv2.RETR_CCOMP, cv2.CHAIN_APPROX_NONE, offset=corner
         )
@@ -227,10 +230,9 @@ class Annotator:
             version: The version that the page shows.
             target: Id of the object.
         """
-        _, size = self.with_key(row)
-        found = self.project.read(row, size)
+        found = self._read(row)
         before = _object(found, target)
-        parts = connected_components(_mask(before.mask, size))
+        parts = connected_components(_mask(before.mask, found.size))
         parts = parts[parts.areas() >= MIN_PART_PX]
         if len(parts) < 2:
             raise GigamaskError("this object is in one piece; erase a line through it first")
@@ -248,20 +250,18 @@ class Annotator:
             targets: Ids of the objects.
             fields: `accepted`, `name` or `category`; None deletes the objects.
         """
-        _, size = self.with_key(row)
-        found = self.project.read(row, size)
+        found = self._read(row)
         objects = {target: _object(found, target) for target in targets}
         if fields and fields.get("accepted"):
             for target, each in objects.items():
-                if not RLEMasks.from_coco([each.mask], size).areas()[0]:
+                if not RLEMasks.from_coco([each.mask], found.size).areas()[0]:
                     raise GigamaskError(f"object {target} is empty; draw it or delete it")
         changes = {
             target: None if fields is None else _assigned(each, fields)
             for target, each in objects.items()
         }
-        return self.project.edit(
-            row, version, Edit("delete" if fields is None else "assign", changes), size
-        )
+        edit = Edit("delete" if fields is None else "assign", changes)
+        return self.project.edit(row, version, edit, found.size)
 
     def _redrawn(
         self, row: int, version: int, kind: str, objects: dict[int, MaskObject], masks: RLEMasks

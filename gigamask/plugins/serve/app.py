@@ -9,6 +9,7 @@ routes of a project.
 """
 
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib import resources
 from typing import Annotated, Any
 
@@ -76,7 +77,6 @@ class AppState:
     Attributes:
         session: A model to try.
         dataset: An index to browse.
-        samplers: Samplers over that index.
         runs: A folder of runs.
         weights: Source of the model, for display.
         project: A project to annotate.
@@ -86,7 +86,6 @@ class AppState:
 
     session: Session | None = None
     dataset: DatasetView | None = None
-    samplers: SamplerView | None = None
     runs: RunsView | None = None
     weights: str | None = None
     project: ProjectState | None = None
@@ -225,8 +224,9 @@ def _image_routes(state: AppState) -> APIRouter:
 def _data_routes(state: AppState) -> APIRouter:
     router = APIRouter(prefix="/api/data")
 
+    @cache
     def samplers() -> SamplerView:
-        return _required(state.samplers, "--data PATH")
+        return SamplerView(_dataset(state).index)
 
     @router.get("")
     def overview() -> dict[str, Any]:

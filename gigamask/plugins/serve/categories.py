@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import msgspec
 
-from gigamask import files
 from gigamask.errors import GigamaskError
 from gigamask.plugins.serve.edits import Edit, ImageEdits
 from gigamask.plugins.serve.photographs import annotated_names, annotations_of
-from gigamask.plugins.serve.project import ObjectCategory, Project, read_edits
+from gigamask.plugins.serve.project import ObjectCategory, Project, read_edits, write
 
 
 def change_category(project: Project, name: str, new: ObjectCategory) -> dict[str, int]:
@@ -68,13 +67,7 @@ def _rename(project: Project, image: str, row: int | None, names: tuple[str, str
         project.change(row, found.version, lambda edits: _renamed(edits, names))
         return count
     changed = replace(_renamed(found, names), version=found.version + 1)
-    try:
-        files.write_bytes(path, msgspec.json.encode(changed))
-    except OSError as error:
-        raise GigamaskError(
-            f"{path}: cannot be saved ({error.strerror}); free space or correct the permissions, "
-            "and change the category again"
-        ) from None
+    write(path, msgspec.json.encode(changed))
     return count
 
 

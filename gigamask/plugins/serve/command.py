@@ -127,7 +127,6 @@ class ServeCommand(WindowOptions):
         from gigamask.plugins.serve.app import AppState
         from gigamask.plugins.serve.dataset_view import DatasetView
         from gigamask.plugins.serve.runs_view import RunsView
-        from gigamask.plugins.serve.sampler_view import SamplerView
         from gigamask.plugins.serve.session import Session
         from gigamask.training.checkpoint import load_model
         from gigamask.workflows.open_data import open_or_build_temporary
@@ -154,7 +153,6 @@ class ServeCommand(WindowOptions):
         return AppState(
             session=session,
             dataset=DatasetView(index) if index else None,
-            samplers=SamplerView(index) if index else None,
             runs=runs or (project.rounds.runs if project else None),
             project=project,
             weights=weights or self.grounding,

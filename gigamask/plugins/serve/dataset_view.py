@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
 
-import cv2
 import numpy as np
 
 from gigamask import registry
@@ -19,7 +18,7 @@ from gigamask.datatools import stats
 from gigamask.masks.rle import RLEMasks
 from gigamask.plugins.serve.open_images import NotFoundError
 from gigamask.plugins.serve.pictures import version_of
-from gigamask.plugins.serve.session import encode_jpeg, masks_to_json
+from gigamask.plugins.serve.session import encode_jpeg, masks_to_json, thumbnail
 
 MAX_ROWS = 200
 """Maximum number of images in one response."""
@@ -120,11 +119,7 @@ class DatasetView:
 
 def _thumbnail(raw: RawSample) -> bytes:
     half = max(image.size(raw.jpg, raw.name)) >= 2 * THUMBNAIL_PX
-    pixels = image.decode_preview(raw.jpg, raw.name, half)
-    height, width = pixels.shape[:2]
-    scale = min(1.0, THUMBNAIL_PX / max(height, width))
-    size = max(1, round(width * scale)), max(1, round(height * scale))
-    return encode_jpeg(cv2.resize(pixels, size, interpolation=cv2.INTER_AREA))
+    return thumbnail(image.decode_preview(raw.jpg, raw.name, half), THUMBNAIL_PX)
 
 
 def image_to_json(index: Index, row: int) -> dict[str, Any]:

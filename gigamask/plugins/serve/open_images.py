@@ -147,10 +147,6 @@ class OpenImage:
         ]
         return self.pixels.nbytes + sum(each.nbytes for each in kept if each is not None)
 
-    def report(self, fraction: float) -> None:
-        """Note the fraction of the image whose masks are generated."""
-        self.fraction = fraction
-
 
 class OpenImages:
     """The opened images by id, limited to `MAX_CACHED_BYTES`; thread-safe."""

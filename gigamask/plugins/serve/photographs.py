@@ -4,7 +4,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from hashlib import blake2b
+from hashlib import blake2b, file_digest
 from pathlib import Path
 
 from gigamask.errors import GigamaskError, counted
@@ -12,7 +12,6 @@ from gigamask.serialization import read_json
 
 ANNOTATIONS = "annotations"
 SUFFIX = ".json"
-CHUNK_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -54,15 +53,12 @@ def stamp_of(path: Path | str) -> tuple[int, ...] | None:
 
 def content_of(path: Path | str) -> FileContent | None:
     """Return the content of a file; None if it cannot be read."""
-    digest, count = blake2b(digest_size=16), 0
     try:
         with open(path, "rb") as file:
-            while chunk := file.read(CHUNK_BYTES):
-                digest.update(chunk)
-                count += len(chunk)
+            digest = file_digest(file, lambda: blake2b(digest_size=16))
+            return FileContent(file.tell(), digest.hexdigest())
     except OSError:
         return None
-    return FileContent(count, digest.hexdigest())
 
 
 def annotated_names(folder: Path) -> set[str]:
@@ -94,7 +90,8 @@ def find_by_content(
     sizes = {content.bytes for content in wanted.values() if content}
     found: Mapping[FileContent, list[str]] = defaultdict(list)
     for name in candidates:
-        if _size(root / name) in sizes and (content := content_of(root / name)):
+        stamp = stamp_of(root / name)
+        if stamp and stamp[0] in sizes and (content := content_of(root / name)):
             found[content].append(name)
     claims = [content for content in wanted.values() if content]
     return {
@@ -133,11 +130,4 @@ def _stated(path: Path) -> FileContent | None:
     try:
         return read_json(path, _Annotated).content
     except GigamaskError:
-        return None
-
-
-def _size(path: Path) -> int | None:
-    try:
-        return path.stat().st_size
-    except OSError:
         return None

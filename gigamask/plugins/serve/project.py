@@ -299,7 +299,7 @@ class Project:
                 changed = changed.merged()
                 raw = msgspec.json.encode(changed)
             path = annotations_of(self.folder, self.names[row])
-            _write(path, raw)
+            write(path, raw)
             self.summaries.put(row, _summarize(self.names[row], changed, stamp_of(path)))
             return changed
 
@@ -351,7 +351,7 @@ class Project:
         """
         with self.lock:
             changed = replace(self.content, **changes)
-            _write(self.folder / PROJECT, msgspec.json.format(msgspec.json.encode(changed)))
+            write(self.folder / PROJECT, msgspec.json.format(msgspec.json.encode(changed)))
             self.content = changed
 
     def keep_window(self, given: WindowOptions) -> str | None:
@@ -405,7 +405,13 @@ def _read(path: Path) -> ProjectFile:
     return read_json(path, ProjectFile)
 
 
-def _write(path: Path, raw: bytes) -> None:
+def write(path: Path, raw: bytes) -> None:
+    """Write a file of a project; raise `GigamaskError` if it cannot be saved.
+
+    Args:
+        path: The file.
+        raw: Its new content.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         files.write_bytes(path, raw)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import cv2
 import msgspec
 from fastapi import APIRouter, Depends, Header, Query
 from fastapi.responses import FileResponse, Response
@@ -32,7 +31,7 @@ from gigamask.plugins.serve.project_export import DEFAULT_FORMATS, export
 from gigamask.plugins.serve.prompt_steps import MAX_PROMPTS, PromptStep
 from gigamask.plugins.serve.proposals import Proposals
 from gigamask.plugins.serve.rounds import Rounds
-from gigamask.plugins.serve.session import encode_jpeg, is_large
+from gigamask.plugins.serve.session import is_large, thumbnail
 
 EXPORT = "export"
 THUMBNAIL_PX = 160
@@ -244,7 +243,7 @@ def image_routes(annotator: Annotator) -> APIRouter:
         return picture_response(session.jpeg(annotator.with_key(row)[0]), version, shows)
 
     @router.get("/{row}/thumbnail")
-    def thumbnail(row: Row, shows: Shows = "") -> Response:
+    def small(row: Row, shows: Shows = "") -> Response:
         version = version_shown(annotator, row)
         with decoding:
             raw = _thumbnail(project.path_of(row), one)
@@ -348,10 +347,9 @@ def loop_routes(state: ProjectState) -> APIRouter:
         return change_category(project, body.name, ObjectCategory(body.new_name, body.color))
 
     @router.post("/export")
-    def export_all(body: ExportBody | None = None) -> dict[str, Any]:
-        given = body or ExportBody()
-        check_formats(given.formats, "formats")
-        return export(project, project.folder / EXPORT, None, **vars(given), images=True)
+    def export_all(body: ExportBody) -> dict[str, Any]:
+        check_formats(body.formats, "formats")
+        return export(project, project.folder / EXPORT, **vars(body), images=True)
 
     @router.get("/export/coco.json")
     def coco() -> FileResponse:
@@ -402,7 +400,4 @@ def _thumbnail(path: Path, one: threading.Lock) -> bytes:
     half = is_large(image.size(raw, path.name))
     with one if half else nullcontext():
         decoded = image.decode_preview(raw, path.name, half)
-    pixels = turn_upright(decoded, raw)
-    scale = THUMBNAIL_PX / max(pixels.shape[:2])
-    size = [max(1, round(scale * side)) for side in pixels.shape[1::-1]]
-    return encode_jpeg(cv2.resize(pixels, size, interpolation=cv2.INTER_AREA))
+    return thumbnail(turn_upright(decoded, raw), THUMBNAIL_PX)

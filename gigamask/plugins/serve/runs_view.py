@@ -8,6 +8,7 @@ from typing import Any
 from gigamask.errors import GigamaskError
 from gigamask.models import manifest
 from gigamask.plugins.serve.open_images import NotFoundError
+from gigamask.plugins.serve.photographs import stamp_of
 from gigamask.plugins.serve.pictures import file_version
 from gigamask.report import charts, history
 from gigamask.report.history import History
@@ -124,7 +125,7 @@ class RunsView:
             if name not in self._folders:
                 raise NotFoundError("there is no such run, or it was removed")
             folder = self._folders[name]
-            state = [_state(folder / file) for file in (*WATCHED, "checkpoints/best")]
+            state = [stamp_of(folder / file) for file in (*WATCHED, "checkpoints/best")]
             if name not in self._histories or self._histories[name][0] != state:
                 self._histories[name] = state, history.read(folder)
             return self._histories[name][1]
@@ -138,8 +139,8 @@ class RunsView:
 
     def _summary(self, name: str) -> dict[str, Any]:
         read = self._history(name)
-        written = _state(self._folders[name] / history.METRICS)
-        age_s = time.time() - written[0] / 1e9 if written else LIVE_S
+        written = stamp_of(self._folders[name] / history.METRICS)
+        age_s = time.time() - written[1] / 1e9 if written else LIVE_S
         speeds = sorted(filter(None, read.records.get("images_per_s", [])[-50:]))
         return {
             "name": name,
@@ -151,12 +152,3 @@ class RunsView:
             "images_per_s": speeds[len(speeds) // 2] if speeds else None,
             "fault": "; ".join(read.damaged) or None,
         }
-
-
-def _state(path: Path) -> tuple[int, int] | None:
-    """Return the modification time and size of a file; None if it does not exist."""
-    try:
-        status = path.lstat()
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_size

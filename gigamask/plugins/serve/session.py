@@ -15,6 +15,7 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
+import cv2
 import numpy as np
 from jaxtyping import UInt8
 
@@ -277,7 +278,7 @@ def generate_proposals(
     def report(fraction: float) -> None:
         if any(each.is_set() for each in stops):
             raise StoppedError(f"{opened.name}: stopped before all of its masks were found")
-        opened.report(fraction)
+        opened.fraction = fraction
 
     return generator.generate_proposals(opened.pixels, report)
 
@@ -321,3 +322,15 @@ def _embed(opened: OpenImage) -> SamPredictor:
 def encode_jpeg(pixels: UInt8[np.ndarray, "H W 3"]) -> bytes:
     """Return RGB pixels as a JPEG without metadata."""
     return image.encode_jpeg(pixels, JPEG_QUALITY, "444")
+
+
+def thumbnail(pixels: UInt8[np.ndarray, "H W 3"], side: int) -> bytes:
+    """Return RGB pixels as a small JPEG.
+
+    Args:
+        pixels: The image.
+        side: Its longer side at most, in pixels.
+    """
+    scale = min(1.0, side / max(pixels.shape[:2]))
+    size = [max(1, round(scale * each)) for each in pixels.shape[1::-1]]
+    return encode_jpeg(cv2.resize(pixels, size, interpolation=cv2.INTER_AREA))

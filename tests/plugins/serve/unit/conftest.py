@@ -11,7 +11,6 @@ from gigamask.models.init import build_model
 from gigamask.plugins.serve.app import AppState, build
 from gigamask.plugins.serve.dataset_view import DatasetView
 from gigamask.plugins.serve.runs_view import RunsView
-from gigamask.plugins.serve.sampler_view import SamplerView
 from gigamask.plugins.serve.session import Session
 from tests.little import SPEC
 
@@ -37,12 +36,6 @@ def dataset(index: indexes.Index) -> DatasetView:
 
 
 @pytest.fixture
-def samplers(index: indexes.Index) -> SamplerView:
-    return SamplerView(index)
-
-
-@pytest.fixture
 def client(session: Session, dataset: DatasetView, tmp_path: Path) -> TestClient:
     """A client of the page without its security middleware."""
-    samplers, runs = SamplerView(dataset.index), RunsView(tmp_path)
-    return TestClient(build(AppState(session, dataset, samplers, runs, "little")))
+    return TestClient(build(AppState(session, dataset, RunsView(tmp_path), "little")))

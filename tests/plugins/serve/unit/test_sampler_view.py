@@ -3,6 +3,12 @@
 import pytest
 
 from gigamask.plugins.serve.open_images import NotFoundError
+from gigamask.plugins.serve.sampler_view import SamplerView
+
+
+@pytest.fixture
+def samplers(index):
+    return SamplerView(index)
 
 
 @pytest.mark.parametrize(
