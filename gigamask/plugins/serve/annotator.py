@@ -90,10 +90,6 @@ class Annotator:
             self._keys[row] = version, key, size
         return key, size
 
-    def _read(self, row: int) -> ImageEdits:
-        """Return the edits of an image, which has the size that they state."""
-        return self.project.read(row, self.with_key(row)[1])
-
     def prompt(self, row: int, version: int, target: Target, step: PromptStep) -> ImageEdits:
         """Add a prompt to an object, or begin one, and predict its mask.
 
@@ -160,7 +156,7 @@ class Annotator:
             target: Id of the object; the name of its category begins one.
             stroke: The stroke.
         """
-        found = self._read(row)
+        found = _edits(self, row)
         size = found.size
         key_of, before = _begin(found, target)
         points = checked_points(stroke.points, size)
@@ -197,7 +193,7 @@ class Annotator:
             target: Id of the object; the name of its category begins one.
             rings: Corners of outlines and holes, in pixels counted from 0.
         """
-        found = self._read(row)
+        found = _edits(self, row)
         key_of, before = _begin(found, target)
         corners = [checked_points(ring) for ring in rings]
         if not corners or min(map(len, corners)) < 3 or sum(map(len, corners)) > MAX_CORNERS:
@@ -214,7 +210,7 @@ class Annotator:
             row: Row of the image.
             target: Id of the object.
         """
-        found = self._read(row)
+        found = _edits(self, row)
         dense, corner = _crop(_mask(_object(found, target).mask, found.size))
         outlines, _ = cv2.findContours(
             dense.view(np.uint8), cv2.RETR_CCOMP, cv2.CHAIN_APPROX_NONE, offset=corner
@@ -230,7 +226,7 @@ class Annotator:
             version: The version that the page shows.
             target: Id of the object.
         """
-        found = self._read(row)
+        found = _edits(self, row)
         before = _object(found, target)
         parts = connected_components(_mask(before.mask, found.size))
         parts = parts[parts.areas() >= MIN_PART_PX]
@@ -250,7 +246,7 @@ class Annotator:
             targets: Ids of the objects.
             fields: `accepted`, `name` or `category`; None deletes the objects.
         """
-        found = self._read(row)
+        found = _edits(self, row)
         objects = {target: _object(found, target) for target in targets}
         if fields and fields.get("accepted"):
             for target, each in objects.items():
@@ -281,6 +277,11 @@ class Annotator:
             for (key, before), counts in zip(objects.items(), masks.to_coco(), strict=True)
         }
         return self.project.edit(row, version, Edit(kind, changes), masks.size)
+
+
+def _edits(annotator: Annotator, row: int) -> ImageEdits:
+    """Return the edits of an image, which has the size that they state."""
+    return annotator.project.read(row, annotator.with_key(row)[1])
 
 
 def _changed_by_a_person(before: MaskObject, how: Literal["drawn", "clicked"]) -> Origin:
