@@ -1,4 +1,4 @@
-"""Masks of images in the formats of other programs: the one writer of the page and of `segment`.
+"""Masks of images in the formats of other programs: the one writer of them.
 
 | format | files |
 |---|---|

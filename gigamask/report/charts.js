@@ -1,4 +1,4 @@
-// Charts as SVG for the page of `gigamask serve` and for reports: curves, histograms, bars. Imports
+// Charts as SVG for reports and pages: curves, histograms, bars. Imports
 // nothing, so that a report can embed it. Text is set as text and never parsed as HTML.
 
 const WIDTH = 380, HEIGHT = 212, LEFT = 46, RIGHT = 10, TOP = 22, BOTTOM = 36;

@@ -1,4 +1,4 @@
-"""Data for the charts of runs, which `charts.js` draws in reports and in `gigamask serve`."""
+"""Data for the charts of runs, which `charts.js` draws in reports and pages."""
 
 from typing import Any
 
