@@ -6,8 +6,9 @@ import * as list from "./images.js";
 import * as loop from "./loop.js";
 import * as queue from "./queue.js";
 import * as stage from "./stage.js";
+import { boxOf, drawBox, drawSteps } from "./marks.js";
 import { belongsTo, namesOf, takesText } from "./keys.js";
-import { $, classCounts, loadPicture, make, request, showMessage, url, withErrorMessages } from "./parts.js";
+import { $, classCounts, counted, loadPicture, make, request, showMessage, url, withErrorMessages } from "./parts.js";
 import { contains, decoded, hue } from "./masks.js";
 
 const MODEL = [240, 228, 66], PREVIEW = [86, 180, 233], DRAGGED_PX = 6, NEAR_PX = 9, PREVIEW_MS = 40, LOOK_MS = 700;
@@ -94,14 +95,14 @@ const isOpen = (each) => each.by_model && !each.accepted;
 /** Writes how much is done, and what to do next. */
 function progress() {
   const done = images.filter(({ status }) => status === "done").length, accepted = images.reduce((sum, each) => sum + each.accepted, 0);
-  $("a-progress").textContent = `${done} of ${images.length} images done, ${accepted} object${accepted === 1 ? "" : "s"} accepted`;
+  $("a-progress").textContent = `${done} of ${images.length} images done, ${counted(accepted, "object")} accepted`;
   loop.guide(images);
 }
 
 /** Gives annotations of renamed images their image, which equals what they were made for. */
 async function pair() {
   const { paired, unused } = await request("project/pair", { json: {} }), count = Object.keys(paired).length;
-  showMessage(count ? `${count} image${count === 1 ? "" : "s"} found by content; ${unused.length ? `${unused.length} still not` : "none is missing now"}` : "no image here has the content of one that is missing");
+  showMessage(count ? `${counted(count, "image")} found by content; ${unused.length ? `${unused.length} still not` : "none is missing now"}` : "no image here has the content of one that is missing");
   await loop.refresh();
 }
 
@@ -150,7 +151,7 @@ function failed(error, dropped) {
   console.warn(error);
   if (!/cannot be opened$/.test(fault)) fault = "the last change is not saved";
   if (error.status === 409) $("a-stale").hidden = false;
-  else showMessage(dropped ? `${error.message}; ${dropped} further action${dropped === 1 ? "" : "s"} not done` : error);
+  else showMessage(dropped ? `${error.message}; ${counted(dropped, "further action")} not done` : error);
   stage.draw();
 }
 
@@ -411,8 +412,7 @@ function released(event) {
   if (kind === "stroke") draw("stroke", { points, radius: radius(), erase });
   else if (corner) { corner = null; if (rings?.closed) { const [object, moved] = [active, [...rings]]; act(() => send("polygon", { object, rings: moved })); } }
   else if (kind === "box" || (kind === "point" && long)) {
-    const [a, b] = [from, points.at(-1)], box = [Math.min(a[0], b[0]), Math.min(a[1], b[1]), Math.max(a[0], b[0]), Math.max(a[1], b[1])];
-    if (long) draw("prompt", { step: { box } });
+    if (long) draw("prompt", { step: { box: boxOf(from, points.at(-1)) } });
   } else if (kind === "point" || (kind === "click" && !long && tool === "point")) draw("prompt", { step: { point: from, foreground: button !== 2 && !event.shiftKey && !$("a-negative").checked } });
   else if (kind === "click" && !long && tool === "select") select(topmost(from)?.id ?? null);
   stage.draw();
@@ -543,8 +543,8 @@ function paint(context, unit) {
   const one = image.objects.find(({ id }) => id === active);
   if (preview) stage.drawMask(context, preview, PREVIEW, { alpha: 90, unit });
   if (rings) stage.drawRings(context, rings, unit, rings.closed);
-  else if (one && !hidden) stage.drawSteps(context, one.steps, unit);
+  else if (one && !hidden) drawSteps(context, one.steps, unit);
   if (drag?.kind === "stroke") stage.drawStroke(context, drag.points, radius(), drag.erase);
-  else if (drag?.long && ["box", "point"].includes(drag.kind)) stage.drawBox(context, drag.from, drag.points.at(-1), unit);
+  else if (drag?.long && ["box", "point"].includes(drag.kind)) drawBox(context, drag.from, drag.points.at(-1), unit);
   else if (pointer && (tool === "brush" || tool === "erase")) stage.drawStroke(context, [stage.pixel(pointer)], radius(), tool === "erase");
 }

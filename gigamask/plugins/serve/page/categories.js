@@ -1,5 +1,5 @@
 // The categories of a project: choose one for new objects, add, rename, merge, recolour and delete.
-import { $, make, request, showMessage, withErrorMessages } from "./parts.js";
+import { $, counted, make, request, showMessage, withErrorMessages } from "./parts.js";
 
 let categories = [], category = "", hooks = null, editing = null;
 
@@ -77,7 +77,7 @@ async function remove() {
 
 async function change(json) {
   const { objects, images } = await request("project/categories/change", { json });
-  showMessage(`${objects} object${objects === 1 ? "" : "s"} in ${images} image${images === 1 ? "" : "s"} changed`);
+  showMessage(`${counted(objects, "object")} in ${counted(images, "image")} changed`);
   await hooks.refresh();
   await hooks.reopen();
   hooks.redraw();
@@ -109,5 +109,5 @@ function touched(name) {
 
 function words(name) {
   const { objects, images } = touched(name);
-  return `${objects} object${objects === 1 ? "" : "s"} in ${images} image${images === 1 ? "" : "s"}`;
+  return `${counted(objects, "object")} in ${counted(images, "image")}`;
 }

@@ -1,5 +1,5 @@
 // Data: images with their masks, what a sampler draws, statistics, and skipped samples.
-import { $, bytes, count, loadPicture, make, percent, pictureUrl, request, withErrorMessages } from "./parts.js";
+import { $, bytes, count, counted, loadPicture, make, percent, pictureUrl, request, withErrorMessages } from "./parts.js";
 import { bars, colour, lines, shares, short } from "./charts.js";
 import { contains, decoded, drawMasks, hue, ramp } from "./masks.js";
 import { pixelOf } from "./pointer.js";
@@ -21,7 +21,7 @@ export function shown(visible) {
 
 async function begin() {
   about = await request("data");
-  $("data-facts").textContent = `${count(about.images)} images with ${count(about.masks)} masks in ${count(about.shards.length)} shard${about.shards.length === 1 ? "" : "s"}, ${bytes(about.shards.reduce((sum, { bytes: size }) => sum + size, 0))}`;
+  $("data-facts").textContent = `${count(about.images)} images with ${count(about.masks)} masks in ${counted(about.shards.length, "shard")}, ${bytes(about.shards.reduce((sum, { bytes: size }) => sum + size, 0))}`;
   $("shard").replaceChildren(...about.shards.map(({ name, images }, i) => make("option", { value: i }, `${name} (${count(images)})`)));
   $("shard").onchange = () => turn(about.shards[$("shard").value].first);
   $("earlier").onclick = () => turn(at - PAGE);
@@ -58,7 +58,7 @@ const turn = withErrorMessages(async (row) => {
 
 function tile(image) {
   const picture = make("img", { src: pictureUrl(`data/images/${image.row}/thumbnail`, image.shows), alt: "", loading: "lazy" });
-  const caption = make("span", {}, `${image.name} · ${image.masks} mask${image.masks === 1 ? "" : "s"}`);
+  const caption = make("span", {}, `${image.name} · ${counted(image.masks, "mask")}`);
   picture.onerror = () => { caption.textContent = `${image.name} · cannot be read`; caption.className = "bad"; };
   return make("button", { type: "button", title: `${image.name}, ${image.width} x ${image.height}`, onclick: withErrorMessages(() => view(image)) }, picture, caption);
 }
@@ -104,7 +104,7 @@ function paint() {
   const mask = open.masks[hovered];
   $("viewer-info").textContent = mask
     ? `${percent(mask.area / (open.width * open.height), 2)} of the image, predicted IoU ${mask.predicted_iou.toFixed(3)}, stability ${mask.stability.toFixed(3)}`
-    : `${open.width} x ${open.height}, ${open.masks.length} mask${open.masks.length === 1 ? "" : "s"}; hover over one`;
+    : `${open.width} x ${open.height}, ${counted(open.masks.length, "mask")}; hover over one`;
 }
 
 function look(event) {

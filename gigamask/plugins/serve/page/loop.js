@@ -1,6 +1,6 @@
 // The loop of Annotate: train on what is accepted, let the better model propose masks for the rest,
 // accept the certain ones, and see what a mask costs in each round.
-import { $, make, percent, request, showMessage, withErrorMessages } from "./parts.js";
+import { $, counted, make, percent, request, showMessage, withErrorMessages } from "./parts.js";
 import { colour, lines, runCharts } from "./charts.js";
 
 const EVERY_MS = 1500, LOST = 20, FEW = 20;   // fewer judged proposals tell nothing
@@ -17,7 +17,7 @@ export function start(given) {
   $("a-threshold").oninput = count;
   $("a-accept-certain").onclick = withErrorMessages(async () => {
     const { accepted } = await request("project/loop/accept", { json: { threshold: Number($("a-threshold").value) } });
-    showMessage(`${accepted} mask${accepted === 1 ? "" : "s"} accepted`);
+    showMessage(`${counted(accepted, "mask")} accepted`);
     await hooks.reopen();
     await refresh();
   });
@@ -69,7 +69,7 @@ async function train() {
 function compared({ before: was, after, verdict, held_out_masks: masks, held_out_images: count, standard_error: error, class_accuracy: accuracy }) {
   const told = { "too few to tell": "Too few to tell which model is better: 20 masks of 5 images can.", better: "The new model is better.", worse: "The new model is worse; keep the other one.", "no difference": "No difference can be told; keep the other one, or annotate more." }[verdict];
   const gain = verdict === "too few to tell" ? "" : `, ${(was - after).toFixed(1)} ± ${error.toFixed(1)} fewer`;
-  return `${was.toFixed(1)} → ${after.toFixed(1)} clicks to 90 % IoU${gain}, on ${masks} held-out mask${masks === 1 ? "" : "s"} of ${count} image${count === 1 ? "" : "s"}${accuracy === null ? "" : `, class accuracy ${percent(accuracy, 0)}`}. ${told}`;
+  return `${was.toFixed(1)} → ${after.toFixed(1)} clicks to 90 % IoU${gain}, on ${counted(masks, "held-out mask")} of ${counted(count, "image")}${accuracy === null ? "" : `, class accuracy ${percent(accuracy, 0)}`}. ${told}`;
 }
 
 /** Names the images whose annotations cannot be used. */
@@ -81,7 +81,7 @@ function lost() {
 
 function heldOut() {
   const count = images.filter(({ truth, held_out: out }) => truth && out).length;
-  return `${count} held-out image${count === 1 ? "" : "s"}`;
+  return counted(count, "held-out image");
 }
 
 function propose() {

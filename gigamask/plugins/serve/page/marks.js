@@ -6,8 +6,17 @@ export function boxOf(start, now) {
   return [xs[0], ys[0], xs[1], ys[1]];
 }
 
+/** Draws the prompts of an object. */
+export function drawSteps(context, steps, unit) {
+  for (const { box } of steps) if (box) outline(context, box, unit, []);
+  for (const { point, foreground } of steps) if (point) dot(context, point, foreground, unit);
+}
+
+/** Draws the box that is being dragged. */
+export const drawBox = (context, from, to, unit) => outline(context, boxOf(from, to), unit, [6 * unit, 4 * unit]);
+
 /** Draws the box of first and last pixels. */
-export function outline(context, [x0, y0, x1, y1], unit, dashes) {
+function outline(context, [x0, y0, x1, y1], unit, dashes) {
   context.setLineDash(dashes);
   for (const [width, colour] of [[4, "#0008"], [2, "#fff"]]) {
     context.lineWidth = width * unit;
@@ -18,7 +27,7 @@ export function outline(context, [x0, y0, x1, y1], unit, dashes) {
 }
 
 /** Draws a point: + on the object, - outside it. */
-export function dot(context, pixel, foreground, unit) {
+function dot(context, pixel, foreground, unit) {
   const [x, y] = pixel.map((index) => index + 0.5);
   context.beginPath();
   context.arc(x, y, 6 * unit, 0, 7);

@@ -70,6 +70,7 @@ export function classCounts(masks) {
 
 export const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)} %`;
 export const count = (number) => number.toLocaleString("en");
+export const counted = (number, word) => `${count(number)} ${word}${number === 1 ? "" : "s"}`;
 
 export function bytes(number) {
   const units = ["B", "KB", "MB", "GB", "TB"];

@@ -1,7 +1,6 @@
 // The stage of Annotate: an image that zooms to the pointer and pans, with objects drawn over it.
 // Below is a canvas with the pixels, which has the contrast; above is one with masks and prompts.
 import { $, make } from "./parts.js";
-import { boxOf, dot, outline } from "./marks.js";
 import { drawMasks } from "./masks.js";
 import { contentBox, share } from "./pointer.js";
 
@@ -137,14 +136,6 @@ export function drawLabel(context, { x, y }, text, unit) {
   context.fillStyle = "#fff";
   context.fillText(text, x, y);
 }
-
-/** Draws the prompts of an object. */
-export function drawSteps(context, steps, unit) {
-  for (const { box } of steps) if (box) outline(context, box, unit, []);
-  for (const { point, foreground } of steps) if (point) dot(context, point, foreground, unit);
-}
-
-export const drawBox = (context, from, to, unit) => outline(context, boxOf(from, to), unit, [6 * unit, 4 * unit]);
 
 /** Draws the path of a stroke, or the round brush at its only point. */
 export function drawStroke(context, points, radius, erase) {

@@ -1,7 +1,7 @@
 // Try: an image, prompts on it, and the predicted masks. The prompts are a list of steps; undo removes the last one.
 import { $, classCounts, loadPicture, make, percent, pictureUrl, request, save, showMessage, withErrorMessages } from "./parts.js";
 import * as compared from "./compare.js";
-import { boxOf, dot, outline } from "./marks.js";
+import { boxOf, drawBox, drawSteps } from "./marks.js";
 import { decoded, drawMasks, hue, png } from "./masks.js";
 import { pixelOf } from "./pointer.js";
 
@@ -276,9 +276,8 @@ function paint() {
   const chosen = hovered ?? (together ? null : picked), size = [picture.height, picture.width], line = Math.max(1, Math.round(1.5 * unit));
   if (chosen !== null && answers[chosen]) context.drawImage(drawMasks([answers[chosen].mask], [ANSWER], size, { line }), 0, 0);
   else if (together) context.drawImage(drawMasks(answers.map(({ mask }) => mask), answers.map((_, i) => hue(i)), size, { line }), 0, 0);
-  for (const step of steps) if (step.box) outline(context, step.box, unit, []);
-  for (const { point, foreground } of steps) if (point) dot(context, point, foreground, unit);
-  if (drag?.long) outline(context, boxOf(drag.start, drag.now), unit, [6 * unit, 4 * unit]);
+  drawSteps(context, steps, unit);
+  if (drag?.long) drawBox(context, drag.start, drag.now, unit);
 }
 
 async function savePng() {
