@@ -4,15 +4,16 @@
 and the best IoU of a mask with each cell.
 """
 
+import sys
 import time
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-import tyro
 
 import gigamask
 from gigamask.masks.rle import RLEMasks
+from gigamask.parser import parse
 from gigamask.synthetic.cells import compose_cells
 
 
@@ -67,4 +68,4 @@ def main(arguments: Arguments) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Arguments))
+    main(parse(Arguments, sys.argv[1:], "python -m benchmarks.tiles"))

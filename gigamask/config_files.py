@@ -1,7 +1,7 @@
 """Training configurations from flags and YAML files, and `config.yaml` in run folders.
 
-A file is converted to flags that precede those of the command line, so that one parser handles both
-and the last value wins.
+A file and the flags of the command line state the same leaves, as text: what they state is merged,
+the last value winning, and read once into the dataclasses.
 """
 
 from __future__ import annotations
@@ -9,29 +9,25 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import subprocess
 import sys
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from importlib import metadata
-from itertools import takewhile
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
-import tyro
 import yaml
 
-from gigamask import files, recipes, registry
+from gigamask import files, parser, recipes, registry
 from gigamask.errors import GigamaskError
 from gigamask.launch import with_launchers
-from gigamask.parser import parse
-from gigamask.serialization import read_yaml
-from gigamask.suggestions import suggest_flag
-from gigamask.training.config import TrainConfig, check_resume, flatten_config, limit_warmup
+from gigamask.parser import FLAT, HIDDEN, Given, Words
+from gigamask.serialization import CLASS, decode_yaml, flatten_yaml, read_yaml
+from gigamask.training.config import TrainConfig, check_resume, limit_warmup
 
 Command = TypeVar("Command")
 CONFIG, CHECKPOINTS, LOCK = "config.yaml", "checkpoints", "lock"
@@ -39,18 +35,23 @@ LOGS = (".log", ".txt", ".out", ".err", ".sh", ".yaml", ".yml", ".md")
 """Ends of the names of files that a user may put into a run folder before the training starts."""
 CHECKSUM = "# written by gigamask; crc32 of the lines below: "
 ALIASES = {
-    "lr": ("optimizer.lr",),
-    "num-workers": ("loader.workers",),
-    "lora": ("lora.rank",),
-    "classes": ("model.class-names",),
-    "window": ("model.pixels.window",),
-    "percentiles": ("model.pixels.percentiles",),
-    "in-channels": ("model.pixels.channels",),
+    "lr": "optimizer.lr",
+    "num-workers": "loader.workers",
+    "lora": "lora.rank",
+    "classes": "model.class-names",
+    "window": "model.pixels.window",
+    "percentiles": "model.pixels.percentiles",
+    "in-channels": "model.pixels.channels",
 }
-"""Short names of flags, each with the flags it may stand for; a configuration has at most one."""
+"""Short names of flags."""
+FIRST = (
+    *("data", "out", "images", "masks", "init", "steps", "epochs", "batch-size", "optimizer.lr"),
+    "resume",
+)
+"""The flags that `--help` of a recipe begins with."""
 
 
-def parse_command(kind: Any, arguments: Sequence[str], prog: str) -> Any:
+def parse_command(kind: type[Command], arguments: Sequence[str], prog: str) -> Command:
     """Parse a command whose components, such as a sampler, are chosen by name and have flags.
 
     Args:
@@ -64,27 +65,30 @@ def parse_command(kind: Any, arguments: Sequence[str], prog: str) -> Any:
     Raises:
         GigamaskError: An argument is invalid.
     """
-    kinds = set(registry.kinds()) & {leaf.name for leaf in fields(kind)}
-    names, others = registry.split_component_flags(arguments, kinds)
+    kinds = {*kind.__annotations__} & {*registry.kinds()}
+    names, words = _take(parser.split(arguments), kinds)
     components = {name: registry.make_component(name, value) for name, value in names.items()}
-    if components:
-        narrowed = [(name, type(value), field(default=value)) for name, value in components.items()]
-        namespace = {"__doc__": kind.__doc__}
-        kind = make_dataclass(
-            kind.__name__, narrowed, bases=(kind,), frozen=True, namespace=namespace
-        )
-    return parse(kind, others, prog)
+    return parser.parse_words(kind, words, prog, components)[0]
+
+
+def _take(words: Sequence[Words], kinds: Collection[str]) -> tuple[dict[str, str], list[Words]]:
+    """Return the components that flags choose by kind, and the other flags."""
+    names = {flag: (values or [""])[0] for flag, values in words if flag in kinds}
+    rest = [("", values[1:]) if flag in kinds else (flag, values) for flag, values in words]
+    return names, rest
 
 
 @dataclass(frozen=True)
 class RunFlags:
     """Train this recipe."""
 
-    run: Annotated[TrainConfig, tyro.conf.arg(name="")]
+    run: Annotated[TrainConfig, FLAT]
     epochs: float | None = None
     """length of training in epochs instead of --steps; may be a fraction"""
+    resume: str | None = None
+    """run folder to continue, in place of RECIPE: gigamask train --resume RUN"""
     config: tuple[str, ...] = ()
-    """YAML files of flags; the command line overrides them"""
+    """YAML files of flags, whose sections may be nested; the command line overrides them"""
     allow_data_change: bool = False
     """resume even if the data or their order have changed"""
     print_config: bool = False
@@ -94,7 +98,7 @@ class RunFlags:
     profile: int | None = None
     """number of steps to profile after 3 warm-up steps; results go to OUT/profile
     (docs/profile.md)"""
-    keep_warmup: tyro.conf.Suppress[bool] = False
+    keep_warmup: Annotated[bool, HIDDEN] = False
     """whether the warm-up of the learning rate was set, or belongs to a saved run"""
 
     @property
@@ -105,11 +109,11 @@ class RunFlags:
 
 
 @dataclass(frozen=True)
-class TrainFlags(RunFlags):
-    """Train this recipe, all at once or in stages."""
+class StageFlags:
+    """Stages to train one after the other."""
 
-    strict: bool = False
-    """with --images or --masks: end with exit code 2 before training if any of them is left out"""
+    heading: ClassVar[str] = "stages"
+
     stages: str | None = None
     """stages to train one after the other, each in its own folder in --out: mae,decoder,joint or a
     subset"""
@@ -117,6 +121,14 @@ class TrainFlags(RunFlags):
     """steps of the stage mae; default: those of the MAE recipe for this encoder"""
     decoder_steps: int | None = None
     """steps of the stage decoder; default: 5/90 of --steps"""
+
+
+@dataclass(frozen=True)
+class TrainFlags(StageFlags, RunFlags):
+    """Train this recipe, all at once or in stages."""
+
+    strict: bool = False
+    """with --images or --masks: end with exit code 2 before training if any of them is left out"""
     fit: str | None = None
     """memory of the GPU, or of the process on a CPU, such as 8GB: the plan chooses micro-batch,
     masks per chunk, activation checkpointing, and adapters or a frozen encoder, so that it fits"""
@@ -160,17 +172,20 @@ def parse_train(arguments: Sequence[str], command: str = "train") -> TrainFlags:
         raise GigamaskError(
             f"recipe {saved.recipe} is for 'gigamask {saved.command}', not 'gigamask {command}'"
         )
-    flags = _parse(rest, saved, prog, kinds[command != "train"])
-    given = [word for path in config_paths(rest) for word in flags_of(read_config(path), saved)]
-    is_set = any(word.startswith("--schedule.warmup") for word in [*rest, *given])
+    flags, given = _parse(rest, saved, prog, kinds[command != "train"])
+    if flags.resume is not None:
+        raise GigamaskError(
+            f"--resume takes the place of the recipe: gigamask {command} --resume {flags.resume}"
+        )
+    is_set = any(name.startswith("schedule.warmup") for name in given)
     flags = replace(flags, keep_warmup=resuming or is_set)
     if flags.epochs is not None:
-        if any(word.partition("=")[0] == "--steps" for word in rest):
+        if "steps" in given and not given["steps"].file:
             raise GigamaskError("--epochs and --steps cannot be combined; give one of them")
         if not 0 < flags.epochs < math.inf:
             raise GigamaskError(f"--epochs must be > 0 and finite (got {flags.epochs})")
     if not isinstance(flags, TrainFlags):
-        return kinds[0](**{leaf.name: getattr(flags, leaf.name) for leaf in fields(flags)})
+        return kinds[0](**parser.values_of(flags))
     if resuming and flags.stages is not None:
         raise GigamaskError(
             f"--stages cannot be combined with --resume {folder}, which is one run; run the "
@@ -185,7 +200,7 @@ def parse_recipe(arguments: Sequence[str], command: str, kind: type[Command]) ->
     Args:
         arguments: `RECIPE` and flags.
         command: The command, such as "plan".
-        kind: The dataclass of the command; its first field holds the configuration.
+        kind: The dataclass of the command; its field `run_planned` holds the configuration.
 
     Raises:
         GigamaskError: An argument is invalid.
@@ -197,64 +212,59 @@ def parse_recipe(arguments: Sequence[str], command: str, kind: type[Command]) ->
             f"see 'gigamask {command} --help'"
         )
     config = replace(recipes.make(arguments[0]), recipe=arguments[0])
-    return _parse(arguments[1:], config, f"gigamask {command} {arguments[0]}", kind)
+    return _parse(arguments[1:], config, f"gigamask {command} {arguments[0]}", kind, "run_planned")[
+        0
+    ]
 
 
-def _parse(arguments: Sequence[str], default: TrainConfig, prog: str, kind: Any) -> Any:
-    """Parse flags and the files that `--config` names among them."""
-    names, others = registry.split_component_flags(arguments)
-    files = [(path, read_config(path)) for path in config_paths(others)]
-    return _parse_with_files(files, names, others, default, prog, kind)
-
-
-def _parse_with_files(
-    files: Sequence[tuple[str, dict[str, Any]]],
-    names: dict[str, str],
-    arguments: list[str],
-    default: TrainConfig,
+def _parse(
+    arguments: Sequence[str],
+    config: TrainConfig,
     prog: str,
-    kind: Any = RunFlags,
-) -> Any:
-    """Parse files and then flags, after selecting the components that they name.
+    kind: type[Command],
+    holder: str = "run",
+    contents: Sequence[tuple[str, dict[str, Any]]] = (),
+) -> tuple[Command, dict[str, Given]]:
+    """Return the command of flags and of the files that `--config` names, and what they state.
 
-    Errors in a file name it.
+    Args:
+        arguments: The flags.
+        config: The configuration that they change.
+        prog: The command as typed, for help and errors.
+        kind: The dataclass of the command; its field `holder` holds the configuration.
+        holder: That field.
+        contents: Files that were read already, and what `read_config` returned.
     """
-    chosen: dict[str, tuple[Any, str]] = {}
-    contents: list[dict[str, Any]] = []
-    for path, content in [*files, ("", names)]:
-        own = {flag: (content[flag], path) for flag in content if flag in registry.kinds()}
-        # The fields of a component belong to it alone, not to one that replaces it.
-        replaced = tuple(
-            f"{flag}." for flag in own if flag in chosen and own[flag][0] != chosen[flag][0]
-        )
-        contents = [
-            {flag: value for flag, value in earlier.items() if not flag.startswith(replaced)}
-            for earlier in contents
-        ]
-        contents.append(content)
-        chosen |= own
-    config = default
-    for flag, (name, path) in chosen.items():
-        with _naming(path):
-            if not isinstance(name, str):
-                raise GigamaskError(f"--{flag} needs one name (got {name})")
-            config = registry.select_components(config, {flag: name})
-    aliases = aliases_of(config)
-    extra_flags = [f"--{name}" for name in (*aliases, *registry.components_of(config))]
-    from_files = []
-    for (path, _), content in zip(files, contents, strict=False):
-        with _naming(path):
-            _check_known(content, config, kind)
-        from_files.append(expand_aliases(flags_of(content, config), aliases))
-    flags = [flag for words in from_files for flag in words]
-    try:
-        words = flags + yaml_values(expand_aliases(arguments, aliases), config, kind)
-        return parse(kind, words, prog, kind(config), extra_flags)
-    except GigamaskError:
-        for (path, _), words in zip(files, from_files, strict=True):
-            with _naming(path):
-                parse(kind, words, prog, kind(config), extra_flags)
-        raise
+    names, words = _take(parser.split(arguments), registry.kinds())
+    paths = [path for flag, values in words if flag == "config" for path in values]
+    files = [*contents, *((path, read_config(path)) for path in paths)]
+    config, stated = _choose([*files, ("", names)], config)
+    aliases = ALIASES | {kind: kind for kind in registry.components_of(config)}
+    return parser.parse_words(kind, words, prog, {holder: config}, stated, aliases, FIRST)
+
+
+def _choose(
+    contents: Sequence[tuple[str, dict[str, Any]]], config: TrainConfig
+) -> tuple[TrainConfig, dict[str, Given]]:
+    """Merge files and component flags; return the configuration with their components, and the
+    values of its other leaves."""
+    given: dict[str, Given] = {}
+    kinds = registry.kinds()
+    for path, content in contents:
+        for flag in content.keys() & kinds & given.keys():
+            # The fields of a component belong to it alone, not to one that replaces it.
+            if given[flag].text != content[flag]:
+                given = {
+                    name: value for name, value in given.items() if not name.startswith(f"{flag}.")
+                }
+        given |= {name: Given(text, path) for name, text in content.items() if name != "recipe"}
+    for flag in [name for name in given if name in kinds]:
+        chosen = given.pop(flag)
+        with _naming(chosen.file):
+            if not isinstance(chosen.text, str):
+                raise GigamaskError(f"--{flag} needs one name (got {chosen.text})")
+            config = registry.select_components(config, {flag: chosen.text})
+    return config, given
 
 
 @contextmanager
@@ -264,85 +274,6 @@ def _naming(path: str) -> Iterator[None]:
         yield
     except GigamaskError as error:
         raise GigamaskError(f"{path}: {error}" if path else str(error)) from None
-
-
-def _check_known(content: dict[str, Any], config: TrainConfig, kind: Any) -> None:
-    """Raise `GigamaskError` if a file has a key that is not a flag, such as `help`."""
-    known = {*flatten_config(config), *aliases_of(config), *registry.kinds()}
-    known |= {leaf.name.replace("_", "-") for leaf in fields(kind)}
-    for name in content.keys() - known:
-        near = suggest_flag(f"--{name}", {f"--{flag}" for flag in known}, ())
-        raise GigamaskError(
-            f"unknown flag --{name}" + (f"; perhaps you meant {near}" if near else "")
-        )
-
-
-def aliases_of(config: TrainConfig) -> dict[str, str]:
-    """Return the short names of a configuration's flags, each with its flag."""
-    known = flatten_config(config)
-    return {alias: flag for alias, flags in ALIASES.items() for flag in flags if flag in known}
-
-
-def expand_aliases(arguments: Sequence[str], aliases: Mapping[str, str]) -> list[str]:
-    """Replace short names of flags.
-
-    Args:
-        arguments: Flags and their values.
-        aliases: Short names and the flags they stand for, without dashes.
-    """
-    expanded = []
-    for argument in arguments:
-        name, equals, value = argument.partition("=")
-        alias = name.removeprefix("--").replace("_", "-")
-        known = name.startswith("--") and alias in aliases
-        expanded.append(f"--{aliases[alias]}{equals}{value}" if known else argument)
-    return expanded
-
-
-def yaml_values(arguments: Sequence[str], config: TrainConfig, kind: Any) -> list[str]:
-    """Replace values as config.yaml writes them, such as null, true and [], by those of flags.
-
-    Args:
-        arguments: Flags and their values.
-        config: The configuration that they change.
-        kind: The dataclass of the command.
-    """
-    known, types = flatten_config(config), {**types_of(config), **types_of(kind)}
-    words: list[str] = []
-    for argument in arguments:
-        given, equals, value = argument.partition("=")
-        is_flag = given.startswith("--")
-        if not is_flag and words and words[-1].startswith("--") and "=" not in words[-1]:
-            given, value = words.pop(), argument
-        elif not (is_flag and equals):
-            words.append(argument)
-            continue
-        name = given[2:].replace("_", "-")
-        if isinstance(known.get(name), bool) and value in ("true", "false"):
-            negated = re.sub(r"([^.]+)$", r"no-\1", name)
-            words.append(f"--{name if value == 'true' else negated}")
-        elif "None" in types.get(name, "") and value.lower() in ("null", "none"):
-            words += [given, "None"]
-        elif isinstance(known.get(name), tuple) and value == "[]":
-            words.append(given)
-        else:
-            words += [argument] if equals and is_flag else [given, argument]
-    return words
-
-
-def types_of(config: Any, prefix: str = "") -> dict[str, str]:
-    """Return the types of a configuration's fields by flag name without dashes, as text.
-
-    Args:
-        config: A dataclass, or an object of one, whose sections are included.
-        prefix: Prepended to each name.
-    """
-    types: dict[str, str] = {}
-    for leaf in fields(config):
-        name, value = prefix + leaf.name.replace("_", "-"), getattr(config, leaf.name, None)
-        is_section = is_dataclass(value) and not isinstance(value, type)
-        types |= types_of(value, name + ".") if is_section else {name: str(leaf.type)}
-    return types
 
 
 def check_run_out(config: TrainConfig) -> None:
@@ -410,91 +341,54 @@ def config_to_resume(config: TrainConfig) -> TrainConfig | None:
     return load_config(config.out, trust=True)
 
 
-def config_paths(arguments: Sequence[str]) -> list[str]:
-    """Return the values of `--config` among the arguments."""
-    paths = []
-    for i, argument in enumerate(arguments):
-        if argument.startswith("--config="):
-            paths.append(argument.split("=", 1)[1])
-        elif argument == "--config":
-            values = arguments[i + 1 :]
-            paths += takewhile(lambda value: not value.startswith("--"), values)
-    return paths
-
-
 def read_config(path: str) -> dict[str, Any]:
-    """Read a YAML file of flags.
+    """Read a YAML file of flags, as `serialization.flatten_yaml` returns them.
 
     Args:
         path: The file; sections may be nested or dotted.
 
-    Returns:
-        Values as text, or lists of texts, by flag name without dashes.
-
     Raises:
         GigamaskError: The file cannot be read or is not a mapping of flags and their values.
     """
-    content = read_yaml(path)
-    with _naming(path):
-        return _flatten(content)
+    return flatten_yaml(read_yaml(path), path)
 
 
-def _flatten(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in content.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, dict):
-            flat |= _flatten(value, f"{name}.")
-            continue
-        words = value if isinstance(value, list) else [value]
-        # A word that starts with a dash would be parsed as another flag.
-        if wrong := [w for w in words if not isinstance(w, str) or re.match(r"-[^\d.]", w)]:
-            raise GigamaskError(f"{name} must be a value or a list of values (got {wrong[0]!r})")
-        flat[name.replace("_", "-")] = value
-    return flat
+class _Dumper(yaml.SafeDumper):
+    """Writes each value, also a list, in one line, and no aliases."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
 
 
-def flags_of(content: dict[str, Any], default: TrainConfig) -> list[str]:
-    """Return the contents of a file as flags.
-
-    Args:
-        content: Values by flag name, as `read_config` returns them.
-        default: Configuration whose values are left out.
-    """
-    known = flatten_config(default)
-    flags: list[str] = []
-    for name, value in content.items():
-        if name == "recipe" or name in registry.kinds():
-            continue
-        if name in known and to_yaml_text(known[name]) == value:
-            continue
-        if isinstance(known.get(name), bool) and value in ("true", "false"):
-            negated = re.sub(r"([^.]+)$", r"no-\1", name)
-            flags.append(f"--{name if value == 'true' else negated}")
-        else:
-            text = "None" if value in ("null", "") else value
-            flags += [f"--{name}", *(value if isinstance(value, list) else [text])]
-    return flags
-
-
-def to_yaml_text(value: Any) -> Any:
-    """Return a value as text, or a list of texts, in the form in which YAML reads it back."""
-    if isinstance(value, (tuple, list)):
-        return [to_yaml_text(item) for item in value]
-    if value is None or isinstance(value, bool):
-        return {True: "true", False: "false", None: "null"}[value]
-    return str(value)
+_Dumper.add_representer(
+    tuple,
+    lambda dumper, value: dumper.represent_sequence(
+        "tag:yaml.org,2002:seq", value, flow_style=True
+    ),
+)
 
 
 def config_yaml(config: TrainConfig) -> str:
-    """Return the whole configuration as YAML, one flag per line."""
-    return yaml.safe_dump(config_as_text(config), sort_keys=False)
+    """Return the whole configuration as YAML: sections nested, values with their types."""
+    return yaml.dump(_nested(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+def _nested(config: Any, prefix: str = "") -> dict[str, Any]:
+    """Return a configuration as nested mappings; that of a component begins with its class."""
+    content: dict[str, Any] = {}
+    for name, value in parser.values_of(config).items():
+        key = name.replace("_", "-")
+        if is_dataclass(value):
+            is_component = f"{prefix}{key}" in registry.kinds()
+            chosen = registry.name_of_component(f"{prefix}{key}", value) if is_component else None
+            value = ({CLASS: chosen} if chosen else {}) | _nested(value, f"{prefix}{key}.")
+        content[key] = value
+    return content
 
 
 def config_as_text(config: TrainConfig) -> dict[str, Any]:
     """Return the values of the whole configuration by flag, as text."""
-    values = {name: to_yaml_text(value) for name, value in flatten_config(config).items()}
-    return registry.component_names(config) | values
+    return flatten_yaml(decode_yaml(config_yaml(config), CONFIG), CONFIG)
 
 
 def recipe_config(name: Any, trust: bool = False) -> dict[str, Any] | None:
@@ -572,7 +466,10 @@ def read_saved(folder: str) -> dict[str, Any] | None:
 def read_run_config(folder: str) -> dict[str, Any]:
     """Read the `config.yaml` of a run folder; `GigamaskError` if it is missing or damaged."""
     path = Path(folder) / CONFIG
-    content = read_config(str(path))
+    nested = read_yaml(path)
+    if any("." in key for key in nested):
+        raise GigamaskError(f"{path}: was written by an older version, whose runs cannot be read")
+    content = flatten_yaml(nested, str(path))
     if not isinstance(content.get("recipe"), str):
         raise GigamaskError(f"{path}: names no recipe")
     first, _, text = path.read_bytes().partition(b"\n")
@@ -622,7 +519,7 @@ def load_config(folder: str, trust: bool = False) -> TrainConfig:
     with _naming(str(path)):
         default = replace(recipes.make(content["recipe"]), recipe=content["recipe"])
     prog = f"gigamask {default.command} {default.recipe}"
-    return _parse_with_files([(str(path), content)], {}, [], default, prog).run
+    return _parse([], default, prog, RunFlags, contents=[(str(path), content)])[0].run
 
 
 def run_folder_of(path: str) -> Path | None:

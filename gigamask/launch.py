@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, make_dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from gigamask import plugin
 
@@ -14,6 +14,8 @@ from gigamask import plugin
 @dataclass(frozen=True, kw_only=True)
 class PartOptions:
     """A command that can run in parts."""
+
+    heading: ClassVar[str] = "in parts"
 
     part: str = ""
     """for schedulers: 0/8@FOLDER runs the first of 8 parts and writes its results to FOLDER,

@@ -1,178 +1,370 @@
-"""Parse a command's arguments into a dataclass, with one-line errors, and write its JSON output.
+"""Read the flags of a command into its dataclass: its fields, with their docstrings as help.
 
+Words are split here rather than by argparse, which has no `--section.no-field`, takes -1e-4 for a
+flag and cannot state a mistake in one line; msgspec converts each value to the type of its field.
 Imports neither numpy nor torch nor a recipe, so that `gigamask COMMAND --help` is fast.
 """
 
 from __future__ import annotations
 
-import argparse
+import ast
 import json
 import os
+import re
+import shutil
 import sys
-import warnings
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import is_dataclass
-from typing import Any, TypeVar
+import textwrap
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType, NoneType
+from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
-import tyro
-from tyro import _errors as tyro_errors
-from tyro import _strings as tyro_strings
+import msgspec
 
 from gigamask import files
 from gigamask.errors import GigamaskError
 from gigamask.suggestions import suggest_flag
 
 Command = TypeVar("Command")
+Words = tuple[str, list[str]]
+"""A flag without dashes, "" for none, and the words up to the next one."""
+FLAT, HIDDEN = "flat", "hidden"
+"""Marks of a field, as in `Annotated[Config, FLAT]`: the flags of its fields do not begin with its
+name; or it is no flag."""
+TYPES = {
+    int: ("INT", "a whole number"),
+    float: ("FLOAT", "a number"),
+    str: ("STR", "text"),
+    bool: ("", "true or false"),
+}
+"""Types of values, as `--help` and errors write them."""
+NONE: Mapping[str, Any] = MappingProxyType({})
 
-METAVARS = {"INT": "a whole number", "FLOAT": "a number"}
-"""tyro's names of types, in words."""
-UNNAMED = ("run.", "run_planned.")
-"""Prefixes of nested configurations, which their flags leave out."""
+
+class Positional(NamedTuple):
+    """Mark of a field that is an argument without a flag, with its name in help and errors."""
+
+    metavar: str
 
 
-def parse(
-    kind: type[Command],
-    argv: Sequence[str],
-    prog: str,
-    default: Command | None = None,
-    extra_flags: Collection[str] = (),
-) -> Command:
+class Leaf(NamedTuple):
+    """A field that holds a value.
+
+    Attributes:
+        name: Its flag without dashes, such as "optimizer.lr", which is also its key in files.
+        path: The names of the fields that lead to it.
+        kind: Its type.
+        default: Its value if it is not given; `MISSING` if it must be.
+        owner: The class that declares it.
+        section: The name of the section or component that it belongs to; "" for none.
+        metavar: The name of an argument without a flag; "" for a flag.
+    """
+
+    name: str
+    path: tuple[str, ...]
+    kind: Any
+    default: Any
+    owner: type
+    section: str
+    metavar: str
+
+    @property
+    def words(self) -> int | None:
+        """How many words it takes; None: all up to the next flag."""
+        for kind in (self.kind, *get_args(self.kind)):
+            if get_origin(kind) is tuple:
+                return None if ... in get_args(kind) else len(get_args(kind))
+        return 1
+
+
+class Given(NamedTuple):
+    """A value as text, and the file that states it; "" for a flag."""
+
+    text: str | list[str]
+    file: str = ""
+
+    def name(self, leaf: str) -> str:
+        """Return how an error names the value of a leaf."""
+        return f"{self.file}: {leaf}" if self.file else f"--{leaf}"
+
+
+def parse(kind: type[Command], argv: Sequence[str], prog: str) -> Command:
     """Parse arguments into a command.
 
     Args:
         kind: The dataclass of the command.
         argv: The arguments, without the names of the program and the command.
         prog: The command as typed, for help and errors.
-        default: Default values of the flags.
-        extra_flags: Further flags to suggest, which are handled before this parser.
 
     Raises:
         GigamaskError: An argument is invalid.
+        SystemExit: `--help` was printed.
     """
-
-    def fail(event: tyro_errors.ParseErrorEvent) -> None:
-        if message := _message(event, kind, argv, default, extra_flags):
-            raise GigamaskError(f"{message}; see '{prog} --help'")
-
-    if is_dataclass(kind):
-        _show_own_flags_first(kind)
-    with tyro_errors.on_parse_error(fail), _joined_help():
-        return tyro.cli(kind, args=list(argv), prog=prog, default=default, add_help=True)
+    return parse_words(kind, split(argv), prog)[0]
 
 
-def _show_own_flags_first(kind: Any) -> None:
-    """Let `--help` list the flags of a command before inherited ones, such as `--submit`."""
-    declared = [vars(base).get("__annotations__", {}) for base in kind.__mro__]
-    order = sorted(
-        kind.__dataclass_fields__,
-        key=lambda name: next(i for i, names in enumerate(declared) if name in names),
-    )
-    kind.__dataclass_fields__ = {name: kind.__dataclass_fields__[name] for name in order}
+def split(argv: Sequence[str]) -> list[Words]:
+    """Return the flags among arguments with their words."""
+    found: list[Words] = [("", [])]
+    for word in argv:
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            found.append((name.replace("_", "-"), [value] if equals else []))
+        else:
+            found[-1][1].append(word)
+    return found
 
 
-@contextmanager
-def _joined_help() -> Iterator[None]:
-    """Let tyro join the lines of help texts; it keeps the line breaks of indented docstrings."""
-
-    def join(helptext: str) -> str:
-        return "\n\n".join(" ".join(part.split()) for part in helptext.split("\n\n"))
-
-    original = tyro_strings.remove_single_line_breaks
-    tyro_strings.remove_single_line_breaks = join
-    try:
-        yield
-    finally:
-        tyro_strings.remove_single_line_breaks = original
-
-
-def _message(
-    event: tyro_errors.ParseErrorEvent,
+def parse_words(
     kind: type[Command],
-    argv: Sequence[str],
-    default: Command | None,
-    extra_flags: Collection[str],
-) -> str | None:
-    """Return a one-line error message; None leaves the error to tyro."""
-    if isinstance(event, tyro_errors.InstantiationFailure):
-        return _wrong_value(event, argv, _flags(kind, default)[0])
-    known, positional = _flags(kind, default)
-    flags = [word.partition("=")[0] for word in argv if word.startswith("--")]
-    if unknown := [flag for flag in flags if flag.replace("_", "-") not in known]:
-        meant = suggest_flag(unknown[0], {*known, *extra_flags}, positional)
-        return f"unknown flag {unknown[0]}" + (f"; perhaps you meant {meant}" if meant else "")
-    if isinstance(event, tyro_errors.UnrecognizedArgs):
-        return f"unexpected argument {event.tokens[0]!r}"
-    if isinstance(event, tyro_errors.MissingArgs):
-        return f"missing {', '.join(_name(missing.arg) for missing in event.missing_arguments)}"
-    if isinstance(event, tyro_errors.MissingSubcommand):
-        got = f" (got {event.found_token!r})" if event.found_token else ""
-        return f"missing command: {' or '.join(event.subcommand_spec.parser_from_name)}{got}"
-    if isinstance(event, tyro_errors.InvalidChoice):
-        choices = ", ".join(event.choices)
-        return f"{_name(event.argument)} must be one of {choices} (got {event.value!r})"
-    if isinstance(event, tyro_errors.BadValue):
-        return f"{_name(event.argument)} needs a value"
-    return None
+    words: Sequence[Words],
+    prog: str,
+    values: Mapping[str, Any] = NONE,
+    stated: Mapping[str, Given] = NONE,
+    aliases: Mapping[str, str] = NONE,
+    first: Sequence[str] = (),
+) -> tuple[Command, dict[str, Given]]:
+    """Parse flags, and values that files state, into a command.
+
+    Args:
+        kind: The dataclass of the command.
+        words: The flags.
+        prog: The command as typed, for help and errors.
+        values: Values of fields in place of their defaults.
+        stated: Values of leaves that flags override.
+        aliases: Short names of leaves.
+        first: Names of the leaves that `--help` lists first.
+
+    Returns:
+        The command, and all values that were given.
+
+    Raises:
+        GigamaskError: An argument is invalid.
+        SystemExit: `--help` was printed.
+    """
+    values = {**values_of(kind), **values}
+    known = {leaf.name: leaf for leaf in _leaves(kind, values)}
+    aliases = {alias: name for alias, name in aliases.items() if name in known or alias == name}
+    try:
+        given = {}
+        for name, value in stated.items():
+            given[name := aliases.get(name, name)] = value
+            if name not in known:
+                near = _near(name, known, aliases).replace(" --", " ")
+                raise GigamaskError(f"{value.file}: unknown key {near}")
+        if any(flag == "help" or "-h" in typed for flag, typed in words):
+            print("\n".join(_help(kind, known, prog, aliases, first)))
+            raise SystemExit(0)
+        given |= _read(words, known, aliases)
+        missing = [leaf for leaf in known.values() if leaf.default is MISSING]
+        if missing := [leaf for leaf in missing if leaf.name not in given]:
+            names = (leaf.metavar or f"--{leaf.name}" for leaf in missing)
+            raise GigamaskError(f"missing {', '.join(names)}")
+        changes: dict[tuple[str, ...], dict[str, Any]] = {}
+        for name, value in given.items():
+            *path, last = known[name].path
+            changes.setdefault(tuple(path), {})[last] = _convert(known[name], value)
+        return _build(kind, values, changes, known, given), given
+    except GigamaskError as error:
+        raise GigamaskError(f"{error}; see '{prog} --help'") from None
 
 
-def _wrong_value(
-    event: tyro_errors.InstantiationFailure, argv: Sequence[str], known: Collection[str]
-) -> str:
-    """Return one line about a value that its flag or the check of its section rejected."""
-    if event.argument is None:
-        section = str(getattr(sys.exc_info()[1], "arg", "")).replace("-", "_")
-        for prefix in UNNAMED:
-            section = section.removeprefix(prefix)
-        flag = f"--{section.replace('_', '-')}"
-        field, _, rest = event.message.partition(" ")
-        field = field.rpartition(".")[2]
-        for name in (f"{flag}.{field}", f"--{field}"):
-            if name.replace("_", "-") in known:
-                return f"{name.replace('_', '-')} {rest}"
-        is_named = not section or flag in event.message
-        return event.message if is_named else f"{flag}: {event.message}"
-    name = _name(event.argument)
-    metavar = str(event.argument.lowered.metavar).removeprefix("{None}|")
-    given = _values(name, argv)
-    wanted = METAVARS.get(metavar, metavar)
-    return f"{name} must be {wanted} (got {given!r})" if given else f"{name}: {event.message}"
+def values_of(config: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass object, or those of a class that have defaults, by name."""
+    if not isinstance(config, type):
+        return {each.name: getattr(config, each.name) for each in fields(config)}
+    defaults = {
+        each.name: each.default if each.default_factory is MISSING else each.default_factory()
+        for each in fields(config)
+    }
+    return {name: value for name, value in defaults.items() if value is not MISSING}
 
 
-def _name(argument: Any) -> str:
-    """Return the flag of an argument, or the placeholder of a positional one."""
-    if argument.is_positional():
-        return str(argument.lowered.metavar)
-    return argument.lowered.name_or_flags[0]
+def _leaves(
+    kind: type, values: Mapping[str, Any], path: tuple[str, ...] = (), section: str = ""
+) -> list[Leaf]:
+    """Return the leaves of a dataclass: its own, then inherited ones."""
+    found: list[Leaf] = []
+    hints, unseen = _hints(kind), {each.name for each in fields(kind)}
+    for owner in kind.__mro__:
+        for name in [each for each in vars(owner).get("__annotations__", {}) if each in unseen]:
+            unseen.remove(name)
+            marks = getattr(hints[name], "__metadata__", ())
+            value = values.get(name, MISSING)
+            flag = f"{section}.{name}".lstrip(".").replace("_", "-")
+            if is_dataclass(value):
+                inner = section if FLAT in marks else flag
+                found += _leaves(type(value), values_of(value), (*path, name), inner)
+            elif HIDDEN not in marks:
+                plain = hints[name].__origin__ if marks else hints[name]
+                metavar = marks[0].metavar if marks else ""
+                found.append(Leaf(flag, (*path, name), plain, value, owner, section, metavar))
+    return found
 
 
-def _values(flag: str, argv: Sequence[str]) -> str:
-    """Return the last values of a flag, as typed."""
-    words = [word.partition("=")[0].replace("_", "-") for word in argv]
-    if flag not in words:
-        return ""
-    last = len(words) - 1 - words[::-1].index(flag)
-    if "=" in argv[last]:
-        return argv[last].partition("=")[2]
-    end = next((i for i in range(last + 1, len(argv)) if argv[i].startswith("--")), len(argv))
-    return " ".join(argv[last + 1 : end])
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
 
 
-def _flags(kind: type[Command], default: Command | None) -> tuple[set[str], set[str]]:
-    """Return all flags of a command and its subcommands, and its positional arguments' names."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        parsers: list[Any] = [tyro.extras.get_parser(kind, default=default)]
-    flags: set[str] = set()
-    positional: set[str] = set()
-    for parser in parsers:  # grows by the subcommands' parsers
-        for action in parser._actions:
-            flags.update(action.option_strings)
-            if isinstance(action.choices, dict):
-                parsers.extend(action.choices.values())
-            elif not action.option_strings and action.dest != argparse.SUPPRESS:
-                positional.add(str(action.dest).rpartition(".")[2].lower())
-    return flags, positional
+def _read(
+    words: Sequence[Words], known: Mapping[str, Leaf], aliases: Mapping[str, str]
+) -> dict[str, Given]:
+    """Return the values of flags and of arguments without a flag, by leaf."""
+    given: dict[str, Given] = {}
+    loose: list[str] = []
+    negative = {_negated(leaf.name): leaf.name for leaf in known.values() if leaf.kind is bool}
+    for typed, values in words:
+        name = aliases.get(typed, typed)
+        if name in negative:
+            name, values = negative[name], ["false", *values]
+        leaf, count = known.get(name), 1
+        if not typed:
+            count = 0
+        elif leaf is None or leaf.metavar:
+            raise GigamaskError(f"unknown flag --{_near(typed, known, aliases)}")
+        elif leaf.kind is bool:
+            count = int(values[:1] in (["true"], ["false"]))
+            given[name] = Given(values[0] if count else "true")
+        elif leaf.words != 1:
+            count = leaf.words or len(values)
+            given[name] = Given([] if values == ["[]"] else values[:count])
+        elif values:
+            given[name] = Given(values[0])
+        else:
+            raise GigamaskError(f"--{name} needs a value")
+        loose += values[count:]
+    for leaf in [leaf for leaf in known.values() if leaf.metavar]:
+        if leaf.words is None:
+            given[leaf.name], loose = Given(loose), []
+        elif loose:
+            given[leaf.name] = Given(loose.pop(0))
+    if loose:
+        raise GigamaskError(f"unexpected argument {loose[0]!r}")
+    return given
+
+
+def _negated(name: str) -> str:
+    return re.sub(r"([^.-][^.]*)$", r"no-\1", name)
+
+
+def _near(name: str, known: Mapping[str, Leaf], others: Collection[str]) -> str:
+    """Return an unknown name, and which flag it most likely means."""
+    flags = {f"--{leaf.name}" for leaf in known.values() if not leaf.metavar}
+    positional = {leaf.path[-1] for leaf in known.values() if leaf.metavar}
+    near = suggest_flag(f"--{name}", flags | {f"--{other}" for other in others}, positional)
+    return f"{name}; perhaps you meant {near}" if near else name
+
+
+def _convert(leaf: Leaf, given: Given) -> Any:
+    """Return the value of a leaf; `GigamaskError` if the text is of another type."""
+    text = given.text
+    if NoneType in get_args(leaf.kind) and text in ("null", "none", "None", "~", "", ["null"]):
+        return None
+    try:
+        listed = [text] if leaf.words != 1 and isinstance(text, str) else text
+        return msgspec.convert(listed, leaf.kind, strict=False)
+    except msgspec.ValidationError:
+        typed, wanted = text if isinstance(text, str) else " ".join(text), _type(leaf.kind)[1]
+        raise GigamaskError(f"{given.name(leaf.name)} must be {wanted} (got {typed!r})") from None
+
+
+def _type(kind: Any) -> tuple[str, str]:
+    """Return a type as `--help` and as errors write it."""
+    parts = [part for part in get_args(kind) if part is not NoneType]
+    if kind in TYPES or not parts:
+        return TYPES.get(kind, ("", str(kind)))
+    if get_origin(kind) is Literal:
+        choices = [str(part) for part in parts]
+        return f"{{{','.join(choices)}}}", f"one of {', '.join(choices)}"
+    metavar, words = _type(parts[0])
+    if get_origin(kind) is not tuple:
+        return metavar, words
+    if ... in parts:
+        return f"[{metavar} ...]", f"a list, each {words}"
+    return " ".join([metavar] * len(parts)), f"{len(parts)} values, each {words}"
+
+
+def _build(
+    kind: type[Command],
+    values: Mapping[str, Any],
+    changes: Mapping[tuple[str, ...], Mapping[str, Any]],
+    known: Mapping[str, Leaf],
+    given: Mapping[str, Given],
+    path: tuple[str, ...] = (),
+) -> Command:
+    """Make the section at a path of its values and of what changes in and below it."""
+    own = {**values, **changes.get(path, {})}
+    for name in {at[len(path)] for at in changes if at[: len(path)] == path != at}:
+        section = values[name]
+        below = values_of(section)
+        own[name] = _build(type(section), below, changes, known, given, (*path, name))
+    try:
+        return kind(**own)
+    except GigamaskError as error:  # of the check of the section, which names its class
+        members = [leaf for leaf in known.values() if leaf.path[:-1] == path]
+        files = [given[leaf.name].file for leaf in members if leaf.name in given]
+        section = members[0].section
+        named = re.match(r"(?:\w+\.)?(\w+)", str(error))
+        leaf = next((leaf for leaf in members if named and named[1] == leaf.path[-1]), None)
+        message = f"--{leaf.name}{str(error)[named.end() :]}" if named and leaf else str(error)
+        about = "" if "--" in message or not section else f"--{section}"
+        raise GigamaskError(": ".join(filter(None, (*files[-1:], about, message)))) from None
+
+
+def _help(
+    kind: type,
+    known: Mapping[str, Leaf],
+    prog: str,
+    aliases: Mapping[str, str],
+    first: Sequence[str],
+) -> list[str]:
+    """Return the lines of `--help`."""
+    groups: dict[str, list[Leaf]] = {"arguments": [], "options": []}
+    groups["options"] += [known[name] for name in first if name in known]
+    more = "more options" if first else "options"
+    for leaf in sorted(known.values(), key=lambda leaf: "heading" in vars(leaf.owner)):
+        title = vars(leaf.owner).get("heading") or leaf.section or more
+        if leaf.name not in first:
+            groups.setdefault("arguments" if leaf.metavar else title, []).append(leaf)
+    usage = " ".join([prog, *(leaf.metavar for leaf in groups["arguments"]), "[OPTIONS]"])
+    lines = [f"usage: {usage}", "", *_wrapped(kind.__doc__, "")]
+    for title, members in groups.items():
+        lines += ["", f"{title}:"] if members else []
+        for leaf in members:
+            names = [*(short for short, name in aliases.items() if name == leaf.name), leaf.name]
+            names += [_negated(leaf.name)] if leaf.kind is bool else []
+            flags = ", ".join(f"--{name}" for name in names)
+            text = _docstrings(leaf.owner.__module__).get((leaf.owner.__name__, leaf.path[-1]), "")
+            if leaf.default not in (MISSING, None, False, (), ""):
+                listed = leaf.default if isinstance(leaf.default, tuple) else [leaf.default]
+                text += f" (default: {' '.join(map(str, listed))})"
+            head = leaf.metavar or f"{flags} {_type(leaf.kind)[0]}".rstrip()
+            lines += [f"  {head}", *_wrapped(text, " " * 6)]
+    return lines
+
+
+def _wrapped(text: str | None, indent: str) -> list[str]:
+    """Return the first paragraph of a text as lines."""
+    width = min(shutil.get_terminal_size().columns, 100)
+    words = " ".join((text or "").strip().partition("\n\n")[0].split())
+    return textwrap.wrap(words, width, initial_indent=indent, subsequent_indent=indent)
+
+
+@cache
+def _docstrings(module: str) -> dict[tuple[str, str], str]:
+    """Return the docstrings of fields of a module's classes, by class and field."""
+    path = getattr(sys.modules.get(module), "__file__", None)
+    tree = ast.parse(Path(path).read_text(encoding="utf-8") if path else "")
+    return {
+        (node.name, ast.unparse(field.target)): str(ast.literal_eval(text.value))
+        for node in tree.body
+        if isinstance(node, ast.ClassDef)
+        for field, text in zip(node.body, node.body[1:], strict=False)
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
+    }
 
 
 def check_writable(flag: str, path: str | None) -> None:

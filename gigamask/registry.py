@@ -6,7 +6,7 @@ Only the command line and configuration files use names; elsewhere a component i
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from functools import reduce
 from typing import Any
@@ -162,37 +162,6 @@ def _added(kind: str) -> Mapping[str, str]:
 
 HUGGING_FACE = "hf:"
 """Prefix of a backbone of transformers as image encoder, before its folder or id."""
-
-
-def split_component_flags(
-    arguments: Sequence[str], among: Collection[str] | None = None
-) -> tuple[dict[str, str], list[str]]:
-    """Separate the flags that choose components from the others.
-
-    Args:
-        arguments: Flags and values, such as `--sampler streamed` or `--sampler=streamed`.
-        among: Kinds of components; None means all.
-
-    Returns:
-        The chosen names by kind, and the other arguments.
-
-    Raises:
-        GigamaskError: A flag has no value.
-    """
-    chosen, others, among = {}, [], among or kinds()
-    remaining = list(arguments)
-    while remaining:
-        flag, equals, value = remaining.pop(0).partition("=")
-        kind = flag.removeprefix("--").replace("_", "-")
-        if not flag.startswith("--") or kind not in among:
-            others.append(flag + equals + value)
-            continue
-        if not equals:
-            if not remaining or remaining[0].startswith("--"):
-                raise GigamaskError(f"--{kind} needs a name: {_choices(kind)}")
-            value = remaining.pop(0)
-        chosen[kind] = value
-    return chosen, others
 
 
 def select_components(config: TrainConfig, chosen: Mapping[str, str]) -> TrainConfig:

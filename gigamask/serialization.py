@@ -9,6 +9,7 @@ import codecs
 import json
 import re
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
@@ -20,6 +21,8 @@ from gigamask.errors import GigamaskError
 Value = TypeVar("Value")
 MAX_JSON_BYTES = 1 << 26
 MAX_YAML_BYTES = 1 << 18
+CLASS = "class"
+"""Key of a component's class among its fields, whose name it cannot be."""
 JSON_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What msgspec raises for bytes that are not JSON, not of the wanted type or nested too deeply."""
 
@@ -208,13 +211,53 @@ def read_yaml(path: Path | str) -> dict[str, Any]:
         GigamaskError: It cannot be read, is too large or nested too deeply, or is not a mapping
             without aliases.
     """
-    raw = read_limited(path, MAX_YAML_BYTES)
+    return decode_yaml(read_limited(path, MAX_YAML_BYTES), str(path))
+
+
+def decode_yaml(raw: bytes | str, source: str) -> dict[str, Any]:
+    """Decode YAML as `read_yaml` does.
+
+    Args:
+        raw: The YAML.
+        source: Where it comes from, for the error.
+
+    Raises:
+        GigamaskError: It is nested too deeply, or is not a mapping without aliases.
+    """
     try:
         content = yaml.load(raw, Loader=_Loader)
     except RecursionError:
-        raise GigamaskError(f"{path}: its YAML is nested too deeply") from None
+        raise GigamaskError(f"{source}: its YAML is nested too deeply") from None
     except (yaml.YAMLError, ValueError) as error:
-        raise GigamaskError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
+        raise GigamaskError(f"{source}: not valid YAML ({' '.join(str(error).split())})") from None
     if not isinstance(content, dict):
-        raise GigamaskError(f"{path}: has no 'key: value' lines")
+        raise GigamaskError(f"{source}: has no 'key: value' lines")
     return content
+
+
+def flatten_yaml(content: Mapping[str, Any], source: str, prefix: str = "") -> dict[str, Any]:
+    """Flatten nested sections to the flags of their values.
+
+    Args:
+        content: Keys and values, as `read_yaml` returns them.
+        source: Where they come from, for the error.
+        prefix: Prepended to each key.
+
+    Returns:
+        Texts, or lists of texts, by flag without dashes; the key `class` of a component is the
+        value of the component's own flag.
+
+    Raises:
+        GigamaskError: A value is a list of other things than texts.
+    """
+    flat: dict[str, Any] = {}
+    for key, value in content.items():
+        is_class = key == CLASS and prefix
+        name = prefix.rstrip(".") if is_class else f"{prefix}{key}".replace("_", "-")
+        if isinstance(value, dict):
+            flat |= flatten_yaml(value, source, f"{name}.")
+        elif isinstance(value, str) or all(isinstance(item, str) for item in value):
+            flat[name] = value
+        else:
+            raise GigamaskError(f"{source}: {name} must be a value or a list of values")
+    return flat

@@ -3,7 +3,6 @@ parallel test processes do not fight.
 """
 
 import dataclasses
-import functools
 import gc
 import multiprocessing
 import os
@@ -18,7 +17,6 @@ import hypothesis
 import jaxtyping
 import pytest
 import torch
-from tyro import _docstrings, _unsafe_cache
 
 from tests import reporting, shape_checks
 from tests.browser import browser  # noqa: F401 (a fixture)
@@ -31,13 +29,6 @@ cv2.setNumThreads(1)  # also, a fork of a process whose OpenCV has threads may h
 # A busy machine is slow, not wrong; forty examples find what a hundred find, or a law says more.
 hypothesis.settings.register_profile("untimed", deadline=None, max_examples=40)
 hypothesis.settings.load_profile("untimed")
-
-# Under pytest, tyro computes a tenth of what it has cached again, to test itself.
-_unsafe_cache.sys = SimpleNamespace(modules={})
-# It reads the source of each class again for each command; classes do not change in one process.
-_docstrings._ClassTokenization.make = staticmethod(
-    functools.cache(_docstrings._ClassTokenization.make)
-)
 
 SLOW = ("laws", "journeys", "parity")
 """Folders whose tests are all slow; elsewhere a slow test bears the mark itself."""

@@ -23,7 +23,14 @@ import msgspec
 from gigamask.errors import GigamaskError
 from gigamask.models import manifest
 from gigamask.report import schema
-from gigamask.serialization import MAX_JSON_BYTES, decode_json, read_json, read_limited, read_yaml
+from gigamask.serialization import (
+    MAX_JSON_BYTES,
+    decode_json,
+    flatten_yaml,
+    read_json,
+    read_limited,
+    read_yaml,
+)
 
 CONFIG, METRICS, ORIGIN, SCORES = "config.yaml", "metrics.jsonl", "origin.jsonl", "evaluation.json"
 INSIDE = ("checkpoints", "evaluation", "tensorboard", "pictures", "profile")
@@ -358,14 +365,10 @@ def _evaluation(event: dict[str, Any]) -> dict[str, Any]:
 
 def _config(path: Path, damaged: list[str]) -> dict[str, Any]:
     """Return the flags of the file as text; none if it cannot be read."""
-    config: dict[str, Any] = {}
     if os.path.lexists(path):
         with _noting(damaged):
-            config = read_yaml(path)
-    return {
-        str(name): value if isinstance(value, str) else [str(item) for item in value]
-        for name, value in config.items()
-    }
+            return flatten_yaml(read_yaml(path), str(path))
+    return {}
 
 
 def _scores(path: Path, damaged: list[str]) -> dict[str, Any] | None:

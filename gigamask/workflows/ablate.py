@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gigamask import config_files, files, recipes, registry
+from gigamask import config_files, files
 from gigamask.data import index as indexes
 from gigamask.data import worker_pool
 from gigamask.data.index import Index
@@ -101,13 +101,12 @@ class TestSet:
     min_predicted_iou: float | None = None
 
 
-def load_table(name: str, recipe: str) -> dict[str, list[str]]:
+def load_table(name: str) -> dict[str, list[str]]:
     """Return a table of variants.
 
     Args:
         name: Name of a built-in table, or a YAML or JSON file of `variant: [--flag, value]` or
             `variant: {flag: value}`.
-        recipe: Recipe that the flags are for.
 
     Returns:
         Flags of `gigamask train` by variant.
@@ -130,12 +129,10 @@ def load_table(name: str, recipe: str) -> dict[str, list[str]]:
         raise GigamaskError(f"{error}; {example}") from None
     if not content:
         raise GigamaskError(f"{path}: has no variants; {example}")
-    return {
-        variant: _flags(flags, f"{path}: {variant}", recipe) for variant, flags in content.items()
-    }
+    return {variant: _flags(flags, f"{path}: {variant}") for variant, flags in content.items()}
 
 
-def _flags(content: Any, name: str, recipe: str) -> list[str]:
+def _flags(content: Any, name: str) -> list[str]:
     """Return the flags of one variant of a file."""
     if not content:
         return []
@@ -146,11 +143,16 @@ def _flags(content: Any, name: str, recipe: str) -> list[str]:
             f"{name}: must be a list of flags or 'flag: value' lines; "
             "write [--sampler, random] or {sampler: random}"
         )
-    values = {flag.removeprefix("--").replace("_", "-"): value for flag, value in content.items()}
-    names = {kind: value for kind, value in values.items() if kind in registry.kinds()}
-    config = registry.select_components(recipes.make(recipe), names)
-    chosen = [word for kind, value in names.items() for word in (f"--{kind}", value)]
-    return chosen + config_files.flags_of(values, config)
+    return [
+        word
+        for flag, value in content.items()
+        for word in (f"--{flag.removeprefix('--')}", *_words(value))
+    ]
+
+
+def _words(value: Any) -> list[str]:
+    """Return a value of a file as words of the command line."""
+    return (value or ["[]"]) if isinstance(value, list) else [value or "null"]
 
 
 def run(
@@ -188,7 +190,7 @@ def run(
         if not paths:
             raise GigamaskError(f"--{flag} is required: a tar, a folder of tars or an index")
         indexes.find_tars(list(paths))
-    variants = load_table(table, recipe)
+    variants = load_table(table)
     files.check_out(out, "a folder of an ablation", _may_stay)
     arguments = [recipe, "--data", *data, *budget.flags]
     threads = max(1, torch.get_num_threads() // parallel_runs) if parallel_runs > 1 else None

@@ -272,7 +272,7 @@ def test_overviews(capsys):
     assert main(["train", "--help"]) == 0
     assert "sam_vit_h" in capsys.readouterr().out
     assert main("train sam_vit_h --data x --print-config".split()) == 0
-    assert "optimizer.layer-decay: '0.8'" in capsys.readouterr().out
+    assert "  layer-decay: 0.8" in capsys.readouterr().out
     assert main(["--version"]) == 0
 
 

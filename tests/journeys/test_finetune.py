@@ -208,11 +208,8 @@ def test_the_recipes_configuration(capsys):
     for name in ("finetune", "finetune_vit_l", "finetune_vit_h"):
         assert main(["train", name, "--print-config"]) == 0
         config = yaml.safe_load(capsys.readouterr().out)
-        assert (config["freeze"], config["model.image-size"], config["optimizer.lr"]) == (
-            ["image_encoder"],
-            "1024",
-            "8e-05",
-        )
+        assert (config["freeze"], config["model"]["image-size"]) == (["image_encoder"], 1024)
+        assert config["optimizer"]["lr"] == 8e-05
     assert main("train finetune --print-config --freeze".split()) == 0
     assert yaml.safe_load(capsys.readouterr().out)["freeze"] == []
 

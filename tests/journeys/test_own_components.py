@@ -6,10 +6,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import yaml
 
 from gigamask.cli.main import main
 from gigamask.config_files import config_of_weights, load_config
+from gigamask.serialization import flatten_yaml, read_yaml
 from gigamask.training.checkpoint import load_model
 from tests import own_components
 from tests.journeys.runs import records, same
@@ -66,7 +66,7 @@ def test_every_custom_component_trains_and_resumes(how, scenes, tmp_path, instal
     assert main(f"train --resume {run} --steps 4".split()) == 0
     assert main(["train", recipe, *words, "4", "--out", str(whole)]) == 0
     assert same(run, whole)
-    saved = yaml.safe_load((run / "config.yaml").read_text())
+    saved = flatten_yaml(read_yaml(run / "config.yaml"), "")
     named = f"{FILE}:" if how == "file" else "tests.own_components:"
     assert {part: saved[part] for part in own_components.PARTS} == {
         part: named + kind.__name__ for part, kind in own_components.PARTS.items()

@@ -220,7 +220,7 @@ def test_help_and_configuration(tmp_path, capsys):
         == 0
     )
     config = capsys.readouterr().out
-    assert yaml.safe_load(config)["model.mask-ratio"] == "0.5"
+    assert yaml.safe_load(config)["model"]["mask-ratio"] == 0.5
     (tmp_path / "mine.yaml").write_text(config)
     assert main(f"pretrain mae_tiny --config {tmp_path}/mine.yaml --print-config".split()) == 0
     assert capsys.readouterr().out == config

@@ -60,7 +60,7 @@ def test_every_name_trains_and_goes_on(built, tmp_path, name):
     assert main([*command, "--steps", "3"]) == 0
     assert main([*command, "--steps", "4"]) == 0
     assert [record["step"] for record in records(tmp_path)] == [1, 2, 3, 4]
-    assert f"sampler: {name}\n" in (tmp_path / "config.yaml").read_text()
+    assert f"sampler:\n  class: {name}\n" in (tmp_path / "config.yaml").read_text()
 
 
 @pytest.mark.parametrize("name", ["stratified_granularity", "loss_weighted"])

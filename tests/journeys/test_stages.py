@@ -62,7 +62,7 @@ def test_each_stage_is_a_run_in_a_folder_of_its_own(whole):
         stage: yaml.safe_load((whole / stage / "config.yaml").read_text()) for stage in STAGES
     }
     assert {stage: config["init"] for stage, config in configs.items()} == {
-        "mae": "null",
+        "mae": None,
         "decoder": f"mae:{whole / 'mae'}",
         "joint": str(whole / "decoder"),
     }
@@ -260,23 +260,24 @@ def test_print_config_prints_each_stages(tmp_path, capsys):
     )
     mae, decoder, joint = yaml.safe_load_all(capsys.readouterr().out)
     assert [each["out"] for each in (mae, decoder, joint)] == [str(out / stage) for stage in STAGES]
-    assert [each["steps"] for each in (mae, decoder, joint)] == ["1500", "50", "900"]
-    assert [each["schedule.warmup-steps"] for each in (mae, decoder, joint)] == [
-        "100",
-        "5",
-        "60",
+    assert [each["steps"] for each in (mae, decoder, joint)] == [1500, 50, 900]
+    assert [each["schedule"]["warmup-steps"] for each in (mae, decoder, joint)] == [
+        100,
+        5,
+        60,
     ], "of a short stage, at most a tenth"
-    assert {each["seed"] for each in (mae, decoder, joint)} == {"5"}
-    assert (mae["recipe"], mae["model.embed-dim"], mae["model.depth"], mae["batch-size"]) == (
+    assert {each["seed"] for each in (mae, decoder, joint)} == {5}
+    assert (mae["recipe"], mae["model"]["embed-dim"], mae["model"]["depth"], mae["batch-size"]) == (
         "mae_tiny",
-        "16",
-        "2",
-        "32",
+        16,
+        2,
+        32,
     )
-    assert not [name for name in mae if name.startswith(("prompts", "loss", "evaluation.data"))]
+    assert not {"prompts", "loss"} & mae.keys()
+    assert "data" not in mae["evaluation"]
     assert not out.exists()
     assert train("--stages", "mae", "--mae-steps", 20, "--print-config") == 0
-    assert yaml.safe_load(capsys.readouterr().out)["schedule.warmup-steps"] == "2"
+    assert yaml.safe_load(capsys.readouterr().out)["schedule"]["warmup-steps"] == 2
 
 
 def test_what_is_frozen_anyway_is_frozen_once(capsys):

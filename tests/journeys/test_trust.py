@@ -153,8 +153,7 @@ def test_a_config_above_a_checkpoint_of_another_folder_does_not_count(run, tmp_p
     "line",
     [
         "help: now",
-        "tyro-write-completion: [bash, {written}]",
-        "data: [x, --tyro-write-completion, bash, '{written}']",
+        "print-help: [bash, {written}]",
         "steps: --help",
         "sampler: [a, b]",
     ],

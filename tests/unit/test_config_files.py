@@ -7,21 +7,16 @@ import pytest
 from gigamask import config_files, recipes
 from gigamask.cli.commands.train import warmup_note
 from gigamask.config_files import (
-    TrainFlags,
     check_run_folder,
-    config_paths,
-    flags_of,
     load_config,
     parse_train,
     read_config,
     save_config,
 )
 from gigamask.errors import GigamaskError
-from gigamask.parser import parse
 from gigamask.recipes import tiny
 from gigamask.samplers.random import Random
 from gigamask.samplers.shards import Streamed
-from gigamask.training.sam_config import SamTrainConfig
 from tests.little import little
 
 
@@ -97,7 +92,15 @@ def test_files_come_before_flags_and_may_nest(tmp_path):
         run.loader.half_scale,
         run.data,
     ) == (9, 1e-4, None, True, ("x.tar",))
-    assert config_paths("--config a b --steps 1 --config=c".split()) == ["a", "b", "c"]
+
+
+@pytest.mark.slow
+def test_files_may_be_named_in_several_ways(tmp_path):
+    for name, line in (("a", "steps: 7"), ("b", "seed: 8"), ("c", "seed: 9")):
+        (tmp_path / name).write_text(line)
+    words = f"tiny --config {tmp_path}/a {tmp_path}/b --keep 3 --config={tmp_path}/c"
+    run = parse_train(words.split()).run
+    assert (run.steps, run.seed, run.keep) == (7, 9, 3)
 
 
 @pytest.mark.slow
@@ -112,7 +115,7 @@ def test_files_that_are_not_a_configuration(tmp_path):
         read_config(str(tmp_path / "list.yaml"))
     (tmp_path / "odd.yaml").write_text("optimizer.lrr: 1")
     with pytest.raises(
-        GigamaskError, match=r"odd.yaml: .*--optimizer.lrr; perhaps you meant --optimizer.lr$"
+        GigamaskError, match=r"odd.yaml: .*optimizer.lrr; perhaps you meant optimizer.lr;"
     ):
         parse_train(["tiny", "--config", str(tmp_path / "odd.yaml")])
 
@@ -155,6 +158,7 @@ DAMAGED = {
     "not YAML": b"recipe: [tiny",
     "a list": b"- recipe: tiny",
     "no recipe": b"steps: '7'",
+    "of an older version": b"recipe: tiny\nsteps: '7'\noptimizer.lr: '0.001'\n",
     "aliases": b"a: &a [x]\nb: [*a, *a]\nrecipe: tiny",
     "nested": b"[" * 1_000,
     "missing": None,
@@ -182,7 +186,7 @@ def test_a_changed_value_in_a_saved_config_is_noticed(tmp_path):
     run = replace(little(), out=str(tmp_path), steps=7)
     save_config(run)
     path = tmp_path / "config.yaml"
-    path.write_text(path.read_text().replace("steps: '7'", "steps: '6'"))
+    path.write_text(path.read_text().replace("steps: 7", "steps: 6"))
     with pytest.warns(UserWarning, match=r"config.yaml: was edited or damaged"):
         assert load_config(run.out, trust=True).steps == 6
 
@@ -211,16 +215,16 @@ def test_the_fields_of_a_component_that_a_later_file_replaces_are_dropped(
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("optimizer.lr: high", r"^\S*b.yaml: --optimizer.lr .*'high'"),
-        ("optimizer:\n  lr: [1, 2]", r"^\S*b.yaml: .*'2'"),
+        ("optimizer.lr: high", r"^\S*b.yaml: optimizer.lr must be a number .*'high'"),
+        ("optimizer:\n  lr: [1, 2]", r"^\S*b.yaml: optimizer.lr .*'1 2'"),
+        ("optimizer.betas: [0.9]", r"^\S*b.yaml: optimizer.betas must be 2 values.*'0.9'"),
         ("sampler: randm", r"^\S*b.yaml: --sampler 'randm'.*perhaps you meant random"),
         ("sampler: [a]", r"^\S*b.yaml: .*sampler"),
         ("model.depth: 0", r"^\S*b.yaml: .*depth"),
-        ("loader: 5", r"^\S*b.yaml: unknown flag --loader"),
-        ("stepz: 5", r"^\S*b.yaml: unknown flag --stepz; perhaps you meant --steps"),
-        ("data: [{a: b}]", r"^\S*b.yaml: data .*a"),
-        ("data: [x, --out, y]", r"^\S*b.yaml: data .*--out"),
-        ("help: x", r"^\S*b.yaml: unknown flag --help"),
+        ("loader: 5", r"^\S*b.yaml: unknown key loader"),
+        ("stepz: 5", r"^\S*b.yaml: unknown key stepz; perhaps you meant steps;"),
+        ("data: [{a: b}]", r"^\S*b.yaml: data .*list"),
+        ("help: x", r"^\S*b.yaml: unknown key help"),
     ],
 )
 def test_an_error_in_a_file_names_the_file_and_the_key(line, message, tmp_path):
@@ -300,18 +304,20 @@ def test_files_and_saved_runs_keep_their_warm_up(tmp_path):
 
 
 @pytest.mark.slow
-def test_help_exits_with_0(capsys):
+def test_help_begins_with_the_flags_that_people_use(capsys):
     with pytest.raises(SystemExit) as leaving:
-        parse(TrainFlags, ["--help"], "gigamask train tiny", TrainFlags(tiny()))
+        parse_train(["tiny", "--sampler", "streamed", "--help"])
     assert not leaving.value.code
-    assert "--loader.max-masks" in capsys.readouterr().out
-
-
-def test_a_default_needs_no_flag():
-    run = SamTrainConfig("r", data=("x",))
-    assert flags_of(
-        {"steps": "1000", "data": ["x"], "device": "cpu", "loader.half-scale": "false"}, run
-    ) == ["--device", "cpu"]
+    out = capsys.readouterr().out
+    listed = re.findall(r"^  --([a-z-]+)", out, re.MULTILINE)
+    first = "data out images masks init steps epochs batch-size lr resume"
+    assert " ".join(listed[:10]) == first
+    sections = re.findall(r"^(\S.*):$", out, re.MULTILINE)
+    assert [*sections[:2], *sections[-2:]] == ["options", "more options", "stages", "on a cluster"]
+    assert "--loader.max-masks INT" in out
+    assert "--sampler.lanes" in out
+    assert "--compile, --no-compile" in out
+    assert "--loader.half-scale, --loader.no-half-scale" in out
 
 
 @pytest.mark.slow

@@ -93,7 +93,7 @@ def test_a_stranger_s_package_adds_a_command_a_recipe_and_a_component(tmp_path):
     assert "  loud            Train as `tiny` does.\n" in run(tmp_path, "train", "--help").stdout
     words = ["train", "loud", "--sampler", "backwards", "--print-config"]
     lines = run(tmp_path, *words).stdout.splitlines()
-    assert {"recipe: loud", "sampler: backwards"} <= set(lines)
+    assert {"recipe: loud", "  class: backwards"} <= set(lines)
     refused = run(tmp_path, "train", "loud", "--sampler", "loud", "--print-config")
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
     assert "no frozen dataclass 'loud' that is a gigamask.interfaces.Sampler" in refused.stderr

@@ -1,5 +1,6 @@
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import yaml
 
@@ -65,9 +66,9 @@ def test_a_component_of_the_same_name_keeps_its_fields():
     [
         (
             ["--sampler"],
-            r"^--sampler needs a name: random, .*sharded, or file.py:Class for your own$",
+            r"^--sampler '' is unknown; choose from random, .*sharded, or file.py:Class for your",
         ),
-        (["--sampler", "--seed"], r"^--sampler needs a name"),
+        (["--sampler", "--seed"], r"^--sampler '' is unknown"),
         (
             ["--sampler", "streaming"],
             r"^--sampler 'streaming' .*random, .*sharded, or file.py:Class .*streaming_tars$",
@@ -109,7 +110,11 @@ def test_saved_components_load_equal(tmp_path):
         ).split()
     ).run
     save_config(run)
-    assert yaml.safe_load((tmp_path / "config.yaml").read_text())["sampler"] == "streamed"
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text())["sampler"] == {
+        "class": "streamed",
+        "lanes": 1,
+        "buffer": 9,
+    }
     assert load_config(str(tmp_path)) == run
 
 
@@ -144,9 +149,10 @@ def test_every_sampler_keeps_its_name_and_flags_when_saved(name, tmp_path):
     assert registry.name_of_component("sampler", run.sampler) == name
     assert registry.select_components(run, {"sampler": name}) == run
     save_config(run)
-    saved = yaml.safe_load((tmp_path / "config.yaml").read_text())
-    assert saved["sampler"] == name
-    assert not field or saved[f"sampler.{field}"] == (words if len(words) > 1 else words[0])
+    saved = yaml.safe_load((tmp_path / "config.yaml").read_text())["sampler"]
+    assert saved["class"] == name
+    typed = [str(value) for value in np.atleast_1d(saved.get(field, words))]
+    assert typed == words
     assert load_config(str(tmp_path)) == run
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from tyro.conf import Positional, arg
+from gigamask.parser import Positional
 
 
 @dataclass(frozen=True)
 class AblateCommand:
     """compare variants of a recipe: same data and budget, several seeds, one table of scores"""
 
-    table: Positional[Annotated[str, arg(metavar="TABLE")]]
+    table: Annotated[str, Positional("TABLE")]
     """samplers, losses, masks, prompts, mining, dense, or a YAML file of variants: the flags of
     'gigamask train' as a list ('variant: [--flag, value]') or a mapping ('variant: {flag:
     value}')"""

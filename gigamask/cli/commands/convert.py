@@ -7,16 +7,15 @@ from pathlib import Path
 from shlex import quote
 from typing import Annotated, Any
 
-from tyro.conf import Positional, arg
-
 from gigamask.launch import PartOptions
+from gigamask.parser import Positional
 
 
 @dataclass(frozen=True)
 class ConvertCommand(PartOptions):
     """convert COCO, LabelMe, YOLO, label images or parquet to tars in SA-1B's format"""
 
-    source: Positional[Annotated[str, arg(metavar="SOURCE")]]
+    source: Annotated[str, Positional("SOURCE")]
     """COCO's instances JSON; or a folder of LabelMe's JSON, of YOLO's segmentation text, of SBD's
     .mat files, or of PNGs or TIFFs whose pixel values are instance ids (0 is background); or
     parquet (a file, a folder, a quoted glob, or a URL)"""

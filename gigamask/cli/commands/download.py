@@ -10,7 +10,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
-from tyro.conf import Positional, arg
+from gigamask.parser import Positional
 
 if TYPE_CHECKING:
     from gigamask.datatools.download import Progress, Warn
@@ -23,7 +23,7 @@ MAX_NAMES = 5
 class DownloadCommand:
     """download the tars of a list of links; run the same command again to resume"""
 
-    links: Positional[Annotated[str, arg(metavar="LINKS")]]
+    links: Annotated[str, Positional("LINKS")]
     """text file with a name and a URL per line, such as Meta's list"""
     out: str
     """output folder for the tars"""

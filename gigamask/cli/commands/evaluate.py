@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from tyro.conf import Positional, arg
-
 from gigamask import files
 from gigamask.errors import GigamaskError
 from gigamask.launch import PartOptions
+from gigamask.parser import Positional
 from gigamask.workflows.evaluate import EvaluateOptions
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 class EvaluateCommand(EvaluateOptions, PartOptions):
     """score weights on annotated images: mean IoU by clicks and by box, calibration, boundaries"""
 
-    weights: Positional[Annotated[str, arg(metavar="WEIGHTS")]]
+    weights: Annotated[str, Positional("WEIGHTS")]
     """a run folder, a checkpoint, a .pth, a .safetensors, a Hugging Face folder or id, or starter,
     the small model in this package"""
     data: tuple[str, ...]

@@ -7,9 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from tyro.conf import Positional, arg
-
 from gigamask.export import formats
+from gigamask.parser import Positional
 
 if TYPE_CHECKING:
     from gigamask.export.formats import ExportFormat
@@ -24,7 +23,7 @@ else:
 class ExportCommand:
     """write weights as Meta's .pth, Hugging Face, ONNX or others, and verify them"""
 
-    weights: Positional[Annotated[str, arg(metavar="WEIGHTS")]]
+    weights: Annotated[str, Positional("WEIGHTS")]
     """a run folder, a checkpoint, a .pth, a .safetensors, a Hugging Face folder or id, or starter,
     the small model in this package"""
     to: Format

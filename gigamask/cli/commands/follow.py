@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from tyro.conf import Positional, arg
-
 from gigamask.errors import GigamaskError
+from gigamask.parser import Positional
 from gigamask.workflows.open_data import open_sample
 
 
@@ -15,7 +14,7 @@ from gigamask.workflows.open_data import open_sample
 class FollowCommand:
     """trace one sample through the nine steps of training: type, shape, time and bytes at each"""
 
-    sample: Positional[Annotated[str, arg(metavar="SAMPLE")]]
+    sample: Annotated[str, Positional("SAMPLE")]
     """TAR:IMAGE, with the image's name (sa_1) or image_id (1)"""
     recipe: str = "tiny"
     """recipe whose model and settings are used"""

@@ -7,16 +7,15 @@ from glob import escape, glob
 from shlex import quote
 from typing import Annotated, Any
 
-from tyro.conf import Positional, arg
-
 from gigamask.launch import PartOptions
+from gigamask.parser import Positional
 
 
 @dataclass(frozen=True)
 class IndexCommand(PartOptions):
     """index every image and mask of tars; run again with more tars to scan only the new ones"""
 
-    paths: Positional[Annotated[tuple[str, ...], arg(metavar="PATH ...")]]
+    paths: Annotated[tuple[str, ...], Positional("PATH ...")]
     """tars, folders of tars, globs, or indexes to include; local or s3://, gs://, http(s)://,
     hf://ORG/NAME"""
     out: str

@@ -6,16 +6,15 @@ from dataclasses import dataclass
 from shlex import quote
 from typing import Annotated, Any
 
-from tyro.conf import Positional, arg
-
 from gigamask.launch import PartOptions
+from gigamask.parser import Positional
 
 
 @dataclass(frozen=True)
 class MasksCommand(PartOptions):
     """precompute low-resolution masks (bit-packed, 8 KB each), so that training reads no JSON"""
 
-    paths: Positional[Annotated[tuple[str, ...], arg(metavar="PATH ...")]]
+    paths: Annotated[tuple[str, ...], Positional("PATH ...")]
     """an index, or tars, which are indexed temporarily"""
     out: str
     """output folder for the mask store (9 TB for all of SA-1B); tars that it already holds are

@@ -7,19 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, Positional, arg, subcommand
-
 from gigamask import parser
 from gigamask.errors import GigamaskError
-
-KINDS = ("sample", "loader")
+from gigamask.parser import Positional
 
 
 @dataclass(frozen=True)
 class SampleMemory:
     """memory of one sample: with dense masks, and as gigamask stores it"""
 
-    sample: Positional[Annotated[str | None, arg(metavar="[SAMPLE]")]] = None
+    sample: Annotated[str | None, Positional("[SAMPLE]")] = None
     """TAR:IMAGE, with the image's name (sa_1) or image_id (1); default: a synthetic sample"""
     height: int = 1500
     """height of the synthetic sample (pixels)"""
@@ -94,32 +91,25 @@ class LoaderMemory:
         return {"recipe": self.recipe, "image_size": image_size, "mask_size": mask_size} | result
 
 
-@dataclass(frozen=True)
 class MemoryCommand:
     """measure the memory of a sample, or of the processes that load batches"""
 
-    kind: OmitArgPrefixes[
-        OmitSubcommandPrefixes[
-            Annotated[SampleMemory, subcommand(KINDS[0])]
-            | Annotated[LoaderMemory, subcommand(KINDS[1])]
-        ]
-    ]
 
-    @property
-    def json(self) -> str | None:
-        """File that the results are written to."""
-        return self.kind.json
-
-    def run(self) -> dict[str, Any]:
-        """Run the chosen subcommand."""
-        return self.kind.run()
+KINDS = {"sample": SampleMemory, "loader": LoaderMemory}
 
 
-def parse(arguments: Sequence[str]) -> MemoryCommand:
+def parse(arguments: Sequence[str]) -> SampleMemory | LoaderMemory:
     """Parse the subcommand and its flags."""
-    if arguments and not arguments[0].startswith("-") and arguments[0] not in KINDS:
+    name, *rest = arguments or [""]
+    if name in ("-h", "--help"):
+        print(
+            f"usage: gigamask memory {{{','.join(KINDS)}}} [OPTIONS]\n\n{MemoryCommand.__doc__}\n\n"
+            "Each has its own --help."
+        )
+        raise SystemExit(0)
+    if name not in KINDS:
         raise GigamaskError(
-            f"unknown command 'memory {arguments[0]}'; choose {' or '.join(KINDS)}; "
+            f"unknown command 'memory {name}'; choose {' or '.join(KINDS)}; "
             "see 'gigamask memory --help'"
         )
-    return parser.parse(MemoryCommand, arguments, "gigamask memory")
+    return parser.parse(KINDS[name], rest, f"gigamask memory {name}")

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
-from tyro.conf import arg
-
 from gigamask import config_files, recipes
 from gigamask.errors import GigamaskError
+from gigamask.parser import FLAT
 from gigamask.training.config import ImageTrainConfig, TrainConfig
 from gigamask.training.sam_config import SamTrainConfig, is_finding_classes
 
@@ -25,7 +24,7 @@ USAGE = (
 class PlanCommand:
     """plan a run without a GPU: memory by kind, FLOPs, hours, and changes that make it fit"""
 
-    run_planned: Annotated[TrainConfig, arg(name="")]
+    run_planned: Annotated[TrainConfig, FLAT]
     gpu: str | None = None
     """GPU to plan for: a known name, or your own as NAME=GIB,TFLOPS; if omitted, neither hours nor
     whether the run fits are printed"""

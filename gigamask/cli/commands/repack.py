@@ -7,16 +7,15 @@ from pathlib import Path
 from shlex import quote
 from typing import Annotated, Any
 
-from tyro.conf import Positional, arg
-
 from gigamask.launch import PartOptions
+from gigamask.parser import Positional
 
 
 @dataclass(frozen=True)
 class RepackCommand(PartOptions):
     """downscale the images and masks of tars, so that they load several times faster; resumable"""
 
-    paths: Positional[Annotated[tuple[str, ...], arg(metavar="PATH ...")]]
+    paths: Annotated[tuple[str, ...], Positional("PATH ...")]
     """tars, folders of tars, globs, or an index; an index made with --salvage includes the readable
     beginnings of truncated tars"""
     out: str

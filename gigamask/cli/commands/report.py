@@ -7,16 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from tyro.conf import Positional, arg
-
 from gigamask.errors import GigamaskError
+from gigamask.parser import Positional
 
 
 @dataclass(frozen=True)
 class ReportCommand:
     """write one HTML file about runs: curves, evaluations, pictures, configuration, checkpoints"""
 
-    runs: Positional[Annotated[tuple[str, ...], arg(metavar="RUN...")]]
+    runs: Annotated[tuple[str, ...], Positional("RUN...")]
     """run folders, or folders that contain run folders, such as those of stages"""
     out: str | None = None
     """HTML file; default: report.html in the run folder, or in the current folder for several

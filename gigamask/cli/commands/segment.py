@@ -8,11 +8,10 @@ from functools import partial
 from shlex import quote
 from typing import Annotated, Any, Literal
 
-from tyro.conf import OmitArgPrefixes, Positional, arg
-
 from gigamask.errors import check_range
 from gigamask.inference.amg_config import AutomaticMaskConfig
 from gigamask.launch import PartOptions
+from gigamask.parser import FLAT, Positional
 from gigamask.pixels import WindowOptions
 
 MAX_CACHE_GB = 1e9
@@ -22,10 +21,10 @@ MAX_CACHE_GB = 1e9
 class SegmentCommand(WindowOptions, PartOptions):
     """generate all masks of images, as JSONs in SA-1B's format and in others; resumable"""
 
-    weights: Positional[Annotated[str, arg(metavar="WEIGHTS")]]
+    weights: Annotated[str, Positional("WEIGHTS")]
     """a run folder, a checkpoint, a .pth, a .safetensors, a Hugging Face folder or id, or starter,
     the small model in this package"""
-    images: Positional[Annotated[tuple[str, ...], arg(metavar="IMAGE ...")]]
+    images: Annotated[tuple[str, ...], Positional("IMAGE ...")]
     """images, folders of images (searched recursively), globs, tars, or an index"""
     out: str
     """output folder for the JSONs and all other formats"""
@@ -54,9 +53,7 @@ class SegmentCommand(WindowOptions, PartOptions):
     a GPU, fp32 on a CPU"""
     trust: bool = False
     """run code that a run folder names, such as file.py:Class, and that is not built in"""
-    masks: Annotated[AutomaticMaskConfig, OmitArgPrefixes] = field(
-        default_factory=AutomaticMaskConfig
-    )
+    masks: Annotated[AutomaticMaskConfig, FLAT] = field(default_factory=AutomaticMaskConfig)
     """how masks are generated: the arguments of SamAutomaticMaskGenerator"""
     strict: bool = False
     """end with exit code 2 if an image could not be read; the others are segmented all the same"""

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from tyro.conf import Positional, arg
-
 from gigamask.errors import GigamaskError
+from gigamask.parser import Positional
 from gigamask.workflows.open_data import AnnotationOptions, open_or_build_temporary
 
 
@@ -16,9 +15,9 @@ from gigamask.workflows.open_data import AnnotationOptions, open_or_build_tempor
 class StatsCommand(AnnotationOptions):
     """describe tars or an index (masks per image, areas, scores, sizes), or what a sampler draws"""
 
-    paths: Positional[Annotated[tuple[str, ...], arg(metavar="PATH ...")]]
+    paths: Annotated[tuple[str, ...], Positional("PATH ...")]
     """an index, or tars, which are indexed temporarily; or one path with --images or --masks"""
-    sampler: Annotated[str | None, arg(metavar="NAME|file.py:Class")] = None
+    sampler: str | None = None
     """describe what this sampler draws instead: granularity, difficulty and tars over its epochs;
     its fields are flags, such as --sampler.per-tar 10"""
     epochs: int = 1

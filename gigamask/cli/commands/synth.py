@@ -7,14 +7,14 @@ from functools import partial
 from shlex import quote
 from typing import Annotated, Any, Literal
 
-from tyro.conf import Positional, arg
+from gigamask.parser import Positional
 
 
 @dataclass(frozen=True)
 class SynthCommand:
     """write tars of synthetic scenes in SA-1B's format"""
 
-    folder: Positional[Annotated[str, arg(metavar="FOLDER")]]
+    folder: Annotated[str, Positional("FOLDER")]
     """output folder for the tars"""
     images: int = 256
     """number of scenes"""

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
-from tyro.conf import Positional, arg
-
 from gigamask.launch import PartOptions
+from gigamask.parser import Positional
 
 MAX_LINES = 50
 """Maximum number of faults printed; `--json` has all."""
@@ -17,7 +16,7 @@ MAX_LINES = 50
 class VerifyCommand(PartOptions):
     """read everything in tars, and list the samples that training cannot use"""
 
-    paths: Positional[Annotated[tuple[str, ...], arg(metavar="PATH ...")]]
+    paths: Annotated[tuple[str, ...], Positional("PATH ...")]
     """tars, folders of tars, globs, or an index, which is compared with its tars, and every file
     with the crc32 recorded by 'gigamask index --checksums'"""
     checksums: str | None = None

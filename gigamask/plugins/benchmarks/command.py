@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from tyro.conf import Positional, arg
-
 from gigamask.errors import GigamaskError
+from gigamask.parser import Positional
 from gigamask.plugins.benchmarks.benchmark import BenchmarkOptions, find
 
 
@@ -17,9 +16,9 @@ from gigamask.plugins.benchmarks.benchmark import BenchmarkOptions, find
 class BenchmarkCommand(BenchmarkOptions):
     """score weights on a benchmark of the literature, such as clicks to 90 % IoU on GrabCut"""
 
-    name: Positional[Annotated[str | None, arg(metavar="NAME")]] = None
+    name: Annotated[str | None, Positional("NAME")] = None
     """grabcut, berkeley, sbd, davis, pascalvoc, coco_mval, coco, lvis, sa1k, or bsds"""
-    weights: Positional[Annotated[str | None, arg(metavar="WEIGHTS")]] = None
+    weights: Annotated[str | None, Positional("WEIGHTS")] = None
     """a run folder, a checkpoint, a .pth, a .safetensors, a Hugging Face folder or id, or starter,
     the small model in this package"""
     data: tuple[str, ...] = ()

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 from gigamask.errors import GigamaskError, check_range
 
@@ -24,6 +24,8 @@ ATTEMPTS = 2
 @dataclass(frozen=True, kw_only=True)
 class SubmitOptions:
     """Where a command runs, and with what; each field is a flag."""
+
+    heading: ClassVar[str] = "on a cluster"
 
     submit: Literal["none", "local", "slurm"] = "none"
     """slurm submits the command as a job, local runs the same plan on this machine
@@ -74,6 +76,8 @@ class SubmitOptions:
 class SubmitTrainingOptions(SubmitOptions):
     """Where a training runs; each field is a flag."""
 
+    heading: ClassVar[str] = "on a cluster"
+
     submit_nodes: int = 1
     """Slurm: number of machines"""
 
@@ -91,6 +95,8 @@ class SubmitTrainingOptions(SubmitOptions):
 @dataclass(frozen=True, kw_only=True)
 class SubmitPartsOptions(SubmitOptions):
     """Where the parts of a command run; each field is a flag."""
+
+    heading: ClassVar[str] = "on a cluster"
 
     submit_jobs: int = 8
     """number of parts: each gets some of the tars or images, in order"""

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
-from tyro.conf import OmitArgPrefixes
-
 from gigamask import plugin
 from gigamask.errors import GigamaskError
 from gigamask.inference.amg_config import AutomaticMaskConfig
+from gigamask.parser import FLAT
 from gigamask.pixels import WindowOptions
 
 if TYPE_CHECKING:
@@ -64,9 +63,7 @@ class ServeCommand(WindowOptions):
     """cpu, cuda, cuda:N or mps; auto uses cuda if available"""
     trust: bool = False
     """run code that a run folder names, such as file.py:Class, and that is not built in"""
-    masks: Annotated[AutomaticMaskConfig, OmitArgPrefixes] = field(
-        default_factory=AutomaticMaskConfig
-    )
+    masks: Annotated[AutomaticMaskConfig, FLAT] = field(default_factory=AutomaticMaskConfig)
     """how masks are generated: the arguments of SamAutomaticMaskGenerator"""
     json: str | None = None
     """write the results to this JSON file when the server stops"""

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
-from tyro.conf import OmitArgPrefixes, Positional, arg
-
 from gigamask.errors import GigamaskError, counted
 from gigamask.inference.amg_config import AutomaticMaskConfig
+from gigamask.parser import FLAT, Positional
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,11 +22,11 @@ if TYPE_CHECKING:
 class AskCommand:
     """find the masks of an image that fit a text, with confidences, or report that none fits"""
 
-    weights: Positional[Annotated[str, arg(metavar="RUN")]]
+    weights: Annotated[str, Positional("RUN")]
     """run folder of 'gigamask ground train', or one of its checkpoints"""
-    image: Positional[Annotated[str, arg(metavar="IMAGE")]]
+    image: Annotated[str, Positional("IMAGE")]
     """image file, which is segmented first, or TAR:IMAGE, whose annotated masks are used"""
-    texts: Positional[Annotated[tuple[str, ...], arg(metavar="TEXT ...")]]
+    texts: Annotated[tuple[str, ...], Positional("TEXT ...")]
     """texts to find, each in quotes"""
     annotation: str | None = None
     """JSON file in SA-1B's format with the masks to choose from, e.g. from 'gigamask segment'"""
@@ -41,9 +40,7 @@ class AskCommand:
     """cpu, cuda, cuda:N or mps; auto uses cuda if available"""
     trust: bool = False
     """run code that a run folder names, such as file.py:Class, and that is not built in"""
-    masks: Annotated[AutomaticMaskConfig, OmitArgPrefixes] = field(
-        default_factory=AutomaticMaskConfig
-    )
+    masks: Annotated[AutomaticMaskConfig, FLAT] = field(default_factory=AutomaticMaskConfig)
     """how masks are generated for an image without masks: the arguments of
     SamAutomaticMaskGenerator"""
     json: str | None = None

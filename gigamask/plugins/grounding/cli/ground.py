@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
-from tyro.conf import Positional, arg
-
 from gigamask import parser
 from gigamask.errors import GigamaskError
+from gigamask.parser import Positional
 
 if TYPE_CHECKING:
     from gigamask.plugins.grounding.config import GroundingTrainConfig
@@ -27,7 +26,7 @@ USAGE = """usage: gigamask ground train RECIPE --segmenter WEIGHTS --data PATH..
 class GroundCommand:
     """find masks by text: train a model (ground train), evaluate it, write scenes, plan memory"""
 
-    weights: Positional[Annotated[str, arg(metavar="RUN")]]
+    weights: Annotated[str, Positional("RUN")]
     """run folder of 'gigamask ground train', or one of its checkpoints"""
     data: tuple[str, ...] = ()
     """tars, folders of tars, globs, or an index; default: the run's evaluation data or held-out

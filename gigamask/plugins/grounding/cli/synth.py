@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from tyro.conf import Positional, arg
+from gigamask.parser import Positional
 
 
 @dataclass(frozen=True)
 class GroundSynthCommand:
     """write synthetic scenes of objects that text can tell apart, and about twelve queries each"""
 
-    folder: Positional[Annotated[str, arg(metavar="FOLDER")]]
+    folder: Annotated[str, Positional("FOLDER")]
     """output folder for the tars and queries.jsonl"""
     images: int = 256
     """number of scenes"""

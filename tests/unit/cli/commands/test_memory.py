@@ -2,21 +2,16 @@
 
 import pytest
 
-from gigamask import parser
-from gigamask.cli.commands.memory import MemoryCommand
+from gigamask.cli.commands import memory
 from gigamask.data import process_memory
 from gigamask.errors import GigamaskError
 
 pytestmark = pytest.mark.skipif(not process_memory.PROC.is_dir(), reason="this system has no /proc")
 
 
-def parse(*words: str) -> MemoryCommand:
-    return parser.parse(MemoryCommand, list(words), "gigamask memory")
-
-
 @pytest.mark.slow
 def test_a_sample_of_a_tar(scenes, capsys):
-    found = parse("sample", f"{scenes}/sa_000000.tar:3").run()
+    found = memory.parse(["sample", f"{scenes}/sa_000000.tar:3"]).run()
     assert found["name"] == "sa_000000.tar:sa_3"
     assert max(found["height"], found["width"]) in range(256, 321)
     assert capsys.readouterr().out.startswith("sa_000000.tar:sa_3: ")
@@ -24,8 +19,8 @@ def test_a_sample_of_a_tar(scenes, capsys):
 
 @pytest.mark.slow
 def test_a_synthetic_sample(capsys, tmp_path):
-    command = parse(
-        "sample", "--height", "90", "--width", "120", "--masks", "5", "--json", "found.json"
+    command = memory.parse(
+        ["sample", "--height", "90", "--width", "120", "--masks", "5", "--json", "found.json"]
     )
     assert command.json == "found.json"
     found = command.run()
@@ -40,7 +35,9 @@ def test_a_synthetic_sample(capsys, tmp_path):
 
 @pytest.mark.slow
 def test_the_loader_of_a_recipe(scenes, capsys):
-    found = parse("loader", "--data", str(scenes), "--workers", "1", "--batches", "9").run()
+    found = memory.parse(
+        ["loader", "--data", str(scenes), "--workers", "1", "--batches", "9"]
+    ).run()
     assert (found["recipe"], found["image_size"], found["mask_size"], len(found["workers"])) == (
         "tiny",
         128,
@@ -54,14 +51,14 @@ def test_the_loader_of_a_recipe(scenes, capsys):
     ("words", "message"),
     [
         ([], r"sample or loader; see 'gigamask memory --help'$"),
-        (["smaple"], r"'smaple'.*; see 'gigamask memory --help'$"),
+        (["smaple"], r"smaple'.*; see 'gigamask memory --help'$"),
         (["sample", "--heigth", "3"], r"--heigth; perhaps you meant --height; "),
         (["loader"], r"missing --data"),
     ],
 )
 def test_wrong_words_are_one_line(words, message):
     with pytest.raises(GigamaskError, match=message) as raised:
-        parse(*words)
+        memory.parse(list(words))
     assert "\n" not in str(raised.value)
 
 
@@ -79,7 +76,7 @@ def test_what_cannot_be_measured_is_named(scenes, tmp_path):
         ),
     ):
         with pytest.raises(GigamaskError, match=message):
-            parse(*words).run()
+            memory.parse([*words]).run()
 
 
 def test_an_image_without_json_is_named(tmp_path):
@@ -88,4 +85,4 @@ def test_an_image_without_json_is_named(tmp_path):
 
     tar.write(tmp_path / "a.tar", [("sa_1.jpg", large_sample.make((9, 9), 1)[0])])
     with pytest.raises(GigamaskError, match=r"^a.tar:sa_1"):
-        parse("sample", f"{tmp_path}/a.tar:1").run()
+        memory.parse(["sample", f"{tmp_path}/a.tar:1"]).run()
