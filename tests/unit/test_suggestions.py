@@ -37,8 +37,8 @@ def test_out_of_a_command_whose_folder_has_no_flag():
 
 
 def test_no_name_is_listed_twice():
-    tried = [name for names in COMMANDS.values() for name in names]
+    tried = [name for names in COMMANDS.values() for name in names.split()]
     assert len(tried) == len(set(tried))
     assert not set(tried) & set(main.commands())
     for hint, names in FLAGS.items():
-        assert len(names) == len(set(names)), hint
+        assert len(names.split()) == len({*names.split()}), hint
