@@ -59,6 +59,7 @@ class Leaf(NamedTuple):
         default: Its value if it is not given; `MISSING` if it must be.
         owner: The class that declares it.
         section: The name of the section or component that it belongs to; "" for none.
+        about: The docstring of that section's class.
         metavar: The name of an argument without a flag; "" for a flag.
     """
 
@@ -68,6 +69,7 @@ class Leaf(NamedTuple):
     default: Any
     owner: type
     section: str
+    about: str | None
     metavar: str
 
     @property
@@ -200,7 +202,9 @@ def _leaves(
             elif HIDDEN not in marks:
                 plain = hints[name].__origin__ if marks else hints[name]
                 metavar = marks[0].metavar if marks else ""
-                found.append(Leaf(flag, (*path, name), plain, value, owner, section, metavar))
+                found.append(
+                    Leaf(flag, (*path, name), plain, value, owner, section, kind.__doc__, metavar)
+                )
     return found
 
 
@@ -332,13 +336,14 @@ def _help(
     usage = " ".join([prog, *(leaf.metavar for leaf in groups["arguments"]), "[OPTIONS]"])
     lines = [f"usage: {usage}", "", *_wrapped(kind.__doc__, "")]
     for title, members in groups.items():
-        lines += ["", f"{title}:"] if members else []
+        about = members[0].about if members and title == members[0].section else ""
+        lines += ["", f"{title}:", *_wrapped(about, "  ")] if members else []
         for leaf in members:
             names = [*(short for short, name in aliases.items() if name == leaf.name), leaf.name]
             names += [_negated(leaf.name)] if leaf.kind is bool else []
             flags = ", ".join(f"--{name}" for name in names)
             text = _docstrings(leaf.owner.__module__).get((leaf.owner.__name__, leaf.path[-1]), "")
-            if leaf.default not in (MISSING, None, False, (), ""):
+            if leaf.default is not False and leaf.default not in (MISSING, None, (), ""):
                 listed = leaf.default if isinstance(leaf.default, tuple) else [leaf.default]
                 text += f" (default: {' '.join(map(str, listed))})"
             head = leaf.metavar or f"{flags} {_type(leaf.kind)[0]}".rstrip()

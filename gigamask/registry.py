@@ -185,13 +185,6 @@ def select_components(config: TrainConfig, chosen: Mapping[str, str]) -> TrainCo
     return config
 
 
-def component_names(config: TrainConfig) -> dict[str, str]:
-    """Return the names of a configuration's components by kind."""
-    return {
-        kind: name_of_component(kind, get_component(config, kind)) for kind in components_of(config)
-    }
-
-
 def components_of(config: TrainConfig) -> list[str]:
     """Return the kinds of components that a configuration has; pre-training has no prompts."""
     types = component_types(config)

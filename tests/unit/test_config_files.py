@@ -316,6 +316,8 @@ def test_help_begins_with_the_flags_that_people_use(capsys):
     assert [*sections[:2], *sections[-2:]] == ["options", "more options", "stages", "on a cluster"]
     assert "--loader.max-masks INT" in out
     assert "--sampler.lanes" in out
+    assert "\noptimizer:\n  Muon for the weight matrices" in out
+    assert "mask choice, prompts) (default: 0)" in " ".join(out.split())
     assert "--compile, --no-compile" in out
     assert "--loader.half-scale, --loader.no-half-scale" in out
 

@@ -186,9 +186,11 @@ def test_another_kind_of_sampler_is_another_order():
 def test_every_component_of_every_recipe_has_a_name():
     for recipe in config_files.recipes.built_in():
         run = recipe()
-        assert all(
-            name in registry.names(part) for part, name in registry.component_names(run).items()
-        )
-        assert registry.select_components(run, registry.component_names(run)) == run
+        chosen = {
+            kind: registry.name_of_component(kind, registry.get_component(run, kind))
+            for kind in registry.components_of(run)
+        }
+        assert all(name in registry.names(kind) for kind, name in chosen.items())
+        assert registry.select_components(run, chosen) == run
     config = parse_train("tiny --data x --out never".split()).run
     assert check_run_folder(config, False) == {}
