@@ -11,9 +11,8 @@ import torch
 from jaxtyping import Float, Float32, Int, UInt8
 from PIL import Image
 from torch import Tensor
-from torch.nn import functional
 
-from gigamask.masks.transforms import ImageTransform, whole_image
+from gigamask.masks.transforms import ImageTransform, resize, whole_image
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class ResizeLongestSide:
     def apply_image_torch(self, image: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C h w"]:
         """Resize images with torch, antialiased; values may differ by one from `apply_image`."""
         size = self.image_transform((image.shape[-2], image.shape[-1])).resized
-        return functional.interpolate(image, size, mode="bilinear", antialias=True)
+        return resize(image, size)
 
     def apply_coords(
         self,

@@ -13,7 +13,7 @@ from math import ceil, floor
 import cv2
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float32, Int, Int64, UInt8
+from jaxtyping import Bool, Float, Float32, Int, Int64, Num, UInt8
 from torch import Tensor
 from torch.nn.functional import interpolate
 
@@ -80,12 +80,7 @@ class ImageTransform:
             cv2.split(cropped, list(planes))
             image = torch.from_numpy(planes)
         else:
-            image = interpolate(
-                torch.from_numpy(cropped).permute(2, 0, 1)[None],
-                self.resized,
-                mode="bilinear",
-                antialias=True,
-            )[0]
+            image = resize(torch.from_numpy(cropped).permute(2, 0, 1)[None], self.resized)[0]
         return (image.flip(2) if self.flip else image).contiguous()
 
     def apply_masks(self, masks: RLEMasks, mask_size: int) -> RLEMasks:
@@ -152,6 +147,20 @@ class ImageTransform:
             square = self.image_size, self.image_size
             low = interpolate(low, square, mode="bilinear", align_corners=False)[..., :h, :w]
         return interpolate(low, self.original, mode="bilinear", align_corners=False)
+
+
+def resize(images: Num[Tensor, "B C H W"], size: tuple[int, int]) -> Num[Tensor, "B C h w"]:
+    """Resize images, antialiased bilinear.
+
+    Args:
+        images: The images.
+        size: The new (height, width).
+    """
+    if size[1] > 1:
+        return interpolate(images, size, mode="bilinear", antialias=True)
+    # torch 2.13 fills a column of one pixel with the value of its first row, but no row.
+    rows = interpolate(images.float().mT, size[::-1], mode="bilinear", antialias=True).mT
+    return (rows if images.is_floating_point() else rows.round()).to(images.dtype)
 
 
 def whole_image(

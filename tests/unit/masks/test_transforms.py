@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.nn.functional import interpolate
 
 from gigamask.masks.rle import RLEMasks
@@ -12,6 +13,7 @@ from gigamask.masks.transforms import (
     ImageTransform,
     boxes_on_grid,
     logit_boxes,
+    resize,
     stretched,
     whole_image,
 )
@@ -58,6 +60,21 @@ def test_pixels_are_resized_as_torch_does():
     assert image.dtype == torch.uint8
     assert image.is_contiguous()
     assert (image.float() - expected).abs().max() <= 1
+
+
+@pytest.mark.parametrize("size", [(33, 1), (700, 2), (90, 1), (1, 33), (2, 700)])
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_lines_of_one_pixel_are_resized_as_pillow_does(size, channels):
+    pixels = np.random.default_rng(0).integers(0, 256, (*size, channels), np.uint8)
+    transform = ImageTransform.resize_longest_side(size, 48)
+    height, width = transform.resized
+    assert 1 in (height, width)
+    given = torch.tensor(pixels).permute(2, 0, 1)[None]
+    for shown in (transform.apply_image(pixels), resize(given.float(), (height, width))[0]):
+        for plane, expected in zip(shown, np.moveaxis(pixels, 2, 0), strict=True):
+            image = Image.fromarray(np.ascontiguousarray(expected))
+            expected = np.array(image.resize((width, height), Image.Resampling.BILINEAR))
+            assert np.abs(plane.numpy() - expected.astype(float)).max() <= 1
 
 
 def test_cells_beside_the_image_are_background():
