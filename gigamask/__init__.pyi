@@ -32,9 +32,9 @@ from .workflows.open_data import open_index as open_index
 from .workflows.plan import plan as plan
 from .workflows.segment import segment as segment
 from .workflows.train import Run as Run
-from .workflows.train import distill as distill
 from .workflows.train import pretrain as pretrain
 from .workflows.train import train as train
 
 __version__: str
 benchmark: typing.Callable[..., dict[str, typing.Any]]
+distill: typing.Callable[..., Run]

@@ -1,6 +1,6 @@
 """A run small enough for tests, over a dozen synthetic scenes."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 from gigamask.data.augment import HorizontalFlip
@@ -16,7 +16,6 @@ from gigamask.models.configs import (
     WindowDecoder,
 )
 from gigamask.prompts.schedule import InteractiveSchedule
-from gigamask.training.distill_config import DistillTrainConfig, FeaturesStage
 from gigamask.training.optim import AdamW
 from gigamask.training.sam_config import SamLoaderConfig, SamTrainConfig
 from gigamask.training.schedule import WarmupCosine
@@ -124,28 +123,4 @@ def little_sam2() -> SamTrainConfig:
         loss=SamLoss(iou_supervision="all", iou_loss="l1"),
         freeze=("mask_decoder.pred_obj_score_head",),
         optimizer=AdamW(lr=1e-3, layer_decay=0.9),
-    )
-
-
-def little_student() -> DistillTrainConfig:
-    """The little model as the student of another of its kind, in two phases."""
-    base = little()
-    return DistillTrainConfig(
-        **{item.name: getattr(base, item.name) for item in fields(base) if item.name != "recipe"},
-        recipe=f"{Path(__file__).resolve()}:little_student",
-        features=FeaturesStage(steps=4, batch_size=3, lr=1e-3),
-    )
-
-
-def little_compact_student() -> DistillTrainConfig:
-    """The same for models that answer in windows."""
-    base = little_compact()
-    return replace(
-        little_student(),
-        recipe=f"{Path(__file__).resolve()}:little_compact_student",
-        model=base.model,
-        prompts=base.prompts,
-        loss=WindowLoss(iou_weight=0.0, choice_weight=0.0),
-        optimizer=base.optimizer,
-        teacher_iou_weight=2.0,
     )

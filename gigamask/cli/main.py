@@ -27,7 +27,7 @@ PIPE_CLOSED = 141
 
 CORE = (
     *("download", "convert", "synth", "index", "verify", "stats", "repack", "masks", "memory"),
-    *("plan", "pretrain", "train", "distill", "evaluate", "export", "segment"),
+    *("plan", "pretrain", "train", "evaluate", "export", "segment"),
     *("ablate", "report", "follow", "demo"),
 )
 """Commands of the core in the order of use. Each is a module of `cli.commands` with a class
@@ -35,7 +35,6 @@ CORE = (
 TRAINING = {
     "pretrain": "pre-train an image encoder on images without masks (MAE), or resume a run",
     "train": "train a recipe on images with masks, or resume a run",
-    "distill": "train a small model to do what a larger one does, or resume a run",
 }
 """Lines in the overview of the commands that train recipes."""
 

@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 from gigamask import plugin
 from gigamask.errors import GigamaskError
-from gigamask.recipes.distill import compact_student, edge_sam, mobile_sam
 from gigamask.recipes.mae import mae_tiny, mae_vit_b, mae_vit_h, mae_vit_l
 from gigamask.recipes.sam import (
     compact,
@@ -28,31 +27,25 @@ from gigamask.recipes.sam import (
     tiny,
 )
 from gigamask.recipes.sam2 import sam2_base_plus, sam2_large, sam2_small, sam2_tiny
-from gigamask.recipes.sami import efficient_sam, sami_vit_s, sami_vit_t
 from gigamask.recipes.user_code import entry_points, find_object, load_entry_point
 from gigamask.training.config import ImageTrainConfig, TrainConfig
-from gigamask.training.distill_config import DistillTrainConfig
 from gigamask.training.mae_config import MAETrainConfig
 from gigamask.training.sam_config import SamTrainConfig
 
 SAM_RECIPES: tuple[Callable[[], SamTrainConfig], ...] = (
     *(tiny, photos, compact, sam_vit_b, sam_vit_l, sam_vit_h),
     *(mixed_prompts, one_gpu, finetune, finetune_vit_l, finetune_vit_h, finetune_laptop),
-    *(sam2_tiny, sam2_small, sam2_base_plus, sam2_large, efficient_sam),
+    *(sam2_tiny, sam2_small, sam2_base_plus, sam2_large),
 )
 MAE_RECIPES: tuple[Callable[[], MAETrainConfig], ...] = (
-    *(mae_tiny, mae_vit_b, mae_vit_l, mae_vit_h),
-    *(sami_vit_t, sami_vit_s),
-)
-DISTILL_RECIPES: tuple[Callable[[], DistillTrainConfig], ...] = (
-    compact_student,
-    edge_sam,
-    mobile_sam,
+    mae_tiny,
+    mae_vit_b,
+    mae_vit_l,
+    mae_vit_h,
 )
 CORE: dict[str, tuple[Callable[[], TrainConfig], ...]] = {
     SamTrainConfig.command: SAM_RECIPES,
     MAETrainConfig.command: MAE_RECIPES,
-    DistillTrainConfig.command: DISTILL_RECIPES,
 }
 """The recipes of the core by training command."""
 
@@ -106,9 +99,8 @@ def find(name: str) -> Callable[[], TrainConfig]:
     for recipe in (recipe for recipes in CORE.values() for recipe in recipes):
         if recipe.__name__ == name:
             return recipe
-    for references in plugin.merged("recipes").values():
-        if name in references:
-            return plugin.load(references[name])
+    if name in (added := _added()):
+        return plugin.load(added[name])
     path, colon, function = name.rpartition(":")
     if not colon:
         installed = entry_points("recipe")
@@ -130,6 +122,22 @@ def find(name: str) -> Callable[[], TrainConfig]:
             f"{_name(SamTrainConfig)}"
         )
     return recipe
+
+
+def __getattr__(name: str) -> Callable[[], TrainConfig]:
+    """Return the recipe of a plugin."""
+    if name in (added := _added()):
+        return plugin.load(added[name])
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _added() -> dict[str, str]:
+    """Return the references of the recipes of plugins by name."""
+    return {
+        name: reference
+        for references in plugin.merged("recipes").values()
+        for name, reference in references.items()
+    }
 
 
 def make(name: str | TrainConfig | Callable[[], TrainConfig]) -> TrainConfig:

@@ -1,5 +1,4 @@
 from .config import TrainConfig as TrainConfig
-from .distill_config import DistillTrainConfig as DistillTrainConfig
 from .mae_config import MAETrainConfig as MAETrainConfig
 from .optim import AdamW as AdamW
 from .optim import AdamW8bit as AdamW8bit

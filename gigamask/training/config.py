@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 from gigamask.data.augment import Augment, ColorJitter, NoAugment
 from gigamask.errors import GigamaskError, check_range
 from gigamask.interfaces import Evaluator, LRSchedule, NoEvaluation, Optimizer, Sampler, Task
+from gigamask.losses.ohem import NoMining
 from gigamask.models.manifest import list_checkpoints
 from gigamask.samplers.random import Random
 from gigamask.training.optim import (
@@ -31,6 +32,7 @@ from gigamask.training.schedule import WarmupMultiStep
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
     from gigamask.data.index import Index
     from gigamask.data.sample_config import SampleConfig
@@ -43,6 +45,8 @@ Config = TypeVar("Config", bound="TrainConfig")
 
 MAX_WARMUP_SHARE = 0.25
 """Longest warm-up, as a fraction of its steps, of a training with fewer steps than its recipe."""
+ALL_MASKS: Any = NoMining()
+"""The mining of a configuration without this field."""
 DATA = "data.json"
 """File in the run folder that describes the data at the start of the run."""
 
@@ -74,11 +78,13 @@ class TrainConfig(ABC):
     """Base configuration of any kind of training."""
 
     command: ClassVar[str] = "train"
-    """the command that runs this training: `gigamask train`, `pretrain`, `distill` or `ground
-    train`"""
+    """the command that runs this training, such as `gigamask train` or `pretrain`"""
 
     next_step: ClassVar[str] = "gigamask evaluate {out} --data HELD_OUT_TARS"
     """the command to suggest once the model in the run folder `out` is trained"""
+
+    required: ClassVar[str] = ""
+    """flags to name in the usage, besides --data and --out"""
 
     recipe: str = ""
     """recipe that the configuration started from"""
@@ -138,6 +144,7 @@ class TrainConfig(ABC):
     evaluation: Evaluator = field(default_factory=NoEvaluation)
 
     lora = NO_ADAPTERS  # a field where the model can have adapters
+    mining = ALL_MASKS  # a field where masks can be left out
 
     @abstractmethod
     def build(self, device: str = "cpu") -> Model:
@@ -155,11 +162,6 @@ class TrainConfig(ABC):
     def tables(self) -> tuple[str, ...]:
         """Paths of files besides the tars that training depends on."""
         return ()
-
-    @property
-    def uses_strata(self) -> bool:
-        """Whether samples carry the stratum that the sampler assigns to them."""
-        return False
 
     def with_(self: Config, **changes: Any) -> Config:
         """Return a copy with some fields changed.
@@ -179,6 +181,15 @@ class TrainConfig(ABC):
         if any(name.startswith("schedule") for name in changes):
             return config
         return limit_warmup(config, self.steps)
+
+    def phases(self: Config) -> list[Config]:
+        """Return the trainings to run one after another, such as those of a distillation.
+
+        Returns:
+            The configuration itself, unless a subclass has several phases; each but the last in a
+            folder of its own.
+        """
+        return [self]
 
     def check(self: Config) -> Config:
         """Check the values and return the configuration itself.
@@ -352,9 +363,31 @@ class ImageTrainConfig(TrainConfig):
         )
 
     @property
+    def other_weights(self) -> tuple[str, ...]:
+        """Weights that it needs besides `init`, such as those of a teacher."""
+        return ()
+
+    @property
     def tables(self) -> tuple[str, ...]:
-        """Path of the attribute table, if there is one."""
-        return (self.loader.attributes,) if self.loader.attributes else ()
+        """Paths of the attribute table, if there is one, and of the other weights."""
+        from gigamask.models.state_dict import find_weights
+
+        weights = (str(find_weights(each)) for each in self.other_weights)
+        return (*filter(None, [self.loader.attributes]), *weights)
+
+    def check_plan(self, model: nn.Module) -> list[str]:
+        """Check what only this kind of training needs, apart from files that are not here yet.
+
+        Args:
+            model: Its model on the meta device.
+
+        Returns:
+            The errors of training that are set aside: those of missing files and weights.
+
+        Raises:
+            GigamaskError: Training would refuse a value, or a file that is here.
+        """
+        return []
 
 
 def check_init(init: str, earlier: Collection[str]) -> str:

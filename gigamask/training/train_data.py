@@ -140,7 +140,7 @@ class TrainData:
             self._source.items,
             self.loss_history,
             self._source.locate,
-            config.uses_strata,
+            config.mining.use_sampler_strata,
         )
 
     @property

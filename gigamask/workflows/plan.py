@@ -38,12 +38,10 @@ from gigamask.profiling.gpus import Gpu
 from gigamask.profiling.memory_plan import BatchSplit, Cluster, StateBytes
 from gigamask.profiling.sample_memory import held_bytes
 from gigamask.training.config import ImageTrainConfig
-from gigamask.training.distill_config import DistillTrainConfig
 from gigamask.training.optim import AdamW, AdamW8bit, select_trained
 from gigamask.training.state import TrainState
 from gigamask.training.step import StepMetrics, accumulate, step
 from gigamask.workflows.plan_checks import PLACEHOLDER, check_trainable
-from gigamask.workflows.stages import phases_of
 
 MICRO_BATCH_SHARE = 0.85
 """Largest share of the available memory that a micro-batch may be chosen to need; our choice, since
@@ -251,8 +249,7 @@ def resolve(config: ImageTrainConfig, hardware: Hardware) -> ImageTrainConfig:
     Raises:
         GigamaskError: The hardware cannot run it.
     """
-    if isinstance(config, DistillTrainConfig):
-        config = phases_of(config)[-1]
+    config = config.phases()[-1]
     cluster, gpu = hardware.cluster, hardware.gpu
     precision = choose_precision(config.precision, torch.device(device_of(config)))
     checked = replace(config, data=(PLACEHOLDER,), init=config.init or PLACEHOLDER).check()

@@ -9,20 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-
 from gigamask.data import storage
 from gigamask.errors import GigamaskError
-from gigamask.models.configs import DECODER_PREFIX
-from gigamask.models.init import CLASS_HEAD, DECODER, load_init_weights
+from gigamask.models.init import load_init_weights
 from gigamask.models.state_dict import STARTER
 from gigamask.training.config import ImageTrainConfig, check_init
-from gigamask.training.distill_config import DistillTrainConfig, check_teacher
 from gigamask.training.optim import check_frozen, select_trained
 from gigamask.training.sam_config import SamTrainConfig
 from gigamask.workflows.own_data import find_own_data
-from gigamask.workflows.stages import phases_of
 
 PLACEHOLDER = "none"
 """Stands for data and weights that a plan does not need."""
@@ -58,7 +52,7 @@ def check_trainable(config: ImageTrainConfig) -> list[str]:
     if isinstance(config, SamTrainConfig) and not remote:
         own = check(lambda: find_own_data(config), paths)
     is_tars = bool(data) and own is None and not assumed
-    phases = phases_of(config) if isinstance(config, DistillTrainConfig) else [config]
+    phases = config.phases()
     for phase in phases:
         named = replace(phase, data=data if is_tars else (PLACEHOLDER,))
         assumed += check_phase(named, [each.out for each in phases])
@@ -73,7 +67,7 @@ def check_trainable(config: ImageTrainConfig) -> list[str]:
 
 
 def check_phase(config: ImageTrainConfig, earlier: Sequence[str]) -> list[str]:
-    """Check the values, the teacher, the initial weights and the frozen modules of a training.
+    """Check the values, the initial weights, the frozen modules and the kind of a training.
 
     Args:
         config: The training, or a phase of it, with data or a placeholder.
@@ -83,20 +77,19 @@ def check_phase(config: ImageTrainConfig, earlier: Sequence[str]) -> list[str]:
         As of `check_trainable`.
 
     Raises:
-        GigamaskError: A value is invalid, weights do not fit, or a teacher is required.
+        GigamaskError: A value is invalid, weights do not fit, or something is required.
     """
+    absent = (*earlier, *config.other_weights)
     replace(config, init=config.init or PLACEHOLDER).check()
     init, model, assumed = config.init or "", config.build("meta"), []
-    teacher = getattr(config, "teacher", None)
-    if teacher is not None:
-        assumed += _check_teacher(config, model)
+    assumed += config.check_plan(model)
     select_trained(model, config.freeze, config.unfreeze, config.lora)
     try:
         if not init:
             config.check()
             if config.freeze or config.unfreeze or config.lora.rank:
                 check_frozen(model, (), None)
-        path = check_init(init, (*earlier, teacher or ""))
+        path = check_init(init, absent)
     except GigamaskError as error:
         return [*assumed, str(error)]
     if path and path not in earlier and (Path(path).exists() or path == STARTER):
@@ -104,41 +97,9 @@ def check_phase(config: ImageTrainConfig, earlier: Sequence[str]) -> list[str]:
             warnings.simplefilter("ignore", UserWarning)  # of torch: no value is copied
             loaded = load_init_weights(config.build("meta"), init)
         check_frozen(model, loaded, init)
-    elif path not in (*earlier, teacher or ""):
+    elif path and path not in absent:
         assumed.append(f"--init {init}: a plan does not download weights, so they may not fit")
     return assumed
-
-
-def _check_teacher(config: Any, model: nn.Module) -> list[str]:
-    """Check that a student fits its teacher, which is SAM's ViT-H if its weights are not here."""
-    teacher: str = config.teacher
-    missing = ""
-    try:
-        check_teacher(teacher)
-    except GigamaskError as error:
-        if not teacher:
-            raise
-        missing = str(error)
-    try:
-        [frozen] = config.task(torch.device("meta")).frozen_models
-        if config.init == f"{DECODER_PREFIX}{teacher}":
-            own, taught = (_decoder_shapes(each) for each in (model, frozen))
-            if own != taught:
-                raise GigamaskError(f"{config.init}: its decoder has other sizes than the model's")
-    except GigamaskError as error:
-        if not missing:
-            raise
-        raise GigamaskError(f"{missing}; nor does SAM ViT-H fit: {error}") from None
-    return [f"{missing}; planned with SAM ViT-H"] if missing else []
-
-
-def _decoder_shapes(model: nn.Module) -> dict[str, torch.Size]:
-    state = model.state_dict()
-    return {
-        name: value.shape
-        for name, value in state.items()
-        if name.startswith(DECODER) and not name.startswith(CLASS_HEAD)
-    }
 
 
 def _is_missing(path: str) -> bool:

@@ -1,5 +1,4 @@
-"""Split a training into stages: MAE pre-training, decoder on a frozen encoder, joint training; or
-the phases of distillation."""
+"""Split a training into stages: MAE pre-training, decoder on a frozen encoder, joint training."""
 
 from __future__ import annotations
 
@@ -8,14 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from gigamask.errors import GigamaskError
-from gigamask.models.configs import DECODER_PREFIX
 from gigamask.models.lora_config import LoRA
 from gigamask.recipes.mae import pretraining_for
 from gigamask.training.config import TrainConfig, check_at_least
-from gigamask.training.distill_config import DistillTrainConfig, FeaturesStage
-from gigamask.training.optim import AdamW, MuonAdamW
 from gigamask.training.sam_config import SamTrainConfig
-from gigamask.training.schedule import WarmupCosine
 
 STAGES = ("mae", "decoder", "joint")
 MAE_PARTS = ("patch_embed", "pos_embed", "blocks")
@@ -33,8 +28,7 @@ def make_stages(
 ) -> list[TrainConfig]:
     """Return the configurations of the stages of a training.
 
-    Distillation has the stages that `phases_of` returns; the others are as follows. Each stage has
-    a folder below `config.out` and starts from the weights of the previous one.
+    Each stage has a folder below `config.out` and starts from the weights of the previous one.
     `mae` pre-trains the encoder, `decoder` trains everything else with the encoder frozen, and
     `joint` is the recipe itself, which trains everything.
 
@@ -44,21 +38,19 @@ def make_stages(
         steps: Steps of the stages `mae` and `decoder`; None means the default.
 
     Returns:
-        One configuration per stage; `[config]` without stages.
+        One configuration per stage; without stages, the phases of the training.
 
     Raises:
         GigamaskError: A stage is unknown or out of order, `steps` has a stage that is not trained,
             or weights are missing or would not be used.
     """
-    if isinstance(config, DistillTrainConfig):
-        return [*phases_of(config)]
     given = {stage: number for stage, number in steps.items() if number is not None}
     check_at_least(1, **{f"{stage}_steps": number for stage, number in steps.items()})
     if names is None:
         if given:
             stage = next(iter(given))
             raise GigamaskError(f"--{stage}-steps needs --stages (for example {','.join(STAGES)})")
-        return [config]
+        return config.phases()
     stages = tuple(name.strip() for name in names.split(","))
     _check(config, names, stages, given)
     assert isinstance(config, SamTrainConfig)
@@ -78,49 +70,6 @@ def make_stages(
     if "mae" in stages:
         configs["mae"] = _limit_warmup(pretraining_for(config, given.get("mae")))
     return [replace(configs[stage], out=folders[stage], init=init[stage]) for stage in stages]
-
-
-def phases_of(config: DistillTrainConfig) -> list[DistillTrainConfig]:
-    """Return the phases of distillation to train one after the other.
-
-    Args:
-        config: The distillation; with `features.steps`, the phase features comes before the phase
-            prompts, each in its own folder in `config.out`.
-
-    Returns:
-        One or two configurations with initial weights and frozen modules set.
-    """
-    init = config.init
-    if init is None and config.teacher and config.teacher_decoder:
-        init = f"{DECODER_PREFIX}{config.teacher}"
-    stage = config.features
-    last = replace(config, features=FeaturesStage(steps=0), init=init)
-    if config.phase == "features":
-        freeze = tuple(dict.fromkeys([*config.freeze, "prompt_encoder", "mask_decoder"]))
-        return [replace(last, freeze=freeze)]
-    if not stage.steps:
-        return [last]
-    schedule, optimizer = config.schedule, config.optimizer
-    if isinstance(optimizer, MuonAdamW):
-        muon_lr = optimizer.muon_lr * stage.lr / optimizer.lr
-        optimizer = replace(optimizer, muon_lr=muon_lr)
-    optimizer = replace(optimizer, lr=stage.lr)
-    if isinstance(schedule, WarmupCosine):
-        warmup = min(stage.warmup_steps, stage.steps // 2)
-        schedule = replace(schedule, warmup_steps=warmup, min_lr_ratio=stage.min_lr_ratio)
-    if isinstance(optimizer, AdamW):
-        optimizer = replace(optimizer, weight_decay=stage.weight_decay)
-    features = replace(
-        last,
-        phase="features",
-        out=str(Path(config.out) / "features"),
-        steps=stage.steps,
-        batch_size=stage.batch_size,
-        optimizer=optimizer,
-        schedule=schedule,
-    )
-    prompts = replace(last, out=str(Path(config.out) / "prompts"), init=features.out)
-    return [*phases_of(features), prompts]
 
 
 def _limit_warmup(config: TrainConfig) -> TrainConfig:

@@ -21,9 +21,7 @@ from gigamask.errors import GigamaskError
 from gigamask.models.configs import SamConfig
 from gigamask.models.manifest import list_checkpoints
 from gigamask.training.config import TrainConfig
-from gigamask.training.distill_config import DistillTrainConfig
 from gigamask.training.mae_config import MAETrainConfig
-from gigamask.workflows.stages import phases_of
 
 if TYPE_CHECKING:
     import torch
@@ -120,7 +118,7 @@ def train(
     allow_data_change: bool = False,
     **changes: Any,
 ) -> Run:
-    """Train a configuration, or resume it if its folder contains a checkpoint.
+    """Train a configuration phase by phase, or resume it if its folder contains a checkpoint.
 
     Works in any thread. In the main thread, stop signals (SIGINT, SIGTERM, SIGHUP, SIGUSR1 and
     SIGUSR2) make it save a checkpoint and return. On a CPU, it trains a small model in several
@@ -133,29 +131,30 @@ def train(
             `TrainConfig.with_`.
 
     Returns:
-        The run: its folder, model, metrics, and `evaluate`.
+        The run, of the last phase if there are several: its folder, model, metrics, and `evaluate`.
 
     Raises:
         GigamaskError: The configuration, the data or the folder cannot be used.
     """
-    config = _configured(config, changes)
-    if isinstance(config, DistillTrainConfig):
-        raise GigamaskError("this configuration is for gigamask.distill")
-    return _train(config, allow_data_change)
+    from gigamask.workflows.own_data import use_own_data
+
+    phases = use_own_data(recipes.make(config).with_(**changes)).phases()
+    for number, phase in enumerate(phases):
+        resolve(phase, allow_data_change, tuple(each.out for each in phases[:number]))
+    for number, phase in enumerate(phases):
+        if any(later.has_checkpoint for later in phases[number + 1 :]):
+            continue
+        run, stopped = _train_phase(phase, allow_data_change)
+        if stopped:
+            break
+    return run
 
 
-def _configured(
-    config: str | TrainConfig | Callable[[], TrainConfig], changes: dict[str, Any]
-) -> TrainConfig:
-    config = recipes.make(config)
-    return config.with_(**changes) if changes else config
-
-
-def _train(config: TrainConfig, allow_data_change: bool) -> Run:
+def _train_phase(config: TrainConfig, allow_data_change: bool) -> tuple[Run, bool]:
+    """Train a configuration; return its run, and whether a signal ended it."""
     from gigamask.training.sam_config import is_finding_classes
-    from gigamask.workflows.own_data import find_classes, use_own_data
+    from gigamask.workflows.own_data import find_classes
 
-    config = use_own_data(config)
     changes = resolve(config, allow_data_change)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.yaml"
@@ -169,7 +168,7 @@ def _train(config: TrainConfig, allow_data_change: bool) -> Run:
                 changes = resolve(config, allow_data_change)
             config = choose_micro_batch_size(config, world)
             state = train_in_world(config, changes, world, allow_data_change)
-    return Run(Path(config.out), config, state.step)
+    return Run(Path(config.out), config, state.step), state.step < config.steps or state.stopping
 
 
 def pretrain(
@@ -188,42 +187,10 @@ def pretrain(
     Raises:
         GigamaskError: The configuration is not a `MAETrainConfig`, or cannot be used.
     """
-    made = _configured(config, changes)
+    made = recipes.make(config)
     if not isinstance(made, MAETrainConfig):
         raise GigamaskError(f"pretrain needs a MAETrainConfig, got {type(made).__name__}")
-    return train(made, allow_data_change=allow_data_change)
-
-
-def distill(
-    config: str | DistillTrainConfig, *, allow_data_change: bool = False, **changes: Any
-) -> Run:
-    """Distill a student from a teacher, phase by phase; otherwise like `train`.
-
-    Args:
-        config: Name of a recipe, or a configuration, such as `recipes.edge_sam()`.
-        allow_data_change: Resume even if the data or their order have changed.
-        **changes: Values of fields, such as `teacher="sam_vit_h_4b8939.pth", data="sa1b/"`.
-
-    Returns:
-        The run of the last phase.
-
-    Raises:
-        GigamaskError: The configuration is not a `DistillTrainConfig`, or cannot be used.
-    """
-    made = _configured(config, changes)
-    if not isinstance(made, DistillTrainConfig):
-        raise GigamaskError(f"distill needs a DistillTrainConfig, got {type(made).__name__}")
-    from gigamask.workflows.own_data import use_own_data
-
-    *earlier, last = phases_of(use_own_data(made))
-    for number, phase in enumerate([*earlier, last]):
-        resolve(phase, allow_data_change, tuple(each.out for each in earlier[:number]))
-    for phase in earlier:
-        if not last.has_checkpoint:
-            run = _train(phase, allow_data_change)
-            if not run.finished:
-                return run
-    return _train(last, allow_data_change)
+    return train(made, allow_data_change=allow_data_change, **changes)
 
 
 def resolve(

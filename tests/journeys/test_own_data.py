@@ -3,7 +3,6 @@
 import json
 import re
 import tarfile
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,7 @@ from gigamask.cli.main import main
 from gigamask.config_files import load_config
 from gigamask.models.init import build_model
 from tests.forked import forked  # noqa: F401 (a fixture)
-from tests.little import SPEC, little, little_student
+from tests.little import SPEC, little
 
 LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
 COUNT = 12
@@ -228,10 +227,7 @@ def test_a_script_learns_that_something_was_left_out(here, capsys):
 
 @pytest.mark.long
 @pytest.mark.usefixtures("forked")
-def test_distillation_and_submitted_trainings_take_them(here):
-    build_model(SPEC, 4).save_pretrained("teacher")
-    config = little_student().with_(data="photos", masks="labels", out="student", steps=2)
-    assert gigamask.distill(replace(config, teacher="teacher")).finished
+def test_submitted_trainings_take_them(here):
     words = ["--data", "coco.json", "--images", "photos", "--submit", "local"]
     assert main(["train", LITTLE, "--out", "run", "--steps", "1", *words]) == 0
     assert Path(load_config("run", trust=True).data[0]).parent.parent.name.startswith("coco.json")

@@ -176,7 +176,7 @@ def test_no_process_waits_in_a_step_for_what_the_main_one_does_alone(tmp_path, s
 def refs_of_steps(run, history: LossHistory | None, ranks: int, begin: int, end: int) -> list:
     """The samples of each step, put together from those of all processes, which record losses."""
     source = run.data_source(open_index(run))
-    parts = [source.items, history, source.locate, run.uses_strata]
+    parts = [source.items, history, source.locate, run.mining.use_sampler_strata]
     sequences = [SampleSequence(run.sampler, *copy.deepcopy(parts)) for _ in range(ranks)]
     steps, segments = (
         [],

@@ -1,4 +1,4 @@
-"""`gigamask train`, `gigamask pretrain`, `gigamask distill` and `gigamask ground train`."""
+"""`gigamask train`, `gigamask pretrain`, and the commands of plugins that train."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run(command: str, arguments: list[str]) -> tuple[str | None, dict[str, Any]]
     """Run a training command, stage by stage.
 
     Args:
-        command: "train", "pretrain", "distill" or "ground train".
+        command: "train", "pretrain", or one of a plugin, such as "distill".
         arguments: The arguments after the command.
 
     Returns:
@@ -237,11 +237,12 @@ def is_interrupted(result: dict[str, Any]) -> bool:
 
 def overview(command: str) -> str:
     """Return the text of a command's `--help` without a recipe."""
-    available = registry.components_of(recipes.find(recipes.names(command)[0])())
+    first = recipes.find(recipes.names(command)[0])()
+    available = registry.components_of(first)
     components = "\n".join(f"  --{kind:20} {', '.join(registry.names(kind))}" for kind in available)
-    teacher = " --teacher WEIGHTS" * (command == "distill")
+    required = f" {first.required}" * bool(first.required)
     usage = [
-        f"usage: gigamask {command} RECIPE{teacher} --data PATH... --out RUN "
+        f"usage: gigamask {command} RECIPE{required} --data PATH... --out RUN "
         "[--section.field value ...]",
         f"       gigamask {command} --resume RUN",
     ]

@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from gigamask.data.sample_config import SampleConfig
 from gigamask.errors import GigamaskError, check_range
 from gigamask.interfaces import Task
-from gigamask.models.configs import vit_h
+from gigamask.models.configs import DECODER_PREFIX
 from gigamask.training.config import check_at_least
+from gigamask.training.optim import AdamW, MuonAdamW
 from gigamask.training.sam_config import SamTrainConfig, check_cacheable
+from gigamask.training.schedule import WarmupCosine
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
-    from gigamask.models.configs import SamConfig
-    from gigamask.models.sam.sam import Sam
     from gigamask.training.planning_view import PlanningView
     from gigamask.types import RandomSpec
 
@@ -58,6 +59,7 @@ class DistillTrainConfig(SamTrainConfig):
     """Configuration of distillation."""
 
     command: ClassVar[str] = "distill"
+    required: ClassVar[str] = "--teacher WEIGHTS"
 
     teacher: str = ""
     """weights of the teacher: a run folder, a checkpoint, a .pth, a .safetensors, a Hugging Face
@@ -74,6 +76,44 @@ class DistillTrainConfig(SamTrainConfig):
     visit and run; default: they are computed at every visit"""
     teacher_iou_weight: float = 0.0
     """phase prompts: weight of the squared difference between the predicted IoUs"""
+
+    def phases(self) -> list[DistillTrainConfig]:
+        """Return the phases to train one after the other, with initial weights and frozen modules.
+
+        With `features.steps`, the phase features comes before the phase prompts, each in its own
+        folder in `out`.
+        """
+        init = self.init
+        if init is None and self.teacher and self.teacher_decoder:
+            init = f"{DECODER_PREFIX}{self.teacher}"
+        stage = self.features
+        last = replace(self, features=FeaturesStage(steps=0), init=init)
+        if self.phase == "features":
+            freeze = tuple(dict.fromkeys([*self.freeze, "prompt_encoder", "mask_decoder"]))
+            return [replace(last, freeze=freeze)]
+        if not stage.steps:
+            return [last]
+        schedule, optimizer = self.schedule, self.optimizer
+        if isinstance(optimizer, MuonAdamW):
+            muon_lr = optimizer.muon_lr * stage.lr / optimizer.lr
+            optimizer = replace(optimizer, muon_lr=muon_lr)
+        optimizer = replace(optimizer, lr=stage.lr)
+        if isinstance(schedule, WarmupCosine):
+            warmup = min(stage.warmup_steps, stage.steps // 2)
+            schedule = replace(schedule, warmup_steps=warmup, min_lr_ratio=stage.min_lr_ratio)
+        if isinstance(optimizer, AdamW):
+            optimizer = replace(optimizer, weight_decay=stage.weight_decay)
+        features = replace(
+            last,
+            phase="features",
+            out=str(Path(self.out) / "features"),
+            steps=stage.steps,
+            batch_size=stage.batch_size,
+            optimizer=optimizer,
+            schedule=schedule,
+        )
+        prompts = replace(last, out=str(Path(self.out) / "prompts"), init=features.out)
+        return [*features.phases(), prompts]
 
     def check(self) -> DistillTrainConfig:
         """Check the values and return the configuration itself.
@@ -107,33 +147,42 @@ class DistillTrainConfig(SamTrainConfig):
         Raises:
             GigamaskError: Something is missing, or the student does not fit the teacher.
         """
-        from gigamask.training.distillation import check_student
+        from gigamask.models.sam.sam import load_sam
+        from gigamask.plugins.distill.teachers import check_student, check_teacher
 
         check_teacher(self.teacher)
-        teacher = self.load_teacher()
-        check_student(self.model, teacher.config, self.teacher, self.phase == "features")
+        teacher = load_sam(self.teacher).config
+        check_student(self.model, teacher, self.teacher, self.phase == "features")
         super().check_inputs(earlier)
 
-    def load_teacher(self) -> Sam:
-        """Return the teacher on the CPU.
+    @property
+    def other_weights(self) -> tuple[str, ...]:
+        """The teacher."""
+        return (self.teacher,)
+
+    def check_plan(self, model: nn.Module) -> list[str]:
+        """Check that the student fits its teacher, or SAM's ViT-H if that is not here.
+
+        Args:
+            model: The student on the meta device.
+
+        Returns:
+            The error of training that is set aside: that of a missing teacher.
 
         Raises:
-            GigamaskError: Its weights are damaged, or not those of a SAM.
+            GigamaskError: The sizes do not fit, or no teacher is named.
         """
-        return load_teacher(self.teacher)
+        from gigamask.plugins.distill.teachers import check_planned_teacher
 
-    @property
-    def tables(self) -> tuple[str, ...]:
-        """Paths of the attribute table, if there is one, and of the teacher's weights."""
-        from gigamask.models.state_dict import find_weights
-
-        return (*super().tables, str(find_weights(self.teacher)))
+        return check_planned_teacher(self.teacher, self, model)
 
     def task(self, device: torch.device) -> Task:
         """Return the task of the phase; on the meta device, with a teacher without values."""
         from gigamask.distributed.precision import choose_precision
         from gigamask.models.embedding_cache import EmbeddingCache
-        from gigamask.training.distillation import FeatureTask, PromptTask, Teacher, check_student
+        from gigamask.models.sam.sam import load_sam
+        from gigamask.plugins.distill.distillation import FeatureTask, PromptTask, Teacher
+        from gigamask.plugins.distill.teachers import check_student, planned_teacher
         from gigamask.training.tasks import SamTask
 
         precision, cache = choose_precision(self.precision, device), None
@@ -141,12 +190,11 @@ class DistillTrainConfig(SamTrainConfig):
         if self.teacher_cache and not is_planned:
             cache = EmbeddingCache(Path(self.teacher_cache), limit_bytes=None, half=True)
         if is_planned:
-            vit = replace(vit_h(), image_size=self.model.image_size)
-            model = planned_teacher(self.teacher, vit)
+            model = planned_teacher(self.teacher, self.model.image_size)
             name = self.teacher or "of ViT-H"
             check_student(self.model, model.config, name, self.phase == "features")
         else:
-            model = self.load_teacher()
+            model = load_sam(self.teacher)
         teacher = Teacher(model.to(device), precision, cache)
         if self.phase == "features":
             return FeatureTask(teacher, precision)
@@ -188,48 +236,3 @@ class DistillTrainConfig(SamTrainConfig):
         if self.phase == "features":
             return replace(config, mask_size=1, with_masks=False, mask_store=None)
         return config
-
-
-def check_teacher(teacher: str) -> None:
-    """Check that there are weights of a teacher.
-
-    Raises:
-        GigamaskError: None are named, or they do not exist.
-    """
-    from gigamask.models.state_dict import check_weights_exist
-
-    if not teacher:
-        raise GigamaskError(
-            "--teacher is required: the weights of a SAM, such as sam_vit_h_4b8939.pth or a "
-            "run folder"
-        )
-    check_weights_exist("--teacher", teacher, teacher)
-
-
-def load_teacher(teacher: str) -> Sam:
-    """Return a teacher on the CPU.
-
-    Raises:
-        GigamaskError: Its weights are damaged, or not those of a SAM.
-    """
-    from gigamask.models.sam.sam import load_sam
-
-    return load_sam(teacher)
-
-
-def planned_teacher(teacher: str, otherwise: SamConfig) -> Sam:
-    """Return a teacher on the meta device, without values.
-
-    Args:
-        teacher: Its weights, which need not exist yet.
-        otherwise: Its configuration if they do not.
-    """
-    import torch
-
-    from gigamask.models.sam.sam import Sam
-    from gigamask.models.state_dict import may_be_weights
-
-    if teacher and may_be_weights(teacher):
-        otherwise = load_teacher(teacher).config
-    with torch.device("meta"):
-        return Sam(otherwise)

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from gigamask.distributed.fsdp import dummy_forward
 from gigamask.distributed.precision import Precision, autocast
 from gigamask.distributed.profile_ranges import profile_range
-from gigamask.errors import GigamaskError
 from gigamask.interfaces import Loss, Task
 from gigamask.masks.transforms import above
 from gigamask.models.configs import SamConfig
@@ -257,41 +256,3 @@ def _separate(prediction: Prediction) -> Prediction:
         single(prediction.low_res_logits),
         windows,
     )
-
-
-def check_student(student: SamConfig, teacher: SamConfig, source: str, features: bool) -> None:
-    """Check that a student can learn from a teacher.
-
-    Args:
-        student: Configuration of the student.
-        teacher: Configuration of the teacher.
-        source: Where the teacher comes from, for errors.
-        features: Whether it learns the teacher's embeddings, otherwise its answers.
-
-    Raises:
-        GigamaskError: The sizes do not fit.
-    """
-    side = teacher.image_size
-    if student.image_size != side:
-        raise GigamaskError(
-            f"--teacher {source}: takes images of {side} pixels, the student of "
-            f"{student.image_size}; use --model.image-size {side}"
-        )
-    if student.stretch != teacher.stretch:
-        word = "stretch" if teacher.stretch else "no-stretch"
-        raise GigamaskError(f"--teacher {source}: needs --model.{word} as it was trained")
-    if student.in_channels != teacher.in_channels:
-        raise GigamaskError(
-            f"--teacher {source}: reads images of {teacher.in_channels} channels, the student of "
-            f"{student.in_channels}; use --in-channels {teacher.in_channels}"
-        )
-    if not features:
-        return
-    shapes = [(each.embedding_channels, each.embedding_size) for each in (student, teacher)]
-    if shapes[0] != shapes[1]:
-        own, taught = (f"{channels} x {size} x {size}" for channels, size in shapes)
-        raise GigamaskError(
-            f"--teacher {source}: its embedding is {taught}, the student's {own}; the phase "
-            "features needs equal ones (--model.patch-size, --model.embedding-dim), or use --phase "
-            "prompts"
-        )

@@ -10,9 +10,9 @@ from gigamask.evaluation.click_evaluation import ClickEvaluation
 from gigamask.losses.sam_loss import SamLoss
 from gigamask.losses.window_loss import WindowLoss
 from gigamask.models.configs import ConvPyramid, RepViT, SamConfig
+from gigamask.plugins.distill.config import DistillTrainConfig, FeaturesStage
 from gigamask.prompts.schedule import InteractiveSchedule
 from gigamask.recipes.sam import photos
-from gigamask.training.distill_config import DistillTrainConfig, FeaturesStage
 from gigamask.training.optim import AdamW, MuonAdamW
 from gigamask.training.sam_config import SamLoaderConfig
 from gigamask.training.schedule import WarmupCosine

@@ -13,8 +13,7 @@ from torch.nn import functional
 
 from gigamask.distributed.precision import autocast
 from gigamask.distributed.profile_ranges import profile_range
-from gigamask.errors import GigamaskError
-from gigamask.models.configs import MAEConfig, SamConfig
+from gigamask.models.configs import MAEConfig
 from gigamask.models.mae import MAEOutput
 from gigamask.models.sam.sam import Sam
 from gigamask.training.tasks import MAETask
@@ -75,34 +74,3 @@ def patch_features(
     embedding = teacher.encode(images, input_sizes)
     averaged = functional.adaptive_avg_pool2d(embedding, side)
     return averaged.flatten(2).transpose(1, 2)
-
-
-def check_sami_teacher(student: MAEConfig, teacher: SamConfig, source: str) -> None:
-    """Check that a masked autoencoder can learn from a teacher.
-
-    Args:
-        student: Configuration of the masked autoencoder.
-        teacher: Configuration of the teacher.
-        source: Where the teacher comes from, for errors.
-
-    Raises:
-        GigamaskError: The sizes do not fit.
-    """
-    if teacher.in_channels != 3:
-        raise GigamaskError(
-            f"--teacher {source}: reads images of {teacher.in_channels} channels, but a masked "
-            "autoencoder RGB; choose another teacher"
-        )
-    channels = teacher.encoder.channels(teacher)
-    if student.feature_channels != channels:
-        raise GigamaskError(
-            f"--teacher {source}: its embedding has {channels} channels; use "
-            f"--model.feature-channels {channels} (got {student.feature_channels})"
-        )
-    if teacher.image_size < student.image_size or teacher.embedding_size < student.embedding_size:
-        raise GigamaskError(
-            f"--teacher {source}: takes images of {teacher.image_size} pixels as "
-            f"{teacher.embedding_size} x {teacher.embedding_size} tokens, fewer than the model's "
-            f"{student.image_size} pixels or {student.embedding_size} x {student.embedding_size} "
-            "patches; choose a smaller --model.image-size or a larger --model.patch-size"
-        )

@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from gigamask.interfaces import Task
-from gigamask.models.configs import vit_h
-from gigamask.training.distill_config import check_teacher, load_teacher, planned_teacher
 from gigamask.training.mae_config import MAETrainConfig
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     import torch
+    from torch import nn
 
 
 @dataclass(frozen=True)
@@ -29,6 +28,11 @@ class SAMITrainConfig(MAETrainConfig):
     """weights of the SAM whose embedding is predicted: a run folder, a checkpoint, a .pth, a
     .safetensors, a Hugging Face folder or id, or starter"""
 
+    @property
+    def other_weights(self) -> tuple[str, ...]:
+        """The teacher."""
+        return (self.teacher,)
+
     def check_inputs(self, earlier: Collection[str] = ()) -> None:
         """Check, before training starts, that teacher, data and weights exist.
 
@@ -38,27 +42,39 @@ class SAMITrainConfig(MAETrainConfig):
         Raises:
             GigamaskError: Something is missing, or the model does not fit the teacher.
         """
-        from gigamask.training.sami import check_sami_teacher
+        from gigamask.models.sam.sam import load_sam
+        from gigamask.plugins.distill.teachers import check_sami_teacher, check_teacher
 
         check_teacher(self.teacher)
-        check_sami_teacher(self.model, load_teacher(self.teacher).config, self.teacher)
+        check_sami_teacher(self.model, load_sam(self.teacher).config, self.teacher)
         super().check_inputs(earlier)
 
-    @property
-    def tables(self) -> tuple[str, ...]:
-        """Paths of the attribute table, if there is one, and of the teacher's weights."""
-        from gigamask.models.state_dict import find_weights
+    def check_plan(self, model: nn.Module) -> list[str]:
+        """Check that the model fits its teacher, or SAM's ViT-H if that is not here.
 
-        return (*super().tables, str(find_weights(self.teacher)))
+        Args:
+            model: The masked autoencoder on the meta device.
+
+        Returns:
+            The error of training that is set aside: that of a missing teacher.
+
+        Raises:
+            GigamaskError: The sizes do not fit, or no teacher is named.
+        """
+        from gigamask.plugins.distill.teachers import check_planned_teacher
+
+        return check_planned_teacher(self.teacher, self, model)
 
     def task(self, device: torch.device) -> Task:
         """Return the task; on the meta device, with a teacher without values."""
         from gigamask.distributed.precision import choose_precision
-        from gigamask.training.sami import SAMITask, check_sami_teacher
+        from gigamask.models.sam.sam import load_sam
+        from gigamask.plugins.distill.sami import SAMITask
+        from gigamask.plugins.distill.teachers import check_sami_teacher, planned_teacher
 
         if device.type == "meta":
-            teacher = planned_teacher(self.teacher, vit_h())
+            teacher = planned_teacher(self.teacher)
             check_sami_teacher(self.model, teacher.config, self.teacher or "of ViT-H")
         else:
-            teacher = load_teacher(self.teacher)
+            teacher = load_sam(self.teacher)
         return SAMITask(choose_precision(self.precision, device), teacher=teacher.to(device))

@@ -6,10 +6,10 @@ docs/recipes.md names it; the others are MAE's and SAM's.
 
 from gigamask.evaluation.click_evaluation import ClickEvaluation
 from gigamask.models.configs import MAEConfig, SamConfig, ViTSmall
+from gigamask.plugins.distill.sami_config import SAMITrainConfig
 from gigamask.recipes.mae import BATCH, IMAGES, mae_vit_b
 from gigamask.training.optim import AdamW
 from gigamask.training.sam_config import SamTrainConfig
-from gigamask.training.sami_config import SAMITrainConfig
 
 EPOCHS, IMAGES_SA1B = 400, 11_185_362
 """Epochs of ImageNet-1k, and number of images of SA-1B."""

@@ -124,7 +124,7 @@ class GroundingTrainConfig(TrainConfig):
     """folder to cache image and text features in; default: OUT/features"""
     text: TextEncoder = MINILM
     model: GroundingModelConfig = field(default_factory=GroundingModelConfig)
-    mining: Mining = field(default_factory=NoMining)
+    mining: Mining = field(default_factory=NoMining)  # pyrefly: ignore[bad-override]
     evaluation: GroundingEvalConfig = field(default_factory=GroundingEvalConfig)
 
     def check(self) -> GroundingTrainConfig:
@@ -265,11 +265,6 @@ class GroundingTrainConfig(TrainConfig):
     def tables(self) -> tuple[str, ...]:
         """The files of queries."""
         return self.queries
-
-    @property
-    def uses_strata(self) -> bool:
-        """Whether mining uses the sampler's strata."""
-        return self.mining.use_sampler_strata
 
 
 def split_queries(

@@ -229,10 +229,8 @@ def test_mining_is_the_tasks_where_there_is_some(tmp_path):
     assert run.mining == NoMining()
     assert run.task(CPU).mining is None
     assert replace(run, mining=mining).task(CPU).mining == mining
-    assert [
-        replace(run, mining=each).uses_strata
-        for each in (NoMining(), OHEM(), OHEM(group_by="granularity"), mining)
-    ] == [False] * 3 + [True]
+    kinds = (NoMining(), OHEM(), OHEM(group_by="granularity"), mining)
+    assert [each.use_sampler_strata for each in kinds] == [False] * 3 + [True]
 
 
 @pytest.mark.parametrize(

@@ -53,13 +53,6 @@ def lines_of_plan(words):
         "tiny --init nowhere.pth",
         "mae_tiny",
         "mae_tiny --optimizer.lr -1",
-        "sami_vit_t",
-        "sami_vit_t --teacher nowhere.pth",
-        "sami_vit_t --teacher starter",
-        "compact_student",
-        "compact_student --teacher starter",
-        "compact_student --teacher starter --model.image-size 128",
-        "compact_student --teacher starter --features.steps -1",
     ],
 )
 def test_what_training_refuses_the_plan_refuses_or_states(words, scenes, tmp_path):
@@ -74,16 +67,6 @@ def test_weights_that_are_here_must_fit():
     with pytest.raises(GigamaskError, match=r"--model.encoder conv_pyramid"):
         check_trainable(config)
     assert check_trainable(recipes.make("compact").with_(init="starter")) == []
-
-
-@pytest.mark.slow
-def test_a_teacher_that_is_not_here_is_planned_as_vit_h_where_it_fits():
-    [line] = check_trainable(recipes.make("edge_sam").with_(teacher="vit_h.pth"))
-    assert line.startswith("--teacher vit_h.pth")
-    assert "ViT-H" in line
-    for changes in ({}, {"features__steps": 0}):
-        with pytest.raises(GigamaskError, match=r"--teacher mine.pth: .*nor does SAM ViT-H fit"):
-            check_trainable(recipes.make("compact_student").with_(teacher="mine.pth", **changes))
 
 
 def test_paths_are_set_aside_only_if_they_are_missing(scenes, tmp_path):

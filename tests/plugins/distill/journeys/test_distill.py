@@ -4,7 +4,9 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 import gigamask
 from gigamask import recipes
@@ -15,9 +17,10 @@ from gigamask.models.configs import SamDecoder, vit_h
 from gigamask.models.init import build_model
 from gigamask.models.sam.sam import Sam
 from tests.journeys.runs import CONSTANT_LR, records, same
-from tests.little import SPEC, little, little_student
+from tests.little import SPEC, little
+from tests.plugins.distill.students import little_student
 
-STUDENT = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little_student"
+STUDENT = f"{Path(__file__).resolve().parents[1] / 'students.py'}:little_student"
 
 
 @pytest.fixture(scope="module")
@@ -93,11 +96,22 @@ def test_in_python(scenes, teacher, tmp_path):
     config = config.with_(out=str(tmp_path / "run"), features__steps=1)
     run = gigamask.distill(config)
     assert (run.folder, run.finished) == (tmp_path / "run" / "prompts", True)
-    assert gigamask.distill(config).step == 1  # everything is done
-    with pytest.raises(gigamask.GigamaskError, match="is for gigamask"):
-        gigamask.train(config)
+    assert gigamask.train(config).step == 1  # everything is done
     with pytest.raises(gigamask.GigamaskError, match="needs a DistillTrainConfig"):
         gigamask.distill(little())  # pyrefly: ignore[bad-argument-type]
+
+
+@pytest.mark.long
+def test_photographs_with_label_images_are_data(teacher, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    chance = np.random.default_rng(0)
+    for folder, high, shape in (("photos", 256, (48, 64, 3)), ("labels", 3, (48, 64))):
+        Path(folder).mkdir()
+        for number in range(4):
+            pixels = chance.integers(0, high, shape, dtype=np.uint8)
+            Image.fromarray(pixels).save(f"{folder}/{number}.png")
+    config = little_student().with_(data="photos", masks="labels", out="student", steps=2)
+    assert gigamask.distill(config, teacher=str(teacher)).finished
 
 
 @pytest.mark.long

@@ -11,6 +11,7 @@ from gigamask import config_files
 from gigamask.losses.sam_loss import SamLoss
 from gigamask.models import state_dict
 from gigamask.models.configs import ConvPyramid
+from gigamask.models.sam.sam import load_sam
 from gigamask.prompts.clicks import cell_to_input, next_click
 from gigamask.prompts.schedule import InteractiveSchedule
 from gigamask.recipes import compact_student
@@ -21,16 +22,14 @@ from gigamask.training.tasks import targets_from_batch
 from gigamask.training.train_data import TrainData, open_index
 from gigamask.training.trainer import train
 from gigamask.types import Prompts
-from gigamask.workflows.stages import phases_of
 from tests.journeys.runs import same
 from tests.little import (
     COMPACT,
     SPEC,
     little,
     little_compact,
-    little_compact_student,
-    little_student,
 )
+from tests.plugins.distill.students import little_compact_student, little_student
 
 NARROW = replace(COMPACT, encoder=replace(COMPACT.encoder, widths=(8, 8, 8, 8)))
 
@@ -87,7 +86,7 @@ def first_batch(run):
 def models(run):
     """The student and the teacher in float64."""
     student = start(run).model.double()
-    return student, run.load_teacher().double().eval()
+    return student, load_sam(run.teacher).double().eval()
 
 
 def equal(found, expected) -> bool:
@@ -100,7 +99,7 @@ def equal(found, expected) -> bool:
 
 
 def test_features_are_the_mean_squared_error_where_there_is_an_image(tmp_path, scenes, teachers):
-    (run,) = phases_of(run_in(tmp_path, scenes, teachers["sam"], phase="features", batch_size=2))
+    (run,) = run_in(tmp_path, scenes, teachers["sam"], phase="features", batch_size=2).phases()
     run = replace(run, micro_batch_size=2, model=replace(SPEC, drop_path_rate=0.0))
     student, teacher = models(run)
     batch, loss = first_batch(run), 0
@@ -124,21 +123,19 @@ def test_features_are_the_mean_squared_error_where_there_is_an_image(tmp_path, s
 
 def test_prompts_are_a_plain_loop_of_both_models(tmp_path, scenes, teachers):
     """One image, three rounds; written with the models' `encode` and `decode` alone."""
-    (run,) = phases_of(
-        run_in(
-            tmp_path,
-            scenes,
-            teachers["sam"],
-            features=replace(little_student().features, steps=0),
-            teacher_decoder=False,
-            batch_size=1,
-            micro_batch_size=1,
-            teacher_iou_weight=0.7,
-            model=replace(SPEC, drop_path_rate=0.0),
-            prompts=InteractiveSchedule(clicks=2, mask_only_rounds=False),
-            loss=SamLoss(focal_weight=5.0, alpha=0.5, gamma=0.0, dice_weight=5.0, iou_weight=0.0),
-        )
-    )
+    (run,) = run_in(
+        tmp_path,
+        scenes,
+        teachers["sam"],
+        features=replace(little_student().features, steps=0),
+        teacher_decoder=False,
+        batch_size=1,
+        micro_batch_size=1,
+        teacher_iou_weight=0.7,
+        model=replace(SPEC, drop_path_rate=0.0),
+        prompts=InteractiveSchedule(clicks=2, mask_only_rounds=False),
+        loss=SamLoss(focal_weight=5.0, alpha=0.5, gamma=0.0, dice_weight=5.0, iou_weight=0.0),
+    ).phases()
     student, teacher = models(run)
     batch = first_batch(run)
     targets = targets_from_batch(batch, slice(0, len(batch.mask_image)), SPEC.mask_size)
@@ -197,7 +194,7 @@ def test_micro_batches_and_chunks_change_no_gradient(tmp_path, scenes, teachers,
             micro_batch_size=micro,
             masks_per_chunk=chunk,
         )
-        found.append(gradients(phases_of(replace(run, features=no_features()))[0]))
+        found.append(gradients(replace(run, features=no_features()).phases()[0]))
     assert any(each.any() for each in found[0].values())
     assert equal(*found)
 
@@ -209,7 +206,7 @@ def no_features():
 def test_each_answer_in_a_window_learns_the_teachers(tmp_path, scenes, teachers):
     """A student equal to its teacher has nothing to learn but certainty."""
     run = run_in(tmp_path, scenes, teachers["compact"], little_compact_student, seed=7)
-    (run,) = phases_of(replace(run, features=no_features(), init=str(teachers["compact"])))
+    (run,) = replace(run, features=no_features(), init=str(teachers["compact"])).phases()
     state, task = start(run), run.task(torch.device("cpu"))
     (batch, *_) = next(TrainData(run, open_index(run)).batches())
     sums = list(task.compute_losses(state.model, batch, lambda tensor: tensor))
@@ -225,7 +222,7 @@ def test_a_stopped_distillation_resumes_bit_for_bit(tmp_path, scenes, teachers, 
 
     def config(name: str, steps: int):
         run = run_in(tmp_path / name, scenes, teachers["sam"], steps=steps, **changes)
-        return replace(phases_of(run)[0], schedule=replace(run.schedule, min_lr_ratio=1.0))
+        return replace(run.phases()[0], schedule=replace(run.schedule, min_lr_ratio=1.0))
 
     train(config("whole", 4))
     train(config("parts", 2))
@@ -237,7 +234,7 @@ def test_a_stopped_distillation_resumes_bit_for_bit(tmp_path, scenes, teachers, 
 def test_cached_embeddings_are_those_computed_in_half_precision(tmp_path, scenes, teachers):
     run = run_in(tmp_path, scenes, teachers["sam"], phase="features")
     cached = replace(run, teacher_cache=str(tmp_path / "cache"))
-    batch, *_ = next(TrainData(phases_of(run)[0], open_index(run)).batches())
+    batch, *_ = next(TrainData(run.phases()[0], open_index(run)).batches())
     plain = run.task(torch.device("cpu")).teacher.embed(batch)
     first = cached.task(torch.device("cpu")).teacher.embed(batch)
     files = list((tmp_path / "cache").iterdir())
@@ -250,7 +247,7 @@ def test_cached_embeddings_are_those_computed_in_half_precision(tmp_path, scenes
 
 
 def test_the_teacher_does_not_change(tmp_path, scenes, teachers):
-    run = phases_of(run_in(tmp_path, scenes, teachers["sam"], features=no_features()))[0]
+    run = run_in(tmp_path, scenes, teachers["sam"], features=no_features()).phases()[0]
     task, state = run.task(torch.device("cpu")), start(run)
     before = {name: value.clone() for name, value in task.teacher.model.state_dict().items()}
     metrics = StepMetrics.zero(run.batch_size, torch.zeros(0))
@@ -263,10 +260,10 @@ def test_the_teacher_does_not_change(tmp_path, scenes, teachers):
 
 def test_a_narrow_student_takes_over_the_decoder(tmp_path, scenes, teachers):
     run = run_in(tmp_path, scenes, teachers["compact"], little_compact_student, model=NARROW)
-    features, prompts = phases_of(run)
+    features, prompts = run.phases()
     assert isinstance(NARROW.encoder, ConvPyramid)
     student = start(features).model
-    taught = run.load_teacher().state_dict()
+    taught = load_sam(run.teacher).state_dict()
     for name, parameter in student.named_parameters():
         is_decoder = name.startswith(("prompt_encoder.", "mask_decoder."))
         assert parameter.requires_grad != is_decoder
@@ -275,6 +272,6 @@ def test_a_narrow_student_takes_over_the_decoder(tmp_path, scenes, teachers):
 
 
 def test_the_phases_of_compact_student_have_their_own_rates():
-    features, prompts = phases_of(compact_student().with_(teacher="t", out="o"))
+    features, prompts = compact_student().with_(teacher="t", out="o").phases()
     rates = [(run.optimizer.lr, run.optimizer.muon_lr) for run in (features, prompts)]
     assert rates == [(2e-3, pytest.approx(0.02)), (2e-4, 2e-3)]

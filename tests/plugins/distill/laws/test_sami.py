@@ -14,10 +14,11 @@ from gigamask.errors import GigamaskError
 from gigamask.models.configs import MAEConfig
 from gigamask.models.init import build_model
 from gigamask.models.state_dict import read_weights
+from gigamask.plugins.distill.sami import patch_features
+from gigamask.plugins.distill.sami_config import SAMITrainConfig
+from gigamask.plugins.distill.teachers import check_sami_teacher
 from gigamask.training.config import LoaderConfig
 from gigamask.training.optim import AdamW
-from gigamask.training.sami import check_sami_teacher, patch_features
-from gigamask.training.sami_config import SAMITrainConfig
 from gigamask.training.schedule import WarmupCosine
 from gigamask.training.state import TrainState
 from gigamask.training.step import StepMetrics, accumulate

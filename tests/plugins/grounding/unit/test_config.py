@@ -138,8 +138,7 @@ def test_a_run_comes_back_from_its_folder(run, described, tmp_path):
     assert run.backbones.cache_folder == Path(run.cache)
     assert replace(run, cache=None).backbones.cache_folder == Path(run.out) / "features"
     assert run.tables == run.queries
-    assert not run.uses_strata
-    assert replace(run, mining=OHEM(group_by="sampler")).uses_strata
+    assert not run.mining.use_sampler_strata
 
 
 def test_the_task_is_of_the_runs_numbers(run):

@@ -1,0 +1,37 @@
+"""A plan refuses a teacher as training does, with its line, or says what it assumes."""
+
+import pytest
+
+from gigamask import recipes
+from gigamask.errors import GigamaskError
+from gigamask.workflows.plan_checks import check_trainable
+from tests.unit.workflows.test_plan_checks import lines_of_plan, refusal_of_training
+
+pytestmark = [pytest.mark.usefixtures("no_shape_checks"), pytest.mark.slow]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "sami_vit_t",
+        "sami_vit_t --teacher nowhere.pth",
+        "sami_vit_t --teacher starter",
+        "compact_student",
+        "compact_student --teacher starter",
+        "compact_student --teacher starter --model.image-size 128",
+        "compact_student --teacher starter --features.steps -1",
+    ],
+)
+def test_what_training_refuses_the_plan_refuses_or_states(words, scenes, tmp_path):
+    expected = refusal_of_training(words.split(), tmp_path / "run", scenes)
+    lines = lines_of_plan(words.split())
+    assert any(line.startswith(expected) for line in lines) if expected else lines == []
+
+
+def test_a_teacher_that_is_not_here_is_planned_as_vit_h_where_it_fits():
+    [line] = check_trainable(recipes.make("edge_sam").with_(teacher="vit_h.pth"))
+    assert line.startswith("--teacher vit_h.pth")
+    assert "ViT-H" in line
+    for changes in ({}, {"features__steps": 0}):
+        with pytest.raises(GigamaskError, match=r"--teacher mine.pth: .*nor does SAM ViT-H fit"):
+            check_trainable(recipes.make("compact_student").with_(teacher="mine.pth", **changes))
