@@ -20,8 +20,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from gigamask import recipes
 from gigamask.models.configs import (
-    HuggingFaceBackbone,
-    RepViT,
     SamConfig,
     ViTSmall,
     ViTTiny,
@@ -34,6 +32,7 @@ from gigamask.models.configs import (
     vit_l,
 )
 from gigamask.models.init import build_model
+from gigamask.plugins.encoders.configs import HuggingFaceBackbone, RepViT
 from gigamask.profiling.memory_plan import GIB
 from gigamask.workflows.plan import plan
 

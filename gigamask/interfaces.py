@@ -405,6 +405,16 @@ class ImageEncoder(ABC):
     """whether `forward` also takes the height and width of each image without padding"""
     pretrained_part: ClassVar[str] = ""
     """what the names of the parameters begin with that have trained weights, if `pretrained`"""
+    initializes_itself: ClassVar[bool] = True
+    """whether `build` gives the weights their initial values; otherwise `models.init` does"""
+    encodes_rectangles: ClassVar[bool] = False
+    """whether it can encode only the tokens that an image covers, for --model.rectangular"""
+    shards: ClassVar[bool] = True
+    """whether its blocks have linear layers, which --parallel fsdp shards"""
+    argument: ClassVar[str] = ""
+    """the field that `--model.encoder NAME:VALUE` sets"""
+    stated: ClassVar[tuple[str, ...]] = ()
+    """fields that weights must state, since their defaults are looked up elsewhere"""
 
     @abstractmethod
     def build(self, model: Any) -> nn.Module:

@@ -29,7 +29,7 @@ from gigamask.interfaces import (
 from gigamask.losses.ohem import OHEM, NoMining
 from gigamask.losses.sam_loss import SamLoss
 from gigamask.losses.window_loss import WindowLoss
-from gigamask.models.configs import DECODERS, ENCODERS, Decoder, HuggingFaceBackbone
+from gigamask.models.configs import DECODERS, ENCODERS, Decoder, find_part
 from gigamask.prompts.mixed import MixedPrompts
 from gigamask.prompts.schedule import InteractiveSchedule
 from gigamask.prompts.two_sided import TwoSidedCorrection
@@ -160,10 +160,6 @@ def _added(kind: str) -> Mapping[str, str]:
     return plugin.merged("components").get(kind, {})
 
 
-HUGGING_FACE = "hf:"
-"""Prefix of a backbone of transformers as image encoder, before its folder or id."""
-
-
 def select_components(config: TrainConfig, chosen: Mapping[str, str]) -> TrainConfig:
     """Return the configuration with the named components.
 
@@ -244,8 +240,11 @@ def make_component(kind: str, name: str) -> Any:
     """
     if name in _known(kind):
         return _known(kind)[name]()
-    if kind == "model.encoder" and name.startswith(HUGGING_FACE):
-        return HuggingFaceBackbone(name.removeprefix(HUGGING_FACE))
+    known, _, value = name.partition(":")
+    if kind == "model.encoder" and value and (encoder := find_part("encoder", known)):
+        if not encoder.argument:
+            raise GigamaskError(f"--{kind} {name}: {known} takes no value; use --{kind} {known}")
+        return encoder(**{encoder.argument: value})
     name = _added(kind).get(name, name)
     path, colon, attribute = name.rpartition(":")
     installed = {} if colon else user_code.entry_points(kind)
@@ -294,8 +293,5 @@ def _replace(record: Any, path: list[str], value: Any) -> Any:
 
 def _choices(kind: str) -> str:
     """Return the names of a kind of component, for an error message."""
-    listed = [
-        f"{HUGGING_FACE}FOLDER or ID" if f"{name}:" == HUGGING_FACE else name
-        for name in (*names(kind), *user_code.entry_points(kind))
-    ]
+    listed = [*names(kind), *user_code.entry_points(kind)]
     return f"{', '.join(listed)}, or file.py:Class for your own"

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from gigamask import plugin
 from gigamask.errors import GigamaskError, check_range
 from gigamask.interfaces import ImageEncoder
 from gigamask.models.encoder_configs import (
     ConvPyramid,
     Hiera,
-    HuggingFaceBackbone,
-    RepViT,
     ViT,
     ViTSmall,
     ViTTiny,
@@ -45,10 +45,8 @@ ENCODERS: dict[str, type[ImageEncoder]] = {
     "vit": ViT,
     "vit_t": ViTTiny,
     "vit_s": ViTSmall,
-    "repvit": RepViT,
     "hiera": Hiera,
     "conv_pyramid": ConvPyramid,
-    "hf": HuggingFaceBackbone,
 }
 """Built-in image encoders by name."""
 
@@ -144,7 +142,35 @@ DECODERS: dict[str, type[Decoder]] = {
     "window": WindowDecoder,
     "sam2": Sam2Decoder,
 }
-"""Mask decoders by name."""
+"""Built-in mask decoders by name."""
+PARTS: dict[str, Mapping[str, type]] = {"encoder": ENCODERS, "decoder": DECODERS}
+"""The built-in classes of the parts of a SAM."""
+
+
+def find_part(part: str, name: str) -> type | None:
+    """Return the class of an image encoder or mask decoder; None if nothing installed has it.
+
+    Args:
+        part: "encoder" or "decoder".
+        name: Its name, built-in or of a plugin.
+    """
+    if name in PARTS[part]:
+        return PARTS[part][name]
+    reference = plugin.merged("components").get(f"model.{part}", {}).get(name)
+    return plugin.load(reference) if reference else None
+
+
+def part_name(part: str, kind: type) -> str | None:
+    """Return the name of the class of an image encoder or mask decoder; None of a user's own.
+
+    Args:
+        part: "encoder" or "decoder".
+        kind: The class.
+    """
+    added = plugin.merged("components").get(f"model.{part}", {})
+    names = {plugin.reference(each): name for name, each in PARTS[part].items()}
+    names |= {reference: name for name, reference in added.items()}
+    return names.get(plugin.reference(kind))
 
 
 @dataclass(frozen=True)
@@ -230,7 +256,7 @@ class SamConfig(ModelConfig):
 
     def _check_parts(self) -> None:
         """Check that the encoder and the decoder fit each other."""
-        if self.rectangular and not isinstance(self.encoder, ViT | ViTTiny):
+        if self.rectangular and not self.encoder.encodes_rectangles:
             raise GigamaskError(
                 "SamConfig.rectangular is for --model.encoder vit, vit_t and vit_s (got "
                 f"{self.encoder_name}); leave it out"
@@ -281,18 +307,12 @@ class SamConfig(ModelConfig):
     @property
     def has_custom_encoder(self) -> bool:
         """Whether the image encoder is a user's own, which initializes itself."""
-        return not isinstance(self.encoder, tuple(ENCODERS.values()))
+        return part_name("encoder", type(self.encoder)) is None
 
     @property
     def encoder_name(self) -> str:
         """Name of the image encoder: that of `--model.encoder`, or the class of a user's own."""
-        names = {kind: name for name, kind in ENCODERS.items()}
-        return names.get(type(self.encoder), type(self.encoder).__name__)
-
-    @property
-    def encoder_initializes_itself(self) -> bool:
-        """Whether `build` gives the image encoder its initial weights."""
-        return self.has_custom_encoder or isinstance(self.encoder, HuggingFaceBackbone)
+        return part_name("encoder", type(self.encoder)) or type(self.encoder).__name__
 
     @property
     def embedding_size(self) -> int:

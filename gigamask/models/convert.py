@@ -13,9 +13,6 @@ from torch import Tensor
 
 from gigamask.errors import GigamaskError
 from gigamask.models.configs import (
-    Hiera,
-    HuggingFaceBackbone,
-    RepViT,
     Sam2Decoder,
     SamConfig,
     SamDecoder,
@@ -373,7 +370,7 @@ def check_is_published_sam(config: SamConfig, target: str) -> None:
         )
     if is_sam2:
         return
-    if isinstance(config.encoder, HuggingFaceBackbone | ViTTiny | RepViT | Hiera):
+    if isinstance(config.decoder, SamDecoder) and not isinstance(config.encoder, ViT):
         raise GigamaskError(
             f"{target} has no image encoder but SAM's ViT; this model has {config.encoder_name}: "
             "export it with --to safetensors or --to onnx"

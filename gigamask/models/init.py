@@ -22,14 +22,13 @@ from gigamask.interfaces import PIXEL_MEAN, PIXEL_STD, ImageEncoder
 from gigamask.models import state_dict
 from gigamask.models.configs import (
     DECODER_PREFIX,
-    ENCODERS,
     SAM_RECIPES,
-    HuggingFaceBackbone,
     MAEConfig,
     ModelConfig,
     SamConfig,
     SamDecoder,
     ViT,
+    part_name,
 )
 from gigamask.models.convert import State, block_indices, from_mae, plain_vit
 from gigamask.models.mae import MAE
@@ -95,7 +94,7 @@ def materialize(
     if torch.device(device).type == "meta":
         return model
     model.to_empty(device="cpu")
-    if isinstance(model, Sam) and model.config.encoder_initializes_itself:
+    if isinstance(model, Sam) and model.config.encoder.initializes_itself:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(make_rng(seed, "image encoder").integers(2**31)))
             model.image_encoder = model.config.encoder.build(model.config)
@@ -213,13 +212,12 @@ def _fit_class_head(
 
 def _check_encoder(stated: ImageEncoder, own: ImageEncoder, path: str) -> None:
     """Check that weights are for an image encoder of the same kind."""
-    names = {kind: name for name, kind in ENCODERS.items()}
-    first, second = (names.get(type(each)) for each in (stated, own))
+    first, second = (part_name("encoder", type(each)) for each in (stated, own))
     if first and second and first != second:
-        hint = f"hf:{stated.backbone}" if isinstance(stated, HuggingFaceBackbone) else first
+        value = f":{getattr(stated, stated.argument)}" if stated.argument else ""
         raise GigamaskError(
             f"{path}: has the image encoder {first}, the model has {second}; use --model.encoder "
-            f"{hint}"
+            f"{first}{value}"
         )
 
 
@@ -263,7 +261,7 @@ def init_weights(model: nn.Module, seed: int) -> None:
         model: The model, changed in place.
         seed: Random seed of the run.
     """
-    custom_encoder = isinstance(model, Sam) and model.config.encoder_initializes_itself
+    custom_encoder = isinstance(model, Sam) and model.config.encoder.initializes_itself
     skipped = set(model.get_submodule("image_encoder").modules()) if custom_encoder else set()
     init = _init_mae if isinstance(model, MAE) else _init_sam
     for path, module in model.named_modules():

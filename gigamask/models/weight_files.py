@@ -12,7 +12,6 @@ import re
 import zipfile
 import zlib
 from collections import OrderedDict
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -28,15 +27,15 @@ from gigamask.errors import GigamaskError, first_line
 from gigamask.files import write_atomically
 from gigamask.interfaces import ImageEncoder
 from gigamask.models.configs import (
-    DECODERS,
-    ENCODERS,
+    PARTS,
     Decoder,
-    HuggingFaceBackbone,
     MAEConfig,
     ModelConfig,
     SamConfig,
     SamDecoder,
     ViT,
+    find_part,
+    part_name,
 )
 from gigamask.models.convert import State
 from gigamask.pixels import RGB
@@ -45,8 +44,6 @@ from gigamask.serialization import decode_json
 KINDS: dict[str, type[ModelConfig]] = {"sam": SamConfig, "mae": MAEConfig}
 """Configuration class by kind of model in a file's metadata; without a kind, the model is a SAM.
 Plugins add others."""
-PARTS: dict[str, Mapping[str, type]] = {"encoder": ENCODERS, "decoder": DECODERS}
-"""Built-in classes of the fields of a SAM's configuration that are components."""
 UNSTATED: dict[str, Any] = {
     "stretch": False,
     "feature_channels": 0,
@@ -152,10 +149,10 @@ def make_spec(config: ModelConfig) -> dict[str, Any]:
     spec: dict[str, Any] = {"kind": _kind_of(config)} | {
         field.name: getattr(config, field.name) for field in fields(config)
     }
-    for name, classes in PARTS.items():
+    for name in PARTS:
         part = spec.pop(name, None)
         if part is not None and part not in (ViT(), SamDecoder()):  # the default of every file
-            spec[name] = _part_spec(part, classes)
+            spec[name] = _part_spec(name, part)
     if isinstance(config, SamConfig):
         stated, default = vars(config.pixels), vars(RGB)
         spec["pixels"] = {name: stated[name] for name in stated if stated[name] != default[name]}
@@ -170,26 +167,27 @@ def _kind_of(config: ModelConfig) -> str:
     return next(kinds[each] for each in own if each in kinds)
 
 
-def _part_spec(part: ImageEncoder | Decoder, classes: Mapping[str, type]) -> str | dict[str, Any]:
-    """Return the name and fields of a built-in encoder or decoder; only the name of another."""
-    names = {kind: name for name, kind in classes.items()}
-    if type(part) in names:
-        return {"name": names[type(part)], **{f.name: getattr(part, f.name) for f in fields(part)}}
+def _part_spec(name: str, part: ImageEncoder | Decoder) -> str | dict[str, Any]:
+    """Return the name and fields of a known encoder or decoder; only the name of another."""
+    if known := part_name(name, type(part)):
+        return {"name": known, **{f.name: getattr(part, f.name) for f in fields(part)}}
     if isinstance(part, UnavailableEncoder):
         return part.name
-    return f"{type(part).__module__}:{type(part).__qualname__}"
+    return plugin.reference(type(part))
 
 
-def _parse_part(stated: Any, classes: Mapping[str, type]) -> ImageEncoder | Decoder:
+def _parse_part(name: str, stated: Any) -> ImageEncoder | Decoder:
     """Return a stated encoder or decoder; a custom encoder is not available."""
-    if isinstance(stated, str) and classes is ENCODERS:
+    if isinstance(stated, str) and name == "encoder":
         return UnavailableEncoder(stated[:80])
     values = msgspec.convert(stated, dict[str, Any])
-    kind = classes[msgspec.convert(values.pop("name", ""), str)]
+    chosen = msgspec.convert(values.pop("name", ""), str)
+    if (kind := find_part(name, chosen)) is None:
+        raise TypeError(f"nothing installed has the {name} {chosen[:80]!r}")
     hints = get_type_hints(kind)
     known = {field.name for field in fields(kind)}
-    if kind is HuggingFaceBackbone and not values.get("architecture"):
-        raise TypeError("architecture is missing")  # it would be downloaded
+    if absent := [each for each in getattr(kind, "stated", ()) if not values.get(each)]:
+        raise TypeError(f"{absent[0]} is missing")
     if wrong := values.keys() ^ known:
         raise TypeError(f"{min(wrong)[:80]} is {'missing' if min(wrong) in known else 'unknown'}")
     return kind(**{name: msgspec.convert(value, hints[name]) for name, value in values.items()})
@@ -206,9 +204,7 @@ def _parse_spec(text: str, source: str) -> tuple[ModelConfig, str, int | None]:
         hints = get_type_hints(kind)
         stated = {name: spec.pop(name, None) for name in PARTS} if kind is SamConfig else {}
         parts: dict[str, Any] = {
-            name: _parse_part(part, PARTS[name])
-            for name, part in stated.items()
-            if part is not None
+            name: _parse_part(name, part) for name, part in stated.items() if part is not None
         }
         unstated = {name: UNSTATED[name] for name in UNSTATED if name in hints}
         spec = unstated | spec

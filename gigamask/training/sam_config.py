@@ -17,7 +17,7 @@ from gigamask.interfaces import Loss, Mining, PromptSchedule, Task
 from gigamask.losses.class_loss import ClassLoss
 from gigamask.losses.ohem import NoMining
 from gigamask.losses.sam_loss import SamLoss
-from gigamask.models.configs import FIND_CLASSES, ConvPyramid, RepViT, Sam2Decoder, SamConfig
+from gigamask.models.configs import FIND_CLASSES, Sam2Decoder, SamConfig
 from gigamask.models.lora_config import LoRA
 from gigamask.prompts.schedule import InteractiveSchedule
 from gigamask.training.config import ImageTrainConfig, LoaderConfig, TrainConfig, check_at_least
@@ -98,7 +98,7 @@ class SamTrainConfig(ImageTrainConfig):
     loader: SamLoaderConfig = field(default_factory=SamLoaderConfig)
     prompts: PromptSchedule = field(default_factory=InteractiveSchedule)
     loss: Loss = field(default_factory=SamLoss)
-    mining: Mining = field(default_factory=NoMining)
+    mining: Mining = field(default_factory=NoMining)  # pyrefly: ignore[bad-override]
 
     def check(self) -> SamTrainConfig:
         """Check the values and return the configuration itself.
@@ -134,7 +134,7 @@ class SamTrainConfig(ImageTrainConfig):
                 f"--parallel {self.parallel} shards weights, which have no adapters then; use "
                 "--parallel ddp, or leave --lora out"
             )
-        if self.parallel != "ddp" and isinstance(self.model.encoder, ConvPyramid | RepViT):
+        if self.parallel != "ddp" and not self.model.encoder.shards:
             raise GigamaskError(
                 f"--parallel {self.parallel} shards linear layers of encoder blocks, of which "
                 f"{self.model.encoder_name} has none; use --parallel ddp"
@@ -239,11 +239,6 @@ class SamTrainConfig(ImageTrainConfig):
     def items(self) -> Literal["image", "mask"]:
         """Unit of sampling: images, or single masks."""
         return self.loader.items
-
-    @property
-    def uses_strata(self) -> bool:
-        """Whether mining ranks masks within the sampler's strata."""
-        return self.mining.use_sampler_strata
 
     @property
     def planning(self) -> PlanningView:

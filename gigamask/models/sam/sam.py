@@ -23,7 +23,6 @@ from gigamask.models.compact.decoder import WindowMaskDecoder, window_frame
 from gigamask.models.compact.prompt_maps import MIDDLE_WINDOW
 from gigamask.models.configs import (
     ConvPyramid,
-    HuggingFaceBackbone,
     Sam2Decoder,
     SamConfig,
     SamDecoder,
@@ -392,7 +391,7 @@ def _build(config: SamConfig, tensors: convert.State, source: str | Path) -> Sam
             raise ValueError(f"depth {depth} for {len(tensors)} tensors")
         with torch.device("meta"):
             model = Sam(config)
-        if isinstance(config.encoder, HuggingFaceBackbone) and _same_shapes(model, tensors):
+        if config.encoder.initializes_itself and _same_shapes(model, tensors):
             with torch.random.fork_rng(devices=[]):
                 return Sam(config)  # it also has buffers that are no weights
         return model

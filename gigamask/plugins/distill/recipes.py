@@ -9,10 +9,11 @@ from typing import cast
 from gigamask.evaluation.click_evaluation import ClickEvaluation
 from gigamask.losses.sam_loss import SamLoss
 from gigamask.losses.window_loss import WindowLoss
-from gigamask.models.configs import ConvPyramid, RepViT, SamConfig
+from gigamask.models.configs import ConvPyramid, SamConfig
 from gigamask.plugins.distill.config import DistillTrainConfig, FeaturesStage
 from gigamask.prompts.schedule import InteractiveSchedule
 from gigamask.recipes.sam import photos
+from gigamask.registry import make_component
 from gigamask.training.optim import AdamW, MuonAdamW
 from gigamask.training.sam_config import SamLoaderConfig
 from gigamask.training.schedule import WarmupCosine
@@ -30,7 +31,7 @@ def edge_sam() -> DistillTrainConfig:
     return DistillTrainConfig(
         evaluation=ClickEvaluation(),
         recipe="edge_sam",
-        model=SamConfig(encoder=RepViT()),
+        model=SamConfig(encoder=make_component("model.encoder", "repvit")),
         steps=35_000,
         batch_size=16,
         features=FeaturesStage(

@@ -8,7 +8,7 @@ import torch
 
 from gigamask.errors import GigamaskError
 from gigamask.models import state_dict, weight_files
-from gigamask.models.configs import RepViT, ViTTiny
+from gigamask.models.configs import SamConfig, ViTTiny
 from gigamask.models.init import build_model, load_init_weights
 from gigamask.models.sam.sam import load_sam
 from gigamask.pixels import PixelConfig
@@ -17,7 +17,6 @@ from tests.little import COMPACT, SAM2, SPEC
 MODELS = {
     "vit": SPEC,
     "vit_t": replace(SPEC, encoder=ViTTiny(embed_dim=24, depth=2)),
-    "repvit": replace(SPEC, encoder=RepViT((8, 8, 16, 16), (1, 1, 1, 1))),
     "hiera": SAM2,
     "compact": COMPACT,
 }
@@ -31,11 +30,15 @@ def gray_embedding(model, level: torch.Tensor) -> torch.Tensor:
     return model.eval().encode(images.contiguous(), torch.tensor([[64, 64]]))
 
 
+@pytest.fixture(params=MODELS)
+def config(request) -> SamConfig:
+    """A model; other modules of tests have others."""
+    return MODELS[request.param]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
-def test_weights_for_rgb_see_gray_images_in_five_channels_as_before(name, tmp_path):
-    config = MODELS[name]
+def test_weights_for_rgb_see_gray_images_in_five_channels_as_before(config, tmp_path):
     rgb = build_model(config, 0)
     path = tmp_path / "rgb.safetensors"
     state_dict.save_weights(rgb.state_dict(), config, path)

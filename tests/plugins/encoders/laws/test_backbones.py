@@ -15,12 +15,13 @@ from gigamask.cli.main import main
 from gigamask.distributed.fsdp import is_sharded_tensor
 from gigamask.distributed.world import destroy_world, init_world
 from gigamask.errors import GigamaskError
-from gigamask.models.backbone import blocks_of, count_blocks, feature_shapes
-from gigamask.models.configs import HuggingFaceBackbone, SamConfig
+from gigamask.models.configs import SamConfig
 from gigamask.models.init import build_model
 from gigamask.models.lora_config import LoRA
 from gigamask.models.weight_files import read_safetensors, save_weights
 from gigamask.pixels import PixelConfig
+from gigamask.plugins.encoders.backbone import blocks_of, count_blocks, feature_shapes
+from gigamask.plugins.encoders.configs import HuggingFaceBackbone
 from gigamask.registry import make_component
 from gigamask.training.optim import AdamW, has_weight_decay, layer_ids, select_trained
 from gigamask.training.state import TrainState
