@@ -23,16 +23,13 @@ from gigamask.models.configs import (
     SamConfig,
     ViTSmall,
     ViTTiny,
-    sam2_base_plus,
-    sam2_large,
-    sam2_small,
-    sam2_tiny,
     vit_b,
     vit_h,
     vit_l,
 )
 from gigamask.models.init import build_model
 from gigamask.plugins.encoders.configs import HuggingFaceBackbone, RepViT
+from gigamask.plugins.sam2.configs import sam2_base_plus, sam2_large, sam2_small, sam2_tiny
 from gigamask.profiling.memory_plan import GIB
 from gigamask.workflows.plan import plan
 

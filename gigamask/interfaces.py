@@ -411,6 +411,8 @@ class ImageEncoder(ABC):
     """whether it can encode only the tokens that an image covers, for --model.rectangular"""
     shards: ClassVar[bool] = True
     """whether its blocks have linear layers, which --parallel fsdp shards"""
+    decoder: ClassVar[str] = ""
+    """the only mask decoder that reads its embedding; "": any"""
     argument: ClassVar[str] = ""
     """the field that `--model.encoder NAME:VALUE` sets"""
     stated: ClassVar[tuple[str, ...]] = ()

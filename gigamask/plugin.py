@@ -41,6 +41,7 @@ class Plugin:
         interfaces: The base class of each kind of component that the core does not have.
         model_configs: The configuration, a `models.configs.ModelConfig`, of each kind of model
             that a file of weights states.
+        model_families: The `models.families.ModelFamily` of published models by name.
         exporters: The `export.formats.ExportFormat` of each `gigamask export --to`.
         launchers: The dataclass of flags that run a "training" or a command of "parts" elsewhere,
             with `is_elsewhere` and a context manager `launch(name, arguments, out)`, which yields
@@ -56,6 +57,7 @@ class Plugin:
     components: Mapping[str, References] = field(default_factory=dict)
     interfaces: References = field(default_factory=dict)
     model_configs: References = field(default_factory=dict)
+    model_families: References = field(default_factory=dict)
     exporters: References = field(default_factory=dict)
     launchers: References = field(default_factory=dict)
     functions: References = field(default_factory=dict)

@@ -294,4 +294,7 @@ def _replace(record: Any, path: list[str], value: Any) -> Any:
 def _choices(kind: str) -> str:
     """Return the names of a kind of component, for an error message."""
     listed = [*names(kind), *user_code.entry_points(kind)]
+    if kind == "model.encoder":
+        arguments = {name: getattr(find_part("encoder", name), "argument", "") for name in listed}
+        listed = [f"{name}:{field.upper()}" if field else name for name, field in arguments.items()]
     return f"{', '.join(listed)}, or file.py:Class for your own"

@@ -5,12 +5,9 @@ from pathlib import Path
 
 from gigamask.data.augment import HorizontalFlip
 from gigamask.evaluation.click_evaluation import ClickEvaluation
-from gigamask.losses.sam_loss import SamLoss
 from gigamask.losses.window_loss import WindowLoss
 from gigamask.models.configs import (
     ConvPyramid,
-    Hiera,
-    Sam2Decoder,
     SamConfig,
     SamDecoder,
     WindowDecoder,
@@ -44,17 +41,6 @@ COMPACT = SamConfig(
     iou_hidden=16,
     encoder=ConvPyramid(widths=(8, 16, 16, 24), depths=(1, 0, 1, 0), width=8, fine_width=4),
     decoder=WindowDecoder(widths=(8, 16)),
-)
-
-SAM2 = replace(
-    SPEC,
-    patch_size=16,
-    stretch=True,
-    embedding_dim=32,
-    encoder=Hiera(
-        embed_dim=16, depths=(1, 1, 2, 1), global_attn_indexes=(3,), window_sizes=(8, 4, 6, 3)
-    ),
-    decoder=Sam2Decoder(),
 )
 
 DENSE = SamDecoder(prior=True, residual=True, windows=True)
@@ -111,16 +97,4 @@ def little_dense() -> SamTrainConfig:
         little_compact(),
         recipe=f"{Path(__file__).resolve()}:little_dense",
         model=replace(SPEC, decoder=DENSE),
-    )
-
-
-def little_sam2() -> SamTrainConfig:
-    """SAM 2.1's image model, three rounds and some boxes."""
-    return replace(
-        little_compact(),
-        recipe=f"{Path(__file__).resolve()}:little_sam2",
-        model=SAM2,
-        loss=SamLoss(iou_supervision="all", iou_loss="l1"),
-        freeze=("mask_decoder.pred_obj_score_head",),
-        optimizer=AdamW(lr=1e-3, layer_decay=0.9),
     )

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from gigamask import plugin
 from gigamask.errors import GigamaskError
 from gigamask.export.probe import Probe, compare, keep_if_equal, read_back
 from gigamask.models import convert
-from gigamask.models.configs import Sam2Decoder, SamConfig
+from gigamask.models.configs import SamConfig
 from gigamask.models.sam.sam import Sam, preprocess
 
 
@@ -42,11 +43,12 @@ def write_huggingface(model: Sam, out: Path) -> dict:
             "--to huggingface needs transformers, which is not installed: "
             "run pip install 'gigamask[hf]'"
         )
-    from transformers import Sam2Model, SamModel
+    import transformers
 
     model.save_pretrained(out)
     read_back(model, out)
-    kind = Sam2Model if isinstance(model.config.decoder, Sam2Decoder) else SamModel
+    name: str = plugin.load(model.config.decoder.family).huggingface
+    kind = getattr(transformers, f"{name}Model")
     loaded, probe = kind.from_pretrained(out).eval(), Probe.from_model(model)
     pairs = zip(probe.outputs(model), huggingface_outputs(loaded, model, probe), strict=True)
     difference = max(

@@ -6,11 +6,10 @@ must load it with `strict=False`.
 
 from pathlib import Path
 
+from gigamask import plugin
 from gigamask.export.probe import keep_if_equal, read_back
 from gigamask.models import convert, state_dict, weight_files
-from gigamask.models.configs import Sam2Decoder
 from gigamask.models.sam.sam import Sam
-from gigamask.models.sam2 import convert as sam2
 
 
 @keep_if_equal(".pth")
@@ -30,9 +29,8 @@ def write_pth(model: Sam, out: Path) -> dict:
             outputs differ.
     """
     state = state_dict.to_official(model)
-    convert.check_is_published_sam(model.config, "Meta's format")
-    if isinstance(model.config.decoder, Sam2Decoder):
-        state = sam2.to_meta(state)
+    convert.check_is_published(model.config, "Meta's format")
+    state = plugin.load(model.config.decoder.family).to_meta(state)
     weight_files.write_pth(state, model.config, out)
     return {"files": [str(out)], "tensors": len(state), "difference": read_back(model, out)}
 

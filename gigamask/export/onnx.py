@@ -30,15 +30,11 @@ from torch.nn import functional
 from gigamask import files
 from gigamask.errors import GigamaskError, first_line
 from gigamask.export.probe import TOLERANCE, Probe, compare, keep_if_equal
-from gigamask.models.compact.prompt_maps import MIDDLE_WINDOW
 from gigamask.models.sam.attention import rel_pos_attention_reference
-from gigamask.models.sam.dense_decoder import DenseMaskDecoder
 from gigamask.models.sam.image_encoder import EncoderAttention
-from gigamask.models.sam.mask_decoder import ALL_MASK_TOKENS
 from gigamask.models.sam.sam import Sam
-from gigamask.models.sam2.mask_decoder import Sam2MaskDecoder
 from gigamask.models.weight_files import SPEC, make_spec
-from gigamask.types import MaskDecoderOutput, Prompts, WindowLogits
+from gigamask.types import Prompts
 
 OPSET = 17
 ENCODER, DECODER = "encoder.onnx", "decoder.onnx"
@@ -116,43 +112,10 @@ class OnnxDecoder(nn.Module):
         prompts = Prompts(
             *(point_coords, point_labels.long(), mask_input[:, 0], True), has_mask_input > 0.5
         )
-        low, iou, classes, _ = self._predict(image_embeddings, prompts)
+        first = torch.zeros_like(prompts.labels[:, 0])
+        low, iou, classes, _ = self.model.predict_all(image_embeddings, first, prompts)
         outputs = self._resize(cast(Tensor, low), orig_im_size), iou, cast(Tensor, low)
         return outputs if classes is None else (*outputs, classes.softmax(-1))
-
-    def _predict(
-        self, image_embeddings: Float[Tensor, "1 C E E"], prompts: Prompts
-    ) -> MaskDecoderOutput:
-        """Return the logits of all four masks on the low-resolution grid."""
-        decoder, config, encoder = (
-            self.model.mask_decoder,
-            self.model.config,
-            self.model.prompt_encoder,
-        )
-        first = torch.zeros_like(prompts.labels[:, 0])
-        if isinstance(decoder, DenseMaskDecoder):
-            output = decoder(image_embeddings, first, prompts, encoder, ALL_MASK_TOKENS)
-            low = output.masks.logits
-            if self.model.answers_in_windows:
-                low = output.masks.paste(config.mask_size, config.image_size)
-            return output._replace(masks=low)
-        if self.model.answers_in_windows:
-            output = self.model.predict(image_embeddings, first, prompts)
-            low = cast(WindowLogits, output.masks).paste(config.mask_size, config.image_size)
-            has_mask = cast(Tensor, prompts.has_mask_prompt)
-            single = torch.where(has_mask, MIDDLE_WINDOW, output.iou_predictions.argmax(1))
-            at = torch.arange(single.shape[0]), single
-            parts = [low, output.iou_predictions]
-            parts += [] if output.class_logits is None else [output.class_logits]
-            return MaskDecoderOutput(*[torch.cat([part[at][:, None], part], 1) for part in parts])
-        if isinstance(decoder, Sam2MaskDecoder):
-            return decoder(image_embeddings, first, prompts, encoder, ALL_MASK_TOKENS)
-        tokens = encoder.points(prompts.points_xy_input, prompts.labels)
-        masks = cast(Tensor, prompts.masks), cast(Tensor, prompts.has_mask_prompt)
-        dense = encoder.mixed_prompt(*masks)
-        return decoder(
-            image_embeddings, encoder.get_dense_pe(), tokens, first, dense, ALL_MASK_TOKENS
-        )
 
     def _resize(
         self, low: Float[Tensor, "P 4 G G"], size: Float[Tensor, "2"]

@@ -30,7 +30,7 @@ def write_peft(model: Sam, out: Path, weights: str, base: str | None) -> dict[st
     Raises:
         GigamaskError: There are no adapters, the format cannot describe them, or `out` is a file.
     """
-    convert.check_is_published_sam(model.config, "peft's format, as gigamask writes it,")
+    convert.check_is_published(model.config, "peft's format, as gigamask writes it,")
     file = state_dict.find_weights(weights)
     trained = weight_files.read_safetensors(file)[0] if file.suffix == ".safetensors" else {}
     if not lora.has_adapters(trained) or base is None:

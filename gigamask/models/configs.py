@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from gigamask import plugin
-from gigamask.errors import GigamaskError, check_range
+from gigamask.errors import GigamaskError
 from gigamask.interfaces import ImageEncoder
 from gigamask.models.encoder_configs import (
     ConvPyramid,
-    Hiera,
     ViT,
     ViTSmall,
     ViTTiny,
@@ -45,7 +44,6 @@ ENCODERS: dict[str, type[ImageEncoder]] = {
     "vit": ViT,
     "vit_t": ViTTiny,
     "vit_s": ViTSmall,
-    "hiera": Hiera,
     "conv_pyramid": ConvPyramid,
 }
 """Built-in image encoders by name."""
@@ -55,10 +53,44 @@ ENCODERS: dict[str, type[ImageEncoder]] = {
 class Decoder:
     """Base class of mask decoder configurations."""
 
+    model: ClassVar[str] = ""
+    """reference of the class of the model that has this decoder"""
+    family: ClassVar[str] = "gigamask.models.families:SAM"
+    """reference of the `ModelFamily` that names its weights in others' files"""
+    stretches: ClassVar[bool] = False
+    """whether the published model resizes both sides of an image, as SAM 2 does"""
+    trains_embedding: ClassVar[bool] = False
+    """whether a part of the decoder makes the embedding, which then cannot be kept"""
     pred_iou_thresh: ClassVar[float] = 0.88
     """threshold of the predicted IoU of automatic masks; SAM's"""
     stability_score_thresh: ClassVar[float] = 0.95
     """threshold of the stability score of automatic masks; SAM's"""
+
+    def check(self, model: SamConfig) -> None:
+        """Check that the rest of a model fits the decoder.
+
+        Args:
+            model: The model's configuration.
+
+        Raises:
+            GigamaskError: It does not.
+        """
+
+    def embedding_channels(self, model: SamConfig) -> int:
+        """Return the number of channels of what `Sam.encode` returns.
+
+        Args:
+            model: The model's configuration.
+        """
+        return model.encoder.channels(model)
+
+    def unpublished(self, model: SamConfig) -> str:
+        """Return what other libraries lack to load a model; "" if they load it.
+
+        Args:
+            model: The model's configuration.
+        """
+        return "decoder that answers in windows, which this model has"
 
 
 @dataclass(frozen=True)
@@ -83,9 +115,17 @@ class SamDecoder(Decoder):
             )
 
     @property
-    def is_published(self) -> bool:
-        """Whether this is SAM's decoder without options, which other libraries can load."""
-        return self == SamDecoder()
+    def model(self) -> str:  # pyrefly: ignore[bad-override]
+        """Reference of the class of the model: Meta's SAM, or one with options."""
+        own = self == SamDecoder()
+        return f"gigamask.models.sam.{'sam:Sam' if own else 'dense_sam:DenseSam'}"
+
+    def unpublished(self, model: SamConfig) -> str:
+        """Return what other libraries lack to load a model; "" if they load it."""
+        if type(model.encoder) is not ViT:
+            return f"image encoder but SAM's ViT; this model has {model.encoder_name}"
+        on = [name for name, value in vars(self).items() if value]
+        return f"options of the decoder, of which this model has {' and '.join(on)}" if on else ""
 
 
 @dataclass(frozen=True)
@@ -103,6 +143,7 @@ class WindowDecoder(Decoder):
     """sizes of the windows of a correction, relative to the mask and the clicks"""
     widths: tuple[int, int] = (48, 96)
     """channels of the dense prompt encoder at 16 x 16 and 4 x 4 samples; multiples of 8"""
+    model: ClassVar[str] = "gigamask.models.compact.model:CompactSam"
     pred_iou_thresh: ClassVar[float] = 0.4
     stability_score_thresh: ClassVar[float] = 0.4
 
@@ -118,29 +159,30 @@ class WindowDecoder(Decoder):
                 f"WindowDecoder.widths must be positive multiples of 8 (got {self.widths})"
             )
 
-
-@dataclass(frozen=True)
-class Sam2Decoder(Decoder):
-    """SAM 2's mask decoder for images, sized by `SamConfig` (`models.sam2.mask_decoder`)."""
-
-    dynamic_multimask: bool = True
-    """in evaluation, replace a single mask that is not stable by the best of three"""
-    stability_delta: float = 0.05
-    """shift of the threshold by which the stability of a single mask is measured, in logits"""
-    stability_threshold: float = 0.98
-    """smallest IoU of the masks at both thresholds for a single mask to be stable"""
-    pred_iou_thresh: ClassVar[float] = 0.8
-    """threshold of the predicted IoU of automatic masks; SAM 2's"""
-
-    def __post_init__(self) -> None:
-        check_range("Sam2Decoder.stability_delta", self.stability_delta, 0, None)
-        check_range("Sam2Decoder.stability_threshold", self.stability_threshold, 0, 1)
+    def check(self, model: SamConfig) -> None:
+        """Check that the rest of a model fits the decoder."""
+        if not isinstance(model.encoder, ConvPyramid):
+            raise GigamaskError(
+                "the decoder window needs --model.encoder conv_pyramid (got "
+                f"{type(model.encoder).__name__}); the recipe compact has both"
+            )
+        if model.custom_init:
+            raise GigamaskError(
+                "SamConfig.custom_init is for the encoder vit and the decoder sam; leave it out "
+                "with the decoder window"
+            )
+        if model.patch_size != 4:
+            raise GigamaskError(
+                "SamConfig.patch_size must be 4, the stride of the embedding of conv_pyramid "
+                f"(got {model.patch_size})"
+            )
+        check_multiple(model, "image_size", 16, "the coarsest stride of conv_pyramid")
+        check_multiple(model, "embedding_dim", 16, "the mask upscaling in windows")
 
 
 DECODERS: dict[str, type[Decoder]] = {
     "sam": SamDecoder,
     "window": WindowDecoder,
-    "sam2": Sam2Decoder,
 }
 """Built-in mask decoders by name."""
 PARTS: dict[str, Mapping[str, type]] = {"encoder": ENCODERS, "decoder": DECODERS}
@@ -261,35 +303,13 @@ class SamConfig(ModelConfig):
                 "SamConfig.rectangular is for --model.encoder vit, vit_t and vit_s (got "
                 f"{self.encoder_name}); leave it out"
             )
-        if isinstance(self.decoder, Sam2Decoder) and not isinstance(self.encoder, Hiera):
+        needed, own = self.encoder.decoder, part_name("decoder", type(self.decoder))
+        if needed and needed != own:
             raise GigamaskError(
-                f"the decoder sam2 needs --model.encoder hiera (got {self.encoder_name}); use "
-                "--model.decoder sam"
+                f"the encoder {self.encoder_name} needs --model.decoder {needed}; for the decoder "
+                f"{own} use --model.encoder vit"
             )
-        if not isinstance(self.decoder, WindowDecoder):
-            if isinstance(self.encoder, ConvPyramid):
-                raise GigamaskError(
-                    "the encoder conv_pyramid needs --model.decoder window; for the decoder sam "
-                    "use --model.encoder vit"
-                )
-            return
-        if not isinstance(self.encoder, ConvPyramid):
-            raise GigamaskError(
-                "the decoder window needs --model.encoder conv_pyramid (got "
-                f"{type(self.encoder).__name__}); the recipe compact has both"
-            )
-        if self.custom_init:
-            raise GigamaskError(
-                "SamConfig.custom_init is for the encoder vit and the decoder sam; leave it out "
-                "with the decoder window"
-            )
-        if self.patch_size != 4:
-            raise GigamaskError(
-                "SamConfig.patch_size must be 4, the stride of the embedding of conv_pyramid "
-                f"(got {self.patch_size})"
-            )
-        check_multiple(self, "image_size", 16, "the coarsest stride of conv_pyramid")
-        check_multiple(self, "embedding_dim", 16, "the mask upscaling in windows")
+        self.decoder.check(self)
 
     @property
     def in_channels(self) -> int:
@@ -321,9 +341,8 @@ class SamConfig(ModelConfig):
 
     @property
     def embedding_channels(self) -> int:
-        """Channels of what `Sam.encode` returns: the encoder's, and SAM 2's finer features."""
-        is_sam2 = isinstance(self.decoder, Sam2Decoder)
-        return self.encoder.channels(self) + 3 * self.embedding_dim * is_sam2
+        """Channels of what `Sam.encode` returns."""
+        return self.decoder.embedding_channels(self)
 
     @property
     def mask_size(self) -> int:
@@ -475,54 +494,6 @@ def compact() -> SamConfig:
         encoder=ConvPyramid(),
         decoder=WindowDecoder(),
     )
-
-
-def sam2_tiny() -> SamConfig:
-    """Return the configuration of SAM 2.1 tiny for images: 31.4 M parameters."""
-    return SamConfig(stretch=True, encoder=Hiera(), decoder=Sam2Decoder())
-
-
-def sam2_small() -> SamConfig:
-    """Return the configuration of SAM 2.1 small for images: 38.5 M parameters."""
-    encoder = Hiera(depths=(1, 2, 11, 2), global_attn_indexes=(7, 10, 13))
-    return SamConfig(stretch=True, encoder=encoder, decoder=Sam2Decoder())
-
-
-def sam2_base_plus() -> SamConfig:
-    """Return the configuration of SAM 2.1 base plus for images: 73.3 M parameters."""
-    encoder = Hiera(
-        embed_dim=112,
-        num_heads=2,
-        depths=(2, 3, 16, 3),
-        global_attn_indexes=(12, 16, 20),
-        position_size=14,
-    )
-    return SamConfig(stretch=True, encoder=encoder, decoder=Sam2Decoder())
-
-
-def sam2_large() -> SamConfig:
-    """Return the configuration of SAM 2.1 large for images: 216.9 M parameters."""
-    encoder = Hiera(
-        embed_dim=144,
-        num_heads=2,
-        depths=(2, 6, 36, 4),
-        global_attn_indexes=(23, 33, 43),
-        window_sizes=(8, 4, 16, 8),
-    )
-    return SamConfig(stretch=True, encoder=encoder, decoder=Sam2Decoder())
-
-
-SAM_RECIPES = {
-    vit_b: "sam_vit_b or finetune",
-    vit_l: "sam_vit_l or finetune_vit_l",
-    vit_h: "sam_vit_h or finetune_vit_h",
-    tiny: "tiny",
-    sam2_tiny: "sam2_tiny",
-    sam2_small: "sam2_small",
-    sam2_base_plus: "sam2_base_plus",
-    sam2_large: "sam2_large",
-}
-"""Recipes that train each size, for error messages."""
 
 
 def mae_vit_b() -> MAEConfig:

@@ -13,9 +13,7 @@ from torch import Tensor
 
 from gigamask.errors import GigamaskError
 from gigamask.models.configs import (
-    Sam2Decoder,
     SamConfig,
-    SamDecoder,
     ViT,
     ViTTiny,
     vit_b,
@@ -335,7 +333,7 @@ def from_mae(state: State, config: SamConfig, source: str) -> State:
     }
 
 
-def check_is_published_sam(config: SamConfig, target: str) -> None:
+def check_is_published(config: SamConfig, target: str) -> None:
     """Check that a model is SAM, or SAM 2.1's image model, as published.
 
     Args:
@@ -356,11 +354,10 @@ def check_is_published_sam(config: SamConfig, target: str) -> None:
             f"{target} pads images to squares, this model was built with --model.rectangular: "
             "export it with --to safetensors"
         )
-    is_sam2 = isinstance(config.decoder, Sam2Decoder)
-    if config.stretch != is_sam2:
+    if config.stretch != config.decoder.stretches:
         raise GigamaskError(
-            f"{target} {'stretches' if is_sam2 else 'pads'} images, this model was built with "
-            f"--model.{'stretch' if config.stretch else 'no-stretch'}: export it with --to "
+            f"{target} {'pads' if config.stretch else 'stretches'} images, this model was built "
+            f"with --model.{'stretch' if config.stretch else 'no-stretch'}: export it with --to "
             "safetensors or --to onnx"
         )
     if config.in_channels != 3:
@@ -368,20 +365,10 @@ def check_is_published_sam(config: SamConfig, target: str) -> None:
             f"{target} reads RGB, this model images of {config.in_channels} channels: export it "
             "with --to safetensors or --to onnx"
         )
-    if is_sam2:
-        return
-    if isinstance(config.decoder, SamDecoder) and not isinstance(config.encoder, ViT):
+    if lacks := config.decoder.unpublished(config):
         raise GigamaskError(
-            f"{target} has no image encoder but SAM's ViT; this model has {config.encoder_name}: "
-            "export it with --to safetensors or --to onnx"
+            f"{target} has no {lacks}; export it with --to safetensors or --to onnx"
         )
-    lacks = "decoder that answers in windows, which this model has"
-    if isinstance(config.decoder, SamDecoder):
-        if config.decoder.is_published:
-            return
-        on = [name for name, value in vars(config.decoder).items() if value]
-        lacks = f"options of the decoder, of which this model has {' and '.join(on)}"
-    raise GigamaskError(f"{target} has no {lacks}; export it with --to safetensors or --to onnx")
 
 
 def to_huggingface(state: State) -> State:

@@ -29,8 +29,6 @@ SUFFIX = ".embedding"
 STALE_S = 3600.0
 """Age in seconds from which a partial file counts as left by a killed process."""
 DIGEST_BYTES = 16
-SAM2_PARTS = ("conv_s0.", "conv_s1.", "no_mem_embed")
-"""Parts of SAM 2's mask decoder that `Sam.encode` runs (`models.sam2.mask_decoder`)."""
 
 
 @dataclass(frozen=True)
@@ -257,7 +255,7 @@ class ImageEmbedder:
         decoder = self.model.mask_decoder.state_dict()
         state = {
             **self.model.image_encoder.state_dict(),
-            **{name: decoder[name] for name in decoder if name.startswith(SAM2_PARTS)},
+            **{n: decoder[n] for n in decoder if n.startswith(self.model.embedding_parts)},
             "mean": self.model.pixel_mean,
             "deviation": self.model.pixel_std,
         }

@@ -9,8 +9,6 @@ from gigamask.errors import GigamaskError
 from gigamask.interfaces import ImageEncoder
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch import nn
 
 
@@ -102,71 +100,6 @@ class ViTSmall(ViTTiny):
 
 
 @dataclass(frozen=True)
-class Hiera(ImageEncoder):
-    """The encoder of SAM 2: Hiera with a feature pyramid (`models.sam2.hiera`).
-
-    The defaults are the sizes of SAM 2.1 tiny.
-    """
-
-    embed_dim: int = 96
-    """channels at stride 4, doubled with each halving of the resolution"""
-    num_heads: int = 1
-    """attention heads at stride 4, doubled likewise; must divide embed_dim"""
-    depths: tuple[int, int, int, int] = (1, 2, 7, 2)
-    """blocks at strides 4, 8, 16 and 32"""
-    global_attn_indexes: tuple[int, ...] = (5, 7, 9)
-    """indexes of the blocks with global instead of windowed attention"""
-    window_sizes: tuple[int, int, int, int] = (8, 4, 14, 7)
-    """side of the attention windows at strides 4, 8, 16 and 32 in tokens"""
-    position_size: int = 7
-    """side of the grid of position embeddings, which are interpolated"""
-    initializes_itself: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check_counts(self, "embed_dim", "num_heads", "position_size")
-        check_multiple(self, "embed_dim", self.num_heads, "num_heads")
-        for name in ("depths", "window_sizes"):
-            if any(value < 1 for value in getattr(self, name)):
-                raise GigamaskError(f"Hiera.{name} must be at least 1 (got {getattr(self, name)})")
-        if any(side % 2 for side in self.window_sizes[:3]):
-            raise GigamaskError(
-                "Hiera.window_sizes at strides 4, 8 and 16 must be even, since the resolution is "
-                f"halved within windows (got {self.window_sizes})"
-            )
-        last = sum(self.depths) - 1
-        if any(not 0 <= index <= last for index in self.global_attn_indexes):
-            raise GigamaskError(
-                f"Hiera.global_attn_indexes must be in 0 to {last} for depths {self.depths} (got "
-                f"{self.global_attn_indexes})"
-            )
-
-    def build(self, model: Any) -> nn.Module:
-        """Build the image encoder of a SAM."""
-        from gigamask.models.sam2.hiera import HieraEncoder, HieraSizes
-
-        sizes = (model.image_size, model.patch_size)
-        hiera = HieraSizes(**vars(self))
-        return HieraEncoder(
-            hiera, sizes, model.embedding_dim, model.drop_path_rate, model.in_channels
-        )
-
-    def blocks(self, encoder: nn.Module) -> Sequence[nn.Module]:
-        """Return the blocks of Hiera, from input to output."""
-        from gigamask.models.sam2.hiera import HieraEncoder
-
-        assert isinstance(encoder, HieraEncoder)
-        return list(encoder.trunk.blocks)
-
-    def drop_path_blocks(self, model: Any) -> int:
-        """Return the number of blocks."""
-        return sum(self.depths)
-
-    def max_width(self, model: Any) -> int:
-        """Return the channels of the widest stage."""
-        return 8 * self.embed_dim
-
-
-@dataclass(frozen=True)
 class ConvPyramid(ImageEncoder):
     """Convolutions at strides 2, 4, 8 and 16 with a feature pyramid, for `WindowDecoder`.
 
@@ -185,6 +118,7 @@ class ConvPyramid(ImageEncoder):
     takes_input_sizes: ClassVar[bool] = True
     initializes_itself: ClassVar[bool] = False
     shards: ClassVar[bool] = False
+    decoder: ClassVar[str] = "window"
 
     def __post_init__(self) -> None:
         check_counts(self, "width", "fine_width")

@@ -22,7 +22,6 @@ from gigamask.interfaces import PIXEL_MEAN, PIXEL_STD, ImageEncoder
 from gigamask.models import state_dict
 from gigamask.models.configs import (
     DECODER_PREFIX,
-    SAM_RECIPES,
     MAEConfig,
     ModelConfig,
     SamConfig,
@@ -30,14 +29,14 @@ from gigamask.models.configs import (
     ViT,
     part_name,
 )
-from gigamask.models.convert import State, block_indices, from_mae, plain_vit
+from gigamask.models.convert import State, from_mae, plain_vit
+from gigamask.models.families import families
 from gigamask.models.mae import MAE
 from gigamask.models.sam.image_encoder import EncoderAttention, ImageEncoderViT
 from gigamask.models.sam.mask_decoder import MaskDecoder
 from gigamask.models.sam.prompt_encoder import PositionEmbeddingRandom
-from gigamask.models.sam.sam import Sam
+from gigamask.models.sam.sam import Sam, build_sam
 from gigamask.models.sam.transformer import DecoderAttention
-from gigamask.models.sam2 import convert as sam2
 from gigamask.rng import make_rng, make_torch_generator
 
 MAE_PREFIX = "mae:"
@@ -75,7 +74,7 @@ def build_model(
         device: Device of the model; on the meta device it has no storage.
     """
     return materialize(
-        lambda: Sam(config) if isinstance(config, SamConfig) else MAE(config), seed, device
+        lambda: build_sam(config) if isinstance(config, SamConfig) else MAE(config), seed, device
     )
 
 
@@ -227,21 +226,9 @@ def _suggest_recipe(weights: State) -> Iterator[None]:
     try:
         yield
     except GigamaskError as error:
-        names = _fitting_recipe(weights)
+        names = next(filter(None, (each.recipe(weights) for each in families())), "")
         hint = f"; these weights fit the recipe {names}" if names else ""
         raise GigamaskError(f"{error}{hint}") from None
-
-
-def _fitting_recipe(weights: State) -> str | None:
-    encoder = {name.removeprefix("image_encoder."): value for name, value in weights.items()}
-    width = encoder["pos_embed"].shape[-1] if "pos_embed" in encoder else 0
-    depth, published = len(block_indices(encoder, r"blocks\.")), sam2.infer_config(weights)
-    for make, names in SAM_RECIPES.items():
-        config = make()
-        is_vit = isinstance(config.encoder, ViT)
-        if config == published or (is_vit and (config.embed_dim, config.depth) == (width, depth)):
-            return names
-    return None
 
 
 @torch.no_grad()
@@ -382,7 +369,7 @@ def init_tied_cross_attention(model: Sam, seed: int) -> None:
         model: The model, changed in place.
         seed: Random seed of the run.
     """
-    for path, module in model.mask_decoder.transformer.named_modules():
+    for path, module in model.get_submodule("mask_decoder.transformer").named_modules():
         if (
             isinstance(module, DecoderAttention)
             and module.q_proj.out_features < module.q_proj.in_features

@@ -7,7 +7,6 @@ everything else must match exactly.
 """
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -15,22 +14,18 @@ from torch import Tensor, nn
 from gigamask import files
 from gigamask.errors import GigamaskError
 from gigamask.models import lora, manifest, peft_files, weight_files
-from gigamask.models.configs import ModelConfig, SamConfig
+from gigamask.models.configs import ModelConfig
 from gigamask.models.convert import (
     State,
     format_names,
-    from_huggingface,
-    parse_huggingface_config,
     resample_abs_pos_embed,
     resample_rel_pos,
 )
+from gigamask.models.families import families
 from gigamask.models.hub import download, has_file, parse_hub_id
 from gigamask.models.sam.layers import inflate_channels
-from gigamask.models.sam2 import convert as sam2
-from gigamask.serialization import read_json
 
 Model = nn.Module
-MAX_CONFIG_BYTES = 1 << 20
 save_weights = weight_files.save_weights
 PASS_WEIGHTS = (
     "pass a run folder, a checkpoint, a .pth, a .safetensors, a Hugging Face folder or id, "
@@ -81,15 +76,8 @@ def _read_file(file: Path) -> tuple[State, ModelConfig | None]:
     state, config = (weight_files.read_safetensors if is_safe else weight_files.read_pth)(file)
     if lora.has_adapters(state):
         return lora.merge(state, _read_base(file), str(file)), config
-    if sam2.is_meta(state) or sam2.is_huggingface(state):
-        is_meta = sam2.is_meta(state)
-        state = sam2.from_meta(state, str(file)) if is_meta else sam2.from_huggingface(state)
-        return state, config or sam2.infer_config(state)
-    if not is_safe:
-        return state, config
-    if any(name.startswith("vision_encoder.") for name in state):
-        return from_huggingface(state), _huggingface_config(config, file)
-    return state, config
+    found = (family.from_others(state, config, file) for family in families())
+    return next((each for each in found if each is not None), (state, config))
 
 
 def _find(path: Path | str) -> Path:
@@ -180,32 +168,6 @@ def may_be_weights(path: Path | str) -> bool:
         path: What a user gave as weights.
     """
     return Path(path).exists() or str(path) == STARTER or bool(parse_hub_id(path))
-
-
-def _huggingface_config(stated: ModelConfig | None, weights: Path) -> ModelConfig | None:
-    """Return the configuration of a Hugging Face folder, which must not contradict itself.
-
-    Args:
-        stated: Configuration that the file of weights states.
-        weights: The file of weights.
-    """
-    path = weights.with_name("config.json")
-    if not path.is_file():
-        return stated
-    config = parse_huggingface_config(read_json(path, dict, MAX_CONFIG_BYTES), str(path))
-    if isinstance(stated, SamConfig):
-        # They only matter in training, or are of the pixels, and config.json states neither.
-        config = replace(
-            config,
-            drop_path_rate=stated.drop_path_rate,
-            custom_init=stated.custom_init,
-            pixels=stated.pixels,
-        )
-        if config != stated:
-            raise GigamaskError(
-                f"{path}: contradicts the configuration in {weights.name}; export the folder again"
-            )
-    return config
 
 
 def load_weights(model: Model, state: State, source: str) -> None:

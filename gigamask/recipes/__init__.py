@@ -26,7 +26,6 @@ from gigamask.recipes.sam import (
     sam_vit_l,
     tiny,
 )
-from gigamask.recipes.sam2 import sam2_base_plus, sam2_large, sam2_small, sam2_tiny
 from gigamask.recipes.user_code import entry_points, find_object, load_entry_point
 from gigamask.training.config import ImageTrainConfig, TrainConfig
 from gigamask.training.mae_config import MAETrainConfig
@@ -35,7 +34,6 @@ from gigamask.training.sam_config import SamTrainConfig
 SAM_RECIPES: tuple[Callable[[], SamTrainConfig], ...] = (
     *(tiny, photos, compact, sam_vit_b, sam_vit_l, sam_vit_h),
     *(mixed_prompts, one_gpu, finetune, finetune_vit_l, finetune_vit_h, finetune_laptop),
-    *(sam2_tiny, sam2_small, sam2_base_plus, sam2_large),
 )
 MAE_RECIPES: tuple[Callable[[], MAETrainConfig], ...] = (
     mae_tiny,

@@ -10,8 +10,9 @@ from typing import Any
 
 import yaml
 
-from gigamask import files
+from gigamask import files, plugin
 from gigamask.export.formats import ExportFormat
+from gigamask.models.configs import find_part
 from gigamask.models.hub import parse_hub_id
 from gigamask.report.history import History
 from gigamask.report.summary import differences
@@ -56,9 +57,9 @@ def write_card(
     }
     head |= {"license": license_name} if license_name else {}
     head |= {"base_model": hub[0]} if hub else {}
-    is_sam2 = run is not None and run.config.get("model.decoder") == "sam2"
-    kinds = {"kind": "Sam2Model" if is_sam2 else "SamModel"}
-    kinds["processor"] = kinds["kind"].replace("Model", "Processor")
+    decoder = find_part("decoder", str(run.config.get("model.decoder", "sam")) if run else "sam")
+    family = plugin.load(decoder.family).huggingface if decoder else "Sam"
+    kinds = {"kind": f"{family}Model", "processor": f"{family}Processor"}
     parts = [
         f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n",
         f"# {name}\n",

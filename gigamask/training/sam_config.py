@@ -17,7 +17,7 @@ from gigamask.interfaces import Loss, Mining, PromptSchedule, Task
 from gigamask.losses.class_loss import ClassLoss
 from gigamask.losses.ohem import NoMining
 from gigamask.losses.sam_loss import SamLoss
-from gigamask.models.configs import FIND_CLASSES, Sam2Decoder, SamConfig
+from gigamask.models.configs import FIND_CLASSES, SamConfig
 from gigamask.models.lora_config import LoRA
 from gigamask.prompts.schedule import InteractiveSchedule
 from gigamask.training.config import ImageTrainConfig, LoaderConfig, TrainConfig, check_at_least
@@ -176,10 +176,9 @@ class SamTrainConfig(ImageTrainConfig):
                 "--embedding-cache keeps the embeddings of a frozen encoder; give --freeze "
                 "image_encoder, or leave the flag out"
             )
-        if isinstance(self.model.decoder, Sam2Decoder):
+        if self.model.decoder.trains_embedding:
             raise GigamaskError(
-                "--embedding-cache: SAM 2's decoder trains a part of the embedding; leave the flag "
-                "out"
+                "--embedding-cache: the decoder trains a part of the embedding; leave the flag out"
             )
 
     def build(self, device: str = "cpu") -> Sam:

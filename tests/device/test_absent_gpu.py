@@ -17,7 +17,6 @@ from tests.little import (
     little_classes,
     little_compact,
     little_dense,
-    little_sam2,
 )
 from tests.on_absent_gpu import Data, check_numbers, check_waits, losses, run_cases
 
@@ -65,7 +64,6 @@ CASES = {
     "compact, central clicks": train_clicking_centers,
     "compact, bf16": partial(train, little_compact, precision="bf16"),
     "all options": partial(train, little_dense),
-    "sam 2": partial(train, little_sam2, freeze=()),
     "pretrain": pretrain,
     "evaluate": evaluate,
     "masks": generate_masks,

@@ -26,18 +26,15 @@ from gigamask.data.dataset import Sa1bDataset
 from gigamask.models import convert, state_dict, weight_files
 from gigamask.models.configs import MAEConfig
 from gigamask.models.init import build_model
-from gigamask.models.sam2 import convert as sam2_convert
 from gigamask.synthetic import scenes
 from gigamask.synthetic.scenes import compose_scene
 from tests import instances
 from tests.journeys import substitutions
 from tests.journeys.pages import PAGES, ROOT, items
-from tests.little import SAM2 as LITTLE_SAM2
 from tests.little import SPEC
 
 # SAM's recipes have eight decoder heads, which cannot be inferred from shapes.
 MODEL = replace(SPEC, decoder_num_heads=8, drop_path_rate=0.0)
-SAM2 = replace(LITTLE_SAM2, drop_path_rate=0.0)
 MAE = MAEConfig(
     image_size=64,
     patch_size=8,
@@ -113,7 +110,8 @@ def remove_outputs(folder: Path, commands: list[str]) -> None:
                 path.unlink(missing_ok=True)
 
 
-def _flags(config: Any, *without: str) -> dict[str, Any]:
+def flags_of(config: Any, *without: str) -> dict[str, Any]:
+    """Return the fields of a configuration as flags in a YAML file."""
     return {
         name.replace("_", "-"): list(value) if isinstance(value, tuple) else value
         for name, value in asdict(config).items()
@@ -125,20 +123,14 @@ def _write_configs(folder: Path) -> None:
     configs = {
         substitutions.SMALL: SMALL_RUN
         | {
-            "model": _flags(MODEL, "custom_init", "encoder", "decoder"),
+            "model": flags_of(MODEL, "custom_init", "encoder", "decoder"),
             "masks-per-chunk": 8,
             "loader": {"workers": 0, "max-masks": 4},
         },
         substitutions.SMALL_COMPACT: SMALL_RUN
         | {"model": {"image-size": 64}, "loader": {"workers": 0, "max-masks": 2}},
-        substitutions.SMALL_SAM2: SMALL_RUN
-        | {
-            "model": _flags(SAM2, "custom_init", "encoder", "decoder")
-            | {"encoder": _flags(SAM2.encoder)},
-            "loader": {"workers": 0, "max-masks": 2},
-        },
         substitutions.SMALL_MAE: SMALL_RUN
-        | {"model": _flags(MAE, "normalize_pixels"), "micro-batch-size": 2},
+        | {"model": flags_of(MAE, "normalize_pixels"), "micro-batch-size": 2},
         substitutions.SMALL_GROUND: {
             "device": "cpu",
             "log-every": 1,
@@ -211,23 +203,19 @@ def _write_weights_and_runs(folder: Path) -> None:
     """Weights in every format, and runs of two steps, each of the recipe that the pages name."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from transformers import AutoBackbone, ConvNextConfig, SamModel
+        from transformers import SamModel
 
         from gigamask.export.huggingface import huggingface_config
     model = build_model(MODEL, seed=3)
     official = state_dict.to_official(model)
     weight_files.write_pth(official, MODEL, folder / "sam_vit_b_01ec64.pth")
     state_dict.save_weights(official, MODEL, folder / "model.safetensors")
-    sam2 = build_model(SAM2, seed=3).state_dict()
-    weight_files.write_pth(sam2_convert.to_meta(sam2), SAM2, folder / "sam2.1_hiera_tiny.pt")
     huggingface = SamModel(huggingface_config(MODEL))
     huggingface.load_state_dict(convert.to_huggingface(official))
     huggingface.save_pretrained(folder / "sam-vit-base")
     torch.save(
         {"model": build_model(MAE, seed=4).state_dict()}, folder / "mae_pretrain_vit_base.pth"
     )
-    backbone = ConvNextConfig(hidden_sizes=[8, 8, 16, 16], depths=[1, 1, 1, 1])
-    AutoBackbone.from_config(backbone).save_pretrained(folder / "backbones/convnext")
     for name, images in (("train", 3), ("test", 2)):
         scenes.write(str(folder / "runs/demo" / name), images, seed=len(name), long_side=(96, 128))
     for run, recipe, data in (

@@ -1,6 +1,5 @@
 """With `--embedding-cache`, a frozen encoder runs once for an image and its mirror image."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,11 +7,9 @@ import torch
 from torch.nn.utils import parameters_to_vector
 
 from gigamask.cli.main import main
-from gigamask.errors import GigamaskError
 from gigamask.models.configs import ConvPyramid
 from gigamask.models.sam.sam import Sam
 from tests.journeys.runs import same
-from tests.little import little_sam2
 
 LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
 SCHEDULE = "--schedule multistep --schedule.milestones 1.0 --save-every 1".split()
@@ -79,12 +76,6 @@ def test_a_damaged_embedding_is_computed_again(scenes, weights, tmp_path, encode
     assert train(tmp_path / "again", scenes, weights, *words) == 0
     assert sum(encoded) == 1
     assert same(tmp_path / "run", tmp_path / "again")
-
-
-def test_the_decoder_of_sam2_is_refused():
-    config = replace(little_sam2(), data=("a.tar",), embedding_cache="cache", init="weights")
-    with pytest.raises(GigamaskError, match=r"--embedding-cache.*SAM 2"):
-        replace(config, freeze=("image_encoder",)).check()
 
 
 @pytest.mark.parametrize(

@@ -16,25 +16,20 @@ from jaxtyping import Float, Int64, UInt8
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, pad
 
-from gigamask import files
+from gigamask import files, plugin
 from gigamask.errors import GigamaskError
 from gigamask.models import convert, state_dict
-from gigamask.models.compact.decoder import WindowMaskDecoder, window_frame
-from gigamask.models.compact.prompt_maps import MIDDLE_WINDOW
-from gigamask.models.configs import (
-    ConvPyramid,
-    Sam2Decoder,
-    SamConfig,
-    SamDecoder,
-    WindowDecoder,
-)
-from gigamask.models.sam.dense_decoder import DenseMaskDecoder, prompt_frame
+from gigamask.models.configs import SamConfig
+from gigamask.models.families import ModelFamily
 from gigamask.models.sam.image_encoder import encode_rectangles
-from gigamask.models.sam.mask_decoder import MULTIMASK_TOKENS, SINGLE_MASK_TOKEN, MaskDecoder
+from gigamask.models.sam.mask_decoder import (
+    ALL_MASK_TOKENS,
+    MULTIMASK_TOKENS,
+    SINGLE_MASK_TOKEN,
+    MaskDecoder,
+)
 from gigamask.models.sam.prompt_encoder import PromptEncoder, make_prompts
-from gigamask.models.sam2 import convert as sam2
-from gigamask.models.sam2.hiera import HieraEncoder
-from gigamask.models.sam2.mask_decoder import Sam2MaskDecoder
+from gigamask.models.sam.transformer import DensePrompt
 from gigamask.models.weight_files import UnavailableEncoder
 from gigamask.types import MaskDecoderOutput, Prediction, Prompts, WindowLogits
 
@@ -60,33 +55,12 @@ def preprocess(
     )
 
 
-class Sam(nn.Module):
-    """Segment Anything model, built from its configuration."""
+class PretrainedModel(nn.Module):
+    """A model that is read from files and written to them with its configuration."""
 
+    config: SamConfig
     pixel_mean: Tensor
     pixel_std: Tensor
-    answers_in_windows: bool = False
-    """whether `predict` returns masks in windows around the prompt"""
-
-    def __init__(self, config: SamConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.image_encoder = config.encoder.build(config)
-        encoder, decoder = config.encoder, config.decoder
-        if isinstance(encoder, ConvPyramid) and isinstance(decoder, WindowDecoder):
-            self.answers_in_windows = True
-            self.prompt_encoder = PromptEncoder(window_frame(config))
-            self.mask_decoder = WindowMaskDecoder(config, encoder, decoder)
-        elif isinstance(decoder, SamDecoder) and not decoder.is_published:
-            self.answers_in_windows = decoder.windows
-            self.prompt_encoder = PromptEncoder(prompt_frame(config))
-            self.mask_decoder = DenseMaskDecoder(config)
-        else:
-            is_sam2 = isinstance(decoder, Sam2Decoder)
-            self.prompt_encoder = PromptEncoder(config)
-            self.mask_decoder = Sam2MaskDecoder(config) if is_sam2 else MaskDecoder(config)
-        for name, values in zip(("pixel_mean", "pixel_std"), config.pixel_scale, strict=True):
-            self.register_buffer(name, torch.tensor(values).view(-1, 1, 1), persistent=False)
 
     @classmethod
     def from_pretrained(cls, weights: str | Path, config: SamConfig | None = None) -> "Sam":
@@ -106,23 +80,20 @@ class Sam(nn.Module):
         return load_sam(weights, config)
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write a folder that `from_pretrained` and transformers' `SamModel` or `Sam2Model` load.
+        """Write a folder that `from_pretrained` and transformers load, as `SamModel` or another.
 
         Args:
             folder: The folder, created if necessary.
 
         Raises:
-            GigamaskError: The model is neither SAM nor SAM 2.1's image model as published.
+            GigamaskError: The model is not one as published.
         """
-        is_sam2 = isinstance(self.config.decoder, Sam2Decoder)
-        convert.check_is_published_sam(
-            self.config, f"Hugging Face's {'Sam2Model' if is_sam2 else 'SamModel'}"
-        )
-        names = sam2 if is_sam2 else convert
-        weights = names.to_huggingface(state_dict.to_official(self))
+        family: ModelFamily = plugin.load(self.config.decoder.family)
+        convert.check_is_published(self.config, f"Hugging Face's {family.huggingface}Model")
+        weights = family.to_huggingface(state_dict.to_official(self))
         mean, std = (tuple(each.flatten().tolist()) for each in (self.pixel_mean, self.pixel_std))
         configs = {
-            "config.json": names.huggingface_config(self.config),
+            "config.json": family.huggingface_config(self.config),
             "preprocessor_config.json": convert.processor_config(self.config, mean, std),
         }
         folder = Path(folder)
@@ -147,7 +118,30 @@ class Sam(nn.Module):
         """
         pixels = self.config.pixels.stated(tuple(window), tuple(percentiles))
         self.config = replace(self.config, pixels=pixels)
-        return self
+        return cast("Sam", self)
+
+
+class Sam(PretrainedModel):
+    """Segment Anything model; `build_sam` builds it, or the subclass that other decoders have."""
+
+    prompt_encoder: PromptEncoder
+    mask_decoder: nn.Module
+    answers_in_windows: bool = False
+    """whether `predict` returns masks in windows around the prompt"""
+    embedding_parts: tuple[str, ...] = ()
+    """what the names of the mask decoder's tensors begin with that make the embedding"""
+
+    def __init__(self, config: SamConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.image_encoder = config.encoder.build(config)
+        self.prompt_encoder, self.mask_decoder = self.build_decoder()
+        for name, values in zip(("pixel_mean", "pixel_std"), config.pixel_scale, strict=True):
+            self.register_buffer(name, torch.tensor(values).view(-1, 1, 1), persistent=False)
+
+    def build_decoder(self) -> tuple[PromptEncoder, nn.Module]:
+        """Return a new prompt encoder and mask decoder."""
+        return PromptEncoder(self.config), MaskDecoder(self.config)
 
     @property
     def encoder_blocks(self) -> list[nn.Module]:
@@ -258,9 +252,21 @@ class Sam(nn.Module):
                 f"resize them, or build the model with image_size={side} and load its weights"
             )
         pixels = preprocess(images, input_sizes, self.pixel_mean, self.pixel_std)
-        if isinstance(self.mask_decoder, Sam2MaskDecoder):
-            hiera = cast(HieraEncoder, self.image_encoder)
-            return self.mask_decoder.join(hiera.pyramid(pixels, drop_path))
+        return self.embed(pixels, input_sizes, drop_path)
+
+    def embed(
+        self,
+        pixels: Float[Tensor, "B N S S"],
+        input_sizes: Int64[Tensor, "B 2"],
+        drop_path: Float[Tensor, "B L 2"] | None,
+    ) -> Float[Tensor, "B C E E"]:
+        """Return the embedding of normalized pixels.
+
+        Args:
+            pixels: Normalized pixels, zero in the padding.
+            input_sizes: As of `encode`.
+            drop_path: As of `encode`.
+        """
         if self.config.rectangular:
             encoder, patch = self.image_encoder, self.config.patch_size
             return encode_rectangles(encoder, pixels, input_sizes, drop_path, patch)
@@ -290,50 +296,61 @@ class Sam(nn.Module):
     ) -> MaskDecoderOutput:
         """Return what `decode` returns and logits of classes; masks in windows are not pasted.
 
-        Without `multimask_output`, SAM's decoder answers in the middle window; the decoder `window`
-        a mask prompt there, and other prompts in that of three with the highest predicted IoU.
-
         Args:
             embedding: Embeddings of B images.
             mask_image: Index of each prompt's image, ascending.
             prompts: The prompts.
         """
-        encoder = self.prompt_encoder
         mask_tokens = MULTIMASK_TOKENS if prompts.multimask_output else SINGLE_MASK_TOKEN
-        if isinstance(self.mask_decoder, WindowMaskDecoder):
-            return self._predict_windows(embedding, mask_image, prompts)
-        if isinstance(self.mask_decoder, Sam2MaskDecoder):
-            return self.mask_decoder(embedding, mask_image, prompts, encoder, mask_tokens)
-        if isinstance(self.mask_decoder, DenseMaskDecoder):
-            output = self.mask_decoder(embedding, mask_image, prompts, encoder, mask_tokens)
-            return output if self.answers_in_windows else output._replace(masks=output.masks.logits)
-        tokens = encoder.points(prompts.points_xy_input, prompts.labels)
-        dense = encoder.dense(prompts.masks, prompts.has_mask_prompt)
-        return self.mask_decoder(
-            embedding,
-            encoder.get_dense_pe(),
-            tokens,
-            mask_image,
-            dense,
-            mask_tokens,
-            prompts.token_mask,
-        )
+        dense = self.prompt_encoder.dense(prompts.masks, prompts.has_mask_prompt)
+        return _decode(self, embedding, mask_image, prompts, dense, mask_tokens)
 
-    def _predict_windows(
+    def predict_all(
         self, embedding: Float[Tensor, "B C E E"], mask_image: Int64[Tensor, "M"], prompts: Prompts
     ) -> MaskDecoderOutput:
-        """Return what the decoder `window` predicts."""
-        always_masks = prompts.masks is not None and prompts.has_mask_prompt is None
-        all_windows = prompts.multimask_output or not always_masks
-        output: MaskDecoderOutput = self.mask_decoder(
-            embedding, mask_image, prompts, self.prompt_encoder, all_windows
-        )
-        if prompts.multimask_output or not all_windows:
-            return output
-        index = output.iou_predictions.argmax(1)
-        if prompts.has_mask_prompt is not None:
-            index = torch.where(prompts.has_mask_prompt, MIDDLE_WINDOW, index)
-        return output.select(index)
+        """Return what `predict` returns for all four masks, on the G x G grid.
+
+        No operation depends on values, so that a graph of it, as in ONNX, holds for any prompts.
+
+        Args:
+            embedding: Embeddings of B images.
+            mask_image: Index of each prompt's image, ascending.
+            prompts: The prompts, with masks and `has_mask_prompt`.
+        """
+        masks = cast(Tensor, prompts.masks), cast(Tensor, prompts.has_mask_prompt)
+        dense = self.prompt_encoder.mixed_prompt(*masks)
+        return _decode(self, embedding, mask_image, prompts, dense, ALL_MASK_TOKENS)
+
+
+def _decode(
+    model: Sam,
+    embedding: Float[Tensor, "B C E E"],
+    mask_image: Int64[Tensor, "M"],
+    prompts: Prompts,
+    dense: DensePrompt,
+    mask_tokens: range,
+) -> MaskDecoderOutput:
+    """Return what the mask decoder predicts from the points of prompts and their dense prompt."""
+    encoder = model.prompt_encoder
+    tokens = encoder.points(prompts.points_xy_input, prompts.labels)
+    return model.mask_decoder(
+        embedding,
+        encoder.get_dense_pe(),
+        tokens,
+        mask_image,
+        dense,
+        mask_tokens,
+        prompts.token_mask,
+    )
+
+
+def build_sam(config: SamConfig) -> Sam:
+    """Build a model, with weights to be initialized or loaded.
+
+    Args:
+        config: Its configuration.
+    """
+    return plugin.load(config.decoder.model)(config)
 
 
 def load_sam(
@@ -384,16 +401,16 @@ def _build(config: SamConfig, tensors: convert.State, source: str | Path) -> Sam
     """
     if config.has_custom_encoder:
         with torch.random.fork_rng(devices=[]):
-            return Sam(config)
+            return build_sam(config)
     try:
         depths = getattr(config.encoder, "depths", (getattr(config.encoder, "depth", 0),))
         if (depth := max(config.depth, len(config.global_attn_indexes), *depths)) > len(tensors):
             raise ValueError(f"depth {depth} for {len(tensors)} tensors")
         with torch.device("meta"):
-            model = Sam(config)
+            model = build_sam(config)
         if config.encoder.initializes_itself and _same_shapes(model, tensors):
             with torch.random.fork_rng(devices=[]):
-                return Sam(config)  # it also has buffers that are no weights
+                return build_sam(config)  # it also has buffers that are no weights
         return model
     except GigamaskError:
         raise

@@ -22,7 +22,7 @@ from gigamask.models.configs import SamConfig, SamDecoder, tiny
 from gigamask.models.init import build_model
 from gigamask.models.sam.sam import Sam
 from tests.limits import files_limited
-from tests.little import COMPACT, DENSE, SAM2
+from tests.little import COMPACT, DENSE
 from tests.tiers import long_after
 
 # Windows of 3 on 8 x 8 tokens need padding.
@@ -208,9 +208,7 @@ def test_onnx_predicts_as_the_decoder_with_options_does(windows, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "config", long_after(1, [COMPACT, SPEC, replace(SPEC, decoder=DENSE), SAM2])
-)
+@pytest.mark.parametrize("config", long_after(1, [COMPACT, SPEC, replace(SPEC, decoder=DENSE)]))
 def test_onnx_scores_classes_as_the_model_does(config, tmp_path, no_shape_checks):
     """Those of all four masks, the first of which is the single mask; metadata has the names."""
     model = build_model(replace(config, class_names=("cat", "a dog", "bird")), 0).eval()

@@ -12,12 +12,11 @@ from gigamask.models.configs import SamConfig, ViTTiny
 from gigamask.models.init import build_model, load_init_weights
 from gigamask.models.sam.sam import load_sam
 from gigamask.pixels import PixelConfig
-from tests.little import COMPACT, SAM2, SPEC
+from tests.little import COMPACT, SPEC
 
 MODELS = {
     "vit": SPEC,
     "vit_t": replace(SPEC, encoder=ViTTiny(embed_dim=24, depth=2)),
-    "hiera": SAM2,
     "compact": COMPACT,
 }
 FIVE = PixelConfig(5, window=(0.0, 999.0))

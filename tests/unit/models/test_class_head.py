@@ -13,7 +13,7 @@ from gigamask.models.init import build_model, load_init_weights
 from gigamask.models.sam.sam import PromptDecoder, Sam
 from gigamask.models.weight_files import make_spec
 from gigamask.types import Prompts
-from tests.little import COMPACT, DENSE, SAM2, SPEC
+from tests.little import COMPACT, DENSE, SPEC
 
 NAMES = ("cat", "dog", "a bird")
 CONFIGS = {
@@ -21,7 +21,6 @@ CONFIGS = {
     "dense": replace(SPEC, decoder=DENSE),
     "options": replace(SPEC, decoder=replace(DENSE, windows=False)),
     "compact": COMPACT,
-    "sam2": SAM2,
 }
 
 
@@ -140,4 +139,4 @@ def test_metas_format_has_no_head(tmp_path):
     with pytest.raises(GigamaskError, match=r"classes.*safetensors"):
         official.write_pth(build_model(classed(SPEC), 0), tmp_path / "a.pth")
     with pytest.raises(GigamaskError, match=r"classes.*safetensors"):
-        build_model(classed(SAM2), 0).save_pretrained(tmp_path / "folder")
+        build_model(classed(SPEC), 0).save_pretrained(tmp_path / "folder")

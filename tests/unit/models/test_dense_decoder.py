@@ -13,7 +13,7 @@ from gigamask.models.configs import SamConfig, SamDecoder, tiny, vit_b
 from gigamask.models.init import build_model
 from gigamask.models.sam.dense_decoder import SIZES, DenseMaskDecoder, prompt_frame
 from gigamask.models.sam.mask_decoder import MaskDecoder
-from gigamask.models.sam.sam import Sam
+from gigamask.models.sam.sam import Sam, build_sam
 from gigamask.types import Prompts
 from tests.little import DENSE, SPEC
 
@@ -107,8 +107,8 @@ def discs(prompts: Prompts, has_mask: Tensor, side: int = 32) -> Tensor:
 
 
 def test_without_options_it_is_sams_decoder():
-    assert SamDecoder().is_published
-    assert not any(options.is_published for options in OPTIONS.values())
+    assert SamDecoder().unpublished(SPEC) == ""
+    assert all(options.unpublished(SPEC) for options in OPTIONS.values())
     model = build_model(SPEC, 0)
     assert type(model.mask_decoder) is MaskDecoder
     assert SPEC.embedding_channels == SPEC.embedding_dim
@@ -322,7 +322,7 @@ def test_options_that_do_not_fit_are_named():
 def test_sizes_of_the_published_models_are_accepted():
     for config in (tiny(), vit_b()):
         with torch.device("meta"):
-            model = Sam(replace(config, decoder=DENSE))
+            model = build_sam(replace(config, decoder=DENSE))
         assert model.answers_in_windows
         tokens = min(32, config.embedding_size)
         assert model.mask_decoder.embedding_size == tokens

@@ -262,7 +262,7 @@ def test_what_it_may_do_is_said(tmp_path, folders, monkeypatch):
         (folder / "preprocessor_config.json").write_text(scale)
         with pytest.raises(GigamaskError, match=r"preprocessor_config.json"):
             HuggingFaceBackbone(str(folder))
-    with pytest.raises(GigamaskError, match=r"choose from vit, .*, hf:FOLDER or ID, or file"):
+    with pytest.raises(GigamaskError, match=r"choose from vit, .*, hf:BACKBONE, .*or file"):
         make_component("model.encoder", "dinov2")
     spec = replace(spec_with(dinov2), patch_size=16)
     with pytest.raises(GigamaskError, match=r"patches of 8 pixels: use --model.patch-size 8 and"):

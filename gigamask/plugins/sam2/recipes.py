@@ -9,7 +9,8 @@ from dataclasses import replace
 from gigamask.data.augment import HorizontalFlip
 from gigamask.evaluation.click_evaluation import ClickEvaluation
 from gigamask.losses.sam_loss import SamLoss
-from gigamask.models import configs
+from gigamask.models.configs import SamConfig
+from gigamask.plugins.sam2 import configs
 from gigamask.prompts.schedule import InteractiveSchedule
 from gigamask.training.optim import AdamW
 from gigamask.training.sam_config import SamLoaderConfig, SamTrainConfig
@@ -51,7 +52,7 @@ def sam2_large() -> SamTrainConfig:
     return _sam2("sam2_large", configs.sam2_large())
 
 
-def _sam2(name: str, model: configs.SamConfig) -> SamTrainConfig:
+def _sam2(name: str, model: SamConfig) -> SamTrainConfig:
     """Return a configuration with the hyperparameters that the four sizes share."""
     return SamTrainConfig(
         evaluation=ClickEvaluation(),

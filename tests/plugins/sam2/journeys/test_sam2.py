@@ -9,9 +9,9 @@ import torch
 from gigamask import load_model
 from gigamask.cli.main import main
 from gigamask.models.init import build_model
-from gigamask.models.sam2 import convert
+from gigamask.plugins.sam2 import convert
 from tests.journeys.runs import records, same
-from tests.little import SAM2
+from tests.plugins.sam2.models import SAM2
 
 SMALL = [
     *("--model.image-size", "64", "--model.embedding-dim", "32", "--model.decoder-num-heads", "2"),

@@ -11,17 +11,18 @@ from typing import Any, cast
 import torch
 
 from gigamask.errors import GigamaskError
-from gigamask.models.configs import (
+from gigamask.models.configs import SamConfig
+from gigamask.models.convert import PE_MATRIX_KEY, State, block_indices, format_names
+from gigamask.plugins.sam2.configs import (
+    Hiera,
     Sam2Decoder,
-    SamConfig,
     sam2_base_plus,
     sam2_large,
     sam2_small,
     sam2_tiny,
 )
-from gigamask.models.convert import PE_MATRIX_KEY, State, block_indices, format_names
-from gigamask.models.encoder_configs import Hiera
 
+SIZES = (sam2_tiny, sam2_small, sam2_base_plus, sam2_large)
 VIDEO = re.compile(
     r"(memory_attention|memory_encoder|mask_downsample|obj_ptr_proj|obj_ptr_tpos_proj)\."
     r"|(maskmem_tpos_enc|no_mem_pos_enc|no_obj_ptr|no_obj_embed_spatial)$"
@@ -170,15 +171,26 @@ def infer_config(state: State) -> SamConfig | None:
     Returns:
         The configuration; None if the sizes are not those of SAM 2.1.
     """
+    return next((make() for make in SIZES if _is_of(state, make())), None)
+
+
+def recipe(state: State) -> str | None:
+    """Return the recipe that trains models of the published size of weights; None: they have none.
+
+    Args:
+        state: The tensors of an image model under gigamask's names.
+    """
+    return next((make.__name__ for make in SIZES if _is_of(state, make())), None)
+
+
+def _is_of(state: State, config: SamConfig) -> bool:
+    """Return whether weights have the sizes of a configuration."""
     trunk = "image_encoder.trunk."
     positions = state.get(f"{trunk}pos_embed")
     depth = len(block_indices(state, re.escape(f"{trunk}blocks.")))
     shape = None if positions is None else tuple(positions.shape[1:3])
-    for config in (sam2_tiny(), sam2_small(), sam2_base_plus(), sam2_large()):
-        hiera = cast(Hiera, config.encoder)
-        if ((hiera.embed_dim, hiera.position_size), sum(hiera.depths)) == (shape, depth):
-            return config
-    return None
+    hiera = cast(Hiera, config.encoder)
+    return ((hiera.embed_dim, hiera.position_size), sum(hiera.depths)) == (shape, depth)
 
 
 def huggingface_config(config: SamConfig) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
-from gigamask.models.configs import Sam2Decoder, SamConfig
+from gigamask.models.configs import SamConfig
 from gigamask.models.sam.layers import MLP, embedding
 from gigamask.models.sam.mask_decoder import (
     ALL_MASK_TOKENS,
@@ -22,6 +22,7 @@ from gigamask.models.sam.mask_decoder import (
 )
 from gigamask.models.sam.prompt_encoder import PADDING_LABEL, PromptEncoder
 from gigamask.models.sam.shared import shared
+from gigamask.plugins.sam2.configs import Sam2Decoder
 from gigamask.types import MaskDecoderOutput, Prompts
 
 

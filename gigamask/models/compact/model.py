@@ -1,0 +1,75 @@
+"""The model of `compact`: SAM's interface over an encoder and a decoder of its own."""
+
+from typing import cast
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from gigamask.models.compact.decoder import WindowMaskDecoder, window_frame
+from gigamask.models.compact.prompt_maps import MIDDLE_WINDOW
+from gigamask.models.configs import ConvPyramid, WindowDecoder
+from gigamask.models.sam.prompt_encoder import PromptEncoder
+from gigamask.models.sam.sam import Sam
+from gigamask.types import MaskDecoderOutput, Prompts, WindowLogits
+
+
+class CompactSam(Sam):
+    """A SAM that answers in windows around the prompts."""
+
+    answers_in_windows = True
+
+    def build_decoder(self) -> tuple[PromptEncoder, nn.Module]:
+        """Return a new prompt encoder and mask decoder."""
+        config = self.config
+        parts = cast(ConvPyramid, config.encoder), cast(WindowDecoder, config.decoder)
+        return PromptEncoder(window_frame(config)), WindowMaskDecoder(config, *parts)
+
+    def predict(
+        self, embedding: Float[Tensor, "B C E E"], mask_image: Int64[Tensor, "M"], prompts: Prompts
+    ) -> MaskDecoderOutput:
+        """Return masks in windows, predicted IoU and logits of classes.
+
+        Without `multimask_output`, a mask prompt is answered in the middle window, and other
+        prompts in that of three with the highest predicted IoU.
+
+        Args:
+            embedding: Embeddings of B images.
+            mask_image: Index of each prompt's image, ascending.
+            prompts: The prompts.
+        """
+        always_masks = prompts.masks is not None and prompts.has_mask_prompt is None
+        all_windows = prompts.multimask_output or not always_masks
+        output: MaskDecoderOutput = self.mask_decoder(
+            embedding, mask_image, prompts, self.prompt_encoder, all_windows
+        )
+        if prompts.multimask_output or not all_windows:
+            return output
+        return output.select(_single(output, prompts))
+
+    def predict_all(
+        self, embedding: Float[Tensor, "B C E E"], mask_image: Int64[Tensor, "M"], prompts: Prompts
+    ) -> MaskDecoderOutput:
+        """Return the single mask and the masks of the three windows on the G x G grid.
+
+        Args:
+            embedding: Embeddings of B images.
+            mask_image: Index of each prompt's image, ascending.
+            prompts: The prompts, with masks and `has_mask_prompt`.
+        """
+        output = self.predict(embedding, mask_image, prompts)
+        windows = cast(WindowLogits, output.masks)
+        low = windows.paste(self.config.mask_size, self.config.image_size)
+        single = _single(output, prompts)
+        at = torch.arange(single.shape[0]), single
+        parts = [low, output.iou_predictions]
+        parts += [] if output.class_logits is None else [output.class_logits]
+        return MaskDecoderOutput(*[torch.cat([part[at][:, None], part], 1) for part in parts])
+
+
+def _single(output: MaskDecoderOutput, prompts: Prompts) -> Int64[Tensor, "M"]:
+    """Return which of the three windows has the single mask of each prompt."""
+    index = output.iou_predictions.argmax(1)
+    if prompts.has_mask_prompt is not None:
+        index = torch.where(prompts.has_mask_prompt, MIDDLE_WINDOW, index)
+    return index

@@ -1,0 +1,146 @@
+"""Families of models: how weights of each are named in others' files."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from gigamask import plugin
+from gigamask.errors import GigamaskError
+from gigamask.models import convert
+from gigamask.models.configs import ModelConfig, SamConfig, tiny, vit_b, vit_h, vit_l
+from gigamask.models.convert import State
+from gigamask.serialization import read_json
+
+MAX_CONFIG_BYTES = 1 << 20
+"""Largest config.json that is read."""
+
+
+class ModelFamily(ABC):
+    """A published family of models, whose weights have names of their own in others' files."""
+
+    huggingface: ClassVar[str]
+    """what transformers' classes are called, without `Model` and `Processor`"""
+
+    @abstractmethod
+    def from_others(
+        self, state: State, stated: ModelConfig | None, source: Path
+    ) -> tuple[State, ModelConfig | None] | None:
+        """Return weights that others have named under gigamask's names.
+
+        Args:
+            state: The tensors of a file.
+            stated: The configuration that it states.
+            source: The file.
+
+        Returns:
+            The weights, and the configuration that the file, another beside it or the sizes of the
+            tensors state; None if the names are not this family's.
+
+        Raises:
+            GigamaskError: The names are this family's, but not all, or files contradict each other.
+        """
+
+    @abstractmethod
+    def to_meta(self, state: State) -> State:
+        """Return weights under the names of Meta's file."""
+
+    @abstractmethod
+    def to_huggingface(self, state: State) -> State:
+        """Return weights under the names of transformers' model."""
+
+    @abstractmethod
+    def huggingface_config(self, config: SamConfig) -> dict[str, Any]:
+        """Return the content of config.json for transformers' model.
+
+        Args:
+            config: Configuration of the model.
+        """
+
+    @abstractmethod
+    def recipe(self, state: State) -> str | None:
+        """Return which recipes train models of the size of these weights; None: no built-in one.
+
+        Args:
+            state: Weights under gigamask's names, or of a pre-trained encoder alone.
+        """
+
+
+class SamFamily(ModelFamily):
+    """Meta's SAM, whose names are gigamask's."""
+
+    huggingface = "Sam"
+
+    def from_others(
+        self, state: State, stated: ModelConfig | None, source: Path
+    ) -> tuple[State, ModelConfig | None] | None:
+        """Return the weights of a `SamModel` under gigamask's names.
+
+        Args:
+            state: The tensors of a file.
+            stated: The configuration that it states.
+            source: The file.
+        """
+        if not any(name.startswith("vision_encoder.") for name in state):
+            return None
+        path = source.with_name("config.json")
+        if not path.is_file():
+            return convert.from_huggingface(state), stated
+        content = read_json(path, dict, MAX_CONFIG_BYTES)
+        config = convert.parse_huggingface_config(content, str(path))
+        if isinstance(stated, SamConfig):
+            # They only matter in training, or are of the pixels, and config.json states neither.
+            config = replace(
+                config,
+                drop_path_rate=stated.drop_path_rate,
+                custom_init=stated.custom_init,
+                pixels=stated.pixels,
+            )
+            if config != stated:
+                raise GigamaskError(
+                    f"{path}: contradicts the configuration in {source.name}; export the folder "
+                    "again"
+                )
+        return convert.from_huggingface(state), config
+
+    def to_meta(self, state: State) -> State:
+        """Return the weights as they are."""
+        return state
+
+    def to_huggingface(self, state: State) -> State:
+        """Return weights under the names of `SamModel`."""
+        return convert.to_huggingface(state)
+
+    def huggingface_config(self, config: SamConfig) -> dict[str, Any]:
+        """Return the content of config.json for `SamModel`."""
+        return convert.huggingface_config(config)
+
+    def recipe(self, state: State) -> str | None:
+        """Return which recipes train a ViT of the width and depth of these weights."""
+        encoder = {name.removeprefix("image_encoder."): value for name, value in state.items()}
+        width = encoder["pos_embed"].shape[-1] if "pos_embed" in encoder else 0
+        depth = len(convert.block_indices(encoder, r"blocks\."))
+        return next(
+            (names for make, names in SAM_RECIPES.items() if _size(make()) == (width, depth)), None
+        )
+
+
+def _size(config: SamConfig) -> tuple[int, int]:
+    return config.embed_dim, config.depth
+
+
+SAM_RECIPES = {
+    vit_b: "sam_vit_b or finetune",
+    vit_l: "sam_vit_l or finetune_vit_l",
+    vit_h: "sam_vit_h or finetune_vit_h",
+    tiny: "tiny",
+}
+"""Recipes that train each size of SAM, for error messages."""
+SAM = SamFamily()
+
+
+def families() -> list[ModelFamily]:
+    """Return all families, SAM's last, since other names begin like SAM's, too."""
+    return [*map(plugin.load, plugin.merged("model_families").values()), SAM]

@@ -1,0 +1,65 @@
+"""The image model of SAM 2.1: SAM's interface over Hiera and SAM 2's mask decoder."""
+
+from typing import cast
+
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from gigamask.models.sam.mask_decoder import ALL_MASK_TOKENS, MULTIMASK_TOKENS, SINGLE_MASK_TOKEN
+from gigamask.models.sam.prompt_encoder import PromptEncoder
+from gigamask.models.sam.sam import Sam
+from gigamask.plugins.sam2.hiera import HieraEncoder
+from gigamask.plugins.sam2.mask_decoder import Sam2MaskDecoder
+from gigamask.types import MaskDecoderOutput, Prompts
+
+
+class Sam2(Sam):
+    """SAM 2.1 for images, without memory."""
+
+    embedding_parts = ("conv_s0.", "conv_s1.", "no_mem_embed")
+
+    def build_decoder(self) -> tuple[PromptEncoder, nn.Module]:
+        """Return a new prompt encoder and mask decoder."""
+        return PromptEncoder(self.config), Sam2MaskDecoder(self.config)
+
+    def embed(
+        self,
+        pixels: Float[Tensor, "B N S S"],
+        input_sizes: Int64[Tensor, "B 2"],
+        drop_path: Float[Tensor, "B L 2"] | None,
+    ) -> Float[Tensor, "B C E E"]:
+        """Return the embedding of normalized pixels, with the finer maps as channels.
+
+        Args:
+            pixels: Normalized pixels, zero in the padding.
+            input_sizes: As of `encode`.
+            drop_path: As of `encode`.
+        """
+        decoder = cast(Sam2MaskDecoder, self.mask_decoder)
+        return decoder.join(cast(HieraEncoder, self.image_encoder).pyramid(pixels, drop_path))
+
+    def predict(
+        self, embedding: Float[Tensor, "B C E E"], mask_image: Int64[Tensor, "M"], prompts: Prompts
+    ) -> MaskDecoderOutput:
+        """Return masks, predicted IoU, logits of classes and object scores.
+
+        Args:
+            embedding: Embeddings of B images.
+            mask_image: Index of each prompt's image, ascending.
+            prompts: The prompts.
+        """
+        tokens = MULTIMASK_TOKENS if prompts.multimask_output else SINGLE_MASK_TOKEN
+        return self.mask_decoder(embedding, mask_image, prompts, self.prompt_encoder, tokens)
+
+    def predict_all(
+        self, embedding: Float[Tensor, "B C E E"], mask_image: Int64[Tensor, "M"], prompts: Prompts
+    ) -> MaskDecoderOutput:
+        """Return what `predict` returns for all four masks.
+
+        Args:
+            embedding: Embeddings of B images.
+            mask_image: Index of each prompt's image, ascending.
+            prompts: The prompts.
+        """
+        encoder = self.prompt_encoder
+        return self.mask_decoder(embedding, mask_image, prompts, encoder, ALL_MASK_TOKENS)
