@@ -2,7 +2,6 @@
 parallel test processes do not fight.
 """
 
-import dataclasses
 import gc
 import multiprocessing
 import os
@@ -110,24 +109,6 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("weights")
     build_model(SPEC, 5).save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def described(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of `scenes` with queries about them, `segmenter.safetensors` untrained, and a `text`
-    model of random weights; see `tests.plugins.grounding.asked`."""
-    from gigamask.models.init import build_model
-    from gigamask.models.state_dict import save_weights, to_official
-    from gigamask.plugins.grounding import described_scenes
-    from tests import little
-    from tests.plugins.grounding import texts
-
-    folder = tmp_path_factory.mktemp("described")
-    described_scenes.write(folder / "scenes", 6, seed=3)
-    spec = dataclasses.replace(little.SPEC, custom_init=True)
-    save_weights(to_official(build_model(spec, 0)), spec, folder / "segmenter.safetensors")
-    texts.write("bert", folder / "text")
     return folder
 
 

@@ -5,13 +5,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import IO
 
 import pytest
 
 from gigamask.cli.main import main
-from gigamask.plugins.cluster import local_jobs
 
 COMMAND = [sys.executable, "-m", "gigamask"]
 
@@ -65,4 +66,6 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
         return kind(command, **options)
 
     own = SimpleNamespace(Popen=start, TimeoutExpired=subprocess.TimeoutExpired)
-    monkeypatch.setattr(local_jobs, "subprocess", own)
+    if find_spec("gigamask.plugins.cluster"):
+        local_jobs = import_module("gigamask.plugins.cluster.local_jobs")
+        monkeypatch.setattr(local_jobs, "subprocess", own)

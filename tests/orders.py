@@ -1,10 +1,21 @@
-"""Orders as tests look at them."""
+"""Orders and steps as tests look at them."""
+
+from collections.abc import Iterator
+from itertools import chain
 
 import numpy as np
 
 from gigamask.interfaces import Order
+from gigamask.samplers.batch_sampler import StepPlan, iter_segments
 
 
 def listed(order: Order) -> np.ndarray:
     """Returns an order's items from its first position on."""
     return order[np.arange(len(order))]
+
+
+def iter_steps(sequence, consumed, batch_size, micro_batch_size, *place) -> Iterator[StepPlan]:
+    """Yields the steps of `iter_segments` one by one, for samplers that learn from no losses."""
+    return chain.from_iterable(
+        iter_segments(sequence, consumed, batch_size, micro_batch_size, *place)
+    )

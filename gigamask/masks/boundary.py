@@ -167,11 +167,6 @@ def inner_band(mask: Bool[np.ndarray, "H W"], width: int) -> Bool[np.ndarray, "H
     return band
 
 
-def outer_rim(mask: Bool[np.ndarray, "H W"]) -> Bool[np.ndarray, "H W"]:
-    """Return the pixels outside of a mask that touch it at a side or a corner."""
-    return cv2.dilate(mask.astype(np.uint8), np.ones((3, 3), np.uint8)).astype(bool) & ~mask
-
-
 def dilate(mask: Bool[np.ndarray, "H W"], radius: int) -> Bool[np.ndarray, "H W"]:
     """Dilate a mask by a disc.
 

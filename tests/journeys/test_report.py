@@ -15,7 +15,6 @@ from gigamask.synthetic import scenes as synthetic
 from tests import little
 from tests.browser import opened
 from tests.html import Page
-from tests.plugins.grounding import asked
 from tests.unit.report.test_history import record, written
 
 LITTLE = f"{Path(little.__file__).resolve()}:little"
@@ -186,19 +185,6 @@ def test_of_a_pre_training_and_of_stages(scenes, tmp_path, monkeypatch):
         "mae",
         "joint",
     ]
-
-
-def test_of_a_grounding(described, tmp_path):
-    out = tmp_path / "run"
-    words = [
-        *asked.flags(described, out),
-        *"--steps 2 --val-split 0.4 --evaluation.interval 2".split(),
-    ]
-    assert main(["ground", "train", asked.RECIPE, *words]) == 0
-    assert report(out) == 0
-    page = Page((out / "report.html").read_text())
-    assert {"contrastive", "alignment", "accuracy"} <= page.data["runs"][0]["records"].keys()
-    assert {"answered", "top 1"} <= set(page.rows[0])
 
 
 HOSTILE = "</script><img src=x onerror=document.title='broken'>"

@@ -49,12 +49,12 @@ class Sensitive(Sampler):
         return 0.5
 
     def order(self, table: SampleTable, epoch: int, history: LossSnapshot) -> np.ndarray:
-        told = (
+        seen = (
             np.nan_to_num(history.losses, nan=-1.0).tobytes()
             + history.seen.tobytes()
             + np.nan_to_num(history.epoch_losses).tobytes()
         )
-        return make_rng(epoch, "sensitive", *told[:200]).integers(table.count, size=self.per_epoch)
+        return make_rng(epoch, "sensitive", *seen[:200]).integers(table.count, size=self.per_epoch)
 
 
 def loss_of(number: int, item: int) -> float:
@@ -67,22 +67,22 @@ def plainly(count: int, per_epoch: int, batch: int, steps: int) -> list[int]:
     known, seen, of_epochs = [np.nan] * count, [-1] * count, {}
     for start in range(0, steps * batch, batch):
         means = [np.mean(of_epochs.get(epoch, [np.nan])) for epoch in range(start // per_epoch)]
-        ledger = LossSnapshot(
+        snapshot = LossSnapshot(
             np.array(known, np.float32), np.array(seen, np.int32), np.array(means, np.float64)
         )
-        told: dict[int, list[float]] = {}
+        seen_losses: dict[int, list[float]] = {}
         for number in range(start, start + batch):
             epoch, position = divmod(number, per_epoch)
             if not position:
-                orders[epoch] = sampler.order(SampleTable(count, {}), epoch, ledger)
+                orders[epoch] = sampler.order(SampleTable(count, {}), epoch, snapshot)
             item = int(orders[epoch][position])
             sequence.append(item)
             loss = loss_of(number, item)
             if not np.isnan(loss):
-                told.setdefault(item, []).append(loss)
+                seen_losses.setdefault(item, []).append(loss)
                 of_epochs.setdefault(epoch, []).append(loss)
                 seen[item] = epoch
-        for item, losses in told.items():
+        for item, losses in seen_losses.items():
             known[item] = float(
                 np.float32(
                     np.mean(losses)
@@ -98,9 +98,7 @@ def visited(
 ) -> list[int]:
     """The same from step `first` on, as training does: ranks read a segment ahead of its losses."""
     sequences = [
-        SampleSequence(
-            Sensitive(per_epoch), SampleTable(len(history.losses), {}), replace_book(history)
-        )
+        SampleSequence(Sensitive(per_epoch), SampleTable(len(history.losses), {}), copied(history))
         for _ in range(world)
     ]
     cut = [
@@ -124,18 +122,18 @@ def visited(
                     ),
                 )
             if len(taken) == steps * batch:
-                book_after(history, sequences[0])
+                take_after(history, sequences[0])
                 return taken
     return taken
 
 
-def replace_book(history: LossHistory) -> LossHistory:
+def copied(history: LossHistory) -> LossHistory:
     return LossHistory.from_arrays(
         {name: array.copy() for name, array in history.arrays().items()}, "", history.decay, ""
     )
 
 
-def book_after(history: LossHistory, sequence: SampleSequence) -> None:
+def take_after(history: LossHistory, sequence: SampleSequence) -> None:
     history.__dict__.update(sequence._history.__dict__)
 
 
@@ -153,7 +151,7 @@ def test_an_epoch_sees_all_steps_before_its_first_and_stopping_changes_nothing(
 ):
     history = LossHistory.empty("", count, 0.5)
     before = visited(history, per_epoch, batch, micro, worlds[0], 0, stop) if stop else []
-    after = visited(replace_book(history), per_epoch, batch, micro, worlds[1], stop, 6)
+    after = visited(copied(history), per_epoch, batch, micro, worlds[1], stop, 6)
     assert before + after == plainly(count, per_epoch, batch, stop + 6)
 
 
@@ -305,7 +303,7 @@ def test_importance_weights_make_the_gradient_unbiased(tmp_path, scenes):
         assert off or errors.max() < 4
 
 
-def ledger_in(out: str) -> dict[str, np.ndarray]:
+def history_in(out: str) -> dict[str, np.ndarray]:
     return load_file(sorted(Path(out).glob("checkpoints/step_*"))[-1] / "ledger.safetensors")
 
 
@@ -326,7 +324,7 @@ def test_two_ranks_learn_what_one_learns_and_one_goes_on_where_two_stopped(
         np.allclose(tensor.numpy(), weights[name], atol=2e-4)
         for name, tensor in alone.model.state_dict().items()
     )
-    both = ledger_in(run.out)
+    both = history_in(run.out)
     shutil.rmtree(Path(run.out) / "checkpoints" / "step_00000008")
     after = train(replace(run, loader=replace(run.loader, workers=1))).loss_history.arrays()
     for name, array in alone.loss_history.arrays().items():

@@ -45,9 +45,9 @@ class MaskSelfAttention(nn.Module):
         super().__init__()
         self.heads = heads
         self.query_key_value, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
-        self.between = nn.Linear(PAIRWISE_FEATURES, PAIR_DIM)
+        self.pair_features = nn.Linear(PAIRWISE_FEATURES, PAIR_DIM)
         self.bias = nn.Linear(PAIR_DIM, heads, bias=False)
-        self.told = nn.Linear(heads * PAIR_DIM, dim)
+        self.pair_values = nn.Linear(heads * PAIR_DIM, dim)
 
     def forward(
         self,
@@ -64,11 +64,11 @@ class MaskSelfAttention(nn.Module):
         """
         projected = self.query_key_value(x).unflatten(2, (3, self.heads, -1))
         query, key, value = projected.permute(2, 0, 3, 1, 4).unbind(0)
-        pair = functional.gelu(self.between(pairs))
+        pair = functional.gelu(self.pair_features(pairs))
         logits = query @ key.transpose(2, 3) * query.shape[-1] ** -0.5
         logits = logits + self.bias(pair).permute(0, 3, 1, 2)
         attention = logits.masked_fill(~valid[:, None, None], PADDING_LOGIT).softmax(3)
-        pair_value = self.told(torch.einsum("bhij,bijg->bihg", attention, pair).flatten(2))
+        pair_value = self.pair_values(torch.einsum("bhij,bijg->bihg", attention, pair).flatten(2))
         return self.out((attention @ value).transpose(1, 2).flatten(2) + pair_value)
 
 
@@ -79,7 +79,7 @@ class GroundingLayer(nn.Module):
         super().__init__()
         self.norms = nn.ModuleList(nn.LayerNorm(dim) for _ in range(4))
         self.reading, self.relating = Attention(dim, heads), MaskSelfAttention(dim, heads)
-        self.hearing = Attention(dim, heads)
+        self.mask_attention = Attention(dim, heads)
         self.mlp = MLPBlock(dim, 2 * dim, nn.GELU)
 
     def forward(
@@ -102,7 +102,7 @@ class GroundingLayer(nn.Module):
         masks = masks + self.reading(self.norms[0](masks), tokens, token_valid)
         masks = masks + self.relating(self.norms[1](masks), pairs, mask_valid)
         masks = masks + self.mlp(self.norms[2](masks))
-        return masks, tokens + self.hearing(self.norms[3](tokens), masks, mask_valid)
+        return masks, tokens + self.mask_attention(self.norms[3](tokens), masks, mask_valid)
 
 
 class GroundingModel(nn.Module):

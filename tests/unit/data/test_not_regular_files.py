@@ -11,7 +11,6 @@ from gigamask.data import attributes, image_folder, index, storage, tar
 from gigamask.data.shards import ShardReader
 from gigamask.datatools import checksums, convert, links, verify
 from gigamask.errors import CorruptSampleError, GigamaskError
-from gigamask.plugins.grounding import queries
 from gigamask.synthetic import scenes
 
 
@@ -33,7 +32,6 @@ def pipe(tmp_path):
         lambda path: tar.scan(path),
         lambda path: storage.read(str(path), 0, 10),
         lambda path: ShardReader([str(path)]).read(0, 0, 10),
-        queries.read,
         checksums.read,
         links.read,
         lambda path: checksums.digest(path, "0" * 32),
