@@ -17,14 +17,12 @@ from gigamask.training import checkpoint
 from gigamask.training.state import TrainState
 from gigamask.workflows.train import Run
 from tests.little import little
-from tests.plugins.grounding import asked
 
 CODE = """
 from dataclasses import dataclass
 from pathlib import Path
 Path({marker!r}).write_text("")
 from gigamask.losses.sam_loss import SamLoss
-from tests.plugins.grounding.asked import asking
 from tests.little import little
 @dataclass(frozen=True)
 class Own(SamLoss):
@@ -84,7 +82,6 @@ def commands(run: Path, scenes: Path, out: Path) -> list[list[str]]:
         ),
         ["segment", run, scenes, "--out", out / "segmented", "--device", "cpu"],
         ["serve", "--weights", run, "--port", "0", "--device", "cpu"],
-        ["serve", "--grounding", run, "--port", "0", "--device", "cpu"],
         ["ask", run, f"{scenes}/sa_000000.tar:sa_0", "red", "--device", "cpu"],
         ["ground", "evaluate", run, "--device", "cpu"],
         ["plan", "tiny", "--init", run],
@@ -165,11 +162,3 @@ def test_a_config_cannot_pass_other_flags(line, tmp_path):
         config_files.load_config(str(tmp_path))
     assert line.partition(":")[0] in str(fault.value)
     assert not written.exists()
-
-
-def test_a_grounding_run_needs_trust_for_its_recipe(described, tmp_path, marker):
-    run = asked.run_in(tmp_path / "asked", described)
-    change_config(Path(run.out), recipe=f"{tmp_path}/site/evil.py:asking")
-    for words in (["ground", "evaluate"], "serve --port 0 --grounding".split()):
-        assert main([*words, run.out]) == 2
-        assert not marker.exists()

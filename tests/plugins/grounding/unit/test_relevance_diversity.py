@@ -7,6 +7,7 @@ from gigamask.data import index as indexes
 from gigamask.data.mask_sampling import MaskFilters
 from gigamask.data.sample_table import open_sample_table
 from gigamask.errors import GigamaskError
+from gigamask.interfaces import SampleTable
 from gigamask.plugins.grounding import described_scenes
 from gigamask.plugins.grounding.data import open_queries
 from tests.orders import listed
