@@ -35,7 +35,7 @@ from gigamask.models.mae import MAE
 from gigamask.models.sam.image_encoder import EncoderAttention, ImageEncoderViT
 from gigamask.models.sam.mask_decoder import MaskDecoder
 from gigamask.models.sam.prompt_encoder import PositionEmbeddingRandom
-from gigamask.models.sam.sam import Sam, build_sam
+from gigamask.models.sam.sam import Sam
 from gigamask.models.sam.transformer import DecoderAttention
 from gigamask.rng import make_rng, make_torch_generator
 
@@ -74,7 +74,9 @@ def build_model(
         device: Device of the model; on the meta device it has no storage.
     """
     return materialize(
-        lambda: build_sam(config) if isinstance(config, SamConfig) else MAE(config), seed, device
+        lambda: Sam.from_config(config) if isinstance(config, SamConfig) else MAE(config),
+        seed,
+        device,
     )
 
 

@@ -176,14 +176,17 @@ def _part_spec(name: str, part: ImageEncoder | Decoder) -> str | dict[str, Any]:
     return plugin.reference(type(part))
 
 
-def _parse_part(name: str, stated: Any) -> ImageEncoder | Decoder:
+def _parse_part(name: str, stated: Any, source: str) -> ImageEncoder | Decoder:
     """Return a stated encoder or decoder; a custom encoder is not available."""
     if isinstance(stated, str) and name == "encoder":
         return UnavailableEncoder(stated[:80])
     values = msgspec.convert(stated, dict[str, Any])
     chosen = msgspec.convert(values.pop("name", ""), str)
     if (kind := find_part(name, chosen)) is None:
-        raise TypeError(f"nothing installed has the {name} {chosen[:80]!r}")
+        raise GigamaskError(
+            f"{source}: its model has the {name} {chosen[:80]!r}, which neither gigamask nor an "
+            "installed plugin has; install the package that wrote the file"
+        )
     hints = get_type_hints(kind)
     known = {field.name for field in fields(kind)}
     if absent := [each for each in getattr(kind, "stated", ()) if not values.get(each)]:
@@ -204,7 +207,9 @@ def _parse_spec(text: str, source: str) -> tuple[ModelConfig, str, int | None]:
         hints = get_type_hints(kind)
         stated = {name: spec.pop(name, None) for name in PARTS} if kind is SamConfig else {}
         parts: dict[str, Any] = {
-            name: _parse_part(name, part) for name, part in stated.items() if part is not None
+            name: _parse_part(name, part, source)
+            for name, part in stated.items()
+            if part is not None
         }
         unstated = {name: UNSTATED[name] for name in UNSTATED if name in hints}
         spec = unstated | spec

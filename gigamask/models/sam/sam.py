@@ -62,6 +62,15 @@ class PretrainedModel(nn.Module):
     pixel_mean: Tensor
     pixel_std: Tensor
 
+    @staticmethod
+    def from_config(config: SamConfig) -> "Sam":
+        """Build a model, of the class that its decoder has, with weights to be set.
+
+        Args:
+            config: Its configuration.
+        """
+        return plugin.load(config.decoder.model)(config)
+
     @classmethod
     def from_pretrained(cls, weights: str | Path, config: SamConfig | None = None) -> "Sam":
         """Load a SAM in evaluation mode.
@@ -122,7 +131,7 @@ class PretrainedModel(nn.Module):
 
 
 class Sam(PretrainedModel):
-    """Segment Anything model; `build_sam` builds it, or the subclass that other decoders have."""
+    """Segment Anything model; `from_config` builds it, or the subclass that other decoders have."""
 
     prompt_encoder: PromptEncoder
     mask_decoder: nn.Module
@@ -140,7 +149,16 @@ class Sam(PretrainedModel):
             self.register_buffer(name, torch.tensor(values).view(-1, 1, 1), persistent=False)
 
     def build_decoder(self) -> tuple[PromptEncoder, nn.Module]:
-        """Return a new prompt encoder and mask decoder."""
+        """Return a new prompt encoder and mask decoder.
+
+        Raises:
+            GigamaskError: The configuration has a decoder of another class of models.
+        """
+        if (kind := self.config.decoder.model) != plugin.reference(Sam):
+            raise GigamaskError(
+                f"Sam has SAM's decoder, this configuration that of {kind.rpartition(':')[2]}; "
+                "use Sam.from_config(config)"
+            )
         return PromptEncoder(self.config), MaskDecoder(self.config)
 
     @property
@@ -344,15 +362,6 @@ def _decode(
     )
 
 
-def build_sam(config: SamConfig) -> Sam:
-    """Build a model, with weights to be initialized or loaded.
-
-    Args:
-        config: Its configuration.
-    """
-    return plugin.load(config.decoder.model)(config)
-
-
 def load_sam(
     weights: str | Path,
     config: SamConfig | None = None,
@@ -401,16 +410,16 @@ def _build(config: SamConfig, tensors: convert.State, source: str | Path) -> Sam
     """
     if config.has_custom_encoder:
         with torch.random.fork_rng(devices=[]):
-            return build_sam(config)
+            return Sam.from_config(config)
     try:
         depths = getattr(config.encoder, "depths", (getattr(config.encoder, "depth", 0),))
         if (depth := max(config.depth, len(config.global_attn_indexes), *depths)) > len(tensors):
             raise ValueError(f"depth {depth} for {len(tensors)} tensors")
         with torch.device("meta"):
-            model = build_sam(config)
+            model = Sam.from_config(config)
         if config.encoder.initializes_itself and _same_shapes(model, tensors):
             with torch.random.fork_rng(devices=[]):
-                return build_sam(config)  # it also has buffers that are no weights
+                return Sam.from_config(config)  # it also has buffers that are no weights
         return model
     except GigamaskError:
         raise

@@ -13,7 +13,7 @@ from gigamask.models.configs import SamConfig, SamDecoder, tiny, vit_b
 from gigamask.models.init import build_model
 from gigamask.models.sam.dense_decoder import SIZES, DenseMaskDecoder, prompt_frame
 from gigamask.models.sam.mask_decoder import MaskDecoder
-from gigamask.models.sam.sam import Sam, build_sam
+from gigamask.models.sam.sam import Sam
 from gigamask.types import Prompts
 from tests.little import DENSE, SPEC
 
@@ -322,7 +322,7 @@ def test_options_that_do_not_fit_are_named():
 def test_sizes_of_the_published_models_are_accepted():
     for config in (tiny(), vit_b()):
         with torch.device("meta"):
-            model = build_sam(replace(config, decoder=DENSE))
+            model = Sam.from_config(replace(config, decoder=DENSE))
         assert model.answers_in_windows
         tokens = min(32, config.embedding_size)
         assert model.mask_decoder.embedding_size == tokens
