@@ -331,9 +331,7 @@ def choose_micro_batch_size(config: TrainConfig, world: World) -> TrainConfig:
     import torch
 
     from gigamask.distributed.precision import choose_device, choose_precision
-    from gigamask.profiling.memory_plan import Cluster
     from gigamask.training.config import ImageTrainConfig
-    from gigamask.workflows.plan import Hardware, largest_micro_batch
 
     if config.micro_batch_size is not None:
         return config
@@ -344,6 +342,9 @@ def choose_micro_batch_size(config: TrainConfig, world: World) -> TrainConfig:
             return saved.micro_batch_size or 1
         if device.type != "cuda" or not isinstance(config, ImageTrainConfig):
             return 1
+        from gigamask.profiling.memory_plan import Cluster
+        from gigamask.workflows.plan import Hardware, largest_micro_batch
+
         precise = replace(config, precision=choose_precision(config.precision, device))
         hardware = Hardware(cluster=Cluster(world.nodes, world.size // world.nodes))
         size = largest_micro_batch(precise, hardware, free_bytes)
