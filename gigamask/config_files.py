@@ -257,7 +257,9 @@ def _choose(
                 given = {
                     name: value for name, value in given.items() if not name.startswith(f"{flag}.")
                 }
-        given |= {name: Given(text, path) for name, text in content.items() if name != "recipe"}
+        stated = {name: Given(text, path) for name, text in content.items() if name != "recipe"}
+        # Of a flag's two names, the one that is given last counts.
+        given = {name: given[name] for name in given if name not in stated} | stated
     for flag in [name for name in given if name in kinds]:
         chosen = given.pop(flag)
         with _naming(chosen.file):

@@ -104,6 +104,13 @@ def test_files_may_be_named_in_several_ways(tmp_path):
 
 
 @pytest.mark.slow
+def test_the_last_file_counts_by_whichever_name_of_a_flag(tmp_path):
+    for name, text in (("a", "lr: 1e-4"), ("b", "optimizer.lr: 2e-4"), ("c", "lr: 3e-4")):
+        (tmp_path / name).write_text(text)
+    words = f"tiny --config {tmp_path}/a {tmp_path}/b {tmp_path}/c"
+    assert parse_train(words.split()).run.optimizer.lr == 3e-4
+
+
 def test_files_that_are_not_a_configuration(tmp_path):
     with pytest.raises(GigamaskError, match=r"none.yaml.*No such file or directory"):
         read_config(str(tmp_path / "none.yaml"))
