@@ -69,13 +69,31 @@ def package_of(parts: Sequence[str]) -> str:
     return "/".join(parts[: 1 + (parts[0] == "plugins")]).removesuffix(".py")
 
 
+def count_source() -> Counter[str]:
+    """Return the code tokens of each package of the source."""
+    source = Counter()
+    for path in (ROOT / "gigamask").rglob("*.py"):
+        package = package_of(path.relative_to(ROOT / "gigamask").parts)
+        source[package] += len(code_tokens(path.read_text()))
+    return source
+
+
+def totals(source: Counter[str]) -> dict[str, int]:
+    """Return the code tokens of the core and of all plugins.
+
+    Args:
+        source: Result of `count_source`.
+    """
+    added = sum(count for name, count in source.items() if name.startswith("plugins/"))
+    return {"core": source.total() - added, "plugins": added}
+
+
 def main() -> None:
     """Print the table."""
-    source, tests, packages = Counter(), Counter(), defaultdict(set)
+    source, tests, packages = count_source(), Counter(), defaultdict(set)
     for path in (ROOT / "gigamask").rglob("*.py"):
-        package, text = package_of(path.relative_to(ROOT / "gigamask").parts), path.read_text()
-        source[package] += len(code_tokens(text))
-        packages[package] |= imports(text) - {package}
+        package = package_of(path.relative_to(ROOT / "gigamask").parts)
+        packages[package] |= imports(path.read_text()) - {package}
     for path in (ROOT / "tests").rglob("*.py"):
         parts = path.relative_to(ROOT / "tests").parts
         name = parts[1] if parts[0] == "unit" else f"tests/{parts[0]}"
@@ -85,9 +103,8 @@ def main() -> None:
     for name in sorted(source.keys() | tests.keys(), key=lambda name: -source[name] - tests[name]):
         row = f"{name:24}{source[name]:9,}{tests[name]:9,}  {' '.join(sorted(packages[name]))}"
         print(row.rstrip())
-    added = {name for name in source if name.startswith("plugins/")}
-    for what, names in (("core", source.keys() - added), ("plugins", added)):
-        print(f"{what:24}{sum(source[name] for name in names):9,}")
+    for what, count in totals(source).items():
+        print(f"{what:24}{count:9,}")
     print(f"{'all':24}{source.total():9,}{tests.total():9,}")
 
 
