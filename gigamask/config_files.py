@@ -368,6 +368,7 @@ _Dumper.add_representer(
         "tag:yaml.org,2002:seq", value, flow_style=True
     ),
 )
+_Dumper.add_multi_representer(int, lambda dumper, value: dumper.represent_int(int(value)))
 
 
 def config_yaml(config: TrainConfig) -> str:

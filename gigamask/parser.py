@@ -265,7 +265,7 @@ def _near(name: str, known: Mapping[str, Leaf], others: Collection[str]) -> str:
 def _convert(leaf: Leaf, given: Given) -> Any:
     """Return the value of a leaf; `GigamaskError` if the text is of another type."""
     text = given.text
-    if NoneType in get_args(leaf.kind) and text in ("null", "none", "None", "~", "", ["null"]):
+    if NoneType in get_args(leaf.kind) and text in ("null", "None", ["null"]):
         return None
     try:
         listed = [text] if leaf.words != 1 and isinstance(text, str) else text

@@ -7,6 +7,7 @@ that learns from losses, the sequence is known only up to the end of an epoch.
 
 import math
 from collections.abc import Callable, Iterator
+from itertools import chain
 
 import numpy as np
 from jaxtyping import Float32, Int64
@@ -181,6 +182,29 @@ def iter_segments(
         known = sequence.prepare(consumed, batch_size)
         yield _steps(sequence, consumed, known, batch_size, micro_batch_size, rank, world_size)
         consumed = int(known)
+
+
+def iter_steps(
+    sequence: SampleSequence,
+    consumed: int,
+    batch_size: int,
+    micro_batch_size: int,
+    rank: int = 0,
+    world_size: int = 1,
+) -> Iterator[StepPlan]:
+    """Yield the steps of `iter_segments` one by one, for samplers that do not learn from losses.
+
+    Args:
+        sequence: Sequence of samples.
+        consumed: Number of samples before the first step.
+        batch_size: Global batch size.
+        micro_batch_size: Samples per rank that are processed together.
+        rank: Rank of this process.
+        world_size: Number of processes.
+    """
+    return chain.from_iterable(
+        iter_segments(sequence, consumed, batch_size, micro_batch_size, rank, world_size)
+    )
 
 
 def _steps(

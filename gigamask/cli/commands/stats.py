@@ -17,7 +17,7 @@ class StatsCommand(AnnotationOptions):
 
     paths: Annotated[tuple[str, ...], Positional("PATH ...")]
     """an index, or tars, which are indexed temporarily; or one path with --images or --masks"""
-    sampler: str | None = None
+    sampler: str | Any = None
     """describe what this sampler draws instead: granularity, difficulty and tars over its epochs;
     its fields are flags, such as --sampler.per-tar 10"""
     epochs: int = 1
