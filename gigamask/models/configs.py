@@ -303,8 +303,8 @@ class SamConfig(ModelConfig):
                 "SamConfig.rectangular is for --model.encoder vit, vit_t and vit_s (got "
                 f"{self.encoder_name}); leave it out"
             )
-        needed, own = self.encoder.decoder, part_name("decoder", type(self.decoder))
-        if needed and needed != own:
+        needed = self.encoder.decoder
+        if needed and (own := part_name("decoder", type(self.decoder))) != needed:
             raise GigamaskError(
                 f"the encoder {self.encoder_name} needs --model.decoder {needed}; for the decoder "
                 f"{own} use --model.encoder vit"

@@ -139,23 +139,23 @@ def train(
     from gigamask.workflows.own_data import use_own_data
 
     phases = use_own_data(recipes.make(config).with_(**changes)).phases()
-    for number, phase in enumerate(phases):
-        resolve(phase, allow_data_change, tuple(each.out for each in phases[:number]))
+    changed = resolve_all(phases, allow_data_change)
     for number, phase in enumerate(phases):
         if any(later.has_checkpoint for later in phases[number + 1 :]):
             continue
-        run, stopped = _train_phase(phase, allow_data_change)
+        run, stopped = _train_phase(phase, changed[number], allow_data_change)
         if stopped:
             break
     return run
 
 
-def _train_phase(config: TrainConfig, allow_data_change: bool) -> tuple[Run, bool]:
+def _train_phase(
+    config: TrainConfig, changes: Changes, allow_data_change: bool
+) -> tuple[Run, bool]:
     """Train a configuration; return its run, and whether a signal ended it."""
     from gigamask.training.sam_config import is_finding_classes
     from gigamask.workflows.own_data import find_classes
 
-    changes = resolve(config, allow_data_change)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.yaml"
         path.write_text(config_files.config_yaml(config))
@@ -213,6 +213,23 @@ def resolve(
     if not config.has_checkpoint:
         config.check_inputs(earlier)
     return changes
+
+
+def resolve_all(configs: Sequence[TrainConfig], allow_data_change: bool) -> list[Changes]:
+    """Check all stages before the first one starts, since the last might fail days later.
+
+    Args:
+        configs: The stages.
+        allow_data_change: Accept changes of the data or their order.
+
+    Returns:
+        For each stage, the fields that differ from its saved configuration.
+    """
+    folders = [config.out for config in configs]
+    return [
+        resolve(config, allow_data_change, tuple(folders[:number]))
+        for number, config in enumerate(configs)
+    ]
 
 
 @contextmanager

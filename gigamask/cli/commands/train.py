@@ -23,7 +23,7 @@ from gigamask.workflows.stages import STAGES, make_stages
 from gigamask.workflows.train import (
     choose_micro_batch_size,
     open_world,
-    resolve,
+    resolve_all,
     steps_for_epochs,
     train_in_world,
 )
@@ -60,7 +60,7 @@ def run(command: str, arguments: list[str]) -> tuple[str | None, dict[str, Any]]
     if flags.print_config and flags.epochs is None:
         announce_own_code(arguments)
         return print_configs([flags.limited] if flags.stages is None else configs)
-    changes = resolve_all(configs, flags)
+    changes = resolve_all(configs, flags.allow_data_change)
     announce_own_code(arguments)
     with launched(flags, command, arguments, configs[-1].out) as here:
         if here is None:
@@ -72,7 +72,7 @@ def run(command: str, arguments: list[str]) -> tuple[str | None, dict[str, Any]]
             verbose = world.is_main and not flags.print_config
             flags = world.main_first(partial(use_index, flags, verbose))
             configs = stages_of(flags)
-            changes = resolve_all(configs, flags)
+            changes = resolve_all(configs, flags.allow_data_change)
             if flags.print_config:
                 return print_configs([flags.limited] if flags.stages is None else configs)
         if world.is_main and not configs[-1].has_checkpoint:
@@ -148,25 +148,6 @@ def stages_of(flags: TrainFlags) -> list[TrainConfig]:
     """Return the configuration of each stage; a single one if the flags set no stages."""
     steps = {"mae": flags.mae_steps, "decoder": flags.decoder_steps}
     return make_stages(flags.limited, flags.stages, steps)
-
-
-def resolve_all(
-    configs: Sequence[TrainConfig], flags: TrainFlags
-) -> list[dict[str, tuple[Any, Any]]]:
-    """Check all stages before the first one starts, since the last might fail days later.
-
-    Args:
-        configs: The stages.
-        flags: The flags.
-
-    Returns:
-        For each stage, the fields that differ from its saved configuration.
-    """
-    folders = [config.out for config in configs]
-    return [
-        resolve(config, flags.allow_data_change, tuple(folders[:number]))
-        for number, config in enumerate(configs)
-    ]
 
 
 def print_configs(configs: Sequence[TrainConfig]) -> tuple[None, dict[str, Any]]:
