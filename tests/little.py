@@ -9,7 +9,6 @@ from gigamask.losses.window_loss import WindowLoss
 from gigamask.models.configs import (
     ConvPyramid,
     SamConfig,
-    SamDecoder,
     WindowDecoder,
 )
 from gigamask.prompts.schedule import InteractiveSchedule
@@ -42,9 +41,6 @@ COMPACT = SamConfig(
     encoder=ConvPyramid(widths=(8, 16, 16, 24), depths=(1, 0, 1, 0), width=8, fine_width=4),
     decoder=WindowDecoder(widths=(8, 16)),
 )
-
-DENSE = SamDecoder(prior=True, residual=True, windows=True)
-"""SAM's decoder with all options."""
 
 
 def little() -> SamTrainConfig:
@@ -88,13 +84,4 @@ def little_classes() -> SamTrainConfig:
         model=replace(COMPACT, class_names=("ellipse", "star", "rectangle")),
         class_weight=0.5,
         ignore_other_classes=True,
-    )
-
-
-def little_dense() -> SamTrainConfig:
-    """SAM's decoder with all options, three rounds and some boxes."""
-    return replace(
-        little_compact(),
-        recipe=f"{Path(__file__).resolve()}:little_dense",
-        model=replace(SPEC, decoder=DENSE),
     )

@@ -95,37 +95,15 @@ class Decoder:
 
 @dataclass(frozen=True)
 class SamDecoder(Decoder):
-    """SAM's mask decoder, sized by `SamConfig`, by default as published.
+    """SAM's mask decoder, sized by `SamConfig`."""
 
-    The options let prompts enter densely, too (`models.sam.dense_decoder`).
-    """
-
-    prior: bool = False
-    """where a prompt has no mask prompt, an ellipse in its box or a disc at its clicks is one"""
-    residual: bool = False
-    """masks are added to the prior or the mask prompt, and start as it; requires prior"""
-    windows: bool = False
-    """each of the three masks is predicted in its own window around the prompt"""
-
-    def __post_init__(self) -> None:
-        if self.residual and not self.prior:
-            raise GigamaskError(
-                "SamDecoder.residual adds masks to the prior, which is off; use "
-                "--model.decoder.prior as well"
-            )
-
-    @property
-    def model(self) -> str:  # pyrefly: ignore[bad-override]
-        """Reference of the class of the model: Meta's SAM, or one with options."""
-        own = self == SamDecoder()
-        return f"gigamask.models.sam.{'sam:Sam' if own else 'dense_sam:DenseSam'}"
+    model: ClassVar[str] = "gigamask.models.sam.sam:Sam"
 
     def unpublished(self, model: SamConfig) -> str:
         """Return what other libraries lack to load a model; "" if they load it."""
         if type(model.encoder) is not ViT:
             return f"image encoder but SAM's ViT; this model has {model.encoder_name}"
-        on = [name for name, value in vars(self).items() if value]
-        return f"options of the decoder, of which this model has {' and '.join(on)}" if on else ""
+        return ""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,6 @@ from gigamask.models.configs import (
     MAEConfig,
     ModelConfig,
     SamConfig,
-    SamDecoder,
     ViT,
     part_name,
 )
@@ -400,7 +399,6 @@ def init_similarity_head(model: Sam, seed: int) -> None:
 
     Both are projected by the same orthonormal rows, and the bias is a background prior. The
     activations of the upscaling and the hypernetworks are shifted to where they are nearly linear.
-    Masks that are added to a prior start as the prior instead: the last layers stay 0.
 
     Args:
         model: The model, changed in place.
@@ -424,7 +422,6 @@ def init_similarity_head(model: Sam, seed: int) -> None:
         + upscaling["3.bias"]
     )
     heads = cast(MaskDecoder, model.mask_decoder).output_hypernetworks_mlps
-    residual = isinstance(model.config.decoder, SamDecoder) and model.config.decoder.residual
     for index, head in enumerate(heads):
         names = ("0.weight", "1.weight", "2.weight", "0.bias", "2.bias")
         layers = {
@@ -436,8 +433,6 @@ def init_similarity_head(model: Sam, seed: int) -> None:
         layers["0.weight"].mul_(RANDOM_SCALE).add_(torch.eye(dim))
         layers["1.weight"].mul_(RANDOM_SCALE).add_(torch.eye(dim))
         layers["0.bias"].fill_(RELU_BIAS)
-        if residual:  # what is added to the prior starts at 0
-            continue
         layers["2.weight"].mul_(RANDOM_SCALE).add_(SIMILARITY_SCALE * second @ first)
         # A zero token and an average pixel then give the prior.
         at_zero = head(torch.zeros(dim)) - layers["2.bias"]

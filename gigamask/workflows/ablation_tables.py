@@ -4,11 +4,6 @@
 MIXED = ["--prompts", "mixed", "--prompts.box-noise-limit-px", "2.5"]
 
 
-def _options(*names: str) -> list[str]:
-    """Return the flags that turn on options of SAM's decoder."""
-    return [f"--model.decoder.{name}" for name in names]
-
-
 TABLES: dict[str, dict[str, list[str]]] = {
     "samplers": {
         "random": [],
@@ -56,18 +51,11 @@ TABLES: dict[str, dict[str, list[str]]] = {
         "ohem_in_strata": ["--mining", "ohem", "--mining.group-by", "granularity"],
         "pixels": ["--loss.ohem-pixel-ratio", "0.25", "--loss.ohem-min-pixels", "500"],
     },
-    "dense": {
-        "plain": [],
-        "prior": _options("prior"),
-        "prior+residual": _options("prior", "residual"),
-        "windows": _options("prior", "residual", "windows"),
-    },
 }
 """Built-in tables: variants with their flags of `gigamask train`; without flags, the recipe itself.
 
 `losses`, `masks` and `prompts` follow published ablations: the terms of the loss, which of the
 three predicted masks it supervises, and the prompts. `rounds` is the recipe's own schedule; the
-other prompts have one round. `dense` has the options of SAM's decoder. The numbers suit small
-models and a few thousand samples; the defaults of curricula and loss-driven samplers would hardly
-affect such short runs.
+other prompts have one round. The numbers suit small models and a few thousand
+samples; the defaults of curricula and loss-driven samplers would hardly affect such short runs.
 """

@@ -16,7 +16,6 @@ from tests.little import (
     little,
     little_classes,
     little_compact,
-    little_dense,
 )
 from tests.on_absent_gpu import Data, check_numbers, check_waits, losses, run_cases
 
@@ -63,7 +62,6 @@ CASES = {
     "sam, fp16": partial(train, little, precision="fp16"),
     "compact, central clicks": train_clicking_centers,
     "compact, bf16": partial(train, little_compact, precision="bf16"),
-    "all options": partial(train, little_dense),
     "pretrain": pretrain,
     "evaluate": evaluate,
     "masks": generate_masks,

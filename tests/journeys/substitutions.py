@@ -44,7 +44,7 @@ REPLACED = [
     (r"--size 1024", "--size 64", "scenes are smaller than 1024 px"),
     (r"--evaluation.interval \d+", "--evaluation.interval 1", "trainings have two steps"),
     (
-        r"^ablate (samplers|losses|dense)",
+        r"^ablate (samplers|losses)",
         "ablate two.yaml",
         "two variants; tests/journeys/test_ablate.py has the others",
     ),

@@ -29,7 +29,7 @@ from gigamask.training.state import TrainState
 from gigamask.training.step import StepMetrics, accumulate
 from gigamask.training.train_data import TrainData
 from gigamask.training.trainer import train
-from tests.little import COMPACT, SPEC, little, little_compact, little_dense
+from tests.little import COMPACT, SPEC, little, little_compact
 from tests.ranks import fork
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
@@ -127,7 +127,6 @@ def compact_with_all() -> SamTrainConfig:
     [
         (little, "eager", SAM),
         (compact_with_all, "aot_eager", short(2, center_click_prob=0.75)),
-        (little_dense, "eager", short(2)),
     ],
 )
 def test_gradients_of_rounds_equal_eager_ones_and_graphs_do_not_grow(

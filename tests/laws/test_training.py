@@ -27,7 +27,7 @@ from gigamask.training.state import TrainState
 from gigamask.training.step import StepMetrics, accumulate
 from gigamask.training.train_data import TrainData, open_index
 from gigamask.training.trainer import train
-from tests.little import little, little_classes, little_dense
+from tests.little import little, little_classes
 from tests.tiers import long_after
 
 
@@ -183,7 +183,7 @@ def test_an_average_cannot_begin_or_end_on_resume(tmp_path, scenes, before, now)
         assert check_resume(run, changed, allow_data_change=False) == {"ema": (0.9, 0.99)}
 
 
-@pytest.mark.parametrize("recipe", long_after(1, [little_dense, little_classes]))
+@pytest.mark.parametrize("recipe", [little_classes])
 def test_other_models_go_on_where_they_stopped(tmp_path, scenes, recipe):
     """Two steps, and two more, are four; with the recipe's optimizer and workers."""
     changes = {
@@ -238,7 +238,7 @@ def gradients(run, micro_batch_size: int, masks_per_chunk: int) -> tuple[list[to
     return [grad / metrics.count for grad in learned], metrics.means()["loss"]
 
 
-@pytest.mark.parametrize("recipe", [little, little_classes, little_dense])
+@pytest.mark.parametrize("recipe", [little, little_classes])
 def test_how_a_batch_is_cut_changes_nothing(tmp_path, scenes, recipe):
     """Micro-batches and chunks of masks of any size give the gradient of the whole batch."""
     run = run_in(tmp_path / "run", scenes, recipe, batch_size=5)

@@ -13,7 +13,7 @@ class AblateCommand:
     """compare variants of a recipe: same data and budget, several seeds, one table of scores"""
 
     table: Annotated[str, Positional("TABLE")]
-    """samplers, losses, masks, prompts, mining, dense, or a YAML file of variants: the flags of
+    """samplers, losses, masks, prompts, mining, or a YAML file of variants: the flags of
     'gigamask train' as a list ('variant: [--flag, value]') or a mapping ('variant: {flag:
     value}')"""
     data: tuple[str, ...]

@@ -18,11 +18,11 @@ from gigamask.errors import GigamaskError
 from gigamask.export import huggingface, official, onnx
 from gigamask.export.probe import Probe, compare, draw_prompts, keep_if_equal
 from gigamask.models import state_dict, weight_files
-from gigamask.models.configs import SamConfig, SamDecoder, tiny
+from gigamask.models.configs import SamConfig, tiny
 from gigamask.models.init import build_model
 from gigamask.models.sam.sam import Sam
 from tests.limits import files_limited
-from tests.little import COMPACT, DENSE
+from tests.little import COMPACT
 from tests.tiers import long_after
 
 # Windows of 3 on 8 x 8 tokens need padding.
@@ -196,19 +196,7 @@ def test_onnx_predicts_as_the_model_does(change, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.parametrize("windows", [False, True])
-def test_onnx_predicts_as_the_decoder_with_options_does(windows, tmp_path):
-    spec = replace(SPEC, decoder=replace(DENSE, windows=windows))
-    model, chance = build_model(spec, 0).eval(), torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn(parameter.shape, generator=chance))
-    assert onnx.write_onnx(model, tmp_path / "onnx")["difference"] < 1e-4
-
-
-@pytest.mark.long
-@pytest.mark.slow
-@pytest.mark.parametrize("config", long_after(1, [COMPACT, SPEC, replace(SPEC, decoder=DENSE)]))
+@pytest.mark.parametrize("config", [COMPACT, SPEC])
 def test_onnx_scores_classes_as_the_model_does(config, tmp_path, no_shape_checks):
     """Those of all four masks, the first of which is the single mask; metadata has the names."""
     model = build_model(replace(config, class_names=("cat", "a dog", "bird")), 0).eval()
@@ -225,19 +213,6 @@ def test_onnx_scores_classes_as_the_model_does(config, tmp_path, no_shape_checks
             expected = model.predict(embedding, torch.zeros(1).long(), prompts).class_logits
             torch.testing.assert_close(found[:, 1:], expected.softmax(-1), rtol=1e-3, atol=1e-4)
             assert found.shape == (1, 4, 3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("write", "out"), [(official.write_pth, "m.pth"), (huggingface.write_huggingface, "hf")]
-)
-def test_other_formats_have_no_options_of_the_decoder(write, out, tmp_path):
-    dense = build_model(replace(SPEC, decoder=SamDecoder(prior=True, residual=True)), 0)
-    with pytest.raises(GigamaskError, match=r"^[^\n]*prior and residual; export .*--to onnx$"):
-        write(dense, tmp_path / out)
-    assert not (tmp_path / out).exists()
-    told = official.write_safetensors(dense, tmp_path / "m.safetensors")
-    assert told["difference"] == 0
 
 
 @pytest.mark.long

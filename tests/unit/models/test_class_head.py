@@ -13,13 +13,11 @@ from gigamask.models.init import build_model, load_init_weights
 from gigamask.models.sam.sam import PromptDecoder, Sam
 from gigamask.models.weight_files import make_spec
 from gigamask.types import Prompts
-from tests.little import COMPACT, DENSE, SPEC
+from tests.little import COMPACT, SPEC
 
 NAMES = ("cat", "dog", "a bird")
 CONFIGS = {
     "sam": SPEC,
-    "dense": replace(SPEC, decoder=DENSE),
-    "options": replace(SPEC, decoder=replace(DENSE, windows=False)),
     "compact": COMPACT,
 }
 

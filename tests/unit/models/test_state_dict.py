@@ -38,7 +38,7 @@ from gigamask.models.state_dict import (
     to_official,
 )
 from gigamask.models.weight_files import make_spec
-from tests.little import COMPACT, DENSE, SPEC
+from tests.little import COMPACT
 
 
 @pytest.fixture(scope="module")
@@ -301,19 +301,6 @@ def test_a_compact_model_states_its_parts_and_loads_back(tmp_path):
     other = build_model(config, 0)
     load_weights(other, state, "w")
     assert_same(other.state_dict(), compact.state_dict())
-
-
-@pytest.mark.slow
-def test_options_of_the_decoder_are_stated_and_load_back(tmp_path):
-    config = replace(SPEC, decoder=DENSE)
-    dense = build_model(config, 7)
-    save_weights(to_official(dense), config, tmp_path / "model.safetensors")
-    loaded = Sam.from_pretrained(tmp_path)
-    assert replace(loaded.config, drop_path_rate=SPEC.drop_path_rate) == config
-    assert_same(loaded.state_dict(), dense.state_dict())
-    assert make_spec(config)["decoder"]["windows"] is True
-    # Options have no weights of their own, so they start from SAM's.
-    load_weights(build_model(config, 0), to_official(build_model(SPEC, 0)), "w")
 
 
 def test_parts_of_sam_are_not_stated():

@@ -17,7 +17,7 @@ from gigamask.training.state import TrainState
 from gigamask.training.step import step
 from gigamask.training.tasks import SamTask
 from gigamask.types import Batch
-from tests.little import little, little_classes, little_dense
+from tests.little import little, little_classes
 from tests.tiers import long_after
 
 
@@ -36,7 +36,7 @@ def run_step(run, monkeypatch, masks=6):
         step(run.task(torch.device("cpu")), state, batches, 2, 1e-3, 1.0)
 
 
-RECIPES = [little, little_dense, little_classes]
+RECIPES = [little, little_classes]
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from gigamask import recipes
 from gigamask.cli.main import main
 from gigamask.data import tar
 from gigamask.models import state_dict
-from gigamask.models.configs import SamDecoder, vit_h
+from gigamask.models.configs import vit_h
 from gigamask.models.init import build_model
 from gigamask.models.sam.sam import Sam
 from tests.journeys.runs import CONSTANT_LR, records, same
@@ -156,10 +156,10 @@ def test_wrong_uses_are_one_line(scenes, teacher, tmp_path, capsys, words, messa
     assert not (tmp_path / "run").exists() or not any((tmp_path / "run").rglob("step_*"))
 
 
-def test_a_student_with_another_decoder_learns_by_prompts(scenes, teacher, tmp_path):
-    """Its embedding has another size, too: nothing of the teacher fits but the images."""
+def test_a_student_with_another_embedding_learns_by_prompts(scenes, teacher, tmp_path):
+    """Nothing of the teacher fits but the images."""
     words = ["--teacher", teacher, "--data", scenes, "--features.steps", 0, "--steps", 1]
-    words += ["--no-teacher-decoder", "--model.patch-size", 16, "--model.decoder.prior"]
+    words += ["--no-teacher-decoder", "--model.patch-size", 16]
     assert distill(*words, "--out", tmp_path / "run") == 0
     config = Sam.from_pretrained(tmp_path / "run").config
-    assert config == replace(SPEC, patch_size=16, decoder=SamDecoder(prior=True))
+    assert config == replace(SPEC, patch_size=16)
