@@ -1,13 +1,11 @@
 """Bring the tables of docs/recipes.md up to date with the recipes: `python -m docs.recipe_cards`.
 
-The page is written by hand except for the values in its tables, and for the results, which are
-those of `gigamask.recipes.results`. A table belongs to the recipes in its head. Values are filled
-in, rows of flags that are gone are removed, and flags without a row are appended to the recipe's
-last table with a source, with empty cells for the source to be written.
+The page is written by hand except for the values in its tables. A table belongs to the recipes in
+its head. Values are filled in, rows of flags that are gone are removed, and flags without a row are
+appended to the recipe's last table with a source, with empty cells for the source to be written.
 """
 
 import re
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,16 +13,8 @@ from typing import Any
 
 from gigamask import recipes
 from gigamask.config_files import config_as_text
-from gigamask.recipes.results import NOT_RUN, RESULTS
 
 PAGE = Path(__file__).with_name("recipes.md")
-LEDGER = ("<!-- results -->", "<!-- end of results -->")
-"""Lines around the results."""
-WRAPPED: dict[str, Any] = {
-    "subsequent_indent": "  ",
-    "break_long_words": False,
-    "break_on_hyphens": False,
-}
 FLAG = re.compile(r"`--([\w.-]+)`")
 Config = Mapping[str, Any]
 
@@ -131,21 +121,6 @@ def updated(
     return rows
 
 
-def ledger() -> list[str]:
-    """Return the lines of the results that were reported with the recipes."""
-    lines = []
-    for recipe, result in RESULTS.items():
-        if result is not None:
-            scores = [
-                f"{data}: " + ", ".join(f"{metric} {value:g}" for metric, value in named.items())
-                for data, named in result.scores.items()
-            ]
-            entry = f"- `{recipe}`, {result.date}, {result.hardware}. {'; '.join(scores)}. "
-            lines += textwrap.wrap(f"{entry}`gigamask {result.command}`", 100, **WRAPPED)
-    missing = [f"`{recipe}`" for recipe, result in RESULTS.items() if result is None]
-    return lines + textwrap.wrap(f"- {NOT_RUN}: {', '.join(missing)}.", 100, **WRAPPED)
-
-
 def render(page: str, configs: Mapping[str, Config]) -> str:
     """Return the page with its tables brought up to date.
 
@@ -159,8 +134,6 @@ def render(page: str, configs: Mapping[str, Config]) -> str:
         rows = updated(table, missing.get(table.first_line, []), configs)
         start = table.first_line + 2
         lines[start : start + len(table.rows)] = [f"| {' | '.join(row)} |" for row in rows]
-    start, end = map(lines.index, LEDGER)
-    lines[start + 1 : end] = ledger()
     return "\n".join(lines) + "\n"
 
 

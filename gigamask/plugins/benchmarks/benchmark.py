@@ -259,7 +259,7 @@ def find(name: str) -> Benchmark:
 
 def literature_of(name: str) -> list[dict[str, Any]]:
     """Return the published scores on a benchmark as records."""
-    from gigamask.evaluation import literature
+    from gigamask.plugins.benchmarks import literature
 
     return [
         {"model": row.model, "trained_on": row.trained_on, "source": row.source, **row.scores}
@@ -310,18 +310,17 @@ def table(summary: Mapping[str, Any]) -> str:
 
 
 def reproduction_text(recipe: str, summary: Mapping[str, Any] | None = None) -> str:
-    """Format what a recipe's paper published beside what was reached.
+    """Format what a recipe's paper published beside the scores of one's own weights.
 
     Args:
-        recipe: One of `recipes.results.REPRODUCTIONS`.
+        recipe: One of `reproductions.REPRODUCTIONS`.
         summary: Scores of one's own weights, as `benchmark` returns them; None: there are none.
     """
-    from gigamask.recipes import results
+    from gigamask.plugins.benchmarks import reproductions
 
-    known, published = results.describe(recipe), results.published(recipe)
-    best = results.RESULTS[recipe]
+    known, published = reproductions.describe(recipe), reproductions.published(recipe)
     names = [name for name in published if summary is None or name == summary["benchmark"]]
-    columns = {"published": published, "best reported": best.scores if best else {}}
+    columns = {"published": published}
     if summary is not None:
         for answer, scores in summary["answers"].items():
             columns[f"yours, {answer}"] = {summary["benchmark"]: own_scores(scores)}
@@ -334,10 +333,12 @@ def reproduction_text(recipe: str, summary: Mapping[str, Any] | None = None) -> 
             if any(value is not None for value in values):
                 cells = "".join(f"{format_score(metric, value):>20}" for value in values)
                 lines.append(f"{name + ' ' + metric:24}{cells}")
-    reported = f"{best.date}, {best.hardware}: gigamask {best.command}" if best else results.NOT_RUN
     lines += [f"published: {known['source']}"] if published else []
-    lines += [f"reported: {reported}", f"planned hours: {known['hours']}"]
-    lines += [f"another result: {known['deviation']}", "commands:"]
+    lines += [
+        f"planned hours: {known['hours']}",
+        f"another result: {known['deviation']}",
+        "commands:",
+    ]
     return "\n".join([*lines, *(f"  gigamask {command}" for command in known["commands"])])
 
 

@@ -50,11 +50,12 @@ class BenchmarkCommand(BenchmarkOptions):
 
     def run(self) -> dict[str, Any]:
         """Score the weights; print and return the scores."""
-        from gigamask.plugins.benchmarks import benchmark
-        from gigamask.recipes import results
+        from gigamask.plugins.benchmarks import benchmark, reproductions
 
         self.check()
-        known = {} if self.reproduce is None else {"reproduce": results.describe(self.reproduce)}
+        known = {}
+        if self.reproduce is not None:
+            known["reproduce"] = reproductions.describe(self.reproduce)
         if self.name is None or self.weights is None:
             summary = None
         else:

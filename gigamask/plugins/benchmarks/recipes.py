@@ -1,6 +1,6 @@
 """Recipes that reproduce published experiments at the size of one GPU.
 
-`recipes.results` has what their papers published, and what was reached.
+`reproductions` has what their papers published.
 """
 
 from dataclasses import replace

@@ -1,32 +1,10 @@
-"""The ledger of recipes: what training with each reached, and what its paper published.
+"""Published experiments that recipes repeat, and what their papers reached."""
 
-Every built-in recipe has an entry in `RESULTS`. Without a result it is "not run": nobody has
-reported a training with it to its end by this code. Whoever runs one adds the result here, and
-`python -m docs.recipe_cards` writes it into docs/recipes.md.
-"""
-
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from gigamask.errors import GigamaskError
-from gigamask.evaluation import literature
-
-NOT_RUN = "not run"
-CPU = "two cores of an AMD EPYC, no GPU"
-Scores = Mapping[str, Mapping[str, float]]
-"""Scores by benchmark, or by the data that were scored, and metric."""
-
-
-@dataclass(frozen=True)
-class Result:
-    """The best that anybody reported with a recipe."""
-
-    date: str
-    hardware: str
-    command: str
-    """without `gigamask`"""
-    scores: Scores = field(hash=False)
+from gigamask.plugins.benchmarks import literature
 
 
 @dataclass(frozen=True)
@@ -34,7 +12,7 @@ class Reproduction:
     """A published experiment that a recipe repeats."""
 
     model: str
-    """model of the published rows in `evaluation.literature`; "" if only a claim is published"""
+    """model of the published rows in `literature`; "" if only a claim is published"""
     trained_on: str
     expected: str
     """what should come out"""
@@ -96,87 +74,19 @@ REPRODUCTIONS = {
 }
 """What recipes reproduce."""
 
-RESULTS: Mapping[str, Result | None] = {
-    "tiny": Result(
-        "2026-11-23",
-        CPU,
-        "train tiny --data scenes --out runs/tiny",
-        {"60 held-out scenes": {"1 click": 0.545, "3 clicks": 0.683, "9 clicks": 0.748}},
-    ),
-    "photos": Result(
-        "2026-11-23",
-        CPU,
-        "train photos --data bsds_train coco128 coco_tiny_train --out runs/photos",
-        {"bsds": {"1 click": 0.535, "3 clicks": 0.757, "oracle": 0.616, "box": 0.718}},
-    ),
-    "compact": Result(
-        "2026-11-23",
-        CPU,
-        "train compact --data bsds_train coco128 coco_tiny_train --out runs/compact",
-        {"bsds": {"1 click": 0.397, "3 clicks": 0.643, "oracle": 0.497, "box": 0.639}},
-    ),
-    "sam_vit_b": None,
-    "sam_vit_l": None,
-    "sam_vit_h": None,
-    "mixed_prompts": None,
-    "one_gpu": None,
-    "finetune": None,
-    "finetune_vit_l": None,
-    "finetune_vit_h": None,
-    "finetune_laptop": None,
-    "sam2_tiny": None,
-    "sam2_small": None,
-    "sam2_base_plus": None,
-    "sam2_large": None,
-    "efficient_sam": None,
-    "sbd_vit_b": None,
-    "data_curve": None,
-    "mae_tiny": Result(
-        "2026-11-21",
-        CPU,
-        "pretrain mae_tiny --data photos --out runs/mae --steps 1500",
-        {"its own 1,700 images": {"loss": 0.44}},
-    ),
-    "mae_vit_b": None,
-    "mae_vit_l": None,
-    "mae_vit_h": None,
-    "sami_vit_t": None,
-    "sami_vit_s": None,
-    "compact_student": Result(
-        "2026-11-24",
-        CPU,
-        "distill compact_student --teacher runs/photos --data PHOTOS --out runs/student",
-        {"bsds": {"1 click": 0.538, "3 clicks": 0.755, "oracle": 0.613, "box": 0.719}},
-    ),
-    "edge_sam": None,
-    "mobile_sam": None,
-    "ground": None,
-    "ground_tiny": Result(
-        "2026-11-22",
-        CPU,
-        "ground train ground_tiny --segmenter sam --data asked more --queries asked/queries.jsonl "
-        "more/queries.jsonl --out words --text minilm --model.text-dim 384 --nonsense-fraction 0",
-        {"150 held-out scenes": {"top 1": 0.93}},
-    ),
-}
-"""The best result reported with each built-in recipe; None: not run. docs/measurements.md and
-docs/distill.md have these and others."""
-
 
 def describe(recipe: str) -> dict[str, Any]:
-    """Return what a recipe's paper published and what was reached, as `--json` writes them.
+    """Return what a recipe's paper published, and how to repeat it, as `--json` writes them.
 
     Raises:
         GigamaskError: No published experiment belongs to the recipe.
     """
     reproduction = find(recipe)
-    reached = RESULTS[recipe]
     return {
         "recipe": recipe,
         "published": published(recipe),
         "source": source(recipe),
         **asdict(reproduction),
-        "result": NOT_RUN if reached is None else asdict(reached),
     }
 
 
