@@ -15,7 +15,7 @@ from gigamask.export.formats import ExportFormat
 from gigamask.models.configs import find_part
 from gigamask.models.hub import parse_hub_id
 from gigamask.report.history import History
-from gigamask.report.summary import differences
+from gigamask.report.summary import differing_flags
 
 CARD = "README.md"
 UNINFORMATIVE = re.compile(
@@ -78,7 +78,7 @@ def write_card(
 def _of_run(run: History, recipe: Mapping[str, Any] | None, step: int | None) -> list[str]:
     """Return the parts about training, data and scores."""
     config = run.config
-    changed = differences([recipe, config]) if recipe else {}
+    changed = differing_flags(recipe, config) if recipe else {}
     flags = [
         (f"`--{flag}`", _text(values[1]))
         for flag, values in changed.items()

@@ -7,6 +7,7 @@ import numpy as np
 
 from gigamask.report.history import History, count_of
 from gigamask.report.html import format_time
+from gigamask.training.config import differences
 
 REFERENCE_SCORES = {"SAM ViT-B": {"1": 0.559, "5": 0.809}, "SAM ViT-H": {"1": 0.581, "5": 0.813}}
 """Mean IoU by clicks over the 23 datasets of SA-23, from the SAM 2 paper (arXiv 2408.00714)."""
@@ -31,7 +32,7 @@ def summarize(
     entries = {}
     for name, run in runs.items():
         recipe = recipes.get(name)
-        changed = differences([recipe, run.config]) if recipe and run.config else None
+        changed = differing_flags(recipe, run.config) if recipe and run.config else None
         entries[name] = run.to_dict() | {
             "throughput": throughput(run),
             "best": best(run),
@@ -40,24 +41,22 @@ def summarize(
         }
     return {
         "runs": entries,
-        "differences": differences([run.config for run in runs.values()]) if len(runs) > 1 else {},
+        "differences": differing_flags(*(run.config for run in runs.values())) if runs else {},
         "reference_scores": REFERENCE_SCORES,
     }
 
 
-def differences(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[str | None]]:
-    """Return the flags that differ, with each configuration's value as text (None if missing)."""
-    names = dict.fromkeys(
-        name for config in configs for name in config if name not in IGNORED_FLAGS
-    )
-    flags = {name: [_text(config.get(name)) for config in configs] for name in names}
-    return {name: values for name, values in flags.items() if len(set(values)) > 1}
+def differing_flags(*configs: Mapping[str, Any]) -> dict[str, list[str | None]]:
+    """Return the flags that differ, with each run's value as text (None if it has none)."""
+    return {
+        name: [None if value is None else _text(value) for value in values]
+        for name, values in differences(*configs).items()
+        if name not in IGNORED_FLAGS
+    }
 
 
-def _text(value: Any) -> str | None:
-    return (
-        value if value is None or isinstance(value, str) else " ".join(map(str, value)) or "(none)"
-    )
+def _text(value: str | Sequence[str]) -> str:
+    return value if isinstance(value, str) else " ".join(map(str, value)) or "(none)"
 
 
 def waiting(run: History) -> list[float | None]:

@@ -9,7 +9,7 @@ import difflib
 import importlib.util
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from numbers import Integral, Real
 from pathlib import Path
@@ -538,22 +538,22 @@ def component_types(config: Any, prefix: str = "") -> dict[str, str]:
     return types
 
 
-def differences(first: TrainConfig, second: TrainConfig) -> dict[str, tuple[Any, Any]]:
-    """Return the flags, and the classes of components, in which two configurations differ.
+def differences(*configs: TrainConfig | Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+    """Return the flags, and the classes of components, in which configurations differ.
 
     Args:
-        first: One configuration.
-        second: The other configuration.
+        configs: Configurations, or their values by flag name.
 
     Returns:
-        The values in `first` and in `second` by flag name; None if there is none.
+        The value in each configuration by flag name; None if there is none.
     """
-    a, b = ({**component_types(config), **flatten_config(config)} for config in (first, second))
-    return {
-        name: (a.get(name), b.get(name))
-        for name in sorted(a.keys() | b.keys())
-        if a.get(name) != b.get(name)
-    }
+    flat = [
+        {**component_types(each), **flatten_config(each)} if isinstance(each, TrainConfig) else each
+        for each in configs
+    ]
+    names = sorted({name for each in flat for name in each})
+    values = {name: tuple(each.get(name) for each in flat) for name in names}
+    return {name: each for name, each in values.items() if any(one != each[0] for one in each)}
 
 
 # On resume, changing these would change the shapes of weights, the optimizer's state, or the

@@ -14,6 +14,7 @@ from gigamask.report import charts, history
 from gigamask.report.history import History
 from gigamask.report.html import MAX_PICTURE_BYTES
 from gigamask.serialization import read_limited
+from gigamask.training.config import differences
 
 MAX_EVENTS = 200
 LIVE_S = 60.0
@@ -64,11 +65,11 @@ class RunsView:
             one: Name of the first run.
             other: Name of the second run.
         """
-        first, second = self._history(one).config, self._history(other).config
+        differing = differences(self._history(one).config, self._history(other).config)
         return [
-            {"flag": flag, "one": first.get(flag), "other": second.get(flag)}
-            for flag in {**first, **second}
-            if first.get(flag) != second.get(flag) and flag != "out"
+            {"flag": flag, "one": first, "other": second}
+            for flag, (first, second) in differing.items()
+            if flag != "out"
         ]
 
     def picture(self, name: str, file: str) -> tuple[bytes, str, str]:

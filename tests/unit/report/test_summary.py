@@ -9,12 +9,14 @@ from tests.unit.report.test_history import record, written
 def test_differences_are_only_what_differs():
     one = {"recipe": "a", "out": "x", "steps": "4", "data": ["p", "q"], "seed": "0"}
     two = {"recipe": "b", "out": "y", "steps": "5", "data": ["p", "q"], "sampler.window": "3"}
-    assert summary.differences([one, two]) == {
+    assert summary.differing_flags(one, two) == {
         "steps": ["4", "5"],
         "seed": ["0", None],
         "sampler.window": [None, "3"],
     }
-    assert summary.differences([{"data": []}, {"data": ["p", "q"]}]) == {"data": ["(none)", "p q"]}
+    assert summary.differing_flags({"data": []}, {"data": ["p", "q"]}) == {
+        "data": ["(none)", "p q"]
+    }
 
 
 def test_throughput_is_of_the_median_record(tmp_path):
