@@ -4,7 +4,7 @@ Besides the scores of `evaluation.clicks`:
 
 - "blind": the score of one click when the model sees another image. A model that scores equally
   well without the image draws blobs around its prompts; small models trained from scratch do so for
-  a long time (docs/measurements.md).
+  a long time (docs/log.md).
 - "automatic": the fraction of a point grid's points with a mask that passes the thresholds of SAM's
   automatic masks. At 0, segmenting everything finds nothing.
 
@@ -281,7 +281,7 @@ def score_warnings(scores: dict[str, float]) -> Iterator[str]:
     if scores.get("blind", 0.0) > BLIND_FRACTION * scores["1 click"]:
         yield (
             "blind: one click scores as well on another image, so the model ignores the image "
-            "(docs/measurements.md: 'What made tiny look')"
+            "(docs/log.md: 'Small models that ignore the image')"
         )
     if not scores["automatic"]:
         yield (

@@ -281,7 +281,7 @@ def blank_batch(
 
     No image skips a branch of the encoder.
 
-    Each mask has one RLE bound per four cells of its side (docs/measurements.md, Memory).
+    Each mask has one RLE bound per four cells of its side.
 
     Args:
         sample_config: Sizes of images and masks.

@@ -1,8 +1,8 @@
 """Leak detection: warn when memory of this process, the GPU or loader processes keeps growing.
 
 For this process, only bytes in use are counted, without free memory that malloc keeps: the heap
-grows and shrinks by 100 MB of free memory, which would hide a leak of that size
-(docs/measurements.md). Memory is sampled at a fixed interval of updates. The first `DROPPED` share
+grows and shrinks by 100 MB of free memory, which would hide a leak of that size.
+Memory is sampled at a fixed interval of updates. The first `DROPPED` share
 of samples, when caches fill, is ignored. The rest is split into `BLOCKS` blocks of equal length,
 each represented by its median. A leak is suspected if, over at least `MIN_STEPS` updates and
 `MIN_SAMPLES` samples,

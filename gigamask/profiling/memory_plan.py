@@ -30,7 +30,7 @@ PUBLISHED = {
 TARGET = {"target of 0.12 s for a step of ViT-H on an H200, not measured": 0.196}
 """Fractions of the GPUs' peak FLOP/s that are assumed, with `PUBLISHED`, if the user sets none."""
 LOADED_PER_S = 25
-"""Images per second of one loader process from SA-1B's tars, measured (docs/measurements.md)."""
+"""Images per second of one loader process from SA-1B's tars (docs/measurements/loader.md)."""
 
 
 @dataclass(frozen=True)

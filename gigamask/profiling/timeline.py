@@ -1,7 +1,7 @@
 """Time per part of a step and per operator, from a trace of `torch.profiler`.
 
-torch's own tables take several times as long and twice the memory (docs/measurements.md). The parts
-of a step are marked by `distributed.profile_ranges`.
+torch's own tables take several times as long and twice the memory. The parts of a step are
+marked by `distributed.profile_ranges`.
 """
 
 from collections import defaultdict

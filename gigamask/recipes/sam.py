@@ -213,7 +213,7 @@ def tiny() -> SamTrainConfig:
 
     `gigamask train tiny --data runs/demo/train --out runs/tiny`
 
-    The hyperparameters are from our own measurements (docs/measurements.md). Two prompt rounds
+    The hyperparameters are from our own measurements (docs/log.md). Two prompt rounds
     replace SAM's eleven, because early in training the first rounds teach the most for their cost.
     Balanced cross entropy (focal loss with gamma 0) replaces focal loss, which starts more slowly.
     The optimizer is Muon. Without the custom initialization and half the learning rate for the
@@ -244,7 +244,7 @@ def compact() -> SamTrainConfig:
 
     It learns much faster than a plain SAM of its size (docs/learning.md), and cannot be exported to
     Meta's or Hugging Face's format. The hyperparameters are from our own measurements
-    (docs/measurements.md, which also lists scores).
+    (docs/measurements/small_models.md, which also lists scores).
     """
     return SamTrainConfig(
         evaluation=ClickEvaluation(),
@@ -282,8 +282,8 @@ def photos() -> SamTrainConfig:
 
     `gigamask train photos --data PHOTOS/*.tar --out runs/photos`
 
-    docs/measurements.md lists scores, and how they grow with time and with photographs. `--init
-    starter` starts from weights that have learned from synthetic scenes.
+    docs/measurements/small_models.md lists scores, and how they grow with time and with
+    photographs. `--init starter` starts from weights that have learned from synthetic scenes.
     """
     base = compact()
     return replace(

@@ -127,7 +127,7 @@ class AdamW8bit(AdamW):
 class MuonAdamW(AdamW):
     """Muon for the weight matrices of linear layers, AdamW for all other parameters.
 
-    Small models reach the same score in about half the steps (docs/measurements.md).
+    Small models reach the same score in about half the steps (docs/log.md).
     """
 
     muon_lr: float = 0.02

@@ -6,7 +6,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in DOCS.glob("*.md"))]
+PAGES = [
+    "README.md",
+    *sorted(
+        str(path.relative_to(ROOT))
+        for path in DOCS.rglob("*.md")
+        if path.parent.name != "reference"
+    ),
+]
 PROGRAMS = ("gigamask", "torchrun", "make", "pip", "python", "python3", "source", "export")
 
 

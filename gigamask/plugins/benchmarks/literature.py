@@ -17,7 +17,7 @@ EFFICIENT_SAM = "Xiong et al. 2023 (EfficientSAM), arXiv 2312.00863, tables 4 an
 EFFICIENTVIT_SAM = "Zhang et al. 2024 (EfficientViT-SAM), arXiv 2402.05008, tables 2 to 4"
 EDGE_SAM_README = "README of chongzhou96/EdgeSAM: first mask token, boxes of ViTDet-H"
 ONE_PERCENT, RANDOM = "1 % of SA-1B", "SA-1B; random clicks"
-MEASUREMENTS = "docs/measurements.md, on masks with predicted_iou of at least 0.75"
+MEASUREMENTS = "docs/measurements/small_models.md, on masks with predicted_iou of at least 0.75"
 SBD, COCO_LVIS, SA1B = "SBD", "COCO+LVIS", "SA-1B"
 
 

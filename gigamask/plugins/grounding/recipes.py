@@ -17,9 +17,9 @@ def ground() -> GroundingTrainConfig:
     The segmenter encodes each image once, and its features are stored and reused. The text encoder
     is all-MiniLM-L6-v2, downloaded once from the Hugging Face Hub; `--text huggingface --text.name
     NAME` uses another one, and `--text words --model.text-dim 128` one that needs no download. The
-    hyperparameters are our own, from synthetic scenes (docs/measurements.md), except 16 masks per
-    query, which published accounts use. Training time has not been measured, and the recipe has not
-    been run with SAM's own weights yet.
+    hyperparameters are our own, from synthetic scenes, except 16 masks per query, which published
+    accounts use. Training time has not been measured, and the recipe has not been run with SAM's
+    own weights yet.
     """
     return GroundingTrainConfig(
         recipe="ground",
