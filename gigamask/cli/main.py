@@ -26,7 +26,7 @@ PIPE_CLOSED = 141
 """Exit code that a shell reports for a program ended by SIGPIPE."""
 
 CORE = (
-    *("download", "convert", "synth", "index", "verify", "stats", "repack", "masks", "memory"),
+    *("convert", "synth", "index", "verify", "stats", "repack", "masks", "memory"),
     *("plan", "pretrain", "train", "evaluate", "export", "segment"),
     *("ablate", "report", "follow", "demo"),
 )

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -76,3 +76,29 @@ def exclusive_lock(path: Path, busy: str) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+@contextmanager
+def lock_folder(folder: Path, subfolder: str, shared: bool = False) -> Iterator[None]:
+    """Create a folder and lock it until the block ends; the lock of a killed process is released.
+
+    Args:
+        folder: The folder to write to.
+        subfolder: Folder within it that holds the lock file.
+        shared: Only create the folders, as for one of several processes that write other files.
+
+    Raises:
+        GigamaskError: Another process holds the lock, or the folder cannot be written.
+    """
+    busy = f"{folder}: another process is writing to it; wait for it, or give another folder"
+    with ExitStack() as stack:
+        try:
+            if shared:
+                (folder / subfolder).mkdir(parents=True, exist_ok=True)
+            else:
+                stack.enter_context(exclusive_lock(folder / subfolder / "lock", busy))
+        except OSError as error:
+            raise GigamaskError(
+                f"{folder}: cannot be written ({error.strerror}); give a writable folder"
+            ) from error
+        yield

@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 
 from gigamask.data import annotation, jpeg_markers, tar, worker_pool
+from gigamask.data.file_lock import lock_folder
 from gigamask.data.image import member_suffix
 from gigamask.data.image_folder import check_for_tars, pack_command
 from gigamask.data.orientation import Frame
@@ -28,7 +29,6 @@ from gigamask.datatools.image_files import files_of, fit, to_member
 from gigamask.datatools.left_out import LeftOutEntry, LeftOutRecord
 from gigamask.datatools.objects import Objects, SourceImage, SourceListing
 from gigamask.datatools.pairing import MAX_LIST_BYTES, compose
-from gigamask.datatools.partial_download import lock_folder
 from gigamask.errors import CorruptSampleError, GigamaskError, counted
 from gigamask.files import find_tars
 from gigamask.serialization import read_json, read_text

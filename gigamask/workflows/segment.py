@@ -25,13 +25,13 @@ from jaxtyping import UInt8
 from gigamask.data import annotation, image, image_folder, storage, tar, worker_pool
 from gigamask.data import index as indexes
 from gigamask.data.dataset import Sa1bDataset
+from gigamask.data.file_lock import lock_folder
 from gigamask.data.index import Index
 from gigamask.data.index_format import is_index
 from gigamask.data.orientation import as_stored, decode_upright
 from gigamask.datatools.export_formats import ExportedImage, ExportOptions, check_formats, write
 from gigamask.datatools.image_files import fit, to_member
 from gigamask.datatools.objects import image_ids
-from gigamask.datatools.partial_download import lock_folder
 from gigamask.distributed.precision import computed_dtype
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.files import PARTIAL, find_tars, is_partial, write_bytes

@@ -9,7 +9,7 @@ from PIL import Image
 
 from gigamask.data import attributes, image_folder, index, storage, tar
 from gigamask.data.shards import ShardReader
-from gigamask.datatools import checksums, convert, links, verify
+from gigamask.datatools import checksums, convert, verify
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.synthetic import scenes
 
@@ -33,7 +33,6 @@ def pipe(tmp_path):
         lambda path: storage.read(str(path), 0, 10),
         lambda path: ShardReader([str(path)]).read(0, 0, 10),
         checksums.read,
-        links.read,
         lambda path: checksums.digest(path, "0" * 32),
         lambda path: convert.convert(
             path, path.parent, path.parent / "out", convert.ConvertOptions()

@@ -15,8 +15,8 @@ from PIL import Image
 
 from gigamask.data import annotation, image
 from gigamask.data import index as indexes
+from gigamask.data.file_lock import lock_folder
 from gigamask.datatools.convert import PARTIAL, ConvertOptions, convert
-from gigamask.datatools.partial_download import lock_folder
 from gigamask.errors import GigamaskError
 from gigamask.masks.rle import RLEMasks
 

@@ -27,16 +27,17 @@ from urllib3.exceptions import (
     ResponseError,
 )
 
+from gigamask.data.file_lock import lock_folder
 from gigamask.datatools.checksums import digest
-from gigamask.datatools.links import Link
-from gigamask.datatools.partial_download import (
+from gigamask.errors import GigamaskError
+from gigamask.plugins.download.links import Link
+from gigamask.plugins.download.partial_download import (
+    STATE_FOLDER,
     DownloadState,
     PartialDownload,
     RetryLater,
-    lock_folder,
     not_a_tar,
 )
-from gigamask.errors import GigamaskError
 
 ATTEMPTS = 8
 """Consecutive attempts without a new byte; with doubling pauses, they take two minutes."""
@@ -109,7 +110,8 @@ def download(
     if workers < 1:
         raise GigamaskError(f"the number of download workers must be at least 1 (got {workers})")
     folder = Path(out)
-    with lock_folder(folder), _Downloader(workers, progress, proxy, pause_s, warn) as downloader:
+    running = _Downloader(workers, progress, proxy, pause_s, warn)
+    with lock_folder(folder, STATE_FOLDER), running as downloader:
         downloader.files = [
             PartialDownload(link, folder, (checksums or {}).get(link.name)) for link in links
         ]

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from gigamask.parser import Positional
 
 if TYPE_CHECKING:
-    from gigamask.datatools.download import Progress, Warn
+    from gigamask.plugins.download.download import Progress, Warn
 
 MAX_NAMES = 5
 """Maximum number of failed files printed per reason."""
@@ -42,7 +42,8 @@ class DownloadCommand:
         """Download, and return the status of each file."""
         from rich.filesize import decimal
 
-        from gigamask.datatools import checksums, download, links
+        from gigamask.datatools import checksums
+        from gigamask.plugins.download import download, links
 
         chosen = links.choose(links.read(self.links), self.names, self.count)
         sums = checksums.read(self.checksums) if self.checksums else {}

@@ -5,9 +5,7 @@ match even if the process is killed: the record is written before the first byte
 file only grows.
 """
 
-import contextlib
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,9 +13,8 @@ import msgspec
 
 from gigamask import files
 from gigamask.data import tar
-from gigamask.data.file_lock import exclusive_lock
-from gigamask.datatools.links import Link
 from gigamask.errors import GigamaskError
+from gigamask.plugins.download.links import Link
 from gigamask.serialization import JSON_ERRORS
 
 STATE_FOLDER = ".download"
@@ -163,31 +160,3 @@ def not_a_tar(path: Path) -> str:
         return "a web page"
     kinds = [kind for start, kind in COMPRESSED.items() if block.startswith(start)]
     return f"{kinds[0]}-compressed data" if kinds else "something without a tar header"
-
-
-@contextlib.contextmanager
-def lock_folder(
-    folder: Path, subfolder: str = STATE_FOLDER, shared: bool = False
-) -> Iterator[None]:
-    """Create a folder and lock it until the block ends; the lock of a killed process is released.
-
-    Args:
-        folder: The folder to write to.
-        subfolder: Folder within it that holds the lock file.
-        shared: Only create the folders, as for one of several processes that write other files.
-
-    Raises:
-        GigamaskError: Another process holds the lock, or the folder cannot be written.
-    """
-    busy = f"{folder}: another process is writing to it; wait for it, or give another folder"
-    with contextlib.ExitStack() as stack:
-        try:
-            if shared:
-                (folder / subfolder).mkdir(parents=True, exist_ok=True)
-            else:
-                stack.enter_context(exclusive_lock(folder / subfolder / "lock", busy))
-        except OSError as error:
-            raise GigamaskError(
-                f"{folder}: cannot be written ({error.strerror}); give a writable folder"
-            ) from error
-        yield

@@ -1,8 +1,8 @@
 import pytest
 
-from gigamask.datatools import links
-from gigamask.datatools.links import Link
 from gigamask.errors import GigamaskError
+from gigamask.plugins.download import links
+from gigamask.plugins.download.links import Link
 
 TWO = [
     Link("sa_000020.tar", "https://cdn.example/a/b?oe=1&x=%2F"),

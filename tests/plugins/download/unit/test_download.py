@@ -17,10 +17,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gigamask.datatools import download as downloads
-from gigamask.datatools.links import Link
-from gigamask.datatools.partial_download import STATE_FOLDER, DownloadState
 from gigamask.errors import GigamaskError
+from gigamask.plugins.download import download as downloads
+from gigamask.plugins.download.links import Link
+from gigamask.plugins.download.partial_download import STATE_FOLDER, DownloadState
 from tests.servers import FileServer
 
 SIZES = {"a.tar": 700_000, "b.tar": 300_001, "c.tar": 512}
