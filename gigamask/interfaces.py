@@ -407,6 +407,8 @@ class ImageEncoder(ABC):
     """what the names of the parameters begin with that have trained weights, if `pretrained`"""
     initializes_itself: ClassVar[bool] = True
     """whether `build` gives the weights their initial values; otherwise `models.init` does"""
+    is_available: ClassVar[bool] = True
+    """whether the encoder can be built, unlike one of which a file states only the name"""
     encodes_rectangles: ClassVar[bool] = False
     """whether it can encode only the tokens that an image covers, for --model.rectangular"""
     shards: ClassVar[bool] = True
@@ -432,6 +434,25 @@ class ImageEncoder(ABC):
         Returns:
             An `ImageEncoderModule` whose embedding has `embedding_dim` channels and is
             `embedding_size` tokens high and wide.
+        """
+
+    def plain_vit(self, model: Any) -> tuple[Any, str] | None:
+        """Return the sizes of a plain vision transformer, which can start from an MAE.
+
+        Args:
+            model: Configuration of the whole SAM.
+
+        Returns:
+            An object with `embed_dim`, `depth` and `num_heads`, and the flag before their names;
+            None if the encoder is another.
+        """
+        return None
+
+    def custom_init(self, encoder: nn.Module) -> None:  # noqa: B027
+        """Change the initial weights of an encoder for a small model, with --model.custom-init.
+
+        Args:
+            encoder: What `build` has returned, with initial weights.
         """
 
     def blocks(self, encoder: nn.Module) -> Sequence[nn.Module]:

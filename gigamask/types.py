@@ -10,7 +10,7 @@ the center of the first pixel, and boxes have inclusive ends, as in SA-1B.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
 
 import numpy as np
 import torch
@@ -578,6 +578,22 @@ class MaskDecoderOutput(NamedTuple):
     class_logits: Float[Tensor, "M K C"] | None = None
     object_score: Float[Tensor, "M"] | None = None
 
+    @property
+    def windows(self) -> WindowLogits | None:
+        """The masks, if they are in windows."""
+        return self.masks if isinstance(self.masks, WindowLogits) else None
+
+    def low_res_logits(self, mask_size: int, image_size: int) -> Float[Tensor, "M K G G"]:
+        """Return the masks on the G x G grid.
+
+        Args:
+            mask_size: Side of the grid, G.
+            image_size: Side of the model input in pixels.
+        """
+        if self.windows is None:
+            return cast(Tensor, self.masks)
+        return self.windows.paste(mask_size, image_size)
+
     def select(self, index: Int64[Tensor, "M"]) -> "MaskDecoderOutput":
         """Return one mask of each prompt.
 
@@ -587,7 +603,7 @@ class MaskDecoderOutput(NamedTuple):
         masks, iou, classes = self.masks, self.iou_predictions, self.class_logits
         at = torch.arange(len(index), device=index.device), index
         return MaskDecoderOutput(
-            masks.select(index) if isinstance(masks, WindowLogits) else masks[at][:, None],
+            self.windows.select(index) if self.windows else cast(Tensor, masks)[at][:, None],
             iou.gather(1, index[:, None]),
             None if classes is None else classes[at][:, None],
             self.object_score,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar, cast
 
 from gigamask import plugin
 from gigamask.errors import GigamaskError
@@ -23,7 +23,14 @@ from gigamask.pixels import PixelConfig
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Base class of the configurations that files of weights state."""
+    """Base class of the configurations of models, which files of weights state."""
+
+    model = ""
+    """reference of the class of the model, a `models.model.Model`"""
+
+    def build(self) -> Any:
+        """Return a model with weights to be set."""
+        return plugin.load(self.model)(self)
 
     def use_instead(self, weights: str) -> str:
         """Say what to do where a SAM's weights are needed; "" if these are a SAM's.
@@ -38,8 +45,9 @@ MAX_CLASS_NAME = 100
 """Most characters of the name of a class."""
 FIND_CLASSES = ("auto",)
 """Value of `SamConfig.class_names` for all categories of the data, which training replaces."""
-DECODER_PREFIX = "decoder:"
-"""Path prefix of a SAM whose prompt encoder and mask decoder initialize those of another."""
+DECODER_PREFIX, MAE_PREFIX = "decoder:", "mae:"
+"""Path prefixes of a SAM whose prompt encoder and mask decoder initialize those of another, and of
+an MAE that initializes the image encoder of a SAM."""
 ENCODERS: dict[str, type[ImageEncoder]] = {
     "vit": ViT,
     "vit_t": ViTTiny,
@@ -139,7 +147,7 @@ class WindowDecoder(Decoder):
 
     def check(self, model: SamConfig) -> None:
         """Check that the rest of a model fits the decoder."""
-        if not isinstance(model.encoder, ConvPyramid):
+        if model.encoder.decoder != "window":
             raise GigamaskError(
                 "the decoder window needs --model.encoder conv_pyramid (got "
                 f"{type(model.encoder).__name__}); the recipe compact has both"
@@ -290,6 +298,11 @@ class SamConfig(ModelConfig):
         self.decoder.check(self)
 
     @property
+    def model(self) -> str:  # pyrefly: ignore[bad-override]
+        """Reference of the class of the model, which the decoder has."""
+        return self.decoder.model
+
+    @property
     def in_channels(self) -> int:
         """Channels of the input, 3 for RGB."""
         return self.pixels.channels
@@ -359,6 +372,7 @@ class MAEConfig(ModelConfig):
     feature_channels: int = 0
     """predict this many channels of a teacher's embedding instead of pixels, as SAMI does; the
     decoder then predicts hidden patches only; 0: pixels"""
+    model = "gigamask.models.mae:MAE"
 
     def __post_init__(self) -> None:
         check_counts(
@@ -408,6 +422,21 @@ class MAEConfig(ModelConfig):
             f"{weights}: a pre-trained encoder without a mask decoder; train a SAM with "
             f"--init mae:{weights}, then use that run"
         )
+
+
+def as_sam(stated: ModelConfig | None, weights: str) -> SamConfig | None:
+    """Return what weights state, which are to be a SAM's; None if they state nothing.
+
+    Args:
+        stated: The configuration that they state.
+        weights: The weights, as the user named them.
+
+    Raises:
+        GigamaskError: They are another model's.
+    """
+    if reason := stated.use_instead(weights) if stated else "":
+        raise GigamaskError(reason)
+    return cast(SamConfig | None, stated)
 
 
 def _check_patches(config: SamConfig | MAEConfig) -> None:

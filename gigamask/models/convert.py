@@ -14,8 +14,6 @@ from torch import Tensor
 from gigamask.errors import GigamaskError
 from gigamask.models.configs import (
     SamConfig,
-    ViT,
-    ViTTiny,
     vit_b,
     vit_h,
     vit_l,
@@ -251,27 +249,26 @@ def block_indices(state: State, prefix: str) -> set[int]:
     return {int(match[1]) for name in state if (match := re.match(rf"{prefix}(\d+)\.", name))}
 
 
-def plain_vit(config: SamConfig, source: str) -> tuple[SamConfig | ViTTiny, str]:
-    """Return the sizes of an image encoder that can start from an MAE, and what sets them.
+def plain_vit(config: SamConfig, source: str) -> tuple[Any, str]:
+    """Return the sizes of an image encoder that can start from an MAE.
 
     Args:
         config: Configuration of a SAM.
         source: Where the weights come from, for errors.
 
     Returns:
-        An object with `embed_dim`, `depth` and `num_heads`, and the flag before their names.
+        As `ImageEncoder.plain_vit`.
 
     Raises:
         GigamaskError: The encoder is not a ViT.
     """
-    if isinstance(config.encoder, ViT):
-        return config, "--model"
-    if isinstance(config.encoder, ViTTiny):
-        return config.encoder, "--model.encoder"
-    raise GigamaskError(
-        f"mae:{source}: mae: is for --model.encoder vit, vit_t or vit_s (got "
-        f"{config.encoder_name}); leave --init out"
-    )
+    found = config.encoder.plain_vit(config)
+    if found is None:
+        raise GigamaskError(
+            f"mae:{source}: mae: is for --model.encoder vit, vit_t or vit_s (got "
+            f"{config.encoder_name}); leave --init out"
+        )
+    return found
 
 
 def from_mae(state: State, config: SamConfig, source: str) -> State:

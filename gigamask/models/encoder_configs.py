@@ -36,6 +36,14 @@ class ViT(ImageEncoder):
             in_chans=model.in_channels,
         )
 
+    def plain_vit(self, model: Any) -> tuple[Any, str]:
+        """Return the model's sizes, and what sets them."""
+        return model, "--model"
+
+    def custom_init(self, encoder: Any) -> None:
+        """Change initial weights for a small model."""
+        encoder.init_color_passthrough()
+
     def drop_path_blocks(self, model: Any) -> int:
         """Return the number of blocks."""
         return model.depth
@@ -79,6 +87,10 @@ class ViTTiny(ImageEncoder):
             use_rel_pos=False,
             in_chans=model.in_channels,
         )
+
+    def plain_vit(self, model: Any) -> tuple[Any, str]:
+        """Return the encoder's sizes, and what sets them."""
+        return self, "--model.encoder"
 
     def drop_path_blocks(self, model: Any) -> int:
         """Return the number of blocks."""

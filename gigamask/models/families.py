@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -10,7 +12,7 @@ from typing import Any, ClassVar
 from gigamask import plugin
 from gigamask.errors import GigamaskError
 from gigamask.models import convert
-from gigamask.models.configs import ModelConfig, SamConfig, tiny, vit_b, vit_h, vit_l
+from gigamask.models.configs import ModelConfig, SamConfig, as_sam, tiny, vit_b, vit_h, vit_l
 from gigamask.models.convert import State
 from gigamask.serialization import read_json
 
@@ -90,15 +92,16 @@ class SamFamily(ModelFamily):
             return convert.from_huggingface(state), stated
         content = read_json(path, dict, MAX_CONFIG_BYTES)
         config = convert.parse_huggingface_config(content, str(path))
-        if isinstance(stated, SamConfig):
+        own = as_sam(stated, str(source))
+        if own is not None:
             # They only matter in training, or are of the pixels, and config.json states neither.
             config = replace(
                 config,
-                drop_path_rate=stated.drop_path_rate,
-                custom_init=stated.custom_init,
-                pixels=stated.pixels,
+                drop_path_rate=own.drop_path_rate,
+                custom_init=own.custom_init,
+                pixels=own.pixels,
             )
-            if config != stated:
+            if config != own:
                 raise GigamaskError(
                     f"{path}: contradicts the configuration in {source.name}; export the folder "
                     "again"
@@ -144,3 +147,18 @@ SAM = SamFamily()
 def families() -> list[ModelFamily]:
     """Return all families, SAM's last, since other names begin like SAM's, too."""
     return [*map(plugin.load, plugin.merged("model_families").values()), SAM]
+
+
+@contextmanager
+def suggest_recipe(weights: State) -> Iterator[None]:
+    """Add to the error of weights of another size which recipes they fit.
+
+    Args:
+        weights: The weights.
+    """
+    try:
+        yield
+    except GigamaskError as error:
+        names = next(filter(None, (each.recipe(weights) for each in families())), "")
+        hint = f"; these weights fit the recipe {names}" if names else ""
+        raise GigamaskError(f"{error}{hint}") from None

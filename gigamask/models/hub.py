@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from gigamask.errors import GigamaskError, first_line
@@ -95,38 +94,6 @@ def has_file(hub_id: str, name: str, revision: str | None = None) -> bool:
     except GigamaskError:
         return False
     return True
-
-
-def download_matching(hub_id: str, patterns: Sequence[str], revision: str) -> Path:
-    """Return the folder with the files of a model of the Hub whose names match, as `download`.
-
-    The Hub is asked only if they are not cached.
-
-    Args:
-        hub_id: The model's id.
-        patterns: Patterns of names, such as `*.json`.
-        revision: The commit.
-
-    Raises:
-        GigamaskError: There is no such model, or it can neither be reached nor is cached.
-    """
-    from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    get = partial(snapshot_download, hub_id, revision=revision, allow_patterns=patterns)
-    try:
-        return Path(get(local_files_only=True))
-    except LocalEntryNotFoundError:
-        pass
-    try:
-        HfApi().model_info(hub_id, revision=revision)  # fails at once without a network
-        return Path(get())
-    except Exception as error:  # of the Hub's client or of the HTTP library
-        raise GigamaskError(
-            f"{hub_id}: no such folder, and it cannot be downloaded ({type(error).__name__}: "
-            f"{first_line(error)}); download it on a machine with a network (hf download {hub_id} "
-            f"--revision {revision})"
-        ) from None
 
 
 def download(

@@ -32,6 +32,10 @@ ORIGINAL = ".parametrizations.weight.original"
 _FACTOR = re.compile(r"(.+)\.parametrizations\.weight\.(\d+)\.lora_A")
 
 
+_CONSTANT = re.compile(r".+\.parametrizations\.weight\.\d+\.(scale|rows)")
+"""Name of a buffer of an adapter."""
+
+
 class LowRank(nn.Module):
     """Adds a matrix of low rank to rows of a weight.
 
@@ -174,10 +178,8 @@ def split_trained(model: nn.Module) -> tuple[State, State]:
         for name, parameter in model.named_parameters(remove_duplicate=False)
         if parameter.requires_grad
     }
-    for path, module in model.named_modules(remove_duplicate=False):
-        if isinstance(module, LowRank):
-            trained |= {f"{path}.{name}" for name, _ in module.named_buffers()}
     state = model.state_dict()
+    trained |= {name for name in state if _CONSTANT.fullmatch(name)}
     own = {name: value for name, value in state.items() if name in trained}
     return own, {plain_name(name): value for name, value in state.items() if name not in trained}
 

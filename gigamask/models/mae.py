@@ -9,6 +9,7 @@ With `feature_channels`, it is SAMI (Xiong et al. 2023, arXiv 2312.00863): patch
 features of a teacher, and the decoder leaves the visible ones as the encoder has made them.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -19,6 +20,8 @@ from torch import Tensor, nn
 from gigamask.errors import GigamaskError
 from gigamask.interfaces import PIXEL_MEAN, PIXEL_STD
 from gigamask.models.configs import MAEConfig
+from gigamask.models.initial_values import get_2d_sincos_pos_embed
+from gigamask.models.model import Model
 from gigamask.models.sam.image_encoder import PatchEmbed
 from gigamask.models.sam.sam import preprocess
 
@@ -82,9 +85,13 @@ class MAEBlock(nn.Module):
         return x + self.mlp(self.norm2(x))
 
 
-class MAE(nn.Module):
-    """Masked autoencoder whose encoder sees only the visible patches and the class token."""
+class MAE(Model):
+    """Masked autoencoder whose encoder sees only the visible patches and the class token.
 
+    Initial values follow its authors' code (`models_mae.py`).
+    """
+
+    kind = "MAE"
     pixel_mean: Tensor
     pixel_std: Tensor
 
@@ -114,6 +121,23 @@ class MAE(nn.Module):
         self.decoder_pred = nn.Linear(config.decoder_dim, predicted)
         self.register_buffer("pixel_mean", torch.tensor(PIXEL_MEAN).view(3, 1, 1), persistent=False)
         self.register_buffer("pixel_std", torch.tensor(PIXEL_STD).view(3, 1, 1), persistent=False)
+
+    @staticmethod
+    def initial_matrix(shape: torch.Size, generator: torch.Generator, fan_in: int) -> Tensor:
+        """Return uniform values with variance 2 / (fan-in + fan-out) (Glorot and Bengio 2010).
+
+        The patch embedding's kernel counts as one matrix over all pixels of a patch.
+        """
+        matrix = torch.empty(shape[0], fan_in)
+        return nn.init.xavier_uniform_(matrix, generator=generator).view(shape)
+
+    def initial_value(self, name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
+        """Return the initial value of a token, of positions or of a pixel constant."""
+        if name in ("cls_token", "mask_token"):
+            return 0.02 * torch.randn(shape, generator=generator)
+        if name in ("pos_embed", "decoder_pos_embed"):
+            return get_2d_sincos_pos_embed(math.isqrt(shape[1] - 1), shape[2])
+        return torch.tensor(PIXEL_MEAN if name == "pixel_mean" else PIXEL_STD).view(3, 1, 1)
 
     def forward(
         self,

@@ -25,7 +25,6 @@ from gigamask.models.families import families
 from gigamask.models.hub import download, has_file, parse_hub_id
 from gigamask.models.sam.layers import inflate_channels
 
-Model = nn.Module
 save_weights = weight_files.save_weights
 PASS_WEIGHTS = (
     "pass a run folder, a checkpoint, a .pth, a .safetensors, a Hugging Face folder or id, "
@@ -170,7 +169,7 @@ def may_be_weights(path: Path | str) -> bool:
     return Path(path).exists() or str(path) == STARTER or bool(parse_hub_id(path))
 
 
-def load_weights(model: Model, state: State, source: str) -> None:
+def load_weights(model: nn.Module, state: State, source: str) -> None:
     """Load a state dict strictly; only position embeddings and channels may differ in size.
 
     Args:
@@ -184,7 +183,7 @@ def load_weights(model: Model, state: State, source: str) -> None:
     model.load_state_dict(fit_weights(model, state, source))
 
 
-def fit_weights(model: Model, state: State, source: str, resample: bool = True) -> State:
+def fit_weights(model: nn.Module, state: State, source: str, resample: bool = True) -> State:
     """Return weights that fit a model's tensors in name, shape and type.
 
     Args:
@@ -243,6 +242,6 @@ def _fit(value: Tensor, own: Tensor, name: str) -> Tensor:
     return value
 
 
-def to_official(model: Model) -> State:
+def to_official(model: nn.Module) -> State:
     """Return the state dict on the CPU, in a form that Meta's code loads strictly."""
     return {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}

@@ -14,7 +14,7 @@ import zlib
 from collections import OrderedDict
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, ClassVar, get_type_hints
 
 import msgspec
 import torch
@@ -65,6 +65,7 @@ class UnavailableEncoder(ImageEncoder):
     """A custom image encoder that a file names, but does not contain."""
 
     name: str
+    is_available: ClassVar[bool] = False
 
     def build(self, model: SamConfig) -> nn.Module:
         """Raise `GigamaskError`: only the configuration of the run has the encoder."""
@@ -153,8 +154,8 @@ def make_spec(config: ModelConfig) -> dict[str, Any]:
         part = spec.pop(name, None)
         if part is not None and part not in (ViT(), SamDecoder()):  # the default of every file
             spec[name] = _part_spec(name, part)
-    if isinstance(config, SamConfig):
-        stated, default = vars(config.pixels), vars(RGB)
+    if "pixels" in spec:
+        stated, default = vars(spec["pixels"]), vars(RGB)
         spec["pixels"] = {name: stated[name] for name in stated if stated[name] != default[name]}
     return {name: value for name, value in spec.items() if (name, value) not in UNSTATED.items()}
 
@@ -167,13 +168,11 @@ def _kind_of(config: ModelConfig) -> str:
     return next(kinds[each] for each in own if each in kinds)
 
 
-def _part_spec(name: str, part: ImageEncoder | Decoder) -> str | dict[str, Any]:
+def _part_spec(name: str, part: Any) -> str | dict[str, Any]:
     """Return the name and fields of a known encoder or decoder; only the name of another."""
     if known := part_name(name, type(part)):
         return {"name": known, **{f.name: getattr(part, f.name) for f in fields(part)}}
-    if isinstance(part, UnavailableEncoder):
-        return part.name
-    return plugin.reference(type(part))
+    return plugin.reference(type(part)) if part.is_available else part.name
 
 
 def _parse_part(name: str, stated: Any, source: str) -> ImageEncoder | Decoder:
@@ -324,9 +323,9 @@ def _verify_zip(path: Path) -> None:
                     "save the model's state_dict() again"
                 )
             damaged = archive.testzip()
-    except (zipfile.BadZipFile, EOFError, ValueError, NotImplementedError, RuntimeError) as error:
-        if isinstance(error, GigamaskError):
-            raise
+    except GigamaskError:
+        raise
+    except (zipfile.BadZipFile, EOFError, ValueError, NotImplementedError, RuntimeError):
         damaged = "the archive"
     if damaged:
         raise GigamaskError(

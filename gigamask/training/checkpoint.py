@@ -38,6 +38,7 @@ from gigamask.models.manifest import (
     newest,
     verify,
 )
+from gigamask.models.model import Model
 from gigamask.models.sam.sam import Sam, load_sam
 from gigamask.samplers.loss_history import LossHistory
 from gigamask.serialization import with_checksum
@@ -332,7 +333,7 @@ def load_model(
         GigamaskError: The weights are damaged or not those of a SAM.
     """
 
-    def build() -> state_dict.Model | None:
+    def build() -> Model | None:
         config = config_of(path)
         return config.build() if config else None
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from gigamask.data.index import Index
     from gigamask.data.sample_config import SampleConfig
-    from gigamask.models.state_dict import Model
+    from gigamask.models.model import Model
     from gigamask.training.data_source import DataSource
     from gigamask.training.planning_view import PlanningView
     from gigamask.types import RandomSpec
@@ -403,8 +403,7 @@ def check_init(init: str, earlier: Collection[str]) -> str:
     Raises:
         GigamaskError: There is no such file or folder.
     """
-    from gigamask.models.configs import DECODER_PREFIX
-    from gigamask.models.init import MAE_PREFIX
+    from gigamask.models.configs import DECODER_PREFIX, MAE_PREFIX
     from gigamask.models.state_dict import check_weights_exist
 
     path = init.removeprefix(MAE_PREFIX).removeprefix(DECODER_PREFIX)

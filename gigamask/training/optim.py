@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from gigamask.models.model import Model
+
 # Position embeddings and tokens, by their official names; biases and norms have one dimension.
 _NO_DECAY = re.compile(
     r"pos_embed|position_embed|position_bias|rel_pos|_token|mask_tokens|point_embeddings"
@@ -244,7 +246,7 @@ def _parameters_of(model: nn.Module, flag: str, name: str) -> list[nn.Parameter]
     return found
 
 
-def check_frozen(model: nn.Module, loaded: Collection[str], init: str | None) -> None:
+def check_frozen(model: Model, loaded: Collection[str], init: str | None) -> None:
     """Check that every frozen parameter has trained weights, which training cannot give it.
 
     Args:
@@ -257,17 +259,17 @@ def check_frozen(model: nn.Module, loaded: Collection[str], init: str | None) ->
     """
     from gigamask.models.convert import format_names
     from gigamask.models.lora import plain_name
-    from gigamask.models.sam.sam import Sam
 
-    pretrained: tuple[str, ...] = ()
-    if isinstance(model, Sam) and model.config.encoder.pretrained:
-        pretrained = (f"image_encoder.{model.config.encoder.pretrained_part}",)
     frozen = [
         plain_name(name)
         for name, parameter in model.named_parameters()
         if not parameter.requires_grad
     ]
-    untrained = [name for name in frozen if name not in loaded and not name.startswith(pretrained)]
+    untrained = [
+        name
+        for name in frozen
+        if name not in loaded and not name.startswith(model.pretrained_names)
+    ]
     if untrained:
         fix = f"; --init {init} has no weights for them" if init else "; pass weights with --init"
         raise GigamaskError(

@@ -17,10 +17,7 @@ from gigamask.distributed.gradient_exchange import GradientExchange
 from gigamask.distributed.precision import HALF_DTYPES, LossScaler, choose_precision
 from gigamask.distributed.world import World
 from gigamask.errors import GigamaskError
-from gigamask.models import state_dict
-from gigamask.models.init import build_model, load_init_weights
-from gigamask.models.mae import MAE
-from gigamask.models.sam.sam import Sam
+from gigamask.models.model import Model
 from gigamask.samplers.loss_history import LossHistory
 from gigamask.training import ema
 from gigamask.training.config import TrainConfig
@@ -65,7 +62,7 @@ class TrainState:
         unreached: The trained parameters that have had no gradient yet.
     """
 
-    model: state_dict.Model
+    model: Model
     optimizers: list[torch.optim.Optimizer]
     step: int = 0
     cursor: DataCursor = field(default_factory=DataCursor)
@@ -94,16 +91,16 @@ class TrainState:
             GigamaskError: The weights do not fit, or a frozen parameter has no trained value.
         """
         model = config.build()
-        loaded = load_init_weights(model, init) if init else None
-        if loaded is None and isinstance(model, Sam):
-            model.config.encoder.load_pretrained(model.image_encoder)
+        loaded = model.load_init(init) if init else None
+        if loaded is None:
+            model.load_pretrained()
         state = cls.from_model(model.to(device), config)
         if loaded is not None:
             check_frozen(model, loaded, str(init))
         return state
 
     @classmethod
-    def from_model(cls, model: state_dict.Model, config: TrainConfig) -> "TrainState":
+    def from_model(cls, model: Model, config: TrainConfig) -> "TrainState":
         """Return the state at step 0 of a given model.
 
         Every trainable parameter has a gradient, of which several processes make their buckets.
@@ -134,12 +131,11 @@ class TrainState:
         """
         if world.size == 1:
             return
-        encoder = self.model.image_encoder if isinstance(self.model, Sam) else self.model
+        encoder, blocks = self.model.encoder, self.model.encoder_blocks
         if config.parallel == "ddp":
             trained = [p for p in encoder.parameters() if p.requires_grad]
             self.exchange = GradientExchange(trained, world)
             return
-        blocks = self.model.encoder_blocks if isinstance(self.model, Sam) else None
         device = next(self.model.parameters()).device
         param_dtype = HALF_DTYPES.get(choose_precision(config.precision, device))
         tensors = self.optimizer_tensors()
@@ -177,7 +173,7 @@ class TrainState:
         self.cursor = cursor
 
     @contextmanager
-    def averaged_model(self) -> Iterator[state_dict.Model]:
+    def averaged_model(self) -> Iterator[Model]:
         """Yield the model with full weights, averaged ones if they are averaged.
 
         A collective operation. Within the context, no step may run.
@@ -188,10 +184,10 @@ class TrainState:
         with ema.applied(self.average or {}, self.model):
             yield self.model
 
-    def _full_model(self) -> state_dict.Model:
+    def _full_model(self) -> Model:
         """Return a copy of the sharded model with full weights, averaged if there is an average."""
-        assert isinstance(self.model, (Sam, MAE))  # other models are not sharded
-        model = build_model(self.model.config, seed=0, device="meta")
+        with torch.device("meta"):
+            model = self.model.config.build()
         weights = self.model.state_dict() | ema.by_state_name(self.average or {}, self.model)
         full = {name: fsdp.full_tensor(tensor) for name, tensor in weights.items()}
         model.load_state_dict(full, assign=True)

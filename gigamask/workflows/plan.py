@@ -19,7 +19,6 @@ from gigamask.distributed import fsdp
 from gigamask.distributed.precision import HALF_DTYPES, choose_precision
 from gigamask.errors import GigamaskError
 from gigamask.interfaces import PromptSchedule
-from gigamask.models.sam.sam import Sam
 from gigamask.profiling import gpus, memory_plan
 from gigamask.profiling.dry_run import (
     Device,
@@ -464,7 +463,7 @@ def dry_run(config: ImageTrainConfig, device: Device, images: int) -> DryRun:
         parameters = list(model.parameters())
         trained = sum(each.numel() for each in parameters if each.requires_grad)
         if config.parallel != "ddp" and config.precision in HALF_DTYPES:
-            use_gathered_weights(blocks_of(model), HALF_DTYPES[config.precision])
+            use_gathered_weights(model.encoder_blocks, HALF_DTYPES[config.precision])
         task = PhaseTask(inner, phase_peaks.enter, accumulated=masks > at_once)
         phase_peaks.start()
         step(task, state, batches, images, 0.0, config.optimizer.grad_clip)
@@ -489,7 +488,7 @@ def count_flops(config: ImageTrainConfig) -> StepFlops:
     at_once = min(masks, config.planning.masks_per_chunk)
     model, meter = shortened.build("meta"), FlopMeter()
     select_trained(model, shortened.freeze, shortened.unfreeze, shortened.lora)
-    meter.watch(blocks_of(model))
+    meter.watch(model.encoder_blocks)
     batch = blank_batch(config.sample_config, config.random_spec, 1, at_once).to("meta")
     task = PhaseTask(shortened.task(torch.device("meta")), meter.enter)
     totals = StepMetrics.zero(1, torch.empty(0, device="meta"))
@@ -511,11 +510,6 @@ def recompute_interval(config: ImageTrainConfig, result: DryRun) -> int:
     return config.planning.activation_checkpointing if result.state.sharded["gradients"] else 0
 
 
-def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """Return the blocks of a model's encoder, the units of recomputation and sharding."""
-    return model.encoder_blocks if isinstance(model, Sam) else list(getattr(model, "blocks", ()))
-
-
 def bytes_of_state(
     state: TrainState,
     rule: Callable[[int], int | None] | None,
@@ -531,7 +525,7 @@ def bytes_of_state(
     Returns:
         The bytes by kind.
     """
-    blocks = blocks_of(state.model)
+    blocks = state.model.encoder_blocks
     block_of = {
         parameter: index
         for index, block in enumerate(blocks)

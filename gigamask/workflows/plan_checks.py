@@ -11,7 +11,6 @@ from typing import Any
 
 from gigamask.data import storage
 from gigamask.errors import GigamaskError
-from gigamask.models.init import load_init_weights
 from gigamask.models.state_dict import STARTER
 from gigamask.training.config import ImageTrainConfig, check_init
 from gigamask.training.optim import check_frozen, select_trained
@@ -95,7 +94,7 @@ def check_phase(config: ImageTrainConfig, earlier: Sequence[str]) -> list[str]:
     if path and path not in earlier and (Path(path).exists() or path == STARTER):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of torch: no value is copied
-            loaded = load_init_weights(config.build("meta"), init)
+            loaded = config.build("meta").load_init(init)
         check_frozen(model, loaded, init)
     elif path and path not in absent:
         assumed.append(f"--init {init}: a plan does not download weights, so they may not fit")

@@ -11,7 +11,7 @@ from gigamask.models.compact.prompt_maps import MIDDLE_WINDOW
 from gigamask.models.configs import ConvPyramid, WindowDecoder
 from gigamask.models.sam.prompt_encoder import PromptEncoder
 from gigamask.models.sam.sam import Sam
-from gigamask.types import MaskDecoderOutput, Prompts, WindowLogits
+from gigamask.types import MaskDecoderOutput, Prompts
 
 
 class CompactSam(Sam):
@@ -58,8 +58,7 @@ class CompactSam(Sam):
             prompts: The prompts, with masks and `has_mask_prompt`.
         """
         output = self.predict(embedding, mask_image, prompts)
-        windows = cast(WindowLogits, output.masks)
-        low = windows.paste(self.config.mask_size, self.config.image_size)
+        low = output.low_res_logits(self.config.mask_size, self.config.image_size)
         single = _single(output, prompts)
         at = torch.arange(single.shape[0]), single
         parts = [low, output.iou_predictions]

@@ -4,8 +4,8 @@ Follows Li et al. 2022 (ViTDet) and Segment Anything; parameter names and shapes
 `modeling/image_encoder.py`.
 """
 
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Iterable, Sequence
+from typing import ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -14,11 +14,15 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from gigamask.interfaces import ImageEncoderModule
+from gigamask.models.initial_values import sine_positions
 from gigamask.models.sam.attention import get_rel_pos, rel_pos_attention
 from gigamask.models.sam.layers import MLPBlock, smoothing_layers
 
 DropPath = Float[Tensor, "B 2"] | Sequence[Sequence[float]]
 """Two uniform numbers for each image."""
+POSITION_GAIN, PATCH_GAIN, BRANCH_GAIN = 0.25, 2.0, 0.3
+"""Custom initialization: factors of the position embedding, the patch embedding and the residual
+branches."""
 
 
 class PatchEmbed(nn.Module):
@@ -52,6 +56,10 @@ class EncoderAttention(nn.Module):
         if use_rel_pos:
             self.rel_pos_h = nn.Parameter(torch.empty(2 * (window or side) - 1, dim // heads))
             self.rel_pos_w = nn.Parameter(torch.empty(2 * (window or side) - 1, dim // heads))
+
+    def initial_value(self, name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
+        """Return zeros for relative positions."""
+        return torch.zeros(shape)
 
     def forward(self, x: Float[Tensor, "B H W C"]) -> Float[Tensor, "B H W C"]:
         """Return the attended tokens."""
@@ -279,6 +287,19 @@ class ImageEncoderViT(nn.Module, ImageEncoderModule):
         self.neck = nn.Sequential(
             nn.Conv2d(embed_dim, out_chans, 1, bias=False), *smoothing_layers(out_chans)
         )
+
+    def initial_value(self, name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
+        """Return sines and cosines for absolute positions."""
+        return sine_positions(shape[1], shape[3])
+
+    @torch.no_grad()
+    def init_color_passthrough(self) -> None:
+        """Scale initial weights so that the embedding is a blurred copy of the image's colors."""
+        self.pos_embed.mul_(POSITION_GAIN)
+        self.patch_embed.proj.weight.mul_(PATCH_GAIN)
+        for block in cast(Iterable[EncoderBlock], self.blocks):
+            block.attn.proj.weight.mul_(BRANCH_GAIN)
+            block.mlp.lin2.weight.mul_(BRANCH_GAIN)
 
     def forward(
         self, pixels: Float[Tensor, "B N H W"], drop_path: Float[Tensor, "B L 2"] | None

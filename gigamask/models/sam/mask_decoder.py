@@ -5,7 +5,8 @@ overlap, so they are computed as matrix products over tokens; pixels are reorder
 logits.
 """
 
-from typing import cast
+from collections.abc import Iterable
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from gigamask.models.configs import SamConfig
+from gigamask.models.initial_values import orthonormal
 from gigamask.models.sam.layers import MLP, LayerNorm2d, embedding, layer_norm, working_dtype
 from gigamask.models.sam.shared import shared
 from gigamask.models.sam.transformer import DensePrompt, TwoWayTransformer, gather
@@ -20,6 +22,13 @@ from gigamask.types import MaskDecoderOutput
 
 MULTIMASK_TOKENS, SINGLE_MASK_TOKEN, ALL_MASK_TOKENS = range(1, 4), range(1), range(4)
 """Mask tokens for three masks, for a single mask, and for all four, as in Meta's export."""
+
+
+RANDOM_SCALE, SIMILARITY_SCALE, PRIOR_LOGIT = 0.7, 0.5, -2.3
+"""Custom initialization: scale of the remaining random initialization, scale of similarities, and
+logit of an average pixel (a probability of 9 %)."""
+GELU_BIAS, RELU_BIAS = 1.0, 2.0
+"""Biases that shift GELU and ReLU to where they are nearly linear."""
 
 
 class MaskDecoder(nn.Module):
@@ -69,6 +78,36 @@ class MaskDecoder(nn.Module):
         tokens, image = self._attend(flat, positions, prompts, mask_image, dense, token_mask, True)
         heads, iou, classes = self._heads(tokens, mask_tokens)
         return MaskDecoderOutput(self._masks(image, heads), iou, classes)
+
+    @torch.no_grad()
+    def init_similarity(self, seed: int) -> None:
+        """Initialize mask logits to the similarity between the mask token and each image token.
+
+        Both are projected by the same orthonormal rows, and the bias is a background prior. The
+        activations of the upscaling and the hypernetworks are shifted to where they are nearly
+        linear.
+
+        Args:
+            seed: Random seed of the run.
+        """
+        dim = self.iou_token.embedding_dim
+        first = orthonormal(dim // 4, dim, seed, "match first")
+        second = orthonormal(dim // 8, dim // 4, seed, "match second")
+        upscale, norm, last = (cast(Any, self.output_upscaling[index]) for index in (0, 1, 3))
+        upscale.weight.mul_(RANDOM_SCALE).add_(first.T[:, :, None, None])
+        last.weight.mul_(RANDOM_SCALE).add_(second.T[:, :, None, None])
+        norm.bias.fill_(GELU_BIAS)
+        last.bias.fill_(GELU_BIAS)
+        average = F.gelu(F.gelu(norm.bias) @ last.weight.mean((2, 3)) + last.bias)
+        for head in cast(Iterable[MLP], self.output_hypernetworks_mlps):
+            inner, middle, outer = cast(Iterable[nn.Linear], head.layers)
+            inner.weight.mul_(RANDOM_SCALE).add_(torch.eye(dim))
+            middle.weight.mul_(RANDOM_SCALE).add_(torch.eye(dim))
+            inner.bias.fill_(RELU_BIAS)
+            outer.weight.mul_(RANDOM_SCALE).add_(SIMILARITY_SCALE * second @ first)
+            # A zero token and an average pixel then give the prior.
+            at_zero = head(torch.zeros(dim)) - outer.bias
+            outer.bias.copy_(PRIOR_LOGIT * average / average.square().sum() - at_zero)
 
     def _attend(
         self,

@@ -31,6 +31,7 @@ class PositionEmbeddingRandom(nn.Module):
     """
 
     positional_encoding_gaussian_matrix: Tensor
+    parameter_std = 1.0
 
     def __init__(self, dim: int) -> None:
         super().__init__()

@@ -18,9 +18,10 @@ from torch.nn.functional import interpolate, pad
 
 from gigamask import files, plugin
 from gigamask.errors import GigamaskError
-from gigamask.models import convert, state_dict
-from gigamask.models.configs import SamConfig
+from gigamask.models import convert, initial_weights, state_dict
+from gigamask.models.configs import SamConfig, as_sam
 from gigamask.models.families import ModelFamily
+from gigamask.models.model import Model
 from gigamask.models.sam.image_encoder import encode_rectangles
 from gigamask.models.sam.mask_decoder import (
     ALL_MASK_TOKENS,
@@ -30,8 +31,8 @@ from gigamask.models.sam.mask_decoder import (
 )
 from gigamask.models.sam.prompt_encoder import PromptEncoder, make_prompts
 from gigamask.models.sam.transformer import DensePrompt
-from gigamask.models.weight_files import UnavailableEncoder
-from gigamask.types import MaskDecoderOutput, Prediction, Prompts, WindowLogits
+from gigamask.rng import make_rng
+from gigamask.types import MaskDecoderOutput, Prediction, Prompts
 
 
 def preprocess(
@@ -55,21 +56,13 @@ def preprocess(
     )
 
 
-class PretrainedModel(nn.Module):
+class PretrainedModel(Model):
     """A model that is read from files and written to them with its configuration."""
 
     config: SamConfig
+    image_encoder: nn.Module
     pixel_mean: Tensor
     pixel_std: Tensor
-
-    @staticmethod
-    def from_config(config: SamConfig) -> "Sam":
-        """Build a model, of the class that its decoder has, with weights to be set.
-
-        Args:
-            config: Its configuration.
-        """
-        return plugin.load(config.decoder.model)(config)
 
     @classmethod
     def from_pretrained(cls, weights: str | Path, config: SamConfig | None = None) -> "Sam":
@@ -129,9 +122,47 @@ class PretrainedModel(nn.Module):
         self.config = replace(self.config, pixels=pixels)
         return cast("Sam", self)
 
+    def init_parts(self, seed: int) -> list[nn.Module]:
+        """Return an image encoder that initializes itself, built anew."""
+        encoder = self.config.encoder
+        if not encoder.initializes_itself:
+            return []
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(make_rng(seed, "image encoder").integers(2**31)))
+            self.image_encoder = encoder.build(self.config)
+        return [self.image_encoder]
+
+    def initial_value(self, name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
+        """Return the mean or standard deviation of each channel."""
+        return torch.tensor(self.config.pixel_scale[name == "pixel_std"]).view(-1, 1, 1)
+
+    @property
+    def pretrained_names(self) -> tuple[str, ...]:
+        """What the names of the parameters begin with that have trained weights from the start."""
+        encoder = self.config.encoder
+        return (f"image_encoder.{encoder.pretrained_part}",) if encoder.pretrained else ()
+
+    def load_pretrained(self) -> None:
+        """Load the trained weights that the image encoder comes with."""
+        self.config.encoder.load_pretrained(self.image_encoder)
+
+    def load_init(self, path: str) -> set[str]:
+        """Load initial weights of a SAM, or of a part of one; see `models.initial_weights`."""
+        return initial_weights.load_init(self, path)
+
+    @property
+    def encoder(self) -> nn.Module:
+        """The image encoder."""
+        return self.image_encoder
+
+    @property
+    def encoder_blocks(self) -> list[nn.Module]:
+        """The image encoder's blocks, from input to output."""
+        return list(self.config.encoder.blocks(self.image_encoder))
+
 
 class Sam(PretrainedModel):
-    """Segment Anything model; `from_config` builds it, or the subclass that other decoders have."""
+    """Segment Anything model, as Meta has published it."""
 
     prompt_encoder: PromptEncoder
     mask_decoder: nn.Module
@@ -157,14 +188,17 @@ class Sam(PretrainedModel):
         if (kind := self.config.decoder.model) != plugin.reference(Sam):
             raise GigamaskError(
                 f"Sam has SAM's decoder, this configuration that of {kind.rpartition(':')[2]}; "
-                "use Sam.from_config(config)"
+                "use config.build()"
             )
         return PromptEncoder(self.config), MaskDecoder(self.config)
 
-    @property
-    def encoder_blocks(self) -> list[nn.Module]:
-        """The image encoder's blocks, from input to output."""
-        return list(self.config.encoder.blocks(self.image_encoder))
+    def finish_init(self, seed: int) -> None:
+        """Apply the custom initialization of small models; see `models.init`."""
+        if self.config.custom_init:
+            decoder = cast(MaskDecoder, self.mask_decoder)
+            decoder.transformer.init_tied_cross_attention(seed)
+            self.config.encoder.custom_init(self.image_encoder)
+            decoder.init_similarity(seed)
 
     def forward(
         self, batched_input: Sequence[dict[str, Any]], multimask_output: bool
@@ -304,10 +338,8 @@ class Sam(PretrainedModel):
         Returns:
             Logits on the G x G grid, and predicted IoU; K is 3 with `multimask_output`, else 1.
         """
-        masks, iou = self.predict(embedding, mask_image, prompts)[:2]
-        if isinstance(masks, WindowLogits):
-            masks = masks.paste(self.config.mask_size, self.config.image_size)
-        return masks, iou
+        output, config = self.predict(embedding, mask_image, prompts), self.config
+        return output.low_res_logits(config.mask_size, config.image_size), output.iou_predictions
 
     def predict(
         self, embedding: Float[Tensor, "B C E E"], mask_image: Int64[Tensor, "M"], prompts: Prompts
@@ -379,10 +411,9 @@ def load_sam(
         GigamaskError: As for `Sam.from_pretrained`.
     """
     tensors, stated = state_dict.read_weights(weights)
-    if reason := stated.use_instead(str(weights)) if stated else "":
-        raise GigamaskError(reason)
-    used = config or cast(SamConfig | None, stated) or convert.infer_config(tensors, str(weights))
-    model = None if isinstance(used.encoder, UnavailableEncoder) else _build(used, tensors, weights)
+    own = as_sam(stated, str(weights))
+    used = config or own or convert.infer_config(tensors, str(weights))
+    model = _build(used, tensors, weights) if used.encoder.is_available else None
     if model is None or model.state_dict().keys() != tensors.keys():
         custom = build_custom()
         if custom is not None:
@@ -394,8 +425,8 @@ def load_sam(
             "configuration builds it"
         )
     fitted = state_dict.fit_weights(model, tensors, str(weights), resample=config is not None)
-    own = model.state_dict()
-    copies = {name: value.to(own[name].dtype, copy=True) for name, value in fitted.items()}
+    state = model.state_dict()
+    copies = {name: value.to(state[name].dtype, copy=True) for name, value in fitted.items()}
     model.load_state_dict(copies, assign=True)
     model.pixel_mean, model.pixel_std = (
         torch.tensor(values).view(-1, 1, 1) for values in used.pixel_scale
@@ -410,16 +441,16 @@ def _build(config: SamConfig, tensors: convert.State, source: str | Path) -> Sam
     """
     if config.has_custom_encoder:
         with torch.random.fork_rng(devices=[]):
-            return Sam.from_config(config)
+            return config.build()
     try:
         depths = getattr(config.encoder, "depths", (getattr(config.encoder, "depth", 0),))
         if (depth := max(config.depth, len(config.global_attn_indexes), *depths)) > len(tensors):
             raise ValueError(f"depth {depth} for {len(tensors)} tensors")
         with torch.device("meta"):
-            model = Sam.from_config(config)
+            model = config.build()
         if config.encoder.initializes_itself and _same_shapes(model, tensors):
             with torch.random.fork_rng(devices=[]):
-                return Sam.from_config(config)  # it also has buffers that are no weights
+                return config.build()  # it also has buffers that are no weights
         return model
     except GigamaskError:
         raise
@@ -461,12 +492,10 @@ class PromptDecoder:
     def __call__(self, prompts: Prompts) -> Prediction:
         """Return logits at the desired size, predicted IoU and low-resolution logits per prompt."""
         output, config = self.output(prompts), self.model.config
-        low, windows = output.masks, None
-        if isinstance(low, WindowLogits):
-            with self.autocast():
-                windows, low = low, low.paste(config.mask_size, config.image_size)
+        with self.autocast():
+            low = output.low_res_logits(config.mask_size, config.image_size)
         logits = low if self.resize is None else self.resize(low)
-        return Prediction(logits, output.iou_predictions, low, windows, output.class_logits)
+        return Prediction(logits, output.iou_predictions, low, output.windows, output.class_logits)
 
     def output(self, prompts: Prompts) -> MaskDecoderOutput:
         """Return what the model predicts; masks in windows are not pasted."""

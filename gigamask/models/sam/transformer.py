@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from gigamask.models.configs import SamConfig
+from gigamask.models.initial_values import orthonormal
 from gigamask.models.sam.layers import (
     MLPBlock,
     TokenNorm,
@@ -27,6 +28,10 @@ from gigamask.models.sam.layers import (
 )
 from gigamask.models.sam.shared import linear, shared
 
+TIE_SCALE = 1.5
+"""Scale of the orthonormal rows that queries and keys share in the custom initialization. The
+attention logit at the prompt's position then exceeds distant ones by about 2 * 1.5 ** 2, which
+outweighs several hundred other tokens."""
 AttentionMask = Bool[Tensor, "M N"] | None
 """Which keys to attend to; None means all."""
 
@@ -103,6 +108,20 @@ class DecoderAttention(nn.Module):
         self.k_proj = nn.Linear(dim, inner)
         self.v_proj = nn.Linear(dim, inner)
         self.out_proj = nn.Linear(inner, dim)
+
+    @torch.no_grad()
+    def tie(self, seed: int, name: str) -> None:
+        """Initialize queries and keys with the same projection, of orthonormal rows.
+
+        A prompt then attends to the image tokens at its position.
+
+        Args:
+            seed: Random seed of the run.
+            name: Path of the module in the transformer.
+        """
+        rows = orthonormal(self.q_proj.out_features, self.q_proj.in_features, seed, f"tie {name}")
+        self.q_proj.weight.copy_(TIE_SCALE * rows)
+        self.k_proj.weight.copy_(TIE_SCALE * rows)
 
     def attend(
         self,
@@ -260,6 +279,17 @@ class TwoWayTransformer(nn.Module):
             return layer_norm(
                 tokens + linear(last.out_proj, out), self.norm_final_attn
             ), image_tokens
+
+    def init_tied_cross_attention(self, seed: int) -> None:
+        """Initialize the attention between tokens and image with `DecoderAttention.tie`.
+
+        Args:
+            seed: Random seed of the run.
+        """
+        for index, block in enumerate(self._blocks):
+            for name in ("cross_attn_token_to_image", "cross_attn_image_to_token"):
+                getattr(block, name).tie(seed, f"layers.{index}.{name}")
+        self.final_attn_token_to_image.tie(seed, "final_attn_token_to_image")
 
     @property
     def _blocks(self) -> tuple[TwoWayAttentionBlock, TwoWayAttentionBlock]:

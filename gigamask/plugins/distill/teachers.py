@@ -9,7 +9,7 @@ from torch import nn
 
 from gigamask.errors import GigamaskError
 from gigamask.models.configs import DECODER_PREFIX, MAEConfig, SamConfig, vit_h
-from gigamask.models.init import CLASS_HEAD, DECODER
+from gigamask.models.initial_weights import CLASS_HEAD, DECODER
 from gigamask.models.sam.sam import Sam, load_sam
 from gigamask.models.state_dict import check_weights_exist, may_be_weights
 from gigamask.training.config import ImageTrainConfig
@@ -39,7 +39,7 @@ def planned_teacher(teacher: str, image_size: int = 1024) -> Sam:
     here = teacher and may_be_weights(teacher)
     config = load_sam(teacher).config if here else replace(vit_h(), image_size=image_size)
     with torch.device("meta"):
-        return Sam.from_config(config)
+        return config.build()
 
 
 def check_planned_teacher(teacher: str, config: ImageTrainConfig, model: nn.Module) -> list[str]:

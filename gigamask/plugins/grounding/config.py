@@ -164,9 +164,8 @@ class GroundingTrainConfig(TrainConfig):
         """
         from gigamask.distributed.precision import choose_device
         from gigamask.models.init import materialize
-        from gigamask.plugins.grounding.model import GroundingModel
 
-        model = materialize(lambda: GroundingModel(self.model), self.seed, device)
+        model = materialize(self.model.build, self.seed, device)
         if self.text.trainable:
             text_device = device if device == "meta" else choose_device(self.device)
             model.text = self.backbones.load_text_model(text_device)

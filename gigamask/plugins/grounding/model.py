@@ -19,6 +19,7 @@ from torch.nn import functional
 from gigamask.distributed.precision import Precision, autocast
 from gigamask.distributed.profile_ranges import profile_range
 from gigamask.interfaces import Mining, Task
+from gigamask.models.model import Model
 from gigamask.models.sam.layers import MLPBlock
 from gigamask.plugins.grounding.attention import Attention
 from gigamask.plugins.grounding.data import QueryBatch
@@ -105,16 +106,17 @@ class GroundingLayer(nn.Module):
         return masks, tokens + self.mask_attention(self.norms[3](tokens), masks, mask_valid)
 
 
-class GroundingModel(nn.Module):
+class GroundingModel(Model):
     """Scores the masks of an image for a text.
 
     Attributes:
         text: The text model if it is trained, else None.
     """
 
+    kind = "grounding model"
     text: Any
     parameter_std = 0.02
-    """Standard deviation of the initial value of `none`; see `models.init`."""
+    """Standard deviation of the initial value of `none`; see `models.model`."""
 
     def __init__(self, config: GroundingModelConfig) -> None:
         super().__init__()

@@ -35,6 +35,7 @@ class GroundingModelConfig(ModelConfig):
     """attention heads; must divide dim"""
     crop_side: int = 16
     """side of the grid that represents a mask's outline within its box"""
+    model = "gigamask.plugins.grounding.model:GroundingModel"
 
     def __post_init__(self) -> None:
         check_counts(self, "embedding_dim", "text_dim", "dim", "layers", "heads", "crop_side")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from gigamask.errors import GigamaskError
+from gigamask.errors import GigamaskError, first_line
 
 DOWNLOADED = ("*.json", "*.jinja", "*.model", "*.safetensors", "*.txt")
 """Files of a model that are downloaded: configuration, tokenizer and weights."""
@@ -82,12 +83,7 @@ class HuggingFaceOptions:
                 f"--text.revision, a commit hash of 40 digits (got {self.revision!r}), from "
                 f"https://huggingface.co/{self.name}/commits/main"
             )
-        from gigamask.models.hub import download_matching
-
-        try:
-            return download_matching(self.name, DOWNLOADED, self.revision)
-        except GigamaskError as error:
-            raise GigamaskError(f"text model {error}, or pass --text.name FOLDER") from None
+        return _download(self.name, self.revision)
 
 
 def _sha256(folder: Path) -> str:
@@ -98,3 +94,24 @@ def _sha256(folder: Path) -> str:
             while block := file.read(1 << 22):
                 digest.update(block)
     return digest.hexdigest()
+
+
+def _download(hub_id: str, revision: str) -> Path:
+    """Return the folder of a model of the Hugging Face Hub, which is asked unless it is cached."""
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    get = partial(snapshot_download, hub_id, revision=revision, allow_patterns=DOWNLOADED)
+    try:
+        return Path(get(local_files_only=True))
+    except LocalEntryNotFoundError:
+        pass
+    try:
+        HfApi().model_info(hub_id, revision=revision)  # fails at once without a network
+        return Path(get())
+    except Exception as error:  # of the Hub's client or of the HTTP library
+        raise GigamaskError(
+            f"text model {hub_id}: no such folder, and it cannot be downloaded "
+            f"({type(error).__name__}: {first_line(error)}); download it on a machine with a "
+            f"network (hf download {hub_id} --revision {revision}), or pass --text.name FOLDER"
+        ) from None

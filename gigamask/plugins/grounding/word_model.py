@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from gigamask.models.model import Model
 from gigamask.models.sam.layers import MLPBlock
 from gigamask.plugins.grounding.attention import Attention
 from gigamask.plugins.grounding.text_features import TextFeatures, TextModel, Tokens
@@ -40,7 +41,7 @@ class WordLayer(nn.Module):
         return x + self.mlp(self.norms[1](x))
 
 
-class WordModel(TextModel):
+class WordModel(TextModel, Model):
     """Hashed word embeddings, position embeddings, and transformer layers.
 
     Hashing needs no vocabulary: words that were not trained get an embedding too.

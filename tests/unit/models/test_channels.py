@@ -9,7 +9,7 @@ import torch
 from gigamask.errors import GigamaskError
 from gigamask.models import state_dict, weight_files
 from gigamask.models.configs import SamConfig, ViTTiny
-from gigamask.models.init import build_model, load_init_weights
+from gigamask.models.init import build_model
 from gigamask.models.sam.sam import load_sam
 from gigamask.pixels import PixelConfig
 from tests.little import COMPACT, SPEC
@@ -43,7 +43,7 @@ def test_weights_for_rgb_see_gray_images_in_five_channels_as_before(config, tmp_
     state_dict.save_weights(rgb.state_dict(), config, path)
     five = build_model(replace(config, pixels=FIVE), 1)
     assert five.pixel_mean.shape == (5, 1, 1)
-    load_init_weights(five, str(path))
+    five.load_init(str(path))
     level = torch.randn(1, 1, 64, 64)
     torch.testing.assert_close(gray_embedding(five, level), gray_embedding(rgb, level))
     differing = [

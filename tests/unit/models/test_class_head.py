@@ -9,7 +9,7 @@ from gigamask.errors import GigamaskError
 from gigamask.export import official
 from gigamask.models import state_dict
 from gigamask.models.configs import SamConfig
-from gigamask.models.init import build_model, load_init_weights
+from gigamask.models.init import build_model
 from gigamask.models.sam.sam import PromptDecoder, Sam
 from gigamask.models.weight_files import make_spec
 from gigamask.types import Prompts
@@ -95,7 +95,7 @@ def test_names_travel_with_the_weights(tmp_path):
 def test_the_head_of_the_same_classes_is_loaded(tmp_path):
     saved = write(classed(SPEC), tmp_path / "a.safetensors")
     model = build_model(classed(SPEC), 0)
-    loaded = load_init_weights(model, str(tmp_path / "a.safetensors"))
+    loaded = model.load_init(str(tmp_path / "a.safetensors"))
     assert loaded == set(saved.state_dict())
     assert all(torch.equal(v, saved.state_dict()[k]) for k, v in model.state_dict().items())
 
@@ -108,7 +108,7 @@ def test_a_head_of_other_classes_starts_anew(tmp_path, stated, prefix):
     saved = write(replace(SPEC, class_names=stated), tmp_path / "a.safetensors").state_dict()
     model = build_model(classed(SPEC), 0)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    loaded = load_init_weights(model, f"{prefix}{tmp_path / 'a.safetensors'}")
+    loaded = model.load_init(f"{prefix}{tmp_path / 'a.safetensors'}")
     for name, value in model.state_dict().items():
         assert torch.equal(value, (saved if name in loaded else before)[name]), name
     assert not any("class_head" in name for name in loaded)
@@ -120,7 +120,7 @@ def test_a_head_is_not_dropped_unasked(tmp_path):
     write(classed(SPEC), tmp_path / "a.safetensors")
     model = build_model(SPEC, 0)
     with pytest.raises(GigamaskError, match=r"cat, dog, a bird.*--classes"):
-        load_init_weights(model, str(tmp_path / "a.safetensors"))
+        model.load_init(str(tmp_path / "a.safetensors"))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,9 @@ from torch import nn
 from gigamask.errors import GigamaskError
 from gigamask.interfaces import PIXEL_MEAN
 from gigamask.models.configs import tiny, vit_b, vit_h, vit_l
-from gigamask.models.init import TIE_SCALE, build_model, init_weights, sine_positions
+from gigamask.models.init import build_model
+from gigamask.models.initial_values import sine_positions
+from gigamask.models.sam.transformer import TIE_SCALE
 from gigamask.types import Prompts
 from tests.little import COMPACT
 
@@ -91,7 +93,7 @@ def test_what_has_no_rule_says_so():
     model = build_model(tiny(), 0)
     model.image_encoder = nn.PReLU()
     with pytest.raises(GigamaskError, match=r"image_encoder\.weight"):
-        init_weights(model, 0)
+        model.init_weights(0)
 
 
 @pytest.mark.slow

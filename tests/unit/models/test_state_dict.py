@@ -28,7 +28,7 @@ from gigamask.models.convert import (
     to_huggingface,
 )
 from gigamask.models.families import SAM_RECIPES
-from gigamask.models.init import build_model, load_init_weights
+from gigamask.models.init import build_model
 from gigamask.models.mae import MAE
 from gigamask.models.sam.sam import Sam
 from gigamask.models.state_dict import (
@@ -251,7 +251,7 @@ def test_a_masked_autoencoder_is_saved_read_and_loaded(mae, tmp_path):
     state, config = read_weights(tmp_path)
     assert config == mae_tiny()
     other = build_model(config, 0)
-    load_init_weights(other, str(tmp_path))
+    other.load_init(str(tmp_path))
     assert_same(mae.state_dict(), other.state_dict())
     with pytest.raises(GigamaskError, match=r"1.*cls_token"):
         load_weights(
@@ -380,7 +380,7 @@ def without_decoder(state):
 def test_an_image_encoder_starts_from_a_masked_autoencoder(mae, tmp_path, wrap):
     torch.save(wrap(to_official(mae)), tmp_path / "mae.pth")
     sam, fresh = build_model(tiny(), 7), build_model(tiny(), 7).state_dict()
-    load_init_weights(sam, f"mae:{tmp_path / 'mae.pth'}")
+    sam.load_init(f"mae:{tmp_path / 'mae.pth'}")
     theirs, ours = mae.state_dict(), sam.state_dict()
     assert torch.equal(ours["image_encoder.pos_embed"].flatten(1, 2), theirs["pos_embed"][:, 1:])
     assert torch.equal(
@@ -481,7 +481,7 @@ def test_a_masked_autoencoder_that_does_not_fit_is_named(mae, tmp_path):
     fewer = build_model(replace(mae_tiny(), num_heads=2), 0)
     save_weights(to_official(fewer), fewer.config, tmp_path / "heads.safetensors")
     with pytest.raises(GigamaskError, match=r"heads\.safetensors.*2.*3.*--model\.num-heads 2"):
-        load_init_weights(build_model(tiny(), 0), f"mae:{tmp_path / 'heads.safetensors'}")
+        build_model(tiny(), 0).load_init(f"mae:{tmp_path / 'heads.safetensors'}")
 
 
 @pytest.mark.slow
@@ -489,15 +489,15 @@ def test_mae_and_sam_weights_are_distinguished(mae, model, tmp_path):
     save_weights(to_official(mae), mae.config, tmp_path / "mae.safetensors")
     save_weights(to_official(model), model.config, tmp_path / "sam.safetensors")
     with pytest.raises(GigamaskError, match=r"mae\.safetensors.*mae:.*mae\.safetensors"):
-        load_init_weights(build_model(tiny(), 0), str(tmp_path / "mae.safetensors"))
+        build_model(tiny(), 0).load_init(str(tmp_path / "mae.safetensors"))
     with pytest.raises(GigamaskError, match=r"sam\.safetensors.*3.*pos_embed.*patch_embed"):
-        load_init_weights(build_model(tiny(), 0), f"mae:{tmp_path / 'sam.safetensors'}")
+        build_model(tiny(), 0).load_init(f"mae:{tmp_path / 'sam.safetensors'}")
     with pytest.raises(GigamaskError, match=r"mae:w\.pth.*w\.pth"):
-        load_init_weights(mae, "mae:w.pth")
+        mae.load_init("mae:w.pth")
     with pytest.raises(GigamaskError, match=r"'image_encoder\.pos_embed'.*mae:"):
         infer_config(to_official(mae), "w")
     other = build_model(tiny(), 0)
-    load_init_weights(other, str(tmp_path / "sam.safetensors"))
+    other.load_init(str(tmp_path / "sam.safetensors"))
     assert_same(model.state_dict(), other.state_dict())
 
 
@@ -506,10 +506,10 @@ def test_weights_that_do_not_fit_name_the_recipe_that_does(model, tmp_path):
     save_weights(to_official(model), model.config, tmp_path / "tiny.safetensors")
     other = build_model(replace(tiny(), embed_dim=48), 0)
     with pytest.raises(GigamaskError, match=r"tiny\.safetensors.*fit the recipe tiny$"):
-        load_init_weights(other, str(tmp_path / "tiny.safetensors"))
+        other.load_init(str(tmp_path / "tiny.safetensors"))
     fewer = build_model(replace(tiny(), decoder_num_heads=4), 0)
     with pytest.raises(GigamaskError, match=r"2 attention heads.*--model\.decoder-num-heads 2"):
-        load_init_weights(fewer, str(tmp_path / "tiny.safetensors"))
+        fewer.load_init(str(tmp_path / "tiny.safetensors"))
 
 
 def test_recipes_named_for_sizes_train_them():

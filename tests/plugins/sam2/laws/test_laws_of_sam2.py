@@ -8,7 +8,7 @@ import torch
 from gigamask import recipes
 from gigamask.errors import GigamaskError
 from gigamask.models.configs import vit_b
-from gigamask.models.init import build_model, load_init_weights
+from gigamask.models.init import build_model
 from gigamask.models.state_dict import save_weights
 from gigamask.plugins.sam2.configs import sam2_small, sam2_tiny
 from gigamask.plugins.sam2.convert import SIZES
@@ -88,4 +88,4 @@ def test_weights_of_sam2_name_their_recipe(tmp_path):
     save_weights(state, sam2_tiny(), tmp_path / "w.safetensors")
     for config in (sam2_small(), vit_b()):
         with pytest.raises(GigamaskError, match=r"w\.safetensors.*fit the recipe sam2_tiny$"):
-            load_init_weights(build_model(config, 0), str(tmp_path / "w.safetensors"))
+            build_model(config, 0).load_init(str(tmp_path / "w.safetensors"))

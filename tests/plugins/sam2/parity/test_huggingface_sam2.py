@@ -23,7 +23,6 @@ from gigamask.inference.predictor import SamPredictor
 from gigamask.models.configs import SamConfig
 from gigamask.models.init import build_model
 from gigamask.models.sam.mask_decoder import MULTIMASK_TOKENS, SINGLE_MASK_TOKEN
-from gigamask.models.sam.sam import Sam
 from gigamask.models.state_dict import load_weights
 from gigamask.plugins.sam2 import configs, convert
 from gigamask.plugins.sam2.configs import Hiera, Sam2Decoder
@@ -232,7 +231,7 @@ def test_their_processor_stretches_too(tmp_path, models):
     assert stated["size"] == {"height": 128, "width": 128}
     assert stated["mask_size"] == {"height": 32, "width": 32}
     assert stated["image_mean"] == pytest.approx([0.485, 0.456, 0.406], abs=1e-5)
-    padded = Sam.from_config(replace(SMALL, stretch=False))
+    padded = replace(SMALL, stretch=False).build()
     with pytest.raises(GigamaskError, match=r"Sam2Model stretches images, .* --model.no-stretch"):
         padded.save_pretrained(tmp_path / "padded")
 
