@@ -43,6 +43,9 @@ class Plugin:
             that a file of weights states.
         model_families: The `models.families.ModelFamily` of published models by name.
         exporters: The `export.formats.ExportFormat` of each `gigamask export --to`.
+        readers: The `datatools.sources.Source` of each format of annotations; it is asked whether
+            annotations are in this format once those of the core have said that they are not in
+            theirs.
         launchers: The dataclass of flags that run a "training" or a command of "parts" elsewhere,
             with `is_elsewhere` and a context manager `launch(name, arguments, out)`, which yields
             the command that is left to run here, or None.
@@ -59,6 +62,7 @@ class Plugin:
     model_configs: References = field(default_factory=dict)
     model_families: References = field(default_factory=dict)
     exporters: References = field(default_factory=dict)
+    readers: References = field(default_factory=dict)
     launchers: References = field(default_factory=dict)
     functions: References = field(default_factory=dict)
     text_predictors: References = field(default_factory=dict)

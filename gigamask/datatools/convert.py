@@ -1,4 +1,4 @@
-"""Conversion of images with COCO annotations, polygons, label images or parquet to SA-1B's format.
+"""Conversion of images with annotations in other formats to SA-1B's.
 
 The output bytes depend only on the input, and every record is parsed before it is written.
 `predicted_iou` and `stability_score`, which only a model can provide, are 1 unless the source has
@@ -9,59 +9,34 @@ far as the source has them, or the `label` of a label image.
 
 import shutil
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, count, groupby, islice
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from gigamask.data import annotation, jpeg_markers, tar, worker_pool
 from gigamask.data.file_lock import lock_folder
 from gigamask.data.image import member_suffix
-from gigamask.data.image_folder import check_for_tars, pack_command
+from gigamask.data.image_folder import check_for_tars
 from gigamask.data.orientation import Frame
-from gigamask.datatools import convert_coco, convert_labels, convert_parquet, convert_polygons
-from gigamask.datatools.image_files import files_of, fit, to_member
+from gigamask.datatools.find_source import list_source, of_annotations
+from gigamask.datatools.formats import ConvertOptions
+from gigamask.datatools.image_files import fit, to_member
 from gigamask.datatools.left_out import LeftOutEntry, LeftOutRecord
-from gigamask.datatools.objects import Objects, SourceImage, SourceListing
+from gigamask.datatools.objects import Objects, SourceImage
 from gigamask.datatools.pairing import MAX_LIST_BYTES, compose
+from gigamask.datatools.sources import Source
 from gigamask.errors import CorruptSampleError, GigamaskError, counted
 from gigamask.files import find_tars
-from gigamask.serialization import read_json, read_text
+from gigamask.serialization import read_text
 
 ENDED = "JPEGs without their end marker got it; all of their rows were there"
 """Note of such images."""
 PARTIAL = ".partial"
 """Subfolder of the output folder for incomplete tars; it is cleared at the start."""
-
-
-@dataclass(frozen=True)
-class ConvertOptions:
-    """What counts as a mask: crowds, and in label images what `LabelOptions` says."""
-
-    keep_crowds: bool = False
-    split_components: bool = False
-    ignore: tuple[int, ...] = ()
-    binary: int | None = None
-    nearest_value: bool = False
-
-    @property
-    def labels(self) -> convert_labels.LabelOptions:
-        """The options of label images."""
-        return convert_labels.LabelOptions(
-            self.split_components, self.ignore, self.binary, self.nearest_value
-        )
-
-
-class Sa1bJson(msgspec.Struct):
-    """What the JSON of an image of SA-1B has, and neither COCO's nor LabelMe's."""
-
-    image: dict[str, msgspec.Raw]
-    annotations: list[msgspec.Raw]
 
 
 @dataclass(frozen=True)
@@ -90,7 +65,7 @@ class ConvertCounts:
 
 
 def convert(
-    source: Path | convert_parquet.ParquetFiles,
+    source: Path | Source,
     image_folder: Path | None,
     out: Path,
     options: ConvertOptions,
@@ -99,12 +74,11 @@ def convert(
     progress: worker_pool.Progress | None = None,
     select: Callable[[list[str]], Container[str]] = lambda names: names,
 ) -> dict[str, Any]:
-    """Convert COCO annotations, or a folder of label images or of polygons, to shards.
+    """Convert annotations to shards.
 
     Args:
-        source: A COCO instances json, or a folder of label images, of LabelMe's or YOLO's files;
-            or parquet files.
-        image_folder: The folder that image names are relative to; None for parquet.
+        source: A file or a folder of annotations in any known format, or what was found there.
+        image_folder: The folder that image names are relative to; None if the source has them.
         out: The folder for the shards; it must not hold tars.
         options: What counts as a mask.
         shard_images: Images per shard.
@@ -121,7 +95,9 @@ def convert(
     """
     if shard_images < 1:
         raise GigamaskError(f"--shard-images must be at least 1 (got {shard_images} images)")
-    listing = list_source(source, image_folder, options)
+    if isinstance(source, Path):
+        source = of_annotations(source, image_folder)
+    listing = list_source(source, options)
     chosen = select([each.source for each in listing.images])
     listing = replace(listing, images=[each for each in listing.images if each.source in chosen])
     exists = [image.exists() for image in listing.images]
@@ -285,71 +261,6 @@ def write_shards(
         if report is not None:
             report()
     return written
-
-
-def list_source(
-    source: Path | convert_parquet.ParquetFiles,
-    image_folder: Path | None,
-    options: ConvertOptions,
-    with_annotations: bool = True,
-) -> SourceListing:
-    """List the images of a source.
-
-    Args:
-        source: As for `convert`.
-        image_folder: As for `convert`.
-        options: As for `convert`.
-        with_annotations: Whether to assign the annotations of COCO's JSON to their images, which
-            takes most of the time.
-
-    Raises:
-        GigamaskError: The source is in no known format, or an option does not apply to it.
-    """
-    if isinstance(source, convert_parquet.ParquetFiles):
-        return convert_parquet.read(source, options.keep_crowds, options.labels)
-    _check_not_sa1b(source)
-    if image_folder is None:
-        raise GigamaskError("--images FOLDER: give the folder of the images")
-    if not image_folder.is_dir():
-        raise GigamaskError(
-            f"--images {image_folder}: no such folder; give the one that image names are relative"
-            " to"
-        )
-    if source.is_dir():
-        if options.keep_crowds:
-            raise GigamaskError(
-                f"{source}: is a folder, whose files have no crowds; drop --keep-crowds"
-            )
-        if polygons := convert_polygons.find(source, image_folder):
-            _check_no_label_options(source, options)
-            return convert_polygons.read(polygons, source, image_folder)
-        return convert_labels.read(source, image_folder, options.labels)
-    _check_no_label_options(source, options)
-    return convert_coco.read(source, image_folder, options.keep_crowds, with_annotations)
-
-
-def _check_not_sa1b(source: Path) -> None:
-    act = None
-    if source.suffix == ".tar" or find_tars(source):
-        act = f"give it to other commands as it is, such as gigamask stats {source}"
-    elif (path := next(iter(_jsons_of(source)), source)).suffix == ".json":
-        with suppress(GigamaskError):
-            read_json(path, Sa1bJson)
-            act = f"pack it into a tar, which all commands read: {pack_command(path.parent)}"
-    if act:
-        raise GigamaskError(f"{source}: is in SA-1B's format already; {act}")
-
-
-def _jsons_of(source: Path) -> list[Path]:
-    return files_of(source, ".json") if source.is_dir() else [source]
-
-
-def _check_no_label_options(source: Path, options: ConvertOptions) -> None:
-    if options.labels != convert_labels.LabelOptions():
-        raise GigamaskError(
-            f"{source}: is not a folder of label images; drop {convert_labels.LABEL_FLAGS}, which"
-            " apply only to those"
-        )
 
 
 def _members(

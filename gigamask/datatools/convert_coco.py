@@ -6,7 +6,7 @@ than its own size. `file_name` is looked for below the folder of images as `name
 
 import os
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,6 +20,7 @@ from gigamask.data.annotation import RleSegmentation
 from gigamask.datatools import coco_json
 from gigamask.datatools.coco_json import AnnotationRow, Id, ImageRow, canonical_id, extra_fields
 from gigamask.datatools.convert_panoptic import PanopticImage, label_folder
+from gigamask.datatools.formats import ConvertOptions
 from gigamask.datatools.image_files import files_of, meant_size
 from gigamask.datatools.left_out import CROWD, LeftOutEntry, LeftOutRecord
 from gigamask.datatools.objects import (
@@ -38,6 +39,7 @@ from gigamask.datatools.outlines import (
     check_masks,
 )
 from gigamask.datatools.pairing import NO_FILE, names_within, pair_names
+from gigamask.datatools.sources import FileSource
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.masks.rle import RLEMasks
 from gigamask.serialization import JSON_ERRORS
@@ -126,6 +128,41 @@ class CocoImage(SourceImage):
             except (*JSON_ERRORS, GigamaskError) as error:
                 skipped[i] = _skip(self.source, i, row, error)
         return DecodedAnnotations(outlines.draw(), rows, skipped, outlines.notes)
+
+
+@dataclass(frozen=True)
+class CocoSource(FileSource):
+    """COCO's instances or panoptic JSON."""
+
+    @classmethod
+    def is_format(cls, annotations: Path, images: Path) -> bool:
+        """Return whether it is a JSON file.
+
+        Args:
+            annotations: The file or folder of annotations.
+            images: The folder of images.
+        """
+        return annotations.suffix == ".json" and annotations.is_file()
+
+    def listing(self, options: ConvertOptions, with_annotations: bool = True) -> SourceListing:
+        """List the images.
+
+        Args:
+            options: Whether crowds are kept.
+            with_annotations: Whether to assign the annotations to their images, which takes most
+                of the time.
+        """
+        options.refuse_labels(self)
+        return read(self.annotations, self.images, options.keep_crowds, with_annotations)
+
+    def shared_files(self, listing: SourceListing) -> Iterable[Path]:
+        """Return the PNGs of a panoptic JSON.
+
+        Args:
+            listing: The images.
+        """
+        folders = {each.folder for each in listing.images if isinstance(each, PanopticImage)}
+        return {path for folder in folders for path in files_of(folder)}
 
 
 def read(

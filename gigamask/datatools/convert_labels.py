@@ -7,6 +7,7 @@ a folder SegmentationClass beside it, as in VOC; `voc_classes` names them.
 """
 
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,14 @@ from jaxtyping import Bool, Int32
 
 from gigamask.data.annotation import MAX_MASKS, MAX_SIDE
 from gigamask.datatools import smoothed_labels, voc_classes
+from gigamask.datatools.formats import ConvertOptions
 from gigamask.datatools.image_files import files_of, open_image, read_file
 from gigamask.datatools.objects import Objects, SourceImage, SourceListing, match_images
 from gigamask.datatools.outlines import MAX_RUNS, check_count
+from gigamask.datatools.sources import FileSource
 from gigamask.datatools.voc_classes import Classes
 from gigamask.errors import CorruptSampleError, GigamaskError
+from gigamask.files import expand_home
 from gigamask.masks.rle import RLEMasks, from_keys
 
 SUFFIXES = (".png", ".tif", ".tiff", ".mat")
@@ -35,26 +39,6 @@ GRAY = ("1", "L", "P", "I", "I;16", "I;16B")
 """Pillow's modes with one number per pixel."""
 
 
-LABEL_FLAGS = "--split-components, --ignore, --binary and --nearest-value"
-"""Flags of `LabelOptions`."""
-
-
-@dataclass(frozen=True)
-class LabelOptions:
-    """What counts as a mask in a label image.
-
-    `split` makes one mask per connected component instead of one per value; `ignore` are values
-    that are not objects, besides 0 and 255 in the palette of VOC; `binary` makes one mask of all
-    values from this one on; `nearest_value` gives pixels of smoothed edges the value of the nearest
-    region.
-    """
-
-    split: bool = False
-    ignore: tuple[int, ...] = ()
-    binary: int | None = None
-    nearest_value: bool = False
-
-
 @dataclass(frozen=True)
 class LabelImage(SourceImage):
     """One image and its label image."""
@@ -62,7 +46,7 @@ class LabelImage(SourceImage):
     label: Path
     classes: Path | None
     known_classes: Classes
-    options: LabelOptions
+    options: ConvertOptions
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -96,7 +80,7 @@ class LabelImage(SourceImage):
                 extras[i]["category_id"] = value if known is None else known.number
                 if known is not None:
                     extras[i]["category"] = known.name
-        if self.options.split:
+        if self.options.split_components:
             parts, owners = _components(labels, masks, values)
             masks, _ = label_masks(parts, self.source)
             extras = [extras[i] for i in np.searchsorted(values, owners)]
@@ -120,7 +104,51 @@ class LabelImage(SourceImage):
         return dict(zip(found.tolist(), classes[pixels[found].argmax(1)].tolist(), strict=True))
 
 
-def read(labels: Path, image_folder: Path, options: LabelOptions | None = None) -> SourceListing:
+@dataclass(frozen=True)
+class LabelImageSource(FileSource):
+    """A folder of label images, or one in VOC's layout."""
+
+    @classmethod
+    def of_paths(
+        cls, paths: Sequence[str], images: str | None, masks: str | None
+    ) -> "LabelImageSource | None":
+        """Return the instances of a folder in VOC's layout.
+
+        Args:
+            paths: Its path.
+            images: None.
+            masks: None.
+        """
+        if len(paths) != 1 or images is not None or masks is not None:
+            return None
+        folder = Path(expand_home(paths[0]))
+        pair = folder / VOC_OBJECTS, folder / VOC_IMAGES
+        return cls(*pair) if all(path.is_dir() for path in pair) else None
+
+    @classmethod
+    def is_format(cls, annotations: Path, images: Path) -> bool:
+        """Return whether a folder has label images; if it is that of the images, they may be those.
+
+        Args:
+            annotations: The file or folder of annotations.
+            images: The folder of images, which may lie in it.
+        """
+        is_apart = annotations.is_dir() and annotations != images
+        files = files_of(annotations, *SUFFIXES) if is_apart else []
+        return not all(path.is_relative_to(images) for path in files)
+
+    def listing(self, options: ConvertOptions, with_annotations: bool = True) -> SourceListing:
+        """List the label images with their images.
+
+        Args:
+            options: What counts as a mask.
+            with_annotations: Whether masks will be read.
+        """
+        options.refuse_crowds(self)
+        return read(self.annotations, self.images, options)
+
+
+def read(labels: Path, image_folder: Path, options: ConvertOptions | None = None) -> SourceListing:
     """List the label images of a folder and its subfolders with their images.
 
     Args:
@@ -141,7 +169,7 @@ def read(labels: Path, image_folder: Path, options: LabelOptions | None = None) 
             "of LabelMe's or YOLO's files, or COCO's instances json"
         )
 
-    counts = options or LabelOptions()
+    counts = options or ConvertOptions()
     inside = labels.absolute(), image_folder.absolute()
     known_classes = voc_classes.read([inside[0].parent, *inside, inside[1].parent])
 

@@ -15,20 +15,23 @@ from typing import Any, Literal
 
 import msgspec
 
-from gigamask.data import annotation
+from gigamask.data import annotation, storage
 from gigamask.datatools.convert_coco import AnnotationRow, CocoImage, Id, extra_fields
-from gigamask.datatools.convert_labels import LABEL_FLAGS, LabelImage, LabelOptions, decode_labels
+from gigamask.datatools.convert_labels import LabelImage, decode_labels
+from gigamask.datatools.formats import LABEL_FLAGS, ConvertOptions
 from gigamask.datatools.image_files import OTHER_SIZE, meant_size, size_of
 from gigamask.datatools.left_out import LeftOutEntry, LeftOutRecord
 from gigamask.datatools.objects import EMPTY, NO_PIXEL, Objects, SourceImage, SourceListing
 from gigamask.datatools.parquet_files import (
     MAX_ROW_BYTES,
     bytes_of,
+    find,
     import_pyarrow,
     open_file,
     read_errors,
     read_rows,
 )
+from gigamask.datatools.sources import Source, file_line
 from gigamask.errors import CorruptSampleError, GigamaskError, first_line
 from gigamask.masks.rle import RLEMasks
 from gigamask.serialization import decode_json
@@ -50,7 +53,7 @@ Kind = Literal["labels", "masks", "annotations"]
 
 
 @dataclass(frozen=True)
-class ParquetFiles:
+class ParquetFiles(Source):
     """Parquet files, and the columns of images and masks, which are found by name if None."""
 
     files: tuple[str, ...]
@@ -65,6 +68,48 @@ class ParquetFiles:
         """The folder that has all files."""
         folders = {os.path.dirname(path) for path in self.files}
         return os.path.commonpath(folders) if len(folders) > 1 else folders.pop()
+
+    @classmethod
+    def of_paths(
+        cls, paths: Sequence[str], images: str | None, masks: str | None
+    ) -> "ParquetFiles | None":
+        """Return the parquet files that paths name.
+
+        Args:
+            paths: Files, folders, globs or URLs.
+            images: The column of images.
+            masks: The column of masks.
+        """
+        files = find(paths)
+        return cls(files, images, masks) if files else None
+
+    def listing(self, options: ConvertOptions, with_annotations: bool = True) -> SourceListing:
+        """List the rows.
+
+        Args:
+            options: What counts as a mask.
+            with_annotations: Whether masks will be read.
+
+        Raises:
+            GigamaskError: A file is not parquet, has no columns of images and masks, or pyarrow is
+                not installed.
+        """
+        return SourceListing(_rows(self, options), LeftOutRecord(), True)
+
+    def cache_lines(self, listing: SourceListing) -> list[str]:
+        """Return a line for every file, and the columns.
+
+        Args:
+            listing: The images.
+        """
+        stats = storage.stat_all(self.files)
+        lines = [
+            f"{path} {stat}"
+            if storage.is_remote(path)
+            else file_line(Path(path), Path(path).parent)
+            for path, stat in zip(self.files, stats, strict=True)
+        ]
+        return [*lines, f"{self.image_column} {self.mask_column}"]
 
 
 @dataclass(frozen=True)
@@ -91,8 +136,7 @@ class ParquetRow(SourceImage):
     table: ParquetTable
     row: int
     row_group: int
-    keep_crowds: bool = False
-    labels: LabelOptions = field(default_factory=LabelOptions)
+    options: ConvertOptions
     values: tuple[Any, Any] = field(default=(None, None), repr=False)
 
     def exists(self) -> bool:
@@ -144,7 +188,7 @@ class ParquetRow(SourceImage):
         if self.table.kind == "labels" and not is_json:
             labels = decode_labels(_image_bytes(masks, self.source), self.source)
             number, source, path = self.number, self.source, self.path
-            image = LabelImage(number, source, path, path, None, {}, self.labels)
+            image = LabelImage(number, source, path, path, None, {}, self.options)
             return image.objects_of(labels)
         named = f"{self.source}: its {self.table.masks}"
         if self.table.kind == "masks":
@@ -161,7 +205,7 @@ class ParquetRow(SourceImage):
             msgspec.Raw(msgspec.json.encode(_annotation(entry, category, size, named)))
             for entry, category in zip(entries, known, strict=True)
         ]
-        names, crowds = self.table.names, self.keep_crowds
+        names, crowds = self.table.names, self.options.keep_crowds
         coco = CocoImage(self.number, self.source, self.path, size, raws, crowds, names)
         return replace(coco.objects(stored), size_is_stated=stated is not None)
 
@@ -196,22 +240,7 @@ class ParquetRow(SourceImage):
         return Objects(RLEMasks.concatenate(found), extras, skipped)
 
 
-def read(
-    source: ParquetFiles,
-    keep_crowds: bool = False,
-    labels: LabelOptions | None = None,
-) -> SourceListing:
-    """List the rows of parquet files.
-
-    Args:
-        source: The files, and the columns that are not found by name.
-        keep_crowds: Whether to keep annotations with `iscrowd`.
-        labels: What counts as a mask in a label image.
-
-    Raises:
-        GigamaskError: A file is not parquet, has no columns of images and masks, or pyarrow is not
-            installed.
-    """
+def _rows(source: ParquetFiles, options: ConvertOptions) -> list[ParquetRow]:
     images: list[ParquetRow] = []
     for path in source.files:
         with open_file(path) as file:
@@ -221,26 +250,17 @@ def read(
                 for group in range(file.num_row_groups)
                 for _ in range(file.metadata.row_group(group).num_rows)
             ]
-        if labels is not None and labels != LabelOptions() and table.kind != "labels":
+        if options.has_labels and table.kind != "labels":
             raise GigamaskError(
                 f"{path}: column {table.masks} has {table.kind}, not label images; drop "
                 f"{LABEL_FLAGS}"
             )
         name = os.path.relpath(path, source.folder)
         images += [
-            ParquetRow(
-                len(images) + row,
-                f"{name}:{row}",
-                Path(path),
-                table,
-                row,
-                group,
-                keep_crowds,
-                labels or LabelOptions(),
-            )
+            ParquetRow(len(images) + row, f"{name}:{row}", Path(path), table, row, group, options)
             for row, group in enumerate(groups)
         ]
-    return SourceListing(images, LeftOutRecord(), True)
+    return images
 
 
 def _table(path: str, schema: Any, source: ParquetFiles) -> ParquetTable:

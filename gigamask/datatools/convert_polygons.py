@@ -3,39 +3,74 @@
 A file belongs to the image that it names, or else to that of its own name and subfolder.
 """
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from gigamask.datatools import convert_labels, labelme, yolo
+from gigamask.datatools import labelme, yolo
+from gigamask.datatools.formats import ConvertOptions
 from gigamask.datatools.image_files import SUFFIXES as IMAGE_SUFFIXES
 from gigamask.datatools.image_files import files_of
 from gigamask.datatools.objects import SourceListing, match_images
 from gigamask.datatools.pairing import compose
+from gigamask.datatools.sources import FileSource
 from gigamask.errors import GigamaskError
 
 SUFFIXES = (".json", ".txt")
 """Suffixes of LabelMe's and of YOLO's files."""
 
 
+@dataclass(frozen=True)
+class PolygonSource(FileSource):
+    """A folder of files of polygons."""
+
+    @classmethod
+    def is_format(cls, annotations: Path, images: Path) -> bool:
+        """Return whether a folder has files of polygons.
+
+        Args:
+            annotations: The file or folder of annotations.
+            images: The folder of images.
+        """
+        return annotations.is_dir() and bool(find(annotations, images))
+
+    def listing(self, options: ConvertOptions, with_annotations: bool = True) -> SourceListing:
+        """List the files with their images.
+
+        Args:
+            options: Those of crowds and label images do not apply.
+            with_annotations: Whether masks will be read.
+
+        Raises:
+            GigamaskError: They are labels of another task than segmentation.
+        """
+        options.refuse_crowds(self)
+        options.refuse_labels(self)
+        files, folder, images = find(self.annotations, self.images), self.annotations, self.images
+        if files[0].suffix.lower() == ".json":
+            stated = labelme.image_names(files, folder, images)
+            return match_images(files, folder, images, labelme.LabelMeImage, stated)
+        yolo.check_task(files, folder)
+        make = partial(yolo.YoloImage, names=yolo.class_names(folder))
+        return match_images(files, folder, images, make)
+
+
 def find(folder: Path, image_folder: Path) -> list[Path]:
-    """Return the files of polygons of a folder and its subfolders; none if it has label images.
+    """Return the files of polygons of a folder and its subfolders.
 
     Left out are lists of classes and the like, and, where both formats are, files of the one that
     belong to no image.
 
     Args:
         folder: The folder.
-        image_folder: The folder of images; if it is the same, its PNGs are images.
+        image_folder: The folder of images.
 
     Raises:
         GigamaskError: It holds files of both formats.
     """
-    listed = files_of(folder, *SUFFIXES, *convert_labels.SUFFIXES)
+    found = files_of(folder, *SUFFIXES)
     if folder != image_folder:  # which may lie in it
-        listed = [path for path in listed if not path.is_relative_to(image_folder)]
-    found = [path for path in listed if path.suffix.lower() in SUFFIXES]
-    others = len(found) < len(listed)
+        found = [path for path in found if not path.is_relative_to(image_folder)]
     if not found:
         return []
     images = files_of(image_folder, *IMAGE_SUFFIXES)
@@ -53,8 +88,6 @@ def find(folder: Path, image_folder: Path) -> list[Path]:
     ]
     if len({path.suffix.lower() for path in found}) > 1:
         found = [path for path in found if has_image(path)]
-    if folder != image_folder and others and found:
-        return []
     if len({path.suffix.lower() for path in found}) > 1:
         raise GigamaskError(
             f"{folder}: holds files of LabelMe (.json) and of YOLO (.txt); give a folder of one"
@@ -64,22 +97,3 @@ def find(folder: Path, image_folder: Path) -> list[Path]:
 
 def _stem(path: Path, folder: Path) -> str:
     return compose(path.relative_to(folder).with_suffix("").as_posix())
-
-
-def read(files: Sequence[Path], folder: Path, image_folder: Path) -> SourceListing:
-    """List files of polygons with their images.
-
-    Args:
-        files: The result of `find`, not empty.
-        folder: Their folder.
-        image_folder: The folder of images, which may be the same.
-
-    Raises:
-        GigamaskError: They are labels of another task than segmentation.
-    """
-    if files[0].suffix.lower() == ".json":
-        stated = labelme.image_names(files, folder, image_folder)
-        return match_images(files, folder, image_folder, labelme.LabelMeImage, stated)
-    yolo.check_task(files, folder)
-    make = partial(yolo.YoloImage, names=yolo.class_names(folder))
-    return match_images(files, folder, image_folder, make)

@@ -7,7 +7,7 @@ checksums; one whose list or tars are damaged is made again.
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
@@ -16,12 +16,8 @@ from typing import Any
 from filelock import FileLock
 
 from gigamask import files
-from gigamask.data import storage
-from gigamask.data.storage import FileStat
-from gigamask.datatools.convert_panoptic import PanopticImage
-from gigamask.datatools.convert_parquet import ParquetFiles
-from gigamask.datatools.image_files import files_of
 from gigamask.datatools.objects import SourceListing
+from gigamask.datatools.sources import Source
 from gigamask.errors import GigamaskError
 from gigamask.serialization import check_checksum, read_json, with_checksum
 
@@ -31,69 +27,19 @@ FORMAT = 2
 """Number of what conversions write; whoever changes what they make of the same files raises it."""
 MAX_BYTES = 1 << 30
 """Largest size of the file that a conversion ends with."""
-CLASS_FILES = (
-    *("*.yaml", "*.yml", "*.names", "*.data", "classes.txt", "class_names.txt", "labelmap.txt"),
-    *("label_names.txt", "labels.txt", "predefined_classes.txt"),
-)
-"""Files with names of classes, in the folders of annotations or images, or up to two above."""
 TARS = "tar_files"
 """Field of `DONE` with size, time of modification and crc32 of each tar."""
 
 
-def digest(
-    source: Path | ParquetFiles, images: Path | None, listing: SourceListing, *settings: object
-) -> str:
+def digest(source: Source, listing: SourceListing, *settings: object) -> str:
     """Return a digest of all that a conversion reads.
 
     Args:
         source: The annotations.
-        images: The folder of their images; None for parquet files.
-        listing: The images of the source, with their files, some of which may be missing.
+        listing: Their images, some of whose files may be missing.
         *settings: What else decides the result.
     """
-    if isinstance(source, ParquetFiles):
-        stats = storage.stat_all(source.files)
-        lines = [_parquet_line(*each) for each in zip(source.files, stats, strict=True)]
-        columns = f"{source.image_column} {source.mask_column}"
-        return _hash([*lines, columns, *map(str, settings)])
-    root = source if source.is_dir() else source.parent
-    lines = [] if source.is_dir() else [_line(source, root)]
-    lines += [_line(path, root) for path in _shared_files(source, images, listing)]
-    lines += [_line(path, root) for image in listing.images for path in image.files]
-    lines += [f"{each.name} {each.kind}" for each in listing.left_out.images]
-    return _hash([*lines, *map(str, settings)])
-
-
-def _shared_files(source: Path, images: Path | None, listing: SourceListing) -> list[Path]:
-    """Return files of all images: those that may name classes, and the PNGs of a panoptic JSON."""
-    folders = {each.folder for each in listing.images if isinstance(each, PanopticImage)}
-    found = {path for folder in folders for path in files_of(folder)}
-    if source.is_dir():
-        roots = [path.absolute() for path in (source, images) if path is not None]
-        for folder in {parent for root in roots for parent in (root, *root.parents[:2])}:
-            found.update(path for pattern in CLASS_FILES for path in folder.glob(pattern))
-    return sorted(found)
-
-
-def _line(path: Path, root: Path) -> str:
-    """Return what identifies the content of a file without reading it."""
-    name = os.path.relpath(path, root)
-    try:
-        found = os.stat(path)
-    except (OSError, ValueError):
-        return f"{name} is missing"
-    times = f"{found.st_mtime_ns} {found.st_ctime_ns}"
-    return f"{name} {found.st_size} {times} {found.st_ino}"
-
-
-def _parquet_line(path: str, stat: FileStat) -> str:
-    if storage.is_remote(path):
-        return f"{path} {stat}"
-    return _line(Path(path), Path(path).parent)
-
-
-def _hash(lines: Sequence[str]) -> str:
-    lines = [f"format {FORMAT}", *lines]
+    lines = [f"format {FORMAT}", *source.cache_lines(listing), *map(str, settings)]
     return blake2b("\0".join(lines).encode("utf-8", "surrogateescape"), digest_size=6).hexdigest()
 
 

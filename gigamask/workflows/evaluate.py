@@ -251,8 +251,9 @@ def _open(
     pixels: PixelConfig,
 ) -> tuple[tuple[str, ...], ImageSource]:
     """Return the names of the data and the images: an index, or with boxes COCO's as they lie."""
+    from gigamask.datatools.find_source import annotations_and_images
     from gigamask.evaluation import coco_data
-    from gigamask.workflows.own_data import annotations_and_images, own_tars
+    from gigamask.workflows.own_data import own_tars
 
     if options.boxes is None:
         tars = own_tars(data, options, report)

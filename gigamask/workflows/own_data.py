@@ -14,13 +14,15 @@ from typing import Any, TypeVar
 from gigamask.config_files import check_run_out, config_to_resume
 from gigamask.data import storage
 from gigamask.data.image_folder import CONVERTED_SUFFIX
-from gigamask.datatools import convert_labels, parquet_files
-from gigamask.datatools.convert import ConvertOptions, convert, lines, list_source
-from gigamask.datatools.convert_parquet import ParquetFiles
+from gigamask.data.index_format import is_index
+from gigamask.datatools.convert import convert, lines
+from gigamask.datatools.find_source import find, list_source
+from gigamask.datatools.formats import ConvertOptions
 from gigamask.datatools.left_out import LeftOutRecord
+from gigamask.datatools.sources import FileSource, Source
 from gigamask.errors import GigamaskError, check_range, counted
 from gigamask.evaluation.click_evaluation import ClickEvaluation
-from gigamask.files import expand_home, relative_to
+from gigamask.files import find_tars
 from gigamask.interfaces import Evaluator
 from gigamask.rng import make_rng
 from gigamask.training.config import TrainConfig
@@ -61,11 +63,11 @@ def use_own_data(
     if is_finding_classes(config) and isinstance(saved := config_to_resume(config), SamTrainConfig):
         config = replace(config, model=replace(config.model, class_names=saved.model.class_names))
     config = replace(config, evaluation=_evaluation_of_tars(config, report, strict))
-    pair = find_own_data(config)
-    if pair is None:
+    source = find_own_data(config)
+    if source is None:
         return measure_window(config, report)
     options = _convert_options(config)
-    parts = _converted(*pair, config.val_split, config.seed, options, report)
+    parts = _converted(source, config.val_split, config.seed, options, report)
     if strict:
         _check_complete(parts)
     train, *held_out = parts
@@ -95,11 +97,11 @@ def own_tars(
             anything is left out of a strict reading.
     """
     given = path_list(paths)
-    pair = _source(given, options.images, options.masks)
-    if pair is None:
+    source = _source(given, options.images, options.masks)
+    if source is None:
         _refuse_options(_convert_options(options), given)
         return given
-    parts = _converted(*pair, 0.0, 0, _convert_options(options), report)
+    parts = _converted(source, 0.0, 0, _convert_options(options), report)
     if options.strict:
         _check_complete(parts)
     return tuple(parts)
@@ -136,8 +138,8 @@ def _check_complete(parts: Mapping[str, int]) -> None:
             )
 
 
-def find_own_data(config: SamTrainConfig) -> tuple[Path | ParquetFiles, Path | None] | None:
-    """Return what a training converts, and the folder of its images; None for tars.
+def find_own_data(config: SamTrainConfig) -> Source | None:
+    """Return the annotations that a training converts; None for tars.
 
     Args:
         config: The training.
@@ -145,8 +147,8 @@ def find_own_data(config: SamTrainConfig) -> tuple[Path | ParquetFiles, Path | N
     Raises:
         GigamaskError: The flags of data contradict each other, or a file is missing.
     """
-    pair = _source(config.data, config.images, config.masks)
-    if pair is None:
+    source = _source(config.data, config.images, config.masks)
+    if source is None:
         if config.val_split:
             raise GigamaskError(
                 "--val-split holds out a part of --images, --masks or parquet files; give held-out "
@@ -157,63 +159,40 @@ def find_own_data(config: SamTrainConfig) -> tuple[Path | ParquetFiles, Path | N
     check_range("--val-split", config.val_split, 0, 0.9)
     if config.val_split and getattr(config.evaluation, "data", ()):
         raise GigamaskError("--val-split and --evaluation.data both name held-out images")
-    return pair
+    return source
 
 
-def _source(
-    data: Sequence[str], images: str | None, masks: str | None
-) -> tuple[Path | ParquetFiles, Path | None] | None:
-    """Return what is converted and the folder of its images; None for tars."""
-    if files := parquet_files.find(data):
-        return ParquetFiles(files, images, masks), None
-    return annotations_and_images(data, images, masks)
+def _source(data: Sequence[str], images: str | None, masks: str | None) -> Source | None:
+    """Return the annotations that are converted; None for tars."""
+    is_alone = images is None and masks is None
+    return None if is_alone and all(map(_is_tars, data)) else find(data, images, masks)
+
+
+def _is_tars(path: str) -> bool:
+    """Return whether a path is known to be a tar, a glob or a folder of tars, or an index."""
+    path = storage.normalize(path)
+    if storage.strip_query(path).endswith(".tar"):
+        return True
+    if storage.is_remote(path):
+        return any(name.endswith(".tar") for name in storage.list_files(path))
+    return is_index(path) or bool(find_tars(Path(path)))
 
 
 def _evaluation_of_tars(
     config: SamTrainConfig, report: Callable[[str], object], strict: bool
 ) -> Evaluator:
-    """Return the evaluation in training; held-out images in parquet files become tars."""
+    """Return the evaluation in training; held-out images in other formats become tars."""
     evaluation = config.evaluation
-    if not isinstance(evaluation, ClickEvaluation) or not parquet_files.find(evaluation.data):
+    if not isinstance(evaluation, ClickEvaluation):
+        return evaluation
+    source = _source(evaluation.data, None, None)
+    if source is None:
         return evaluation
     columns = config.images, config.masks
-    columns = columns if parquet_files.find(config.data) else (None, None)
-    images, masks = columns
+    is_same = type(_source(config.data, *columns)) is type(source)
+    images, masks = columns if is_same else (None, None)
     options = AnnotationOptions(images=images, masks=masks, strict=strict, **_options_of(config))
     return replace(evaluation, data=own_tars(evaluation.data, options, report))
-
-
-def annotations_and_images(
-    data: Sequence[str], images: str | None, masks: str | None
-) -> tuple[Path, Path] | None:
-    """Return the annotations and the folder of their images; None for tars.
-
-    Args:
-        data: As of a training.
-        images: As in a training.
-        masks: As in a training.
-
-    Raises:
-        GigamaskError: There are several paths, both `images` and `masks`, or no such file.
-    """
-    if images is None and masks is None:
-        folder = Path(*map(expand_home, data[:1]))
-        voc = folder / convert_labels.VOC_OBJECTS, folder / convert_labels.VOC_IMAGES
-        return voc if len(data) == 1 and all(path.is_dir() for path in voc) else None
-    if len(data) != 1 or (images is not None and masks is not None):
-        raise GigamaskError(
-            "what --images or --masks belong to is one path: coco.json --images PHOTOS, or "
-            f"PHOTOS --masks MASKS (got {' '.join(data)})"
-        )
-    pair = (data[0], str(images)) if masks is None else (masks, data[0])
-    source, folder = (Path(expand_home(path)) for path in pair)
-    for path in (source, folder):
-        if not path.exists():
-            raise GigamaskError(
-                f"{path}: no such file or folder{relative_to(path)}; check --data, "
-                "--images, --masks"
-            )
-    return source, folder
 
 
 def find_classes(config: Config, verbose: bool = True) -> Config:
@@ -240,8 +219,7 @@ def find_classes(config: Config, verbose: bool = True) -> Config:
 
 
 def _converted(
-    source: Path | ParquetFiles,
-    images: Path | None,
+    source: Source,
     val_split: float,
     seed: int,
     options: ConvertOptions,
@@ -256,10 +234,11 @@ def _converted(
     if storage.is_remote(str(source)):
         beside = Path(re.sub(r"\W*://\W*", "_", str(source)).replace("/", "_"))
     cache = beside.with_name(f"{beside.name}{CONVERTED_SUFFIX}")
-    listing = list_source(source, images, options, with_annotations=False)
+    listing = list_source(source, options, with_annotations=False)
     split = (val_split, seed) if val_split else ()
-    folder = cache / conversion_cache.digest(source, images, listing, options, *split)
-    advice = f"run gigamask convert {source} {f'--images {images} ' if images else ''}--out SHARDS"
+    folder = cache / conversion_cache.digest(source, listing, options, *split)
+    images = f"--images {source.images} " if isinstance(source, FileSource) else ""
+    advice = f"run gigamask convert {source} {images}--out SHARDS"
 
     def held_out(names: list[str]) -> set[str]:
         order = sorted(names, key=lambda name: make_rng(seed, f"val split {name}").random())
@@ -271,7 +250,7 @@ def _converted(
     left_out = {}
     for part, select in parts.items():
         out = folder / part
-        make = partial(convert, source, images, out, options, select=select)
+        make = partial(convert, source, None, out, options, select=select)
         advise = f"{advice}, and give --data SHARDS"
         counts = conversion_cache.reuse_or_make(out, make, advise, report)
         counts = counts | {"images_without_label": listing.unlabeled}  # photographs may be added

@@ -53,8 +53,9 @@ class ConvertCommand(PartOptions):
         """Convert, and return the counts."""
         from gigamask.cli.commands.output import progress_bar
         from gigamask.data import worker_pool
-        from gigamask.datatools import convert_parquet, parquet_files
-        from gigamask.datatools.convert import ConvertOptions, convert, lines, listed
+        from gigamask.datatools.convert import convert, lines, listed
+        from gigamask.datatools.find_source import recognise
+        from gigamask.datatools.formats import ConvertOptions
         from gigamask.datatools.left_out import LeftOutRecord
         from gigamask.errors import GigamaskError, counted
 
@@ -63,15 +64,15 @@ class ConvertCommand(PartOptions):
         )
         source, out = Path(self.source), Path(self.out)
         folder = None if self.images is None else Path(self.images)
-        if files := parquet_files.find([self.source]):
-            source, folder = convert_parquet.ParquetFiles(files, self.images, self.masks), None
-        elif self.masks is not None:
+        pair = None if folder is None or self.masks is not None else (source, folder)
+        known = recognise([self.source], self.images, self.masks, pair)
+        if known is None and self.masks is not None:
             raise GigamaskError(f"--masks {self.masks}: names a column of parquet files; drop it")
         workers = worker_pool.workers_of(self.part, self.workers)
         select = listed(None if self.list is None else Path(self.list))
         with progress_bar("convert") as progress:
             result = convert(
-                source, folder, out, options, self.shard_images, workers, progress, select
+                known or source, folder, out, options, self.shard_images, workers, progress, select
             )
         images, masks = counted(result["images"], "image"), counted(result["masks"], "mask")
         print(f"{self.out}: {images} with {masks} in {counted(len(result['tars']), 'tar')}")

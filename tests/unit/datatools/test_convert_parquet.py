@@ -224,9 +224,9 @@ def test_files_that_are_damaged(tmp_path):
     path.unlink()
     path.mkdir()
     with pytest.raises(GigamaskError, match=r"a.parquet: is not a regular file"):
-        convert_parquet.read(ParquetFiles((str(path),)))
+        ParquetFiles((str(path),)).listing(ConvertOptions())
     with pytest.raises(GigamaskError, match=r"none.parquet: (cannot be read|no such)"):
-        convert_parquet.read(ParquetFiles((str(tmp_path / "none.parquet"),)))
+        ParquetFiles((str(tmp_path / "none.parquet"),)).listing(ConvertOptions())
 
 
 def test_a_row_group_of_many_tars_is_decoded_once(tmp_path, monkeypatch):
@@ -249,7 +249,7 @@ def test_a_row_group_of_many_tars_is_decoded_once(tmp_path, monkeypatch):
     assert max(decoded) <= parquet_files.BATCH
     assert 30 <= sum(decoded) <= 30 + 5  # the fifth tar has images of both groups
     shards = [
-        convert_module.ShardJob(Path(), list(convert_parquet.read(source).images[start:]))
+        convert_module.ShardJob(Path(), list(source.listing(ConvertOptions()).images[start:]))
         for start in range(0, 30, 5)
     ]
     of_two = convert_module.runs_of(shards, 2)
@@ -297,7 +297,7 @@ def test_a_data_set_of_the_hub(tmp_path, monkeypatch):
         assert parquet_files.find(["hf://datasets/us/cells@main/data/train-*.parquet"]) != ()
         counts = convert(ParquetFiles(files), None, tmp_path / "out", ConvertOptions())
         assert (counts["masks"], counts["skipped_images"]) == (2 * COUNT, [])
-        listing = convert_parquet.read(ParquetFiles(files))
+        listing = ParquetFiles(files).listing(ConvertOptions())
         hub.status = 403
         with pytest.raises(GigamaskError, match=r"train-00000-of-00001.parquet: .*no permission"):
             list(convert_parquet.ParquetRow.read_all(listing.images))

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gigamask.datatools import convert_polygons, labelme, outlines
+from gigamask.datatools import labelme, outlines
+from gigamask.datatools.convert_polygons import PolygonSource
+from gigamask.datatools.formats import ConvertOptions
 from gigamask.datatools.objects import Objects
 from gigamask.datatools.outlines import MaskLimitError, crop_mask
 from gigamask.errors import GigamaskError
@@ -40,14 +42,14 @@ def polygon(**other: object) -> dict:
 
 def read(labels: Path, photos: Path) -> dict[str, str]:
     """Return the image of each file."""
-    found = convert_polygons.read(convert_polygons.find(labels, photos), labels, photos)
+    found = PolygonSource(labels, photos).listing(ConvertOptions())
     return {image.source: image.path.relative_to(photos).as_posix() for image in found.images}
 
 
 def objects(tmp_path: Path, *shapes: dict, **other: object) -> Objects:
     photo(tmp_path / "a.jpg")
     write(tmp_path / "a.json", *shapes, **other)
-    (image,) = convert_polygons.read([tmp_path / "a.json"], tmp_path, tmp_path).images
+    (image,) = PolygonSource(tmp_path, tmp_path).listing(ConvertOptions()).images
     return image.objects(image.path.read_bytes())
 
 

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from gigamask.datatools import convert_polygons, outlines, yolo
+from gigamask.datatools import outlines, yolo
+from gigamask.datatools.convert_polygons import PolygonSource
+from gigamask.datatools.formats import ConvertOptions
 from gigamask.datatools.objects import Objects, SourceListing
 from gigamask.datatools.outlines import MaskLimitError
 from gigamask.errors import CorruptSampleError, GigamaskError
@@ -22,8 +24,7 @@ def listing(folder: Path, text: str | bytes) -> SourceListing:
     Image.new("RGB", (30, 20)).save(folder / "photos" / "a.jpg")
     raw = text if isinstance(text, bytes) else text.encode()
     (folder / "labels" / "a.txt").write_bytes(raw)
-    files = convert_polygons.find(folder / "labels", folder / "photos")
-    return convert_polygons.read(files, folder / "labels", folder / "photos")
+    return PolygonSource(folder / "labels", folder / "photos").listing(ConvertOptions())
 
 
 def objects(folder: Path, text: str | bytes) -> Objects:

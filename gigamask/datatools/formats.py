@@ -1,0 +1,71 @@
+"""The formats of people's annotations that are read and written; plugins add others.
+
+Imports nothing that reads or writes them, so that trainings on tars and `--help` stay fast.
+"""
+
+from dataclasses import dataclass, replace
+
+from gigamask import plugin
+from gigamask.errors import GigamaskError
+from gigamask.plugin import References
+
+READERS: References = {
+    "COCO": "gigamask.datatools.convert_coco:CocoSource",
+    "label images": "gigamask.datatools.convert_labels:LabelImageSource",
+    "LabelMe": "gigamask.datatools.convert_polygons:PolygonSource",
+    "YOLO": "gigamask.datatools.convert_polygons:PolygonSource",
+    "parquet": "gigamask.datatools.convert_parquet:ParquetFiles",
+}
+"""The `sources.Source` of each format, in the order in which they are asked."""
+LABEL_FLAGS = "--split-components, --ignore, --binary and --nearest-value"
+"""Flags of label images."""
+
+
+def readers() -> References:
+    """Return the `sources.Source` of each format that is read, those of plugins last."""
+    return {**READERS, **plugin.merged("readers")}
+
+
+@dataclass(frozen=True)
+class ConvertOptions:
+    """What counts as a mask: crowds, and values in label images.
+
+    `split_components` makes one mask per connected component instead of one per value; `ignore` are
+    values that are not objects, besides 0 and 255 in the palette of VOC; `binary` makes one mask of
+    all values from this one on; `nearest_value` gives pixels of smoothed edges the value of the
+    nearest region.
+    """
+
+    keep_crowds: bool = False
+    split_components: bool = False
+    ignore: tuple[int, ...] = ()
+    binary: int | None = None
+    nearest_value: bool = False
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether an option applies only to label images."""
+        return replace(self, keep_crowds=False) != ConvertOptions()
+
+    def refuse_labels(self, source: object) -> None:
+        """Raise `GigamaskError` if an option applies only to label images.
+
+        Args:
+            source: The annotations, which are none.
+        """
+        if self.has_labels:
+            raise GigamaskError(
+                f"{source}: is not a folder of label images; drop {LABEL_FLAGS}, which apply only "
+                "to those"
+            )
+
+    def refuse_crowds(self, source: object) -> None:
+        """Raise `GigamaskError` if crowds are to be kept.
+
+        Args:
+            source: The folder of annotations, which have none.
+        """
+        if self.keep_crowds:
+            raise GigamaskError(
+                f"{source}: is a folder, whose files have no crowds; drop --keep-crowds"
+            )
