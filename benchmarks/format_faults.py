@@ -22,7 +22,6 @@ import numpy as np
 from PIL import Image
 
 from gigamask.datatools.convert import ConvertOptions, convert
-from gigamask.datatools.convert_parquet import ParquetFiles
 from gigamask.errors import GigamaskError
 
 HEIGHT, WIDTH = 60, 80
@@ -178,10 +177,9 @@ def attack(name: str, mutations: int) -> dict[str, float]:
         (folder / "photos").mkdir()
         Image.new("RGB", (WIDTH, HEIGHT), (90, 80, 70)).save(folder / "photos" / "a.jpg")
         path, source = FORMATS[name](folder)
-        given = ParquetFiles((str(source),)) if name == "parquet" else source
         images = None if name == "parquet" else folder / "photos"
         sound = path.read_bytes()
-        convert(given, images, folder / "out", ConvertOptions())
+        convert(source, images, folder / "out", ConvertOptions())
         start_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         generator = np.random.default_rng(0)
         for number in range(mutations):
@@ -189,7 +187,7 @@ def attack(name: str, mutations: int) -> dict[str, float]:
             shutil.rmtree(folder / "out", ignore_errors=True)
             start = time.process_time()
             try:
-                convert(given, images, folder / "out", ConvertOptions())
+                convert(source, images, folder / "out", ConvertOptions())
                 survived += 1
             except GigamaskError:
                 survived += 1
@@ -229,7 +227,7 @@ def convert_value(value_mb: int) -> dict[str, float]:
             os._exit(0)
         os.wait()
         start_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        counts = convert(ParquetFiles((str(path),)), None, Path(root) / "out", ConvertOptions())
+        counts = convert(path, None, Path(root) / "out", ConvertOptions())
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return {
         "images": counts["images"],

@@ -96,7 +96,7 @@ def convert(
     if shard_images < 1:
         raise GigamaskError(f"--shard-images must be at least 1 (got {shard_images} images)")
     if isinstance(source, Path):
-        source = of_annotations(source, image_folder)
+        source = of_annotations(str(source), image_folder)
     listing = list_source(source, options)
     chosen = select([each.source for each in listing.images])
     listing = replace(listing, images=[each for each in listing.images if each.source in chosen])

@@ -151,9 +151,49 @@ class CocoSource(FileSource):
             options: Whether crowds are kept.
             with_annotations: Whether to assign the annotations to their images, which takes most
                 of the time.
+
+        Returns:
+            The images, and the entries that were left out with their reasons.
+
+        Raises:
+            GigamaskError: The file cannot be read, or is of another kind.
         """
         options.refuse_labels(self)
-        return read(self.annotations, self.images, options.keep_crowds, with_annotations)
+        instances, is_panoptic = coco_json.read_json(self.annotations)
+        left_out = LeftOutRecord()
+        rows, left_out.images = _image_rows(instances.images or [], self.images)
+        image_annotations: dict[str, list[msgspec.Raw]] = defaultdict(list)
+        for i, raw in enumerate((with_annotations and instances.annotations) or []):
+            name = f"annotation {i} of {self.annotations.name}"
+            try:
+                image_id = str(canonical_id(coco_json.ANNOTATION_IMAGE.decode(raw).image_id))
+                if image_id not in rows:
+                    raise CorruptSampleError(
+                        f"its image_id {image_id} belongs to no image, or to one that was left out;"
+                        " add the image, or remove the annotation",
+                        "image_id of no image",
+                    )
+                image_annotations[image_id].append(raw)
+            except (*JSON_ERRORS, CorruptSampleError) as error:
+                left_out.masks.append(LeftOutEntry.of(name, error, f"{name}: "))
+        names = _category_names(instances.categories or [])
+        ids, renumbered = image_ids(list(rows))
+        make = CocoImage
+        if is_panoptic:
+            make = partial(PanopticImage, folder=label_folder(self.annotations))
+        images = [
+            make(
+                number,
+                row.name,
+                file,
+                row.size,
+                image_annotations[key],
+                options.keep_crowds,
+                names,
+            )
+            for number, (key, (row, file)) in zip(ids, rows.items(), strict=True)
+        ]
+        return SourceListing(images, left_out, renumbered)
 
     def shared_files(self, listing: SourceListing) -> Iterable[Path]:
         """Return the PNGs of a panoptic JSON.
@@ -163,60 +203,6 @@ class CocoSource(FileSource):
         """
         folders = {each.folder for each in listing.images if isinstance(each, PanopticImage)}
         return {path for folder in folders for path in files_of(folder)}
-
-
-def read(
-    path: Path, image_folder: Path, keep_crowds: bool = False, with_annotations: bool = True
-) -> SourceListing:
-    """List the images of an instances json, or of a panoptic json.
-
-    Args:
-        path: The json; the label images of a panoptic one are in a folder of its name, beside it.
-        image_folder: The folder that `file_name` is relative to.
-        keep_crowds: Whether to keep annotations with `iscrowd`.
-        with_annotations: Whether to assign the annotations to their images.
-
-    Returns:
-        The images, and the entries that were left out with their reasons.
-
-    Raises:
-        GigamaskError: The file cannot be read as an instances json, or is of another kind.
-    """
-    instances, is_panoptic = coco_json.read_json(path)
-    left_out = LeftOutRecord()
-    rows, left_out.images = _image_rows(instances.images or [], image_folder)
-    image_annotations: dict[str, list[msgspec.Raw]] = defaultdict(list)
-    for i, raw in enumerate((with_annotations and instances.annotations) or []):
-        name = f"annotation {i} of {path.name}"
-        try:
-            image_id = str(canonical_id(coco_json.ANNOTATION_IMAGE.decode(raw).image_id))
-            if image_id not in rows:
-                raise CorruptSampleError(
-                    f"its image_id {image_id} belongs to no image, or to one that was left out;"
-                    " add the image, or remove the annotation",
-                    "image_id of no image",
-                )
-            image_annotations[image_id].append(raw)
-        except (*JSON_ERRORS, CorruptSampleError) as error:
-            left_out.masks.append(LeftOutEntry.of(name, error, f"{name}: "))
-    names = _category_names(instances.categories or [])
-    ids, renumbered = image_ids(list(rows))
-    make = CocoImage
-    if is_panoptic:
-        make = partial(PanopticImage, folder=label_folder(path))
-    images = [
-        make(
-            number,
-            row.name,
-            file,
-            row.size,
-            image_annotations[key],
-            keep_crowds,
-            names,
-        )
-        for number, (key, (row, file)) in zip(ids, rows.items(), strict=True)
-    ]
-    return SourceListing(images, left_out, renumbered)
 
 
 def find_images(names: Sequence[str], folder: Path) -> list[Path | str]:

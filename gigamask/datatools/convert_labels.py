@@ -7,7 +7,6 @@ a folder SegmentationClass beside it, as in VOC; `voc_classes` names them.
 """
 
 import io
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,11 @@ from jaxtyping import Bool, Int32
 
 from gigamask.data.annotation import MAX_MASKS, MAX_SIDE
 from gigamask.datatools import smoothed_labels, voc_classes
-from gigamask.datatools.formats import ConvertOptions
+from gigamask.datatools.formats import ConvertOptions, describe_readers
 from gigamask.datatools.image_files import files_of, open_image, read_file
 from gigamask.datatools.objects import Objects, SourceImage, SourceListing, match_images
 from gigamask.datatools.outlines import MAX_RUNS, check_count
-from gigamask.datatools.sources import FileSource
+from gigamask.datatools.sources import FileSource, GivenData, Source
 from gigamask.datatools.voc_classes import Classes
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.files import expand_home
@@ -109,21 +108,17 @@ class LabelImageSource(FileSource):
     """A folder of label images, or one in VOC's layout."""
 
     @classmethod
-    def of_paths(
-        cls, paths: Sequence[str], images: str | None, masks: str | None
-    ) -> "LabelImageSource | None":
-        """Return the instances of a folder in VOC's layout.
+    def find(cls, given: GivenData) -> Source | None:
+        """Return the label images that a user gave, or those of a folder in VOC's layout.
 
         Args:
-            paths: Its path.
-            images: None.
-            masks: None.
+            given: What was given.
         """
-        if len(paths) != 1 or images is not None or masks is not None:
-            return None
-        folder = Path(expand_home(paths[0]))
-        pair = folder / VOC_OBJECTS, folder / VOC_IMAGES
-        return cls(*pair) if all(path.is_dir() for path in pair) else None
+        if len(given.paths) == 1 and given.images is None and given.masks is None:
+            folder = Path(expand_home(given.paths[0]))
+            pair = folder / VOC_OBJECTS, folder / VOC_IMAGES
+            return cls(*pair) if all(path.is_dir() for path in pair) else None
+        return super().find(given)
 
     @classmethod
     def is_format(cls, annotations: Path, images: Path) -> bool:
@@ -143,42 +138,30 @@ class LabelImageSource(FileSource):
         Args:
             options: What counts as a mask.
             with_annotations: Whether masks will be read.
+
+        Returns:
+            The images, and the label images that were left out with their reasons.
+
+        Raises:
+            GigamaskError: The folder holds no label image.
         """
         options.refuse_crowds(self)
-        return read(self.annotations, self.images, options)
+        labels, images = self.annotations, self.images
+        files = files_of(labels, *SUFFIXES)
+        if not files:
+            raise GigamaskError(
+                f"{labels}: the folder holds no {', '.join(SUFFIXES)}; give {describe_readers()}"
+            )
 
+        inside = labels.absolute(), images.absolute()
+        known_classes = voc_classes.read([inside[0].parent, *inside, inside[1].parent])
 
-def read(labels: Path, image_folder: Path, options: ConvertOptions | None = None) -> SourceListing:
-    """List the label images of a folder and its subfolders with their images.
+        def make(number: int, name: str, image: Path, path: Path) -> LabelImage:
+            classes = class_folder(labels) / path.relative_to(labels)
+            known = classes if classes != path and classes.is_file() else None
+            return LabelImage(number, name, image, path, known, known_classes, options)
 
-    Args:
-        labels: The folder of label images.
-        image_folder: The folder of images.
-        options: What counts as a mask.
-
-    Returns:
-        The images, and the label images that were left out with their reasons.
-
-    Raises:
-        GigamaskError: The folder holds no label image.
-    """
-    files = files_of(labels, *SUFFIXES)
-    if not files:
-        raise GigamaskError(
-            f"{labels}: the folder holds no {', '.join(SUFFIXES)}; give a folder of label images, "
-            "of LabelMe's or YOLO's files, or COCO's instances json"
-        )
-
-    counts = options or ConvertOptions()
-    inside = labels.absolute(), image_folder.absolute()
-    known_classes = voc_classes.read([inside[0].parent, *inside, inside[1].parent])
-
-    def make(number: int, name: str, image: Path, path: Path) -> LabelImage:
-        classes = class_folder(labels) / path.relative_to(labels)
-        known = classes if classes != path and classes.is_file() else None
-        return LabelImage(number, name, image, path, known, known_classes, counts)
-
-    return match_images(files, labels, image_folder, make)
+        return match_images(files, labels, images, make)
 
 
 def class_folder(labels: Path) -> Path:

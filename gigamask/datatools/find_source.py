@@ -8,10 +8,10 @@ import msgspec
 
 from gigamask import plugin
 from gigamask.data.image_folder import pack_command
-from gigamask.datatools.formats import READERS, ConvertOptions, readers
+from gigamask.datatools.formats import READERS, ConvertOptions, absent, describe_readers, readers
 from gigamask.datatools.image_files import files_of
 from gigamask.datatools.objects import SourceListing
-from gigamask.datatools.sources import FileSource, Source
+from gigamask.datatools.sources import FileSource, GivenData, Source
 from gigamask.errors import GigamaskError
 from gigamask.files import expand_home, find_tars, relative_to
 from gigamask.serialization import read_json
@@ -40,11 +40,10 @@ def find(paths: Sequence[str], images: str | None, masks: str | None) -> Source 
         pair = annotations_and_images(paths, images, masks)
     except GigamaskError as error:
         problem = error  # unless they are names of columns
-    if found := recognise(paths, images, masks, pair):
-        return found
-    if problem is not None:
+    found = _recognise(GivenData(paths, images, masks, pair))
+    if found is None and problem is not None:
         raise problem
-    return None if pair is None else _likeliest(*pair)
+    return found or (pair and _likeliest(*pair))
 
 
 def annotations_and_images(
@@ -78,46 +77,35 @@ def annotations_and_images(
     return source, folder
 
 
-def recognise(
-    paths: Sequence[str],
-    images: str | None = None,
-    masks: str | None = None,
-    pair: tuple[Path, Path] | None = None,
-) -> Source | None:
-    """Return annotations as the first format has them that recognises them; None if none does.
-
-    Args:
-        paths: Files, folders, globs or URLs.
-        images: What the user said of the images.
-        masks: What the user said of the masks.
-        pair: The annotations and the folder of images, if that is what these are.
-    """
-    for kind in map(plugin.load, dict.fromkeys(readers().values())):
-        found = kind.of_paths(paths, images, masks)
-        if found is None and pair is not None and pair[1].is_dir():
-            found = kind.of_annotations(*pair)
-        if found is not None:
-            return found
-    return None
-
-
-def of_annotations(annotations: Path, images: Path | None) -> Source:
+def of_annotations(annotations: str, images: Path | None, masks: str | None = None) -> Source:
     """Return annotations as the format has them that recognises them.
 
     Args:
-        annotations: A file or a folder.
-        images: The folder of images; None if the annotations have them.
+        annotations: A file, a folder, a glob or a URL.
+        images: The folder of images, or what the annotations call them.
+        masks: What the annotations call the masks.
 
     Raises:
         GigamaskError: There is no such folder of images.
     """
-    pair = None if images is None else (annotations, images)
-    found = recognise([str(annotations)], pair and str(images), None, pair)
-    return found or _likeliest(annotations, images)
+    pair = None if images is None or masks is not None else (Path(annotations), images)
+    named = None if images is None else str(images)
+    found = _recognise(GivenData([annotations], named, masks, pair))
+    if found is None and masks is not None:
+        raise GigamaskError(f"--masks {masks}: names a column of parquet files; drop it")
+    return found or _likeliest(Path(annotations), images)
+
+
+def _recognise(given: GivenData) -> Source | None:
+    """Return annotations as the first format has them that recognises them; None if none does."""
+    kinds = map(plugin.load, dict.fromkeys(readers().values()))
+    return next((found for kind in kinds if (found := kind.find(given))), None)
 
 
 def _likeliest(annotations: Path, images: Path | None) -> Source:
     """Return annotations in the likeliest format, which says what is wrong with them."""
+    if any(f"{annotations}".endswith(f".{name.lower()}") for name in absent()):
+        raise GigamaskError(f"{annotations}: is in no known format; give {describe_readers()}")
     if images is None:
         _check_not_sa1b(annotations)
         raise GigamaskError("--images FOLDER: give the folder of the images")

@@ -12,11 +12,10 @@ from gigamask.plugin import References
 READERS: References = {
     "COCO": "gigamask.datatools.convert_coco:CocoSource",
     "label images": "gigamask.datatools.convert_labels:LabelImageSource",
-    "LabelMe": "gigamask.datatools.convert_polygons:PolygonSource",
-    "YOLO": "gigamask.datatools.convert_polygons:PolygonSource",
-    "parquet": "gigamask.datatools.convert_parquet:ParquetFiles",
 }
 """The `sources.Source` of each format, in the order in which they are asked."""
+OF_PLUGIN = ("LabelMe", "YOLO", "parquet")
+"""Formats that gigamask's plugin `formats` reads, which may have been deleted."""
 LABEL_FLAGS = "--split-components, --ignore, --binary and --nearest-value"
 """Flags of label images."""
 
@@ -24,6 +23,21 @@ LABEL_FLAGS = "--split-components, --ignore, --binary and --nearest-value"
 def readers() -> References:
     """Return the `sources.Source` of each format that is read, those of plugins last."""
     return {**READERS, **plugin.merged("readers")}
+
+
+def describe_readers() -> str:
+    """Return what may be given for annotations, and what it takes to read more."""
+    added = plugin.merged("readers")
+    known = f"a folder of label images, COCO's instances json, or files of {', '.join(added)}"
+    if not (names := absent()):
+        return known
+    known = known if added else "a folder of label images or COCO's instances json"
+    return f"{known}; {', '.join(names)} need gigamask's plugin formats, which is not installed"
+
+
+def absent() -> list[str]:
+    """Return the formats whose plugin is not installed."""
+    return [name for name in OF_PLUGIN if name not in plugin.merged("readers")]
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from gigamask.datatools.formats import ConvertOptions
 from gigamask.datatools.objects import SourceListing
@@ -16,41 +17,37 @@ CLASS_FILES = (
 """Files with names of classes, in the folders of annotations or images, or up to two above."""
 
 
-class Source(ABC):
-    """Annotations of one format, whose images and masks are read.
+class GivenData(NamedTuple):
+    """What a user gave for data.
 
-    The class recognises annotations of its format by one of two methods, and leaves the other one
-    as it is.
+    Attributes:
+        paths: Files, folders, globs or URLs.
+        images: What was given for images, such as a folder or the name of a column.
+        masks: What was given for masks.
+        pair: The file or folder of annotations and the folder of their images; None if there are
+            no such files.
     """
 
+    paths: Sequence[str]
+    images: str | None = None
+    masks: str | None = None
+    pair: tuple[Path, Path] | None = None
+
+
+class Source(ABC):
+    """Annotations of one format, whose images and masks are read."""
+
     @classmethod
-    def of_paths(
-        cls, paths: Sequence[str], images: str | None, masks: str | None
-    ) -> "Source | None":
-        """Return annotations that have their images in them; None if they are in another format.
+    @abstractmethod
+    def find(cls, given: GivenData) -> "Source | None":
+        """Return the annotations that a user gave; None if they are in another format.
 
         Args:
-            paths: Files, folders, globs or URLs.
-            images: What the user said of the images, such as the name of a column.
-            masks: What the user said of the masks.
+            given: What was given.
 
         Raises:
             GigamaskError: They are in this format, but cannot be read.
         """
-        return None
-
-    @classmethod
-    def of_annotations(cls, annotations: Path, images: Path) -> "Source | None":
-        """Return annotations beside their images; None if they are in another format.
-
-        Args:
-            annotations: The file or folder of annotations.
-            images: The folder of images, which may be the same.
-
-        Raises:
-            GigamaskError: They are in this format, but cannot be read.
-        """
-        return None
 
     @abstractmethod
     def __str__(self) -> str:
@@ -86,14 +83,14 @@ class FileSource(Source):
     images: Path
 
     @classmethod
-    def of_annotations(cls, annotations: Path, images: Path) -> Source | None:
-        """Return the annotations if they are in this format.
+    def find(cls, given: GivenData) -> Source | None:
+        """Return the annotations that a user gave; None if they are in another format.
 
         Args:
-            annotations: The file or folder of annotations.
-            images: The folder of images.
+            given: What was given.
         """
-        return cls(annotations, images) if cls.is_format(annotations, images) else None
+        pair = given.pair
+        return cls(*pair) if pair and pair[1].is_dir() and cls.is_format(*pair) else None
 
     @classmethod
     @abstractmethod

@@ -17,9 +17,9 @@ from jaxtyping import Float32, Float64, Int64
 
 from gigamask.data import image
 from gigamask.data.dataset import AnnotatedImage
-from gigamask.datatools import convert_coco
 from gigamask.datatools.coco_json import AnnotationRow, canonical_id
-from gigamask.datatools.convert_coco import CocoImage
+from gigamask.datatools.convert_coco import CocoImage, CocoSource
+from gigamask.datatools.formats import ConvertOptions
 from gigamask.datatools.image_files import fit, read_file, to_member
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.evaluation.coco_ap import FREQUENCIES
@@ -189,7 +189,8 @@ def read(annotations: Path, images: Path, detections: Path | None) -> CocoData:
         GigamaskError: A file cannot be read; or a box is of an image or a category that the
             annotations lack, is not finite, or lies outside of its image.
     """
-    listing = convert_coco.read(annotations, images, keep_crowds=True)
+    options = ConvertOptions(keep_crowds=True)
+    listing = CocoSource(annotations, images).listing(options)
     if listing.renumbered:
         raise GigamaskError(
             f"{annotations}: ids of images must be whole numbers, which detections refer to"

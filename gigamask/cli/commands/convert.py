@@ -54,25 +54,21 @@ class ConvertCommand(PartOptions):
         from gigamask.cli.commands.output import progress_bar
         from gigamask.data import worker_pool
         from gigamask.datatools.convert import convert, lines, listed
-        from gigamask.datatools.find_source import recognise
+        from gigamask.datatools.find_source import of_annotations
         from gigamask.datatools.formats import ConvertOptions
         from gigamask.datatools.left_out import LeftOutRecord
-        from gigamask.errors import GigamaskError, counted
+        from gigamask.errors import counted
 
         options = ConvertOptions(
             self.keep_crowds, self.split_components, self.ignore, self.binary, self.nearest_value
         )
-        source, out = Path(self.source), Path(self.out)
         folder = None if self.images is None else Path(self.images)
-        pair = None if folder is None or self.masks is not None else (source, folder)
-        known = recognise([self.source], self.images, self.masks, pair)
-        if known is None and self.masks is not None:
-            raise GigamaskError(f"--masks {self.masks}: names a column of parquet files; drop it")
+        source, out = of_annotations(self.source, folder, self.masks), Path(self.out)
         workers = worker_pool.workers_of(self.part, self.workers)
         select = listed(None if self.list is None else Path(self.list))
         with progress_bar("convert") as progress:
             result = convert(
-                known or source, folder, out, options, self.shard_images, workers, progress, select
+                source, None, out, options, self.shard_images, workers, progress, select
             )
         images, masks = counted(result["images"], "image"), counted(result["masks"], "mask")
         print(f"{self.out}: {images} with {masks} in {counted(len(result['tars']), 'tar')}")

@@ -11,6 +11,8 @@ from PIL import Image
 
 from gigamask.datatools import convert_coco, outlines
 from gigamask.datatools.coco_json import canonical_id
+from gigamask.datatools.convert_coco import CocoSource
+from gigamask.datatools.formats import ConvertOptions
 from gigamask.datatools.objects import Objects, SourceListing
 from gigamask.errors import GigamaskError
 
@@ -36,7 +38,7 @@ def listing(
         path.write_bytes(jpeg())
     content = {"images": images, "annotations": annotations, "categories": categories or []}
     (folder / "coco.json").write_text(json.dumps(content))
-    return convert_coco.read(folder / "coco.json", folder / "photos")
+    return CocoSource(folder / "coco.json", folder / "photos").listing(ConvertOptions())
 
 
 def row(number: object = 1, name: str = "1.jpg", **other: object) -> dict:
@@ -162,7 +164,7 @@ def test_files_of_other_tasks_say_what_they_are(tmp_path, annotation, kind):
 def test_results_of_a_detector_say_what_they_are(tmp_path):
     (tmp_path / "results.json").write_text(json.dumps([mask()]))
     with pytest.raises(GigamaskError, match=r"results\.json: holds a list, .*results"):
-        convert_coco.read(tmp_path / "results.json", tmp_path)
+        CocoSource(tmp_path / "results.json", tmp_path).listing(ConvertOptions())
 
 
 def test_panoptic_segments(tmp_path):

@@ -1,18 +1,14 @@
 """Folders as other tools write them give the masks and classes that those tools read from them."""
 
-import base64
-import io
 import json
 import tarfile
 from pathlib import Path
 
-import numpy as np
 from PIL import Image
 
 from gigamask.datatools.convert import ConvertOptions, convert
 
 SQUARE = [[4, 4], [14, 4], [14, 10], [4, 10]]
-TRIANGLE = [[20, 2], [28, 2], [28, 14]]
 
 
 def photo(path: Path) -> None:
@@ -30,69 +26,6 @@ def converted(source: Path, images: Path, out: Path) -> tuple[dict, list[list[tu
             if member.name.endswith(".json")
         ]
     return counts, [[(each.get("category"), each["area"]) for each in record] for record in records]
-
-
-def test_labelme_and_what_it_exports_to_voc(tmp_path):
-    """Its tutorial: JSON beside the photograph, lists of names, and the result of its exporters."""
-    png = io.BytesIO()
-    Image.fromarray(np.ones((6, 11), bool)).save(png, "PNG")
-    mask = {"shape_type": "mask", "points": [[4, 12], [14, 17]]}
-    mask["mask"] = base64.b64encode(png.getvalue()).decode()
-    polygons = [
-        {"label": label, "points": points, "shape_type": "polygon", "group_id": None, "flags": {}}
-        for label, points in (("shelf", SQUARE), ("__ignore__", TRIANGLE), ("highland", TRIANGLE))
-    ]
-    tutorial = tmp_path / "tutorial"
-    photo(tutorial / "apc.jpg")
-    content = {
-        "version": "5.4.1",
-        "flags": {},
-        "shapes": [*polygons, mask | {"label": "shelf"}],
-        "imagePath": "apc.jpg",
-        "imageData": base64.b64encode((tutorial / "apc.jpg").read_bytes()).decode(),
-        "imageHeight": 20,
-        "imageWidth": 30,
-    }
-    (tutorial / "apc.json").write_text(json.dumps(content))
-    (tutorial / "label_names.txt").write_text("_background_\nhighland\nshelf\n")
-    photo(tutorial / "apc_json" / "img.png")
-    counts, [masks] = converted(tutorial, tutorial, tmp_path / "out")
-    assert masks == [("shelf", 60), ("highland", masks[1][1]), ("shelf", 66)]
-    assert counts["left_out"] == {"images": {}, "masks": {"ignored": 1}}
-
-    voc = tmp_path / "data_dataset_voc"
-    photo(voc / "JPEGImages" / "apc.jpg")
-    (voc / "class_names.txt").write_text("_background_\nhighland\nshelf\n")
-    palette = [0, 0, 0, 128, 0, 0, 0, 128, 0] + [0] * (3 * 252) + [224, 224, 192]
-    for name, values in (("SegmentationClass", (2, 1)), ("SegmentationObject", (1, 2))):
-        pixels = np.zeros((20, 30), np.uint8)
-        pixels[4:10, 4:14], pixels[12:18, 4:14], pixels[4:10, 14] = *values, 255
-        image = Image.fromarray(pixels, "P")
-        image.putpalette(palette)
-        (voc / name).mkdir()
-        image.save(voc / name / "apc.png")
-    _, [masks] = converted(voc / "SegmentationObject", voc / "JPEGImages", tmp_path / "out_voc")
-    assert masks == [("shelf", 60), ("highland", 60)]
-
-
-def test_ultralytics(tmp_path):
-    """images/train beside labels/train, with data.yaml above and a cache of the loader."""
-    photo(tmp_path / "images" / "train" / "000000000009.jpg")
-    photo(tmp_path / "images" / "train" / "000000000025.jpg")
-    labels = tmp_path / "labels" / "train"
-    labels.mkdir(parents=True)
-    lines = [
-        f"{number} " + " ".join(f"{x / 30:.6f} {y / 20:.6f}" for x, y in points)
-        for number, points in ((45, SQUARE), (1, TRIANGLE))
-    ]
-    (labels / "000000000009.txt").write_text("\n".join(lines) + "\n")
-    (labels / "000000000025.txt").write_text("")
-    (tmp_path / "labels" / "train.cache").write_bytes(b"\x93NUMPY")
-    names = "\n".join(f"  {i}: class {i}" for i in range(80))
-    (tmp_path / "data.yaml").write_text(f"path: coco8-seg\ntrain: images/train\nnames:\n{names}\n")
-    counts, masks = converted(labels, tmp_path / "images" / "train", tmp_path / "out")
-    assert masks == [[("class 45", 60), ("class 1", masks[0][1][1])], []]
-    assert counts["left_out"] == {"images": {}, "masks": {}}
 
 
 def test_roboflow_and_its_coco(tmp_path):

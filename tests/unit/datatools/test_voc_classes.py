@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gigamask.datatools import convert_labels, voc_classes
+from gigamask.datatools import voc_classes
+from gigamask.datatools.convert_labels import LabelImageSource
+from gigamask.datatools.formats import ConvertOptions
 from gigamask.errors import GigamaskError
 
 COLORS = "# label:color_rgb:parts:actions\nbackground:0,0,0::\ncat:128,0,0::\ndog:0,128,0::\n"
@@ -18,7 +20,8 @@ def fields(folder: Path, classes: np.ndarray, objects: np.ndarray) -> list[tuple
         Image.fromarray(pixels).save(folder / name / "a.png")
     (folder / "JPEGImages").mkdir(exist_ok=True)
     Image.new("RGB", (30, 20)).save(folder / "JPEGImages" / "a.jpg")
-    found = convert_labels.read(folder / "SegmentationObject", folder / "JPEGImages")
+    source = LabelImageSource(folder / "SegmentationObject", folder / "JPEGImages")
+    found = source.listing(ConvertOptions())
     extras = found.images[0].objects(b"").extras
     return [(each.get("category_id"), each.get("category")) for each in extras]
 

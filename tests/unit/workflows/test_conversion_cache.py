@@ -20,20 +20,16 @@ SQUARE = [[2, 3, 12, 3, 12, 9, 2, 9]]
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """Photographs, with COCO's JSON, YOLO's text and label images of each; one is missing."""
-    for name in ("photos/a", "photos/b", "labels/a", "labels/b", "yolo"):
+    """Photographs, with COCO's JSON and label images of each; one is missing."""
+    for name in ("photos/a", "photos/b", "labels/a", "labels/b"):
         (tmp_path / name).mkdir(parents=True)
-    line = " ".join(f"{x / 40} {y / 20}" for x, y in np.reshape(SQUARE, (-1, 2)))
     label = np.zeros((20, 40), np.uint8)
     label[3:9, 2:12] = 1
     names = [f"{part}/{i}" for part in "ab" for i in range(2)]
     for number, name in enumerate(names):
         photograph(tmp_path, name, 40 * number)
         Image.fromarray(label).save(tmp_path / "labels" / f"{name}.png")
-        (tmp_path / "yolo" / name).parent.mkdir(exist_ok=True)
-        (tmp_path / "yolo" / f"{name}.txt").write_text(f"0 {line}\n")
     (tmp_path / "photos" / "b" / "1.png").unlink()
-    (tmp_path / "yolo.yaml").write_text("names: [cat]\n")
     size = {"width": 40, "height": 20}
     images = [{"id": i, "file_name": f"{name}.png", **size} for i, name in enumerate(names)]
     things = [{"id": i, "image_id": i, "segmentation": SQUARE} for i in range(4)]
@@ -58,7 +54,7 @@ def counts(found: Path) -> dict:
     return json.loads((found / DONE).read_text())
 
 
-SOURCES = ("c.json", "labels", "yolo")
+SOURCES = ("c.json", "labels")
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -86,26 +82,13 @@ def test_a_replaced_photograph_of_the_same_size_and_time_is_seen(folder, source)
     assert opened(folder, source) != first
 
 
-@pytest.mark.parametrize("source", ["labels", "yolo"])
-@pytest.mark.parametrize("moved", ["photos", None])
-def test_folders_that_swap_names_are_paired_anew(folder, source, moved):
-    first = opened(folder, source)
-    root = folder / (moved or source)
+@pytest.mark.parametrize("moved", ["photos", "labels"])
+def test_folders_that_swap_names_are_paired_anew(folder, moved):
+    first = opened(folder, "labels")
+    root = folder / moved
     for before, after in (("a", "c"), ("b", "a"), ("c", "b")):
         (root / before).rename(root / after)
-    assert opened(folder, source) != first
-
-
-@pytest.mark.parametrize("name", ["data.yaml", "yolo/data.yaml", "classes.txt", "yolo/classes.txt"])
-def test_files_of_class_names_are_watched(folder, name):
-    text = "names: [{}]\n" if name.endswith("yaml") else "{}\n"
-    seen = {opened(folder, "yolo")}
-    for number, word in enumerate(("cat", "dog"), 2):
-        (folder / name).write_text(text.format(word))
-        found = opened(folder, "yolo")
-        seen.add(found)
-        assert len(seen) == number
-        assert counts(found)["masks"] == 3
+    assert opened(folder, "labels") != first
 
 
 @pytest.mark.parametrize("name", ["labelmap.txt", "photos/labelmap.txt", "labels/class_names.txt"])
@@ -130,10 +113,10 @@ def test_options_and_only_files_that_are_read_make_another_conversion(folder):
 
 
 def test_a_moved_data_set_keeps_its_conversion(folder, tmp_path_factory):
-    first = opened(folder, "yolo")
+    first = opened(folder, "labels")
     there = tmp_path_factory.mktemp("moved") / "there"
     folder.rename(there)
-    second = opened(there, "yolo")
+    second = opened(there, "labels")
     assert second.relative_to(there) == first.relative_to(folder)
     shutil.move(there, folder)
 

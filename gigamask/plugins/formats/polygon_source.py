@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from gigamask.datatools import labelme, yolo
 from gigamask.datatools.formats import ConvertOptions
 from gigamask.datatools.image_files import SUFFIXES as IMAGE_SUFFIXES
 from gigamask.datatools.image_files import files_of
@@ -15,6 +14,7 @@ from gigamask.datatools.objects import SourceListing, match_images
 from gigamask.datatools.pairing import compose
 from gigamask.datatools.sources import FileSource
 from gigamask.errors import GigamaskError
+from gigamask.plugins.formats import labelme, yolo
 
 SUFFIXES = (".json", ".txt")
 """Suffixes of LabelMe's and of YOLO's files."""

@@ -18,9 +18,9 @@ from gigamask.datatools.convert_labels import decode_labels
 from gigamask.datatools.image_files import size_of
 from gigamask.datatools.outlines import MAX_NUMBERS, MAX_PIXELS_OF_MASKS, check_count, crop_mask
 from gigamask.datatools.pairing import names_within
-from gigamask.datatools.polygon_files import PolygonImage, ShapeObject
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.masks.rle import RLEMasks
+from gigamask.plugins.formats.polygon_files import PolygonImage, ShapeObject
 from gigamask.serialization import JSON_ERRORS, decode_json, read_limited
 
 IGNORED = ("__ignore__", "_background_")

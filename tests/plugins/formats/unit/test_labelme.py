@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gigamask.datatools import labelme, outlines
-from gigamask.datatools.convert_polygons import PolygonSource
+from gigamask.datatools import outlines
 from gigamask.datatools.formats import ConvertOptions
 from gigamask.datatools.objects import Objects
 from gigamask.datatools.outlines import MaskLimitError, crop_mask
 from gigamask.errors import GigamaskError
+from gigamask.plugins.formats import labelme
+from gigamask.plugins.formats.polygon_source import PolygonSource
 
 TRIANGLE = [[2, 2], [12, 2], [2, 12]]
 

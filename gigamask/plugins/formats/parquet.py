@@ -22,7 +22,10 @@ from gigamask.datatools.formats import LABEL_FLAGS, ConvertOptions
 from gigamask.datatools.image_files import OTHER_SIZE, meant_size, size_of
 from gigamask.datatools.left_out import LeftOutEntry, LeftOutRecord
 from gigamask.datatools.objects import EMPTY, NO_PIXEL, Objects, SourceImage, SourceListing
-from gigamask.datatools.parquet_files import (
+from gigamask.datatools.sources import GivenData, Source, file_line
+from gigamask.errors import CorruptSampleError, GigamaskError, first_line
+from gigamask.masks.rle import RLEMasks
+from gigamask.plugins.formats.parquet_files import (
     MAX_ROW_BYTES,
     bytes_of,
     find,
@@ -31,9 +34,6 @@ from gigamask.datatools.parquet_files import (
     read_errors,
     read_rows,
 )
-from gigamask.datatools.sources import Source, file_line
-from gigamask.errors import CorruptSampleError, GigamaskError, first_line
-from gigamask.masks.rle import RLEMasks
 from gigamask.serialization import decode_json
 
 IMAGES = ("image", "jpg", "jpeg", "pixel_values", "img", "images", "png", "webp")
@@ -70,18 +70,14 @@ class ParquetFiles(Source):
         return os.path.commonpath(folders) if len(folders) > 1 else folders.pop()
 
     @classmethod
-    def of_paths(
-        cls, paths: Sequence[str], images: str | None, masks: str | None
-    ) -> "ParquetFiles | None":
+    def find(cls, given: GivenData) -> Source | None:
         """Return the parquet files that paths name.
 
         Args:
-            paths: Files, folders, globs or URLs.
-            images: The column of images.
-            masks: The column of masks.
+            given: The paths, and the columns of images and masks.
         """
-        files = find(paths)
-        return cls(files, images, masks) if files else None
+        files = find(given.paths)
+        return cls(files, given.images, given.masks) if files else None
 
     def listing(self, options: ConvertOptions, with_annotations: bool = True) -> SourceListing:
         """List the rows.

@@ -10,8 +10,8 @@ from pathlib import Path
 from gigamask.data.annotation import MAX_BYTES, MAX_MASKS
 from gigamask.datatools.coco_json import Id, canonical_id
 from gigamask.datatools.outlines import MAX_NUMBERS, check_count, check_masks
-from gigamask.datatools.polygon_files import PolygonImage, ShapeObject
 from gigamask.errors import CorruptSampleError, GigamaskError
+from gigamask.plugins.formats.polygon_files import PolygonImage, ShapeObject
 from gigamask.serialization import decode_text, read_limited, read_text, read_yaml
 
 DATA, CLASSES = "data.yaml", "classes.txt"

@@ -13,11 +13,11 @@ from PIL import Image
 
 from gigamask.data import storage
 from gigamask.datatools import convert as convert_module
-from gigamask.datatools import convert_parquet, parquet_files
 from gigamask.datatools.convert import ConvertOptions, convert
-from gigamask.datatools.convert_parquet import ParquetFiles
 from gigamask.errors import GigamaskError
 from gigamask.masks.rle import RLEMasks
+from gigamask.plugins.formats import parquet, parquet_files
+from gigamask.plugins.formats.parquet import ParquetFiles
 from tests.servers import Hub
 from tests.unit.datatools.test_convert import members
 
@@ -300,7 +300,7 @@ def test_a_data_set_of_the_hub(tmp_path, monkeypatch):
         listing = ParquetFiles(files).listing(ConvertOptions())
         hub.status = 403
         with pytest.raises(GigamaskError, match=r"train-00000-of-00001.parquet: .*no permission"):
-            list(convert_parquet.ParquetRow.read_all(listing.images))
+            list(parquet.ParquetRow.read_all(listing.images))
 
 
 @pytest.mark.parametrize(
@@ -313,7 +313,7 @@ def test_a_data_set_of_the_hub(tmp_path, monkeypatch):
 )
 def test_small_files_that_expand_are_refused(tmp_path, monkeypatch, columns, datum):
     monkeypatch.setattr(parquet_files, "MAX_EXPANDED_BYTES", 1_000_000)
-    monkeypatch.setattr(convert_parquet, "MAX_ROW_BYTES", 1_000_000)
+    monkeypatch.setattr(parquet, "MAX_ROW_BYTES", 1_000_000)
     path = tmp_path / "small.parquet"
     pq.write_table(pa.table(columns), path, compression="zstd")
     assert path.stat().st_size < 12_000

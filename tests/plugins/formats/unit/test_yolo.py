@@ -5,12 +5,13 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from gigamask.datatools import outlines, yolo
-from gigamask.datatools.convert_polygons import PolygonSource
+from gigamask.datatools import outlines
 from gigamask.datatools.formats import ConvertOptions
 from gigamask.datatools.objects import Objects, SourceListing
 from gigamask.datatools.outlines import MaskLimitError
 from gigamask.errors import CorruptSampleError, GigamaskError
+from gigamask.plugins.formats import yolo
+from gigamask.plugins.formats.polygon_source import PolygonSource
 
 TRIANGLE = "0.1 0.1 0.5 0.1 0.1 0.5"
 TURNED = "0.5 0.2 0.8 0.5 0.5 0.8 0.2 0.5"

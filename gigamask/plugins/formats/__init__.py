@@ -1,0 +1,12 @@
+"""Annotations of LabelMe, YOLO and parquet files."""
+
+from gigamask.plugin import Plugin
+
+PLUGIN = Plugin(
+    name="formats",
+    readers={
+        "LabelMe": "gigamask.plugins.formats.polygon_source:PolygonSource",
+        "YOLO": "gigamask.plugins.formats.polygon_source:PolygonSource",
+        "parquet": "gigamask.plugins.formats.parquet:ParquetFiles",
+    },
+)
