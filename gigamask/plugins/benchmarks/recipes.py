@@ -20,7 +20,7 @@ def sbd_vit_b() -> SamTrainConfig:
     `gigamask train sbd_vit_b --data sbd_train --init mae:mae_pretrain_vit_base.pth --out runs/sbd`
 
     8,498 images of 448 pixels, 55 epochs of batches of 32, which is SimpleClick's length; its
-    clicks come before the encoder, SAM's after it. docs/benchmarks.md says how to get and convert
+    clicks come before the encoder, SAM's after it. docs/plugins/benchmarks says how to get and convert
     SBD, what SimpleClick reached, and the planned hours.
     """
     base = sam_vit_b()
@@ -48,7 +48,7 @@ def data_curve() -> SamTrainConfig:
 
     Half a million images are visited whatever the data: one tar (0.01 million images), nine (0.1
     million) or ninety (1 million) compare at equal updates, as in section 7.6 of SAM's paper.
-    docs/benchmarks.md has the planned hours; training time has not been measured.
+    docs/plugins/benchmarks has the planned hours; training time has not been measured.
     """
     base = sam_vit_b()
     return replace(
