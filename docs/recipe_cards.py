@@ -1,8 +1,9 @@
-"""Bring the tables of docs/recipes.md up to date with the recipes: `python -m docs.recipe_cards`.
+"""Bring the tables of the recipe cards up to date with the recipes: `python -m docs.recipe_cards`.
 
-The page is written by hand except for the values in its tables. A table belongs to the recipes in
-its head. Values are filled in, rows of flags that are gone are removed, and flags without a row are
-appended to the recipe's last table with a source, with empty cells for the source to be written.
+The pages, docs/recipes.md and those of plugins, are written by hand except for the values in their
+tables. A table belongs to the recipes in its head, a row to one or more flags. Values are filled
+in, flags that are gone are removed, and flags without a row are appended to the recipe's last table
+with a source, with empty cells for the source to be written.
 """
 
 import re
@@ -14,7 +15,9 @@ from typing import Any
 from gigamask import recipes
 from gigamask.config_files import config_as_text
 
-PAGE = Path(__file__).with_name("recipes.md")
+DOCS = Path(__file__).parent
+PAGES = (DOCS / "recipes.md", *sorted(DOCS.glob("plugins/*/recipes.md")))
+NEXT_PAGE = "<!-- next page -->\n"
 FLAG = re.compile(r"`--([\w.-]+)`")
 Config = Mapping[str, Any]
 
@@ -45,7 +48,7 @@ class Table:
     def flags(self) -> set[str]:
         """The flags that have a row."""
         column = self.headings.index("flag")
-        return {found[1] for row in self.rows if (found := FLAG.fullmatch(row[column]))}
+        return {flag for row in self.rows for flag in FLAG.findall(row[column])}
 
 
 def built_in() -> dict[str, Config]:
@@ -75,12 +78,15 @@ def tables_of(page: str) -> list[Table]:
     return [table for table in found if "flag" in table.headings and table.columns]
 
 
-def values(flag: str, table: Table, configs: Mapping[str, Config]) -> list[str]:
+def values(flags: Sequence[str], table: Table, configs: Mapping[str, Config]) -> list[str]:
     """Return the row's value cells: later columns say `same` where they equal the first."""
     texts = []
     for name in table.columns:
-        value = configs[name][flag]
-        texts.append(f"[{', '.join(value)}]" if isinstance(value, list) else value or "''")
+        found = [configs[name][flag] for flag in flags]
+        words = [
+            f"[{', '.join(each)}]" if isinstance(each, list) else each or "''" for each in found
+        ]
+        texts.append(", ".join(words))
     return [texts[0]] + ["same" if text == texts[0] else text for text in texts[1:]]
 
 
@@ -90,7 +96,9 @@ def missing_flags(tables: Sequence[Table], configs: Mapping[str, Config]) -> dic
     for name, config in configs.items():
         own = [table for table in tables if name in table.columns]
         if not any("mark" in table.headings for table in own):
-            raise SystemExit(f"{name} has no table in {PAGE.name}: add its head there, with a mark")
+            raise SystemExit(
+                f"{name} has no table in the recipe cards: add its head there, with a mark"
+            )
         known = set().union(*(table.flags for table in own))
         base = next((configs[table.base] for table in own if table.base), {})
         last = [table.first_line for table in own if "mark" in table.headings][-1]
@@ -110,12 +118,17 @@ def updated(
     ]
     base = configs[table.base] if table.base else {}
     for row in [*table.rows, *empty]:
-        if flag := FLAG.fullmatch(row[at]):
-            if not all(flag[1] in configs[name] for name in columns):
+        if stated := FLAG.findall(row[at]):
+            flags = [
+                flag
+                for flag in stated
+                if all(flag in configs[name] for name in columns)
+                and any(configs[name][flag] != base.get(flag) for name in columns)
+            ]
+            if not flags:
                 continue
-            if all(configs[name][flag[1]] == base.get(flag[1]) for name in columns):
-                continue
-            texts = dict(zip(columns.values(), values(flag[1], table, configs), strict=True))
+            texts = dict(zip(columns.values(), values(flags, table, configs), strict=True))
+            texts[at] = ", ".join(f"`--{flag}`" for flag in flags)
             row = [texts.get(i, cell) for i, cell in enumerate(row)]
         rows.append(row)
     return rows
@@ -137,5 +150,12 @@ def render(page: str, configs: Mapping[str, Config]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def read() -> str:
+    """Return all pages as one text."""
+    return NEXT_PAGE.join(path.read_text() for path in PAGES)
+
+
 if __name__ == "__main__":
-    PAGE.write_text(render(PAGE.read_text(), built_in()))
+    texts = render(read(), built_in()).split(NEXT_PAGE)
+    for path, text in zip(PAGES, texts, strict=True):
+        path.write_text(text)

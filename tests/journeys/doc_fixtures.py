@@ -64,6 +64,8 @@ def populate(folder: Path) -> None:
         "disk/sa1b": 4,
         "bsds_train": 3,
         "bsds_val": 2,
+        "coco128": 3,
+        "coco_tiny_train": 3,
         "scenes": 2,
         "train": 3,
         "val": 2,
@@ -131,13 +133,6 @@ def _write_configs(folder: Path) -> None:
         | {"model": {"image-size": 64}, "loader": {"workers": 0, "max-masks": 2}},
         substitutions.SMALL_MAE: SMALL_RUN
         | {"model": flags_of(MAE, "normalize_pixels"), "micro-batch-size": 2},
-        substitutions.SMALL_GROUND: {
-            "device": "cpu",
-            "log-every": 1,
-            "batch-size": 4,
-            "micro-batch-size": 4,
-            "model": {"embedding-dim": 16, "dim": 16},
-        },
         "two.yaml": {"plain": [], "lanes": {"sampler": "streamed", "sampler.lanes": 2}},
     }
     for name, content in configs.items():

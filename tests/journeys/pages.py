@@ -14,6 +14,8 @@ PAGES = [
         if path.parent.name != "reference"
     ),
 ]
+PLUGINS = "docs/plugins/"
+"""The pages of a plugin are in `docs/plugins/NAME/`; all others are of the core."""
 PROGRAMS = ("gigamask", "torchrun", "make", "pip", "python", "python3", "source", "export")
 
 

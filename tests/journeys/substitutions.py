@@ -1,11 +1,16 @@
-"""How the commands of the docs are made small enough for a test, and why."""
+"""How the commands of the docs are made small enough for a test, and why.
+
+What commands on the pages of a plugin need is in `tests/plugins/NAME/substitutions.py`.
+"""
 
 import re
 import shlex
+from functools import cache
+from importlib import import_module
 
-SMALL, SMALL_COMPACT, SMALL_SAM2, SMALL_MAE, SMALL_GROUND = (
-    f"{name}.yaml" for name in ("small", "small_compact", "small_sam2", "small_mae", "small_ground")
-)
+from tests.journeys.pages import ROOT
+
+SMALL, SMALL_COMPACT, SMALL_MAE = "small.yaml", "small_compact.yaml", "small_mae.yaml"
 FEW = "--points-per-side 4 --pred-iou-thresh 0 --stability-score-thresh 0 --box-nms-thresh 0.95"
 SEGMENTING = (
     r"(tiny|sbd_vit_b|sam_vit_\w|efficient_sam|mixed_prompts|one_gpu|finetune\w*|\w+\.py:\w+)"
@@ -19,13 +24,6 @@ REPLACED = [
     ),
     (r"disk/data/", "disk/", "one folder for both"),
     (r"\bMAE_WEIGHTS\b", "mae_pretrain_vit_base.pth", "a placeholder for MAE's own file"),
-    (r"\bsam_vit_h_4b8939.pth", "sam_vit_b_01ec64.pth", "one small model in place of all sizes"),
-    (r"--language FOLDER", "--language language", "a placeholder for a language model's folder"),
-    (
-        r"--segmenter plain\b",
-        "--segmenter runs/plain",
-        "the page names the run by its model",
-    ),
     (r"--images (\d{2,})", "--images 6", "the fewest scenes that make tars"),
     (r"--max-images \d+", "--max-images 1", "one image"),
     (r"--workers \d+", "--workers 1", "one core"),
@@ -48,18 +46,9 @@ REPLACED = [
         "ablate two.yaml",
         "two variants; tests/journeys/test_ablate.py has the others",
     ),
-    (r"--submit slurm --submit-jobs \d+", "--submit local --submit-jobs 2", "no Slurm here"),
-    (
-        r"--submit slurm --submit-nodes 16 --submit-gpus 8",
-        "--submit local --submit-gpus 0",
-        "one machine without Slurm; tests/plugins/cluster/journeys/test_submit.py plays Slurm",
-    ),
-    (r"hf:[\w-]+/[\w.-]+", "hf:backbones/convnext", "no network; a backbone of random weights"),
-    (r"--model.patch-size 14 --model.image-size 518", "", "those of the small model"),
     (r" --cpu-minutes \d+", "", "one step; tests/journeys/test_ablate.py measures steps"),
     (r" --compile\b", "", "minutes on a CPU; tests/laws/test_compilation.py trains with it"),
     (r" --push \S+", "", "no network; tests/journeys/test_export.py plays the Hub"),
-    (r"^serve\b.*", "serve --help", "it serves until it is stopped"),
     (r"^demo\b.*", "demo --help", "tests/journeys/test_commands.py runs it"),
 ]
 """Pattern, replacement, reason; applied in this order."""
@@ -84,30 +73,8 @@ ADDED = [
         "--steps 2",
         "small images and two steps",
     ),
-    (r"^(train|plan) sam2_", f"--config {SMALL_SAM2}", "", "a small Hiera"),
-    (r"^train sam2_", "", "--steps 2", "two steps"),
-    (
-        r"^(distill|plan) (edge_sam|mobile_sam)",
-        f"--config {SMALL}",
-        "--steps 2",
-        "a small model and two steps",
-    ),
-    (r"^distill compact_student", f"--config {SMALL_COMPACT}", "--steps 2", "as for compact"),
-    (
-        r"^distill (edge_sam|compact_student)(?!.*--features.steps)",
-        "",
-        "--features.steps 2 --features.batch-size 2",
-        "two steps in each phase",
-    ),
     (r"^(train|pretrain|distill) --resume", "", "--steps 4", "two more steps"),
     (r"^pretrain (mae|sami)_", f"--config {SMALL_MAE}", "--steps 2", "a small model and two steps"),
-    (r"^pretrain sami_", "", "--model.feature-channels 16", "those of the small teacher"),
-    (
-        r"^train efficient_sam",
-        "",
-        "--model.encoder.embed-dim 16 --model.encoder.depth 2 --model.encoder.num-heads 2",
-        "the sizes of the small masked autoencoder",
-    ),
     (
         r"^plan (?!mae_|sam2_)",
         f"--config {SMALL}",
@@ -123,12 +90,6 @@ ADDED = [
     (r"^plan .*--gpu", "", "--device auto", "the small config is for a CPU, the plan for a GPU"),
     (r"^plan mae_", f"--config {SMALL_MAE}", "", "as for SAM"),
     (
-        r"^ground train",
-        f"--config {SMALL_GROUND}",
-        "--steps 2",
-        "the small segmenter's width, and two steps",
-    ),
-    (
         r"^ablate",
         "",
         "--recipe small.py:small --steps 1 --seeds 1 --max-images 1",
@@ -141,7 +102,6 @@ ADDED = [
         "16 points, and thresholds that an untrained model passes",
     ),
     (r"^segment .*--points-per-side", "", FEW, "as above"),
-    (r"^benchmark \w", "", "--max-images 1", "one image"),
     (r"^evaluate (?!.*--max-images)", "", "--max-images 1", "one image"),
     (r"^evaluate .*--automatic", "", "--points-per-side 4", "16 points"),
     (
@@ -155,12 +115,6 @@ ADDED = [
         "",
         "--batches 9 --workers 1 --recipe small.py:small",
         "the fewest batches that show growth, of one loader process",
-    ),
-    (
-        r"^ground memory",
-        "",
-        "--language language --vision none",
-        "Llama's shapes take twenty seconds; tests/plugins/grounding has them",
     ),
     (r"^follow .*", "", "--recipe small.py:small", "a small model"),
 ]
@@ -183,15 +137,25 @@ PYTHON = [
 """Pattern, replacement and reason for Python code."""
 
 
+@cache
+def everywhere(name: str) -> list[tuple[str, ...]]:
+    """Return `REPLACED` or `ADDED`, those of plugins last."""
+    found = list(globals()[name])
+    for path in sorted((ROOT / "tests/plugins").glob("*/substitutions.py")):
+        module = import_module(f"tests.plugins.{path.parent.name}.substitutions")
+        found += getattr(module, name, [])
+    return found
+
+
 def small(words: str) -> list[str]:
     """Return the arguments of a small form of the command `gigamask WORDS`."""
-    for pattern, replacement, _ in REPLACED:
+    for pattern, replacement, _ in everywhere("REPLACED"):
         words = re.sub(pattern, replacement, words)
     arguments = shlex.split(words)
     if "--help" in arguments:
         return arguments
     after = 3 if arguments[0] == "ground" else 2
-    for pattern, early, late, _ in ADDED:
+    for pattern, early, late, _ in everywhere("ADDED"):
         if re.search(pattern, words):
             arguments[after:after] = early.split()
             arguments += late.split()

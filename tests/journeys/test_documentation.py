@@ -12,19 +12,20 @@ import sys
 import tomllib
 import warnings
 import zlib
+from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import yaml
 
-from gigamask import recipes
+from gigamask import plugin, recipes
 from gigamask.cli import main
 from gigamask.data import storage
 from tests.forked import forked  # noqa: F401 (a fixture)
 from tests.journeys import doc_fixtures
-from tests.journeys.pages import DOCS, PAGES, ROOT, Item, benchmarks, items
-from tests.journeys.substitutions import ADDED, REPLACED, small, small_python
+from tests.journeys.pages import DOCS, PAGES, PLUGINS, ROOT, Item, benchmarks, items
+from tests.journeys.substitutions import everywhere, small, small_python
 from tests.servers import FileServer, Hub, ObjectStore
 from tests.tiers import long_after
 
@@ -159,10 +160,10 @@ def test_no_substitution_is_left_over():
     """Each matches some command of the pages."""
     found = [item for page in PAGES for item in items(page) if item.kind == "command"]
     commands = [words for item in found if (words := gigamask_words(item.text))]
-    for pattern, replacement, _ in REPLACED:
+    for pattern, replacement, _ in everywhere("REPLACED"):
         assert any(re.search(pattern, words) for words in commands), pattern
         commands = [re.sub(pattern, replacement, words) for words in commands]
-    for pattern, *_ in ADDED:
+    for pattern, *_ in everywhere("ADDED"):
         assert any(re.search(pattern, words) for words in commands), pattern
 
 
@@ -202,14 +203,25 @@ OTHERS = {
 """Flags of torchrun, Slurm, uv and CVAT, and those that are not fields."""
 
 
-def test_flags_that_pages_mention_exist():
-    """Also those in prose: each is a field of a component, a command or a configuration."""
-    folders = (ROOT / "gigamask", ROOT / "benchmarks")
-    source = "".join(path.read_text() for folder in folders for path in folder.rglob("*.py"))
-    fields = set(re.findall(r"^ +(\w+): ", source, re.MULTILINE)) | {
-        name.replace("-", "_") for name in re.findall(r'"--([\w-]+)"', source)
+def fields_of(paths: Iterable[Path]) -> set[str]:
+    """Return the fields of dataclasses and the flags of parsers, with underscores."""
+    source = "".join(path.read_text() for path in paths)
+    parsed = re.findall(r'"--([\w-]+)"', source)
+    return {*re.findall(r"^ +(\w+): ", source, re.MULTILINE)} | {
+        name.replace("-", "_") for name in parsed
     }
+
+
+def test_flags_that_pages_mention_exist():
+    """Also those in prose: each is a field of a component, a command or a configuration.
+
+    Pages of the core mention no flag of a plugin.
+    """
+    paths = [*(ROOT / "gigamask").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]
+    core = fields_of(path for path in paths if ROOT / "gigamask/plugins" not in path.parents)
+    everything = fields_of(paths)
     for page in PAGES:
+        fields = everything if page.startswith(PLUGINS) else core
         text = (ROOT / page).read_text()
         flags = {match[1] for match in re.finditer(r"(?<![\w-])--([a-z][\w-]*(?:\.[\w-]+)*)", text)}
         own = set(re.findall(r"^    (\w+): ", text, re.MULTILINE))  # of a component on the page
@@ -246,6 +258,37 @@ def test_thresholds_of_pages_lose_no_mask_that_the_defaults_find():
         assert float(threshold) <= getattr(decoder, f"{name}_thresh"), (decoder, name, threshold)
 
 
+def test_pages_of_the_core_use_no_plugin():
+    """So that their commands and code run where any plugin was deleted."""
+    words = {"--submit"}
+    for record in plugin.installed():
+        words |= {*record.commands, *record.trainings, *record.exporters, *record.functions}
+        for names in (*record.recipes.values(), *record.components.values()):
+            words |= names.keys()
+    words -= {"huggingface"}  # also the name of an export
+    used = {
+        f"{page}:{item.line}: {word}"
+        for page in PAGES
+        if not page.startswith(PLUGINS)
+        for item in items(page)
+        for word in re.split(r"[\s:(),]+", item.text)
+        if word in words or word.startswith("gigamask.plugins")
+    }
+    assert used == set()
+
+
+def test_the_page_of_a_plugin_says_first_what_it_adds():
+    """A table of three rows, below the title; the list of plugins names it."""
+    listed = (DOCS / "plugins/index.md").read_text()
+    pages = sorted((DOCS / "plugins").glob("*/index.md"))
+    assert len(pages) == len(list((ROOT / "gigamask/plugins").glob("*/__init__.py")))
+    for page in pages:
+        name, lines = page.parent.name, page.read_text().splitlines()
+        rows = [cells[0] for line in lines[4:7] if (cells := line.strip("| ").split(" | "))]
+        assert rows == ["adds", "needs", "missed by"], name
+        assert f"[`{name}`]({name}/index.md)" in listed
+
+
 def test_links_of_the_readme_work():
     text = (ROOT / "README.md").read_text()
     paths = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text)
@@ -261,8 +304,8 @@ def test_the_tree_of_the_readme_is_the_tree():
     named = [
         name
         for line in tree.splitlines()
-        for name in re.match(r" *((?:[\w./]+ )+)", line)[1].split()
-        if re.search(r"[/.]", name)
+        for word in re.match(r" *((?:[\w./]+ )+)", line)[1].split()
+        if re.search(r"[/.]", name := word.removeprefix("gigamask/"))
     ]
     inside = {
         path.name + "/" * path.is_dir()
@@ -305,6 +348,24 @@ def site(tmp_path_factory) -> Path:
     assert build.returncode == 0, build.stdout + build.stderr
     assert build.stdout + build.stderr == ""
     return out
+
+
+@pytest.mark.parametrize("name", [each.parent.name for each in DOCS.glob("plugins/*/index.md")])
+def test_the_pages_stand_without_those_of_a_plugin(name, tmp_path):
+    """Built without the reference: no link or entry of the navigation leads to a missing page."""
+    from mkdocs.commands.build import build
+    from mkdocs.config import load_config
+
+    shutil.copytree(DOCS, tmp_path / "docs", ignore=shutil.ignore_patterns("*.ipynb"))
+    shutil.copy(ROOT / "mkdocs.yml", tmp_path)
+    shutil.rmtree(tmp_path / "docs/plugins" / name)
+    config = load_config(
+        str(tmp_path / "mkdocs.yml"), plugins=[], site_dir=str(tmp_path / "site"), strict=True
+    )
+    build(config)
+    listed = (tmp_path / "site/plugins/index.html").read_text()
+    assert f"<code>{name}</code>" in listed
+    assert f"{name}/index.html" not in listed
 
 
 @pytest.mark.long

@@ -20,8 +20,8 @@ def sbd_vit_b() -> SamTrainConfig:
     `gigamask train sbd_vit_b --data sbd_train --init mae:mae_pretrain_vit_base.pth --out runs/sbd`
 
     8,498 images of 448 pixels, 55 epochs of batches of 32, which is SimpleClick's length; its
-    clicks come before the encoder, SAM's after it. docs/plugins/benchmarks says how to get and convert
-    SBD, what SimpleClick reached, and the planned hours.
+    clicks come before the encoder, SAM's after it. docs/plugins/benchmarks says how to get and
+    convert SBD, what SimpleClick reached, and the planned hours.
     """
     base = sam_vit_b()
     return replace(

@@ -78,8 +78,8 @@ def compact_student() -> DistillTrainConfig:
 
     `gigamask distill compact_student --teacher runs/photos --data PHOTOS/*.tar --out runs/student`
 
-    The student has the teacher's decoder and an encoder of a quarter of its FLOPs. docs/plugins/distill
-    lists scores.
+    The student has the teacher's decoder and an encoder of a quarter of its FLOPs.
+    docs/plugins/distill lists scores.
     """
     base = photos()
     return DistillTrainConfig(

@@ -22,8 +22,8 @@ def sam2_tiny() -> SamTrainConfig:
 
     `gigamask train sam2_tiny --data TARS --init sam2.1_hiera_tiny.pt --out runs/mine`
 
-    Everything is trained but the object score. docs/plugins/sam2 lists the memory it takes. Training
-    time has not been measured.
+    Everything is trained but the object score. docs/plugins/sam2 lists the memory it takes.
+    Training time has not been measured.
     """
     return _sam2("sam2_tiny", configs.sam2_tiny())
 

@@ -8,9 +8,8 @@ import yaml
 from gigamask.models import weight_files
 from gigamask.models.init import build_model
 from gigamask.plugins.sam2 import convert
-from tests.journeys import substitutions
 from tests.journeys.doc_fixtures import SMALL_RUN, flags_of
-from tests.plugins.sam2 import models
+from tests.plugins.sam2 import models, substitutions
 
 SAM2 = replace(models.SAM2, drop_path_rate=0.0)
 
