@@ -46,6 +46,7 @@ class Plugin:
         readers: The `datatools.sources.Source` of each format of annotations; it is asked whether
             annotations are in this format once those of the core have said that they are not in
             theirs.
+        writers: The `datatools.export_formats.Writer` of each format of annotations.
         launchers: The dataclass of flags that run a "training" or a command of "parts" elsewhere,
             with `is_elsewhere` and a context manager `launch(name, arguments, out)`, which yields
             the command that is left to run here, or None.
@@ -63,6 +64,7 @@ class Plugin:
     model_families: References = field(default_factory=dict)
     exporters: References = field(default_factory=dict)
     readers: References = field(default_factory=dict)
+    writers: References = field(default_factory=dict)
     launchers: References = field(default_factory=dict)
     functions: References = field(default_factory=dict)
     text_predictors: References = field(default_factory=dict)

@@ -4,18 +4,14 @@
 |---|---|
 | `coco` | `coco.json`: COCO instances, as run lengths, or as polygons unless a mask has holes |
 | `labels` | `labels/NAME.png`: 16-bit label images; of masks that overlap, the smaller is on top |
-| `yolo` | `yolo/labels/NAME.txt` and `yolo/data.yaml`: polygons as fractions of the sides |
-| `labelme` | `labelme/NAME.json`: polygons; the parts of a mask are one group |
 | `shards` | `shards/*.tar`: images and masks in SA-1B's format |
 
-YOLO and LabelMe have no holes, so that the outline of a hole is joined to that of its part by a
-line there and back. Ids depend on names only: they stay when an image is added. Files replace those
+Plugins add others. Ids depend on names only: they stay when an image is added. Files replace those
 of an earlier export once all are written.
 """
 
 import csv
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,12 +25,13 @@ import cv2
 import numpy as np
 from jaxtyping import Float64
 
-from gigamask import files
+from gigamask import files, plugin
 from gigamask.data import annotation, image, tar
 from gigamask.data.orientation import turn
+from gigamask.datatools.formats import writers
 from gigamask.datatools.image_files import fit, to_member
 from gigamask.errors import CorruptSampleError, GigamaskError
-from gigamask.masks.components import column_runs, join_rings, outlines
+from gigamask.masks.components import column_runs, outlines
 from gigamask.masks.rle import RLEMasks
 
 COCO, SHARDS, TABLE = "coco.json", "shards", "regions.csv"
@@ -60,7 +57,7 @@ class ExportedImage:
         objects: Of each mask, its `id`, from 1, its `category` ("" if it has none), its `score`
             (None if it has none), and further fields for COCO and the shards.
         read: Returns the bytes of the image file.
-        file: The image file, to which LabelMe's files refer; None if it has none of its own.
+        file: The image file, to which annotations may refer; None if it has none of its own.
     """
 
     name: str
@@ -131,6 +128,11 @@ class ExportOptions:
         return self.numbers.setdefault(category or "object", len(self.numbers))
 
 
+Writer = Callable[[Images, Path, ExportOptions], None]
+"""Writes images in one format, to files or folders of its own in a folder that has `images` if the
+options ask for it, so before all others."""
+
+
 def check_formats(formats: Sequence[str], given_as: str = "--to") -> tuple[str, ...]:
     """Return the formats, each once; raise `GigamaskError` if one is unknown.
 
@@ -138,8 +140,8 @@ def check_formats(formats: Sequence[str], given_as: str = "--to") -> tuple[str, 
         formats: Names of formats.
         given_as: The flag or the field in which the user named them.
     """
-    if unknown := [name for name in formats if name not in WRITERS]:
-        raise GigamaskError(f"{given_as} {unknown[0]}: must be one of {', '.join(WRITERS)}")
+    if unknown := [name for name in formats if name not in writers()]:
+        raise GigamaskError(f"{given_as} {unknown[0]}: must be one of {', '.join(writers())}")
     return tuple(dict.fromkeys(formats))
 
 
@@ -158,11 +160,9 @@ def write(images: Images, out: Path, options: ExportOptions) -> list[Path]:
         GigamaskError: The folder cannot be written, or a format cannot hold a mask.
     """
     partial = out / PARTIAL
-    writers = {name: WRITERS[name] for name in check_formats(options.formats)}
-    if options.table is not None:
-        writers["table"] = _write_table
-    if options.images:
-        writers["images"] = _write_images
+    chosen: list[Writer] = [_write_images] if options.images else []
+    chosen += [plugin.load(writers()[name]) for name in check_formats(options.formats)]
+    chosen += [_write_table] if options.table is not None else []
 
     def checked() -> Iterator[ExportedImage]:
         for each in images():
@@ -172,8 +172,8 @@ def write(images: Images, out: Path, options: ExportOptions) -> list[Path]:
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        for writer in writers.values():
-            writer(checked, partial, options)
+        for write_format in chosen:
+            write_format(checked, partial, options)
         options.check()
         written = []
         for path in sorted(partial.iterdir()):
@@ -192,7 +192,14 @@ def write(images: Images, out: Path, options: ExportOptions) -> list[Path]:
     return written
 
 
-def _write_coco(images: Images, out: Path, options: ExportOptions) -> None:
+def write_coco(images: Images, out: Path, options: ExportOptions) -> None:
+    """Write COCO's instances, as run lengths, or as polygons unless a mask has holes.
+
+    Args:
+        images: Returns the images.
+        out: The folder.
+        options: What is written.
+    """
     listed, annotations = [], []
     for each in images():
         height, width = each.masks.size
@@ -227,8 +234,15 @@ def _polygons(mask: RLEMasks) -> list[list[int]] | None:
     return [rings[0].ravel().tolist() for rings in parts]
 
 
-def _write_labels(images: Images, out: Path, options: ExportOptions) -> None:
-    for each in _with_own_files(images):
+def write_labels(images: Images, out: Path, options: ExportOptions) -> None:
+    """Write 16-bit label images.
+
+    Args:
+        images: Returns the images.
+        out: The folder.
+        options: What is written.
+    """
+    for each in with_own_files(images):
         labels = np.zeros(each.masks.size, np.uint16)
         for i in np.argsort(-each.masks.areas(), kind="stable"):
             key = each.objects[i]["id"]
@@ -241,52 +255,17 @@ def _write_labels(images: Images, out: Path, options: ExportOptions) -> None:
             rows, columns = np.arange(y0, y1 + 1), np.arange(x0, x1 + 1)
             inside = each.masks[i : i + 1].resample(rows, columns).to_dense()[0]
             labels[y0 : y1 + 1, x0 : x1 + 1][inside] = key
-        _save(each.path(out / "labels", ".png"), cv2.imencode(".png", labels)[1].tobytes())
+        save(each.path(out / "labels", ".png"), cv2.imencode(".png", labels)[1].tobytes())
 
 
-def _write_yolo(images: Images, out: Path, options: ExportOptions) -> None:
-    for each in _with_own_files(images):
-        sides = each.masks.size[::-1]
-        lines = []
-        for i, told in enumerate(each.objects):
-            rings = [ring for rings in outlines(each.masks[i : i + 1]) for ring in rings]
-            values = (join_rings(rings) / sides).ravel()
-            number = options.number_of(told["category"])
-            lines.append(" ".join([str(number), *(f"{value:.8g}" for value in values)]))
-        text = "".join(f"{line}\n" for line in lines)
-        _save(each.path(out / "yolo" / "labels", ".txt"), text.encode())
-    quoted = [json.dumps(name, ensure_ascii=False) for name in options.numbers]
-    names = "".join(f"  {key}: {name}\n" for key, name in enumerate(quoted))
-    text = f"train: images\nval: images\nnames:\n{names}"
-    _save(out / "yolo" / "data.yaml", text.encode())
+def write_shards(images: Images, out: Path, options: ExportOptions) -> None:
+    """Write tars in SA-1B's format.
 
-
-def _write_labelme(images: Images, out: Path, options: ExportOptions) -> None:
-    for each in _with_own_files(images):
-        shapes = []
-        for i, told in enumerate(each.objects):
-            parts = outlines(each.masks[i : i + 1])
-            group = told["id"] if len(parts) > 1 else None
-            shapes += [
-                {
-                    "label": told["category"] or "object",
-                    "points": join_rings(rings).tolist(),
-                    "group_id": group,
-                    "shape_type": "polygon",
-                    "flags": {},
-                    "description": str(told.get("name", "")),
-                }
-                for rings in parts
-            ]
-        height, width = each.masks.size
-        folder = each.path(out.parent / "labelme", ".json").parent
-        path = os.path.relpath(each.file, folder) if each.file else PurePosixPath(each.name).name
-        content = {"version": "5.5.0", "flags": {}, "shapes": shapes, "imagePath": path}
-        content |= {"imageData": None, "imageHeight": height, "imageWidth": width}
-        _save(each.path(out / "labelme", ".json"), json.dumps(content).encode())
-
-
-def _write_shards(images: Images, out: Path, options: ExportOptions) -> None:
+    Args:
+        images: Returns the images.
+        out: The folder.
+        options: What is written.
+    """
     remaining, number = iter(images()), 0
     while some := list(islice(remaining, SHARD_IMAGES)):
         tar.write(out / SHARDS / f"sa_{number:06d}.tar", _members(some, options))
@@ -355,21 +334,20 @@ def _write_images(images: Images, out: Path, options: ExportOptions) -> None:
             frame = fit(raw, each.masks.size, each.name)
             path = out / "images" / each.name
             if frame.orientation != 1:
-                _save(path, to_member(raw, frame, each.name))
+                save(path, to_member(raw, frame, each.name))
             elif each.file:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.symlink_to(each.file.absolute())
-            if "yolo" in options.formats and os.path.lexists(path):
-                # YOLO finds labels by the folder of images beside theirs.
-                link = out / "yolo" / "images" / each.name
-                link.parent.mkdir(parents=True, exist_ok=True)
-                link.symlink_to(os.path.relpath(path, link.parent))
         except CorruptSampleError as error:
             options.skipped[each.name] = str(error)
 
 
-def _with_own_files(images: Images) -> Iterator[ExportedImage]:
-    """Yield the images; raise `GigamaskError` if the files of two would have the same name."""
+def with_own_files(images: Images) -> Iterator[ExportedImage]:
+    """Yield the images; raise `GigamaskError` if the files of two would have the same name.
+
+    Args:
+        images: Returns the images.
+    """
     names: dict[PurePosixPath, str] = {}
     for each in images():
         stem = PurePosixPath(each.name).with_suffix("")
@@ -381,20 +359,16 @@ def _with_own_files(images: Images) -> Iterator[ExportedImage]:
         yield each
 
 
-def _save(path: Path, raw: bytes) -> None:
+def save(path: Path, raw: bytes) -> None:
+    """Write a file and the folders that it lies in.
+
+    Args:
+        path: The file.
+        raw: Its bytes.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(raw)
 
 
 def _digest(text: str, size: int) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=size).digest())
-
-
-WRITERS = {
-    "coco": _write_coco,
-    "labels": _write_labels,
-    "yolo": _write_yolo,
-    "labelme": _write_labelme,
-    "shards": _write_shards,
-}
-"""The formats by name."""

@@ -14,6 +14,12 @@ READERS: References = {
     "label images": "gigamask.datatools.convert_labels:LabelImageSource",
 }
 """The `sources.Source` of each format, in the order in which they are asked."""
+WRITERS: References = {
+    "coco": "gigamask.datatools.export_formats:write_coco",
+    "labels": "gigamask.datatools.export_formats:write_labels",
+    "shards": "gigamask.datatools.export_formats:write_shards",
+}
+"""The `export_formats.Writer` of each format by the name that a user types."""
 OF_PLUGIN = ("LabelMe", "YOLO", "parquet")
 """Formats that gigamask's plugin `formats` reads, which may have been deleted."""
 LABEL_FLAGS = "--split-components, --ignore, --binary and --nearest-value"
@@ -23,6 +29,11 @@ LABEL_FLAGS = "--split-components, --ignore, --binary and --nearest-value"
 def readers() -> References:
     """Return the `sources.Source` of each format that is read, those of plugins last."""
     return {**READERS, **plugin.merged("readers")}
+
+
+def writers() -> References:
+    """Return the `export_formats.Writer` of each format that is written, those of plugins last."""
+    return {**WRITERS, **plugin.merged("writers")}
 
 
 def describe_readers() -> str:

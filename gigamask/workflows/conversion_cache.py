@@ -7,8 +7,10 @@ checksums; one whose list or tars are damaged is made again.
 """
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,16 @@ from typing import Any
 from filelock import FileLock
 
 from gigamask import files
+from gigamask.data import storage
+from gigamask.data.image_folder import CONVERTED_SUFFIX
+from gigamask.datatools.convert import convert, lines
+from gigamask.datatools.find_source import list_source
+from gigamask.datatools.formats import ConvertOptions
+from gigamask.datatools.left_out import LeftOutRecord
 from gigamask.datatools.objects import SourceListing
-from gigamask.datatools.sources import Source
-from gigamask.errors import GigamaskError
+from gigamask.datatools.sources import FileSource, Source
+from gigamask.errors import GigamaskError, counted
+from gigamask.rng import make_rng
 from gigamask.serialization import check_checksum, read_json, with_checksum
 
 DONE = "converted.json"
@@ -29,6 +38,73 @@ MAX_BYTES = 1 << 30
 """Largest size of the file that a conversion ends with."""
 TARS = "tar_files"
 """Field of `DONE` with size, time of modification and crc32 of each tar."""
+
+
+def convert_once(
+    source: Source,
+    options: ConvertOptions,
+    report: Callable[[str], object],
+    strict: bool,
+    val_split: float = 0.0,
+    seed: int = 0,
+) -> tuple[str, ...]:
+    """Convert annotations unless that is done.
+
+    Args:
+        source: The annotations.
+        options: What counts as a mask.
+        report: Called with each line about what was converted and left out.
+        strict: Whether to raise an error if anything was left out.
+        val_split: Fraction of the images that is held out.
+        seed: Chooses them.
+
+    Returns:
+        The folder of the tars, or those of training and of held-out images.
+
+    Raises:
+        GigamaskError: Nothing is left, or the folder cannot be written.
+    """
+    beside = Path(str(source)).absolute()
+    if storage.is_remote(str(source)):
+        beside = Path(re.sub(r"\W*://\W*", "_", str(source)).replace("/", "_"))
+    cache = beside.with_name(f"{beside.name}{CONVERTED_SUFFIX}")
+    listing = list_source(source, options, with_annotations=False)
+    split = (val_split, seed) if val_split else ()
+    folder = cache / digest(source, listing, options, *split)
+    images = f"--images {source.images} " if isinstance(source, FileSource) else ""
+    advice = f"run gigamask convert {source} {images}--out SHARDS"
+
+    def held_out(names: list[str]) -> set[str]:
+        order = sorted(names, key=lambda name: make_rng(seed, f"val split {name}").random())
+        return set(order[: max(1, round(val_split * len(names)))])
+
+    parts: dict[str, Callable[[list[str]], set[str]]] = {"all": set}
+    if val_split:
+        parts = {"train": lambda names: set(names) - held_out(names), "val": held_out}
+    left_out = {}
+    for part, select in parts.items():
+        out = folder / part
+        make = partial(convert, source, None, out, options, select=select)
+        advise = f"{advice}, and give --data SHARDS"
+        counts = reuse_or_make(out, make, advise, report)
+        counts = counts | {"images_without_label": listing.unlabeled}  # photographs may be added
+        left_out[f"{out}"] = _report(f"{out}", counts, report)
+    for path, number in left_out.items():
+        if strict and number:
+            raise GigamaskError(
+                f"--strict: {number} of the images or masks were left out, listed in "
+                f"{path}/{DONE}; repair them, or leave --strict out"
+            )
+    return tuple(left_out)
+
+
+def _report(where: str, counts: dict[str, Any], report: Callable[[str], object]) -> int:
+    """Print what a part holds and what was left out of it; return how many were left out."""
+    images, masks = counted(counts["images"], "image"), counted(counts["masks"], "mask")
+    report(f"{where}: {images} with {masks}")
+    for line in lines(counts, f"{where}/{DONE}"):
+        report(line)
+    return len(LeftOutRecord.from_counts(counts))
 
 
 def digest(source: Source, listing: SourceListing, *settings: object) -> str:

@@ -4,34 +4,29 @@ The cache lies beside the annotations, in a folder named by a digest of what was
 remote files, in the working directory.
 """
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gigamask.config_files import check_run_out, config_to_resume
 from gigamask.data import storage
-from gigamask.data.image_folder import CONVERTED_SUFFIX
 from gigamask.data.index_format import is_index
-from gigamask.datatools.convert import convert, lines
-from gigamask.datatools.find_source import find, list_source
 from gigamask.datatools.formats import ConvertOptions
-from gigamask.datatools.left_out import LeftOutRecord
-from gigamask.datatools.sources import FileSource, Source
-from gigamask.errors import GigamaskError, check_range, counted
+from gigamask.errors import GigamaskError, check_range
 from gigamask.evaluation.click_evaluation import ClickEvaluation
 from gigamask.files import find_tars
 from gigamask.interfaces import Evaluator
-from gigamask.rng import make_rng
 from gigamask.training.config import TrainConfig
 from gigamask.training.sam_config import SamTrainConfig, is_finding_classes
 from gigamask.training.train_data import open_index
-from gigamask.workflows import conversion_cache
-from gigamask.workflows.conversion_cache import DONE
 from gigamask.workflows.open_data import AnnotationOptions, Paths, path_list
 from gigamask.workflows.pixel_window import measure_window
+
+if TYPE_CHECKING:
+    from gigamask.datatools.sources import Source
 
 OPTIONS = ("keep_crowds", "ignore", "binary", "nearest_value")
 """Fields of `ConvertOptions` that all commands have that read annotations."""
@@ -67,10 +62,7 @@ def use_own_data(
     if source is None:
         return measure_window(config, report)
     options = _convert_options(config)
-    parts = _converted(source, config.val_split, config.seed, options, report)
-    if strict:
-        _check_complete(parts)
-    train, *held_out = parts
+    train, *held_out = _convert(source, options, report, strict, config.val_split, config.seed)
     changed = replace(config, data=(train,), images=None, masks=None, val_split=0.0)
     changed = replace(changed, **_options_of(ConvertOptions()))
     if held_out and isinstance(config.evaluation, ClickEvaluation):
@@ -101,10 +93,7 @@ def own_tars(
     if source is None:
         _refuse_options(_convert_options(options), given)
         return given
-    parts = _converted(source, 0.0, 0, _convert_options(options), report)
-    if options.strict:
-        _check_complete(parts)
-    return tuple(parts)
+    return _convert(source, _convert_options(options), report, options.strict)
 
 
 def _options_of(given: SamTrainConfig | AnnotationOptions | ConvertOptions) -> dict[str, Any]:
@@ -125,16 +114,6 @@ def _refuse_options(options: ConvertOptions, data: Sequence[str]) -> None:
                 f"--{name.replace('_', '-')} is for annotations in other formats than SA-1B's, "
                 "with --images or --masks, and for parquet (got --data "
                 f"{' '.join(data)}); drop it"
-            )
-
-
-def _check_complete(parts: Mapping[str, int]) -> None:
-    """Raise an error if anything was left out of a part."""
-    for folder, left_out in parts.items():
-        if left_out:
-            raise GigamaskError(
-                f"--strict: {left_out} of the images or masks were left out, listed in "
-                f"{folder}/{DONE}; repair them, or leave --strict out"
             )
 
 
@@ -164,8 +143,18 @@ def find_own_data(config: SamTrainConfig) -> Source | None:
 
 def _source(data: Sequence[str], images: str | None, masks: str | None) -> Source | None:
     """Return the annotations that are converted; None for tars."""
-    is_alone = images is None and masks is None
-    return None if is_alone and all(map(_is_tars, data)) else find(data, images, masks)
+    if images is None and masks is None and all(map(_is_tars, data)):
+        return None
+    from gigamask.datatools.find_source import find
+
+    return find(data, images, masks)
+
+
+def _convert(source: Source, *settings: Any) -> tuple[str, ...]:
+    """Return the folders of the tars that annotations become."""
+    from gigamask.workflows.conversion_cache import convert_once
+
+    return convert_once(source, *settings)
 
 
 def _is_tars(path: str) -> bool:
@@ -216,52 +205,3 @@ def find_classes(config: Config, verbose: bool = True) -> Config:
     if verbose:
         print(f"--classes auto: {' '.join(names)}", flush=True)
     return replace(config, model=replace(config.model, class_names=names))
-
-
-def _converted(
-    source: Source,
-    val_split: float,
-    seed: int,
-    options: ConvertOptions,
-    report: Callable[[str], object],
-) -> dict[str, int]:
-    """Convert annotations unless that is done.
-
-    Returns:
-        The folder of each part, with the number of images and masks that were left out of it.
-    """
-    beside = Path(str(source)).absolute()
-    if storage.is_remote(str(source)):
-        beside = Path(re.sub(r"\W*://\W*", "_", str(source)).replace("/", "_"))
-    cache = beside.with_name(f"{beside.name}{CONVERTED_SUFFIX}")
-    listing = list_source(source, options, with_annotations=False)
-    split = (val_split, seed) if val_split else ()
-    folder = cache / conversion_cache.digest(source, listing, options, *split)
-    images = f"--images {source.images} " if isinstance(source, FileSource) else ""
-    advice = f"run gigamask convert {source} {images}--out SHARDS"
-
-    def held_out(names: list[str]) -> set[str]:
-        order = sorted(names, key=lambda name: make_rng(seed, f"val split {name}").random())
-        return set(order[: max(1, round(val_split * len(names)))])
-
-    parts: dict[str, Callable[[list[str]], set[str]]] = {"all": set}
-    if val_split:
-        parts = {"train": lambda names: set(names) - held_out(names), "val": held_out}
-    left_out = {}
-    for part, select in parts.items():
-        out = folder / part
-        make = partial(convert, source, None, out, options, select=select)
-        advise = f"{advice}, and give --data SHARDS"
-        counts = conversion_cache.reuse_or_make(out, make, advise, report)
-        counts = counts | {"images_without_label": listing.unlabeled}  # photographs may be added
-        left_out[f"{out}"] = _report(f"{out}", counts, report)
-    return left_out
-
-
-def _report(where: str, counts: dict[str, Any], report: Callable[[str], object]) -> int:
-    """Print what a part holds and what was left out of it; return how many were left out."""
-    images, masks = counted(counts["images"], "image"), counted(counts["masks"], "mask")
-    report(f"{where}: {images} with {masks}")
-    for line in lines(counts, f"{where}/{DONE}"):
-        report(line)
-    return len(LeftOutRecord.from_counts(counts))

@@ -232,8 +232,8 @@ def segment(
             folder or id, "starter", or a model.
         images: Images, folders of images, globs, tars, or an index.
         out: Folder for one JSON per image, and for the tars.
-        to: Formats to write too: coco, labels, yolo, labelme, or shards (tars of images and JSONs);
-            or options with polygons for coco, or a table of all masks.
+        to: Formats to write too, such as coco, labels, or shards (tars of images and JSONs); or
+            options with polygons for coco, or a table of all masks.
         shard_images: Images per tar.
         pictures: Folder for a picture of each image with its masks.
         device: cpu, cuda, cuda:N, or auto for cuda if available.

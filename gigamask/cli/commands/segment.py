@@ -6,14 +6,19 @@ import tempfile
 from dataclasses import dataclass, field
 from functools import partial
 from shlex import quote
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from gigamask.datatools import formats
 from gigamask.errors import check_range
 from gigamask.inference.amg_config import AutomaticMaskConfig
 from gigamask.launch import PartOptions
 from gigamask.parser import FLAT, Positional
 from gigamask.pixels import WindowOptions
 
+if TYPE_CHECKING:
+    Format = str
+else:
+    Format = Literal[tuple(formats.writers())]
 MAX_CACHE_GB = 1e9
 
 
@@ -28,9 +33,9 @@ class SegmentCommand(WindowOptions, PartOptions):
     """images, folders of images (searched recursively), globs, tars, or an index"""
     out: str
     """output folder for the JSONs and all other formats"""
-    to: tuple[Literal["coco", "labels", "yolo", "labelme", "shards"], ...] = ()
-    """formats to write besides the JSONs: COCO's instances, label images, YOLO's or LabelMe's
-    polygons, or tars of images and JSONs, for 'gigamask index'"""
+    to: tuple[Format, ...] = ()
+    """formats to write besides the JSONs, such as COCO's instances, label images, or tars of images
+    and JSONs, for 'gigamask index'"""
     to_shards: bool = False
     """the same as --to shards"""
     polygons: bool = False
@@ -77,9 +82,9 @@ class SegmentCommand(WindowOptions, PartOptions):
         check_range("--cache-gb", self.cache_gb, 0, MAX_CACHE_GB)
         pictures = Path(self.pictures) if self.pictures else None
         table = Path(self.table) if self.table else None
-        formats = (*self.to, "shards") if self.to_shards and "shards" not in self.to else self.to
-        to = formats, self.polygons, table
-        output = Output(Path(self.out), *to, self.shard_images, pictures)
+        to = (*self.to, "shards") if self.to_shards and "shards" not in self.to else self.to
+        outputs = to, self.polygons, table
+        output = Output(Path(self.out), *outputs, self.shard_images, pictures)
         cache = EmbeddingCache(Path(self.cache), int(self.cache_gb * 1e9)) if self.cache else None
         config_of = partial(config_files.config_of_weights, trust=self.trust)
         model = load_model(self.weights, self.device, config_of)

@@ -9,4 +9,8 @@ PLUGIN = Plugin(
         "YOLO": "gigamask.plugins.formats.polygon_source:PolygonSource",
         "parquet": "gigamask.plugins.formats.parquet:ParquetFiles",
     },
+    writers={
+        "yolo": "gigamask.plugins.formats.writers:write_yolo",
+        "labelme": "gigamask.plugins.formats.writers:write_labelme",
+    },
 )

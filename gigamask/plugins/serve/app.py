@@ -19,7 +19,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
-from gigamask import __version__
+from gigamask import __version__, plugin
 from gigamask.errors import GigamaskError
 from gigamask.plugins.serve.dataset_view import MAX_ROWS, DatasetView
 from gigamask.plugins.serve.open_images import NotFoundError
@@ -159,6 +159,7 @@ def _about_routes(state: AppState) -> APIRouter:
             "runs": state.runs is not None,
             "project": state.project and identity_of(state.project.annotator.project),
             "compared": state.compared_weights,
+            "writers": list(plugin.merged("writers")),
         }
 
     return router

@@ -14,7 +14,8 @@ from pycocotools.coco import COCO
 
 from gigamask.data import annotation
 from gigamask.datatools.convert import ConvertOptions, convert
-from gigamask.datatools.export_formats import WRITERS, ExportedImage, ExportOptions, write
+from gigamask.datatools.export_formats import ExportedImage, ExportOptions, write
+from gigamask.datatools.formats import writers
 from gigamask.datatools.image_files import read_file
 from gigamask.errors import GigamaskError
 from gigamask.masks.rle import RLEMasks
@@ -86,14 +87,11 @@ def test_coco_is_read_by_pycocotools(images, tmp_path, polygons, capsys):
             assert "model" not in entry
 
 
-@pytest.mark.parametrize("name", ["coco", "labels", "yolo", "labelme"])
-def test_every_format_is_read_by_convert(images, photos, tmp_path, name):
-    """Overlaps are cut from the larger mask in label images only; these masks have none."""
-    images = [images[0]] if name == "labels" else images
-    write(lambda: images, tmp_path / "out", ExportOptions((name,), polygons=True))
-    source = {"coco": "coco.json", "yolo": "yolo/labels"}.get(name, name)
-    convert(tmp_path / "out" / source, photos, tmp_path / "tars", ConvertOptions())
-    found = sorted(parsed(tmp_path / "tars").values(), key=lambda each: each[1]["image"]["source"])
+def check_is_read(images, photos, folder, name, source):
+    """Write in a format, convert that, and compare."""
+    write(lambda: images, folder / "out", ExportOptions((name,), polygons=True))
+    convert(folder / "out" / source, photos, folder / "tars", ConvertOptions())
+    found = sorted(parsed(folder / "tars").values(), key=lambda each: each[1]["image"]["source"])
     assert len(found) == len(images)
     for (read, _, _), each in zip(found, images, strict=True):
         assert (read.masks.to_dense() == each.masks.to_dense()).all()
@@ -101,15 +99,10 @@ def test_every_format_is_read_by_convert(images, photos, tmp_path, name):
             assert read.categories == ("disc", "ring", "object")
 
 
-def test_images_of_yolo_lie_beside_their_labels_and_the_folder_is_read_as_it_is(images, tmp_path):
-    write(lambda: images, tmp_path / "out", ExportOptions(("yolo",), images=True))
-    folder = tmp_path / "out" / "yolo"
-    for each in images:
-        assert (folder / "images" / each.name).exists()
-        assert (folder / "labels" / each.name).with_suffix(".txt").is_file()
-    for number, photographs in enumerate((folder, folder / "images")):
-        convert(folder, photographs, tmp_path / f"{number}", ConvertOptions())
-        assert len(parsed(tmp_path / f"{number}")) == len(images)
+def test_coco_and_label_images_are_read_by_convert(images, photos, tmp_path):
+    """Overlaps are cut from the larger mask in label images only; these masks have none."""
+    check_is_read(images, photos, tmp_path, "coco", "coco.json")
+    check_is_read(images[:1], photos, tmp_path / "other", "labels", "labels")
 
 
 def test_shards_hold_upright_images_and_what_is_known_of_each_mask(images, tmp_path):
@@ -174,7 +167,7 @@ def test_an_export_replaces_the_last_one_only_when_it_is_whole(images, tmp_path)
         raise GigamaskError("stopped")
 
     with pytest.raises(GigamaskError, match="stopped"):
-        write(lambda: images[:1], out, ExportOptions(tuple(WRITERS), check=stop))
+        write(lambda: images[:1], out, ExportOptions(tuple(writers()), check=stop))
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
     write(lambda: images[:1], out, ExportOptions(("labels",)))
     assert [path.name for path in (out / "labels").rglob("*.png")] == ["a.png"]
@@ -183,7 +176,7 @@ def test_an_export_replaces_the_last_one_only_when_it_is_whole(images, tmp_path)
 def test_files_of_one_name_and_unknown_formats_are_refused(photos, images, tmp_path):
     twin = exported(photos, "a.jpg", 0)
     with pytest.raises(GigamaskError, match=r"a\.png and a\.jpg"):
-        write(lambda: [images[0], twin], tmp_path / "out", ExportOptions(("yolo",)))
+        write(lambda: [images[0], twin], tmp_path / "out", ExportOptions(("labels",)))
     with pytest.raises(GigamaskError, match="--to voc"):
         write(lambda: images, tmp_path / "out", ExportOptions(("voc",)))
 

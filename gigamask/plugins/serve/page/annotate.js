@@ -32,7 +32,8 @@ let ready = Promise.resolve(), encoding = 0, slow = "", fault = "";
 const pointers = new Map(), client = crypto.getRandomValues(new Uint32Array(2)).join("-");
 let pinched = null;
 
-export function start() {
+export function start({ writers }) {
+  $("a-format").append(...writers.map((name) => make("option", { value: JSON.stringify({ formats: [name] }) }, name)));
   stage.start(paint);
   queue.start(showState, failed);
   list.start((row) => { showList(false); open(row); });

@@ -24,7 +24,7 @@ def shown(client):
 
 @pytest.mark.slow
 def test_status_lists_what_is_available(client):
-    assert client.get("/api/about").json() | {"version": ""} == {
+    assert client.get("/api/about").json() | {"version": "", "writers": []} == {
         "version": "",
         "weights": "little",
         "side": 64,
@@ -33,6 +33,7 @@ def test_status_lists_what_is_available(client):
         "runs": True,
         "project": None,
         "compared": None,
+        "writers": [],
     }
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from gigamask.datatools.formats import writers
 from gigamask.errors import GigamaskError
 from gigamask.masks.rle import RLEMasks
 from gigamask.pixels import WindowOptions
@@ -286,8 +287,7 @@ def test_a_name_that_is_not_utf8_is_left_out_of_exports_and_said(tmp_path, photo
     with Project.open(tmp_path / "project", photos) as opened:
         for row in range(6):
             opened.edit(row, 0, Edit("prompt", {1: square(row)}), SIZE)
-        formats = ("coco", "shards", "labels", "yolo", "labelme")
-        told = export(opened, tmp_path / "export", None, formats, table=True, images=True)
+        told = export(opened, tmp_path / "export", None, tuple(writers()), table=True, images=True)
     assert told["masks"] == 5
     [line] = told["skipped"]
     assert "caf" in line

@@ -1,0 +1,72 @@
+"""Masks of images as polygons of YOLO and LabelMe.
+
+Neither has holes, so that the outline of a hole is joined to that of its part by a line there and
+back.
+"""
+
+import json
+import os
+from pathlib import Path, PurePosixPath
+
+from gigamask.datatools.export_formats import ExportOptions, Images, save, with_own_files
+from gigamask.masks.components import join_rings, outlines
+
+
+def write_yolo(images: Images, out: Path, options: ExportOptions) -> None:
+    """Write YOLO's text, with `data.yaml` and, if images are written, links to them.
+
+    Args:
+        images: Returns the images.
+        out: The folder.
+        options: What is written.
+    """
+    for each in with_own_files(images):
+        sides = each.masks.size[::-1]
+        lines = []
+        for i, told in enumerate(each.objects):
+            rings = [ring for rings in outlines(each.masks[i : i + 1]) for ring in rings]
+            values = (join_rings(rings) / sides).ravel()
+            number = options.number_of(told["category"])
+            lines.append(" ".join([str(number), *(f"{value:.8g}" for value in values)]))
+        text = "".join(f"{line}\n" for line in lines)
+        save(each.path(out / "yolo" / "labels", ".txt"), text.encode())
+        if os.path.lexists(image := out / "images" / each.name):
+            link = out / "yolo" / "images" / each.name  # YOLO finds labels beside it
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(os.path.relpath(image, link.parent))
+    quoted = [json.dumps(name, ensure_ascii=False) for name in options.numbers]
+    names = "".join(f"  {key}: {name}\n" for key, name in enumerate(quoted))
+    text = f"train: images\nval: images\nnames:\n{names}"
+    save(out / "yolo" / "data.yaml", text.encode())
+
+
+def write_labelme(images: Images, out: Path, options: ExportOptions) -> None:
+    """Write LabelMe's JSON; the parts of a mask are one group.
+
+    Args:
+        images: Returns the images.
+        out: The folder.
+        options: What is written.
+    """
+    for each in with_own_files(images):
+        shapes = []
+        for i, told in enumerate(each.objects):
+            parts = outlines(each.masks[i : i + 1])
+            group = told["id"] if len(parts) > 1 else None
+            shapes += [
+                {
+                    "label": told["category"] or "object",
+                    "points": join_rings(rings).tolist(),
+                    "group_id": group,
+                    "shape_type": "polygon",
+                    "flags": {},
+                    "description": str(told.get("name", "")),
+                }
+                for rings in parts
+            ]
+        height, width = each.masks.size
+        folder = each.path(out.parent / "labelme", ".json").parent
+        path = os.path.relpath(each.file, folder) if each.file else PurePosixPath(each.name).name
+        content = {"version": "5.5.0", "flags": {}, "shapes": shapes, "imagePath": path}
+        content |= {"imageData": None, "imageHeight": height, "imageWidth": width}
+        save(each.path(out / "labelme", ".json"), json.dumps(content).encode())
