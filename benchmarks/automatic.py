@@ -49,10 +49,10 @@ def at_full_size() -> Iterator[None]:
             for logits in transform.logits_to_original(part[:, None])[:, 0]:
                 yield logits, (0, 0)
 
-    def stability(logits: list[torch.Tensor], offset: float) -> torch.Tensor:
+    def stability(logits: list[torch.Tensor], offset: float, zero: float) -> torch.Tensor:
         inner, outer = (
             torch.stack([torch.count_nonzero(mask > threshold) for mask in logits])
-            for threshold in (offset, -offset)
+            for threshold in (zero + offset, zero - offset)
         )
         return inner / outer
 

@@ -72,7 +72,7 @@ class AutomaticMaskConfig:
         ):
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 1:
-                raise GigamaskError(f"{name} must be an IoU in [0, 1] (got {value})")
+                self.refuse(f"{name} must be an IoU in [0, 1] (got {value})")
         check_range("stability_score_offset", self.stability_score_offset, 0, MAX_OFFSET)
         if not 0 <= self.crop_overlap_ratio < 1:
             raise GigamaskError(
@@ -91,6 +91,10 @@ class AutomaticMaskConfig:
                 f"crop_n_layers {self.crop_n_layers} cannot be combined with tile {self.tile}: "
                 "leave one of them out"
             )
+
+    def refuse(self, message: str) -> None:
+        """Raise an error about a parameter."""
+        raise GigamaskError(message)
 
     def thresholds(self, decoder: Decoder) -> tuple[float, float]:
         """Return the thresholds of predicted IoU and stability for the masks of a decoder."""

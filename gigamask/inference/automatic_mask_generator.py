@@ -8,9 +8,9 @@ by predicted IoU are resized to the image, and masks are run lengths from then o
 """
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
-from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +29,7 @@ from gigamask.inference.classes import class_fields, class_scores
 from gigamask.inference.predictor import MASK_THRESHOLD, SamPredictor
 from gigamask.inference.tiles import TileGrid, match_masks
 from gigamask.masks.boxes import box_area, is_box_near_crop_edge, nms
+from gigamask.masks.devices import as_array
 from gigamask.masks.rle import RLEMasks, encode_boxes, union
 from gigamask.masks.transforms import above, count_pixels, logit_boxes
 from gigamask.models.embedding_cache import EmbeddingCache
@@ -87,9 +88,12 @@ class MaskProposals:
         return MaskProposals(masks, **arrays)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class SamAutomaticMaskGenerator:
     """Generates masks of everything in an image.
+
+    Its arguments are attributes that a program may set; `point_grids` has the points of each layer
+    also where they were made from `points_per_side`. Thresholds outside of [0, 1] are a warning.
 
     Args:
         model: Model that embeds images and predicts masks.
@@ -146,7 +150,8 @@ class SamAutomaticMaskGenerator:
     halo: int | None = None
 
     def __post_init__(self) -> None:
-        layers = self.config.crop_n_layers
+        self.predictor = SamPredictor(self.model, cache=self.cache, precision=self.precision)
+        config, layers = self.config, self.crop_n_layers
         if (self.points_per_side is None) == (self.point_grids is None):
             raise GigamaskError("pass either points_per_side or point_grids, and the other as None")
         if self.point_grids is not None and len(self.point_grids) <= layers:
@@ -158,19 +163,19 @@ class SamAutomaticMaskGenerator:
             raise GigamaskError(
                 f"output_mode must be one of {', '.join(OUTPUT_MODES)} (got {self.output_mode!r})"
             )
+        thresholds = config.thresholds(self.model.config.decoder)
+        self.pred_iou_thresh, self.stability_score_thresh = thresholds
+        if self.point_grids is None:
+            sides = map(config.points_in_layer, range(layers + 1))
+            self.point_grids = [build_point_grid(side) for side in sides]
 
-    @cached_property
+    @property
     def config(self) -> AutomaticMaskConfig:
         """The numeric parameters."""
         names = [field.name for field in fields(AutomaticMaskConfig)]
-        return AutomaticMaskConfig(**{name: getattr(self, name) for name in names})
+        return _GivenConfig(**{name: getattr(self, name) for name in names})
 
-    @cached_property
-    def predictor(self) -> SamPredictor:
-        """Predictor of the model."""
-        return SamPredictor(self.model, cache=self.cache, precision=self.precision)
-
-    def generate(self, image: np.ndarray | str | Path) -> list[dict[str, Any]]:
+    def generate(self, image: np.ndarray | Tensor | str | Path) -> list[dict[str, Any]]:
         """Generate the masks of an image, best first.
 
         Args:
@@ -206,7 +211,9 @@ class SamAutomaticMaskGenerator:
 
     @torch.no_grad()
     def generate_proposals(
-        self, image: np.ndarray | str | Path, progress: Callable[[float], object] | None = None
+        self,
+        image: np.ndarray | Tensor | str | Path,
+        progress: Callable[[float], object] | None = None,
     ) -> MaskProposals:
         """Generate the masks of an image as run lengths, best first.
 
@@ -215,6 +222,7 @@ class SamAutomaticMaskGenerator:
             progress: Called before each batch of points with the fraction of the image that is
                 done; what it raises, such as a request to stop, ends the generation.
         """
+        image = as_array(image) if isinstance(image, Tensor) else image
         image = upright_pixels(image, "image", self.model.config.pixels)
         size = (image.shape[0], image.shape[1])
         if self.tile is not None and max(size) > self.tile:
@@ -259,13 +267,11 @@ class SamAutomaticMaskGenerator:
         x0, y0, x1, y1 = crop
         corner = np.array([x0, y0])
         self.predictor.set_image(image[y0:y1, x0:x1])
-        if self.point_grids is None:
-            grid = build_point_grid(self.config.points_in_layer(layer))
-        else:
-            grid = self.point_grids[layer]
-        points = np.asarray(grid, np.float64) * np.array([x1 - x0, y1 - y0])
+        assert self.point_grids is not None
+        grid = as_array(self.point_grids[layer]).astype(np.float64).reshape(-1, 2)
+        points = grid * np.array([x1 - x0, y1 - y0])
         size, step = (image.shape[0], image.shape[1]), self.points_per_batch
-        parts: list[MaskProposals] = []
+        parts = [_no_proposals(crop, len(self.model.config.class_names))]
         for i in range(0, len(points), step):
             progress(i / len(points))
             parts += self._process_batch(points[i : i + step], crop, size)
@@ -308,16 +314,18 @@ class SamAutomaticMaskGenerator:
         mask_points = np.repeat(points, prediction.iou_predictions.shape[1], axis=0)
         least_iou, least_stability = self.config.thresholds(self.model.config.decoder)
         good = torch.nonzero((iou > least_iou) | (least_iou <= 0))[:, 0]
-        yield _no_proposals(crop, len(self.model.config.class_names))
         if not len(good):
             return
-        offset = self.stability_score_offset
+        offset, threshold = self.stability_score_offset, self.model.mask_threshold
         numbers, iou_of = good.cpu().numpy(), iou.cpu().numpy()
-        for start, group in _groups(logit_boxes(transform, low[good], MASK_THRESHOLD - offset)):
-            scores = calculate_stability_score([box for box, _ in group], offset).cpu().numpy()
+        for start, group in _groups(
+            logit_boxes(transform, low[good], min(threshold - offset, 0.0))
+        ):
+            parts = [box for box, _ in group]
+            scores = calculate_stability_score(parts, offset, threshold).cpu().numpy()
             stable = np.flatnonzero((scores >= least_stability) | (least_stability <= 0))
             masks = encode_boxes(
-                [(above(group[i][0], MASK_THRESHOLD), group[i][1]) for i in stable],
+                [(above(group[i][0], threshold), group[i][1]) for i in stable],
                 transform.original,
             )
             chosen = numbers[start + stable]
@@ -333,6 +341,14 @@ class SamAutomaticMaskGenerator:
             boxes = proposals.boxes + np.array([x0, y0, x0, y0])
             at_edge = is_box_near_crop_edge(boxes, crop, size, EDGE_TOLERANCE_PX)
             yield proposals if self.tile is not None else proposals[~at_edge]
+
+
+class _GivenConfig(AutomaticMaskConfig):
+    """The numeric parameters of a program, which may be as it likes where SAM's class takes it."""
+
+    def refuse(self, message: str) -> None:
+        """Warn of a parameter that cannot be meant."""
+        warnings.warn(message, stacklevel=2)
 
 
 def join_proposals(proposals: MaskProposals, groups: Int64[np.ndarray, "n"]) -> MaskProposals:
@@ -402,12 +418,15 @@ def generate_crop_boxes(
         )
         for i, j in product(range(count), range(count)):
             x0, y0 = (crop_w - overlap) * i, (crop_h - overlap) * j
-            crops.append(((x0, y0, min(x0 + crop_w, width), min(y0 + crop_h, height)), layer))
+            if x0 < width and y0 < height:  # tiny images have fewer crops
+                crops.append(((x0, y0, min(x0 + crop_w, width), min(y0 + crop_h, height)), layer))
     return crops
 
 
 def calculate_stability_score(
-    logits: Tensor | Sequence[Float32[Tensor, "_ _"]], threshold_offset: float
+    logits: Tensor | Sequence[Float32[Tensor, "_ _"]],
+    threshold_offset: float,
+    mask_threshold: float = MASK_THRESHOLD,
 ) -> Float32[Tensor, "n"]:
     """Return the IoU between each mask thresholded above and below the mask threshold.
 
@@ -415,11 +434,12 @@ def calculate_stability_score(
         logits: `(n, H, W)`, or the logits of each mask in a box of its own, outside of which all
             are below both thresholds.
         threshold_offset: Distance of either threshold from the mask threshold, in logits.
+        mask_threshold: Logits above this are foreground.
 
     Returns:
         `(n,)`; NaN if both are empty.
     """
-    thresholds = MASK_THRESHOLD + threshold_offset, MASK_THRESHOLD - threshold_offset
+    thresholds = mask_threshold + threshold_offset, mask_threshold - threshold_offset
     inner, outer = (
         count_pixels(above(logits, threshold))
         if isinstance(logits, Tensor)

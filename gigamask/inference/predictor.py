@@ -4,7 +4,9 @@ Methods, arguments and shapes are those of Segment Anything's class. In shapes, 
 `multimask_output` and 1 without; G, the side of low-resolution logits, is 256 at an input of 1024.
 """
 
+import warnings
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,20 +24,23 @@ from gigamask.inference.resize_longest_side import ResizeLongestSide
 from gigamask.inference.tile_decoder import TileDecoder
 from gigamask.inference.tiles import TileGrid
 from gigamask.inference.zoom import ZoomDecoder
-from gigamask.masks.transforms import ImageTransform, whole_image
+from gigamask.masks.devices import as_array, is_readable
+from gigamask.masks.transforms import ImageTransform, masks_of_logits, whole_image
 from gigamask.models.embedding_cache import EmbeddingCache, ImageEmbedder
 from gigamask.models.sam.prompt_encoder import make_prompts
 from gigamask.models.sam.sam import PromptDecoder, Sam
 
 MASK_THRESHOLD = 0.0
-"""Logits above this threshold are foreground."""
+"""Logits above this threshold are foreground, unless `Sam.mask_threshold` is another."""
 IMAGE_FORMATS = ("RGB", "BGR")
 
 
 class SamPredictor:
     """Predicts masks of an image from points, a box or a mask.
 
-    `features`, `original_size`, `input_size` (both (H, W)) and `is_image_set` describe the image.
+    `features`, `original_size`, `input_size` (both (H, W)) and `is_image_set` describe the image;
+    a program may set them, as to an embedding of its own. Values of a `Tensor` are taken as they
+    are of an array, wherever it is.
     `class_scores` `(B, C, n)` are the probabilities of the n classes of the last predicted masks;
     None if the model has no classes (`model.config.class_names`).
 
@@ -75,9 +80,8 @@ class SamPredictor:
                 f"zoom cannot be combined with tile {tile}: leave one of them out; for objects "
                 "that are small in a tile, make it smaller"
             )
-        self.model, self._zoom = sam_model, zoom
+        self.model, self.precision, self._zoom = sam_model, precision, zoom
         self._tile, self._halo = tile, check_tiles(tile, halo)
-        self.autocast = lambda: prediction_autocast(precision, self.device)
         config = sam_model.config
         self.transform = ResizeLongestSide(config.image_size, config.stretch)
         self._embedder = ImageEmbedder(sam_model, cache)
@@ -87,6 +91,10 @@ class SamPredictor:
     def device(self) -> torch.device:
         """Device of the model."""
         return self.model.pixel_mean.device
+
+    def autocast(self) -> AbstractContextManager:
+        """Return the context in which the model runs."""
+        return prediction_autocast(self.precision, self.device)
 
     def reset_image(self) -> None:
         """Discard all images."""
@@ -99,7 +107,7 @@ class SamPredictor:
         self.original_size: tuple[int, int] | None = None
         self.input_size: tuple[int, int] | None = None
 
-    def set_image(self, image: np.ndarray | str | Path, image_format: str = "RGB") -> None:
+    def set_image(self, image: np.ndarray | Tensor | str | Path, image_format: str = "RGB") -> None:
         """Embed an image, to which later prompts refer.
 
         Args:
@@ -114,7 +122,7 @@ class SamPredictor:
         self.set_images([image], image_format)
 
     def set_images(
-        self, images: Sequence[np.ndarray | str | Path], image_format: str = "RGB"
+        self, images: Sequence[np.ndarray | Tensor | str | Path], image_format: str = "RGB"
     ) -> None:
         """Embed images of any sizes in one pass of the encoder, and select the first.
 
@@ -134,6 +142,7 @@ class SamPredictor:
             raise GigamaskError("no image to embed: pass at least one")
         resized, pixels = [], []
         for number, image in enumerate(images):
+            image = as_array(image) if isinstance(image, Tensor) else image
             seen = upright_pixels(image, f"image {number}", self.model.config.pixels)
             is_rgb = image_format == "RGB" or isinstance(image, str | Path)
             pixels.append(seen if is_rgb else seen[..., ::-1])
@@ -155,7 +164,7 @@ class SamPredictor:
             ]
             self.select(0)
             return
-        self._embed(resized, transforms)
+        _embed(self, resized, transforms)
         if self._zoom:
             self.crop_decoders = [
                 ZoomDecoder(self._embedder, image.copy(), transform, embedding)
@@ -191,7 +200,7 @@ class SamPredictor:
             )
         height, width = map(int, original_image_size)
         whole = whole_image((height, width), side, self.model.config.stretch)
-        self._embed([transformed_image], [replace(whole, resized=shape[2:])])
+        _embed(self, [transformed_image], [replace(whole, resized=shape[2:])])
 
     def select(self, number: int) -> None:
         """Select image `number` (from 0) of the last `set_images` call for later prompts."""
@@ -205,20 +214,12 @@ class SamPredictor:
         self.original_size, self.input_size = transform.original, transform.resized
         self.is_image_set = True
 
-    def _embed(self, resized: Sequence[Tensor], transforms: Sequence[ImageTransform]) -> None:
-        """Embed resized images and select the first."""
-        self.reset_image()
-        with self.autocast():
-            embeddings = self._embedder.embed(resized)
-        self._images = list(zip(embeddings, transforms, strict=True))
-        self.select(0)
-
     def predict(
         self,
-        point_coords: np.ndarray | None = None,
-        point_labels: np.ndarray | None = None,
-        box: np.ndarray | None = None,
-        mask_input: np.ndarray | None = None,
+        point_coords: np.ndarray | Tensor | None = None,
+        point_labels: np.ndarray | Tensor | None = None,
+        box: np.ndarray | Tensor | None = None,
+        mask_input: np.ndarray | Tensor | None = None,
         multimask_output: bool = True,
         return_logits: bool = False,
     ) -> tuple[
@@ -243,18 +244,17 @@ class SamPredictor:
         Raises:
             GigamaskError: No image is set, or a prompt has a wrong shape or label.
         """
-        _check_is_set(self)
-        size = self._images[self._selected][1].original
+        size = _transform_of(self).original
         points = labels = boxes = mask_logits = None
         if point_coords is not None:
-            coords = self.transform.apply_coords(np.asarray(point_coords), size)
+            coords = self.transform.apply_coords(as_array(point_coords), size)
             points = torch.as_tensor(coords)[None].float()
         if point_labels is not None:
-            labels = torch.as_tensor(np.asarray(point_labels))[None]
+            labels = torch.from_numpy(as_array(point_labels).astype(np.int64))[None]
         if box is not None:
             boxes = torch.as_tensor(self.transform.apply_boxes(_one_box(box), size)).float()
         if mask_input is not None:
-            mask_logits = torch.as_tensor(np.asarray(mask_input))[None].float()
+            mask_logits = torch.from_numpy(as_array(mask_input).astype(np.float32))[None]
         masks, iou, low = self.predict_torch(
             points, labels, boxes, mask_logits, multimask_output, return_logits
         )
@@ -293,7 +293,7 @@ class SamPredictor:
         Raises:
             GigamaskError: No image is set, or a prompt has a wrong shape or label.
         """
-        _check_is_set(self)
+        transform = _transform_of(self)
         prompts = make_prompts(
             point_coords,
             point_labels,
@@ -302,17 +302,25 @@ class SamPredictor:
             multimask_output,
             self.model.config.mask_size,
         )
+        by_boxes = False
         if self.crop_decoders:
             decoder = self.crop_decoders[self._selected]
         else:
-            resize = self._images[self._selected][1].logits_to_original
-            decoder = PromptDecoder(self.model, self.get_image_embedding(), resize=resize)
+            embedding = self.get_image_embedding()
+            by_boxes = is_readable(embedding) and not return_logits
+            resize = None if by_boxes else transform.logits_to_original
+            decoder = PromptDecoder(self.model, embedding, resize=resize)
         with self.autocast():
             prediction = decoder(prompts)
         if prediction.class_logits is not None:
             self.class_scores = class_scores(prediction.class_logits)
-        masks = prediction.logits if return_logits else prediction.logits > MASK_THRESHOLD
-        return masks, prediction.iou_predictions, prediction.low_res_logits
+        low, threshold = prediction.low_res_logits, self.model.mask_threshold
+        if by_boxes:
+            masks = masks_of_logits(transform, low.flatten(0, 1), threshold)
+            masks = masks.unflatten(0, low.shape[:2])
+        else:
+            masks = prediction.logits if return_logits else prediction.logits > threshold
+        return masks, prediction.iou_predictions, low
 
     def get_image_embedding(self) -> Float[Tensor, "1 C E E"]:
         """Return the embedding of the image.
@@ -320,7 +328,7 @@ class SamPredictor:
         Raises:
             GigamaskError: No image is set.
         """
-        _check_is_set(self)
+        _transform_of(self)
         decoder = self.crop_decoders[self._selected] if self.crop_decoders else None
         if isinstance(decoder, TileDecoder):
             with self.autocast():
@@ -329,13 +337,13 @@ class SamPredictor:
         return self.features
 
 
-def _one_box(box: np.ndarray) -> np.ndarray:
-    """Return a box as an array; raise `GigamaskError` unless it is one, with its corners in order.
+def _one_box(box: np.ndarray | Tensor) -> np.ndarray:
+    """Return a box as an array; raise `GigamaskError` unless it is one, and warn if it is reversed.
 
     Args:
         box: The box of a prompt.
     """
-    corners = np.asarray(box)
+    corners = as_array(box)
     if corners.shape not in ((4,), (1, 4)):
         shape = " x ".join(map(str, corners.shape))
         raise GigamaskError(
@@ -344,13 +352,34 @@ def _one_box(box: np.ndarray) -> np.ndarray:
         )
     x0, y0, x1, y1 = corners.ravel().tolist()
     if x1 < x0 or y1 < y0:
-        raise GigamaskError(
+        warnings.warn(
             f"box must be x0 y0 x1 y1 with x0 <= x1 and y0 <= y1 (got {x0:g} {y0:g} {x1:g} {y1:g}"
-            "); of x, y, width and height, pass x, y, x + width - 1, y + height - 1"
+            "); of x, y, width and height, pass x, y, x + width - 1, y + height - 1",
+            stacklevel=3,
         )
     return corners
 
 
-def _check_is_set(predictor: SamPredictor) -> None:
-    if not predictor.is_image_set:
+def _transform_of(predictor: SamPredictor) -> ImageTransform:
+    """Return the transform of the image.
+
+    Raises:
+        GigamaskError: No image is set.
+    """
+    if not predictor.is_image_set or predictor.original_size is None:
         raise GigamaskError("no image is set: call set_image first")
+    height, width = map(int, predictor.original_size)
+    whole = predictor.transform.image_transform((height, width))
+    height, width = map(int, predictor.input_size or whole.resized)
+    return replace(whole, resized=(height, width))
+
+
+def _embed(
+    predictor: SamPredictor, resized: Sequence[Tensor], transforms: Sequence[ImageTransform]
+) -> None:
+    """Embed resized images and select the first."""
+    predictor.reset_image()
+    with predictor.autocast():
+        embeddings = predictor._embedder.embed(resized)
+    predictor._images = list(zip(embeddings, transforms, strict=True))
+    predictor.select(0)

@@ -1,7 +1,9 @@
 """Numbers on a GPU without waiting for it, and tensors whose values need no wait."""
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -31,3 +33,15 @@ def is_readable(tensor: Tensor) -> bool:
     """
     is_real = type(tensor) is Tensor and not torch.compiler.is_compiling()
     return is_real and tensor.device.type == "cpu"
+
+
+def as_array(values: Any) -> np.ndarray:
+    """Return values as an array, those of a tensor from any device and without its gradient.
+
+    Args:
+        values: A tensor, an array, or numbers that make one.
+    """
+    if not isinstance(values, Tensor):
+        return np.asarray(values)
+    values = values.detach().cpu()
+    return (values.float() if values.dtype == torch.bfloat16 else values).numpy()

@@ -229,6 +229,24 @@ def logit_boxes(
         yield part, corner
 
 
+def masks_of_logits(
+    transform: ImageTransform, low: Float[Tensor, "n G G"], threshold: float
+) -> Bool[Tensor, "n H W"]:
+    """Return which logits at the original size exceed a threshold, resizing the masks' boxes alone.
+
+    Args:
+        transform: The transform.
+        low: Low-resolution logits of n masks.
+        threshold: The threshold.
+    """
+    masks = torch.zeros(len(low), *transform.original, dtype=torch.bool)
+    boxes = logit_boxes(transform, low, min(threshold, 0.0))
+    for mask, (part, (top, left)) in zip(masks, boxes, strict=True):
+        height, width = part.shape
+        mask[top : top + height, left : left + width] = above(part, threshold)
+    return masks
+
+
 def above(logits: Float[Tensor, "*s"], threshold: float) -> Bool[Tensor, "*s"]:
     """Return which logits exceed a threshold; NumPy takes a fifth of torch's time on a CPU.
 

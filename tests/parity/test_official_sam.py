@@ -127,3 +127,40 @@ def test_automatic_masks_are_metas_in_the_same_order(package, models, settings):
             assert (
                 one["segmentation"] != other["segmentation"]
             ).sum() <= 3  # logits within 1e-5 of 0 may fall on either side
+
+
+@pytest.mark.parametrize("kind", ["uint8", "uint16", "bool", "float64"])
+def test_labels_of_any_type_are_metas(package, models, kind):
+    found = []
+    for each, model in zip((SamPredictor, package.SamPredictor), models, strict=True):
+        predictor = each(model)
+        predictor.set_image(compose_scene(1, 3).pixels)
+        labels = POINTS["point_labels"].astype(kind)
+        found.append(predictor.predict(POINTS["point_coords"], labels, return_logits=True)[0])
+    assert np.abs(found[0] - found[1]).max() <= 1e-5 * max(1, np.abs(found[1]).max())
+
+
+def test_attributes_are_set_as_programs_of_metas_set_them(package, models):
+    """The embedding of another predictor, the threshold of masks, and a grid of points."""
+    image, found = compose_scene(1, 3).pixels, []
+    kinds = (SamPredictor, SamAutomaticMaskGenerator)
+    for (predict, generate), model in zip(
+        (kinds, (package.SamPredictor, package.SamAutomaticMaskGenerator)), models, strict=True
+    ):
+        embedded, predictor = predict(model), predict(model)
+        embedded.set_image(image)
+        for name in ("features", "original_size", "input_size", "is_image_set"):
+            setattr(predictor, name, getattr(embedded, name))
+        model.mask_threshold = 0.25
+        masks, *_ = predictor.predict(**POINTS)
+        model.mask_threshold = 0.0
+        generator = generate(model, 4, pred_iou_thresh=0.0, stability_score_thresh=0.0)
+        grids = generator.point_grids
+        generator.box_nms_thresh, generator.point_grids = 1.0, [np.array([[0.5, 0.25]])]
+        found.append((masks, grids, generator.generate(image)))
+    (mine, grids, records), (theirs, other_grids, others) = found
+    assert (mine != theirs).sum() <= 3
+    assert np.array_equal(grids, other_grids)
+    assert [each["area"] for each in records] == pytest.approx(
+        [each["area"] for each in others], abs=3
+    )

@@ -205,8 +205,8 @@ def make_prompts(
         Prompts for B masks.
 
     Raises:
-        GigamaskError: Points without labels, an unknown label, different numbers of prompts, or
-            masks of another size.
+        GigamaskError: Points without labels, an unknown label, a value that is not finite,
+            different numbers of prompts, or masks of another size.
     """
     if (points is None) != (labels is None):
         given, missing = "point_coords", "point_labels"
@@ -214,11 +214,13 @@ def make_prompts(
             given, missing = missing, given
         raise GigamaskError(f"{given} needs {missing}: pass both, one label per point")
     tokens, kinds = [], []
+    _check_finite(point_coords=points, boxes=boxes, mask_input=masks)
     if points is not None and labels is not None:
+        labels = labels.long()
         _check_points(points, labels)
         padding = int(boxes is None)
         tokens.append(functional.pad(points, (0, 0, 0, padding)))
-        kinds.append(functional.pad(labels.long(), (0, padding), value=PADDING_LABEL))
+        kinds.append(functional.pad(labels, (0, padding), value=PADDING_LABEL))
     if boxes is not None:
         if boxes.ndim != 2 or boxes.shape[1] != 4:
             raise GigamaskError(f"boxes must be prompts x 4 (x0 y0 x1 y1), got {_shape(boxes)}")
@@ -249,6 +251,12 @@ def make_prompts(
         None if masks is None else masks[:, 0].expand(count, -1, -1),
         multimask_output,
     )
+
+
+def _check_finite(**given: Tensor | None) -> None:
+    for name, values in given.items():
+        if values is not None and not torch.isfinite(values).all():
+            raise GigamaskError(f"{name} must be numbers (got NaN or infinity)")
 
 
 def _check_points(points: Tensor, labels: Tensor) -> None:

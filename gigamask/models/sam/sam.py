@@ -166,6 +166,10 @@ class Sam(PretrainedModel):
 
     prompt_encoder: PromptEncoder
     mask_decoder: nn.Module
+    mask_threshold: float = 0.0
+    """logits above it are foreground, in the predictor and the mask generator"""
+    image_format: str = "RGB"
+    """order of the channels"""
     answers_in_windows: bool = False
     """whether `predict` returns masks in windows around the prompt"""
     embedding_parts: tuple[str, ...] = ()

@@ -1,6 +1,8 @@
 """Automatic masks of a model that predicts discs around each point: filters, crops, records."""
 
+import copy
 import inspect
+import pickle
 from collections.abc import Callable
 from dataclasses import fields
 
@@ -20,6 +22,7 @@ from gigamask.inference.automatic_mask_generator import (
     remove_small_regions,
     uncrop_masks,
 )
+from gigamask.inference.predictor import SamPredictor
 from gigamask.masks.rle import RLEMasks
 from gigamask.models.embedding_cache import EmbeddingCache
 
@@ -305,7 +308,6 @@ def test_the_cache_is_used(discs, image, tmp_path):
     [
         ({"points_per_side": 0}, r"points_per_side.*1.*0"),
         ({"crop_n_layers": -1}, r"crop_n_layers.*0.*-1"),
-        ({"box_nms_thresh": 1.5}, r"box_nms_thresh.*1\.5"),
         ({"crop_overlap_ratio": 1.0}, r"crop_overlap_ratio.*1\.0"),
         (
             {"points_per_side": 3, "crop_n_layers": 2, "crop_n_points_downscale_factor": 2},
@@ -322,6 +324,50 @@ def test_the_cache_is_used(discs, image, tmp_path):
 def test_invalid_settings_are_a_one_line_error(discs, settings, message):
     with pytest.raises(GigamaskError, match=message):
         SamAutomaticMaskGenerator(discs, **settings)
+
+
+def test_a_path_is_no_model(no_shape_checks):
+    for kind in (SamPredictor, SamAutomaticMaskGenerator):
+        with pytest.raises(GigamaskError, match=r"^a model is needed.*load_model\('sam\.pth'\)$"):
+            kind("sam.pth")
+
+
+def test_a_threshold_that_cannot_be_meant_is_a_warning(discs, image):
+    """As SAM's class takes it; in flags it is an error."""
+    with pytest.warns(UserWarning, match=r"pred_iou_thresh .*\(got 1\.5\)"):
+        assert SamAutomaticMaskGenerator(discs, 2, pred_iou_thresh=1.5).generate(image) == []
+    with pytest.raises(GigamaskError, match=r"pred_iou_thresh .*\(got 1\.5\)"):
+        AutomaticMaskConfig(pred_iou_thresh=1.5)
+
+
+def test_arguments_are_attributes_that_can_be_set(discs, image):
+    generator = SamAutomaticMaskGenerator(discs, 2, crop_n_layers=1)
+    assert [len(grid) for grid in generator.point_grids] == [4, 4]
+    assert (generator.pred_iou_thresh, generator.stability_score_thresh) == (0.88, 0.95)
+    generator.crop_n_layers, generator.pred_iou_thresh, generator.stability_score_thresh = (
+        0,
+        0.0,
+        0.0,
+    )
+    generator.box_nms_thresh, generator.point_grids = 1.0, [torch.tensor([[0.5, 0.5]])]
+    assert len(generator.generate(image)) == 3
+    generator.point_grids = [[]]
+    assert generator.generate(image) == []
+    generator.point_grids, generator.pred_iou_thresh = [np.array([[0.5, 0.5]])], 1.0
+    assert generator.generate(image) == []
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
+def test_a_copy_generates_the_same(model, image, copied):
+    generator = SamAutomaticMaskGenerator(model, 3, **NOTHING_FILTERED, output_mode="coco_rle")
+    assert copied(generator).generate(image) == generator.generate(image) != []
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 5), (3, 3)])
+def test_tiny_images_have_the_crops_that_fit(discs, image, size):
+    generator = SamAutomaticMaskGenerator(discs, 2, crop_n_layers=2, **NOTHING_FILTERED)
+    records = generator.generate(image[: size[0], : size[1]])
+    assert all(record["segmentation"].shape == size for record in records)
 
 
 def test_arguments_are_those_of_metas_class():

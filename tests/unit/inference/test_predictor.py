@@ -1,6 +1,8 @@
 """The predictor: its interface, shapes, batches, the cache, and its errors."""
 
+import copy
 import inspect
+import pickle
 
 import numpy as np
 import pytest
@@ -204,7 +206,9 @@ POINT, LABEL = np.array([[1, 2]]), np.array([1])
             r"box .*2 x 4.*predict_torch",
         ),
         ({"box": np.array([1, 2, 3])}, r"box .*\(got 3\)"),
-        ({"box": np.array([9, 2, 3, 4])}, r"box .*got 9 2 3 4.*width"),
+        ({"box": np.array([1, np.nan, 3, 4])}, r"boxes .*NaN"),
+        ({"point_coords": POINT * np.inf, "point_labels": LABEL}, r"point_coords .*NaN"),
+        ({"mask_input": np.full((1, 32, 32), np.nan)}, r"mask_input .*NaN"),
     ],
 )
 def test_invalid_input_is_a_one_line_error(model, pictures, words, message):
@@ -212,6 +216,100 @@ def test_invalid_input_is_a_one_line_error(model, pictures, words, message):
     predictor.set_image(pictures[0])
     with pytest.raises(GigamaskError, match=message):
         predictor.predict(**words)
+
+
+def test_a_reversed_box_is_a_warning(model, pictures):
+    predictor = SamPredictor(model)
+    predictor.set_image(pictures[0])
+    with pytest.warns(UserWarning, match=r"box .*got 9 2 3 4.*width"):
+        assert predictor.predict(box=np.array([9, 2, 3, 4]))[0].shape == (3, 40, 90)
+
+
+@pytest.mark.parametrize(
+    "kind", ["uint8", "uint16", "uint32", "int8", ">i4", "bool", "float16", ">f8", torch.uint8]
+)
+def test_labels_of_any_type(model, pictures, kind):
+    """Also of those that cannot hold the label of a padding point, -1."""
+    predictor = SamPredictor(model)
+    predictor.set_image(pictures[0])
+    points, labels = np.array([[10, 20], [30, 5]]), np.array([1, 0])
+    given = torch.from_numpy(labels).to(kind) if kind is torch.uint8 else labels.astype(kind)
+    expected = predictor.predict(points, labels)
+    for one, other in zip(expected, predictor.predict(points, given), strict=True):
+        assert np.array_equal(one, other)
+    if kind is torch.uint8:
+        coords = predictor.transform.apply_coords_torch(torch.from_numpy(points), (40, 90))
+        masks, *_ = predictor.predict_torch(coords[None], given[None])
+        assert np.array_equal(masks[0], expected[0])
+
+
+def test_tensors_are_taken_as_arrays_are(model, pictures):
+    first, second = SamPredictor(model), SamPredictor(model)
+    first.set_image(pictures[0])
+    second.set_image(torch.from_numpy(np.ascontiguousarray(pictures[0])))
+    points, box = torch.tensor([[10.0, 20.0]], requires_grad=True), torch.tensor([3.0, 4, 35, 38])
+    given = points, torch.tensor([1]), box.requires_grad_()
+    arrays = [each.detach().numpy() for each in given]
+    for one, other in zip(first.predict(*arrays), second.predict(*given), strict=True):
+        assert np.array_equal(one, other)
+    low = torch.from_numpy(first.predict(*arrays)[2][:1]).bfloat16()
+    assert second.predict(mask_input=low)[0].shape == (3, 40, 90)
+
+
+@pytest.mark.parametrize("strange", ["read-only", "Fortran", "strided"])
+def test_arrays_in_any_layout(model, pictures, strange):
+    image = pictures[0][::-1, ::2].copy()
+    given = {
+        "read-only": image.copy(),
+        "Fortran": np.asfortranarray(image),
+        "strided": pictures[0][::-1, ::2],
+    }[strange]
+    given.flags.writeable = False
+    first, second = SamPredictor(model), SamPredictor(model)
+    first.set_image(image)
+    second.set_image(given)
+    assert torch.equal(first.features, second.features)
+
+
+def test_a_program_may_set_the_embedding(model, pictures):
+    embedded, predictor = SamPredictor(model), SamPredictor(model)
+    embedded.set_image(pictures[0])
+    predictor.features, predictor.is_image_set = embedded.features.clone(), True
+    predictor.original_size, predictor.input_size = [40, 90], torch.Size([28, 64])
+    for one, other in zip(asked(embedded), asked(predictor), strict=True):
+        assert np.array_equal(one, other)
+    predictor.set_image(pictures[1])
+    before = asked(predictor)[1]
+    predictor.features = torch.zeros_like(predictor.features)
+    assert not np.array_equal(before, asked(predictor)[1])
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
+def test_a_copy_predicts_the_same(model, pictures, copied):
+    predictor = SamPredictor(model)
+    predictor.set_image(pictures[0])
+    for one, other in zip(asked(predictor), asked(copied(predictor)), strict=True):
+        assert np.array_equal(one, other)
+
+
+def test_masks_are_what_exceeds_the_models_threshold(model, pictures, monkeypatch):
+    """Masks are resized in boxes, logits whole: no pixel differs."""
+    predictor = SamPredictor(model)
+    for picture in pictures:
+        predictor.set_image(picture)
+        logits = predictor.predict(box=np.array([3, 4, 35, 38]), return_logits=True)[0]
+        for threshold in (0.0, float(np.median(logits)), -1.5, float(logits.max())):
+            monkeypatch.setattr(model, "mask_threshold", threshold, raising=False)
+            masks = predictor.predict(box=np.array([3, 4, 35, 38]))[0]
+            assert np.array_equal(masks, logits > threshold)
+
+
+def test_a_model_in_bf16_predicts(model, pictures):
+    half = SamPredictor(copy.deepcopy(model).bfloat16())
+    half.set_image(pictures[0])
+    masks, iou, low = asked(half)
+    assert (masks.dtype, iou.dtype, low.dtype) == (bool, np.float32, np.float32)
+    assert np.isfinite(low).all()
 
 
 def test_boxes_have_four_numbers(model, pictures):
