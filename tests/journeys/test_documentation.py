@@ -102,7 +102,7 @@ def run_item(item: Item, variables: dict) -> None:
         subprocess.run(["bash", "-n"], input=item.text, text=True, check=True)
     elif item.kind == "command":
         run_command(item.text)
-    elif not re.match(r"# \w+\.py\n", item.text):  # else a file of the user's, already written
+    elif not re.match(r"# [\w/-]+\.py\n", item.text):  # else a file of the user's, already written
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             exec(compile(small_python(item.text), item.heading, "exec"), variables)
