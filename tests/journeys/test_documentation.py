@@ -263,6 +263,7 @@ def test_pages_of_the_core_use_no_plugin():
     words = {"--submit"}
     for record in plugin.installed():
         words |= {*record.commands, *record.trainings, *record.exporters, *record.functions}
+        words |= record.writers.keys()
         for names in (*record.recipes.values(), *record.components.values()):
             words |= names.keys()
     words -= {"huggingface"}  # also the name of an export
