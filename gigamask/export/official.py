@@ -30,8 +30,9 @@ def write_pth(model: Sam, out: Path) -> dict:
     """
     state = state_dict.to_official(model)
     convert.check_is_published(model.config, "Meta's format")
-    state = plugin.load(model.config.decoder.family).to_meta(state)
-    weight_files.write_pth(state, model.config, out)
+    family = plugin.load(model.config.decoder.family)
+    state = family.to_meta(state)
+    weight_files.write_pth(state, model.config, out, family.meta_key)
     return {"files": [str(out)], "tensors": len(state), "difference": read_back(model, out)}
 
 

@@ -25,6 +25,8 @@ class ModelFamily(ABC):
 
     huggingface: ClassVar[str]
     """what transformers' classes are called, without `Model` and `Processor`"""
+    meta_key: ClassVar[str] = ""
+    """key of the weights in Meta's file; "": the file has nothing else"""
 
     @abstractmethod
     def from_others(

@@ -277,7 +277,7 @@ def read_pth(path: Path) -> tuple[State, ModelConfig | None]:
     return bare, config
 
 
-def write_pth(state: State, config: ModelConfig, path: Path | str) -> None:
+def write_pth(state: State, config: ModelConfig, path: Path | str, key: str = "") -> None:
     """Write a `.pth` that Meta's code loads strictly, with the configuration in its metadata.
 
     The configuration is an entry of the state dict's `_metadata`, where torch keeps the versions of
@@ -287,13 +287,14 @@ def write_pth(state: State, config: ModelConfig, path: Path | str) -> None:
         state: State dict with Meta's names.
         config: Configuration of the model.
         path: File to write.
+        key: Key of the state dict in the file; "": the file has nothing else.
     """
     content = OrderedDict(state)
     content._metadata = {"": {"version": 1, SPEC: json.dumps(make_spec(config))}}  # pyrefly: ignore
 
     def write(partial: Path) -> None:
         with open(partial, "wb") as file:  # a Python file, whose errors say why writing fails
-            torch.save(content, file)
+            torch.save({key: content} if key else content, file)
 
     write_atomically(path, write)
 

@@ -86,7 +86,7 @@ def segment(model: Any, image: Any, positive: Any, negative: Any, box: Any) -> A
         "has_mask_input": np.zeros(1, np.float32),
         "orig_im_size": np.array([image.height, image.width], np.float32),
     }
-    masks, scores, _ = decoder.run(None, inputs)
+    masks, scores = decoder.run(["masks", "iou_predictions"], inputs)
     # One click may mean a part or the whole: the best of three masks; else the single mask.
     best = 1 + int(scores[0, 1:].argmax()) if len(labels) == 2 else 0
     return np.where(masks[0, best] > 0, 255, 0).astype(np.uint8)

@@ -13,6 +13,7 @@ class Sam2Family(ModelFamily):
     """The image models of SAM 2.1."""
 
     huggingface = "Sam2"
+    meta_key = "model"
 
     def from_others(
         self, state: State, stated: ModelConfig | None, source: Path

@@ -4,6 +4,7 @@ import base64
 import importlib.util
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,8 +17,11 @@ from PIL import Image
 
 from gigamask.cli.main import main
 from gigamask.inference.predictor import SamPredictor
+from gigamask.models.init import build_model
+from gigamask.plugins.annotation_tools.exporters import write_cvat
 from gigamask.synthetic.scenes import compose_scene
 from gigamask.training.checkpoint import load_model
+from tests.little import SPEC
 
 
 class XAnyLabeling:
@@ -57,6 +61,26 @@ def iou(one: np.ndarray, other: np.ndarray) -> float:
     return float((one & other).sum() / max((one | other).sum(), 1))
 
 
+def served_by_cvat(folder: Path) -> tuple:
+    """Load an exported function, and a context of Nuclio with its model."""
+    spec = importlib.util.spec_from_file_location("main", folder / "main.py")
+    served = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(served)
+    context = SimpleNamespace(user_data=SimpleNamespace(), Response=lambda **given: given)
+    served.init_context(context)
+    return served, context
+
+
+@pytest.mark.long
+def test_cvat_serves_a_model_with_classes(tmp_path):
+    model = build_model(replace(SPEC, class_names=("cat", "dog")), 0).eval()
+    write_cvat(model, tmp_path / "cvat")
+    served, context = served_by_cvat(tmp_path / "cvat")
+    image = Image.fromarray(compose_scene(3, 1, (48, 64)).pixels)
+    mask = served.segment(context.user_data.model, image, [[30, 20]], [], np.zeros((0, 2)))
+    assert (mask.shape, mask.dtype) == ((image.height, image.width), np.uint8)
+
+
 @pytest.mark.long
 def test_annotation_tools_predict_as_the_predictor_does(tmp_path, capsys):
     for tool in ("x-anylabeling", "cvat"):
@@ -77,11 +101,7 @@ def test_annotation_tools_predict_as_the_predictor_does(tmp_path, capsys):
     function = yaml.safe_load((tmp_path / "cvat/function.yaml").read_text())
     assert function["metadata"]["annotations"]["type"] == "interactor"
     assert function["spec"]["handler"] == "main:handler"
-    spec = importlib.util.spec_from_file_location("main", tmp_path / "cvat/main.py")
-    served = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(served)
-    context = SimpleNamespace(user_data=SimpleNamespace(), Response=lambda **given: given)
-    served.init_context(context)
+    served, context = served_by_cvat(tmp_path / "cvat")
     encoded = io.BytesIO()
     Image.fromarray(scene.pixels).save(encoded, "PNG")
     asked = {"image": base64.b64encode(encoded.getvalue()).decode(), "neg_points": []}

@@ -100,6 +100,7 @@ def test_it_is_exported_and_read_back(run, tmp_path, capsys):
         assert read.config == model.config
         for name, value in model.state_dict().items():
             assert torch.equal(read.state_dict()[name], value)
+    assert torch.load(tmp_path / "w.pth", weights_only=True).keys() == {"model"}
     assert run_command("export", run, "--to", "onnx", "--out", tmp_path / "onnx") == 0
     assert "read back: outputs differ by at most" in capsys.readouterr().out
 
