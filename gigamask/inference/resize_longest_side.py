@@ -31,6 +31,17 @@ class ResizeLongestSide:
         size = int(height), int(width)
         return whole_image(size, self.target_length, self.stretch)
 
+    @staticmethod
+    def get_preprocess_shape(oldh: int, oldw: int, long_side_length: int) -> tuple[int, int]:
+        """Return the height and width of an image whose long side is resized.
+
+        Args:
+            oldh: Height of the image.
+            oldw: Width of the image.
+            long_side_length: Length of its long side afterwards.
+        """
+        return whole_image((int(oldh), int(oldw)), int(long_side_length)).resized
+
     def apply_image(self, image: UInt8[np.ndarray, "H W C"]) -> UInt8[np.ndarray, "h w C"]:
         """Resize an image with Pillow's antialiased bilinear filter."""
         height, width = self.image_transform(image.shape[:2]).resized

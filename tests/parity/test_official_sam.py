@@ -60,6 +60,9 @@ def test_the_predictor_is_metas(package, models, upright):
             for one, other in zip(found, expected, strict=True):
                 assert one.shape == other.shape
                 assert np.abs(one - other).max() <= 1e-5 * max(1, np.abs(other).max())
+    for size in ((480, 640), (1, 3), (641, 640), (37, 1999)):
+        shapes = [each.transform.get_preprocess_shape(*size, 64) for each in (mine, theirs)]
+        assert shapes[0] == shapes[1]
     for name in ("apply_coords", "apply_boxes"):
         given = np.arange(8.0).reshape(-1, 2 if name == "apply_coords" else 4)
         assert np.allclose(
