@@ -14,7 +14,7 @@ from gigamask.data import annotation
 from gigamask.data.index import Index
 from gigamask.data.shards import ShardReader
 from gigamask.distributed.profile_ranges import profile_range
-from gigamask.distributed.world import World
+from gigamask.distributed.world import World, check_stop
 from gigamask.errors import GigamaskError, counted
 from gigamask.interfaces import EvaluationResult
 from gigamask.plugins.grounding.calibration import (
@@ -319,15 +319,27 @@ class GroundingEvaluator:
 
     @profile_range("evaluation")
     def run(self, model: GroundingModel) -> EvaluationResult:
-        """Return the scores in [0, 1], with a warning if images cannot be read."""
-        verdict = self.world.run_on_all(
-            lambda: self._evaluate(model) if self.world.is_main else None
-        )
+        """Return the scores in [0, 1], with a warning if images cannot be read.
+
+        Raises:
+            EvaluationStoppedError: A stop signal has arrived.
+        """
+        verdict = self.world.run_on_all(lambda: self._evaluate(model))
         return next(part for part in self.world.gather(verdict) if part is not None)
 
-    def _evaluate(self, model: GroundingModel) -> EvaluationResult:
+    def _evaluate(self, model: GroundingModel) -> EvaluationResult | None:
         dataset, index = self.loader.dataset, self.loader.index
-        results, reasons = score_queries(model, self.loader)
+        if not self.world.is_main:
+            for _ in range(0, len(dataset.rows), BATCH_SIZE):
+                check_stop(self.world)
+            return None
+        was_training = model.training
+        try:
+            results, reasons = score_queries(
+                model, self.loader, lambda *done_and_total: check_stop(self.world)
+            )
+        finally:
+            model.train(was_training)
         summary = evaluate(results, dataset, index, skipped=reasons).summary()
         scores = {name: summary[key] for name, key in DISPLAYED.items() if summary[key] is not None}
         best_by = self.best_by if self.best_by in scores else "answered"

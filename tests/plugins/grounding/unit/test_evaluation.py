@@ -11,7 +11,7 @@ from gigamask.data import index as indexes
 from gigamask.data import tar
 from gigamask.data.shards import ShardReader
 from gigamask.distributed.world import World
-from gigamask.errors import GigamaskError
+from gigamask.errors import EvaluationStoppedError, GigamaskError
 from gigamask.plugins.grounding import queries
 from gigamask.plugins.grounding.calibration import Confidence
 from gigamask.plugins.grounding.config import (
@@ -55,7 +55,6 @@ def results_of(judged, sure, seed=0):
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.slow
 def test_a_summary_holds_means_by_kind_rules_and_the_protocol(judged):
     index, dataset = judged
@@ -186,7 +185,6 @@ def test_no_predictions_are_nothing_to_score(judged):
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_predictions_equal_scoring_each_query_alone(described, tmp_path, judged):
     """Whatever stands beside it, and with all masks of its image."""
     run = run_in(tmp_path / "run", described, val_split=0.0)
@@ -223,7 +221,6 @@ def evaluator(run):
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_fixed_subset_of_the_held_out_queries_is_evaluated(run):
     found = evaluator(run).__self__
     index, dataset = evaluation_set(run)
@@ -240,7 +237,6 @@ def test_fixed_subset_of_the_held_out_queries_is_evaluated(run):
     assert everything.loader.dataset.queries == dataset.queries
 
 
-@pytest.mark.slow
 @pytest.mark.slow
 def test_scores_are_fractions_and_reproducible(run):
     evaluate_now, model = evaluator(run), run.build().train()
@@ -259,6 +255,16 @@ def test_scores_are_fractions_and_reproducible(run):
 
 
 @pytest.mark.slow
+def test_a_signal_stops_an_evaluation_after_a_batch(run, monkeypatch):
+    monkeypatch.setattr("gigamask.plugins.grounding.evaluation.BATCH_SIZE", 3)
+    asked, model = [], run.build().train()
+    world = World(stop_requested=lambda: asked.append(None) or len(asked) == 2)
+    with pytest.raises(EvaluationStoppedError):
+        run.evaluation.open(run, world)(model)
+    assert len(asked) == 2
+    assert model.training
+
+
 @pytest.mark.slow
 def test_a_score_that_no_query_has_gives_way(run, described):
     absent = Path(run.out) / "absent.jsonl"
@@ -282,7 +288,6 @@ def spoilt(run, folder, rows):
     return replace(run, data=(str(folder / "tars"),), out=str(folder / "out"))
 
 
-@pytest.mark.slow
 @pytest.mark.slow
 def test_images_that_cannot_be_read_are_a_worry(run, tmp_path):
     index, dataset = evaluation_set(run)
