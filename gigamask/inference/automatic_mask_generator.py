@@ -33,7 +33,7 @@ from gigamask.masks.devices import as_array
 from gigamask.masks.rle import RLEMasks, encode_boxes, union
 from gigamask.masks.transforms import above, count_pixels, logit_boxes
 from gigamask.models.embedding_cache import EmbeddingCache
-from gigamask.models.sam.prompt_encoder import make_prompts
+from gigamask.models.prompt_encoder import make_prompts
 from gigamask.models.sam.sam import PromptDecoder, Sam
 
 EDGE_TOLERANCE_PX = 20.0

@@ -27,7 +27,7 @@ from gigamask.inference.zoom import ZoomDecoder
 from gigamask.masks.devices import as_array, is_readable
 from gigamask.masks.transforms import ImageTransform, masks_of_logits, whole_image
 from gigamask.models.embedding_cache import EmbeddingCache, ImageEmbedder
-from gigamask.models.sam.prompt_encoder import make_prompts
+from gigamask.models.prompt_encoder import make_prompts
 from gigamask.models.sam.sam import PromptDecoder, Sam
 
 MASK_THRESHOLD = 0.0

@@ -16,7 +16,7 @@ from torch import Tensor
 from gigamask.masks import windows
 from gigamask.masks.transforms import ImageTransform, whole_image
 from gigamask.models.embedding_cache import ImageEmbedder
-from gigamask.models.sam.prompt_encoder import CORNER_LABELS
+from gigamask.models.prompt_encoder import CORNER_LABELS
 from gigamask.models.sam.sam import PromptDecoder
 from gigamask.types import OUTSIDE_LOGIT, Prediction, Prompts
 

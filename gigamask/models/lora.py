@@ -18,8 +18,8 @@ from torch.nn.utils import parametrize
 
 from gigamask.errors import GigamaskError
 from gigamask.models.convert import State
+from gigamask.models.layers import no_autocast
 from gigamask.models.lora_config import LoRA
-from gigamask.models.sam.layers import no_autocast
 from gigamask.rng import make_torch_generator
 
 _ATTENTION = re.compile(r"att(n|ention)", re.IGNORECASE)

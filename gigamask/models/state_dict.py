@@ -23,7 +23,7 @@ from gigamask.models.convert import (
 )
 from gigamask.models.families import families
 from gigamask.models.hub import download, has_file, parse_hub_id
-from gigamask.models.sam.layers import inflate_channels
+from gigamask.models.layers import inflate_channels
 
 save_weights = weight_files.save_weights
 PASS_WEIGHTS = (

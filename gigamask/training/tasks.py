@@ -26,10 +26,10 @@ from gigamask.losses.mae import mae_loss, patchify
 from gigamask.masks.valid_area import covered_parts, valid_cells
 from gigamask.models.configs import MAEConfig
 from gigamask.models.embedding_cache import EmbeddingCache, ImageEmbedder
+from gigamask.models.layers import LayerNorm2d, TokenNorm
 from gigamask.models.mae import MAE, MAEOutput
-from gigamask.models.sam.layers import LayerNorm2d, TokenNorm
 from gigamask.models.sam.sam import PromptDecoder, Sam
-from gigamask.models.sam.weight_copies import casting_blocks, weight_copies
+from gigamask.models.weight_copies import casting_blocks, weight_copies
 from gigamask.prompts.rounds import run_rounds
 from gigamask.types import (
     Batch,

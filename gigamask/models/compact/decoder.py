@@ -26,10 +26,10 @@ from gigamask.models.compact.prompt_maps import (
     widened,
 )
 from gigamask.models.configs import ConvPyramid, SamConfig, WindowDecoder
-from gigamask.models.sam.layers import MLP, embedding, no_autocast
-from gigamask.models.sam.mask_decoder import make_class_head
-from gigamask.models.sam.prompt_encoder import PromptEncoder
-from gigamask.models.sam.transformer import TwoWayTransformer
+from gigamask.models.layers import MLP, embedding, no_autocast
+from gigamask.models.mask_decoder import make_class_head
+from gigamask.models.prompt_encoder import PromptEncoder
+from gigamask.models.transformer import TwoWayTransformer
 from gigamask.types import MaskDecoderOutput, Prompts, WindowLogits
 
 COARSE, SAMPLES, TOKENS = 16, 32, 8

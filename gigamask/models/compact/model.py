@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from gigamask.models.compact.decoder import WindowMaskDecoder, window_frame
 from gigamask.models.compact.prompt_maps import MIDDLE_WINDOW
 from gigamask.models.configs import ConvPyramid, WindowDecoder
-from gigamask.models.sam.prompt_encoder import PromptEncoder
+from gigamask.models.prompt_encoder import PromptEncoder
 from gigamask.models.sam.sam import Sam
 from gigamask.types import MaskDecoderOutput, Prompts
 

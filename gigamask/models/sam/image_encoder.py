@@ -15,8 +15,8 @@ from torch.autograd.function import once_differentiable
 
 from gigamask.interfaces import ImageEncoderModule
 from gigamask.models.initial_values import sine_positions
+from gigamask.models.layers import MLPBlock, smoothing_layers
 from gigamask.models.sam.attention import get_rel_pos, rel_pos_attention
-from gigamask.models.sam.layers import MLPBlock, smoothing_layers
 
 DropPath = Float[Tensor, "B 2"] | Sequence[Sequence[float]]
 """Two uniform numbers for each image."""

@@ -21,16 +21,16 @@ from gigamask.errors import GigamaskError
 from gigamask.models import convert, initial_weights, state_dict
 from gigamask.models.configs import SamConfig, as_sam
 from gigamask.models.families import ModelFamily
-from gigamask.models.model import Model
-from gigamask.models.sam.image_encoder import encode_rectangles
-from gigamask.models.sam.mask_decoder import (
+from gigamask.models.mask_decoder import (
     ALL_MASK_TOKENS,
     MULTIMASK_TOKENS,
     SINGLE_MASK_TOKEN,
     MaskDecoder,
 )
-from gigamask.models.sam.prompt_encoder import PromptEncoder, make_prompts
-from gigamask.models.sam.transformer import DensePrompt
+from gigamask.models.model import Model
+from gigamask.models.prompt_encoder import PromptEncoder, make_prompts
+from gigamask.models.sam.image_encoder import encode_rectangles
+from gigamask.models.transformer import DensePrompt
 from gigamask.rng import make_rng
 from gigamask.types import MaskDecoderOutput, Prediction, Prompts
 

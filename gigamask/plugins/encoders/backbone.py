@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from gigamask.errors import GigamaskError, first_line
 from gigamask.interfaces import PIXEL_MEAN, PIXEL_STD, ImageEncoderModule
 from gigamask.models.hub import download, is_hub_id
-from gigamask.models.sam.layers import inflate_channels, smoothing_layers
+from gigamask.models.layers import inflate_channels, smoothing_layers
 from gigamask.serialization import read_json
 
 if TYPE_CHECKING:

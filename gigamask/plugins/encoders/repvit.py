@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from gigamask.errors import GigamaskError
 from gigamask.interfaces import ImageEncoderModule
-from gigamask.models.sam.layers import LayerNorm2d, smoothing_layers
+from gigamask.models.layers import LayerNorm2d, smoothing_layers
 
 SQUEEZE = 4
 """Channels for each channel in the middle of squeeze and excitation."""

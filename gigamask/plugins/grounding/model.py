@@ -19,8 +19,8 @@ from torch.nn import functional
 from gigamask.distributed.precision import Precision, autocast
 from gigamask.distributed.profile_ranges import profile_range
 from gigamask.interfaces import Mining, Task
+from gigamask.models.layers import MLPBlock
 from gigamask.models.model import Model
-from gigamask.models.sam.layers import MLPBlock
 from gigamask.plugins.grounding.attention import Attention
 from gigamask.plugins.grounding.data import QueryBatch
 from gigamask.plugins.grounding.model_config import (

@@ -8,8 +8,8 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from gigamask.models.layers import MLPBlock
 from gigamask.models.model import Model
-from gigamask.models.sam.layers import MLPBlock
 from gigamask.plugins.grounding.attention import Attention
 from gigamask.plugins.grounding.text_features import TextFeatures, TextModel, Tokens
 from gigamask.plugins.grounding.vocabulary import words

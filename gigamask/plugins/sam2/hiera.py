@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from gigamask.errors import GigamaskError
 from gigamask.interfaces import ImageEncoderModule
+from gigamask.models.layers import MLPBlock
 from gigamask.models.sam.image_encoder import (
     DropPath,
     add_scaled,
@@ -22,7 +23,6 @@ from gigamask.models.sam.image_encoder import (
     by_block,
     is_left_out,
 )
-from gigamask.models.sam.layers import MLPBlock
 
 POOL = 2
 """Factor by which the first block of a stage lowers the resolution."""

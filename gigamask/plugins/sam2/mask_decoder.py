@@ -14,14 +14,14 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from gigamask.models.configs import SamConfig
-from gigamask.models.sam.layers import MLP, embedding
-from gigamask.models.sam.mask_decoder import (
+from gigamask.models.layers import MLP, embedding
+from gigamask.models.mask_decoder import (
     ALL_MASK_TOKENS,
     MaskDecoder,
     image_tokens,
 )
-from gigamask.models.sam.prompt_encoder import PADDING_LABEL, PromptEncoder
-from gigamask.models.sam.shared import shared
+from gigamask.models.prompt_encoder import PADDING_LABEL, PromptEncoder
+from gigamask.models.shared_tensors import shared
 from gigamask.plugins.sam2.configs import Sam2Decoder
 from gigamask.types import MaskDecoderOutput, Prompts
 

@@ -5,8 +5,8 @@ from typing import cast
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from gigamask.models.sam.mask_decoder import ALL_MASK_TOKENS, MULTIMASK_TOKENS, SINGLE_MASK_TOKEN
-from gigamask.models.sam.prompt_encoder import PromptEncoder
+from gigamask.models.mask_decoder import ALL_MASK_TOKENS, MULTIMASK_TOKENS, SINGLE_MASK_TOKEN
+from gigamask.models.prompt_encoder import PromptEncoder
 from gigamask.models.sam.sam import Sam
 from gigamask.plugins.sam2.hiera import HieraEncoder
 from gigamask.plugins.sam2.mask_decoder import Sam2MaskDecoder

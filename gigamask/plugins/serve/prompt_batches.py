@@ -21,7 +21,7 @@ from torch import Tensor
 from gigamask.errors import GigamaskError
 from gigamask.inference.classes import class_fields, class_scores
 from gigamask.masks.rle import RLEMasks
-from gigamask.models.sam.prompt_encoder import make_prompts
+from gigamask.models.prompt_encoder import make_prompts
 from gigamask.models.sam.sam import PromptDecoder, Sam
 from gigamask.plugins.serve.open_images import Answer, OpenImage
 from gigamask.plugins.serve.prompt_steps import MAX_PROMPTS, PromptStep

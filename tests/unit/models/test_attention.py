@@ -5,15 +5,16 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends
 
+from gigamask.models import transformer
 from gigamask.models.configs import SamConfig
-from gigamask.models.sam import attention, transformer
+from gigamask.models.layers import planless_attention
+from gigamask.models.sam import attention
 from gigamask.models.sam.attention import (
     flash_head_size,
     rel_pos_attention_augmented,
     rel_pos_attention_reference,
 )
-from gigamask.models.sam.layers import planless_attention
-from gigamask.models.sam.transformer import DensePrompt, TwoWayTransformer
+from gigamask.models.transformer import DensePrompt, TwoWayTransformer
 
 VIT_H_GLOBAL, VIT_B_GLOBAL, VIT_H_WINDOW = 80 + 2 * 64, 64 + 2 * 64, 80 + 2 * 14
 

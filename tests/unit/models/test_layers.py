@@ -1,7 +1,7 @@
 import torch
 from torch import nn
 
-from gigamask.models.sam.layers import MLP, LayerNorm2d, MLPBlock, layer_norm, working_dtype
+from gigamask.models.layers import MLP, LayerNorm2d, MLPBlock, layer_norm, working_dtype
 
 
 def test_layer_norm_2d_normalises_channels_of_each_pixel():

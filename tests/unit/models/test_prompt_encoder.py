@@ -5,7 +5,7 @@ import torch
 
 from gigamask.models.configs import tiny
 from gigamask.models.init import build_model
-from gigamask.models.sam.prompt_encoder import PromptEncoder
+from gigamask.models.prompt_encoder import PromptEncoder
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 import torch
 
-from gigamask.models.sam.transformer import DecoderAttention, gather
+from gigamask.models.transformer import DecoderAttention, gather
 
 
 def test_gather_picks_images_and_sums_their_gradients():

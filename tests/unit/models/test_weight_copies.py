@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from gigamask.models.sam.weight_copies import casting_blocks, weight_copies
+from gigamask.models.weight_copies import casting_blocks, weight_copies
 
 LINEAR = (nn.Linear,)
 

@@ -22,7 +22,7 @@ from gigamask.errors import GigamaskError
 from gigamask.inference.predictor import SamPredictor
 from gigamask.models.configs import SamConfig
 from gigamask.models.init import build_model
-from gigamask.models.sam.mask_decoder import MULTIMASK_TOKENS, SINGLE_MASK_TOKEN
+from gigamask.models.mask_decoder import MULTIMASK_TOKENS, SINGLE_MASK_TOKEN
 from gigamask.models.state_dict import load_weights
 from gigamask.plugins.sam2 import configs, convert
 from gigamask.plugins.sam2.configs import Hiera, Sam2Decoder

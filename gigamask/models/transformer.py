@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from gigamask.models.configs import SamConfig
 from gigamask.models.initial_values import orthonormal
-from gigamask.models.sam.layers import (
+from gigamask.models.layers import (
     MLPBlock,
     TokenNorm,
     layer_norm,
@@ -26,7 +26,7 @@ from gigamask.models.sam.layers import (
     planless_attention,
     working_dtype,
 )
-from gigamask.models.sam.shared import linear, shared
+from gigamask.models.shared_tensors import linear, shared
 
 TIE_SCALE = 1.5
 """Scale of the orthonormal rows that queries and keys share in the custom initialization. The

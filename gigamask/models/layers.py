@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from gigamask.models.sam.shared import linear
+from gigamask.models.shared_tensors import linear
 
 PLANLESS_BACKENDS = (
     SDPBackend.FLASH_ATTENTION,

@@ -18,9 +18,9 @@ from torch.nn import functional
 
 from gigamask.errors import GigamaskError
 from gigamask.models.configs import SamConfig
-from gigamask.models.sam.layers import LayerNorm2d, embedding, layer_norm, no_autocast
-from gigamask.models.sam.shared import shared
-from gigamask.models.sam.transformer import DensePrompt
+from gigamask.models.layers import LayerNorm2d, embedding, layer_norm, no_autocast
+from gigamask.models.shared_tensors import shared
+from gigamask.models.transformer import DensePrompt
 from gigamask.types import Prompts
 
 

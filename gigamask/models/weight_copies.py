@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from gigamask.models.sam.shared import SharedTensors, cast_together, sharing
+from gigamask.models.shared_tensors import SharedTensors, cast_together, sharing
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from gigamask.models import shared_tensors as shared_module
 from gigamask.models.configs import tiny
 from gigamask.models.init import build_model
-from gigamask.models.sam import shared as shared_module
 from gigamask.models.sam.sam import Sam
-from gigamask.models.sam.shared import linear, shared, sharing
-from gigamask.models.sam.weight_copies import weight_copies
+from gigamask.models.shared_tensors import linear, shared, sharing
+from gigamask.models.weight_copies import weight_copies
 from gigamask.types import Prompts
 from tests.little import SPEC
 

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from gigamask.models.configs import SamConfig
 from gigamask.models.initial_values import orthonormal
-from gigamask.models.sam.layers import MLP, LayerNorm2d, embedding, layer_norm, working_dtype
-from gigamask.models.sam.shared import shared
-from gigamask.models.sam.transformer import DensePrompt, TwoWayTransformer, gather
+from gigamask.models.layers import MLP, LayerNorm2d, embedding, layer_norm, working_dtype
+from gigamask.models.shared_tensors import shared
+from gigamask.models.transformer import DensePrompt, TwoWayTransformer, gather
 from gigamask.types import MaskDecoderOutput
 
 MULTIMASK_TOKENS, SINGLE_MASK_TOKEN, ALL_MASK_TOKENS = range(1, 4), range(1), range(4)
