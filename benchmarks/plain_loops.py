@@ -42,7 +42,7 @@ from gigamask.export.huggingface import huggingface_config
 from gigamask.interfaces import PIXEL_MEAN, PIXEL_STD
 from gigamask.models.configs import SamConfig
 from gigamask.models.init import build_model
-from gigamask.models.sam.sam import preprocess
+from gigamask.models.promptable import preprocess
 from gigamask.prompts.schedule import InteractiveSchedule
 from gigamask.recipes import find
 from gigamask.training.sam_config import SamTrainConfig

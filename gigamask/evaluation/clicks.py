@@ -32,7 +32,7 @@ from gigamask.evaluation.embedded_images import (
 )
 from gigamask.interfaces import GRANULARITIES
 from gigamask.losses.iou import mask_iou
-from gigamask.models.sam.sam import Sam
+from gigamask.models.promptable import PromptableModel
 from gigamask.prompts.rounds import run_rounds
 from gigamask.prompts.schedule import BoxPrompt, CenterClicks, UniformClicks
 from gigamask.rng import make_rng
@@ -45,7 +45,7 @@ from gigamask.types import (
     Targets,
 )
 
-ImageCallback = Callable[[Sam, EmbeddedImage, np.ndarray], None]
+ImageCallback = Callable[[PromptableModel, EmbeddedImage, np.ndarray], None]
 """Called with the model, an image, and the indices of its evaluated masks."""
 
 
@@ -303,7 +303,7 @@ class ClickResult:
 
 
 def evaluate_clicks(
-    model: Sam,
+    model: PromptableModel,
     images: ImageSource,
     filters: MaskFilters,
     protocol: ClickProtocol | None = None,
@@ -331,7 +331,7 @@ def evaluate_clicks(
 
 
 def evaluate_protocols(
-    model: Sam,
+    model: PromptableModel,
     images: ImageSource,
     filters: MaskFilters,
     protocols: Sequence[ClickProtocol],
@@ -393,7 +393,11 @@ def _passing_masks(annotation: ImageAnnotation, filters: MaskFilters) -> Int64[n
 
 
 def score_group(
-    model: Sam, image: EmbeddedImage, row: int, mask_indices: np.ndarray, protocol: ClickProtocol
+    model: PromptableModel,
+    image: EmbeddedImage,
+    row: int,
+    mask_indices: np.ndarray,
+    protocol: ClickProtocol,
 ) -> list[MaskScore]:
     """Score the clicks and the box for some masks of one image.
 
@@ -454,7 +458,7 @@ def score_group(
 
 
 def annotated_classes(
-    model: Sam, image: EmbeddedImage, mask_indices: np.ndarray
+    model: PromptableModel, image: EmbeddedImage, mask_indices: np.ndarray
 ) -> Int64[np.ndarray, "n"]:
     """Return the class of each annotated mask among those of the model, -1 for none.
 

@@ -17,7 +17,7 @@ from gigamask.evaluation.coco_ap import ImageDetections
 from gigamask.evaluation.coco_data import CocoData
 from gigamask.evaluation.embedded_images import CropOptions, EmbeddedImage
 from gigamask.masks.rle import RLEMasks
-from gigamask.models.sam.sam import Sam
+from gigamask.models.promptable import PromptableModel
 from gigamask.prompts.rounds import run_rounds
 from gigamask.prompts.schedule import BoxPrompt
 from gigamask.types import Targets
@@ -58,7 +58,9 @@ class BoxMasks:
         """LVIS's protocol if the annotations are LVIS's, otherwise COCO's."""
         return coco_ap.CocoProtocol() if self.data.frequencies is None else coco_ap.LVIS
 
-    def update(self, model: Sam, image: EmbeddedImage, mask_indices: np.ndarray) -> None:
+    def update(
+        self, model: PromptableModel, image: EmbeddedImage, mask_indices: np.ndarray
+    ) -> None:
         """Predict the masks of the boxes of one image.
 
         Boxes that cannot count in LVIS are left out: of classes that were not looked for in the
@@ -111,7 +113,10 @@ class BoxMasks:
 
 
 def predict_boxes(
-    model: Sam, image: EmbeddedImage, boxes: Float[np.ndarray, "n 4"], protocol: BoxProtocol
+    model: PromptableModel,
+    image: EmbeddedImage,
+    boxes: Float[np.ndarray, "n 4"],
+    protocol: BoxProtocol,
 ) -> RLEMasks:
     """Predict the mask of each box, at the size of the stored image.
 

@@ -25,7 +25,8 @@ from gigamask.inference.zoom import ZoomDecoder
 from gigamask.masks.transforms import ImageTransform, whole_image
 from gigamask.models.configs import SamConfig
 from gigamask.models.embedding_cache import ImageEmbedder
-from gigamask.models.sam.sam import PromptDecoder, Sam
+from gigamask.models.prompt_decoder import PromptDecoder
+from gigamask.models.promptable import PromptableModel
 from gigamask.pixels import PixelConfig
 from gigamask.types import ImageAnnotation, Prompts, Targets
 
@@ -92,7 +93,7 @@ class EmbeddedImage:
         return Targets(masks, valid, boxes, cell_xy, scale_xy)
 
     def decoder(
-        self, model: Sam, options: CropOptions | None = None, best_only: bool = False
+        self, model: PromptableModel, options: CropOptions | None = None, best_only: bool = False
     ) -> PromptDecoder | ZoomDecoder | TileDecoder:
         """Return the decoder of prompts for this image, at its stored size.
 
@@ -155,7 +156,7 @@ def scored_masks(index: Index, row: int, filters: MaskFilters) -> Int64[np.ndarr
 
 
 def embed_images(
-    model: Sam, images: ImageSource, rows: Iterable[int], batch_size: int = BATCH_SIZE
+    model: PromptableModel, images: ImageSource, rows: Iterable[int], batch_size: int = BATCH_SIZE
 ) -> Iterator[tuple[int, EmbeddedImage | CorruptSampleError]]:
     """Yield each row with its embedded image, or the error if it cannot be read, in order.
 
@@ -196,7 +197,7 @@ def annotated_images(images: ImageSource, pixels: PixelConfig) -> AnnotatedImage
     return Sa1bDataset(images, pixels=pixels) if isinstance(images, Index) else images
 
 
-def embed_image(model: Sam, dataset: AnnotatedImages, row: int) -> EmbeddedImage:
+def embed_image(model: PromptableModel, dataset: AnnotatedImages, row: int) -> EmbeddedImage:
     """Read one image and embed it.
 
     Args:
@@ -211,7 +212,7 @@ def embed_image(model: Sam, dataset: AnnotatedImages, row: int) -> EmbeddedImage
     return embedded
 
 
-def _embed(model: Sam, images: Sequence[LoadedImage]) -> list[EmbeddedImage]:
+def _embed(model: PromptableModel, images: Sequence[LoadedImage]) -> list[EmbeddedImage]:
     """Embed images in one pass of the encoder."""
     if not images:
         return []

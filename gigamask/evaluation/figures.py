@@ -18,7 +18,7 @@ from gigamask.evaluation.embedded_images import (
     annotated_images,
     embed_image,
 )
-from gigamask.models.sam.sam import Sam
+from gigamask.models.promptable import PromptableModel
 from gigamask.pixels import to_rgb
 from gigamask.types import PromptRound, Prompts
 
@@ -45,7 +45,7 @@ class FigurePanel:
 
 
 def write_figures(
-    model: Sam, images: ImageSource, result: ClickResult, folder: Path, count: int = 10
+    model: PromptableModel, images: ImageSource, result: ClickResult, folder: Path, count: int = 10
 ) -> list[Path]:
     """Write figures of the best, the worst and typical masks, by mean IoU over clicks.
 
@@ -76,7 +76,11 @@ def write_figures(
 
 
 def write_figure(
-    model: Sam, images: ImageSource, scores: list[MaskScore], protocol: ClickProtocol, path: Path
+    model: PromptableModel,
+    images: ImageSource,
+    scores: list[MaskScore],
+    protocol: ClickProtocol,
+    path: Path,
 ) -> None:
     """Write a figure with one row per mask.
 
@@ -91,7 +95,10 @@ def write_figure(
 
 
 def draw_rows(
-    model: Sam, images: ImageSource, scores: Sequence[MaskScore], protocol: ClickProtocol
+    model: PromptableModel,
+    images: ImageSource,
+    scores: Sequence[MaskScore],
+    protocol: ClickProtocol,
 ) -> list[np.ndarray]:
     """Draw the row of each mask once; each image is embedded once for all its masks.
 
@@ -126,7 +133,7 @@ def stack_rows(rows: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def draw_row(
-    model: Sam, image: EmbeddedImage, score: MaskScore, protocol: ClickProtocol
+    model: PromptableModel, image: EmbeddedImage, score: MaskScore, protocol: ClickProtocol
 ) -> np.ndarray:
     """Draw one mask's row: the annotation, and predictions for 1, 3, 9, 20 clicks and a box.
 

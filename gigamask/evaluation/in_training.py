@@ -40,7 +40,7 @@ from gigamask.evaluation.embedded_images import (
 from gigamask.inference.amg_config import AutomaticMaskConfig
 from gigamask.inference.automatic_mask_generator import calculate_stability_score
 from gigamask.interfaces import EvaluationResult
-from gigamask.models.sam.sam import Sam
+from gigamask.models.promptable import PromptableModel
 from gigamask.pixels import RGB, PixelConfig
 from gigamask.rng import make_rng
 
@@ -146,7 +146,7 @@ class ClickScorer:
         raise _unreadable(reasons)
 
     @profile_range("evaluation")
-    def run(self, model: Sam) -> EvaluationResult:
+    def run(self, model: PromptableModel) -> EvaluationResult:
         """Return the scores in [0, 1] and the warnings.
 
         Raises:
@@ -166,7 +166,7 @@ class ClickScorer:
             result = replace(result, subject=f"{result.subject}, {precision}")
         return result
 
-    def _evaluate(self, model: Sam) -> EvaluationResult:
+    def _evaluate(self, model: PromptableModel) -> EvaluationResult:
         """Evaluate this process's share and combine the results of all processes."""
         parts = self.world.gather(self._evaluate_part(model))
         automatic = [share for part in parts for share in part.automatic]
@@ -194,7 +194,7 @@ class ClickScorer:
         picture = figures.stack_rows(drawn) if drawn else None
         return EvaluationResult(scores, self.best_by, tuple(warnings), subject, picture)
 
-    def _evaluate_part(self, model: Sam) -> RankResult:
+    def _evaluate_part(self, model: PromptableModel) -> RankResult:
         """Evaluate this process's share of the images.
 
         Each image's prompts are also decoded with the embedding of the previous image (the first
@@ -223,7 +223,7 @@ class ClickScorer:
         return result
 
     def _draw(
-        self, model: Sam, image: EmbeddedImage, row: int, scores: Sequence[MaskScore]
+        self, model: PromptableModel, image: EmbeddedImage, row: int, scores: Sequence[MaskScore]
     ) -> Iterator[np.ndarray]:
         """Yield a row of panels if a mask of the image is drawn.
 
@@ -240,7 +240,7 @@ class ClickScorer:
             chosen = by_area[int(share * len(by_area))]
             yield figures.draw_row(model, image, chosen, ClickProtocol(clicks=DRAWN_CLICKS))
 
-    def _previous(self, model: Sam, position: int) -> tuple[int, Tensor] | None:
+    def _previous(self, model: PromptableModel, position: int) -> tuple[int, Tensor] | None:
         """Return row and embedding of the readable image before a position in `rows`.
 
         The last precedes the first; None if no other image can be read.
@@ -252,7 +252,7 @@ class ClickScorer:
         return None
 
     def _score(
-        self, model: Sam, image: EmbeddedImage, row: int, clicks: tuple[int, ...]
+        self, model: PromptableModel, image: EmbeddedImage, row: int, clicks: tuple[int, ...]
     ) -> list[MaskScore]:
         """Return the scores of an image's masks."""
         groups = image.groups(scored_masks(self.index, row, self.filters))
@@ -290,7 +290,7 @@ def score_warnings(scores: dict[str, float]) -> Iterator[str]:
         )
 
 
-def _passing_fraction(model: Sam, image: EmbeddedImage) -> float:
+def _passing_fraction(model: PromptableModel, image: EmbeddedImage) -> float:
     """Return the fraction of the grid's points with a mask that passes the thresholds."""
     decode, passing = image.decoder(model), 0
     least_iou, least_stability = AUTOMATIC.thresholds(model.config.decoder)

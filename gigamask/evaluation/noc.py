@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int64
 from gigamask.evaluation import figures
 from gigamask.evaluation.clicks import ClickProtocol, ClickResult
 from gigamask.evaluation.embedded_images import ImageSource
-from gigamask.models.sam.sam import Sam
+from gigamask.models.promptable import PromptableModel
 
 MOST_CLICKS = 20
 IOUS = (0.85, 0.9, 0.95)
@@ -119,7 +119,7 @@ def _names(result: ClickResult) -> list[str]:
 
 
 def write_worst(
-    model: Sam, images: ImageSource, result: ClickResult, folder: Path, count: int = 10
+    model: PromptableModel, images: ImageSource, result: ClickResult, folder: Path, count: int = 10
 ) -> Path:
     """Draw the masks with the most clicks to 90 %, then with the lowest mean IoU, and their clicks.
 

@@ -19,7 +19,7 @@ from gigamask.inference.amg_config import AutomaticMaskConfig
 from gigamask.inference.automatic_mask_generator import MaskProposals, SamAutomaticMaskGenerator
 from gigamask.masks.boxes import nms
 from gigamask.masks.rle import RLEMasks
-from gigamask.models.sam.sam import Sam
+from gigamask.models.promptable import PromptableModel
 
 CLASS_NMS = AutomaticMaskConfig().box_nms_thresh
 """Box IoU above which only the best of several classified masks is kept, as in 'segment'."""
@@ -63,7 +63,9 @@ class ProposalRecall:
     class_names: list[str] = field(default_factory=list)
     """names of the model's classes, once an image is scored"""
 
-    def update(self, model: Sam, image: EmbeddedImage, mask_indices: np.ndarray) -> None:
+    def update(
+        self, model: PromptableModel, image: EmbeddedImage, mask_indices: np.ndarray
+    ) -> None:
         """Generate the masks of one image and add their scores.
 
         Args:

@@ -18,11 +18,11 @@ from gigamask.errors import GigamaskError
 from gigamask.export.probe import Probe, compare, keep_if_equal, read_back
 from gigamask.models import convert
 from gigamask.models.configs import SamConfig
-from gigamask.models.sam.sam import Sam, preprocess
+from gigamask.models.promptable import PromptableModel, preprocess
 
 
 @keep_if_equal()
-def write_huggingface(model: Sam, out: Path) -> dict:
+def write_huggingface(model: PromptableModel, out: Path) -> dict:
     """Write a model as a Hugging Face folder, load it, and compare the outputs.
 
     It is loaded with transformers, and as every command of gigamask does.
@@ -72,7 +72,9 @@ def huggingface_config(config: SamConfig) -> Any:
 
 
 @torch.no_grad()
-def huggingface_outputs(hf_model: Any, model: Sam, probe: Probe) -> list[dict[str, Tensor]]:
+def huggingface_outputs(
+    hf_model: Any, model: PromptableModel, probe: Probe
+) -> list[dict[str, Tensor]]:
     """Return the outputs of transformers' model, in the form of `Probe.outputs`.
 
     Args:

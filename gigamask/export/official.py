@@ -9,11 +9,11 @@ from pathlib import Path
 from gigamask import plugin
 from gigamask.export.probe import keep_if_equal, read_back
 from gigamask.models import convert, state_dict, weight_files
-from gigamask.models.sam.sam import Sam
+from gigamask.models.promptable import PromptableModel
 
 
 @keep_if_equal(".pth")
-def write_pth(model: Sam, out: Path) -> dict:
+def write_pth(model: PromptableModel, out: Path) -> dict:
     """Write a model as Meta's `.pth`, load it from there, and compare the outputs.
 
     Args:
@@ -37,7 +37,7 @@ def write_pth(model: Sam, out: Path) -> dict:
 
 
 @keep_if_equal(".safetensors")
-def write_safetensors(model: Sam, out: Path) -> dict:
+def write_safetensors(model: PromptableModel, out: Path) -> dict:
     """Write a model as `.safetensors` with its configuration in the header; compare the outputs.
 
     Args:

@@ -30,9 +30,8 @@ from torch.nn import functional
 from gigamask import files
 from gigamask.errors import GigamaskError, first_line
 from gigamask.export.probe import TOLERANCE, Probe, compare, keep_if_equal
+from gigamask.models.promptable import PromptableModel
 from gigamask.models.sam.attention import rel_pos_attention_reference
-from gigamask.models.sam.image_encoder import EncoderAttention
-from gigamask.models.sam.sam import Sam
 from gigamask.models.weight_files import SPEC, make_spec
 from gigamask.types import Prompts
 
@@ -63,7 +62,7 @@ SIZES = ((600, 900), (333, 250))
 class OnnxEncoder(nn.Module):
     """The image encoder, including pixel normalization."""
 
-    def __init__(self, model: Sam) -> None:
+    def __init__(self, model: PromptableModel) -> None:
         super().__init__()
         self.model = model
 
@@ -82,7 +81,7 @@ class OnnxEncoder(nn.Module):
 class OnnxDecoder(nn.Module):
     """Prompt encoder and mask decoder: all four masks of prompts at the image's size."""
 
-    def __init__(self, model: Sam) -> None:
+    def __init__(self, model: PromptableModel) -> None:
         super().__init__()
         self.model = model
 
@@ -135,7 +134,7 @@ class OnnxDecoder(nn.Module):
 
 
 @keep_if_equal()
-def write_onnx(model: Sam, out: Path, precision: OnnxPrecision = "fp32") -> dict:
+def write_onnx(model: PromptableModel, out: Path, precision: OnnxPrecision = "fp32") -> dict:
     """Write a model as two ONNX files, run them with onnxruntime, and compare the outputs.
 
     Args:
@@ -191,12 +190,12 @@ def check_onnx(out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
 
 
-def make_traceable(model: Sam) -> Sam:
+def make_traceable(model: PromptableModel) -> PromptableModel:
     """Return a copy of a model whose attention can be traced; the model keeps its fused one."""
     traceable = deepcopy(model)
     for module in traceable.modules():
-        if isinstance(module, EncoderAttention):
-            module.attend = rel_pos_attention_reference
+        if use := getattr(module, "use_attention", None):
+            use(rel_pos_attention_reference)
     return traceable
 
 
@@ -238,7 +237,7 @@ def export(
         files.write_atomically(path, write)
 
 
-def _state_config(path: Path, model: Sam) -> None:
+def _state_config(path: Path, model: PromptableModel) -> None:
     """Add the model's configuration to the metadata of a file."""
     import onnx
 
@@ -286,7 +285,9 @@ def _halve(path: Path) -> None:
 
 
 @torch.no_grad()
-def _verify(model: Sam, decoder: OnnxDecoder, probe: Probe, out: Path, tolerance: float) -> float:
+def _verify(
+    model: PromptableModel, decoder: OnnxDecoder, probe: Probe, out: Path, tolerance: float
+) -> float:
     """Return the largest difference between onnxruntime's outputs and the model's."""
     encoder, session = (open_session(out / name) for name in (ENCODER, DECODER))
     reader = f"{out / DECODER}: onnxruntime"

@@ -10,11 +10,11 @@ from gigamask import files
 from gigamask.errors import GigamaskError
 from gigamask.export.probe import keep_if_equal, largest_difference
 from gigamask.models import convert, lora, peft_files, state_dict, weight_files
-from gigamask.models.sam.sam import Sam
+from gigamask.models.promptable import PromptableModel
 
 
 @keep_if_equal()
-def write_peft(model: Sam, out: Path, weights: str, base: str | None) -> dict[str, Any]:
+def write_peft(model: PromptableModel, out: Path, weights: str, base: str | None) -> dict[str, Any]:
     """Write the adapters of a run as a folder of peft, read it back, and compare the weights.
 
     Args:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gigamask import files
 from gigamask.errors import GigamaskError
-from gigamask.models.sam.sam import Sam, load_sam
+from gigamask.models.promptable import PromptableModel, load_sam
 from gigamask.rng import make_rng
 from gigamask.types import Prompts
 
@@ -52,7 +52,7 @@ class Probe:
     @classmethod
     @torch.no_grad()
     def from_model(
-        cls, model: Sam, answers: Answers | None = None, tolerance: float = TOLERANCE
+        cls, model: PromptableModel, answers: Answers | None = None, tolerance: float = TOLERANCE
     ) -> "Probe":
         """Return the probe of a model, whose prompts lie on no tie of its answers.
 
@@ -69,7 +69,7 @@ class Probe:
         return cls(pixels, valid, draw_prompts(model, embedding, answers, tolerance))
 
     @torch.no_grad()
-    def outputs(self, model: Sam) -> list[dict[str, Tensor]]:
+    def outputs(self, model: PromptableModel) -> list[dict[str, Tensor]]:
         """Return the embedding, then low-resolution logits and predicted IoU for each prompt."""
         embedding = model.encode(self.pixels, self.valid)
         answers = [_decode(model, embedding, prompts) for prompts in self.prompts]
@@ -78,7 +78,7 @@ class Probe:
 
 @torch.no_grad()
 def draw_prompts(
-    model: Sam,
+    model: PromptableModel,
     embedding: Float[Tensor, "1 C E E"],
     answers: Answers | None = None,
     tolerance: float = TOLERANCE,
@@ -125,7 +125,7 @@ def draw_prompts(
     return settle(0), settle(1), settle(2)
 
 
-def _decode(model: Sam, embedding: Tensor, prompts: Prompts) -> dict[str, Tensor]:
+def _decode(model: PromptableModel, embedding: Tensor, prompts: Prompts) -> dict[str, Tensor]:
     logits, iou = model.decode(embedding, torch.zeros(1, dtype=torch.int64), prompts)
     return {"logits": logits, "predicted IoU": iou}
 
@@ -155,7 +155,7 @@ def keep_if_equal(suffix: str | None = None) -> Callable[[Exporter], Exporter]:
 
     def decorate(write: Exporter) -> Exporter:
         @functools.wraps(write)
-        def keeping(model: Sam, out: Path, *args: object, **options: object) -> dict:
+        def keeping(model: PromptableModel, out: Path, *args: object, **options: object) -> dict:
             if suffix is not None and (out.suffix != suffix or out.is_dir()):
                 raise GigamaskError(f"--out {out}: must be a file that ends in {suffix}")
             if suffix is None and out.exists() and not out.is_dir():
@@ -185,7 +185,7 @@ def keep_if_equal(suffix: str | None = None) -> Callable[[Exporter], Exporter]:
     return decorate
 
 
-def read_back(model: Sam, out: Path) -> float:
+def read_back(model: PromptableModel, out: Path) -> float:
     """Load an exported model as every command does, from what was written alone, and compare it.
 
     Args:

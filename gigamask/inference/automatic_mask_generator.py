@@ -33,8 +33,9 @@ from gigamask.masks.devices import as_array
 from gigamask.masks.rle import RLEMasks, encode_boxes, union
 from gigamask.masks.transforms import above, count_pixels, logit_boxes
 from gigamask.models.embedding_cache import EmbeddingCache
+from gigamask.models.prompt_decoder import PromptDecoder
 from gigamask.models.prompt_encoder import make_prompts
-from gigamask.models.sam.sam import PromptDecoder, Sam
+from gigamask.models.promptable import PromptableModel
 
 EDGE_TOLERANCE_PX = 20.0
 """A box this close to a crop's side within the image counts as cut off (SAM's `utils/amg.py`)."""
@@ -129,7 +130,7 @@ class SamAutomaticMaskGenerator:
             `point_grids` is given.
     """
 
-    model: Sam
+    model: PromptableModel
     points_per_side: int | None = 32
     points_per_batch: int = 64
     pred_iou_thresh: float | None = None

@@ -27,8 +27,9 @@ from gigamask.inference.zoom import ZoomDecoder
 from gigamask.masks.devices import as_array, is_readable
 from gigamask.masks.transforms import ImageTransform, masks_of_logits, whole_image
 from gigamask.models.embedding_cache import EmbeddingCache, ImageEmbedder
+from gigamask.models.prompt_decoder import PromptDecoder
 from gigamask.models.prompt_encoder import make_prompts
-from gigamask.models.sam.sam import PromptDecoder, Sam
+from gigamask.models.promptable import PromptableModel
 
 MASK_THRESHOLD = 0.0
 """Logits above this threshold are foreground, unless `Sam.mask_threshold` is another."""
@@ -63,7 +64,7 @@ class SamPredictor:
 
     def __init__(
         self,
-        sam_model: Sam,
+        sam_model: PromptableModel,
         *,
         cache: EmbeddingCache | None = None,
         zoom: bool = False,

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float64, Int64, UInt8
 
 from gigamask.masks.rle import RLEMasks
-from gigamask.models.sam.sam import Sam
+from gigamask.models.promptable import PromptableModel
 
 
 @runtime_checkable
@@ -32,7 +32,7 @@ class TextPredictor(Protocol):
     """Finds masks by text."""
 
     @property
-    def segmenter(self) -> Sam:
+    def segmenter(self) -> PromptableModel:
         """The model that finds the candidate masks."""
 
     def check(self, text: str) -> None:

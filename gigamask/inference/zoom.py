@@ -16,8 +16,8 @@ from torch import Tensor
 from gigamask.masks import windows
 from gigamask.masks.transforms import ImageTransform, whole_image
 from gigamask.models.embedding_cache import ImageEmbedder
+from gigamask.models.prompt_decoder import PromptDecoder
 from gigamask.models.prompt_encoder import CORNER_LABELS
-from gigamask.models.sam.sam import PromptDecoder
 from gigamask.types import OUTSIDE_LOGIT, Prediction, Prompts
 
 CROP_FACTOR = 1.5

@@ -9,4 +9,5 @@ from .configs import ViT as ViT
 from .embedding_cache import EmbeddingCache as EmbeddingCache
 from .init import build_model as build_model
 from .mae import MAE as MAE
+from .promptable import PromptableModel as PromptableModel
 from .sam.sam import Sam as Sam

@@ -5,25 +5,25 @@ from pathlib import Path
 
 from gigamask.models import configs
 from gigamask.models.init import build_model
-from gigamask.models.sam.sam import Sam
+from gigamask.models.promptable import PromptableModel
 
 
-def build_sam_vit_b(checkpoint: str | Path | None = None) -> Sam:
+def build_sam_vit_b(checkpoint: str | Path | None = None) -> PromptableModel:
     """Build SAM ViT-B in evaluation mode, from a checkpoint or with random weights."""
     return _build(configs.vit_b(), checkpoint)
 
 
-def build_sam_vit_l(checkpoint: str | Path | None = None) -> Sam:
+def build_sam_vit_l(checkpoint: str | Path | None = None) -> PromptableModel:
     """Build SAM ViT-L in evaluation mode, from a checkpoint or with random weights."""
     return _build(configs.vit_l(), checkpoint)
 
 
-def build_sam_vit_h(checkpoint: str | Path | None = None) -> Sam:
+def build_sam_vit_h(checkpoint: str | Path | None = None) -> PromptableModel:
     """Build SAM ViT-H in evaluation mode, from a checkpoint or with random weights."""
     return _build(configs.vit_h(), checkpoint)
 
 
-sam_model_registry: dict[str, Callable[[str | Path | None], Sam]] = {
+sam_model_registry: dict[str, Callable[[str | Path | None], PromptableModel]] = {
     "default": build_sam_vit_h,
     "vit_h": build_sam_vit_h,
     "vit_l": build_sam_vit_l,
@@ -31,10 +31,10 @@ sam_model_registry: dict[str, Callable[[str | Path | None], Sam]] = {
 }
 
 
-def _build(config: configs.SamConfig, checkpoint: str | Path | None) -> Sam:
+def _build(config: configs.SamConfig, checkpoint: str | Path | None) -> PromptableModel:
     if checkpoint is None:
         return build_model(config, seed=0).eval()
-    return Sam.from_pretrained(checkpoint, config)
+    return PromptableModel.from_pretrained(checkpoint, config)
 
 
 build_sam = build_sam_vit_h

@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from gigamask import files
 from gigamask.errors import GigamaskError
-from gigamask.models.sam.sam import Sam
+from gigamask.models.promptable import PromptableModel
 
 SUFFIX = ".embedding"
 STALE_S = 3600.0
@@ -189,7 +189,7 @@ class ImageEmbedder:
         cache: Cache of embeddings; None embeds every image.
     """
 
-    def __init__(self, model: Sam, cache: EmbeddingCache | None) -> None:
+    def __init__(self, model: PromptableModel, cache: EmbeddingCache | None) -> None:
         self.model, self.cache = model, cache
         self._versions: tuple = ()
         self._digest = ""

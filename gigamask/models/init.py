@@ -15,18 +15,20 @@ import torch
 from gigamask.models.configs import MAEConfig, SamConfig
 from gigamask.models.mae import MAE
 from gigamask.models.model import Model
-from gigamask.models.sam.sam import Sam
+from gigamask.models.promptable import PromptableModel
 
 ModelT = TypeVar("ModelT", bound=Model)
 
 
 @overload
-def build_model(config: SamConfig, seed: int, device: torch.device | str = "cpu") -> Sam: ...
+def build_model(
+    config: SamConfig, seed: int, device: torch.device | str = "cpu"
+) -> PromptableModel: ...
 @overload
 def build_model(config: MAEConfig, seed: int, device: torch.device | str = "cpu") -> MAE: ...
 def build_model(
     config: SamConfig | MAEConfig, seed: int, device: torch.device | str = "cpu"
-) -> Sam | MAE:
+) -> PromptableModel | MAE:
     """Build a SAM or an MAE with random weights.
 
     Args:

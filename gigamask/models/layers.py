@@ -1,6 +1,7 @@
 """Layers that the image encoder, the prompt encoder and the mask decoder share."""
 
 import contextlib
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -136,6 +137,29 @@ class MLP(nn.Module):
         """Return the output of the third layer."""
         first, second, third = self.layers
         return linear(third, F.relu(linear(second, F.relu(linear(first, x)))))
+
+
+def make_class_head(dim: int, hidden: int, classes: Sequence[str]) -> MLP | None:
+    """Return the head that classifies a mask by its token; None if there are no classes.
+
+    Args:
+        dim: Width of the token.
+        hidden: Hidden width.
+        classes: Names of the classes.
+    """
+    return MLP(dim, hidden, len(classes)) if classes else None
+
+
+class PatchEmbed(nn.Module):
+    """Projection of image patches to tokens."""
+
+    def __init__(self, patch: int, dim: int, in_chans: int = 3) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(in_chans, dim, patch, stride=patch)
+
+    def forward(self, pixels: Float[Tensor, "B N H W"]) -> Float[Tensor, "B h w C"]:
+        """Return a token for each patch."""
+        return self.proj(pixels).permute(0, 2, 3, 1)
 
 
 def inflate_channels(value: Tensor, own: Tensor) -> Tensor:

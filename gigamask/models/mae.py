@@ -21,9 +21,9 @@ from gigamask.errors import GigamaskError
 from gigamask.interfaces import PIXEL_MEAN, PIXEL_STD
 from gigamask.models.configs import MAEConfig
 from gigamask.models.initial_values import get_2d_sincos_pos_embed
+from gigamask.models.layers import PatchEmbed
 from gigamask.models.model import Model
-from gigamask.models.sam.image_encoder import PatchEmbed
-from gigamask.models.sam.sam import preprocess
+from gigamask.models.promptable import preprocess
 
 
 class MAEOutput(NamedTuple):

@@ -15,7 +15,14 @@ from torch import Tensor, nn
 
 from gigamask.models.configs import SamConfig
 from gigamask.models.initial_values import orthonormal
-from gigamask.models.layers import MLP, LayerNorm2d, embedding, layer_norm, working_dtype
+from gigamask.models.layers import (
+    MLP,
+    LayerNorm2d,
+    embedding,
+    layer_norm,
+    make_class_head,
+    working_dtype,
+)
 from gigamask.models.shared_tensors import shared
 from gigamask.models.transformer import DensePrompt, TwoWayTransformer, gather
 from gigamask.types import MaskDecoderOutput
@@ -49,7 +56,7 @@ class MaskDecoder(nn.Module):
         )
         self.output_hypernetworks_mlps = nn.ModuleList(MLP(dim, dim, dim // 8) for _ in range(4))
         self.iou_prediction_head = MLP(dim, config.iou_hidden, 4)
-        self.class_head = make_class_head(config)
+        self.class_head = make_class_head(dim, config.iou_hidden, config.class_names)
 
     def forward(
         self,
@@ -78,6 +85,15 @@ class MaskDecoder(nn.Module):
         tokens, image = self._attend(flat, positions, prompts, mask_image, dense, token_mask, True)
         heads, iou, classes = self._heads(tokens, mask_tokens)
         return MaskDecoderOutput(self._masks(image, heads), iou, classes)
+
+    def custom_init(self, seed: int) -> None:
+        """Initialize attention to the prompts' positions, and masks by similarity.
+
+        Args:
+            seed: Random seed of the run.
+        """
+        self.transformer.init_tied_cross_attention(seed)
+        self.init_similarity(seed)
 
     @torch.no_grad()
     def init_similarity(self, seed: int) -> None:
@@ -195,14 +211,3 @@ class MaskDecoder(nn.Module):
 def image_tokens(images: Float[Tensor, "B C E E"]) -> Float[Tensor, "B T C"]:
     """Return the tokens of embeddings, in the dtype of the transformer's matrix products."""
     return images.flatten(2).transpose(1, 2).contiguous().to(working_dtype(images))
-
-
-def make_class_head(config: SamConfig) -> MLP | None:
-    """Return the head that classifies a mask by its token; None if the model has no classes.
-
-    Args:
-        config: Configuration of the model.
-    """
-    if not config.class_names:
-        return None
-    return MLP(config.embedding_dim, config.iou_hidden, len(config.class_names))

@@ -26,7 +26,6 @@ from gigamask.data.sample_config import SampleConfig
 from gigamask.distributed.fsdp import shardable_parameters
 from gigamask.interfaces import PromptSchedule, Task
 from gigamask.models.sam.attention import attention_for_device
-from gigamask.models.sam.image_encoder import EncoderAttention
 from gigamask.types import (
     Batch,
     DataCursor,
@@ -208,8 +207,8 @@ def to_fake(model: Model, device: Device) -> Model:
                         nn.Parameter(fake, tensor.requires_grad) if is_parameter else fake
                     )
                 tensors[name] = made[tensor]  # pyrefly: ignore[unsupported-operation]
-        if isinstance(module, EncoderAttention):
-            module.attend = attention_for_device(device)
+        if use := getattr(module, "use_attention", None):
+            use(attention_for_device(device))
     return model
 
 

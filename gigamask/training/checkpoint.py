@@ -39,7 +39,7 @@ from gigamask.models.manifest import (
     verify,
 )
 from gigamask.models.model import Model
-from gigamask.models.sam.sam import Sam, load_sam
+from gigamask.models.promptable import PromptableModel, load_sam
 from gigamask.samplers.loss_history import LossHistory
 from gigamask.serialization import with_checksum
 from gigamask.training import ema
@@ -319,7 +319,7 @@ def load_model(
     path: str,
     device: str = "auto",
     config_of: Callable[[str], TrainConfig | None] = lambda path: None,
-) -> Sam:
+) -> PromptableModel:
     """Load a SAM for inference.
 
     Args:

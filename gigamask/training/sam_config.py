@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import torch
 
     from gigamask.data.index import Index
-    from gigamask.models.sam.sam import Sam
+    from gigamask.models.promptable import PromptableModel
     from gigamask.training.data_source import DataSource
     from gigamask.training.planning_view import PlanningView
     from gigamask.types import RandomSpec
@@ -181,7 +181,7 @@ class SamTrainConfig(ImageTrainConfig):
                 "--embedding-cache: the decoder trains a part of the embedding; leave the flag out"
             )
 
-    def build(self, device: str = "cpu") -> Sam:
+    def build(self, device: str = "cpu") -> PromptableModel:
         """Build the model and initialize it from the seed; on the meta device, without storage."""
         from gigamask.distributed.activation_checkpointing import checkpoint_blocks
         from gigamask.models.init import build_model

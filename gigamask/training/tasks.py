@@ -28,7 +28,8 @@ from gigamask.models.configs import MAEConfig
 from gigamask.models.embedding_cache import EmbeddingCache, ImageEmbedder
 from gigamask.models.layers import LayerNorm2d, TokenNorm
 from gigamask.models.mae import MAE, MAEOutput
-from gigamask.models.sam.sam import PromptDecoder, Sam
+from gigamask.models.prompt_decoder import PromptDecoder
+from gigamask.models.promptable import PromptableModel
 from gigamask.models.weight_copies import casting_blocks, weight_copies
 from gigamask.prompts.rounds import run_rounds
 from gigamask.types import (
@@ -73,7 +74,9 @@ class FrozenEncoder:
         self._cache = cache
         self._embedder: ImageEmbedder | None = None
 
-    def __call__(self, model: Sam, batch: Batch, precision: Precision) -> Float[Tensor, "B C E E"]:
+    def __call__(
+        self, model: PromptableModel, batch: Batch, precision: Precision
+    ) -> Float[Tensor, "B C E E"]:
         """Return the embeddings of a batch's images.
 
         Args:
@@ -119,7 +122,7 @@ class SamTask(Task):
     frozen_encoder: FrozenEncoder | None = None
 
     @contextmanager
-    def compiled(self, model: Sam) -> Iterator[Task]:
+    def compiled(self, model: PromptableModel) -> Iterator[Task]:
         """Yield the task whose rounds are compiled, if there is a backend.
 
         Args:
@@ -138,7 +141,7 @@ class SamTask(Task):
             yield replace(self, fast=fast)
 
     def compute_losses(
-        self, model: Sam, batch: Batch, detach: Callable[[Tensor], Tensor]
+        self, model: PromptableModel, batch: Batch, detach: Callable[[Tensor], Tensor]
     ) -> Iterator[LossSums]:
         """Yield the loss of each round of each chunk of masks.
 
@@ -169,7 +172,7 @@ class SamTask(Task):
         yield from profile_generator("rounds", self._rounds(model, batch, embedding))
 
     def _rounds(
-        self, model: Sam, batch: Batch, embedding: Float[Tensor, "B C E E"]
+        self, model: PromptableModel, batch: Batch, embedding: Float[Tensor, "B C E E"]
     ) -> Iterator[LossSums]:
         """Yield the losses of each round of each chunk of masks."""
         masks, modules = len(batch.mask_image), (model.prompt_encoder, model.mask_decoder)
@@ -183,7 +186,7 @@ class SamTask(Task):
             copies.finish()
 
     def _chunk_rounds(
-        self, model: Sam, batch: Batch, embedding: Float[Tensor, "B C E E"], part: slice
+        self, model: PromptableModel, batch: Batch, embedding: Float[Tensor, "B C E E"], part: slice
     ) -> Iterator[LossSums]:
         """Yield the losses of each round of one chunk of masks."""
         image = index = batch.mask_image[part]
@@ -245,7 +248,7 @@ class SamTask(Task):
 
 
 def encode(
-    model: Sam,
+    model: PromptableModel,
     images: Tensor,
     input_sizes: Tensor,
     drop_path: Tensor | None,
@@ -270,7 +273,7 @@ def encode(
 
 
 def make_decoder(
-    model: Sam,
+    model: PromptableModel,
     embedding: Float[Tensor, "B C E E"],
     mask_image: Int64[Tensor, "m"],
     precision: Precision,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gigamask.evaluation.detected_boxes import BoxMasks
     from gigamask.evaluation.embedded_images import ImageSource
     from gigamask.evaluation.proposals import ProposalRecall
-    from gigamask.models.sam.sam import Sam
+    from gigamask.models.promptable import PromptableModel
 
     Scorer = ProposalRecall | BoxMasks
 
@@ -119,13 +119,13 @@ class EvaluateOptions(AnnotationOptions, WindowOptions):
 class Evaluated:
     """A model, the images it was evaluated on, and the scores."""
 
-    model: Sam
+    model: PromptableModel
     images: ImageSource
     result: ClickResult
     summary: dict[str, Any]
 
 
-def evaluate(weights: str | Path | Sam, data: Paths, **options: Any) -> dict[str, Any]:
+def evaluate(weights: str | Path | PromptableModel, data: Paths, **options: Any) -> dict[str, Any]:
     """Evaluate weights on annotated images.
 
     Under torchrun, the processes share the work; all but the main one return an empty dictionary.
@@ -160,7 +160,7 @@ def evaluate(weights: str | Path | Sam, data: Paths, **options: Any) -> dict[str
 
 
 def score(
-    weights: str | Path | Sam,
+    weights: str | Path | PromptableModel,
     data: Paths,
     options: EvaluateOptions,
     world: World,
@@ -189,7 +189,7 @@ def score(
     from gigamask.distributed.precision import autocast, choose_precision
     from gigamask.evaluation import clicks
 
-    def begin() -> tuple[Sam, tuple[str, ...], ImageSource, dict[str, Scorer]]:
+    def begin() -> tuple[PromptableModel, tuple[str, ...], ImageSource, dict[str, Scorer]]:
         options.check()
         model = load_model(weights, options.device, options.trust)
         model.set_window(options.window, options.percentiles)
@@ -284,7 +284,9 @@ def _scorers(options: EvaluateOptions, images: ImageSource) -> dict[str, Scorer]
     return found
 
 
-def load_model(weights: str | Path | Sam, device: str = "auto", trust: bool = False) -> Sam:
+def load_model(
+    weights: str | Path | PromptableModel, device: str = "auto", trust: bool = False
+) -> PromptableModel:
     """Return a model in evaluation mode.
 
     Args:
@@ -308,7 +310,7 @@ def load_model(weights: str | Path | Sam, device: str = "auto", trust: bool = Fa
     return checkpoint.load_model(str(weights), device, partial(config_of_weights, trust=trust))
 
 
-def save_model(model: Sam, path: str | Path) -> None:
+def save_model(model: PromptableModel, path: str | Path) -> None:
     """Write a model's weights in the format that the file name selects.
 
     Args:

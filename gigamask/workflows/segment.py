@@ -39,7 +39,7 @@ from gigamask.inference.automatic_mask_generator import MaskProposals, SamAutoma
 from gigamask.inference.classes import class_fields
 from gigamask.masks.rle import RLEMasks
 from gigamask.models.embedding_cache import digest_weights
-from gigamask.models.sam.sam import Sam
+from gigamask.models.promptable import PromptableModel
 from gigamask.pixels import PixelConfig, to_rgb
 from gigamask.rng import make_rng
 from gigamask.serialization import read_limited
@@ -214,7 +214,7 @@ def _read_image(dataset: Sa1bDataset, row: int) -> bytes:
 
 
 def segment(
-    weights: str | Path | Sam,
+    weights: str | Path | PromptableModel,
     images: str | Path | Sequence[str | Path],
     out: str | Path,
     *,

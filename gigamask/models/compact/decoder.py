@@ -26,8 +26,7 @@ from gigamask.models.compact.prompt_maps import (
     widened,
 )
 from gigamask.models.configs import ConvPyramid, SamConfig, WindowDecoder
-from gigamask.models.layers import MLP, embedding, no_autocast
-from gigamask.models.mask_decoder import make_class_head
+from gigamask.models.layers import MLP, embedding, make_class_head, no_autocast
 from gigamask.models.prompt_encoder import PromptEncoder
 from gigamask.models.transformer import TwoWayTransformer
 from gigamask.types import MaskDecoderOutput, Prompts, WindowLogits
@@ -72,7 +71,7 @@ class WindowMaskDecoder(nn.Module):
         # The answer starts as the prior.
         self.output_hypernetwork_mlp.layers[-1].parameter_std = 0.0  # pyrefly: ignore
         self.iou_prediction_head = MLP(2 * (2 * dim + STATISTICS), config.iou_hidden, 1)
-        self.class_head = make_class_head(config)
+        self.class_head = make_class_head(dim, config.iou_hidden, config.class_names)
 
     def forward(
         self,

@@ -10,11 +10,11 @@ from gigamask.models.compact.decoder import WindowMaskDecoder, window_frame
 from gigamask.models.compact.prompt_maps import MIDDLE_WINDOW
 from gigamask.models.configs import ConvPyramid, WindowDecoder
 from gigamask.models.prompt_encoder import PromptEncoder
-from gigamask.models.sam.sam import Sam
+from gigamask.models.promptable import PromptableModel
 from gigamask.types import MaskDecoderOutput, Prompts
 
 
-class CompactSam(Sam):
+class CompactSam(PromptableModel):
     """A SAM that answers in windows around the prompts."""
 
     answers_in_windows = True

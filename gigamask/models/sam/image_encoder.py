@@ -4,45 +4,30 @@ Follows Li et al. 2022 (ViTDet) and Segment Anything; parameter names and shapes
 `modeling/image_encoder.py`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar, cast
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from gigamask.interfaces import ImageEncoderModule
+from gigamask.models.drop_path import DropPath, add_scaled, branch_scale, by_block, is_left_out
 from gigamask.models.initial_values import sine_positions
-from gigamask.models.layers import MLPBlock, smoothing_layers
+from gigamask.models.layers import MLPBlock, PatchEmbed, smoothing_layers
 from gigamask.models.sam.attention import get_rel_pos, rel_pos_attention
 
-DropPath = Float[Tensor, "B 2"] | Sequence[Sequence[float]]
-"""Two uniform numbers for each image."""
 POSITION_GAIN, PATCH_GAIN, BRANCH_GAIN = 0.25, 2.0, 0.3
 """Custom initialization: factors of the position embedding, the patch embedding and the residual
 branches."""
-
-
-class PatchEmbed(nn.Module):
-    """Projection of image patches to tokens."""
-
-    def __init__(self, patch: int, dim: int, in_chans: int = 3) -> None:
-        super().__init__()
-        self.proj = nn.Conv2d(in_chans, dim, patch, stride=patch)
-
-    def forward(self, pixels: Float[Tensor, "B N H W"]) -> Float[Tensor, "B h w C"]:
-        """Return a token for each patch."""
-        return self.proj(pixels).permute(0, 2, 3, 1)
 
 
 class EncoderAttention(nn.Module):
     """Self-attention over the whole grid (`window` 0) or within windows, with relative positions.
 
     The grid is padded to whole windows after the projection, with the projection's bias. This
-    equals SAM's zero padding before the projection, with less computation. `attend` can be set to
-    another implementation of `models.sam.attention`.
+    equals SAM's zero padding before the projection, with less computation.
     """
 
     def __init__(
@@ -60,6 +45,10 @@ class EncoderAttention(nn.Module):
     def initial_value(self, name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
         """Return zeros for relative positions."""
         return torch.zeros(shape)
+
+    def use_attention(self, attend: Callable[..., Tensor]) -> None:
+        """Use another implementation of `models.sam.attention`."""
+        self.attend = attend
 
     def forward(self, x: Float[Tensor, "B H W C"]) -> Float[Tensor, "B H W C"]:
         """Return the attended tokens."""
@@ -156,79 +145,6 @@ class EncoderBlock(nn.Module):
             scale: Factor of the branch, for each image or for all; None means 1.
         """
         return add_scaled(x, self.mlp(self.norm2(x)), scale)
-
-
-def is_left_out(drop_path: DropPath | None, index: int, rate: float) -> bool:
-    """Return whether all images skip a branch, as far as it is known without waiting.
-
-    Args:
-        drop_path: Uniform numbers of each image; None in evaluation.
-        index: The branch, 0 or 1.
-        rate: Probability of skipping it.
-    """
-    if drop_path is None or isinstance(drop_path, Tensor):
-        return False
-    return all(uniforms[index] < rate for uniforms in drop_path)
-
-
-def branch_scale(
-    x: Float[Tensor, "B H W C"], drop_path: DropPath | None, index: int, rate: float
-) -> float | Float[Tensor, "*any"] | None:
-    """Return 0 for images that skip a branch, else its scale (Huang et al. 2016); None is 1.
-
-    The scale of a single image is a number, if its uniform numbers are.
-
-    Args:
-        x: Tokens.
-        drop_path: Uniform numbers of each image; None in evaluation.
-        index: The branch, 0 or 1.
-        rate: Probability of skipping it.
-    """
-    if drop_path is None or rate == 0:
-        return None
-    if isinstance(drop_path, Tensor):
-        kept = drop_path[:, index] >= rate
-    elif len(drop_path) == 1:
-        return (drop_path[0][index] >= rate) / (1 - rate)
-    else:
-        kept = torch.tensor([uniforms[index] >= rate for uniforms in drop_path])
-    scale = kept.to(torch.promote_types(x.dtype, torch.float32)) / (1 - rate)
-    return scale.to(x.device, non_blocking=True)[:, None, None, None]
-
-
-def add_scaled(
-    x: Float[Tensor, "B H W C"],
-    branch: Float[Tensor, "B H W C"],
-    scale: float | Float[Tensor, "*any"] | None,
-) -> Float[Tensor, "B H W C"]:
-    """Return the sum of tokens and a branch.
-
-    Args:
-        x: Tokens.
-        branch: The branch.
-        scale: Its factor, from `branch_scale`.
-    """
-    if isinstance(scale, Tensor) or torch.compiler.is_compiling():
-        return x + (branch if scale is None else branch.to(x.dtype) * scale)
-    return _AddScaled.apply(x, branch, 1.0 if scale is None else scale)
-
-
-class _AddScaled(torch.autograd.Function):
-    """Sum whose gradients are scaled and cast in one operation."""
-
-    @staticmethod
-    def forward(ctx, x: Tensor, branch: Tensor, scale: float) -> Tensor:
-        ctx.scale, ctx.dtype = scale, branch.dtype
-        return torch.add(x, branch, alpha=scale)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:  # pyrefly: ignore[bad-override]
-        (gradient,) = gradients
-        if ctx.scale == 1 and ctx.dtype == gradient.dtype:
-            return gradient, gradient, None
-        scaled = torch.empty_like(gradient, dtype=ctx.dtype)
-        return gradient, torch.mul(gradient, ctx.scale, out=scaled), None
 
 
 class ImageEncoderViT(nn.Module, ImageEncoderModule):
@@ -350,17 +266,3 @@ def encode_rectangles(
         embedding = encoder(shown, uniforms)
         parts.append(F.pad(embedding, (0, side - width, 0, side - height)))
     return torch.cat(parts)[torch.cat(orders).argsort().to(pixels.device)]
-
-
-def by_block(
-    drop_path: Float[Tensor, "B L 2"] | None, as_numbers: bool
-) -> Sequence[DropPath] | None:
-    """Return the uniform numbers of each block; None in evaluation.
-
-    Args:
-        drop_path: Uniform numbers of L blocks.
-        as_numbers: Whether to return Python numbers, so that branches can be left out.
-    """
-    if drop_path is None:
-        return None
-    return list(zip(*drop_path.tolist(), strict=True)) if as_numbers else drop_path.unbind(1)

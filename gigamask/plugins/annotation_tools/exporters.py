@@ -30,7 +30,7 @@ from gigamask.export.onnx import (
     write_onnx,
 )
 from gigamask.export.probe import compare, draw_prompts, keep_if_equal
-from gigamask.models.sam.sam import Sam
+from gigamask.models.promptable import PromptableModel
 from gigamask.plugins.annotation_tools import cvat_main
 from gigamask.rng import make_rng
 from gigamask.types import Prompts
@@ -45,7 +45,7 @@ class XAnyLabelingEncoder(nn.Module):
     rows: Tensor
     columns: Tensor
 
-    def __init__(self, model: Sam) -> None:
+    def __init__(self, model: PromptableModel) -> None:
         super().__init__()
         self.model = model
         self.size = _input_size(model)
@@ -76,7 +76,7 @@ class XAnyLabelingDecoder(OnnxDecoder):
 
     scale_xy: Tensor
 
-    def __init__(self, model: Sam) -> None:
+    def __init__(self, model: PromptableModel) -> None:
         super().__init__(model)
         (height, width), (h, w) = _input_size(model), XANYLABELING_SIZE
         self.register_buffer("scale_xy", torch.tensor([width / w, height / h]))
@@ -112,7 +112,7 @@ class XAnyLabelingDecoder(OnnxDecoder):
         return masks[row, index][:, None], iou[row, index][:, None], low[row, index][:, None]
 
 
-def _input_size(model: Sam) -> tuple[int, int]:
+def _input_size(model: PromptableModel) -> tuple[int, int]:
     """Return the height and width of X-AnyLabeling's images in the model's input."""
     side, (height, width) = model.config.image_size, XANYLABELING_SIZE
     return (side, side) if model.config.stretch else (round(height * side / width), side)
@@ -120,7 +120,7 @@ def _input_size(model: Sam) -> tuple[int, int]:
 
 @keep_if_equal()
 @torch.no_grad()
-def write_xanylabeling(model: Sam, out: Path) -> dict:
+def write_xanylabeling(model: PromptableModel, out: Path) -> dict:
     """Write a model and its description for X-AnyLabeling, and compare the outputs.
 
     Args:
@@ -184,7 +184,7 @@ def write_xanylabeling(model: Sam, out: Path) -> dict:
 
 
 @keep_if_equal()
-def write_cvat(model: Sam, out: Path) -> dict:
+def write_cvat(model: PromptableModel, out: Path) -> dict:
     """Write a model as a serverless function of CVAT: an interactor with points and a box.
 
     Args:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gigamask.evaluation.clicks import ClickProtocol, ClickResult
     from gigamask.evaluation.detected_boxes import BoxMasks
     from gigamask.evaluation.embedded_images import ImageSource
-    from gigamask.models.sam.sam import Sam
+    from gigamask.models.promptable import PromptableModel
     from gigamask.pixels import PixelConfig
 
 METRICS = (
@@ -115,13 +115,15 @@ class BenchmarkOptions:
 class Benchmarked:
     """A model, the images of a benchmark, the scores by answer, and their summary."""
 
-    model: Sam
+    model: PromptableModel
     images: ImageSource
     results: Mapping[str, ClickResult]
     summary: dict[str, Any]
 
 
-def benchmark(name: str, weights: str | Path | Sam, data: Paths, **options: Any) -> dict[str, Any]:
+def benchmark(
+    name: str, weights: str | Path | PromptableModel, data: Paths, **options: Any
+) -> dict[str, Any]:
     """Score weights on a benchmark of the literature.
 
     Args:
@@ -144,7 +146,7 @@ def benchmark(name: str, weights: str | Path | Sam, data: Paths, **options: Any)
 
 def run(
     name: str,
-    weights: str | Path | Sam,
+    weights: str | Path | PromptableModel,
     data: Paths,
     options: BenchmarkOptions,
     stack: ExitStack,

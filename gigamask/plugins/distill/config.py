@@ -147,7 +147,7 @@ class DistillTrainConfig(SamTrainConfig):
         Raises:
             GigamaskError: Something is missing, or the student does not fit the teacher.
         """
-        from gigamask.models.sam.sam import load_sam
+        from gigamask.models.promptable import load_sam
         from gigamask.plugins.distill.teachers import check_student, check_teacher
 
         check_teacher(self.teacher)
@@ -180,7 +180,7 @@ class DistillTrainConfig(SamTrainConfig):
         """Return the task of the phase; on the meta device, with a teacher without values."""
         from gigamask.distributed.precision import choose_precision
         from gigamask.models.embedding_cache import EmbeddingCache
-        from gigamask.models.sam.sam import load_sam
+        from gigamask.models.promptable import load_sam
         from gigamask.plugins.distill.distillation import FeatureTask, PromptTask, Teacher
         from gigamask.plugins.distill.teachers import check_student, planned_teacher
         from gigamask.training.tasks import SamTask

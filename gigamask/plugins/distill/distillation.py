@@ -18,7 +18,8 @@ from gigamask.interfaces import Loss, Task
 from gigamask.masks.transforms import above
 from gigamask.models.configs import SamConfig
 from gigamask.models.embedding_cache import EmbeddingCache, ImageEmbedder
-from gigamask.models.sam.sam import PromptDecoder, Sam
+from gigamask.models.prompt_decoder import PromptDecoder
+from gigamask.models.promptable import PromptableModel
 from gigamask.training.tasks import SamTask, encode, make_decoder
 from gigamask.types import (
     Batch,
@@ -40,7 +41,9 @@ class Teacher:
         cache: Keeps its embeddings on disk; None computes every embedding.
     """
 
-    def __init__(self, model: Sam, precision: Precision, cache: EmbeddingCache | None) -> None:
+    def __init__(
+        self, model: PromptableModel, precision: Precision, cache: EmbeddingCache | None
+    ) -> None:
         self.model, self.precision = model, precision
         self._embedder = ImageEmbedder(model, cache)
         model.eval().requires_grad_(False)
@@ -88,7 +91,7 @@ class FeatureTask(Task):
         return (self.teacher.model,)
 
     def compute_losses(
-        self, model: Sam, batch: Batch, detach: Callable[[Tensor], Tensor]
+        self, model: PromptableModel, batch: Batch, detach: Callable[[Tensor], Tensor]
     ) -> Iterator[LossSums]:
         """Yield the loss of all images, as one term.
 
@@ -160,7 +163,7 @@ class PromptTask(SamTask):
         return (self.teacher.model,)
 
     def compute_losses(
-        self, model: Sam, batch: Batch, detach: Callable[[Tensor], Tensor]
+        self, model: PromptableModel, batch: Batch, detach: Callable[[Tensor], Tensor]
     ) -> Iterator[LossSums]:
         """Yield the loss of each round of each chunk of masks.
 

@@ -15,7 +15,7 @@ from gigamask.distributed.precision import autocast
 from gigamask.distributed.profile_ranges import profile_range
 from gigamask.models.configs import MAEConfig
 from gigamask.models.mae import MAEOutput
-from gigamask.models.sam.sam import Sam
+from gigamask.models.promptable import PromptableModel
 from gigamask.training.tasks import MAETask
 from gigamask.types import Batch
 
@@ -28,7 +28,7 @@ class SAMITask(MAETask):
         teacher: The frozen teacher.
     """
 
-    teacher: Sam = field(kw_only=True)
+    teacher: PromptableModel = field(kw_only=True)
 
     def __post_init__(self) -> None:
         self.teacher.eval().requires_grad_(False)
@@ -57,7 +57,10 @@ class SAMITask(MAETask):
 
 @torch.no_grad()
 def patch_features(
-    teacher: Sam, images: UInt8[Tensor, "B N S S"], input_sizes: Int64[Tensor, "B 2"], side: int
+    teacher: PromptableModel,
+    images: UInt8[Tensor, "B N S S"],
+    input_sizes: Int64[Tensor, "B 2"],
+    side: int,
 ) -> Float[Tensor, "B P D"]:
     """Return a teacher's embedding, averaged over each patch of smaller images.
 

@@ -42,7 +42,7 @@ class SAMITrainConfig(MAETrainConfig):
         Raises:
             GigamaskError: Something is missing, or the model does not fit the teacher.
         """
-        from gigamask.models.sam.sam import load_sam
+        from gigamask.models.promptable import load_sam
         from gigamask.plugins.distill.teachers import check_sami_teacher, check_teacher
 
         check_teacher(self.teacher)
@@ -68,7 +68,7 @@ class SAMITrainConfig(MAETrainConfig):
     def task(self, device: torch.device) -> Task:
         """Return the task; on the meta device, with a teacher without values."""
         from gigamask.distributed.precision import choose_precision
-        from gigamask.models.sam.sam import load_sam
+        from gigamask.models.promptable import load_sam
         from gigamask.plugins.distill.sami import SAMITask
         from gigamask.plugins.distill.teachers import check_sami_teacher, planned_teacher
 

@@ -10,7 +10,7 @@ from torch import nn
 from gigamask.errors import GigamaskError
 from gigamask.models.configs import DECODER_PREFIX, MAEConfig, SamConfig, vit_h
 from gigamask.models.initial_weights import CLASS_HEAD, DECODER
-from gigamask.models.sam.sam import Sam, load_sam
+from gigamask.models.promptable import PromptableModel, load_sam
 from gigamask.models.state_dict import check_weights_exist, may_be_weights
 from gigamask.training.config import ImageTrainConfig
 
@@ -29,7 +29,7 @@ def check_teacher(teacher: str) -> None:
     check_weights_exist("--teacher", teacher, teacher)
 
 
-def planned_teacher(teacher: str, image_size: int = 1024) -> Sam:
+def planned_teacher(teacher: str, image_size: int = 1024) -> PromptableModel:
     """Return a teacher on the meta device, without values.
 
     Args:

@@ -14,7 +14,7 @@ from gigamask.errors import GigamaskError
 from gigamask.masks.rle import RLEMasks
 from gigamask.models import state_dict
 from gigamask.models.manifest import MODEL, list_checkpoints
-from gigamask.models.sam.sam import Sam
+from gigamask.models.promptable import PromptableModel
 from gigamask.plugins.grounding import vocabulary
 from gigamask.plugins.grounding.calibration import Confidence
 from gigamask.plugins.grounding.config import GroundingTrainConfig
@@ -113,7 +113,7 @@ class GroundingPredictor:
         return cls(config, model, Confidence.load(config.out), known_words)
 
     @property
-    def segmenter(self) -> Sam:
+    def segmenter(self) -> PromptableModel:
         """The model that finds the candidate masks."""
         return self.mask_features.model
 

@@ -30,7 +30,7 @@ from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.masks.rle import RLEMasks
 from gigamask.masks.transforms import ImageTransform, whole_image
 from gigamask.models.embedding_cache import EmbeddingCache, ImageEmbedder
-from gigamask.models.sam.sam import Sam
+from gigamask.models.promptable import PromptableModel
 from gigamask.plugins.grounding.model_config import GroundingModelConfig
 from gigamask.plugins.grounding.text_encoders import TextEncoder
 from gigamask.plugins.grounding.text_features import TextFeatures, TextFeatureStore, TextModel
@@ -55,7 +55,7 @@ class MaskFeatureExtractor:
 
     def __init__(
         self,
-        model: Sam,
+        model: PromptableModel,
         config: GroundingModelConfig,
         cache: EmbeddingCache | None = None,
         memory_bytes: int = MEMORY_BYTES,

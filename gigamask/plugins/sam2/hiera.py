@@ -15,14 +15,14 @@ from torch import Tensor, nn
 
 from gigamask.errors import GigamaskError
 from gigamask.interfaces import ImageEncoderModule
-from gigamask.models.layers import MLPBlock
-from gigamask.models.sam.image_encoder import (
+from gigamask.models.drop_path import (
     DropPath,
     add_scaled,
     branch_scale,
     by_block,
     is_left_out,
 )
+from gigamask.models.layers import MLPBlock
 
 POOL = 2
 """Factor by which the first block of a stage lowers the resolution."""

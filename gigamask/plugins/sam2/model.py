@@ -7,13 +7,13 @@ from torch import Tensor, nn
 
 from gigamask.models.mask_decoder import ALL_MASK_TOKENS, MULTIMASK_TOKENS, SINGLE_MASK_TOKEN
 from gigamask.models.prompt_encoder import PromptEncoder
-from gigamask.models.sam.sam import Sam
+from gigamask.models.promptable import PromptableModel
 from gigamask.plugins.sam2.hiera import HieraEncoder
 from gigamask.plugins.sam2.mask_decoder import Sam2MaskDecoder
 from gigamask.types import MaskDecoderOutput, Prompts
 
 
-class Sam2(Sam):
+class Sam2(PromptableModel):
     """SAM 2.1 for images, without memory."""
 
     embedding_parts = ("conv_s0.", "conv_s1.", "no_mem_embed")

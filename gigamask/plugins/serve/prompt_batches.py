@@ -21,8 +21,9 @@ from torch import Tensor
 from gigamask.errors import GigamaskError
 from gigamask.inference.classes import class_fields, class_scores
 from gigamask.masks.rle import RLEMasks
+from gigamask.models.prompt_decoder import PromptDecoder
 from gigamask.models.prompt_encoder import make_prompts
-from gigamask.models.sam.sam import PromptDecoder, Sam
+from gigamask.models.promptable import PromptableModel
 from gigamask.plugins.serve.open_images import Answer, OpenImage
 from gigamask.plugins.serve.prompt_steps import MAX_PROMPTS, PromptStep
 from gigamask.types import Prompts, WindowLogits
@@ -241,7 +242,7 @@ def _decode(group: Sequence[tuple[PromptRequest, Prompts]]) -> None:
 
 
 def _classes(
-    model: Sam, logits: Float[Tensor, "M K C"] | None, row: int
+    model: PromptableModel, logits: Float[Tensor, "M K C"] | None, row: int
 ) -> list[dict[str, Any]] | None:
     """Return the classes of the masks of one prompt; None if the model has none."""
     if logits is None:

@@ -32,7 +32,7 @@ from gigamask.inference.predictor import SamPredictor
 from gigamask.inference.text_predictor import TextPredictor
 from gigamask.masks.rle import RLEMasks
 from gigamask.models.embedding_cache import EmbeddingCache
-from gigamask.models.sam.sam import Sam
+from gigamask.models.promptable import PromptableModel
 from gigamask.pixels import PREVIEW_PERCENTILES, PixelConfig, to_rgb
 from gigamask.plugins.serve.open_images import OpenImage, OpenImages, masks_to_json
 from gigamask.plugins.serve.prompt_batches import PromptBatches, PromptRequest, answer_together
@@ -58,7 +58,7 @@ class Session:
 
     def __init__(
         self,
-        model: Sam,
+        model: PromptableModel,
         text_model: TextPredictor | None = None,
         mask_settings: AutomaticMaskConfig | None = None,
         cache: EmbeddingCache | None = None,
@@ -85,7 +85,7 @@ class Session:
         self._codec.shutdown(cancel_futures=True)
         self._batches.stop()
 
-    def use_model(self, model: Sam) -> None:
+    def use_model(self, model: PromptableModel) -> None:
         """Segment with another model from now on; opened images are dropped."""
         with self._model_lock:
             self.model, self.images = model, OpenImages()
@@ -293,7 +293,7 @@ def half_of(size: tuple[int, int]) -> tuple[int, int]:
     return -(-size[0] // 2), -(-size[1] // 2)
 
 
-def shown_pixels(model: Sam) -> PixelConfig:
+def shown_pixels(model: PromptableModel) -> PixelConfig:
     """Return how images are read: through the model's window, or percentiles of each image."""
     stated = model.config.pixels
     return stated if stated.has_window else replace(stated, percentiles=PREVIEW_PERCENTILES)

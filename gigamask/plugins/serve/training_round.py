@@ -26,7 +26,7 @@ from gigamask.evaluation.click_evaluation import ClickEvaluation
 from gigamask.evaluation.clicks import evaluate_clicks
 from gigamask.evaluation.noc import EVERY_CLICK, iou_curves, number_of_clicks
 from gigamask.models.configs import WindowDecoder
-from gigamask.models.sam.sam import Sam
+from gigamask.models.promptable import PromptableModel
 from gigamask.pixels import PixelConfig
 from gigamask.plugins.serve.project import TrainingRound
 from gigamask.recipes.sam import compact, finetune_laptop
@@ -62,7 +62,7 @@ class RoundSettings:
     steps: int | None = None
     pixels: PixelConfig | None = None
 
-    def load_model(self, weights: str, device: str) -> Sam:
+    def load_model(self, weights: str, device: str) -> PromptableModel:
         """Return a model that reads the images as the page did.
 
         Args:
@@ -122,7 +122,7 @@ class Score:
     accuracy: float | None
 
 
-def score(model: Sam, data: Path) -> Score:
+def score(model: PromptableModel, data: Path) -> Score:
     """Return how well a model answers clicks.
 
     Args:

@@ -17,8 +17,9 @@ from gigamask.masks.transforms import ImageTransform
 from gigamask.models.configs import ConvPyramid, SamConfig, WindowDecoder
 from gigamask.models.embedding_cache import ImageEmbedder
 from gigamask.models.init import build_model
+from gigamask.models.prompt_decoder import PromptDecoder
 from gigamask.models.prompt_encoder import make_prompts
-from gigamask.models.sam.sam import PromptDecoder, Sam
+from gigamask.models.sam.sam import Sam
 from gigamask.prompts.rounds import run_rounds
 from gigamask.prompts.schedule import BoxPrompt, CenterClicks
 from gigamask.types import ImageAnnotation, Prompts

@@ -10,7 +10,8 @@ from gigamask.export import official
 from gigamask.models import state_dict
 from gigamask.models.configs import SamConfig
 from gigamask.models.init import build_model
-from gigamask.models.sam.sam import PromptDecoder, Sam
+from gigamask.models.prompt_decoder import PromptDecoder
+from gigamask.models.sam.sam import Sam
 from gigamask.models.weight_files import make_spec
 from gigamask.types import Prompts
 from tests.little import COMPACT, SPEC

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from gigamask.masks.rle import RLEMasks
-    from gigamask.models.sam.sam import Sam
+    from gigamask.models.promptable import PromptableModel
     from gigamask.pixels import PixelConfig
     from gigamask.plugins.grounding.inference import GroundingResult
 
@@ -147,7 +147,7 @@ class AskCommand:
             annotation.size, pixels=pixels
         ), annotation.masks
 
-    def _candidates(self, model: Sam, pixels: np.ndarray) -> RLEMasks:
+    def _candidates(self, model: PromptableModel, pixels: np.ndarray) -> RLEMasks:
         """Return the non-empty masks that the segmenter generates."""
         import numpy as np
 

@@ -9,7 +9,8 @@ from torch import Tensor
 from gigamask.masks.windows import paste
 from gigamask.models.compact.prompt_maps import MIDDLE_WINDOW, masks_in_windows
 from gigamask.models.init import build_model
-from gigamask.models.sam.sam import PromptDecoder, Sam
+from gigamask.models.prompt_decoder import PromptDecoder
+from gigamask.models.sam.sam import Sam
 from gigamask.types import OUTSIDE_LOGIT, Prompts
 from tests.little import COMPACT
 
