@@ -42,6 +42,9 @@ class Plugin:
         model_configs: The configuration, a `models.configs.ModelConfig`, of each kind of model
             that a file of weights states.
         model_families: The `models.families.ModelFamily` of published models by name.
+        weight_folders: Functions that read a folder of weights in another format, by the name of
+            the file that such a folder has. They take a function that returns the folder with files
+            of given names, and return the weights and their configuration, or None.
         exporters: The `export.formats.ExportFormat` of each `gigamask export --to`.
         readers: The `datatools.sources.Source` of each format of annotations; it is asked whether
             annotations are in this format once those of the core have said that they are not in
@@ -62,6 +65,7 @@ class Plugin:
     interfaces: References = field(default_factory=dict)
     model_configs: References = field(default_factory=dict)
     model_families: References = field(default_factory=dict)
+    weight_folders: References = field(default_factory=dict)
     exporters: References = field(default_factory=dict)
     readers: References = field(default_factory=dict)
     writers: References = field(default_factory=dict)

@@ -68,19 +68,6 @@ model, processor = {kind}.from_pretrained("{name}"), {processor}.from_pretrained
         library="onnx",
         loading="`encoder.onnx` and `decoder.onnx` run with ONNX Runtime.\n",
     ),
-    "peft": ExportFormat(
-        "gigamask.export.peft:write_peft",
-        ("weights", "base"),
-        library="peft",
-        loading="""```python
-from peft import PeftModel
-from transformers import SamModel
-
-model = PeftModel.from_pretrained(SamModel.from_pretrained("{base}"), "{name}")
-```
-""",
-        without_window="give --window or --percentiles again wherever the adapters are loaded",
-    ),
 }
 
 

@@ -127,12 +127,23 @@ class MAE(Model):
         """Return uniform values with variance 2 / (fan-in + fan-out) (Glorot and Bengio 2010).
 
         The patch embedding's kernel counts as one matrix over all pixels of a patch.
+
+        Args:
+            shape: Its shape.
+            generator: Its random generator.
+            fan_in: Inputs of each output.
         """
         matrix = torch.empty(shape[0], fan_in)
         return nn.init.xavier_uniform_(matrix, generator=generator).view(shape)
 
     def initial_value(self, name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
-        """Return the initial value of a token, of positions or of a pixel constant."""
+        """Return the initial value of a token, of positions or of a pixel constant.
+
+        Args:
+            name: Its name in the module.
+            shape: Its shape.
+            generator: Its random generator.
+        """
         if name in ("cls_token", "mask_token"):
             return 0.02 * torch.randn(shape, generator=generator)
         if name in ("pos_embed", "decoder_pos_embed"):

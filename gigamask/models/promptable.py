@@ -25,7 +25,7 @@ from gigamask.models.mask_decoder import (
 )
 from gigamask.models.model import Model
 from gigamask.models.prompt_encoder import PromptEncoder, make_prompts
-from gigamask.models.sam.image_encoder import encode_rectangles
+from gigamask.models.rectangles import encode_rectangles
 from gigamask.rng import make_rng
 from gigamask.types import MaskDecoderOutput, Prompts
 
@@ -130,7 +130,13 @@ class PretrainedModel(Model):
         return [self.image_encoder]
 
     def initial_value(self, name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
-        """Return the mean or standard deviation of each channel."""
+        """Return the mean or standard deviation of each channel.
+
+        Args:
+            name: Its name in the module.
+            shape: Its shape.
+            generator: Its random generator.
+        """
         return torch.tensor(self.config.pixel_scale[name == "pixel_std"]).view(-1, 1, 1)
 
     @property

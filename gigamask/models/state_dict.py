@@ -7,13 +7,14 @@ everything else must match exactly.
 """
 
 import os
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor, nn
 
-from gigamask import files
+from gigamask import files, plugin
 from gigamask.errors import GigamaskError
-from gigamask.models import lora, manifest, peft_files, weight_files
+from gigamask.models import lora, manifest, weight_files
 from gigamask.models.configs import ModelConfig
 from gigamask.models.convert import (
     State,
@@ -46,9 +47,8 @@ def read_weights(path: Path | str) -> tuple[State, ModelConfig | None]:
         path: A `.pth`, a `.safetensors`, a run folder, whose newest intact checkpoint is read, a
             folder with model.safetensors, the id of a model on the Hub, such as
             `facebook/sam-vit-base` or `hf:facebook/sam-vit-base@REVISION`, which is downloaded
-            unless it is cached, a folder or id of peft's adapters, which are merged into the
-            weights that it names, or `starter`, the weights in this package, unless there is a file
-            or folder of that name.
+            unless it is cached, a folder or id of a format that a plugin reads, or `starter`, the
+            weights in this package, unless there is a file or folder of that name.
 
     Returns:
         State dict with Meta's names, and the configuration; None if the weights state none (see
@@ -58,9 +58,22 @@ def read_weights(path: Path | str) -> tuple[State, ModelConfig | None]:
         GigamaskError: There is no such file, it may not be read, is damaged, or does not contain
             weights.
     """
+    hub = parse_hub_id(path)
+    folders = plugin.merged("weight_folders")
     try:
-        found = _find(path)
-        return _read_peft(found) if found.is_dir() else _read_file(found)
+        for name, reader in folders.items():
+            if hub is None and (Path(path) / name).is_file():
+                return plugin.load(reader)(lambda _: Path(path))
+        try:
+            return read_file(find_weights(path))
+        except GigamaskError:
+            if hub is None:
+                raise
+            download_from = partial(download, hub[0], revision=hub[1])
+            found = (each for name, each in folders.items() if has_file(hub[0], name, hub[1]))
+            if (reader := next(found, None)) is None:
+                raise
+            return plugin.load(reader)(download_from)
     except OSError as error:
         raise GigamaskError(
             f"{error.filename or path}: cannot be read ({error.strerror}); check the path and its "
@@ -68,8 +81,8 @@ def read_weights(path: Path | str) -> tuple[State, ModelConfig | None]:
         ) from None
 
 
-def _read_file(file: Path) -> tuple[State, ModelConfig | None]:
-    """Return the weights of a file of any format, with Meta's names."""
+def read_file(file: Path) -> tuple[State, ModelConfig | None]:
+    """Return the weights of a file of any format, with Meta's names, as `read_weights`."""
     manifest.verify_named(file)
     is_safe = file.suffix == ".safetensors"
     state, config = (weight_files.read_safetensors if is_safe else weight_files.read_pth)(file)
@@ -77,32 +90,6 @@ def _read_file(file: Path) -> tuple[State, ModelConfig | None]:
         return lora.merge(state, _read_base(file), str(file)), config
     found = (family.from_others(state, config, file) for family in families())
     return next((each for each in found if each is not None), (state, config))
-
-
-def _find(path: Path | str) -> Path:
-    """Return the file of weights that a path or id names, or the folder of peft's adapters."""
-    hub = parse_hub_id(path)
-    if hub is None and peft_files.is_peft(Path(path)):
-        return Path(path)
-    try:
-        return find_weights(path)
-    except GigamaskError:
-        if hub is None or not has_file(hub[0], peft_files.CONFIG, hub[1]):
-            raise
-    return download(hub[0], (peft_files.CONFIG, peft_files.WEIGHTS), revision=hub[1])
-
-
-def _read_peft(folder: Path) -> tuple[State, ModelConfig | None]:
-    """Return the weights that a folder of peft's adapters names, with the adapters merged."""
-    base = peft_files.base_of(folder)
-    found = _find(base) if may_be_weights(base) else folder
-    if found.is_dir():
-        raise GigamaskError(
-            f"{folder / peft_files.CONFIG}: its base_model_name_or_path {base[:80]!r} is no model; "
-            "write the id or path of the weights there that the adapters were trained on"
-        )
-    state, config = _read_file(found)
-    return peft_files.merge(folder, state), config
 
 
 def _read_base(file: Path) -> State:

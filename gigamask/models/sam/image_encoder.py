@@ -43,7 +43,13 @@ class EncoderAttention(nn.Module):
             self.rel_pos_w = nn.Parameter(torch.empty(2 * (window or side) - 1, dim // heads))
 
     def initial_value(self, name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
-        """Return zeros for relative positions."""
+        """Return zeros for relative positions.
+
+        Args:
+            name: Its name in the module.
+            shape: Its shape.
+            generator: Its random generator.
+        """
         return torch.zeros(shape)
 
     def use_attention(self, attend: Callable[..., Tensor]) -> None:
@@ -205,7 +211,13 @@ class ImageEncoderViT(nn.Module, ImageEncoderModule):
         )
 
     def initial_value(self, name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
-        """Return sines and cosines for absolute positions."""
+        """Return sines and cosines for absolute positions.
+
+        Args:
+            name: Its name in the module.
+            shape: Its shape.
+            generator: Its random generator.
+        """
         return sine_positions(shape[1], shape[3])
 
     @torch.no_grad()
@@ -233,36 +245,3 @@ class ImageEncoderViT(nn.Module, ImageEncoderModule):
         for index, block in enumerate(self.blocks):
             x = block(x, None if uniforms is None else uniforms[index])
         return self.neck(x.permute(0, 3, 1, 2))
-
-
-def encode_rectangles(
-    encoder: nn.Module,
-    pixels: Float[Tensor, "B N S S"],
-    input_sizes: Int64[Tensor, "B 2"],
-    drop_path: Float[Tensor, "B L 2"] | None,
-    patch: int,
-) -> Float[Tensor, "B C E E"]:
-    """Return the embeddings of images without their padding, which is zero.
-
-    Images with the same number of tokens in height and width are encoded together; an embedding
-    does not depend on the other images.
-
-    Args:
-        encoder: The image encoder.
-        pixels: Normalized pixels, zero in the padding.
-        input_sizes: Height and width of each image without padding, at the top left.
-        drop_path: Uniform numbers that decide which branches are skipped; None in evaluation.
-        patch: Side of a patch in pixels.
-    """
-    if type(input_sizes) is not Tensor or input_sizes.is_meta:
-        return encoder(pixels, drop_path)  # planned for squares, which need the most memory
-    side, parts, orders = pixels.shape[-1] // patch, [], []
-    tokens = -(-input_sizes // patch)
-    for height, width in tokens.unique(dim=0).tolist():
-        rows = torch.nonzero((tokens[:, 0] == height) & (tokens[:, 1] == width))[:, 0]
-        orders.append(rows)
-        shown = pixels[rows.to(pixels.device), :, : height * patch, : width * patch]
-        uniforms = None if drop_path is None else drop_path[rows.to(drop_path.device)]
-        embedding = encoder(shown, uniforms)
-        parts.append(F.pad(embedding, (0, side - width, 0, side - height)))
-    return torch.cat(parts)[torch.cat(orders).argsort().to(pixels.device)]

@@ -1,6 +1,5 @@
 """`Sam.from_pretrained` and `save_pretrained`: folders, files, models of the Hugging Face Hub."""
 
-import json
 import os
 import subprocess
 import sys
@@ -10,10 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from gigamask.errors import GigamaskError
-from gigamask.models import peft_files
 from gigamask.models.configs import mae_tiny, tiny
 from gigamask.models.hub import parse_hub_id
 from gigamask.models.init import build_model
@@ -128,40 +125,17 @@ def test_a_model_of_the_hub_is_downloaded_once(model, tmp_path):
     older.mkdir()
     first = build_model(model.config, 9)
     first.save_pretrained(older)
-    adapters = tmp_path / "hub/us/adapters/main"
-    adapters.mkdir(parents=True)
-    write_adapters(adapters, first, "hf:us/sam@v1")
-    hub_ids = ("us/sam", "us/nothing", "us/no..thing", "hf:us/sam@v1", "us/sam@v2", "us/adapters")
+    hub_ids = ("us/sam", "us/nothing", "us/no..thing", "hf:us/sam@v1", "us/sam@v2")
     with Hub(tmp_path / "hub") as hub:
         errors = load_in_a_process(tmp_path, *hub_ids, HF_ENDPOINT=hub.endpoint)
     refused = [error.partition(":")[0] for error in errors]
     assert refused == ["us/nothing", "us/no..thing", "us/sam@v2"]
     assert_equal(model, Sam.from_pretrained(tmp_path / "saved0"))
     assert_equal(first, Sam.from_pretrained(tmp_path / "saved3"))
-    merged = Sam.from_pretrained(tmp_path / "saved5").state_dict()
-    changed = {name for name, value in first.state_dict().items() if (value != merged[name]).any()}
-    assert changed == {"image_encoder.blocks.0.attn.qkv.weight"}
     assert not list((tmp_path / "cache").rglob("*.bin"))
-    known = ("us/sam", "us/adapters", "us/sam@v1")
+    known = ("us/sam", "us/sam@v1")
     without_server = load_in_a_process(tmp_path, *known, "us/other", HF_ENDPOINT=hub.endpoint)
     assert [error.partition(":")[0] for error in without_server] == ["us/other"]
-
-
-def write_adapters(folder: Path, model: Sam, base: str) -> None:
-    """Write a folder of peft with an adapter of one layer."""
-    layer = "image_encoder.blocks.0.attn.qkv"
-    rows = model.get_submodule(layer).weight.shape
-    prefix = f"{layer}.parametrizations.weight.0"
-    trained = {
-        f"{prefix}.lora_A": torch.ones(2, rows[1]),
-        f"{prefix}.lora_B": torch.ones(rows[0], 2),
-        f"{prefix}.scale": torch.tensor(0.5),
-        f"{prefix}.rows": torch.tensor([0, rows[0], rows[0]]),
-    }
-    tensors, config = peft_files.to_peft(trained, "here")
-    save_file(tensors, folder / peft_files.WEIGHTS)
-    config["base_model_name_or_path"] = base
-    (folder / peft_files.CONFIG).write_text(json.dumps(config))
 
 
 def test_ids_of_the_hub(tmp_path, monkeypatch):

@@ -90,11 +90,7 @@ def test_the_scores_of_an_evaluation(tmp_path, run):
     assert "- first_click: center   of it\n- clicks: 1 3\n" in body
 
 
-@pytest.mark.parametrize(
-    ("to", "found"),
-    [("peft", 'from_pretrained("facebook/sam-vit-base"), "us/mine")'), ("onnx", "ONNX Runtime")],
-)
-def test_how_each_format_is_loaded(to, found, tmp_path, run):
-    head, body = card(tmp_path, run, None, to=to)
-    assert found in body
-    assert head["library_name"] == to
+def test_how_a_format_is_loaded(tmp_path, run):
+    head, body = card(tmp_path, run, None, to="onnx")
+    assert "ONNX Runtime" in body
+    assert head["library_name"] == "onnx"

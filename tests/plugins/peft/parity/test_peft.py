@@ -14,10 +14,11 @@ from gigamask.cli.main import main
 from gigamask.errors import GigamaskError
 from gigamask.export.huggingface import huggingface_outputs
 from gigamask.export.probe import Probe, compare
-from gigamask.models import convert, peft_files, state_dict
+from gigamask.models import convert, state_dict
 from gigamask.models.sam.sam import Sam
+from gigamask.plugins.peft import folders
 
-LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
+LITTLE = f"{Path(__file__).resolve().parents[3] / 'little.py'}:little"
 
 
 def trained(out: Path, scenes, weights, *words: str) -> Path:
@@ -136,7 +137,7 @@ def test_every_configuration_is_merged_as_peft_does(weights, tmp_path, record_pr
 
 
 def changed(folder: Path, **entries: object) -> Path:
-    path = folder / peft_files.CONFIG
+    path = folder / folders.CONFIG
     path.write_text(json.dumps(json.loads(path.read_text()) | entries))
     return folder
 
@@ -165,7 +166,7 @@ def test_a_folder_that_names_itself_is_refused(written):
 
 
 def test_files_that_are_refused(written):
-    path = written / peft_files.WEIGHTS
+    path = written / folders.WEIGHTS
     tensors = load_file(path)
     name = next(each for each in tensors if each.endswith("layers.0.attn.qkv.lora_A.weight"))
     save_file({key: value for key, value in tensors.items() if key != name}, path)

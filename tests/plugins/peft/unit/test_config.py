@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gigamask.errors import GigamaskError
-from gigamask.models import peft_config
+from gigamask.plugins.peft import config as peft_config
 
 PLAIN = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["qkv"]}
 

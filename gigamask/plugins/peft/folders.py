@@ -1,6 +1,7 @@
 """Folders of adapters in the format of peft, for Hugging Face's `SamModel`."""
 
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,12 @@ import torch
 from torch import Tensor
 
 from gigamask.errors import GigamaskError
-from gigamask.models import convert, lora, peft_config, weight_files
+from gigamask.models import convert, lora, state_dict, weight_files
+from gigamask.models.configs import ModelConfig
 from gigamask.models.convert import State
 from gigamask.models.hub import parse_hub_id
-from gigamask.models.peft_config import CONFIG
+from gigamask.plugins.peft import config as peft_config
+from gigamask.plugins.peft.config import CONFIG
 
 WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
@@ -20,9 +23,24 @@ _INNER = re.compile(r"\.(default|modules_to_save|base_layer)\b")
 """Parts of the names of tensors in peft's modules that the `SamModel` does not have."""
 
 
-def is_peft(folder: Path) -> bool:
-    """Return whether a folder holds adapters."""
-    return (folder / CONFIG).is_file()
+def read(find: Callable[[Sequence[str]], Path]) -> tuple[State, ModelConfig | None]:
+    """Return the weights that adapters belong to, with the adapters merged into them.
+
+    Args:
+        find: Returns the folder with files of the given names.
+
+    Raises:
+        GigamaskError: They are not those of LoRA adapters, or for other weights.
+    """
+    folder = find((CONFIG, WEIGHTS))
+    base = base_of(folder)
+    if not state_dict.may_be_weights(base) or (Path(base) / CONFIG).is_file():
+        raise GigamaskError(
+            f"{folder / CONFIG}: its base_model_name_or_path {base[:80]!r} is no model; "
+            "write the id or path of the weights there that the adapters were trained on"
+        )
+    state, config = state_dict.read_file(state_dict.find_weights(base))
+    return merge(folder, state), config
 
 
 def base_of(folder: Path) -> str:

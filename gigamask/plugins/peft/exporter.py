@@ -9,8 +9,9 @@ from safetensors.torch import save_file
 from gigamask import files
 from gigamask.errors import GigamaskError
 from gigamask.export.probe import keep_if_equal, largest_difference
-from gigamask.models import convert, lora, peft_files, state_dict, weight_files
+from gigamask.models import convert, lora, state_dict, weight_files
 from gigamask.models.promptable import PromptableModel
+from gigamask.plugins.peft import folders
 
 
 @keep_if_equal()
@@ -38,17 +39,17 @@ def write_peft(model: PromptableModel, out: Path, weights: str, base: str | None
             f"--to peft: {weights} holds no adapters; give a run that was trained with --lora, or "
             "use --to huggingface"
         )
-    tensors, config = peft_files.to_peft(trained, str(file))
+    tensors, config = folders.to_peft(trained, str(file))
     local = Path(base).absolute()
     config["base_model_name_or_path"] = str(local) if local.exists() else base
     out.mkdir(parents=True, exist_ok=True)
     files.write_atomically(
-        out / peft_files.WEIGHTS, lambda path: save_file(tensors, path, {"format": "pt"})
+        out / folders.WEIGHTS, lambda path: save_file(tensors, path, {"format": "pt"})
     )
-    files.write_text(out / peft_files.CONFIG, json.dumps(config, indent=2))
+    files.write_text(out / folders.CONFIG, json.dumps(config, indent=2))
     own, (read, _) = state_dict.to_official(model), state_dict.read_weights(out)
     difference = largest_difference(own, read)
     if difference > 1e-5:
         raise GigamaskError(f"{out}: the merged weights differ by {difference:.2g} from the run's")
-    written = [str(out / name) for name in (peft_files.CONFIG, peft_files.WEIGHTS)]
+    written = [str(out / name) for name in (folders.CONFIG, folders.WEIGHTS)]
     return {"files": written, "tensors": len(tensors), "difference": difference}
