@@ -9,7 +9,7 @@ from typing import ClassVar, cast
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from gigamask.interfaces import ImageEncoderModule
