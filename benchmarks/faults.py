@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 UNIT = "tests/unit"
 PAGE = "tests/plugins/serve/unit"
 WEIGHTS = {
-    "adapters of peft": ["tests/parity/test_peft.py", f"{UNIT}/models/test_peft_config.py"],
+    "adapters of peft": ["tests/plugins/peft/parity", "tests/plugins/peft/unit/test_config.py"],
     "encoders that draw and collect": [
         "tests/laws/test_foreign_modules.py",
         f"{UNIT}/distributed/test_activation_checkpointing.py",
