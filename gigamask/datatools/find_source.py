@@ -97,15 +97,22 @@ def of_annotations(annotations: str, images: Path | None, masks: str | None = No
 
 
 def _recognise(given: GivenData) -> Source | None:
-    """Return annotations as the first format has them that recognises them; None if none does."""
+    """Return annotations as the first format has them that recognises them; None if none does.
+
+    Raises:
+        GigamaskError: It takes a plugin that is not installed to read them.
+    """
     kinds = map(plugin.load, dict.fromkeys(readers().values()))
-    return next((found for kind in kinds if (found := kind.find(given))), None)
+    if found := next((found for kind in kinds if (found := kind.find(given))), None):
+        return found
+    for path in given.paths:
+        if path.endswith(tuple(f".{name.lower()}" for name in absent())):
+            raise GigamaskError(f"{path}: is in no known format; give {describe_readers()}")
+    return None
 
 
 def _likeliest(annotations: Path, images: Path | None) -> Source:
     """Return annotations in the likeliest format, which says what is wrong with them."""
-    if any(f"{annotations}".endswith(f".{name.lower()}") for name in absent()):
-        raise GigamaskError(f"{annotations}: is in no known format; give {describe_readers()}")
     if images is None:
         _check_not_sa1b(annotations)
         raise GigamaskError("--images FOLDER: give the folder of the images")

@@ -63,11 +63,11 @@ class SamTrainConfig(ImageTrainConfig):
     """backend of torch.compile for `compile`"""
 
     images: str | None = None
-    """folder of images, if --data is COCO's JSON or a folder of LabelMe's or YOLO's files; or the
-    column of images of parquet files, if its name does not say so"""
+    """folder of images, if --data is their annotations, such as COCO's JSON; or the column of
+    images of a table, if its name does not say so"""
     masks: str | None = None
-    """COCO's JSON, or a folder of label images or of LabelMe's or YOLO's files, if --data is the
-    folder of images; or the column of masks of parquet files"""
+    """annotations, such as COCO's JSON or a folder of label images, if --data is the folder of
+    images; or the column of masks of a table"""
     keep_crowds: bool = False
     """COCO: keep annotations marked iscrowd, as brush masks of CVAT and RectLabel are"""
     ignore: tuple[int, ...] = ()

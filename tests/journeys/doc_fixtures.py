@@ -15,8 +15,6 @@ from typing import Any
 
 import cv2
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 import yaml
 
@@ -145,8 +143,8 @@ def _write_configs(folder: Path) -> None:
 
 
 def _write_images(folder: Path) -> None:
-    """Photographs, their masks in five forms, and a folder of images without masks."""
-    for name in ("photos", "labels", "yolo", "more_photos", "disk/imagenet/train/n01440764"):
+    """Photographs, their masks in three forms, and a folder of images without masks."""
+    for name in ("photos", "labels", "more_photos", "disk/imagenet/train/n01440764"):
         (folder / name).mkdir(parents=True)
     categories = [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}]
     coco = {
@@ -160,7 +158,6 @@ def _write_images(folder: Path) -> None:
         image = {"id": number, "file_name": f"{number}.png", "height": height, "width": width}
         part["images"].append(image)
         labels = np.zeros((height, width), np.uint8)
-        lines = []
         for mask in scene.masks.to_dense():
             labels[mask] = labels.max() + 1
             rings, _ = cv2.findContours(
@@ -174,12 +171,9 @@ def _write_images(folder: Path) -> None:
                 "segmentation": [ring.ravel().tolist() for ring in rings if len(ring) > 2],
             }
             part["annotations"].append(annotation)
-            corners = rings[0].reshape(-1, 2) / [width, height]
-            lines.append(" ".join(map(str, [1, *corners.ravel().tolist()])))
         pixels = scene.pixels[:, :, ::-1]
         cv2.imwrite(str(folder / f"photos/{number}.png"), pixels)
         cv2.imwrite(str(folder / f"labels/{number}.png"), labels)
-        (folder / f"yolo/{number}.txt").write_text("\n".join(lines))
         for name in ("more_photos", "disk/imagenet/train/n01440764"):
             cv2.imwrite(str(folder / name / f"{number}.jpg"), pixels)
     shutil.copytree(folder / "more_photos", folder / "voc/JPEGImages")
@@ -188,10 +182,6 @@ def _write_images(folder: Path) -> None:
         shutil.copy(folder / f"more_photos/{number}.jpg", folder / name)
     for name, content in coco.items():
         (folder / name).write_text(json.dumps(content))
-    numbers = range(4)
-    images = [{"bytes": (folder / f"photos/{number}.png").read_bytes()} for number in numbers]
-    labels = [{"bytes": (folder / f"labels/{number}.png").read_bytes()} for number in numbers]
-    pq.write_table(pa.table({"image": images, "label": labels}), folder / "cells.parquet")
 
 
 def _write_weights_and_runs(folder: Path) -> None:

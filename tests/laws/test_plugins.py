@@ -83,6 +83,7 @@ def test_a_plugin_may_be_deleted(scenes, tmp_path, name):
     shown = "".join(run(MAIN, command, "--help", package=tmp_path) for command in sorted(commands))
     for recipes in record.recipes.values():
         assert not any(f"  {recipe} " in shown for recipe in recipes)
+    assert not any(name in shown for name in (*record.readers, *record.writers))
     run(STEP, str(scenes), str(tmp_path / "run"), package=tmp_path)
     checked = subprocess.run(
         [str(Path(sys.executable).with_name("lint-imports"))],

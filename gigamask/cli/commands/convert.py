@@ -7,25 +7,26 @@ from pathlib import Path
 from shlex import quote
 from typing import Annotated, Any
 
+from gigamask.datatools import formats
 from gigamask.launch import PartOptions
 from gigamask.parser import Positional
 
 
 @dataclass(frozen=True)
 class ConvertCommand(PartOptions):
-    """convert COCO, LabelMe, YOLO, label images or parquet to tars in SA-1B's format"""
+    """convert annotations in other formats to tars in SA-1B's format"""
 
     source: Annotated[str, Positional("SOURCE")]
-    """COCO's instances JSON; or a folder of LabelMe's JSON, of YOLO's segmentation text, of SBD's
-    .mat files, or of PNGs or TIFFs whose pixel values are instance ids (0 is background); or
-    parquet (a file, a folder, a quoted glob, or a URL)"""
+    """COCO's instances JSON; or a folder of SBD's .mat files, or of PNGs or TIFFs whose pixel
+    values are instance ids (0 is background); or a file or folder in another of these formats (a
+    table also as a quoted glob or a URL)"""
     out: str
     """output folder for the tars"""
     images: str | None = None
-    """folder of the images: those that the JSON names, or those named like the files in SOURCE; for
-    parquet, the column of images, if its name does not say so"""
+    """folder of the images: those that the JSON names, or those named like the files in SOURCE; or
+    the column of images of a table, if its name does not say so"""
     masks: str | None = None
-    """parquet: the column of masks, if its name does not say so"""
+    """the column of masks of a table, if its name does not say so"""
     list: str | None = None
     """text file with the names of the images to convert, without suffixes, such as SBD's train.txt;
     default: all"""
@@ -55,11 +56,10 @@ class ConvertCommand(PartOptions):
         from gigamask.data import worker_pool
         from gigamask.datatools.convert import convert, lines, listed
         from gigamask.datatools.find_source import of_annotations
-        from gigamask.datatools.formats import ConvertOptions
         from gigamask.datatools.left_out import LeftOutRecord
         from gigamask.errors import counted
 
-        options = ConvertOptions(
+        options = formats.ConvertOptions(
             self.keep_crowds, self.split_components, self.ignore, self.binary, self.nearest_value
         )
         folder = None if self.images is None else Path(self.images)
@@ -85,3 +85,6 @@ class ConvertCommand(PartOptions):
                 f"--strict: {left_out} of the images or masks were left out, see above"
             )
         return result
+
+
+ConvertCommand.__doc__ = f"convert {', '.join(formats.readers())} to tars in SA-1B's format"

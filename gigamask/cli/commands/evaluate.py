@@ -26,7 +26,7 @@ class EvaluateCommand(EvaluateOptions, PartOptions):
     """a run folder, a checkpoint, a .pth, a .safetensors, a Hugging Face folder or id, or starter,
     the small model in this package"""
     data: tuple[str, ...]
-    """tars, folders of tars, globs, an index, or parquet files; or one path with --images or
+    """tars, folders of tars, globs, an index, or tables of images; or one path with --images or
     --masks"""
     pictures: str | None = None
     """folder for figures of the best, worst and typical predictions"""
