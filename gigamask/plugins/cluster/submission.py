@@ -29,7 +29,7 @@ class SubmitOptions:
 
     submit: Literal["none", "local", "slurm"] = "none"
     """slurm submits the command as a job, local runs the same plan on this machine
-    (docs/cluster.md)"""
+    (docs/plugins/cluster/index.md)"""
     submit_partition: str | None = None
     """Slurm: partition; default: the cluster's"""
     submit_gpus: int | None = None
