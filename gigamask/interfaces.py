@@ -210,6 +210,9 @@ class Loss(ABC):
 class Mining(ABC):
     """Base class of online hard example mining, which chooses the masks of a step to train on."""
 
+    keeps_all: ClassVar[bool] = False
+    """whether every mask is trained on, so that no losses are compared"""
+
     @property
     def use_sampler_strata(self) -> bool:
         """Whether strata come from the sampler instead of the masks' granularities."""

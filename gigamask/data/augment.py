@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -23,6 +23,9 @@ GRAY_WEIGHTS = (0.2989, 0.587, 0.114)
 @dataclass(frozen=True)
 class Augment(ABC):
     """Base class of augmentations, which resize, crop and flip an image into the input square."""
+
+    whole_images: ClassVar[bool] = False
+    """whether the image is shown as a whole, at most mirrored"""
 
     @abstractmethod
     def get_transform(
@@ -58,6 +61,8 @@ class Augment(ABC):
 class NoAugment(Augment):
     """The whole image, its long side resized to the side of the square, as in SAM's training."""
 
+    whole_images: ClassVar[bool] = True
+
     def get_transform(
         self, original: tuple[int, int], image_size: int, generator: np.random.Generator
     ) -> ImageTransform:
@@ -79,6 +84,7 @@ class HorizontalFlip(Augment):
 
     probability: float = 0.5
     """probability of a horizontal flip"""
+    whole_images: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _check_flip("HorizontalFlip.probability", self.probability)

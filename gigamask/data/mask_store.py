@@ -23,7 +23,6 @@ import numpy as np
 from jaxtyping import Int, Int64
 
 from gigamask.data import mask_store_shard, worker_pool
-from gigamask.data.augment import HorizontalFlip, NoAugment
 from gigamask.data.checked_files import CheckedArray, encode_json
 from gigamask.data.dataset import RawSample, build_sample_from
 from gigamask.data.index import Index
@@ -125,8 +124,8 @@ class MaskStore:
                 "out --loader.mask-store"
             )
         if (
-            isinstance(config.augment, HorizontalFlip)
-            and config.augment.probability
+            config.augment.whole_images
+            and getattr(config.augment, "probability", 0)
             and not self.manifest.mirrored
         ):
             sizes = np.unique(
@@ -140,7 +139,7 @@ class MaskStore:
                     f"{self.folder}: lacks the mirrored masks that some of its images need; build "
                     "a store with 'gigamask masks --mirrored', or train without flips"
                 )
-        elif not isinstance(config.augment, NoAugment | HorizontalFlip):
+        elif not config.augment.whole_images:
             raise GigamaskError(
                 f"{self.folder}: a mask store holds the masks of whole images, but "
                 f"{type(config.augment).__name__} crops or scales them; choose --loader.augment "

@@ -8,7 +8,7 @@ is a range of losses; here it is a kind of mask.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from gigamask.errors import GigamaskError, check_range
 from gigamask.interfaces import Mining
@@ -23,6 +23,8 @@ GroupBy = Literal["batch", "granularity", "sampler"]
 @dataclass(frozen=True)
 class NoMining(Mining):
     """Train on every mask."""
+
+    keeps_all: ClassVar[bool] = True
 
     def keep(self, losses: Float[Tensor, "M"], strata: Int64[Tensor, "M"]) -> Bool[Tensor, "M"]:
         """Return which masks exist.

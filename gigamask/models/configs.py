@@ -32,6 +32,11 @@ class ModelConfig:
         """Return a model with weights to be set."""
         return plugin.load(self.model)(self)
 
+    @property
+    def max_width(self) -> int | None:
+        """Channels of the widest block, by which commands tell small models; None: not known."""
+        return getattr(self, "embed_dim", None)
+
     def use_instead(self, weights: str) -> str:
         """Say what to do where a SAM's weights are needed; "" if these are a SAM's.
 
@@ -301,6 +306,11 @@ class SamConfig(ModelConfig):
     def model(self) -> str:  # pyrefly: ignore[bad-override]
         """Reference of the class of the model, which the decoder has."""
         return self.decoder.model
+
+    @property
+    def max_width(self) -> int:
+        """Channels of the widest block of the image encoder."""
+        return self.encoder.max_width(self)
 
     @property
     def in_channels(self) -> int:

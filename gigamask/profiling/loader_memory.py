@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterator
 from contextlib import closing
 from itertools import islice
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -53,8 +53,8 @@ def measure(
     images, most_batch, masks, most_masks = 0, 0, 0, 0.0
     assert isinstance(steps, Generator)  # closing it ends the processes
     with closing(steps):
-        for number, batch in enumerate(islice((batch for step in steps for batch in step), count)):
-            assert isinstance(batch, Batch)
+        batches = (cast(Batch, batch) for step in steps for batch in step)
+        for number, batch in enumerate(islice(batches, count)):
             for pid, seen in process_memory.workers_memory().items():
                 looks.setdefault(pid, []).append(seen)
             images += len(batch.names)

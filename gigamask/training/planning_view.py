@@ -82,7 +82,7 @@ class MaskPlanningView(PlanningView):
             run,
             masks,
             run.masks_per_chunk,
-            not isinstance(run.mining, NoMining),
+            not run.mining.keeps_all,
             run.activation_checkpointing,
         )
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from gigamask.data.augment import ColorJitter, HorizontalFlip, NoAugment
+from gigamask.data.augment import ColorJitter
 from gigamask.data.mask_sampling import MaskFilters, MaskSampler, RandomMasks
 from gigamask.data.sample_config import SampleConfig
 from gigamask.errors import GigamaskError, check_range
@@ -202,7 +202,7 @@ class SamTrainConfig(ImageTrainConfig):
         from gigamask.models.embedding_cache import EmbeddingCache
         from gigamask.training.tasks import FrozenEncoder, SamTask
 
-        mining = None if isinstance(self.mining, NoMining) else self.mining
+        mining = None if self.mining.keeps_all else self.mining
         cached = None
         if self.embedding_cache and device.type != "meta":
             folder = Path(self.embedding_cache)
@@ -288,10 +288,7 @@ def check_cacheable(loader: SamLoaderConfig, flag: str) -> None:
     Raises:
         GigamaskError: The loader crops, scales or recolors images.
     """
-    if (
-        not isinstance(loader.augment, NoAugment | HorizontalFlip)
-        or loader.color_jitter != ColorJitter()
-    ):
+    if not loader.augment.whole_images or loader.color_jitter != ColorJitter():
         raise GigamaskError(
             f"{flag} keeps an embedding for an image and its mirror image; use --loader.augment "
             "none or flip, without color jitter, or leave the flag out"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import cast
 
 from gigamask.errors import GigamaskError
 from gigamask.models.lora_config import LoRA
@@ -66,8 +67,7 @@ def fit_and_measure(
     Raises:
         GigamaskError: As for `fit`.
     """
-    planned = resolve(config, hardware)
-    assert isinstance(planned, SamTrainConfig)
+    planned = cast(SamTrainConfig, resolve(config, hardware))
     spare = hardware.spare_gib * GIB if device_of(config) == "cuda" else 0.0
     available = parse_memory(memory) - spare
     peaks: list[float] = []

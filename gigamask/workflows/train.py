@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from gigamask import config_files, recipes
 from gigamask.data.file_lock import exclusive_lock
 from gigamask.errors import GigamaskError
-from gigamask.models.configs import SamConfig
 from gigamask.models.manifest import list_checkpoints
 from gigamask.training.config import TrainConfig
 from gigamask.training.mae_config import MAETrainConfig
@@ -324,11 +323,8 @@ def is_small(config: TrainConfig, device: torch.device) -> bool:
     """
     from gigamask.recipes.mae import SMALL_WIDTH
 
-    model = getattr(config, "model", None)
-    width = getattr(model, "embed_dim", SMALL_WIDTH)
-    if isinstance(model, SamConfig):
-        width = model.encoder.max_width(model)
-    return device.type == "cpu" and width < SMALL_WIDTH
+    width = getattr(getattr(config, "model", None), "max_width", None)
+    return device.type == "cpu" and (width or SMALL_WIDTH) < SMALL_WIDTH
 
 
 def choose_micro_batch_size(config: TrainConfig, world: World) -> TrainConfig:

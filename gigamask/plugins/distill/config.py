@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, cast
 
 from gigamask.data.sample_config import SampleConfig
 from gigamask.errors import GigamaskError, check_range
@@ -198,8 +198,7 @@ class DistillTrainConfig(SamTrainConfig):
         teacher = Teacher(model.to(device), precision, cache)
         if self.phase == "features":
             return FeatureTask(teacher, precision)
-        task = super().task(device)
-        assert isinstance(task, SamTask)
+        task = cast(SamTask, super().task(device))
         return PromptTask(
             task.schedule,
             task.loss,

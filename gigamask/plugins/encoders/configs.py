@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from gigamask.errors import GigamaskError
 from gigamask.interfaces import PIXEL_MEAN, PIXEL_STD, ImageEncoder
@@ -112,8 +112,8 @@ class HuggingFaceBackbone(ImageEncoder):
         from gigamask.plugins.encoders.backbone import BackboneEncoder, load_pretrained
 
         if self.pretrained:
-            assert isinstance(encoder, BackboneEncoder)
-            load_pretrained(encoder, self.backbone, self.revision, self.architecture)
+            module = cast(BackboneEncoder, encoder)
+            load_pretrained(module, self.backbone, self.revision, self.architecture)
 
     def blocks(self, encoder: nn.Module) -> Sequence[nn.Module]:
         """Return the blocks of the backbone, from input to output."""

@@ -176,7 +176,7 @@ class GroundingTrainConfig(TrainConfig):
         from gigamask.distributed.precision import choose_precision
         from gigamask.plugins.grounding.model import GroundingTask
 
-        mining = None if isinstance(self.mining, NoMining) else self.mining
+        mining = None if self.mining.keeps_all else self.mining
         precision = choose_precision(self.precision, device)
         return GroundingTask(self.alignment_weight, precision, mining)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from gigamask.errors import GigamaskError, check_range
 from gigamask.interfaces import ImageEncoder
@@ -69,8 +69,7 @@ class Hiera(ImageEncoder):
         """Return the blocks of Hiera, from input to output."""
         from gigamask.plugins.sam2.hiera import HieraEncoder
 
-        assert isinstance(encoder, HieraEncoder)
-        return list(encoder.trunk.blocks)
+        return list(cast(HieraEncoder, encoder).trunk.blocks)
 
     def drop_path_blocks(self, model: Any) -> int:
         """Return the number of blocks."""

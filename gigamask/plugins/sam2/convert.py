@@ -195,9 +195,7 @@ def _is_of(state: State, config: SamConfig) -> bool:
 
 def huggingface_config(config: SamConfig) -> dict[str, Any]:
     """Return the content of config.json for `Sam2Model`."""
-    hiera, decoder = config.encoder, config.decoder
-    assert isinstance(hiera, Hiera)
-    assert isinstance(decoder, Sam2Decoder)
+    hiera, decoder = cast(Hiera, config.encoder), cast(Sam2Decoder, config.decoder)
     size, dim = config.embedding_size, config.embedding_dim
     widths = [hiera.embed_dim * 2**stage for stage in range(4)]
     backbone = {

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -232,13 +232,15 @@ def _decode(group: Sequence[tuple[PromptRequest, Prompts]]) -> None:
     )
     output = decoder.output(_stack([prompts for _, prompts in group]))
     for row, (request, _) in enumerate(group):
-        masks, iou = output.masks, output.iou_predictions[row].float().cpu()
+        iou, in_window = output.iou_predictions[row].float().cpu(), output.windows
         classes = _classes(predictor.model, output.class_logits, row)
-        if isinstance(masks, WindowLogits):
-            logits, windows = (part[row : row + 1].float().cpu() for part in vars(masks).values())
+        if in_window is not None:
+            logits, windows = (
+                part[row : row + 1].float().cpu() for part in vars(in_window).values()
+            )
             request.take(Answer(WindowLogits(logits, windows), iou, classes))
         else:
-            request.take(Answer(masks[row].float().cpu(), iou, classes))
+            request.take(Answer(cast(Tensor, output.masks)[row].float().cpu(), iou, classes))
 
 
 def _classes(

@@ -88,7 +88,7 @@ def make_config(folder: Path, settings: RoundSettings) -> SamTrainConfig:
     listed = read_json(folder / "train" / COCO, dict)["categories"]
     if len(listed) > 1 or model.class_names:
         model = replace(model, class_names=tuple(each["name"] for each in listed))
-    is_compact = isinstance(model.decoder, WindowDecoder)
+    is_compact = model.model == WindowDecoder.model
     config = (compact() if is_compact else finetune_laptop()).with_(
         model=model,
         data=(str(folder / "train" / "shards"),),
