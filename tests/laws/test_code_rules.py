@@ -100,7 +100,7 @@ def test_mass_only_falls():
     """In code tokens; the design wants 250,000 and 90,000."""
     found = totals(count_source())
     assert found["core"] <= 301_900
-    assert found["plugins"] <= 105_600
+    assert found["plugins"] <= 105_500
 
 
 def checks_of_own_classes(trees: Mapping[Path, ast.Module]) -> Counter[str]:
