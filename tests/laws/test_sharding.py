@@ -28,7 +28,6 @@ from gigamask.training.train_data import TrainData, open_index
 from gigamask.training.trainer import train
 from tests.little import little, little_classes
 from tests.ranks import fork
-from tests.tiers import long_after
 
 CPU = torch.device("cpu")
 
@@ -212,15 +211,13 @@ def test_processes_train_what_one_trains(tmp_path, scenes, count):
     assert alike(kept(alone["fsdp"]), kept(runs["fsdp"]))
 
 
-@pytest.mark.parametrize("parallel", long_after(1, ["ddp", "fsdp"]))
-def test_processes_train_the_windows_that_one_trains(tmp_path, scenes, parallel):
+def test_processes_train_the_windows_that_one_trains(tmp_path, scenes):
     alone = case(tmp_path / "alone", scenes, exact_classes)
     train(replace(alone, evaluation=Measured()))
-    changes = {"activation_checkpointing": 1, "parallel": parallel}
-    run = case(tmp_path / "ranks", scenes, exact_classes, **changes)
+    run = case(tmp_path / "ranks", scenes, exact_classes, activation_checkpointing=1)
     fork(2, by_ranks, [run.out])
     assert alike(kept(alone), kept(run))
-    assert (Path(run.out) / "all_reduces").read_text() == ("6" if parallel == "ddp" else "3")
+    assert (Path(run.out) / "all_reduces").read_text() == "6"
 
 
 def spoilt_by_ranks(folder: str) -> None:
