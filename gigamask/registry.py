@@ -12,36 +12,22 @@ from functools import reduce
 from typing import Any
 
 from gigamask import plugin
-from gigamask.data import augment, mask_sampling
+from gigamask.data.augment import Augment
+from gigamask.data.mask_sampling import MaskSampler
 from gigamask.errors import GigamaskError
-from gigamask.evaluation.click_evaluation import ClickEvaluation
 from gigamask.interfaces import (
     Evaluator,
     ImageEncoder,
     Loss,
     LRSchedule,
     Mining,
-    NoEvaluation,
     Optimizer,
     PromptSchedule,
     Sampler,
 )
-from gigamask.losses.ohem import OHEM, NoMining
-from gigamask.losses.sam_loss import SamLoss
-from gigamask.losses.window_loss import WindowLoss
 from gigamask.models.configs import DECODERS, ENCODERS, Decoder, find_part
-from gigamask.prompts.mixed import MixedPrompts
-from gigamask.prompts.schedule import InteractiveSchedule
-from gigamask.prompts.two_sided import TwoSidedCorrection
 from gigamask.recipes import user_code
-from gigamask.samplers.curriculum import AdaptiveCurriculum, Curriculum
-from gigamask.samplers.hard_examples import LossWeighted, Replay
-from gigamask.samplers.random import LazyShuffle, Random
-from gigamask.samplers.shards import Sharded, Streamed, StreamingTars, TarSubset
-from gigamask.samplers.stratified import RELEVANCE, InterleavedStrata, Stratified
 from gigamask.training.config import TrainConfig, component_types
-from gigamask.training.optim import AdamW, AdamW8bit, MuonAdamW
-from gigamask.training.schedule import WarmupCosine, WarmupMultiStep
 
 
 @dataclass(frozen=True)
@@ -49,91 +35,130 @@ class Preset:
     """A name for a class with some of its fields set.
 
     Attributes:
-        kind: The class.
+        kind: The reference of the class.
         fixed: Fields that distinguish this preset from others of the same class.
         defaults: Other fields whose default differs from the class's.
     """
 
-    kind: type
+    kind: str
     fixed: Mapping[str, Any] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self) -> Any:
         """Return the preset's value."""
-        return self.kind(**self.fixed, **self.defaults)
+        return plugin.load(self.kind)(**self.fixed, **self.defaults)
 
     def matches(self, value: Any) -> bool:
         """Return whether a value is this preset, whatever its other fields are."""
-        return type(value) is self.kind and all(
+        return plugin.reference(type(value)) == self.kind and all(
             getattr(value, name) == fixed for name, fixed in self.fixed.items()
         )
 
 
 # A value is named by the first preset that matches it, so more specific presets come first.
 SAMPLERS: dict[str, Preset] = {
-    "random": Preset(Random),
-    "tar_aware": Preset(TarSubset, {"mixed": False}, {"per_tar": 1000}),
-    "stratified_granularity": Preset(Stratified, {"epoch_length": "smallest"}),
-    "distributed_balanced": Preset(InterleavedStrata, {"ratio": None}),
-    "multi_level": Preset(InterleavedStrata),
-    "curriculum": Preset(Curriculum),
-    "adaptive_curriculum": Preset(AdaptiveCurriculum),
-    "balanced_tar": Preset(TarSubset, {"mixed": True}, {"per_tar": 100}),
-    "streaming_tars": Preset(StreamingTars),
-    "streamed": Preset(Streamed),
-    "loss_weighted": Preset(LossWeighted),
-    "replay": Preset(Replay),
-    "lazy": Preset(LazyShuffle, {"chunk": None}),
-    "chunked": Preset(LazyShuffle, defaults={"chunk": 100_000}),
-    "relevance_diversity": Preset(Stratified, {"epoch_length": "data", "attributes": RELEVANCE}),
-    "multi_attribute": Preset(
-        Stratified, {"epoch_length": "data"}, {"attributes": ("granularity", "tar")}
+    "random": Preset("gigamask.samplers.random:Random"),
+    "tar_aware": Preset("gigamask.samplers.shards:TarSubset", {"mixed": False}, {"per_tar": 1000}),
+    "stratified_granularity": Preset(
+        "gigamask.samplers.stratified:Stratified", {"epoch_length": "smallest"}
     ),
-    "sharded": Preset(Sharded),
+    "distributed_balanced": Preset(
+        "gigamask.samplers.stratified:InterleavedStrata", {"ratio": None}
+    ),
+    "multi_level": Preset("gigamask.samplers.stratified:InterleavedStrata"),
+    "curriculum": Preset("gigamask.samplers.curriculum:Curriculum"),
+    "adaptive_curriculum": Preset("gigamask.samplers.curriculum:AdaptiveCurriculum"),
+    "balanced_tar": Preset("gigamask.samplers.shards:TarSubset", {"mixed": True}, {"per_tar": 100}),
+    "streaming_tars": Preset("gigamask.samplers.shards:StreamingTars"),
+    "streamed": Preset("gigamask.samplers.shards:Streamed"),
+    "loss_weighted": Preset("gigamask.samplers.hard_examples:LossWeighted"),
+    "replay": Preset("gigamask.samplers.hard_examples:Replay"),
+    "lazy": Preset("gigamask.samplers.random:LazyShuffle", {"chunk": None}),
+    "chunked": Preset("gigamask.samplers.random:LazyShuffle", defaults={"chunk": 100_000}),
+    "relevance_diversity": Preset(
+        "gigamask.samplers.stratified:Stratified",
+        {"epoch_length": "data", "attributes": ("granularity", "complexity", "domain")},
+    ),
+    "multi_attribute": Preset(
+        "gigamask.samplers.stratified:Stratified",
+        {"epoch_length": "data"},
+        {"attributes": ("granularity", "tar")},
+    ),
+    "sharded": Preset("gigamask.samplers.shards:Sharded"),
 }
 
-COMPONENTS: dict[str, tuple[type, Mapping[str, type | Preset]]] = {
+
+def _references(kinds: Mapping[str, type]) -> dict[str, str]:
+    return {name: plugin.reference(kind) for name, kind in kinds.items()}
+
+
+COMPONENTS: dict[str, tuple[type, Mapping[str, str | Preset]]] = {
     "sampler": (Sampler, SAMPLERS),
     "loader.mask-sampler": (
-        mask_sampling.MaskSampler,
+        MaskSampler,
         {
-            "random": mask_sampling.RandomMasks,
-            "diverse": mask_sampling.DiverseMasks,
-            "quality": mask_sampling.BestMasks,
-            "size_balanced": mask_sampling.SizeBalancedMasks,
+            "random": "gigamask.data.mask_sampling:RandomMasks",
+            "diverse": "gigamask.data.mask_sampling:DiverseMasks",
+            "quality": "gigamask.data.mask_sampling:BestMasks",
+            "size_balanced": "gigamask.data.mask_sampling:SizeBalancedMasks",
         },
     ),
     "loader.augment": (
-        augment.Augment,
+        Augment,
         {
-            "none": augment.NoAugment,
-            "flip": augment.HorizontalFlip,
-            "large_scale_jitter": augment.LargeScaleJitter,
-            "scale_jitter": augment.ScaleJitter,
-            "crop": augment.RandomCrop,
-            "random_resized_crop": augment.RandomResizedCrop,
+            "none": "gigamask.data.augment:NoAugment",
+            "flip": "gigamask.data.augment:HorizontalFlip",
+            "large_scale_jitter": "gigamask.data.augment:LargeScaleJitter",
+            "scale_jitter": "gigamask.data.augment:ScaleJitter",
+            "crop": "gigamask.data.augment:RandomCrop",
+            "random_resized_crop": "gigamask.data.augment:RandomResizedCrop",
         },
     ),
     "prompts": (
         PromptSchedule,
         {
-            "interactive": InteractiveSchedule,
-            "mixed": MixedPrompts,
-            "two_sided": TwoSidedCorrection,
+            "interactive": "gigamask.prompts.schedule:InteractiveSchedule",
+            "mixed": "gigamask.prompts.mixed:MixedPrompts",
+            "two_sided": "gigamask.prompts.two_sided:TwoSidedCorrection",
         },
     ),
-    "loss": (Loss, {"sam": SamLoss, "window": WindowLoss}),
-    "mining": (Mining, {"none": NoMining, "ohem": OHEM}),
-    "optimizer": (Optimizer, {"adamw": AdamW, "adamw8bit": AdamW8bit, "muon": MuonAdamW}),
-    "schedule": (LRSchedule, {"multistep": WarmupMultiStep, "cosine": WarmupCosine}),
-    "model.encoder": (ImageEncoder, ENCODERS),
-    "model.decoder": (Decoder, DECODERS),
+    "loss": (
+        Loss,
+        {
+            "sam": "gigamask.losses.sam_loss:SamLoss",
+            "window": "gigamask.losses.window_loss:WindowLoss",
+        },
+    ),
+    "mining": (
+        Mining,
+        {"none": "gigamask.losses.ohem:NoMining", "ohem": "gigamask.losses.ohem:OHEM"},
+    ),
+    "optimizer": (
+        Optimizer,
+        {
+            "adamw": "gigamask.training.optim:AdamW",
+            "adamw8bit": "gigamask.training.optim:AdamW8bit",
+            "muon": "gigamask.training.optim:MuonAdamW",
+        },
+    ),
+    "schedule": (
+        LRSchedule,
+        {
+            "multistep": "gigamask.training.schedule:WarmupMultiStep",
+            "cosine": "gigamask.training.schedule:WarmupCosine",
+        },
+    ),
+    "model.encoder": (ImageEncoder, _references(ENCODERS)),
+    "model.decoder": (Decoder, _references(DECODERS)),
     "evaluation": (
         Evaluator,
-        {"none": NoEvaluation, "clicks": ClickEvaluation},
+        {
+            "none": "gigamask.interfaces:NoEvaluation",
+            "clicks": "gigamask.evaluation.click_evaluation:ClickEvaluation",
+        },
     ),
 }
-"""The interface of each kind of component, and its built-in classes by name."""
+"""The interface of each kind of component, and its built-in classes by name: references."""
 
 
 def kinds() -> list[str]:
@@ -150,7 +175,7 @@ def names(kind: str) -> list[str]:
     return [*_known(kind), *_added(kind)]
 
 
-def _known(kind: str) -> Mapping[str, type | Preset]:
+def _known(kind: str) -> Mapping[str, str | Preset]:
     """Return the components of a kind in the core by name."""
     return COMPONENTS[kind][1] if kind in COMPONENTS else {}
 
@@ -212,12 +237,13 @@ def name_of_component(kind: str, value: Any) -> str:
     module = f"{type(value).__module__}."
     # A package names its own classes alone, so that no other is imported here.
     own = {
-        name: plugin.load(where)
+        name: each if isinstance(each := plugin.load(where), Preset) else where
         for name, where in _added(kind).items()
         if module.startswith(_package(where))
     }
     for name, each in {**_known(kind), **own}.items():
-        if each.matches(value) if isinstance(each, Preset) else type(value) is each:
+        is_kind = each == plugin.reference(type(value))
+        if is_kind if isinstance(each, str) else each.matches(value):
             return name
     return user_code.name_of_class(type(value))
 
@@ -238,8 +264,8 @@ def make_component(kind: str, name: str) -> Any:
         GigamaskError: There is no such class, it does not implement the kind's interface, or a
             field has no default.
     """
-    if name in _known(kind):
-        return _known(kind)[name]()
+    if built_in := _known(kind).get(name):
+        return (plugin.load(built_in) if isinstance(built_in, str) else built_in)()
     known, _, value = name.partition(":")
     if kind == "model.encoder" and value and (encoder := find_part("encoder", known)):
         if not encoder.argument:

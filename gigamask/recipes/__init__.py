@@ -7,43 +7,23 @@ is a recipe, too.
 
 import difflib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from gigamask import plugin
 from gigamask.errors import GigamaskError
-from gigamask.recipes.mae import mae_tiny, mae_vit_b, mae_vit_h, mae_vit_l
-from gigamask.recipes.sam import (
-    compact,
-    finetune,
-    finetune_laptop,
-    finetune_vit_h,
-    finetune_vit_l,
-    mixed_prompts,
-    one_gpu,
-    photos,
-    sam_vit_b,
-    sam_vit_h,
-    sam_vit_l,
-    tiny,
-)
+from gigamask.plugin import References
 from gigamask.recipes.user_code import entry_points, find_object, load_entry_point
 from gigamask.training.config import ImageTrainConfig, TrainConfig
-from gigamask.training.mae_config import MAETrainConfig
 from gigamask.training.sam_config import SamTrainConfig
 
-SAM_RECIPES: tuple[Callable[[], SamTrainConfig], ...] = (
-    *(tiny, photos, compact, sam_vit_b, sam_vit_l, sam_vit_h),
-    *(mixed_prompts, one_gpu, finetune, finetune_vit_l, finetune_vit_h, finetune_laptop),
+_SAM = (
+    *("tiny", "photos", "compact", "sam_vit_b", "sam_vit_l", "sam_vit_h", "mixed_prompts"),
+    *("one_gpu", "finetune", "finetune_vit_l", "finetune_vit_h", "finetune_laptop"),
 )
-MAE_RECIPES: tuple[Callable[[], MAETrainConfig], ...] = (
-    mae_tiny,
-    mae_vit_b,
-    mae_vit_l,
-    mae_vit_h,
-)
-CORE: dict[str, tuple[Callable[[], TrainConfig], ...]] = {
-    SamTrainConfig.command: SAM_RECIPES,
-    MAETrainConfig.command: MAE_RECIPES,
+_MAE = ("mae_tiny", "mae_vit_b", "mae_vit_l", "mae_vit_h")
+CORE: Mapping[str, References] = {
+    "train": {name: f"gigamask.recipes.sam:{name}" for name in _SAM},
+    "pretrain": {name: f"gigamask.recipes.mae:{name}" for name in _MAE},
 }
 """The recipes of the core by training command."""
 
@@ -59,12 +39,7 @@ def names(command: str | None = None) -> list[str]:
     Args:
         command: The command, such as "train".
     """
-    added = plugin.merged("recipes")
-    return [
-        name
-        for each in (commands() if command is None else [command])
-        for name in (*(recipe.__name__ for recipe in CORE.get(each, ())), *added.get(each, ()))
-    ]
+    return list(_references(command))
 
 
 def built_in(command: str | None = None) -> list[Callable[[], TrainConfig]]:
@@ -94,11 +69,8 @@ def find(name: str) -> Callable[[], TrainConfig]:
     Raises:
         GigamaskError: There is no such recipe, or its file or module cannot be imported.
     """
-    for recipe in (recipe for recipes in CORE.values() for recipe in recipes):
-        if recipe.__name__ == name:
-            return recipe
-    if name in (added := _added()):
-        return plugin.load(added[name])
+    if name in (known := _references()):
+        return plugin.load(known[name])
     path, colon, function = name.rpartition(":")
     if not colon:
         installed = entry_points("recipe")
@@ -123,18 +95,19 @@ def find(name: str) -> Callable[[], TrainConfig]:
 
 
 def __getattr__(name: str) -> Callable[[], TrainConfig]:
-    """Return the recipe of a plugin."""
-    if name in (added := _added()):
-        return plugin.load(added[name])
+    """Return a recipe by name."""
+    if name in (known := _references()):
+        return plugin.load(known[name])
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _added() -> dict[str, str]:
-    """Return the references of the recipes of plugins by name."""
+def _references(command: str | None = None) -> dict[str, str]:
+    """Return the references of the recipes of a training command by name; None: of all."""
     return {
         name: reference
-        for references in plugin.merged("recipes").values()
-        for name, reference in references.items()
+        for each in (commands() if command is None else [command])
+        for of_command in (CORE, plugin.merged("recipes"))
+        for name, reference in of_command.get(each, {}).items()
     }
 
 

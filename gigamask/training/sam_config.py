@@ -37,6 +37,9 @@ MAX_LISTED = 8
 DECODER_PARTS = ("prompt_encoder", "mask_decoder")
 """Modules of a SAM behind its image encoder."""
 
+SMALL_WIDTH = 256
+"""Image encoders narrower than this are small: see `recipes.mae.pretraining_for`."""
+
 
 @dataclass(frozen=True)
 class SamLoaderConfig(LoaderConfig):

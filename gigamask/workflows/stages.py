@@ -8,7 +8,6 @@ from pathlib import Path
 
 from gigamask.errors import GigamaskError
 from gigamask.models.lora_config import LoRA
-from gigamask.recipes.mae import pretraining_for
 from gigamask.training.config import TrainConfig, check_at_least
 from gigamask.training.sam_config import SamTrainConfig
 
@@ -68,6 +67,8 @@ def make_stages(
     )
     configs: dict[str, TrainConfig] = {"decoder": _limit_warmup(decoder), "joint": config}
     if "mae" in stages:
+        from gigamask.recipes.mae import pretraining_for
+
         configs["mae"] = _limit_warmup(pretraining_for(config, given.get("mae")))
     return [replace(configs[stage], out=folders[stage], init=init[stage]) for stage in stages]
 

@@ -20,7 +20,6 @@ from gigamask.data.file_lock import exclusive_lock
 from gigamask.errors import GigamaskError
 from gigamask.models.manifest import list_checkpoints
 from gigamask.training.config import TrainConfig
-from gigamask.training.mae_config import MAETrainConfig
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 
     from gigamask.distributed.world import World
     from gigamask.training.logging import Observer
+    from gigamask.training.mae_config import MAETrainConfig
     from gigamask.training.state import TrainState
     from gigamask.workflows.open_data import Paths
 
@@ -186,6 +186,8 @@ def pretrain(
     Raises:
         GigamaskError: The configuration is not a `MAETrainConfig`, or cannot be used.
     """
+    from gigamask.training.mae_config import MAETrainConfig
+
     made = recipes.make(config)
     if not isinstance(made, MAETrainConfig):
         raise GigamaskError(f"pretrain needs a MAETrainConfig, got {type(made).__name__}")
@@ -321,7 +323,7 @@ def is_small(config: TrainConfig, device: torch.device) -> bool:
         config: The configuration.
         device: The device to train on.
     """
-    from gigamask.recipes.mae import SMALL_WIDTH
+    from gigamask.training.sam_config import SMALL_WIDTH
 
     width = getattr(getattr(config, "model", None), "max_width", None)
     return device.type == "cpu" and (width or SMALL_WIDTH) < SMALL_WIDTH
@@ -391,7 +393,6 @@ def train_in_world(
         The state after the last step, or after an interrupt.
     """
     from gigamask.profiling.leaks import Leaks
-    from gigamask.profiling.profiler import Profile
     from gigamask.training.trainer import train
 
     def on_start() -> None:
@@ -407,6 +408,8 @@ def train_in_world(
         if world.is_main:
             observers.append(Leaks(config.log_every, config.steps, device).observe)
         if profile is not None:
+            from gigamask.profiling.profiler import Profile
+
             rank = world.rank if world.size > 1 else None
             folder = Path(config.out) / "profile"
             observers.append(Profile(folder, profile, step, config.steps, device, rank).observe)

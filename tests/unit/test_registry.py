@@ -11,6 +11,7 @@ from gigamask.errors import GigamaskError
 from gigamask.recipes import tiny
 from gigamask.samplers.random import Random
 from gigamask.samplers.shards import Streamed
+from gigamask.samplers.stratified import RELEVANCE
 from gigamask.training.config import check_resume
 from gigamask.training.optim import AdamW
 
@@ -194,3 +195,7 @@ def test_every_component_of_every_recipe_has_a_name():
         assert registry.select_components(run, chosen) == run
     config = parse_train("tiny --data x --out never".split()).run
     assert check_run_folder(config, False) == {}
+
+
+def test_relevance_diversity_is_stratified_by_relevance():
+    assert registry.make_component("sampler", "relevance_diversity").attributes == RELEVANCE

@@ -1,12 +1,11 @@
 """Text encoders that are another with some of its fields set."""
 
 from gigamask.plugins.grounding import text_encoders
-from gigamask.plugins.grounding.text_encoders import HuggingFace
 from gigamask.registry import Preset
 
 _FIELDS = ("name", "revision", "precision")
 MINILM = Preset(
-    HuggingFace,
+    "gigamask.plugins.grounding.text_encoders:HuggingFace",
     {"sha256": text_encoders.MINILM.sha256},
     {name: getattr(text_encoders.MINILM, name) for name in _FIELDS},
 )
