@@ -17,7 +17,8 @@ class ExportFormat:
     Attributes:
         writer: Reference of a function that writes a model into a file or folder, reads it back,
             and returns its "files" and the largest "difference" of the outputs.
-        options: Keyword arguments of the function, among `precision`, `weights` and `base`.
+        options: Keyword arguments of the function, among `precision`, `return_single_mask`,
+            `weights` and `base`.
         library: Library that loads it, as the Hugging Face Hub names it; "" for a single file.
         loading: How to load it, for the model card; with fields such as {name}.
         without_window: What other programs must do, because the format does not state how pixels
@@ -64,7 +65,7 @@ model, processor = {kind}.from_pretrained("{name}"), {processor}.from_pretrained
     "safetensors": ExportFormat("gigamask.export.official:write_safetensors"),
     "onnx": ExportFormat(
         "gigamask.export.onnx:write_onnx",
-        ("precision",),
+        ("precision", "return_single_mask"),
         library="onnx",
         loading="`encoder.onnx` and `decoder.onnx` run with ONNX Runtime.\n",
     ),

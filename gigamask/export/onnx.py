@@ -6,11 +6,11 @@ takes the `image_embeddings` of one image and any number P of prompts: `point_co
 input pixels, `point_labels` (P, N), `mask_input` (P, 1, G, G), `has_mask_input` (P,), and
 `orig_im_size` (2,), all float32; it returns `masks` (P, 4, H, W) as logits at the image's size,
 `iou_predictions` (P, 4) and `low_res_masks` (P, 4, G, G), the first of each for the single mask
-(Segment Anything, `utils/onnx.py`). As in Meta's export, points without a box must end with a point
-of label -1. A model with classes also returns `class_scores` (P, 4, C), their probabilities, whose
-names are the `class_names` of the metadata. Images and points are resized as in
-`inference.resize_longest_side`. In fp16, weights
-are stored and multiplied in half precision, as under autocast; inputs and outputs stay float32. The
+(Segment Anything, `utils/onnx.py`), or the one of these that Meta's `--return-single-mask` chooses.
+As in Meta's export, points without a box must end with a point of label -1. A model with classes
+also returns `class_scores` (P, 4, C), their probabilities, whose names are the `class_names` of the
+metadata. Images and points are resized as in `inference.resize_longest_side`. In fp16, weights are
+stored and multiplied in half precision, as under autocast; inputs and outputs stay float32. The
 metadata of both files states the model's configuration as JSON under `spec`, with the window of its
 pixels.
 """
@@ -18,6 +18,7 @@ pixels.
 import importlib.util
 import json
 import warnings
+from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -81,9 +82,9 @@ class OnnxEncoder(nn.Module):
 class OnnxDecoder(nn.Module):
     """Prompt encoder and mask decoder: all four masks of prompts at the image's size."""
 
-    def __init__(self, model: PromptableModel) -> None:
+    def __init__(self, model: PromptableModel, return_single_mask: bool = False) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.return_single_mask = model, return_single_mask
 
     def forward(
         self,
@@ -113,12 +114,15 @@ class OnnxDecoder(nn.Module):
         )
         first = torch.zeros_like(prompts.labels[:, 0])
         low, iou, classes, _ = self.model.predict_all(image_embeddings, first, prompts)
-        outputs = self._resize(cast(Tensor, low), orig_im_size), iou, cast(Tensor, low)
-        return outputs if classes is None else (*outputs, classes.softmax(-1))
+        found = [iou, cast(Tensor, low), *(() if classes is None else (classes.softmax(-1),))]
+        if self.return_single_mask:  # of up to two points the best of three, else the single mask
+            single = torch.tensor([1000.0, 0, 0, 0]) * (point_labels.shape[1] - 2.5)
+            found = choose_masks((iou + single).argmax(1), found)
+        return self._resize(found[1], orig_im_size), *found
 
     def _resize(
-        self, low: Float[Tensor, "P 4 G G"], size: Float[Tensor, "2"]
-    ) -> Float[Tensor, "P 4 H W"]:
+        self, low: Float[Tensor, "P k G G"], size: Float[Tensor, "2"]
+    ) -> Float[Tensor, "P k H W"]:
         """Resize logits to the image's size, as Meta's code does.
 
         They are resized to the input's side, cropped to remove the padding, and resized to the
@@ -133,14 +137,37 @@ class OnnxDecoder(nn.Module):
         return functional.interpolate(low, image_size, mode="bilinear", align_corners=False)
 
 
+def choose_masks(
+    choice: Int64[Tensor, "P"], outputs: Sequence[Float[Tensor, "P k ..."]]
+) -> list[Float[Tensor, "P 1 ..."]]:
+    """Return one mask of each prompt; indexing by `arange` would be traced for one prompt.
+
+    Args:
+        choice: Which of the masks.
+        outputs: What belongs to the masks of each prompt.
+    """
+    found = []
+    for each in outputs:
+        index = choice.view(-1, *[1] * (each.ndim - 1))
+        found.append(each.gather(1, index.expand(-1, 1, *each.shape[2:])))
+    return found
+
+
 @keep_if_equal()
-def write_onnx(model: PromptableModel, out: Path, precision: OnnxPrecision = "fp32") -> dict:
+def write_onnx(
+    model: PromptableModel,
+    out: Path,
+    precision: OnnxPrecision = "fp32",
+    return_single_mask: bool = False,
+) -> dict:
     """Write a model as two ONNX files, run them with onnxruntime, and compare the outputs.
 
     Args:
         model: Model to export.
         out: Folder for `encoder.onnx` and `decoder.onnx`.
         precision: fp16 halves the files.
+        return_single_mask: Whether the decoder returns one mask of each prompt instead of four, so
+            that its `low_res_masks` are the next `mask_input`.
 
     Returns:
         `files`, and the largest `difference` of an output, relative to the model's largest value.
@@ -156,7 +183,7 @@ def write_onnx(model: PromptableModel, out: Path, precision: OnnxPrecision = "fp
         )
     check_onnx(out)
     traceable, mask_size = make_traceable(model), model.config.mask_size
-    decoder = OnnxDecoder(traceable)
+    decoder = OnnxDecoder(traceable, return_single_mask)
 
     def answers(embedding: Tensor, prompts: Prompts) -> dict[str, Tensor]:
         inputs = _decoder_inputs(embedding, prompts, SIZES[0], mask_size)
@@ -303,11 +330,12 @@ def _verify(
             inputs = _decoder_inputs(embedding, prompts, size, mask_size)
             actual = run_session(session, inputs)
             worst = max(worst, compare(_outputs(decoder, inputs), actual, reader, tolerance))
-        low, iou = model.decode(embedding, torch.zeros(1, dtype=torch.int64), prompts)
-        masks = slice(1, None) if prompts.multimask_output else slice(1)
-        decoded = {"low_res_masks": low, "iou_predictions": iou}
-        found = {name: actual[name][:, masks] for name in decoded}
-        worst = max(worst, compare(decoded, found, reader, tolerance))
+        if not decoder.return_single_mask:
+            low, iou = model.decode(embedding, torch.zeros(1, dtype=torch.int64), prompts)
+            masks = slice(1, None) if prompts.multimask_output else slice(1)
+            decoded = {"low_res_masks": low, "iou_predictions": iou}
+            found = {name: actual[name][:, masks] for name in decoded}
+            worst = max(worst, compare(decoded, found, reader, tolerance))
         inputs = _beside(_decoder_inputs(embedding, prompts, SIZES[0], mask_size))
         actual = run_session(session, inputs)
         worst = max(worst, compare(_outputs(decoder, inputs), actual, reader, tolerance))

@@ -32,6 +32,8 @@ class ExportCommand:
     """output file (official: .pth, safetensors) or folder (all others)"""
     precision: Literal["fp32", "fp16"] = "fp32"
     """onnx: fp16 stores weights in half precision and multiplies in it, as autocast does"""
+    return_single_mask: bool = False
+    """onnx: one mask of each prompt instead of four, whose low_res_masks are the next mask_input"""
     push: str | None = None
     """send the folder to the Hugging Face Hub as this model, USER/NAME"""
     license: str | None = None
@@ -58,10 +60,13 @@ class ExportCommand:
                 f"--push {self.push}: expected USER/NAME and --to {', '.join(folders)} (got --to "
                 f"{self.to})"
             )
-        if self.precision != "fp32" and "precision" not in chosen.options:
-            raise GigamaskError(
-                f"--precision {self.precision} is for --to onnx (got --to {self.to}); leave it out"
-            )
+        given = {"precision": self.precision, "return_single_mask": self.return_single_mask}
+        for name, value in given.items():
+            if value not in ("fp32", False) and name not in chosen.options:
+                words = f"{name.replace('_', '-')}{'' if value is True else f' {value}'}"
+                raise GigamaskError(
+                    f"--{words} is for --to onnx (got --to {self.to}); leave it out"
+                )
         if not out.absolute().parent.is_dir():
             raise GigamaskError(
                 f"--out {out}: the folder {out.parent} does not exist; create it, or choose another"
@@ -70,7 +75,7 @@ class ExportCommand:
         model = load_model(self.weights, "cpu", config_of)
         run = self._read_run() if chosen.is_folder else None
         base = run.config.get("init") if run else None
-        options = {"precision": self.precision, "weights": self.weights, "base": base}
+        options = given | {"weights": self.weights, "base": base}
         result = chosen.write(model, out, options)
         if chosen.is_folder:
             result["files"] = [*result["files"], str(self._write_card(chosen, out, run))]

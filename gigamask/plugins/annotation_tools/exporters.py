@@ -23,6 +23,7 @@ from gigamask.export.onnx import (
     ENCODER,
     OnnxDecoder,
     check_onnx,
+    choose_masks,
     export,
     make_traceable,
     open_session,
@@ -108,8 +109,8 @@ class XAnyLabelingDecoder(OnnxDecoder):
         )
         best = 1 + iou[:, 1:].argmax(1)
         index = torch.where((point_labels >= 0).sum(1) == 1, best, 0)
-        row = torch.arange(index.shape[0])
-        return masks[row, index][:, None], iou[row, index][:, None], low[row, index][:, None]
+        masks, iou, low = choose_masks(index, (masks, iou, low))
+        return masks, iou, low
 
 
 def _input_size(model: PromptableModel) -> tuple[int, int]:

@@ -259,6 +259,31 @@ def test_onnx_takes_metas_six_inputs_in_any_number_and_size(model, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.slow
+def test_a_single_mask_goes_back_in_as_a_prompt(model, tmp_path):
+    onnx.write_onnx(model, tmp_path, return_single_mask=True)
+    session = onnx.open_session(tmp_path / "decoder.onnx")
+    probe, every = Probe.from_model(model), onnx.OnnxDecoder(model)
+    embedding = model.encode(probe.pixels, probe.valid).detach()
+    low, none = torch.zeros(2, 1, SPEC.mask_size, SPEC.mask_size), torch.zeros(2)
+    for labels in ([1, -1], [2, 3], [1, 0, -1]):
+        points = torch.rand(2, len(labels), 2) * 60
+        named = torch.tensor([labels, labels]).float()
+        inputs = (embedding, points, named, low, none, torch.tensor([40.0, 60.0]))
+        given = dict(zip([each.name for each in session.get_inputs()], inputs, strict=True))
+        found = onnx.run_session(session, given)
+        masks, iou, lows = every(*inputs)
+        choice = slice(1, None) if len(labels) == 2 else slice(1)  # of the four
+        lows, masks, iou = lows[:, choice], masks[:, choice], iou[:, choice]
+        best = (lows - found["low_res_masks"]).abs().amax((2, 3)).argmin(1)
+        for name, each in (("masks", masks), ("iou_predictions", iou), ("low_res_masks", lows)):
+            expected = each[torch.arange(2), best][:, None].detach()
+            torch.testing.assert_close(found[name], expected, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(found["iou_predictions"][:, 0], iou.amax(1), rtol=0, atol=1e-4)
+        low, none = found["low_res_masks"], torch.ones(2)
+
+
+@pytest.mark.long
+@pytest.mark.slow
 def test_onnx_in_half_precision_embeds_several_images(model, tmp_path, monkeypatch):
     import onnx as library
     from onnxruntime import InferenceSession
