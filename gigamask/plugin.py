@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ast
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module, metadata, util
@@ -96,28 +96,41 @@ def installed() -> tuple[Plugin, ...]:
     return tuple(found)
 
 
-def merged(what: str) -> dict[str, Any]:
-    """Return what all plugins add of a kind, by name.
+def merged(what: str, core: Collection[str] = ()) -> dict[str, Any]:
+    """Return what all plugins add of a kind, by name; a name that is taken is a warning.
 
     Args:
         what: Name of a field of `Plugin`; mappings below a name are merged, too.
-
-    Raises:
-        GigamaskError: Two plugins add the same name.
+        core: Names of the core, which no plugin can take.
     """
     found: dict[str, Any] = {}
+    owners: dict[tuple[str, ...], str] = {(name,): "gigamask itself" for name in core}
     for plugin in installed():
         for name, value in getattr(plugin, what).items():
             nested = isinstance(value, Mapping)
-            given = found.get(name, {}) if nested else found
-            added = value if nested else {name: value}
-            if twice := sorted(given.keys() & added.keys()):
-                raise GigamaskError(
-                    f"plugin {plugin.name} adds {twice[0]}, which another plugin adds, too; "
-                    "uninstall one of them"
-                )
-            found[name] = {**given, **added} if nested else value
+            places = [(name, each) for each in value] if nested else [(name,)]
+            taken = {place[-1] for place in places if place in owners}
+            for place in places:
+                if place in owners:
+                    _warn_of_taken(plugin.name, what, place[-1], owners[place])
+                else:
+                    owners[place] = f"plugin {plugin.name}"
+            if nested:
+                added = {each: value[each] for each in value if each not in taken}
+                found[name] = {**found.get(name, {}), **added}
+            elif not taken:
+                found[name] = value
     return found
+
+
+@cache
+def _warn_of_taken(plugin: str, what: str, name: str, owner: str) -> None:
+    """Warn once that a plugin adds a name that is taken."""
+    warnings.warn(
+        f"plugin {plugin} adds {name} to {what}, which {owner} has already; that of {plugin} is "
+        "left out: rename it, or uninstall one of them",
+        stacklevel=3,
+    )
 
 
 def load(reference: str) -> Any:
@@ -125,9 +138,75 @@ def load(reference: str) -> Any:
 
     Args:
         reference: `package.module:attribute`.
+
+    Raises:
+        GigamaskError: It is a plugin's, and cannot be imported.
     """
     module, _, attribute = reference.partition(":")
-    return getattr(import_module(module), attribute)
+    try:
+        return getattr(import_module(module), attribute)
+    except GigamaskError:
+        raise
+    except Exception as error:
+        owners = [each.name for each in installed() if _names(vars(each), reference)]
+        if not owners:
+            raise
+        raise GigamaskError(
+            f"plugin {owners[0]}: {reference} raised {type(error).__name__}: {error}; repair or "
+            "uninstall its package"
+        ) from error
+
+
+def load_all(what: str, core: Collection[str] = ()) -> Iterator[Any]:
+    """Import and yield what all plugins add of a kind; what cannot be imported is a warning.
+
+    Args:
+        what: Name of a field of `Plugin`.
+        core: Names of the core, which no plugin can take.
+    """
+    for each in merged(what, core).values():
+        try:
+            yield load(each)
+        except GigamaskError as error:
+            warnings.warn(str(error), stacklevel=2)
+
+
+def _names(value: Any, reference: str) -> bool:
+    """Return whether a value of a record is a reference, or has it."""
+    if isinstance(value, Mapping):
+        return any(_names(each, reference) for each in value.values())
+    return value == reference
+
+
+def packages() -> set[str]:
+    """Return the top-level packages of the references of strangers' plugins."""
+    found: set[str] = set()
+    pending: list[Mapping[str, Any]] = [vars(each) for each in installed()]
+    while pending:
+        for each in pending.pop().values():
+            if isinstance(each, Mapping):
+                pending.append(each)
+            elif ":" in each:
+                found.add(each.partition(":")[0].partition(".")[0])
+    return found - {"gigamask"}
+
+
+def expect(value: Any, kind: type | tuple[type, ...], what: str) -> Any:
+    """Return what a component or plugin returned, if it is of the right type.
+
+    Args:
+        value: What was returned.
+        kind: The type, or the types.
+        what: What returned it, such as "mine.formats:Stacks.listing".
+
+    Raises:
+        GigamaskError: It has another type.
+    """
+    if not isinstance(value, kind):
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        names = " or ".join(each.__name__.replace("NoneType", "None") for each in kinds)
+        raise GigamaskError(f"{what} must return {names} (got {type(value).__name__})")
+    return value
 
 
 def reference(kind: type) -> str:

@@ -183,12 +183,13 @@ def run_command(arguments: list[str]) -> int:
         command = parse(rest)
     else:
         command = parser.parse(kind, rest, f"gigamask {name}")
-    parser.check_writable("--json", command.json)
+    told = getattr(command, "json", None)  # of a plugin's command, which need not have it
+    parser.check_writable("--json", told)
     with launch.launched(command, name, rest) as here:
         result = here.run()
     if result is None:  # not the main process
         return 0
-    parser.write_json(command.json, result)
+    parser.write_json(told, result)
     if "fault" in result:
         raise GigamaskError(result["fault"])
     return 0
@@ -203,7 +204,7 @@ def commands() -> dict[str, str]:
         for name in CORE
     }
     trainings = {name: "" for name in plugin.merged("trainings") if " " not in name}
-    return core | trainings | plugin.merged("commands")
+    return core | trainings | plugin.merged("commands", core)
 
 
 def overview() -> str:

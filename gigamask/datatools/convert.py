@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from gigamask import plugin
 from gigamask.data import annotation, jpeg_markers, tar, worker_pool
 from gigamask.data.file_lock import lock_folder
 from gigamask.data.image import member_suffix
@@ -271,7 +272,8 @@ def _members(
         try:
             if isinstance(stored, CorruptSampleError):
                 raise stored
-            objects = image.objects(stored)
+            where = f"{plugin.reference(type(image))}.objects"
+            objects = plugin.expect(image.objects(stored), Objects, where)
             frame = fit(stored, objects.masks.size, image.source)
             member = to_member(stored, frame, image.source)
             raw = _record(image, objects)

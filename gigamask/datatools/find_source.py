@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
+from types import NoneType
 
 import msgspec
 
 from gigamask import plugin
 from gigamask.data.image_folder import pack_command
-from gigamask.datatools.formats import READERS, ConvertOptions, absent, describe_readers, readers
+from gigamask.datatools.formats import READERS, ConvertOptions, absent, describe_readers
 from gigamask.datatools.image_files import files_of
 from gigamask.datatools.objects import SourceListing
 from gigamask.datatools.sources import FileSource, GivenData, Source
@@ -102,9 +104,12 @@ def _recognise(given: GivenData) -> Source | None:
     Raises:
         GigamaskError: It takes a plugin that is not installed to read them.
     """
-    kinds = map(plugin.load, dict.fromkeys(readers().values()))
-    if found := next((found for kind in kinds if (found := kind.find(given))), None):
-        return found
+    # What a plugin adds is imported only if the core's formats are not these.
+    for kind in chain(map(plugin.load, READERS.values()), plugin.load_all("readers", READERS)):
+        found = kind.find(given)
+        where = f"{plugin.reference(kind)}.find"
+        if plugin.expect(found, (Source, NoneType), where) is not None:
+            return found
     for path in given.paths:
         if path.endswith(tuple(f".{name.lower()}" for name in absent())):
             raise GigamaskError(f"{path}: is in no known format; give {describe_readers()}")
@@ -140,7 +145,9 @@ def list_source(
     """
     if isinstance(source, FileSource):  # others may lie beside tars
         _check_not_sa1b(source.annotations)
-    return source.listing(options, with_annotations)
+    found = source.listing(options, with_annotations)
+    name = plugin.reference(type(source))
+    return plugin.expect(found, SourceListing, f"{name}.listing")
 
 
 def _check_not_sa1b(source: Path) -> None:

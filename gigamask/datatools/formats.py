@@ -28,17 +28,17 @@ LABEL_FLAGS = "--split-components, --ignore, --binary and --nearest-value"
 
 def readers() -> References:
     """Return the `sources.Source` of each format that is read, those of plugins last."""
-    return {**READERS, **plugin.merged("readers")}
+    return {**READERS, **plugin.merged("readers", READERS)}
 
 
 def writers() -> References:
     """Return the `export_formats.Writer` of each format that is written, those of plugins last."""
-    return {**WRITERS, **plugin.merged("writers")}
+    return {**WRITERS, **plugin.merged("writers", WRITERS)}
 
 
 def describe_readers() -> str:
     """Return what may be given for annotations, and what it takes to read more."""
-    added = plugin.merged("readers")
+    added = plugin.merged("readers", READERS)
     known = f"a folder of label images, COCO's instances json, or files of {', '.join(added)}"
     if not (names := absent()):
         return known

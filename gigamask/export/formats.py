@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gigamask import plugin
+from gigamask.errors import GigamaskError
 
 SAME_PIXELS = "they must map pixels to 0..255 as the run's model.pixels says"
 
@@ -44,9 +45,11 @@ class ExportFormat:
             out: File or folder to write.
             options: Values of all possible options.
         """
-        return plugin.load(self.writer)(
-            model, out, **{name: options[name] for name in self.options}
-        )
+        chosen = {name: options[name] for name in self.options}
+        result = plugin.expect(plugin.load(self.writer)(model, out, **chosen), dict, self.writer)
+        if missing := {"files", "difference"} - result.keys():
+            raise GigamaskError(f"{self.writer}: its dict lacks {' and '.join(sorted(missing))}")
+        return result
 
 
 FORMATS = {
@@ -74,7 +77,7 @@ model, processor = {kind}.from_pretrained("{name}"), {processor}.from_pretrained
 
 def names() -> tuple[str, ...]:
     """Return the names of all formats, those of plugins last."""
-    return (*FORMATS, *plugin.merged("exporters"))
+    return (*FORMATS, *plugin.merged("exporters", FORMATS))
 
 
 def find(name: str) -> ExportFormat:

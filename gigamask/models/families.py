@@ -148,7 +148,7 @@ SAM = SamFamily()
 
 def families() -> list[ModelFamily]:
     """Return all families, SAM's last, since other names begin like SAM's, too."""
-    return [*map(plugin.load, plugin.merged("model_families").values()), SAM]
+    return [*plugin.load_all("model_families"), SAM]
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from gigamask import plugin
 from gigamask.errors import GigamaskError
 from gigamask.files import relative_to
 
@@ -68,9 +69,12 @@ def describe_error(error: BaseException) -> str | None:
         among the frames of its traceback.
     """
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
-        names = [base.__module__ for base in type(frame.f_locals.get("self")).__mro__]
+        owner = frame.f_locals.get("cls", type(frame.f_locals.get("self")))
+        names = [base.__module__ for base in getattr(owner, "__mro__", ())]
+        module = frame.f_globals.get("__name__", "")
         is_component = any(name.startswith("gigamask.") for name in names)
-        is_own = not frame.f_globals.get("__name__", "").startswith("gigamask.")
+        is_component |= module.partition(".")[0] in plugin.packages()
+        is_own = not module.startswith("gigamask.")
         if "_gigamask_file" in frame.f_globals or (is_component and is_own):
             place = f"{frame.f_code.co_filename}:{line}: {frame.f_code.co_qualname}"
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"

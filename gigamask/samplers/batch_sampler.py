@@ -63,6 +63,7 @@ class SampleSequence:
         # but its length does not depend on losses.
         is_new = history is None or (history.seen < 0).all()
         first = sampler.order(table, 0, LossSnapshot.empty(table.count) if history else None)
+        _check_order(first, sampler)
         self.epoch_length = len(first)
         if not self.epoch_length:
             raise GigamaskError("the sampler's order is empty; loosen the sampler or the filters")
@@ -129,19 +130,32 @@ class SampleSequence:
         items, weights = np.empty(len(samples), np.int64), np.ones(len(samples), np.float32)
         for epoch in np.unique(epochs).tolist():
             where, order = epochs == epoch, self._order(epoch)
-            items[where] = order[positions[where]]
+            items[where] = self._checked(order[positions[where]])
             if isinstance(order, WeightedOrder):
                 weights[where] = order.weights[positions[where]]
         return items, weights
+
+    def _checked(self, items: np.ndarray) -> np.ndarray:
+        """Return items of an order; raise `GigamaskError` unless they are of the table."""
+        outside = items[(items < 0) | (items >= self._items.count)]
+        if not np.issubdtype(items.dtype, np.integer) or len(outside):
+            got = outside[0] if len(outside) else items.dtype
+            raise GigamaskError(
+                f"{type(self._sampler).__name__}: an order must hold integers from 0 to "
+                f"{self._items.count - 1}, numbers of items of the table (got {got})"
+            )
+        return items
 
     def _order(self, epoch: int) -> Order:
         if epoch not in self._orders:
             snapshot = self._history.snapshot if self._history else None
             order = self._sampler.order(self._items, epoch, snapshot)
+            _check_order(order, self._sampler)
             if len(order) != self.epoch_length:
                 raise GigamaskError(
-                    f"the sampler's order of epoch {epoch} must have {self.epoch_length} positions "
-                    f"like epoch 0 (got {len(order)}); make the length independent of the epoch"
+                    f"{type(self._sampler).__name__}: the order of epoch {epoch} must have "
+                    f"{self.epoch_length} positions like epoch 0 (got {len(order)}); make the "
+                    "length independent of the epoch"
                 )
             self._orders[epoch] = order
         return self._orders[epoch]
@@ -149,6 +163,17 @@ class SampleSequence:
     def _drop_orders_before(self, sample: int) -> None:
         epoch = sample // self.epoch_length
         self._orders = {other: order for other, order in self._orders.items() if other >= epoch}
+
+
+def _check_order(order: Order, sampler: Sampler) -> None:
+    """Raise `GigamaskError` unless an order can be indexed by positions."""
+    is_lazy = all(hasattr(order, name) for name in ("__len__", "__getitem__"))
+    if isinstance(order, list) or getattr(order, "ndim", 1) != 1 or not is_lazy:
+        shape = getattr(order, "shape", type(order).__name__)
+        raise GigamaskError(
+            f"{type(sampler).__name__}.order must return an array of integers of one dimension, or "
+            f"an object that computes them (got {shape})"
+        )
 
 
 def iter_segments(

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from gigamask import plugin
-from gigamask.errors import GigamaskError
 from gigamask.plugin import Plugin
 
 PACKAGE = """
@@ -61,6 +60,17 @@ class Backwards(Random):
     def order(self, items, epoch, history):
         return super().order(items, epoch, history)[::-1]
 '''
+READER = """
+from gigamask.datatools.sources import FileSource
+
+class Table(FileSource):
+    @classmethod
+    def is_format(cls, annotations, images):
+        return any(annotations.glob("*.csv"))
+
+    def listing(self, options, with_annotations=True):
+        {}
+"""
 
 
 def install(folder: Path, name: str, record: str, **modules: str) -> None:
@@ -118,16 +128,49 @@ def test_a_plugin_whose_folder_was_deleted_is_no_fault(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_names_of_all_plugins_are_merged_and_two_of_one_name_are_refused(monkeypatch):
+def test_names_of_all_plugins_are_merged_and_one_that_is_taken_is_a_warning(monkeypatch):
     first = Plugin("a", {"x": "a:X"}, recipes={"train": {"r": "a:r"}})
     second = Plugin("b", {"y": "b:Y"}, recipes={"train": {"s": "b:s"}})
+    third = Plugin("c", {"x": "c:X", "z": "c:Z"}, recipes={"train": {"r": "c:r", "t": "c:t"}})
     monkeypatch.setattr(plugin, "installed", lambda: (first, second))
     assert plugin.merged("commands") == {"x": "a:X", "y": "b:Y"}
     assert plugin.merged("recipes") == {"train": {"r": "a:r", "s": "b:s"}}
-    monkeypatch.setattr(plugin, "installed", lambda: (first, first))
-    for what, name in (("commands", "x"), ("recipes", "r")):
-        with pytest.raises(GigamaskError, match=f"plugin a adds {name}"):
-            plugin.merged(what)
+    monkeypatch.setattr(plugin, "installed", lambda: (first, second, third))
+    with pytest.warns(UserWarning, match="plugin c adds x to commands, which plugin a has"):
+        assert plugin.merged("commands") == {"x": "a:X", "y": "b:Y", "z": "c:Z"}
+    with pytest.warns(UserWarning, match="plugin c adds r to recipes, which plugin a has"):
+        assert plugin.merged("recipes") == {"train": {"r": "a:r", "s": "b:s", "t": "c:t"}}
+    with pytest.warns(UserWarning, match="plugin b adds y to commands, which gigamask itself"):
+        assert plugin.merged("commands", ["y"]) == {"x": "a:X", "z": "c:Z"}
+
+
+@pytest.mark.slow
+def test_a_plugin_cannot_take_a_command_of_the_core(tmp_path):
+    record = PACKAGE.replace('"shout":', '"demo":')
+    install(tmp_path, "shouting", record, command=COMMAND)
+    done = run(tmp_path, "--help")
+    assert "  demo      train a small model" in done.stdout
+    assert "plugin shouting adds demo to commands, which gigamask itself has" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_reader_that_fails_is_named_and_leaves_others_alone(tmp_path):
+    readers = '    readers={"csv": "shouting.csv:Table"},\n    recipes'
+    install(tmp_path, "shouting", PACKAGE.replace("    recipes", readers))
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "masks").mkdir()
+    (tmp_path / "masks" / "boxes.csv").write_text("0 0 4 4\n")
+    words = ["convert", str(tmp_path / "masks"), "--images", str(tmp_path / "photos")]
+    words += ["--out", str(tmp_path / "shards")]
+    done = run(tmp_path, *words)
+    assert "plugin shouting: shouting.csv:Table raised ModuleNotFoundError" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith(f"gigamask: {tmp_path}/masks: ")
+    for body, message in (
+        ("return []", "shouting.csv:Table.listing must return SourceListing (got list)"),
+        ("return 1 / 0", "Table.listing raised ZeroDivisionError"),
+    ):
+        (tmp_path / "shouting" / "csv.py").write_text(READER.format(body))
+        assert message in run(tmp_path, *words).stderr.splitlines()[0]
 
 
 def test_a_docstring_is_read_without_an_import():

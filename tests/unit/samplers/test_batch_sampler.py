@@ -64,11 +64,34 @@ def test_an_order_that_changes_its_length_is_refused():
 
 
 @dataclass(frozen=True)
+class Returning(Sampler):
+    """Returns what it was made with."""
+
+    found: object
+
+    def order(self, table, epoch, history):
+        return self.found
+
+
+@pytest.mark.parametrize("found", [None, [0, 1], np.zeros((2, 2), np.int64), 3])
+def test_what_is_no_order_is_refused(found, no_shape_checks):
+    with pytest.raises(GigamaskError, match=r"^Returning\.order must return an array of integers"):
+        SampleSequence(Returning(found), SampleTable(5, {}))
+
+
+@pytest.mark.parametrize("found", [np.arange(5) - 1, np.arange(5) + 1, np.arange(5) + 0.5])
+def test_an_order_of_items_that_are_not_in_the_table_is_refused(found, no_shape_checks):
+    sequence = SampleSequence(Returning(found), SampleTable(5, {}))
+    with pytest.raises(GigamaskError, match=r"^Returning: .*from 0 to 4, .*got"):
+        sequence.sample_refs(np.arange(5), 0)
+
+
+@dataclass(frozen=True)
 class Ordered(Sampler):
     """Says which epoch an item is of."""
 
     def order(self, table, epoch, history):
-        return np.arange(table.count) + 100 * epoch
+        return (np.arange(table.count) + epoch) % table.count
 
 
 @pytest.fixture
@@ -83,7 +106,7 @@ def test_a_step_reaches_over_the_end_of_an_epoch(ordered):
         samples_before=0,
         samples_after=4,
     )
-    others = tuple(SampleRef(1, k, 100 + k, batch_index=1 + k) for k in range(3))
+    others = tuple(SampleRef(1, k, 1 + k, batch_index=1 + k) for k in range(3))
     assert second == StepPlan(((SampleRef(0, 4, 4), *others),), samples_before=4, samples_after=8)
 
 
