@@ -1,10 +1,10 @@
 """The index on disk: merge saved shard indexes into a folder of columns, and open it again.
 
 `manifest.json` (schema, dtypes, and for each shard its version and what was left out) is written
-last; `images_*.npy` have a row per image, `masks_*.npy` a row per mask, shard by shard. All have
-checksums (`data.checked_files`). The rows of
-a shard depend on that shard alone, so merging them in the same order gives the same bytes,
-whichever indexes they come from.
+last; `images_*.npy` have a row per image, `masks_*.npy` a row per mask, shard by shard.
+`data.index` describes the columns, `data.shard_index.column_dtypes` their types. All have checksums
+(`data.checked_files`). The rows of a shard depend on that shard alone, so merging them in the same
+order gives the same bytes, whichever indexes they come from.
 """
 
 import os

@@ -25,10 +25,13 @@ NO_PIXEL = "no pixel in its image"
 class Objects:
     """The masks of one image.
 
-    `extras` are fields of each mask besides SA-1B's, including `id` if known; `skipped` are masks
-    that are left out; `notes` are counts of what was changed to read the others.
-    `size_is_stated` says whether the source states a size, which decides which way its image is
-    meant.
+    Attributes:
+        masks: Its masks.
+        extras: Fields of each mask besides SA-1B's, including `id` if known; {} if there are none.
+        skipped: Masks that are left out.
+        notes: Counts of what was changed to read the others.
+        size_is_stated: Whether the source states a size, which decides which way its image is
+            meant.
     """
 
     masks: RLEMasks
@@ -40,7 +43,13 @@ class Objects:
 
 @dataclass(frozen=True)
 class SourceImage(ABC):
-    """One image to convert: its `image_id`, its name in the source, and the path of its file."""
+    """One image to convert.
+
+    Attributes:
+        number: Its `image_id`.
+        source: Its name in the source, for messages.
+        path: The path of its file.
+    """
 
     number: int
     source: str
@@ -91,8 +100,14 @@ class SourceImage(ABC):
 class SourceListing:
     """The images of a source, and what was left out before any was read.
 
-    `renumbered` is true if the images' names cannot serve as ids, and `unlabeled` is the number of
-    images without a file of masks.
+    A format with a file for each image is listed by `match_images`; one with a file for many makes
+    a `SourceImage` for each, numbered by `image_ids`.
+
+    Attributes:
+        images: The images, whose masks are read later.
+        left_out: Images and masks that are left out, with their reasons.
+        renumbered: Whether the images' names cannot serve as ids.
+        unlabeled: Number of images without a file of masks.
     """
 
     images: Sequence[SourceImage]
