@@ -137,8 +137,9 @@ class Model(nn.Module):
         """
         if path.startswith((MAE_PREFIX, DECODER_PREFIX)):
             prefix, _, whole = path.partition(":")
+            source = "an MAE" if path.startswith(MAE_PREFIX) else "the decoder of another"
             raise GigamaskError(
-                f"{path}: {prefix}: starts a part of a SAM; to continue with the {self.kind} "
+                f"{path}: {prefix}: starts a SAM from {source}; to continue with the {self.kind} "
                 f"itself, pass {whole}"
             )
         weights, _ = state_dict.read_weights(path)

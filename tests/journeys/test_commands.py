@@ -428,7 +428,7 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, scenes, trained, capsys
             "--recipe",
             "huge",
         ): "unknown recipe 'huge'",
-        ("fly",): "'fly'; choose one of download, convert,",
+        ("fly",): "'fly'; choose one of convert, synth,",
         ("trian",): "'trian'; perhaps you meant train; see 'gigamask --help'",
         ("predict", str(trained)): "'predict'; perhaps you meant segment;",
         (
