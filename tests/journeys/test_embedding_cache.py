@@ -8,6 +8,7 @@ from torch.nn.utils import parameters_to_vector
 
 from gigamask.cli.main import main
 from gigamask.models.configs import ConvPyramid
+from gigamask.models.promptable import PromptableModel
 from gigamask.models.sam.sam import Sam
 from tests.journeys.runs import same
 
@@ -25,13 +26,13 @@ def train(out: Path, scenes, weights, *words: object) -> int:
 @pytest.fixture
 def encoded(monkeypatch) -> list[int]:
     """Number of images of each pass of an encoder."""
-    found, encode = [], Sam.encode
+    found, encode = [], PromptableModel.encode
 
     def counting(self, images, *given):
         found.append(len(images))
         return encode(self, images, *given)
 
-    monkeypatch.setattr(Sam, "encode", counting)
+    monkeypatch.setattr(PromptableModel, "encode", counting)
     return found
 
 
