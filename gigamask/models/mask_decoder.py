@@ -82,7 +82,7 @@ class MaskDecoder(nn.Module):
             token_mask: Which prompt tokens to attend to; None means all.
         """
         flat, *_ = shared(self, "image tokens", lambda: (image_tokens(images),))
-        tokens, image = self._attend(flat, positions, prompts, mask_image, dense, token_mask, True)
+        tokens, image = self._attend(flat, positions, prompts, mask_image, dense, token_mask)
         heads, iou, classes = self._heads(tokens, mask_tokens)
         return MaskDecoderOutput(self._masks(image, heads), iou, classes)
 
@@ -133,7 +133,6 @@ class MaskDecoder(nn.Module):
         mask_image: Int64[Tensor, "M"],
         dense: DensePrompt,
         token_mask: Bool[Tensor, "M N"] | None,
-        same_images: bool = False,
     ) -> tuple[Float[Tensor, "M N2 C"], Float[Tensor, "M T C"]]:
         """Return the decoder's own and the prompts' tokens, and the image tokens."""
         own, *_ = shared(self, "own tokens", lambda: (self._own_tokens(),))
@@ -142,7 +141,13 @@ class MaskDecoder(nn.Module):
             None if token_mask is None else F.pad(token_mask, (len(own), 0), value=True)
         )
         return self.transformer(
-            images, positions.flatten(0, 1), tokens, mask_image, dense, attention_mask, same_images
+            images,
+            positions.flatten(0, 1),
+            tokens,
+            mask_image,
+            dense,
+            attention_mask,
+            same_images=True,
         )
 
     def _own_tokens(self) -> Float[Tensor, "N C"]:

@@ -20,9 +20,7 @@ from gigamask.errors import GigamaskError
 from gigamask.models import convert, initial_weights, state_dict
 from gigamask.models.configs import SamConfig, as_sam
 from gigamask.models.families import ModelFamily
-from gigamask.models.mask_decoder import (
-    MaskDecoder,
-)
+from gigamask.models.mask_decoder import MaskDecoder
 from gigamask.models.model import Model
 from gigamask.models.prompt_encoder import PromptEncoder, make_prompts
 from gigamask.models.rectangles import encode_rectangles

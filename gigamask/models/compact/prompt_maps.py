@@ -188,18 +188,12 @@ class WindowPrompts:
     has_mask: Bool[Tensor, "R"]
 
     @classmethod
-    def from_shapes(
-        cls,
-        shapes: PromptShapes,
-        windows: Float[Tensor, "M K 4"],
-        discs: Float[Tensor, "M K 4"] | None = None,
-    ) -> "WindowPrompts":
+    def from_shapes(cls, shapes: PromptShapes, windows: Float[Tensor, "M K 4"]) -> "WindowPrompts":
         """Return the prompts relative to K windows each, R = M x K in that order.
 
         Args:
             shapes: Prompts in input pixels.
             windows: Edges of the windows.
-            discs: Windows whose center and size are those of a click's disc; None: `windows`.
         """
         count = int(windows.shape[1])
         first, last = windows.flatten(0, 1).unflatten(1, (2, 2)).unbind(1)
@@ -207,16 +201,12 @@ class WindowPrompts:
         repeat = {name: repeat_rows(value, count) for name, value in vars(shapes).items()}
         box = (repeat["box"].unflatten(1, (2, 2)) - first[:, None]) / size[:, None]
         has_box = repeat["has_box"][:, None]
-        center, radius = 0.5, DISC
-        if discs is not None:
-            start, end = discs.flatten(0, 1).unflatten(1, (2, 2)).unbind(1)
-            center, radius = ((start + end) / 2 - first) / size, DISC * (end - start) / size
         return cls(
             (repeat["points"] - first[:, None]) / size[:, None],
             repeat["positive"],
             repeat["negative"],
-            torch.where(has_box, box.mean(1), center),
-            torch.where(has_box, (box[:, 1] - box[:, 0]) / 2, radius).clamp(min=1e-3),
+            torch.where(has_box, box.mean(1), 0.5),
+            torch.where(has_box, (box[:, 1] - box[:, 0]) / 2, DISC).clamp(min=1e-3),
             repeat["has_box"],
             repeat["has_mask"],
         )

@@ -76,9 +76,7 @@ class Sam2MaskDecoder(MaskDecoder):
         points = prompt_encoder.points(prompts.points_xy_input, prompts.labels)
         positions = prompt_encoder.get_dense_pe()
         flat, *_ = shared(self, "image tokens", lambda: (image_tokens(images),))
-        tokens, image = self._attend(
-            flat, positions, points, mask_image, dense, prompts.token_mask, True
-        )
+        tokens, image = self._attend(flat, positions, points, mask_image, dense, prompts.token_mask)
         finer = as_tokens(*high_res_maps(embedding[:, self.dim :]))
         needs_all = self.options.dynamic_multimask and not self.training and mask_tokens.start == 0
         heads, iou, classes = self._heads(
