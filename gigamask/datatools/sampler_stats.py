@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Int, Int64
 
 from gigamask.errors import GigamaskError
 from gigamask.interfaces import GRANULARITIES, LossSnapshot, Sampler, SampleTable
+from gigamask.samplers.batch_sampler import items_at, order_of
 
 QUANTILES = {"10%": 0.1, "median": 0.5, "90%": 0.9}
 
@@ -95,7 +96,7 @@ def _pieces(
     length = 0
     for epoch in range(epochs):
         start_s = time.perf_counter()
-        order = sampler.order(items, epoch, history)
+        order = order_of(sampler, items, epoch, history, length if epoch else None)
         if not epoch:
             length = len(order)
             if not length:
@@ -103,7 +104,7 @@ def _pieces(
             count = min(pieces, length * epochs)
             ends = np.linspace(0, length * epochs, count + 1).round().astype(int).tolist()[1:]
         # A lazy order is evaluated here.
-        sequence = np.asarray(order[np.arange(length)], np.int64)
+        sequence = items_at(order, np.arange(length), sampler, items)
         order_seconds.append(time.perf_counter() - start_s)
         at = 0
         while ends and ends[0] <= (epoch + 1) * length:

@@ -28,6 +28,66 @@ def whole_images(
     return items, np.full(len(items), -1)
 
 
+def order_of(
+    sampler: Sampler,
+    table: SampleTable,
+    epoch: int,
+    history: LossSnapshot | None,
+    length: int | None = None,
+) -> Order:
+    """Return the order of an epoch, which may be of a sampler of the user's own.
+
+    Args:
+        sampler: The sampler.
+        table: Items to sample.
+        epoch: Number of the epoch.
+        history: Losses so far, for samplers that learn from them.
+        length: Number of positions of epoch 0; None: this is the first order.
+
+    Raises:
+        GigamaskError: It cannot be indexed by positions, or has another length.
+    """
+    order, name = sampler.order(table, epoch, history), type(sampler).__name__
+    is_lazy = all(hasattr(order, method) for method in ("__len__", "__getitem__"))
+    if isinstance(order, list) or getattr(order, "ndim", 1) != 1 or not is_lazy:
+        shape = getattr(order, "shape", type(order).__name__)
+        raise GigamaskError(
+            f"{name}.order must return an array of integers of one dimension, or an object that "
+            f"computes them (got {shape})"
+        )
+    if length is not None and len(order) != length:
+        raise GigamaskError(
+            f"{name}: the order of epoch {epoch} must have {length} positions like epoch 0 (got "
+            f"{len(order)}); make the length independent of the epoch"
+        )
+    return order
+
+
+def items_at(
+    order: Order, positions: Int64[np.ndarray, "n"], sampler: Sampler, table: SampleTable
+) -> Int64[np.ndarray, "n"]:
+    """Return the items at positions of an order.
+
+    Args:
+        order: The order, of `order_of`.
+        positions: The positions.
+        sampler: The sampler, for the error.
+        table: Items to sample.
+
+    Raises:
+        GigamaskError: They are not items of the table.
+    """
+    items = order[positions]
+    outside = items[(items < 0) | (items >= table.count)]
+    if not np.issubdtype(items.dtype, np.integer) or len(outside):
+        got = outside[0] if len(outside) else items.dtype
+        raise GigamaskError(
+            f"{type(sampler).__name__}: an order must hold integers from 0 to {table.count - 1}, "
+            f"numbers of items of the table (got {got})"
+        )
+    return np.asarray(items, np.int64)
+
+
 class SampleSequence:
     """The orders of all epochs, one after the other, starting at sample 0 of the run.
 
@@ -62,8 +122,7 @@ class SampleSequence:
         # A resumed history already holds later epochs, so this order may not be that of epoch 0;
         # but its length does not depend on losses.
         is_new = history is None or (history.seen < 0).all()
-        first = sampler.order(table, 0, LossSnapshot.empty(table.count) if history else None)
-        _check_order(first, sampler)
+        first = order_of(sampler, table, 0, LossSnapshot.empty(table.count) if history else None)
         self.epoch_length = len(first)
         if not self.epoch_length:
             raise GigamaskError("the sampler's order is empty; loosen the sampler or the filters")
@@ -130,50 +189,21 @@ class SampleSequence:
         items, weights = np.empty(len(samples), np.int64), np.ones(len(samples), np.float32)
         for epoch in np.unique(epochs).tolist():
             where, order = epochs == epoch, self._order(epoch)
-            items[where] = self._checked(order[positions[where]])
+            items[where] = items_at(order, positions[where], self._sampler, self._items)
             if isinstance(order, WeightedOrder):
                 weights[where] = order.weights[positions[where]]
         return items, weights
 
-    def _checked(self, items: np.ndarray) -> np.ndarray:
-        """Return items of an order; raise `GigamaskError` unless they are of the table."""
-        outside = items[(items < 0) | (items >= self._items.count)]
-        if not np.issubdtype(items.dtype, np.integer) or len(outside):
-            got = outside[0] if len(outside) else items.dtype
-            raise GigamaskError(
-                f"{type(self._sampler).__name__}: an order must hold integers from 0 to "
-                f"{self._items.count - 1}, numbers of items of the table (got {got})"
-            )
-        return items
-
     def _order(self, epoch: int) -> Order:
         if epoch not in self._orders:
             snapshot = self._history.snapshot if self._history else None
-            order = self._sampler.order(self._items, epoch, snapshot)
-            _check_order(order, self._sampler)
-            if len(order) != self.epoch_length:
-                raise GigamaskError(
-                    f"{type(self._sampler).__name__}: the order of epoch {epoch} must have "
-                    f"{self.epoch_length} positions like epoch 0 (got {len(order)}); make the "
-                    "length independent of the epoch"
-                )
+            order = order_of(self._sampler, self._items, epoch, snapshot, self.epoch_length)
             self._orders[epoch] = order
         return self._orders[epoch]
 
     def _drop_orders_before(self, sample: int) -> None:
         epoch = sample // self.epoch_length
         self._orders = {other: order for other, order in self._orders.items() if other >= epoch}
-
-
-def _check_order(order: Order, sampler: Sampler) -> None:
-    """Raise `GigamaskError` unless an order can be indexed by positions."""
-    is_lazy = all(hasattr(order, name) for name in ("__len__", "__getitem__"))
-    if isinstance(order, list) or getattr(order, "ndim", 1) != 1 or not is_lazy:
-        shape = getattr(order, "shape", type(order).__name__)
-        raise GigamaskError(
-            f"{type(sampler).__name__}.order must return an array of integers of one dimension, or "
-            f"an object that computes them (got {shape})"
-        )
 
 
 def iter_segments(

@@ -17,6 +17,7 @@ from gigamask.datatools import sampler_stats
 from gigamask.interfaces import LossSnapshot, Sampler
 from gigamask.plugins.serve.dataset_view import MAX_ROWS, image_to_json
 from gigamask.plugins.serve.open_images import NotFoundError
+from gigamask.samplers.batch_sampler import items_at, order_of
 
 CACHED_ORDERS = 4
 ITEMS_PER_CHUNK, MIN_CHUNKS, MAX_CHUNKS = 12, 5, 50
@@ -66,8 +67,9 @@ class SamplerView:
         """Return the rows of one epoch."""
         sampler, catalogue = _make_sampler(name), self._catalogue(seed)
         history = LossSnapshot.empty(catalogue.items.count) if sampler.decay is not None else None
-        order = sampler.order(catalogue.items, epoch, history)
-        return catalogue.locate(np.asarray(order[np.arange(len(order))], np.int64))[0]
+        order = order_of(sampler, catalogue.items, epoch, history)
+        items = items_at(order, np.arange(len(order)), sampler, catalogue.items)
+        return catalogue.locate(items)[0]
 
 
 def _make_sampler(name: str) -> Sampler:

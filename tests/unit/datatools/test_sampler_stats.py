@@ -193,3 +193,16 @@ def test_the_verb_takes_a_sampler_with_its_fields(scenes, tmp_path, capsys):
         said = capsys.readouterr().err.strip().splitlines()
         assert len(said) == 1
         assert message in said[0]
+
+
+@dataclass(frozen=True)
+class Outside(Sampler):
+    """Starts at an item that no table has."""
+
+    def order(self, table, epoch, history):
+        return np.arange(table.count) - 1
+
+
+def test_an_order_of_items_that_are_not_in_the_table_is_refused():
+    with pytest.raises(GigamaskError, match=r"^Outside: an order must hold integers from 0 to 5"):
+        sampler_stats.describe(SIX, Outside())
