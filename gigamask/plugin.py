@@ -148,7 +148,7 @@ def load(reference: str) -> Any:
     except GigamaskError:
         raise
     except Exception as error:
-        owners = [each.name for each in installed() if _names(vars(each), reference)]
+        owners = [each.name for each in installed() if reference in references(each)]
         if not owners:
             raise
         raise GigamaskError(
@@ -171,23 +171,22 @@ def load_all(what: str, core: Collection[str] = ()) -> Iterator[Any]:
             warnings.warn(str(error), stacklevel=2)
 
 
-def _names(value: Any, reference: str) -> bool:
-    """Return whether a value of a record is a reference, or has it."""
-    if isinstance(value, Mapping):
-        return any(_names(each, reference) for each in value.values())
-    return value == reference
+def references(record: Plugin) -> Iterator[str]:
+    """Yield all references of a record."""
+    pending: list[Any] = list(vars(record).values())
+    while pending:
+        value = pending.pop()
+        if isinstance(value, Mapping):
+            pending += value.values()
+        elif ":" in value and " " not in value:  # neither a name nor a line of help
+            yield value
 
 
 def packages() -> set[str]:
     """Return the top-level packages of the references of strangers' plugins."""
-    found: set[str] = set()
-    pending: list[Mapping[str, Any]] = [vars(each) for each in installed()]
-    while pending:
-        for each in pending.pop().values():
-            if isinstance(each, Mapping):
-                pending.append(each)
-            elif ":" in each:
-                found.add(each.partition(":")[0].partition(".")[0])
+    found = {
+        each.partition(":")[0].partition(".")[0] for p in installed() for each in references(p)
+    }
     return found - {"gigamask"}
 
 

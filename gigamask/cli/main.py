@@ -165,9 +165,9 @@ def run_command(arguments: list[str]) -> int:
 
         print(f"gigamask {__version__}")
         return 0
-    trainings = TRAINING | plugin.merged("trainings")
+    known_trainings = trainings()
     for words in (1, 2):
-        if (command := " ".join([name, *rest][:words])) in trainings:
+        if (command := " ".join([name, *rest][:words])) in known_trainings:
             return run_training(command, rest[words - 1 :])
     known = commands()
     if name not in known:
@@ -195,6 +195,11 @@ def run_command(arguments: list[str]) -> int:
     return 0
 
 
+def trainings() -> dict[str, str]:
+    """Return the lines in the overview of the commands that train recipes, also of plugins."""
+    return TRAINING | plugin.merged("trainings", CORE)
+
+
 def commands() -> dict[str, str]:
     """Return a reference to the class of each command, of the core and of plugins; "" for those
     that train recipes."""
@@ -203,13 +208,13 @@ def commands() -> dict[str, str]:
         name: "" if name in TRAINING else f"{package}.{name}:{name.capitalize()}Command"
         for name in CORE
     }
-    trainings = {name: "" for name in plugin.merged("trainings") if " " not in name}
-    return core | trainings | plugin.merged("commands", core)
+    added = {name: "" for name in trainings() if " " not in name}
+    return core | added | plugin.merged("commands", core)
 
 
 def overview() -> str:
     """Return the text of `gigamask --help`."""
-    lines = TRAINING | plugin.merged("trainings")
+    lines = trainings()
     rows = "\n".join(
         f"  {name:9} {lines.get(name) or plugin.docstring(where)}"
         for name, where in commands().items()
