@@ -21,12 +21,11 @@ import torch
 from jaxtyping import Bool, Float32, Float64, Int64
 from torch import Tensor
 
-from gigamask.data.orientation import upright_pixels
 from gigamask.distributed.precision import PrecisionName
 from gigamask.errors import GigamaskError
 from gigamask.inference.amg_config import AutomaticMaskConfig, check_tiles
 from gigamask.inference.classes import class_fields, class_scores
-from gigamask.inference.predictor import MASK_THRESHOLD, SamPredictor
+from gigamask.inference.predictor import MASK_THRESHOLD, SamPredictor, pixels_of
 from gigamask.inference.tiles import TileGrid, match_masks
 from gigamask.masks.boxes import box_area, is_box_near_crop_edge, nms
 from gigamask.masks.devices import as_array
@@ -223,8 +222,7 @@ class SamAutomaticMaskGenerator:
             progress: Called before each batch of points with the fraction of the image that is
                 done; what it raises, such as a request to stop, ends the generation.
         """
-        image = as_array(image) if isinstance(image, Tensor) else image
-        image = upright_pixels(image, "image", self.model.config.pixels)
+        image = pixels_of(image, "image", self.model.config.pixels)
         size = (image.shape[0], image.shape[1])
         if self.tile is not None and max(size) > self.tile:
             grid = TileGrid(size, self.tile, check_tiles(self.tile, self.halo))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, UInt8
 from torch import Tensor
 
 from gigamask.data.orientation import upright_pixels
@@ -30,6 +30,7 @@ from gigamask.models.embedding_cache import EmbeddingCache, ImageEmbedder
 from gigamask.models.prompt_decoder import PromptDecoder
 from gigamask.models.prompt_encoder import make_prompts
 from gigamask.models.promptable import PromptableModel
+from gigamask.pixels import PixelConfig
 
 MASK_THRESHOLD = 0.0
 """Logits above this threshold are foreground, unless `Sam.mask_threshold` is another."""
@@ -143,8 +144,7 @@ class SamPredictor:
             raise GigamaskError("no image to embed: pass at least one")
         resized, pixels = [], []
         for number, image in enumerate(images):
-            image = as_array(image) if isinstance(image, Tensor) else image
-            seen = upright_pixels(image, f"image {number}", self.model.config.pixels)
+            seen = pixels_of(image, f"image {number}", self.model.config.pixels)
             is_rgb = image_format == "RGB" or isinstance(image, str | Path)
             pixels.append(seen if is_rgb else seen[..., ::-1])
             if self._tile is None:
@@ -336,6 +336,20 @@ class SamPredictor:
                 return decoder.embed_whole()
         assert self.features is not None
         return self.features
+
+
+def pixels_of(
+    image: np.ndarray | Tensor | str | Path, name: str, pixels: PixelConfig
+) -> UInt8[np.ndarray, "H W C"]:
+    """Return an image as a model sees it.
+
+    Args:
+        image: Pixels, or the path of an image file, which is read upright.
+        name: Name of pixels for error messages.
+        pixels: Channels and window of the model.
+    """
+    given = as_array(image) if isinstance(image, Tensor) else image
+    return upright_pixels(given, name, pixels)
 
 
 def _one_box(box: np.ndarray | Tensor) -> np.ndarray:

@@ -171,7 +171,7 @@ class PromptableModel(PretrainedModel, ABC):
     prompt_encoder: PromptEncoder
     mask_decoder: nn.Module
     mask_threshold: float = 0.0
-    """logits above it are foreground, in the predictor and the mask generator"""
+    """logits above it are foreground"""
     image_format: str = "RGB"
     """order of the channels"""
     answers_in_windows: bool = False
@@ -249,7 +249,7 @@ class PromptableModel(PretrainedModel, ABC):
             )
             outputs.append(
                 {
-                    "masks": logits > 0,
+                    "masks": logits > self.mask_threshold,
                     "iou_predictions": iou_predictions,
                     "low_res_logits": low_res_logits,
                 }

@@ -217,5 +217,10 @@ def test_forward_takes_and_returns_what_metas_does():
     assert torch.equal(outputs[0]["masks"], masks)
     assert torch.allclose(outputs[0]["iou_predictions"], scores, atol=1e-6)
     assert torch.allclose(outputs[0]["low_res_logits"], low, atol=1e-5)
+    model.mask_threshold = float(low.max()) / 2
+    with torch.no_grad():
+        fewer = model(batched[:1], multimask_output=True)[0]["masks"]
+    assert torch.equal(fewer, predictor.predict_torch(points, labels)[0])
+    assert fewer.sum() < masks.sum()
     with pytest.raises(GigamaskError, match=str(side)):
         model([{"image": torch.zeros(3, side + 1, 4), "original_size": (9, 9)}], True)
