@@ -239,7 +239,6 @@ def compiling_fake_tensors(counter: CompiledCounter) -> Iterator[None]:
     with (
         is_infra,
         patch.object(compilation, "compile_function", compiled),
-        patch("gigamask.training.tasks.compile_function", compiled),
     ):
         yield
 

@@ -35,11 +35,12 @@ from gigamask.plugins.grounding.config import GroundingTrainConfig
 from gigamask.plugins.grounding.data import QueryDataset, open_queries
 from gigamask.plugins.grounding.recipes import ground_tiny
 from gigamask.registry import make_component
-from gigamask.samplers.batch_sampler import SampleSequence, iter_steps
+from gigamask.samplers.batch_sampler import SampleSequence
 from gigamask.training.ohem import mine_hard_masks
 from gigamask.training.optim import AdamW
 from gigamask.training.state import TrainState
 from gigamask.training.step import step
+from tests.orders import iter_steps
 
 BATCH, EPOCHS = 32, 6
 

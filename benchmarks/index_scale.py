@@ -30,8 +30,9 @@ from gigamask.data.mask_sampling import MaskFilters
 from gigamask.data.sample_table import open_sample_table
 from gigamask.data.shard_index import IMAGE_COLUMNS, MASK_COLUMNS, LeftOut, ShardSummary, TarFile
 from gigamask.rng import make_rng
-from gigamask.samplers.batch_sampler import SampleSequence, iter_steps
+from gigamask.samplers.batch_sampler import SampleSequence
 from gigamask.samplers.random import Random
+from tests.orders import iter_steps
 
 IMAGES, MASKS_AN_IMAGE, TARS = 11_186_078, 98.3, 1000
 JPG_BYTES, JSON_BYTES = 1_000_000, 86_000

@@ -40,10 +40,10 @@ from torch.utils.data import DataLoader, Dataset
 from gigamask.data import annotation, image, loader, tar
 from gigamask.data import index as indexes
 from gigamask.data.dataset import Sa1bDataset, build_sample
+from gigamask.data.process_memory import in_bytes
 from gigamask.data.sample_config import SampleConfig
 from gigamask.datatools import repack
 from gigamask.profiling import loader_memory
-from gigamask.profiling.sample_memory import in_bytes
 from gigamask.rng import make_rng
 from gigamask.synthetic import large_sample
 from gigamask.types import DataCursor, RandomSpec, SampleRef, StepPlan

@@ -29,8 +29,9 @@ from gigamask.models.sam.sam import Sam
 from gigamask.profiling import gpus
 from gigamask.profiling.memory_plan import PUBLISHED
 from gigamask.recipes import find
-from gigamask.samplers.batch_sampler import SampleSequence, iter_steps
+from gigamask.samplers.batch_sampler import SampleSequence
 from gigamask.training.sam_config import SamTrainConfig
+from tests.orders import iter_steps
 
 IMAGES = 11_185_362
 """Images of SA-1B."""

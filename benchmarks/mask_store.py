@@ -130,8 +130,8 @@ def main() -> None:
         compare(
             "the whole sample, with its JPEG",
             from_json,
-            lambda row: mask_store.build_stored_sample(
-                shards.read(*place(row)), store, SampleRef(0, row, row), assembly, chance
+            lambda row: store.sample(
+                shards.read(*place(row)), SampleRef(0, row, row), assembly, chance
             ),
             rounds,
         )

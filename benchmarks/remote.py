@@ -24,11 +24,12 @@ from gigamask.data.mask_sampling import MaskFilters
 from gigamask.data.sample_config import SampleConfig
 from gigamask.data.sample_table import open_sample_table
 from gigamask.interfaces import Sampler
-from gigamask.samplers.batch_sampler import SampleSequence, iter_steps
+from gigamask.samplers.batch_sampler import SampleSequence
 from gigamask.samplers.random import Random
 from gigamask.samplers.shards import Streamed
 from gigamask.synthetic import large_sample
 from gigamask.types import RandomSpec
+from tests.orders import iter_steps
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.servers import FileServer

@@ -26,8 +26,9 @@ from gigamask import registry
 from gigamask.data import process_memory
 from gigamask.interfaces import SampleTable
 from gigamask.rng import make_rng
-from gigamask.samplers.batch_sampler import SampleSequence, iter_steps
+from gigamask.samplers.batch_sampler import SampleSequence
 from gigamask.samplers.loss_history import LossHistory
+from tests.orders import iter_steps
 
 IMAGES, MASKS, TARS, BATCH, BATCHES, LEARNED = 11_186_000, 1_094_154_480, 1000, 256, 200, 1024
 WITHOUT_AN_ORDER = ("lazy", "chunked")

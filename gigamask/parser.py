@@ -25,7 +25,6 @@ import msgspec
 
 from gigamask import files
 from gigamask.errors import GigamaskError
-from gigamask.suggestions import suggest_flag
 
 Command = TypeVar("Command")
 Words = tuple[str, list[str]]
@@ -258,6 +257,8 @@ def _near(name: str, known: Mapping[str, Leaf], others: Collection[str]) -> str:
     """Return an unknown name, and which flag it most likely means."""
     flags = {f"--{leaf.name}" for leaf in known.values() if not leaf.metavar}
     positional = {leaf.path[-1] for leaf in known.values() if leaf.metavar}
+    from gigamask.suggestions import suggest_flag
+
     near = suggest_flag(f"--{name}", flags | {f"--{other}" for other in others}, positional)
     return f"{name}; perhaps you meant {near}" if near else name
 

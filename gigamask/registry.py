@@ -26,8 +26,7 @@ from gigamask.interfaces import (
     Sampler,
 )
 from gigamask.models.configs import DECODERS, ENCODERS, Decoder, find_part
-from gigamask.recipes import user_code
-from gigamask.training.config import TrainConfig, component_types
+from gigamask.training.config import TrainConfig, walk
 
 
 @dataclass(frozen=True)
@@ -208,8 +207,8 @@ def select_components(config: TrainConfig, chosen: Mapping[str, str]) -> TrainCo
 
 def components_of(config: TrainConfig) -> list[str]:
     """Return the kinds of components that a configuration has; pre-training has no prompts."""
-    types = component_types(config)
-    return [kind for kind in kinds() if kind in types]
+    sections = {name for name, value in walk(config) if is_dataclass(value)}
+    return [kind for kind in kinds() if kind in sections]
 
 
 def get_component(config: TrainConfig, kind: str) -> Any:
@@ -245,7 +244,9 @@ def name_of_component(kind: str, value: Any) -> str:
         is_kind = each == plugin.reference(type(value))
         if is_kind if isinstance(each, str) else each.matches(value):
             return name
-    return user_code.name_of_class(type(value))
+    from gigamask.recipes.user_code import name_of_class
+
+    return name_of_class(type(value))
 
 
 def _package(reference: str) -> str:
@@ -271,6 +272,8 @@ def make_component(kind: str, name: str) -> Any:
         if not encoder.argument:
             raise GigamaskError(f"--{kind} {name}: {known} takes no value; use --{kind} {known}")
         return encoder(**{encoder.argument: value})
+    from gigamask.recipes import user_code
+
     name = _added(kind).get(name, name)
     path, colon, attribute = name.rpartition(":")
     installed = {} if colon else user_code.entry_points(kind)
@@ -319,6 +322,8 @@ def _replace(record: Any, path: list[str], value: Any) -> Any:
 
 def _choices(kind: str) -> str:
     """Return the names of a kind of component, for an error message."""
+    from gigamask.recipes import user_code
+
     listed = [*names(kind), *user_code.entry_points(kind)]
     if kind == "model.encoder":
         arguments = {name: getattr(find_part("encoder", name), "argument", "") for name in listed}

@@ -11,7 +11,7 @@ import re
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 import msgspec
 import yaml
@@ -108,11 +108,9 @@ def read_text(path: Path | str, max_bytes: int = MAX_JSON_BYTES) -> str:
     return decode_text(read_limited(path, max_bytes), str(path))
 
 
-@overload
-def decode_json(raw: bytes | str, source: str) -> Any: ...
-@overload
-def decode_json(raw: bytes | str, source: str, kind: type[Value], strict: bool = ...) -> Value: ...
-def decode_json(raw: bytes | str, source: str, kind: Any = Any, strict: bool = True) -> Any:
+def decode_json(
+    raw: bytes | str, source: str, kind: type[Value] | Any = Any, strict: bool = True
+) -> Value:
     """Decode JSON, with or without a byte order mark; `NaN` and `Infinity` are read as null.
 
     Args:
@@ -155,11 +153,9 @@ def _position(error: Exception, raw: bytes | str) -> str:
     return f"{found[1]} in line {line}, column {at - start + 1}, near {near!r}"
 
 
-@overload
-def read_json(path: Path | str) -> Any: ...
-@overload
-def read_json(path: Path | str, kind: type[Value], max_bytes: int = ...) -> Value: ...
-def read_json(path: Path | str, kind: Any = Any, max_bytes: int = MAX_JSON_BYTES) -> Any:
+def read_json(
+    path: Path | str, kind: type[Value] | Any = Any, max_bytes: int = MAX_JSON_BYTES
+) -> Value:
     """Read a JSON file; arguments and errors as of `decode_json` and `read_limited`.
 
     Args:

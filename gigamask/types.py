@@ -20,7 +20,6 @@ from torch import Tensor
 from gigamask.masks.devices import constant
 from gigamask.masks.rle import RLEMasks, decode_rle
 from gigamask.masks.transforms import ImageTransform, above
-from gigamask.masks.windows import paste
 
 OUTSIDE_LOGIT = -4.0
 """Mask logit outside of the window in which a model answers."""
@@ -557,6 +556,8 @@ class WindowLogits:
             side: Side of the grid, G.
             image_size: Side of the model input in pixels.
         """
+        from gigamask.masks.windows import paste
+
         dtype = torch.promote_types(self.logits.dtype, torch.float32)
         flat, windows = (each.flatten(0, 1).to(dtype) for each in (self.logits, self.windows))
         pasted = paste(flat, windows * (side / image_size), side, OUTSIDE_LOGIT)

@@ -16,7 +16,6 @@ from typing import Any
 from gigamask import files, plugin
 from gigamask.errors import GigamaskError, TrainingInterruptedError
 from gigamask.signals import STOP_SIGNALS, discard_if_closed, stop_signals_handled
-from gigamask.suggestions import suggest_command
 
 INTERRUPTED = 75
 """Exit code (EX_TEMPFAIL) of an interrupted and saved run; the same command resumes it."""
@@ -171,6 +170,8 @@ def run_command(arguments: list[str]) -> int:
             return run_training(command, rest[words - 1 :])
     known = commands()
     if name not in known:
+        from gigamask.suggestions import suggest_command
+
         near = suggest_command(name, known)
         hint = f"perhaps you meant {near}" if near else f"choose one of {', '.join(known)}"
         raise GigamaskError(f"unknown command {name!r}; {hint}; see 'gigamask --help'")

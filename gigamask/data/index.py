@@ -328,8 +328,8 @@ def extend(
         GigamaskError: A shard is unusable (the others are indexed first and kept), `out` is not
             an index or cannot be written, or checksums of an image folder are requested.
     """
-    if isinstance(workers, worker_pool.Part):
-        return _extend_by_parts(paths, Path(out), workers, progress, (salvage, checksums))
+    if part := worker_pool.part_in(workers):
+        return _extend_by_parts(paths, Path(out), part, progress, (salvage, checksums))
     out = Path(out).absolute()
     if not is_index(out):
         files.check_out(out, "an index")

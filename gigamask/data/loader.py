@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import islice
 from types import FrameType
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -26,7 +26,6 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from gigamask.data.dataset import RawSample, Sa1bDataset, build_sample
 from gigamask.data.index import Index
-from gigamask.data.mask_store import MaskStore, build_stored_sample
 from gigamask.data.sample_config import SampleConfig
 from gigamask.data.worker_pool import stop_signals_blocked
 from gigamask.errors import CorruptSampleError, GigamaskError
@@ -45,6 +44,9 @@ from gigamask.types import (
     SkippedSample,
     StepPlan,
 )
+
+if TYPE_CHECKING:
+    from gigamask.data.mask_store import MaskStore
 
 PREFETCH = 2
 """Micro-batches that each worker prepares ahead."""
@@ -93,12 +95,12 @@ class SampleSource:
         return Sa1bDataset(self.index, self.read_ahead, self.blocks)
 
     @cached_property
-    def _masks(self) -> MaskStore | None:
-        return (
-            MaskStore.open(self.sample_config.mask_store, self.index)
-            if self.sample_config.mask_store
-            else None
-        )
+    def _masks(self) -> "MaskStore | None":
+        if not self.sample_config.mask_store:
+            return None
+        from gigamask.data.mask_store import MaskStore
+
+        return MaskStore.open(self.sample_config.mask_store, self.index)
 
     def sample(self, ref: SampleRef, raw: RawSample | CorruptSampleError | None = None) -> Sample:
         """Read, check and build one sample.
@@ -115,9 +117,7 @@ class SampleSource:
         if isinstance(raw, CorruptSampleError):
             raise raw
         if self._masks is not None:
-            return build_stored_sample(
-                raw.jpg, self._masks, ref, self.sample_config, self.random_spec
-            )
+            return self._masks.sample(raw.jpg, ref, self.sample_config, self.random_spec)
         entry = (
             raw.annotation()
             if self.sample_config.with_masks

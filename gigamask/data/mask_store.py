@@ -146,6 +146,46 @@ class MaskStore:
                 "none or flip, or leave out --loader.mask-store"
             )
 
+    def sample(
+        self, raw: bytes, ref: SampleRef, config: SampleConfig, random_spec: RandomSpec
+    ) -> Sample:
+        """Build the same sample as `build_sample`, after `check`, without a json.
+
+        Args:
+            raw: The image file.
+            ref: Position in the sequence of samples.
+            config: Image transform, mask filters and sizes.
+            random_spec: Seed and counts of the random numbers drawn per sample.
+
+        Raises:
+            CorruptSampleError: The image cannot be decoded.
+            GigamaskError: The transform crops or scales the image, as a custom one may.
+        """
+        index, row, name = self.index, ref.row, self.index.entry_name(ref.row)
+        mask_rows = index.mask_rows(row)
+        area, box, predicted_iou, stability = (
+            np.array(index.masks[column][mask_rows])
+            for column in ("area", "box", "predicted_iou", "stability_score")
+        )
+        size, boxes = self._size(row), box.astype(np.int32)
+
+        def read_masks(
+            positions: Int64[np.ndarray, "k"], transform: ImageTransform
+        ) -> tuple[RLEMasks, Int[np.ndarray, "k 4"]]:
+            side, flip = config.image_size, transform.flip
+            if transform != ImageTransform.resize_longest_side(size, side, flip):
+                raise GigamaskError(
+                    f"{name}: {type(config.augment).__name__} crops or scales it, but a mask "
+                    "store holds the masks of whole images; choose --loader.augment none or "
+                    "flip, or leave out --loader.mask-store"
+                )
+            return self.masks(row, positions, flip), boxes[positions]
+
+        candidates = CandidateMasks(size, area.astype(np.int64), boxes, predicted_iou, stability)
+        return build_sample_from(
+            RawSample(name, raw, None), candidates, read_masks, ref, config, random_spec
+        )
+
     @property
     def bytes(self) -> int:
         """Bytes of the index's masks on disk."""
@@ -174,54 +214,6 @@ class MaskStore:
 
     def _size(self, row: int) -> tuple[int, int]:
         return int(self.index.images["height"][row]), int(self.index.images["width"][row])
-
-
-def build_stored_sample(
-    raw: bytes,
-    store: MaskStore,
-    ref: SampleRef,
-    config: SampleConfig,
-    random_spec: RandomSpec,
-) -> Sample:
-    """Build the same sample as `build_sample`, with masks from a store instead of a json.
-
-    Args:
-        raw: The image file.
-        store: A store that has passed `check`.
-        ref: Position in the sequence of samples.
-        config: Image transform, mask filters and sizes.
-        random_spec: Seed and counts of the random numbers drawn per sample.
-
-    Raises:
-        CorruptSampleError: The image cannot be decoded.
-        GigamaskError: The transform crops or scales the image, as a custom one may.
-    """
-    index, row, name = store.index, ref.row, store.index.entry_name(ref.row)
-    mask_rows = index.mask_rows(row)
-    area, box, predicted_iou, stability = (
-        np.array(index.masks[column][mask_rows])
-        for column in ("area", "box", "predicted_iou", "stability_score")
-    )
-    size, boxes = (
-        (int(index.images["height"][row]), int(index.images["width"][row])),
-        box.astype(np.int32),
-    )
-
-    def read_masks(
-        positions: Int64[np.ndarray, "k"], transform: ImageTransform
-    ) -> tuple[RLEMasks, Int[np.ndarray, "k 4"]]:
-        if transform != ImageTransform.resize_longest_side(size, config.image_size, transform.flip):
-            raise GigamaskError(
-                f"{name}: {type(config.augment).__name__} crops or scales it, but a mask store "
-                "holds the masks of whole images; choose --loader.augment none or flip, or leave "
-                "out --loader.mask-store"
-            )
-        return store.masks(row, positions, transform.flip), boxes[positions]
-
-    candidates = CandidateMasks(size, area.astype(np.int64), boxes, predicted_iou, stability)
-    return build_sample_from(
-        RawSample(name, raw, None), candidates, read_masks, ref, config, random_spec
-    )
 
 
 def build(
@@ -287,7 +279,7 @@ def build(
         )
     write_bytes(folder / MANIFEST, encode_json(manifest))
     # What is missing changes while other parts work, so they share all tars.
-    shards = distinct.values() if isinstance(workers, worker_pool.Part) else missing
+    shards = distinct.values() if worker_pool.part_in(workers) else missing
     worker_pool.parallel_map(
         mask_store_shard.build_shard,
         [MaskShardJob(str(index.folder), shard, str(folder)) for shard in shards],

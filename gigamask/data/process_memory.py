@@ -98,6 +98,15 @@ def reset_peak_rss() -> None:
         (PROC / "self" / "clear_refs").write_text("5")
 
 
+def in_bytes(count: int | float) -> str:
+    """Format bytes with a unit: 10.1 MB, 1.35 GB."""
+    for unit, digits in (("B", 0), ("KB", 1), ("MB", 1)):
+        if count < 1000:
+            return f"{count:.{digits}f} {unit}"
+        count /= 1000
+    return f"{count:.2f} GB"
+
+
 class _Mallinfo(ctypes.Structure):
     _fields_ = [
         (name, ctypes.c_size_t)

@@ -137,9 +137,15 @@ def part_of(part: str, workers: int = 1) -> Part | None:
     return Part(None if words[1] == "join" else int(words[1]), int(words[2]), folder, workers)
 
 
+def part_in(workers: Workers) -> Part | None:
+    """Return the part of a command that `workers` is; None for a number of processes."""
+    return workers if isinstance(workers, Part) else None
+
+
 def is_part(workers: Workers) -> bool:
     """Return whether other processes write to the same output, each its share of the items."""
-    return isinstance(workers, Part) and workers.number is not None
+    part = part_in(workers)
+    return part is not None and part.number is not None
 
 
 def parallel_map(

@@ -117,7 +117,7 @@ def convert(
     is_part = worker_pool.is_part(workers)
     check_for_tars(out)
     with lock_folder(out, PARTIAL, is_part):
-        work = _clear_partial(out, keep=isinstance(workers, worker_pool.Part))
+        work = _clear_partial(out, keep=worker_pool.part_in(workers) is not None)
         try:
             tars = _write_shards(source, out, work, images, shard_images, workers, progress, counts)
         finally:

@@ -17,7 +17,6 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from gigamask.data.index import Index
 from gigamask.data.mask_sampling import MaskFilters
 from gigamask.data.sample_table import granularity
 from gigamask.errors import CorruptSampleError, GigamaskError, counted
@@ -28,7 +27,7 @@ from gigamask.evaluation.embedded_images import (
     EmbeddedImage,
     ImageSource,
     embed_images,
-    scored_masks,
+    scored_rows,
 )
 from gigamask.interfaces import GRANULARITIES
 from gigamask.losses.iou import mask_iou
@@ -358,10 +357,7 @@ def evaluate_protocols(
     was_training = model.training
     model.eval()
     results = [ClickResult(protocol, 0, [], []) for protocol in protocols]
-    rows = range(len(images)) if rows is None else rows
-    if isinstance(images, Index):
-        index = images
-        rows = (row for row in rows if len(scored_masks(index, row, filters)))
+    rows = scored_rows(images, range(len(images)) if rows is None else rows, filters)
     with torch.inference_mode():
         for row, image in embed_images(model, images, rows, batch_size):
             if isinstance(image, CorruptSampleError):

@@ -135,6 +135,11 @@ class CocoData:
         none = Boxes(np.zeros((0, 4), np.float32), np.zeros(0, np.int64), np.zeros(0))
         return self.detections.get(image_id, none)
 
+    @property
+    def left_out(self) -> list[str]:
+        """Reasons of the images and annotations that were left out so far."""
+        return [*self.skipped, *self.broken]
+
     @cached_property
     def frequencies(self) -> dict[int, str] | None:
         """Frequency of each category; None unless these are LVIS's annotations."""

@@ -155,6 +155,18 @@ def scored_masks(index: Index, row: int, filters: MaskFilters) -> Int64[np.ndarr
     return np.flatnonzero(keep & (columns["area"][rows] > 0))
 
 
+def scored_rows(images: ImageSource, rows: Iterable[int], filters: MaskFilters) -> Iterator[int]:
+    """Yield the rows that have a mask to evaluate; without an index, which knows them, all rows.
+
+    Args:
+        images: Index of the images, or the images.
+        rows: Rows of the images.
+        filters: As for `scored_masks`.
+    """
+    index = images if isinstance(images, Index) else None
+    return (row for row in rows if index is None or len(scored_masks(index, row, filters)))
+
+
 def embed_images(
     model: PromptableModel, images: ImageSource, rows: Iterable[int], batch_size: int = BATCH_SIZE
 ) -> Iterator[tuple[int, EmbeddedImage | CorruptSampleError]]:

@@ -36,6 +36,7 @@ from gigamask.evaluation.embedded_images import (
     embed_image,
     embed_images,
     scored_masks,
+    scored_rows,
 )
 from gigamask.inference.amg_config import AutomaticMaskConfig
 from gigamask.inference.automatic_mask_generator import calculate_stability_score
@@ -117,8 +118,7 @@ class ClickScorer:
         index = indexes.open_or_build(data, folder)
         filters = MaskFilters(max_area=None, min_predicted_iou=min_predicted_iou)
         order = make_rng(0, "evaluation").permutation(len(index)).tolist()
-        annotated = (row for row in order if len(scored_masks(index, row, filters)))
-        rows = tuple(sorted(islice(annotated, images)))
+        rows = tuple(sorted(islice(scored_rows(index, order, filters), images)))
         if not rows:
             advice = "pass annotated images"
             if index.manifest.masks:

@@ -195,8 +195,6 @@ class SamLoss(Loss):
         """Return the terms of each prediction, over all cells or at points."""
         import torch
 
-        from gigamask.losses.points import sample_points
-
         logits, masks, valid = round.prediction.logits, targets.fractions, targets.valid
         # Once for all terms, forward and backward.
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -207,6 +205,8 @@ class SamLoss(Loss):
                     f"SamLoss.num_points is {self.num_points}, but Targets.shift is None; set "
                     "Targets.shift, or num_points to 0"
                 )
+            from gigamask.losses.points import sample_points
+
             points = sample_points(
                 round.prediction.low_res_logits,
                 targets,

@@ -8,28 +8,18 @@ masks that follow similarity.
 """
 
 from collections.abc import Callable
-from typing import TypeVar, overload
+from typing import Any, TypeVar
 
 import torch
 
-from gigamask.models.configs import MAEConfig, SamConfig
-from gigamask.models.mae import MAE
+from gigamask.models.configs import ModelConfig
 from gigamask.models.model import Model
-from gigamask.models.promptable import PromptableModel
 
 ModelT = TypeVar("ModelT", bound=Model)
 
 
-@overload
-def build_model(
-    config: SamConfig, seed: int, device: torch.device | str = "cpu"
-) -> PromptableModel: ...
-@overload
-def build_model(config: MAEConfig, seed: int, device: torch.device | str = "cpu") -> MAE: ...
-def build_model(
-    config: SamConfig | MAEConfig, seed: int, device: torch.device | str = "cpu"
-) -> PromptableModel | MAE:
-    """Build a SAM or an MAE with random weights.
+def build_model(config: ModelConfig, seed: int, device: torch.device | str = "cpu") -> Any:
+    """Build a model with random weights.
 
     Args:
         config: Configuration of the model.

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from gigamask import files, plugin
 from gigamask.errors import GigamaskError
-from gigamask.models import lora, manifest, weight_files
+from gigamask.models import manifest, weight_files
 from gigamask.models.configs import ModelConfig
 from gigamask.models.convert import (
     State,
@@ -23,7 +23,6 @@ from gigamask.models.convert import (
     resample_rel_pos,
 )
 from gigamask.models.families import families
-from gigamask.models.hub import download, has_file, parse_hub_id
 from gigamask.models.layers import inflate_channels
 
 save_weights = weight_files.save_weights
@@ -58,6 +57,8 @@ def read_weights(path: Path | str) -> tuple[State, ModelConfig | None]:
         GigamaskError: There is no such file, it may not be read, is damaged, or does not contain
             weights.
     """
+    from gigamask.models.hub import download, has_file, parse_hub_id
+
     hub = parse_hub_id(path)
     folders = plugin.merged("weight_folders")
     try:
@@ -83,6 +84,8 @@ def read_weights(path: Path | str) -> tuple[State, ModelConfig | None]:
 
 def read_file(file: Path) -> tuple[State, ModelConfig | None]:
     """Return the weights of a file of any format, with Meta's names, as `read_weights`."""
+    from gigamask.models import lora
+
     manifest.verify_named(file)
     is_safe = file.suffix == ".safetensors"
     state, config = (weight_files.read_safetensors if is_safe else weight_files.read_pth)(file)
@@ -112,6 +115,8 @@ def find_weights(path: Path | str) -> Path:
     Raises:
         GigamaskError: There is no such file.
     """
+    from gigamask.models.hub import download, parse_hub_id
+
     folder = Path(path)
     if hub := parse_hub_id(path):
         folder = download(hub[0], ("config.json", manifest.MODEL), revision=hub[1])
@@ -153,6 +158,8 @@ def may_be_weights(path: Path | str) -> bool:
     Args:
         path: What a user gave as weights.
     """
+    from gigamask.models.hub import parse_hub_id
+
     return Path(path).exists() or str(path) == STARTER or bool(parse_hub_id(path))
 
 

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from gigamask.data import process_memory
-from gigamask.profiling.sample_memory import in_bytes
+from gigamask.data.process_memory import in_bytes
 
 BLOCKS = 8
 DROPPED = 1 / 8

@@ -22,9 +22,9 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, record_function, supported_activities
 
 from gigamask.data import process_memory
+from gigamask.data.process_memory import in_bytes
 from gigamask.files import write_bytes, write_text
 from gigamask.profiling import timeline
-from gigamask.profiling.sample_memory import in_bytes
 from gigamask.profiling.timeline import TimeSpent
 
 WARM_UP = 3

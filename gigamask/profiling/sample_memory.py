@@ -16,6 +16,7 @@ from gigamask.data import annotation, process_memory
 from gigamask.data.dataset import build_sample
 from gigamask.data.image import encode_jpeg
 from gigamask.data.loader import collate
+from gigamask.data.process_memory import in_bytes
 from gigamask.data.sample_config import SampleConfig
 from gigamask.types import Batch, DataCursor, ImageAnnotation, RandomSpec, Sample, SampleRef
 
@@ -203,12 +204,3 @@ def table(found: dict[str, Any]) -> str:
             " the worker sends",
         ]
     )
-
-
-def in_bytes(count: int | float) -> str:
-    """Format bytes with a unit: 10.1 MB, 1.35 GB."""
-    for unit, digits in (("B", 0), ("KB", 1), ("MB", 1)):
-        if count < 1000:
-            return f"{count:.{digits}f} {unit}"
-        count /= 1000
-    return f"{count:.2f} GB"

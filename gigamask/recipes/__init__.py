@@ -12,18 +12,24 @@ from collections.abc import Callable, Mapping
 from gigamask import plugin
 from gigamask.errors import GigamaskError
 from gigamask.plugin import References
-from gigamask.recipes.user_code import entry_points, find_object, load_entry_point
 from gigamask.training.config import ImageTrainConfig, TrainConfig
 from gigamask.training.sam_config import SamTrainConfig
 
-_SAM = (
-    *("tiny", "photos", "compact", "sam_vit_b", "sam_vit_l", "sam_vit_h", "mixed_prompts"),
-    *("one_gpu", "finetune", "finetune_vit_l", "finetune_vit_h", "finetune_laptop"),
-)
-_MAE = ("mae_tiny", "mae_vit_b", "mae_vit_l", "mae_vit_h")
+
+def _of(module: str, *names: str) -> References:
+    """Return the references of recipes of a module by name."""
+    return {name: f"{__name__}.{module}:{name}" for name in names}
+
+
 CORE: Mapping[str, References] = {
-    "train": {name: f"gigamask.recipes.sam:{name}" for name in _SAM},
-    "pretrain": {name: f"gigamask.recipes.mae:{name}" for name in _MAE},
+    "train": {
+        **_of("sam", "tiny"),
+        **_of("compact", "photos", "compact"),
+        **_of("sam", "sam_vit_b", "sam_vit_l", "sam_vit_h"),
+        **_of("mixed_prompts", "mixed_prompts"),
+        **_of("sam", "one_gpu", "finetune", "finetune_vit_l", "finetune_vit_h", "finetune_laptop"),
+    },
+    "pretrain": _of("mae", "mae_tiny", "mae_vit_b", "mae_vit_l", "mae_vit_h"),
 }
 """The recipes of the core by training command."""
 
@@ -71,6 +77,8 @@ def find(name: str) -> Callable[[], TrainConfig]:
     """
     if name in (known := _references()):
         return plugin.load(known[name])
+    from gigamask.recipes.user_code import entry_points, find_object, load_entry_point
+
     path, colon, function = name.rpartition(":")
     if not colon:
         installed = entry_points("recipe")

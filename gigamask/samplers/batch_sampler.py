@@ -7,15 +7,17 @@ that learns from losses, the sequence is known only up to the end of an epoch.
 
 import math
 from collections.abc import Callable, Iterator
-from itertools import chain
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float32, Int64
 
 from gigamask.errors import GigamaskError
 from gigamask.interfaces import LossSnapshot, Order, Sampler, SampleTable, WeightedOrder
-from gigamask.samplers.loss_history import LossHistory
 from gigamask.types import SampleRef, StepPlan
+
+if TYPE_CHECKING:
+    from gigamask.samplers.loss_history import LossHistory
 
 Locate = Callable[[Int64[np.ndarray, "n"]], tuple[Int64[np.ndarray, "n"], Int64[np.ndarray, "n"]]]
 """Maps items to the rows of their images, and to masks of these images (-1: the whole image)."""
@@ -106,7 +108,7 @@ class SampleSequence:
         self,
         sampler: Sampler,
         table: SampleTable,
-        history: LossHistory | None = None,
+        history: "LossHistory | None" = None,
         locate: Locate = whole_images,
         strata: bool = False,
     ) -> None:
@@ -237,29 +239,6 @@ def iter_segments(
         known = sequence.prepare(consumed, batch_size)
         yield _steps(sequence, consumed, known, batch_size, micro_batch_size, rank, world_size)
         consumed = int(known)
-
-
-def iter_steps(
-    sequence: SampleSequence,
-    consumed: int,
-    batch_size: int,
-    micro_batch_size: int,
-    rank: int = 0,
-    world_size: int = 1,
-) -> Iterator[StepPlan]:
-    """Yield the steps of `iter_segments` one by one, for samplers that do not learn from losses.
-
-    Args:
-        sequence: Sequence of samples.
-        consumed: Number of samples before the first step.
-        batch_size: Global batch size.
-        micro_batch_size: Samples per rank that are processed together.
-        rank: Rank of this process.
-        world_size: Number of processes.
-    """
-    return chain.from_iterable(
-        iter_segments(sequence, consumed, batch_size, micro_batch_size, rank, world_size)
-    )
 
 
 def _steps(

@@ -27,7 +27,7 @@ from gigamask.distributed.precision import LossScaler, choose_device
 from gigamask.distributed.world import World
 from gigamask.errors import GigamaskError
 from gigamask.files import crc32, flush, uncache, write_atomically, write_bytes
-from gigamask.models import lora, state_dict, weight_files
+from gigamask.models import state_dict, weight_files
 from gigamask.models.configs import ModelConfig
 from gigamask.models.manifest import (
     BASE,
@@ -40,7 +40,6 @@ from gigamask.models.manifest import (
 )
 from gigamask.models.model import Model
 from gigamask.models.promptable import PromptableModel, load_sam
-from gigamask.samplers.loss_history import LossHistory
 from gigamask.serialization import with_checksum
 from gigamask.training import ema
 from gigamask.training.config import TrainConfig
@@ -121,9 +120,12 @@ def contribute_shards(state: TrainState) -> None:
 
 def _tensors_of(state: TrainState) -> tuple[dict[str, Tensor], ...]:
     """Return the weights, their averages and the optimizer state."""
-    averaged = ema.by_state_name(state.average or {}, state.model)
-    weights = lora.split_trained(state.model)[0] if state.base else state.model.state_dict()
-    return weights, averaged, state.optimizer_tensors()
+    averaged, weights = ema.by_state_name(state.average or {}, state.model), {}
+    if state.base:
+        from gigamask.models.lora import split_trained
+
+        weights, _ = split_trained(state.model)
+    return weights or state.model.state_dict(), averaged, state.optimizer_tensors()
 
 
 def write_base(state: TrainState, config: TrainConfig) -> None:
@@ -133,7 +135,9 @@ def write_base(state: TrainState, config: TrainConfig) -> None:
         state: The state, whose `base` is set.
         config: The configuration.
     """
-    _, frozen = lora.split_trained(state.model)
+    from gigamask.models.lora import split_trained
+
+    _, frozen = split_trained(state.model)
     path = Path(config.out) / "checkpoints" / BASE
     path.parent.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in frozen.items()}
@@ -269,6 +273,8 @@ def load_state(
     Raises:
         GigamaskError: The checkpoint does not fit the configuration.
     """
+    from gigamask.models.lora import join_trained
+
     world = world or World()
 
     def read(name: str) -> dict[str, Tensor]:
@@ -289,10 +295,10 @@ def load_state(
     state = TrainState.from_model(config.build().to(device), config)
     state.base = manifest.get("base")
     state.resumed = Resumed(folder, "scored_by" in manifest)
-    state_dict.load_weights(state.model, lora.join_trained(read(weights), base), str(folder))
+    state_dict.load_weights(state.model, join_trained(read(weights), base), str(folder))
     if state.average is not None:
         averaged = read(MODEL)
-        whole = lora.join_trained(averaged, base)
+        whole = join_trained(averaged, base)
         state_dict.fit_weights(state.model, whole, str(folder), resample=False)
         for name, tensor in state.average.items():
             tensor.copy_(averaged[name])
@@ -306,6 +312,8 @@ def load_state(
     if state.scale and manifest["scale"]:
         state.scale = LossScaler.from_state_dict(manifest["scale"])
     if config.sampler.decay is not None and LOSS_HISTORY in manifest["files"]:
+        from gigamask.samplers.loss_history import LossHistory
+
         state.loss_history = LossHistory.from_arrays(
             {name: tensor.cpu().numpy() for name, tensor in read(LOSS_HISTORY).items()},
             manifest["ledger"],

@@ -9,7 +9,7 @@ import difflib
 import importlib.util
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from numbers import Integral, Real
 from pathlib import Path
@@ -145,6 +145,7 @@ class TrainConfig(ABC):
 
     lora = NO_ADAPTERS  # a field where the model can have adapters
     mining = ALL_MASKS  # a field where masks can be left out
+    is_finding_classes = False  # a property where masks can have classes
 
     @abstractmethod
     def build(self, device: str = "cpu") -> Model:
@@ -323,15 +324,18 @@ class ImageTrainConfig(TrainConfig):
         Raises:
             GigamaskError: There are no samples.
         """
-        from gigamask.data import attributes, loader
+        from gigamask.data import loader
         from gigamask.data.dataset import check_pixels
-        from gigamask.data.mask_store import MaskStore
         from gigamask.data.sample_table import open_sample_table
         from gigamask.training.data_source import DataSource, loader_processes
 
         settings, sample_config = self.loader, self.sample_config
         check_pixels(index, sample_config.pixels, sample_config.pixels.has_window)
-        table = attributes.read(settings.attributes, index) if settings.attributes else None
+        table = None
+        if settings.attributes:
+            from gigamask.data import attributes
+
+            table = attributes.read(settings.attributes, index)
         samples = open_sample_table(
             index, sample_config.filters, self.items, table, self.seed, sample_config.with_masks
         )
@@ -345,6 +349,8 @@ class ImageTrainConfig(TrainConfig):
                 )
             )
         if sample_config.mask_store:
+            from gigamask.data.mask_store import MaskStore
+
             MaskStore.open(sample_config.mask_store, index).check(sample_config)
         # A worker reads the samples of one micro-batch at a time; each may span two blocks.
         read_ahead = settings.read_ahead_mb * 2**20
@@ -404,10 +410,11 @@ def check_init(init: str, earlier: Collection[str]) -> str:
         GigamaskError: There is no such file or folder.
     """
     from gigamask.models.configs import DECODER_PREFIX, MAE_PREFIX
-    from gigamask.models.state_dict import check_weights_exist
 
     path = init.removeprefix(MAE_PREFIX).removeprefix(DECODER_PREFIX)
     if path and path not in earlier:
+        from gigamask.models.state_dict import check_weights_exist
+
         check_weights_exist("--init", init, path)
     return path
 
@@ -438,17 +445,15 @@ def _with_field(config: Any, path: list[str], value: Any, name: str) -> Any:
         near += difflib.get_close_matches(field_name, known, 1) or ["steps"] * (name == "epochs")
         hint = f"; perhaps you meant {near[0]}" if near else f"; it has {', '.join(known)}"
         raise GigamaskError(f"{type(config).__name__} has no field {name!r}{hint}")
+    before = known[field_name]
     if len(path) > 1:
-        value = _with_field(known[field_name], path[1:], value, name)
-    elif isinstance(known[field_name], tuple) and isinstance(value, str | Path):
-        value = (str(value),)
-    elif isinstance(known[field_name], tuple) and isinstance(value, Iterable):
-        value = tuple(str(item) if isinstance(item, Path) else item for item in value)
-    elif isinstance(value, Path):
-        value = str(value)
-    if len(path) == 1:
-        [leaf] = (leaf for leaf in fields(config) if leaf.name == field_name)
-        value = _of_type(leaf.type, known[field_name], value, name)
+        value = _with_field(before, path[1:], value, name)
+    else:
+        if isinstance(before, tuple) and isinstance(value, Iterable):
+            listed = [value] if isinstance(value, str) else value
+            value = tuple(str(item) if isinstance(item, Path) else item for item in listed)
+        declared = config.__dataclass_fields__[field_name].type
+        value = _of_type(declared, before, value, name)
     return replace(config, **{field_name: value})
 
 
@@ -465,6 +470,8 @@ def _of_type(declared: Any, before: Any, value: Any, name: str) -> Any:
         value: The new value; a float without a fraction, such as 1e4, becomes an int.
         name: The field as given.
     """
+    if isinstance(value, Path):
+        value = (str(value),) if isinstance(before, tuple) else str(value)
     text = declared if isinstance(declared, str) else getattr(declared, "__name__", str(declared))
     plain, optional, _ = text.partition(" | None")
     if isinstance(value, Real) and not isinstance(value, Integral):
@@ -504,37 +511,26 @@ def check_at_least(least: int, **numbers: int | None) -> None:
             )
 
 
-def flatten_config(config: Any, prefix: str = "") -> dict[str, Any]:
-    """Flatten a configuration to `{"section.leaf": value}`.
+def walk(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the fields of a configuration, each section or component before its own fields.
 
     Args:
         config: A configuration or a component of one.
         prefix: Prepended to each name.
 
-    Returns:
-        The values by flag name without dashes.
+    Yields:
+        The flag without dashes, such as "section.leaf", and the value.
     """
-    flat: dict[str, Any] = {}
     for leaf in fields(config):
         name, value = prefix + leaf.name.replace("_", "-"), getattr(config, leaf.name)
-        flat |= flatten_config(value, name + ".") if is_dataclass(value) else {name: value}
-    return flat
-
-
-def component_types(config: Any, prefix: str = "") -> dict[str, str]:
-    """Return the classes of a configuration's components as `{"section.component": class}`.
-
-    Args:
-        config: A configuration or a component of one.
-        prefix: Prepended to each name.
-    """
-    types: dict[str, str] = {}
-    for leaf in fields(config):
-        name, value = prefix + leaf.name.replace("_", "-"), getattr(config, leaf.name)
+        yield name, value
         if is_dataclass(value):
-            types[name] = f"{type(value).__module__}.{type(value).__qualname__}"
-            types |= component_types(value, name + ".")
-    return types
+            yield from walk(value, f"{name}.")
+
+
+def flatten_config(config: Any) -> dict[str, Any]:
+    """Return the values of a configuration, without sections, by flag without dashes."""
+    return {name: value for name, value in walk(config) if not is_dataclass(value)}
 
 
 def differences(*configs: TrainConfig | Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
@@ -547,7 +543,14 @@ def differences(*configs: TrainConfig | Mapping[str, Any]) -> dict[str, tuple[An
         The value in each configuration by flag name; None if there is none.
     """
     flat = [
-        {**component_types(each), **flatten_config(each)} if isinstance(each, TrainConfig) else each
+        each
+        if isinstance(each, Mapping)
+        else {
+            name: f"{type(value).__module__}.{type(value).__qualname__}"
+            if is_dataclass(value)
+            else value
+            for name, value in walk(each)
+        }
         for each in configs
     ]
     names = sorted({name for each in flat for name in each})

@@ -38,7 +38,7 @@ class MAETrainConfig(ImageTrainConfig):
     def task(self, device: torch.device) -> Task:
         """Return the task that reconstructs the hidden patches of each image."""
         from gigamask.distributed.precision import choose_precision
-        from gigamask.training.tasks import MAETask
+        from gigamask.training.mae_task import MAETask
 
         return MAETask(choose_precision(self.precision, device))
 

@@ -14,13 +14,12 @@ from gigamask.data.mask_sampling import MaskFilters, MaskSampler, RandomMasks
 from gigamask.data.sample_config import SampleConfig
 from gigamask.errors import GigamaskError, check_range
 from gigamask.interfaces import Loss, Mining, PromptSchedule, Task
-from gigamask.losses.class_loss import ClassLoss
 from gigamask.losses.ohem import NoMining
 from gigamask.losses.sam_loss import SamLoss
 from gigamask.models.configs import FIND_CLASSES, SamConfig
 from gigamask.models.lora_config import LoRA
 from gigamask.prompts.schedule import InteractiveSchedule
-from gigamask.training.config import ImageTrainConfig, LoaderConfig, TrainConfig, check_at_least
+from gigamask.training.config import ImageTrainConfig, LoaderConfig, check_at_least
 
 if TYPE_CHECKING:
     import torch
@@ -202,21 +201,24 @@ class SamTrainConfig(ImageTrainConfig):
     def task(self, device: torch.device) -> Task:
         """Return the task that computes the losses of all prompt rounds."""
         from gigamask.distributed.precision import choose_precision
-        from gigamask.models.embedding_cache import EmbeddingCache
-        from gigamask.training.tasks import FrozenEncoder, SamTask
+        from gigamask.training.tasks import SamTask
 
         mining = None if self.mining.keeps_all else self.mining
-        cached = None
+        cached, loss = None, self.loss
         if self.embedding_cache and device.type != "meta":
-            folder = Path(self.embedding_cache)
-            cached = FrozenEncoder(EmbeddingCache(folder, limit_bytes=None, half=True))
+            from gigamask.training.frozen_encoder import FrozenEncoder
+
+            cached = FrozenEncoder(Path(self.embedding_cache))
+        if self.model.class_names:
+            from gigamask.losses.class_loss import ClassLoss
+
+            loss = ClassLoss(loss, self.class_weight)
         most = (self.micro_batch_size or 1) * (
             self.loader.max_masks if self.items == "image" else 1
         )
-        is_classified = bool(self.model.class_names)
         return SamTask(
             self.prompts,
-            ClassLoss(self.loss, self.class_weight) if is_classified else self.loss,
+            loss,
             min(self.masks_per_chunk, most) if self.compile else self.masks_per_chunk,
             choose_precision(self.precision, device),
             full_resolution=self.loader.target == "full",
@@ -236,6 +238,11 @@ class SamTrainConfig(ImageTrainConfig):
         """
         check_categories(self, index.manifest.categories)
         return super().data_source(index)
+
+    @property
+    def is_finding_classes(self) -> bool:  # pyrefly: ignore[bad-override]
+        """Whether the classes are to be found in the data, by --classes auto."""
+        return self.model.class_names == FIND_CLASSES
 
     @property
     def items(self) -> Literal["image", "mask"]:
@@ -296,11 +303,6 @@ def check_cacheable(loader: SamLoaderConfig, flag: str) -> None:
             f"{flag} keeps an embedding for an image and its mirror image; use --loader.augment "
             "none or flip, without color jitter, or leave the flag out"
         )
-
-
-def is_finding_classes(config: TrainConfig) -> bool:
-    """Return whether the classes of a training are to be found in its data, by --classes auto."""
-    return isinstance(config, SamTrainConfig) and config.model.class_names == FIND_CLASSES
 
 
 def check_categories(config: SamTrainConfig, counts: dict[str, int]) -> None:

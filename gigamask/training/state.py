@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +19,14 @@ from gigamask.distributed.precision import HALF_DTYPES, LossScaler, choose_preci
 from gigamask.distributed.world import World
 from gigamask.errors import GigamaskError
 from gigamask.models.model import Model
-from gigamask.samplers.loss_history import LossHistory
 from gigamask.training import ema
 from gigamask.training.config import TrainConfig
 from gigamask.training.optim import check_frozen, select_trained
 from gigamask.training.unreached import Unreached
 from gigamask.types import DataCursor
+
+if TYPE_CHECKING:
+    from gigamask.samplers.loss_history import LossHistory
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class TrainState:
     optimizers: list[torch.optim.Optimizer]
     step: int = 0
     cursor: DataCursor = field(default_factory=DataCursor)
-    loss_history: LossHistory | None = None
+    loss_history: "LossHistory | None" = None
     scale: LossScaler | None = None
     average: dict[str, Tensor] | None = None
     base: dict[str, int] | None = None

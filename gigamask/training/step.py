@@ -30,7 +30,6 @@ from gigamask.distributed.profile_ranges import profile_range
 from gigamask.distributed.world import World
 from gigamask.errors import GigamaskError
 from gigamask.interfaces import Task
-from gigamask.training.ohem import mine_hard_masks
 from gigamask.training.state import TrainState
 from gigamask.types import BatchProtocol, LossSums
 
@@ -341,6 +340,8 @@ def step(
     """
     world, mined_losses = world or World(), None
     if task.mining:
+        from gigamask.training.ohem import mine_hard_masks
+
         batches, mined_losses = mine_hard_masks(
             task, task.mining, state.model, batches, batch_size, world
         )

@@ -1,4 +1,4 @@
-"""Losses of a training step: prompt rounds for SAM, reconstruction for the masked autoencoder."""
+"""The losses of a training step of SAM: those of rounds of prompts."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,23 +11,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gigamask.distributed.activation_checkpointing import is_checkpointed
-from gigamask.distributed.compilation import (
-    compile_function,
-    compile_methods,
-    compiled_modules,
-)
 from gigamask.distributed.foreign_modules import is_foreign
 from gigamask.distributed.fsdp import dummy_forward, is_sharded
 from gigamask.distributed.precision import HALF_DTYPES, Precision, autocast
 from gigamask.distributed.profile_ranges import profile_generator, profile_range
 from gigamask.errors import GigamaskError
 from gigamask.interfaces import Loss, Mining, PromptSchedule, Task
-from gigamask.losses.mae import mae_loss, patchify
 from gigamask.masks.valid_area import covered_parts, valid_cells
-from gigamask.models.configs import MAEConfig
-from gigamask.models.embedding_cache import EmbeddingCache, ImageEmbedder
 from gigamask.models.layers import LayerNorm2d, TokenNorm
-from gigamask.models.mae import MAE, MAEOutput
 from gigamask.models.prompt_decoder import PromptDecoder
 from gigamask.models.promptable import PromptableModel
 from gigamask.models.weight_copies import casting_blocks, weight_copies
@@ -63,33 +54,6 @@ class CompiledRound:
     schedule: PromptSchedule
 
 
-class FrozenEncoder:
-    """Embeds images with a frozen encoder, and keeps the embeddings in a cache.
-
-    Args:
-        cache: The cache.
-    """
-
-    def __init__(self, cache: EmbeddingCache) -> None:
-        self._cache = cache
-        self._embedder: ImageEmbedder | None = None
-
-    def __call__(
-        self, model: PromptableModel, batch: Batch, precision: Precision
-    ) -> Float[Tensor, "B C E E"]:
-        """Return the embeddings of a batch's images.
-
-        Args:
-            model: The model.
-            batch: The batch.
-            precision: Precision of the model.
-        """
-        if self._embedder is None or self._embedder.model is not model:
-            self._embedder = ImageEmbedder(model, self._cache)
-        with profile_range("encode"), torch.no_grad(), autocast(precision, batch.images.device):
-            return self._embedder.embed_batch(batch.images, batch.input_sizes)
-
-
 @dataclass(frozen=True)
 class SamTask(Task):
     """Promptable segmentation: encode images once, then run rounds of prompts on chunks of masks.
@@ -108,7 +72,8 @@ class SamTask(Task):
         mining: Chooses the masks to train on; None trains on all.
         compile_backend: Backend of torch.compile for `compiled`; None compiles nothing.
         fast: Compiled functions of a round; chunks with fewer masks are filled up for them.
-        frozen_encoder: Embeds the images if the encoder is frozen; None runs the encoder.
+        frozen_encoder: Returns the embeddings of a batch if the encoder is frozen; None runs the
+            encoder.
     """
 
     schedule: PromptSchedule
@@ -119,7 +84,7 @@ class SamTask(Task):
     mining: Mining | None = None  # pyrefly: ignore[bad-override] (a property in `Task`)
     compile_backend: str | None = None
     fast: CompiledRound | None = None
-    frozen_encoder: FrozenEncoder | None = None
+    frozen_encoder: Callable[[PromptableModel, Batch, Precision], Tensor] | None = None
 
     @contextmanager
     def compiled(self, model: PromptableModel) -> Iterator[Task]:
@@ -131,6 +96,12 @@ class SamTask(Task):
         if self.compile_backend is None:
             yield self
             return
+        from gigamask.distributed.compilation import (
+            compile_function,
+            compile_methods,
+            compiled_modules,
+        )
+
         backend = self.compile_backend
         fast = CompiledRound(
             compile_function(PromptDecoder.__call__, backend),
@@ -363,57 +334,3 @@ def select_random_inputs(
         clicks=random_inputs.clicks[part],
         box_noise=random_inputs.box_noise[part],
     )
-
-
-@dataclass(frozen=True)
-class MAETask(Task):
-    """Masked autoencoding: reconstruct the hidden patches; the loss counts images, not masks."""
-
-    precision: Precision = "fp32"
-
-    def compute_losses(
-        self, model: MAE, batch: Batch, detach: Callable[[Tensor], Tensor]
-    ) -> Iterator[LossSums]:
-        """Yield the loss of all images, as one term.
-
-        Args:
-            model: The model.
-            batch: The micro-batch; without images, a sharded model runs on a dummy image.
-            detach: Detaches the reconstruction.
-        """
-        images, config = batch.images, model.config
-        if not len(images):
-            image = images.new_zeros(1, 3, config.image_size, config.image_size)
-            size = batch.input_sizes.new_full((1, 2), config.image_size)
-            uniforms = torch.zeros(1, config.patches, device=images.device)
-            dummy_forward(model, lambda: self._forward(model, image, size, uniforms).patches)
-            return
-        output = self._forward(model, images, batch.input_sizes, batch.random_inputs.patches)
-        target, normalize = self.target(output, batch, config)
-        per_image = mae_loss(detach(output.patches), target, output.scored, normalize)
-        yield LossSums(
-            loss=(per_image * batch.weights).sum(),
-            count=output.scored.any(1).sum().to(per_image.dtype),
-            parts={"mse": per_image.detach().sum()},
-            per_mask=per_image.detach(),
-            first=0,
-            image=torch.arange(len(images), device=images.device),
-        )
-
-    def target(
-        self, output: MAEOutput, batch: Batch, config: MAEConfig
-    ) -> tuple[Float[Tensor, "B P D"], bool]:
-        """Return what each patch is compared with, and whether it is normalized first.
-
-        Args:
-            output: Output of the model.
-            batch: The micro-batch.
-            config: Configuration of the model.
-        """
-        return patchify(output.pixels, config.patch_size), config.normalize_pixels
-
-    def _forward(
-        self, model: MAE, images: Tensor, input_sizes: Tensor, uniforms: Tensor
-    ) -> MAEOutput:
-        with profile_range("forward"), autocast(self.precision, images.device):
-            return model(images, input_sizes, uniforms)

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Generator
 from hashlib import blake2b, file_digest
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float64
@@ -15,10 +15,12 @@ from gigamask.data import index as indexes
 from gigamask.distributed.world import World
 from gigamask.errors import GigamaskError, counted
 from gigamask.samplers.batch_sampler import SampleSequence, iter_segments
-from gigamask.samplers.loss_history import LossHistory
 from gigamask.training.config import DATA, TrainConfig
 from gigamask.training.data_source import DataSource
 from gigamask.types import BatchProtocol, DataCursor
+
+if TYPE_CHECKING:
+    from gigamask.samplers.loss_history import LossHistory
 
 
 def open_index(config: TrainConfig) -> indexes.Index:
@@ -126,12 +128,12 @@ class TrainData:
         config: TrainConfig,
         index: indexes.Index,
         cursor: DataCursor | None = None,
-        loss_history: LossHistory | None = None,
+        loss_history: "LossHistory | None" = None,
         data: dict[str, Any] | None = None,
     ) -> None:
         self._config, self._source = config, config.data_source(index)
         self._start = (cursor or DataCursor()).samples
-        self.loss_history: LossHistory | None = None
+        self.loss_history: "LossHistory | None" = None
         if config.sampler.decay is not None:
             data = data or describe_data(config, index)
             self.loss_history = _loss_history(config, data, self._source, loss_history)
@@ -188,8 +190,8 @@ class TrainData:
 
 
 def _loss_history(
-    config: TrainConfig, data: dict[str, Any], source: DataSource, saved: LossHistory | None
-) -> LossHistory:
+    config: TrainConfig, data: dict[str, Any], source: DataSource, saved: "LossHistory | None"
+) -> "LossHistory":
     """Return the saved history if it belongs to the same sampler and items, else an empty one."""
     text = f"{config.sampler!r} {source.description} {json.dumps(data)}"
     subject = blake2b(text.encode(), digest_size=16).hexdigest()
@@ -201,4 +203,6 @@ def _loss_history(
             "starting a new one",
             stacklevel=2,
         )
+    from gigamask.samplers.loss_history import LossHistory
+
     return LossHistory.empty(subject, source.items.count, config.sampler.decay or 0.0)

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from gigamask.errors import GigamaskError, check_range
 from gigamask.pixels import PixelConfig, WindowOptions
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gigamask.data.worker_pool import Part
     from gigamask.distributed.world import World
     from gigamask.evaluation.clicks import ClickProtocol, ClickResult
+    from gigamask.evaluation.coco_data import CocoData
     from gigamask.evaluation.detected_boxes import BoxMasks
     from gigamask.evaluation.embedded_images import ImageSource
     from gigamask.evaluation.proposals import ProposalRecall
@@ -183,8 +184,6 @@ def score(
     from rich.progress import track
 
     from gigamask.data import worker_pool
-    from gigamask.data.dataset import check_pixels
-    from gigamask.data.index import Index
     from gigamask.data.mask_sampling import MaskFilters
     from gigamask.distributed.precision import autocast, choose_precision
     from gigamask.evaluation import clicks
@@ -193,11 +192,8 @@ def score(
         options.check()
         model = load_model(weights, options.device, options.trust)
         model.set_window(options.window, options.percentiles)
-        pixels = model.config.pixels
         report = print if world.is_main else lambda line: None
-        names, images = _open(data, options, stack, report, pixels)
-        if isinstance(images, Index):
-            check_pixels(images, pixels)
+        names, images = _open(data, options, stack, report, model.config.pixels)
         return model, names, images, _scorers(options, images)
 
     model, names, images, scorers = world.main_first(begin)
@@ -217,10 +213,10 @@ def score(
             with autocast(precision, device):
                 return clicks.evaluate_clicks(model, images, filters, protocol, *args)
 
-        if part is None or not isinstance(images, Index):
+        if part is None:
             return run(rows, size, on_image)
         # The same batches as in one process, so that the scores are the same.
-        annotated = [row for row in range(count) if len(clicks.scored_masks(images, row, filters))]
+        annotated = [*clicks.scored_rows(images, range(count), filters)]
         batches = [annotated[first : first + size] for first in range(0, len(annotated), size)]
         kind = clicks.ClickResult
         scored = worker_pool.parallel_map(lambda batch: run(batch, size), batches, part, None, kind)
@@ -251,13 +247,16 @@ def _open(
     pixels: PixelConfig,
 ) -> tuple[tuple[str, ...], ImageSource]:
     """Return the names of the data and the images: an index, or with boxes COCO's as they lie."""
+    from gigamask.data.dataset import check_pixels
     from gigamask.datatools.find_source import annotations_and_images
     from gigamask.evaluation import coco_data
     from gigamask.workflows.own_data import own_tars
 
     if options.boxes is None:
         tars = own_tars(data, options, report)
-        return tars, stack.enter_context(open_or_build_temporary(tars))
+        index = stack.enter_context(open_or_build_temporary(tars))
+        check_pixels(index, pixels)
+        return tars, index
     pair = annotations_and_images(path_list(data), options.images, options.masks)
     if pair is None:
         raise GigamaskError(
@@ -269,7 +268,6 @@ def _open(
 
 def _scorers(options: EvaluateOptions, images: ImageSource) -> dict[str, Scorer]:
     """Return what scores more than clicks, by its name in the summary."""
-    from gigamask.evaluation.coco_data import CocoData
     from gigamask.evaluation.detected_boxes import BoxMasks, BoxProtocol
     from gigamask.evaluation.proposals import ProposalRecall, proposal_config
 
@@ -277,10 +275,10 @@ def _scorers(options: EvaluateOptions, images: ImageSource) -> dict[str, Scorer]
     if options.automatic:
         settings = proposal_config(options.points_per_side, options.tile, options.halo)
         found["automatic"] = ProposalRecall(settings, precision=options.precision)
-    if isinstance(images, CocoData):
+    if options.boxes is not None:
         crops = {"zoom": options.zoom, "tile": options.tile, "halo": options.halo}
         protocol = BoxProtocol(options.box_answer, **crops)
-        found["detected_boxes"] = BoxMasks(images, protocol)
+        found["detected_boxes"] = BoxMasks(cast("CocoData", images), protocol)
     return found
 
 

@@ -14,22 +14,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from gigamask.config_files import check_run_out, config_to_resume
 from gigamask.data import storage
 from gigamask.data.index_format import is_index
-from gigamask.datatools.formats import ConvertOptions
 from gigamask.errors import GigamaskError, check_range
 from gigamask.evaluation.click_evaluation import ClickEvaluation
 from gigamask.files import find_tars
 from gigamask.interfaces import Evaluator
 from gigamask.training.config import TrainConfig
-from gigamask.training.sam_config import SamTrainConfig, is_finding_classes
+from gigamask.training.sam_config import SamTrainConfig
 from gigamask.training.train_data import open_index
 from gigamask.workflows.open_data import AnnotationOptions, Paths, path_list
-from gigamask.workflows.pixel_window import measure_window
 
 if TYPE_CHECKING:
     from gigamask.datatools.sources import Source
 
 OPTIONS = ("keep_crowds", "ignore", "binary", "nearest_value")
-"""Fields of `ConvertOptions` that all commands have that read annotations."""
+"""Fields of `datatools.formats.ConvertOptions` that all commands have that read annotations."""
 
 Config = TypeVar("Config", bound=TrainConfig)
 
@@ -55,20 +53,21 @@ def use_own_data(
     check_run_out(config)
     if not isinstance(config, SamTrainConfig):
         return config
-    if is_finding_classes(config) and isinstance(saved := config_to_resume(config), SamTrainConfig):
+    if config.is_finding_classes and isinstance(saved := config_to_resume(config), SamTrainConfig):
         config = replace(config, model=replace(config.model, class_names=saved.model.class_names))
     config = replace(config, evaluation=_evaluation_of_tars(config, report, strict))
-    source = find_own_data(config)
-    if source is None:
+    if (source := find_own_data(config)) is not None:
+        options, split = _options_of(config), config.val_split
+        train, *held_out = _convert(source, options, report, strict, split, config.seed)
+        config = replace(config, data=(train,), images=None, masks=None, val_split=0.0)
+        config = replace(config, **_options_of(AnnotationOptions()))
+        if held_out and isinstance(config.evaluation, ClickEvaluation):
+            config = replace(config, evaluation=replace(config.evaluation, data=tuple(held_out)))
+    if config.model.pixels.needs_measuring:
+        from gigamask.workflows.pixel_window import measure_window
+
         return measure_window(config, report)
-    options = _convert_options(config)
-    train, *held_out = _convert(source, options, report, strict, config.val_split, config.seed)
-    changed = replace(config, data=(train,), images=None, masks=None, val_split=0.0)
-    changed = replace(changed, **_options_of(ConvertOptions()))
-    if held_out and isinstance(config.evaluation, ClickEvaluation):
-        evaluation = replace(config.evaluation, data=tuple(held_out))
-        changed = replace(changed, evaluation=evaluation)
-    return measure_window(changed, report)
+    return config
 
 
 def own_tars(
@@ -91,23 +90,19 @@ def own_tars(
     given = path_list(paths)
     source = _source(given, options.images, options.masks)
     if source is None:
-        _refuse_options(_convert_options(options), given)
+        _refuse_options(options, given)
         return given
-    return _convert(source, _convert_options(options), report, options.strict)
+    return _convert(source, _options_of(options), report, options.strict)
 
 
-def _options_of(given: SamTrainConfig | AnnotationOptions | ConvertOptions) -> dict[str, Any]:
+def _options_of(given: SamTrainConfig | AnnotationOptions) -> dict[str, Any]:
     """Return what counts as a mask, by the names of the flags of all commands."""
     return {name: getattr(given, name) for name in OPTIONS}
 
 
-def _convert_options(given: SamTrainConfig | AnnotationOptions) -> ConvertOptions:
-    return ConvertOptions(**_options_of(given))
-
-
-def _refuse_options(options: ConvertOptions, data: Sequence[str]) -> None:
+def _refuse_options(options: SamTrainConfig | AnnotationOptions, data: Sequence[str]) -> None:
     """Raise an error if options of annotations are given for tars."""
-    default = _options_of(ConvertOptions())
+    default = _options_of(AnnotationOptions())
     for name, value in _options_of(options).items():
         if value != default[name]:
             raise GigamaskError(
@@ -133,7 +128,7 @@ def find_own_data(config: SamTrainConfig) -> Source | None:
                 "--val-split holds out a part of --images, --masks or parquet files; give held-out "
                 "tars to --evaluation.data"
             )
-        _refuse_options(_convert_options(config), config.data)
+        _refuse_options(config, config.data)
         return None
     check_range("--val-split", config.val_split, 0, 0.9)
     if config.val_split and getattr(config.evaluation, "data", ()):
@@ -150,11 +145,12 @@ def _source(data: Sequence[str], images: str | None, masks: str | None) -> Sourc
     return find(data, images, masks)
 
 
-def _convert(source: Source, *settings: Any) -> tuple[str, ...]:
+def _convert(source: Source, options: dict[str, Any], *settings: Any) -> tuple[str, ...]:
     """Return the folders of the tars that annotations become."""
+    from gigamask.datatools.formats import ConvertOptions
     from gigamask.workflows.conversion_cache import convert_once
 
-    return convert_once(source, *settings)
+    return convert_once(source, ConvertOptions(**options), *settings)
 
 
 def _is_tars(path: str) -> bool:
@@ -194,7 +190,7 @@ def find_classes(config: Config, verbose: bool = True) -> Config:
     Raises:
         GigamaskError: No mask has a category.
     """
-    if not isinstance(config, SamTrainConfig) or not is_finding_classes(config):
+    if not config.is_finding_classes:
         return config
     names = tuple(open_index(config).manifest.categories)
     if not names:
@@ -204,4 +200,4 @@ def find_classes(config: Config, verbose: bool = True) -> Config:
         )
     if verbose:
         print(f"--classes auto: {' '.join(names)}", flush=True)
-    return replace(config, model=replace(config.model, class_names=names))
+    return config.with_(model__class_names=names)

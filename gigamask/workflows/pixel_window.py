@@ -36,7 +36,7 @@ def measure_window(config: Config, report: Callable[[str], object] = print) -> C
     """Return a training whose window is stated in numbers.
 
     Args:
-        config: The training; unchanged unless percentiles of the training images are its window.
+        config: The training; percentiles of the training images are its window.
         report: Called with a line about what was measured.
 
     Returns:
@@ -45,10 +45,8 @@ def measure_window(config: Config, report: Callable[[str], object] = print) -> C
     Raises:
         GigamaskError: The images cannot be read, or have no window to measure.
     """
-    pixels = config.model.pixels
-    if not pixels.needs_measuring:
-        return config
-    measured = next(_saved(config), None) or _measure(config.data, pixels, report)
+    saved = next(_saved(config), None)
+    measured = saved or _measure(config.data, config.model.pixels, report)
     return replace(config, model=replace(config.model, pixels=measured))
 
 

@@ -152,7 +152,6 @@ def _train_phase(
     config: TrainConfig, changes: Changes, allow_data_change: bool
 ) -> tuple[Run, bool]:
     """Train a configuration; return its run, and whether a signal ended it."""
-    from gigamask.training.sam_config import is_finding_classes
     from gigamask.workflows.own_data import find_classes
 
     with tempfile.TemporaryDirectory() as folder:
@@ -162,7 +161,7 @@ def _train_phase(
         if allow_data_change:
             arguments.append("--allow-data-change")
         with open_world(config, arguments, os.environ) as world:
-            if is_finding_classes(config):
+            if config.is_finding_classes:
                 config = world.main_first(partial(find_classes, config, world.is_main))
                 changes = resolve(config, allow_data_change)
             config = choose_micro_batch_size(config, world)

@@ -14,10 +14,11 @@ from gigamask.data import loader
 from gigamask.data.mask_sampling import MaskFilters
 from gigamask.data.sample_config import SampleConfig
 from gigamask.data.sample_table import open_sample_table
-from gigamask.samplers.batch_sampler import SampleSequence, iter_steps
+from gigamask.samplers.batch_sampler import SampleSequence
 from gigamask.samplers.shards import Streamed
 from gigamask.synthetic import scenes
 from gigamask.types import RandomSpec
+from tests.orders import iter_steps
 from tests.servers import FileServer
 
 LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"

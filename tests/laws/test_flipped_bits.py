@@ -13,7 +13,7 @@ from gigamask.data import index as indexes
 from gigamask.data import mask_store
 from gigamask.data.dataset import Sa1bDataset
 from gigamask.data.index import Index
-from gigamask.data.mask_store import MaskStore, build_stored_sample
+from gigamask.data.mask_store import MaskStore
 from gigamask.data.sample_config import SampleConfig
 from gigamask.errors import GigamaskError
 from gigamask.synthetic import scenes
@@ -58,9 +58,8 @@ def use_store(folder: Path) -> tuple:
     config = SampleConfig(image_size=128, mask_size=32)
     raw = Sa1bDataset(index)
     samples = [
-        build_stored_sample(
+        store.sample(
             raw.read(row, with_json=False).jpg,
-            store,
             SampleRef(0, row, row),
             config,
             RandomSpec(seed=1, clicks=2, blocks=2),

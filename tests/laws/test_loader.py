@@ -14,10 +14,11 @@ from gigamask.data.loader import SampleSource, batches
 from gigamask.data.mask_sampling import MaskFilters
 from gigamask.data.sample_config import SampleConfig
 from gigamask.data.sample_table import open_sample_table
-from gigamask.samplers.batch_sampler import SampleSequence, iter_steps
+from gigamask.samplers.batch_sampler import SampleSequence
 from gigamask.samplers.random import Random
 from gigamask.synthetic.scenes import write
 from gigamask.types import Batch, RandomInputs, RandomSpec
+from tests.orders import iter_steps
 
 STEPS = 5
 

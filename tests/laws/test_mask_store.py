@@ -119,9 +119,7 @@ def test_samples_are_equal_bit_for_bit(opened, store, augment, choice):
             ordinary = build_sample(jpg, entry, SampleRef(epoch, row, row), common, CHANCE)
             settings_of_store = replace(common, mask_store=str(store.folder))
             assert contents(
-                mask_store.build_stored_sample(
-                    jpg, store, SampleRef(epoch, row, row), settings_of_store, CHANCE
-                )
+                store.sample(jpg, SampleRef(epoch, row, row), settings_of_store, CHANCE)
             ) == contents(ordinary)
             assert len(ordinary.masks)
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from gigamask.errors import GigamaskError
 from gigamask.interfaces import SampleTable
-from gigamask.samplers.batch_sampler import SampleSequence, iter_steps
+from gigamask.samplers.batch_sampler import SampleSequence
 from gigamask.samplers.random import Random
 from gigamask.samplers.shards import Streamed
-from tests.orders import listed
+from tests.orders import iter_steps, listed
 
 CUTS = st.fixed_dictionaries(
     {"per_epoch": st.integers(1, 40), "batch": st.integers(1, 17), "seed": st.integers(0, 3)}

@@ -10,7 +10,7 @@ from gigamask import config_files, recipes
 from gigamask.errors import GigamaskError
 from gigamask.parser import FLAT
 from gigamask.training.config import ImageTrainConfig, TrainConfig
-from gigamask.training.sam_config import SamTrainConfig, is_finding_classes
+from gigamask.training.sam_config import SamTrainConfig
 
 if TYPE_CHECKING:
     from gigamask.workflows.plan import DryRun
@@ -54,7 +54,7 @@ class PlanCommand:
         from gigamask.workflows.plan import plan
 
         config = recipes.require_images(self.run_planned)
-        if is_finding_classes(config):
+        if config.is_finding_classes:
             if not config.data:
                 raise GigamaskError(
                     "--classes auto: the classes are those of the data, of which the plan needs "

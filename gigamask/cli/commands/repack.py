@@ -33,9 +33,9 @@ class RepackCommand(PartOptions):
         """Repack, and return the counts."""
         from gigamask.cli.commands.output import print_skipped, progress_bar
         from gigamask.data import worker_pool
+        from gigamask.data.process_memory import in_bytes
         from gigamask.datatools.repack import RepackConfig, repack
         from gigamask.errors import counted
-        from gigamask.profiling.sample_memory import in_bytes
 
         config = RepackConfig(self.size, self.quality)
         workers = worker_pool.workers_of(self.part, self.workers)

@@ -18,7 +18,7 @@ from gigamask.launch import is_elsewhere, launched
 from gigamask.parser import check_writable
 from gigamask.signals import discard_if_closed
 from gigamask.training.config import TrainConfig, check_at_least, differences
-from gigamask.training.sam_config import SamTrainConfig, is_finding_classes
+from gigamask.training.sam_config import SamTrainConfig
 from gigamask.workflows.stages import STAGES, make_stages
 from gigamask.workflows.train import (
     choose_micro_batch_size,
@@ -67,7 +67,7 @@ def run(command: str, arguments: list[str]) -> tuple[str | None, dict[str, Any]]
             return None, {}
     words = [*command.split(), *arguments]
     with open_world(flags.run, words, os.environ) as world:
-        if flags.epochs is not None or is_finding_classes(flags.run):
+        if flags.epochs is not None or flags.run.is_finding_classes:
             # The main process builds the index if there is none; the others read it.
             verbose = world.is_main and not flags.print_config
             flags = world.main_first(partial(use_index, flags, verbose))

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from gigamask.errors import GigamaskError, check_range, counted
 from gigamask.workflows.open_data import Paths, open_or_build_temporary, path_list
 
 if TYPE_CHECKING:
+    from gigamask.data.index import Index
     from gigamask.evaluation.clicks import ClickProtocol, ClickResult
+    from gigamask.evaluation.coco_data import CocoData
     from gigamask.evaluation.detected_boxes import BoxMasks
     from gigamask.evaluation.embedded_images import ImageSource
     from gigamask.models.promptable import PromptableModel
@@ -209,7 +211,7 @@ def run(
         "published_masks": _published_masks(name),
         "min_predicted_iou": least,
         "precision": precision,
-        "skipped": [*found[0].skipped, *_missing(images)],
+        "skipped": [*found[0].skipped, *getattr(images, "left_out", ())],
         "answers": answers,
         "literature": literature_of(name),
     }
@@ -221,23 +223,23 @@ def _protocols(
 ) -> tuple[dict[str, ClickProtocol], dict[str, BoxMasks]]:
     """Return how clicks are scored, and the masks of detected boxes, by answer."""
     from gigamask.evaluation import clicks, noc
-    from gigamask.evaluation.coco_data import CocoData
     from gigamask.evaluation.detected_boxes import BoxMasks, BoxProtocol
 
-    if not isinstance(images, CocoData):
+    if not chosen.instances:
         counts = tuple(range(1, chosen.clicks + 1))
         of_answer = {answer: noc.ANSWERS[answer] for answer in options.answers}
         chosen_clicks = {"clicks": counts, "zoom": options.zoom}
         return {name: replace(each, **chosen_clicks) for name, each in of_answer.items()}, {}
     protocols = {"confident": clicks.EFFICIENTVIT_SAM, "random clicks": clicks.EFFICIENT_SAM}
     zoomed = {name: replace(each, zoom=options.zoom) for name, each in protocols.items()}
-    if not images.detections:
+    coco = cast("CocoData", images)
+    if not coco.detections:
         return zoomed, {}
     box_masks: dict[str, BoxMasks] = {}
     for answer in options.answers:
         if answer == "best_of_three":
             raise GigamaskError("--answers best_of_three is not for coco and lvis; leave it out")
-        box_masks[answer] = BoxMasks(images, BoxProtocol(answer, zoom=options.zoom))
+        box_masks[answer] = BoxMasks(coco, BoxProtocol(answer, zoom=options.zoom))
     return zoomed, box_masks
 
 
@@ -392,10 +394,9 @@ def _open(name: str, data: Paths, options: BenchmarkOptions, stack: ExitStack) -
 def _check_channels(name: str, images: ImageSource, pixels: PixelConfig) -> None:
     """Raise `GigamaskError` if a model cannot read the images of a benchmark."""
     from gigamask.data.dataset import check_pixels
-    from gigamask.data.index import Index
 
-    if isinstance(images, Index):
-        check_pixels(images, pixels)
+    if not find(name).archive and not find(name).instances:
+        check_pixels(cast("Index", images), pixels)
     elif pixels.channels != 3:
         raise GigamaskError(
             f"benchmark {name}: its photographs are RGB, but the weights read {pixels.channels} "
@@ -407,13 +408,3 @@ def _published_masks(name: str) -> int | None:
     from gigamask.plugins.benchmarks import published
 
     return published.ARCHIVES[name].num_masks if find(name).archive else None
-
-
-def _missing(images: ImageSource) -> Sequence[str]:
-    from gigamask.evaluation.coco_data import CocoData
-    from gigamask.plugins.benchmarks.published import PublishedImages
-
-    if isinstance(images, CocoData):
-        return [*images.skipped, *images.broken]
-    missing = images.missing if isinstance(images, PublishedImages) else ()
-    return [f"{name}: has no image or no masks" for name in missing]

@@ -115,6 +115,11 @@ class PublishedImages:
     ) -> None:
         self.archive, self.images, self.missing = archive, images, missing
 
+    @property
+    def left_out(self) -> list[str]:
+        """Reasons of the images that were left out."""
+        return [f"{name}: has no image or no masks" for name in self.missing]
+
     def __len__(self) -> int:
         return len(self.images)
 

@@ -16,7 +16,7 @@ from gigamask.distributed.profile_ranges import profile_range
 from gigamask.models.configs import MAEConfig
 from gigamask.models.mae import MAEOutput
 from gigamask.models.promptable import PromptableModel
-from gigamask.training.tasks import MAETask
+from gigamask.training.mae_task import MAETask
 from gigamask.types import Batch
 
 

@@ -13,7 +13,7 @@ import simplejpeg
 from gigamask.cli.commands.masks import MasksCommand
 from gigamask.data import index, mask_store, mask_store_shard, tar
 from gigamask.data.augment import HorizontalFlip, LargeScaleJitter, NoAugment, ScaleJitter
-from gigamask.data.mask_store import MaskStore, build_stored_sample
+from gigamask.data.mask_store import MaskStore
 from gigamask.data.sample_config import SampleConfig
 from gigamask.data.shards import ShardReader
 from gigamask.errors import CorruptSampleError, GigamaskError
@@ -71,13 +71,8 @@ def copied(built, tmp_path):
 def stored(store, row, settings=SETTINGS, position=0):
     images = store.index.images
     places = (int(images[name][row]) for name in ("shard", "jpg_offset", "jpg_bytes"))
-    return build_stored_sample(
-        ShardReader(store.index.shard_paths).read(*places),
-        store,
-        SampleRef(0, position, row),
-        settings,
-        CHANCE,
-    )
+    jpg = ShardReader(store.index.shard_paths).read(*places)
+    return store.sample(jpg, SampleRef(0, position, row), settings, CHANCE)
 
 
 @pytest.mark.parametrize("grid", [1, 5, 8, 13, 64])

@@ -19,8 +19,9 @@ from gigamask.profiling.memory_plan import (
     table,
     training_hours,
 )
-from gigamask.samplers.batch_sampler import SampleSequence, iter_steps
+from gigamask.samplers.batch_sampler import SampleSequence
 from gigamask.samplers.random import Random
+from tests.orders import iter_steps
 
 STATE = StateBytes(
     sharded={"weights": 800.0, "gradients": 400.0, "optimizer": 1600.0},

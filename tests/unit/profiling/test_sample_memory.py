@@ -6,6 +6,7 @@ import pytest
 
 from gigamask.data import annotation, process_memory
 from gigamask.data.loader import collate
+from gigamask.data.process_memory import in_bytes
 from gigamask.errors import CorruptSampleError
 from gigamask.profiling import sample_memory
 from gigamask.synthetic import large_sample
@@ -15,7 +16,7 @@ from gigamask.types import DataCursor
 def test_decoded_figures_are_sa1bs():
     found = sample_memory.decoded((1500, 2250), 100)
     shown = [
-        sample_memory.in_bytes(found[name])
+        in_bytes(found[name])
         for name in ("image_uint8", "masks_uint8", "masks_float32", "annotations", "total_uint8")
     ]
     assert shown == ["10.1 MB", "337.5 MB", "1.35 GB", "50.0 KB", "347.7 MB"]
@@ -96,7 +97,7 @@ def test_empty_is_nothing():
         )
         == 0
     )
-    assert [sample_memory.in_bytes(count) for count in (0, 999, 1000, 1e9, 2.5e12)] == [
+    assert [in_bytes(count) for count in (0, 999, 1000, 1e9, 2.5e12)] == [
         "0 B",
         "999 B",
         "1.0 KB",

@@ -7,7 +7,7 @@ from gigamask.models.configs import MAEConfig
 from gigamask.models.init import build_model
 from gigamask.models.mae import MAE
 from gigamask.rng import make_rng
-from gigamask.training.tasks import MAETask
+from gigamask.training.mae_task import MAETask
 from gigamask.types import Batch, DataCursor, RandomInputs
 
 SPEC = MAEConfig(
