@@ -48,7 +48,7 @@ class Plugin:
         exporters: The `export.formats.ExportFormat` of each `gigamask export --to`.
         readers: The `datatools.sources.Source` of each format of annotations; it is asked whether
             annotations are in this format once those of the core have said that they are not in
-            theirs.
+            theirs; a JSON file that begins otherwise than COCO's is nobody's then.
         writers: The `datatools.export_formats.Writer` of each format of annotations.
         launchers: The dataclass of flags that run a "training" or a command of "parts" elsewhere,
             with `is_elsewhere` and a context manager `launch(name, arguments, out)`, which yields

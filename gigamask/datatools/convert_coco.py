@@ -5,6 +5,7 @@ than its own size. `file_name` is looked for below the folder of images as `name
 """
 
 import os
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -45,6 +46,9 @@ from gigamask.masks.rle import RLEMasks
 from gigamask.serialization import JSON_ERRORS
 
 TWICE = "id of several images"
+BEGINNING = re.compile(rb'\s*{\s*"(info|licenses|images|annotations|categories)"\s*:')
+"""How COCO's files begin."""
+MAX_BEGINNING_BYTES = 1 << 10
 
 
 class DecodedAnnotations(NamedTuple):
@@ -136,13 +140,17 @@ class CocoSource(FileSource):
 
     @classmethod
     def is_format(cls, annotations: Path, images: Path) -> bool:
-        """Return whether it is a JSON file.
+        """Return whether it is a JSON file that begins as COCO's; another may still be COCO's.
 
         Args:
             annotations: The file or folder of annotations.
             images: The folder of images.
         """
-        return annotations.suffix == ".json" and annotations.is_file()
+        if annotations.suffix != ".json" or not annotations.is_file():
+            return False
+        with suppress(OSError), open(annotations, "rb") as file:
+            return BEGINNING.match(file.read(MAX_BEGINNING_BYTES)) is not None
+        return False
 
     def listing(self, options: ConvertOptions, with_annotations: bool = True) -> SourceListing:
         """List the images.

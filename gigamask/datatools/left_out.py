@@ -97,8 +97,8 @@ class LeftOutRecord:
             if left_out:
                 yield f"  {what} left out: {len(left_out):,}{where}"
             for kind, number in by_kind(left_out).items():
-                first = next(each.reason for each in left_out if each.kind == kind)
-                yield f"    {kind}: {number:,}{', such as' if number > 1 else ';'} {first}"
+                reason = example([each for each in left_out if each.kind == kind])
+                yield f"    {kind}: {number:,}{', such as' if number > 1 else ';'} {reason}"
         for text, number in self.notes.items():
             yield f"  {text}: {number:,}"
 
@@ -122,7 +122,7 @@ class LeftOutRecord:
                 raise GigamaskError(
                     f"{source}: {len(unusable)} of its {len(unusable) + usable} {what} are "
                     f"unusable ({summary(unusable)}), but at most half may be; repair them first "
-                    f"(the first: {unusable[0].reason})"
+                    f"(such as: {example(unusable)})"
                 )
 
     def check_masks(self, source: object, images: int, masks: int) -> None:
@@ -139,10 +139,10 @@ class LeftOutRecord:
         if masks:
             return
         took = summary(self.masks) or "no mask is annotated"
-        first = f"; the first: {self.masks[0].reason}" if self.masks else ""
+        reason = f"; such as: {example(self.masks)}" if self.masks else ""
         raise GigamaskError(
             f"{source}: none of its {counted(images, 'image')} has a usable mask ({took}); give "
-            f"annotations with masks{first}"
+            f"annotations with masks{reason}"
         )
 
     def as_counts(self) -> dict[str, Any]:
@@ -162,6 +162,16 @@ def by_kind(left_out: Sequence[LeftOutEntry]) -> dict[str, int]:
         left_out: Images, or masks.
     """
     return dict(Counter(each.kind for each in left_out).most_common())
+
+
+def example(left_out: Sequence[LeftOutEntry]) -> str:
+    """Return the first reason of the most frequent kind.
+
+    Args:
+        left_out: Images, or masks, at least one.
+    """
+    most_frequent = next(iter(by_kind(left_out)))
+    return next(each.reason for each in left_out if each.kind == most_frequent)
 
 
 def summary(left_out: Sequence[LeftOutEntry]) -> str:

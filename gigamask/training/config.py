@@ -8,12 +8,14 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import math
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from numbers import Integral, Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_type_hints
+
+import msgspec
 
 from gigamask.data.augment import Augment, ColorJitter, NoAugment
 from gigamask.errors import GigamaskError, check_range
@@ -448,50 +450,39 @@ def _with_field(config: Any, path: list[str], value: Any, name: str) -> Any:
     before = known[field_name]
     if len(path) > 1:
         value = _with_field(before, path[1:], value, name)
-    else:
-        if isinstance(before, tuple) and isinstance(value, Iterable):
-            listed = [value] if isinstance(value, str) else value
-            value = tuple(str(item) if isinstance(item, Path) else item for item in listed)
-        declared = config.__dataclass_fields__[field_name].type
-        value = _of_type(declared, before, value, name)
+    elif is_dataclass(before) and not is_dataclass(value):
+        raise GigamaskError(
+            f"{name} must be an object, such as {type(before).__name__}(), or {name}__FIELD one of "
+            f"its fields (got {value!r})"
+        )
+    elif not is_dataclass(before):
+        value = _of_type(config, field_name, value, name)
     return replace(config, **{field_name: value})
 
 
-PLAIN_TYPES: dict[str, Any] = {"int": int, "float": int | float, "bool": bool, "str": str}
-"""Types of fields that are checked, by their names."""
-
-
-def _of_type(declared: Any, before: Any, value: Any, name: str) -> Any:
-    """Return a field's new value; raise `GigamaskError` if it is of another kind than its type.
+def _of_type(config: Any, field_name: str, value: Any, name: str) -> Any:
+    """Return a field's new value; raise `GigamaskError` if it is of another type.
 
     Args:
-        declared: The type of the field, or its text; only plain ones are checked.
-        before: The value so far; a section or component is replaced by another.
-        value: The new value; a float without a fraction, such as 1e4, becomes an int.
+        config: The dataclass.
+        field_name: The field.
+        value: The value; one path or text stands for a list of one, and 1e4 for a whole number.
         name: The field as given.
     """
-    if isinstance(value, Path):
-        value = (str(value),) if isinstance(before, tuple) else str(value)
-    text = declared if isinstance(declared, str) else getattr(declared, "__name__", str(declared))
-    plain, optional, _ = text.partition(" | None")
-    if isinstance(value, Real) and not isinstance(value, Integral):
-        value = float(value)  # also a number of numpy
-    is_whole = plain == "int" and isinstance(value, float) and value.is_integer()
-    if is_whole or (isinstance(value, Integral) and not isinstance(value, bool)):
-        value = int(value)
-    if value is None and (optional or plain not in PLAIN_TYPES):
-        return value
-    wanted = ""
-    if plain in PLAIN_TYPES:
-        is_bool = isinstance(value, bool) and plain in ("int", "float")
-        wanted = plain if is_bool or not isinstance(value, PLAIN_TYPES[plain]) else ""
-    elif isinstance(before, tuple) and not isinstance(value, tuple):
-        wanted = "a list or a tuple"
-    elif is_dataclass(before) and not is_dataclass(value):
-        wanted = f"an object, such as {type(before).__name__}(), or {name}__FIELD one of its fields"
-    if wanted:
-        raise GigamaskError(f"{name} must be {wanted} (got {value!r})")
-    return value
+    kind = get_type_hints(type(config))[field_name]
+    try:
+        if isinstance(getattr(config, field_name), tuple):
+            value = (value,) if isinstance(value, str | Path) else tuple(value)
+        plain = msgspec.to_builtins(value, enc_hook=_plain)
+        return msgspec.convert(plain, kind, strict=False)
+    except (msgspec.ValidationError, TypeError):
+        wanted = getattr(kind, "__name__", kind)
+        raise GigamaskError(f"{name} must be {wanted} (got {value!r})") from None
+
+
+def _plain(value: Any) -> Any:
+    """Return the text of a path, or the number that is one of NumPy's."""
+    return value.item() if hasattr(value, "item") else os.fspath(value)
 
 
 def check_at_least(least: int, **numbers: int | None) -> None:

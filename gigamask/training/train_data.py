@@ -144,6 +144,7 @@ class TrainData:
             self._source.locate,
             config.mining.use_sampler_strata,
         )
+        self._sequence.check_lengths(config.steps * config.batch_size)
 
     @property
     def samples_per_epoch(self) -> int:

@@ -80,7 +80,7 @@ def test_with_changes_fields_and_fields_of_sections(tmp_path):
         ("optimizer__lr", "high", "float"),
         ("sampler", "curriculum", r"an object.*sampler__FIELD"),
         ("optimizer", {"lr": 3}, "an object"),
-        ("data", 3, "a list"),
+        ("data", 3, "tuple"),
         ("out", 3, "str"),
     ],
 )

@@ -12,6 +12,7 @@ from PIL import Image
 from gigamask.datatools import convert_coco, outlines
 from gigamask.datatools.coco_json import canonical_id
 from gigamask.datatools.convert_coco import CocoSource
+from gigamask.datatools.find_source import of_annotations
 from gigamask.datatools.formats import ConvertOptions
 from gigamask.datatools.objects import Objects, SourceListing
 from gigamask.errors import GigamaskError
@@ -165,6 +166,14 @@ def test_results_of_a_detector_say_what_they_are(tmp_path):
     (tmp_path / "results.json").write_text(json.dumps([mask()]))
     with pytest.raises(GigamaskError, match=r"results\.json: holds a list, .*results"):
         CocoSource(tmp_path / "results.json", tmp_path).listing(ConvertOptions())
+
+
+def test_a_json_that_begins_otherwise_is_first_offered_to_other_formats(tmp_path):
+    path = tmp_path / "a.json"
+    for text, is_claimed in (('{"images": []}', True), ('{"type": "FeatureCollection"}', False)):
+        path.write_text(text)
+        assert CocoSource.is_format(path, tmp_path) == is_claimed
+        assert of_annotations(str(path), tmp_path) == CocoSource(path, tmp_path)
 
 
 def test_panoptic_segments(tmp_path):

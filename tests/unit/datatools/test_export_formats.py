@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 from pycocotools.coco import COCO
 
+from gigamask import plugin
 from gigamask.data import annotation
 from gigamask.datatools.convert import ConvertOptions, convert
 from gigamask.datatools.export_formats import ExportedImage, ExportOptions, write
@@ -173,12 +174,15 @@ def test_an_export_replaces_the_last_one_only_when_it_is_whole(images, tmp_path)
     assert [path.name for path in (out / "labels").rglob("*.png")] == ["a.png"]
 
 
-def test_files_of_one_name_and_unknown_formats_are_refused(photos, images, tmp_path):
+def test_files_of_one_name_and_unknown_formats_are_refused(photos, images, tmp_path, monkeypatch):
     twin = exported(photos, "a.jpg", 0)
     with pytest.raises(GigamaskError, match=r"a\.png and a\.jpg"):
         write(lambda: [images[0], twin], tmp_path / "out", ExportOptions(("labels",)))
     with pytest.raises(GigamaskError, match="--to voc"):
         write(lambda: images, tmp_path / "out", ExportOptions(("voc",)))
+    monkeypatch.setattr(plugin, "installed", lambda: ())
+    with pytest.raises(GigamaskError, match="--to yolo: needs gigamask's plugin formats"):
+        write(lambda: images, tmp_path / "out", ExportOptions(("yolo",)))
 
 
 def test_an_image_that_cannot_be_read_is_left_out_with_the_reason(photos, images, tmp_path):

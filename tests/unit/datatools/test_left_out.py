@@ -47,8 +47,9 @@ def test_what_a_rule_leaves_out_is_not_unusable():
     record.check_half("source", 1, 1)
     with pytest.raises(GigamaskError, match=r"1 of its 1 images .*no such file: 1"):
         record.check_half("source", 0, 1)
+    record.masks.insert(0, LeftOutEntry("c", "c: is thin", "line"))
     record.masks += record.masks[-1:]
-    with pytest.raises(GigamaskError, match=r"2 of its 3 masks .*box: 2"):
+    with pytest.raises(GigamaskError, match=r"masks .*box: 2, line: 1.*\(such as: b: is a box\)"):
         record.check_half("source", 1, 1)
 
 

@@ -62,6 +62,10 @@ def test_an_order_without_positions_is_refused():
 def test_an_order_that_changes_its_length_is_refused():
     with pytest.raises(GigamaskError, match=r"epoch 1 must have 5 positions .*\(got 4\)"):
         SampleSequence(Counting(shrinking=1), SampleTable(5, {})).sample_refs(np.arange(4, 8), 4)
+    sequence = SampleSequence(Counting(shrinking=1), SampleTable(5, {}))
+    sequence.check_lengths(5)
+    with pytest.raises(GigamaskError, match="epoch 1 must have 5 positions"):
+        sequence.check_lengths(6)  # before the first step
 
 
 @dataclass(frozen=True)
