@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
-from unittest import mock
 
 import torch
 from PIL import Image
@@ -42,8 +41,12 @@ def imported() -> Iterator[Any]:
     modules = {name: types.ModuleType(name) for name in stand_in}
     for name, content in stand_in.items():
         vars(modules[name]).update(content)
-    with mock.patch.dict(sys.modules, modules):
+    sys.modules.update(modules)
+    try:
         yield importlib.import_module("segment_anything")
+    finally:
+        for name in modules:
+            del sys.modules[name]
 
 
 def with_weights_of(model: Sam, package: Any) -> Any:

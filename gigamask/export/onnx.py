@@ -54,8 +54,8 @@ OnnxPrecision = Literal["fp32", "fp16"]
 TOLERANCES = {"fp32": TOLERANCE, "fp16": 3e-2}
 """Largest allowed difference by precision, relative to the largest value."""
 HALVED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-COORDINATES = ("/prompt_encoder/", "/pe_layer")
-"""In the names of what is computed from coordinates, for which float16 is too coarse."""
+COORDINATES = "positional_encoding_gaussian_matrix"
+"""The weight by which coordinates are multiplied, for which float16 is too coarse."""
 SIZES = ((600, 900), (333, 250))
 """Image sizes (H, W) at which outputs are compared, one landscape and one portrait."""
 
@@ -284,7 +284,7 @@ def _halve(path: Path) -> None:
     halves: set[str] = set()
     nodes = []
     for node in graph.node:
-        if node.op_type not in HALVED or any(name in node.name for name in COORDINATES):
+        if node.op_type not in HALVED or any(COORDINATES in name for name in node.input):
             nodes.append(node)
             continue
         for i, name in enumerate(node.input):

@@ -117,11 +117,11 @@ class MLPBlock(nn.Module):
         super().__init__()
         self.lin1 = nn.Linear(dim, hidden)
         self.lin2 = nn.Linear(hidden, out or dim)
-        self.activation = activation()
+        self.act = activation()
 
     def forward(self, x: Float[Tensor, "... C"]) -> Float[Tensor, "... D"]:
         """Return the output of the second layer."""
-        return linear(self.lin2, self.activation(linear(self.lin1, x)))
+        return linear(self.lin2, self.act(linear(self.lin1, x)))
 
 
 class MLP(nn.Module):

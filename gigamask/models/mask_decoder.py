@@ -5,7 +5,7 @@ overlap, so they are computed as matrix products over tokens; pixels are reorder
 logits.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 import torch
@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
+from gigamask.errors import GigamaskError
 from gigamask.models.configs import SamConfig
 from gigamask.models.initial_values import orthonormal
 from gigamask.models.layers import (
@@ -23,9 +24,10 @@ from gigamask.models.layers import (
     make_class_head,
     working_dtype,
 )
+from gigamask.models.prompt_encoder import PromptEncoder
 from gigamask.models.shared_tensors import shared
 from gigamask.models.transformer import DensePrompt, TwoWayTransformer, gather
-from gigamask.types import MaskDecoderOutput
+from gigamask.types import MaskDecoderOutput, Prompts
 
 MULTIMASK_TOKENS, SINGLE_MASK_TOKEN, ALL_MASK_TOKENS = range(1, 4), range(1), range(4)
 """Mask tokens for three masks, for a single mask, and for all four, as in Meta's export."""
@@ -39,26 +41,160 @@ GELU_BIAS, RELU_BIAS = 1.0, 2.0
 
 
 class MaskDecoder(nn.Module):
-    """SAM's mask decoder, for many masks of many images in one call."""
+    """SAM's mask decoder: `forward` as Meta's class has it, and `decode`, which trains.
 
-    def __init__(self, config: SamConfig) -> None:
+    `decode` takes many masks of many images in one call.
+    """
+
+    def __init__(
+        self,
+        *,
+        transformer_dim: int,
+        transformer: TwoWayTransformer,
+        num_multimask_outputs: int = 3,
+        activation: type[nn.Module] = nn.GELU,
+        iou_head_depth: int = 3,
+        iou_head_hidden_dim: int = 256,
+        class_names: Sequence[str] = (),
+    ) -> None:
+        """Build the decoder; the arguments are those of Meta's class, and the names of classes.
+
+        Args:
+            transformer_dim: Channels of a token.
+            transformer: The transformer.
+            num_multimask_outputs: Masks of a prompt besides the single one.
+            activation: Activation of the upscaling.
+            iou_head_depth: Layers of the head of the predicted IoU, 3.
+            iou_head_hidden_dim: Its hidden width.
+            class_names: Names of the classes of masks.
+
+        Raises:
+            GigamaskError: The head does not have three layers.
+        """
         super().__init__()
-        dim, self.embedding_size = config.embedding_dim, config.embedding_size
-        self.transformer = TwoWayTransformer(config)
+        if iou_head_depth != 3:
+            raise GigamaskError(f"the head of the IoU has 3 layers (got {iou_head_depth})")
+        self.transformer_dim, self.num_multimask_outputs = transformer_dim, num_multimask_outputs
+        self.num_mask_tokens, dim = num_multimask_outputs + 1, transformer_dim
+        self.transformer = transformer
         self.iou_token = embedding(1, dim)
-        self.mask_tokens = embedding(4, dim)
+        self.mask_tokens = embedding(self.num_mask_tokens, dim)
         self.output_upscaling = nn.Sequential(
             nn.ConvTranspose2d(dim, dim // 4, 2, stride=2),
             LayerNorm2d(dim // 4),
-            nn.GELU(),
+            activation(),
             nn.ConvTranspose2d(dim // 4, dim // 8, 2, stride=2),
-            nn.GELU(),
+            activation(),
         )
-        self.output_hypernetworks_mlps = nn.ModuleList(MLP(dim, dim, dim // 8) for _ in range(4))
-        self.iou_prediction_head = MLP(dim, config.iou_hidden, 4)
-        self.class_head = make_class_head(dim, config.iou_hidden, config.class_names)
+        self.output_hypernetworks_mlps = nn.ModuleList(
+            MLP(dim, dim, dim // 8) for _ in range(self.num_mask_tokens)
+        )
+        self.iou_prediction_head = MLP(dim, iou_head_hidden_dim, self.num_mask_tokens)
+        self.class_head = make_class_head(dim, iou_head_hidden_dim, class_names)
+
+    @classmethod
+    def from_config(cls, config: SamConfig) -> "MaskDecoder":
+        """Return the mask decoder of a configuration."""
+        return cls(
+            transformer_dim=config.embedding_dim,
+            transformer=TwoWayTransformer.from_config(config),
+            iou_head_hidden_dim=config.iou_hidden,
+            class_names=config.class_names,
+        )
 
     def forward(
+        self,
+        image_embeddings: Float[Tensor, "B C E E"],
+        image_pe: Float[Tensor, "1 C E E"],
+        sparse_prompt_embeddings: Float[Tensor, "P T C"],
+        dense_prompt_embeddings: Float[Tensor, "P C E E"],
+        multimask_output: bool,
+    ) -> tuple[Float[Tensor, "M K G G"], Float[Tensor, "M K"]]:
+        """Return low-resolution logits and predicted IoU of prompts, as Meta's class does.
+
+        Args:
+            image_embeddings: Embedding of the image, or of each prompt's image.
+            image_pe: The prompt encoder's `get_dense_pe`.
+            sparse_prompt_embeddings: Tokens from the prompt encoder.
+            dense_prompt_embeddings: Dense embeddings from the prompt encoder.
+            multimask_output: Whether to return the three masks instead of the single one.
+        """
+        masks, iou = self.predict_masks(
+            image_embeddings, image_pe, sparse_prompt_embeddings, dense_prompt_embeddings
+        )
+        chosen = slice(1, None) if multimask_output else slice(1)
+        return masks[:, chosen], iou[:, chosen]
+
+    def predict_masks(
+        self,
+        image_embeddings: Float[Tensor, "B C E E"],
+        image_pe: Float[Tensor, "1 C E E"],
+        sparse_prompt_embeddings: Float[Tensor, "P T C"],
+        dense_prompt_embeddings: Float[Tensor, "P C E E"],
+    ) -> tuple[Float[Tensor, "M 4 G G"], Float[Tensor, "M 4"]]:
+        """Return what `forward` does for all four masks.
+
+        Args:
+            image_embeddings: As of `forward`.
+            image_pe: As of `forward`.
+            sparse_prompt_embeddings: As of `forward`.
+            dense_prompt_embeddings: As of `forward`.
+
+        Raises:
+            GigamaskError: There are several images and another number of prompts.
+        """
+        images, prompts = len(image_embeddings), len(sparse_prompt_embeddings)
+        if images > 1 < prompts != images:
+            raise GigamaskError(
+                f"image_embeddings must be those of one image, or one for each of {prompts} "
+                f"prompts (got {images}); call the mask decoder for each image"
+            )
+        count = max(images, prompts)
+        index = torch.arange(count, device=image_embeddings.device) % images
+        tokens, dense = (
+            each.expand(count, *each.shape[1:])
+            for each in (sparse_prompt_embeddings, dense_prompt_embeddings)
+        )
+        features = dense.flatten(2).transpose(1, 2)
+        unit = torch.eye(features.shape[-1], dtype=features.dtype, device=features.device)
+        output = self.decode(
+            image_embeddings,
+            image_pe[0].permute(1, 2, 0),
+            tokens,
+            index,
+            DensePrompt(torch.zeros_like(unit[0]), features, unit),
+            range(self.num_mask_tokens),
+        )
+        return cast(Tensor, output.masks), output.iou_predictions
+
+    def predict(
+        self,
+        embedding: Float[Tensor, "B D E E"],
+        mask_image: Int64[Tensor, "M"],
+        prompts: Prompts,
+        prompt_encoder: PromptEncoder,
+        mask_tokens: range,
+    ) -> MaskDecoderOutput:
+        """Return what `decode` does for prompts.
+
+        Args:
+            embedding: Embeddings of B images.
+            mask_image: Index of each prompt's image.
+            prompts: M prompts.
+            prompt_encoder: Their encoder.
+            mask_tokens: Range of K of the four mask tokens to use.
+        """
+        return self.decode(
+            embedding,
+            prompt_encoder.token_positions(),
+            prompt_encoder.points(prompts.points_xy_input, prompts.labels),
+            mask_image,
+            prompt_encoder.dense(prompts.masks, prompts.has_mask_prompt),
+            mask_tokens,
+            prompts.token_mask,
+        )
+
+    def decode(
         self,
         images: Float[Tensor, "B C E E"],
         positions: Float[Tensor, "E E C"],
@@ -84,28 +220,20 @@ class MaskDecoder(nn.Module):
         flat, *_ = shared(self, "image tokens", lambda: (image_tokens(images),))
         tokens, image = self._attend(flat, positions, prompts, mask_image, dense, token_mask)
         heads, iou, classes = self._heads(tokens, mask_tokens)
-        return MaskDecoderOutput(self._masks(image, heads), iou, classes)
+        return MaskDecoderOutput(self._masks(image, heads, positions), iou, classes)
 
+    @torch.no_grad()
     def custom_init(self, seed: int) -> None:
         """Initialize attention to the prompts' positions, and masks by similarity.
+
+        Mask logits start as the similarity between the mask token and each image token. Both are
+        projected by the same orthonormal rows, and the bias is a background prior. The activations
+        of the upscaling and the hypernetworks are shifted to where they are nearly linear.
 
         Args:
             seed: Random seed of the run.
         """
         self.transformer.init_tied_cross_attention(seed)
-        self.init_similarity(seed)
-
-    @torch.no_grad()
-    def init_similarity(self, seed: int) -> None:
-        """Initialize mask logits to the similarity between the mask token and each image token.
-
-        Both are projected by the same orthonormal rows, and the bias is a background prior. The
-        activations of the upscaling and the hypernetworks are shifted to where they are nearly
-        linear.
-
-        Args:
-            seed: Random seed of the run.
-        """
         dim = self.iou_token.embedding_dim
         first = orthonormal(dim // 4, dim, seed, "match first")
         second = orthonormal(dim // 8, dim // 4, seed, "match second")
@@ -140,7 +268,7 @@ class MaskDecoder(nn.Module):
         attention_mask = (
             None if token_mask is None else F.pad(token_mask, (len(own), 0), value=True)
         )
-        return self.transformer(
+        return self.transformer.attend(
             images,
             positions.flatten(0, 1),
             tokens,
@@ -171,6 +299,7 @@ class MaskDecoder(nn.Module):
         self,
         image: Float[Tensor, "M T C"],
         heads: Float[Tensor, "M c K"],
+        positions: Float[Tensor, "E E C"],
         finer: tuple[Float[Tensor, "B T 4 d"], Float[Tensor, "B P c"], Int64[Tensor, "M"]]
         | None = None,
     ) -> Float[Tensor, "M K G G"]:
@@ -179,40 +308,48 @@ class MaskDecoder(nn.Module):
         `finer` are SAM 2's features at two and four times the embedding's resolution, which are
         added there, and the index of each mask's image.
         """
-        first, second = (self._upscaling_weights(index) for index in (0, 3))
+        first, second = (upscaling_weights(self.output_upscaling, index) for index in (0, 3))
         norm = cast(LayerNorm2d, self.output_upscaling[1])
+        activation, last_activation = self.output_upscaling[2], self.output_upscaling[4]
 
         twice = F.linear(image, *first).unflatten(-1, (4, -1))
         if finer is not None:
             twice = twice + gather(finer[0], finer[2]).to(twice.dtype)
-        four = F.linear(F.gelu(layer_norm(twice, norm)), *second)
+        four = F.linear(activation(layer_norm(twice, norm)), *second)
         four = four.unflatten(-1, (4, -1)).flatten(1, 3)
         if finer is not None:
             four = four + gather(finer[1], finer[2]).to(four.dtype)
-        logits = F.gelu(four) @ heads.to(four.dtype)
-        side = self.embedding_size
-        pixels = logits.view(image.shape[0], side, side, 2, 2, 2, 2, heads.shape[-1])
+        logits = last_activation(four) @ heads.to(four.dtype)
+        height, width = positions.shape[:2]
+        pixels = logits.view(image.shape[0], height, width, 2, 2, 2, 2, heads.shape[-1])
         return pixels.permute(0, 7, 1, 3, 5, 2, 4, 6).reshape(
-            image.shape[0], heads.shape[-1], 4 * side, 4 * side
+            image.shape[0], heads.shape[-1], 4 * height, 4 * width
         )
-
-    def _upscaling_weights(self, index: int) -> tuple[Float[Tensor, "D C"], Float[Tensor, "D"]]:
-        """Return weight and bias of a 2 x 2 transposed convolution of stride 2 as a linear layer.
-
-        Its D outputs hold the four pixels, row by row.
-        """
-        layer = cast(nn.ConvTranspose2d, self.output_upscaling[index])
-        weight, bias = shared(
-            self,
-            f"upscaling {index}",
-            lambda: (
-                layer.weight.permute(2, 3, 1, 0).flatten(0, 2),
-                cast(Tensor, layer.bias).repeat(4),
-            ),
-        )
-        return weight, bias
 
 
 def image_tokens(images: Float[Tensor, "B C E E"]) -> Float[Tensor, "B T C"]:
     """Return the tokens of embeddings, in the dtype of the transformer's matrix products."""
     return images.flatten(2).transpose(1, 2).contiguous().to(working_dtype(images))
+
+
+def upscaling_weights(
+    upscaling: nn.Sequential, index: int
+) -> tuple[Float[Tensor, "D C"], Float[Tensor, "D"]]:
+    """Return weight and bias of a 2 x 2 transposed convolution of stride 2 as a linear layer.
+
+    Its D outputs hold the four pixels, row by row.
+
+    Args:
+        upscaling: The decoder's `output_upscaling`.
+        index: Position of the convolution.
+    """
+    layer = cast(nn.ConvTranspose2d, upscaling[index])
+    weight, bias = shared(
+        upscaling,
+        f"upscaling {index}",
+        lambda: (
+            layer.weight.permute(2, 3, 1, 0).flatten(0, 2),
+            cast(Tensor, layer.bias).repeat(4),
+        ),
+    )
+    return weight, bias

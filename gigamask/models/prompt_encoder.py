@@ -7,7 +7,7 @@ synchronization and includes every embedding in every step.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import cast
 
 import torch
@@ -23,6 +23,9 @@ from gigamask.models.shared_tensors import shared
 from gigamask.models.transformer import DensePrompt
 from gigamask.types import Prompts
 
+PADDING_LABEL, CORNER_LABELS = -1, (2, 3)
+"""Labels of a token without a point, and of a box's top-left and bottom-right corners."""
+
 
 class PositionEmbeddingRandom(nn.Module):
     """Position encoding by sines and cosines of random projections (Tancik et al. 2020).
@@ -33,14 +36,51 @@ class PositionEmbeddingRandom(nn.Module):
     positional_encoding_gaussian_matrix: Tensor
     parameter_std = 1.0
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, num_pos_feats: int = 64) -> None:
         super().__init__()
-        self.register_buffer("positional_encoding_gaussian_matrix", torch.empty(2, dim // 2))
+        self.register_buffer("positional_encoding_gaussian_matrix", torch.empty(2, num_pos_feats))
 
-    def forward(self, xy: Float[Tensor, "... 2"]) -> Float[Tensor, "... C"]:
+    def forward(self, size: tuple[int, int]) -> Float[Tensor, "C H W"]:
+        """Return the encoding of the centers of a grid, as Meta's class does.
+
+        Args:
+            size: Height and width of the grid, (H, W).
+        """
+        return self.grid(size).permute(2, 0, 1)
+
+    def forward_with_coords(
+        self, coords_input: Float[Tensor, "... 2"], image_size: tuple[int, int]
+    ) -> Float[Tensor, "... C"]:
+        """Return the encoding of positions in pixels, as Meta's class does.
+
+        Args:
+            coords_input: Positions, xy.
+            image_size: Height and width of the image, (H, W).
+        """
+        height, width = image_size
+        if height == width:
+            return self.encode(coords_input / width)
+        x, y = coords_input.unbind(-1)
+        return self.encode(torch.stack([x / width, y / height], -1))
+
+    def grid(self, size: tuple[int, int]) -> Float[Tensor, "H W C"]:
+        """Return the encoding of the centers of a grid.
+
+        Args:
+            size: Height and width of the grid, (H, W).
+        """
+        device = self.positional_encoding_gaussian_matrix.device
+        down, across = ((torch.arange(side, device=device) + 0.5) / side for side in size)
+        xy = [across.expand(len(down), -1), down[:, None].expand(-1, len(across))]
+        return self.encode(torch.stack(xy, -1))
+
+    def encode(self, xy: Float[Tensor, "... 2"]) -> Float[Tensor, "... C"]:
         """Return the encoding of positions in [0, 1].
 
         Computed in at least float32, since half precision cannot distinguish neighboring pixels.
+
+        Args:
+            xy: Positions.
         """
         matrix = self.positional_encoding_gaussian_matrix
         wide = torch.promote_types(matrix.dtype, torch.float32)
@@ -50,24 +90,85 @@ class PositionEmbeddingRandom(nn.Module):
 
 
 class PromptEncoder(nn.Module):
-    """SAM's prompt encoder; a box is given as two corner points."""
+    """SAM's prompt encoder: `forward` as Meta's class has it, and what trains many masks at once.
 
-    def __init__(self, config: SamConfig) -> None:
+    In `points`, a box is two corner points.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        image_embedding_size: tuple[int, int],
+        input_image_size: tuple[int, int],
+        mask_in_chans: int = 16,
+        activation: type[nn.Module] = nn.GELU,
+    ) -> None:
+        """Build the encoder; the arguments are those of Meta's class.
+
+        Args:
+            embed_dim: Channels of a token.
+            image_embedding_size: Height and width of the image embedding in tokens.
+            input_image_size: Height and width of the model's input in pixels.
+            mask_in_chans: Channels of a mask prompt before the last projection.
+            activation: Activation after the norms.
+        """
         super().__init__()
-        self.image_size, self.embedding_size = config.image_size, config.embedding_size
-        self.pe_layer = PositionEmbeddingRandom(config.embedding_dim)
-        self.point_embeddings = nn.ModuleList(embedding(1, config.embedding_dim) for _ in range(4))
-        self.not_a_point_embed = embedding(1, config.embedding_dim)
-        self.no_mask_embed = embedding(1, config.embedding_dim)
+        self.embed_dim, self.input_image_size = embed_dim, tuple(input_image_size)
+        self.image_embedding_size = height, width = tuple(image_embedding_size)
+        self.mask_input_size = 4 * height, 4 * width
+        self.num_point_embeddings = 4
+        self.pe_layer = PositionEmbeddingRandom(embed_dim // 2)
+        self.point_embeddings = nn.ModuleList(embedding(1, embed_dim) for _ in range(4))
+        self.not_a_point_embed = embedding(1, embed_dim)
+        self.no_mask_embed = embedding(1, embed_dim)
         self.mask_downscaling = nn.Sequential(
-            nn.Conv2d(1, 4, 2, stride=2),
-            LayerNorm2d(4),
-            nn.GELU(),
-            nn.Conv2d(4, 16, 2, stride=2),
-            LayerNorm2d(16),
-            nn.GELU(),
-            nn.Conv2d(16, config.embedding_dim, 1),
+            nn.Conv2d(1, mask_in_chans // 4, 2, stride=2),
+            LayerNorm2d(mask_in_chans // 4),
+            activation(),
+            nn.Conv2d(mask_in_chans // 4, mask_in_chans, 2, stride=2),
+            LayerNorm2d(mask_in_chans),
+            activation(),
+            nn.Conv2d(mask_in_chans, embed_dim, 1),
         )
+
+    @classmethod
+    def from_config(cls, config: SamConfig) -> "PromptEncoder":
+        """Return the prompt encoder of a configuration."""
+        embedding, image = config.embedding_size, config.image_size
+        return cls(config.embedding_dim, (embedding, embedding), (image, image))
+
+    def forward(
+        self,
+        points: tuple[Float[Tensor, "M N 2"], Tensor] | None,
+        boxes: Float[Tensor, "M ..."] | None,
+        masks: Float[Tensor, "M 1 G G"] | None,
+    ) -> tuple[Float[Tensor, "M T C"], Float[Tensor, "M C E E"]]:
+        """Return the tokens and the dense embeddings of prompts, as Meta's class does.
+
+        Args:
+            points: Points, xy in input pixels, and their labels `(M, N)`: 1 foreground, 0
+                background, -1 no point.
+            boxes: Boxes x0, y0, x1, y1 in input pixels, `(M, 4)`.
+            masks: Low-resolution logits.
+        """
+        *kinds, top_left, bottom_right = cast(Iterable[nn.Embedding], self.point_embeddings)
+        tokens = []
+        if points is not None:
+            xy, labels = points[0], points[1].to(torch.float32)
+            if boxes is None:
+                xy, labels = F.pad(xy, (0, 0, 0, 1)), F.pad(labels, (0, 1), value=PADDING_LABEL)
+            tokens.append(self._tokens(xy, labels, [self.not_a_point_embed, *kinds]))
+        if boxes is not None:
+            corners = boxes.reshape(-1, 2, 2)
+            labels = torch.arange(2, device=boxes.device).expand(len(corners), -1)
+            tokens.append(self._tokens(corners, labels, [top_left, bottom_right], first=0))
+        count = next((len(given) for given in (*tokens, masks) if given is not None), 1)
+        if not tokens:
+            tokens.append(self.no_mask_embed.weight.new_empty(count, 0, self.embed_dim))
+        if masks is not None:
+            return torch.cat(tokens, 1), self.mask_downscaling(masks)
+        dense = self.no_mask_embed.weight.view(1, -1, 1, 1)
+        return torch.cat(tokens, 1), dense.expand(count, -1, *self.image_embedding_size)
 
     def points(
         self, points_xy_input: Float[Tensor, "M N 2"], labels: Int64[Tensor, "M N"]
@@ -79,30 +180,41 @@ class PromptEncoder(nn.Module):
             labels: 1 foreground, 0 background, 2 and 3 the corners of a box, -1 no point (its own
                 token, without a position).
         """
-        code = self.pe_layer((points_xy_input + 0.5) / self.image_size)
         points = cast(Iterable[nn.Embedding], self.point_embeddings)
+        return self._tokens(points_xy_input, labels, [self.not_a_point_embed, *points])
+
+    def _tokens(
+        self,
+        xy: Float[Tensor, "M N 2"],
+        labels: Tensor,
+        embeddings: Sequence[nn.Embedding],
+        first: int = PADDING_LABEL,
+    ) -> Float[Tensor, "M N C"]:
+        """Return the sum of each point's position and of the embedding of its label.
+
+        Labels of the embeddings count from `first`; there are no positions below 0.
+        """
         kinds, numbers = shared(
             self,
-            "kinds",
+            f"kinds {first} {len(embeddings)}",
             lambda: (
-                torch.cat([kind.weight for kind in (self.not_a_point_embed, *points)]),
-                torch.arange(-1, 4, device=labels.device),
+                torch.cat([kind.weight for kind in embeddings]),
+                torch.arange(first, first + len(embeddings), device=labels.device),
             ),
         )
+        code = self.pe_layer.forward_with_coords(xy + 0.5, self.input_image_size)
         chosen = (labels[..., None] == numbers).to(kinds.dtype)
         with no_autocast(labels):
             return torch.where((labels >= 0)[..., None], code, 0) + chosen @ kinds
 
-    def get_dense_pe(self) -> Float[Tensor, "E E C"]:
+    def get_dense_pe(self) -> Float[Tensor, "1 C E E"]:
         """Return the encoding of the center of each token of the image embedding."""
-        return shared(self, "positions", self._dense_pe)[0]
+        return self.token_positions().permute(2, 0, 1)[None]
 
-    def _dense_pe(self) -> tuple[Float[Tensor, "E E C"]]:
-        centers = (
-            torch.arange(self.embedding_size, device=self.no_mask_embed.weight.device) + 0.5
-        ) / self.embedding_size
-        grid = [centers.expand(len(centers), -1), centers[:, None].expand(-1, len(centers))]
-        return (self.pe_layer(torch.stack(grid, -1)),)
+    def token_positions(self) -> Float[Tensor, "E E C"]:
+        """Return the encoding of the center of each token, the channels last."""
+        grid = self.pe_layer.grid
+        return shared(self, "positions", lambda: (grid(self.image_embedding_size),))[0]
 
     def mask_features(self, masks: Float[Tensor, "M G G"]) -> Float[Tensor, "M T c"]:
         """Return the 16 channels of T = E x E tokens before the last layer of `mask_downscaling`.
@@ -112,20 +224,21 @@ class PromptEncoder(nn.Module):
         """
         first, second = (cast(nn.Conv2d, self.mask_downscaling[index]) for index in (0, 3))
         norm, last_norm = (cast(LayerNorm2d, self.mask_downscaling[index]) for index in (1, 4))
-        side = self.embedding_size
+        activation, last_activation = self.mask_downscaling[2], self.mask_downscaling[5]
+        height, width = self.image_embedding_size
         cells = (
             masks.to(first.weight.dtype)
-            .view(-1, side, 2, 2, side, 2, 2)
+            .view(-1, height, 2, 2, width, 2, 2)
             .permute(0, 1, 4, 2, 5, 3, 6)
-            .reshape(-1, side * side, 4, 4)
+            .reshape(-1, height * width, 4, 4)
         )
         half = F.linear(cells, first.weight.flatten(1), first.bias)
-        half = F.gelu(layer_norm(half, norm))
+        half = activation(layer_norm(half, norm))
         weight, *_ = shared(
             self, "second cells", lambda: (second.weight.permute(0, 2, 3, 1).flatten(1),)
         )
         quarter = F.linear(half.flatten(2), weight, second.bias)
-        return F.gelu(layer_norm(quarter, last_norm))
+        return last_activation(layer_norm(quarter, last_norm))
 
     def mask_prompt(self, masks: Float[Tensor, "M G G"]) -> DensePrompt:
         """Return the dense embeddings of mask prompts.
@@ -174,10 +287,6 @@ class PromptEncoder(nn.Module):
         if has_mask_prompt is None:
             return self.mask_prompt(masks)
         return self.mixed_prompt(masks, has_mask_prompt)
-
-
-PADDING_LABEL, CORNER_LABELS = -1, (2, 3)
-"""Labels of a token without a point, and of a box's top-left and bottom-right corners."""
 
 
 def make_prompts(

@@ -4,8 +4,8 @@ State dicts of SAM have Meta's names and shapes.
 """
 
 import json
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -13,16 +13,15 @@ from typing import Any, cast
 import torch
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor, nn
-from torch.nn.functional import interpolate, pad
 
 from gigamask import files, plugin
 from gigamask.errors import GigamaskError
 from gigamask.models import convert, initial_weights, state_dict
 from gigamask.models.configs import SamConfig, as_sam
 from gigamask.models.families import ModelFamily
-from gigamask.models.mask_decoder import MaskDecoder
 from gigamask.models.model import Model
-from gigamask.models.prompt_encoder import PromptEncoder, make_prompts
+from gigamask.models.official import OfficialInterface
+from gigamask.models.prompt_encoder import PromptEncoder
 from gigamask.models.rectangles import encode_rectangles
 from gigamask.rng import make_rng
 from gigamask.types import MaskDecoderOutput, Prompts
@@ -162,18 +161,14 @@ class PretrainedModel(Model):
         return list(self.config.encoder.blocks(self.image_encoder))
 
 
-class PromptableModel(PretrainedModel, ABC):
+class PromptableModel(PretrainedModel, OfficialInterface):
     """A model that embeds an image once, then predicts masks for any number of prompts.
 
-    Its parts have the names of Meta's `Sam`.
+    Its parts have the names of Meta's `Sam`, and it can be called as that.
     """
 
     prompt_encoder: PromptEncoder
-    mask_decoder: nn.Module
-    mask_threshold: float = 0.0
-    """logits above it are foreground"""
-    image_format: str = "RGB"
-    """order of the channels"""
+    mask_decoder: Any
     answers_in_windows: bool = False
     """whether `predict` returns masks in windows around the prompt"""
     embedding_parts: tuple[str, ...] = ()
@@ -194,67 +189,8 @@ class PromptableModel(PretrainedModel, ABC):
     def finish_init(self, seed: int) -> None:
         """Apply the custom initialization of small models; see `models.init`."""
         if self.config.custom_init:
-            cast(MaskDecoder, self.mask_decoder).custom_init(seed)
+            self.mask_decoder.custom_init(seed)
             self.config.encoder.custom_init(self.image_encoder)
-
-    def forward(
-        self, batched_input: Sequence[dict[str, Any]], multimask_output: bool
-    ) -> list[dict[str, Tensor]]:
-        """Predict masks for several images, like `forward` of Meta's `Sam`.
-
-        Gradients flow, unlike in Meta's class; wrap the call in `torch.no_grad()` for inference.
-
-        Args:
-            batched_input: One dictionary per image: "image", `(3, h, w)` RGB in 0..255, already
-                resized to the model's long side; "original_size", (H, W); optionally
-                "point_coords" `(B, N, 2)` with "point_labels" `(B, N)`, "boxes" `(B, 4)`, both in
-                pixels of the resized image, and "mask_inputs" `(B, 1, G, G)`.
-            multimask_output: Whether to predict three masks per prompt instead of one.
-
-        Returns:
-            One dictionary per image: "masks" `(B, C, H, W)` bool at the original size,
-            "iou_predictions" `(B, C)`, "low_res_logits" `(B, C, G, G)`.
-
-        Raises:
-            GigamaskError: An image is larger than the model's input, or prompts are invalid.
-        """
-        side, mask_size = self.config.image_size, self.config.mask_size
-        images = [record["image"] for record in batched_input]
-        if any(max(image.shape[1:]) > side for image in images):
-            raise GigamaskError(f"images must be resized to a long side of at most {side} pixels")
-        sizes = torch.tensor([image.shape[1:] for image in images], device=self.pixel_mean.device)
-        squares = [
-            pad(image, (0, side - image.shape[2], 0, side - image.shape[1])) for image in images
-        ]
-        embeddings = self.encode(torch.stack(squares).to(self.pixel_mean.device), sizes)
-        outputs = []
-        for record, image, embedding in zip(batched_input, images, embeddings, strict=True):
-            prompts = make_prompts(
-                record.get("point_coords"),
-                record.get("point_labels"),
-                record.get("boxes"),
-                record.get("mask_inputs"),
-                multimask_output,
-                mask_size,
-            )
-            first = torch.zeros(len(prompts.labels), dtype=torch.int64, device=embedding.device)
-            low_res_logits, iou_predictions = self.decode(embedding[None], first, prompts)
-            square = interpolate(low_res_logits, (side, side), mode="bilinear", align_corners=False)
-            height, width = image.shape[1:]
-            logits = interpolate(
-                square[..., :height, :width],
-                tuple(record["original_size"]),
-                mode="bilinear",
-                align_corners=False,
-            )
-            outputs.append(
-                {
-                    "masks": logits > self.mask_threshold,
-                    "iou_predictions": iou_predictions,
-                    "low_res_logits": low_res_logits,
-                }
-            )
-        return outputs
 
     def train(self, mode: bool = True) -> "PromptableModel":
         """Set the mode; frozen parts of an encoder of the user's run as in evaluation.
@@ -319,8 +255,11 @@ class PromptableModel(PretrainedModel, ABC):
         if self.config.rectangular:
             encoder, patch = self.image_encoder, self.config.patch_size
             return encode_rectangles(encoder, pixels, input_sizes, drop_path, patch)
-        sizes = [input_sizes] if self.config.encoder.takes_input_sizes else []
-        return self.image_encoder(pixels, drop_path, *sizes)
+        if self.config.encoder.takes_input_sizes:
+            return self.image_encoder(pixels, drop_path, input_sizes)
+        if drop_path is None and not self.config.has_custom_encoder:
+            return self.image_encoder(pixels)  # also a program's own, in the place of SAM's
+        return self.image_encoder(pixels, drop_path)
 
     def decode(
         self, embedding: Float[Tensor, "B C E E"], mask_image: Int64[Tensor, "M"], prompts: Prompts

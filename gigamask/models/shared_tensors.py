@@ -17,6 +17,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from gigamask.errors import GigamaskError
+
 ATTRIBUTE = "shared_tensors"
 """Name of the attribute of modules within `sharing`."""
 MAX_KEPT_ROWS = 8192
@@ -146,6 +148,38 @@ def shared(
     return compute() if tensors is None else tensors.get((id(module), name), compute)
 
 
+def is_linear(module: nn.Module) -> bool:
+    """Return whether a module computes what `nn.Linear` does from its weight and bias."""
+    return getattr(type(module), "forward", None) is nn.Linear.forward
+
+
+def affine(module: nn.Module) -> tuple[Float[Tensor, "D C"], Float[Tensor, "D"]]:
+    """Return weight and bias of a layer, or of what a program has put in its place.
+
+    Args:
+        module: A linear layer, or an affine module that has one, such as a LoRA's.
+
+    Raises:
+        GigamaskError: It is not affine.
+    """
+    if is_linear(module):
+        return cast(tuple[Tensor, Tensor], (module.weight, module.bias))
+    inner = [cast(Tensor, each.weight) for each in module.modules() if is_linear(each)]
+    if not inner:
+        raise GigamaskError(f"{type(module).__name__} in the mask decoder has no linear layer")
+    zero = torch.zeros_like(inner[0][:1])
+    unit = torch.eye(zero.shape[1], dtype=zero.dtype, device=zero.device)
+    probe = torch.linspace(-1, 1, zero.shape[1], dtype=zero.dtype, device=zero.device)
+    found = module(torch.cat([zero, unit, probe[None]])[None])[0]
+    bias, weight = found[0], (found[1:-1] - found[0]).T
+    if not torch.allclose(found[-1], F.linear(probe, weight, bias), rtol=1e-2, atol=1e-2):
+        raise GigamaskError(
+            f"{type(module).__name__} in the mask decoder is not affine: projections of its "
+            "attention may only be replaced by modules that are (without dropout in training)"
+        )
+    return weight, bias
+
+
 def linear(
     module: nn.Module,
     x: Float[Tensor, "... C"],
@@ -158,6 +192,8 @@ def linear(
         x: The tokens.
         joined: Weight and bias; None: those of the layer.
     """
+    if joined is None and not is_linear(module):
+        return module(x)
     weight, bias = joined or cast(tuple[Tensor, Tensor], (module.weight, module.bias))
     tensors = getattr(module, ATTRIBUTE, None)
     trained = all(each.is_leaf and each.requires_grad for each in (weight, bias))

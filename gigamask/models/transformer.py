@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
+from gigamask.errors import GigamaskError
 from gigamask.models.configs import SamConfig
 from gigamask.models.initial_values import orthonormal
 from gigamask.models.layers import (
@@ -26,7 +27,7 @@ from gigamask.models.layers import (
     planless_attention,
     working_dtype,
 )
-from gigamask.models.shared_tensors import linear, shared
+from gigamask.models.shared_tensors import affine, linear, shared
 
 TIE_SCALE = 1.5
 """Scale of the orthonormal rows that queries and keys share in the custom initialization. The
@@ -146,17 +147,19 @@ class DecoderAttention(nn.Module):
 class TwoWayAttentionBlock(nn.Module):
     """Block of token self-attention, token-to-image attention, MLP and image-to-token attention."""
 
-    def __init__(self, config: SamConfig) -> None:
+    def __init__(
+        self, dim: int, heads: int, mlp_dim: int, activation: type[nn.Module], downsample_rate: int
+    ) -> None:
         super().__init__()
-        dim, heads = config.embedding_dim, config.decoder_num_heads
+        inner = dim // downsample_rate
         self.self_attn = DecoderAttention(dim, dim, heads)
         self.norm1 = TokenNorm(dim)
-        self.cross_attn_token_to_image = DecoderAttention(dim, dim // 2, heads)
+        self.cross_attn_token_to_image = DecoderAttention(dim, inner, heads)
         self.norm2 = TokenNorm(dim)
-        self.mlp = MLPBlock(dim, config.decoder_mlp, nn.ReLU)
+        self.mlp = MLPBlock(dim, mlp_dim, activation)
         self.norm3 = TokenNorm(dim)
         self.norm4 = TokenNorm(dim)
-        self.cross_attn_image_to_token = DecoderAttention(dim, dim // 2, heads)
+        self.cross_attn_image_to_token = DecoderAttention(dim, inner, heads)
 
     def update_tokens(
         self,
@@ -199,15 +202,66 @@ class TwoWayAttentionBlock(nn.Module):
 class TwoWayTransformer(nn.Module):
     """Two attention blocks, then a final token-to-image attention."""
 
-    def __init__(self, config: SamConfig) -> None:
+    def __init__(
+        self,
+        depth: int,
+        embedding_dim: int,
+        num_heads: int,
+        mlp_dim: int,
+        activation: type[nn.Module] = nn.ReLU,
+        attention_downsample_rate: int = 2,
+    ) -> None:
+        """Build the transformer; the arguments are those of Meta's class.
+
+        Args:
+            depth: Number of blocks, 2.
+            embedding_dim: Channels of a token.
+            num_heads: Attention heads.
+            mlp_dim: Hidden width of the MLPs.
+            activation: Activation of the MLPs.
+            attention_downsample_rate: Width of tokens by that of attention between tokens and
+                image.
+
+        Raises:
+            GigamaskError: It does not have two blocks.
+        """
         super().__init__()
-        self.layers = nn.ModuleList(TwoWayAttentionBlock(config) for _ in range(2))
+        if depth != 2:
+            raise GigamaskError(f"the mask decoder's transformer has 2 blocks (got depth {depth})")
+        self.depth, self.embedding_dim = depth, embedding_dim
+        self.num_heads, self.mlp_dim = num_heads, mlp_dim
+        sizes = embedding_dim, num_heads, mlp_dim, activation, attention_downsample_rate
+        self.layers = nn.ModuleList(TwoWayAttentionBlock(*sizes) for _ in range(depth))
         self.final_attn_token_to_image = DecoderAttention(
-            config.embedding_dim, config.embedding_dim // 2, config.decoder_num_heads
+            embedding_dim, embedding_dim // attention_downsample_rate, num_heads
         )
-        self.norm_final_attn = TokenNorm(config.embedding_dim)
+        self.norm_final_attn = TokenNorm(embedding_dim)
+
+    @classmethod
+    def from_config(cls, config: SamConfig) -> "TwoWayTransformer":
+        """Return the transformer of a configuration."""
+        return cls(2, config.embedding_dim, config.decoder_num_heads, config.decoder_mlp)
 
     def forward(
+        self,
+        image_embedding: Float[Tensor, "M C H W"],
+        image_pe: Float[Tensor, "M C H W"],
+        point_embedding: Float[Tensor, "M N C"],
+    ) -> tuple[Float[Tensor, "M N C"], Float[Tensor, "M T C"]]:
+        """Return the tokens and the image tokens of prompts, as Meta's class does.
+
+        Args:
+            image_embedding: Embedding of each prompt's image, the dense embeddings added.
+            image_pe: Encoding of positions, the same for all.
+            point_embedding: Tokens.
+        """
+        rows = torch.arange(len(image_embedding), device=image_embedding.device)
+        images = image_embedding.flatten(2).transpose(1, 2).contiguous()
+        dense = DensePrompt(images.new_zeros(images.shape[-1]))
+        positions = image_pe[0].flatten(1).T
+        return self.attend(images, positions, point_embedding, rows, dense, None)
+
+    def attend(
         self,
         images: Float[Tensor, "B T C"],
         positions: Float[Tensor, "T C"],
@@ -252,8 +306,8 @@ class TwoWayTransformer(nn.Module):
                 widths[:2], -1
             )
             attended = first.attend_to_tokens(image_queries, keys, values, attention_mask)
-            out = first.cross_attn_image_to_token.out_proj
-            update = _add_mask_prompt(F.linear(attended.flatten(0, 1), out.weight), dense)
+            weight, _ = affine(first.cross_attn_image_to_token.out_proj)
+            update = _add_mask_prompt(F.linear(attended.flatten(0, 1), weight), dense)
             update = update.view(-1, *images.shape[1:]) + gather(start.added, mask_image)
             image_tokens = layer_norm(update, first.norm4)
 
@@ -332,7 +386,8 @@ class TwoWayTransformer(nn.Module):
 
         A mask prompt adds a linear function of its 16 channels to the projections of the image.
         """
-        out, weight = self._blocks[0].cross_attn_image_to_token.out_proj, joined.image
+        weight = joined.image
+        _, out_bias = affine(self._blocks[0].cross_attn_image_to_token.out_proj)
 
         def project() -> tuple[Tensor]:
             return (_project(images, weight, joined.image_positions),)
@@ -343,7 +398,7 @@ class TwoWayTransformer(nn.Module):
             with no_autocast(images):
                 bias = dense.bias.to(weight.dtype)
                 projected = base + (weight @ bias).to(base.dtype)
-                added = images + (bias + out.bias.to(bias.dtype)).to(images.dtype)
+                added = images + (bias + out_bias.to(bias.dtype)).to(images.dtype)
                 if dense.weight is None:
                     return projected, added
                 return projected, added, weight @ dense.weight.to(weight.dtype)
@@ -393,26 +448,24 @@ class _Gather(torch.autograd.Function):
 
 
 def _join_projections(
-    *layers: tuple[nn.Linear, bool], positions: Float[Tensor, "T C"]
+    *layers: tuple[nn.Module, bool], positions: Float[Tensor, "T C"]
 ) -> tuple[Float[Tensor, "D C"], Float[Tensor, "T D"]]:
     """Join projections into one weight and one bias; True also projects the positions."""
+    pairs = [affine(layer) for layer, _ in layers]
     biases = [
-        F.linear(positions, layer.weight, layer.bias)
-        if with_positions
-        else layer.bias.expand(len(positions), -1)
-        for layer, with_positions in layers
+        F.linear(positions, weight, bias) if with_positions else bias.expand(len(positions), -1)
+        for (weight, bias), (_, with_positions) in zip(pairs, layers, strict=True)
     ]
     dtype = biases[0].dtype
-    return torch.cat([layer.weight for layer, _ in layers]), torch.cat(
+    return torch.cat([weight for weight, _ in pairs]), torch.cat(
         [bias.to(dtype) for bias in biases], -1
     )
 
 
-def _join_layers(*layers: nn.Linear) -> tuple[Float[Tensor, "D C"], Float[Tensor, "D"]]:
+def _join_layers(*layers: nn.Module) -> tuple[Float[Tensor, "D C"], Float[Tensor, "D"]]:
     """Join layers into one weight and one bias."""
-    return torch.cat([layer.weight for layer in layers]), torch.cat(
-        [layer.bias for layer in layers]
-    )
+    weights, biases = zip(*map(affine, layers), strict=True)
+    return torch.cat(weights), torch.cat(biases)
 
 
 def _project(

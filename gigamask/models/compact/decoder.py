@@ -6,8 +6,6 @@ click's disc or the earlier mask, which is SAM's mask prompt and to which the an
 last layer is 0 at the start, so an untrained model answers with the prior.
 """
 
-from dataclasses import replace
-
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
@@ -38,11 +36,6 @@ KINDS = 5
 STATISTICS = 4
 
 
-def window_frame(config: SamConfig) -> SamConfig:
-    """Return the configuration of SAM's prompt encoder for windows instead of images."""
-    return replace(config, image_size=SAMPLES, patch_size=SAMPLES // TOKENS)
-
-
 class WindowMaskDecoder(nn.Module):
     """Predicts masks in three windows for each prompt."""
 
@@ -58,7 +51,7 @@ class WindowMaskDecoder(nn.Module):
         self.deep = ConvNorm(dim, deep, stride=2)
         self.context = nn.Linear(deep, deep)
         self.lateral = nn.Conv2d(deep, dim, 1)
-        self.transformer = TwoWayTransformer(config)
+        self.transformer = TwoWayTransformer.from_config(config)
         self.iou_token = embedding(1, dim)
         self.mask_tokens = embedding(KINDS, dim)
         self.upscale = nn.Conv2d(dim, dim // 2, 1)
@@ -171,9 +164,9 @@ class WindowMaskDecoder(nn.Module):
         """Return the tokens and the image tokens after SAM's two-way transformer."""
         rows = kind.shape[0]
         own = [self.iou_token.weight.expand(rows, 1, -1), _select(self.mask_tokens, kind)[:, None]]
-        tokens, image = self.transformer(
+        tokens, image = self.transformer.attend(
             dense.flatten(2).transpose(1, 2).contiguous(),
-            prompt_encoder.get_dense_pe().flatten(0, 1),
+            prompt_encoder.token_positions().flatten(0, 1),
             torch.cat([*own, points], 1),
             torch.arange(rows, device=kind.device),
             prompt_encoder.mask_prompt(prior),

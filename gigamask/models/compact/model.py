@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from gigamask.models.compact.decoder import WindowMaskDecoder, window_frame
+from gigamask.models.compact.decoder import SAMPLES, TOKENS, WindowMaskDecoder
 from gigamask.models.compact.prompt_maps import MIDDLE_WINDOW
 from gigamask.models.configs import ConvPyramid, WindowDecoder
 from gigamask.models.prompt_encoder import PromptEncoder
@@ -23,7 +23,8 @@ class CompactSam(PromptableModel):
         """Return a new prompt encoder and mask decoder."""
         config = self.config
         parts = cast(ConvPyramid, config.encoder), cast(WindowDecoder, config.decoder)
-        return PromptEncoder(window_frame(config)), WindowMaskDecoder(config, *parts)
+        window = PromptEncoder(config.embedding_dim, (TOKENS, TOKENS), (SAMPLES, SAMPLES))
+        return window, WindowMaskDecoder(config, *parts)
 
     def predict(
         self, embedding: Float[Tensor, "B C E E"], mask_image: Int64[Tensor, "M"], prompts: Prompts

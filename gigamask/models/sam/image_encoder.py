@@ -17,17 +17,56 @@ from gigamask.models.drop_path import DropPath, add_scaled, branch_scale, by_blo
 from gigamask.models.initial_values import sine_positions
 from gigamask.models.layers import MLPBlock, PatchEmbed, smoothing_layers
 from gigamask.models.sam.attention import get_rel_pos, rel_pos_attention
+from gigamask.models.shared_tensors import is_linear
 
 POSITION_GAIN, PATCH_GAIN, BRANCH_GAIN = 0.25, 2.0, 0.3
 """Custom initialization: factors of the position embedding, the patch embedding and the residual
 branches."""
 
 
+def window_partition(
+    x: Float[Tensor, "B H W C"], window_size: int
+) -> tuple[Float[Tensor, "R w w C"], tuple[int, int]]:
+    """Return the windows of tokens, padded with zeros, as Meta's function does.
+
+    Args:
+        x: Tokens of B images.
+        window_size: Side of a window.
+
+    Returns:
+        The windows, row by row, and height and width with padding.
+    """
+    height, width = (side + -side % window_size for side in x.shape[1:3])
+    padded = F.pad(x, (0, 0, 0, width - x.shape[2], 0, height - x.shape[1]))
+    cells = padded.unflatten(2, (-1, window_size)).unflatten(1, (-1, window_size))
+    return cells.transpose(2, 3).flatten(0, 2), (height, width)
+
+
+def window_unpartition(
+    windows: Float[Tensor, "R w w C"],
+    window_size: int,
+    pad_hw: tuple[int, int],
+    hw: tuple[int, int],
+) -> Float[Tensor, "B H W C"]:
+    """Return the tokens of windows without padding, as Meta's function does.
+
+    Args:
+        windows: The windows, as `window_partition` returns them.
+        window_size: Side of a window.
+        pad_hw: Height and width with padding.
+        hw: Height and width without.
+    """
+    down, across = (side // window_size for side in pad_hw)
+    cells = windows.unflatten(0, (-1, down, across)).transpose(2, 3)
+    return cells.flatten(3, 4).flatten(1, 2)[:, : hw[0], : hw[1]]
+
+
 class EncoderAttention(nn.Module):
     """Self-attention over the whole grid (`window` 0) or within windows, with relative positions.
 
     The grid is padded to whole windows after the projection, with the projection's bias. This
-    equals SAM's zero padding before the projection, with less computation.
+    equals SAM's zero padding before the projection, with less computation. A module of the user's
+    in place of `qkv` is called as in Meta's package: with the windows, padded by zeros.
     """
 
     def __init__(
@@ -35,6 +74,7 @@ class EncoderAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.num_heads, self.window_size, self.attend = heads, window, rel_pos_attention
+        self.scale, self.use_rel_pos = (dim // heads) ** -0.5, use_rel_pos
         self.qkv = nn.Linear(dim, 3 * dim)
         self.proj = nn.Linear(dim, dim)
         self.rel_pos_h = self.rel_pos_w = None
@@ -62,14 +102,16 @@ class EncoderAttention(nn.Module):
         # Under tracing, sizes are tensors.
         window_h, window_w = (self.window_size or int(side) for side in (height, width))
         pad_h, pad_w = -height % window_h, -width % window_w
-        if pad_h or pad_w:
+        down, across = (height + pad_h) // window_h, (width + pad_w) // window_w
+        if not is_linear(self.qkv):
+            projected = self._project_windows(x)
+        elif pad_h or pad_w:
             projected = F.linear(x, self.qkv.weight)
             projected = F.pad(projected, (0, 0, 0, pad_w, 0, pad_h)) + self.qkv.bias.to(
                 projected.dtype
             )
         else:
             projected = self.qkv(x)
-        down, across = (height + pad_h) // window_h, (width + pad_w) // window_w
         windows = projected.view(
             batch, down, window_h, across, window_w, 3, self.num_heads, dim // self.num_heads
         ).permute(5, 0, 1, 3, 6, 2, 4, 7)
@@ -87,6 +129,13 @@ class EncoderAttention(nn.Module):
         grid = grid.reshape(batch, down * window_h, across * window_w, dim)
         # Cropped by a negative padding, whose gradient is one operation.
         return self.proj(F.pad(grid, (0, 0, 0, -pad_w, 0, -pad_h)) if pad_h or pad_w else grid)
+
+    def _project_windows(self, x: Float[Tensor, "B H W C"]) -> Float[Tensor, "B h w D"]:
+        """Return queries, keys and values of tokens padded to whole windows, window by window."""
+        if not self.window_size:
+            return self.qkv(x)
+        windows, padded = window_partition(x, self.window_size)
+        return window_unpartition(self.qkv(windows), self.window_size, padded, padded).contiguous()
 
 
 class EncoderBlock(nn.Module):
@@ -109,14 +158,14 @@ class EncoderBlock(nn.Module):
         use_rel_pos: bool = True,
     ) -> None:
         super().__init__()
-        self.drop_rate = drop_rate
+        self.drop_rate, self.window_size = drop_rate, window_size
         self.norm1 = nn.LayerNorm(embed_dim, eps=1e-6)
         self.attn = EncoderAttention(embed_dim, num_heads, input_size, window_size, use_rel_pos)
         self.norm2 = nn.LayerNorm(embed_dim, eps=1e-6)
         self.mlp = MLPBlock(embed_dim, 4 * embed_dim, nn.GELU)
 
     def forward(
-        self, x: Float[Tensor, "B H W C"], drop_path: DropPath | None
+        self, x: Float[Tensor, "B H W C"], drop_path: DropPath | None = None
     ) -> Float[Tensor, "B H W C"]:
         """Return the tokens after both branches.
 
@@ -165,6 +214,7 @@ class ImageEncoderViT(nn.Module, ImageEncoderModule):
         self,
         img_size: int = 1024,
         patch_size: int = 16,
+        in_chans: int = 3,
         embed_dim: int = 768,
         depth: int = 12,
         num_heads: int = 12,
@@ -173,13 +223,13 @@ class ImageEncoderViT(nn.Module, ImageEncoderModule):
         global_attn_indexes: Sequence[int] = (2, 5, 8, 11),
         drop_path_rate: float = 0.0,
         use_rel_pos: bool = True,
-        in_chans: int = 3,
     ) -> None:
-        """Build the encoder; the arguments are those of Meta's class, the defaults are ViT-B's.
+        """Build the encoder; the arguments have the names of Meta's, the defaults are ViT-B's.
 
         Args:
             img_size: Side of the square input in pixels.
             patch_size: Side of a patch in pixels.
+            in_chans: Channels of the input.
             embed_dim: Channels of a token.
             depth: Number of blocks.
             num_heads: Attention heads of each block.
@@ -188,10 +238,9 @@ class ImageEncoderViT(nn.Module, ImageEncoderModule):
             global_attn_indexes: Blocks that attend over the whole image.
             drop_path_rate: Drop path rate of the last block, increasing linearly from 0.
             use_rel_pos: Whether attention has relative positions.
-            in_chans: Channels of the input.
         """
         super().__init__()
-        self.leaves_out_branches = True
+        self.leaves_out_branches, self.img_size = True, img_size
         size = img_size // patch_size
         self.patch_embed = PatchEmbed(patch_size, embed_dim, in_chans)
         self.pos_embed = nn.Parameter(torch.empty(1, size, size, embed_dim))
@@ -230,7 +279,7 @@ class ImageEncoderViT(nn.Module, ImageEncoderModule):
             block.mlp.lin2.weight.mul_(BRANCH_GAIN)
 
     def forward(
-        self, pixels: Float[Tensor, "B N H W"], drop_path: Float[Tensor, "B L 2"] | None
+        self, pixels: Float[Tensor, "B N H W"], drop_path: Float[Tensor, "B L 2"] | None = None
     ) -> Float[Tensor, "B C h w"]:
         """Return the image embedding; see `ImageEncoderModule`.
 
@@ -243,5 +292,5 @@ class ImageEncoderViT(nn.Module, ImageEncoderModule):
         x = x + self.pos_embed[:, : x.shape[1], : x.shape[2]]
         uniforms = by_block(drop_path, self.leaves_out_branches)
         for index, block in enumerate(self.blocks):
-            x = block(x, None if uniforms is None else uniforms[index])
+            x = block(x) if uniforms is None else block(x, uniforms[index])
         return self.neck(x.permute(0, 3, 1, 2))

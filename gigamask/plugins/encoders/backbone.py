@@ -259,7 +259,7 @@ class BackboneEncoder(nn.Module, ImageEncoderModule):
         return self
 
     def forward(
-        self, pixels: Float[Tensor, "B N S S"], drop_path: Float[Tensor, "B L 2"] | None
+        self, pixels: Float[Tensor, "B N S S"], drop_path: Float[Tensor, "B L 2"] | None = None
     ) -> Float[Tensor, "B C E E"]:
         """Return the image embedding; see `ImageEncoderModule`.
 

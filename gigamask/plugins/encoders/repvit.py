@@ -134,7 +134,7 @@ class RepViTEncoder(nn.Module, ImageEncoderModule):
         self.neck = nn.Sequential(*smoothing_layers(out_chans))
 
     def forward(
-        self, pixels: Float[Tensor, "B N S S"], drop_path: Float[Tensor, "B L 2"] | None
+        self, pixels: Float[Tensor, "B N S S"], drop_path: Float[Tensor, "B L 2"] | None = None
     ) -> Float[Tensor, "B C E E"]:
         """Return the image embedding; see `ImageEncoderModule`.
 

@@ -263,7 +263,7 @@ class HieraEncoder(nn.Module, ImageEncoderModule):
         self.neck = FeaturePyramid([config.embed_dim * 2**stage for stage in range(4)], out_chans)
 
     def forward(
-        self, pixels: Float[Tensor, "B N S S"], drop_path: Float[Tensor, "B L 2"] | None
+        self, pixels: Float[Tensor, "B N S S"], drop_path: Float[Tensor, "B L 2"] | None = None
     ) -> Float[Tensor, "B C E E"]:
         """Return the map of stride 16; see `ImageEncoderModule`.
 

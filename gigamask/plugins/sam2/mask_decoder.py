@@ -6,7 +6,7 @@ channels of the embedding: 4 tokens of the finer grid, or 16 of the finest, in e
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -20,8 +20,9 @@ from gigamask.models.mask_decoder import (
     MaskDecoder,
     image_tokens,
 )
-from gigamask.models.prompt_encoder import PADDING_LABEL, PromptEncoder
+from gigamask.models.prompt_encoder import PADDING_LABEL
 from gigamask.models.shared_tensors import shared
+from gigamask.models.transformer import DensePrompt
 from gigamask.plugins.sam2.configs import Sam2Decoder
 from gigamask.types import MaskDecoderOutput, Prompts
 
@@ -29,15 +30,24 @@ from gigamask.types import MaskDecoderOutput, Prompts
 class Sam2MaskDecoder(MaskDecoder):
     """SAM's mask decoder with a token for the object score, and with high-resolution features."""
 
-    def __init__(self, config: SamConfig) -> None:
-        super().__init__(config)
-        self.options, self.dim = cast(Sam2Decoder, config.decoder), config.embedding_dim
+    options: Sam2Decoder
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.dim = self.transformer_dim
         dim = self.dim
         self.obj_score_token = embedding(1, dim)
         self.pred_obj_score_head = MLP(dim, dim, 1)
         self.conv_s0, self.conv_s1 = nn.Conv2d(dim, dim // 8, 1), nn.Conv2d(dim, dim // 4, 1)
         self.no_mem_embed = nn.Parameter(torch.empty(1, 1, dim))
         self.parameter_std = 0.02
+
+    @classmethod
+    def from_config(cls, config: SamConfig) -> "Sam2MaskDecoder":
+        """Return the mask decoder of a configuration."""
+        decoder = cast(Sam2MaskDecoder, super().from_config(config))
+        decoder.options = cast(Sam2Decoder, config.decoder)
+        return decoder
 
     def join(self, maps: Sequence[Float[Tensor, "B _ _ _"]]) -> Float[Tensor, "B D E E"]:
         """Return the embedding of images without memory, with the finer maps as channels.
@@ -50,13 +60,15 @@ class Sam2MaskDecoder(MaskDecoder):
         twice, four = self.conv_s1(finer), self.conv_s0(finest)
         return torch.cat([coarse, F.pixel_unshuffle(twice, 2), F.pixel_unshuffle(four, 4)], 1)
 
-    def forward(  # pyrefly: ignore[bad-override]
+    def decode(
         self,
-        embedding: Float[Tensor, "B D E E"],
+        images: Float[Tensor, "B D E E"],
+        positions: Float[Tensor, "E E C"],
+        prompts: Float[Tensor, "M N C"],
         mask_image: Int64[Tensor, "M"],
-        prompts: Prompts,
-        prompt_encoder: PromptEncoder,
+        dense: DensePrompt,
         mask_tokens: range,
+        token_mask: Bool[Tensor, "M N"] | None = None,
     ) -> MaskDecoderOutput:
         """Return mask logits, predicted IoU, and the logit of the presence of an object.
 
@@ -64,25 +76,23 @@ class Sam2MaskDecoder(MaskDecoder):
         is not stable.
 
         Args:
-            embedding: Embeddings of B images, as `join` returns them.
+            images: Embeddings of B images, as `join` returns them.
+            positions: Position encoding of the image tokens.
+            prompts: Tokens of M prompts.
             mask_image: Index of each prompt's image.
-            prompts: M prompts.
-            prompt_encoder: SAM's prompt encoder.
+            dense: What is added to the image tokens.
             mask_tokens: Range of K of the four mask tokens to use.
+            token_mask: Which prompt tokens to attend to; None means all.
         """
-        prompts = with_padding_token(prompts)
-        images = embedding[:, : self.dim]
-        dense = prompt_encoder.dense(prompts.masks, prompts.has_mask_prompt)
-        points = prompt_encoder.points(prompts.points_xy_input, prompts.labels)
-        positions = prompt_encoder.get_dense_pe()
-        flat, *_ = shared(self, "image tokens", lambda: (image_tokens(images),))
-        tokens, image = self._attend(flat, positions, points, mask_image, dense, prompts.token_mask)
-        finer = as_tokens(*high_res_maps(embedding[:, self.dim :]))
+        coarse = images[:, : self.dim]
+        flat, *_ = shared(self, "image tokens", lambda: (image_tokens(coarse),))
+        tokens, image = self._attend(flat, positions, prompts, mask_image, dense, token_mask)
+        finer = as_tokens(*high_res_maps(images[:, self.dim :]))
         needs_all = self.options.dynamic_multimask and not self.training and mask_tokens.start == 0
         heads, iou, classes = self._heads(
             tokens[:, 1:], ALL_MASK_TOKENS if needs_all else mask_tokens
         )
-        parts = [self._masks(image, heads, (*finer, mask_image)), iou.sigmoid()]
+        parts = [self._masks(image, heads, positions, (*finer, mask_image)), iou.sigmoid()]
         parts += [] if classes is None else [classes]
         if needs_all:
             row = torch.arange(iou.shape[0], device=iou.device)

@@ -9,7 +9,7 @@ from gigamask.models.mask_decoder import ALL_MASK_TOKENS, MULTIMASK_TOKENS, SING
 from gigamask.models.prompt_encoder import PromptEncoder
 from gigamask.models.promptable import PromptableModel
 from gigamask.plugins.sam2.hiera import HieraEncoder
-from gigamask.plugins.sam2.mask_decoder import Sam2MaskDecoder
+from gigamask.plugins.sam2.mask_decoder import Sam2MaskDecoder, with_padding_token
 from gigamask.types import MaskDecoderOutput, Prompts
 
 
@@ -20,7 +20,7 @@ class Sam2(PromptableModel):
 
     def build_decoder(self) -> tuple[PromptEncoder, nn.Module]:
         """Return a new prompt encoder and mask decoder."""
-        return PromptEncoder(self.config), Sam2MaskDecoder(self.config)
+        return PromptEncoder.from_config(self.config), Sam2MaskDecoder.from_config(self.config)
 
     def embed(
         self,
@@ -35,8 +35,8 @@ class Sam2(PromptableModel):
             input_sizes: As of `encode`.
             drop_path: As of `encode`.
         """
-        decoder = cast(Sam2MaskDecoder, self.mask_decoder)
-        return decoder.join(cast(HieraEncoder, self.image_encoder).pyramid(pixels, drop_path))
+        pyramid = cast(HieraEncoder, self.image_encoder).pyramid(pixels, drop_path)
+        return self.mask_decoder.join(pyramid)
 
     def predict(
         self, embedding: Float[Tensor, "B C E E"], mask_image: Int64[Tensor, "M"], prompts: Prompts
@@ -49,7 +49,7 @@ class Sam2(PromptableModel):
             prompts: The prompts.
         """
         tokens = MULTIMASK_TOKENS if prompts.multimask_output else SINGLE_MASK_TOKEN
-        return self.mask_decoder(embedding, mask_image, prompts, self.prompt_encoder, tokens)
+        return self._predict(embedding, mask_image, prompts, tokens)
 
     def predict_all(
         self, embedding: Float[Tensor, "B C E E"], mask_image: Int64[Tensor, "M"], prompts: Prompts
@@ -61,5 +61,17 @@ class Sam2(PromptableModel):
             mask_image: Index of each prompt's image, ascending.
             prompts: The prompts.
         """
-        encoder = self.prompt_encoder
-        return self.mask_decoder(embedding, mask_image, prompts, encoder, ALL_MASK_TOKENS)
+        return self._predict(embedding, mask_image, prompts, ALL_MASK_TOKENS)
+
+    def _predict(
+        self,
+        embedding: Float[Tensor, "B C E E"],
+        mask_image: Int64[Tensor, "M"],
+        prompts: Prompts,
+        tokens: range,
+    ) -> MaskDecoderOutput:
+        """Return what the mask decoder predicts for a range of mask tokens."""
+        prompts = with_padding_token(prompts)
+        return self.mask_decoder.predict(
+            embedding, mask_image, prompts, self.prompt_encoder, tokens
+        )

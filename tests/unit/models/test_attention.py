@@ -81,7 +81,8 @@ def test_the_decoder_excludes_cudnn_on_a_gpu_alone():
 
 def test_all_attention_of_the_decoder_runs_in_that_context(monkeypatch):
     config = SamConfig(image_size=32, embedding_dim=8, decoder_num_heads=2, decoder_mlp=8)
-    model, backends, original = TwoWayTransformer(config), [], F.scaled_dot_product_attention
+    model, backends = TwoWayTransformer.from_config(config), []
+    original = F.scaled_dot_product_attention
 
     def recorded(*args):
         backends.append(set(_cur_sdpa_kernel_backends()))
@@ -93,6 +94,6 @@ def test_all_attention_of_the_decoder_runs_in_that_context(monkeypatch):
     )
     images, tokens = torch.randn(1, 4, 8), torch.randn(3, 5, 8)
     dense = DensePrompt(torch.zeros(8))
-    model(images, torch.randn(4, 8), tokens, torch.zeros(3, dtype=torch.int64), dense, None)
+    model.attend(images, torch.randn(4, 8), tokens, torch.zeros(3, dtype=torch.int64), dense, None)
     assert len(backends) == 7
     assert all(SDPBackend.CUDNN_ATTENTION not in each for each in backends)

@@ -50,8 +50,9 @@ def test_every_kind_takes_part_whatever_the_labels(encoder):
 
 
 def test_the_grid_codes_the_centre_of_each_token(encoder):
-    grid = encoder.get_dense_pe()
+    grid = encoder.token_positions()
     assert grid.shape == (16, 16, 64)
+    assert torch.equal(encoder.get_dense_pe()[0], grid.permute(2, 0, 1))
     # Token (row 3, column 5) of side 8 has its centre at pixel index (43.5, 27.5).
     assert torch.allclose(grid[3, 5], code(encoder, 43.5, 27.5), atol=1e-4)
 

@@ -302,7 +302,7 @@ def test_masks_with_and_without_mask_prompt_differ_in_half_precision():
 
 def test_custom_encoder_replaces_the_vit():
     class Means(nn.Module):
-        def forward(self, pixels, drop_path):
+        def forward(self, pixels, drop_path=None):
             return (
                 pixels.unflatten(2, (16, 8))
                 .unflatten(4, (16, 8))

@@ -22,7 +22,6 @@ from gigamask.errors import GigamaskError
 from gigamask.inference.predictor import SamPredictor
 from gigamask.models.configs import SamConfig
 from gigamask.models.init import build_model
-from gigamask.models.mask_decoder import MULTIMASK_TOKENS, SINGLE_MASK_TOKEN
 from gigamask.models.state_dict import load_weights
 from gigamask.plugins.sam2 import configs, convert
 from gigamask.plugins.sam2.configs import Hiera, Sam2Decoder
@@ -174,12 +173,10 @@ def test_prompts_agree(models, images, kind, several, stability_threshold):
     try:
         pixels = (images.float() - model.pixel_mean) / model.pixel_std
         answer = theirs(pixel_values=pixels, multimask_output=several, **asked)
-        logits, iou, _, score = model.mask_decoder(
+        logits, iou, _, score = model.predict(
             embedding(model, images),
             torch.arange(2).repeat_interleave(len(points) // 2),
             Prompts(points, labels, masks, several),
-            model.prompt_encoder,
-            MULTIMASK_TOKENS if several else SINGLE_MASK_TOKEN,
         )
     finally:
         theirs.mask_decoder.dynamic_multimask_stability_thresh = threshold

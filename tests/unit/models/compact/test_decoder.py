@@ -1,6 +1,7 @@
 """Answers in windows: what they start from, and that no prompt depends on another."""
 
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
@@ -293,12 +294,11 @@ def test_points_are_encoded_where_they_are_in_the_window(case):
     """The click in the center of its windows, the corners of a box within."""
     model, embedding, prompts = case
     seen = []
-    hook = model.prompt_encoder.pe_layer.register_forward_pre_hook(
-        lambda _, given: seen.append(given[0])
-    )
-    for m in (3, 1):
-        model.decode(embedding[:1], torch.zeros(1, dtype=torch.int64), one(prompts, m, False))
-    hook.remove()
+    layer = model.prompt_encoder.pe_layer
+    encode = layer.encode
+    with mock.patch.object(layer, "encode", lambda xy: seen.append(xy) or encode(xy)):
+        for m in (3, 1):
+            model.decode(embedding[:1], torch.zeros(1, dtype=torch.int64), one(prompts, m, False))
     click, box = (each for each in seen if each.ndim == 3 and each.shape[1] == 3)
     assert torch.allclose(click[:, 0], torch.tensor(0.5).double())
     for corners, size in zip(box[:, :2], COMPACT.decoder.box_windows, strict=True):
