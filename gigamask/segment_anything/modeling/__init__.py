@@ -1,0 +1,9 @@
+"""The modules of a SAM, as in Meta's `segment_anything.modeling`."""
+
+from gigamask.models.mask_decoder import MaskDecoder
+from gigamask.models.prompt_encoder import PromptEncoder
+from gigamask.models.sam.image_encoder import ImageEncoderViT
+from gigamask.models.sam.sam import Sam
+from gigamask.models.transformer import TwoWayTransformer
+
+__all__ = ["ImageEncoderViT", "MaskDecoder", "PromptEncoder", "Sam", "TwoWayTransformer"]
