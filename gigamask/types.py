@@ -8,7 +8,7 @@ and losses are computed. Sizes are `(H, W)`. Points `xy` and boxes `xyxy` are pi
 the center of the first pixel, and boxes have inclusive ends, as in SA-1B.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
 
@@ -104,6 +104,12 @@ class ImageAnnotation:
     def areas(self) -> Int64[np.ndarray, "n"] | Float64[np.ndarray, "n"]:
         """Areas of the masks in pixels: the stated ones, if there are any."""
         return self.masks.areas() if self.instances is None else self.instances.areas
+
+    def classes(self, names: Sequence[str]) -> Int64[np.ndarray, "n"]:
+        """Return the class of each mask, the number of its category among names; -1 for none."""
+        numbers = {name: number for number, name in enumerate(names)}
+        given = self.categories or [""] * len(self.masks)
+        return np.array([numbers.get(name, -1) for name in given], np.int64)
 
 
 @dataclass(frozen=True)

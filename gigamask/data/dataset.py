@@ -234,7 +234,7 @@ def build_sample(
         boxes = candidates.boxes[positions] if whole else _visible_boxes(chosen, transform)
         return transform.apply_masks(chosen, config.mask_size), boxes
 
-    classes = config.classes(entry.categories, len(masks))
+    classes = entry.classes(config.class_names) if config.class_names else None
     return build_sample_from(
         RawSample(entry.name, raw, None), candidates, read_masks, ref, config, random_spec, classes
     )

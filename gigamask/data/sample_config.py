@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,7 @@ from gigamask.errors import GigamaskError
 from gigamask.pixels import RGB, PixelConfig
 
 if TYPE_CHECKING:
-    from jaxtyping import Int, Int64
+    from jaxtyping import Int
 
     from gigamask.masks.transforms import ImageTransform
 
@@ -57,19 +56,6 @@ class SampleConfig:
                 f"saturation is of three channels, not of {self.pixels.channels}; leave "
                 "--loader.color-jitter.saturation out"
             )
-
-    def classes(self, categories: Sequence[str], count: int) -> Int64[np.ndarray, "n"] | None:
-        """Return the class of each mask of an image, -1 for none; None without classes.
-
-        Args:
-            categories: Category of each mask; empty if none has one.
-            count: Number of masks.
-        """
-        if not self.class_names:
-            return None
-        numbers = {name: number for number, name in enumerate(self.class_names)}
-        given = categories or [""] * count
-        return np.array([numbers.get(name, -1) for name in given], np.int64)
 
     def get_transform(
         self,

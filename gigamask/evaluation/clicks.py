@@ -411,7 +411,7 @@ def score_group(
     oracle: list[float] = []
     predicted: dict[int, list[float]] = {}
     boundaries: dict[int, tuple[list[float], list[float]]] = {}
-    classes = annotated_classes(model, image, mask_indices)
+    classes = image.annotation.classes(model.config.class_names)[mask_indices]
     hits: dict[str, list[bool]] = {}
     for prompt_round in protocol.rounds(decode, targets, row, mask_indices):
         count = prompt_round.index + 1
@@ -451,21 +451,6 @@ def score_group(
         )
         for i, mask_index in enumerate(mask_indices)
     ]
-
-
-def annotated_classes(
-    model: PromptableModel, image: EmbeddedImage, mask_indices: np.ndarray
-) -> Int64[np.ndarray, "n"]:
-    """Return the class of each annotated mask among those of the model, -1 for none.
-
-    Args:
-        model: The model.
-        image: The image.
-        mask_indices: Indices of the masks among those of the image.
-    """
-    names = {name: number for number, name in enumerate(model.config.class_names)}
-    categories = image.annotation.categories
-    return np.array([names.get(categories[i], -1) if categories else -1 for i in mask_indices], int)
 
 
 def _class_hits(prompt_round: PromptRound, classes: Int64[np.ndarray, "n"]) -> list[bool]:

@@ -13,7 +13,6 @@ from jaxtyping import Int64
 from gigamask.distributed.precision import PrecisionName
 from gigamask.distributed.world import World
 from gigamask.evaluation import coco_ap
-from gigamask.evaluation.clicks import annotated_classes
 from gigamask.evaluation.embedded_images import EmbeddedImage
 from gigamask.inference.amg_config import AutomaticMaskConfig
 from gigamask.inference.automatic_mask_generator import MaskProposals, SamAutomaticMaskGenerator
@@ -86,7 +85,7 @@ class ProposalRecall:
         self.detections.append(coco_ap.ImageDetections(truth, proposals.masks, proposals.certainty))
         if proposals.class_scores is not None:
             self.class_names[:] = model.config.class_names
-            classes = annotated_classes(model, image, mask_indices)
+            classes = image.annotation.classes(model.config.class_names)[mask_indices]
             self.classified.append(classify(proposals, truth, classes))
 
     @staticmethod

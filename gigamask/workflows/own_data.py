@@ -21,10 +21,10 @@ from gigamask.interfaces import Evaluator
 from gigamask.training.config import TrainConfig
 from gigamask.training.sam_config import SamTrainConfig
 from gigamask.training.train_data import open_index
-from gigamask.workflows.open_data import AnnotationOptions, Paths, path_list
 
 if TYPE_CHECKING:
     from gigamask.datatools.sources import Source
+    from gigamask.workflows.open_data import AnnotationOptions, Paths
 
 OPTIONS = ("keep_crowds", "ignore", "binary", "nearest_value")
 """Fields of `datatools.formats.ConvertOptions` that all commands have that read annotations."""
@@ -60,7 +60,7 @@ def use_own_data(
         options, split = _options_of(config), config.val_split
         train, *held_out = _convert(source, options, report, strict, split, config.seed)
         config = replace(config, data=(train,), images=None, masks=None, val_split=0.0)
-        config = replace(config, **_options_of(AnnotationOptions()))
+        config = replace(config, **_options_of(SamTrainConfig))
         if held_out and isinstance(config.evaluation, ClickEvaluation):
             config = replace(config, evaluation=replace(config.evaluation, data=tuple(held_out)))
     if config.model.pixels.needs_measuring:
@@ -87,6 +87,8 @@ def own_tars(
         GigamaskError: The files are not in a known format, do not pair, or nothing is left; or
             anything is left out of a strict reading.
     """
+    from gigamask.workflows.open_data import path_list
+
     given = path_list(paths)
     source = _source(given, options.images, options.masks)
     if source is None:
@@ -95,14 +97,18 @@ def own_tars(
     return _convert(source, _options_of(options), report, options.strict)
 
 
-def _options_of(given: SamTrainConfig | AnnotationOptions) -> dict[str, Any]:
-    """Return what counts as a mask, by the names of the flags of all commands."""
+def _options_of(given: Any) -> dict[str, Any]:
+    """Return what counts as a mask, by the names of the flags of all commands.
+
+    Args:
+        given: An object with these fields, or its class for their defaults.
+    """
     return {name: getattr(given, name) for name in OPTIONS}
 
 
 def _refuse_options(options: SamTrainConfig | AnnotationOptions, data: Sequence[str]) -> None:
     """Raise an error if options of annotations are given for tars."""
-    default = _options_of(AnnotationOptions())
+    default = _options_of(SamTrainConfig)
     for name, value in _options_of(options).items():
         if value != default[name]:
             raise GigamaskError(
@@ -176,6 +182,8 @@ def _evaluation_of_tars(
     columns = config.images, config.masks
     is_same = type(_source(config.data, *columns)) is type(source)
     images, masks = columns if is_same else (None, None)
+    from gigamask.workflows.open_data import AnnotationOptions
+
     options = AnnotationOptions(images=images, masks=masks, strict=strict, **_options_of(config))
     return replace(evaluation, data=own_tars(evaluation.data, options, report))
 

@@ -19,7 +19,6 @@ from gigamask.parser import check_writable
 from gigamask.signals import discard_if_closed
 from gigamask.training.config import TrainConfig, check_at_least, differences
 from gigamask.training.sam_config import SamTrainConfig
-from gigamask.workflows.stages import STAGES, make_stages
 from gigamask.workflows.train import (
     choose_micro_batch_size,
     open_world,
@@ -147,6 +146,10 @@ def announce_own_code(arguments: Sequence[str]) -> None:
 def stages_of(flags: TrainFlags) -> list[TrainConfig]:
     """Return the configuration of each stage; a single one if the flags set no stages."""
     steps = {"mae": flags.mae_steps, "decoder": flags.decoder_steps}
+    if flags.stages is None and all(each is None for each in steps.values()):
+        return flags.limited.phases()
+    from gigamask.workflows.stages import make_stages
+
     return make_stages(flags.limited, flags.stages, steps)
 
 
@@ -228,6 +231,8 @@ def overview(command: str) -> str:
         f"       gigamask {command} --resume RUN",
     ]
     if command == "train":
+        from gigamask.workflows.stages import STAGES
+
         usage.append(f"       gigamask train RECIPE --stages {','.join(STAGES)} ...")
     return "\n".join(usage) + (
         f"\n\nrecipes:\n{recipes.format_recipes(command)}\n"
