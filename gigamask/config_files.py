@@ -159,15 +159,9 @@ def parse_train(arguments: Sequence[str], command: str = "train") -> TrainFlags:
         if os.path.abspath(saved.out) != os.path.abspath(folder):  # moved or copied since
             saved = replace(saved, out=folder)
         rest = rest[2:]
-    elif rest and not rest[0].startswith("-"):
-        saved, prog = recipes.make(rest[0]), f"gigamask {command} {rest[0]}"
-        saved, rest = replace(saved, recipe=rest[0]), rest[1:]
     else:
-        known = ", ".join(recipes.names(command))
-        raise GigamaskError(
-            f"{command} needs a recipe ({known}, or file.py:function) or --resume RUN as its first "
-            f"argument; see 'gigamask {command} --help'"
-        )
+        saved, prog = _recipe(rest, command, recipes.names(command), " or --resume RUN")
+        rest = rest[1:]
     if saved.command != command:
         raise GigamaskError(
             f"recipe {saved.recipe} is for 'gigamask {saved.command}', not 'gigamask {command}'"
@@ -205,16 +199,21 @@ def parse_recipe(arguments: Sequence[str], command: str, kind: type[Command]) ->
     Raises:
         GigamaskError: An argument is invalid.
     """
+    config, prog = _recipe(arguments, command, recipes.names())
+    return _parse(arguments[1:], config, prog, kind, "run_planned")[0]
+
+
+def _recipe(
+    arguments: Sequence[str], command: str, names: Sequence[str], other: str = ""
+) -> tuple[TrainConfig, str]:
+    """Return the configuration of the recipe that the first argument names, and what was typed."""
     if not arguments or arguments[0].startswith("-"):
-        known = ", ".join(recipes.names())
         raise GigamaskError(
-            f"{command} needs a recipe ({known}, or file.py:function) as its first argument; "
-            f"see 'gigamask {command} --help'"
+            f"{command} needs a recipe ({', '.join(names)}, or file.py:function){other} as its "
+            f"first argument; see 'gigamask {command} --help'"
         )
-    config = replace(recipes.make(arguments[0]), recipe=arguments[0])
-    return _parse(arguments[1:], config, f"gigamask {command} {arguments[0]}", kind, "run_planned")[
-        0
-    ]
+    name = arguments[0]
+    return replace(recipes.make(name), recipe=name), f"gigamask {command} {name}"
 
 
 def _parse(
