@@ -99,8 +99,8 @@ def over_cap(source: str, name: str) -> list[str]:
 def test_mass_only_falls():
     """In code tokens; the design wants 250,000 and 90,000."""
     found = totals(count_source())
-    assert found["core"] <= 305_600
-    assert found["plugins"] <= 105_520
+    assert found["core"] <= 305_540
+    assert found["plugins"] <= 105_515
 
 
 def checks_of_own_classes(trees: Mapping[Path, ast.Module]) -> Counter[str]:
