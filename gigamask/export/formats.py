@@ -53,7 +53,9 @@ class ExportFormat:
 
 
 FORMATS = {
-    "official": ExportFormat("gigamask.export.official:write_pth", without_window=SAME_PIXELS),
+    "official": ExportFormat(
+        "gigamask.export.official:write_pth", ("weights", "base"), without_window=SAME_PIXELS
+    ),
     "huggingface": ExportFormat(
         "gigamask.export.huggingface:write_huggingface",
         library="transformers",

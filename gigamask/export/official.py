@@ -1,7 +1,7 @@
 """Export to Meta's formats: a `.pth` for `segment_anything.sam_model_registry`, or safetensors.
 
-Tensors have Meta's names. A file of SAM 2 has those of the image model alone, so that Meta's code
-must load it with `strict=False`.
+Tensors have Meta's names. A file of SAM 2 also has those of the memory and of videos, as they were
+in Meta's file that the model comes from; without that, Meta's code loads it with `strict=False`.
 """
 
 from pathlib import Path
@@ -13,12 +13,16 @@ from gigamask.models.promptable import PromptableModel
 
 
 @keep_if_equal(".pth")
-def write_pth(model: PromptableModel, out: Path) -> dict:
+def write_pth(
+    model: PromptableModel, out: Path, weights: str | None = None, base: str | None = None
+) -> dict:
     """Write a model as Meta's `.pth`, load it from there, and compare the outputs.
 
     Args:
         model: Model to export.
         out: File that ends in .pth.
+        weights: Where the model was loaded from.
+        base: What its training started from.
 
     Returns:
         `files`, the number of `tensors`, and the largest `difference` of an output, relative to the
@@ -32,6 +36,9 @@ def write_pth(model: PromptableModel, out: Path) -> dict:
     convert.check_is_published(model.config, "Meta's format")
     family = plugin.load(model.config.decoder.family)
     state = family.to_meta(state)
+    for source in (weights, base):
+        if source and source.endswith((".pt", ".pth")) and Path(source).is_file():
+            state = family.other_tensors(weight_files.read_pth(Path(source))[0]) | state
     weight_files.write_pth(state, model.config, out, family.meta_key)
     return {"files": [str(out)], "tensors": len(state), "difference": read_back(model, out)}
 

@@ -51,6 +51,10 @@ class ModelFamily(ABC):
     def to_meta(self, state: State) -> State:
         """Return weights under the names of Meta's file."""
 
+    def other_tensors(self, state: State) -> State:
+        """Return the tensors of Meta's file that `from_others` leaves out, under Meta's names."""
+        return {}
+
     @abstractmethod
     def to_huggingface(self, state: State) -> State:
         """Return weights under the names of transformers' model."""

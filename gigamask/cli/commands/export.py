@@ -73,7 +73,7 @@ class ExportCommand:
             )
         config_of = partial(config_files.config_of_weights, trust=self.trust)
         model = load_model(self.weights, "cpu", config_of)
-        run = self._read_run() if chosen.is_folder else None
+        run = self._read_run() if chosen.is_folder or "base" in chosen.options else None
         base = run.config.get("init") if run else None
         options = given | {"weights": self.weights, "base": base}
         result = chosen.write(model, out, options)

@@ -37,6 +37,10 @@ class Sam2Family(ModelFamily):
         """Return weights under Meta's names, without those of videos."""
         return convert.to_meta(state)
 
+    def other_tensors(self, state: State) -> State:
+        """Return the tensors of the memory and of videos."""
+        return convert.video_tensors(state)
+
     def to_huggingface(self, state: State) -> State:
         """Return weights under the names of `Sam2Model`."""
         return convert.to_huggingface(state)
