@@ -144,7 +144,10 @@ def no_shape_checks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def shapes_are_checked_in_unit_tests(request: pytest.FixtureRequest) -> None:
-    """Laws and journeys train and score at length what unit tests call once; checking every shape
+    """Check the first calls of each test.
+
+    Laws and journeys train and score at length what unit tests call once; checking every shape
     again would double their time. `make test` does not even install the checks there."""
+    shape_checks.next_test()
     if request.path.parent.name in ("laws", "journeys"):
         request.getfixturevalue("no_shape_checks")
