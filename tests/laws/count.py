@@ -10,6 +10,7 @@ import io
 import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,26 +24,23 @@ LAYOUT = {
 }
 
 
+@cache
 def code_tokens(source: str) -> list[tokenize.TokenInfo]:
     """Return the code tokens of a module.
 
     Args:
         source: Its text.
     """
-    docstrings = {
-        node.lineno
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
-    }
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    return [
-        token
-        for token in tokens
-        if token.type not in LAYOUT
-        and not (token.type == tokenize.STRING and token.start[0] in docstrings)
-    ]
+    found, begins, docstring = [], True, False
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.NEWLINE and docstring:
+            found.pop()
+        if token.type not in LAYOUT:
+            docstring = begins and token.type == tokenize.STRING
+            found.append(token)
+        if token.type not in (tokenize.COMMENT, tokenize.NL):
+            begins = token.type in LAYOUT
+    return found
 
 
 def imports(source: str) -> set[str]:
