@@ -118,12 +118,23 @@ if __name__ == "__main__":
 """
 
 
+SLOW_IMPORT = """
+import time
+
+time.sleep(0.3)
+set_num_threads = setNumThreads = print
+"""
+"""In place of torch and OpenCV, which workers import for these functions alone."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR2])
 @pytest.mark.parametrize("started", [0, 2])
 def test_a_signal_to_all_processes_ends_them_with_one_message(tmp_path, number, started):
     """A terminal sends SIGINT to every process, also to those that are still importing."""
     (tmp_path / "work.py").write_text(INTERRUPTED)
+    for name in ("torch", "cv2"):
+        (tmp_path / f"{name}.py").write_text(SLOW_IMPORT)
     (tmp_path / "temporary").mkdir()
     paths = [tmp_path / "temporary" / str(item) for item in range(4)]
     process = subprocess.Popen(

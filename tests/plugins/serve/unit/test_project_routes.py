@@ -1,5 +1,6 @@
 """Requests on a project: valid ones are answered, stale and wrong ones get one line."""
 
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -14,26 +15,46 @@ from gigamask.plugins.serve.project_routes import ProjectState
 from gigamask.plugins.serve.prompt_batches import SupersededError
 from gigamask.plugins.serve.proposals import Proposals
 from gigamask.plugins.serve.rounds import Rounds
+from gigamask.plugins.serve.session import Session
 
 IMAGE = "/api/project/images/0"
 STROKE = {"version": 0, "points": [[5, 5]], "radius": 3}
 
 
-@pytest.fixture
-def project(tmp_path):
-    (tmp_path / "photos").mkdir()
+@contextmanager
+def served(folder, session):
+    """Yield a project with a client of its page."""
+    (folder / "photos").mkdir()
     for name in ("a.png", "b.png"):
-        Image.fromarray(np.zeros((30, 40, 3), np.uint8)).save(tmp_path / "photos" / name)
-    (tmp_path / "photos" / "c.jpg").write_bytes(b"no image")
-    with Project.open(tmp_path / "project", tmp_path / "photos") as opened:
-        yield opened
+        Image.fromarray(np.zeros((30, 40, 3), np.uint8)).save(folder / "photos" / name)
+    (folder / "photos" / "c.jpg").write_bytes(b"no image")
+    with Project.open(folder / "project", folder / "photos") as project:
+        annotator = Annotator(project, session)
+        state = ProjectState(annotator, Proposals(annotator), Rounds(annotator, "starter"))
+        yield project, TestClient(build(AppState(session, weights="little", project=state)))
 
 
 @pytest.fixture
-def client(project, session):
-    annotator = Annotator(project, session)
-    state = ProjectState(annotator, Proposals(annotator), Rounds(annotator, "starter"))
-    return TestClient(build(AppState(session, weights="little", project=state)))
+def opened(tmp_path, session):
+    with served(tmp_path, session) as found:
+        yield found
+
+
+@pytest.fixture
+def project(opened):
+    return opened[0]
+
+
+@pytest.fixture
+def client(opened):
+    return opened[1]
+
+
+@pytest.fixture(scope="module")
+def unchanged(tmp_path_factory, model):
+    """A project and its client for requests that change nothing."""
+    with served(tmp_path_factory.mktemp("served"), Session(model)) as found:
+        yield found
 
 
 @pytest.mark.slow
@@ -68,7 +89,6 @@ def test_an_image_is_opened_drawn_on_and_marked_as_done(client, session, monkeyp
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "body", "status", "words"),
     [
@@ -94,7 +114,8 @@ def test_an_image_is_opened_drawn_on_and_marked_as_done(client, session, monkeyp
         ("/api/project/categories", {"categories": []}, 422, "categories"),
     ],
 )
-def test_wrong_requests_get_one_line_and_change_nothing(client, project, path, body, status, words):
+def test_wrong_requests_get_one_line_and_change_nothing(unchanged, path, body, status, words):
+    project, client = unchanged
     answer = client.post(path, json=body)
     assert answer.status_code == status
     assert words in answer.text
@@ -134,8 +155,9 @@ def test_categories_have_different_names(client, project):
     ],
 )
 def test_no_number_from_outside_is_used_unless_it_is_finite_and_in_range(
-    client, project, path, body, number
+    unchanged, path, body, number
 ):
+    project, client = unchanged
     headers = {"content-type": "application/json"}
     answer = client.post(path, content=body.replace("#", number), headers=headers)
     assert 400 <= answer.status_code < 500
