@@ -104,12 +104,12 @@ class MaskDecoder(nn.Module):
 
     def forward(
         self,
-        image_embeddings: Float[Tensor, "B C E E"],
-        image_pe: Float[Tensor, "1 C E E"],
+        image_embeddings: Float[Tensor, "B C H W"],
+        image_pe: Float[Tensor, "1 C H W"],
         sparse_prompt_embeddings: Float[Tensor, "P T C"],
-        dense_prompt_embeddings: Float[Tensor, "P C E E"],
+        dense_prompt_embeddings: Float[Tensor, "P C H W"],
         multimask_output: bool,
-    ) -> tuple[Float[Tensor, "M K G G"], Float[Tensor, "M K"]]:
+    ) -> tuple[Float[Tensor, "M K h w"], Float[Tensor, "M K"]]:
         """Return low-resolution logits and predicted IoU of prompts, as Meta's class does.
 
         Args:
@@ -127,11 +127,11 @@ class MaskDecoder(nn.Module):
 
     def predict_masks(
         self,
-        image_embeddings: Float[Tensor, "B C E E"],
-        image_pe: Float[Tensor, "1 C E E"],
+        image_embeddings: Float[Tensor, "B C H W"],
+        image_pe: Float[Tensor, "1 C H W"],
         sparse_prompt_embeddings: Float[Tensor, "P T C"],
-        dense_prompt_embeddings: Float[Tensor, "P C E E"],
-    ) -> tuple[Float[Tensor, "M 4 G G"], Float[Tensor, "M 4"]]:
+        dense_prompt_embeddings: Float[Tensor, "P C H W"],
+    ) -> tuple[Float[Tensor, "M K h w"], Float[Tensor, "M K"]]:
         """Return what `forward` does for all four masks.
 
         Args:
@@ -149,7 +149,7 @@ class MaskDecoder(nn.Module):
                 f"image_embeddings must be those of one image, or one for each of {prompts} "
                 f"prompts (got {images}); call the mask decoder for each image"
             )
-        count = max(images, prompts)
+        count = prompts if images == 1 else images
         index = torch.arange(count, device=image_embeddings.device) % images
         tokens, dense = (
             each.expand(count, *each.shape[1:])
@@ -169,7 +169,7 @@ class MaskDecoder(nn.Module):
 
     def predict(
         self,
-        embedding: Float[Tensor, "B D E E"],
+        embedding: Float[Tensor, "B D H W"],
         mask_image: Int64[Tensor, "M"],
         prompts: Prompts,
         prompt_encoder: PromptEncoder,
@@ -196,8 +196,8 @@ class MaskDecoder(nn.Module):
 
     def decode(
         self,
-        images: Float[Tensor, "B C E E"],
-        positions: Float[Tensor, "E E C"],
+        images: Float[Tensor, "B C H W"],
+        positions: Float[Tensor, "H W C"],
         prompts: Float[Tensor, "M N C"],
         mask_image: Int64[Tensor, "M"],
         dense: DensePrompt,
@@ -256,7 +256,7 @@ class MaskDecoder(nn.Module):
     def _attend(
         self,
         images: Float[Tensor, "B T C"],
-        positions: Float[Tensor, "E E C"],
+        positions: Float[Tensor, "H W C"],
         prompts: Float[Tensor, "M N C"],
         mask_image: Int64[Tensor, "M"],
         dense: DensePrompt,
@@ -299,10 +299,10 @@ class MaskDecoder(nn.Module):
         self,
         image: Float[Tensor, "M T C"],
         heads: Float[Tensor, "M c K"],
-        positions: Float[Tensor, "E E C"],
+        positions: Float[Tensor, "H W C"],
         finer: tuple[Float[Tensor, "B T 4 d"], Float[Tensor, "B P c"], Int64[Tensor, "M"]]
         | None = None,
-    ) -> Float[Tensor, "M K G G"]:
+    ) -> Float[Tensor, "M K h w"]:
         """Return the product of each head with the image tokens, upscaled by a factor of four.
 
         `finer` are SAM 2's features at two and four times the embedding's resolution, which are
@@ -327,7 +327,7 @@ class MaskDecoder(nn.Module):
         )
 
 
-def image_tokens(images: Float[Tensor, "B C E E"]) -> Float[Tensor, "B T C"]:
+def image_tokens(images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B T C"]:
     """Return the tokens of embeddings, in the dtype of the transformer's matrix products."""
     return images.flatten(2).transpose(1, 2).contiguous().to(working_dtype(images))
 

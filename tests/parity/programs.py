@@ -328,11 +328,14 @@ def use_another_image_encoder(
                 x = block(x)
             return self.inner.neck(x.permute(0, 3, 1, 2)) / 2
 
+    seen: list[Tensor] = []
+    block = sam.image_encoder.blocks[0]
+    block.attn.qkv.register_forward_hook(lambda module, given, output: seen.append(output))
     sam.image_encoder = Encoder(sam.image_encoder)
     predictor = package.SamPredictor(sam)
     predictor.set_image(images[0])
     masks, iou, low = predictor.predict(np.array([[70.0, 60]]), np.array([1]))
-    return {"masks": masks, "iou": iou, "low": low}
+    return {"masks": masks, "iou": iou, "low": low, "qkv": seen[0]}
 
 
 @program

@@ -66,7 +66,7 @@ class EncoderAttention(nn.Module):
 
     The grid is padded to whole windows after the projection, with the projection's bias. This
     equals SAM's zero padding before the projection, with less computation. A module of the user's
-    in place of `qkv` is called as in Meta's package: with the windows, padded by zeros.
+    in place of `qkv`, or with hooks, is called as in Meta's package: with windows padded by zeros.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class EncoderAttention(nn.Module):
         window_h, window_w = (self.window_size or int(side) for side in (height, width))
         pad_h, pad_w = -height % window_h, -width % window_w
         down, across = (height + pad_h) // window_h, (width + pad_w) // window_w
-        if not is_linear(self.qkv):
+        if not is_linear(self.qkv) or self.qkv._forward_hooks:
             projected = self._project_windows(x)
         elif pad_h or pad_w:
             projected = F.linear(x, self.qkv.weight)
