@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from filelock import FileLock
 
 from docs.site_hooks import without_deleted
 from gigamask import plugin, recipes
@@ -38,8 +39,15 @@ SEPARATE_SECTIONS = "docs/measurements/"
 
 @pytest.fixture(scope="session")
 def populated(tmp_path_factory) -> Path:
+    """A folder that is copied; of several processes of tests, the first makes it."""
     folder = tmp_path_factory.mktemp("populated")
-    doc_fixtures.populate(folder)
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = tmp_path_factory.getbasetemp().parent / "populated"
+    with FileLock(f"{folder}.lock"):
+        if not (done := folder.with_suffix(".done")).exists():
+            folder.mkdir(exist_ok=True)
+            doc_fixtures.populate(folder)
+            done.touch()
     return folder
 
 
