@@ -229,6 +229,22 @@ class Mining(ABC):
 
 
 @dataclass(frozen=True)
+class NoMining(Mining):
+    """Train on every mask."""
+
+    keeps_all: ClassVar[bool] = True
+
+    def keep(self, losses: Float[Tensor, "M"], strata: Int64[Tensor, "M"]) -> Bool[Tensor, "M"]:
+        """Return which masks exist.
+
+        Args:
+            losses: Loss of each mask; NaN if there is no mask.
+            strata: Not used.
+        """
+        return ~losses.isnan()
+
+
+@dataclass(frozen=True)
 class Task(ABC):
     """Base class of tasks (SAM, MAE, grounding), which compute the losses of a training step."""
 

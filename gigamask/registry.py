@@ -130,7 +130,7 @@ COMPONENTS: dict[str, tuple[type, Mapping[str, str | Preset]]] = {
     ),
     "mining": (
         Mining,
-        {"none": "gigamask.losses.ohem:NoMining", "ohem": "gigamask.losses.ohem:OHEM"},
+        {"none": "gigamask.interfaces:NoMining", "ohem": "gigamask.losses.ohem:OHEM"},
     ),
     "optimizer": (
         Optimizer,

@@ -8,32 +8,17 @@ is a range of losses; here it is a kind of mask.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from gigamask.errors import GigamaskError, check_range
 from gigamask.interfaces import Mining
+from gigamask.interfaces import NoMining as NoMining
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int64
     from torch import Tensor
 
 GroupBy = Literal["batch", "granularity", "sampler"]
-
-
-@dataclass(frozen=True)
-class NoMining(Mining):
-    """Train on every mask."""
-
-    keeps_all: ClassVar[bool] = True
-
-    def keep(self, losses: Float[Tensor, "M"], strata: Int64[Tensor, "M"]) -> Bool[Tensor, "M"]:
-        """Return which masks exist.
-
-        Args:
-            losses: Loss of each mask; NaN if there is no mask.
-            strata: Not used.
-        """
-        return ~losses.isnan()
 
 
 @dataclass(frozen=True)

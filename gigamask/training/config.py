@@ -19,8 +19,15 @@ import msgspec
 
 from gigamask.data.augment import Augment, ColorJitter, NoAugment
 from gigamask.errors import GigamaskError, check_range
-from gigamask.interfaces import Evaluator, LRSchedule, NoEvaluation, Optimizer, Sampler, Task
-from gigamask.losses.ohem import NoMining
+from gigamask.interfaces import (
+    Evaluator,
+    LRSchedule,
+    NoEvaluation,
+    NoMining,
+    Optimizer,
+    Sampler,
+    Task,
+)
 from gigamask.models.manifest import list_checkpoints
 from gigamask.samplers.random import Random
 from gigamask.training.optim import (

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from gigamask.interfaces import PromptSchedule
-from gigamask.losses.ohem import NoMining
+from gigamask.interfaces import NoMining, PromptSchedule
 from gigamask.models.configs import ViT
 
 

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from gigamask.errors import GigamaskError
-from gigamask.interfaces import EvaluationResult, Evaluator, Mining, Task
-from gigamask.losses.ohem import NoMining
+from gigamask.interfaces import EvaluationResult, Evaluator, Mining, NoMining, Task
 from gigamask.plugins.grounding.model_config import GroundingModelConfig
 from gigamask.plugins.grounding.text_encoders import MINILM, TextEncoder
 from gigamask.training.config import TrainConfig, check_at_least
