@@ -108,6 +108,12 @@ def read_text(path: Path | str, max_bytes: int = MAX_JSON_BYTES) -> str:
     return decode_text(read_limited(path, max_bytes), str(path))
 
 
+def read_lines(path: Path | str) -> list[tuple[int, str]]:
+    """Return the lines of a text file and their numbers, without empty ones and comments."""
+    lines = enumerate(read_text(path).splitlines(), 1)
+    return [(number, line) for number, line in lines if line.strip() and line[0] != "#"]
+
+
 def decode_json(
     raw: bytes | str, source: str, kind: type[Value] | Any = Any, strict: bool = True
 ) -> Value:

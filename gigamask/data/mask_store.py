@@ -16,7 +16,7 @@ network, it costs more than it saves.
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +27,7 @@ from gigamask.data.checked_files import CheckedArray, encode_json
 from gigamask.data.dataset import RawSample, build_sample_from
 from gigamask.data.index import Index
 from gigamask.data.mask_sampling import CandidateMasks
-from gigamask.data.mask_store_shard import MANIFEST, SCHEMA, MaskShardJob, MaskStoreManifest
+from gigamask.data.mask_store_shard import MANIFEST, SCHEMA, MaskStoreManifest
 from gigamask.data.sample_config import SampleConfig
 from gigamask.errors import GigamaskError
 from gigamask.files import check_out, write_bytes
@@ -280,12 +280,8 @@ def build(
     write_bytes(folder / MANIFEST, encode_json(manifest))
     # What is missing changes while other parts work, so they share all tars.
     shards = distinct.values() if worker_pool.part_in(workers) else missing
-    worker_pool.parallel_map(
-        mask_store_shard.build_shard,
-        [MaskShardJob(str(index.folder), shard, str(folder)) for shard in shards],
-        workers,
-        progress,
-    )
+    build_shard = partial(mask_store_shard.build_shard, index.folder, folder)
+    worker_pool.parallel_map(build_shard, list(shards), workers, progress)
     return MaskStore.open(folder, index)
 
 
@@ -311,13 +307,9 @@ def verify(
     """
     folder = Path(folder).absolute()
     mask_store_shard.read_manifest(folder)
-    jobs = [
-        MaskShardJob(str(index.folder), shard, str(folder))
-        for shard in range(len(index.shard_paths))
-    ]
-    problems = worker_pool.parallel_map(
-        mask_store_shard.verify_shard, jobs, workers, progress, list[str]
-    )
+    verify_shard = partial(mask_store_shard.verify_shard, index.folder, folder)
+    shards = range(len(index.shard_paths))
+    problems = worker_pool.parallel_map(verify_shard, shards, workers, progress, list[str])
     return [line for lines in problems for line in lines]
 
 

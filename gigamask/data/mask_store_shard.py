@@ -12,7 +12,6 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -54,24 +53,22 @@ class MaskShard(msgspec.Struct, frozen=True):
     rows: int
 
 
-class MaskShardJob(NamedTuple):
-    """One tar of an index and the folder of the store, as passed to a worker process."""
+def build_shard(index_folder: Path, folder: Path, shard: int) -> None:
+    """Write the masks of one tar unless they exist; files appear once complete, the json last.
 
-    index: str
-    shard: int
-    folder: str
-
-
-def build_shard(job: MaskShardJob) -> None:
-    """Write the masks of one tar unless they exist; files appear once complete, the json last."""
-    index, folder = Index.open(job.index), Path(job.folder)
-    manifest, tar = read_manifest(folder), describe_tars(index)[job.shard]
+    Args:
+        index_folder: Folder of the index.
+        folder: Folder of the store.
+        shard: Number of the tar in the index.
+    """
+    index = Index.open(index_folder)
+    manifest, tar = read_manifest(folder), describe_tars(index)[shard]
     lock, work = (folder / f".{shard_key(tar)}{end}" for end in (".lock", ""))
     try:
         with FileLock(lock):  # waits while another process writes the same tar's masks
             try:
                 if not is_complete(folder, manifest, tar):
-                    _write_shard(index, job.shard, folder, work)
+                    _write_shard(index, shard, folder, work)
             finally:
                 shutil.rmtree(work, ignore_errors=True)
                 # Unlinked before the release: a waiting process creates a new file.
@@ -130,9 +127,15 @@ def _packed_masks(
             yield pack(transform.apply_masks(entry.masks, manifest.mask_size))
 
 
-def verify_shard(job: MaskShardJob) -> list[str]:
-    """Read every byte of one mask shard and return its problems."""
-    tar, folder = describe_tars(Index.open(job.index))[job.shard], Path(job.folder)
+def verify_shard(index_folder: Path, folder: Path, shard: int) -> list[str]:
+    """Read every byte of one mask shard and return its problems.
+
+    Args:
+        index_folder: Folder of the index.
+        folder: Folder of the store.
+        shard: Number of the tar in the index.
+    """
+    tar = describe_tars(Index.open(index_folder))[shard]
     problems = []
     try:
         arrays = open_shard(folder, read_manifest(folder), tar)

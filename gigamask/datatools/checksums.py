@@ -12,7 +12,7 @@ from typing import Any
 
 from gigamask.data import storage
 from gigamask.errors import GigamaskError
-from gigamask.serialization import check_regular, read_text
+from gigamask.serialization import check_regular, read_lines
 
 ALGORITHMS = {32: "md5", 40: "sha1", 64: "sha256"}
 CHUNK_BYTES = 2**25
@@ -25,11 +25,7 @@ def read(path: str | Path) -> dict[str, str]:
         GigamaskError: A line is not a name and a checksum, or a name has two checksums.
     """
     sums: dict[str, str] = {}
-    lines = [
-        (number, line)
-        for number, line in enumerate(read_text(path).splitlines(), 1)
-        if line.strip() and line[0] != "#"
-    ]
+    lines = read_lines(path)
     for i, (number, line) in enumerate(lines):
         fields = line.split()
         values = [

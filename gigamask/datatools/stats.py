@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Int64, Shaped
+from rich.filesize import decimal
 
 from gigamask.data.index import Index
 from gigamask.data.sample_table import COARSE_ABOVE, FINE_BELOW, granularity
@@ -123,8 +124,8 @@ def table(stats: dict[str, Any]) -> str:
     lines = [
         f"{counted(images, 'image')} with {counted(masks, 'mask')} in"
         f" {counted(stats['tars'], 'tar')},"
-        f" {_in_bytes(stats['tar_bytes'])}"
-        f" (jpg {_in_bytes(stats['jpg_bytes'])}, json {_in_bytes(stats['json_bytes'])})",
+        f" {decimal(stats['tar_bytes'])}"
+        f" (jpg {decimal(stats['jpg_bytes'])}, json {decimal(stats['json_bytes'])})",
         f"images without masks: {stats['images_without_masks']:,},"
         f" without json: {stats['images_without_json']:,},"
         f" unusable and left out: {stats['skipped_images']:,}",
@@ -175,11 +176,3 @@ def _distribution(column: Shaped[np.ndarray, "n"]) -> dict[str, float]:
     values = column.astype(np.float64)
     quantiles = np.quantile(values, list(QUANTILES.values())).tolist()
     return {"mean": float(values.mean()), **dict(zip(QUANTILES, quantiles, strict=True))}
-
-
-def _in_bytes(count: int | float) -> str:
-    for unit in ("B", "KB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"

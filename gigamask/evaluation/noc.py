@@ -20,6 +20,8 @@ from gigamask.evaluation.embedded_images import ImageSource
 from gigamask.models.promptable import PromptableModel
 
 MOST_CLICKS = 20
+WORST = 10
+"""Masks that are drawn."""
 IOUS = (0.85, 0.9, 0.95)
 """IoUs to reach."""
 
@@ -119,7 +121,7 @@ def _names(result: ClickResult) -> list[str]:
 
 
 def write_worst(
-    model: PromptableModel, images: ImageSource, result: ClickResult, folder: Path, count: int = 10
+    model: PromptableModel, images: ImageSource, result: ClickResult, folder: Path
 ) -> Path:
     """Draw the masks with the most clicks to 90 %, then with the lowest mean IoU, and their clicks.
 
@@ -128,7 +130,6 @@ def write_worst(
         images: Index of the images, or the images.
         result: Scores of the masks.
         folder: Folder for `worst_clicks.png`.
-        count: Number of masks.
 
     Returns:
         The file.
@@ -137,7 +138,7 @@ def write_worst(
     order = np.lexsort([curves.mean(1), -number_of_clicks(curves, IOUS[1])[0]])
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "worst_clicks.png"
-    worst = [result.scores[i] for i in order[:count]]
+    worst = [result.scores[i] for i in order[:WORST]]
     figures.write_figure(model, images, worst, result.protocol, path)
     return path
 

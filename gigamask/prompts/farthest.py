@@ -72,10 +72,7 @@ def farthest_points(region: Bool[Tensor, "M H W"], taken: Int64[Tensor, "M n 2"]
     if not region.numel():
         return FarthestPoints(taken.new_zeros(len(region), 2), taken.new_zeros(len(region)))
     count = max(1, MAX_PIXELS // region[0].numel())
-    parts = [
-        _farthest(some, some_taken)
-        for some, some_taken in zip(region.split(count), taken.split(count), strict=True)
-    ]
+    parts = map(_farthest, region.split(count), taken.split(count))
     return FarthestPoints(*(torch.cat(each) for each in zip(*parts, strict=True)))
 
 

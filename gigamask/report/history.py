@@ -37,8 +37,6 @@ INSIDE = ("checkpoints", "evaluation", "tensorboard", "pictures", "profile")
 """Subfolders of a run that hold no other run."""
 MAX_DEPTH = 4
 """Levels of subfolders that are searched for runs."""
-NOT_FINITE = re.compile(rb"(?<=[:,[ ])-?(NaN|Infinity)(?=[],} ])")
-"""Numbers that Python writes although they are not valid JSON."""
 MAX_COLUMNS = 64
 """Metrics, and scores of an evaluation, that are read; a run has a few dozen."""
 REPEATED_EVENTS = ("skipped_sample", "skipped_step")
@@ -272,7 +270,7 @@ def _read_lines(path: Path, kind: Any, damaged: list[str]) -> tuple[list[dict[st
     objects, invalid_lines = [], 0
     for line in filter(bytes.strip, lines):
         try:
-            value = decode_json(re.sub(NOT_FINITE, b"null", line), str(path))
+            value = decode_json(line, str(path))
             known = msgspec.convert(value, kind)
             objects.append(value if _is_record(value) else known)
         except (GigamaskError, msgspec.ValidationError):
@@ -322,14 +320,8 @@ def _resolve(
             last = first_again - 1
         if _is_record(event):
             last = step
-        kind = next(
-            (
-                kind
-                for kind in ("skipped_sample", "skipped_step", "save_failed", "leak")
-                if kind in event and not _is_record(event)
-            ),
-            None,
-        )
+        known = () if _is_record(event) else KINDS[2:]
+        kind = next((kind for kind in known if kind in event), None)
         if kind is None:
             valid.append(event)
         elif kind != "skipped_sample" or event["skipped_sample"] not in names:

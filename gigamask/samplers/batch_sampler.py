@@ -132,19 +132,18 @@ class SampleSequence:
             self._orders[0] = first
 
     def check_lengths(self, samples: int) -> None:
-        """Check, before an epoch is trained, the orders of later ones, if the sampler is not ours.
+        """Check, before an epoch is trained, the order of the last one, if the sampler is not ours.
 
         Args:
             samples: Number of samples of the training.
 
         Raises:
-            GigamaskError: The order of the next or of the last epoch has another length.
+            GigamaskError: It has another length than the first.
         """
         last = (samples - 1) // self.epoch_length
         is_own = not type(self._sampler).__module__.startswith("gigamask.")
         if is_own and last > 0 and self._history is None:
-            for epoch in sorted({1, last}):
-                order_of(self._sampler, self._items, epoch, None, self.epoch_length)
+            order_of(self._sampler, self._items, last, None, self.epoch_length)
 
     def prepare(self, consumed: int, batch_size: int) -> float:
         """Compute the orders of the epochs that start in the next step.

@@ -428,17 +428,16 @@ def check_init(init: str, earlier: Collection[str]) -> str:
     return path
 
 
-def limit_warmup(config: Config, full_steps: int, share: float = MAX_WARMUP_SHARE) -> Config:
+def limit_warmup(config: Config, full_steps: int) -> Config:
     """Limit the warm-up of the learning rate to a share of the steps of a shortened training.
 
     Args:
         config: The training.
         full_steps: Steps that its schedule was written for; nothing changes if there are as many.
-        share: Longest warm-up as a fraction of the steps.
     """
     if config.steps >= full_steps:
         return config
-    return replace(config, schedule=config.schedule.shortened(int(config.steps * share)))
+    return replace(config, schedule=config.schedule.shortened(int(config.steps * MAX_WARMUP_SHARE)))
 
 
 def _with_field(config: Any, path: list[str], value: Any, name: str) -> Any:

@@ -300,7 +300,7 @@ def segment_all(
             progress(done + fraction % 1, len(images))
 
     run = partial(_segment_group, generator=generator, output=output, report=report)
-    is_part = part is not None and worker_pool.is_part(part)
+    is_part = worker_pool.is_part(part or 1)
     if output.to_shards:
         image_folder.check_for_tars(output.out)
     with lock_folder(output.out, STATE_FOLDER, is_part):

@@ -106,7 +106,7 @@ def test_mass_only_falls():
     """In code tokens; the design wants 250,000 and 90,000."""
     found = totals(count_source())
     assert found["core"] <= 305_530
-    assert found["plugins"] <= 105_510
+    assert found["plugins"] <= 105_495
 
 
 def checks_of_own_classes(modules: Mapping[Path, Sequence[ast.AST]]) -> Counter[str]:

@@ -14,7 +14,7 @@ from gigamask.data.sample_config import SampleConfig
 from gigamask.errors import GigamaskError, check_range
 from gigamask.interfaces import Task
 from gigamask.models.configs import DECODER_PREFIX
-from gigamask.training.config import check_at_least
+from gigamask.training.config import ImageTrainConfig, check_at_least
 from gigamask.training.optim import AdamW, MuonAdamW
 from gigamask.training.sam_config import SamTrainConfig, check_cacheable
 from gigamask.training.schedule import WarmupCosine
@@ -55,15 +55,42 @@ class FeaturesStage:
 
 
 @dataclass(frozen=True)
-class DistillTrainConfig(SamTrainConfig):
+class Taught:
+    """What trainings with a teacher have in common."""
+
+    teacher: str = ""
+    """weights of the teacher, a SAM: a run folder, a checkpoint, a .pth, a .safetensors, a Hugging
+    Face folder or id, or starter"""
+
+    @property
+    def other_weights(self) -> tuple[str, ...]:
+        """The teacher."""
+        return (self.teacher,)
+
+    def check_plan(self, model: nn.Module) -> list[str]:
+        """Check that the student fits its teacher, or SAM's ViT-H if that is not here.
+
+        Args:
+            model: The student on the meta device.
+
+        Returns:
+            The error of training that is set aside: that of a missing teacher.
+
+        Raises:
+            GigamaskError: The sizes do not fit, or no teacher is named.
+        """
+        from gigamask.plugins.distill.teachers import check_planned_teacher
+
+        return check_planned_teacher(self.teacher, cast(ImageTrainConfig, self), model)
+
+
+@dataclass(frozen=True)
+class DistillTrainConfig(Taught, SamTrainConfig):
     """Configuration of distillation."""
 
     command: ClassVar[str] = "distill"
     required: ClassVar[str] = "--teacher WEIGHTS"
 
-    teacher: str = ""
-    """weights of the teacher: a run folder, a checkpoint, a .pth, a .safetensors, a Hugging Face
-    folder or id, or starter"""
     phase: Literal["features", "prompts"] = "prompts"
     """what the student learns: features, the teacher's embeddings, with its decoder frozen; or
     prompts, the teacher's masks in rounds of prompts"""
@@ -154,27 +181,6 @@ class DistillTrainConfig(SamTrainConfig):
         teacher = load_sam(self.teacher).config
         check_student(self.model, teacher, self.teacher, self.phase == "features")
         super().check_inputs(earlier)
-
-    @property
-    def other_weights(self) -> tuple[str, ...]:
-        """The teacher."""
-        return (self.teacher,)
-
-    def check_plan(self, model: nn.Module) -> list[str]:
-        """Check that the student fits its teacher, or SAM's ViT-H if that is not here.
-
-        Args:
-            model: The student on the meta device.
-
-        Returns:
-            The error of training that is set aside: that of a missing teacher.
-
-        Raises:
-            GigamaskError: The sizes do not fit, or no teacher is named.
-        """
-        from gigamask.plugins.distill.teachers import check_planned_teacher
-
-        return check_planned_teacher(self.teacher, self, model)
 
     def task(self, device: torch.device) -> Task:
         """Return the task of the phase; on the meta device, with a teacher without values."""

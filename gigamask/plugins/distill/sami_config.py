@@ -9,29 +9,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from gigamask.interfaces import Task
+from gigamask.plugins.distill.config import Taught
 from gigamask.training.mae_config import MAETrainConfig
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     import torch
-    from torch import nn
 
 
 @dataclass(frozen=True)
-class SAMITrainConfig(MAETrainConfig):
+class SAMITrainConfig(Taught, MAETrainConfig):
     """Configuration of masked-autoencoder pre-training on the embedding of a SAM."""
 
     next_step: ClassVar[str] = "gigamask train efficient_sam --data TARS --init mae:{out} --out OUT"
-
-    teacher: str = ""
-    """weights of the SAM whose embedding is predicted: a run folder, a checkpoint, a .pth, a
-    .safetensors, a Hugging Face folder or id, or starter"""
-
-    @property
-    def other_weights(self) -> tuple[str, ...]:
-        """The teacher."""
-        return (self.teacher,)
 
     def check_inputs(self, earlier: Collection[str] = ()) -> None:
         """Check, before training starts, that teacher, data and weights exist.
@@ -48,22 +39,6 @@ class SAMITrainConfig(MAETrainConfig):
         check_teacher(self.teacher)
         check_sami_teacher(self.model, load_sam(self.teacher).config, self.teacher)
         super().check_inputs(earlier)
-
-    def check_plan(self, model: nn.Module) -> list[str]:
-        """Check that the model fits its teacher, or SAM's ViT-H if that is not here.
-
-        Args:
-            model: The masked autoencoder on the meta device.
-
-        Returns:
-            The error of training that is set aside: that of a missing teacher.
-
-        Raises:
-            GigamaskError: The sizes do not fit, or no teacher is named.
-        """
-        from gigamask.plugins.distill.teachers import check_planned_teacher
-
-        return check_planned_teacher(self.teacher, self, model)
 
     def task(self, device: torch.device) -> Task:
         """Return the task; on the meta device, with a teacher without values."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from gigamask.errors import GigamaskError
-from gigamask.serialization import read_text
+from gigamask.serialization import read_lines
 
 MAX_NAME_BYTES = 200
 """File systems allow 255; the name of a partial file is longer than the file's."""
@@ -33,11 +33,7 @@ def read(path: str | Path) -> list[Link]:
         GigamaskError: A line is not a link, or a name is not a plain file name.
     """
     links: dict[str, Link] = {}
-    lines = [
-        (number, line)
-        for number, line in enumerate(read_text(path).splitlines(), 1)
-        if line.strip() and line[0] != "#"
-    ]
+    lines = read_lines(path)
     for i, (number, line) in enumerate(lines):
         fields = [
             field.strip()

@@ -116,13 +116,6 @@ def test_an_index_without_masks(tmp_path, index):
     assert "predicted_iou" not in statistics.table(stats)
 
 
-@pytest.mark.parametrize(
-    ("count", "text"), [(0, "0 B"), (999, "999 B"), (1234, "1.23 KB"), (11.0e12, "11 TB")]
-)
-def test_bytes_are_rounded(tmp_path, index, count, text):
-    assert f" (jpg {text}," in statistics.table(statistics.describe(index) | {"jpg_bytes": count})
-
-
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
