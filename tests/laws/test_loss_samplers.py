@@ -189,6 +189,8 @@ def test_every_batch_has_its_fraction_of_replays_and_the_rest_cycles_through_all
             counts = np.bincount(mine, minlength=count)
             assert counts.sum() == counts[buffer].sum()
             assert np.ptp(counts[buffer]) <= 1
+    if not any(len(buffer) for _, buffer in epochs):
+        assert np.ptp(np.bincount(sequence[replayed], minlength=count)) <= 1
 
 
 @given(REPLAYS, COUNTS, EPOCHS, st.data())

@@ -62,9 +62,7 @@ def test_dice_is_its_definition_pixel_by_pixel(case, smooth):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("alpha", "gamma"), [(0.25, 2.0), (0.8, 2.0), (0.5, 0.0), (0.3, 1.5), (0.6, 1.0), (0.6, 0.5)]
-)
+@pytest.mark.parametrize(("alpha", "gamma"), [(0.5, 0.0), (0.3, 1.5), (0.6, 0.5)])
 def test_focal_gradient_is_the_slope_of_its_value(case, alpha, gamma):
     logits, soft, valid = case
     for truth in (soft, soft > 0.5):
@@ -77,12 +75,11 @@ def test_focal_gradient_is_the_slope_of_its_value(case, alpha, gamma):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("smooth", [1.0, 0.0])
-def test_dice_gradient_is_the_slope_of_its_value(case, smooth):
+def test_dice_gradient_is_the_slope_of_its_value(case):
     logits, soft, valid = case
     for truth in (soft, soft > 0.5):
         assert torch.autograd.gradcheck(
-            lambda x, t=truth: dice_loss(x, t, valid, smooth),
+            lambda x, t=truth: dice_loss(x, t, valid, 0.0),
             logits.clone().requires_grad_(),
             atol=1e-8,
             rtol=1e-6,

@@ -132,18 +132,6 @@ def draw_of(number: int, length: int, size: int, seed: int = 0) -> np.ndarray:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 10])
-def test_draws_choose_all_items_equally_often_and_repeat_late(size):
-    for length in range(1, 3 * size):
-        total = np.zeros(size, int)
-        for number in range(2 * size + 1):
-            counts = np.bincount(draw_of(number, length, size), minlength=size)
-            assert np.ptp(counts) <= 1
-            total += counts
-            assert np.ptp(total) <= 1
-
-
-@pytest.mark.slow
 def test_a_draw_that_spans_two_passes_is_uniform():
     """With 30 of 100 every fourth draw crosses a border; over seeds, all pairs are taken alike."""
     taken = np.zeros((100, 100))

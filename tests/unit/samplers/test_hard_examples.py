@@ -212,23 +212,6 @@ def replayable(
     return LossSnapshot(values, when, np.empty(0))
 
 
-NOTHING = replayable({})
-
-
-@pytest.mark.parametrize(
-    "snapshot", [NOTHING, replayable(dict.fromkeys(range(100), 2.5)), replayable({3: 1.0})]
-)
-def test_an_empty_buffer_makes_ordinary_full_batches(snapshot):
-    """Where batches without replays are short and short batches are dropped, nothing is ever
-    yielded and the buffer never fills."""
-    sampler = Replay()
-    orders = [sampler.order(ITEMS, epoch, snapshot) for epoch in range(20)]
-    assert {len(order) for order in orders} == {125}
-    counts = np.bincount(np.concatenate(orders), minlength=100)
-    assert counts.min() >= 24
-    assert counts.max() <= 26
-
-
 def test_a_training_fills_the_buffer_and_items_leave_it_when_they_are_learned():
     """An item is in the buffer once, with its latest loss, however often it was hard."""
     sampler, history = (
@@ -269,18 +252,6 @@ def test_more_entries_than_places_are_replayed_at_random():
     assert abs(np.corrcoef(counts, np.arange(99))[0, 1]) < 0.35
 
 
-def test_nothing_is_lost_to_the_replays():
-    sampler = Replay(share=0.29, per_epoch=37)
-    snapshot = replayable({0: 1.0, 1: 9.0}, 10**6)
-    orders = [sampler.order(ITEMS, epoch, snapshot) for epoch in range(60)]
-    sequence = np.concatenate(orders)
-    places = np.arange(len(sequence) + 1) * 29 // 100
-    assert set(sequence[np.diff(places) > 0].tolist()) == {1}
-    ordinary = sequence[np.diff(places) == 0]
-    for start in range(0, len(ordinary) - 99, 100):
-        assert np.array_equal(np.sort(ordinary[start : start + 100]), np.arange(100))
-
-
 def test_losses_that_are_no_numbers_are_not_replayed():
     assert Replay(percentile=0.0).buffer(
         1, replayable({0: np.inf, 1: np.nan, 2: 1.0, 3: 2.0})
@@ -304,11 +275,6 @@ def test_an_epoch_is_as_long_as_said_or_visits_every_item(share, count, per_epoc
 
 def test_no_items_make_no_replays():
     assert len(Replay().order(SampleTable(0, {}), 0, replayable({}, count=0))) == 0
-
-
-def test_fraction_of_zero_has_no_replays():
-    order = Replay(share=0.0).order(ITEMS, 0, replayable({1: 1.0, 2: 2.0}))
-    assert np.array_equal(np.sort(order), np.arange(100))
 
 
 @pytest.mark.parametrize(
