@@ -184,17 +184,19 @@ class SamTrainConfig(ImageTrainConfig):
 
     def build(self, device: str = "cpu") -> PromptableModel:
         """Build the model and initialize it from the seed; on the meta device, without storage."""
-        from gigamask.distributed.activation_checkpointing import checkpoint_blocks
         from gigamask.models.init import build_model
 
         model = build_model(self.model, self.seed, device)
-        blocks = model.encoder_blocks
-        if self.activation_checkpointing and not blocks:
+        if not self.activation_checkpointing:
+            return model
+        from gigamask.distributed.activation_checkpointing import checkpoint_blocks
+
+        if not model.encoder_blocks:
             raise GigamaskError(
                 f"--activation-checkpointing {self.activation_checkpointing}: "
                 f"{type(self.model.encoder).__name__} lists no encoder blocks; leave the flag out"
             )
-        checkpoint_blocks(blocks, self.activation_checkpointing)
+        checkpoint_blocks(model.encoder_blocks, self.activation_checkpointing)
         return model
 
     def task(self, device: torch.device) -> Task:

@@ -10,7 +10,6 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gigamask.distributed.activation_checkpointing import is_checkpointed
 from gigamask.distributed.foreign_modules import is_foreign
 from gigamask.distributed.fsdp import dummy_forward, is_sharded
 from gigamask.distributed.precision import HALF_DTYPES, Precision, autocast
@@ -131,11 +130,9 @@ class SamTask(Task):
             encoded = self.frozen_encoder(model, batch, self.precision)
         else:
             drop_path = batch.random_inputs.drop_path
-            # Autocast casts weight by weight; a compiled, sharded, recomputed or foreign block
-            # casts itself.
-            plain = self.fast is None and not is_sharded(model) and not is_checkpointed(model)
-            plain = plain and not is_foreign(model.image_encoder)
-            dtype = HALF_DTYPES.get(self.precision) if plain else None
+            dtype = None if self.fast else HALF_DTYPES.get(self.precision)
+            if dtype and casts_itself(model):
+                dtype = None
             with casting_blocks(model.encoder_blocks, CAST_IN_BLOCKS, dtype):
                 encoded = encode(model, batch.images, batch.input_sizes, drop_path, self.precision)
         # In float32, since the gradients of all rounds are summed here.
@@ -216,6 +213,16 @@ class SamTask(Task):
             shift = random_inputs.clicks[:, self.schedule.num_uniforms]
             targets = replace(targets, shift=shift)
         return targets, random_inputs
+
+
+def casts_itself(model: PromptableModel) -> bool:
+    """Return whether a block of the encoder casts itself: one sharded, recomputed or foreign.
+
+    Autocast casts the weights of others one by one.
+    """
+    from gigamask.distributed.activation_checkpointing import is_checkpointed
+
+    return is_sharded(model) or is_checkpointed(model) or is_foreign(model.image_encoder)
 
 
 def encode(

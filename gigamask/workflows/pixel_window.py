@@ -45,20 +45,19 @@ def measure_window(config: Config, report: Callable[[str], object] = print) -> C
     Raises:
         GigamaskError: The images cannot be read, or have no window to measure.
     """
-    saved = next(_saved(config), None)
-    measured = saved or _measure(config.data, config.model.pixels, report)
+    measured = _saved(config) or _measure(config.data, config.model.pixels, report)
     return replace(config, model=replace(config.model, pixels=measured))
 
 
-def _saved(config: SamTrainConfig) -> Iterator[PixelConfig]:
-    """Yield the pixels of the run in the folder of a training, or of its stages, if they agree."""
-    folders = [config.out, *(str(Path(config.out) / stage) for stage in STAGES)]
-    for folder in folders:
+def _saved(config: SamTrainConfig) -> PixelConfig | None:
+    """Return the pixels of the run in the folder of a training, or of its stages, if they agree."""
+    for folder in [config.out, *(str(Path(config.out) / stage) for stage in STAGES)]:
         saved = config_to_resume(replace(config, out=folder))
         if isinstance(saved, SamTrainConfig):
             pixels = saved.model.pixels
             if pixels.window and replace(pixels, window=()) == config.model.pixels:
-                yield pixels
+                return pixels
+    return None
 
 
 def _measure(
