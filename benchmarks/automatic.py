@@ -45,23 +45,22 @@ def at_full_size() -> Iterator[None]:
 
     def whole(transform: ImageTransform, low: torch.Tensor, threshold: float) -> Iterator[tuple]:
         height, width = transform.original
-        for part in low.split(max(1, 2**26 // (4 * height * width))):
-            for logits in transform.logits_to_original(part[:, None])[:, 0]:
-                yield logits, (0, 0)
+        for index in torch.arange(len(low)).split(max(1, 2**26 // (4 * height * width))):
+            logits = transform.logits_to_original(low[index][:, None])[:, 0]
+            yield index.numpy(), logits, np.zeros((len(index), 2), int)
 
-    def stability(logits: list[torch.Tensor], offset: float, zero: float) -> torch.Tensor:
+    def stability(logits: torch.Tensor, offset: float, zero: float) -> torch.Tensor:
         inner, outer = (
-            torch.stack([torch.count_nonzero(mask > threshold) for mask in logits])
-            for threshold in (zero + offset, zero - offset)
+            (logits > threshold).sum((1, 2)) for threshold in (zero + offset, zero - offset)
         )
         return inner / outer
 
-    def encode(masks: list[tuple], size: tuple[int, int]) -> RLEMasks:
-        dense = [mask.numpy() for mask, _ in masks]
-        return RLEMasks.from_dense(np.stack(dense) if dense else np.zeros((0, *size), bool))
+    def encode(stacks: list[tuple], size: tuple[int, int]) -> RLEMasks:
+        dense = [masks.numpy() for masks, _ in stacks]
+        return RLEMasks.from_dense(np.concatenate([np.zeros((0, *size), bool), *dense]))
 
     with (
-        patch.object(automatic_mask_generator, "logit_boxes", whole),
+        patch.object(automatic_mask_generator, "logit_stacks", whole),
         patch.object(automatic_mask_generator, "calculate_stability_score", stability),
         patch.object(automatic_mask_generator, "encode_boxes", encode),
     ):

@@ -45,6 +45,10 @@ COMMANDS = (
         "benchmarks.next_click --device cpu --masks 2 --size 150 225 --repeats 1",
     ),
     (
+        "benchmarks.logit_stacks --device cuda",
+        "benchmarks.logit_stacks --masks 6 --size 150 225 --repeats 1",
+    ),
+    (
         "benchmarks.plain_loops --size b",
         "benchmarks.plain_loops --size tiny --masks 2 --rounds 4 --repeats 1 --device cpu",
     ),

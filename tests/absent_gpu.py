@@ -92,6 +92,7 @@ class AbsentGpu(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.waits: list[str] = []
+        self.operators = 0
         AbsentGpu.active = self
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -99,6 +100,7 @@ class AbsentGpu(TorchDispatchMode):
 
     def compute(self, func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         """Compute an operator; its result is on the GPU if an argument is, or if it says so."""
+        self.operators += 1
         tensors = _tensors_in((*args, *kwargs.values()))
         here = [each for each in tensors if isinstance(each, GpuTensor)]
         if here and func not in COPIES:

@@ -48,8 +48,10 @@ def run_all(module: str, scenes: str, described: str, out: str) -> None:
         for name, case in import_module(module).CASES.items():
             try:
                 gpu.waits.clear()
+                gpu.operators = 0
                 results[name] = {"numbers": case(data, folder / name, "cuda")}
                 results[name]["waits"] = dict(Counter(gpu.waits))
+                results[name]["operators"] = gpu.operators
             except Exception:
                 results[name] = {"error": traceback.format_exc()}
         try:

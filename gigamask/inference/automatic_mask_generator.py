@@ -18,7 +18,7 @@ from typing import Any, Literal
 import cv2
 import numpy as np
 import torch
-from jaxtyping import Bool, Float32, Float64, Int64
+from jaxtyping import Bool, Float, Float32, Float64, Int64
 from torch import Tensor
 
 from gigamask.distributed.precision import PrecisionName
@@ -30,7 +30,7 @@ from gigamask.inference.tiles import TileGrid, match_masks
 from gigamask.masks.boxes import box_area, is_box_near_crop_edge, nms
 from gigamask.masks.devices import as_array
 from gigamask.masks.rle import RLEMasks, encode_boxes, union
-from gigamask.masks.transforms import above, count_pixels, logit_boxes
+from gigamask.masks.transforms import LogitStack, above, count_pixels, logit_stacks
 from gigamask.models.embedding_cache import EmbeddingCache
 from gigamask.models.prompt_decoder import PromptDecoder
 from gigamask.models.prompt_encoder import make_prompts
@@ -273,7 +273,7 @@ class SamAutomaticMaskGenerator:
         parts = [_no_proposals(crop, len(self.model.config.class_names))]
         for i in range(0, len(points), step):
             progress(i / len(points))
-            parts += self._process_batch(points[i : i + step], crop, size)
+            parts.append(self._process_batch(points[i : i + step], crop, size))
         proposals = MaskProposals.concatenate(parts)
         self.predictor.reset_image()
         proposals = proposals[nms(proposals.boxes, proposals.predicted_iou, self.box_nms_thresh)]
@@ -290,8 +290,8 @@ class SamAutomaticMaskGenerator:
 
     def _process_batch(
         self, points: Float64[np.ndarray, "n 2"], crop: Box, size: tuple[int, int]
-    ) -> Iterator[MaskProposals]:
-        """Yield the masks of some points that pass the filters, in coordinates of the crop."""
+    ) -> MaskProposals:
+        """Return the masks of some points that pass the filters, in coordinates of the crop."""
         x0, y0, x1, y1 = crop
         predictor = self.predictor
         transform = predictor.transform.image_transform((y1 - y0, x1 - x0))
@@ -313,21 +313,18 @@ class SamAutomaticMaskGenerator:
         mask_points = np.repeat(points, prediction.iou_predictions.shape[1], axis=0)
         least_iou, least_stability = self.config.thresholds(self.model.config.decoder)
         good = torch.nonzero((iou > least_iou) | (least_iou <= 0))[:, 0]
-        if not len(good):
-            return
         offset, threshold = self.stability_score_offset, self.model.mask_threshold
         numbers, iou_of = good.cpu().numpy(), iou.cpu().numpy()
-        for start, group in _groups(
-            logit_boxes(transform, low[good], min(threshold - offset, 0.0))
-        ):
-            parts = [box for box, _ in group]
-            scores = calculate_stability_score(parts, offset, threshold).cpu().numpy()
-            stable = np.flatnonzero((scores >= least_stability) | (least_stability <= 0))
-            masks = encode_boxes(
-                [(above(group[i][0], threshold), group[i][1]) for i in stable],
-                transform.original,
-            )
-            chosen = numbers[start + stable]
+        order, found = [], [_no_proposals(crop, len(self.model.config.class_names))]
+        for group in _groups(logit_stacks(transform, low[good], min(threshold - offset, 0.0))):
+            stability = [
+                calculate_stability_score(logits, offset, threshold) for _, logits, _ in group
+            ]
+            scores = torch.cat(stability).cpu().numpy()
+            stable = (scores >= least_stability) | (least_stability <= 0)
+            index = np.concatenate([index for index, *_ in group])[stable]
+            masks = encode_boxes(_masks_of(group, stable, threshold), transform.original)
+            chosen = numbers[index]
             proposals = MaskProposals(
                 masks,
                 _boxes(masks),
@@ -339,7 +336,11 @@ class SamAutomaticMaskGenerator:
             )
             boxes = proposals.boxes + np.array([x0, y0, x0, y0])
             at_edge = is_box_near_crop_edge(boxes, crop, size, EDGE_TOLERANCE_PX)
-            yield proposals if self.tile is not None else proposals[~at_edge]
+            kept = ~at_edge if self.tile is None else np.ones(len(at_edge), bool)
+            order.append(index[kept])
+            found.append(proposals[kept])
+        proposals = MaskProposals.concatenate(found)
+        return proposals[np.argsort(np.concatenate(order))] if order else proposals
 
 
 class _GivenConfig(AutomaticMaskConfig):
@@ -423,15 +424,12 @@ def generate_crop_boxes(
 
 
 def calculate_stability_score(
-    logits: Tensor | Sequence[Float32[Tensor, "_ _"]],
-    threshold_offset: float,
-    mask_threshold: float = MASK_THRESHOLD,
+    logits: Float[Tensor, "n H W"], threshold_offset: float, mask_threshold: float = MASK_THRESHOLD
 ) -> Float32[Tensor, "n"]:
     """Return the IoU between each mask thresholded above and below the mask threshold.
 
     Args:
-        logits: `(n, H, W)`, or the logits of each mask in a box of its own, outside of which all
-            are below both thresholds.
+        logits: Logits of n masks, or those in a box outside of which all are below both thresholds.
         threshold_offset: Distance of either threshold from the mask threshold, in logits.
         mask_threshold: Logits above this are foreground.
 
@@ -439,28 +437,37 @@ def calculate_stability_score(
         `(n,)`; NaN if both are empty.
     """
     thresholds = mask_threshold + threshold_offset, mask_threshold - threshold_offset
-    inner, outer = (
-        count_pixels(above(logits, threshold))
-        if isinstance(logits, Tensor)
-        else torch.stack([count_pixels(above(box, threshold)[None])[0] for box in logits])
-        for threshold in thresholds
-    )
+    inner, outer = (count_pixels(above(logits, threshold)) for threshold in thresholds)
     return inner / outer
 
 
-def _groups(
-    boxes: Iterator[tuple[Tensor, tuple[int, int]]],
-) -> Iterator[tuple[int, list[tuple[Tensor, tuple[int, int]]]]]:
-    """Yield masks in groups of `CHUNK_BYTES`, each with the number of masks before it."""
-    start, size, group = 0, 0, []
-    for box in boxes:
-        group.append(box)
-        size += box[0].numel() * box[0].element_size()
+def _groups(stacks: Iterator[LogitStack]) -> Iterator[list[LogitStack]]:
+    """Yield stacks in groups of `CHUNK_BYTES`."""
+    size, group = 0, []
+    for stack in stacks:
+        group.append(stack)
+        size += stack[1].nbytes
         if size >= CHUNK_BYTES:
-            yield start, group
-            start, size, group = start + len(group), 0, []
+            yield group
+            size, group = 0, []
     if group:
-        yield start, group
+        yield group
+
+
+def _masks_of(
+    group: Sequence[LogitStack], kept: Bool[np.ndarray, "n"], threshold: float
+) -> list[tuple[Bool[Tensor, "_ _ _"], Int64[np.ndarray, "_ 2"]]]:
+    """Return the masks of stacks that are kept, and the first row and column of each."""
+    masks, start = [], 0
+    for index, logits, corners in group:
+        chosen = np.flatnonzero(kept[start : start + len(index)])
+        start += len(index)
+        if not len(chosen):
+            continue
+        if len(chosen) < len(index):
+            logits = logits[torch.from_numpy(chosen).to(logits.device)]
+        masks.append((above(logits, threshold), corners[chosen]))
+    return masks
 
 
 def uncrop_masks(masks: RLEMasks, crop: Box, size: tuple[int, int]) -> RLEMasks:

@@ -337,31 +337,31 @@ def decode_rle(
 
 
 def encode_boxes(
-    masks: Sequence[tuple[Bool[Tensor, "_ _"], tuple[int, int]]], size: tuple[int, int]
+    stacks: Sequence[tuple[Bool[Tensor, "_ _ _"], Int[np.ndarray, "_ 2"]]], size: tuple[int, int]
 ) -> RLEMasks:
     """Encode masks that are given within boxes, on their device, by one search for all changes.
 
     Args:
-        masks: The pixels in each mask's box, and the box's first row and column.
+        stacks: The pixels in the boxes of masks, those of one stack of the same size, and the
+            first row and column of each box.
         size: Size of the masks, (H, W).
     """
     height, pixels = size[0], check_size(size)
-    if not masks:
+    if not stacks:
         return from_keys(size, 0, np.zeros(0, np.int64), pixels)
     # Background above and below, so that a run ends with its column; ends at a start cancel below.
-    padded = [pad(mask, (0, 0, 1, 1)) for mask, _ in masks]
-    flat = torch.cat([(each[1:] != each[:-1]).flatten() for each in padded])
+    padded = [pad(masks, (0, 0, 1, 1)) for masks, _ in stacks]
+    flat = torch.cat([(each[:, 1:] != each[:, :-1]).flatten() for each in padded])
     # NumPy's search takes a tenth of the time of torch's on a CPU.
     found = (
         np.flatnonzero(flat.numpy())
         if flat.device.type == "cpu"
         else flat.nonzero()[:, 0].cpu().numpy()
     )
-    corners, shapes = (
-        np.array(each) for each in zip(*((at, m.shape) for m, at in masks), strict=True)
-    )
+    corners = np.concatenate([corner for _, corner in stacks])
+    shapes = np.concatenate([np.tile(masks.shape[1:], (len(masks), 1)) for masks, _ in stacks])
     offsets = offsets_of((shapes[:, 0] + 1) * shapes[:, 1])
     owner = np.searchsorted(offsets, found, "right") - 1
     y, x = np.divmod(found - offsets[owner], shapes[owner, 1])
     keys = (x + corners[owner, 1]) * height + y + corners[owner, 0] + owner * (pixels + 1)
-    return from_keys(size, len(masks), cancel_pairs(np.sort(keys)), pixels + 1)
+    return from_keys(size, len(corners), cancel_pairs(np.sort(keys)), pixels + 1)

@@ -20,6 +20,11 @@ from torch.nn.functional import interpolate
 from gigamask.masks.devices import is_readable
 from gigamask.masks.rle import RLEMasks
 
+LogitStack = tuple[Int64[np.ndarray, "_"], Float32[Tensor, "_ _ _"], Int64[np.ndarray, "_ 2"]]
+"""Indices of masks, their logits in boxes of one size, and each box's first row and column."""
+STACK_BYTES = 2**26
+"""Bytes of the logits of a stack on a GPU."""
+
 
 @dataclass(frozen=True)
 class ImageTransform:
@@ -210,13 +215,9 @@ def logit_boxes(
     Yields:
         The logits of a mask's box and its first row and column; 0 x 0 logits if all are below.
     """
-    low = low.float().nan_to_num(nan=torch.finfo(torch.float32).min)
-    # Cells that only rounding could lift above the threshold belong to the box.
-    above = low > threshold - 1e-4 * (1 - threshold)
-    cells = [above.any(axis).cpu().numpy() for axis in (2, 1)]
+    low, lines = _lines_above(transform, low, threshold)
     steps = [_resize_steps(transform, axis, low.shape[-1]) for axis in (0, 1)]
-    for mask, *lines in zip(low, *cells, strict=True):
-        rows, columns = (_line_ranges(*pair) for pair in zip(lines, steps, strict=True))
+    for mask, (rows, columns) in zip(low, lines, strict=True):
         corner = (rows[-1].start, columns[-1].start)
         if not (rows[-1] and columns[-1]):
             yield mask[:0, :0], corner
@@ -227,6 +228,41 @@ def logit_boxes(
             scale = steps[0][step][0], steps[1][step][0]
             part = _resize_part(part, source, scale, target)
         yield part, corner
+
+
+def logit_stacks(
+    transform: ImageTransform, low: Float[Tensor, "n G G"], threshold: float
+) -> Iterator[LogitStack]:
+    """Yield the logits of `logit_boxes` in stacks of boxes of one size.
+
+    On a CPU each box is a stack of its own. Elsewhere boxes of similar size are enlarged to one
+    size, up to `STACK_BYTES`, and resized in a few operations.
+
+    Args:
+        transform: The transform.
+        low: Low-resolution logits of n masks.
+        threshold: At most 0.
+    """
+    if is_readable(low):
+        for index, (box, corner) in enumerate(logit_boxes(transform, low, threshold)):
+            yield np.array([index]), box[None], np.array([corner])
+        return
+    low, lines = _lines_above(transform, low, threshold)
+    starts = np.array([[each[-1].start for each in pair] for pair in lines]).reshape(-1, 2)
+    sizes = np.array([[max(len(each[-1]), 1) for each in pair] for pair in lines]).reshape(-1, 2)
+    matrices = [_resize_matrix(transform, axis, low) for axis in (0, 1)]
+    kinds = np.ceil(np.log2(sizes.max(1, initial=1)))
+    for kind in np.unique(kinds):
+        alike = np.flatnonzero(kinds == kind)
+        size = sizes[alike].max(0)
+        count = max(1, STACK_BYTES // int(4 * size.prod()))
+        for index in np.split(alike, range(count, len(alike), count)):
+            corners = np.minimum(starts[index], np.array(transform.original) - size)
+            rows, columns = (
+                matrix[_to_device(corners[:, axis, None] + np.arange(size[axis]), low.device)]
+                for axis, matrix in enumerate(matrices)
+            )
+            yield index, rows @ low[_to_device(index, low.device)] @ columns.mT, corners
 
 
 def masks_of_logits(
@@ -273,6 +309,38 @@ def _resize_steps(transform: ImageTransform, axis: int, mask_size: int) -> list[
     if transform.stretch:
         return [(original / mask_size, original)]
     return [(transform.image_size / mask_size, resized), (original / resized, original)]
+
+
+def _lines_above(
+    transform: ImageTransform, low: Float[Tensor, "n G G"], threshold: float
+) -> tuple[Float32[Tensor, "n G G"], list[tuple[list[range], list[range]]]]:
+    """Return logits without NaN, and `_line_ranges` of rows and columns of each mask."""
+    low = low.float().nan_to_num(nan=torch.finfo(torch.float32).min)
+    # Cells that only rounding could lift above the threshold belong to the box.
+    above = low > threshold - 1e-4 * (1 - threshold)
+    rows, columns = (
+        [
+            _line_ranges(lines, _resize_steps(transform, axis, low.shape[-1]))
+            for lines in above.any(2 - axis).cpu().numpy()
+        ]
+        for axis in (0, 1)
+    )
+    return low, list(zip(rows, columns, strict=True))
+
+
+def _resize_matrix(
+    transform: ImageTransform, axis: int, low: Float[Tensor, "n G G"]
+) -> Float32[Tensor, "L G"]:
+    """Return how all pixels of an axis depend on low-resolution cells, in `logits_to_original`."""
+    weights = torch.eye(low.shape[-1], device=low.device)[None]
+    if not transform.stretch:
+        weights = interpolate(weights, transform.image_size, mode="linear", align_corners=False)
+        weights = weights[..., : transform.resized[axis]]
+    return interpolate(weights, transform.original[axis], mode="linear", align_corners=False)[0].T
+
+
+def _to_device(index: Int64[np.ndarray, "*s"], device: torch.device) -> Int64[Tensor, "*s"]:
+    return torch.from_numpy(index).to(device, non_blocking=True)
 
 
 def _line_ranges(above: Bool[np.ndarray, "G"], steps: Sequence[tuple[float, int]]) -> list[range]:

@@ -47,10 +47,10 @@ def evaluate(data: Data, folder: Path, device: str) -> list[float]:
     return [*scores["clicks"].values(), scores["box"], scores["oracle"]]
 
 
-def generate_masks(data: Data, folder: Path, device: str) -> list[float]:
+def generate_masks(data: Data, folder: Path, device: str, points: int = 4) -> list[float]:
     model = build_model(little_compact().model, 0).to(device)
     generator = gigamask.SamAutomaticMaskGenerator(
-        model, 4, pred_iou_thresh=0.0, stability_score_thresh=0.0, precision="fp32"
+        model, points, pred_iou_thresh=0.0, stability_score_thresh=0.0, precision="fp32"
     )
     image = np.random.default_rng(0).integers(0, 256, (48, 64, 3), np.uint8)
     masks = generator.generate(image)
@@ -65,7 +65,11 @@ CASES = {
     "pretrain": pretrain,
     "evaluate": evaluate,
     "masks": generate_masks,
+    "more masks": partial(generate_masks, points=8),
 }
+
+
+WITHOUT_STEPS = "evaluate", "masks", "more masks"
 
 
 @pytest.fixture(scope="module")
@@ -79,9 +83,15 @@ def test_its_numbers_are_those_of_the_cpu(results, scenes, tmp_path, name):
     check_numbers(results[name], expected, 0.05 if "16" in name else 1e-4)
 
 
-@pytest.mark.parametrize("name", [each for each in CASES if each not in ("evaluate", "masks")])
+@pytest.mark.parametrize("name", [each for each in CASES if each not in WITHOUT_STEPS])
 def test_a_step_waits_once(results, name):
     check_waits(results[name])
+
+
+def test_masks_are_resized_and_encoded_together(results):
+    """Those of 16 and of 64 points: 48 and 192 masks."""
+    few, many = (results[name]["operators"] for name in ("masks", "more masks"))
+    assert many - few < 2 * (192 - 48)
 
 
 def test_tensors_of_both_are_refused(results):

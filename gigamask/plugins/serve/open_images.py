@@ -29,7 +29,7 @@ MIN_CACHED_IMAGES = 2
 STABILITY_OFFSET = 1.0
 """Offset in logits, as in automatic mask generation."""
 
-LogitBoxes = Sequence[tuple[Float32[Tensor, "_ _"], tuple[int, int]]]
+LogitBox = tuple[Float32[Tensor, "_ _"], tuple[int, int]]
 
 
 class NotFoundError(GigamaskError):
@@ -74,21 +74,22 @@ class Answer:
         """
         if number not in self.shown:
             low = self.low_res_logits(number, config)[None]
-            boxes = list(logit_boxes(transform, low, MASK_THRESHOLD - STABILITY_OFFSET))
-            self.keep(number, boxes, transform.original)
+            [box] = logit_boxes(transform, low, MASK_THRESHOLD - STABILITY_OFFSET)
+            self.keep(number, box, transform.original)
         return self.shown[number]
 
-    def keep(self, number: int, boxes: LogitBoxes, size: tuple[int, int]) -> None:
+    def keep(self, number: int, box: LogitBox, size: tuple[int, int]) -> None:
         """Keep a mask to show it.
 
         Args:
             number: Number of the mask.
-            boxes: Its logits in a box, outside of which all are low, and the box's first row and
+            box: Its logits in a box, outside of which all are low, and the box's first row and
                 column.
             size: (H, W) of the image.
         """
-        stability = calculate_stability_score([box for box, _ in boxes], STABILITY_OFFSET)
-        masks = encode_boxes([(above(box, MASK_THRESHOLD), at) for box, at in boxes], size)
+        logits, corner = box[0][None], np.array(box[1])[None]
+        stability = calculate_stability_score(logits, STABILITY_OFFSET)
+        masks = encode_boxes([(above(logits, MASK_THRESHOLD), corner)], size)
         scores = {
             "predicted_iou": [float(self.iou[number])],
             "stability": stability.nan_to_num(0.0).tolist(),

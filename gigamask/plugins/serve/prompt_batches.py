@@ -217,7 +217,7 @@ def _decode(group: Sequence[tuple[PromptRequest, Prompts]]) -> None:
         )
         answer = Answer(logits, iou, _classes(predictor.model, found.class_logits, 0))
         for number, dense in enumerate(found.logits[0].float().cpu()):
-            answer.keep(number, [(dense, (0, 0))], request.opened.size)
+            answer.keep(number, (dense, (0, 0)), request.opened.size)
         request.take(answer)
         return
     images = list(dict.fromkeys(request.opened for request, _ in group))

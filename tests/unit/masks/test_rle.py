@@ -135,8 +135,13 @@ def test_masks_in_boxes_are_encoded_as_those_of_the_whole_image(masks):
         (torch.from_numpy(masks[2]), (0, 0)),
         (torch.from_numpy(masks[3, :, 1:3]), (0, 1)),
     ]
+    stacked = [
+        (torch.from_numpy(masks[:3]), np.zeros((3, 2), int)),
+        (torch.from_numpy(masks[3:, :, 1:]), np.array([[0, 1]])),
+    ]
     runs = RLEMasks.from_dense(masks)
-    for boxes in (whole, tight):
+    alone = [[(mask[None], np.array([at])) for mask, at in boxes] for boxes in (whole, tight)]
+    for boxes in (*alone, stacked):
         found = encode_boxes(boxes, (6, 5))
         assert found.bounds.tolist() == runs.bounds.tolist()
         assert found.offsets.tolist() == runs.offsets.tolist()

@@ -8,11 +8,13 @@ import torch
 from PIL import Image
 from torch.nn.functional import interpolate
 
+from gigamask.masks import transforms
 from gigamask.masks.rle import RLEMasks
 from gigamask.masks.transforms import (
     ImageTransform,
     boxes_on_grid,
     logit_boxes,
+    logit_stacks,
     resize,
     stretched,
     whole_image,
@@ -215,6 +217,34 @@ def test_logits_in_a_box_are_those_of_the_whole_image(size, stretch):
         assert not (logits[~inside] > -1).any()
     assert boxes[0][0].numel() == boxes[5][0].numel() == 0
     assert size[0] < 20 or boxes[2][0].numel() < whole[0].numel() / 2
+
+
+@pytest.mark.parametrize("stretch", [False, True])
+@pytest.mark.parametrize("size", [(30, 45), (200, 131), (64, 64), (7, 500), (1, 1)])
+def test_stacks_on_a_gpu_are_parts_of_the_whole_image(size, stretch, monkeypatch):
+    random = torch.Generator().manual_seed(0)
+    low = torch.full((40, 16, 16), -5.0)
+    low[1, 0, 3] = low[2, 4:9, 2:5] = low[3, :, 0] = low[4, 15, 15] = low[5, :2, 14:] = 4.0
+    low[6:38] = torch.randn(32, 16, 16, generator=random) - 1
+    low[38, 7, 7] = float("nan")
+    transform = whole_image(size, 64, stretch)
+    whole = transform.logits_to_original(low[:, None])[:, 0]
+    monkeypatch.setattr(transforms, "is_readable", lambda tensor: False)
+    monkeypatch.setattr(transforms, "STACK_BYTES", 4 * 10 * size[0] * size[1])
+    seen = []
+    for index, logits, corners in logit_stacks(transform, low, -1.0):
+        seen += index.tolist()
+        for number, stacked, (y0, x0) in zip(index, logits, corners, strict=True):
+            height, width = stacked.shape
+            if number < 38:
+                part = whole[number, y0 : y0 + height, x0 : x0 + width]
+                torch.testing.assert_close(stacked, part, rtol=0, atol=1e-5)
+                outside = whole[number].clone()
+                outside[y0 : y0 + height, x0 : x0 + width] = -9
+                assert not (outside > -1).any()
+            else:
+                assert not (stacked > -1).any()
+    assert sorted(seen) == list(range(40))
 
 
 @pytest.mark.parametrize("size", [(100, 262), (260, 235), (289, 126)])
