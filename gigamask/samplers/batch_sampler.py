@@ -132,7 +132,9 @@ class SampleSequence:
             self._orders[0] = first
 
     def check_lengths(self, samples: int) -> None:
-        """Check, before an epoch is trained, the order of the last one, if the sampler is not ours.
+        """Check, before an epoch is trained, the order of a later one, if the sampler is not ours.
+
+        It is the last that a loader may ask for ahead of time, the second at least.
 
         Args:
             samples: Number of samples of the training.
@@ -140,9 +142,8 @@ class SampleSequence:
         Raises:
             GigamaskError: It has another length than the first.
         """
-        last = (samples - 1) // self.epoch_length
-        is_own = not type(self._sampler).__module__.startswith("gigamask.")
-        if is_own and last > 0 and self._history is None:
+        last = max(1, samples // self.epoch_length)
+        if self._history is None and not type(self._sampler).__module__.startswith("gigamask."):
             order_of(self._sampler, self._items, last, None, self.epoch_length)
 
     def prepare(self, consumed: int, batch_size: int) -> float:

@@ -63,9 +63,9 @@ def test_an_order_that_changes_its_length_is_refused():
     with pytest.raises(GigamaskError, match=r"epoch 1 must have 5 positions .*\(got 4\)"):
         SampleSequence(Counting(shrinking=1), SampleTable(5, {})).sample_refs(np.arange(4, 8), 4)
     sequence = SampleSequence(Counting(shrinking=1), SampleTable(5, {}))
-    sequence.check_lengths(5)
-    with pytest.raises(GigamaskError, match="epoch 1 must have 5 positions"):
-        sequence.check_lengths(6)  # before the first step
+    for samples, epoch in ((4, 1), (11, 2)):  # before the first step
+        with pytest.raises(GigamaskError, match=f"epoch {epoch} must have 5 positions"):
+            sequence.check_lengths(samples)
 
 
 @dataclass(frozen=True)
