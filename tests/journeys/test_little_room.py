@@ -71,7 +71,6 @@ def test_a_full_disk_for_tensorboard_stops_only_that(scenes, tmp_path):
     assert [line["step"] for line in lines if "loss" in line] == [1, 2, 3]
 
 
-@pytest.mark.slow
 def test_epochs_across_resumes(scenes, tmp_path, capsys):
     """Epochs count from the start of the run, not from where it resumes."""
     words = f"train {LITTLE} --data {scenes} --out {tmp_path}/run --loader.workers 0".split()

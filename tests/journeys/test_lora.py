@@ -80,7 +80,6 @@ def test_resumed_training_is_the_same_bit_for_bit(scenes, weights, tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_two_processes_train_as_one(scenes, weights, tmp_path):
     words = ["--lora", 2, "--ema", 0.5, "--steps", 2, "--batch-size", 4]
     for processes in (1, 2):

@@ -257,7 +257,6 @@ def test_thresholds_that_let_nothing_pass_are_named(weights, pictures, tmp_path,
     assert "--pred-iou-thresh" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_a_large_image_is_segmented_by_tiles(weights, tmp_path, capsys):
     """The starter's masks of a mosaic of scenes; what cannot be is one line, and writes nothing."""
     scenes = [compose_scene(2, number) for number in range(4)]

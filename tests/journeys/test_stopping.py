@@ -80,7 +80,6 @@ class Stopped(Evaluator):
 """
 
 
-@pytest.mark.slow
 def test_a_signal_ends_the_last_evaluation_which_a_resume_does(scenes, tmp_path, capsys):
     own, out = tmp_path / "stopped.py", tmp_path / "run"
     own.write_text(STOPPED)

@@ -242,7 +242,6 @@ def test_two_processes_of_the_command_do_what_one_does(scenes, tmp_path, monkeyp
         assert (weights[name] - weight).abs().max() <= limit, name
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.skipif(
     not shutil.which("g++"), reason="no C++ compiler: the default backend, inductor, is not tested"

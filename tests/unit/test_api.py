@@ -170,7 +170,6 @@ def test_the_loader_yields_epochs_one_after_the_other(scenes):
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_plan_is_that_of_the_command():
     config = recipes.tiny().with_(device="cpu", prompts__clicks=0)
     assert gigamask.plan(config, world=2)["peak_bytes"] > 0

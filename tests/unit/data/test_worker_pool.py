@@ -42,7 +42,6 @@ def test_results_are_in_the_order_of_the_items_and_progress_counts(workers):
 
 
 @pytest.mark.long
-@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_exception_in_a_worker_is_raised_in_the_parent(workers):
     with pytest.raises(GigamaskError, match=r"^two.tar: is broken$"):
@@ -60,7 +59,6 @@ def threads(_: int) -> tuple[int, int]:
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_workers_use_one_thread():
     assert parallel_map(threads, range(2), 2) == [(1, 1)] * 2
 
@@ -75,7 +73,6 @@ def start(path: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_workers_exit_when_the_parent_is_killed(tmp_path):
     parent = multiprocessing.get_context("spawn").Process(target=start, args=(str(tmp_path),))
     parent.start()

@@ -42,7 +42,6 @@ def texts(figure) -> set[str]:
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_the_picture_shows_the_counts(found, tmp_path, drawn):
     path = tmp_path / "stats.png"
     plots.plot_stats(found, path, "scenes")

@@ -90,7 +90,6 @@ def test_what_is_not_finite_at_a_scale_of_one_is_no_overflow(tmp_path, scenes):
 
 
 @pytest.mark.long
-@pytest.mark.slow
 @pytest.mark.usefixtures("no_shape_checks")
 def test_a_training_in_fp16_that_overflows_at_first_goes_on_bit_for_bit(
     tmp_path, scenes, monkeypatch

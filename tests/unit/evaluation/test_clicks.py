@@ -246,7 +246,6 @@ def test_a_granularity_without_masks_has_no_means_and_no_row():
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_an_unreadable_image_is_left_out_and_named(index, monkeypatch):
     """The jpg's bytes are there, but are no jpg."""
     model = Answering(torch.full((3, 32, 32), 5.0), [0.1, 0.3, 0.2])

@@ -84,7 +84,6 @@ def test_nothing_is_printed(capfd, caplog):
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_pycocotools_is_not_loaded():
     code = (
         "import sys; import gigamask.evaluation.coco_ap; "

@@ -39,7 +39,6 @@ def test_images_come_in_order_as_they_are_alone(index, model, batch_size):
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_scores_are_the_same_however_many_are_embedded_at_once(index, model):
     """To rounding, which may turn a pixel at a mask's edge."""
     alone, *together = (

@@ -391,7 +391,6 @@ def test_masks_are_wanted(index, scenes, tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.slow
 @pytest.mark.usefixtures("no_shape_checks")
 def test_the_same_few_masks_are_drawn_whatever_the_model_and_the_number_of_processes(
     index, monkeypatch

@@ -77,7 +77,6 @@ def curve_by_hand(predictor: SamPredictor, truth, ignored, answer: str) -> list[
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_equals_the_protocol_written_out_plainly_click_by_click(monkeypatch):
     # One mask at a time, as by hand, since a batch is rounded otherwise.
     monkeypatch.setattr(embedded_images, "GROUP_BYTES", 1)

@@ -124,7 +124,6 @@ def test_prompts_are_drawn_until_they_lie_on_no_tie(model):
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_flipped_bits_of_an_export_are_found(model, tmp_path, record_property):
     """Each is an error, or changes nothing, as in a date within the zip."""
     record_property("tried", 160)
@@ -195,7 +194,6 @@ def test_onnx_predicts_as_the_model_does(change, tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.slow
 @pytest.mark.parametrize("config", [COMPACT, SPEC])
 def test_onnx_scores_classes_as_the_model_does(config, tmp_path, no_shape_checks):
     """Those of all four masks, the first of which is the single mask; metadata has the names."""
@@ -216,7 +214,6 @@ def test_onnx_scores_classes_as_the_model_does(config, tmp_path, no_shape_checks
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_onnx_takes_metas_six_inputs_in_any_number_and_size(model, tmp_path):
     from onnxruntime import InferenceSession
 
@@ -258,7 +255,6 @@ def test_onnx_takes_metas_six_inputs_in_any_number_and_size(model, tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_a_single_mask_goes_back_in_as_a_prompt(model, tmp_path):
     onnx.write_onnx(model, tmp_path, return_single_mask=True)
     session = onnx.open_session(tmp_path / "decoder.onnx")
@@ -283,7 +279,6 @@ def test_a_single_mask_goes_back_in_as_a_prompt(model, tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_onnx_in_half_precision_embeds_several_images(model, tmp_path, monkeypatch):
     import onnx as library
     from onnxruntime import InferenceSession

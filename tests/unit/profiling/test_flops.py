@@ -76,7 +76,6 @@ def test_blocks_are_counted_apart_and_every_nth_is_computed_again():
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_all_rounds_cost_what_three_of_them_say():
     """Tokens are a tenth of what this little model attends to, of SAM's four thousandths."""
     run = replace(little(), prompts=InteractiveSchedule(clicks=2))

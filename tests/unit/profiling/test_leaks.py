@@ -154,7 +154,6 @@ def test_a_system_that_says_nothing_has_no_leaks(monkeypatch):
 
 
 @pytest.mark.long
-@pytest.mark.slow
 @pytest.mark.skipif(not process_memory.PROC.is_dir(), reason="this system has no /proc")
 def test_a_task_that_keeps_its_embeddings_is_found_and_the_same_task_without_is_not(
     scenes, tmp_path

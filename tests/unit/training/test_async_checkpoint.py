@@ -104,7 +104,6 @@ def test_failed_score_is_reported(run, monkeypatch):
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_a_full_disk_costs_checkpoints_and_nothing_else(tmp_path, scenes, monkeypatch, capsys):
     """The saves of steps 2 and 3 fail, and that of step 4, the last, on its first attempt."""
     monkeypatch.setattr(async_checkpoint, "RETRY_S", 0.0)

@@ -229,7 +229,6 @@ OPERATIONS = [
 
 
 @pytest.mark.long
-@pytest.mark.slow
 @pytest.mark.usefixtures("no_shape_checks")
 def test_a_crash_anywhere_in_a_save_leaves_the_newest_complete_checkpoint(run, monkeypatch):
     """Let each file operation of a save and its score fail in turn; the same save then succeeds.

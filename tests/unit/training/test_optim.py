@@ -245,7 +245,6 @@ def test_eight_bits_hold_the_moments_in_a_quarter_and_move_as_adamw_does():
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_a_training_in_eight_bits_goes_on_bit_for_bit(tmp_path, scenes):
     """At this width the neck's 3 x 3 kernel is large enough for 8 bits, most others are not."""
     parts = {

@@ -175,7 +175,6 @@ def test_what_no_weights_were_loaded_into_is_not_frozen(tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_a_frozen_training_goes_on_bit_for_bit_and_keeps_its_encoder(tmp_path, scenes):
     init = tmp_path / "init.safetensors"
     start = replace(little(), seed=5).build()

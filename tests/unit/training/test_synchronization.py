@@ -46,7 +46,6 @@ def test_no_value_is_read(recipe, monkeypatch):
 
 
 @pytest.mark.long
-@pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_another_optimizer_reads_none(recipe, monkeypatch):
     """After one round; the rounds of all optimizers are the same."""

@@ -107,7 +107,6 @@ def test_run_can_resume_with_another_tracker():
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_weights_and_biases_goes_on_with_the_same_run(tmp_path):
     """In processes of their own: it starts others, and warns of what is none of ours."""
     pytest.importorskip("wandb")

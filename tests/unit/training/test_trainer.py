@@ -97,7 +97,6 @@ def records(run: Path) -> list[dict]:
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_results_that_are_read_a_step_late_change_nothing(tmp_path, scenes, monkeypatch):
     """As on a GPU; the second of seven steps is skipped, and the third and sixth are saved."""
     accumulate, calls = step.accumulate, []

@@ -101,7 +101,6 @@ def test_a_plan_refuses_before_anything_is_trained(table, message):
 
 
 @pytest.mark.long
-@pytest.mark.slow
 @pytest.mark.usefixtures("no_shape_checks")
 def test_every_table_of_ours_parses():
     for table in ablate.TABLES.values():

@@ -81,7 +81,6 @@ def test_gradients_stay_the_same_first():
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_without_trained_weights_the_encoder_is_not_frozen():
     least = 0.1 * peak(SINGLE)
     with pytest.raises(GigamaskError, match="a step needs at least"):

@@ -185,7 +185,6 @@ def setup(folders):
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_a_plan_adds_up(setup):
     found = memory.plan(setup)
     held, numbers = found["bytes"], found["parameters"]

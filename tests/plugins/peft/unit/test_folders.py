@@ -18,7 +18,6 @@ from tests.unit.models.test_pretrained import load_in_a_process
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_adapters_of_the_hub_are_merged_into_the_weights_they_name(tmp_path):
     weights, adapters = tmp_path / "hub/us/sam/v1", tmp_path / "hub/us/adapters/main"
     weights.mkdir(parents=True)

@@ -159,7 +159,6 @@ def test_remaining_images_get_proposals_and_the_certain_ones_are_accepted(annota
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 @pytest.mark.parametrize(("named", "category"), [("cell", "cell"), ("dog", "object")])
 def test_proposals_get_the_category_of_their_class_if_there_is_one(annotator, named, category):
     names = ("cell", "dog")

@@ -114,7 +114,6 @@ def test_data_and_runs_are_listed(client):
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "path", "json", "status", "words"),
     [

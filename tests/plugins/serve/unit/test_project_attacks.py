@@ -83,7 +83,6 @@ def edit_until_killed(folder, pipe):
             pipe.send([project.read(each).version for each in range(3)])
 
 
-@pytest.mark.slow
 def test_killed_at_any_moment_it_loses_nothing_that_it_acknowledged(folder, record_property):
     record_property("tried", KILLS)
     context, chance = multiprocessing.get_context("fork"), random.Random(0)
@@ -137,7 +136,6 @@ def survives(folder, session):
         assert "\n" not in str(error)  # noqa: PT017
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["project.json", "annotations/1.png.json", "rounds/0001/round.json", "rounds/0001/result.json"],
@@ -161,7 +159,6 @@ ODD = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
@@ -192,7 +189,6 @@ def test_odd_files_and_folders_hang_nothing(name, folder, session, record_proper
     assert name.endswith("new.png") or not use(folder, session)
 
 
-@pytest.mark.slow
 def test_on_a_full_disk_nothing_changes_and_it_works_once_there_is_room(folder, record_property):
     def edit(project):
         project.edit(1, project.read(1).version, Edit("prompt", {9: square(9)}), SIZE)

@@ -52,7 +52,6 @@ def requests(model) -> list[PromptRequest]:
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 @pytest.mark.parametrize("window", [False, True])
 def test_together_masks_are_those_of_one_at_a_time(model, window, monkeypatch):
     model = load_model("starter", "cpu") if window else model

@@ -107,7 +107,6 @@ def test_two_categories_are_trained_as_classes(rounds, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_a_round_is_trained_compared_and_used(rounds, monkeypatch):
     start(rounds, monkeypatch, 75)
     folder = rounds.folder / "0001"

@@ -94,7 +94,6 @@ def test_pictures_are_found_by_their_names_alone(runs):
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_checkpoints_are_verified_to_the_last_byte(tmp_path, scenes):
     run = replace(little(), data=(str(scenes),), out=str(tmp_path / "a"), steps=2)
     train(run, on_start=lambda: config_files.save_config(run))

@@ -372,7 +372,6 @@ def test_images_above_the_limit_are_opened_at_half_their_size_if_asked(session, 
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_an_image_of_120_megapixels_takes_little_memory(tmp_path):
     """The process that opens it needs less than 1 GiB more."""
     gray = np.zeros((10_000, 12_000, 1), np.uint8)
