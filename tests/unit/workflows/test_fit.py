@@ -6,6 +6,7 @@ import pytest
 from gigamask.errors import GigamaskError
 from gigamask.models.lora_config import LoRA
 from gigamask.profiling.memory_plan import peak_phase
+from gigamask.prompts.schedule import InteractiveSchedule
 from gigamask.workflows import fit as fitting
 from gigamask.workflows import plan
 from gigamask.workflows.fit import RANK, fit, fit_and_measure, parse_memory
@@ -15,7 +16,8 @@ from tests.little import little
 pytestmark = pytest.mark.usefixtures("no_shape_checks")
 known_dry_run = cache(plan.dry_run)
 
-CPU = replace(little(), data=("x",), init="weights", device="cpu", masks_per_chunk=64)
+ONCE = InteractiveSchedule(clicks=0, mask_only_rounds=False)
+CPU = replace(little(), data=("x",), init="weights", device="cpu", masks_per_chunk=64, prompts=ONCE)
 SINGLE = replace(CPU, micro_batch_size=1, loader=replace(CPU.loader, max_masks=64))
 GPU = replace(CPU, device="cuda", micro_batch_size=None)
 
