@@ -26,7 +26,7 @@ from gigamask.interfaces import (
     Sampler,
 )
 from gigamask.models.configs import DECODERS, ENCODERS, Decoder, find_part
-from gigamask.training.config import TrainConfig, walk
+from gigamask.training.config import TrainConfig, flatten_config
 
 
 @dataclass(frozen=True)
@@ -207,8 +207,8 @@ def select_components(config: TrainConfig, chosen: Mapping[str, str]) -> TrainCo
 
 def components_of(config: TrainConfig) -> list[str]:
     """Return the kinds of components that a configuration has; pre-training has no prompts."""
-    sections = {name for name, value in walk(config) if is_dataclass(value)}
-    return [kind for kind in kinds() if kind in sections]
+    known = flatten_config(config)
+    return [kind for kind in kinds() if kind in known]
 
 
 def get_component(config: TrainConfig, kind: str) -> Any:

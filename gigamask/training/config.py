@@ -10,7 +10,7 @@ import importlib.util
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_type_hints
@@ -508,26 +508,24 @@ def check_at_least(least: int, **numbers: int | None) -> None:
             )
 
 
-def walk(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the fields of a configuration, each section or component before its own fields.
+def flatten_config(config: Any, prefix: str = "") -> dict[str, Any]:
+    """Return the values of a configuration, and the class of each section or component.
 
     Args:
         config: A configuration or a component of one.
         prefix: Prepended to each name.
 
-    Yields:
-        The flag without dashes, such as "section.leaf", and the value.
+    Returns:
+        The values by flag without dashes, such as "section.leaf".
     """
+    flat: dict[str, Any] = {}
     for leaf in fields(config):
         name, value = prefix + leaf.name.replace("_", "-"), getattr(config, leaf.name)
-        yield name, value
+        flat[name] = value
         if is_dataclass(value):
-            yield from walk(value, f"{name}.")
-
-
-def flatten_config(config: Any) -> dict[str, Any]:
-    """Return the values of a configuration, without sections, by flag without dashes."""
-    return {name: value for name, value in walk(config) if not is_dataclass(value)}
+            flat[name] = f"{type(value).__module__}.{type(value).__qualname__}"
+            flat |= flatten_config(value, f"{name}.")
+    return flat
 
 
 def differences(*configs: TrainConfig | Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
@@ -539,17 +537,7 @@ def differences(*configs: TrainConfig | Mapping[str, Any]) -> dict[str, tuple[An
     Returns:
         The value in each configuration by flag name; None if there is none.
     """
-    flat = [
-        each
-        if isinstance(each, Mapping)
-        else {
-            name: f"{type(value).__module__}.{type(value).__qualname__}"
-            if is_dataclass(value)
-            else value
-            for name, value in walk(each)
-        }
-        for each in configs
-    ]
+    flat = [each if isinstance(each, Mapping) else flatten_config(each) for each in configs]
     names = sorted({name for each in flat for name in each})
     values = {name: tuple(each.get(name) for each in flat) for name in names}
     return {name: each for name, each in values.items() if any(one != each[0] for one in each)}

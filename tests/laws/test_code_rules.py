@@ -105,8 +105,8 @@ def over_cap(source: str, name: str, nodes: Iterable[ast.AST] | None = None) -> 
 def test_mass_only_falls():
     """In code tokens; the design wants 250,000 and 90,000."""
     found = totals(count_source())
-    assert found["core"] <= 306_300
-    assert found["plugins"] <= 105_500
+    assert found["core"] <= 306_250
+    assert found["plugins"] <= 105_496
 
 
 def checks_of_own_classes(modules: Mapping[Path, Sequence[ast.AST]]) -> Counter[str]:
