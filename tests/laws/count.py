@@ -76,6 +76,17 @@ def count_source() -> Counter[str]:
     return source
 
 
+def count_tests() -> Counter[str]:
+    """Return the code tokens of the tests of each package."""
+    tests = Counter()
+    for path in (ROOT / "tests").rglob("*.py"):
+        parts = path.relative_to(ROOT / "tests").parts
+        name = parts[1] if parts[0] == "unit" else f"tests/{parts[0]}"
+        name = package_of(parts) if parts[0] == "plugins" else name
+        tests[name.removeprefix("test_").removesuffix(".py")] += len(code_tokens(path.read_text()))
+    return tests
+
+
 def totals(source: Counter[str]) -> dict[str, int]:
     """Return the code tokens of the core and of all plugins.
 
@@ -88,22 +99,18 @@ def totals(source: Counter[str]) -> dict[str, int]:
 
 def main() -> None:
     """Print the table."""
-    source, tests, packages = count_source(), Counter(), defaultdict(set)
+    source, tests, packages = count_source(), count_tests(), defaultdict(set)
     for path in (ROOT / "gigamask").rglob("*.py"):
         package = package_of(path.relative_to(ROOT / "gigamask").parts)
         packages[package] |= imports(path.read_text()) - {package}
-    for path in (ROOT / "tests").rglob("*.py"):
-        parts = path.relative_to(ROOT / "tests").parts
-        name = parts[1] if parts[0] == "unit" else f"tests/{parts[0]}"
-        name = package_of(parts) if parts[0] == "plugins" else name
-        tests[name.removeprefix("test_").removesuffix(".py")] += len(code_tokens(path.read_text()))
     print(f"{'package':24}{'source':>9}{'tests':>9}  imports")
     for name in sorted(source.keys() | tests.keys(), key=lambda name: -source[name] - tests[name]):
         row = f"{name:24}{source[name]:9,}{tests[name]:9,}  {' '.join(sorted(packages[name]))}"
         print(row.rstrip())
     for what, count in totals(source).items():
         print(f"{what:24}{count:9,}")
-    print(f"{'all':24}{source.total():9,}{tests.total():9,}")
+    ratio = tests.total() / source.total()
+    print(f"{'all':24}{source.total():9,}{tests.total():9,}  {ratio:.3f} times the source")
 
 
 if __name__ == "__main__":

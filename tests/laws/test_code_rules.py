@@ -10,8 +10,9 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import grimp
+import pytest
 
-from tests.laws.count import code_tokens, count_source, totals
+from tests.laws.count import code_tokens, count_source, count_tests, totals
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "gigamask").rglob("*.py"))
@@ -107,6 +108,12 @@ def test_mass_only_falls():
     found = totals(count_source())
     assert found["core"] <= 306_250
     assert found["plugins"] <= 105_496
+
+
+@pytest.mark.long
+def test_the_share_of_tests_only_falls():
+    """In code tokens; the design wants 1.2 times the source."""
+    assert count_tests().total() <= 1.385 * count_source().total()
 
 
 def checks_of_own_classes(modules: Mapping[Path, Sequence[ast.AST]]) -> Counter[str]:
