@@ -41,7 +41,6 @@ from gigamask.models.manifest import (
 from gigamask.models.model import Model
 from gigamask.models.promptable import PromptableModel, load_sam
 from gigamask.serialization import with_checksum
-from gigamask.training import ema
 from gigamask.training.config import TrainConfig
 from gigamask.training.retention import PART, Retention, replace, state_of_files, sweep
 from gigamask.training.state import Resumed, TrainState
@@ -120,7 +119,7 @@ def contribute_shards(state: TrainState) -> None:
 
 def _tensors_of(state: TrainState) -> tuple[dict[str, Tensor], ...]:
     """Return the weights, their averages and the optimizer state."""
-    averaged, weights = ema.by_state_name(state.average or {}, state.model), {}
+    averaged, weights = state.average.by_state_name(state.model) if state.average else {}, {}
     if state.base:
         from gigamask.models.lora import split_trained
 

@@ -5,7 +5,7 @@ step, and the state of the loader is the cursor.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +19,6 @@ from gigamask.distributed.precision import HALF_DTYPES, LossScaler, choose_preci
 from gigamask.distributed.world import World
 from gigamask.errors import GigamaskError
 from gigamask.models.model import Model
-from gigamask.training import ema
 from gigamask.training.config import TrainConfig
 from gigamask.training.optim import check_frozen, select_trained
 from gigamask.training.unreached import Unreached
@@ -27,6 +26,7 @@ from gigamask.types import DataCursor
 
 if TYPE_CHECKING:
     from gigamask.samplers.loss_history import LossHistory
+    from gigamask.training.ema import Average
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class TrainState:
     cursor: DataCursor = field(default_factory=DataCursor)
     loss_history: "LossHistory | None" = None
     scale: LossScaler | None = None
-    average: dict[str, Tensor] | None = None
+    average: "Average | None" = None
     base: dict[str, int] | None = None
     stopping: bool = False
     unscored: bool = False
@@ -114,11 +114,16 @@ class TrainState:
         """
         select_trained(model, config.freeze, config.unfreeze, config.lora, config.seed)
         allocate_gradients(model)
+        average = None
+        if config.ema:
+            from gigamask.training.ema import Average
+
+            average = Average.of(model)
         return cls(
             model,
             config.optimizer.build(model),
             scale=LossScaler() if config.precision == "fp16" else None,
-            average=ema.copy_weights(model) if config.ema else None,
+            average=average,
             unreached=Unreached({p for p in model.parameters() if p.requires_grad}),
         )
 
@@ -150,10 +155,8 @@ class TrainState:
             self.load_optimizer(tensors, config.out)
         if self.average is not None:
             parameters = dict(self.model.named_parameters())
-            self.average = {
-                name: fsdp.distribute_like(tensor, parameters[name])
-                for name, tensor in self.average.items()
-            }
+            for name, tensor in self.average.items():
+                self.average[name] = fsdp.distribute_like(tensor, parameters[name])
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -168,7 +171,7 @@ class TrainState:
             decay: Decay of the average after its warm-up.
         """
         if self.average is not None:
-            ema.update(self.average, self.model, ema.decay_at(decay, self.step))
+            self.average.follow(self.model, decay, self.step)
 
     def advance(self, cursor: DataCursor) -> None:
         """Count a finished step that ended at `cursor`."""
@@ -184,14 +187,15 @@ class TrainState:
         if fsdp.is_sharded(self.model):
             yield self._full_model()
             return
-        with ema.applied(self.average or {}, self.model):
+        with self.average.applied(self.model) if self.average else nullcontext():
             yield self.model
 
     def _full_model(self) -> Model:
         """Return a copy of the sharded model with full weights, averaged if there is an average."""
         with torch.device("meta"):
             model = self.model.config.build()
-        weights = self.model.state_dict() | ema.by_state_name(self.average or {}, self.model)
+        averaged = self.average.by_state_name(self.model) if self.average else {}
+        weights = self.model.state_dict() | averaged
         full = {name: fsdp.full_tensor(tensor) for name, tensor in weights.items()}
         model.load_state_dict(full, assign=True)
         for name, buffer in self.model.named_buffers():

@@ -30,16 +30,21 @@ class Tied(nn.Module):
         self.register_buffer("mean", torch.zeros(2))
 
 
-def fail_within(average: dict[str, torch.Tensor], model: nn.Module) -> None:
-    with ema.applied(average, model):
+def fail_within(average: ema.Average, model: nn.Module) -> None:
+    with average.applied(model):
         raise ZeroDivisionError
 
 
 def test_the_decay_is_warmed_up():
-    decays = [ema.decay_at(0.9, number) for number in range(200)]
-    assert decays[:3] == [1 / 10, 2 / 11, 3 / 12]
+    model, decays = nn.Linear(1, 1, bias=False, dtype=torch.float64), []
+    nn.init.ones_(model.weight)
+    for number in range(200):
+        average = ema.Average(weight=torch.zeros(1, 1, dtype=torch.float64))
+        average.follow(model, 0.9, number)
+        decays.append(1 - float(average["weight"]))
+    assert decays[:3] == pytest.approx([1 / 10, 2 / 11, 3 / 12])
     assert decays == sorted(decays)
-    assert decays[79] < decays[80] == decays[-1] == 0.9
+    assert decays[79] < decays[80] == decays[-1] == pytest.approx(0.9)
 
 
 def test_the_average_is_that_of_the_formula():
@@ -76,16 +81,16 @@ def test_trainable_parameters_are_averaged_in_any_training():
 
 def test_tied_and_frozen_parameters_and_buffers():
     model = Tied()
-    average = ema.copy_weights(model)
+    average = ema.Average.of(model)
     assert set(average) == {"first.weight", "first.bias", "second.bias"}
     with torch.no_grad():
         model.first.weight.zero_()
     kept = average["first.weight"].clone()
-    named = ema.by_state_name(average, model)
+    named = average.by_state_name(model)
     assert named["second.weight"] is named["first.weight"] is average["first.weight"]
     assert set(named) == {"first.weight", "first.bias", "second.weight", "second.bias"}
     parameter, memory = model.first.weight, model.first.weight.data_ptr()
-    with ema.applied(average, model):
+    with average.applied(model):
         assert torch.equal(model.second.weight, kept)
     with pytest.raises(ZeroDivisionError):
         fail_within(average, model)
@@ -109,7 +114,7 @@ def test_a_skipped_step_moves_the_average_towards_weights_that_it_leaves(
 
     def note(config, task, state, *given) -> trainer._Launched:
         launched = launch(config, task, state, *given)
-        seen.append((ema.copy_weights(state.model), copy.deepcopy(state.average)))
+        seen.append((ema.Average.of(state.model), copy.deepcopy(state.average)))
         return launched
 
     monkeypatch.setattr(step, "accumulate", spoil)
@@ -119,7 +124,7 @@ def test_a_skipped_step_moves_the_average_towards_weights_that_it_leaves(
     name = "mask_decoder.iou_token.weight"
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert not torch.equal(second[name], third[name])
-    assert torch.equal(after[name], average[name].lerp(second[name], 1 - ema.decay_at(0.9, 1)))
+    assert torch.equal(after[name], average[name].lerp(second[name], 1 - 2 / 11))
 
 
 @pytest.mark.parametrize("decay", [-0.1, 1.0, 2.0, math.nan])
