@@ -104,11 +104,26 @@ class DecoderAttention(nn.Module):
 
     def __init__(self, dim: int, inner: int, heads: int) -> None:
         super().__init__()
-        self.num_heads = heads
+        self.embedding_dim, self.internal_dim, self.num_heads = dim, inner, heads
         self.q_proj = nn.Linear(dim, inner)
         self.k_proj = nn.Linear(dim, inner)
         self.v_proj = nn.Linear(dim, inner)
         self.out_proj = nn.Linear(inner, dim)
+
+    def forward(
+        self,
+        q: Float[Tensor, "M Q C"],
+        k: Float[Tensor, "M N C"],
+        v: Float[Tensor, "M N C"],
+    ) -> Float[Tensor, "M Q C"]:
+        """Return the projected attended values, as Meta's class does.
+
+        Args:
+            q: What queries are projected from.
+            k: What keys are projected from.
+            v: What values are projected from.
+        """
+        return self.out_proj(self.attend(self.q_proj(q), self.k_proj(k), self.v_proj(v)))
 
     @torch.no_grad()
     def tie(self, seed: int, name: str) -> None:

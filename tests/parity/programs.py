@@ -467,6 +467,7 @@ def decode_by_hand(package: ModuleType, sam: Any, images: list[np.ndarray]) -> d
     points = POINTS + 0.5
     return {
         "masks": masks,
+        "attended": decoder.transformer.final_attn_token_to_image(tokens, source, source),
         "whole": whole,
         "iou": iou,
         "head": decoder.iou_prediction_head(hidden[:, 0]),
