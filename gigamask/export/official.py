@@ -38,7 +38,7 @@ def write_pth(
     state = family.to_meta(state)
     for source in (weights, base):
         if source and source.endswith((".pt", ".pth")) and Path(source).is_file():
-            state = family.other_tensors(weight_files.read_pth(Path(source))[0]) | state
+            state = family.other_tensors(Path(source)) | state
     weight_files.write_pth(state, model.config, out, family.meta_key)
     return {"files": [str(out)], "tensors": len(state), "difference": read_back(model, out)}
 

@@ -51,8 +51,12 @@ class ModelFamily(ABC):
     def to_meta(self, state: State) -> State:
         """Return weights under the names of Meta's file."""
 
-    def other_tensors(self, state: State) -> State:
-        """Return the tensors of Meta's file that `from_others` leaves out, under Meta's names."""
+    def other_tensors(self, source: Path) -> State:
+        """Return the tensors of Meta's file that `from_others` leaves out, under Meta's names.
+
+        Args:
+            source: The file.
+        """
         return {}
 
     @abstractmethod

@@ -100,11 +100,6 @@ def from_meta(state: State, source: str) -> State:
     return renamed
 
 
-def video_tensors(state: State) -> State:
-    """Return the tensors of Meta's file that only videos need."""
-    return {name: value for name, value in state.items() if is_meta(state) and VIDEO.match(name)}
-
-
 def to_meta(state: State) -> State:
     """Return the tensors of an image model under Meta's names, without those of videos."""
     renamed = {}

@@ -6,6 +6,7 @@ from typing import Any
 from gigamask.models.configs import ModelConfig, SamConfig
 from gigamask.models.convert import State
 from gigamask.models.families import ModelFamily
+from gigamask.models.weight_files import read_pth
 from gigamask.plugins.sam2 import convert
 
 
@@ -37,9 +38,11 @@ class Sam2Family(ModelFamily):
         """Return weights under Meta's names, without those of videos."""
         return convert.to_meta(state)
 
-    def other_tensors(self, state: State) -> State:
+    def other_tensors(self, source: Path) -> State:
         """Return the tensors of the memory and of videos."""
-        return convert.video_tensors(state)
+        state, _ = read_pth(source)
+        is_kept = convert.VIDEO.match if convert.is_meta(state) else lambda name: False
+        return {name: value for name, value in state.items() if is_kept(name)}
 
     def to_huggingface(self, state: State) -> State:
         """Return weights under the names of `Sam2Model`."""
