@@ -106,8 +106,8 @@ def over_cap(source: str, name: str, nodes: Iterable[ast.AST] | None = None) -> 
 def test_mass_only_falls():
     """In code tokens; the design wants 250,000 and 90,000."""
     found = totals(count_source())
-    assert found["core"] <= 306_330
-    assert found["plugins"] <= 105_496
+    assert found["core"] <= 306_316
+    assert found["plugins"] <= 105_494
 
 
 @pytest.mark.long
@@ -139,7 +139,7 @@ def test_what_depends_on_a_kind_is_a_method():
     """Checks may only fall; the design wants 60 at most."""
     found = checks_of_own_classes({path.relative_to(ROOT): parsed(path) for path in SOURCES})
     assert not [path for path in found if path.startswith("gigamask/models/")]
-    assert found.total() <= 59
+    assert found.total() <= 58
 
 
 def test_a_check_of_an_own_class_is_counted():

@@ -233,10 +233,8 @@ def _protocols(
     protocols = {"confident": clicks.EFFICIENTVIT_SAM, "random clicks": clicks.EFFICIENT_SAM}
     zoomed = {name: replace(each, zoom=options.zoom) for name, each in protocols.items()}
     coco = cast("CocoData", images)
-    if not coco.detections:
-        return zoomed, {}
     box_masks: dict[str, BoxMasks] = {}
-    for answer in options.answers:
+    for answer in options.answers if coco.detections else ():
         if answer == "best_of_three":
             raise GigamaskError("--answers best_of_three is not for coco and lvis; leave it out")
         box_masks[answer] = BoxMasks(coco, BoxProtocol(answer, zoom=options.zoom))

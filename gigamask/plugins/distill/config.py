@@ -122,24 +122,24 @@ class DistillTrainConfig(Taught, SamTrainConfig):
             return [last]
         schedule, optimizer = self.schedule, self.optimizer
         if isinstance(optimizer, MuonAdamW):
-            muon_lr = optimizer.muon_lr * stage.lr / optimizer.lr
-            optimizer = replace(optimizer, muon_lr=muon_lr)
+            optimizer = replace(optimizer, muon_lr=optimizer.muon_lr * stage.lr / optimizer.lr)
         optimizer = replace(optimizer, lr=stage.lr)
         if isinstance(schedule, WarmupCosine):
             warmup = min(stage.warmup_steps, stage.steps // 2)
             schedule = replace(schedule, warmup_steps=warmup, min_lr_ratio=stage.min_lr_ratio)
         if isinstance(optimizer, AdamW):
             optimizer = replace(optimizer, weight_decay=stage.weight_decay)
+        folder = Path(self.out)
         features = replace(
             last,
             phase="features",
-            out=str(Path(self.out) / "features"),
+            out=str(folder / "features"),
             steps=stage.steps,
             batch_size=stage.batch_size,
             optimizer=optimizer,
             schedule=schedule,
         )
-        prompts = replace(last, out=str(Path(self.out) / "prompts"), init=features.out)
+        prompts = replace(last, out=str(folder / "prompts"), init=features.out)
         return [*features.phases(), prompts]
 
     def check(self) -> DistillTrainConfig:

@@ -289,7 +289,7 @@ class _Downloader:
                 if attempts and not self.stop.is_set():
                     attempt = f"attempt {attempts + 1} of {ATTEMPTS}"
                     self.warn(f"retrying {file.link.name} ({reason}), {attempt}")
-                requested_s = error.wait_s if isinstance(error, RetryLater) else 0.0
+                requested_s = getattr(error, "wait_s", 0.0)
                 pause_s = max(requested_s, self.pause_s * 2 ** (attempts - 1))
                 if self.stop.wait(min(MAX_PAUSE_S, pause_s)):
                     raise GigamaskError("it was interrupted") from error
