@@ -153,6 +153,11 @@ def is_linear(module: nn.Module) -> bool:
     return getattr(type(module), "forward", None) is nn.Linear.forward
 
 
+def is_plain(module: nn.Module) -> bool:
+    """Return whether `is_linear`, and no hook of a program's waits for a call."""
+    return is_linear(module) and not (module._forward_hooks or module._forward_pre_hooks)
+
+
 def affine(module: nn.Module) -> tuple[Float[Tensor, "D C"], Float[Tensor, "D"]]:
     """Return weight and bias of a layer, or of what a program has put in its place.
 
@@ -192,7 +197,7 @@ def linear(
         x: The tokens.
         joined: Weight and bias; None: those of the layer.
     """
-    if joined is None and not is_linear(module):
+    if joined is None and not is_plain(module):
         return module(x)
     weight, bias = joined or cast(tuple[Tensor, Tensor], (module.weight, module.bias))
     tensors = getattr(module, ATTRIBUTE, None)

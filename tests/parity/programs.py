@@ -293,9 +293,11 @@ def change_parts_of_blocks(
     package: ModuleType, sam: Any, images: list[np.ndarray]
 ) -> dict[str, Any]:
     """Put adapters around layers, MLPs and whole blocks, as micro-sam's surgeries do."""
-    first, second, *_ = sam.image_encoder.blocks
+    first, second, third, *_ = sam.image_encoder.blocks
     first.attn.qkv = ScaleShift(first.attn.qkv, 3 * first.attn.qkv.in_features)
     first.attn.proj = ScaleShift(first.attn.proj, first.attn.proj.in_features)
+    seen: list[Tensor] = []
+    third.mlp.lin2.register_forward_hook(lambda module, given, output: seen.append(output))
     first.mlp.lin1 = ScaleShift(first.mlp.lin1, first.mlp.lin1.out_features)
     first.norm1 = ScaleShift(first.norm1, first.norm1.normalized_shape[0])
     second.mlp = Adapter(second.mlp)
@@ -306,7 +308,7 @@ def change_parts_of_blocks(
         embedding * torch.linspace(-1, 1, embedding[0].numel()).view_as(embedding[0])
     ).mean().backward()
     gradients = {name: each.grad for name, each in sam.image_encoder.named_parameters()}
-    return {"embedding": embedding, **gradients}
+    return {"embedding": embedding, "mlp": seen[0], **gradients}
 
 
 @program

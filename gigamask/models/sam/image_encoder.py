@@ -17,7 +17,7 @@ from gigamask.models.drop_path import DropPath, add_scaled, branch_scale, by_blo
 from gigamask.models.initial_values import sine_positions
 from gigamask.models.layers import MLPBlock, PatchEmbed, smoothing_layers
 from gigamask.models.sam.attention import get_rel_pos, rel_pos_attention
-from gigamask.models.shared_tensors import is_linear
+from gigamask.models.shared_tensors import is_plain
 
 POSITION_GAIN, PATCH_GAIN, BRANCH_GAIN = 0.25, 2.0, 0.3
 """Custom initialization: factors of the position embedding, the patch embedding and the residual
@@ -103,7 +103,7 @@ class EncoderAttention(nn.Module):
         window_h, window_w = (self.window_size or int(side) for side in (height, width))
         pad_h, pad_w = -height % window_h, -width % window_w
         down, across = (height + pad_h) // window_h, (width + pad_w) // window_w
-        if not is_linear(self.qkv) or self.qkv._forward_hooks:
+        if not is_plain(self.qkv):
             projected = self._project_windows(x)
         elif pad_h or pad_w:
             projected = F.linear(x, self.qkv.weight)
