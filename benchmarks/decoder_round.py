@@ -69,7 +69,9 @@ def _position_code(encoder, xy: torch.Tensor) -> torch.Tensor:
 
 def _points(encoder, prompts: Prompts) -> torch.Tensor:
     with torch.autocast(prompts.labels.device.type, enabled=False):
-        tokens = _position_code(encoder, (prompts.points_xy_input + 0.5) / encoder.image_size)
+        tokens = _position_code(
+            encoder, (prompts.points_xy_input + 0.5) / encoder.input_image_size[0]
+        )
     tokens[prompts.labels == -1] = encoder.not_a_point_embed.weight
     for label, kind in enumerate(encoder.point_embeddings):
         tokens[prompts.labels == label] += kind.weight
