@@ -7,6 +7,7 @@ import json
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 from typing import Any, cast
 
@@ -257,9 +258,9 @@ class PromptableModel(PretrainedModel, OfficialInterface):
             return encode_rectangles(encoder, pixels, input_sizes, drop_path, patch)
         if self.config.encoder.takes_input_sizes:
             return self.image_encoder(pixels, drop_path, input_sizes)
-        if drop_path is None and not self.config.has_custom_encoder:
-            return self.image_encoder(pixels)  # also a program's own, in the place of SAM's
-        return self.image_encoder(pixels, drop_path)
+        # A program's own in the place of SAM's may take pixels alone, as Meta's does.
+        takes_drop_path = len(signature(self.image_encoder.forward).parameters) > 1
+        return self.image_encoder(pixels, *[drop_path] * takes_drop_path)
 
     def decode(
         self, embedding: Float[Tensor, "B C E E"], mask_image: Int64[Tensor, "M"], prompts: Prompts
