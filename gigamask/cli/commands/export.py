@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -73,8 +74,8 @@ class ExportCommand:
             )
         config_of = partial(config_files.config_of_weights, trust=self.trust)
         model = load_model(self.weights, "cpu", config_of)
-        run = self._read_run() if chosen.is_folder or "base" in chosen.options else None
-        base = run.config.get("init") if run else None
+        run = self._read_run() if chosen.is_folder else None
+        base = self._read_base() if "base" in chosen.options else None
         options = given | {"weights": self.weights, "base": base}
         result = chosen.write(model, out, options)
         if chosen.is_folder:
@@ -91,6 +92,16 @@ class ExportCommand:
             result["pushed"] = upload(out, self.push)
             print(result["pushed"])
         return {"weights": self.weights, "to": self.to} | result
+
+    def _read_base(self) -> str | None:
+        """Read what the training of the weights started from; None if it is not known."""
+        from gigamask import config_files
+        from gigamask.errors import GigamaskError
+
+        folder = config_files.run_folder_of(self.weights)
+        with suppress(GigamaskError):
+            return config_files.read_run_config(str(folder)).get("init") if folder else None
+        return None
 
     def _read_run(self) -> History | None:
         """Read the run folder that the weights belong to; None if they belong to none."""
