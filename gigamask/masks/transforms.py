@@ -22,6 +22,8 @@ from gigamask.masks.rle import RLEMasks
 
 LogitStack = tuple[Int64[np.ndarray, "_"], Float32[Tensor, "_ _ _"], Int64[np.ndarray, "_ 2"]]
 """Indices of masks, their logits in boxes of one size, and each box's first row and column."""
+ResizeSteps = list[tuple[float, int]]
+"""Factors by which logits are enlarged along an axis, and sizes after each."""
 STACK_BYTES = 2**26
 """Bytes of the logits of a stack on a GPU."""
 
@@ -215,8 +217,7 @@ def logit_boxes(
     Yields:
         The logits of a mask's box and its first row and column; 0 x 0 logits if all are below.
     """
-    low, lines = _lines_above(transform, low, threshold)
-    steps = [_resize_steps(transform, axis, low.shape[-1]) for axis in (0, 1)]
+    low, lines, steps = _lines_above(transform, low, threshold)
     for mask, (rows, columns) in zip(low, lines, strict=True):
         corner = (rows[-1].start, columns[-1].start)
         if not (rows[-1] and columns[-1]):
@@ -247,7 +248,7 @@ def logit_stacks(
         for index, (box, corner) in enumerate(logit_boxes(transform, low, threshold)):
             yield np.array([index]), box[None], np.array([corner])
         return
-    low, lines = _lines_above(transform, low, threshold)
+    low, lines, _ = _lines_above(transform, low, threshold)
     starts = np.array([[each[-1].start for each in pair] for pair in lines]).reshape(-1, 2)
     sizes = np.array([[max(len(each[-1]), 1) for each in pair] for pair in lines]).reshape(-1, 2)
     matrices = [_resize_matrix(transform, axis, low) for axis in (0, 1)]
@@ -303,7 +304,7 @@ def count_pixels(masks: Bool[Tensor, "*n H W"]) -> Int64[Tensor, "*n"]:
     return torch.tensor(counts, dtype=torch.int64).view(masks.shape[:-2])
 
 
-def _resize_steps(transform: ImageTransform, axis: int, mask_size: int) -> list[tuple[float, int]]:
+def _resize_steps(transform: ImageTransform, axis: int, mask_size: int) -> ResizeSteps:
     """Return the factors by which logits are enlarged along an axis, and the sizes after each."""
     original, resized = transform.original[axis], transform.resized[axis]
     if transform.stretch:
@@ -313,19 +314,17 @@ def _resize_steps(transform: ImageTransform, axis: int, mask_size: int) -> list[
 
 def _lines_above(
     transform: ImageTransform, low: Float[Tensor, "n G G"], threshold: float
-) -> tuple[Float32[Tensor, "n G G"], list[tuple[list[range], list[range]]]]:
-    """Return logits without NaN, and `_line_ranges` of rows and columns of each mask."""
+) -> tuple[Float32[Tensor, "n G G"], list[tuple[list[range], list[range]]], list[ResizeSteps]]:
+    """Return logits without NaN, the `_line_ranges` of each mask, and the steps of both axes."""
+    steps = [_resize_steps(transform, axis, low.shape[-1]) for axis in (0, 1)]
     low = low.float().nan_to_num(nan=torch.finfo(torch.float32).min)
     # Cells that only rounding could lift above the threshold belong to the box.
     above = low > threshold - 1e-4 * (1 - threshold)
     rows, columns = (
-        [
-            _line_ranges(lines, _resize_steps(transform, axis, low.shape[-1]))
-            for lines in above.any(2 - axis).cpu().numpy()
-        ]
-        for axis in (0, 1)
+        [_line_ranges(lines, of_axis) for lines in above.any(2 - axis).cpu().numpy()]
+        for axis, of_axis in enumerate(steps)
     )
-    return low, list(zip(rows, columns, strict=True))
+    return low, list(zip(rows, columns, strict=True)), steps
 
 
 def _resize_matrix(
