@@ -28,7 +28,7 @@ from jaxtyping import Float64
 from gigamask import files, plugin
 from gigamask.data import annotation, image, tar
 from gigamask.data.orientation import turn
-from gigamask.datatools.formats import absent, writers
+from gigamask.datatools.formats import MISSING_PLUGIN, absent, writers
 from gigamask.datatools.image_files import fit, to_member
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.masks.components import column_runs, outlines
@@ -143,7 +143,7 @@ def check_formats(formats: Sequence[str], given_as: str = "--to") -> tuple[str, 
     if unknown := [name for name in formats if name not in writers()]:
         known = f"must be one of {', '.join(writers())}"
         if unknown[0] in map(str.lower, absent()):
-            known = "needs gigamask's plugin formats, which is not installed"
+            known = f"needs {MISSING_PLUGIN}"
         raise GigamaskError(f"{given_as} {unknown[0]}: {known}")
     return tuple(dict.fromkeys(formats))
 

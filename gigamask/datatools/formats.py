@@ -22,6 +22,7 @@ WRITERS: References = {
 """The `export_formats.Writer` of each format by the name that a user types."""
 OF_PLUGIN = ("LabelMe", "YOLO", "parquet")
 """Formats that gigamask's plugin `formats` reads, which may have been deleted."""
+MISSING_PLUGIN = "gigamask's plugin formats, which is not installed"
 LABEL_FLAGS = "--split-components, --ignore, --binary and --nearest-value"
 """Flags of label images."""
 
@@ -43,7 +44,7 @@ def describe_readers() -> str:
     if not (names := absent()):
         return known
     known = known if added else "a folder of label images or COCO's instances json"
-    return f"{known}; {', '.join(names)} need gigamask's plugin formats, which is not installed"
+    return f"{known}; {', '.join(names)} need {MISSING_PLUGIN}"
 
 
 def absent() -> list[str]:

@@ -155,7 +155,7 @@ class ClickScorer:
         """
         was_training = model.training
         model.eval()
-        device = model.pixel_mean.device
+        device = model.device
         precision = choose_precision(self.precision, device)
         try:
             with torch.inference_mode(), autocast(precision, device):

@@ -92,7 +92,7 @@ class SamPredictor:
     @property
     def device(self) -> torch.device:
         """Device of the model."""
-        return self.model.pixel_mean.device
+        return self.model.device
 
     def autocast(self) -> AbstractContextManager:
         """Return the context in which the model runs."""

@@ -216,7 +216,7 @@ class ImageEmbedder:
             for key, embedding in zip(missing, encoded, strict=True):
                 embeddings[key] = self.cache.rounded(embedding)
                 self.cache.put(key, embedding)
-        device = self.model.pixel_mean.device
+        device = self.model.device
         return [embedding.to(device) for key in keys if (embedding := embeddings[key]) is not None]
 
     def embed_batch(
@@ -237,7 +237,7 @@ class ImageEmbedder:
         return torch.cat(self.embed(pixels))
 
     def _encode(self, resized: Sequence[Tensor]) -> list[Tensor]:
-        device, side = self.model.pixel_mean.device, self.model.config.image_size
+        device, side = self.model.device, self.model.config.image_size
         squares = [
             functional.pad(
                 pixels.to(device), (0, side - pixels.shape[3], 0, side - pixels.shape[2])
@@ -263,7 +263,7 @@ class ImageEmbedder:
         if versions != self._versions:
             config = replace(self.model.config, drop_path_rate=0.0)
             self._versions, self._digest = versions, digest_weights(state, str(config))
-        device_type = self.model.pixel_mean.device.type
+        device_type = self.model.device.type
         dtype = ""
         if torch.is_autocast_enabled(device_type):
             dtype = str(torch.get_autocast_dtype(device_type))

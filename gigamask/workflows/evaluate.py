@@ -203,7 +203,7 @@ def score(
     rows = track(world.local_range(count), "evaluate", transient=True, disable=not world.is_main)
     on_image = [scorer.update for scorer in scorers.values()]
 
-    device = model.pixel_mean.device
+    device = model.device
     precision = choose_precision(options.precision, device)
 
     def evaluate_part() -> ClickResult:

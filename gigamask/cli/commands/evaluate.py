@@ -84,7 +84,7 @@ class EvaluateCommand(EvaluateOptions, PartOptions):
             print(f"  skipped {reason}")
         paths = []
         if self.pictures:
-            with autocast(evaluated.summary["precision"], model.pixel_mean.device):
+            with autocast(evaluated.summary["precision"], model.device):
                 paths = figures.write_figures(model, images, result, Path(self.pictures))
         for path in paths:
             print(path)

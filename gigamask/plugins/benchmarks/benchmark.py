@@ -175,12 +175,12 @@ def run(
     images = _open(name, data, options, stack)
     model = load_model(weights, options.device, options.trust)
     _check_channels(name, images, model.config.pixels)
-    precision = choose_precision(options.precision, model.pixel_mean.device)
+    precision = choose_precision(options.precision, model.device)
     least = options.min_predicted_iou
     least = chosen.min_predicted_iou if least is None else least
     protocols, box_masks = _protocols(chosen, options, images)
     rows = range(min(len(images), options.max_images or len(images)))
-    with autocast(precision, model.pixel_mean.device):
+    with autocast(precision, model.device):
         found = evaluate_protocols(
             model,
             images,

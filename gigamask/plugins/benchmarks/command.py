@@ -85,7 +85,7 @@ class BenchmarkCommand(BenchmarkOptions):
                 print(line)
         print_skipped("images", done.summary["skipped"])
         if self.pictures:
-            with autocast(done.summary["precision"], done.model.pixel_mean.device):
+            with autocast(done.summary["precision"], done.model.device):
                 folder = Path(self.pictures)
                 if benchmark.find(name).instances:
                     shown = done.model, done.images, done.results["confident"], folder
