@@ -122,6 +122,8 @@ class RandomSpec:
         blocks: Number of encoder blocks with drop path.
         patches: Number of image patches for MAE pre-training.
         points: Number of pairs per mask for a point loss, 0 or 1.
+        drop_path_mode: "sample", "balanced" or "batch": `SamTrainConfig.drop_path_mode`.
+        drop_path_rate: Drop path rate of the last block, increasing linearly from 0.
     """
 
     seed: int
@@ -129,6 +131,24 @@ class RandomSpec:
     blocks: int
     patches: int = 0
     points: int = 0
+    drop_path_mode: str = "sample"
+    drop_path_rate: float = 0.0
+
+    def draw_drop_path(self, generator: np.random.Generator) -> Float32[np.ndarray, "1 L 2"]:
+        """Draw what decides which branches an image, or all images of a step, skip.
+
+        Each number is uniform in [0, 1). Balanced ones are drawn by systematic sampling (Madow
+        1949), separately for attention and MLPs: of each, as many are below the rates of their
+        blocks as the sum of the rates, rounded down or up.
+        """
+        uniforms = generator.random((1, self.blocks, 2), dtype=np.float32)
+        if self.drop_path_mode == "balanced":
+            rates = np.linspace(0, self.drop_path_rate, self.blocks)
+            for branch in range(2):
+                order = generator.permutation(self.blocks)
+                starts = np.cumsum(rates[order]) - rates[order]
+                uniforms[0, order, branch] = (uniforms[0, :1, branch] - starts) % 1
+        return uniforms
 
 
 @dataclass(frozen=True)

@@ -375,6 +375,6 @@ def _draw_random_inputs(
         first_prompt=uniform("first", masks),
         clicks=torch.cat([clicks, uniform("points", masks, random_spec.points, 2)], 1),
         box_noise=torch.from_numpy(noise),
-        drop_path=uniform("drop_path", 1, random_spec.blocks, 2),
+        drop_path=torch.from_numpy(random_spec.draw_drop_path(generator("drop_path"))),
         patches=uniform("patches", 1, random_spec.patches),
     )

@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import islice
 from types import FrameType
@@ -133,17 +133,20 @@ class SampleSource:
                 samples.append(self.sample(ref, raw))
             except CorruptSampleError as error:
                 skipped.append(SkippedSample(self.index.entry_name(ref.row), str(error)))
-        mask_only_round_u = float(
-            make_rng(self.random_spec.seed, "pause", job.samples_before).random()
-        )
-        return collate(
+        spec = self.random_spec
+        batch = collate(
             samples,
             tuple(skipped),
             self.sample_config,
-            self.random_spec,
-            mask_only_round_u,
+            spec,
+            float(make_rng(spec.seed, "pause", job.samples_before).random()),
             DataCursor(job.samples_after),
         )
+        if spec.drop_path_mode != "batch":
+            return batch
+        drawn = spec.draw_drop_path(make_rng(spec.seed, "drop_path of a step", job.samples_before))
+        drop_path = torch.from_numpy(drawn.repeat(len(samples), 0))
+        return replace(batch, random_inputs=replace(batch.random_inputs, drop_path=drop_path))
 
     def _read(self, refs: Sequence[SampleRef]) -> list[RawSample | CorruptSampleError]:
         """Read the bytes of several samples together; jsons only if they are used."""

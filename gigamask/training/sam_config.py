@@ -84,6 +84,9 @@ class SamTrainConfig(ImageTrainConfig):
     """masks per forward pass of the decoder; limits memory without changing gradients"""
     activation_checkpointing: int = 0
     """recompute every n-th encoder block in the backward pass to save memory; 0 disables"""
+    drop_path_mode: Literal["sample", "balanced", "batch"] = "sample"
+    """which residual branches an image skips: its own (sample); its own, but as many as any other
+    (balanced); or those that all images of the step skip, which are never computed (batch)"""
     compile: bool = False
     """compile encoder, decoder, losses and clicks with torch.compile; the first steps take minutes,
     and each forward pass of the decoder has the same number of masks"""
@@ -267,6 +270,8 @@ class SamTrainConfig(ImageTrainConfig):
             clicks=self.prompts.num_uniforms,
             blocks=self.model.encoder.drop_path_blocks(self.model),
             points=self.loss.num_uniforms,
+            drop_path_mode=self.drop_path_mode,
+            drop_path_rate=self.model.drop_path_rate,
         )
 
     @property

@@ -2,7 +2,7 @@
 where training was interrupted.
 """
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import islice
 
 import pytest
@@ -34,12 +34,14 @@ def deliver(tmp_path_factory):
     )
     found = open_sample_table(index, MaskFilters())
 
-    def run(steps=STEPS, samples=0, workers=0, **cut):
+    def run(steps=STEPS, samples=0, workers=0, drop_path_mode="sample", **cut):
         cut = {"batch_size": 6, "micro_batch_size": 6} | cut
+        spec = replace(source.random_spec, drop_path_mode=drop_path_mode)
         order = iter_steps(
             SampleSequence(Random(), found.items, locate=found.locate), samples, **cut
         )
-        return list(islice(batches(source, order, workers=workers), steps))
+        made = batches(replace(source, random_spec=spec), order, workers=workers)
+        return list(islice(made, steps))
 
     return run
 
@@ -121,6 +123,27 @@ def test_resuming_gives_the_same_rest(deliver, taken):
         [contents(batch) for batch in step]
         for step in deliver(STEPS - taken, cursor.samples, workers=1)
     ] == [[contents(batch) for batch in step] for step in whole[taken:]]
+
+
+def test_all_images_of_a_step_skip_the_same_branches(deliver):
+    """On all ranks, in all micro-batches, and where a training is resumed."""
+    mode = {"drop_path_mode": "batch"}
+    whole = deliver(**mode)
+    drawn = [batch.random_inputs.drop_path[0] for (batch,) in whole]
+    assert not any(map(torch.equal, drawn[:-1], drawn[1:])), "each step draws anew"
+    for (one,), (other,) in zip(deliver(), whole, strict=True):
+        inputs = replace(other.random_inputs, drop_path=one.random_inputs.drop_path)
+        assert contents(replace(other, random_inputs=inputs)) == contents(one), "all else stays"
+    cuts = [
+        deliver(rank=rank, world_size=4, micro_batch_size=1, workers=rank % 2, **mode)
+        for rank in range(4)
+    ]
+    cuts.append(deliver(STEPS - 2, whole[1][0].cursor.samples, micro_batch_size=4, **mode))
+    for steps in cuts:
+        for micro_batches, numbers in zip(steps, drawn[-len(steps) :], strict=True):
+            for batch in micro_batches:
+                expected = numbers.expand(len(batch.names), -1, -1)
+                assert torch.equal(batch.random_inputs.drop_path, expected)
 
 
 def test_an_epoch_visits_every_image_once_and_draws_anew_in_the_next(deliver):

@@ -16,6 +16,7 @@ from gigamask import config_files
 from gigamask.errors import GigamaskError
 from gigamask.interfaces import EvaluationResult, Evaluator
 from gigamask.models import manifest, state_dict
+from gigamask.models.sam.image_encoder import EncoderBlock
 from gigamask.samplers.hard_examples import LossWeighted, Replay
 from gigamask.samplers.random import Random
 from gigamask.training import checkpoint
@@ -27,7 +28,7 @@ from gigamask.training.state import TrainState
 from gigamask.training.step import StepMetrics, accumulate
 from gigamask.training.train_data import TrainData, open_index
 from gigamask.training.trainer import train
-from tests.little import little, little_classes
+from tests.little import SPEC, little, little_classes
 from tests.tiers import long_after
 
 
@@ -55,6 +56,11 @@ def same(a: TrainState, b: TrainState) -> bool:
     )
 
 
+SKIPS_BY_STEP = {
+    "drop_path_mode": "batch",
+    "model": replace(SPEC, depth=4, drop_path_rate=0.6),
+    "seed": 2,
+}
 SAMPLERS = [
     (Random(), 0),
     (Random(), 2),
@@ -238,10 +244,10 @@ def gradients(run, micro_batch_size: int, masks_per_chunk: int) -> tuple[list[to
     return [grad / metrics.count for grad in learned], metrics.means()["loss"]
 
 
-@pytest.mark.parametrize("recipe", [little, little_classes])
-def test_how_a_batch_is_cut_changes_nothing(tmp_path, scenes, recipe):
+@pytest.mark.parametrize("changes", [{}, {"recipe": little_classes}, SKIPS_BY_STEP])
+def test_how_a_batch_is_cut_changes_nothing(tmp_path, scenes, changes):
     """Micro-batches and chunks of masks of any size give the gradient of the whole batch."""
-    run = run_in(tmp_path / "run", scenes, recipe, batch_size=5)
+    run = run_in(tmp_path / "run", scenes, batch_size=5, **changes)
     whole, loss = gradients(run, micro_batch_size=5, masks_per_chunk=1000)
     largest = max(float(g.abs().max()) for g in whole)
     for micro, masks in ((1, 1000), (2, 3), (3, 1)):
@@ -251,3 +257,28 @@ def test_how_a_batch_is_cut_changes_nothing(tmp_path, scenes, recipe):
             max(float((a - b).abs().max()) for a, b in zip(whole, cut, strict=True))
             < 1e-11 * largest
         )
+
+
+def test_branches_that_a_step_skips_give_the_gradient_of_branches_times_zero(
+    tmp_path, scenes, monkeypatch
+):
+    run = run_in(tmp_path / "run", scenes, batch_size=5, **SKIPS_BY_STEP)
+    skipping, loss = gradients(run, micro_batch_size=2, masks_per_chunk=1000)
+    computed = []
+
+    def plain(self, x, drop_path=None):
+        for index, (norm, branch) in enumerate(((self.norm1, self.attn), (self.norm2, self.mlp))):
+            kept = [uniforms[index] >= self.drop_rate for uniforms in drop_path]
+            computed.append(kept)
+            factors = torch.tensor(kept, dtype=x.dtype)[:, None, None, None]
+            x = x + branch(norm(x)) * factors / (1 - self.drop_rate)
+        return x
+
+    monkeypatch.setattr(EncoderBlock, "forward", plain)
+    multiplied, same_loss = gradients(run, micro_batch_size=5, masks_per_chunk=1000)
+    assert loss == pytest.approx(same_loss, rel=1e-12)
+    assert [sum(kept) for kept in computed].count(0) in range(1, 4)
+    assert all(len(set(kept)) == 1 for kept in computed)
+    largest = max(float(each.abs().max()) for each in multiplied)
+    for one, other in zip(skipping, multiplied, strict=True):
+        assert (one - other).abs().max() < 1e-11 * largest

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gigamask.masks.rle import RLEMasks
-from gigamask.types import Batch, DataCursor, RandomInputs, Targets
+from gigamask.rng import make_rng
+from gigamask.types import Batch, DataCursor, RandomInputs, RandomSpec, Targets
 
 GRID = 12
 OF_MASKS = {
@@ -132,3 +133,24 @@ def test_copies_of_the_last_mask_are_in_no_sum():
     assert filled.total(values).tolist() == [7.0, 3.0]
     assert targets.total(values[:, :3]).tolist() == [7.0, 3.0]
     assert targets.filled(3).counted.all()
+
+
+@pytest.mark.parametrize(("mode", "spread"), [("sample", (1, 26)), ("balanced", (12, 14))])
+def test_branches_are_skipped_at_their_rates_and_as_many_if_balanced(mode, spread):
+    """Of ViT-H's 32 blocks, 6.4 branches of either kind on average."""
+    spec = RandomSpec(0, 0, blocks=32, drop_path_mode=mode, drop_path_rate=0.4)
+    rates, draws = np.linspace(0, 0.4, 32)[:, None], 3000
+    drawn = np.concatenate(
+        [spec.draw_drop_path(make_rng(1, "drop_path", number)) for number in range(draws)]
+    )
+    assert drawn.dtype == np.float32
+    assert 0 <= drawn.min() < drawn.max() <= 1
+    skipped = drawn < rates
+    apart = np.abs(skipped.mean(0) - rates) / np.sqrt(np.maximum(rates * (1 - rates), 1e-9) / draws)
+    assert apart.max() < 4.5
+    assert np.abs(drawn.mean(0) - 0.5).max() < 4.5 * (1 / 12 / draws) ** 0.5, "uniform"
+    counts = skipped.sum((1, 2))
+    assert (spread[0] <= counts.min()) & (counts.max() <= spread[1])
+    assert (counts.max() - counts.min() <= 2) == (mode == "balanced")
+    both = skipped[:, 30, 0] & skipped[:, 31, 1]
+    assert abs(both.mean() - rates[30, 0] * rates[31, 0]) < 0.04, "branches are hardly related"
