@@ -36,12 +36,13 @@ from gigamask.masks.rle import RLEMasks
 from gigamask.models.sam.sam import Sam
 from gigamask.prompts.schedule import InteractiveSchedule
 from gigamask.recipes import find
+from gigamask.records import DataCursor, SampleRef
 from gigamask.rng import make_rng
 from gigamask.training.sam_config import SamTrainConfig
 from gigamask.training.state import TrainState
 from gigamask.training.step import step
 from gigamask.training.tasks import SamTask
-from gigamask.types import Batch, DataCursor, LossSums, RandomInputs, Sample, SampleRef
+from gigamask.types import Batch, LossSums, RandomInputs, Sample
 from gigamask.workflows import plan
 
 RECIPES = {"b": "sam_vit_b", "l": "sam_vit_l", "h": "sam_vit_h", "tiny": "tiny"}

@@ -44,9 +44,10 @@ from gigamask.data.process_memory import in_bytes
 from gigamask.data.sample_config import SampleConfig
 from gigamask.datatools import repack
 from gigamask.profiling import loader_memory
+from gigamask.records import DataCursor, SampleRef, StepPlan
 from gigamask.rng import make_rng
 from gigamask.synthetic import large_sample
-from gigamask.types import DataCursor, RandomSpec, SampleRef, StepPlan
+from gigamask.types import RandomSpec
 
 SIDE, GRID, MASKS, TAKEN, TARS = 1024, 256, 100, 64, 4
 CHANCE = RandomSpec(seed=0, clicks=12, blocks=12)

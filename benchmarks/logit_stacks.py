@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from gigamask.inference.automatic_mask_generator import calculate_stability_score
-from gigamask.masks.rle import encode_boxes
+from gigamask.masks.devices import encode_boxes
 from gigamask.masks.transforms import (
     ImageTransform,
     LogitStack,

@@ -28,8 +28,9 @@ from gigamask.data.dataset import Sa1bDataset, build_sample
 from gigamask.data.sample_config import SampleConfig
 from gigamask.data.shards import ShardReader
 from gigamask.masks.transforms import ImageTransform
+from gigamask.records import SampleRef
 from gigamask.rng import make_rng
-from gigamask.types import RandomSpec, SampleRef
+from gigamask.types import RandomSpec
 
 MASKS_OF_SA1B = 1.1e9
 

@@ -31,8 +31,9 @@ from gigamask.data.shards import ShardReader
 from gigamask.datatools.repack import RepackConfig, repack
 from gigamask.masks.rle import RLEMasks
 from gigamask.masks.transforms import ImageTransform
+from gigamask.records import SampleRef
 from gigamask.rng import make_rng
-from gigamask.types import RandomSpec, SampleRef
+from gigamask.types import RandomSpec
 
 SIZE, ROUNDS, MASKS = 1024, 9, 100
 CODECS = ((95, "444"), (95, "420"), (90, "420"), (85, "420"))

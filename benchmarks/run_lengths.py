@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from pycocotools import mask as coco
 
-from gigamask.masks.rle import RLEMasks, decode_rle
+from gigamask.masks.devices import decode_rle
+from gigamask.masks.rle import RLEMasks
 from gigamask.masks.transforms import ImageTransform
 from gigamask.rng import make_rng
 

@@ -6,8 +6,8 @@ from itertools import chain
 import numpy as np
 
 from gigamask.interfaces import Order
+from gigamask.records import StepPlan
 from gigamask.samplers.batch_sampler import SampleSequence, iter_segments
-from gigamask.types import StepPlan
 
 
 def listed(order: Order) -> np.ndarray:

@@ -18,8 +18,8 @@ from jaxtyping import Float, Float32, Int
 from gigamask.data.image import MAX_PIXELS
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.masks.rle import RLEMasks
+from gigamask.records import ImageAnnotation
 from gigamask.serialization import JSON_ERRORS
-from gigamask.types import ImageAnnotation
 
 MAX_BYTES = 2**26
 """64 MiB; SA-1B's largest files have about 1 MiB."""

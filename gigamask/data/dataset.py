@@ -19,8 +19,9 @@ from gigamask.errors import CorruptSampleError, GigamaskError, PixelFormatError
 from gigamask.masks.rle import RLEMasks
 from gigamask.masks.transforms import ImageTransform, boxes_on_grid
 from gigamask.pixels import RGB, PixelConfig
+from gigamask.records import ImageAnnotation, SampleRef
 from gigamask.rng import make_rng
-from gigamask.types import ImageAnnotation, RandomInputs, RandomSpec, Sample, SampleRef
+from gigamask.types import RandomInputs, RandomSpec, Sample
 
 CHECKED_IMAGES = 8
 """Images that are checked before training."""

@@ -31,19 +31,10 @@ from gigamask.data.worker_pool import stop_signals_blocked
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.files import check_file_limit
 from gigamask.masks.rle import RLEMasks
+from gigamask.records import DataCursor, ImageAnnotation, SampleRef, SkippedSample, StepPlan
 from gigamask.rng import make_rng
 from gigamask.signals import STOP_SIGNALS
-from gigamask.types import (
-    Batch,
-    DataCursor,
-    ImageAnnotation,
-    RandomInputs,
-    RandomSpec,
-    Sample,
-    SampleRef,
-    SkippedSample,
-    StepPlan,
-)
+from gigamask.types import Batch, RandomInputs, RandomSpec, Sample
 
 if TYPE_CHECKING:
     from gigamask.data.mask_store import MaskStore

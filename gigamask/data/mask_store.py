@@ -33,7 +33,8 @@ from gigamask.errors import GigamaskError
 from gigamask.files import check_out, write_bytes
 from gigamask.masks.rle import RLEMasks
 from gigamask.masks.transforms import ImageTransform
-from gigamask.types import RandomSpec, Sample, SampleRef
+from gigamask.records import SampleRef
+from gigamask.types import RandomSpec, Sample
 
 MAX_OPEN_SHARDS = 64
 MAX_MASK_SIZE = 4096

@@ -22,7 +22,7 @@ from gigamask.data.checked_files import encode_json, read_json, write_array
 from gigamask.data.storage import ByteRange
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.files import is_foreign, report_write_errors
-from gigamask.types import ImageAnnotation, SkippedSample
+from gigamask.records import ImageAnnotation, SkippedSample
 
 IMAGE_COLUMNS = {
     "jpg_offset": "<i8",

@@ -36,8 +36,8 @@ from gigamask.data.shards import ShardReader
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.masks.rle import RLEMasks
 from gigamask.masks.transforms import ImageTransform
+from gigamask.records import SkippedSample
 from gigamask.serialization import read_json
-from gigamask.types import SkippedSample
 
 VERSION = 1
 """Incremented when the same source and settings would give different pixels or masks."""

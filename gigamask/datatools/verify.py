@@ -42,8 +42,8 @@ from gigamask.data.shard_index import (
 )
 from gigamask.datatools import checksums
 from gigamask.errors import CorruptSampleError, GigamaskError
+from gigamask.records import ImageAnnotation
 from gigamask.serialization import JSON_ERRORS
-from gigamask.types import ImageAnnotation
 
 BOX_TOLERANCE = 1.0
 """In pixels: widths and heights in SA-1B are one less than in COCO and other data sets."""

@@ -34,15 +34,9 @@ from gigamask.losses.iou import mask_iou
 from gigamask.models.promptable import PromptableModel
 from gigamask.prompts.rounds import run_rounds
 from gigamask.prompts.schedule import BoxPrompt, CenterClicks, UniformClicks
+from gigamask.records import ImageAnnotation
 from gigamask.rng import make_rng
-from gigamask.types import (
-    ImageAnnotation,
-    Prediction,
-    PromptRound,
-    Prompts,
-    RandomInputs,
-    Targets,
-)
+from gigamask.types import Prediction, PromptRound, Prompts, RandomInputs, Targets
 
 ImageCallback = Callable[[PromptableModel, EmbeddedImage, np.ndarray], None]
 """Called with the model, an image, and the indices of its evaluated masks."""

@@ -24,8 +24,8 @@ from gigamask.datatools.image_files import fit, read_file, to_member
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.evaluation.coco_ap import FREQUENCIES
 from gigamask.pixels import RGB, PixelConfig
+from gigamask.records import ImageAnnotation, InstanceFields
 from gigamask.serialization import check_regular, decode_json
-from gigamask.types import ImageAnnotation, InstanceFields
 
 FORMAT = '[{"image_id", "category_id", "bbox": [x, y, width, height], "score"}, ...]'
 

@@ -28,7 +28,8 @@ from gigamask.models.embedding_cache import ImageEmbedder
 from gigamask.models.prompt_decoder import PromptDecoder
 from gigamask.models.promptable import PromptableModel
 from gigamask.pixels import PixelConfig
-from gigamask.types import ImageAnnotation, Prompts, Targets
+from gigamask.records import ImageAnnotation
+from gigamask.types import Prompts, Targets
 
 BATCH_SIZE = 4
 """Images per pass of the encoder."""

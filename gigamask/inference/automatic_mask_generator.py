@@ -28,8 +28,8 @@ from gigamask.inference.classes import class_fields, class_scores
 from gigamask.inference.predictor import MASK_THRESHOLD, SamPredictor, pixels_of
 from gigamask.inference.tiles import TileGrid, match_masks
 from gigamask.masks.boxes import box_area, is_box_near_crop_edge, nms
-from gigamask.masks.devices import as_array
-from gigamask.masks.rle import RLEMasks, encode_boxes, union
+from gigamask.masks.devices import as_array, encode_boxes
+from gigamask.masks.rle import RLEMasks, union
 from gigamask.masks.transforms import LogitStack, above, count_pixels, logit_stacks
 from gigamask.models.embedding_cache import EmbeddingCache
 from gigamask.models.prompt_decoder import PromptDecoder

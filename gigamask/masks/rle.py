@@ -8,10 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-import torch
-from jaxtyping import Bool, Float32, Float64, Int, Int32, Int64
-from torch import Tensor
-from torch.nn.functional import pad
+from jaxtyping import Bool, Float32, Float64, Int32, Int64
 
 from gigamask.errors import GigamaskError
 from gigamask.masks.coco_rle import check_size, read_counts, write_counts
@@ -304,64 +301,3 @@ def union(masks: RLEMasks, groups: Int64[np.ndarray, "n"], count: int) -> RLEMas
     places, inverse = np.unique(keys, return_inverse=True)
     covered = np.cumsum(np.bincount(inverse, steps, len(places))) > 0
     return from_keys(masks.size, count, places[np.diff(covered, prepend=False)], pixels + 1)
-
-
-def decode_rle(
-    bounds: Int[Tensor, "T"], offsets: Int64[Tensor, "n1"], size: tuple[int, int]
-) -> Bool[Tensor, "n H W"]:
-    """Decode masks on their device.
-
-    A pixel is foreground if the number of bounds up to it is odd.
-
-    Args:
-        bounds: Change points of all masks, as in `RLEMasks`.
-        offsets: Start of each mask's bounds, followed by the end of the last.
-        size: Size of the masks, (H, W).
-
-    Returns:
-        The masks as a transposed view, because runs are column-major.
-    """
-    height, width = size
-    pixels, count = height * width, len(offsets) - 1
-    masks_at_once = max((2**31 - 1) // pixels, 1)
-    owner = torch.repeat_interleave(
-        torch.arange(count, device=bounds.device), offsets.diff(), output_size=len(bounds)
-    )
-    marks = torch.zeros(count, pixels, dtype=torch.int8, device=bounds.device)
-    marks[owner, bounds.long()] = 1
-    # int8 wraps around, which keeps the parity. A cumsum of more than 2**31 - 1 numbers would
-    # exceed int32 indices.
-    for part in marks.split(masks_at_once):
-        torch.cumsum(part, 1, dtype=torch.int8, out=part)
-    return marks.bitwise_and_(1).view(torch.bool).view(count, width, height).transpose(1, 2)
-
-
-def encode_boxes(
-    stacks: Sequence[tuple[Bool[Tensor, "_ _ _"], Int[np.ndarray, "_ 2"]]], size: tuple[int, int]
-) -> RLEMasks:
-    """Encode masks that are given within boxes, on their device, by one search for all changes.
-
-    Args:
-        stacks: The pixels in the boxes of masks, those of one stack of the same size, and the
-            first row and column of each box.
-        size: Size of the masks, (H, W).
-    """
-    height, pixels = size[0], check_size(size)
-    if not stacks:
-        return from_keys(size, 0, np.zeros(0, np.int64), pixels)
-    # Background above and below, so that a run ends with its column; ends at a start cancel below.
-    padded = [pad(masks, (0, 0, 1, 1)) for masks, _ in stacks]
-    flat = torch.cat([(each[:, 1:] != each[:, :-1]).flatten() for each in padded])
-    # NumPy's search takes a tenth of the time of torch's on a CPU.
-    found = (
-        np.flatnonzero(flat.numpy())
-        if flat.device.type == "cpu"
-        else flat.nonzero()[:, 0].cpu().numpy()
-    )
-    corners = np.concatenate([corner for _, corner in stacks])
-    shapes = np.concatenate([np.tile(masks.shape[1:], (len(masks), 1)) for masks, _ in stacks])
-    offsets = offsets_of((shapes[:, 0] + 1) * shapes[:, 1])
-    owner = np.searchsorted(offsets, found, "right") - 1
-    y, x = np.divmod(found - offsets[owner], shapes[owner, 1])
-    keys = (x + corners[owner, 1]) * height + y + corners[owner, 0] + owner * (pixels + 1)
-    return from_keys(size, len(corners), cancel_pairs(np.sort(keys)), pixels + 1)

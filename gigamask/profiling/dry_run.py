@@ -26,16 +26,8 @@ from gigamask.data.sample_config import SampleConfig
 from gigamask.distributed.fsdp import shardable_parameters
 from gigamask.interfaces import PromptSchedule, Task
 from gigamask.models.sam.attention import attention_for_device
-from gigamask.types import (
-    Batch,
-    DataCursor,
-    LossSums,
-    PromptRound,
-    Prompts,
-    RandomInputs,
-    RandomSpec,
-    Targets,
-)
+from gigamask.records import DataCursor
+from gigamask.types import Batch, LossSums, PromptRound, Prompts, RandomInputs, RandomSpec, Targets
 
 Model = TypeVar("Model", bound=nn.Module)
 Device = Literal["cuda", "cpu"]

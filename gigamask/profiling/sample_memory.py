@@ -18,7 +18,8 @@ from gigamask.data.image import encode_jpeg
 from gigamask.data.loader import collate
 from gigamask.data.process_memory import in_bytes
 from gigamask.data.sample_config import SampleConfig
-from gigamask.types import Batch, DataCursor, ImageAnnotation, RandomSpec, Sample, SampleRef
+from gigamask.records import DataCursor, ImageAnnotation, SampleRef
+from gigamask.types import Batch, RandomSpec, Sample
 
 ANNOTATION_BYTES = 500
 """Bytes of JSON per mask, rounded: the figure usually given for SA-1B."""

@@ -14,7 +14,7 @@ from jaxtyping import Float32, Int64
 
 from gigamask.errors import GigamaskError
 from gigamask.interfaces import LossSnapshot, Order, Sampler, SampleTable, WeightedOrder
-from gigamask.types import SampleRef, StepPlan
+from gigamask.records import SampleRef, StepPlan
 
 if TYPE_CHECKING:
     from gigamask.samplers.loss_history import LossHistory

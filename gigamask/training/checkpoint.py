@@ -40,12 +40,12 @@ from gigamask.models.manifest import (
 )
 from gigamask.models.model import Model
 from gigamask.models.promptable import PromptableModel, load_sam
+from gigamask.records import DataCursor
 from gigamask.serialization import with_checksum
 from gigamask.training.config import TrainConfig
 from gigamask.training.retention import PART, Retention, replace, state_of_files, sweep
 from gigamask.training.state import Resumed, TrainState
 from gigamask.training.unreached import reaching_settings
-from gigamask.types import DataCursor
 
 OPTIMIZER, LOSS_HISTORY = "optimizer.safetensors", "ledger.safetensors"
 LAST = "last.safetensors"

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from gigamask.interfaces import SampleTable
+from gigamask.records import StepPlan
 from gigamask.samplers.batch_sampler import Locate
-from gigamask.types import BatchProtocol, StepPlan
+from gigamask.types import BatchProtocol
 
 MAX_LOADERS = 24
 """Most loader processes that are started unasked; each takes up to 120 MB."""

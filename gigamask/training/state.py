@@ -19,10 +19,10 @@ from gigamask.distributed.precision import HALF_DTYPES, LossScaler, choose_preci
 from gigamask.distributed.world import World
 from gigamask.errors import GigamaskError
 from gigamask.models.model import Model
+from gigamask.records import DataCursor
 from gigamask.training.config import TrainConfig
 from gigamask.training.optim import check_frozen, select_trained
 from gigamask.training.unreached import Unreached
-from gigamask.types import DataCursor
 
 if TYPE_CHECKING:
     from gigamask.samplers.loss_history import LossHistory

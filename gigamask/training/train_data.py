@@ -14,10 +14,11 @@ from gigamask import files, serialization
 from gigamask.data import index as indexes
 from gigamask.distributed.world import World
 from gigamask.errors import GigamaskError, counted
+from gigamask.records import DataCursor
 from gigamask.samplers.batch_sampler import SampleSequence, iter_segments
 from gigamask.training.config import DATA, TrainConfig
 from gigamask.training.data_source import DataSource
-from gigamask.types import BatchProtocol, DataCursor
+from gigamask.types import BatchProtocol
 
 if TYPE_CHECKING:
     from gigamask.samplers.loss_history import LossHistory

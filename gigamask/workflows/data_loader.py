@@ -64,8 +64,8 @@ class DataLoader:
 
     def __iter__(self) -> Iterator[BatchProtocol]:
         """Yield the batches of the next epoch."""
+        from gigamask.records import DataCursor
         from gigamask.training.train_data import TrainData
-        from gigamask.types import DataCursor
 
         steps = TrainData(self.config, self.index, DataCursor(self._samples)).batches()
         try:

@@ -20,11 +20,12 @@ from gigamask.interfaces import LossSnapshot
 from gigamask.masks.rle import RLEMasks
 from gigamask.profiling.sample_memory import held_bytes
 from gigamask.prompts.rounds import run_rounds
+from gigamask.records import DataCursor, SampleRef
 from gigamask.training.sam_config import SamTrainConfig
 from gigamask.training.state import TrainState
 from gigamask.training.step import step
 from gigamask.training.tasks import SamTask, make_decoder
-from gigamask.types import DataCursor, LossSums, Prediction, Prompts, SampleRef
+from gigamask.types import LossSums, Prediction, Prompts
 
 
 class _Tracer:

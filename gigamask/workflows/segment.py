@@ -41,9 +41,9 @@ from gigamask.masks.rle import RLEMasks
 from gigamask.models.embedding_cache import digest_weights
 from gigamask.models.promptable import PromptableModel
 from gigamask.pixels import PixelConfig, to_rgb
+from gigamask.records import ImageAnnotation, SkippedSample
 from gigamask.rng import make_rng
 from gigamask.serialization import read_limited
-from gigamask.types import ImageAnnotation, SkippedSample
 from gigamask.workflows.evaluate import load_model
 
 STATE_FOLDER = ".segment"

@@ -16,7 +16,8 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gigamask import config_files
-from gigamask.masks.rle import RLEMasks, decode_rle
+from gigamask.masks.devices import decode_rle
+from gigamask.masks.rle import RLEMasks
 from gigamask.models import configs
 from gigamask.models.configs import SamConfig
 from gigamask.models.init import build_model

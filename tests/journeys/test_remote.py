@@ -17,8 +17,9 @@ from gigamask.data import index as indexes
 from gigamask.data import storage
 from gigamask.data.loader import SampleSource, batches
 from gigamask.data.sample_config import SampleConfig
+from gigamask.records import SampleRef, StepPlan
 from gigamask.synthetic import scenes
-from gigamask.types import Batch, RandomSpec, SampleRef, StepPlan
+from gigamask.types import Batch, RandomSpec
 from tests.servers import FileServer, Hub, ObjectStore
 
 

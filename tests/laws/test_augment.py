@@ -16,8 +16,9 @@ from gigamask.data.augment import (
 from gigamask.data.dataset import build_sample
 from gigamask.data.sample_config import SampleConfig
 from gigamask.masks.rle import RLEMasks
+from gigamask.records import ImageAnnotation, SampleRef
 from gigamask.rng import make_rng
-from gigamask.types import ImageAnnotation, RandomSpec, SampleRef
+from gigamask.types import RandomSpec
 
 AUGMENTS = [
     NoAugment(),

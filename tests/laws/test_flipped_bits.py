@@ -16,8 +16,9 @@ from gigamask.data.index import Index
 from gigamask.data.mask_store import MaskStore
 from gigamask.data.sample_config import SampleConfig
 from gigamask.errors import GigamaskError
+from gigamask.records import SampleRef
 from gigamask.synthetic import scenes
-from gigamask.types import RandomSpec, SampleRef
+from gigamask.types import RandomSpec
 
 FLIPS = 6
 """Flipped bits per file."""

@@ -19,6 +19,7 @@ from gigamask.data.mask_sampling import MaskFilters
 from gigamask.evaluation.clicks import evaluate_clicks
 from gigamask.interfaces import LossSnapshot, Sampler, SampleTable
 from gigamask.masks.rle import RLEMasks
+from gigamask.records import SampleRef
 from gigamask.rng import make_rng
 from gigamask.samplers.batch_sampler import SampleSequence, iter_segments
 from gigamask.samplers.curriculum import AdaptiveCurriculum
@@ -31,7 +32,7 @@ from gigamask.training.step import step
 from gigamask.training.tasks import SamTask
 from gigamask.training.train_data import TrainData, open_index
 from gigamask.training.trainer import train
-from gigamask.types import RandomSpec, SampleRef
+from gigamask.types import RandomSpec
 from gigamask.workflows.open_data import open_or_build_temporary
 from tests.laws.test_training import run_in
 from tests.little import COMPACT, little_compact

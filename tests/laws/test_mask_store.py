@@ -26,7 +26,8 @@ from gigamask.data.sample_config import SampleConfig
 from gigamask.data.shards import ShardReader
 from gigamask.masks.rle import RLEMasks
 from gigamask.masks.transforms import ImageTransform
-from gigamask.types import RandomInputs, RandomSpec, SampleRef
+from gigamask.records import SampleRef
+from gigamask.types import RandomInputs, RandomSpec
 
 CHANCE = RandomSpec(seed=9, clicks=2, blocks=3)
 SIZES = [(60, 90), (90, 61), (50, 50), (97, 70), (33, 200), (200, 33), (9, 9)]

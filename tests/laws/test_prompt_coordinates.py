@@ -32,8 +32,9 @@ from gigamask.prompts.mixed import MixedPrompts
 from gigamask.prompts.rounds import run_rounds
 from gigamask.prompts.schedule import BoxPrompt, CenterClicks, InteractiveSchedule
 from gigamask.prompts.two_sided import TwoSidedCorrection
+from gigamask.records import DataCursor, ImageAnnotation, SampleRef
 from gigamask.training.tasks import targets_from_batch
-from gigamask.types import DataCursor, ImageAnnotation, RandomSpec, SampleRef
+from gigamask.types import RandomSpec
 from tests.little import SPEC
 
 SIDE = SPEC.image_size

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gigamask.errors import GigamaskError
-from gigamask.masks.rle import RLEMasks, decode_rle
+from gigamask.masks.devices import decode_rle
+from gigamask.masks.rle import RLEMasks
 
 
 @st.composite

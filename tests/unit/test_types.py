@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gigamask.masks.rle import RLEMasks
+from gigamask.records import DataCursor
 from gigamask.rng import make_rng
-from gigamask.types import Batch, DataCursor, RandomInputs, RandomSpec, Targets
+from gigamask.types import Batch, RandomInputs, RandomSpec, Targets
 
 GRID = 12
 OF_MASKS = {

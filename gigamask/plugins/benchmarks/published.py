@@ -27,8 +27,8 @@ from gigamask.datatools.image_files import (
 from gigamask.datatools.pairing import MAX_LIST_BYTES, compose
 from gigamask.errors import CorruptSampleError, GigamaskError, counted
 from gigamask.masks.rle import RLEMasks
+from gigamask.records import ImageAnnotation
 from gigamask.serialization import read_text
-from gigamask.types import ImageAnnotation
 
 UNSURE = 128
 """Gray level of the pixels that GrabCut and Berkeley leave out of scores."""

@@ -22,8 +22,8 @@ from gigamask.plugins.grounding.mask_features import MaskFeatureExtractor
 from gigamask.plugins.grounding.queries import Query, locate
 from gigamask.plugins.grounding.text_features import TextFeatures
 from gigamask.plugins.grounding.vocabulary import STOP_WORDS, words
+from gigamask.records import DataCursor, SampleRef, SkippedSample, StepPlan
 from gigamask.rng import make_rng
-from gigamask.types import DataCursor, SampleRef, SkippedSample, StepPlan
 
 AREA_WEIGHT, LENGTH_WEIGHT, OBJECTS_WEIGHT, RELATIONS_WEIGHT = 0.3, 0.2, 0.3, 0.2
 """Weights of the difficulty ("Curriculum for Spatial Grounding", `compute_grounding_difficulty`).

@@ -36,7 +36,7 @@ from gigamask.plugins.grounding.metrics import (
 )
 from gigamask.plugins.grounding.model import GroundingModel, score_batch
 from gigamask.plugins.grounding.vocabulary import NONSENSE, distinct_words, nonsense_queries
-from gigamask.types import DataCursor, SampleRef
+from gigamask.records import DataCursor, SampleRef
 
 BATCH_SIZE = 32
 """Queries per forward pass; memory grows with the square of an image's masks."""

@@ -17,7 +17,8 @@ from gigamask.inference.automatic_mask_generator import (
     calculate_stability_score,
 )
 from gigamask.inference.predictor import MASK_THRESHOLD, SamPredictor
-from gigamask.masks.rle import RLEMasks, encode_boxes
+from gigamask.masks.devices import encode_boxes
+from gigamask.masks.rle import RLEMasks
 from gigamask.masks.transforms import ImageTransform, above, logit_boxes
 from gigamask.models.configs import SamConfig
 from gigamask.types import WindowLogits

@@ -16,7 +16,8 @@ from gigamask.data.mask_sampling import MaskFilters
 from gigamask.data.sample_config import SampleConfig
 from gigamask.errors import CorruptSampleError
 from gigamask.masks.rle import RLEMasks
-from gigamask.types import RandomSpec, SampleRef, StepPlan
+from gigamask.records import SampleRef, StepPlan
+from gigamask.types import RandomSpec
 
 CONFIG = SampleConfig(image_size=32, mask_size=8, class_names=("dog", "7", "cat"))
 RANDOM = RandomSpec(seed=0, clicks=1, blocks=0)

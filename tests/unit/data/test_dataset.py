@@ -16,8 +16,9 @@ from gigamask.data.mask_sampling import BestMasks, MaskFilters
 from gigamask.data.sample_config import SampleConfig
 from gigamask.errors import CorruptSampleError
 from gigamask.masks.rle import RLEMasks
+from gigamask.records import ImageAnnotation, SampleRef
 from gigamask.synthetic.scenes import compose_scene, record
-from gigamask.types import ImageAnnotation, RandomSpec, SampleRef
+from gigamask.types import RandomSpec
 
 CHANCE = RandomSpec(seed=5, clicks=3, blocks=4)
 PLAIN = SampleConfig(image_size=128, mask_size=32, max_masks=8)

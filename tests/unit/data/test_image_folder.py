@@ -19,7 +19,8 @@ from gigamask.data.sample_table import open_sample_table
 from gigamask.data.shards import ShardReader
 from gigamask.datatools import repack, stats, verify
 from gigamask.errors import CorruptSampleError, GigamaskError
-from gigamask.types import RandomSpec, SampleRef, StepPlan
+from gigamask.records import SampleRef, StepPlan
+from gigamask.types import RandomSpec
 
 
 def png(height: int, width: int) -> bytes:

@@ -28,11 +28,12 @@ from gigamask.data.shards import ShardReader
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.interfaces import SampleTable
 from gigamask.masks.rle import RLEMasks
+from gigamask.records import DataCursor, SampleRef, StepPlan
 from gigamask.rng import make_rng
 from gigamask.samplers.batch_sampler import SampleSequence
 from gigamask.samplers.random import Random
 from gigamask.synthetic.scenes import compose_scene, record, write
-from gigamask.types import Batch, DataCursor, RandomSpec, SampleRef, StepPlan
+from gigamask.types import Batch, RandomSpec
 from tests.orders import iter_steps
 
 ASSEMBLY = SampleConfig(image_size=128, mask_size=32, max_masks=6)

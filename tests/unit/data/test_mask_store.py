@@ -18,7 +18,8 @@ from gigamask.data.sample_config import SampleConfig
 from gigamask.data.shards import ShardReader
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.masks.rle import RLEMasks
-from gigamask.types import RandomSpec, SampleRef
+from gigamask.records import SampleRef
+from gigamask.types import RandomSpec
 
 GRID, SIDE = 32, 128
 CHANCE = RandomSpec(seed=1, clicks=2, blocks=2)

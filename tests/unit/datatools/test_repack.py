@@ -20,8 +20,9 @@ from gigamask.datatools.repack import RepackConfig, repack
 from gigamask.errors import GigamaskError
 from gigamask.masks.rle import RLEMasks
 from gigamask.masks.transforms import ImageTransform
+from gigamask.records import SampleRef
 from gigamask.synthetic import scenes as synthetic
-from gigamask.types import RandomSpec, SampleRef
+from gigamask.types import RandomSpec
 from tests.unit.datatools.test_convert import members
 
 HEIGHT, WIDTH = 60, 80

@@ -12,9 +12,9 @@ from gigamask.evaluation import embedded_images, noc
 from gigamask.evaluation.clicks import evaluate_protocols
 from gigamask.inference.predictor import SamPredictor
 from gigamask.masks.rle import RLEMasks
+from gigamask.records import ImageAnnotation
 from gigamask.synthetic.scenes import compose_scene
 from gigamask.training.checkpoint import load_model
-from gigamask.types import ImageAnnotation
 
 ALL = MaskFilters(max_area=None)
 

@@ -22,7 +22,8 @@ from gigamask.models.prompt_encoder import make_prompts
 from gigamask.models.sam.sam import Sam
 from gigamask.prompts.rounds import run_rounds
 from gigamask.prompts.schedule import BoxPrompt, CenterClicks
-from gigamask.types import ImageAnnotation, Prompts
+from gigamask.records import ImageAnnotation
+from gigamask.types import Prompts
 from tests.little import SPEC
 
 SIDE, GRID = 256, 64

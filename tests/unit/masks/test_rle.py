@@ -6,7 +6,8 @@ import torch
 
 from gigamask.errors import GigamaskError
 from gigamask.masks import rle as runs_module
-from gigamask.masks.rle import RLEMasks, decode_rle, encode_boxes
+from gigamask.masks.devices import decode_rle, encode_boxes
+from gigamask.masks.rle import RLEMasks
 
 
 @pytest.fixture

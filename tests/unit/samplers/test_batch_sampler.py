@@ -9,8 +9,8 @@ import pytest
 
 from gigamask.errors import GigamaskError
 from gigamask.interfaces import Sampler, SampleTable, WeightedOrder
+from gigamask.records import SampleRef, StepPlan
 from gigamask.samplers.batch_sampler import SampleSequence
-from gigamask.types import SampleRef, StepPlan
 from tests.orders import iter_steps
 
 

@@ -10,9 +10,9 @@ from torch import nn
 
 from gigamask.errors import GigamaskError
 from gigamask.recipes import mae_tiny
+from gigamask.records import DataCursor
 from gigamask.training import ema, step, trainer
 from gigamask.training.state import TrainState
-from gigamask.types import DataCursor
 from tests.laws.test_training import run_in
 from tests.little import little
 

@@ -6,9 +6,10 @@ import torch
 
 from gigamask.data.loader import collate
 from gigamask.errors import GigamaskError
+from gigamask.records import DataCursor, SkippedSample
 from gigamask.training.health_checks import MAX_SKIPPED_IN_A_ROW, HealthChecks
 from gigamask.training.logging import MetricsLogger
-from gigamask.types import DataCursor, RandomSpec, SkippedSample
+from gigamask.types import RandomSpec
 from tests.little import little
 
 

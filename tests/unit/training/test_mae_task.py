@@ -6,9 +6,10 @@ import torch
 from gigamask.models.configs import MAEConfig
 from gigamask.models.init import build_model
 from gigamask.models.mae import MAE
+from gigamask.records import DataCursor
 from gigamask.rng import make_rng
 from gigamask.training.mae_task import MAETask
-from gigamask.types import Batch, DataCursor, RandomInputs
+from gigamask.types import Batch, RandomInputs
 
 SPEC = MAEConfig(
     image_size=32,

@@ -16,11 +16,12 @@ from gigamask.distributed.world import World, destroy_world, init_world
 from gigamask.errors import GigamaskError
 from gigamask.interfaces import Optimizer, Task
 from gigamask.profiling.dry_run import SCALARS
+from gigamask.records import DataCursor
 from gigamask.rng import make_rng
 from gigamask.training.optim import AdamW, MuonAdamW
 from gigamask.training.state import TrainState
 from gigamask.training.step import StepMetrics, step
-from gigamask.types import Batch, DataCursor, LossSums, RandomInputs, RandomSpec
+from gigamask.types import Batch, LossSums, RandomInputs, RandomSpec
 from tests.little import little
 from tests.ranks import fork
 

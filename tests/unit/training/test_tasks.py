@@ -8,10 +8,11 @@ from gigamask.data.loader import collate
 from gigamask.distributed.precision import choose_device, choose_precision
 from gigamask.errors import GigamaskError
 from gigamask.models.init import build_model
+from gigamask.records import DataCursor
 from gigamask.training.step import StepMetrics, accumulate
 from gigamask.training.tasks import SamTask, make_decoder, targets_from_batch
 from gigamask.training.train_data import TrainData
-from gigamask.types import DataCursor, Prompts, RandomSpec
+from gigamask.types import Prompts, RandomSpec
 from tests.little import little
 
 

@@ -26,11 +26,11 @@ from gigamask.plugins.grounding.data import (
 from gigamask.plugins.grounding.mask_features import MaskFeatureExtractor
 from gigamask.plugins.grounding.text_features import TextFeatures
 from gigamask.plugins.grounding.vocabulary import words
+from gigamask.records import DataCursor, SampleRef, StepPlan
 from gigamask.samplers.batch_sampler import SampleSequence
 from gigamask.samplers.curriculum import Curriculum
 from gigamask.samplers.random import Random
 from gigamask.samplers.stratified import Stratified
-from gigamask.types import DataCursor, SampleRef, StepPlan
 from tests import little
 from tests.plugins.grounding.asked import SPEC
 

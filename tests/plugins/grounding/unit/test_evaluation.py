@@ -31,7 +31,7 @@ from gigamask.plugins.grounding.evaluation import (
 from gigamask.plugins.grounding.metrics import METRICS, PositionPrior, chance_metrics
 from gigamask.plugins.grounding.model import score_batch
 from gigamask.plugins.grounding.queries import Query
-from gigamask.types import DataCursor, SampleRef
+from gigamask.records import DataCursor, SampleRef
 from tests.plugins.grounding.asked import run_in
 
 

@@ -13,9 +13,9 @@ from gigamask.plugins.grounding.model import GroundingTask, pairwise_geometry, s
 from gigamask.plugins.grounding.model_config import GroundingModelConfig
 from gigamask.plugins.grounding.relevance import relevance_losses
 from gigamask.plugins.grounding.text_features import TextFeatures
+from gigamask.records import DataCursor
 from gigamask.training.ohem import mine_hard_masks
 from gigamask.training.step import StepMetrics, accumulate
-from gigamask.types import DataCursor
 from tests.plugins.grounding.asked import SPEC, untrained
 
 
