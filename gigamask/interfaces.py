@@ -14,9 +14,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
-import numpy as np
-
 from gigamask.errors import GigamaskError, check_range
+from gigamask.lazy_numpy import np
 
 if TYPE_CHECKING:
     import torch

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from gigamask.errors import CorruptSampleError, GigamaskError, PixelFormatError, check_range
+from gigamask.lazy_numpy import np
 
 if TYPE_CHECKING:
-    import numpy as np
     from jaxtyping import Float64, UInt8
 
 MAX_CHANNELS = 256
@@ -93,8 +93,6 @@ class PixelConfig:
                 more than 8 bits.
             CorruptSampleError: There is no finite value to take percentiles of.
         """
-        import numpy as np
-
         self.check_channels(stored, name)
         levels = stored
         if stored.dtype != np.uint8:
@@ -217,8 +215,6 @@ def channel_percentiles(
     Raises:
         CorruptSampleError: A channel has no finite value.
     """
-    import numpy as np
-
     if stored.dtype.kind != "f":
         return np.percentile(stored, percentiles, axis=(0, 1))
     finite = np.isfinite(stored)
@@ -239,8 +235,6 @@ def apply_window(
         low: Value that becomes 0, one for all channels or one for each.
         high: Value that becomes 255; a channel without contrast becomes 0.
     """
-    import numpy as np
-
     precise = np.float32 if stored.dtype.itemsize <= 2 else np.float64
     width = high - low
     scale = np.where(width > 0, 255 / np.where(width > 0, width, 1), 0)
@@ -257,8 +251,6 @@ def to_rgb(pixels: UInt8[np.ndarray, "H W C"]) -> UInt8[np.ndarray, "H W 3"]:
     Args:
         pixels: The channels.
     """
-    import numpy as np
-
     count = pixels.shape[2]
     if count == 3:
         return pixels

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
-import numpy as np
+from gigamask.lazy_numpy import np
 
 if TYPE_CHECKING:
     import torch

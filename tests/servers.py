@@ -220,10 +220,10 @@ class _Answer(BaseHTTPRequestHandler):
             while start < stop:
                 time.sleep(served.piece_s)
                 piece = os.pread(opened.fileno(), min(PIECE, stop - start), start)
+                with served.lock:  # before the client can have it, and ask for the number
+                    served.bytes_sent += len(piece)
                 self.wfile.write(piece)
                 start += len(piece)
-                with served.lock:
-                    served.bytes_sent += len(piece)
         self.close_connection |= dropped or served.wrong_length != 0
 
 

@@ -7,9 +7,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
-
 from gigamask.errors import GigamaskError
+from gigamask.lazy_numpy import np
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Float32, UInt8

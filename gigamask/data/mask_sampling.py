@@ -6,9 +6,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from gigamask.errors import GigamaskError, check_range
+from gigamask.lazy_numpy import np
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Float32, Float64, Int, Int64

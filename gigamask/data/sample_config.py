@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from gigamask.data.augment import Augment, ColorJitter, NoAugment
 from gigamask.data.mask_sampling import MaskFilters, MaskSampler, RandomMasks
 from gigamask.errors import GigamaskError
+from gigamask.lazy_numpy import np
 from gigamask.pixels import RGB, PixelConfig
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from functools import partial
 from itertools import islice
 from os.path import splitext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -35,9 +35,11 @@ from gigamask.data.shard_index import ShardIndex, index_tar, stat_shard
 from gigamask.data.shards import ShardReader
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.masks.rle import RLEMasks
-from gigamask.masks.transforms import ImageTransform
 from gigamask.records import SkippedSample
 from gigamask.serialization import read_json
+
+if TYPE_CHECKING:
+    from gigamask.masks.transforms import ImageTransform
 
 VERSION = 1
 """Incremented when the same source and settings would give different pixels or masks."""
@@ -278,6 +280,8 @@ def repack_image(
     Raises:
         CorruptSampleError: The jpg or the json is unusable.
     """
+    from gigamask.masks.transforms import ImageTransform  # imports torch
+
     entry = None if raw is None else annotation.parse(raw, name)
     pixels = image.read_stored(jpg, name, entry.size if entry is not None else None)
     if max(pixels.shape[:2]) <= config.size or image.keeps_its_bytes(jpg):
@@ -310,7 +314,7 @@ def _resize_record(
     record: dict[str, Any],
     masks: RLEMasks,
     visible: Int64[np.ndarray, "n"],
-    transform: ImageTransform,
+    transform: "ImageTransform",
     name: str,
 ) -> dict[str, Any]:
     """Return a json with the visible masks and all pixel fields resized; others are kept."""

@@ -6,13 +6,12 @@ in ViTDet and SAM, and the first convolution is inflated if the model has other 
 everything else must match exactly.
 """
 
-import os
 from functools import partial
 from pathlib import Path
 
 from torch import Tensor, nn
 
-from gigamask import files, plugin
+from gigamask import plugin
 from gigamask.errors import GigamaskError
 from gigamask.models import manifest, weight_files
 from gigamask.models.configs import ModelConfig
@@ -24,16 +23,9 @@ from gigamask.models.convert import (
 )
 from gigamask.models.families import families
 from gigamask.models.layers import inflate_channels
+from gigamask.models.weight_paths import find_weights
 
 save_weights = weight_files.save_weights
-PASS_WEIGHTS = (
-    "pass a run folder, a checkpoint, a .pth, a .safetensors, a Hugging Face folder or id, "
-    "or starter"
-)
-"""What to do if there are no weights, for error messages."""
-STARTER = "starter"
-"""Name of the weights in this package: the model `compact`, trained on synthetic scenes alone."""
-STARTER_FILE = Path(__file__).parent / "starter.safetensors"
 
 
 def read_weights(path: Path | str) -> tuple[State, ModelConfig | None]:
@@ -104,63 +96,6 @@ def _read_base(file: Path) -> State:
             "the checkpoint in its run folder, or export it there"
         )
     return weight_files.read_safetensors(base)[0]
-
-
-def find_weights(path: Path | str) -> Path:
-    """Return the file of weights that a path or id names.
-
-    Args:
-        path: As for `read_weights`.
-
-    Raises:
-        GigamaskError: There is no such file.
-    """
-    from gigamask.models.hub import download, parse_hub_id
-
-    folder = Path(path)
-    if hub := parse_hub_id(path):
-        folder = download(hub[0], ("config.json", manifest.MODEL), revision=hub[1])
-    if str(path) == STARTER and not os.path.lexists(folder):
-        return STARTER_FILE
-    if folder.is_dir():
-        folder = manifest.newest(folder) or folder
-        if not (folder / manifest.MODEL).is_file():
-            runs = sorted(str(each.parent) for each in folder.glob("*/checkpoints"))
-            act = f"one of its runs: {', '.join(runs)}" if runs else "a folder that does, or a file"
-            raise GigamaskError(f"{path}: holds no {manifest.MODEL}; give {act}")
-        return folder / manifest.MODEL
-    if not folder.is_file():
-        missing = f"no such file{files.relative_to(path)}"
-        problem = "not a regular file" if os.path.lexists(folder) else missing
-        raise GigamaskError(f"{path}: {problem}; {PASS_WEIGHTS}")
-    return folder
-
-
-def check_weights_exist(flag: str, value: str, path: str) -> None:
-    """Raise an error if there are no weights that a flag names.
-
-    Args:
-        flag: The flag.
-        value: Its value.
-        path: The path or id in it.
-
-    Raises:
-        GigamaskError: There is no such file or folder.
-    """
-    if not may_be_weights(path):
-        where = files.relative_to(path)
-        raise GigamaskError(f"{flag} {value}: no such file or folder{where}; {PASS_WEIGHTS}")
-
-
-def may_be_weights(path: Path | str) -> bool:
-    """Return whether a path exists, or is an id of the Hub or `starter`.
-
-    Args:
-        path: What a user gave as weights.
-    """
-    from gigamask.models.hub import parse_hub_id
-
-    return Path(path).exists() or str(path) == STARTER or bool(parse_hub_id(path))
 
 
 def load_weights(model: nn.Module, state: State, source: str) -> None:

@@ -11,10 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-import numpy as np
-
 from gigamask.errors import GigamaskError, check_range
 from gigamask.interfaces import PromptSchedule
+from gigamask.lazy_numpy import np
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int64

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
+from gigamask.lazy_numpy import np
 from gigamask.rng import make_rng
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ SMALL = 2**14
 reaches a small part of all permutations."""
 PIECE = 2**14
 """Number of positions evaluated together, so that all intermediate values stay in the CPU cache."""
-_FIRST, _SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
+_FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93
 
 
 @dataclass(frozen=True, eq=False)

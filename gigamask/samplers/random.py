@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from gigamask.interfaces import Sampler
+from gigamask.lazy_numpy import np
 from gigamask.rng import make_rng
 from gigamask.samplers.feistel import LazyOrder, group_by_label, permute
 from gigamask.samplers.validation import check_positive

@@ -16,10 +16,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from gigamask.errors import GigamaskError
 from gigamask.interfaces import Sampler
+from gigamask.lazy_numpy import np
 from gigamask.rng import make_rng
 from gigamask.samplers.feistel import (
     LazyOrder,

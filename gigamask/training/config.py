@@ -385,7 +385,7 @@ class ImageTrainConfig(TrainConfig):
     @property
     def tables(self) -> tuple[str, ...]:
         """Paths of the attribute table, if there is one, and of the other weights."""
-        from gigamask.models.state_dict import find_weights
+        from gigamask.models.weight_paths import find_weights
 
         weights = (str(find_weights(each)) for each in self.other_weights)
         return (*filter(None, [self.loader.attributes]), *weights)
@@ -422,9 +422,9 @@ def check_init(init: str, earlier: Collection[str]) -> str:
 
     path = init.removeprefix(MAE_PREFIX).removeprefix(DECODER_PREFIX)
     if path and path not in earlier:
-        from gigamask.models.state_dict import check_weights_exist
+        from gigamask.models.weight_paths import check_weights_exist
 
-        check_weights_exist("--init", init, path)
+        check_weights_exist(path, f"--init {init}")
     return path
 
 

@@ -12,7 +12,6 @@ from jaxtyping import Float64
 
 from gigamask import files, serialization
 from gigamask.data import index as indexes
-from gigamask.distributed.world import World
 from gigamask.errors import GigamaskError, counted
 from gigamask.records import DataCursor
 from gigamask.samplers.batch_sampler import SampleSequence, iter_segments
@@ -21,6 +20,7 @@ from gigamask.training.data_source import DataSource
 from gigamask.types import BatchProtocol
 
 if TYPE_CHECKING:
+    from gigamask.distributed.world import World
     from gigamask.samplers.loss_history import LossHistory
 
 
@@ -158,7 +158,7 @@ class TrainData:
             files.write_text(Path(self._config.out) / name, content)
 
     def batches(
-        self, world: World | None = None, pin: bool = False
+        self, world: "World | None" = None, pin: bool = False
     ) -> Generator[tuple[BatchProtocol, ...]]:
         """Yield this process's micro-batches of each step.
 
@@ -166,6 +166,8 @@ class TrainData:
             world: The processes of the run; None means only this one.
             pin: Whether to load tensors into pinned memory.
         """
+        from gigamask.distributed.world import World
+
         config, world = self._config, world or World()
         loader = self._source.make_loader(pin)
         try:

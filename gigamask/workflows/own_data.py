@@ -20,7 +20,6 @@ from gigamask.files import find_tars
 from gigamask.interfaces import Evaluator
 from gigamask.training.config import TrainConfig
 from gigamask.training.sam_config import SamTrainConfig
-from gigamask.training.train_data import open_index
 
 if TYPE_CHECKING:
     from gigamask.datatools.sources import Source
@@ -95,6 +94,21 @@ def own_tars(
         _refuse_options(options, given)
         return given
     return _convert(source, _options_of(options), report, options.strict)
+
+
+def check_data(paths: Paths, options: AnnotationOptions) -> None:
+    """Raise an error if local data are missing, before what takes seconds is imported.
+
+    Args:
+        paths: As for `own_tars`.
+        options: As for `own_tars`.
+    """
+    from gigamask.data.index import find_shards
+    from gigamask.workflows.open_data import path_list
+
+    given = path_list(paths)
+    if _source(given, options.images, options.masks) is None:
+        find_shards([path for path in given if not storage.is_remote(storage.normalize(path))])
 
 
 def _options_of(given: Any) -> dict[str, Any]:
@@ -200,6 +214,8 @@ def find_classes(config: Config, verbose: bool = True) -> Config:
     """
     if not config.is_finding_classes:
         return config
+    from gigamask.training.train_data import open_index
+
     names = tuple(open_index(config).manifest.categories)
     if not names:
         raise GigamaskError(

@@ -11,7 +11,7 @@ from typing import Any
 
 from gigamask.data import storage
 from gigamask.errors import GigamaskError
-from gigamask.models.state_dict import STARTER
+from gigamask.models.weight_paths import STARTER
 from gigamask.training.config import ImageTrainConfig, check_init
 from gigamask.training.optim import check_frozen, select_trained
 from gigamask.training.sam_config import SamTrainConfig

@@ -16,7 +16,6 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from gigamask import config_files, recipes
-from gigamask.data.file_lock import exclusive_lock
 from gigamask.errors import GigamaskError
 from gigamask.models.manifest import list_checkpoints
 from gigamask.training.config import TrainConfig
@@ -441,6 +440,7 @@ def finished_note(config: TrainConfig, step: int, profile: int | None) -> str:
 
 def remove_empty_run(out: str) -> None:
     """Remove the folder of a rejected run if it holds only the lock and indexes."""
+    from gigamask.data.file_lock import exclusive_lock
     from gigamask.data.index import is_cached_index
 
     def is_empty(folder: Path) -> bool:

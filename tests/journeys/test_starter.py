@@ -9,7 +9,7 @@ import pytest
 
 from gigamask import load_model
 from gigamask.cli.main import main
-from gigamask.models import state_dict
+from gigamask.models import weight_paths
 from gigamask.models.configs import ConvPyramid, WindowDecoder
 from gigamask.synthetic.dead_leaves import compose_leaves
 from gigamask.synthetic.scenes import write_scenes
@@ -27,7 +27,7 @@ def test_it_is_the_small_model_and_fits_in_eight_megabytes():
     model = load_model("starter")
     assert isinstance(model.config.encoder, ConvPyramid)
     assert isinstance(model.config.decoder, WindowDecoder)
-    assert state_dict.STARTER_FILE.stat().st_size < 8e6
+    assert weight_paths.STARTER_FILE.stat().st_size < 8e6
 
 
 @pytest.mark.long

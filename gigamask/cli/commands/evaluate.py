@@ -53,13 +53,18 @@ class EvaluateCommand(EvaluateOptions, PartOptions):
     def run(self) -> dict[str, Any] | None:
         """Evaluate; print and return the scores on the main process."""
         from gigamask.data.worker_pool import part_of
-        from gigamask.distributed.precision import choose_device
-        from gigamask.distributed.world import destroy_world, init_world
+        from gigamask.models.weight_paths import check_weights_exist
         from gigamask.parser import check_writable
-        from gigamask.workflows.evaluate import score
+        from gigamask.workflows.own_data import check_data
 
         check_writable("--html", self.html)
         part = part_of(self.part)
+        check_weights_exist(self.weights)
+        check_data(self.data, self)
+        from gigamask.distributed.precision import choose_device
+        from gigamask.distributed.world import destroy_world, init_world
+        from gigamask.workflows.evaluate import score
+
         world = init_world(os.environ, choose_device(self.device))
         try:
             with ExitStack() as stack:

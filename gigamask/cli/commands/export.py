@@ -51,7 +51,7 @@ class ExportCommand:
         from gigamask import config_files
         from gigamask.errors import GigamaskError
         from gigamask.models.hub import is_hub_id, upload
-        from gigamask.training.checkpoint import load_model
+        from gigamask.models.weight_paths import check_weights_exist
 
         out = Path(self.out)
         chosen = formats.find(self.to)
@@ -72,6 +72,9 @@ class ExportCommand:
             raise GigamaskError(
                 f"--out {out}: the folder {out.parent} does not exist; create it, or choose another"
             )
+        check_weights_exist(self.weights)
+        from gigamask.training.checkpoint import load_model
+
         config_of = partial(config_files.config_of_weights, trust=self.trust)
         model = load_model(self.weights, "cpu", config_of)
         run = self._read_run() if chosen.is_folder else None
@@ -114,7 +117,7 @@ class ExportCommand:
     def _write_card(self, chosen: ExportFormat, out: Path, run: History | None) -> Path:
         """Write the model card, and return its file."""
         from gigamask import config_files
-        from gigamask.models.state_dict import find_weights
+        from gigamask.models.weight_paths import find_weights
         from gigamask.report.model_card import write_card
 
         recipe, step = None, None

@@ -25,7 +25,6 @@ class FollowCommand:
         """Trace the sample, and return a record of each step."""
         from gigamask import recipes
         from gigamask.training.sam_config import SamTrainConfig
-        from gigamask.workflows import follow
 
         with open_sample(self.sample) as (index, row):
             config = recipes.make(self.recipe)
@@ -34,5 +33,7 @@ class FollowCommand:
                     f"--recipe {self.recipe} does not train SAM; choose tiny or another recipe of "
                     "'gigamask train'"
                 )
+            from gigamask.workflows import follow
+
             steps = follow.follow(index, row, config)
         return {"steps": steps}

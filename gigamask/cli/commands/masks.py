@@ -38,12 +38,14 @@ class MasksCommand(PartOptions):
         from rich.filesize import decimal
 
         from gigamask.cli.commands.output import progress_bar
-        from gigamask.data import mask_store, worker_pool
+        from gigamask.data import worker_pool
         from gigamask.errors import GigamaskError, counted
         from gigamask.workflows.open_data import open_or_build_temporary
 
         workers = worker_pool.workers_of(self.part, self.workers)
         with open_or_build_temporary(self.paths) as index, progress_bar("masks") as progress:
+            from gigamask.data import mask_store
+
             if self.verify:
                 errors = mask_store.verify(index, self.out, workers, progress)
                 for error in errors:

@@ -29,7 +29,6 @@ class SampleMemory:
 
     def run(self) -> dict[str, Any]:
         """Measure, print and return the bytes."""
-        from gigamask.profiling import sample_memory
         from gigamask.synthetic import large_sample
 
         if self.sample is None:
@@ -37,6 +36,8 @@ class SampleMemory:
             jpg, json = large_sample.make((self.height, self.width), self.masks)
         else:
             name, jpg, json = self._read(self.sample)
+        from gigamask.profiling import sample_memory
+
         result = sample_memory.measure(jpg, json, name)
         print(sample_memory.table(result))
         return result
@@ -44,10 +45,11 @@ class SampleMemory:
     @staticmethod
     def _read(name: str) -> tuple[str, bytes, bytes]:
         """Return name, JPEG and JSON of the sample TAR:IMAGE."""
-        from gigamask.data.dataset import Sa1bDataset
         from gigamask.workflows.open_data import open_sample
 
         with open_sample(name) as (index, row):
+            from gigamask.data.dataset import Sa1bDataset
+
             name, jpg, json = Sa1bDataset(index).read(row)
         if json is None:
             raise GigamaskError(f"{name} has no JSON and so no masks; choose another image")

@@ -49,10 +49,11 @@ class PlanCommand:
 
     def run(self) -> dict[str, Any]:
         """Print and return the plan."""
-        from gigamask.profiling import memory_plan
+        from gigamask.profiling import gpus
         from gigamask.workflows.own_data import find_classes, use_own_data
-        from gigamask.workflows.plan import plan
 
+        if self.gpu is not None:
+            gpus.find(self.gpu)
         config = recipes.require_images(self.run_planned)
         if config.is_finding_classes:
             if not config.data:
@@ -64,6 +65,9 @@ class PlanCommand:
         measured = None
         if self.fit is not None:
             config, measured = self._fitted(config, self.fit)
+        from gigamask.profiling import memory_plan
+        from gigamask.workflows.plan import plan
+
         result = plan(
             config,
             gpu=self.gpu,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,6 +17,10 @@ from gigamask.parser import FLAT, Positional
 from gigamask.pixels import WindowOptions
 
 if TYPE_CHECKING:
+    from gigamask.data.worker_pool import Part
+    from gigamask.records import SkippedSample
+    from gigamask.workflows.input_images import InputImage
+
     Format = str
 else:
     Format = Literal[tuple(formats.writers())]
@@ -67,35 +72,17 @@ class SegmentCommand(WindowOptions, PartOptions):
 
     def run(self) -> dict[str, Any]:
         """Segment the images, and return the counts."""
-        from pathlib import Path
-
-        from gigamask import config_files
-        from gigamask.cli.commands.output import print_skipped, progress_bar
+        from gigamask.cli.commands.output import print_skipped
         from gigamask.data.worker_pool import part_of
         from gigamask.errors import counted
-        from gigamask.inference.automatic_mask_generator import SamAutomaticMaskGenerator
-        from gigamask.models.embedding_cache import EmbeddingCache
-        from gigamask.training.checkpoint import load_model
-        from gigamask.workflows.segment import Output, find_images, segment_all
+        from gigamask.models.weight_paths import check_weights_exist
+        from gigamask.workflows.input_images import find_images
 
         part = part_of(self.part)
         check_range("--cache-gb", self.cache_gb, 0, MAX_CACHE_GB)
-        pictures = Path(self.pictures) if self.pictures else None
-        table = Path(self.table) if self.table else None
-        to = (*self.to, "shards") if self.to_shards and "shards" not in self.to else self.to
-        outputs = to, self.polygons, table
-        output = Output(Path(self.out), *outputs, self.shard_images, pictures)
-        cache = EmbeddingCache(Path(self.cache), int(self.cache_gb * 1e9)) if self.cache else None
-        config_of = partial(config_files.config_of_weights, trust=self.trust)
-        model = load_model(self.weights, self.device, config_of)
-        model.set_window(self.window, self.percentiles)
-        generator = SamAutomaticMaskGenerator(
-            model, cache=cache, precision=self.precision, **vars(self.masks)
-        )
+        check_weights_exist(self.weights)
         with tempfile.TemporaryDirectory() as scratch:
-            images, skipped = find_images(self.images, scratch)
-            with progress_bar("segment") as progress:
-                result = segment_all(images, generator, output, skipped, progress, part)
+            result = self._segment(*find_images(self.images, scratch), part)
         mean = result["masks"] / result["images"]
         images, masks = counted(result["images"], "image"), counted(result["masks"], "mask")
         count = f"{images} with {masks}, {mean:.1f} per image"
@@ -105,16 +92,48 @@ class SegmentCommand(WindowOptions, PartOptions):
                 "  no mask passed the thresholds, which are meant for fully trained models; "
                 "lower --pred-iou-thresh and --stability-score-thresh"
             )
-        if output.to_shards:
+        if "shards" in self.all_formats:
             print(
                 f"  {counted(len(result['tars']), 'tar')} ({result['existing_tars']} done before)"
             )
         print_skipped("images", [sample["reason"] for sample in result["skipped"]])
         for path in result["written"]:
             print(f"  {path}")
-        if output.to_shards:
-            index = quote(str(Path(self.out) / "index"))
+        if "shards" in self.all_formats:
+            index = quote(os.path.join(self.out, "index"))
             print(f"next: gigamask index {quote(self.out)} --out {index}")
         if self.strict and result["skipped"]:
             result["fault"] = f"--strict: {len(result['skipped'])} images were left out, see above"
         return result
+
+    def _segment(
+        self, images: list[InputImage], skipped: list[SkippedSample], part: Part | None
+    ) -> dict[str, Any]:
+        """Load the model, which takes seconds, segment the images, and return the counts."""
+        from pathlib import Path
+
+        from gigamask import config_files
+        from gigamask.cli.commands.output import progress_bar
+        from gigamask.inference.automatic_mask_generator import SamAutomaticMaskGenerator
+        from gigamask.models.embedding_cache import EmbeddingCache
+        from gigamask.training.checkpoint import load_model
+        from gigamask.workflows.segment import Output, segment_all
+
+        pictures = Path(self.pictures) if self.pictures else None
+        table = Path(self.table) if self.table else None
+        outputs = self.all_formats, self.polygons, table
+        output = Output(Path(self.out), *outputs, self.shard_images, pictures)
+        cache = EmbeddingCache(Path(self.cache), int(self.cache_gb * 1e9)) if self.cache else None
+        config_of = partial(config_files.config_of_weights, trust=self.trust)
+        model = load_model(self.weights, self.device, config_of)
+        model.set_window(self.window, self.percentiles)
+        generator = SamAutomaticMaskGenerator(
+            model, cache=cache, precision=self.precision, **vars(self.masks)
+        )
+        with progress_bar("segment") as progress:
+            return segment_all(images, generator, output, skipped, progress, part)
+
+    @property
+    def all_formats(self) -> tuple[str, ...]:
+        """The formats to write besides the JSONs."""
+        return (*self.to, "shards") if self.to_shards and "shards" not in self.to else self.to

@@ -162,6 +162,9 @@ def run(
         options: Options of the benchmark.
         stack: Exit stack that keeps the images open.
     """
+    options.check()
+    chosen = find(name)
+    images = _open(name, data, options, stack)
     from rich.progress import track
 
     from gigamask.data.mask_sampling import MaskFilters
@@ -170,9 +173,6 @@ def run(
     from gigamask.evaluation.clicks import evaluate_protocols
     from gigamask.workflows.evaluate import load_model
 
-    options.check()
-    chosen = find(name)
-    images = _open(name, data, options, stack)
     model = load_model(weights, options.device, options.trust)
     _check_channels(name, images, model.config.pixels)
     precision = choose_precision(options.precision, model.device)

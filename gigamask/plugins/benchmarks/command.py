@@ -68,11 +68,14 @@ class BenchmarkCommand(BenchmarkOptions):
     def _score(self, name: str, weights: str, stack: ExitStack) -> dict[str, Any]:
         """Score the weights, and print the table and what is wrong with the worst masks."""
         from gigamask.cli.commands.output import print_skipped
-        from gigamask.distributed.precision import autocast
-        from gigamask.evaluation import figures, noc
+        from gigamask.models.weight_paths import check_weights_exist
         from gigamask.plugins.benchmarks import benchmark
 
+        check_weights_exist(weights)
         done = benchmark.run(name, weights, self.data, self, stack)
+        from gigamask.distributed.precision import autocast
+        from gigamask.evaluation import figures, noc
+
         print(benchmark.table(done.summary))
         for answer, scores in done.summary["answers"].items():
             if "seconds_per_click" in scores:

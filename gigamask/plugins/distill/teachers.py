@@ -11,7 +11,7 @@ from gigamask.errors import GigamaskError
 from gigamask.models.configs import DECODER_PREFIX, MAEConfig, SamConfig, vit_h
 from gigamask.models.initial_weights import CLASS_HEAD, DECODER
 from gigamask.models.promptable import PromptableModel, load_sam
-from gigamask.models.state_dict import check_weights_exist, may_be_weights
+from gigamask.models.weight_paths import check_weights_exist, may_be_weights
 from gigamask.training.config import ImageTrainConfig
 
 
@@ -26,7 +26,7 @@ def check_teacher(teacher: str) -> None:
             "--teacher is required: the weights of a SAM, such as sam_vit_h_4b8939.pth or a "
             "run folder"
         )
-    check_weights_exist("--teacher", teacher, teacher)
+    check_weights_exist(teacher, f"--teacher {teacher}")
 
 
 def planned_teacher(teacher: str, image_size: int = 1024) -> PromptableModel:

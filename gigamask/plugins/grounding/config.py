@@ -240,9 +240,9 @@ class GroundingTrainConfig(TrainConfig):
         """
         super().check_inputs(earlier)
         _ = self.loaded_queries
-        from gigamask.models.state_dict import check_weights_exist
+        from gigamask.models.weight_paths import check_weights_exist
 
-        check_weights_exist("--segmenter", self.segmenter, self.segmenter)
+        check_weights_exist(self.segmenter, f"--segmenter {self.segmenter}")
 
     @cached_property
     def loaded_queries(self) -> list[Query]:

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from gigamask import files
 from gigamask.errors import GigamaskError
 from gigamask.export.probe import keep_if_equal, largest_difference
-from gigamask.models import convert, lora, state_dict, weight_files
+from gigamask.models import convert, lora, state_dict, weight_files, weight_paths
 from gigamask.models.promptable import PromptableModel
 from gigamask.plugins.peft import folders
 
@@ -32,7 +32,7 @@ def write_peft(model: PromptableModel, out: Path, weights: str, base: str | None
         GigamaskError: There are no adapters, the format cannot describe them, or `out` is a file.
     """
     convert.check_is_published(model.config, "peft's format, as gigamask writes it,")
-    file = state_dict.find_weights(weights)
+    file = weight_paths.find_weights(weights)
     trained = weight_files.read_safetensors(file)[0] if file.suffix == ".safetensors" else {}
     if not lora.has_adapters(trained) or base is None:
         raise GigamaskError(

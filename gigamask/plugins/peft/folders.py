@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gigamask.errors import GigamaskError
-from gigamask.models import convert, lora, state_dict, weight_files
+from gigamask.models import convert, lora, state_dict, weight_files, weight_paths
 from gigamask.models.configs import ModelConfig
 from gigamask.models.convert import State
 from gigamask.models.hub import parse_hub_id
@@ -34,12 +34,12 @@ def read(find: Callable[[Sequence[str]], Path]) -> tuple[State, ModelConfig | No
     """
     folder = find((CONFIG, WEIGHTS))
     base = base_of(folder)
-    if not state_dict.may_be_weights(base) or (Path(base) / CONFIG).is_file():
+    if not weight_paths.may_be_weights(base) or (Path(base) / CONFIG).is_file():
         raise GigamaskError(
             f"{folder / CONFIG}: its base_model_name_or_path {base[:80]!r} is no model; "
             "write the id or path of the weights there that the adapters were trained on"
         )
-    state, config = state_dict.read_file(state_dict.find_weights(base))
+    state, config = state_dict.read_file(weight_paths.find_weights(base))
     return merge(folder, state), config
 
 

@@ -100,6 +100,14 @@ class ServeCommand(WindowOptions):
             raise GigamaskError(
                 f"the page needs {' and '.join(missing)}; run pip install 'gigamask[web]'"
             )
+        from gigamask.models.weight_paths import check_weights_exist
+
+        for weights in filter(None, (self.weights, self.compare)):
+            check_weights_exist(weights)
+        if self.data:
+            from gigamask.data.index import find_shards
+
+            find_shards(self.data)
         if not 0 <= self.port < 2**16:
             raise GigamaskError(
                 f"--port must be 0 to {2**16 - 1}; 0 picks a free one (got {self.port})"
@@ -120,7 +128,7 @@ class ServeCommand(WindowOptions):
 
         from gigamask import config_files
         from gigamask.models.embedding_cache import EmbeddingCache
-        from gigamask.models.state_dict import STARTER
+        from gigamask.models.weight_paths import STARTER
         from gigamask.plugins.serve.app import AppState
         from gigamask.plugins.serve.dataset_view import DatasetView
         from gigamask.plugins.serve.runs_view import RunsView

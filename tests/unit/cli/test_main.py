@@ -9,14 +9,15 @@ import pytest
 
 from gigamask.cli import main
 
-HELPS = """
+COMMANDS = """
 import contextlib, io, sys
 from gigamask.cli.main import main
 for line in sys.stdin.read().splitlines():
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
-        main(line.split())
+        with contextlib.redirect_stderr(io.StringIO()) as err:
+            main(line.split())
     imported = {"torch", "numpy"} & sys.modules.keys()
-    print(line, len(out.getvalue()) > 100, *imported, sep=",")
+    print(line, len(out.getvalue()) > 100, err.getvalue().strip(), *imported, sep="\\t")
 """
 MAIN = "import sys; from gigamask.cli.main import main; sys.exit(main(sys.argv[1:]))"
 
@@ -71,28 +72,61 @@ def test_another_broken_pipe_is_an_error(monkeypatch):
         main.main(["--help"])
 
 
-@pytest.mark.slow
-def test_help_imports_only_what_it_describes():
-    """Components and recipes import numpy, other commands do not, and none imports torch."""
-    with_components = [
-        *("stats --help", "plan --help", "train --help", "pretrain --help"),
-        *("distill --help", "ground train --help", "train sam_vit_b --help"),
-    ]
-    others = [
-        line for command in main.commands() if (line := f"{command} --help") not in with_components
-    ]
-    lines = ["--help", *others, *with_components]
+def imported_by(lines: list[str]) -> list[list[str]]:
+    """Run commands one after the other in a new process.
+
+    Returns:
+        Of each, the line, whether it wrote help, its error, and which of torch and NumPy are
+        imported after it.
+    """
     process = subprocess.run(
-        [sys.executable, "-c", HELPS],
+        [sys.executable, "-c", COMMANDS],
         input="\n".join(lines),
         capture_output=True,
         text=True,
         check=True,
     )
-    rows = [row.split(",") for row in process.stdout.splitlines()]
-    assert [row[:2] for row in rows] == [[line, "True"] for line in lines]
-    imported = {line: set(names) for line, _, *names in rows}
-    assert imported == {line: {"numpy"} if line in with_components else set() for line in lines}
+    return [row.split("\t") for row in process.stdout.splitlines()]
+
+
+@pytest.mark.slow
+def test_help_imports_neither_torch_nor_numpy():
+    recipes = ["stats --help", "train sam_vit_b --help", "plan tiny --help", "ground train --help"]
+    lines = ["--help", *(f"{command} --help" for command in main.commands()), *recipes]
+    assert imported_by(lines) == [[line, "True", ""] for line in lines]
+
+
+@pytest.mark.slow
+def test_a_wrong_path_is_found_before_torch_is_imported(scenes):
+    """Which takes seconds; also a wrong name, and weights and images that are missing."""
+    nothing = "no such"
+    lines = {
+        "train tiny --data nowhere --out r": nothing,
+        "train tiny --data nowhere.json --images nowhere --out r": nothing,
+        "train compact --data pyproject.toml --masks nowhere --out r": nothing,
+        f"train tiny --data {scenes} --init nowhere --out r": nothing,
+        "train tiny": "--data is required",
+        "pretrain mae_vit_b --data nowhere --out r": nothing,
+        "evaluate nowhere --data gigamask": nothing,
+        "evaluate starter --data nowhere": nothing,
+        "segment nowhere a.png --out o": nothing,
+        "segment starter nowhere.png --out o": nothing,
+        "export nowhere --to onnx --out o": nothing,
+        "index nowhere --out o": nothing,
+        "verify nowhere": nothing,
+        "stats nowhere": nothing,
+        "masks nowhere --out o": nothing,
+        "repack nowhere --out o": nothing,
+        "convert nowhere.json --images nowhere --out o": nothing,
+        "follow nowhere.tar:1": nothing,
+        "memory sample nowhere.tar:1": nothing,
+        "plan tiny --gpu nowhere": "no GPU is called",
+    }
+    rows = imported_by([*lines])
+    assert [row[0] for row in rows] == [*lines]
+    for (line, expected), row in zip(lines.items(), rows, strict=True):
+        assert expected in row[2], line
+        assert "torch" not in row[3:], line
 
 
 def test_every_command_has_a_line_in_the_overview():

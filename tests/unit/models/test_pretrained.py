@@ -77,7 +77,7 @@ def test_other_weights_are_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
     for path in ("runs/tiny", "model.pth", "us/sam.pth", "/us/sam"):
-        with pytest.raises(GigamaskError, match=f"{path}: no such file( in .*)?;"):
+        with pytest.raises(GigamaskError, match=f"{path}: no such file or folder( in .*)?;"):
             Sam.from_pretrained(path)
 
 

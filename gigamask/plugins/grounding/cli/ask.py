@@ -52,7 +52,6 @@ class AskCommand:
 
         from gigamask.data import image
         from gigamask.plugins.grounding.cli.ground import load_config
-        from gigamask.plugins.grounding.inference import GroundingPredictor, draw_result
         from gigamask.plugins.grounding.vocabulary import check_text
 
         if self.top < 1:
@@ -62,6 +61,8 @@ class AskCommand:
         for text in self.texts:
             check_text(text)
         config = load_config(self.weights, self.segmenter, self.device, self.trust)
+        from gigamask.plugins.grounding.inference import GroundingPredictor, draw_result
+
         predictor = GroundingPredictor.from_checkpoint(config, self.weights)
         pixels, masks = self._load_image(predictor.mask_features.model.config.pixels)
         masks = self._candidates(predictor.mask_features.model, pixels) if masks is None else masks

@@ -47,6 +47,12 @@ class GroundCommand:
 
     def run(self) -> dict[str, Any]:
         """Evaluate, print the metrics with those of the baselines, and return them."""
+        if bool(self.data) != bool(self.queries):
+            raise GigamaskError(
+                "--data and --queries must be passed together; "
+                "pass both, or neither for the held-out images"
+            )
+        config = load_config(self.weights, self.segmenter, self.device, self.trust)
         from gigamask.cli.commands.output import progress_bar
         from gigamask.plugins.grounding.calibration import Confidence
         from gigamask.plugins.grounding.config import (
@@ -63,12 +69,6 @@ class GroundCommand:
         from gigamask.plugins.grounding.inference import load_model
         from gigamask.plugins.grounding.metrics import PositionPrior
 
-        if bool(self.data) != bool(self.queries):
-            raise GigamaskError(
-                "--data and --queries must be passed together; "
-                "pass both, or neither for the held-out images"
-            )
-        config = load_config(self.weights, self.segmenter, self.device, self.trust)
         if not isinstance(config.evaluation, GroundingEvalConfig):  # a user-defined evaluator
             config = replace(config, evaluation=GroundingEvalConfig())
         if self.data:

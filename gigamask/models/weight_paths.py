@@ -1,0 +1,72 @@
+"""Where weights lie: files, run folders, checkpoints, models of the Hugging Face Hub, `starter`.
+
+Imports no torch, so that a command finds a wrong path at once.
+"""
+
+import os
+from pathlib import Path
+
+from gigamask import files
+from gigamask.errors import GigamaskError
+from gigamask.models import manifest
+from gigamask.models.hub import download, parse_hub_id
+
+PASS_WEIGHTS = (
+    "pass a run folder, a checkpoint, a .pth, a .safetensors, a Hugging Face folder or id, "
+    "or starter"
+)
+"""What to do if there are no weights, for error messages."""
+STARTER = "starter"
+"""Name of the weights in this package: the model `compact`, trained on synthetic scenes alone."""
+STARTER_FILE = Path(__file__).parent / "starter.safetensors"
+
+
+def find_weights(path: Path | str) -> Path:
+    """Return the file of weights that a path or id names.
+
+    Args:
+        path: As for `read_weights`.
+
+    Raises:
+        GigamaskError: There is no such file.
+    """
+    folder = Path(path)
+    if hub := parse_hub_id(path):
+        folder = download(hub[0], ("config.json", manifest.MODEL), revision=hub[1])
+    if str(path) == STARTER and not os.path.lexists(folder):
+        return STARTER_FILE
+    if folder.is_dir():
+        folder = manifest.newest(folder) or folder
+        if not (folder / manifest.MODEL).is_file():
+            runs = sorted(str(each.parent) for each in folder.glob("*/checkpoints"))
+            act = f"one of its runs: {', '.join(runs)}" if runs else "a folder that does, or a file"
+            raise GigamaskError(f"{path}: holds no {manifest.MODEL}; give {act}")
+        return folder / manifest.MODEL
+    if not folder.is_file():
+        check_weights_exist(str(path))
+        raise GigamaskError(f"{path}: not a regular file; {PASS_WEIGHTS}")
+    return folder
+
+
+def check_weights_exist(path: str, given: str = "") -> None:
+    """Raise an error if there are no weights of a path.
+
+    Args:
+        path: As for `read_weights`.
+        given: What the user gave if it is more than the path, such as "--init mae:PATH".
+
+    Raises:
+        GigamaskError: There is no such file or folder.
+    """
+    if not may_be_weights(path):
+        where = files.relative_to(path)
+        raise GigamaskError(f"{given or path}: no such file or folder{where}; {PASS_WEIGHTS}")
+
+
+def may_be_weights(path: Path | str) -> bool:
+    """Return whether a path exists, or is an id of the Hub or `starter`.
+
+    Args:
+        path: What a user gave as weights.
+    """
+    return Path(path).exists() or str(path) == STARTER or bool(parse_hub_id(path))
