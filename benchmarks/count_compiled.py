@@ -47,7 +47,7 @@ from torch.utils._pytree import tree_map_only
 from benchmarks.count_step import (
     PHASES,
     RECIPES,
-    Count,
+    ROUNDS,
     LaunchCounter,
     StepCount,
     configured,
@@ -109,7 +109,8 @@ class CompiledCounter(LaunchCounter):
         Args:
             kernels: Bytes of each.
         """
-        self.counts.phases[self.phase] += Count(len(kernels), sum(kernels))
+        key = self.phase, "other", "compiled"
+        self.counts.cells[key] += self.quantities(len(kernels), sum(kernels), 0)
 
 
 def counting_backend(counter: CompiledCounter) -> Callable[..., Any]:
@@ -251,7 +252,7 @@ def count_compiled(run: SamTrainConfig, masks: int, combine: bool) -> StepCount:
         masks: Number of masks of the image.
         combine: Whether small independent kernels share a launch.
     """
-    counter = CompiledCounter(1.0, 1.0, run.model.mask_size)
+    counter = CompiledCounter(run.model.mask_size)
     backend = staticmethod(counting_backend(counter))
     with (
         patch.object(SamTrainConfig, "compile_backend", backend),
@@ -272,9 +273,10 @@ def main() -> None:
     given = options.parse_args()
     counts = count_compiled(configured(given.size, given.masks), given.masks, given.combine)
     print("| phase | launches | GB |\n|---|---|---|")
-    rows = [(PHASES[phase], count) for phase, count in counts.phases.items()]
-    for name, count in [*rows, ("all", counts.total)]:
-        print(f"| {name} | {count.launches:,} | {count.bytes / 1e9:.1f} |")
+    rows = {name: [phase] for phase, name in PHASES.items()} | {"rounds": ROUNDS, "all": [*PHASES]}
+    for name, phases in rows.items():
+        count = counts.count(phases)
+        print(f"| {name} | {count.launches:,.0f} | {count.bytes / 1e9:.1f} |")
 
 
 if __name__ == "__main__":

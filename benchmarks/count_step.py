@@ -1,15 +1,20 @@
 """Launches, bytes and FLOPs of one training step of SAM, counted without a GPU.
 
 The step is the trainer's own, on fake tensors: ViT-B, L or H in bf16, one image, 64 masks, SAM's
-eleven rounds, the recipe's AdamW, drop path and clipping. Since autograd of a torch without CUDA
-rejects fake CUDA tensors, they are CPU tensors that run the GPU's code (`profiling.dry_run`).
+eleven rounds, the recipe's AdamW and clipping. Since autograd of a torch without CUDA rejects fake
+CUDA tensors, they are CPU tensors that run the GPU's code (`profiling.dry_run`).
 
 A launch is one aten operator that runs a kernel; views, allocations and scalars read by the CPU are
 none. A foreach or fused optimizer operator counts as the launches that torch splits it into. Bytes
 are those of the tensors an operator reads and writes. The roofline time of a launch is the longest
-of its bytes over the GPU's bandwidth, its FLOPs over the GPU's peak, and 2.5 us. Prints Markdown.
+of its bytes over the GPU's bandwidth, its FLOPs over the GPU's peak, and 2.5 us; the expected time
+is the same at the shares of both that good kernels reach (`REACHED`, assumed).
 
-Run: python -m benchmarks.count_step --size h [--gpu h200] [--masks 64] [--json FILE]
+Branches that drop path skips are left out at their rates, so that the counts are means over draws.
+Below, the branches that the slowest of some processes computes, by `--drop-path-mode`, from the
+trainer's own draws. Prints Markdown.
+
+Run: python -m benchmarks.count_step --size h [--gpus h100 h200] [--ranks 256] [--json FILE]
 """
 
 import os
@@ -19,20 +24,22 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import argparse
 import json
 import math
-from collections import Counter
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import patch
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
+from gigamask.interfaces import Loss
 from gigamask.profiling import gpus
 from gigamask.profiling.dry_run import (
     DEVICE,
@@ -44,22 +51,28 @@ from gigamask.profiling.dry_run import (
 )
 from gigamask.prompts.schedule import InteractiveSchedule
 from gigamask.recipes import find
-from gigamask.rng import make_rng
 from gigamask.training.sam_config import SamTrainConfig
 from gigamask.training.state import TrainState
 from gigamask.training.step import step
-from gigamask.types import Batch
+from gigamask.types import Batch, LossSums, PromptRound, Prompts, Targets
 
 RECIPES = {"b": "sam_vit_b", "l": "sam_vit_l", "h": "sam_vit_h", "tiny": "tiny"}
 PHASES = {
     "forward": "encoder forward",
-    "rounds": "rounds",
+    "rounds": "rounds: decoder",
+    "loss": "rounds: loss",
+    "click": "rounds: next click",
     "backward": "encoder backward",
-    "update": "update",
+    "update": "optimizer",
 }
+ROUNDS = ("rounds", "loss", "click")
 KINDS = ("casts", "accumulations", "matmuls", "attention", "loss and click maps", "other")
 BANDWIDTH = {"h200": 4.8e12, "h100": 3.35e12, "a100": 2.04e12, "rtx4090": 1.01e12}
 """Bytes per second of the GPU's memory, from its data sheet."""
+QUANTITIES = 3 + 2 * len(BANDWIDTH)
+"""Launches, bytes, FLOPs, and two times for each GPU."""
+REACHED = {"bandwidth": 0.85, "peak": 0.65}
+"""Shares of a GPU's bandwidth and peak that good kernels reach: an assumption."""
 LAUNCH_S = 2.5e-6
 """Shortest time of a kernel."""
 aten = torch.ops.aten
@@ -93,54 +106,61 @@ BLOCKS_PER_LAUNCH, BLOCK = 320, 65536
 
 @dataclass
 class Count:
-    """Sums over launches; `seconds` is the roofline time."""
+    """Sums over launches; `seconds` and `expected` are times by the name of a GPU."""
 
-    launches: int = 0
-    bytes: float = 0.0
-    flops: float = 0.0
-    seconds: float = 0.0
-
-    def __add__(self, other: "Count") -> "Count":
-        """Returns the sums of both."""
-        pairs = zip(asdict(self).values(), asdict(other).values(), strict=True)
-        return Count(*(own + more for own, more in pairs))
+    launches: float
+    bytes: float
+    flops: float
+    seconds: dict[str, float]
+    expected: dict[str, float]
 
 
 @dataclass
 class StepCount:
-    """Counts of a step by phase, and the launches of its rounds by kind.
+    """Sums of `QUANTITIES` over the launches of a step, by phase, kind and operator."""
 
-    `operators` counts launches by phase, kind and operator.
-    """
+    cells: dict[tuple[str, str, str], np.ndarray] = field(
+        default_factory=lambda: defaultdict(lambda: np.zeros(QUANTITIES))
+    )
 
-    phases: dict[str, Count] = field(default_factory=lambda: {name: Count() for name in PHASES})
-    kinds: Counter = field(default_factory=Counter)
-    operators: Counter = field(default_factory=Counter)
+    def plus(self, other: "StepCount", factor: float) -> "StepCount":
+        """Returns the sums of this and of `factor` times another."""
+        total = StepCount()
+        for counts, times in ((self, 1.0), (other, factor)):
+            for key, cell in counts.cells.items():
+                total.cells[key] += times * cell
+        return total
 
-    @property
-    def total(self) -> Count:
-        """Counts of the whole step."""
-        return sum(self.phases.values(), Count())
+    def count(self, phases: Sequence[str] = (), kinds: Sequence[str] = ()) -> Count:
+        """Returns the counts of some phases and kinds, by default of all."""
+        found = [
+            cell
+            for (phase, kind, _), cell in self.cells.items()
+            if phase in (phases or PHASES) and kind in (kinds or KINDS)
+        ]
+        launches, moved, flops, *seconds = np.sum([np.zeros(QUANTITIES), *found], 0).tolist()
+        at_most, expected = (
+            dict(zip(BANDWIDTH, part, strict=True))
+            for part in (seconds[: len(BANDWIDTH)], seconds[len(BANDWIDTH) :])
+        )
+        return Count(launches, moved, flops, at_most, expected)
 
 
 class LaunchCounter(TorchDispatchMode):
     """Counts what each operator would launch on a GPU, in the phase that was entered last.
 
     Args:
-        peak: FLOP/s of the GPU.
-        bandwidth: Bytes per second of its memory.
         mask_size: Side of the grid of masks, by which loss and click maps are recognized.
     """
 
-    def __init__(self, peak: float, bandwidth: float, mask_size: int) -> None:
+    def __init__(self, mask_size: int) -> None:
         super().__init__()
         self.counts, self.phase = StepCount(), "update"
-        self._peak, self._bandwidth, self._mask_size = peak, bandwidth, mask_size
-
-    @classmethod
-    def of(cls, run: SamTrainConfig, gpu: str) -> "LaunchCounter":
-        """Returns a counter with the roofline times of a GPU, by its name."""
-        return cls(gpus.find(gpu).peak(run.precision), BANDWIDTH[gpu], run.model.mask_size)
+        self._mask_size = mask_size
+        peaks = np.array([gpus.find(name).peak("bf16") for name in BANDWIDTH])
+        bandwidths = np.array(list(BANDWIDTH.values()))
+        self._peaks = np.concatenate([peaks, REACHED["peak"] * peaks])
+        self._bandwidths = np.concatenate([bandwidths, REACHED["bandwidth"] * bandwidths])
 
     def enter(self, phase: str) -> None:
         """Ends the current phase, and begins or continues `phase`."""
@@ -170,17 +190,18 @@ class LaunchCounter(TorchDispatchMode):
     ) -> None:
         """Adds one operator."""
         outputs = list(tensors_in(result))
-        launches = launches_of(func, args)
-        moved = bytes_of(func, args, inputs, outputs)
+        launches, moved = launches_of(func, args), bytes_of(func, args, inputs, outputs)
         flops = flops_of(func, args, kwargs, result)
-        seconds = max(moved / self._bandwidth, flops / self._peak, launches * LAUNCH_S)
-        self.counts.phases[self.phase] += Count(launches, moved, flops, seconds)
         kind = self._kind(func, flops, inputs + outputs)
-        if self.phase == "rounds":
-            self.counts.kinds[kind] += launches
-        self.counts.operators[self.phase, kind, func._schema.name.removeprefix("aten::")] += (
-            launches
-        )
+        # The gradients of the loss are computed with those of the decoder.
+        is_loss = kind == "loss and click maps" and self.phase == "rounds"
+        key = ("loss" if is_loss else self.phase, kind, func._schema.name.removeprefix("aten::"))
+        self.counts.cells[key] += self.quantities(launches, moved, flops)
+
+    def quantities(self, launches: int, moved: float, flops: float) -> np.ndarray:
+        """Returns `QUANTITIES`: the times of all GPUs at the roofline, then the expected ones."""
+        seconds = np.maximum(moved / self._bandwidths, flops / self._peaks)
+        return np.array([launches, moved, flops, *np.maximum(seconds, launches * LAUNCH_S)])
 
     def _kind(self, func: Any, flops: float, tensors: list[Tensor]) -> str:
         """Returns which of `KINDS` an operator is."""
@@ -261,17 +282,48 @@ class PhaseStart(tuple[Batch, ...]):
         self.counter.enter("update")
 
 
-def count_step(run: SamTrainConfig, masks: int, counter: LaunchCounter) -> StepCount:
+@dataclass(frozen=True)
+class PhaseSchedule(InteractiveSchedule):
+    """SAM's rounds, which report when a click is computed."""
+
+    enter: Callable[[str], None] = print
+
+    def next(self, *given: Any) -> Prompts | None:
+        self.enter("click")
+        prompts = super().next(*given)
+        self.enter("rounds")
+        return prompts
+
+
+@dataclass(frozen=True)
+class PhaseLoss(Loss):
+    """A loss that reports when it is computed."""
+
+    loss: Loss
+    enter: Callable[[str], None]
+
+    def __call__(self, prompt_round: PromptRound, targets: Targets) -> LossSums:
+        self.enter("loss")
+        sums = self.loss(prompt_round, targets)
+        self.enter("rounds")
+        return sums
+
+
+def count_step(
+    run: SamTrainConfig, masks: int, counter: LaunchCounter, skipped: tuple[int, int] | None = None
+) -> StepCount:
     """Returns the counts of one step of a run.
 
     Args:
         run: The configuration; one image is one micro-batch.
         masks: Number of masks of the image.
         counter: Counts the step.
+        skipped: Block and branch, 0 or 1, that the image skips; None skips nothing.
     """
-    rng = make_rng(0, "benchmark drop path")
-    drop_path = torch.from_numpy(rng.random((1, run.random_spec.blocks, 2), dtype="float32"))
     model = run.build("meta")
+    drop_path = torch.ones(1, run.random_spec.blocks, 2)  # real, or all its numbers would be 1
+    if skipped:
+        drop_path[(0, *skipped)] = 0
     with fake_tensors("cuda"):
         state = TrainState.from_model(to_fake(model, "cuda"), run)
         state.model.train()
@@ -286,6 +338,9 @@ def count_step(run: SamTrainConfig, masks: int, counter: LaunchCounter) -> StepC
             foreach_kernels(),
             counter,
         ):
+            if not run.compile:
+                schedule = PhaseSchedule(**vars(run.prompts), enter=counter.enter)
+                steps = replace(steps, loss=PhaseLoss(steps.loss, counter.enter), schedule=schedule)
             task = PhaseTask(steps, counter.enter)
             step(task, state, batches, 1, 0.0, run.optimizer.grad_clip)
     return counter.counts
@@ -310,12 +365,34 @@ def configured(size: str, masks: int) -> SamTrainConfig:
     )
 
 
-def row(name: str, count: Count) -> str:
+def time_titles(chosen: Sequence[str]) -> str:
+    """Returns the headings of the times of some GPUs."""
+    return " | ".join(f"{name} ms, {kind}" for name in chosen for kind in ("roofline", "expected"))
+
+
+def time_cells(count: Count, chosen: Sequence[str]) -> str:
+    """Returns the cells of the times of some GPUs."""
+    times = [times[name] for name in chosen for times in (count.seconds, count.expected)]
+    return " | ".join(f"{1e3 * seconds:.0f}" for seconds in times)
+
+
+def row(name: str, count: Count, chosen: Sequence[str]) -> str:
     """Returns one line of the table of phases."""
     return (
-        f"| {name} | {count.launches:,} | {count.bytes / 1e9:.1f} | {count.flops / 1e12:.2f} "
-        f"| {count.seconds * 1e3:.0f} |"
+        f"| {name} | {count.launches:,.0f} | {count.bytes / 1e9:.1f} | {count.flops / 1e12:.2f} "
+        f"| {time_cells(count, chosen)} |"
     )
+
+
+def print_phases(counts: StepCount, chosen: Sequence[str]) -> None:
+    """Prints the counts of each phase, and what the step would be without its small kernels."""
+    print(f"| phase | launches | GB | TFLOP | {time_titles(chosen)} |")
+    print(f"|{'---|' * (4 + 2 * len(chosen))}")
+    for phase, name in PHASES.items():
+        print(row(name, counts.count([phase]), chosen))
+    print(row("all", counts.count(), chosen))
+    products = counts.count(kinds=("matmuls", "attention"))
+    print(row("of which matrix products and attention", products, chosen))
 
 
 def main() -> None:
@@ -324,38 +401,33 @@ def main() -> None:
     )
     options.add_argument("--size", choices=RECIPES, default="h")
     options.add_argument("--masks", type=int, default=64)
-    options.add_argument("--gpu", choices=BANDWIDTH, default="h200")
+    options.add_argument("--gpus", nargs="+", choices=BANDWIDTH, default=["h100", "h200"])
+    options.add_argument("--ranks", type=int, default=256, help="processes with one image each")
     options.add_argument("--json", type=Path, help="file for the counts by phase")
     options.add_argument("--operators", action="store_true", help="also list the operators")
     given = options.parse_args()
+    from benchmarks.drop_path import DropPathCount, print_drop_path  # which imports this module
+
     run = configured(given.size, given.masks)
-    counts = count_step(run, given.masks, LaunchCounter.of(run, given.gpu))
-    rounds = InteractiveSchedule().rounds
-    print(
-        f"{RECIPES[given.size]}, bf16, 1 image x {given.masks} masks, {rounds} rounds; times of "
-        f"{given.gpu}\n"
-    )
-    print("| phase | launches | GB | TFLOP | roofline ms |\n|---|---|---|---|---|")
-    for phase, count in counts.phases.items():
-        print(row(PHASES[phase], count))
-    print(row("all", counts.total))
+    found = DropPathCount.of(run, given.masks)
+    counts, rounds = found.mean, run.prompts.rounds
+    print(f"{RECIPES[given.size]}, bf16, 1 image x {given.masks} masks, {rounds} rounds\n")
+    print_phases(counts, given.gpus)
+    if run.model.drop_path_rate:
+        print_drop_path(run, found, given.ranks, given.gpus)
     print("\n| launches of a round | |\n|---|---|")
     for kind in KINDS:
-        print(f"| {kind} | {counts.kinds[kind] / rounds:.0f} |")
-    print(f"| all | {counts.kinds.total() / rounds:.0f} |")
+        print(f"| {kind} | {counts.count(ROUNDS, [kind]).launches / rounds:.0f} |")
+    print(f"| all | {counts.count(ROUNDS).launches / rounds:.0f} |")
     if given.operators:
         print("\n| phase | kind | operator | launches |\n|---|---|---|---|")
-        for (phase, kind, name), launches in counts.operators.most_common():
-            print(f"| {PHASES[phase]} | {kind} | {name} | {launches:,} |")
+        cells = sorted(counts.cells.items(), key=lambda cell: -cell[1][0])
+        for (phase, kind, name), (launches, *_) in cells:
+            print(f"| {PHASES[phase]} | {kind} | {name} | {launches:,.0f} |")
     if given.json:
-        phases = {PHASES[phase]: written(count) for phase, count in counts.phases.items()}
-        content = {"phases": phases, "total": written(counts.total)}
+        phases = {name: asdict(counts.count([phase])) for phase, name in PHASES.items()}
+        content = {"phases": phases, "total": asdict(counts.count())}
         given.json.write_text(json.dumps(content, indent=2) + "\n")
-
-
-def written(count: Count) -> dict[str, float]:
-    """Returns what the JSON file holds of a count."""
-    return {"launches": count.launches, "bytes": count.bytes, "flops": count.flops}
 
 
 if __name__ == "__main__":

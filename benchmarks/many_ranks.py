@@ -3,8 +3,8 @@
 Order and split are the trainer's own, at SA-1B's number of images: a few steps of every rank are
 drawn, before and after a machine is lost and at the end of an epoch, and compared with the order of
 the epoch. What is exchanged and saved is counted from the model's parameters. Times of the exchange
-are its bytes over the bandwidth of a machine's network, those of the step are the roofline times of
-`benchmarks.count_step`. Nothing here was timed on GPUs. Prints Markdown.
+are its bytes over the bandwidth of a machine's network, those of a step `count_step`'s, with the
+branches that drop path leaves to the slowest rank. Nothing here was timed on GPUs. Prints Markdown.
 
     python -m benchmarks.many_ranks [--recipe sam_vit_h] [--machines 32] [--images 11185362]
 """
@@ -22,7 +22,7 @@ from typing import cast
 import numpy as np
 from torch import nn
 
-from benchmarks.count_step import Count, LaunchCounter, count_step
+from benchmarks.drop_path import MODES, DropPathCount
 from gigamask.distributed import fsdp, gradient_exchange
 from gigamask.interfaces import SampleTable
 from gigamask.models.sam.sam import Sam
@@ -31,6 +31,7 @@ from gigamask.profiling.memory_plan import PUBLISHED
 from gigamask.recipes import find
 from gigamask.samplers.batch_sampler import SampleSequence
 from gigamask.training.sam_config import SamTrainConfig
+from gigamask.workflows.plan import count_flops
 from tests.orders import iter_steps
 
 IMAGES = 11_185_362
@@ -167,18 +168,29 @@ def print_checkpoints(run: SamTrainConfig, model: Sam, machines: int) -> None:
     )
 
 
-def print_hours(run: SamTrainConfig, counts: dict[str, Count], gradients: float) -> None:
-    """Prints the hours of all steps: at the roofline, and at the published run's speed."""
-    published = next(iter(PUBLISHED["train"].values()))
-    print("| | ms a step, roofline | hours | exchange not hidden | at 2.7 % of peak |")
-    print("|---|---|---|---|---|")
-    for name, count in counts.items():
-        exchange = 2 * gradients / NETWORK[name]
-        seconds = count.flops / (gpus.find(name).peak("bf16") * published)
-        hours = [run.steps * each / 3600 for each in (count.seconds, count.seconds + exchange)]
+def print_hours(run: SamTrainConfig, counts: DropPathCount, ranks: int, gradients: float) -> None:
+    """Prints the hours of all steps, as expected and at the published run's speed."""
+    [published] = PUBLISHED["train"].values()
+    slowest = {mode: counts.slowest(run, mode, ranks).count() for mode in MODES}
+    print(
+        f"| {run.steps:,} steps | roofline | expected | hours | exchange not hidden | `balanced` "
+        "| `batch` | at 2.7 % of peak |"
+    )
+    print(f"|{'---|' * 8}")
+    for name in NETWORK:
+        steps_s = {mode: count.expected[name] for mode, count in slowest.items()}
+        exchange_s = 2 * gradients / NETWORK[name]
+        published_s = count_flops(run).total / (gpus.find(name).peak("bf16") * published)
+        seconds = (
+            steps_s["sample"],
+            steps_s["sample"] + exchange_s,
+            *[steps_s[each] for each in MODES[1:]],
+            published_s,
+        )
+        hours = " | ".join(f"{run.steps * each / 3600:.2f}" for each in seconds)
         print(
-            f"| {name} | {1e3 * count.seconds:.0f} | {hours[0]:.1f} | {hours[1]:.1f} "
-            f"| {run.steps * seconds / 3600:.1f} |"
+            f"| {name} | {1e3 * slowest['sample'].seconds[name]:.0f} ms "
+            f"| {1e3 * steps_s['sample']:.0f} ms | {hours} |"
         )
 
 
@@ -198,15 +210,13 @@ def main() -> None:
     run = replace(cast(SamTrainConfig, find(given.recipe)()), precision="bf16")
     model = run.build("meta")
     masks = run.loader.max_masks
-    counted = {name: count_step(run, masks, LaunchCounter.of(run, name)) for name in NETWORK}
+    counts = DropPathCount.of(run, masks)
     ranks = given.machines * PER_MACHINE
     print(f"{given.recipe} on {given.machines} machines with {PER_MACHINE} GPUs: {ranks} ranks\n")
     print_order(run, given.machines, given.images)
-    backward = {name: counts.phases["backward"].seconds for name, counts in counted.items()}
-    print_exchange(model, backward, given.machines)
+    print_exchange(model, counts.mean.count(["backward"]).seconds, given.machines)
     print_checkpoints(run, model, given.machines)
-    totals = {name: counts.total for name, counts in counted.items()}
-    print_hours(run, totals, size(model.parameters()))
+    print_hours(run, counts, ranks, size(model.parameters()))
 
 
 if __name__ == "__main__":

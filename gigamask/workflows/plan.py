@@ -221,7 +221,7 @@ def training_hours(
         A record per efficiency.
     """
     assert hardware.gpu is not None
-    efficiencies = memory_plan.PUBLISHED.get(config.command, {}) | memory_plan.TARGET
+    efficiencies = memory_plan.PUBLISHED.get(config.command, {}) | memory_plan.EXPECTED
     if hardware.efficiency is not None:
         efficiencies = {"as given": hardware.efficiency}
     return memory_plan.training_hours(

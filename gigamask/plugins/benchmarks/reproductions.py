@@ -34,7 +34,7 @@ REPRODUCTIONS = {
             "train sbd_vit_b --data sbd_train --init mae:mae_pretrain_vit_base.pth --out runs/sbd",
             "benchmark grabcut runs/sbd --data GrabCut --reproduce sbd_vit_b",
         ),
-        "0.4 to 2.9 on an H200 (gigamask plan sbd_vit_b --gpu h200, without loading)",
+        "0.5 to 2.9 on an H200 (gigamask plan sbd_vit_b --gpu h200, without loading)",
         "up to half a click more is expected, since SAM's prompts meet the image only after its "
         "encoder, and SimpleClick crops to the object (--zoom does). More than a click at 85 % "
         "points at the training. More at 90 % alone points at outlines: masks are predicted on a "
@@ -49,8 +49,8 @@ REPRODUCTIONS = {
             "distill edge_sam --teacher sam_vit_h_4b8939.pth --data SA1B_TARS --out runs/edge",
             "benchmark sa1k runs/edge/prompts --data HELD_OUT_TARS --reproduce edge_sam",
         ),
-        "5.0 on an H200 for the phase of the prompts, with the teacher at every visit (gigamask "
-        "plan edge_sam --gpu h200, at 19.6 % of its peak, without loading)",
+        "6.1 on an H200 for the phase of the prompts, with the teacher at every visit (gigamask "
+        "plan edge_sam --gpu h200, at 16.1 % of its peak, without loading)",
         "SA-1K's thousand images are not published, so that another draw of SA-1B differs by some "
         "tenths. One or two points less is what layer norms without ImageNet's weights may cost. "
         "No gain from the second phase means that its clicks do not correct",
@@ -67,7 +67,7 @@ REPRODUCTIONS = {
             "train data_curve --data 'sa_0000[0-8]?.tar' --out runs/curve_1m",
             "benchmark sa1k runs/curve_1m --data HELD_OUT_TARS --reproduce data_curve",
         ),
-        "0.8 to 5.5 each on an H200 (gigamask plan data_curve --gpu h200, without loading)",
+        "0.9 to 5.4 each on an H200 (gigamask plan data_curve --gpu h200, without loading)",
         "half a million visits are 45, 5 and half an epoch. If 0.1 million is as good as 1 "
         "million, the model or the length limits, not the data",
     ),
