@@ -125,6 +125,27 @@ def check(record: Sa1bRecord, name: str) -> ImageAnnotation:
     Raises:
         CorruptSampleError: A size, run length or score is invalid.
     """
+    check_sizes(record, name)
+    annotations, size = record.annotations, (record.image.height, record.image.width)
+    try:
+        masks = RLEMasks.from_coco([each.segmentation.counts for each in annotations], size)
+    except GigamaskError as error:
+        raise CorruptSampleError(f"{name}: {error}") from error
+    predicted_iou, stability_score = read_scores(annotations, name)
+    categories = read_categories(record, name)
+    return ImageAnnotation(name, size, masks, predicted_iou, stability_score, categories)
+
+
+def check_sizes(record: Sa1bRecord, name: str) -> None:
+    """Check the sizes and the number of the masks of a decoded json.
+
+    Args:
+        record: The decoded json.
+        name: Name of the image for error messages.
+
+    Raises:
+        CorruptSampleError: One of them is invalid.
+    """
     height, width = size = record.image.height, record.image.width
     if not (0 < height <= MAX_SIDE and 0 < width <= MAX_SIDE and height * width <= MAX_PIXELS):
         raise CorruptSampleError(
@@ -144,26 +165,43 @@ def check(record: Sa1bRecord, name: str) -> ImageAnnotation:
                 f"{name}: annotation {number} has size {stated}, but its image {height} x {width}; "
                 "leave it out"
             )
-    try:
-        masks = RLEMasks.from_coco(
-            [annotation.segmentation.counts for annotation in annotations], size
-        )
-    except GigamaskError as error:
-        raise CorruptSampleError(f"{name}: {error}") from error
-    predicted_iou = _scores(
-        [annotation.predicted_iou for annotation in annotations], "predicted_iou", name
-    )
-    stability_score = _scores(
-        [annotation.stability_score for annotation in annotations], "stability_score", name
-    )
-    categories = tuple(annotation.category_name for annotation in annotations)
+
+
+def read_categories(record: Sa1bRecord, name: str) -> tuple[str, ...]:
+    """Return the category of each mask of a decoded json; () if none has one.
+
+    Args:
+        record: The decoded json.
+        name: Name of the image for error messages.
+
+    Raises:
+        CorruptSampleError: A name is too long.
+    """
+    categories = tuple(annotation.category_name for annotation in record.annotations)
     if (longest := max(map(len, categories), default=0)) > MAX_CATEGORY:
         raise CorruptSampleError(
             f"{name}: the name of a category has {longest} characters, but at most {MAX_CATEGORY} "
             "are read; shorten it"
         )
-    categories = categories if any(categories) else ()
-    return ImageAnnotation(name, size, masks, predicted_iou, stability_score, categories)
+    return categories if any(categories) else ()
+
+
+def read_scores(
+    annotations: Sequence[Annotation], name: str
+) -> tuple[Float32[np.ndarray, "n"], Float32[np.ndarray, "n"]]:
+    """Return `predicted_iou` and `stability_score` of masks.
+
+    Args:
+        annotations: The masks.
+        name: Name of their image for error messages.
+
+    Raises:
+        CorruptSampleError: One of them is not finite.
+    """
+    return (
+        _scores([each.predicted_iou for each in annotations], "predicted_iou", name),
+        _scores([each.stability_score for each in annotations], "stability_score", name),
+    )
 
 
 def _scores(values: list[float], key: str, name: str) -> Float32[np.ndarray, "n"]:

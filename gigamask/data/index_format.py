@@ -106,12 +106,21 @@ class ShardRows:
     first_mask: int = 0
 
 
-def rows_of_shard(folder: Path) -> ShardRows:
-    """Return the rows of a saved `ShardIndex`; raise GigamaskError if it is damaged."""
+def rows_of_shard(folder: Path, verify: bool = True) -> ShardRows:
+    """Return the rows of a saved `ShardIndex`.
+
+    Args:
+        folder: Its folder.
+        verify: Whether to read all columns.
+
+    Raises:
+        GigamaskError: It is damaged.
+    """
     summary = read_summary(folder)
     dtypes = column_dtypes(summary.name_bytes)
     columns = ColumnFolder(folder, dtypes, summary.images, summary.masks)
-    columns.verify()
+    if verify:
+        columns.verify()
     return ShardRows(summary, columns)
 
 

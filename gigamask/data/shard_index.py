@@ -10,19 +10,23 @@ import re
 import shutil
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import numpy as np
 
 from gigamask.data import annotation, image, image_folder, storage, tar
 from gigamask.data.checked_files import encode_json, read_json, write_array
+from gigamask.data.mask_columns import MASK_COLUMNS, EntryColumns, Record, describe, read_record
 from gigamask.data.storage import ByteRange
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.files import is_foreign, report_write_errors
-from gigamask.records import ImageAnnotation, SkippedSample
+from gigamask.records import SkippedSample
+
+Item = TypeVar("Item")
 
 IMAGE_COLUMNS = {
     "jpg_offset": "<i8",
@@ -36,10 +40,11 @@ IMAGE_COLUMNS = {
     "jpg_crc32": "<u4",
     "json_crc32": "<u4",
 }
-MASK_COLUMNS = {"area": "<i4", "box": "<u2", "predicted_iou": "<f4", "stability_score": "<f4"}
 PART = "part.json"
 HEADER_BYTES = 2**16
 """A JPEG's size is in its first kilobyte unless a preview or a color profile comes first."""
+BATCH_BYTES = 2**17
+"""Bytes of jsons whose masks are decoded at once; arrays of more do not fit into the cache."""
 GROUP_FILES, GROUP_BYTES = 64, 2**25
 """Largest group that is fetched at once: `storage.MAX_CONCURRENT` files, and 32 MiB."""
 
@@ -215,7 +220,10 @@ def index_folder(path: str) -> ShardIndex:
     return ShardIndex(
         TarFile(path, *listing.state),
         _image_columns(rows, names),
-        _no_masks(),
+        {
+            key: np.zeros((0, 4) if key == "box" else 0, dtype)
+            for key, dtype in MASK_COLUMNS.items()
+        },
         LeftOut(skipped, 0, listing.others),
     )
 
@@ -248,35 +256,18 @@ def index_tar(path: str, salvage: bool = False, checksums: bool = False) -> Shar
     unreadable = _read_crcs(path, members, jpgs.values()) if checksums else {}
     rows, tables, names, skipped = [], [], [], []
     categories: Counter[str] = Counter()
-    ranges = [
-        _range(path, members, jsons.get(stem, jpg), stem in jsons) for stem, jpg in jpgs.items()
-    ]
-    for (stem, jpg), payload in zip(jpgs.items(), read_payloads(ranges), strict=True):
-        name = f"{storage.basename(path)}:{stem}"
-        jpg_range = ByteRange(path, int(members.offsets[jpg]), int(members.sizes[jpg]))
-        json = jsons.get(stem)
-        try:
-            if isinstance(payload, CorruptSampleError):
-                raise payload
-            if jpg in unreadable:
-                raise unreadable[jpg]
-            if json is None:
-                json_range, json_crc = (-1, 0), 0
-                about, table, named = _describe_jpg(payload, jpg_range, name), _no_masks(), ()
-            else:
-                json_range = (int(members.offsets[json]), int(members.sizes[json]))
-                if len(payload) == json_range[1]:
-                    tar.check_crc(members, json, payload, name)
-                about, table, named = _describe_json(payload, name)
-                json_crc = zlib.crc32(payload)
-        except CorruptSampleError as bad:
-            skipped.append(SkippedSample(name, str(bad)))
+    places = list(zip(members.offsets.tolist(), members.sizes.tolist(), strict=True))
+    described = _describe_entries(path, members, jpgs, jsons, unreadable)
+    for (stem, jpg), found in zip(jpgs.items(), described, strict=True):
+        if isinstance(found, CorruptSampleError):
+            skipped.append(SkippedSample(f"{storage.basename(path)}:{stem}", str(found)))
             continue
-        described = *json_range, *about, len(table["area"])
-        crcs = members.crcs.get(jpg, 0), json_crc
-        rows.append((jpg_range.offset, jpg_range.size, *described, *crcs))
-        tables.append(table)
-        categories.update(filter(None, named))
+        json = jsons.get(stem, -1)
+        place = *places[jpg], *((-1, 0) if json < 0 else places[json])
+        crcs = members.crcs.get(jpg, 0), members.crcs.get(json, 0)
+        rows.append((*place, *found.about, len(found.masks["area"]), *crcs))
+        tables.append(found.masks)
+        categories.update(filter(None, found.categories))
         names.append(stem)
     _check_usable(path, skipped, len(jpgs), "download it again or leave it out")
     masks = {key: np.concatenate([table[key] for table in tables]) for key in MASK_COLUMNS}
@@ -285,6 +276,51 @@ def index_tar(path: str, salvage: bool = False, checksums: bool = False) -> Shar
     return ShardIndex(
         stored, _image_columns(rows, names), masks, left_out, recorded, dict(categories)
     )
+
+
+def _describe_entries(
+    path: str,
+    members: tar.Members,
+    jpgs: dict[str, int],
+    jsons: dict[str, int],
+    unreadable: dict[int, CorruptSampleError],
+) -> Iterator[EntryColumns | CorruptSampleError]:
+    """Yield the columns of each entry of a tar, or why it is skipped.
+
+    The crc32 of every json is added to `members`.
+
+    Args:
+        path: The tar.
+        members: Its members.
+        jpgs: Member number of each stem's image.
+        jsons: The same of the jsons.
+        unreadable: Images that cannot be read.
+    """
+    ranges = [
+        _range(path, members, jsons.get(stem, jpg), stem in jsons) for stem, jpg in jpgs.items()
+    ]
+
+    def read(entry: tuple[str, ByteRange, bytes | CorruptSampleError]) -> Record:
+        """Return the name and the json of an entry."""
+        stem, _, payload = entry
+        name, jpg, json = f"{storage.basename(path)}:{stem}", jpgs[stem], jsons.get(stem)
+        if isinstance(payload, CorruptSampleError):
+            raise payload
+        if jpg in unreadable:
+            raise unreadable[jpg]
+        if json is None:
+            place = ByteRange(path, int(members.offsets[jpg]), int(members.sizes[jpg]))
+            return name, _describe_jpg(payload, place, name)
+        if len(payload) == members.sizes[json]:
+            tar.check_crc(members, json, payload, name)
+        record = read_record(payload, name)
+        if json not in members.crcs:
+            members.crcs[json] = zlib.crc32(payload)
+        return name, record
+
+    entries = zip(jpgs, ranges, read_payloads(ranges), strict=True)
+    for batch in _batches(entries, lambda entry: entry[1].size, BATCH_BYTES):
+        yield from describe(read, batch)
 
 
 def _read_crcs(
@@ -363,17 +399,26 @@ def read_payloads(ranges: list[ByteRange]) -> Iterator[bytes | CorruptSampleErro
         GigamaskError: A server fails. That may concern all entries, so none is skipped because of
             it.
     """
-    group, group_bytes = [], 0
-    for number, byte_range in enumerate(ranges, 1):
-        group.append(byte_range)
-        group_bytes += byte_range.size
-        full = len(group) == GROUP_FILES or group_bytes >= GROUP_BYTES
-        if full or number == len(ranges):
-            for data in storage.read_ranges(group):
-                if isinstance(data, CorruptSampleError) and storage.is_remote(byte_range.path):
-                    raise GigamaskError(str(data)) from data
-                yield data
-            group, group_bytes = [], 0
+    for group in _batches(ranges, lambda byte_range: byte_range.size, GROUP_BYTES):
+        for byte_range, data in zip(group, storage.read_ranges(group), strict=True):
+            if isinstance(data, CorruptSampleError) and storage.is_remote(byte_range.path):
+                raise GigamaskError(str(data)) from data
+            yield data
+
+
+def _batches(
+    items: Iterable[Item], size_of: Callable[[Item], int], max_bytes: int
+) -> Iterator[list[Item]]:
+    """Yield batches of at most `GROUP_FILES` items, each ended by that which exceeds its bytes."""
+    batch, batch_bytes = [], 0
+    for item in items:
+        batch.append(item)
+        batch_bytes += size_of(item)
+        if len(batch) == GROUP_FILES or batch_bytes >= max_bytes:
+            yield batch
+            batch, batch_bytes = [], 0
+    if batch:
+        yield batch
 
 
 def pair_members(
@@ -405,10 +450,10 @@ def pair_members(
     return jpgs, jsons, others, duplicates
 
 
-def _describe_jpg(head: bytes, jpg: ByteRange, name: str) -> tuple[int, int, int]:
-    """Return image id (the number at the end of the name), width and height of an image."""
+def _describe_jpg(head: bytes, jpg: ByteRange, name: str) -> annotation.Sa1bRecord:
+    """Return the record of an image without a json; its id is the number at the end of its name."""
     height, width = read_size(head, jpg, name)
-    return _number(name), width, height
+    return annotation.Sa1bRecord(annotation.ImageRecord(_number(name), width, height), [])
 
 
 def _number(stem: str) -> int:
@@ -443,47 +488,3 @@ def read_size(head: bytes, file: ByteRange, name: str) -> tuple[int, int]:
         if isinstance(whole, CorruptSampleError):
             raise whole from None
         return image.size(whole, name)
-
-
-def _describe_json(
-    raw: bytes, name: str
-) -> tuple[tuple[int, int, int], dict[str, np.ndarray], tuple[str, ...]]:
-    """Return image id, width and height, the mask columns, and the masks' categories."""
-    record = annotation.read(raw, name)
-    entry = check_record(record, name)
-    areas, boxes = entry.masks.areas(), entry.masks.boxes()
-    boxes[areas == 0] = (1, 1, 0, 0)
-    table = {
-        "area": areas,
-        "box": boxes,
-        "predicted_iou": entry.predicted_iou,
-        "stability_score": entry.stability_score,
-    }
-    described = record.image.image_id, record.image.width, record.image.height
-    columns = {key: table[key].astype(dtype) for key, dtype in MASK_COLUMNS.items()}
-    return described, columns, entry.categories
-
-
-def check_record(record: annotation.Sa1bRecord, name: str) -> ImageAnnotation:
-    """Check that a json describes the image of its name, and return its masks and scores.
-
-    Args:
-        record: The parsed json.
-        name: Name of the image, `TAR:STEM`.
-
-    Raises:
-        CorruptSampleError: The json describes another image, or is not valid.
-    """
-    stem = posixpath.splitext(posixpath.basename(record.image.file_name))[0]
-    if stem and stem != name.rpartition(":")[2]:
-        raise CorruptSampleError(
-            f"{name}: its json describes {record.image.file_name!r}; "
-            "put each json beside its own jpg"
-        )
-    return annotation.check(record, name)
-
-
-def _no_masks() -> dict[str, np.ndarray]:
-    return {
-        key: np.zeros((0, 4) if key == "box" else 0, dtype) for key, dtype in MASK_COLUMNS.items()
-    }

@@ -31,10 +31,10 @@ from gigamask.data import (
     worker_pool,
 )
 from gigamask.data.index_format import ShardRows
+from gigamask.data.mask_columns import read_record
 from gigamask.data.shard_index import (
     HEADER_BYTES,
     TarFile,
-    check_record,
     pair_members,
     read_payloads,
     read_size,
@@ -352,7 +352,7 @@ class _TarReader:
         )
 
     def _check_json(self, member: int, raw: bytes, name: str) -> ImageAnnotation:
-        entry = check_record(annotation.read(raw, name), name)
+        entry = annotation.check(read_record(raw, name), name)
         mismatch = find_differences(raw, entry)
         if mismatch:
             self._note(self.report.mismatches, member, name.rpartition(":")[2], mismatch)

@@ -30,6 +30,37 @@ class Spans:
         """Return the index of each span's mask."""
         return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
+    def areas(self) -> Int64[np.ndarray, "n"]:
+        """Return each mask's number of foreground pixels."""
+        areas = np.zeros(len(self.offsets) - 1, np.int64)
+        filled = np.flatnonzero(np.diff(self.offsets))
+        if filled.size:
+            areas[filled] = np.add.reduceat(self.end - self.begin, self.offsets[filled])
+        return areas
+
+    def boxes(self, height: np.int32 | Int32[np.ndarray, "r"]) -> Int32[np.ndarray, "n 4"]:
+        """Return each mask's box xyxy with inclusive ends; (0, 0, -1, -1) for an empty mask.
+
+        Args:
+            height: Height of all masks, or of that of each span.
+        """
+        boxes = np.tile(np.array([0, 0, -1, -1], np.int32), (len(self.offsets) - 1, 1))
+        filled = np.flatnonzero(np.diff(self.offsets))
+        if not filled.size:
+            return boxes
+        heads, tails = self.offsets[filled], self.offsets[filled + 1] - 1
+        # Numbers of half the width take a third of the time.
+        begin, last = self.begin.astype(np.int32), (self.end - 1).astype(np.int32)
+        x0, x1 = begin // height, last // height
+        # A run that continues in the next column covers the last row of one and the first of it.
+        y0 = np.where(x0 != x1, 0, begin - x0 * height)
+        y1 = np.where(x0 != x1, height - 1, last - x1 * height)
+        boxes[filled] = np.stack(
+            [x0[heads], np.minimum.reduceat(y0, heads), x1[tails], np.maximum.reduceat(y1, heads)],
+            1,
+        )
+        return boxes
+
     def counter(self, pixels: int) -> Callable[[Int64[np.ndarray, "k"]], Int64[np.ndarray, "k"]]:
         """Return a function that counts the foreground pixels before positions.
 
@@ -87,6 +118,8 @@ def cancel_pairs(keys: Int64[np.ndarray, "k"]) -> Int64[np.ndarray, "c"]:
     """
     is_new = np.ones(len(keys) + 1, bool)
     np.not_equal(keys[1:], keys[:-1], out=is_new[1:-1])
+    if is_new.all():
+        return keys
     heads = np.flatnonzero(is_new)
     return keys[heads[:-1][(np.diff(heads) & 1).astype(bool)]]
 

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int32, Int64
 
 from gigamask.errors import GigamaskError
-from gigamask.masks.coco_rle import check_size, read_counts, write_counts
+from gigamask.masks.coco_rle import check_size, read_spans, write_counts
 from gigamask.masks.resample import (
     Spans,
     average_spans,
@@ -66,14 +66,12 @@ class RLEMasks:
         Raises:
             GigamaskError: A mask is not valid; the message has its index.
         """
-        lengths, offsets = read_counts(counts, size)
-        height, width = size
-        pixels = height * width
-        owner = np.repeat(np.arange(len(counts)), np.diff(offsets))
-        # Each mask's lengths sum to the number of pixels, so one running sum serves all masks.
-        # Adding the owner keeps the end of a mask apart from the start of the next.
-        keys = np.cumsum(lengths) + owner
-        return from_keys((height, width), len(counts), cancel_pairs(keys), pixels + 1)
+        check_size(size)
+        spans = read_spans(counts, np.tile(np.array(size), (len(counts), 1)))
+        stride = size[0] * size[1] + 1  # keeps the end of a mask apart from the start of the next
+        shift = spans.owner() * stride
+        keys = np.stack([spans.begin + shift, spans.end + shift], 1).ravel()
+        return from_keys(size, len(counts), cancel_pairs(keys), stride)
 
     def to_coco(self) -> list[bytes]:
         """Return the masks as COCO's compressed counts, byte for byte as pycocotools does."""
@@ -104,26 +102,11 @@ class RLEMasks:
 
     def areas(self) -> Int64[np.ndarray, "n"]:
         """Return each mask's number of foreground pixels."""
-        spans = _spans(self)
-        return np.diff(spans.covered()[spans.offsets])
+        return _spans(self).areas()
 
     def boxes(self) -> Int32[np.ndarray, "n 4"]:
         """Return each mask's box xyxy with inclusive ends; (0, 0, -1, -1) for an empty mask."""
-        spans, height = _spans(self), self.size[0]
-        boxes = np.tile(np.array([0, 0, -1, -1], np.int32), (len(self), 1))
-        filled = np.flatnonzero(np.diff(spans.offsets))
-        if not filled.size:
-            return boxes
-        heads, tails = spans.offsets[filled], spans.offsets[filled + 1] - 1
-        x0, y0 = np.divmod(spans.begin, height)
-        x1, y1 = np.divmod(spans.end - 1, height)
-        # A run that continues in the next column covers the last row of one and the first of it.
-        y0[x0 != x1], y1[x0 != x1] = 0, height - 1
-        boxes[filled] = np.stack(
-            [x0[heads], np.minimum.reduceat(y0, heads), x1[tails], np.maximum.reduceat(y1, heads)],
-            1,
-        )
-        return boxes
+        return _spans(self).boxes(np.int32(self.size[0]))
 
     def intersections(self, other: "RLEMasks") -> Int64[np.ndarray, "n m"]:
         """Return the number of pixels that each mask shares with each mask of `other`."""
@@ -279,8 +262,10 @@ def from_keys(
     """
     offsets = np.searchsorted(keys, np.arange(count + 1) * stride)
     bounds = keys - np.repeat(np.arange(count) * stride, np.diff(offsets))
-    kept = bounds < size[0] * size[1]
-    return RLEMasks(size, bounds[kept].astype(np.int32), offsets_of(kept)[offsets])
+    dropped = np.flatnonzero(bounds >= size[0] * size[1])
+    if dropped.size:
+        bounds, offsets = np.delete(bounds, dropped), offsets - np.searchsorted(dropped, offsets)
+    return RLEMasks(size, bounds.astype(np.int32), offsets)
 
 
 def union(masks: RLEMasks, groups: Int64[np.ndarray, "n"], count: int) -> RLEMasks:

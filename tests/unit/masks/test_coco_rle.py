@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gigamask.errors import GigamaskError
-from gigamask.masks.coco_rle import PIXEL_LIMIT, read_counts, write_counts
+from gigamask.masks.coco_rle import PIXEL_LIMIT, read_spans, write_counts
 from gigamask.masks.rle import RLEMasks
 
 SIZE = (4, 5)
@@ -85,12 +85,12 @@ def test_malformed_counts_are_refused_by_name(name, company):
 @pytest.mark.parametrize("size", [(0, 5), (5, 0), (-3, 5)])
 def test_a_grid_without_pixels_is_refused(size):
     with pytest.raises(GigamaskError, match=rf"{size[0]} x {size[1]}"):
-        read_counts([b"0"], size)
+        RLEMasks.from_coco([b"0"], size)
 
 
 def test_a_grid_that_is_too_large_is_refused():
     with pytest.raises(GigamaskError, match=rf"100000 x 100000.*{PIXEL_LIMIT}"):
-        read_counts([[10**10]], (100_000, 100_000))
+        RLEMasks.from_coco([[10**10]], (100_000, 100_000))
 
 
 def test_a_large_grid_costs_only_its_text():
@@ -115,11 +115,24 @@ def test_numbers_of_every_width_come_back():
     lengths = np.array(
         [0, 1, 2**30 - 2**26, 2**4, 15, 2**9, 2**14 - 1, 2**19, 2**24, 2**25], np.int64
     )
-    read, offsets = read_counts(
-        write_counts(np.append(lengths, 2**30 - lengths.sum()), np.array([0, 11])), (2**15, 2**15)
-    )
-    assert read[:-1].tolist() == lengths.tolist()
-    assert offsets.tolist() == [0, 11]
+    lengths = np.append(lengths, 2**30 - lengths.sum())
+    read = read_spans([write_counts(lengths, np.array([0, 11]))[0]], np.array([[2**15, 2**15]]))
+    bounds = np.cumsum(lengths)[:-1].reshape(-1, 2)
+    assert np.stack([read.begin, read.end], 1).tolist() == bounds.tolist()
+    assert read.offsets.tolist() == [0, 5]
+
+
+def test_masks_of_several_sizes_are_read_together():
+    counts, sizes = [text(6, 8, 6), [3], text(0, 2, 1, 3)], [(4, 5), (1, 3), (3, 2)]
+    read = read_spans(counts, np.array(sizes))
+    alone = [RLEMasks.from_coco([one], size) for one, size in zip(counts, sizes, strict=True)]
+    assert read.areas().tolist() == [masks.areas()[0] for masks in alone] == [8, 0, 5]
+    boxes = read.boxes(np.array([4, 3, 3], np.int32))
+    assert boxes.tolist() == [masks.boxes()[0].tolist() for masks in alone]
+    with pytest.raises(
+        GigamaskError, match="mask 1: run lengths sum to 3, the image has 2 x 3 = 6"
+    ):
+        read_spans(counts, np.array([(4, 5), (2, 3), (3, 2)]))
 
 
 def test_no_masks_are_no_text():

@@ -1,0 +1,93 @@
+"""What an index has of the jsons of a tar; the masks of many jsons are decoded together."""
+
+import posixpath
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from gigamask.data import annotation
+from gigamask.data.annotation import Sa1bRecord
+from gigamask.errors import CorruptSampleError, GigamaskError
+from gigamask.masks.coco_rle import read_spans
+
+MASK_COLUMNS = {"area": "<i4", "box": "<u2", "predicted_iou": "<f4", "stability_score": "<f4"}
+Entry = TypeVar("Entry")
+Record = tuple[str, Sa1bRecord]
+"""Name of an image, `TAR:STEM`, and its decoded json."""
+
+
+class EntryColumns(NamedTuple):
+    """What an index has of one image besides places and checksums.
+
+    Attributes:
+        about: Image id, width and height.
+        masks: Mask columns.
+        categories: Categories of its masks; "" for none.
+    """
+
+    about: tuple[int, int, int]
+    masks: dict[str, np.ndarray]
+    categories: Sequence[str]
+
+
+def read_record(raw: bytes, name: str) -> Sa1bRecord:
+    """Decode a json, and check its sizes and that it describes the image of its name.
+
+    Args:
+        raw: The file's bytes.
+        name: Name of the image, `TAR:STEM`.
+
+    Raises:
+        CorruptSampleError: It describes another image, or is not valid.
+    """
+    record = annotation.read(raw, name)
+    stem = posixpath.splitext(posixpath.basename(record.image.file_name))[0]
+    if stem and stem != name.rpartition(":")[2]:
+        raise CorruptSampleError(
+            f"{name}: its json describes {record.image.file_name!r}; "
+            "put each json beside its own jpg"
+        )
+    annotation.check_sizes(record, name)
+    return record
+
+
+def describe(
+    read: Callable[[Entry], Record], entries: Sequence[Entry]
+) -> list[EntryColumns | CorruptSampleError]:
+    """Return what an index has of each entry of a tar, or why it is not valid.
+
+    Args:
+        read: Returns the name and the decoded json of an entry, or raises a `CorruptSampleError`.
+        entries: The entries.
+    """
+    try:
+        return [*_columns([read(entry) for entry in entries])]
+    except CorruptSampleError as bad:
+        if len(entries) == 1:
+            return [bad]
+    return [found for entry in entries for found in describe(read, [entry])]
+
+
+def _columns(records: Sequence[Record]) -> Iterator[EntryColumns]:
+    """Yield what an index has of valid jsons; raise CorruptSampleError if one is not."""
+    name, masks = records[0][0], [mask for _, record in records for mask in record.annotations]
+    sizes = np.array([mask.segmentation.size for mask in masks], np.int32).reshape(-1, 2)
+    try:
+        spans = read_spans([mask.segmentation.counts for mask in masks], sizes.astype(np.int64))
+    except GigamaskError as error:
+        raise CorruptSampleError(f"{name}: {error}") from error
+    heights = np.repeat(sizes[:, 0], np.diff(spans.offsets))
+    is_uniform = len(sizes) > 0 and bool((sizes == sizes[0]).all())
+    areas, boxes = spans.areas(), spans.boxes(sizes[0, 0] if is_uniform else heights)
+    boxes[areas == 0] = (1, 1, 0, 0)
+    values = zip(
+        MASK_COLUMNS.items(), (areas, boxes, *annotation.read_scores(masks, name)), strict=True
+    )
+    columns = {key: column.astype(dtype) for (key, dtype), column in values}
+    stop = 0
+    for name, record in records:
+        first, stop = stop, stop + len(record.annotations)
+        about = record.image.image_id, record.image.width, record.image.height
+        own = {key: column[first:stop] for key, column in columns.items()}
+        yield EntryColumns(about, own, annotation.read_categories(record, name))
