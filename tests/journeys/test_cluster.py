@@ -40,7 +40,7 @@ def test_a_process_killed_and_all_of_them_stopped_change_nothing(scenes, tmp_pat
     and the same command goes on. Bit for bit."""
     more = [*"--save-every 1 --batch-size 4 --micro-batch-size 2".split(), *CONSTANT_LR]
     words = ["train", LITTLE, "--data", str(scenes), *more]
-    export, torchrun = (
+    export, torchrun, *_ = (
         line for line in PAGE.splitlines() if line.startswith(("    export", "    torchrun"))
     )
     torchrun, count = re.subn(

@@ -206,6 +206,7 @@ def test_benchmarks_that_pages_name_take_these_flags(line, monkeypatch):
 OTHERS = {
     *("help", "version", "print-config", "resume", "config", "torch-backend", "in-channels"),
     *("no-python", "nproc-per-node", "node-rank", "max-restarts", "standalone", "nnodes"),
+    *("rdzv-backend", "rdzv-endpoint", "rdzv-id"),
     *("requeue", "container-image", "platform", "project-name"),
     *("signal", "signals-to-handle", "shutdown-timeout"),
 }
