@@ -5,18 +5,17 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 
 import torch
 from torch.distributed import TCPStore
 
-from gigamask.distributed.world import World, destroy_world, init_world
+from gigamask.distributed.world import HOST, STARTED, World, destroy_world, init_world
 from gigamask.errors import GigamaskError
 
 EXIT_TIMEOUT_S = 60.0
 """Seconds that the other processes have to exit once this one has finished."""
-HOST, STARTED = "127.0.0.1", "GIGAMASK_STARTED_PROCESS"
 
 
 @contextmanager
@@ -92,17 +91,6 @@ def _wait(store: TCPStore, others: Sequence[subprocess.Popen]) -> None:
                     "trains without it"
                 )
             time.sleep(0.02)
-
-
-def announce(environment: Mapping[str, str]) -> None:
-    """Tell the process that started this one by `start_world` that it is about to join.
-
-    Args:
-        environment: Environment variables; does nothing if something else started the process.
-    """
-    if STARTED in environment:
-        port = int(environment["MASTER_PORT"])
-        TCPStore(HOST, port, is_master=False).set(environment["RANK"], "")
 
 
 def _variables(rank: int, count: int, port: int) -> dict[str, str]:

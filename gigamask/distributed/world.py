@@ -16,6 +16,8 @@ from gigamask.errors import EvaluationStoppedError, GigamaskError
 Result = TypeVar("Result")
 Value = TypeVar("Value")
 
+HOST, STARTED = "127.0.0.1", "GIGAMASK_STARTED_PROCESS"
+"""Host of processes that `local_processes` starts, and the environment variable that marks them."""
 STDERR = 2
 SLOW_TIMEOUT = timedelta(days=7)
 """Timeout for work that one process does alone; the death of a process is noticed at once."""
@@ -180,6 +182,17 @@ class World:
                 f"({reason}); run the same command again, or use torchrun --max-restarts: "
                 "training continues from the last checkpoint"
             ) from error
+
+
+def announce(environment: Mapping[str, str]) -> None:
+    """Tell the process that started this one by `start_world` that it is about to join.
+
+    Args:
+        environment: Environment variables; does nothing if something else started the process.
+    """
+    if STARTED in environment:
+        port = int(environment["MASTER_PORT"])
+        distributed.TCPStore(HOST, port, is_master=False).set(environment["RANK"], "")
 
 
 def init_world(

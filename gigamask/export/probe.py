@@ -20,7 +20,8 @@ from torch import Tensor
 
 from gigamask import files
 from gigamask.errors import GigamaskError
-from gigamask.models.promptable import PromptableModel, load_sam
+from gigamask.models.pretrained import load_sam
+from gigamask.models.promptable import PromptableModel
 from gigamask.rng import make_rng
 from gigamask.types import Prompts
 

@@ -18,9 +18,7 @@ from gigamask.models.configs import (
     vit_h,
     vit_l,
 )
-
-State = dict[str, Tensor]
-"""A state dict."""
+from gigamask.models.weight_files import State
 
 PE_MATRIX_KEY = "prompt_encoder.pe_layer.positional_encoding_gaussian_matrix"
 

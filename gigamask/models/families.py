@@ -13,7 +13,7 @@ from gigamask import plugin
 from gigamask.errors import GigamaskError
 from gigamask.models import convert
 from gigamask.models.configs import ModelConfig, SamConfig, as_sam, tiny, vit_b, vit_h, vit_l
-from gigamask.models.convert import State
+from gigamask.models.weight_files import State
 from gigamask.serialization import read_json
 
 MAX_CONFIG_BYTES = 1 << 20

@@ -4,9 +4,10 @@ from gigamask.errors import GigamaskError
 from gigamask.interfaces import ImageEncoder
 from gigamask.models import state_dict
 from gigamask.models.configs import DECODER_PREFIX, MAE_PREFIX, SamConfig, as_sam, part_name
-from gigamask.models.convert import State, from_mae, plain_vit
+from gigamask.models.convert import from_mae, plain_vit
 from gigamask.models.families import suggest_recipe
 from gigamask.models.model import Model
+from gigamask.models.weight_files import State
 
 DECODER = ("prompt_encoder.", "mask_decoder.")
 CLASS_HEAD = "mask_decoder.class_head."

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from gigamask.errors import GigamaskError
-from gigamask.models.convert import State
 from gigamask.models.layers import no_autocast
 from gigamask.models.lora_config import LoRA
+from gigamask.models.weight_files import State
 from gigamask.rng import make_torch_generator
 
 _ATTENTION = re.compile(r"att(n|ention)", re.IGNORECASE)

@@ -8,9 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from gigamask.errors import GigamaskError
-from gigamask.models import state_dict
 from gigamask.models.configs import DECODER_PREFIX, MAE_PREFIX
-from gigamask.models.families import suggest_recipe
 from gigamask.models.initial_values import weights_generator
 
 
@@ -142,6 +140,9 @@ class Model(nn.Module):
                 f"{path}: {prefix}: starts a SAM from {source}; to continue with the {self.kind} "
                 f"itself, pass {whole}"
             )
+        from gigamask.models import state_dict
+        from gigamask.models.families import suggest_recipe
+
         weights, _ = state_dict.read_weights(path)
         with suggest_recipe(weights):
             state_dict.load_weights(self, weights, path)

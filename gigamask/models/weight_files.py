@@ -37,10 +37,11 @@ from gigamask.models.configs import (
     find_part,
     part_name,
 )
-from gigamask.models.convert import State
 from gigamask.pixels import RGB
 from gigamask.serialization import decode_json
 
+State = dict[str, Tensor]
+"""A state dict."""
 KINDS: dict[str, type[ModelConfig]] = {"sam": SamConfig, "mae": MAEConfig}
 """Configuration class by kind of model in a file's metadata; without a kind, the model is a SAM.
 Plugins add others."""

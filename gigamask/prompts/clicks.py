@@ -10,7 +10,6 @@ from jaxtyping import Bool, Float, Float32, Float64, Int64
 from torch import Tensor
 from torch.nn import functional
 
-from gigamask.masks import boundary
 from gigamask.masks.devices import constant, is_readable
 from gigamask.masks.valid_area import inside
 from gigamask.types import Targets
@@ -191,6 +190,8 @@ def _(region: Tensor) -> Tensor:
 
 def _squared_edt_opencv(region: Bool[np.ndarray, "M H W"]) -> Float32[np.ndarray, "M H W"]:
     """Return what `_squared_edt_torch` does, from the exact transform of each mask's box."""
+    from gigamask.masks import boundary
+
     squared = np.zeros(region.shape, np.float32)
     for mask, found in zip(region, squared, strict=True):
         top, bottom, left, right = boundary.mask_extent(mask)

@@ -27,7 +27,7 @@ from gigamask.distributed.precision import LossScaler, choose_device
 from gigamask.distributed.world import World
 from gigamask.errors import GigamaskError
 from gigamask.files import crc32, flush, uncache, write_atomically, write_bytes
-from gigamask.models import state_dict, weight_files
+from gigamask.models import weight_files
 from gigamask.models.configs import ModelConfig
 from gigamask.models.manifest import (
     BASE,
@@ -39,7 +39,7 @@ from gigamask.models.manifest import (
     verify,
 )
 from gigamask.models.model import Model
-from gigamask.models.promptable import PromptableModel, load_sam
+from gigamask.models.promptable import PromptableModel
 from gigamask.records import DataCursor
 from gigamask.serialization import with_checksum
 from gigamask.training.config import TrainConfig
@@ -140,7 +140,7 @@ def write_base(state: TrainState, config: TrainConfig) -> None:
     path = Path(config.out) / "checkpoints" / BASE
     path.parent.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in frozen.items()}
-    state_dict.save_weights(tensors, cast(ModelConfig, state.model.config), path)
+    weight_files.save_weights(tensors, cast(ModelConfig, state.model.config), path)
     state.base = {"bytes": path.stat().st_size, "crc32": crc32(path)}
 
 
@@ -177,9 +177,9 @@ def write(snapshot: Snapshot, config: TrainConfig, retention: Retention | None =
     part = folder / f".{final.name}{PART}"
     sweep(folder)
     part.mkdir(parents=True)
-    state_dict.save_weights(snapshot.model, snapshot.config, part / MODEL)
+    weight_files.save_weights(snapshot.model, snapshot.config, part / MODEL)
     if snapshot.last:
-        state_dict.save_weights(snapshot.last, snapshot.config, part / LAST)
+        weight_files.save_weights(snapshot.last, snapshot.config, part / LAST)
     write_atomically(part / OPTIMIZER, lambda path: save_file(snapshot.optimizer, path))
     if losses := snapshot.loss_history:
         write_atomically(part / LOSS_HISTORY, lambda path: save_arrays(losses, path))
@@ -282,6 +282,8 @@ def load_state(
 
         return world.broadcast(world.run_on_all(read_file), device)
 
+    from gigamask.models import state_dict  # which a training that starts does not need
+
     manifest = json.loads((folder / MANIFEST).read_bytes())
     weights = LAST if LAST in manifest["files"] else MODEL
     if (weights == LAST) != bool(config.ema):
@@ -343,5 +345,7 @@ def load_model(
     def build() -> Model | None:
         config = config_of(path)
         return config.build() if config else None
+
+    from gigamask.models.pretrained import load_sam
 
     return load_sam(path, build_custom=build).to(choose_device(device))

@@ -385,10 +385,12 @@ class ImageTrainConfig(TrainConfig):
     @property
     def tables(self) -> tuple[str, ...]:
         """Paths of the attribute table, if there is one, and of the other weights."""
-        from gigamask.models.weight_paths import find_weights
+        paths = tuple(filter(None, [self.loader.attributes]))
+        if self.other_weights:
+            from gigamask.models.weight_paths import find_weights
 
-        weights = (str(find_weights(each)) for each in self.other_weights)
-        return (*filter(None, [self.loader.attributes]), *weights)
+            paths += tuple(str(find_weights(each)) for each in self.other_weights)
+        return paths
 
     def check_plan(self, model: nn.Module) -> list[str]:
         """Check what only this kind of training needs, apart from files that are not here yet.

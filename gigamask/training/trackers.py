@@ -2,10 +2,12 @@
 
 import importlib.util
 import secrets
+import sys
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from types import ModuleType
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 from jaxtyping import UInt8
@@ -63,7 +65,14 @@ class TensorBoardTracker:
     @cached_property
     def _writer(self) -> Any:
         """The writer, made at the first record: a full disk then stops this tracker alone."""
-        from torch.utils.tensorboard import SummaryWriter
+        # TensorBoard imports these, if they are installed, for logs in S3, which takes seconds.
+        cloud = [name for name in ("boto3", "botocore") if name not in sys.modules]
+        sys.modules.update((name, cast(ModuleType, None)) for name in cloud)  # as if they were not
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        finally:
+            for name in cloud:
+                del sys.modules[name]
 
         # The thread of the writer would hang on a full disk, so it is this one that flushes.
         return SummaryWriter(self._folder, purge_step=self._first_step + 1, flush_secs=NEVER_S)

@@ -252,9 +252,8 @@ def open_world(
     """
     import torch
 
-    from gigamask.distributed.local_processes import announce, start_world
     from gigamask.distributed.precision import choose_device
-    from gigamask.distributed.world import destroy_world, init_world
+    from gigamask.distributed.world import announce, destroy_world, init_world
 
     device, threads = choose_device(config.device), torch.get_num_threads()
     processes = count_processes(config, device, environment)
@@ -263,6 +262,8 @@ def open_world(
     with ExitStack() as stack:
         stack.callback(torch.set_num_threads, threads)
         if processes > 1:
+            from gigamask.distributed.local_processes import start_world
+
             started = start_world(arguments, processes, environment, config.timeout_s)
             world = stack.enter_context(started)
         else:

@@ -174,7 +174,7 @@ class DistillTrainConfig(Taught, SamTrainConfig):
         Raises:
             GigamaskError: Something is missing, or the student does not fit the teacher.
         """
-        from gigamask.models.promptable import load_sam
+        from gigamask.models.pretrained import load_sam
         from gigamask.plugins.distill.teachers import check_student, check_teacher
 
         check_teacher(self.teacher)
@@ -186,7 +186,7 @@ class DistillTrainConfig(Taught, SamTrainConfig):
         """Return the task of the phase; on the meta device, with a teacher without values."""
         from gigamask.distributed.precision import choose_precision
         from gigamask.models.embedding_cache import EmbeddingCache
-        from gigamask.models.promptable import load_sam
+        from gigamask.models.pretrained import load_sam
         from gigamask.plugins.distill.distillation import FeatureTask, PromptTask, Teacher
         from gigamask.plugins.distill.teachers import check_student, planned_teacher
         from gigamask.training.tasks import SamTask

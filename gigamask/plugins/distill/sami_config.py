@@ -33,7 +33,7 @@ class SAMITrainConfig(Taught, MAETrainConfig):
         Raises:
             GigamaskError: Something is missing, or the model does not fit the teacher.
         """
-        from gigamask.models.promptable import load_sam
+        from gigamask.models.pretrained import load_sam
         from gigamask.plugins.distill.teachers import check_sami_teacher, check_teacher
 
         check_teacher(self.teacher)
@@ -43,7 +43,7 @@ class SAMITrainConfig(Taught, MAETrainConfig):
     def task(self, device: torch.device) -> Task:
         """Return the task; on the meta device, with a teacher without values."""
         from gigamask.distributed.precision import choose_precision
-        from gigamask.models.promptable import load_sam
+        from gigamask.models.pretrained import load_sam
         from gigamask.plugins.distill.sami import SAMITask
         from gigamask.plugins.distill.teachers import check_sami_teacher, planned_teacher
 

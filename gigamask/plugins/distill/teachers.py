@@ -10,7 +10,8 @@ from torch import nn
 from gigamask.errors import GigamaskError
 from gigamask.models.configs import DECODER_PREFIX, MAEConfig, SamConfig, vit_h
 from gigamask.models.initial_weights import CLASS_HEAD, DECODER
-from gigamask.models.promptable import PromptableModel, load_sam
+from gigamask.models.pretrained import load_sam
+from gigamask.models.promptable import PromptableModel
 from gigamask.models.weight_paths import check_weights_exist, may_be_weights
 from gigamask.training.config import ImageTrainConfig
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from gigamask.errors import GigamaskError
 from gigamask.models import convert, lora, state_dict, weight_files, weight_paths
 from gigamask.models.configs import ModelConfig
-from gigamask.models.convert import State
 from gigamask.models.hub import parse_hub_id
+from gigamask.models.weight_files import State
 from gigamask.plugins.peft import config as peft_config
 from gigamask.plugins.peft.config import CONFIG
 

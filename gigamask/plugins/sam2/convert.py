@@ -12,7 +12,8 @@ import torch
 
 from gigamask.errors import GigamaskError
 from gigamask.models.configs import SamConfig
-from gigamask.models.convert import PE_MATRIX_KEY, State, block_indices, format_names
+from gigamask.models.convert import PE_MATRIX_KEY, block_indices, format_names
+from gigamask.models.weight_files import State
 from gigamask.plugins.sam2.configs import (
     Hiera,
     Sam2Decoder,

@@ -4,9 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from gigamask.models.configs import ModelConfig, SamConfig
-from gigamask.models.convert import State
 from gigamask.models.families import ModelFamily
-from gigamask.models.weight_files import read_pth
+from gigamask.models.weight_files import State, read_pth
 from gigamask.plugins.sam2 import convert
 
 

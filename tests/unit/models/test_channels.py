@@ -10,7 +10,7 @@ from gigamask.errors import GigamaskError
 from gigamask.models import state_dict, weight_files
 from gigamask.models.configs import SamConfig, ViTTiny
 from gigamask.models.init import build_model
-from gigamask.models.promptable import load_sam
+from gigamask.models.pretrained import load_sam
 from gigamask.pixels import PixelConfig
 from tests.little import COMPACT, SPEC
 

@@ -11,7 +11,7 @@ from gigamask import config_files
 from gigamask.losses.sam_loss import SamLoss
 from gigamask.models import state_dict
 from gigamask.models.configs import ConvPyramid
-from gigamask.models.promptable import load_sam
+from gigamask.models.pretrained import load_sam
 from gigamask.prompts.clicks import cell_to_input, next_click
 from gigamask.prompts.schedule import InteractiveSchedule
 from gigamask.recipes import compact_student
