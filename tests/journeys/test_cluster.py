@@ -80,9 +80,9 @@ def test_a_process_killed_and_all_of_them_stopped_change_nothing(scenes, tmp_pat
     assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
 
 
-def reached(out: Path, step: int) -> int:
+def reached(out: Path, step: int, timeout_s: float = 60) -> int:
     """Waits for a step to be saved; returns the newest."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + timeout_s
     while newest(out) < step and time.monotonic() < deadline:
         time.sleep(0.02)
     assert newest(out) >= step
