@@ -59,13 +59,13 @@ def read_limited(path: Path | str, max_bytes: int) -> bytes:
     path = Path(path)
     try:
         check_regular(path)
-        with open(path, "rb") as file:
-            content = file.read(max_bytes + 1)
+        is_larger = path.stat().st_size > max_bytes
+        content = b"" if is_larger else path.read_bytes()
     except OSError as error:
         raise GigamaskError(
             f"{path}: cannot be read ({error.strerror}); check the path and its permissions"
         ) from None
-    if len(content) > max_bytes:
+    if is_larger:
         raise GigamaskError(f"{path}: is larger than {max_bytes} bytes, the limit for such a file")
     return content
 

@@ -112,12 +112,13 @@ def read(raw: bytes, name: str) -> Sa1bRecord:
         ) from error
 
 
-def check(record: Sa1bRecord, name: str) -> ImageAnnotation:
+def check(record: Sa1bRecord, name: str, masks: RLEMasks | None = None) -> ImageAnnotation:
     """Check sizes, run lengths and scores of a decoded json.
 
     Args:
         record: The decoded json.
         name: Name of the image for error messages.
+        masks: Its masks, if they were decoded before.
 
     Returns:
         The masks and scores.
@@ -128,10 +129,12 @@ def check(record: Sa1bRecord, name: str) -> ImageAnnotation:
     check_sizes(record, name)
     annotations, size = record.annotations, (record.image.height, record.image.width)
     try:
-        masks = RLEMasks.from_coco([each.segmentation.counts for each in annotations], size)
+        counts = [each.segmentation.counts for each in annotations]
+        masks = RLEMasks.from_coco(counts, size) if masks is None else masks
     except GigamaskError as error:
         raise CorruptSampleError(f"{name}: {error}") from error
-    predicted_iou, stability_score = read_scores(annotations, name)
+    predicted_iou = read_scores(annotations, "predicted_iou", name)
+    stability_score = read_scores(annotations, "stability_score", name)
     categories = read_categories(record, name)
     return ImageAnnotation(name, size, masks, predicted_iou, stability_score, categories)
 
@@ -186,25 +189,18 @@ def read_categories(record: Sa1bRecord, name: str) -> tuple[str, ...]:
     return categories if any(categories) else ()
 
 
-def read_scores(
-    annotations: Sequence[Annotation], name: str
-) -> tuple[Float32[np.ndarray, "n"], Float32[np.ndarray, "n"]]:
-    """Return `predicted_iou` and `stability_score` of masks.
+def read_scores(annotations: Sequence[Annotation], key: str, name: str) -> Float32[np.ndarray, "n"]:
+    """Return a score of each mask.
 
     Args:
         annotations: The masks.
-        name: Name of their image for error messages.
+        key: Name of the score.
+        name: Name of the image for error messages.
 
     Raises:
         CorruptSampleError: One of them is not finite.
     """
-    return (
-        _scores([each.predicted_iou for each in annotations], "predicted_iou", name),
-        _scores([each.stability_score for each in annotations], "stability_score", name),
-    )
-
-
-def _scores(values: list[float], key: str, name: str) -> Float32[np.ndarray, "n"]:
+    values = [getattr(each, key) for each in annotations]
     with np.errstate(over="ignore"):
         scores = np.array(values, np.float32)
     invalid = np.flatnonzero(~np.isfinite(scores))
@@ -269,7 +265,7 @@ def image_record(
 
 def mask_fields(masks: RLEMasks) -> list[dict[str, Any]]:
     """Return the fields `bbox`, `area` and `segmentation` of each mask."""
-    size, areas = list(masks.size), masks.areas().tolist()
+    size, spans = list(masks.size), masks.spans()
     return [
         {
             "bbox": [float(x0), float(y0), float(x1 - x0), float(y1 - y0)],
@@ -277,7 +273,10 @@ def mask_fields(masks: RLEMasks) -> list[dict[str, Any]]:
             "segmentation": {"size": size, "counts": counts.decode()},
         }
         for (x0, y0, x1, y1), area, counts in zip(
-            masks.boxes().tolist(), areas, masks.to_coco(), strict=True
+            spans.boxes(np.int32(size[0])).tolist(),
+            spans.areas().tolist(),
+            masks.to_coco(),
+            strict=True,
         )
     ]
 

@@ -222,9 +222,10 @@ def build_sample(
     Raises:
         CorruptSampleError: The image cannot be decoded.
     """
-    masks = entry.masks
+    masks, spans = entry.masks, entry.masks.spans()
+    boxes = spans.boxes(np.int32(entry.size[0]))
     candidates = CandidateMasks(
-        entry.size, masks.areas(), masks.boxes(), entry.predicted_iou, entry.stability_score
+        entry.size, spans.areas(), boxes, entry.predicted_iou, entry.stability_score
     )
 
     def read_masks(

@@ -148,7 +148,7 @@ class SampleSource:
         """Return an annotation of an image that has no masks."""
         images, scores = self.index.images, np.zeros(0, np.float32)
         size = (int(images["height"][row]), int(images["width"][row]))
-        masks = RLEMasks(size, np.zeros(0, np.int32), np.zeros(1, np.int64))
+        masks = RLEMasks.from_coco([], size)
         return ImageAnnotation(name, size, masks, scores, scores)
 
     def __reduce__(self) -> tuple:
@@ -179,7 +179,7 @@ def collate(
     for image, sample in zip(images, samples, strict=True):
         height, width = sample.image.shape[1:]
         image[:, :height, :width] = sample.image
-    no_masks = RLEMasks((mask_size, mask_size), np.zeros(0, np.int32), np.zeros(1, np.int64))
+    no_masks = RLEMasks.from_coco([], (mask_size, mask_size))
     masks = RLEMasks.concatenate([no_masks, *(sample.masks for sample in samples)])
     counts = torch.tensor([len(sample.masks) for sample in samples], dtype=torch.int64)
     boxes = np.concatenate(

@@ -72,19 +72,19 @@ def describe(
 def _columns(records: Sequence[Record]) -> Iterator[EntryColumns]:
     """Yield what an index has of valid jsons; raise CorruptSampleError if one is not."""
     name, masks = records[0][0], [mask for _, record in records for mask in record.annotations]
-    sizes = np.array([mask.segmentation.size for mask in masks], np.int32).reshape(-1, 2)
+    sizes = np.array([mask.segmentation.size for mask in masks], np.int64).reshape(-1, 2)
     try:
-        spans = read_spans([mask.segmentation.counts for mask in masks], sizes.astype(np.int64))
+        spans = read_spans([mask.segmentation.counts for mask in masks], sizes)
     except GigamaskError as error:
         raise CorruptSampleError(f"{name}: {error}") from error
-    heights = np.repeat(sizes[:, 0], np.diff(spans.offsets))
-    is_uniform = len(sizes) > 0 and bool((sizes == sizes[0]).all())
-    areas, boxes = spans.areas(), spans.boxes(sizes[0, 0] if is_uniform else heights)
-    boxes[areas == 0] = (1, 1, 0, 0)
-    values = zip(
-        MASK_COLUMNS.items(), (areas, boxes, *annotation.read_scores(masks, name)), strict=True
-    )
-    columns = {key: column.astype(dtype) for (key, dtype), column in values}
+    columns = {
+        "area": spans.areas(),
+        "box": spans.boxes(np.repeat(sizes[:, 0].astype(np.int32), np.diff(spans.offsets))),
+        "predicted_iou": annotation.read_scores(masks, "predicted_iou", name),
+        "stability_score": annotation.read_scores(masks, "stability_score", name),
+    }
+    columns["box"][columns["area"] == 0] = (1, 1, 0, 0)
+    columns = {key: columns[key].astype(dtype) for key, dtype in MASK_COLUMNS.items()}
     stop = 0
     for name, record in records:
         first, stop = stop, stop + len(record.annotations)

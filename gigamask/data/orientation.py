@@ -49,12 +49,13 @@ class Frame:
 
 def read_orientation(raw: bytes) -> int:
     """Return the EXIF orientation of an image file, 1 to 8; 1 if it states none that is valid."""
-    if image.image_format(raw) == "NPY":
+    kind = image.image_format(raw)
+    if kind == "NPY" or (kind == "JPEG" and _EXIF_SEGMENT not in raw):
         return 1
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # broken EXIF, and bombs: nothing is decoded
-            with Image.open(io.BytesIO(raw), formats=[image.image_format(raw)]) as opened:
+            with Image.open(io.BytesIO(raw), formats=[kind]) as opened:
                 opened.info.pop("xmp", None)  # which Pillow reads, but no browser
                 opened.info.pop("XML:com.adobe.xmp", None)
                 found = opened.getexif().get(ExifTags.Base.Orientation, 1)

@@ -277,7 +277,7 @@ def _members(
             frame = fit(stored, objects.masks.size, image.source)
             member = to_member(stored, frame, image.source)
             raw = _record(image, objects)
-            annotation.parse(raw, image.source)
+            annotation.check(annotation.read(raw, image.source), image.source, objects.masks)
         except CorruptSampleError as bad:
             counts.left_out.images.append(LeftOutEntry.of(image.source, bad))
             continue

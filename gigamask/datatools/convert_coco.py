@@ -84,7 +84,8 @@ class CocoImage(SourceImage):
             skipped[i] = _skip(self.source, i, rows[i], CorruptSampleError(EMPTY, NO_PIXEL))
         extras = [extra_fields(row, self.names) for i, row in rows.items() if i not in skipped]
         left_out = [skipped[i] for i in sorted(skipped)]
-        return Objects(masks[filled], extras, left_out, notes, self.stated_size is not None)
+        kept = masks if filled.all() else masks[filled]
+        return Objects(kept, extras, left_out, notes, self.stated_size is not None)
 
     @property
     def stated_size(self) -> tuple[int, int] | None:

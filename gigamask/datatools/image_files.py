@@ -149,7 +149,7 @@ def to_member(raw: bytes, frame: Frame, name: str) -> bytes:
         np.save(array, orientation.turn(stored, frame.turn), allow_pickle=False)
         return array.getvalue()
     if is_jpeg(raw) and is_as_stored:
-        image.read_stored(raw, name)
+        image.read_stored(raw, name, is_check=True)
         return jpeg_markers.with_end(raw if has_no_turn else orientation.without_exif(raw))
     pixels = orientation.turn(_decode(raw, name), frame.turn)
     return image.encode_jpeg(pixels, QUALITY, "444")

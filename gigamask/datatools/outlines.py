@@ -118,7 +118,9 @@ class Outlines:
         rings = [ring for ring in corners if isinstance(ring, np.ndarray)]
         if not rings:
             raise CorruptSampleError(str(corners[0]), NO_AREA)
-        lengths = [float(np.abs(ring - np.roll(ring, 1, 0)).max(1).sum()) for ring in rings]
+        lengths = [
+            float(np.abs(ring - ring[np.arange(-1, len(ring) - 1)]).max(1).sum()) for ring in rings
+        ]
         if sum(lengths) > MAX_OUTLINE:
             raise CorruptSampleError(
                 f"its outline is {sum(lengths):.0f} px long, at most {MAX_OUTLINE} are drawn; "
@@ -172,12 +174,16 @@ class Outlines:
             rows = sorted({owner for owner, _ in some})
             drawn = mask_api_new_cpp.frPoly([ring for _, ring in some], *self.size)
             rings = RLEMasks.from_coco([rle["counts"] for rle in drawn], self.size)
-            groups = np.searchsorted(rows, [owner for owner, _ in some])
-            parts.append(union(rings, groups, len(rows)))
+            if len(rows) < len(some):
+                groups = np.searchsorted(rows, [owner for owner, _ in some])
+                rings = union(rings, groups, len(rows))
+            parts.append(rings)
             owners += rows
             runs += len(parts[-1].bounds)
             check_count(runs, "runs of masks", MAX_RUNS, self.name)
         check_count(runs, "runs of masks", MAX_RUNS, self.name)
+        if len(parts) == 2 and not self.rle:
+            return parts[1]
         every = RLEMasks.concatenate(parts)
         if len(set(owners)) < len(owners):  # a mask of polygons and of PNGs, as LabelMe can group
             return union(every, np.array(owners, np.int64), self.masks)

@@ -411,7 +411,7 @@ def _is_as_written(path: Path, counts: RepackCounts) -> bool:
             entry = annotation.parse(raw, file_name)
             size = entry.size
             sound &= zlib.crc32(raw) == json_crc32 and int(entry.masks.areas().sum()) == area
-        image.read_stored(jpg, file_name, size)
+        image.read_stored(jpg, file_name, size, is_check=True)
         sound &= zlib.crc32(jpg) == jpg_crc32
     return sound
 

@@ -362,7 +362,7 @@ class _TarReader:
         self, member: int, raw: bytes, name: str, annotated: tuple[int, int] | None
     ) -> bool:
         if self.decode:
-            image.read_stored(raw, name, annotated)
+            image.read_stored(raw, name, annotated, is_check=True)
             self.report.without_end_marker += jpeg_markers.with_end(raw) != raw
         else:
             found = read_size(raw, self._whole_range(member), name)

@@ -32,11 +32,9 @@ class Spans:
 
     def areas(self) -> Int64[np.ndarray, "n"]:
         """Return each mask's number of foreground pixels."""
-        areas = np.zeros(len(self.offsets) - 1, np.int64)
-        filled = np.flatnonzero(np.diff(self.offsets))
-        if filled.size:
-            areas[filled] = np.add.reduceat(self.end - self.begin, self.offsets[filled])
-        return areas
+        lengths = np.append(self.end - self.begin, 0)
+        sums = np.add.reduceat(lengths, self.offsets[:-1])
+        return np.where(np.diff(self.offsets) > 0, sums, 0)
 
     def boxes(self, height: np.int32 | Int32[np.ndarray, "r"]) -> Int32[np.ndarray, "n 4"]:
         """Return each mask's box xyxy with inclusive ends; (0, 0, -1, -1) for an empty mask.

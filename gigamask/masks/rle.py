@@ -67,6 +67,8 @@ class RLEMasks:
             GigamaskError: A mask is not valid; the message has its index.
         """
         check_size(size)
+        if not len(counts):
+            return RLEMasks(size, np.zeros(0, np.int32), np.zeros(1, np.int64))
         spans = read_spans(counts, np.tile(np.array(size), (len(counts), 1)))
         stride = size[0] * size[1] + 1  # keeps the end of a mask apart from the start of the next
         shift = spans.owner() * stride
@@ -100,13 +102,22 @@ class RLEMasks:
             .transpose(0, 2, 1)
         )
 
+    def spans(self) -> Spans:
+        """Return the foreground as half-open intervals of positions."""
+        counts = np.diff(self.offsets)
+        bounds = self.bounds.astype(np.int64)
+        odd = np.flatnonzero(counts & 1)
+        if odd.size:
+            bounds = np.insert(bounds, self.offsets[odd + 1], self.size[0] * self.size[1])
+        return Spans(bounds[0::2], bounds[1::2], offsets_of((counts + 1) >> 1))
+
     def areas(self) -> Int64[np.ndarray, "n"]:
         """Return each mask's number of foreground pixels."""
-        return _spans(self).areas()
+        return self.spans().areas()
 
     def boxes(self) -> Int32[np.ndarray, "n 4"]:
         """Return each mask's box xyxy with inclusive ends; (0, 0, -1, -1) for an empty mask."""
-        return _spans(self).boxes(np.int32(self.size[0]))
+        return self.spans().boxes(np.int32(self.size[0]))
 
     def intersections(self, other: "RLEMasks") -> Int64[np.ndarray, "n m"]:
         """Return the number of pixels that each mask shares with each mask of `other`."""
@@ -114,7 +125,7 @@ class RLEMasks:
             raise ValueError(f"masks must have the same size, got {self.size} and {other.size}")
         shared = np.zeros((len(self), len(other)), np.int64)
         pixels = self.size[0] * self.size[1]
-        a, before = _spans(self), _spans(other).counter(pixels)
+        a, before = self.spans(), other.spans().counter(pixels)
         rows, columns = np.nonzero(_boxes_meet(self.boxes(), other.boxes()))
         counts = np.diff(a.offsets)[rows]
         for first, stop in _blocks(counts):
@@ -141,7 +152,7 @@ class RLEMasks:
         Raises:
             GigamaskError: A mask is empty.
         """
-        spans = _spans(self)
+        spans = self.spans()
         covered = spans.covered()
         areas = np.diff(covered[spans.offsets])
         if not areas.all():
@@ -199,7 +210,7 @@ class RLEMasks:
                 raise ValueError(
                     f"there must be at least two {name} edges, strictly increasing, got {edges}"
                 )
-        return average_spans(_spans(self), self.boxes(), self.size, row_edges, column_edges, flip)
+        return average_spans(self.spans(), self.boxes(), self.size, row_edges, column_edges, flip)
 
     @staticmethod
     def concatenate(parts: "Sequence[RLEMasks]") -> "RLEMasks":
@@ -221,16 +232,6 @@ def _lengths(masks: RLEMasks) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray,
     ends[np.arange(len(owner)) + owner] = masks.bounds + owner * pixels
     ends[masks.offsets[1:] + indices] = (indices + 1) * pixels
     return np.diff(ends, prepend=0), masks.offsets + np.arange(len(masks) + 1)
-
-
-def _spans(masks: RLEMasks) -> Spans:
-    """Return the foreground as half-open intervals of positions."""
-    counts = np.diff(masks.offsets)
-    bounds = masks.bounds.astype(np.int64)
-    odd = np.flatnonzero(counts & 1)
-    if odd.size:
-        bounds = np.insert(bounds, masks.offsets[odd + 1], masks.size[0] * masks.size[1])
-    return Spans(bounds[0::2], bounds[1::2], offsets_of((counts + 1) >> 1))
 
 
 def _blocks(counts: Int64[np.ndarray, "p"]) -> list[tuple[int, int]]:

@@ -91,7 +91,7 @@ def blobs(size: tuple[int, int], count: int, generator: np.random.Generator) -> 
         generator: Random numbers.
     """
     height, width = size
-    parts = [RLEMasks(size, np.zeros(0, np.int32), np.zeros(1, np.int64))]
+    parts = [RLEMasks.from_coco([], size)]
     ys, xs = np.mgrid[-1 : 1 : LOGITS * 1j, -1 : 1 : LOGITS * 1j].astype(np.float32)
     for share in np.clip(MEDIAN_SIDE * np.exp(generator.normal(0, SPREAD, count)), 0.004, 0.8):
         side = max(int(2 * share * (height * width) ** 0.5), 12)

@@ -11,6 +11,7 @@ from PIL import Image
 
 from gigamask.data import image, tar
 from gigamask.errors import CorruptSampleError
+from gigamask.rng import make_rng
 
 
 def gradient(height: int = 48, width: int = 64) -> Image.Image:
@@ -184,3 +185,23 @@ def test_what_is_encoded_is_decoded_again(chroma, error):
     assert np.abs(image.decode(raw, "x").astype(int) - pixels).mean() < error
     assert simplejpeg.decode_jpeg_header(raw)[3] == chroma
     assert len(image.encode_jpeg(pixels, 50, chroma)) < len(raw)
+
+
+def test_a_check_refuses_what_decoding_refuses():
+    whole, random = saved(gradient()), make_rng(0, "damage")
+    refused = 0
+    for _ in range(300):
+        damaged = bytearray(whole)
+        for place in random.integers(whole.index(b"\xff\xda"), len(whole), 2):
+            damaged[place] = random.integers(256)
+        damaged = bytes(damaged[: random.integers(len(whole) // 2, 2 * len(whole))])
+        found = []
+        for is_check in (False, True):
+            try:
+                image.read_stored(damaged, "x", is_check=is_check)
+                found.append("")
+            except CorruptSampleError as error:
+                found.append(str(error))
+        assert found[0] == found[1]
+        refused += bool(found[0])
+    assert 50 < refused < 300
