@@ -293,7 +293,7 @@ def load_state(
             f"its weights: --init {folder} and another --out"
         )
     base = read(f"../{BASE}") if manifest.get("base") else {}
-    state = TrainState.from_model(config.build().to(device), config)
+    state = TrainState.from_model(config.build_to_load(device), config)
     state.base = manifest.get("base")
     state.resumed = Resumed(folder, "scored_by" in manifest)
     state_dict.load_weights(state.model, join_trained(read(weights), base), str(folder))

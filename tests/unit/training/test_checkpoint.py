@@ -17,11 +17,12 @@ from safetensors import SafetensorError
 from gigamask import files
 from gigamask.errors import GigamaskError
 from gigamask.models import manifest, state_dict, weight_files
+from gigamask.models.model import Model
 from gigamask.samplers.loss_history import LossHistory
 from gigamask.training import checkpoint, retention
 from gigamask.training.state import TrainState
 from tests.limits import files_limited
-from tests.little import little
+from tests.little import little, little_compact
 
 
 @pytest.fixture
@@ -455,3 +456,21 @@ def test_best_checkpoint_can_be_given_as_weights(run):
         torch.equal(tensor, theirs[name])
         for name, tensor in state_at(run, 1).model.state_dict().items()
     )
+
+
+@pytest.mark.parametrize("make", [little, little_compact])
+def test_no_initial_value_is_drawn_for_what_a_checkpoint_holds(make, monkeypatch):
+    """All else, such as the mean of the pixels, is as in a new model."""
+    run = make()
+    expected, asked, value = run.build(), [], Model._initial_value
+
+    def initial_value(self, module, name, *given):
+        asked.append(name)
+        return value(self, module, name, *given)
+
+    monkeypatch.setattr(Model, "_initial_value", initial_value)
+    built = run.build_to_load(torch.device("cpu"))
+    assert asked == ["pixel_mean", "pixel_std"]
+    assert all(torch.equal(getattr(built, name), getattr(expected, name)) for name in asked)
+    shapes = [{n: t.shape for n, t in each.state_dict().items()} for each in (built, expected)]
+    assert shapes[0] == shapes[1]

@@ -35,7 +35,8 @@ def test_it_goes_on_where_it_stopped(tmp_path, scenes):
 
 
 def test_how_a_batch_is_cut_changes_nothing(tmp_path, scenes):
-    test_training.test_how_a_batch_is_cut_changes_nothing(tmp_path, scenes, little_sam2)
+    changes = {"recipe": little_sam2}
+    test_training.test_how_a_batch_is_cut_changes_nothing(tmp_path, scenes, changes)
 
 
 @pytest.mark.long
