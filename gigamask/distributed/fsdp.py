@@ -153,8 +153,8 @@ def is_sharded_tensor(tensor: Tensor | None) -> "TypeGuard[DTensor]":
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Return whether a parameter of the model is sharded."""
-    return any(map(is_sharded_tensor, model.parameters()))
+    """Return whether `shard` has sharded the model, its encoder that is."""
+    return hasattr(getattr(model, "encoder", model), "set_requires_all_reduce")
 
 
 def dummy_forward(model: nn.Module, forward: Callable[[], Tensor]) -> None:

@@ -34,12 +34,14 @@ class KeptProducts:
         bias: Its bias, a leaf.
         inputs: Inputs of each round.
         gradients: Gradients of the outputs.
+        rows: Rows of all inputs.
     """
 
     weight: Float[Tensor, "D C"]
     bias: Float[Tensor, "D"]
     inputs: list[Float[Tensor, "R C"]] = field(default_factory=list)
     gradients: list[Float[Tensor, "R D"]] = field(default_factory=list)
+    rows: int = 0
 
     @torch.no_grad()
     def multiply(self) -> None:
@@ -50,7 +52,7 @@ class KeptProducts:
         found = gradient.T @ torch.cat(self.inputs), gradient.sum(0)
         for leaf, more in zip((self.weight, self.bias), found, strict=True):
             leaf.grad = more if leaf.grad is None else leaf.grad + more
-        self.inputs, self.gradients = [], []
+        self.inputs, self.gradients, self.rows = [], [], 0
 
 
 class SharedTensors:
@@ -94,10 +96,13 @@ class SharedTensors:
             inputs: The layer's inputs.
             gradient: Gradient of its outputs.
         """
-        kept = self._products.setdefault(id(weight), KeptProducts(weight, bias))
+        kept = self._products.get(id(weight))
+        if kept is None:
+            kept = self._products[id(weight)] = KeptProducts(weight, bias)
         kept.inputs.append(inputs)
         kept.gradients.append(gradient)
-        if sum(map(len, kept.inputs)) > MAX_KEPT_ROWS:
+        kept.rows += len(inputs)
+        if kept.rows > MAX_KEPT_ROWS:
             kept.multiply()
 
     @torch.no_grad()
@@ -221,9 +226,10 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # pyrefly: ignore[bad-override]
-        (x, weight, bias), gradient = ctx.saved_tensors, gradients[0]
-        ctx.tensors.keep(weight, bias, x.flatten(0, -2), gradient.flatten(0, -2))
-        return gradient @ weight if ctx.needs_input_grad[0] else None, None, None, None
+        (x, weight, bias), gradient = ctx.saved_tensors, gradients[0].flatten(0, -2)
+        ctx.tensors.keep(weight, bias, x.flatten(0, -2), gradient)
+        more = (gradient @ weight).view(x.shape) if ctx.needs_input_grad[0] else None
+        return more, None, None, None
 
 
 @contextmanager

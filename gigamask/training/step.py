@@ -361,14 +361,12 @@ def step(
     norm = norm / divisor
     if grad_clip is not None:
         divisor = divisor * (norm / grad_clip).clamp(min=1.0)
-    gradients = [fsdp.to_local(cast(Tensor, p.grad)) for p in parameters]
-    torch._foreach_div_(gradients, divisor)
     skipped = (~norm.isfinite() | (metrics.count == 0)).to(torch.float32)
     mined_losses = metrics.count.new_zeros(0) if mined_losses is None else mined_losses
     sums = [metrics.count, metrics.losses, metrics.counts, metrics.weights]
     copy = HostCopy([norm, skipped, requested, *logged, mined_losses, *sums])
     with state.unreached.unchanged(parameters):
-        update_weights(state.optimizers, lr, skipped)
+        update_weights(state.optimizers, lr, skipped, divisor)
     return LaunchedStep(metrics, copy, world, lr, state.scale)
 
 
@@ -403,24 +401,36 @@ def _complete_gradients(
 
 
 def update_weights(
-    optimizers: Sequence[torch.optim.Optimizer], lr: float, skipped: Float[Tensor, ""]
+    optimizers: Sequence[torch.optim.Optimizer],
+    lr: float,
+    skipped: Float[Tensor, ""],
+    divisor: Float[Tensor, ""],
 ) -> None:
-    """Update the weights unless the step is skipped.
+    """Divide the gradients, and update the weights unless the step is skipped.
 
     Args:
         optimizers: The optimizers. Those that take `found_inf`, as fused ones of torch do for its
             `GradScaler`, decide on the device; the others wait for the decision.
         lr: Learning rate, multiplied by the `lr_scale` of each parameter group.
         skipped: 1 to skip the update, else 0.
+        divisor: What the gradients, which are sums, are divided by: torch's fused AdamW does so
+            while it reads them.
     """
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = lr * group.get("lr_scale", 1.0)
+        # As torch's `GradScaler` sets them.
+        scaled = {"found_inf": skipped, "grad_scale": divisor}
+        divides = type(optimizer) is torch.optim.AdamW and optimizer.defaults["fused"]
+        if not divides or divisor.dtype != torch.float32:
+            del scaled["grad_scale"]
+            owned = (p for group in optimizer.param_groups for p in group["params"])
+            torch._foreach_div_([fsdp.to_local(cast(Tensor, p.grad)) for p in owned], divisor)
         if getattr(optimizer, "_step_supports_amp_scaling", False):
-            # As torch's `GradScaler` does.
-            optimizer.found_inf = skipped  # pyrefly: ignore[missing-attribute]
+            vars(optimizer).update(scaled)
             optimizer.step()
-            del optimizer.found_inf  # pyrefly: ignore[missing-attribute]
+            for name in scaled:
+                del vars(optimizer)[name]
         elif not skipped:
             optimizer.step()
 

@@ -222,7 +222,9 @@ def casts_itself(model: PromptableModel) -> bool:
     """
     from gigamask.distributed.activation_checkpointing import is_checkpointed
 
-    return is_sharded(model) or is_checkpointed(model) or is_foreign(model.image_encoder)
+    if is_sharded(model) or is_foreign(model.image_encoder):
+        return True
+    return any(map(is_checkpointed, model.encoder_blocks))
 
 
 def encode(

@@ -1,5 +1,6 @@
 """The training loop: continue a run from its last checkpoint to its last step."""
 
+import gc
 import signal
 import socket
 import sys
@@ -93,6 +94,8 @@ def train(
                 loop.evaluate(evaluate)
             world.barrier()  # the main process alone has written files and opened trackers
             if data is not None and not state.stopping:
+                gc.freeze()  # or each full collection visits a million objects of torch, in .3 s
+                stack.callback(gc.unfreeze)
                 loop.run(data, set_clock)
         world.barrier()  # before the lock is released and another run can start
     return state
