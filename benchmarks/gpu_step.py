@@ -53,7 +53,8 @@ SECONDS = {
 }
 """Expected seconds of a step that skips no branch (`python -m benchmarks.count_step`)."""
 PEAK_SHARES = {"h": "16 % of an H100's 989 TFLOP/s", "l": "12 %", "b": "9 %"}
-GB_TARGET = {"b": "<= 12", "h": "<= 40"}
+GB = {"b": "6.5", "h": "23.6"}
+"""Planned memory (docs/measurements/memory.md)."""
 PARTS = ("encode forward", "rounds forward + backward", "encoder backward", "optimizer")
 
 
@@ -347,7 +348,7 @@ def main() -> None:
             found = measure(task, state, batch, changed, given.repeats)
             kernels = profiled(task, state, batch, changed) if given.profile else ""
         print(row(found, levers, work, peak), flush=True)
-    seconds, memory = SECONDS.get(given.size, ""), GB_TARGET.get(given.size, "")
+    seconds, memory = SECONDS.get(given.size, ""), GB.get(given.size, "")
     share = PEAK_SHARES.get(given.size, "")
     print(f"| expected (64 masks, bf16) | {seconds} | | | | | | | {share} | | {memory} | |")
     if given.profile:
