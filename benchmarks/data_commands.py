@@ -1,10 +1,10 @@
 """`convert`, `index` and the scan of a tar against plain loops, in one process with a warm cache.
 
-The plain way to index is tarfile, json and pycocotools' area and box of each mask; to convert, a
-loop over COCO's json that decodes each JPEG by OpenCV, draws each mask by pycocotools and writes
-them by tarfile. Without arguments photographs are noise: 24 of SA-1B's size with 100 masks each to
-index, and 2,750 of 480 x 640 with 20,000 polygons to convert. CPU seconds, medians of alternating
-rounds.
+The plain way to index is tarfile, json and pycocotools' area and box of each mask; it checks sizes
+and scores, but no run lengths. The plain way to convert COCO's json decodes each JPEG by OpenCV,
+draws each mask by pycocotools and writes both by tarfile. Without arguments photographs are noise:
+24 of SA-1B's size with 100 masks each to index, and 2,750 of 480 x 640 with 20,000 polygons to
+convert. CPU seconds, medians of alternating rounds.
 
 Run: python -m benchmarks.data_commands [--index TARS ...] [--convert JSON IMAGES] [--rounds 5]
 """
@@ -24,6 +24,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from itertools import count
+from math import isfinite
 from pathlib import Path
 
 import cv2
@@ -59,7 +60,12 @@ def index_plainly(paths: list[Path], out: Path) -> np.ndarray:
             for member in archive:
                 places.append((member.offset_data, member.size))
                 if member.name.endswith(".json"):
-                    for each in json.loads(archive.extractfile(member).read())["annotations"]:
+                    record = json.loads(archive.extractfile(member).read())
+                    size = [record["image"]["height"], record["image"]["width"]]
+                    for each in record["annotations"]:
+                        scores = each["predicted_iou"], each["stability_score"]
+                        if each["segmentation"]["size"] != size or not all(map(isfinite, scores)):
+                            raise SystemExit(f"{member.name}: not valid")
                         areas.append(int(coco.area(each["segmentation"])))
                         boxes.append(coco.toBbox(each["segmentation"]))
     np.savez(out, areas=areas, boxes=boxes, places=places)

@@ -4,7 +4,11 @@
 is written (24 GB at scale 1). Each measurement runs in its own process. The folder is deleted
 unless --folder names it.
 
-Run: python benchmarks/index_scale.py [--scale 0.01] [--folder FOLDER] [--merge]
+With --tars, `index`, `verify`, `repack` and `convert` instead, of so many tars of four small images
+with three masks each: CPU seconds and the largest memory of each in a process of its own.
+
+Run: python -m benchmarks.index_scale [--scale 0.01] [--folder FOLDER] [--merge]
+     python -m benchmarks.index_scale --tars 10 100 1000
 """
 
 import os
@@ -23,15 +27,21 @@ from pathlib import Path
 
 import numpy as np
 
-from gigamask.data import index_format
+from gigamask.data import index as indexes
+from gigamask.data import index_format, tar
 from gigamask.data.index import Index
 from gigamask.data.index_format import MANIFEST
 from gigamask.data.mask_sampling import MaskFilters
 from gigamask.data.sample_table import open_sample_table
 from gigamask.data.shard_index import IMAGE_COLUMNS, MASK_COLUMNS, LeftOut, ShardSummary, TarFile
+from gigamask.datatools.convert import convert
+from gigamask.datatools.formats import ConvertOptions
+from gigamask.datatools.repack import RepackConfig, repack
+from gigamask.datatools.verify import verify
 from gigamask.rng import make_rng
 from gigamask.samplers.batch_sampler import SampleSequence
 from gigamask.samplers.random import Random
+from gigamask.synthetic import large_sample
 from tests.orders import iter_steps
 
 IMAGES, MASKS_AN_IMAGE, TARS = 11_186_078, 98.3, 1000
@@ -39,6 +49,7 @@ JPG_BYTES, JSON_BYTES = 1_000_000, 86_000
 AT_ONCE = 2**20
 GATHERED = 1_000_000
 BATCH, MICRO = 256, 4
+SMALL, IMAGES_A_TAR, MASKS_A_SMALL_IMAGE = (96, 128), 4, 3
 
 
 def masks_of(first: int, images: int) -> np.ndarray:
@@ -205,6 +216,63 @@ def measure_merge(folder: Path) -> dict[str, float]:
         return {f"merge of {len(rows)} tars": time.perf_counter() - start}
 
 
+def write_small(folder: Path, tars: int) -> None:
+    """Writes one tar under many names, and COCO's json of as many images and masks."""
+    made = [large_sample.make(SMALL, MASKS_A_SMALL_IMAGE, i) for i in range(IMAGES_A_TAR)]
+    names = [f"sa_{i}{suffix}" for i in range(IMAGES_A_TAR) for suffix in (".jpg", ".json")]
+    first = folder / "tars" / "sa_000000.tar"
+    tar.write(first, zip(names, (part for pair in made for part in pair), strict=True))
+    for number in range(1, tars):
+        (first.parent / f"sa_{number:06d}.tar").hardlink_to(first)
+    (folder / "images").mkdir()
+    images, rows = [], []
+    for number in range(tars * IMAGES_A_TAR):
+        path = folder / "images" / f"{number}.jpg"
+        if number < IMAGES_A_TAR:
+            path.write_bytes(made[number][0])
+        else:
+            path.hardlink_to(folder / "images" / f"{number % IMAGES_A_TAR}.jpg")
+        images.append({"id": number, "file_name": path.name, "height": SMALL[0], "width": SMALL[1]})
+        for each in range(MASKS_A_SMALL_IMAGE):
+            ring = [10 + each, 10, 80, 12 + each, 60, 70 + each, 20, 50]
+            rows.append({"id": len(rows), "image_id": number, "segmentation": [ring]})
+    (folder / "coco.json").write_text(json.dumps({"images": images, "annotations": rows}))
+
+
+COMMANDS: dict[str, Callable[[Path], object]] = {
+    "index": lambda folder: indexes.build([folder / "tars"], folder / "index"),
+    "verify": lambda folder: verify([str(folder / "tars")]),
+    "repack": lambda folder: repack([str(folder / "tars")], folder / "small", RepackConfig(64)),
+    "convert": lambda folder: convert(
+        folder / "coco.json", folder / "images", folder / "made", ConvertOptions(), IMAGES_A_TAR
+    ),
+}
+
+
+def measured(*arguments: str) -> dict[str, float]:
+    """Returns what this module prints in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.index_scale", *arguments]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def report_commands(counts: list[int]) -> None:
+    """Prints CPU seconds and peak memory of each command at each number of tars."""
+    print("| tars | " + " | ".join(f"{name}, CPU s / MB" for name in COMMANDS) + " |")
+    print("|---" * (len(COMMANDS) + 1) + "|")
+    for count in counts:
+        with tempfile.TemporaryDirectory() as folder:
+            write_small(Path(folder), count)
+            found = [measured("--measure", name, "--folder", folder) for name in COMMANDS]
+        cells = [f"{each['cpu_s']:.2f} / {each['peak']:.0f}" for each in found]
+        print(f"| {count:,} | " + " | ".join(cells) + " |", flush=True)
+
+
+def measure_command(name: str, folder: Path) -> dict[str, float]:
+    start = time.process_time()
+    COMMANDS[name](folder)
+    return {"cpu_s": time.process_time() - start}
+
+
 MEASURES: dict[str, Callable[[Path], dict[str, float]]] = {
     name.removeprefix("measure_"): made
     for name, made in list(globals().items())
@@ -236,10 +304,7 @@ def report(folder: Path, scale: float, merge: bool) -> None:
     for name in MEASURES:
         if name == "merge" and not merge:
             continue
-        command = [sys.executable, __file__, "--measure", name, "--folder", str(folder / "index")]
-        found = json.loads(
-            subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        )
+        found = measured("--measure", name, "--folder", str(folder / "index"))
         peak = found.pop("peak")
         for what, value in found.items():
             unit = "" if "MB" in what or "microseconds" in what else " s"
@@ -256,10 +321,15 @@ def main() -> None:
         action="store_true",
         help="also join all tars' rows into a second index, beside the first",
     )
-    words.add_argument("--measure", choices=MEASURES)
+    words.add_argument("--tars", type=int, nargs="+", help="measure the commands of so many tars")
+    words.add_argument("--measure", choices=[*MEASURES, *COMMANDS])
     asked = words.parse_args()
+    if asked.tars:
+        report_commands(asked.tars)
+        return
     if asked.measure:
-        found = MEASURES[asked.measure](asked.folder)
+        name, folder = asked.measure, asked.folder
+        found = MEASURES[name](folder) if name in MEASURES else measure_command(name, folder)
         print(
             json.dumps(found | {"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024})
         )

@@ -5,17 +5,20 @@ smooth blobs of SA-1B's sizes; or the JPEGs of a tar given as argument. "plain" 
 every mask decoded by pycocotools; "careful" OpenCV, json, only the 64 masks decoded, one at a
 time. The second table splits our milliseconds.
 
-Run: python benchmarks/sample_to_batch.py [TAR]
+With --tars the images and masks are those of a folder of tars: our batches of one, against
+webdataset with OpenCV and pycocotools, and against the floor, which only decodes and resizes.
+
+Run: python -m benchmarks.sample_to_batch [TAR | --tars FOLDER]
 """
 
 import os
 
 os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
+import argparse
 import io
 import json
 import statistics
-import sys
 import tempfile
 import time
 import warnings
@@ -24,13 +27,14 @@ from pathlib import Path
 import cv2
 import numpy as np
 import torch
+import webdataset
 from PIL import Image
 from pycocotools import mask as coco
 
 from gigamask.data import annotation, image, tar
 from gigamask.data import index as indexes
 from gigamask.data.dataset import Sa1bDataset, build_sample
-from gigamask.data.loader import SampleSource, collate
+from gigamask.data.loader import BatchJob, SampleSource, collate
 from gigamask.data.sample_config import SampleConfig
 from gigamask.masks.transforms import ImageTransform
 from gigamask.records import DataCursor, SampleRef
@@ -124,8 +128,9 @@ def careful(jpg: bytes, raw: bytes) -> tuple:
         pixels, (round(size[0] * scale), round(size[1] * scale)), interpolation=cv2.INTER_AREA
     )
     annotations = json.loads(raw)["annotations"]
-    masks = np.zeros((TAKEN, height, width), np.uint8)
-    for k, i in enumerate(np.random.default_rng(0).choice(len(annotations), TAKEN, replace=False)):
+    taken = min(TAKEN, len(annotations))
+    masks = np.zeros((taken, height, width), np.uint8)
+    for k, i in enumerate(np.random.default_rng(0).choice(len(annotations), taken, replace=False)):
         masks[k] = cv2.resize(
             coco.decode(annotations[i]["segmentation"]),
             (width, height),
@@ -166,12 +171,65 @@ def stages(index: indexes.Index, chance: RandomSpec) -> dict[str, float]:
     return {name: statistics.median(held) for name, held in times.items()}
 
 
+def compare_with_floor(tars: Path) -> None:
+    """Prints what a batch of one of the images of a folder of tars takes, and its floor."""
+    with tempfile.TemporaryDirectory() as folder:
+        index = indexes.build([tars], Path(folder) / "index")
+        chance, config = RandomSpec(seed=0, clicks=12, blocks=12), SampleConfig(SIDE, GRID, TAKEN)
+        source, dataset = SampleSource(str(index.folder), config, chance), Sa1bDataset(index)
+        stream = iter(webdataset.WebDataset(index.shard_paths, shardshuffle=False, resampled=True))
+
+        def ours(i: int) -> object:
+            return source.batch(BatchJob((SampleRef(0, i, i % len(index)),), i, i + 1))
+
+        def floor(i: int) -> object:
+            pixels = dataset.read(i % len(index), with_json=False).pixels()
+            return ImageTransform.resize_longest_side(pixels.shape[:2], SIDE).apply_image(pixels)
+
+        def from_webdataset(i: int) -> object:
+            member = next(stream)
+            pixels, masks = careful(member["jpg"], member["json"])
+            padded = torch.zeros((1, 3, SIDE, SIDE), dtype=torch.uint8)
+            padded[0, :, : pixels.shape[0], : pixels.shape[1]] = torch.from_numpy(pixels).permute(
+                2, 0, 1
+            )
+            return padded, torch.from_numpy(masks)
+
+        ways = {
+            "floor": floor,
+            "gigamask": ours,
+            "webdataset, OpenCV, pycocotools": from_webdataset,
+        }
+        times = {name: [] for name in ways}
+        for i in range(min(len(index), 64) * ROUNDS):
+            for name, way in ways.items():
+                start = time.process_time()
+                way(i)
+                times[name].append((time.process_time() - start) * 1e3)
+        images = len(index)
+        print(f"{tars.name}: {images} images, {index.manifest.masks / images:.1f} masks an image")
+        print("| | CPU ms, mean | x floor |\n|---|---|---|")
+        # Photographs differ in size, so a mean over all; its first round warms up.
+        means = {
+            name: statistics.fmean(held[len(held) // ROUNDS :]) for name, held in times.items()
+        }
+        for name, mean in means.items():
+            print(f"| {name} | {mean:.2f} | {mean / means['floor']:.2f} |")
+
+
 def main() -> None:
     torch.set_num_threads(1)
     cv2.setNumThreads(1)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("tar", nargs="?", help="a tar of JPEGs")
+    parser.add_argument("--tars", type=Path, help="a folder of tars with annotations")
+    given = parser.parse_args()
+    if given.tars:
+        compare_with_floor(given.tars)
+        return
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "sa_000000.tar"
-        tar.write(path, members(*sys.argv[1:2]))
+        tar.write(path, members(given.tar))
         index = indexes.build([path], Path(folder) / "index")
         chance = RandomSpec(seed=0, clicks=12, blocks=12)
         sources = {

@@ -108,7 +108,9 @@ class PixelConfig:
                 else channel_percentiles(stored, self.percentiles, name)
             )
             levels = apply_window(stored, low, high)
-        return np.ascontiguousarray(np.broadcast_to(levels, (*levels.shape[:2], self.channels)))
+        if levels.shape[2] < self.channels:
+            levels = np.repeat(levels, self.channels, 2)
+        return np.ascontiguousarray(levels)
 
     def check_channels(self, stored: np.ndarray, name: str) -> None:
         """Check that an image has the channels of the model, or one for a model of three.

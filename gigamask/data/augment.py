@@ -324,6 +324,8 @@ class ColorJitter:
             (self.contrast, adjust_contrast),
             (self.saturation, adjust_saturation),
         )
+        if not any(amount for amount, _ in steps):
+            return pixels
         uniforms = generator.random(len(steps))
         for step in generator.permutation(len(steps)):
             amount, change = steps[step]

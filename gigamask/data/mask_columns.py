@@ -72,7 +72,9 @@ def describe(
 def _columns(records: Sequence[Record]) -> Iterator[EntryColumns]:
     """Yield what an index has of valid jsons; raise CorruptSampleError if one is not."""
     name, masks = records[0][0], [mask for _, record in records for mask in record.annotations]
-    sizes = np.array([mask.segmentation.size for mask in masks], np.int64).reshape(-1, 2)
+    counts = [len(record.annotations) for _, record in records]
+    stated = [(record.image.height, record.image.width) for _, record in records]
+    sizes = np.repeat(np.array(stated, np.int64), counts, axis=0)
     try:
         spans = read_spans([mask.segmentation.counts for mask in masks], sizes)
     except GigamaskError as error:
@@ -86,8 +88,8 @@ def _columns(records: Sequence[Record]) -> Iterator[EntryColumns]:
     columns["box"][columns["area"] == 0] = (1, 1, 0, 0)
     columns = {key: columns[key].astype(dtype) for key, dtype in MASK_COLUMNS.items()}
     stop = 0
-    for name, record in records:
-        first, stop = stop, stop + len(record.annotations)
+    for (name, record), count in zip(records, counts, strict=True):
+        first, stop = stop, stop + count
         about = record.image.image_id, record.image.width, record.image.height
         own = {key: column[first:stop] for key, column in columns.items()}
         yield EntryColumns(about, own, annotation.read_categories(record, name))

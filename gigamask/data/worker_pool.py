@@ -16,6 +16,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -267,6 +268,7 @@ def _interrupt_once(number: int, _frame: object) -> None:
     raise KeyboardInterrupt
 
 
+@cache
 def _keep_freed_memory() -> None:
     """Let glibc keep 16 MB of freed memory for the next arrays, as a freed block of 8 MB does.
 

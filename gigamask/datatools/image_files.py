@@ -8,6 +8,7 @@ a tar has an EXIF orientation that would turn it again.
 import io
 import os
 import warnings
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +67,9 @@ def size_of(raw: bytes, name: str) -> tuple[int, int]:
     """
     if image.keeps_its_bytes(raw):
         return image.size(raw, name)
+    if is_jpeg(raw):
+        with suppress(CorruptSampleError):  # Pillow takes fifteen times as long
+            return image.size(raw, name)
     with open_image(raw, PIL_FORMATS, name) as pil_image:
         return pil_image.height, pil_image.width
 

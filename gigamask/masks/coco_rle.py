@@ -123,20 +123,18 @@ def _decode(
     numbers[1:] += (digits[:-1] >> 5) * (numbers[1:] * 31 + (digits[:-1] & 31))
     ends = np.flatnonzero(last)
     values = numbers[ends].astype(np.int64)
-    longer = np.flatnonzero(last[2:] & ~last[1:-1] & ~last[:-2]) + 2
-    row, size = np.searchsorted(ends, longer), 2
+    number_sizes = np.diff(ends, prepend=-1)
+    longer, size = np.flatnonzero(number_sizes > 2), 2
     while longer.size:
         if size == DIGIT_LIMIT:
-            mask = first + int(np.searchsorted(borders, longer[0], "right")) - 1
-            longest = int(np.diff(ends, prepend=-1).max())
+            mask = first + int(np.searchsorted(borders, ends[longer[0]], "right")) - 1
             raise GigamaskError(
-                f"mask {mask}: a number has {longest} characters, at most {DIGIT_LIMIT} are "
-                f"allowed; {FIX}"
+                f"mask {mask}: a number has {number_sizes.max()} characters, at most {DIGIT_LIMIT} "
+                f"are allowed; {FIX}"
             )
-        values[row] = (values[row] << 5) | (digits[longer - size] & 31)
+        values[longer] = (values[longer] << 5) | (digits[ends[longer] - size] & 31)
         size += 1
-        goes_on = (longer >= size) & ~last[longer - size]
-        longer, row = longer[goes_on], row[goes_on]
+        longer = longer[number_sizes[longer] > size]
     offsets = np.searchsorted(ends, borders)
     is_odd = (np.diff(offsets) & 1).astype(bool)
     pairs = np.insert(values, offsets[1:][is_odd], 0).reshape(-1, 2)
