@@ -119,12 +119,16 @@ class TrainState:
             from gigamask.training.ema import Average
 
             average = Average.of(model)
+        unreached = {p for p in model.parameters() if p.requires_grad}
+        if getattr(config, "drop_path_mode", None) == "batch":
+            # All processes skip these together, unless they are sharded.
+            unreached -= {p for block in model.encoder_blocks for p in block.parameters()}
         return cls(
             model,
             config.optimizer.build(model),
             scale=LossScaler() if config.precision == "fp16" else None,
             average=average,
-            unreached=Unreached({p for p in model.parameters() if p.requires_grad}),
+            unreached=Unreached(unreached),
         )
 
     def shard(self, config: TrainConfig, world: World) -> None:

@@ -26,7 +26,7 @@ from gigamask.training.sam_config import SamTrainConfig
 from gigamask.training.state import TrainState
 from gigamask.training.train_data import TrainData, open_index
 from gigamask.training.trainer import train
-from tests.little import little, little_classes
+from tests.little import SPEC, little, little_classes
 from tests.ranks import fork
 
 CPU = torch.device("cpu")
@@ -55,8 +55,12 @@ def exact_classes() -> Exact:
     return exact(little_classes(), "exact_classes")
 
 
+SKIPS_BY_STEP = {"drop_path_mode": "batch", "model": replace(SPEC, drop_path_rate=0.6)}
 CASES = {
-    2: {"ddp": {"parallel": "ddp", "ema": 0.5}, "fsdp": {"parallel": "fsdp", "ema": 0.5}},
+    2: {
+        "ddp": {"parallel": "ddp", "ema": 0.5, **SKIPS_BY_STEP},
+        "fsdp": {"parallel": "fsdp", "ema": 0.5, **SKIPS_BY_STEP},
+    },
     4: {
         "ddp": {"parallel": "ddp"},
         "hsdp": {
