@@ -78,7 +78,7 @@ def codecs(index: indexes.Index) -> None:
     pixels = [dataset.read(row).pixels() for row in range(len(index))]
     resized = [
         ImageTransform.resize_longest_side(each.shape[:2], SIZE)
-        .image(each)
+        .apply_image(each)
         .permute(1, 2, 0)
         .contiguous()
         .numpy()

@@ -1,7 +1,7 @@
 """Masks from COCO counts to the training grid: on run lengths, and by decoding.
 
 One image of 1500 x 2250 with 100 masks, 64 of them used. The usual way decodes every mask with
-pycocotools and resizes those used with cv2 (nearest, or area-averaged for soft masks).
+pycocotools and resizes those used with cv2 (nearest).
 
 Run: python benchmarks/run_lengths.py [--rounds 5]
 """
@@ -95,18 +95,12 @@ def main() -> None:
     uniforms = make_rng(0, "benchmark points").random((WANTED, 16))
     height, width = transform.resized
 
-    def decode_and_resize(grid: int, how: int) -> list[np.ndarray]:
+    def decode_and_resize(grid: int) -> list[np.ndarray]:
         small, resized = (grid * width // SIDE, round(grid * height / SIDE)), []
         for index, record in enumerate(records):
             mask = coco.decode(record)
             if index < WANTED:
-                resized.append(
-                    cv2.resize(
-                        mask if how == cv2.INTER_NEAREST else mask.astype(np.float32),
-                        small,
-                        interpolation=how,
-                    )
-                )
+                resized.append(cv2.resize(mask, small, interpolation=cv2.INTER_NEAREST))
         return resized
 
     def decode_and_draw() -> list[np.ndarray]:
@@ -129,48 +123,40 @@ def main() -> None:
         f"{'':34} {'plain cpu':>9} {'ours cpu':>9} {'ratio':>9} {'target':>9} {'plain':>9} "
         f"{'ours':>9} {'ratio':>9}"
     )
-    nearest, area = cv2.INTER_NEAREST, cv2.INTER_AREA
     chosen = runs[:WANTED]
     compare(
         "to 256",
         200,
-        lambda: decode_and_resize(256, nearest),
+        lambda: decode_and_resize(256),
         lambda: transform.apply_masks(RLEMasks.from_coco(wanted, SIZE), 256),
         rounds,
     )
     compare(
         "to 256, mirrored",
         200,
-        lambda: decode_and_resize(256, nearest),
-        lambda: mirrored.masks(RLEMasks.from_coco(wanted, SIZE), 256),
+        lambda: decode_and_resize(256),
+        lambda: mirrored.apply_masks(RLEMasks.from_coco(wanted, SIZE), 256),
         rounds,
     )
     compare(
         "to 256, all 100 read",
         0,
-        lambda: decode_and_resize(256, nearest),
+        lambda: decode_and_resize(256),
         lambda: transform.apply_masks(RLEMasks.from_coco(counts, SIZE)[:WANTED], 256),
         rounds,
     )
     compare(
         "to 256, then dense by torch",
         0,
-        lambda: decode_and_resize(256, nearest),
+        lambda: decode_and_resize(256),
         lambda: to_dense(256),
         rounds,
     )
     compare(
         "to 1024",
         100,
-        lambda: decode_and_resize(1024, nearest),
+        lambda: decode_and_resize(1024),
         lambda: transform.apply_masks(RLEMasks.from_coco(wanted, SIZE), 1024),
-        rounds,
-    )
-    compare(
-        "to 256, soft",
-        0,
-        lambda: decode_and_resize(256, area),
-        lambda: transform.apply_soft_masks(RLEMasks.from_coco(wanted, SIZE), 256),
         rounds,
     )
     compare(

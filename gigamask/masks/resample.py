@@ -1,14 +1,10 @@
-"""Resampling and averaging of run-length encoded masks without decoding them."""
+"""Resampling of run-length encoded masks without decoding them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float32, Float64, Int32, Int64
-
-SHARE_UNIT = 2.0**40
-"""Shares are summed as integer multiples of 1 / SHARE_UNIT, which float64 adds exactly, so that
-cells that are not covered are exactly 0."""
+from jaxtyping import Bool, Int32, Int64
 
 
 @dataclass(frozen=True)
@@ -101,10 +97,14 @@ def offsets_of(counts: Bool[np.ndarray, "n"] | Int64[np.ndarray, "n"]) -> Int64[
     return offsets
 
 
-def _repeat(
+def repeat_index(
     counts: Int64[np.ndarray, "n"],
 ) -> tuple[Int64[np.ndarray, "k"], Int64[np.ndarray, "k"]]:
-    """Return each index repeated by its count, and the number of each repetition."""
+    """Return each index repeated by its count, and the number of each repetition.
+
+    Args:
+        counts: How often each index is repeated.
+    """
     index = np.repeat(np.arange(len(counts)), counts)
     return index, np.arange(len(index)) - np.repeat(np.cumsum(counts) - counts, counts)
 
@@ -165,10 +165,10 @@ def resample_bounds(
     )
     if not flip and (height, len(shown)) == (len(rows), len(columns)):
         return keys
-    runs = _split_columns(_pair_up(keys, stride, int(owner[-1]) + 1 if len(owner) else 0), height)
+    runs = split_columns(_pair_up(keys, stride, int(owner[-1]) + 1 if len(owner) else 0), height)
     first = np.cumsum(repeats) - repeats + left
     copies = repeats[runs.column]
-    index, copy = _repeat(copies)
+    index, copy = repeat_index(copies)
     column = first[runs.column][index] + copy
     runs = runs.take(index)
     head = (
@@ -191,14 +191,19 @@ def _pair_up(keys: Int64[np.ndarray, "k"], stride: int, count: int) -> Spans:
     return Spans(position[0::2][filled], position[1::2][filled], offsets_of(filled)[offsets])
 
 
-def _split_columns(spans: Spans, height: int) -> ColumnRuns:
-    """Split the spans at the ends of columns."""
+def split_columns(spans: Spans, height: int) -> ColumnRuns:
+    """Split spans at the ends of columns.
+
+    Args:
+        spans: Foreground of masks.
+        height: Height of the masks.
+    """
     first, last = spans.begin // height, (spans.end - 1) // height
     runs = ColumnRuns(spans.owner(), first, spans.begin - first * height, spans.end - last * height)
     counts = last - first + 1
     if (counts == 1).all():
         return runs
-    index, copy = _repeat(counts)
+    index, copy = repeat_index(counts)
     column = first[index] + copy
     top = np.where(column == first[index], runs.top[index], 0)
     bottom = np.where(column == last[index], runs.bottom[index], height)
@@ -219,80 +224,3 @@ def _inside(
             "with -1 only before the first or after the last of them"
         )
     return int(inside[0]), inner
-
-
-def average_spans(
-    spans: Spans,
-    boxes: Int32[np.ndarray, "n 4"],
-    size: tuple[int, int],
-    row_edges: Float64[np.ndarray, "h1"],
-    column_edges: Float64[np.ndarray, "w1"],
-    flip: bool,
-) -> Float32[np.ndarray, "n h w"]:
-    """Return the share of each cell of a grid that each mask covers.
-
-    The ends of runs are added to a table of differences along each column of cells; one cumulative
-    sum over the boxes of all masks gives the shares.
-
-    Args:
-        spans: Foreground of the masks.
-        boxes: Boxes of the masks, xyxy with inclusive ends.
-        size: Size of the masks, (H, W).
-        row_edges: Edges of the h rows of cells, in pixels of the masks.
-        column_edges: Edges of the w columns of cells.
-        flip: Whether to mirror the result left to right.
-    """
-    height, width = len(row_edges) - 1, len(column_edges) - 1
-    shares = np.zeros((len(boxes), width, height), np.float32)
-    first_cell, last_cell = _cells(column_edges, size[1])
-    top_cell, bottom_cell = _cells(row_edges, size[0])
-    left, right = first_cell[boxes[:, 0]], last_cell[boxes[:, 2]]
-    upper, lower = top_cell[boxes[:, 1]], bottom_cell[boxes[:, 3]]
-    filled = (boxes[:, 2] >= 0) & (left <= right) & (upper <= lower)
-    # Two more cells below each column: one where the last run may end, one for its remainder.
-    tall, wide = np.where(filled, lower - upper + 3, 0), np.where(filled, right - left + 1, 0)
-    offsets = offsets_of(tall * wide)
-    runs = _split_columns(spans, size[0])
-    counts = np.where(filled[runs.owner], np.maximum(last_cell - first_cell + 1, 0)[runs.column], 0)
-    index, copy = _repeat(counts)
-    runs = runs.take(index)
-    cell = first_cell[runs.column] + copy
-    overlap = np.minimum(runs.column + 1, column_edges[cell + 1]) - np.maximum(
-        runs.column, column_edges[cell]
-    )
-    weight = np.rint(overlap / (column_edges[cell + 1] - column_edges[cell]) * SHARE_UNIT)
-    base = offsets[runs.owner] + (cell - left[runs.owner]) * tall[runs.owner] - upper[runs.owner]
-    table = np.zeros(int(offsets[-1]))
-    for ends, sign in ((runs.top, 1.0), (runs.bottom, -1.0)):
-        row, below = _split(row_edges, ends)
-        part = np.rint(below * weight)
-        for index, amount in ((base + row, part), (base + row + 1, weight - part)):
-            table += np.bincount(index, sign * amount, minlength=len(table))
-    np.cumsum(table, out=table)
-    covered = np.flatnonzero(table)
-    mask = np.searchsorted(offsets, covered, "right") - 1
-    column, row = np.divmod(covered - offsets[mask], tall[mask])
-    column += left[mask]
-    shares[mask, width - 1 - column if flip else column, upper[mask] + row] = (
-        table[covered] / SHARE_UNIT
-    )
-    return shares.transpose(0, 2, 1)
-
-
-def _cells(
-    edges: Float64[np.ndarray, "k1"], size: int
-) -> tuple[Int64[np.ndarray, "s"], Int64[np.ndarray, "s"]]:
-    """Return the first and last cell that each pixel of a line touches; first > last if none."""
-    pixels = np.arange(size)
-    first = np.searchsorted(edges, pixels, "right") - 1
-    last = np.searchsorted(edges, pixels + 1, "left") - 1
-    return np.maximum(first, 0), np.minimum(last, len(edges) - 2)
-
-
-def _split(
-    edges: Float64[np.ndarray, "k1"], ends: Int64[np.ndarray, "p"]
-) -> tuple[Int64[np.ndarray, "p"], Float64[np.ndarray, "p"]]:
-    """Return the cell that contains each end of a run, and the share of the cell after the end."""
-    inner = np.clip(ends, edges[0], edges[-1])
-    cell = np.minimum(np.searchsorted(edges, inner, "right") - 1, len(edges) - 2)
-    return cell, (edges[cell + 1] - inner) / (edges[cell + 1] - edges[cell])

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from jaxtyping import Bool, Float32, Float64, Int32, Int64
+from jaxtyping import Bool, Float64, Int32, Int64
 
 from gigamask.errors import GigamaskError
 from gigamask.masks.coco_rle import check_size, read_spans, write_counts
 from gigamask.masks.resample import (
     Spans,
-    average_spans,
     cancel_pairs,
     offsets_of,
     resample_bounds,
@@ -185,32 +184,6 @@ class RLEMasks:
         owner = np.repeat(np.arange(len(self)), np.diff(self.offsets))
         keys = resample_bounds(self.bounds, owner, self.size, rows, columns, flip)
         return from_keys(size, len(self), keys, size[0] * size[1] + 1)
-
-    def average(
-        self,
-        row_edges: Float64[np.ndarray, "h1"],
-        column_edges: Float64[np.ndarray, "w1"],
-        flip: bool = False,
-    ) -> Float32[np.ndarray, "n h w"]:
-        """Return the share of each cell of a grid that each mask covers.
-
-        This equals cv2's INTER_AREA if cells are larger than pixels.
-
-        Args:
-            row_edges: Edges of the h rows of cells, in pixels of this grid, strictly increasing;
-                everything outside of this grid is background.
-            column_edges: The same for the w columns of cells.
-            flip: Whether to mirror the result left to right.
-
-        Raises:
-            ValueError: Edges do not increase, or there are fewer than two.
-        """
-        for name, edges in (("row", row_edges), ("column", column_edges)):
-            if len(edges) < 2 or not (np.diff(edges) > 0).all():
-                raise ValueError(
-                    f"there must be at least two {name} edges, strictly increasing, got {edges}"
-                )
-        return average_spans(self.spans(), self.boxes(), self.size, row_edges, column_edges, flip)
 
     @staticmethod
     def concatenate(parts: "Sequence[RLEMasks]") -> "RLEMasks":

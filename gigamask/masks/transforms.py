@@ -104,23 +104,6 @@ class ImageTransform:
         columns = _source_lines(self, 1, mask_size)
         return masks.resample(rows, columns[::-1].copy() if self.flip else columns, self.flip)
 
-    def apply_soft_masks(
-        self, masks: RLEMasks, mask_size: int
-    ) -> Float32[np.ndarray, "n mask_size mask_size"]:
-        """Return the share of each cell of a grid over the model input that each mask covers.
-
-        Args:
-            masks: Masks at original size.
-            mask_size: Side of the grid in cells.
-        """
-        y0, x0, y1, x1 = self.crop
-        if self.crop_size != self.original:
-            masks = masks.resample(np.arange(y0, y1), np.arange(x0, x1))
-        edges = np.arange(mask_size + 1) * (self.image_size / mask_size)
-        (crop_h, crop_w), (h, w) = self.crop_size, self.resized
-        columns = (w - edges)[::-1] if self.flip else edges
-        return masks.average(edges * (crop_h / h), columns * (crop_w / w), self.flip)
-
     def points_to_input(self, points: Float[np.ndarray, "*n 2"]) -> Float[np.ndarray, "*n 2"]:
         """Convert points xy from original to input pixels."""
         origin, sign = _origin_and_sign(self)

@@ -80,7 +80,8 @@ def test_colours_of_the_image_are_masks_on_the_grid(size, augment, position, sid
     cells = sample.transform.apply_masks(entry.masks, side).areas()
     shown_masks = np.flatnonzero((cells > 0) & (dense.sum((1, 2)) <= 0.9 * dense[0].size))
     assert len(shown_masks) == len(sample.masks)
-    shares = sample.transform.apply_soft_masks(entry.masks[shown_masks], side)
+    fine = sample.transform.apply_masks(entry.masks[shown_masks], 8 * side).to_dense()
+    shares = fine.reshape(len(fine), side, 8, side, 8).mean((2, 4))
     for number, mask, share in zip(shown_masks, sample.masks.to_dense(), shares, strict=True):
         full, none = share > 0.999, share < 0.001
         assert mask[full].all()

@@ -39,11 +39,6 @@ def lines(draw, size: int) -> np.ndarray:
     return np.array([-1] * before + inner + [-1] * after or [-1], np.int64)
 
 
-def edges_from(draw, size: int) -> np.ndarray:
-    steps = draw(st.lists(st.floats(0.01, 7), min_size=1, max_size=9))
-    return draw(st.floats(-3, size)) + np.cumsum([0.0, *steps])
-
-
 def same(a: RLEMasks, b: RLEMasks) -> bool:
     return (
         a.size == b.size
@@ -96,28 +91,6 @@ def test_resampling_equals_indexing(masks, data):
     resampled = RLEMasks.from_dense(masks).resample(rows, columns, flip)
     assert np.array_equal(resampled.to_dense(), expected)
     assert same(resampled, RLEMasks.from_dense(expected))
-
-
-@given(pixel_masks(), st.data())
-def test_averages_equal_overlaps_written_out(masks, data):
-    row_edges, column_edges = (
-        edges_from(data.draw, masks.shape[1]),
-        edges_from(data.draw, masks.shape[2]),
-    )
-
-    def shares(edges: np.ndarray, size: int) -> np.ndarray:
-        pixels = np.arange(size)
-        overlap = np.minimum(edges[1:, None], pixels + 1) - np.maximum(edges[:-1, None], pixels)
-        return np.clip(overlap, 0, None) / np.diff(edges)[:, None]
-
-    expected = (
-        shares(row_edges, masks.shape[1])
-        @ masks.astype(float)
-        @ shares(column_edges, masks.shape[2]).T
-    )
-    flip = data.draw(st.booleans())
-    average = RLEMasks.from_dense(masks).average(row_edges, column_edges, flip)
-    assert np.allclose(average, expected[:, :, ::-1] if flip else expected, rtol=0, atol=1e-6)
 
 
 @given(pixel_masks())

@@ -60,32 +60,6 @@ def test_a_cell_shows_the_pixel_at_its_centre(transform, grid, seed):
     assert (shown[:, None, None] == candidates).any((1, 2))[:, inside].all()
 
 
-@given(transforms(), st.sampled_from([4, 8, 16]), st.integers(0, 2**32 - 1))
-def test_soft_masks_are_means_of_the_crop(transform, grid, seed):
-    masks = np.random.default_rng(seed).random((2, *transform.original)) < 0.5
-    y0, x0, y1, x1 = transform.crop
-    fine = grid * 20
-    # Many samples a cell, taken where the points say the crop lies.
-    samples = (np.arange(fine) + 0.5) * transform.image_size / fine
-    half = np.array(transform.scale_xy) / 2
-    original = transform.points_to_original(np.stack([samples, samples], -1) - half)
-    x, y = np.floor(original.T + 0.5).astype(int)
-    crop = np.zeros((2, *transform.original), bool)
-    crop[:, y0:y1, x0:x1] = masks[:, y0:y1, x0:x1]
-    seen = crop[:, np.clip(y, 0, transform.original[0] - 1)][
-        :, :, np.clip(x, 0, transform.original[1] - 1)
-    ]
-    seen = seen & ((y >= y0) & (y < y1))[:, None] & ((x >= x0) & (x < x1))
-    expected = seen.reshape(2, grid, 20, grid, 20).mean((2, 4))
-    soft = transform.apply_soft_masks(RLEMasks.from_dense(masks), grid)
-    # Each border between pixels within a cell may put one of its 20 samples on the wrong side.
-    borders = sum(
-        crop_length / length * transform.image_size / grid + 2
-        for crop_length, length in zip(transform.crop_size, transform.resized, strict=True)
-    )
-    assert np.abs(soft - expected).max() <= borders / 20
-
-
 @given(transforms(), st.data())
 def test_a_marked_pixel_lands_where_points_say(transform, data):
     y0, x0, y1, x1 = transform.crop
@@ -97,18 +71,12 @@ def test_a_marked_pixel_lands_where_points_say(transform, data):
     half = (np.array(transform.scale_xy) - 1) / 2
     expected = transform.points_to_input(np.array([x, y], np.float64)) + half
     weight = image[0].double().numpy()
-    mask = np.zeros((1, *transform.original), bool)
-    mask[0, y, x] = True
-    soft = transform.apply_soft_masks(RLEMasks.from_dense(mask), transform.image_size)[0][
-        : transform.resized[0], : transform.resized[1]
-    ].astype(float)
     # A pixel at the border of the image is pulled inwards by the filter's cut-off, by no more than
     # a pixel of the input or of the crop.
     reach = max(1.0, *(np.array(transform.resized) / transform.crop_size))
-    for seen in (weight, soft):
-        rows, columns = np.indices(seen.shape)
-        centre = np.array([(seen * columns).sum(), (seen * rows).sum()]) / seen.sum()
-        assert np.abs(centre - expected).max() <= reach
+    rows, columns = np.indices(weight.shape)
+    centre = np.array([(weight * columns).sum(), (weight * rows).sum()]) / weight.sum()
+    assert np.abs(centre - expected).max() <= reach
 
 
 @given(
@@ -128,9 +96,4 @@ def test_a_flip_mirrors_image_and_masks_alike(height, width, side, seed):
     assert np.array_equal(
         plain.apply_masks(runs, side).to_dense()[:, :h, :w][:, :, ::-1],
         mirrored.apply_masks(runs, side).to_dense()[:, :h, :w],
-    )
-    assert np.allclose(
-        plain.apply_soft_masks(runs, side)[:, :h, :w][:, :, ::-1],
-        mirrored.apply_soft_masks(runs, side)[:, :h, :w],
-        atol=1e-6,
     )

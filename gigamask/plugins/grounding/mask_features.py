@@ -32,6 +32,7 @@ from gigamask.masks.transforms import ImageTransform, whole_image
 from gigamask.models.embedding_cache import EmbeddingCache, ImageEmbedder
 from gigamask.models.promptable import PromptableModel
 from gigamask.plugins.grounding.model_config import GroundingModelConfig
+from gigamask.plugins.grounding.soft_masks import average, soft_masks
 from gigamask.plugins.grounding.text_encoders import TextEncoder
 from gigamask.plugins.grounding.text_features import TextFeatures, TextFeatureStore, TextModel
 from gigamask.training.checkpoint import load_model
@@ -106,7 +107,7 @@ class MaskFeatureExtractor:
         resized = transform.apply_image(pixels)
         [embedding] = self._embedder.embed([resized[None]])
         self.encoded += 1
-        coverage = torch.from_numpy(transform.apply_soft_masks(masks, embedding.shape[-1]))
+        coverage = torch.from_numpy(soft_masks(transform, masks, embedding.shape[-1]))
         parts = [
             masked_mean(embedding[0].float().cpu(), coverage),
             colours(resized, masks, transform),
@@ -213,7 +214,7 @@ def colours(
     padding = (0, transform.image_size - width, 0, transform.image_size - height)
     square = functional.pad(resized.float() / 127.5 - 1, padding)
     cells = functional.adaptive_avg_pool2d(square, grid)
-    coverage = torch.from_numpy(transform.apply_soft_masks(masks, grid))
+    coverage = torch.from_numpy(soft_masks(transform, masks, grid))
     mean = masked_mean(cells, coverage)
     variance = masked_mean(cells.square(), coverage) - mean.square()
     return torch.cat([mean, variance.clamp(min=0).sqrt()], 1)
@@ -263,7 +264,7 @@ def outlines(masks: RLEMasks, side: int) -> Float32[np.ndarray, "n side side"]:
     for number in np.flatnonzero(masks.areas()).tolist():
         x0, y0, x1, y1 = boxes[number]
         rows, columns = np.linspace(y0, y1 + 1, side + 1), np.linspace(x0, x1 + 1, side + 1)
-        coverage[number] = masks[number : number + 1].average(rows, columns)[0]
+        coverage[number] = average(masks[number : number + 1], rows, columns)[0]
     return coverage
 
 

@@ -102,25 +102,6 @@ def test_a_view_of_nothing_is_background(masks):
     assert outside.offsets.tolist() == [0] * 5
 
 
-@pytest.mark.parametrize("edges", [[0.0, 2.0, 2.0], [0.0], [3.0, 1.0]])
-def test_edges_that_do_not_increase_are_refused(masks, edges):
-    with pytest.raises(ValueError, match="row edges"):
-        RLEMasks.from_dense(masks).average(np.array(edges), np.arange(6.0))
-    with pytest.raises(ValueError, match="column edges"):
-        RLEMasks.from_dense(masks).average(np.arange(7.0), np.array(edges))
-
-
-def test_coverage_outside_the_mask_is_exactly_zero(masks):
-    shares = RLEMasks.from_dense(masks).average(np.arange(0, 6.1, 0.7), np.arange(0, 5.1, 0.3))
-    plain = RLEMasks.from_dense(np.ones((1, 6, 5), bool)).average(
-        np.arange(0, 6.1, 0.7), np.arange(0, 5.1, 0.3)
-    )
-    assert (shares[1] == 0).all()
-    assert (plain == 1).all()
-    assert (shares[0, 6:] == 0).all()
-    assert (shares[0, :, :6] == 0).all()
-
-
 def test_no_masks_are_dense_too():
     assert decode_rle(
         torch.zeros(0, dtype=torch.int32), torch.zeros(1, dtype=torch.int64), (3, 4)

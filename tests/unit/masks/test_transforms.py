@@ -86,10 +86,6 @@ def test_cells_beside_the_image_are_background():
     masks = transform.apply_masks(full, 16).to_dense()[0]
     assert masks[:11].all()
     assert not masks[11:].any()
-    soft = transform.apply_soft_masks(full, 16)[0]
-    assert (soft[:10] == 1).all()
-    assert np.allclose(soft[10], 0.75)
-    assert (soft[11:] == 0).all()
 
 
 @pytest.mark.parametrize(("length", "grid"), [(64, 16), (60, 16), (7, 16), (321, 64), (16, 16)])
@@ -113,7 +109,6 @@ def test_a_flip_mirrors_within_the_image_not_the_square():
     assert np.array_equal(
         transform.apply_masks(RLEMasks.from_dense(left), 40).to_dense()[0], expected
     )
-    assert np.array_equal(transform.apply_soft_masks(RLEMasks.from_dense(left), 40)[0], expected)
     assert transform.points_to_input(np.array([[0.0, 7.0]])).tolist() == [[19.0, 7.0]]
     assert transform.boxes_to_input(np.array([[0.0, 2.0, 4.0, 30.0]])).tolist() == [
         [15.0, 2.0, 19.0, 30.0]
@@ -143,15 +138,6 @@ def test_a_box_keeps_within_what_the_grid_shows():
     assert boxes_on_grid(transform, runs.boxes(), on_grid).tolist() == [[15, 10, 37, 29.5]]
     fine = transform.apply_masks(runs, 50)
     assert boxes_on_grid(transform, runs.boxes(), fine).tolist() == [[15, 10, 49, 29.5]]
-
-
-def test_the_crop_alone_counts_in_soft_masks():
-    masks = np.ones((1, 30, 30), bool)
-    shares = ImageTransform((30, 30), (5, 5, 15, 20), (20, 30), 30).apply_soft_masks(
-        RLEMasks.from_dense(masks), 15
-    )[0]
-    assert (shares[:10] == 1).all()
-    assert (shares[10:] == 0).all()
 
 
 def test_logits_go_back_as_sam_does():

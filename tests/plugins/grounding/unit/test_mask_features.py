@@ -24,6 +24,7 @@ from gigamask.plugins.grounding.mask_features import (
     masked_mean,
     outlines,
 )
+from gigamask.plugins.grounding.soft_masks import soft_masks
 from tests import little
 from tests.plugins.grounding.asked import SPEC, run_in, untrained
 
@@ -73,7 +74,7 @@ def test_what_lies_under_masks_is_their_weighted_mean(size):
     )
     wanted = np.einsum("nyx,cyx->nc", weights, embedding.numpy()) / weights.sum((1, 2))[:, None]
     assert np.allclose(
-        masked_mean(embedding, torch.from_numpy(transform.apply_soft_masks(runs, 8))),
+        masked_mean(embedding, torch.from_numpy(soft_masks(transform, runs, 8))),
         wanted,
         atol=1e-4,
     )
@@ -172,7 +173,7 @@ def test_a_row_is_all_parts_in_order(sam, index):
         embedding = sam.encode(square, torch.tensor([[h, w]]))[0]
     assert torch.allclose(
         look,
-        masked_mean(embedding, torch.from_numpy(transform.apply_soft_masks(masks, 8))),
+        masked_mean(embedding, torch.from_numpy(soft_masks(transform, masks, 8))),
         atol=1e-5,
     )
     assert torch.equal(colour, colours(transform.apply_image(pixels), masks, transform))

@@ -1,0 +1,100 @@
+"""Shares of cells equal overlaps written out, and keep to the crop and the flip of a transform."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gigamask.masks.rle import RLEMasks
+from gigamask.masks.transforms import ImageTransform
+from gigamask.plugins.grounding.soft_masks import average, soft_masks
+
+
+@pytest.fixture
+def masks() -> np.ndarray:
+    masks = np.zeros((4, 6, 5), bool)
+    masks[0, 1:4, 2:5] = True
+    masks[2] = True
+    masks[3, 5, 1] = masks[3, 0, 2] = True
+    return masks
+
+
+@given(st.integers(1, 17), st.integers(1, 17), st.integers(0, 2**32 - 1), st.booleans())
+def test_averages_equal_overlaps_written_out(height, width, seed, flip):
+    random = np.random.default_rng(seed)
+    masks = random.random((5, height, width)) < np.array([0, 0.05, 0.5, 0.95, 1])[:, None, None]
+    row_edges, column_edges = (
+        random.uniform(-3, size) + np.cumsum(random.uniform(0.01, 7, random.integers(2, 11)))
+        for size in (height, width)
+    )
+
+    def shares(edges: np.ndarray, size: int) -> np.ndarray:
+        pixels = np.arange(size)
+        overlap = np.minimum(edges[1:, None], pixels + 1) - np.maximum(edges[:-1, None], pixels)
+        return np.clip(overlap, 0, None) / np.diff(edges)[:, None]
+
+    expected = shares(row_edges, height) @ masks.astype(float) @ shares(column_edges, width).T
+    found = average(RLEMasks.from_dense(masks), row_edges, column_edges, flip)
+    assert np.allclose(found, expected[:, :, ::-1] if flip else expected, rtol=0, atol=1e-6)
+
+
+@given(
+    st.integers(1, 60), st.integers(1, 60), st.sampled_from([16, 24, 64]), st.integers(0, 2**32 - 1)
+)
+def test_a_flip_mirrors_shares(height, width, side, seed):
+    runs = RLEMasks.from_dense(np.random.default_rng(seed).random((2, height, width)) < 0.5)
+    plain, mirrored = (
+        ImageTransform.resize_longest_side((height, width), side, flip) for flip in (False, True)
+    )
+    h, w = plain.resized
+    found = soft_masks(mirrored, runs, side)[:, :h, :w]
+    assert np.allclose(soft_masks(plain, runs, side)[:, :h, :w][:, :, ::-1], found, atol=1e-6)
+
+
+@given(st.integers(1, 60), st.integers(1, 60), st.booleans(), st.data())
+def test_a_marked_pixel_lands_where_points_say(height, width, flip, data):
+    y0, x0 = data.draw(st.integers(0, height - 1)), data.draw(st.integers(0, width - 1))
+    y1, x1 = data.draw(st.integers(y0 + 1, height)), data.draw(st.integers(x0 + 1, width))
+    resized = ImageTransform.resize_longest_side((y1 - y0, x1 - x0), 64).resized
+    transform = ImageTransform((height, width), (y0, x0, y1, x1), resized, 64, flip)
+    x, y = data.draw(st.integers(x0, x1 - 1)), data.draw(st.integers(y0, y1 - 1))
+    mask = np.zeros((1, height, width), bool)
+    mask[0, y, x] = True
+    half = (np.array(transform.scale_xy) - 1) / 2
+    expected = transform.points_to_input(np.array([x, y], np.float64)) + half
+    seen = soft_masks(transform, RLEMasks.from_dense(mask), 64)[0].astype(float)
+    rows, columns = np.indices(seen.shape)
+    centre = np.array([(seen * columns).sum(), (seen * rows).sum()]) / seen.sum()
+    assert np.abs(centre - expected).max() <= max(1.0, *transform.scale_xy)
+
+
+@pytest.mark.parametrize("edges", [[0.0, 2.0, 2.0], [0.0], [3.0, 1.0]])
+def test_edges_that_do_not_increase_are_refused(masks, edges):
+    with pytest.raises(ValueError, match="row edges"):
+        average(RLEMasks.from_dense(masks), np.array(edges), np.arange(6.0))
+    with pytest.raises(ValueError, match="column edges"):
+        average(RLEMasks.from_dense(masks), np.arange(7.0), np.array(edges))
+
+
+def test_coverage_outside_the_mask_is_exactly_zero(masks):
+    edges = np.arange(0, 6.1, 0.7), np.arange(0, 5.1, 0.3)
+    shares = average(RLEMasks.from_dense(masks), *edges)
+    assert (average(RLEMasks.from_dense(np.ones((1, 6, 5), bool)), *edges) == 1).all()
+    assert (shares[1] == 0).all()
+    assert (shares[0, 6:] == 0).all()
+    assert (shares[0, :, :6] == 0).all()
+
+
+def test_cells_beside_the_image_are_background():
+    transform = ImageTransform.resize_longest_side((60, 90), 64, flip=True)
+    soft = soft_masks(transform, RLEMasks.from_dense(np.ones((1, 60, 90), bool)), 16)[0]
+    assert (soft[:10] == 1).all()
+    assert np.allclose(soft[10], 0.75)
+    assert (soft[11:] == 0).all()
+
+
+def test_the_crop_alone_counts():
+    transform = ImageTransform((30, 30), (5, 5, 15, 20), (20, 30), 30)
+    shares = soft_masks(transform, RLEMasks.from_dense(np.ones((1, 30, 30), bool)), 15)[0]
+    assert (shares[:10] == 1).all()
+    assert (shares[10:] == 0).all()
