@@ -46,3 +46,15 @@ def materialize(
     model.to_empty(device="cpu")
     model.init_weights(seed)
     return model.to(device)
+
+
+def allocate(model: ModelT, device: torch.device) -> ModelT:
+    """Give a model on the meta device storage, and values only to buffers that are not saved.
+
+    Args:
+        model: The model, whose weights are loaded next.
+        device: Its new device.
+    """
+    saved = model.state_dict().keys()
+    model.to_empty(device=device).init_weights(0, saved)
+    return model

@@ -1,8 +1,8 @@
 """What building, loading and training ask of a model, whatever it predicts."""
 
 import math
-from collections.abc import Sequence
-from typing import Any, ClassVar, Self
+from collections.abc import Collection, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -52,7 +52,7 @@ class Model(nn.Module):
         """
 
     @torch.no_grad()
-    def init_weights(self, seed: int) -> None:
+    def init_weights(self, seed: int, left_out: Collection[str] = ()) -> None:
         """Initialize every parameter and buffer from a random generator keyed by its name.
 
         Values thus depend neither on the order nor on the sizes of other parameters. Of torch's
@@ -62,6 +62,7 @@ class Model(nn.Module):
 
         Args:
             seed: Random seed of the run.
+            left_out: Names of tensors that are loaded, and so get no values.
 
         Raises:
             GigamaskError: There is no rule for a tensor.
@@ -72,35 +73,19 @@ class Model(nn.Module):
                 continue
             own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
             for name, tensor in own:
-                self._initialize(tensor, module, f"{path}.{name}", seed)
-        self.finish_init(seed)
-
-    @torch.no_grad()
-    def allocate(self, device: torch.device | str) -> Self:
-        """Give a model on the meta device storage, and values only to buffers that are not saved.
-
-        Args:
-            device: Its new device.
-        """
-        saved = self.state_dict().keys()
-        self.to_empty(device=device)
-        for path, module in self.named_modules():
-            for name, buffer in module.named_buffers(recurse=False):
                 full = f"{path}.{name}"
-                if full.removeprefix(".") not in saved:
-                    self._initialize(buffer, module, full, seed=0)
-        return self
-
-    def _initialize(self, tensor: Tensor, module: nn.Module, full: str, seed: int) -> None:
-        """Set a parameter or buffer of a module, by its full name, to its initial value."""
-        name, generator = full.rpartition(".")[2], weights_generator(seed, full)
-        value = self._initial_value(module, name, tensor.shape, generator)
-        if value is None:
-            raise GigamaskError(
-                f"{full}: there is no initialization for {type(module).__name__}; set "
-                "`parameter_std`, load weights, or initialize it yourself"
-            )
-        tensor.copy_(value)
+                if full.removeprefix(".") in left_out:
+                    continue
+                generator = weights_generator(seed, full)
+                value = self._initial_value(module, name, tensor.shape, generator)
+                if value is None:
+                    raise GigamaskError(
+                        f"{full}: there is no initialization for {type(module).__name__}; set "
+                        "`parameter_std`, load weights, or initialize it yourself"
+                    )
+                tensor.copy_(value)
+        if not left_out:
+            self.finish_init(seed)
 
     def _initial_value(
         self, module: nn.Module, name: str, shape: torch.Size, generator: torch.Generator

@@ -293,7 +293,7 @@ def load_state(
             f"its weights: --init {folder} and another --out"
         )
     base = read(f"../{BASE}") if manifest.get("base") else {}
-    state = TrainState.from_model(config.build_to_load(device), config)
+    state = TrainState.from_model(build_to_load(config, device), config)
     state.base = manifest.get("base")
     state.resumed = Resumed(folder, "scored_by" in manifest)
     state_dict.load_weights(state.model, join_trained(read(weights), base), str(folder))
@@ -322,6 +322,24 @@ def load_state(
             str(folder),
         )
     return state
+
+
+def build_to_load(config: TrainConfig, device: torch.device) -> Model:
+    """Build a model on a device, without initial values that a checkpoint replaces.
+
+    Models that a user's code builds have initial values.
+
+    Args:
+        config: The configuration.
+        device: Device to train on.
+    """
+    from gigamask.models.init import allocate
+    from gigamask.training.sam_config import SamTrainConfig
+
+    is_ours = type(config).build is SamTrainConfig.build
+    if is_ours and not cast(SamTrainConfig, config).model.encoder.initializes_itself:
+        return allocate(config.build("meta"), device)
+    return config.build().to(device)
 
 
 def load_model(

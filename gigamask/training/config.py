@@ -160,10 +160,6 @@ class TrainConfig(ABC):
     def build(self, device: str = "cpu") -> Model:
         """Build the model and initialize it from the seed; on the meta device, without storage."""
 
-    def build_to_load(self, device: torch.device) -> Model:
-        """Build the model on a device, to load the weights of a checkpoint."""
-        return self.build().to(device)
-
     @abstractmethod
     def task(self, device: torch.device) -> Task:
         """Return the task that computes the losses of a step."""

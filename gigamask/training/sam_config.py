@@ -202,12 +202,6 @@ class SamTrainConfig(ImageTrainConfig):
         checkpoint_blocks(model.encoder_blocks, self.activation_checkpointing)
         return model
 
-    def build_to_load(self, device: torch.device) -> PromptableModel:
-        """Build the model on a device, without initial values that a checkpoint replaces."""
-        if type(self).build is not SamTrainConfig.build or self.model.encoder.initializes_itself:
-            return self.build().to(device)
-        return self.build("meta").allocate(device)
-
     def task(self, device: torch.device) -> Task:
         """Return the task that computes the losses of all prompt rounds."""
         from gigamask.distributed.precision import choose_precision

@@ -469,7 +469,7 @@ def test_no_initial_value_is_drawn_for_what_a_checkpoint_holds(make, monkeypatch
         return value(self, module, name, *given)
 
     monkeypatch.setattr(Model, "_initial_value", initial_value)
-    built = run.build_to_load(torch.device("cpu"))
+    built = checkpoint.build_to_load(run, torch.device("cpu"))
     assert asked == ["pixel_mean", "pixel_std"]
     assert all(torch.equal(getattr(built, name), getattr(expected, name)) for name in asked)
     shapes = [{n: t.shape for n, t in each.state_dict().items()} for each in (built, expected)]
