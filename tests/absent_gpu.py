@@ -222,7 +222,8 @@ def absent_gpu() -> Iterator[AbsentGpu]:
     torch._C._set_only_lift_cpu_tensors(True)
     # Tensors of a subclass cannot be made in it.
     torch.inference_mode = lambda mode=True: torch.no_grad() if mode else contextlib.nullcontext()
-    for name in ("autocast", "is_autocast_enabled", "get_autocast_dtype"):
+    names = "autocast", "is_autocast_enabled", "set_autocast_enabled", "get_autocast_dtype"
+    for name in names:
         setattr(torch, name, _renamed(getattr(torch, name)))
     event = types.SimpleNamespace(record=lambda: None, synchronize=lambda: None)
     chip = types.SimpleNamespace(name="absent", major=9, minor=0, total_memory=80 * 2**30)

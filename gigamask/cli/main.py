@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -154,6 +155,10 @@ def run_command(arguments: list[str]) -> int:
     # Threads of OpenMP that spin while they wait nearly stop on a busy machine; torch reads this
     # when it is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Batches differ in size by their masks, for which fixed segments of GPU memory are too small or
+    # too large; torch reads this before its first allocation.
+    if sys.platform == "linux" and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
+        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     files.raise_file_limit()
     if "" in arguments:
         number = arguments.index("") + 1
@@ -237,6 +242,10 @@ def run_training(command: str, arguments: list[str]) -> int:
     from gigamask import parser
     from gigamask.cli.commands import train
 
-    path, result = train.run(command, arguments)
+    gc.disable()  # a start makes a million objects that stay; the trainer enables it for its steps
+    try:
+        path, result = train.run(command, arguments)
+    finally:
+        gc.enable()
     parser.write_json(path, result)
     return INTERRUPTED if result and train.is_interrupted(result) else 0

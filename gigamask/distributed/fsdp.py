@@ -33,7 +33,7 @@ def shard(
     encoder: nn.Module,
     world: World,
     parallel: Parallel,
-    param_dtype: torch.dtype | None,
+    dtypes: tuple[torch.dtype | None, torch.dtype],
     timeout_s: float,
     blocks: Sequence[nn.Module] | None = None,
 ) -> None:
@@ -45,8 +45,8 @@ def shard(
         encoder: The encoder, with its final initial weights.
         world: The processes of the run.
         parallel: Which of them shard a model among themselves.
-        param_dtype: Dtype to gather weights in, to which autocast would round them anyway; None
-            keeps float32. Gradients are summed in float32.
+        dtypes: Dtype to gather weights in, to which autocast would round them anyway, None for
+            float32; and dtype to sum gradients in.
         timeout_s: Seconds to wait for another process.
         blocks: The encoder's blocks; None takes the children of `encoder.blocks`.
     """
@@ -74,9 +74,11 @@ def shard(
         mesh = DeviceMesh.from_group(
             groups, device_type, ranks, mesh_dim_names=("replicate", "shard")
         )
+    param_dtype, reduce_dtype = dtypes
+    is_reduced = param_dtype is not None or reduce_dtype != torch.float32
     policy = MixedPrecisionPolicy(
         param_dtype,
-        param_dtype and torch.float32,
+        reduce_dtype if is_reduced else None,
         cast_forward_inputs=param_dtype is None,
     )
     for block in blocks:

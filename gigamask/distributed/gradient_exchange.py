@@ -22,19 +22,25 @@ class GradientExchange:
     Args:
         parameters: Parameters with gradients, in the order of the forward pass.
         world: The processes of the run.
+        dtype: Dtype in which they are sent and summed.
 
     Attributes:
         arrived: The parameters that have had a gradient in this process, in any step so far.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], world: World) -> None:
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        world: World,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         self.parameters = list(parameters)
         self.arrived: set[Tensor] = set()
-        self._world = world
+        self._world, self._dtype = world, dtype
         self._buckets: list[Tensor] = []
         self._bucket_of: dict[Tensor, int] = {}
         self._missing: list[int] = []
-        self._sent: list[distributed.Work] = []
+        self._sent: list[tuple[distributed.Work, Tensor]] = []
         self._is_open = False
         for group in bucket_groups(self.parameters[::-1]):
             gradients = [parameter.grad for parameter in group if parameter.grad is not None]
@@ -63,10 +69,12 @@ class GradientExchange:
                 self._send()
 
     def _send(self) -> None:
+        bucket = self._buckets[len(self._sent)]
+        sent = bucket.to(self._dtype) if bucket.dtype == torch.float32 else bucket
         with self._world.explain_failure():
-            work = distributed.all_reduce(self._buckets[len(self._sent)], async_op=True)
+            work = distributed.all_reduce(sent, async_op=True)
         assert work is not None
-        self._sent.append(work)
+        self._sent.append((work, sent))
 
     def finish(self) -> None:
         """Send the remaining buckets, and wait until all are summed.
@@ -76,9 +84,11 @@ class GradientExchange:
         """
         while len(self._sent) < len(self._buckets):
             self._send()
-        for work in self._sent:
+        for bucket, (work, sent) in zip(self._buckets, self._sent, strict=True):
             with self._world.explain_failure():
                 work.wait()
+            if sent is not bucket:
+                bucket.copy_(sent)
         self._sent, self._is_open = [], False
 
 

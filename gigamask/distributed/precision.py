@@ -1,6 +1,7 @@
 """Device and precision of the forward pass; weights, gradients and losses are float32."""
 
 import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -83,6 +84,22 @@ def autocast(precision: Precision, device: torch.device) -> contextlib.AbstractC
     if precision in HALF_DTYPES:
         return torch.autocast(device.type, dtype=HALF_DTYPES[precision])
     return contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def float32_products(tf32: bool) -> Iterator[None]:
+    """Let a GPU multiply float32 matrices in TF32 within the context.
+
+    Args:
+        tf32: Whether it may; else products are as torch is set to compute them.
+    """
+    before = torch.get_float32_matmul_precision()
+    if tf32:
+        torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 @dataclass

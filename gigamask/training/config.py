@@ -121,6 +121,9 @@ class TrainConfig(ABC):
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """precision of the forward pass; auto is bf16 on a GPU and fp32 on a CPU; fp16, with loss
     scaling, is for GPUs without bf16"""
+    tf32: bool = False
+    """multiply float32 matrices with 10 bits of mantissa, which GPUs do several times as fast; for
+    --precision fp32"""
     device: str = "auto"
     """device to train on: cpu, cuda or cuda:N; auto is cuda if there is a GPU, else cpu"""
     processes: int | None = None
@@ -144,6 +147,9 @@ class TrainConfig(ABC):
     parallel: Literal["ddp", "fsdp", "hsdp"] = "ddp"
     """data parallelism of several processes: ddp replicates the model, fsdp shards the encoder
     blocks over all processes, hsdp over the processes of each machine"""
+    reduce_precision: Literal["fp32", "bf16"] = "fp32"
+    """precision in which the encoder's gradients are sent and summed over processes; bf16 halves
+    what is sent, and rounds (docs/cluster.md)"""
     timeout_s: float = 600.0
     """seconds to wait for another process in a collective operation before failing, so that
     torchrun restarts the group"""

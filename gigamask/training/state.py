@@ -144,14 +144,16 @@ class TrainState:
         if world.size == 1:
             return
         encoder, blocks = self.model.encoder, self.model.encoder_blocks
+        reduce_dtype = HALF_DTYPES.get(config.reduce_precision, torch.float32)
         if config.parallel == "ddp":
             trained = [p for p in encoder.parameters() if p.requires_grad]
-            self.exchange = GradientExchange(trained, world)
+            self.exchange = GradientExchange(trained, world, reduce_dtype)
             return
         device = next(self.model.parameters()).device
         param_dtype = HALF_DTYPES.get(choose_precision(config.precision, device))
         tensors = self.optimizer_tensors()
-        fsdp.shard(encoder, world, config.parallel, param_dtype, config.timeout_s, blocks)
+        dtypes = param_dtype, reduce_dtype
+        fsdp.shard(encoder, world, config.parallel, dtypes, config.timeout_s, blocks)
         allocate_gradients(self.model)
         self.unreached.note(set(self.model.parameters()))  # all processes run every sharded block
         self.optimizers = config.optimizer.build(self.model)

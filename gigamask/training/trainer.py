@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from gigamask.data.file_lock import exclusive_lock
-from gigamask.distributed.precision import choose_device
+from gigamask.distributed.precision import choose_device, float32_products
 from gigamask.distributed.world import World, dump_stacks_on_hang, meet
 from gigamask.errors import EvaluationStoppedError
 from gigamask.interfaces import EvaluationResult, Task
@@ -80,6 +80,7 @@ def train(
             on_start()
         if data is None and evaluate is None:
             return state
+        stack.enter_context(float32_products(config.tf32))
         stack.enter_context(stop_signals_collected(signals, world.is_main))
         state.shard(config, world)
         observers = make_observers(state.step, device) if data else ()
@@ -96,6 +97,9 @@ def train(
             if data is not None and not state.stopping:
                 gc.freeze()  # or each full collection visits a million objects of torch, in .3 s
                 stack.callback(gc.unfreeze)
+                if not gc.isenabled():
+                    gc.enable()
+                    stack.callback(gc.disable)
                 loop.run(data, set_clock)
         world.barrier()  # before the lock is released and another run can start
     return state

@@ -114,3 +114,21 @@ def test_a_bucket_has_gradients_of_one_type_up_to_its_size(monkeypatch):
         assert (parameter.grad == len(parameter)).all()
     exchanged._buckets[3].zero_()
     assert [float(p.grad.sum()) for p in parameters] == [16, 0, 0, 1, 10000, 4]
+
+
+def test_bf16_rounds_what_is_sent_and_their_sum():
+    def exchange() -> None:
+        world = init_world(os.environ, torch.device("cpu"))
+        net = little_net().float()
+        for parameter in net.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        exchanged = GradientExchange(net.parameters(), world, torch.bfloat16)
+        for parameter in net.parameters():
+            parameter.grad.fill_((1 + world.rank) / 3)
+        exchanged.start()
+        exchanged.finish()
+        expected = torch.tensor([1 / 3, 2 / 3]).bfloat16().sum(dtype=torch.bfloat16).float()
+        assert all(bool((p.grad == expected).all()) for p in net.parameters())
+        destroy_world(world)
+
+    fork(2, exchange)

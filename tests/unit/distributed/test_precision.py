@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from gigamask.distributed.precision import LossScaler, autocast, choose_device, choose_precision
+from gigamask.distributed.precision import (
+    LossScaler,
+    autocast,
+    choose_device,
+    choose_precision,
+    float32_products,
+)
 from gigamask.errors import GigamaskError
 from gigamask.models import manifest
 from gigamask.training import checkpoint
@@ -141,3 +147,11 @@ def test_devices_that_are_not_there_are_named(monkeypatch):
         choose_device("mps")
     with pytest.raises(GigamaskError, match=r"--device cuda:1.*1 GPU"):
         choose_device("cuda:1")
+
+
+def test_tf32_is_for_a_training_alone():
+    before = torch.get_float32_matmul_precision()
+    for tf32, inside in ((True, "high"), (False, before)):
+        with float32_products(tf32):
+            assert torch.get_float32_matmul_precision() == inside
+        assert torch.get_float32_matmul_precision() == before
