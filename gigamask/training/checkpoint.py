@@ -44,7 +44,7 @@ from gigamask.records import DataCursor
 from gigamask.serialization import with_checksum
 from gigamask.training.config import TrainConfig
 from gigamask.training.retention import PART, Retention, replace, state_of_files, sweep
-from gigamask.training.state import Resumed, TrainState
+from gigamask.training.state import Resumed, TrainState, build_to_load
 from gigamask.training.unreached import reaching_settings
 
 OPTIMIZER, LOSS_HISTORY = "optimizer.safetensors", "ledger.safetensors"
@@ -330,24 +330,6 @@ def load_state(
             str(folder),
         )
     return state
-
-
-def build_to_load(config: TrainConfig, device: torch.device) -> Model:
-    """Build a model on a device, without initial values that a checkpoint replaces.
-
-    Models that a user's code builds have initial values.
-
-    Args:
-        config: The configuration.
-        device: Device to train on.
-    """
-    from gigamask.models.init import allocate
-    from gigamask.training.sam_config import SamTrainConfig
-
-    is_ours = type(config).build is SamTrainConfig.build
-    if is_ours and not cast(SamTrainConfig, config).model.encoder.initializes_itself:
-        return allocate(config.build("meta"), device)
-    return config.build().to(device)
 
 
 def load_model(

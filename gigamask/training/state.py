@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,24 @@ class Resumed:
     folder: Path
     is_scored: bool
     damaged: tuple[str, ...] = ()
+
+
+def build_to_load(config: TrainConfig, device: torch.device) -> Model:
+    """Build a model on a device, without initial values that loaded ones replace.
+
+    Models that a user's code builds have initial values.
+
+    Args:
+        config: The configuration.
+        device: Device to train on.
+    """
+    from gigamask.models.init import allocate
+    from gigamask.training.sam_config import SamTrainConfig
+
+    is_ours = type(config).build is SamTrainConfig.build
+    if is_ours and not cast(SamTrainConfig, config).model.encoder.initializes_itself:
+        return allocate(config.build("meta"), device)
+    return config.build().to(device)
 
 
 @dataclass
@@ -93,13 +111,17 @@ class TrainState:
         Raises:
             GigamaskError: The weights do not fit, or a frozen parameter has no trained value.
         """
-        model = config.build()
-        loaded = model.load_init(init) if init else None
-        if loaded is None:
+        if not init:
+            model = config.build()
             model.load_pretrained()
+            return cls.from_model(model.to(device), config)
+        model = build_to_load(config, torch.device("cpu"))
+        loaded = model.load_init(init)
+        if not model.state_dict().keys() <= loaded:  # the others need initial values
+            model = config.build()
+            loaded = model.load_init(init)
         state = cls.from_model(model.to(device), config)
-        if loaded is not None:
-            check_frozen(model, loaded, str(init))
+        check_frozen(model, loaded, init)
         return state
 
     @classmethod

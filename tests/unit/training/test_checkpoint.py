@@ -20,7 +20,7 @@ from gigamask.models import manifest, state_dict, weight_files
 from gigamask.models.model import Model
 from gigamask.samplers.loss_history import LossHistory
 from gigamask.training import checkpoint, retention
-from gigamask.training.state import TrainState
+from gigamask.training.state import TrainState, build_to_load
 from tests.limits import files_limited
 from tests.little import little, little_compact
 
@@ -458,19 +458,39 @@ def test_best_checkpoint_can_be_given_as_weights(run):
     )
 
 
-@pytest.mark.parametrize("make", [little, little_compact])
-def test_no_initial_value_is_drawn_for_what_a_checkpoint_holds(make, monkeypatch):
-    """All else, such as the mean of the pixels, is as in a new model."""
-    run = make()
-    expected, asked, value = run.build(), [], Model._initial_value
+@pytest.fixture
+def drawn(monkeypatch):
+    """The names of tensors that get initial values."""
+    names, value = [], Model._initial_value
 
     def initial_value(self, module, name, *given):
-        asked.append(name)
+        names.append(name)
         return value(self, module, name, *given)
 
     monkeypatch.setattr(Model, "_initial_value", initial_value)
-    built = checkpoint.build_to_load(run, torch.device("cpu"))
-    assert asked == ["pixel_mean", "pixel_std"]
-    assert all(torch.equal(getattr(built, name), getattr(expected, name)) for name in asked)
+    return names
+
+
+@pytest.mark.parametrize("make", [little, little_compact])
+def test_no_initial_value_is_drawn_for_what_a_checkpoint_holds(make, drawn):
+    """All else, such as the mean of the pixels, is as in a new model."""
+    run = make()
+    expected = run.build()
+    drawn.clear()
+    built = build_to_load(run, torch.device("cpu"))
+    assert drawn == ["pixel_mean", "pixel_std"]
+    assert all(torch.equal(getattr(built, name), getattr(expected, name)) for name in drawn)
     shapes = [{n: t.shape for n, t in each.state_dict().items()} for each in (built, expected)]
     assert shapes[0] == shapes[1]
+
+
+@pytest.mark.parametrize("make", [little, little_compact])
+def test_no_initial_value_is_drawn_for_what_initial_weights_hold(make, drawn, tmp_path):
+    run, path = make(), tmp_path / "model.safetensors"
+    given = replace(run, seed=5).build()
+    state_dict.save_weights(state_dict.to_official(given), given.config, path)
+    drawn.clear()
+    model = TrainState.initialize(run, torch.device("cpu"), str(path)).model
+    assert drawn == ["pixel_mean", "pixel_std"]
+    expected = given.state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in model.state_dict().items())
