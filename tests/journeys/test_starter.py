@@ -68,6 +68,7 @@ def test_training_starts_from_it(leaves, tmp_path):
 def test_a_folder_of_that_name_is_meant_instead(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("starter").mkdir()
+    cv2.imwrite("photo.png", np.zeros((8, 8, 3), np.uint8))
     assert main("segment starter photo.png --out masks".split()) == 2
     assert "starter: holds no model.safetensors" in capsys.readouterr().err
 

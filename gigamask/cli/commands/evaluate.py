@@ -59,8 +59,11 @@ class EvaluateCommand(EvaluateOptions, PartOptions):
 
         check_writable("--html", self.html)
         part = part_of(self.part)
-        check_weights_exist(self.weights)
-        check_data(self.data, self)
+        # Of several processes, only one states what is wrong.
+        if os.environ.get("WORLD_SIZE", "1") == "1":
+            self.check()
+            check_weights_exist(self.weights)
+            check_data(self.data, self)
         from gigamask.distributed.precision import choose_device
         from gigamask.distributed.world import destroy_world, init_world
         from gigamask.workflows.evaluate import score
