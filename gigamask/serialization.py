@@ -7,6 +7,7 @@ Text is UTF-8, or what its byte order mark says; `NaN` and `Infinity` in JSON ar
 
 import codecs
 import json
+import os
 import re
 import zlib
 from collections.abc import Mapping
@@ -59,13 +60,16 @@ def read_limited(path: Path | str, max_bytes: int) -> bytes:
     path = Path(path)
     try:
         check_regular(path)
-        is_larger = path.stat().st_size > max_bytes
-        content = b"" if is_larger else path.read_bytes()
+        with open(path, "rb") as file:
+            size = min(os.fstat(file.fileno()).st_size, max_bytes)
+            content = file.read(size + 1)  # room for all of `max_bytes` takes longer than to read
+            if size < len(content) <= max_bytes:  # it has grown, or states no size
+                content += file.read(max_bytes + 1 - len(content))
     except OSError as error:
         raise GigamaskError(
             f"{path}: cannot be read ({error.strerror}); check the path and its permissions"
         ) from None
-    if is_larger:
+    if len(content) > max_bytes:
         raise GigamaskError(f"{path}: is larger than {max_bytes} bytes, the limit for such a file")
     return content
 

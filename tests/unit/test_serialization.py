@@ -120,6 +120,19 @@ def test_numbers_that_other_programs_write_as_text_or_floats():
         decode_json(b'{"x": 1.5}', "here", Point, strict=False)
 
 
+@pytest.mark.parametrize("stated", [0, 2])
+def test_a_file_that_is_larger_than_it_stated_is_read_up_to_the_limit(
+    tmp_path, monkeypatch, stated
+):
+    """One that grows while it is read, or states no size."""
+    path = tmp_path / "grows"
+    path.write_bytes(b"12345")
+    monkeypatch.setattr(os, "fstat", lambda number: os.stat_result([0] * 6 + [stated] + [0] * 3))
+    assert serialization.read_limited(path, 5) == b"12345"
+    with pytest.raises(GigamaskError, match="larger than 4 bytes"):
+        serialization.read_limited(path, 4)
+
+
 def test_only_regular_files_up_to_the_limit_are_read(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(GigamaskError, match="pipe: is not a regular file"):
