@@ -32,14 +32,14 @@ class EntryColumns(NamedTuple):
 
 
 def read_record(raw: bytes, name: str) -> Sa1bRecord:
-    """Decode a json, and check its sizes and that it describes the image of its name.
+    """Decode a json, and check that it describes the image of its name.
 
     Args:
         raw: The file's bytes.
         name: Name of the image, `TAR:STEM`.
 
     Raises:
-        CorruptSampleError: It describes another image, or is not valid.
+        CorruptSampleError: It describes another image, or cannot be decoded.
     """
     record = annotation.read(raw, name)
     stem = posixpath.splitext(posixpath.basename(record.image.file_name))[0]
@@ -48,7 +48,6 @@ def read_record(raw: bytes, name: str) -> Sa1bRecord:
             f"{name}: its json describes {record.image.file_name!r}; "
             "put each json beside its own jpg"
         )
-    annotation.check_sizes(record, name)
     return record
 
 

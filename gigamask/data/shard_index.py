@@ -314,6 +314,7 @@ def _describe_entries(
         if len(payload) == members.sizes[json]:
             tar.check_crc(members, json, payload, name)
         record = read_record(payload, name)
+        annotation.check_sizes(record, name)
         if json not in members.crcs:
             members.crcs[json] = zlib.crc32(payload)
         return name, record
