@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,8 @@ from gigamask.models.model import Model
 from gigamask.models.weight_files import State, save_weights
 from gigamask.rng import make_rng
 
+Loaded = TypeVar("Loaded", bound="PretrainedModel")
+
 
 class PretrainedModel(Model):
     """A model that is read from files and written to them with its configuration."""
@@ -24,23 +26,6 @@ class PretrainedModel(Model):
     image_encoder: nn.Module
     pixel_mean: Tensor
     pixel_std: Tensor
-
-    @classmethod
-    def from_pretrained(cls, weights: str | Path, config: SamConfig | None = None) -> Any:
-        """Load a SAM in evaluation mode.
-
-        Args:
-            weights: A `.pth`, a `.safetensors`, a run folder, a checkpoint, a folder of
-                `save_pretrained` or of transformers, or the id of a SAM on the Hugging Face Hub,
-                such as `facebook/sam-vit-base`.
-            config: Configuration of the model; None: the one that the weights state. Files of
-                published SAMs need none.
-
-        Raises:
-            GigamaskError: There are no such weights, they are damaged or not a SAM's, or their
-                configuration is not known.
-        """
-        return load_sam(weights, config)
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write a folder that `from_pretrained` and transformers load, as `SamModel` or another.
@@ -68,8 +53,8 @@ class PretrainedModel(Model):
             files.write_text(folder / name, json.dumps(content, indent=2))
 
     def set_window(
-        self, window: tuple[float, ...] = (), percentiles: tuple[float, ...] = ()
-    ) -> Any:
+        self: Loaded, window: tuple[float, ...] = (), percentiles: tuple[float, ...] = ()
+    ) -> Loaded:
         """State how pixels of more than 8 bits are read, where the weights do not; return self.
 
         Args:

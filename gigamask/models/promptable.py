@@ -5,6 +5,7 @@ State dicts of SAM have Meta's names and shapes.
 
 from abc import abstractmethod
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from gigamask.errors import GigamaskError
 from gigamask.models.configs import SamConfig
 from gigamask.models.official import OfficialInterface
-from gigamask.models.pretrained import PretrainedModel
+from gigamask.models.pretrained import PretrainedModel, load_sam
 from gigamask.models.prompt_encoder import PromptEncoder
 from gigamask.types import MaskDecoderOutput, Prompts
 
@@ -60,6 +61,25 @@ class PromptableModel(PretrainedModel, OfficialInterface):
         self.prompt_encoder, self.mask_decoder = self.build_decoder()
         for name, values in zip(("pixel_mean", "pixel_std"), config.pixel_scale, strict=True):
             self.register_buffer(name, torch.tensor(values).view(-1, 1, 1), persistent=False)
+
+    @classmethod
+    def from_pretrained(
+        cls, weights: str | Path, config: SamConfig | None = None
+    ) -> "PromptableModel":
+        """Load a SAM in evaluation mode.
+
+        Args:
+            weights: A `.pth`, a `.safetensors`, a run folder, a checkpoint, a folder of
+                `save_pretrained` or of transformers, or the id of a SAM on the Hugging Face Hub,
+                such as `facebook/sam-vit-base`.
+            config: Configuration of the model; None: the one that the weights state. Files of
+                published SAMs need none.
+
+        Raises:
+            GigamaskError: There are no such weights, they are damaged or not a SAM's, or their
+                configuration is not known.
+        """
+        return load_sam(weights, config)
 
     @abstractmethod
     def build_decoder(self) -> tuple[PromptEncoder, nn.Module]:
