@@ -4,7 +4,7 @@
 is written (24 GB at scale 1). Each measurement runs in its own process. The folder is deleted
 unless --folder names it.
 
-With --tars, `index`, `verify`, `repack` and `convert` instead, of so many tars of four small images
+With --tars, time `index`, `verify`, `repack` and `convert` on that many tars of four small images
 with three masks each: CPU seconds and the largest memory of each in a process of its own.
 
 Run: python -m benchmarks.index_scale [--scale 0.01] [--folder FOLDER] [--merge]
@@ -321,7 +321,7 @@ def main() -> None:
         action="store_true",
         help="also join all tars' rows into a second index, beside the first",
     )
-    words.add_argument("--tars", type=int, nargs="+", help="measure the commands of so many tars")
+    words.add_argument("--tars", type=int, nargs="+", help="numbers of tars to time commands on")
     words.add_argument("--measure", choices=[*MEASURES, *COMMANDS])
     asked = words.parse_args()
     if asked.tars:

@@ -33,7 +33,7 @@ def shard(
     encoder: nn.Module,
     world: World,
     parallel: Parallel,
-    dtypes: tuple[torch.dtype | None, torch.dtype],
+    dtypes: tuple[torch.dtype | None, torch.dtype | None],
     timeout_s: float,
     blocks: Sequence[nn.Module] | None = None,
 ) -> None:
@@ -45,8 +45,8 @@ def shard(
         encoder: The encoder, with its final initial weights.
         world: The processes of the run.
         parallel: Which of them shard a model among themselves.
-        dtypes: Dtype to gather weights in, to which autocast would round them anyway, None for
-            float32; and dtype to sum gradients in.
+        dtypes: Dtypes to gather weights in, to which autocast would round them anyway, and to sum
+            gradients in; None keeps float32.
         timeout_s: Seconds to wait for another process.
         blocks: The encoder's blocks; None takes the children of `encoder.blocks`.
     """
@@ -75,10 +75,9 @@ def shard(
             groups, device_type, ranks, mesh_dim_names=("replicate", "shard")
         )
     param_dtype, reduce_dtype = dtypes
-    is_reduced = param_dtype is not None or reduce_dtype != torch.float32
     policy = MixedPrecisionPolicy(
         param_dtype,
-        reduce_dtype if is_reduced else None,
+        reduce_dtype or (param_dtype and torch.float32),
         cast_forward_inputs=param_dtype is None,
     )
     for block in blocks:

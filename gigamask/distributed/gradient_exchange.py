@@ -22,7 +22,7 @@ class GradientExchange:
     Args:
         parameters: Parameters with gradients, in the order of the forward pass.
         world: The processes of the run.
-        dtype: Dtype in which they are sent and summed.
+        dtype: Dtype in which they are sent and summed; None keeps theirs.
 
     Attributes:
         arrived: The parameters that have had a gradient in this process, in any step so far.
@@ -32,7 +32,7 @@ class GradientExchange:
         self,
         parameters: Iterable[nn.Parameter],
         world: World,
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | None = None,
     ) -> None:
         self.parameters = list(parameters)
         self.arrived: set[Tensor] = set()
@@ -70,7 +70,7 @@ class GradientExchange:
 
     def _send(self) -> None:
         bucket = self._buckets[len(self._sent)]
-        sent = bucket.to(self._dtype) if bucket.dtype == torch.float32 else bucket
+        sent = bucket.to(self._dtype or bucket.dtype)
         with self._world.explain_failure():
             work = distributed.all_reduce(sent, async_op=True)
         assert work is not None

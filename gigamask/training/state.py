@@ -166,7 +166,7 @@ class TrainState:
         if world.size == 1:
             return
         encoder, blocks = self.model.encoder, self.model.encoder_blocks
-        reduce_dtype = HALF_DTYPES.get(config.reduce_precision, torch.float32)
+        reduce_dtype = HALF_DTYPES.get(config.reduce_precision)
         if config.parallel == "ddp":
             trained = [p for p in encoder.parameters() if p.requires_grad]
             self.exchange = GradientExchange(trained, world, reduce_dtype)

@@ -419,11 +419,11 @@ def update_weights(
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = lr * group.get("lr_scale", 1.0)
-        # As torch's `GradScaler` sets them.
-        scaled = {"found_inf": skipped, "grad_scale": divisor}
+        scaled = {"found_inf": skipped}  # as torch's `GradScaler` sets it and `grad_scale`
         divides = type(optimizer) is torch.optim.AdamW and optimizer.defaults["fused"]
-        if not divides or divisor.dtype != torch.float32:
-            del scaled["grad_scale"]
+        if divides and divisor.dtype == torch.float32:
+            scaled["grad_scale"] = divisor
+        else:
             owned = (p for group in optimizer.param_groups for p in group["params"])
             torch._foreach_div_([fsdp.to_local(cast(Tensor, p.grad)) for p in owned], divisor)
         if getattr(optimizer, "_step_supports_amp_scaling", False):
