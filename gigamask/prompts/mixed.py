@@ -49,6 +49,8 @@ class MixedPrompts(PromptSchedule):
     or height"""
     box_noise_limit_px: float = 20.0
     """largest shift of a side, in input pixels"""
+    box_noise_varies: bool = False
+    """draw the standard deviation of each box uniformly from 0 to `box_noise`"""
     mask_logit: float = 10.0
     """logit of a mask prompt inside the mask, negated outside (SAM 2: 10 for an input mask)"""
     multimask_output: bool = True
@@ -119,7 +121,13 @@ class MixedPrompts(PromptSchedule):
         from gigamask.prompts.masks import jitter_masks
         from gigamask.types import Prompts
 
-        boxes = jitter_boxes(targets, random_inputs, self.box_noise, self.box_noise_limit_px)
+        boxes = jitter_boxes(
+            targets,
+            random_inputs,
+            self.box_noise,
+            self.box_noise_limit_px,
+            self.box_noise_varies,
+        )
         points, labels = self._points(targets, random_inputs)
         tokens = labels.shape[1]
         corners = boxes.to(points.dtype).unflatten(1, (2, 2))

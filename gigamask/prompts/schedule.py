@@ -41,6 +41,8 @@ class InteractiveSchedule(PromptSchedule):
     """standard deviation of the noise on each side of a box, relative to its width or height"""
     box_noise_limit_px: float = 20.0
     """largest shift of a side of a box, in input pixels"""
+    box_noise_varies: bool = False
+    """draw the standard deviation of each box uniformly from 0 to `box_noise`"""
     center_click_prob: float = 0.0
     """probability that a click is the pixel farthest from the boundary of the mask, or of its error
     region, as in evaluation; otherwise it is uniform in that region, as in SAM"""
@@ -106,6 +108,7 @@ class InteractiveSchedule(PromptSchedule):
             self.box_prob,
             self.box_noise,
             self.box_noise_limit_px,
+            self.box_noise_varies,
             self.center_click_prob,
         )
 
@@ -345,6 +348,7 @@ def point_or_box(
     box_prob: float,
     box_noise: float,
     box_noise_limit_px: float,
+    box_noise_varies: bool,
     center_click_prob: float = 0.0,
 ) -> Prompts:
     """Return the first prompt of each mask: a noisy box, or a point and a padding point.
@@ -357,6 +361,8 @@ def point_or_box(
         box_noise: Standard deviation of the noise on each side of a box, relative to its width or
             height.
         box_noise_limit_px: Largest shift of a side of a box, in input pixels.
+        box_noise_varies: Whether the standard deviation of each box is uniform from 0 to
+            `box_noise`.
         center_click_prob: Probability that the point is the pixel farthest from the boundary;
             otherwise it is uniform in the mask.
     """
@@ -379,7 +385,7 @@ def point_or_box(
     points = torch.stack([point, torch.zeros_like(point)], 1)
     labels = torch.stack([label, torch.full_like(label, -1)], 1)
     is_box = (random_inputs.first_prompt < box_prob)[:, None]
-    boxes = jitter_boxes(targets, random_inputs, box_noise, box_noise_limit_px)
+    boxes = jitter_boxes(targets, random_inputs, box_noise, box_noise_limit_px, box_noise_varies)
     corners = boxes.to(points.dtype).unflatten(1, (2, 2))
     return Prompts(
         points_xy_input=torch.where(is_box[:, :, None], corners, points),

@@ -39,6 +39,8 @@ class TwoSidedCorrection(PromptSchedule):
     """standard deviation of the noise on each side of a box, relative to its width or height"""
     box_noise_limit_px: float = 20.0
     """largest shift of a side of a box, in input pixels"""
+    box_noise_varies: bool = False
+    """draw the standard deviation of each box uniformly from 0 to `box_noise`"""
 
     def __post_init__(self) -> None:
         check_range("TwoSidedCorrection.corrections", self.corrections, 0, None)
@@ -87,7 +89,12 @@ class TwoSidedCorrection(PromptSchedule):
             random_inputs: Random numbers of the masks.
         """
         return point_or_box(
-            targets, random_inputs, self.box_prob, self.box_noise, self.box_noise_limit_px
+            targets,
+            random_inputs,
+            self.box_prob,
+            self.box_noise,
+            self.box_noise_limit_px,
+            self.box_noise_varies,
         )
 
     def add_clicks(

@@ -5,6 +5,10 @@ import pytest
 import torch
 
 from gigamask.prompts.boxes import add_box_noise, corner_labels, jitter_boxes
+from gigamask.prompts.mixed import MixedPrompts
+from gigamask.prompts.rounds import run_rounds
+from gigamask.prompts.schedule import InteractiveSchedule
+from gigamask.prompts.two_sided import TwoSidedCorrection
 from gigamask.rng import make_rng
 
 FAR = (1e6, 1e6)
@@ -94,6 +98,44 @@ def test_boxes_of_targets_are_jittered_and_stay_on_the_grid(make_truth, make_dra
     assert (moved >= 0).all()
     assert (moved <= 59).all()
     assert not torch.equal(moved[1], truth.boxes_input[1])
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        InteractiveSchedule(clicks=2, mask_only_rounds=False),
+        TwoSidedCorrection(corrections=1),
+        MixedPrompts(mask_prob=0.0, point_count_probs=(1.0,)),
+    ],
+)
+def test_each_box_may_have_a_level_of_noise_of_its_own(
+    schedule, make_truth, make_draws, repeat, answer
+):
+    """Uniform from 0 to the given one; points and all later clicks stay where they are."""
+    truth = repeat(make_truth(torch.ones(1, 20, 20, dtype=torch.bool)), 2000)
+    draws = make_draws(2000, schedule.num_uniforms)
+    pairs = zip(
+        *(
+            run_rounds(answer(torch.zeros(2000, 20, 20)), truth, each, draws, 0.0)
+            for each in (schedule, replace(schedule, box_noise_varies=True))
+        ),
+        strict=True,
+    )
+    for same, varied in ((first.prompts, second.prompts) for first, second in pairs):
+        assert torch.equal(same.labels, varied.labels)
+        is_corner = (same.labels >= 2)[:, :, None].expand_as(same.points_xy_input)
+        clicked = [each.points_xy_input[~is_corner] for each in (same, varied)]
+        assert torch.equal(*clicked)
+        boxes = same.labels[:, 0] == 2
+        corners = varied.points_xy_input[boxes, :2].flatten(1)
+        levels = draws.clicks[boxes, 0, :1]
+        noise = schedule.box_noise * levels * draws.box_noise[boxes]
+        wanted = add_box_noise(
+            truth.boxes_input[boxes], truth.scale_xy[boxes], noise, 1.0, 20.0, truth.extent[boxes]
+        )
+        assert torch.allclose(corners, wanted, atol=1e-4)
+        assert abs(levels.mean() - 0.5) < 0.05
+        assert not torch.equal(corners, same.points_xy_input[boxes, :2].flatten(1))
 
 
 def test_boxes_stay_in_the_image_not_in_the_padded_square(make_truth, make_draws):
