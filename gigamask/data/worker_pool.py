@@ -11,8 +11,9 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 STOP_INTERVAL_S = 1.0
 """Seconds between two requests to stop."""
+AHEAD = 4
+"""Items per worker that are begun before the first is needed."""
 Progress = Callable[[float, int], object]
 """Called as `progress(done, total)` after each item, or part of one."""
 
@@ -204,6 +207,43 @@ def _run_in_processes(
     collect: Callable[[int, Result], None],
 ) -> None:
     """Call `collect(position, result)` for every item, in order of completion."""
+    with _pool(workers) as pool:
+        with stop_signals_blocked():
+            futures = {pool.submit(_run_item, function, item): i for i, item in enumerate(items)}
+        for future in as_completed(futures):
+            collect(futures[future], future.result())
+
+
+def ordered_map(
+    function: Callable[[Item], Result], items: Iterable[Item], workers: int
+) -> Generator[Result, None, None]:
+    """Yield a function of every item in order, held in memory for few items at a time.
+
+    Args:
+        function: The function; with more than one worker, it and its results must be picklable.
+        items: The function's arguments, one per call.
+        workers: Number of processes; 1 runs everything in this process.
+
+    Raises:
+        GigamaskError: A worker process died.
+    """
+    if workers <= 1:
+        yield from map(function, items)
+        return
+    with _pool(workers) as pool:
+        futures: deque[Future[Result]] = deque()
+        for item in items:
+            with stop_signals_blocked():
+                futures.append(pool.submit(_run_item, function, item))
+            if len(futures) > AHEAD * workers:
+                yield futures.popleft().result()
+        while futures:
+            yield futures.popleft().result()
+
+
+@contextmanager
+def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
+    """Yield worker processes, which end with the context."""
     # Forked processes would inherit the locks and threads of torch and of remote file systems.
     context = multiprocessing.get_context("spawn")
     with stop_signals_blocked():  # before the pool starts it, which would die of them
@@ -211,10 +251,7 @@ def _run_in_processes(
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_initialize_worker)
     other_processes = set(multiprocessing.active_children())
     try:
-        with stop_signals_blocked():
-            futures = {pool.submit(_run_item, function, item): i for i, item in enumerate(items)}
-        for future in as_completed(futures):
-            collect(futures[future], future.result())
+        yield pool
     except KeyboardInterrupt:  # do not wait for items in progress, which may take long
         while own := set(multiprocessing.active_children()) - other_processes:
             for process in own:

@@ -139,12 +139,18 @@ def _cast_shadow(
 ) -> None:
     """Darken what lies beside a shape that is about to be painted."""
     shift = np.round(generator.normal(0, 0.12 * radius, 2)).astype(int)
-    plane = np.zeros(canvas.size, np.float32)
-    plane[window.slices] = window.pixels
-    transform = np.array([[1, 0, shift[0]], [0, 1, shift[1]]], np.float32)
-    moved = cv2.warpAffine(plane, transform, canvas.size[::-1])
-    soft = cv2.GaussianBlur(moved, (0, 0), max(0.8, 0.06 * radius))
-    canvas.light *= 1 - np.float32(generator.uniform(0.2, 0.6)) * soft
+    sigma = max(0.8, 0.06 * radius)
+    # All that the shadow can reach, as the kernel's radius is 4 sigma.
+    low = np.array([window.x0, window.y0]) + shift - int(4 * sigma + 2)
+    high = low + window.pixels.shape[::-1] + 2 * int(4 * sigma + 2)
+    x0, y0 = np.clip(low, 0, canvas.size[::-1])
+    x1, y1 = np.clip(high, 0, canvas.size[::-1])
+    light = canvas.light[y0:y1, x0:x1]
+    strength = np.float32(generator.uniform(0.2, 0.6))
+    if light.size:
+        move = np.array([[1, 0, window.x0 + shift[0] - x0], [0, 1, window.y0 + shift[1] - y0]])
+        moved = cv2.warpAffine(window.pixels.astype(np.float32), move * 1.0, light.shape[::-1])
+        light *= 1 - strength * cv2.GaussianBlur(moved, (0, 0), sigma)
 
 
 def rough(generator: np.random.Generator) -> Polygons:
@@ -216,11 +222,13 @@ def _fractal(
             max(2, min(width, int(width / (period * stretch)) + 2)),
         )
         coarse = generator.standard_normal(cells, dtype=np.float32)
-        plane += np.float32(weight) * cv2.resize(
-            coarse, (width, height), interpolation=cv2.INTER_CUBIC
-        )
+        detail = cv2.resize(coarse, (width, height), interpolation=cv2.INTER_CUBIC)
+        detail *= np.float32(weight)
+        plane += detail
         total += weight**2
         weight *= persistence
         period /= 2
     contrast = generator.uniform(0.15, 0.6)
-    return np.float32(0.5) + plane * np.float32(contrast / np.sqrt(total))
+    plane *= np.float32(contrast / np.sqrt(total))
+    plane += np.float32(0.5)
+    return plane

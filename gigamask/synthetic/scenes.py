@@ -6,8 +6,10 @@ objects. A click inside a part therefore has two or three correct answers, as in
 3, "Resolving ambiguity").
 """
 
+import contextlib
 import io
-from collections.abc import Callable, Iterable, Iterator
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -80,8 +82,8 @@ class SyntheticScene:
     categories: tuple[str, ...] = ()
 
 
-Composer = Callable[[int, int, tuple[int, int]], SyntheticScene]
-"""Draws the scene of a seed and a number; the last argument is the range of the longer side."""
+Composer = Callable[[int], SyntheticScene]
+"""Draws the scene of a number."""
 
 
 @dataclass
@@ -178,72 +180,72 @@ def write(
     shard_images: int = 500,
     first: int = 0,
     long_side: tuple[int, int] = LONG_SIDE,
-    progress: worker_pool.Progress | None = None,
-    crowded: float = 0.0,
 ) -> list[Path]:
-    """Write `images` images, numbered from `first` on.
-
-    Args:
-        folder: The folder for the shards.
-        images: Number of images.
-        seed: Random seed of the scenes.
-        shard_images: Images per shard; image N is in shard `N // shard_images`.
-        first: Number of the first image.
-        long_side: Range of the images' longer side in pixels.
-        progress: Called as `progress(done, images)` after each image.
-        crowded: Share of scenes with many small objects, whose masks are mostly fine (< 1 % of the
-            image); the other scenes do not depend on it.
-
-    Returns:
-        The paths of the shards.
-
-    Raises:
-        GigamaskError: A number is out of range, or a shard exists with other images.
-    """
-    if not 0 <= crowded <= 1:
-        raise GigamaskError(
-            f"{folder}: the share of crowded scenes must be between 0 and 1 (got {crowded})"
-        )
-    compose = partial(compose_scene, crowded=crowded)
-    return write_scenes(folder, images, compose, seed, shard_images, first, long_side, progress)
-
-
-def write_scenes(
-    folder: Path | str,
-    images: int,
-    compose: Composer,
-    seed: int = 0,
-    shard_images: int = 500,
-    first: int = 0,
-    long_side: tuple[int, int] = LONG_SIDE,
-    progress: worker_pool.Progress | None = None,
-) -> list[Path]:
-    """Write `images` scenes of any kind, numbered from `first` on.
+    """Write `images` scenes of objects, numbered from `first` on; see `write_scenes`.
 
     Args:
         folder: The folder for the shards.
         images: Number of scenes.
-        compose: Draws one scene, as `compose_scene` does.
         seed: Random seed of the scenes.
         shard_images: Scenes per shard; scene N is in shard `N // shard_images`.
         first: Number of the first scene.
         long_side: Range of the images' longer side in pixels.
-        progress: Called as `progress(done, images)` after each scene.
+    """
+    compose = seeded(compose_scene, seed, long_side)
+    return write_scenes(folder, images, compose, shard_images, first)
 
-    Returns:
-        The paths of the shards.
+
+def seeded(
+    compose: Callable[..., SyntheticScene], seed: int, long_side: tuple[int, int] = LONG_SIDE
+) -> Composer:
+    """Return what draws the scenes of a seed.
+
+    Args:
+        compose: Draws a scene, as `compose_scene` does.
+        seed: Random seed of the scenes.
+        long_side: Range of the images' longer side in pixels.
 
     Raises:
-        GigamaskError: A number is out of range, or a shard exists with other images.
+        GigamaskError: The range is not one of 32 to 8192 pixels.
     """
     if not 32 <= long_side[0] <= long_side[1] <= 8192:
         raise GigamaskError(
             "--long-side must be two numbers of pixels from 32 to 8192, the smaller first "
             f"(got {long_side[0]} {long_side[1]})"
         )
+    return partial(compose, seed, long_side=long_side)
+
+
+def write_scenes(
+    folder: Path | str,
+    images: int,
+    compose: Composer,
+    shard_images: int = 500,
+    first: int = 0,
+    progress: worker_pool.Progress | None = None,
+    workers: int = 1,
+) -> list[Path]:
+    """Write `images` scenes of any kind, numbered from `first` on.
+
+    Args:
+        folder: The folder for the shards.
+        images: Number of scenes.
+        compose: Draws the scene of a number; with more than one worker, it must be picklable.
+        shard_images: Scenes per shard; scene N is in shard `N // shard_images`.
+        first: Number of the first scene.
+        progress: Called as `progress(done, images)` after each scene.
+        workers: Number of processes that draw; the shards do not depend on it.
+
+    Returns:
+        The paths of the shards.
+
+    Raises:
+        GigamaskError: A number is out of range, or a shard exists with other images.
+    """
     check_range("--images", images, 1, None)
     check_range("--shard-images", shard_images, 1, None)
     check_range("--first", first, 0, None)
+    check_range("--workers", workers, 1, None)
     folder = Path(folder)
     check_for_tars(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -254,16 +256,25 @@ def write_scenes(
         for shard in range(first // shard_images, (first + images - 1) // shard_images + 1)
     }
     for path, numbers in shards.items():
-        if path.exists() and not _begins_with(path, compose(seed, numbers[0], long_side)):
+        if path.exists() and not _begins_with(path, compose(numbers[0])):
             raise GigamaskError(
                 f"{path}: exists with other images, so it is not overwritten; give another folder,"
                 " or remove it"
             )
-    for path, numbers in shards.items():
-        scenes = ((number, compose(seed, number, long_side)) for number in numbers)
-        tar.write(
-            path, _members(scenes, lambda number: progress and progress(number - first + 1, images))
-        )
+    samples = worker_pool.ordered_map(
+        partial(_sample, compose), range(first, first + images), min(workers, images)
+    )
+    done = itertools.count(1)
+
+    def members(count: int) -> Iterator[tuple[str, bytes]]:
+        for sample in itertools.islice(samples, count):
+            yield from sample
+            if progress is not None:
+                progress(next(done), images)
+
+    with contextlib.closing(samples):
+        for path, numbers in shards.items():
+            tar.write(path, members(len(numbers)))
     return list(shards)
 
 
@@ -276,14 +287,13 @@ def _begins_with(path: Path, scene: SyntheticScene) -> bool:
         return file.read(len(encoded)) == encoded
 
 
-def _members(
-    scenes: Iterable[tuple[int, SyntheticScene]], done: Callable[[int], object]
-) -> Iterator[tuple[str, bytes]]:
-    for number, scene in scenes:
-        suffix, encoded = _encode(scene)
-        yield f"sa_{number}{suffix}", encoded
-        yield f"sa_{number}.json", annotation.encode(record(scene, number))
-        done(number)
+def _sample(compose: Composer, number: int) -> list[tuple[str, bytes]]:
+    """Return the names and bytes of a scene's image and json."""
+    scene = compose(number)
+    suffix, encoded = _encode(scene)
+    name = f"sa_{number}"
+    json = annotation.encode(record(scene, number))
+    return [(name + suffix, encoded), (f"{name}.json", json)]
 
 
 def _encode(scene: SyntheticScene) -> tuple[str, bytes]:
@@ -320,7 +330,8 @@ def compose_scene(
         seed: Random seed of the scenes.
         number: Number of the scene.
         long_side: Range of the longer side in pixels.
-        crowded: Share of scenes with many small objects.
+        crowded: Share of scenes with many small objects, whose masks are mostly fine (< 1 % of the
+            image); the other scenes do not depend on it.
     """
     generator = make_rng(seed, "scene", number)
     canvas = _background(generator, draw_size(generator, long_side))

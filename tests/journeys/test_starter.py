@@ -12,14 +12,14 @@ from gigamask.cli.main import main
 from gigamask.models import weight_paths
 from gigamask.models.configs import ConvPyramid, WindowDecoder
 from gigamask.synthetic.dead_leaves import compose_leaves
-from gigamask.synthetic.scenes import write_scenes
+from gigamask.synthetic.scenes import seeded, write_scenes
 from tests.journeys.runs import records
 
 
 @pytest.fixture(scope="module")
 def leaves(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("leaves")
-    write_scenes(folder, 6, compose_leaves, seed=99)
+    write_scenes(folder, 6, seeded(compose_leaves, 99))
     return folder
 
 

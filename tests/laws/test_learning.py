@@ -25,7 +25,7 @@ from gigamask.samplers.batch_sampler import SampleSequence, iter_segments
 from gigamask.samplers.curriculum import AdaptiveCurriculum
 from gigamask.samplers.hard_examples import LossWeighted, Replay
 from gigamask.samplers.loss_history import LossHistory
-from gigamask.synthetic.scenes import SyntheticScene, write_scenes
+from gigamask.synthetic.scenes import SyntheticScene, seeded, write_scenes
 from gigamask.training.optim import AdamW
 from gigamask.training.state import TrainState
 from gigamask.training.step import step
@@ -359,7 +359,7 @@ def two_kinds(seed: int, number: int, long_side: tuple[int, int]) -> SyntheticSc
 def test_classes_of_other_images_are_learned(tmp_path):
     """After one click and by the box, far above the most frequent class."""
     for name, images in (("train", 48), ("test", 12)):
-        write_scenes(tmp_path / name, images, two_kinds, seed=images)
+        write_scenes(tmp_path / name, images, seeded(two_kinds, images))
     run = run_in(
         tmp_path / "run",
         tmp_path / "train",

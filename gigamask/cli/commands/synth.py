@@ -32,13 +32,15 @@ class SynthCommand:
     image"""
     long_side: tuple[int, int] = (256, 320)
     """range of the longer side of the images, 32 to 8192 px; the shorter is 0.75 to 1 of it"""
+    workers: int = 1
+    """number of processes; the tars do not depend on it"""
     json: str | None = None
     """write the results to this JSON file"""
 
     def run(self) -> dict[str, Any]:
         """Write the scenes, and return their number and tars."""
         from gigamask.cli.commands.output import progress_bar
-        from gigamask.errors import GigamaskError, counted
+        from gigamask.errors import GigamaskError, check_range, counted
         from gigamask.synthetic import cells, dead_leaves, scenes
 
         given = {
@@ -52,21 +54,22 @@ class SynthCommand:
             )
         if self.bits != 8 and self.kind != "cells":
             raise GigamaskError(f"--bits {self.bits} is for --kind cells (got {self.kind})")
+        check_range("--crowded", self.crowded, 0, 1)
+        kinds = {
+            "objects": partial(scenes.compose_scene, crowded=self.crowded),
+            "cells": partial(cells.compose_cells, bits=self.bits),
+            "dead_leaves": dead_leaves.compose_leaves,
+        }
+        compose = scenes.seeded(kinds[self.kind], self.seed, self.long_side)
         with progress_bar("synth") as progress:
-            common = {
-                "seed": self.seed,
-                "first": self.first,
-                "long_side": self.long_side,
-                "progress": progress,
-            }
-            if self.kind == "objects":
-                paths = scenes.write(self.folder, self.images, crowded=self.crowded, **common)
-            else:
-                kinds = {
-                    "cells": partial(cells.compose_cells, bits=self.bits),
-                    "dead_leaves": dead_leaves.compose_leaves,
-                }
-                paths = scenes.write_scenes(self.folder, self.images, kinds[self.kind], **common)
+            paths = scenes.write_scenes(
+                self.folder,
+                self.images,
+                compose,
+                first=self.first,
+                progress=progress,
+                workers=self.workers,
+            )
         print(f"{counted(self.images, 'scene')} in {counted(len(paths), 'tar')} in {self.folder}")
         window = " --percentiles 0.5 99.5" if self.bits == 16 else ""
         print(f"next: gigamask train tiny --data {quote(self.folder)}{window} --out runs/tiny")

@@ -25,6 +25,7 @@ from gigamask.synthetic.scenes import (
     SyntheticScene,
     draw_size,
     photograph,
+    seeded,
     touching,
     write_scenes,
 )
@@ -187,7 +188,9 @@ def write(
             )
         return described.scene
 
-    paths = write_scenes(folder, images, compose, seed, shard_images, first, long_side, progress)
+    paths = write_scenes(
+        folder, images, seeded(compose, seed, long_side), shard_images, first, progress
+    )
     path, tars = Path(folder) / QUERIES, {path.name for path in paths}
     others = (
         [query for query in queries.read(path) if query.tar not in tars] if path.exists() else []

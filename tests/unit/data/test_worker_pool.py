@@ -12,7 +12,7 @@ import psutil
 import pytest
 import torch
 
-from gigamask.data.worker_pool import parallel_map
+from gigamask.data.worker_pool import AHEAD, ordered_map, parallel_map
 from gigamask.errors import GigamaskError
 
 
@@ -39,6 +39,20 @@ def test_results_are_in_the_order_of_the_items_and_progress_counts(workers):
     ) == [0, 2, 4, 6, 8]
     assert seen == [(done, 5) for done in range(1, 6)]
     assert parallel_map(double, [], workers) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_ordered_results_are_few_items_ahead(forked_workers, workers):
+    taken = []
+    items = (taken.append(number) or number for number in range(40))
+    results = ordered_map(double, items, workers)
+    for number in range(40):
+        assert next(results) == 2 * number
+        assert len(taken) <= number + 1 + AHEAD * workers
+    assert next(results, None) is None
+    with pytest.raises(GigamaskError, match=r"^two.tar: is broken$"):
+        list(ordered_map(fail_at_two, range(4), workers))
 
 
 @pytest.mark.long
@@ -95,7 +109,7 @@ def test_workers_exit_when_the_parent_is_killed(tmp_path):
 INTERRUPTED = """
 import signal, sys, time
 from pathlib import Path
-from gigamask.data.worker_pool import parallel_map
+from gigamask.data.worker_pool import AHEAD, ordered_map, parallel_map
 
 def work(path):
     try:

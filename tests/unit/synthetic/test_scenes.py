@@ -13,8 +13,9 @@ import pytest
 from PIL import Image
 from pycocotools import mask as coco
 
+from gigamask.cli.commands.synth import SynthCommand
 from gigamask.errors import GigamaskError
-from gigamask.synthetic.scenes import compose_scene, record, write
+from gigamask.synthetic.scenes import compose_scene, record, seeded, write, write_scenes
 from gigamask.synthetic.shapes import OUTLINES
 
 
@@ -119,6 +120,12 @@ def test_bytes_depend_on_seed_and_number_alone(shards, tmp_path):
 
 
 @pytest.mark.slow
+def test_shards_do_not_depend_on_the_number_of_workers(shards, tmp_path, forked_workers):
+    again = write_scenes(tmp_path, 12, seeded(compose_scene, 3), 5, workers=2)
+    assert [path.read_bytes() for path in again] == [path.read_bytes() for path in shards]
+
+
+@pytest.mark.slow
 def test_scenes_are_worth_learning_from():
     scenes = [compose_scene(0, number) for number in range(40)]
     assert {max(scene.masks.size) for scene in scenes} <= set(range(256, 321))
@@ -168,13 +175,8 @@ def test_any_size_can_be_made(tmp_path):
 
 def test_progress_counts_the_images(tmp_path):
     told = []
-    write(
-        tmp_path,
-        3,
-        first=4,
-        shard_images=5,
-        progress=lambda done, images: told.append((done, images)),
-    )
+    compose = seeded(compose_scene, 0)
+    write_scenes(tmp_path, 3, compose, 5, 4, lambda done, images: told.append((done, images)))
     assert told == [(1, 3), (2, 3), (3, 3)]
 
 
@@ -218,7 +220,7 @@ def test_crowded_scenes_are_mostly_fine_and_the_others_the_same():
 
 def test_invalid_fraction_of_crowded_scenes_is_rejected(tmp_path):
     with pytest.raises(GigamaskError, match=r"crowded.*1.5"):
-        write(tmp_path, 1, crowded=1.5)
+        SynthCommand(str(tmp_path), crowded=1.5).run()
 
 
 @pytest.mark.slow
