@@ -283,17 +283,17 @@ class PaddedBatch:
     classes: Int64[Tensor, "B N"] | None = None
 
 
-_Record = TypeVar("_Record", "Batch", RandomInputs)
+_Record = TypeVar("_Record", bound="Batch | RandomInputs | WindowLogits | Prediction")
 
 
 def _map_tensors(record: _Record, function: Callable[[Tensor], Tensor]) -> _Record:
-    """Return the record with `function` applied to each tensor, including its random inputs."""
+    """Return the record with `function` applied to each tensor, also of records in it."""
     changes: dict[str, Any] = {}
     for item in fields(record):
         value = getattr(record, item.name)
         if isinstance(value, Tensor):
             changes[item.name] = function(value)
-        elif isinstance(value, RandomInputs):
+        elif isinstance(value, RandomInputs | WindowLogits):
             changes[item.name] = _map_tensors(value, function)
     return replace(record, **changes)
 
@@ -553,6 +553,10 @@ class Prediction:
     low_res_logits: Float[Tensor, "M K G G"]
     in_window: WindowLogits | None = None
     class_logits: Float[Tensor, "M K C"] | None = None
+
+    def regrouped(self, count: int) -> "Prediction":
+        """Return the only masks of `count` prompts each as those of one prompt."""
+        return _map_tensors(self, lambda each: each.reshape(-1, count, *each.shape[2:]))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -32,6 +32,7 @@ from gigamask.evaluation.embedded_images import (
 from gigamask.interfaces import GRANULARITIES
 from gigamask.losses.iou import mask_iou
 from gigamask.models.promptable import PromptableModel
+from gigamask.prompts.boxes import add_box_noise
 from gigamask.prompts.rounds import run_rounds
 from gigamask.prompts.schedule import BoxPrompt, CenterClicks, UniformClicks
 from gigamask.records import ImageAnnotation
@@ -68,6 +69,12 @@ class ClickProtocol(CropOptions):
     )
     oracle: str = "best of the three masks after one click"
     box: str = "the exact box of the mask, three masks"
+    refine: bool = False
+    """decode each box once more, with the mask that it got"""
+    box_noise: float = 0.0
+    """also score a loose box of each mask: standard deviation of the noise on each side, relative
+    to its width or height; always the same for a mask, and without a limit in pixels, so that all
+    models get the same boxes"""
     point_convention: str = (
         "pixel of the stored image, counted from 0, times the scale; the prompt encoder adds 0.5, "
         "as in SAM's repository"
@@ -113,9 +120,25 @@ class ClickProtocol(CropOptions):
             decode: Predicts masks from prompts.
             targets: The masks in the boxes.
         """
-        schedule = BoxPrompt(self.multimask != "never")
-        [only] = run_rounds(self._choose(decode, targets), targets, schedule, None, 0.0)
-        return only
+        schedule = BoxPrompt(self.multimask != "never", self.refine)
+        *_, answer = run_rounds(self._choose(decode, targets), targets, schedule)
+        return answer
+
+    def loosened(
+        self, targets: Targets, row: int, mask_indices: Sequence[int] | np.ndarray
+    ) -> Targets:
+        """Return targets with noise on their boxes.
+
+        Args:
+            targets: The masks in the boxes.
+            row: Row of their image.
+            mask_indices: Their indices in the image, which with its row key the noise.
+        """
+        generators = [make_rng(0, "evaluation boxes", row, int(i)) for i in mask_indices]
+        noise = torch.from_numpy(np.stack([each.standard_normal(4) for each in generators]))
+        of_all = noise.to(targets.boxes_input), self.box_noise, math.inf, targets.extent
+        boxes = add_box_noise(targets.boxes_input, targets.scale_xy, *of_all)
+        return replace(targets, boxes_input=boxes)
 
     def _choose(
         self, decode: Callable[[Prompts], Prediction], targets: Targets
@@ -193,6 +216,8 @@ class MaskScore:
     """name of its image"""
     class_hits: dict[str, bool] = field(default_factory=dict)
     """whether its class is the likeliest by number of clicks, and for the box, if it has one"""
+    loose_box: float | None = None
+    """IoU for the loose box, if the protocol has one"""
 
     @property
     def granularity(self) -> str:
@@ -269,6 +294,11 @@ class ClickResult:
             },
             "oracle": _mean([score.oracle for score in scores]),
             "box": _mean([score.box for score in scores]),
+            **(
+                {"loose_box": _mean([score.loose_box for score in scores])}
+                if self.protocol.box_noise
+                else {}
+            ),
             **(self._boundaries(scores) if self.protocol.boundaries else {}),
         }
 
@@ -423,9 +453,11 @@ def score_group(
                 boundary.boundary_f(*masks).tolist(),
             )
     best_of_box = image.decoder(model, protocol, not protocol.chosen_by_truth)
-    of_box = protocol.box_round(best_of_box, targets)
-    ious = mask_iou(of_box.prediction.logits, targets.masks, targets.valid)
-    box = _of_best(ious, of_box)
+    of_box, loose = protocol.box_round(best_of_box, targets), None
+    if protocol.box_noise:
+        of_loose = protocol.loosened(targets, row, mask_indices)
+        loose = _best_ious(protocol.box_round(best_of_box, of_loose), targets)
+    box = _best_ious(of_box, targets)
     hits["box"] = _class_hits(of_box, classes)
     areas = image.annotation.areas[mask_indices].tolist()
     return [
@@ -442,6 +474,7 @@ def score_group(
             {count: scores[i] for count, (_, scores) in boundaries.items()},
             image.annotation.name,
             {name: values[i] for name, values in hits.items() if classes[i] >= 0},
+            loose[i] if loose else None,
         )
         for i, mask_index in enumerate(mask_indices)
     ]
@@ -456,12 +489,18 @@ def _class_hits(prompt_round: PromptRound, classes: Int64[np.ndarray, "n"]) -> l
     return (best.argmax(1).cpu().numpy() == classes).tolist()
 
 
+def _best_ious(prompt_round: PromptRound, targets: Targets) -> list[float]:
+    """Return the IoU of each prediction's best mask."""
+    ious = mask_iou(prompt_round.prediction.logits, targets.masks, targets.valid)
+    return _of_best(ious, prompt_round)
+
+
 def _of_best(values: Tensor, prompt_round: PromptRound) -> list[float]:
     """Return the value of each prediction's best mask."""
     return values.gather(1, prompt_round.best_index[:, None])[:, 0].tolist()
 
 
-def _mean(values: list[float]) -> float | None:
+def _mean(values: Sequence[Any]) -> float | None:
     return float(np.mean(values)) if values else None
 
 
@@ -474,14 +513,20 @@ def table(summary: dict) -> str:
             if means["masks"]:
                 rows[size_names[name] if breakdown == "size" else name] = means
     names = [f"{n} click{'s' if n != '1' else ''}" for n in summary["clicks"]]
+    boxes = [name for name in ("box", "loose_box") if name in summary]
     lines = [
         f"mIoU, % of {counted(summary['masks'], 'mask')} on {counted(summary['images'], 'image')}",
-        " " * 9 + "".join(f"{name:>10}" for name in (*names, "oracle", "box", "masks")),
+        " " * 9
+        + "".join(f"{name.replace('_', ' '):>10}" for name in (*names, "oracle", *boxes, "masks")),
     ]
     for name, means in rows.items():
-        values = [*means["clicks"].values(), means["oracle"], means["box"]]
+        values = [*means["clicks"].values(), means["oracle"], *(means[each] for each in boxes)]
         cells = "".join(f"{100 * value:10.1f}" for value in values)
         lines.append(f"{name:9}{cells}{means['masks']:10,}")
+    if summary["protocol"]["refine"]:
+        lines.append("boxes: refined, decoded once more with the mask that they got")
+    if noise := summary["protocol"]["box_noise"]:
+        lines.append(f"loose boxes: each side moved by noise of {100 * noise:g} % of the box")
     for name, title in (("boundary_iou", "Boundary IoU"), ("boundary_f", "boundary F")):
         if name in summary:
             values = "".join(f"  {value * 100:.1f} ({n})" for n, value in summary[name].items())

@@ -27,7 +27,7 @@ from gigamask.inference.zoom import ZoomDecoder
 from gigamask.masks.devices import as_array, is_readable
 from gigamask.masks.transforms import ImageTransform, masks_of_logits, whole_image
 from gigamask.models.embedding_cache import EmbeddingCache, ImageEmbedder
-from gigamask.models.prompt_decoder import PromptDecoder
+from gigamask.models.prompt_decoder import PromptDecoder, refined
 from gigamask.models.prompt_encoder import make_prompts
 from gigamask.models.promptable import PromptableModel
 from gigamask.pixels import PixelConfig
@@ -223,6 +223,8 @@ class SamPredictor:
         mask_input: np.ndarray | Tensor | None = None,
         multimask_output: bool = True,
         return_logits: bool = False,
+        *,
+        refine: int = 0,
     ) -> tuple[
         Bool[np.ndarray, "C H W"] | Float[np.ndarray, "C H W"],
         Float[np.ndarray, "C"],
@@ -237,6 +239,8 @@ class SamPredictor:
             mask_input: `(1, G, G)` low-resolution logits of an earlier prediction.
             multimask_output: Whether to predict three masks instead of one.
             return_logits: Whether to return masks as logits instead of bools.
+            refine: How often each mask is passed back with its prompt, and replaced by the single
+                mask that is predicted for both.
 
         Returns:
             Masks at the size of the original image, their predicted IoU, and low-resolution logits
@@ -257,7 +261,7 @@ class SamPredictor:
         if mask_input is not None:
             mask_logits = torch.from_numpy(as_array(mask_input).astype(np.float32))[None]
         masks, iou, low = self.predict_torch(
-            points, labels, boxes, mask_logits, multimask_output, return_logits
+            points, labels, boxes, mask_logits, multimask_output, return_logits, refine=refine
         )
         return masks[0].cpu().numpy(), iou[0].float().cpu().numpy(), low[0].float().cpu().numpy()
 
@@ -270,6 +274,8 @@ class SamPredictor:
         mask_input: Tensor | None = None,
         multimask_output: bool = True,
         return_logits: bool = False,
+        *,
+        refine: int = 0,
     ) -> tuple[
         Bool[Tensor, "B C H W"] | Float[Tensor, "B C H W"],
         Float[Tensor, "B C"],
@@ -287,6 +293,7 @@ class SamPredictor:
             mask_input: `(B, 1, G, G)` low-resolution logits, or one for all prompts.
             multimask_output: Whether to predict three masks per prompt instead of one.
             return_logits: Whether to return masks as logits instead of bools.
+            refine: As for `predict`.
 
         Returns:
             Masks at the size of the original image, their predicted IoU, and low-resolution logits.
@@ -294,6 +301,8 @@ class SamPredictor:
         Raises:
             GigamaskError: No image is set, or a prompt has a wrong shape or label.
         """
+        if not isinstance(refine, int) or refine < 0:
+            raise GigamaskError(f"refine must be a number of times, 0 or more (got {refine!r})")
         transform = _transform_of(self)
         prompts = make_prompts(
             point_coords,
@@ -313,6 +322,8 @@ class SamPredictor:
             decoder = PromptDecoder(self.model, embedding, resize=resize)
         with self.autocast():
             prediction = decoder(prompts)
+            for _ in range(refine):
+                prediction = refined(decoder, prompts, prediction)
         if prediction.class_logits is not None:
             self.class_scores = class_scores(prediction.class_logits)
         low, threshold = prediction.low_res_logits, self.model.mask_threshold

@@ -29,7 +29,7 @@ from gigamask.masks.transforms import ImageTransform
 from gigamask.types import Prediction, Prompts
 
 ANSWERS_KEPT = 256
-"""Low-resolution logits that are remembered on the grids of their tiles."""
+"""Low-resolution logits that are remembered on the grids of their tiles, or those of one call."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,14 +199,14 @@ class TileDecoder(CropDecoder):
         crops: Sequence[ImageTransform],
     ) -> None:
         """Keep logits on the grids of their crops by what they are on that of the image."""
+        new: dict[bytes, tuple[ImageTransform, Tensor]] = {}
         for crop, shown, own in zip(crops, pasted, low, strict=True):
             if crop != self.transform:
-                keys = map(_digest, shown)
-                self._answers.update(
-                    {key: (crop, map_) for key, map_ in zip(keys, own, strict=True)}
-                )
-        for key in list(self._answers)[:-ANSWERS_KEPT]:
+                new |= {_digest(each): (crop, map_) for each, map_ in zip(shown, own, strict=True)}
+        excess = len(self._answers) + len(new) - ANSWERS_KEPT
+        for key in list(self._answers)[: max(excess, 0)]:
             del self._answers[key]
+        self._answers.update(new)
 
 
 def _contains(crop: ImageTransform, region: Float64[np.ndarray, "4"]) -> bool:

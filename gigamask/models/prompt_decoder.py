@@ -57,6 +57,22 @@ class PromptDecoder:
         return output
 
 
+def refined(
+    decode: Callable[[Prompts], Prediction], prompts: Prompts, prediction: Prediction
+) -> Prediction:
+    """Return each mask decoded once more: the single mask for its prompt and itself.
+
+    Args:
+        decode: Predicts masks from prompts.
+        prompts: What the masks were predicted for.
+        prediction: The masks.
+    """
+    low = prediction.low_res_logits
+    rows = torch.arange(len(low), device=prompts.labels.device).repeat_interleave(low.shape[1])
+    each = replace(prompts.select(rows), masks=low.flatten(0, 1), multimask_output=False)
+    return decode(each).regrouped(low.shape[1])
+
+
 def _to_device(prompts: Prompts, device: torch.device) -> Prompts:
     masks = prompts.masks
     return replace(

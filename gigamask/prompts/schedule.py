@@ -8,7 +8,7 @@ one box), one mask for more. Imports torch only in methods, so that recipes need
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from gigamask.errors import GigamaskError, check_range
@@ -397,14 +397,7 @@ def point_or_box(
 
 def _repeat_prompts(previous: PromptRound) -> Prompts:
     """Return the previous round's tokens and its mask."""
-    from gigamask.types import Prompts
-
-    return Prompts(
-        points_xy_input=previous.prompts.points_xy_input,
-        labels=previous.prompts.labels,
-        masks=previous.mask_input,
-        multimask_output=False,
-    )
+    return replace(previous.prompts, masks=previous.mask_input, multimask_output=False)
 
 
 def center_clicks_in_threads(*tensors: Tensor) -> Int64[Tensor, "M 3"]:

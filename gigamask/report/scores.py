@@ -50,17 +50,17 @@ def scores(summary: dict) -> str:
     """Return a table of IoUs of all masks, and of each granularity and size that has masks."""
     rows = {"all": summary, **summary["granularity"]}
     rows |= {ROWS[name]: group for name, group in summary["size"].items()}
+    columns = [name for name in ("oracle", "box", "loose_box") if name in summary]
     names = [
         "",
         *(f"{n} click{'' if n == '1' else 's'}" for n in summary["clicks"]),
-        "oracle",
-        "box",
+        *(name.replace("_", " ") for name in columns),
         "masks",
     ]
     lines = [
         [
             name,
-            *map(percent, (*group["clicks"].values(), group["oracle"], group["box"])),
+            *map(percent, (*group["clicks"].values(), *(group[each] for each in columns))),
             f"{group['masks']:,}",
         ]
         for name, group in rows.items()

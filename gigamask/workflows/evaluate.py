@@ -47,6 +47,11 @@ class EvaluateOptions(AnnotationOptions, WindowOptions):
     """how masks are prompted: clicks in the largest error, one mask from the second on; or as in
     EfficientSAM's tables (random clicks) or EfficientViT-SAM's (always the most confident of three
     masks)"""
+    refine: bool = False
+    """decode the box of each mask once more, with the mask that it got"""
+    box_noise: float = 0.0
+    """also score loose boxes: standard deviation of noise on each side, relative to the width or
+    height, such as 0.1"""
     boxes: str | None = None
     """boxes of a detector in COCO's results format; also score the masks of these boxes: COCO's AP,
     or LVIS's. --data or --masks is COCO's or LVIS's JSON, read as it lies"""
@@ -83,6 +88,7 @@ class EvaluateOptions(AnnotationOptions, WindowOptions):
         from gigamask.training.config import check_at_least
 
         check_range("--min-predicted-iou", self.min_predicted_iou, 0, 1)
+        check_range("--box-noise", self.box_noise, 0, 1)
         check_at_least(1, max_images=self.max_images, batch_size=self.batch_size)
         try:
             AutomaticMaskConfig(
@@ -109,6 +115,8 @@ class EvaluateOptions(AnnotationOptions, WindowOptions):
         return replace(
             named,
             feed_mask=named.feed_mask and self.feed_mask,
+            refine=self.refine,
+            box_noise=self.box_noise,
             boundaries=self.boundaries,
             zoom=self.zoom,
             tile=self.tile,
@@ -140,8 +148,9 @@ def evaluate(weights: str | Path | PromptableModel, data: Paths, **options: Any)
 
     Returns:
         The scores as `gigamask evaluate --json` writes them: "clicks" holds the mean IoU after 1,
-        2, 3, 5 and 9 clicks, "box" that of the box prompt, "oracle" that of the best of three
-        masks, all in [0, 1]; "protocol" records how they were measured. "detected_boxes" holds the
+        2, 3, 5 and 9 clicks, "box" that of the box prompt, "loose_box" that of boxes with noise,
+        "oracle" that of the best of three masks, all in [0, 1]; "protocol" records how they were
+        measured. "detected_boxes" holds the
         AP of the masks of `boxes`.
 
     Raises:

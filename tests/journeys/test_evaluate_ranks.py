@@ -41,6 +41,7 @@ def test_several_processes_print_what_one_does(model, scenes, tmp_path, capfd, c
         "--data",
         scenes,
         *("--max-images 3 --batch-size 1 --automatic --points-per-side 3 --device cpu").split(),
+        *"--refine --box-noise 0.1".split(),
     ]
     assert main([*words, "--json", str(tmp_path / "one.json")]) == 0
     alone = capfd.readouterr().out
@@ -48,7 +49,9 @@ def test_several_processes_print_what_one_does(model, scenes, tmp_path, capfd, c
     assert capfd.readouterr().out == alone
     one, two = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("one", "two"))
     assert two.keys() == one.keys()
-    for name in ("clicks", "oracle", "box", "images", "masks"):
+    assert "boxes: refined" in alone
+    assert "loose boxes: each side moved by noise of 10 %" in alone
+    for name in ("clicks", "oracle", "box", "loose_box", "images", "masks"):
         assert two[name] == pytest.approx(one[name], abs=1e-6)
     for name, value in one["automatic"].items():
         assert two["automatic"][name] == (
@@ -86,6 +89,7 @@ def codes(words: list[str], expected: tuple[int, int]) -> int:
         (["evaluate", "gone.pth"], "gone.pth", (2, 2)),
         (["--points-per-side", "0", "--automatic"], "--points-per-side", (2, 2)),
         (["--batch-size", "0"], "batch", (2, 2)),
+        (["--box-noise", "-0.1"], "--box-noise is -0.1", (2, 2)),
         (["--min-predicted-iou", "1"], "no mask to evaluate", (2, 0)),
     ],
 )

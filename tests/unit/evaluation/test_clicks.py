@@ -110,6 +110,37 @@ def test_random_clicks_are_the_same_in_any_group_and_follow_the_protocol(index, 
     assert all(each.multimask_output and each.masks is None for each in model.asked)
 
 
+def test_boxes_are_refined_and_loosened_alike_in_any_group(index, monkeypatch):
+    """The exact box is scored beside the loose one, whose noise is that of the mask."""
+    model = Answering(
+        torch.randn(3, 32, 32, generator=torch.Generator().manual_seed(0)), [0.1, 0.3, 0.2]
+    )
+    protocol = ClickProtocol(clicks=(1,), refine=True, box_noise=0.1)
+    boxes, results = [], []
+    for group_bytes in (embedded_images.GROUP_BYTES, 1):
+        monkeypatch.setattr(embedded_images, "GROUP_BYTES", group_bytes)
+        model.asked.clear()
+        results.append(evaluate_clicks(model, index, EVERYTHING, protocol, rows=[2]))
+        asked = [each for each in model.asked if each.labels[0, 0] == 2]
+        assert [each.multimask_output for each in asked[:4]] == [True, False] * 2
+        assert all(torch.equal(each.masks[0], model.answers[1]) for each in asked[1::2])
+        boxes.append([torch.cat([each.points_xy_input for each in asked[i::4]]) for i in range(4)])
+    assert results[0].scores == results[1].scores
+    (exact, again, loose, last), others = boxes
+    assert all(map(torch.equal, boxes[0], others))
+    assert torch.equal(exact, again)
+    assert torch.equal(loose, last)
+    size = (exact[:, 1] - exact[:, 0] + 1).repeat(1, 2)
+    assert 0.05 < ((loose - exact).flatten(1) / size).std() < 0.15
+    summary = results[0].summary()
+    plain = evaluate_clicks(model, index, EVERYTHING, ClickProtocol(clicks=(1,)), rows=[2])
+    assert "loose_box" not in plain.summary()
+    assert "loose box" not in table(plain.summary())
+    assert summary["loose_box"] == np.mean([score.loose_box for score in results[0].scores])
+    assert all("loose_box" in means for means in summary["size"].values())
+    assert "  box loose box" in table(summary)
+
+
 @pytest.mark.slow
 def test_small_groups_give_the_same(index, monkeypatch):
     model = Answering(

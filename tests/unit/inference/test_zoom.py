@@ -367,6 +367,10 @@ def test_predictor_and_evaluation_agree(model, options):
     [evaluated] = run_rounds(decode, targets, BoxPrompt(), None, 0.0)
     found, _, _ = predictor.predict(box=runs.boxes()[0], return_logits=True)
     torch.testing.assert_close(torch.from_numpy(found), evaluated.prediction.logits[0])
+    best, refined = run_rounds(decode, targets, BoxPrompt(refine=True))
+    found, _, _ = predictor.predict(box=runs.boxes()[0], return_logits=True, refine=1)
+    found = torch.from_numpy(found[int(best.best_index)])
+    torch.testing.assert_close(found, refined.prediction.logits[0, 0])
     low = None
     for evaluated in run_rounds(decode, targets, CenterClicks(3), None, 0.0):
         prompts = evaluated.prompts
@@ -385,6 +389,27 @@ def test_predictor_and_evaluation_agree(model, options):
     assert image.crops, "kept for the other masks of the image"
     larger = CropOptions(tile=64)
     assert type(image.decoder(model, larger)) is PromptDecoder, "no larger than a tile"
+
+
+@pytest.mark.parametrize("options", [{}, {"zoom": True}, {"tile": 40, "halo": 8}], ids=str)
+@pytest.mark.parametrize("spec", [SPEC, WINDOWED], ids=["plain", "windowed"])
+def test_a_refinement_is_each_mask_passed_back_with_its_prompt(spec, options):
+    predictor = SamPredictor(build_model(spec, 0).eval(), **options)
+    predictor.set_image(np.random.default_rng(0).integers(0, 256, (60, 90, 3), np.uint8))
+    box, point = torch.tensor([[5.0, 4.0, 20.0, 16.0]]), torch.tensor([[[9.0, 30.0]]])
+    for prompt in ((None, None, box), (point, torch.ones(1, 1), None)):
+        plain = predictor.predict_torch(*prompt)
+        for count in (1, 2):
+            wanted = [
+                predictor.predict_torch(*prompt, plain[2][:, number : number + 1], False)
+                for number in range(3)
+            ]
+            plain = [torch.cat(parts, 1) for parts in zip(*wanted, strict=True)]
+            found = predictor.predict_torch(*prompt, refine=count)
+            assert torch.equal(found[0], plain[0])
+            torch.testing.assert_close(found[1:], tuple(plain[1:]), atol=1e-4, rtol=1e-4)
+    with pytest.raises(GigamaskError, match=r"^refine must be .*\(got -1\)$"):
+        predictor.predict(box=box[0], refine=-1)
 
 
 def test_nothing_to_crop_around_is_not_zoomed():
