@@ -2,7 +2,7 @@
 
 Edits come before previews, and a preview replaces the one that the same client still waits for.
 Prompts of one number of tokens are decoded together, on any images, so that nothing is padded and
-the masks are those of one prompt at a time.
+the masks are those of one prompt at a time. The masks for a box are refined once.
 """
 
 import os
@@ -21,7 +21,7 @@ from torch import Tensor
 from gigamask.errors import GigamaskError
 from gigamask.inference.classes import class_fields, class_scores
 from gigamask.masks.rle import RLEMasks
-from gigamask.models.prompt_decoder import PromptDecoder
+from gigamask.models.prompt_decoder import PromptDecoder, refined
 from gigamask.models.prompt_encoder import make_prompts
 from gigamask.models.promptable import PromptableModel
 from gigamask.plugins.serve.open_images import Answer, OpenImage
@@ -78,11 +78,15 @@ class PromptRequest:
         predictions[self._key()] = answer
         self.answers.append(answer)
 
+    @property
+    def step(self) -> PromptStep:
+        """The next step."""
+        return self.steps[len(self.answers)]
+
     def _key(self) -> Hashable:
         """Return what the answer after the next step depends on."""
-        count = len(self.answers) + 1
         base = None if self.base is None else self.base.to_coco()[0]
-        steps = (*self.steps[: count - 1], replace(self.steps[count - 1], chosen=None))
+        steps = *self.steps[: len(self.answers)], replace(self.step, chosen=None)
         return steps, self.multimask_output, base
 
     def prompts(self) -> Prompts:
@@ -191,12 +195,11 @@ def answer_together(requests: Sequence[PromptRequest]) -> None:
             except GigamaskError as error:
                 request.future.set_exception(error)
                 continue
-            predictor, count = request.opened.predictor, prompts.labels.shape[1]
+            predictor = request.opened.predictor
             # Crops are chosen for one prompt after another, and their answers are dense.
-            alone = request if predictor.crop_decoders else None
-            has_mask = prompts.masks is not None
-            key = alone, predictor.model, prompts.multimask_output, count, has_mask
-            alike[key].append((request, prompts))
+            alone = request if predictor.crop_decoders else predictor.model
+            counts = prompts.multimask_output, prompts.labels.shape[1], prompts.masks is None
+            alike[alone, counts, not request.step.box].append((request, prompts))
         for group in alike.values():
             _decode(group)
         for request in pending:
@@ -207,15 +210,19 @@ def answer_together(requests: Sequence[PromptRequest]) -> None:
 
 def _decode(group: Sequence[tuple[PromptRequest, Prompts]]) -> None:
     """Decode prompts that have the same number of tokens, with one model."""
-    predictor = group[0][0].opened.predictor
+    request, prompts = group[0]
+    predictor, box = request.opened.predictor, request.step.box
     if predictor.crop_decoders:
-        [(request, prompts)] = group
+        [decode] = predictor.crop_decoders
         with predictor.autocast():
-            found = predictor.crop_decoders[0](prompts)
-        logits, iou = (
-            part[0].float().cpu() for part in (found.low_res_logits, found.iou_predictions)
+            found = decode(prompts)
+            if box:
+                found = refined(decode, prompts, found)
+        answer = Answer(
+            found.low_res_logits[0].float().cpu(),
+            found.iou_predictions[0].float().cpu(),
+            _classes(predictor.model, found.class_logits, 0),
         )
-        answer = Answer(logits, iou, _classes(predictor.model, found.class_logits, 0))
         for number, dense in enumerate(found.logits[0].float().cpu()):
             answer.keep(number, (dense, (0, 0)), request.opened.size)
         request.take(answer)
@@ -223,24 +230,25 @@ def _decode(group: Sequence[tuple[PromptRequest, Prompts]]) -> None:
     images = list(dict.fromkeys(request.opened for request, _ in group))
     group = sorted(group, key=lambda pair: images.index(pair[0].opened))
     embedding = torch.cat([image.predictor.get_image_embedding() for image in images])
-    index = [images.index(request.opened) for request, _ in group]
-    decoder = PromptDecoder(
-        predictor.model,
-        embedding,
-        torch.tensor(index, device=embedding.device),
-        autocast=predictor.autocast,
-    )
-    output = decoder.output(_stack([prompts for _, prompts in group]))
+    rows = torch.tensor([images.index(request.opened) for request, _ in group]).to(embedding.device)
+    prompts = _stack([each for _, each in group])
+    decoder = PromptDecoder(predictor.model, embedding, rows, autocast=predictor.autocast)
+    if box:
+        found = decoder(prompts)
+        per_mask = replace(decoder, image_index=rows.repeat_interleave(found.logits.shape[1]))
+        found = refined(per_mask, prompts, found)
+        masks, windows = found.low_res_logits, found.in_window
+    else:
+        found = decoder.output(prompts)
+        masks, windows = found.masks, found.windows
     for row, (request, _) in enumerate(group):
-        iou, in_window = output.iou_predictions[row].float().cpu(), output.windows
-        classes = _classes(predictor.model, output.class_logits, row)
-        if in_window is not None:
-            logits, windows = (
-                part[row : row + 1].float().cpu() for part in vars(in_window).values()
-            )
-            request.take(Answer(WindowLogits(logits, windows), iou, classes))
+        if windows is None:
+            logits = cast(Tensor, masks)[row].float().cpu()
         else:
-            request.take(Answer(cast(Tensor, output.masks)[row].float().cpu(), iou, classes))
+            parts = vars(windows).values()
+            logits = WindowLogits(*(part[row : row + 1].float().cpu() for part in parts))
+        classes = _classes(predictor.model, found.class_logits, row)
+        request.take(Answer(logits, found.iou_predictions[row].float().cpu(), classes))
 
 
 def _classes(

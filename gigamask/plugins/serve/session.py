@@ -118,8 +118,14 @@ class Session:
         key, opened = self._codec.submit(self._decode, raw, name, masks, half).result()
         height, width = opened.size
         count = None if masks is None else len(masks)
-        facts = {"id": key, "name": name, "height": height, "width": width, "masks": count}
-        return facts | {"note": opened.note}
+        return {
+            "id": key,
+            "name": name,
+            "height": height,
+            "width": width,
+            "masks": count,
+            "note": opened.note,
+        }
 
     def jpeg(self, key: str) -> bytes:
         """Return an opened image as a JPEG."""
@@ -312,11 +318,10 @@ def share_image(source: Session, target: Session, key: str) -> None:
         target.images.add(key, OpenImage(opened.name, opened.pixels, SamPredictor(target.model)))
 
 
-def _embed(opened: OpenImage) -> SamPredictor:
-    """Embed an image unless it is, and return its predictor."""
+def _embed(opened: OpenImage) -> None:
+    """Embed an image unless it is."""
     if not opened.predictor.is_image_set:
         opened.predictor.set_image(opened.pixels)
-    return opened.predictor
 
 
 def encode_jpeg(pixels: UInt8[np.ndarray, "H W 3"]) -> bytes:

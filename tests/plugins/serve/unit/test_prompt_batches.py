@@ -81,6 +81,25 @@ def test_together_masks_are_those_of_one_at_a_time(model, window, monkeypatch):
             assert masks[0]["segmentation"] == masks[1]["segmentation"]
 
 
+@pytest.mark.parametrize("window", [False, True])
+@pytest.mark.parametrize("options", [{}, {"tile": 32}], ids=str)
+def test_the_masks_of_a_box_are_refined_once_and_those_of_points_are_not(model, window, options):
+    model = load_model("starter", "cpu") if window else model
+    opened, point = open_image(model, **options), np.array([FIRST.point])
+    for step, prompt in (
+        (PromptStep(box=(5.0, 5.0, 30.0, 30.0)), {"box": np.array([5, 5, 30, 30]), "refine": 1}),
+        (FIRST, {"point_coords": point, "point_labels": np.ones(1)}),
+    ):
+        request = PromptRequest(opened, (step,))
+        answer_together([request])
+        answer = request.future.result()
+        _, iou, low = opened.predictor.predict(**prompt)
+        np.testing.assert_allclose(answer.iou, iou, atol=1e-5)
+        for number in range(3):
+            found = answer.low_res_logits(number, model.config)
+            np.testing.assert_allclose(found, low[number], atol=1e-4)
+
+
 def test_a_wrong_request_does_not_spoil_the_others(session):
     opened = open_image(session.model)
     wrong = PromptRequest(opened, (replace(FIRST, chosen=5), SECOND))

@@ -93,12 +93,13 @@ def test_box_is_combined_with_points_and_the_last_box_counts(session, model):
     predictor = SamPredictor(model)
     predictor.set_image(pixels)
     boxes = [(5.0, 5.0, 20.0, 20.0), (10.0, 8.0, 50.0, 36.0)]
-    _, iou, low = predictor.predict(box=np.array(boxes[0]))
+    _, iou, low = predictor.predict(box=np.array(boxes[0]), refine=1)
     found = session.predict(
         key, [PromptStep(box=boxes[0]), PromptStep(box=boxes[1])], multimask_output=None
     )
+    fed = low[int(iou.argmax())][None]
     masks, _, _ = predictor.predict(
-        box=np.array(boxes[1]), mask_input=low[int(iou.argmax())][None], multimask_output=False
+        box=np.array(boxes[1]), mask_input=fed, multimask_output=False, refine=1
     )
     assert len(found) == 1
     assert (masks_of(found)[0] == masks[0]).all()
