@@ -555,7 +555,11 @@ class Prediction:
     class_logits: Float[Tensor, "M K C"] | None = None
 
     def regrouped(self, count: int) -> "Prediction":
-        """Return the only masks of `count` prompts each as those of one prompt."""
+        """Return the single masks of successive prompts as the masks of one prompt.
+
+        Args:
+            count: Number of masks of a prompt.
+        """
         return _map_tensors(self, lambda each: each.reshape(-1, count, *each.shape[2:]))
 
 
