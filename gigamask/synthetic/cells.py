@@ -6,13 +6,13 @@ image. The bytes of image N depend only on (seed, N).
 
 import cv2
 import numpy as np
-from jaxtyping import Bool, Float32, Int32, UInt8, UInt16
+from jaxtyping import Int32, UInt8, UInt16
 
 from gigamask.masks.rle import RLEMasks
 from gigamask.rng import make_rng
 from gigamask.synthetic.scenes import LONG_SIDE, SyntheticScene
 from gigamask.synthetic.shapes import OUTLINES, affine, circle, compose, rasterize
-from gigamask.synthetic.textures import make_pattern
+from gigamask.synthetic.textures import Plane, make_pattern
 
 RADIUS_SHARE = (0.025, 0.07)
 """Range of the mean radius of an image's cells, as a fraction of the long side."""
@@ -42,10 +42,9 @@ def compose_cells(
     size = (max(2, int(long * generator.uniform(0.75, 1.0))), long)
     brightness = np.zeros(size, np.float32)
     owner = np.zeros(size, np.int32)
-    cells = _draw_cells(generator, brightness, owner)
-    visible = [owner == cell for cell in range(1, cells + 1)]
-    visible = [mask for mask in visible if mask.sum() >= MIN_AREA_PX]
-    masks = RLEMasks.from_dense(np.array(visible, dtype=bool).reshape(len(visible), *size))
+    _draw_cells(generator, brightness, owner)
+    numbers = np.flatnonzero(np.bincount(owner.ravel())[1:] >= MIN_AREA_PX) + 1
+    masks = RLEMasks.from_dense(owner == numbers[:, None, None])
     return SyntheticScene(
         pixels=_expose(generator, brightness, bits),
         masks=masks,
@@ -57,10 +56,10 @@ def compose_cells(
 
 def _draw_cells(
     generator: np.random.Generator,
-    brightness: Float32[np.ndarray, "H W"],
+    brightness: Plane,
     owner: Int32[np.ndarray, "H W"],
-) -> int:
-    """Draw cells that touch but hardly overlap, and return their number."""
+) -> None:
+    """Draw cells that touch but hardly overlap."""
     height, width = owner.shape
     mean_radius = width * np.exp(generator.uniform(*np.log(RADIUS_SHARE)))
     to_cover = owner.size * generator.uniform(*COVERED_SHARE)
@@ -71,7 +70,7 @@ def _draw_cells(
         if to_cover <= 0 or cells == MAX_CELLS:
             break
         radius = mean_radius * np.exp(generator.normal(0, 0.18))
-        center = tuple(generator.uniform(0, 1, 2) * (width, height))
+        center = generator.uniform(0, 1, 2) * (width, height)
         axes = (radius, radius * generator.uniform(0.7, 1))
         transform = affine(center, axes, generator.uniform(0, np.pi))
         window = rasterize(OUTLINES["blob"](generator), transform, owner.shape)
@@ -86,32 +85,26 @@ def _draw_cells(
         owner[area][free] = cells
         _, cloud = make_pattern(generator, "cloud", inside.shape, max(4.0, radius * 0.5))
         level = contrast * generator.uniform(0.7, 1.3) * (0.75 + 0.5 * cloud)
-        level += membrane * _rim(window.pixels, max(1, round(radius / 8)))
+        side = 2 * max(1, round(radius / 8)) + 1
+        disc = cv2.getStructuringElement(cv2.MORPH_ELLIPSE, (side, side))
+        within = cv2.erode(window.pixels, disc, borderType=cv2.BORDER_CONSTANT, borderValue=0)
+        level += membrane * (within == 0)
         brightness[area][free] = level[free]
-        inner = compose(
-            transform, affine(tuple(generator.uniform(-0.2, 0.2, 2)), (0.45, 0.45), 0.0)
-        )
+        inner = compose(transform, affine(generator.uniform(-0.2, 0.2, 2), 0.45))
         core = rasterize([circle()], inner, owner.shape)
         if core is not None:
             within = core.pixels.view(bool) & (owner[core.slices] == cells)
             brightness[core.slices][within] += nucleus
-    return cells
-
-
-def _rim(pixels: UInt8[np.ndarray, "h w"], thickness: int) -> Bool[np.ndarray, "h w"]:
-    """Return what is at most `thickness` pixels from the outside of a shape, and the outside."""
-    kernel = cv2.getStructuringElement(cv2.MORPH_ELLIPSE, (2 * thickness + 1,) * 2)
-    return cv2.erode(pixels, kernel, borderType=cv2.BORDER_CONSTANT, borderValue=0) == 0
 
 
 def _expose(
-    generator: np.random.Generator, brightness: Float32[np.ndarray, "H W"], bits: int
+    generator: np.random.Generator, brightness: Plane, bits: int
 ) -> UInt8[np.ndarray, "H W 3"] | UInt16[np.ndarray, "H W"]:
     """Render in gray, with blur, uneven light, photon noise and sensor noise."""
     height, width = brightness.shape
     plane = cv2.GaussianBlur(brightness, (0, 0), generator.uniform(0.6, 1.4))
     lit = generator.uniform(0.75, 1.2, (3, 3)).astype(np.float32)
-    plane = plane + np.float32(generator.uniform(15, 60))
+    plane = plane + generator.uniform(15, 60)
     plane *= cv2.resize(lit, (width, height), interpolation=cv2.INTER_CUBIC)
     photons = generator.uniform(0.5, 4)
     plane = generator.poisson(np.maximum(plane, 0) * photons) / photons

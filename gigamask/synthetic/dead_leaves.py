@@ -6,15 +6,19 @@ trained on them know something of photographs without having seen one. The bytes
 only on (seed, N).
 """
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import cv2
 import numpy as np
-from jaxtyping import Float32, Float64
+from jaxtyping import Int64
 
 from gigamask.rng import make_rng
 from gigamask.synthetic.scenes import (
     LONG_SIDE,
     Canvas,
     SyntheticScene,
+    back_to_front,
     draw_parts,
     draw_size,
     photograph,
@@ -38,6 +42,7 @@ SHAPES = ("blob", "rough", "ellipse", "polygon", "capsule", "rectangle", "ring")
 SHAPE_ODDS = (0.3, 0.3, 0.12, 0.1, 0.08, 0.07, 0.03)
 PART_PROB, SHADOW_PROB, LAND_PROB = 0.35, 0.4, 0.6
 OCTAVES = 5
+Painted = TypeVar("Painted", bound=Canvas)
 
 
 class LeafCanvas(Canvas):
@@ -56,7 +61,7 @@ class LeafCanvas(Canvas):
         """
         area, inside = window.slices, window.pixels > 0
         beneath = self.owner[area][inside]
-        below = self.colors[int(np.bincount(beneath).argmax())] if len(beneath) else self.colors[0]
+        below = self.colors[int(np.bincount(beneath, minlength=1).argmax())]
         pattern = fractal_pattern(generator, window.pixels.shape, max(self.size))
         return self.paint(window, pattern, pick_colors(generator, below), parent)
 
@@ -72,41 +77,59 @@ def compose_leaves(
         long_side: Range of the longer side in pixels.
     """
     generator = make_rng(seed, "leaves", number)
-    size = draw_size(generator, long_side, min_ratio=0.6, landscape_prob=0.6)
-    light, mix = fractal_pattern(generator, size, max(size))
-    ground = generator.uniform(20, 230, 3)
-    ground = ground.mean() + (ground - ground.mean()) * generator.uniform(0.1, 0.8)
-    color, second = pick_colors(generator, ground)
-    canvas = LeafCanvas(
-        np.zeros(size, np.uint8),
-        light,
-        mix,
-        parents=[0],
-        objects=[0],
-        colors=[color],
-        seconds=[second],
-        crowded=True,
-    )
-    if generator.random() < LAND_PROB:
-        _draw_land(generator, canvas)
+    canvas = draw_ground(generator, long_side, LeafCanvas)
+    draw_land(generator, canvas)
     _draw_leaves(generator, canvas)
     masks, _ = visible_masks(generator, canvas)
     return photograph(generator, canvas, masks[generator.permutation(len(masks))], sun=(0.6, 1.25))
 
 
-def _draw_land(generator: np.random.Generator, canvas: Canvas) -> None:
-    """Draw one to three layers with rough horizons, such as a sky, hills and a meadow."""
+def draw_ground(
+    generator: np.random.Generator, long_side: tuple[int, int], kind: Callable[..., Painted]
+) -> Painted:
+    """Return a canvas of random size with a textured ground.
+
+    Args:
+        generator: Random numbers.
+        long_side: Range of the longer side in pixels.
+        kind: Makes the canvas.
+    """
+    size = draw_size(generator, long_side, min_ratio=0.6, landscape_prob=0.6)
+    light, mix = fractal_pattern(generator, size, max(size))
+    ground = generator.uniform(20, 230, 3)
+    ground = ground.mean() + (ground - ground.mean()) * generator.uniform(0.1, 0.8)
+    color, second = pick_colors(generator, ground)
+    return kind(
+        np.zeros(size, np.uint8),
+        light,
+        mix,
+        colors=[color],
+        seconds=[second],
+        crowded=True,
+    )
+
+
+def draw_land(generator: np.random.Generator, canvas: Canvas) -> None:
+    """Draw, mostly, one to three layers with rough horizons, such as a sky, hills and a meadow.
+
+    Args:
+        generator: Random numbers.
+        canvas: The scene.
+    """
+    if generator.random() >= LAND_PROB:
+        return
     height, width = canvas.size
-    across = np.linspace(0, width, 65)
-    for level in np.sort(generator.uniform(0.2, 0.9, int(generator.integers(1, 4)))):
-        horizon = height * (level + generator.uniform(0, 0.12) * _walk(generator, 65))
+    for level in np.sort(generator.uniform(0.2, 0.9, generator.integers(1, 4))):
+        roughness, walk = generator.uniform(0, 0.12), np.cumsum(generator.normal(0, 1, 65))
+        walk -= np.linspace(walk[0], walk[-1], 65)
+        walk /= max(np.abs(walk).max(), 1e-6)
         tilt = generator.normal(0, 0.08) * height * np.linspace(-1, 1, 65)
-        outline = np.stack([across, horizon + tilt], 1)
-        corners = np.array([[width, 2.0 * height], [0.0, 2.0 * height]])
-        identity = affine((0.0, 0.0), (1.0, 1.0), 0.0)
-        window = rasterize([np.concatenate([outline, corners])], identity, canvas.size)
+        horizon = height * (level + roughness * walk) + tilt
+        outline = np.stack([np.linspace(0, width, 65), horizon], 1)
+        corners = [[width, 2.0 * height], [0.0, 2.0 * height]]
+        window = rasterize([np.concatenate([outline, corners])], affine(), canvas.size)
         if window is not None:
-            canvas.add(generator, window, parent=0)
+            canvas.add(generator, window, 0)
 
 
 def _draw_leaves(generator: np.random.Generator, canvas: Canvas) -> None:
@@ -116,41 +139,50 @@ def _draw_leaves(generator: np.random.Generator, canvas: Canvas) -> None:
     # Density proportional to r ** -2: as many small shapes as large ones cover.
     low, high = (1 / share for share in RADIUS_SHARE)
     shares = 1 / generator.uniform(high, low, count)
-    shares = shares[np.argsort(-shares * np.exp(generator.normal(0, 0.5, count)))]
-    for share in shares:
-        kind = str(generator.choice(SHAPES, p=SHAPE_ODDS))
-        outline = rough(generator) if kind == "rough" else OUTLINES[kind](generator)
+    for share in back_to_front(generator, shares, 0.5):
+        outline = random_outline(generator)
         radius = share * max(height, width)
         center = generator.uniform(-0.05, 1.05, 2) * (width, height)
         axes = (radius, radius * generator.uniform(0.35, 1.0))
-        transform = affine(tuple(center), axes, generator.uniform(0, 2 * np.pi))
+        transform = affine(center, axes, generator.uniform(0, 2 * np.pi))
         window = rasterize(outline, transform, canvas.size)
         if window is None:
             continue
         if generator.random() < SHADOW_PROB:
-            _cast_shadow(generator, canvas, window, float(radius))
-        number = canvas.add(generator, window, parent=0)
+            shift = np.round(generator.normal(0, 0.12 * radius, 2)).astype(int)
+            softness = max(0.8, 0.06 * radius)
+            cast_shadow(canvas, window, shift, softness, generator.uniform(0.2, 0.6))
+        number = canvas.add(generator, window, 0)
         if generator.random() < PART_PROB:
             draw_parts(generator, canvas, outline, transform, window, number)
 
 
-def _cast_shadow(
-    generator: np.random.Generator, canvas: Canvas, window: Window, radius: float
+def cast_shadow(
+    canvas: Canvas, window: Window, shift: Int64[np.ndarray, "2"], sigma: float, strength: float
 ) -> None:
-    """Darken what lies beside a shape that is about to be painted."""
-    shift = np.round(generator.normal(0, 0.12 * radius, 2)).astype(int)
-    sigma = max(0.8, 0.06 * radius)
-    # All that the shadow can reach, as the kernel's radius is 4 sigma.
-    low = np.array([window.x0, window.y0]) + shift - int(4 * sigma + 2)
-    high = low + window.pixels.shape[::-1] + 2 * int(4 * sigma + 2)
-    x0, y0 = np.clip(low, 0, canvas.size[::-1])
-    x1, y1 = np.clip(high, 0, canvas.size[::-1])
+    """Darken what lies beside a shape that is about to be painted.
+
+    Args:
+        canvas: The scene.
+        window: The pixels of the shape.
+        shift: Where the shadow falls (x, y), in pixels.
+        sigma: Its softness in pixels.
+        strength: The share of light that it takes.
+    """
+    reach = int(4 * sigma + 2)  # the kernel's radius is 4 sigma
+    start, size = np.add(shift, (window.x0, window.y0)), window.pixels.shape[::-1]
+    (x0, y0), (x1, y1) = np.clip([start - reach, start + size + reach], 0, canvas.size[::-1])
     light = canvas.light[y0:y1, x0:x1]
-    strength = np.float32(generator.uniform(0.2, 0.6))
     if light.size:
-        move = np.array([[1, 0, window.x0 + shift[0] - x0], [0, 1, window.y0 + shift[1] - y0]])
-        moved = cv2.warpAffine(window.pixels.astype(np.float32), move * 1.0, light.shape[::-1])
+        move = np.column_stack([np.eye(2), start - (x0, y0)])
+        moved = cv2.warpAffine(window.pixels.astype(np.float32), move, light.shape[::-1])
         light *= 1 - strength * cv2.GaussianBlur(moved, (0, 0), sigma)
+
+
+def random_outline(generator: np.random.Generator) -> Polygons:
+    """Return an outline of a random kind."""
+    kind = str(generator.choice(SHAPES, p=SHAPE_ODDS))
+    return rough(generator) if kind == "rough" else OUTLINES[kind](generator)
 
 
 def rough(generator: np.random.Generator) -> Polygons:
@@ -159,17 +191,10 @@ def rough(generator: np.random.Generator) -> Polygons:
     angles = np.linspace(0, 2 * np.pi, corners, endpoint=False)
     waves = np.arange(1, 24)
     amplitudes = generator.normal(0, 1, (2, 23)) * generator.uniform(0.15, 0.4) / waves
-    bumps = amplitudes[0] @ np.cos(np.outer(waves, angles))
-    bumps += amplitudes[1] @ np.sin(np.outer(waves, angles))
+    turns = np.outer(waves, angles)
+    bumps = amplitudes[0] @ np.cos(turns) + amplitudes[1] @ np.sin(turns)
     radii = np.exp(np.clip(bumps, -1.2, 0.7))
     return [directions(angles) * radii[:, None]]
-
-
-def _walk(generator: np.random.Generator, steps: int) -> Float64[np.ndarray, "n"]:
-    """Return a random walk between -1 and 1, the line of a horizon."""
-    walk = np.cumsum(generator.normal(0, 1, steps))
-    walk -= np.linspace(walk[0], walk[-1], steps)
-    return walk / max(np.abs(walk).max(), 1e-6)
 
 
 def pick_colors(generator: np.random.Generator, beneath: Color) -> tuple[Color, Color]:
@@ -199,17 +224,15 @@ def fractal_pattern(
     """
     height, width = size
     texture = _fractal(generator, size, long_side)
-    down, across = np.linspace(-0.5, 0.5, height), np.linspace(-0.5, 0.5, width)
+    down, across = np.linspace(-0.5, 0.5, height)[:, None], np.linspace(-0.5, 0.5, width)
     tilt, bulge = generator.uniform(-0.4, 0.4, 2), generator.uniform(0, 0.8)
-    shade = 1 + tilt[0] * across[None] + tilt[1] * down[:, None]
-    shade -= bulge * (across[None] ** 2 + down[:, None] ** 2)
+    shade = 1 + tilt[0] * across + tilt[1] * down
+    shade -= bulge * (across**2 + down**2)
     rough_light = generator.uniform(0, 1) ** 2 * (_fractal(generator, size, long_side) - 0.5)
     return (shade + rough_light).astype(np.float32), np.clip(texture, 0, 1)
 
 
-def _fractal(
-    generator: np.random.Generator, size: tuple[int, int], long_side: int
-) -> Float32[np.ndarray, "h w"]:
+def _fractal(generator: np.random.Generator, size: tuple[int, int], long_side: int) -> Plane:
     """Return noise of several octaves, mostly in [0, 1], coarser along one direction."""
     height, width = size
     period = long_side * np.exp(generator.uniform(np.log(0.02), np.log(0.2)))
@@ -217,18 +240,16 @@ def _fractal(
     persistence, weight = generator.uniform(0.5, 1.0), 1.0
     plane, total = np.zeros(size, np.float32), 0.0
     for _ in range(OCTAVES):
-        cells = (
-            max(2, min(height, int(height * stretch / period) + 2)),
-            max(2, min(width, int(width / (period * stretch)) + 2)),
-        )
+        cells = np.array([height * stretch / period, width / (period * stretch)]) + 2
+        cells = np.clip(cells.astype(int), 2, size)
         coarse = generator.standard_normal(cells, dtype=np.float32)
         detail = cv2.resize(coarse, (width, height), interpolation=cv2.INTER_CUBIC)
-        detail *= np.float32(weight)
+        detail *= weight
         plane += detail
         total += weight**2
         weight *= persistence
         period /= 2
     contrast = generator.uniform(0.15, 0.6)
     plane *= np.float32(contrast / np.sqrt(total))
-    plane += np.float32(0.5)
+    plane += 0.5
     return plane

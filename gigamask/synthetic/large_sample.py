@@ -90,11 +90,10 @@ def blobs(size: tuple[int, int], count: int, generator: np.random.Generator) -> 
         count: Number of masks.
         generator: Random numbers.
     """
-    height, width = size
     parts = [RLEMasks.from_coco([], size)]
     ys, xs = np.mgrid[-1 : 1 : LOGITS * 1j, -1 : 1 : LOGITS * 1j].astype(np.float32)
     for share in np.clip(MEDIAN_SIDE * np.exp(generator.normal(0, SPREAD, count)), 0.004, 0.8):
-        side = max(int(2 * share * (height * width) ** 0.5), 12)
+        side = max(int(2 * share * (size[0] * size[1]) ** 0.5), 12)
         rough = cv2.GaussianBlur(
             generator.standard_normal((LOGITS, LOGITS), dtype=np.float32), (0, 0), 5
         )
@@ -105,19 +104,7 @@ def blobs(size: tuple[int, int], count: int, generator: np.random.Generator) -> 
             > 0
         )
         blob[side // 2, side // 2] = True  # never empty
-        y0, x0 = (
-            int(generator.integers(height)) - side // 2,
-            int(generator.integers(width)) - side // 2,
-        )
-        parts.append(
-            RLEMasks.from_dense(blob[None]).resample(
-                _lines(height, y0, side), _lines(width, x0, side)
-            )
-        )
+        placed = [np.arange(length) - generator.integers(length) + side // 2 for length in size]
+        rows, columns = (np.where((at >= 0) & (at < side), at, -1) for at in placed)
+        parts.append(RLEMasks.from_dense(blob[None]).resample(rows, columns))
     return RLEMasks.concatenate(parts)
-
-
-def _lines(length: int, start: int, side: int) -> np.ndarray:
-    """Return the blob's row or column at each of the image's, -1 outside the blob."""
-    lines = np.arange(length) - start
-    return np.where((lines >= 0) & (lines < side), lines, -1)

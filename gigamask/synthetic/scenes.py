@@ -17,7 +17,7 @@ from typing import Any
 
 import cv2
 import numpy as np
-from jaxtyping import Float32, Float64, Int64, UInt8, UInt16
+from jaxtyping import Float64, Int64, UInt8, UInt16
 from PIL import Image
 
 from gigamask.data import annotation, tar, worker_pool
@@ -29,7 +29,9 @@ from gigamask.rng import make_rng
 from gigamask.serialization import check_regular
 from gigamask.synthetic.shapes import (
     OUTLINES,
+    Pixels,
     Polygons,
+    Transform,
     Window,
     affine,
     bar,
@@ -100,22 +102,29 @@ class Canvas:
         seconds: The second color of each region.
         crowded: Whether the scene has many small objects.
         kinds: The kind of outline of some regions.
+        drawn: The pixels of each region when it was painted.
     """
 
-    owner: UInt8[np.ndarray, "H W"]
-    light: Float32[np.ndarray, "H W"]
-    mix: Float32[np.ndarray, "H W"]
-    parents: list[int] = field(default_factory=list)
-    objects: list[int] = field(default_factory=list)
+    owner: Pixels
+    light: Plane
+    mix: Plane
+    parents: list[int] = field(default_factory=lambda: [0])
+    objects: list[int] = field(default_factory=lambda: [0])
     colors: list[Color] = field(default_factory=list)
     seconds: list[Color] = field(default_factory=list)
     crowded: bool = False
     kinds: dict[int, str] = field(default_factory=dict)
+    drawn: list[int] = field(default_factory=lambda: [0])
+    min_shares = (MIN_AREA_SHARE, MIN_CROWDED_SHARE)
+    is_thin = False
+    """Whether masks may be thin."""
+    min_visible = 0.0
+    """The smallest share of what was drawn of a mask that must be visible."""
 
     @property
     def min_area(self) -> float:
         """The smallest area of a mask in pixels."""
-        return (MIN_CROWDED_SHARE if self.crowded else MIN_AREA_SHARE) * self.owner.size
+        return self.min_shares[self.crowded] * self.owner.size
 
     @property
     def size(self) -> tuple[int, int]:
@@ -137,9 +146,9 @@ class Canvas:
         area, inside = window.slices, window.pixels
         covered = np.bincount(self.owner[area][::3, ::3][inside[::3, ::3] > 0], minlength=number)
         beneath = covered @ np.array(self.colors) / max(1, covered.sum())
-        kind = str(generator.choice(PATTERN_NAMES, p=PATTERN_ODDS))
+        kind = generator.choice(PATTERN_NAMES, p=PATTERN_ODDS)
         period = max(4.0, np.sqrt(inside.size) * generator.uniform(0.06, 0.3))
-        pattern = make_pattern(generator, kind, inside.shape, float(period))
+        pattern = make_pattern(generator, kind, inside.shape, period)
         color = pick_color(generator, beneath)
         second = pick_second(generator, color, spread=28.0)
         return self.paint(window, pattern, (color, second), parent)
@@ -166,6 +175,7 @@ class Canvas:
         cv2.copyTo(pattern[0], inside, self.light[area])
         cv2.copyTo(pattern[1], inside, self.mix[area])
         np.copyto(self.owner[area], np.uint8(number), where=inside.view(bool))
+        self.drawn.append(int(inside.sum()))
         self.parents.append(parent)
         self.objects.append(self.objects[parent] if parent else number)
         self.colors.append(colors[0])
@@ -191,8 +201,7 @@ def write(
         first: Number of the first scene.
         long_side: Range of the images' longer side in pixels.
     """
-    compose = seeded(compose_scene, seed, long_side)
-    return write_scenes(folder, images, compose, shard_images, first)
+    return write_scenes(folder, images, seeded(compose_scene, seed, long_side), shard_images, first)
 
 
 def seeded(
@@ -256,7 +265,7 @@ def write_scenes(
         for shard in range(first // shard_images, (first + images - 1) // shard_images + 1)
     }
     for path, numbers in shards.items():
-        if path.exists() and not _begins_with(path, compose(numbers[0])):
+        if path.exists() and not _begins_with(path, _sample(compose, numbers[0])[0][1]):
             raise GigamaskError(
                 f"{path}: exists with other images, so it is not overwritten; give another folder,"
                 " or remove it"
@@ -278,31 +287,24 @@ def write_scenes(
     return list(shards)
 
 
-def _begins_with(path: Path, scene: SyntheticScene) -> bool:
-    """Return whether a tar's first member is the scene's image."""
+def _begins_with(path: Path, encoded: bytes) -> bool:
+    """Return whether a tar's first member has these bytes."""
     check_regular(path)
-    _, encoded = _encode(scene)
     with open(path, "rb") as file:
         file.seek(tar.BLOCK)
         return file.read(len(encoded)) == encoded
 
 
 def _sample(compose: Composer, number: int) -> list[tuple[str, bytes]]:
-    """Return the names and bytes of a scene's image and json."""
-    scene = compose(number)
-    suffix, encoded = _encode(scene)
-    name = f"sa_{number}"
-    json = annotation.encode(record(scene, number))
-    return [(name + suffix, encoded), (f"{name}.json", json)]
-
-
-def _encode(scene: SyntheticScene) -> tuple[str, bytes]:
-    """Return the extension and the bytes of a scene's image: a JPEG, or a PNG of 16 bits."""
+    """Return the names and bytes of a scene's image, a JPEG or a PNG of 16 bits, and json."""
+    scene, name = compose(number), f"sa_{number}"
     if scene.pixels.dtype == np.uint8:
-        return ".jpg", encode_jpeg(scene.pixels, JPEG_QUALITY)
-    file = io.BytesIO()
-    Image.fromarray(scene.pixels).save(file, "png", compress_level=1)
-    return ".png", file.getvalue()
+        image = f"{name}.jpg", encode_jpeg(scene.pixels, JPEG_QUALITY)
+    else:
+        file = io.BytesIO()
+        Image.fromarray(scene.pixels).save(file, "png", compress_level=1)
+        image = f"{name}.png", file.getvalue()
+    return [image, (f"{name}.json", annotation.encode(record(scene, number)))]
 
 
 def record(scene: SyntheticScene, number: int) -> dict[str, Any]:
@@ -387,78 +389,77 @@ def photograph(
 
 
 def _background(generator: np.random.Generator, size: tuple[int, int]) -> Canvas:
-    kind = str(generator.choice(PATTERN_NAMES, p=(0.4, 0.15, 0.08, 0.1, 0.27)))
-    light, mix = make_pattern(
-        generator, kind, size, float(max(size) * generator.uniform(0.03, 0.2))
-    )
+    kind = generator.choice(PATTERN_NAMES, p=(0.4, 0.15, 0.08, 0.1, 0.27))
+    light, mix = make_pattern(generator, kind, size, max(size) * generator.uniform(0.03, 0.2))
     color = generator.uniform(40, 215, 3)
     second = pick_second(generator, color, spread=22.0)
     canvas = Canvas(
         np.zeros(size, np.uint8),
         light,
         mix,
-        parents=[0],
-        objects=[0],
         colors=[color],
         seconds=[second],
     )
     if generator.random() < 0.3:  # a ground, a wall or a sky
         center = (size[1] * generator.uniform(0.3, 0.7), size[0] * generator.uniform(0.35, 0.65))
-        radius = float(max(size))
         transform = affine(
             center,
-            (radius, radius),
+            float(max(size)),
             generator.normal(0, 0.15) + generator.choice([0, 0, np.pi / 2]),
         )
         window = rasterize([bar(0.0, 3.0)], transform, size)
         if window is not None:
-            canvas.add(generator, window, parent=0)
+            canvas.add(generator, window, 0)
     return canvas
 
 
 def _draw_objects(generator: np.random.Generator, canvas: Canvas) -> None:
     """Draw three to six objects, larger ones mostly behind; 12 to 20 small ones when crowded."""
-    count = int(generator.integers(12, 21) if canvas.crowded else generator.integers(3, 7))
+    count = generator.integers(12, 21) if canvas.crowded else generator.integers(3, 7)
     height, width = canvas.size
     low, high = (0.004, 0.012) if canvas.crowded else (0.05, 0.32)
-    shares = np.exp(generator.uniform(np.log(low), np.log(high), count)) * (
-        1.0 if canvas.crowded else (5.0 / count) ** 0.4
-    )
-    shares = shares[np.argsort(-shares * np.exp(generator.normal(0, 0.4, count)))]
-    centers: list[np.ndarray] = []
-    for share in shares:
+    shares = np.exp(generator.uniform(np.log(low), np.log(high), count))
+    if not canvas.crowded:
+        shares *= (5.0 / count) ** 0.4
+    centers = np.full((1, 2), np.inf)
+    for share in back_to_front(generator, shares, 0.4):
         kind = str(generator.choice(OUTLINE_NAMES, p=OUTLINE_ODDS))
-        ratio = (
-            generator.uniform(0.75, 1.0)
-            if kind in ("star", "ring", "capsule")
-            else generator.uniform(0.45, 1.0)
-        )
+        ratio = generator.uniform(0.75 if kind in ("star", "ring", "capsule") else 0.45, 1.0)
         radius = np.sqrt(share * height * width / (np.pi * ratio))
         # The most isolated of three positions: objects stay mostly visible but still overlap.
         positions = generator.uniform(0.08, 0.92, (3, 2)) * (width, height)
-        distances = [
-            min((float(np.linalg.norm(position - other)) for other in centers), default=0.0)
-            for position in positions
-        ]
-        centers.append(positions[int(np.argmax(distances))])
-        transform = affine(
-            tuple(centers[-1]), (radius, radius * ratio), generator.uniform(0, 2 * np.pi)
-        )
+        nearest = np.linalg.norm(positions[:, None] - centers, axis=2).min(1)
+        center = positions[nearest.argmax()]
+        centers = np.append(centers, center[None], 0)
+        transform = affine(center, (radius, radius * ratio), generator.uniform(0, 2 * np.pi))
         outline = OUTLINES[kind](generator)
         window = rasterize(outline, transform, canvas.size)
         if window is None:
             continue
-        number = canvas.add(generator, window, parent=0)
+        number = canvas.add(generator, window, 0)
         canvas.kinds[number] = kind
         if generator.random() < 0.45:
             draw_parts(generator, canvas, outline, transform, window, number)
+
+
+def back_to_front(
+    generator: np.random.Generator, shares: Float64[np.ndarray, "n"], spread: float
+) -> Float64[np.ndarray, "n"]:
+    """Return sizes in the order of drawing, larger ones mostly first.
+
+    Args:
+        generator: Random numbers.
+        shares: The sizes.
+        spread: How much chance has a say.
+    """
+    return shares[np.argsort(-shares * np.exp(generator.normal(0, spread, len(shares))))]
 
 
 def draw_parts(
     generator: np.random.Generator,
     canvas: Canvas,
     outline: Polygons,
-    transform: Float64[np.ndarray, "2 3"],
+    transform: Transform,
     window: Window,
     parent: int,
     depth: int = 0,
@@ -475,9 +476,9 @@ def draw_parts(
         depth: How many parts the region is inside of.
     """
     kind = (
-        str(generator.choice(PART_NAMES, p=PART_ODDS))
+        generator.choice(PART_NAMES, p=PART_ODDS)
         if len(outline) == 1
-        else str(generator.choice(["band", "half"]))
+        else generator.choice(["band", "half"])
     )
     for shape, inner in part_shapes(generator, kind, outline):
         inner_transform = compose(transform, inner)
@@ -514,59 +515,47 @@ def visible_masks(
         if distinct[number]
     ]
     pairs = touching(canvas)
-    if len(pairs) and generator.random() < 0.6:
-        one, other = pairs[int(generator.integers(len(pairs)))]
+    if pairs and generator.random() < 0.6:
+        one, other = pairs[generator.integers(len(pairs))]
         if min(areas[one], areas[other]) > 0.1 * max(areas[one], areas[other]):
             rows.append((within[one] | within[other], ""))
-    rows = [(row, kind) for row, kind in rows if row @ seen >= canvas.min_area]
-    tables = np.zeros((len(rows), 256), np.uint8)
-    tables[:, :regions] = np.array([row for row, _ in rows]).reshape(len(rows), regions)
-    masks = [cv2.LUT(canvas.owner, table) for table in tables]
-    visible = [
-        (mask.view(bool), kind)
-        for mask, (_, kind) in zip(masks, rows, strict=True)
-        if _is_visible(mask)
-    ]
+    drawn = canvas.min_visible * np.array(canvas.drawn)
+    visible = []
+    for row, kind in rows:
+        if row @ seen >= max(canvas.min_area, row @ drawn):
+            mask = cv2.LUT(canvas.owner, np.pad(row, (0, 256 - regions)).astype(np.uint8))
+            if _is_visible(mask, canvas.is_thin):
+                visible.append((mask.view(bool), kind))
     dense = np.array([mask for mask, _ in visible], dtype=bool)
     kinds = tuple(kind for _, kind in visible)
     return RLEMasks.from_dense(dense.reshape(len(visible), *canvas.size)), kinds
 
 
-def touching(canvas: Canvas) -> list[tuple[int, int]]:
+def touching(canvas: Canvas) -> list[list[int]]:
     """Return the pairs of objects with a shared border of at least `MIN_BORDER_PX`."""
     objects = np.array(canvas.objects)[canvas.owner]
     count = len(canvas.objects)
-    border = np.concatenate(
-        [_codes(objects[:, 1:], objects[:, :-1], count), _codes(objects[1:], objects[:-1], count)]
-    )
-    lengths = np.bincount(border, minlength=count * count).reshape(count, count)
+    border = [
+        (objects[:, 1:] * count + objects[:, :-1]).ravel(),
+        (objects[1:] * count + objects[:-1]).ravel(),
+    ]
+    lengths = np.bincount(np.concatenate(border), minlength=count * count).reshape(count, count)
     lengths += lengths.T
-    one, other = np.nonzero(np.triu(lengths, 1) >= MIN_BORDER_PX)
-    return [(int(a), int(b)) for a, b in zip(one, other, strict=True) if a > 0]
+    pairs = np.argwhere(np.triu(lengths, 1) >= MIN_BORDER_PX)
+    return pairs[pairs[:, 0] > 0].tolist()
 
 
-def _codes(
-    one: Int64[np.ndarray, "h w"], other: Int64[np.ndarray, "h w"], count: int
-) -> Int64[np.ndarray, "k"]:
-    differ = one != other
-    return one[differ] * count + other[differ]
-
-
-def _is_visible(pixels: UInt8[np.ndarray, "H W"]) -> bool:
-    """Return whether a mask is mostly one piece and thick enough to be seen."""
-    # A square of 1/50 of the image must fit in many places: at 128 px, three cells of the mask
-    # grid.
-    side = max(3, max(pixels.shape) // 50)
+def _is_visible(pixels: Pixels, is_thin: bool) -> bool:
+    """Return whether a mask is mostly one piece, and a square fits into it in many places."""
+    # At 128 px, three cells of the mask grid.
+    side = 2 if is_thin else max(3, max(pixels.shape) // 50)
     x, y, width, height = cv2.boundingRect(pixels)
     pixels = pixels[y : y + height, x : x + width]
-    area = int(pixels.sum())
+    area, kernel = pixels.sum(), np.ones((side, side), np.uint8)
     _, _, stats, _ = cv2.connectedComponentsWithStats(pixels, connectivity=4)
-    if stats[1:, cv2.CC_STAT_AREA].max() < MIN_PIECE_SHARE * area:
-        return False
-    core = cv2.erode(
-        pixels, np.ones((side, side), np.uint8), borderType=cv2.BORDER_CONSTANT, borderValue=0
-    )
-    return int(core.sum()) > MIN_CORE_SHARE * area
+    core = cv2.erode(pixels, kernel, borderType=cv2.BORDER_CONSTANT, borderValue=0)
+    is_one_piece = stats[1:, cv2.CC_STAT_AREA].max() >= MIN_PIECE_SHARE * area
+    return bool(is_one_piece and core.sum() > MIN_CORE_SHARE * area)
 
 
 def _expose(
@@ -577,18 +566,13 @@ def _expose(
     blur = generator.uniform(0.4, 0.9)
     lit = generator.uniform(*sun, (3, 3)).astype(np.float32)
     light = canvas.light * cv2.resize(lit, (width, height), interpolation=cv2.INTER_LINEAR)
-    noise = generator.standard_normal((height, width), dtype=np.float32) * np.float32(
-        generator.uniform(1, 6)
-    )
-    colors = np.zeros((256, 3), np.float32)
-    colors[: len(canvas.colors)] = canvas.colors
-    steps = np.zeros((256, 3), np.float32)
-    steps[: len(canvas.seconds)] = np.array(canvas.seconds) - np.array(canvas.colors)
+    noise = generator.standard_normal((height, width), dtype=np.float32) * generator.uniform(1, 6)
+    tables = np.zeros((2, 256, 3), np.float32)
+    tables[:, : len(canvas.colors)] = canvas.colors, np.subtract(canvas.seconds, canvas.colors)
     channels = []
     for channel in range(3):
-        plane = cv2.LUT(canvas.owner, colors[:, channel].copy()) + canvas.mix * cv2.LUT(
-            canvas.owner, steps[:, channel].copy()
-        )
+        first, step = (cv2.LUT(canvas.owner, table[:, channel].copy()) for table in tables)
+        plane = first + canvas.mix * step
         plane = cv2.GaussianBlur(plane * light, (3, 3), blur)
         channels.append(cv2.add(plane, noise, dtype=cv2.CV_8U))
     return cv2.merge(channels)

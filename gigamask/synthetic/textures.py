@@ -45,35 +45,22 @@ def first_beyond(candidates: Float64[np.ndarray, "n 3"], color: Color, distance:
     return candidates[enough[0] if len(enough) else distances.argmax()]
 
 
-def _wave(generator: np.random.Generator, xs: Across, ys: Down, period: float) -> Plane:
+def _stripes(generator: np.random.Generator, xs: Across, ys: Down, period: float) -> Plane:
     angle, phase = generator.uniform(0, np.pi), generator.uniform(0, 2 * np.pi)
     pace = 2 * np.pi / period
-    return np.sin(
-        (xs * np.float32(np.cos(angle) * pace) + np.float32(phase))
-        + ys * np.float32(np.sin(angle) * pace)
-    )
-
-
-def _stripes(generator: np.random.Generator, xs: Across, ys: Down, period: float) -> Plane:
-    return np.clip(
-        _wave(generator, xs, ys, period) * np.float32(generator.uniform(0.7, 4)) + np.float32(0.5),
-        0,
-        1,
-    )
+    across = xs * np.float32(np.cos(angle) * pace) + phase
+    wave = np.sin(across + ys * np.float32(np.sin(angle) * pace))
+    return np.clip(wave * generator.uniform(0.7, 4) + 0.5, 0, 1)
 
 
 def _dots(generator: np.random.Generator, xs: Across, ys: Down, period: float) -> Plane:
     radius = generator.uniform(0.25, 0.4)
-    across, down = (
-        (xs / np.float32(period)) % 1 - np.float32(0.5),
-        (ys / np.float32(period)) % 1 - np.float32(0.5),
-    )
+    across, down = (xs / period) % 1 - 0.5, (ys / period) % 1 - 0.5
     return ((across * across + down * down) < radius * radius).astype(np.float32)
 
 
 def _checks(generator: np.random.Generator, xs: Across, ys: Down, period: float) -> Plane:
-    cells = np.floor(xs / np.float32(period)) + np.floor(ys / np.float32(period))
-    return cells % 2
+    return (np.floor(xs / period) + np.floor(ys / period)) % 2
 
 
 def _cloud(generator: np.random.Generator, xs: Across, ys: Down, period: float) -> Plane:
@@ -120,9 +107,8 @@ def make_pattern(
     height, width = size
     xs = np.arange(width, dtype=np.float32)[None]
     ys = np.arange(height, dtype=np.float32)[:, None]
-    tilt = generator.uniform(-0.28, 0.28, 2)
-    across = (xs / np.float32(width) - np.float32(0.5)) * np.float32(tilt[0]) + np.float32(1)
-    light = across + (ys / np.float32(height) - np.float32(0.5)) * np.float32(tilt[1])
+    tilt = generator.uniform(-0.28, 0.28, 2).astype(np.float32)
+    light = (xs / width - 0.5) * tilt[0] + 1 + (ys / height - 0.5) * tilt[1]
     if kind == "solid":
         return light, np.zeros_like(light)
-    return light, PATTERNS[kind](generator, xs, ys, period)
+    return light, PATTERNS[kind](generator, xs, ys, float(period))

@@ -18,9 +18,10 @@ class SynthCommand:
     """output folder for the tars"""
     images: int = 256
     """number of scenes"""
-    kind: Literal["objects", "dead_leaves", "cells"] = "objects"
+    kind: Literal["objects", "dead_leaves", "clutter", "cells"] = "objects"
     """objects with parts; or textured shapes that cover the image, whose statistics resemble
-    photographs; or micrographs of cells that touch"""
+    photographs; or those with things of parts, thin structures, piles, writing and shadows, at all
+    sizes; or micrographs of cells that touch"""
     bits: Literal[8, 16] = 8
     """bits of a pixel: 8 in JPEGs, or 16 in gray PNGs of --kind cells"""
     seed: int = 0
@@ -41,16 +42,12 @@ class SynthCommand:
         """Write the scenes, and return their number and tars."""
         from gigamask.cli.commands.output import progress_bar
         from gigamask.errors import GigamaskError, check_range, counted
-        from gigamask.synthetic import cells, dead_leaves, scenes
+        from gigamask.synthetic import cells, clutter, dead_leaves, scenes
 
-        given = {
-            f"--crowded {self.crowded}": self.crowded,
-            f"--kind {self.kind}": self.kind != "objects",
-        }
-        conflicting = [flag for flag, is_given in given.items() if is_given]
-        if len(conflicting) > 1:
+        if self.crowded and self.kind != "objects":
             raise GigamaskError(
-                f"{conflicting[1]} cannot be combined with {conflicting[0]}; leave one of them out"
+                f"--kind {self.kind} cannot be combined with --crowded {self.crowded}; leave one of"
+                " them out"
             )
         if self.bits != 8 and self.kind != "cells":
             raise GigamaskError(f"--bits {self.bits} is for --kind cells (got {self.kind})")
@@ -58,6 +55,7 @@ class SynthCommand:
         kinds = {
             "objects": partial(scenes.compose_scene, crowded=self.crowded),
             "cells": partial(cells.compose_cells, bits=self.bits),
+            "clutter": clutter.compose_clutter,
             "dead_leaves": dead_leaves.compose_leaves,
         }
         compose = scenes.seeded(kinds[self.kind], self.seed, self.long_side)

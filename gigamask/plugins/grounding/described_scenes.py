@@ -257,8 +257,6 @@ def _ground(generator: np.random.Generator, size: tuple[int, int], color: Color)
         np.zeros(size, np.uint8),
         _soften(light),
         mix,
-        parents=[0],
-        objects=[0],
         colors=[color],
         seconds=[second],
     )

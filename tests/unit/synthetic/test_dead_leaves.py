@@ -1,12 +1,12 @@
 """Synthetic scenes of textured, occluding shapes: masks of what is visible, textured as photographs
 are."""
 
-import cv2
 import numpy as np
 import pytest
 
 from gigamask.synthetic.dead_leaves import compose_leaves
 from gigamask.synthetic.scenes import compose_scene
+from tests.unit.synthetic.steps import steps
 
 
 @pytest.mark.slow
@@ -23,15 +23,6 @@ def test_masks_are_of_all_sizes_and_hold_their_points():
     assert shares.min() >= 0.003
     assert (shares < 0.01).mean() > 0.2
     assert (shares > 0.1).mean() > 0.05
-
-
-def steps(scene):
-    """Return the mean step of brightness at boundaries of masks, and elsewhere."""
-    gray = cv2.cvtColor(scene.pixels, cv2.COLOR_RGB2GRAY).astype(float)
-    step = np.abs(np.diff(gray, axis=1))
-    masks = scene.masks.to_dense()
-    crossed = (masks[:, :, 1:] != masks[:, :, :-1]).any(0)
-    return step[crossed].mean(), step[~crossed].mean()
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Synthetic cells and dead leaves: determined by seed and number, and written by the command."""
+"""Synthetic scenes of every kind: determined by seed and number, and written by the command."""
 
 import json
 import tarfile
@@ -8,9 +8,10 @@ import pytest
 
 from gigamask.cli.main import main
 from gigamask.synthetic.cells import compose_cells
+from gigamask.synthetic.clutter import compose_clutter
 from gigamask.synthetic.dead_leaves import compose_leaves
 
-KINDS = {"cells": compose_cells, "dead_leaves": compose_leaves}
+KINDS = {"cells": compose_cells, "clutter": compose_clutter, "dead_leaves": compose_leaves}
 
 
 @pytest.mark.slow
