@@ -91,6 +91,9 @@ class RunFlags:
     """YAML files of flags, whose sections may be nested; the command line overrides them"""
     allow_data_change: bool = False
     """resume even if the data or their order have changed"""
+    max_minutes: float | None = None
+    """save and stop, with exit code 75 if steps remain, after the step that ends this many minutes
+    from the start of the command; run it again to continue"""
     print_config: bool = False
     """print the whole configuration and exit"""
     json: str | None = None

@@ -38,7 +38,7 @@ class World:
         node: Index of this machine.
         nodes: Number of machines.
         slow_group: Process group for waits of any length; other operations time out.
-        stop_requested: Returns whether this process has received a stop signal.
+        stop_requested: Returns whether this process has received a stop signal, or its time is up.
     """
 
     rank: int = 0

@@ -51,7 +51,7 @@ def train(
     on_start: Callable[[], object] = lambda: None,
     make_observers: Callable[[int, torch.device], Sequence[Observer]] = lambda step, device: (),
 ) -> TrainState:
-    """Train until `config.steps` or until a process receives a stop signal; save the state.
+    """Train until `config.steps` or until a process is asked to stop, and save the state.
 
     Before the first step, these signals have their usual effect. A run that was killed or stopped
     before it had evaluated its last checkpoint does so first.
@@ -68,7 +68,9 @@ def train(
         The final state.
     """
     signals: list[int] = []
-    world = replace(world or World(), stop_requested=lambda: bool(signals))
+    world = world or World()
+    asked = world.stop_requested
+    world = replace(world, stop_requested=lambda: bool(signals) or asked())
     device = choose_device(config.check().device)
     config.sampler.check(config.batch_size, world.size, world.nodes)
     with ExitStack() as stack:

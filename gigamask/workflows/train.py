@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from gigamask import config_files, recipes
-from gigamask.errors import GigamaskError
+from gigamask.errors import GigamaskError, check_range
 from gigamask.models.manifest import list_checkpoints
 from gigamask.training.config import TrainConfig
 
@@ -114,6 +115,7 @@ def train(
     config: str | TrainConfig | Callable[[], TrainConfig],
     *,
     allow_data_change: bool = False,
+    max_minutes: float | None = None,
     **changes: Any,
 ) -> Run:
     """Train a configuration phase by phase, or resume it if its folder contains a checkpoint.
@@ -125,6 +127,8 @@ def train(
     Args:
         config: Name of a recipe, a recipe, or a configuration, such as `recipes.tiny()`.
         allow_data_change: Resume even if the data or their order have changed.
+        max_minutes: Save a checkpoint and return after the step that ends this many minutes from
+            now; `run.finished` is false if steps remain, and the same call continues.
         **changes: Values of fields, such as `data="scenes/", out="runs/a"`; see
             `TrainConfig.with_`.
 
@@ -136,21 +140,22 @@ def train(
     """
     from gigamask.workflows.own_data import use_own_data
 
+    is_over = time_limit(max_minutes)
     phases = use_own_data(recipes.make(config).with_(**changes)).phases()
     changed = resolve_all(phases, allow_data_change)
     for number, phase in enumerate(phases):
         if any(later.has_checkpoint for later in phases[number + 1 :]):
             continue
-        run, stopped = _train_phase(phase, changed[number], allow_data_change)
+        run, stopped = _train_phase(phase, changed[number], allow_data_change, is_over)
         if stopped:
             break
     return run
 
 
 def _train_phase(
-    config: TrainConfig, changes: Changes, allow_data_change: bool
+    config: TrainConfig, changes: Changes, allow_data_change: bool, is_over: Callable[[], bool]
 ) -> tuple[Run, bool]:
-    """Train a configuration; return its run, and whether a signal ended it."""
+    """Train a configuration; return its run, and whether a signal or the time ended it."""
     from gigamask.workflows.own_data import find_classes
 
     with tempfile.TemporaryDirectory() as folder:
@@ -160,12 +165,27 @@ def _train_phase(
         if allow_data_change:
             arguments.append("--allow-data-change")
         with open_world(config, arguments, os.environ) as world:
+            world = replace(world, stop_requested=is_over)
             if config.is_finding_classes:
                 config = world.main_first(partial(find_classes, config, world.is_main))
                 changes = resolve(config, allow_data_change)
             config = choose_micro_batch_size(config, world)
             state = train_in_world(config, changes, world, allow_data_change)
     return Run(Path(config.out), config, state.step), state.step < config.steps or state.stopping
+
+
+def time_limit(minutes: float | None) -> Callable[[], bool]:
+    """Return a function that returns whether a training's time, which begins now, is over.
+
+    Args:
+        minutes: Its length; None means without end.
+
+    Raises:
+        GigamaskError: It is negative or not a number.
+    """
+    check_range("--max-minutes", minutes, 0, None)
+    end_s = math.inf if minutes is None else time.monotonic() + 60 * minutes
+    return lambda: time.monotonic() >= end_s
 
 
 def pretrain(

@@ -11,6 +11,7 @@ import pytest
 
 from gigamask.cli.main import INTERRUPTED, main
 from gigamask.training import checkpoint
+from tests.journeys.runs import same
 
 LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
 
@@ -91,3 +92,29 @@ def test_a_signal_ends_the_last_evaluation_which_a_resume_does(scenes, tmp_path,
     assert main(["train", "--resume", str(out)]) == 0
     assert "evaluated at step 1" in capsys.readouterr().err
     assert (out / "checkpoints" / "best").is_symlink()
+
+
+@pytest.mark.parametrize(
+    "processes",
+    [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.long)],
+)
+def test_pieces_of_minutes_give_the_bits_of_one_piece(scenes, tmp_path, capsys, processes):
+    """Each piece makes at least one step, and all processes end it at the same one."""
+    whole, pieces = tmp_path / "whole", tmp_path / "pieces"
+    command = f"train {LITTLE} --data {scenes} --steps 3 --processes {processes} --out".split()
+    assert main([*command, str(whole)]) == 0
+    for step in (1, 2):
+        assert main([*command, str(pieces), "--max-minutes", "0"]) == INTERRUPTED
+        said = capsys.readouterr().out.splitlines()[-1]
+        assert said.endswith(
+            f"saved at step {step} of 3; continue with: gigamask train --resume {pieces}"
+        )
+    assert main(["train", "--resume", str(pieces), "--max-minutes", "60"]) == 0
+    assert same(whole, pieces)
+
+
+def test_minutes_that_are_none_are_refused(scenes, tmp_path, capsys):
+    command = f"train {LITTLE} --data {scenes} --out {tmp_path} --max-minutes".split()
+    for minutes in ("-1", "nan"):
+        assert main([*command, minutes]) == 2
+        assert f"--max-minutes is {float(minutes)}, but must be" in capsys.readouterr().err

@@ -24,6 +24,7 @@ from gigamask.workflows.train import (
     open_world,
     resolve_all,
     steps_for_epochs,
+    time_limit,
     train_in_world,
 )
 
@@ -46,6 +47,7 @@ def run(command: str, arguments: list[str]) -> tuple[str | None, dict[str, Any]]
         print(overview(command))
         return None, {}
     flags = config_files.parse_train(arguments, command)
+    is_over = time_limit(flags.max_minutes)
     check_writable("--json", flags.json)
     check_at_least(1, profile=flags.profile)
     if not flags.print_config:
@@ -66,6 +68,7 @@ def run(command: str, arguments: list[str]) -> tuple[str | None, dict[str, Any]]
             return None, {}
     words = [*command.split(), *arguments]
     with open_world(flags.run, words, os.environ) as world:
+        world = replace(world, stop_requested=is_over)
         if flags.epochs is not None or flags.run.is_finding_classes:
             # The main process builds the index if there is none; the others read it.
             verbose = world.is_main and not flags.print_config
