@@ -128,9 +128,7 @@ class WindowLoss(Loss):
         matrices = sampling_matrices(windows, (height, width), samples)
         inside = (targets.masks * targets.valid).to(dtype)
         maps = (inside, targets.valid.to(dtype))
-        target, valid = (
-            sample_per_window(each.repeat_interleave(shape[1], 0), matrices) for each in maps
-        )
+        target, valid = (sample_per_window(each, matrices) for each in maps)
         logits = answer.logits.flatten(0, 1).to(dtype)
         target = target / valid.clamp(min=1e-6)
         losses = functional.binary_cross_entropy_with_logits(
@@ -142,11 +140,9 @@ class WindowLoss(Loss):
         total = probability.sum((1, 2)) + (target * valid).sum((1, 2))
         dice = 1 - (2 * overlap + self.smooth) / (total + self.smooth)
         # Area inside a window in cells: samples may overlap where they are smaller than a cell.
-        rows, columns = (matrix.amax(1) > 0 for matrix in matrices)
+        rows, columns = ((each.amax(1) > 0).to(dtype).unflatten(0, shape) for each in matrices)
         areas = inside.sum((1, 2)).clamp(min=1e-6)
-        repeated = inside.repeat_interleave(shape[1], 0)
-        held = (repeated * (rows[:, :, None] & columns[:, None, :])).sum((1, 2))
-        covered = held.unflatten(0, shape) / areas[:, None]
+        covered = (rows @ inside * columns).sum(2) / areas[:, None]
         return bce.unflatten(0, shape), dice.unflatten(0, shape), covered
 
 

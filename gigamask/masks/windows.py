@@ -84,15 +84,18 @@ def sample_per_image(
     return sampled.unflatten(1, (samples, channels)).transpose(1, 2)
 
 
-def sample_per_window(maps: Float[Tensor, "R h w"], matrices: Matrices) -> Float[Tensor, "R n n"]:
-    """Sample one map in each window.
+def sample_per_window(maps: Float[Tensor, "M h w"], matrices: Matrices) -> Float[Tensor, "R n n"]:
+    """Sample one map in each window, or in as many windows for each map.
 
     Args:
-        maps: A map for each of R windows.
-        matrices: Matrices of the windows, from `sampling_matrices`.
+        maps: M maps.
+        matrices: Matrices of R windows, from `sampling_matrices`: R / M of each map in a row.
     """
     rows, columns = matrices
-    return rows @ maps @ columns.transpose(1, 2)
+    windows, samples, height = rows.shape
+    each = windows // max(len(maps), 1)
+    grouped = rows.reshape(len(maps), each * samples, height) @ maps
+    return grouped.view(windows, samples, maps.shape[2]) @ columns.transpose(1, 2)
 
 
 def paste(
@@ -110,8 +113,9 @@ def paste(
     columns, rows = (
         _interpolation(first[:, axis], last[:, axis], side, int(maps.shape[-1])) for axis in (0, 1)
     )
-    inside = coverage((rows, columns))
-    return sample_per_window(maps, (rows, columns)) + outside * (1 - inside)
+    # Half precision is too coarse for the sums.
+    with torch.autocast(maps.device.type, enabled=False):
+        return sample_per_window(maps - outside, (rows, columns)) + outside
 
 
 def _interpolation(

@@ -24,7 +24,13 @@ from gigamask.models.compact.prompt_maps import (
     widened,
 )
 from gigamask.models.configs import ConvPyramid, SamConfig, WindowDecoder
-from gigamask.models.layers import MLP, embedding, make_class_head, no_autocast
+from gigamask.models.layers import (
+    MLP,
+    embedding,
+    make_class_head,
+    no_autocast,
+    working_dtype,
+)
 from gigamask.models.prompt_encoder import PromptEncoder
 from gigamask.models.transformer import TwoWayTransformer
 from gigamask.types import MaskDecoderOutput, Prompts, WindowLogits
@@ -92,8 +98,8 @@ class WindowMaskDecoder(nn.Module):
             windows, kinds = windows[:, 1:2], kinds[:, 1:2]
         count = int(windows.shape[1])
         flat, kind = windows.flatten(0, 1), kinds.flatten()
+        coarse, fine = self._sample(embedding, mask_image, flat, count)
         with no_autocast(embedding):
-            coarse, fine = self._sample(embedding, mask_image, flat, count)
             prompted = WindowPrompts.from_shapes(shapes, windows)
             masks = masks_in_windows(prompts.masks, windows, self.side, SAMPLES)
             prior = prompted.prior(masks, SAMPLES)
@@ -101,7 +107,7 @@ class WindowMaskDecoder(nn.Module):
             maps = prompted.maps(
                 None if masks is None else F.avg_pool2d(masks[:, None], 2)[:, 0], COARSE
             )
-            alike = likeness(coarse[:, 1:], maps, small)
+            alike = likeness(coarse[:, 1:].to(small.dtype), maps, small)
         skip, dense = self._dense(torch.cat([coarse, maps, alike], 1), kind)
         labels, token_mask = repeat_rows(prompts.labels, count), prompts.token_mask
         if token_mask is not None:
@@ -112,10 +118,9 @@ class WindowMaskDecoder(nn.Module):
         logits = prior + residual
         shape = (mask_image.shape[0], count)
         scores = torch.cat([tokens[:, 0], pooled, _statistics(logits)], 1).unflatten(0, shape)
-        # A click's windows compete; a mask prompt's answer is the same in one window as in three.
-        joint = torch.where(
-            shapes.has_mask[:, None, None], scores, scores.mean(1, keepdim=True).expand_as(scores)
-        )
+        # A click's windows compete; other prompts are answered alike in one window and in three.
+        alone = (shapes.has_mask | shapes.has_box)[:, None, None]
+        joint = torch.where(alone, scores, scores.mean(1, keepdim=True).expand_as(scores))
         iou = torch.sigmoid(self.iou_prediction_head(torch.cat([scores, joint], 2))[..., 0])
         classes = None
         if self.class_head is not None:
@@ -133,13 +138,24 @@ class WindowMaskDecoder(nn.Module):
         """Return the features of stride 4, and those of stride 2, each after the valid area."""
         tokens, index = embedding.shape[-1], repeat_rows(mask_image, count)
         in_tokens = windows * (tokens / self.side)
-        matrices = sampling_matrices(in_tokens, (tokens, tokens), COARSE)
-        coarse = sample_per_image(embedding[:, : 1 + self.width], index, matrices)
-        fine = F.pixel_shuffle(embedding[:, 1 + self.width :], 2)
-        matrices = sampling_matrices(2 * in_tokens, (2 * tokens, 2 * tokens), SAMPLES)
-        sampled = sample_per_image(fine, index, matrices)
+        dtype = working_dtype(embedding)
+        features = embedding.to(dtype)
+
+        def sample(maps: Tensor, parts: int, samples: int) -> Tensor:
+            size = int(maps.shape[-1])
+            matrices = sampling_matrices(in_tokens * (size / tokens), (size, size), samples)
+            rows, columns = (
+                each.to(dtype).unflatten(2, (tokens, parts)).transpose(2, 3).flatten(2)
+                for each in matrices
+            )
+            return sample_per_image(maps, index, (rows, columns))
+
+        coarse = sample(features[:, : 1 + self.width], 1, COARSE)
+        # Even rows and columns before odd ones, which costs less than the right order.
+        fine = features[:, 1 + self.width :].unflatten(1, (-1, 2, 2)).transpose(3, 4)
+        fine = sample(fine.flatten(4).flatten(2, 3), 2, SAMPLES)
         valid = F.interpolate(coarse[:, :1], scale_factor=2.0)
-        return coarse, torch.cat([valid, sampled], 1)
+        return coarse, torch.cat([valid, fine], 1)
 
     def _dense(
         self, x: Float[Tensor, "R c n n"], kind: Int64[Tensor, "R"]

@@ -286,8 +286,7 @@ def masks_in_windows(
         return None
     size = int(masks.shape[-1])
     matrices = sampling_matrices(windows.flatten(0, 1) * (size / side), (size, size), samples)
-    repeated = repeat_rows(masks, int(windows.shape[1]))
-    return sample_per_window(repeated, matrices) - 10 * (1 - coverage(matrices))
+    return sample_per_window(masks, matrices) - 10 * (1 - coverage(matrices))
 
 
 def widened(
