@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from gigamask.errors import GigamaskError
+from gigamask.errors import GigamaskError, check_range
 from gigamask.lazy_numpy import np
 
 if TYPE_CHECKING:
@@ -120,8 +120,12 @@ class LargeScaleJitter(Augment):
     """maximum scale; above 1 the square shows a crop"""
     flip: float = 0.5
     """probability of a horizontal flip"""
+    multiple: int = 1
+    """height and width become multiples of this many input pixels, by cropping; a CPU is faster
+    with few different sizes"""
 
     def __post_init__(self) -> None:
+        check_range(f"{type(self).__name__}.multiple", self.multiple, 1, None)
         _check_scales(type(self).__name__, self.low, self.high)
         _check_flip(f"{type(self).__name__}.flip", self.flip)
 
@@ -135,7 +139,8 @@ class LargeScaleJitter(Augment):
             image_size: Side of the input square in pixels.
             generator: Random generator.
         """
-        return _random_scale(original, image_size, generator, (self.low, self.high), self.flip)
+        scales = self.low, self.high
+        return _random_scale(original, image_size, generator, scales, self.flip, self.multiple)
 
 
 @dataclass(frozen=True)
@@ -396,11 +401,12 @@ def _random_scale(
     generator: np.random.Generator,
     scales: tuple[float, float],
     flip: float,
+    multiple: int = 1,
 ) -> ImageTransform:
     """Draw the transform of an image whose long side becomes `scale * image_size`.
 
     The crop holds only pixels that fit completely; the rest of the square, less than one pixel, is
-    padding.
+    padding. Height and width that are larger than `multiple` become multiples of it.
     """
     from gigamask.masks.transforms import ImageTransform
 
@@ -408,12 +414,19 @@ def _random_scale(
     scale_u, y, x, mirror = generator.random(4).tolist()
     scale = low + (high - low) * scale_u
     window = max(int(max(original) / scale), 1)
-    crop_h, crop_w = (min(length, window) for length in original)
-    y0, x0 = int(y * (original[0] - crop_h + 1)), int(x * (original[1] - crop_w + 1))
     zoom = image_size * scale / max(original)
-    resized = (_round_length(crop_h * zoom, image_size), _round_length(crop_w * zoom, image_size))
+    lengths = []
+    for length in original:
+        crop = min(length, window)
+        resized = _round_length(crop * zoom, image_size)
+        if rest := resized % multiple if resized > multiple else 0:
+            resized -= rest
+            crop = max(int(resized / zoom), 1)
+        lengths.append((crop, resized))
+    (crop_h, height), (crop_w, width) = lengths
+    y0, x0 = int(y * (original[0] - crop_h + 1)), int(x * (original[1] - crop_w + 1))
     return ImageTransform(
-        original, (y0, x0, y0 + crop_h, x0 + crop_w), resized, image_size, mirror < flip
+        original, (y0, x0, y0 + crop_h, x0 + crop_w), (height, width), image_size, mirror < flip
     )
 
 

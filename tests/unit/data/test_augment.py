@@ -143,6 +143,30 @@ def test_a_large_scale_shows_a_crop_that_fills_the_square():
     assert all(transform.crop[0] <= 375 and transform.crop[1] <= 1125 for transform in transforms)
 
 
+def test_sizes_are_multiples_and_what_is_shown_keeps_its_scale():
+    for size in ((321, 481), (480, 640), (100, 90), (20, 900)):
+        for i in range(50):
+            drawn = [
+                LargeScaleJitter(0.9, 1.4, multiple=multiple).get_transform(
+                    size, 256, make_rng(i, "frame")
+                )
+                for multiple in (1, 32)
+            ]
+            scale = 256 * (0.9 + 0.5 * make_rng(i, "frame").random()) / max(size)
+            for whole, shown, crop in zip(
+                drawn[0].resized, drawn[1].resized, drawn[1].crop_size, strict=True
+            ):
+                assert shown == (whole - whole % 32 if whole > 32 else whole)
+                assert shown / crop == pytest.approx(scale, abs=(0.51 + scale) / crop)
+            y0, x0, y1, x1 = drawn[1].crop
+            assert 0 <= y0 < y1 <= size[0]
+            assert 0 <= x0 < x1 <= size[1]
+    with pytest.raises(
+        GigamaskError, match=r"LargeScaleJitter\.multiple is 0, but must be at least 1"
+    ):
+        LargeScaleJitter(multiple=0)
+
+
 def test_a_small_scale_shows_the_whole_image_small():
     transform = LargeScaleJitter(0.5, 0.5, flip=0.0).get_transform(
         (1500, 2250), 1024, make_rng(0, "frame")
