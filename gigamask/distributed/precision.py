@@ -11,6 +11,7 @@ from gigamask.errors import GigamaskError
 
 Precision = Literal["fp32", "bf16", "fp16"]
 PrecisionName = Literal["auto", "fp32", "bf16", "fp16"]
+TrainingPrecision = Literal["auto", "fastest", "fp32", "bf16", "fp16"]
 HALF_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -42,16 +43,26 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def choose_precision(name: PrecisionName, device: torch.device) -> Precision:
+def choose_precision(name: TrainingPrecision, device: torch.device) -> Precision:
     """Return the precision to compute in.
 
     Args:
-        name: Value of --precision; "auto" is bf16 on a GPU and fp32 on a CPU.
+        name: Value of --precision; "auto" is bf16 on a GPU and fp32 on a CPU, and "fastest" is bf16
+            also on a CPU that multiplies it in hardware.
         device: Device to compute on.
     """
+    if name == "fastest":
+        return "bf16" if device.type == "cuda" or multiplies_bf16(device) else "fp32"
     if name == "auto":
         return "bf16" if device.type == "cuda" else "fp32"
     return name
+
+
+def multiplies_bf16(device: torch.device) -> bool:
+    """Return whether a CPU has instructions that multiply matrices of bfloat16 (AMX)."""
+    if device.type != "cpu" or not hasattr(torch.cpu, "get_capabilities"):  # torch before 2.11
+        return False
+    return bool(torch.cpu.get_capabilities().get("amx_bf16"))
 
 
 def prediction_autocast(

@@ -29,6 +29,7 @@ def compact() -> SamTrainConfig:
         steps=300,
         batch_size=6,
         micro_batch_size=6,
+        precision="fastest",
         loader=SamLoaderConfig(
             filters=MaskFilters(min_predicted_iou=0.7),
             max_masks=6,

@@ -118,9 +118,9 @@ class TrainConfig(ABC):
     default: on a GPU as many as fit, by the plan; 1 on a CPU"""
     ema: float = 0.0
     """decay of a running average of the weights, which evaluation and exports use; 0 disables"""
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """precision of the forward pass; auto is bf16 on a GPU and fp32 on a CPU; fp16, with loss
-    scaling, is for GPUs without bf16"""
+    precision: Literal["auto", "fastest", "fp32", "bf16", "fp16"] = "auto"
+    """precision of the forward pass; auto is bf16 on a GPU and fp32 on a CPU; fastest is bf16 also
+    on CPUs that multiply it in hardware (AMX); fp16, with loss scaling, is for GPUs without bf16"""
     tf32: bool = False
     """multiply float32 matrices with 10 bits of mantissa, which GPUs do several times as fast; for
     --precision fp32"""
