@@ -159,6 +159,21 @@ class PromptSchedule(ABC):
         """Number of uniform pairs that each mask needs for its clicks, drawn with the sample."""
         return 0
 
+    @property
+    def has_groups(self) -> bool:
+        """Whether `groups` returns several groups, which have different rounds."""
+        return False
+
+    def groups(
+        self, random_inputs: RandomInputs
+    ) -> list[tuple[Bool[Tensor, "M"] | None, PromptSchedule]]:
+        """Return groups of masks with a schedule for each; None stands for all masks.
+
+        Args:
+            random_inputs: Random numbers of the masks.
+        """
+        return [(None, self)]
+
     @abstractmethod
     def next(
         self,

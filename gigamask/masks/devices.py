@@ -31,7 +31,7 @@ def constant(
 
 
 def is_readable(tensor: Tensor) -> bool:
-    """Return whether values can be read without waiting: not on a GPU, of fakes, in a compiler.
+    """Return whether values can be read without waiting: not on a GPU, of fakes, while traced.
 
     The fake tensors of a memory plan are CPU tensors also when planning for a GPU, and take the
     GPU's way.
@@ -39,8 +39,8 @@ def is_readable(tensor: Tensor) -> bool:
     Args:
         tensor: The tensor.
     """
-    is_real = type(tensor) is Tensor and not torch.compiler.is_compiling()
-    return is_real and tensor.device.type == "cpu"
+    is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    return type(tensor) is Tensor and not is_traced and tensor.device.type == "cpu"
 
 
 def as_array(values: Any) -> np.ndarray:

@@ -43,6 +43,11 @@ class InteractiveSchedule(PromptSchedule):
     """largest shift of a side of a box, in input pixels"""
     box_noise_varies: bool = False
     """draw the standard deviation of each box uniformly from 0 to `box_noise`"""
+    corrected: float = 1.0
+    """part of the masks that have rounds after the first prompt; of the others, a step sees many
+    more in the same time"""
+    multimask: bool = True
+    """predict three masks for the first prompt instead of one"""
     center_click_prob: float = 0.0
     """probability that a click is the pixel farthest from the boundary of the mask, or of its error
     region, as in evaluation; otherwise it is uniform in that region, as in SAM"""
@@ -53,6 +58,7 @@ class InteractiveSchedule(PromptSchedule):
             "InteractiveSchedule.clicks", self.clicks, 1 if self.mask_only_rounds else 0, None
         )
         check_range("InteractiveSchedule.box_prob", self.box_prob, 0, 1)
+        check_range("InteractiveSchedule.corrected", self.corrected, 0, 1)
         check_range("InteractiveSchedule.box_noise", self.box_noise, 0, None)
         check_range("InteractiveSchedule.box_noise_limit_px", self.box_noise_limit_px, 0, None)
 
@@ -65,6 +71,34 @@ class InteractiveSchedule(PromptSchedule):
     def num_uniforms(self) -> int:
         """Pairs of uniform numbers per mask: one for each point."""
         return 1 + self.clicks
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether only a part of the masks is corrected."""
+        return self.corrected < 1
+
+    def groups(
+        self, random_inputs: RandomInputs
+    ) -> list[tuple[Bool[Tensor, "M"] | None, PromptSchedule]]:
+        """Return the masks that are corrected, and those that have a box or a point alone.
+
+        A box alone is answered with one mask, which is all it needs; a point with three.
+
+        Args:
+            random_inputs: Random numbers of the masks; on a GPU, reading them waits for it.
+        """
+        if not self.has_groups:
+            return [(None, self)]
+        first = random_inputs.first_prompt.cpu()
+        # What the uniform number has beyond its first twelve bits is another one.
+        corrected = (first * 4096) % 1 < self.corrected
+        alone = replace(self, clicks=0, mask_only_rounds=False, corrected=1.0)
+        boxes = replace(alone, box_prob=1.0, multimask=False)
+        return [
+            (corrected, replace(self, corrected=1.0)),
+            (~corrected & (first < self.box_prob), boxes),
+            (~corrected & (first >= self.box_prob), replace(alone, box_prob=0.0)),
+        ]
 
     def next(
         self,
@@ -102,7 +136,7 @@ class InteractiveSchedule(PromptSchedule):
             targets: Ground truth of M masks.
             random_inputs: Random numbers of the masks.
         """
-        return point_or_box(
+        prompts = point_or_box(
             targets,
             random_inputs,
             self.box_prob,
@@ -111,6 +145,7 @@ class InteractiveSchedule(PromptSchedule):
             self.box_noise_varies,
             self.center_click_prob,
         )
+        return replace(prompts, multimask_output=self.multimask)
 
     def add_click(
         self, previous: PromptRound, targets: Targets, uniforms: Float[Tensor, "M 2"]

@@ -162,6 +162,11 @@ class SamTrainConfig(ImageTrainConfig):
                 f"{type(self.loss).__name__} must leave masks with a False Targets.counted out of "
                 "its sums and have the property supports_filling; leave the flag out"
             )
+        if self.prompts.has_groups and (self.compile or not self.mining.keeps_all):
+            raise GigamaskError(
+                f"{'--compile' if self.compile else '--mining'} needs the same rounds for all "
+                "masks, unlike --prompts.corrected; leave one of them out"
+            )
         return super().check()
 
     def _check_embedding_cache(self) -> None:

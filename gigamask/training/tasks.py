@@ -36,6 +36,8 @@ CAST_MODULES = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d, LayerNorm2d, TokenNorm
 """Modules of the mask decoder that compute in half precision under autocast."""
 CAST_IN_BLOCKS = (nn.Linear, nn.Conv2d)
 """Likewise of the image encoder's blocks."""
+FILL = 8
+"""Multiple up to which groups of masks are filled."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ class SamTask(Task):
         mining: Chooses the masks to train on; None trains on all.
         compile_backend: Backend of torch.compile for `compiled`; None compiles nothing.
         fast: Compiled functions of a round; chunks with fewer masks are filled up for them.
+        fill: Chunks are filled up to a multiple of this, since oneDNN prepares each new shape.
         frozen_encoder: Returns the embeddings of a batch if the encoder is frozen; None runs the
             encoder.
     """
@@ -83,6 +86,7 @@ class SamTask(Task):
     mining: Mining | None = None  # pyrefly: ignore[bad-override] (a property in `Task`)
     compile_backend: str | None = None
     fast: CompiledRound | None = None
+    fill: int = 1
     frozen_encoder: Callable[[PromptableModel, Batch, Precision], Tensor] | None = None
 
     @contextmanager
@@ -143,14 +147,19 @@ class SamTask(Task):
         self, model: PromptableModel, batch: Batch, embedding: Float[Tensor, "B C E E"]
     ) -> Iterator[LossSums]:
         """Yield the losses of each round of each chunk of masks."""
-        masks, modules = len(batch.mask_image), (model.prompt_encoder, model.mask_decoder)
-        dtype = HALF_DTYPES.get(self.precision)
+        modules, dtype = (
+            (model.prompt_encoder, model.mask_decoder),
+            HALF_DTYPES.get(self.precision),
+        )
         with weight_copies(modules, CAST_MODULES, dtype, share=self.fast is None) as copies:
-            for start in range(0, masks, self.masks_per_chunk):
-                part = slice(start, min(start + self.masks_per_chunk, masks))
-                for sums in self._chunk_rounds(model, batch, embedding, part):
-                    yield sums
-                    copies.add_gradients()
+            for chosen, schedule in self.schedule.groups(batch.random_inputs):
+                group = batch if chosen is None else batch.select(chosen.nonzero()[:, 0])
+                fill = 1 if chosen is None or not self.loss.supports_filling else FILL
+                task = replace(self, schedule=schedule, fill=fill)
+                for part in _chunks(len(group.mask_image), self.masks_per_chunk):
+                    for sums in task._chunk_rounds(model, group, embedding, part):
+                        yield sums
+                        copies.add_gradients()
             copies.finish()
 
     def _chunk_rounds(
@@ -159,14 +168,15 @@ class SamTask(Task):
         """Yield the losses of each round of one chunk of masks."""
         image = index = batch.mask_image[part]
         targets, random_inputs = self.make_targets(batch, part, model.config.mask_size)
-        if self.fast:
-            targets = targets.filled(self.masks_per_chunk)
-            rows = torch.arange(self.masks_per_chunk, device=image.device).clamp(max=len(image) - 1)
+        count = self.masks_per_chunk if self.fast else -(-len(image) // self.fill) * self.fill
+        if count > len(image):
+            targets = targets.filled(count)
+            rows = torch.arange(count, device=image.device).clamp(max=len(image) - 1)
             random_inputs, index = select_random_inputs(random_inputs, rows), image[rows]
         decode = make_decoder(model, embedding, index, self.precision, targets.masks.shape[-1])
         weights = batch.weights[image]
         for sums in self.round_losses(decode, targets, random_inputs, batch.mask_only_round_u):
-            per_mask = sums.per_mask[: len(image)] if self.fast else sums.per_mask
+            per_mask = sums.per_mask[: len(image)]
             yield replace(
                 sums,
                 loss=(per_mask * weights).sum(),
@@ -213,6 +223,11 @@ class SamTask(Task):
             shift = random_inputs.clicks[:, self.schedule.num_uniforms]
             targets = replace(targets, shift=shift)
         return targets, random_inputs
+
+
+def _chunks(masks: int, size: int) -> Iterator[slice]:
+    for start in range(0, masks, size):
+        yield slice(start, min(start + size, masks))
 
 
 def casts_itself(model: PromptableModel) -> bool:

@@ -1,5 +1,6 @@
 import itertools
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -127,6 +128,27 @@ def test_a_point_or_a_box_is_drawn_for_each_mask(make_truth):
     assert torch.allclose(moved.std(0), torch.full((4,), 5.2), rtol=0.03), (
         "13 cells of 4 pixels: a tenth is 5.2"
     )
+
+
+def test_a_part_of_the_masks_is_corrected_and_each_is_chosen_alone(make_draws):
+    policy = InteractiveSchedule(corrected=0.3, box_prob=0.4)
+    draws = make_draws(20_000)
+    (corrected, all_rounds), (boxes, box_alone), (points, point_alone) = policy.groups(draws)
+    assert torch.equal(corrected.int() + boxes.int() + points.int(), torch.ones_like(boxes.int()))
+    is_box = draws.first_prompt < 0.4
+    for chosen, part in ((corrected, 0.3), (boxes, 0.7 * 0.4), (points, 0.7 * 0.6)):
+        assert float(chosen.float().mean()) == pytest.approx(part, abs=0.015)
+    assert float(is_box[corrected].float().mean()) == pytest.approx(0.4, abs=0.03)
+    assert is_box[boxes].all()
+    assert not is_box[points].any()
+    assert all_rounds == replace(policy, corrected=1.0)
+    assert (box_alone.rounds, box_alone.box_prob, box_alone.multimask) == (1, 1.0, False)
+    assert (point_alone.rounds, point_alone.box_prob, point_alone.multimask) == (1, 0.0, True)
+    per_mask = draws.first_prompt, draws.clicks, draws.box_noise
+    some = RandomInputs(*[values[5000:] for values in per_mask], draws.drop_path)
+    for (chosen, _), (again, _) in zip(policy.groups(draws), policy.groups(some), strict=True):
+        assert torch.equal(chosen[5000:], again)
+    assert replace(policy, corrected=1.0).groups(draws) == [(None, replace(policy, corrected=1.0))]
 
 
 def test_prediction_with_the_highest_predicted_iou_is_fed_back(make_truth, make_draws):

@@ -165,6 +165,7 @@ VARIANTS = {
         "loss": replace(POINTS, ohem_pixel_ratio=0.5, ohem_min_pixels=5),
     },
     "full, mixed": {"target": "full", "prompts": MixedPrompts()},
+    "a part corrected": {"prompts": replace(little().prompts, corrected=0.5)},
     "area, two-sided, mined": {
         "target": "area",
         "prompts": TwoSidedCorrection(corrections=1),
@@ -357,6 +358,11 @@ def test_compiling_is_refused_where_it_does_not_work():
         replace(run, parallel="fsdp").check()
     with pytest.raises(GigamaskError, match=r"--compile .* Watched .* supports_filling"):
         replace(run, loss=Watched(SamLoss())).check()
+    prompts = replace(run.prompts, corrected=0.5)
+    for change, flag in (({}, "--compile"), ({"compile": False, "mining": OHEM(0.4)}, "--mining")):
+        with pytest.raises(GigamaskError, match=f"{flag} .* --prompts.corrected"):
+            replace(run, prompts=prompts, **change).check()
+    replace(run, prompts=prompts, compile=False).check()
 
 
 @pytest.mark.parametrize(("items", "most"), [("image", 6), ("mask", 2)])

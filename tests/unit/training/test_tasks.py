@@ -58,12 +58,13 @@ def test_a_grid_that_does_not_divide_is_refused(index):
         targets_from_batch(batch, slice(0, 1), 24)
 
 
-def losses(run, index, precision):
+def losses(run, index, precision, batch=None):
     model = build_model(run.model, 0)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     totals = StepMetrics.zero(3, next(model.parameters()))
-    accumulate(SamTask(run.prompts, run.loss, 4, precision), model, first_batch(run, index), totals)
+    batch = batch or first_batch(run, index)
+    accumulate(SamTask(run.prompts, run.loss, 4, precision), model, batch, totals)
     return totals, torch.cat([p.grad.flatten() for p in model.parameters()])
 
 
@@ -72,6 +73,28 @@ def test_every_round_of_every_mask_is_counted(index):
     run = little()
     totals, _ = losses(run, index, "fp32")
     assert float(totals.count) == run.prompts.rounds * len(first_batch(run, index).mask_image)
+
+
+@pytest.mark.slow
+def test_masks_that_are_not_corrected_have_one_round(index):
+    run = replace(little(), prompts=replace(little().prompts, corrected=0.5))
+    batch = first_batch(run, index)
+    groups = run.prompts.groups(batch.random_inputs)
+    totals, gradient = losses(run, index, "fp32", batch)
+    loss, summed, counts = 0.0, torch.zeros_like(gradient), []
+    for chosen, schedule in groups:
+        part = batch.select(chosen.nonzero()[:, 0])
+        group, each = losses(replace(run, prompts=schedule), index, "fp32", part)
+        loss, summed = loss + float(group.sums["loss"]), summed + each
+        counts.append((len(part.mask_image), float(group.count)))
+    (corrected, count), *alone = counts
+    assert all(masks for masks, _ in counts)
+    assert count == run.prompts.rounds * corrected
+    assert all(masks == rounds for masks, rounds in alone)
+    assert float(totals.count) == sum(rounds for _, rounds in counts)
+    assert float(totals.sums["loss"]) == pytest.approx(loss, rel=1e-5)
+    assert float(totals.losses.sum()) == pytest.approx(loss, rel=1e-5)
+    assert (gradient - summed).norm() < 1e-5 * gradient.norm()
 
 
 @pytest.mark.slow
@@ -90,6 +113,19 @@ def test_names_of_devices_and_precisions():
     assert choose_precision("auto", torch.device("cpu")) == "fp32"
     assert choose_precision("auto", torch.device("cuda")) == "bf16"
     assert choose_precision("fp32", torch.device("cuda")) == "fp32"
+
+
+@pytest.mark.parametrize("has_amx", [True, False])
+def test_the_fastest_precision_is_half_where_the_hardware_multiplies_it(has_amx, monkeypatch):
+    found = {"amx_bf16": has_amx, "avx512_bf16": True}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found, raising=False)
+    cpu = torch.device("cpu")
+    assert choose_precision("fastest", cpu) == ("bf16" if has_amx else "fp32")
+    assert choose_precision("auto", cpu) == "fp32"
+    assert choose_precision("fastest", torch.device("cuda")) == "bf16"
+    assert choose_precision("fastest", torch.device("mps")) == "fp32"
+    monkeypatch.delattr(torch.cpu, "get_capabilities")
+    assert choose_precision("fastest", cpu) == "fp32"
 
 
 def test_a_batch_without_masks_has_no_terms():

@@ -24,7 +24,7 @@ def random_model(seed: int = 0) -> Sam:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=chance))
-    return model
+    return model.eval()
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +124,28 @@ def test_single_output_is_the_best_of_three_or_the_middle_window(case):
     single, own, *_ = model.predict(embedding, MASK_IMAGE, replace(prompts, multimask_output=False))
     assert torch.allclose(single.logits[:, 0], three.logits[:, MIDDLE_WINDOW], atol=1e-9)
     assert torch.allclose(own[:, 0], iou[:, MIDDLE_WINDOW], atol=1e-9)
+
+
+def test_in_training_the_middle_window_answers_a_box(case):
+    model, embedding, prompts = case
+    boxes = replace(one(prompts, 1, False), labels=torch.tensor([[2, 3, -1]]))
+    two = replace(prompts, masks=None, multimask_output=False)
+    zero = torch.zeros(1, dtype=torch.int64)
+    three, iou, *_ = model.predict(embedding[:1], zero, boxes)
+    model.train()
+    try:
+        with mock.patch.object(
+            model.mask_decoder, "forward", wraps=model.mask_decoder.forward
+        ) as own:
+            alone = model.predict(embedding[:1], zero, replace(boxes, multimask_output=False))
+            mixed = model.predict(embedding, MASK_IMAGE, two)
+    finally:
+        model.eval()
+    assert [call.args[4] for call in own.call_args_list] == [False, True]
+    for found, row in ((alone, 0), (mixed, 1)):
+        single, own_iou, *_ = found
+        assert torch.allclose(single.logits[row, 0], three.logits[0, MIDDLE_WINDOW], atol=1e-9)
+        assert torch.allclose(own_iou[row, 0], iou[0, MIDDLE_WINDOW], atol=1e-9)
 
 
 def test_windows_of_a_click_compete(case):
