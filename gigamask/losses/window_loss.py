@@ -128,7 +128,7 @@ class WindowLoss(Loss):
         matrices = sampling_matrices(windows, (height, width), samples)
         inside = (targets.masks * targets.valid).to(dtype)
         maps = (inside, targets.valid.to(dtype))
-        target, valid = (sample_per_window(each, matrices) for each in maps)
+        target, valid = (sample_per_window(each, matrices, shape[1]) for each in maps)
         logits = answer.logits.flatten(0, 1).to(dtype)
         target = target / valid.clamp(min=1e-6)
         losses = functional.binary_cross_entropy_with_logits(

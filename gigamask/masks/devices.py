@@ -3,6 +3,7 @@
 Run-length encoded masks become dense here, and dense ones run lengths; `masks.rle` needs no torch.
 """
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,6 +42,29 @@ def is_readable(tensor: Tensor) -> bool:
     """
     is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
     return type(tensor) is Tensor and not is_traced and tensor.device.type == "cpu"
+
+
+class _AutocastOff:
+    """Disables the autocast of a kind of device, in a tenth of the time of `torch.autocast`."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    def __enter__(self) -> None:
+        torch.set_autocast_enabled(self._kind, False)
+
+    def __exit__(self, *exception: object) -> None:
+        torch.set_autocast_enabled(self._kind, True)
+
+
+def no_autocast(tensor: Tensor) -> contextlib.AbstractContextManager:
+    """Return a context that disables autocast on the device of `tensor`."""
+    kind = tensor.device.type
+    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+        return contextlib.nullcontext()
+    if torch.compiler.is_compiling():
+        return torch.autocast(kind, enabled=False)
+    return _AutocastOff(kind)
 
 
 def as_array(values: Any) -> np.ndarray:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from gigamask.masks.devices import is_readable
+from gigamask.masks.devices import is_readable, no_autocast
 
 Windows = Float[Tensor, "R 4"]
 Matrices = tuple[Float[Tensor, "R n h"], Float[Tensor, "R n w"]]
@@ -84,18 +84,20 @@ def sample_per_image(
     return sampled.unflatten(1, (samples, channels)).transpose(1, 2)
 
 
-def sample_per_window(maps: Float[Tensor, "M h w"], matrices: Matrices) -> Float[Tensor, "R n n"]:
-    """Sample one map in each window, or in as many windows for each map.
+def sample_per_window(
+    maps: Float[Tensor, "M h w"], matrices: Matrices, each: int = 1
+) -> Float[Tensor, "R n n"]:
+    """Sample one map in each window, or in several.
 
     Args:
         maps: M maps.
-        matrices: Matrices of R windows, from `sampling_matrices`: R / M of each map in a row.
+        matrices: Matrices of R = M x `each` windows, from `sampling_matrices`.
+        each: Windows of each map, in a row.
     """
     rows, columns = matrices
-    windows, samples, height = rows.shape
-    each = windows // max(len(maps), 1)
-    grouped = rows.reshape(len(maps), each * samples, height) @ maps
-    return grouped.view(windows, samples, maps.shape[2]) @ columns.transpose(1, 2)
+    samples, height = rows.shape[1:]
+    grouped = rows.reshape(-1, each * samples, height) @ maps
+    return grouped.view(-1, samples, maps.shape[2]) @ columns.transpose(1, 2)
 
 
 def paste(
@@ -114,7 +116,7 @@ def paste(
         _interpolation(first[:, axis], last[:, axis], side, int(maps.shape[-1])) for axis in (0, 1)
     )
     # Half precision is too coarse for the sums.
-    with torch.autocast(maps.device.type, enabled=False):
+    with no_autocast(maps):
         return sample_per_window(maps - outside, (rows, columns)) + outside
 
 

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from gigamask.masks.devices import no_autocast
 from gigamask.models.shared_tensors import linear
 
 PLANLESS_BACKENDS = (
@@ -29,29 +30,6 @@ def working_dtype(tensor: Tensor) -> torch.dtype:
     ):
         return torch.get_autocast_dtype(kind)
     return tensor.dtype
-
-
-class _AutocastOff:
-    """Disables the autocast of a kind of device, in a tenth of the time of `torch.autocast`."""
-
-    def __init__(self, kind: str) -> None:
-        self._kind = kind
-
-    def __enter__(self) -> None:
-        torch.set_autocast_enabled(self._kind, False)
-
-    def __exit__(self, *exception: object) -> None:
-        torch.set_autocast_enabled(self._kind, True)
-
-
-def no_autocast(tensor: Tensor) -> contextlib.AbstractContextManager:
-    """Return a context that disables autocast on the device of `tensor`."""
-    kind = tensor.device.type
-    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
-        return contextlib.nullcontext()
-    if torch.compiler.is_compiling():
-        return torch.autocast(kind, enabled=False)
-    return _AutocastOff(kind)
 
 
 def planless_attention(device: torch.device) -> contextlib.AbstractContextManager:

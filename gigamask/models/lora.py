@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from gigamask.errors import GigamaskError
-from gigamask.models.layers import no_autocast
+from gigamask.masks.devices import no_autocast
 from gigamask.models.lora_config import LoRA
 from gigamask.models.weight_files import State
 from gigamask.rng import make_torch_generator

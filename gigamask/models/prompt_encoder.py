@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gigamask.errors import GigamaskError
+from gigamask.masks.devices import no_autocast
 from gigamask.models.configs import SamConfig
-from gigamask.models.layers import LayerNorm2d, embedding, layer_norm, no_autocast
+from gigamask.models.layers import LayerNorm2d, embedding, layer_norm
 from gigamask.models.shared_tensors import shared
 from gigamask.models.transformer import DensePrompt
 from gigamask.types import Prompts

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
+from gigamask.masks.devices import no_autocast
 from gigamask.masks.windows import sample_per_image, sampling_matrices
 from gigamask.models.compact.encoder import ConvNorm, ResidualBlock
 from gigamask.models.compact.prompt_maps import (
@@ -28,7 +29,6 @@ from gigamask.models.layers import (
     MLP,
     embedding,
     make_class_head,
-    no_autocast,
     working_dtype,
 )
 from gigamask.models.prompt_encoder import PromptEncoder

@@ -286,7 +286,8 @@ def masks_in_windows(
         return None
     size = int(masks.shape[-1])
     matrices = sampling_matrices(windows.flatten(0, 1) * (size / side), (size, size), samples)
-    return sample_per_window(masks, matrices) - 10 * (1 - coverage(matrices))
+    sampled = sample_per_window(masks, matrices, int(windows.shape[1]))
+    return sampled - 10 * (1 - coverage(matrices))
 
 
 def widened(
