@@ -33,7 +33,7 @@ def compact() -> SamTrainConfig:
         loader=SamLoaderConfig(
             filters=MaskFilters(min_predicted_iou=0.7),
             max_masks=6,
-            augment=LargeScaleJitter(low=1.0, high=1.4),
+            augment=LargeScaleJitter(low=1.0, high=1.4, multiple=32),
             color_jitter=ColorJitter(0.2, 0.2, 0.2),
             workers=1,
         ),
