@@ -43,7 +43,7 @@ from tests.little import little
         (["--fp16"], r"--fp16; perhaps you meant --precision fp16;"),
         ("--steps 3 --epochs 2".split(), r"--epochs and --steps"),
         (["--epochs", "0"], r"^--epochs must be > 0 .*0\.0"),
-        (["--precision", "fp8"], r"^--precision .*auto, fp32, bf16, fp16 .*'fp8'"),
+        (["--precision", "fp8"], r"^--precision .*auto, fastest, fp32, bf16, fp16 .*'fp8'"),
         (["--seed"], r"^--seed needs a value"),
     ],
 )
