@@ -18,7 +18,7 @@ from pathlib import Path
 from gigamask.synthetic import scenes
 from gigamask.synthetic.dead_leaves import compose_leaves
 
-FEW, MANY = 10, 40
+FEW, MANY = 5, 25
 """Steps of the two runs."""
 
 

@@ -23,6 +23,7 @@ from torch.nn import functional
 
 from gigamask import files
 from gigamask.errors import GigamaskError
+from gigamask.masks.devices import no_autocast
 from gigamask.models.promptable import PromptableModel
 
 SUFFIX = ".embedding"
@@ -234,7 +235,9 @@ class ImageEmbedder:
             image[None, :, :height, :width]
             for image, (height, width) in zip(images, input_sizes.tolist(), strict=True)
         ]
-        return torch.cat(self.embed(pixels))
+        embeddings = self.embed(pixels)
+        with no_autocast(embeddings[0]):  # a CPU's has no float16 beside bfloat16
+            return torch.cat(embeddings)
 
     def _encode(self, resized: Sequence[Tensor]) -> list[Tensor]:
         device, side = self.model.device, self.model.config.image_size
