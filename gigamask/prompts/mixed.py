@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from gigamask.errors import GigamaskError, check_range
-from gigamask.interfaces import PromptSchedule
-from gigamask.prompts.schedule import check_random_inputs
+from gigamask.prompts.schedule import NoisyBoxes, check_random_inputs
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float32, Int64
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class MixedPrompts(PromptSchedule):
+class MixedPrompts(NoisyBoxes):
     """One round of points, a box, a mask or no prompt, chosen for each mask; not SAM's schedule.
 
     Positive points are uniform in the mask, negative ones in the background; the first is positive.
@@ -44,19 +43,13 @@ class MixedPrompts(PromptSchedule):
     positive_prob: float | None = None
     """probability that a point after the first is positive; None draws the number of positive
     points uniformly from one to all"""
-    box_noise: float = 0.1
-    """standard deviation of the noise on each side of a box or mask prompt, relative to its width
-    or height"""
-    box_noise_limit_px: float = 20.0
-    """largest shift of a side, in input pixels"""
-    box_noise_varies: bool = False
-    """draw the standard deviation of each box uniformly from 0 to `box_noise`"""
     mask_logit: float = 10.0
     """logit of a mask prompt inside the mask, negated outside (SAM 2: 10 for an input mask)"""
     multimask_output: bool = True
     """predict three masks, of which the best is supervised; otherwise one"""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("point_prob", "box_prob", "mask_prob"):
             check_range(f"MixedPrompts.{name}", getattr(self, name), 0, 1)
         if (total := self.point_prob + self.box_prob + self.mask_prob) > 1 + 1e-6:
@@ -69,8 +62,6 @@ class MixedPrompts(PromptSchedule):
         if abs((total := sum(self.point_count_probs)) - 1) > 1e-6:
             raise GigamaskError(f"MixedPrompts.point_count_probs must sum to 1 (got {total:.6g})")
         check_range("MixedPrompts.positive_prob", self.positive_prob, 0, 1)
-        check_range("MixedPrompts.box_noise", self.box_noise, 0, None)
-        check_range("MixedPrompts.box_noise_limit_px", self.box_noise_limit_px, 0, None)
         check_range("MixedPrompts.mask_logit", self.mask_logit, 0, None)
 
     @property
@@ -117,17 +108,11 @@ class MixedPrompts(PromptSchedule):
         import torch
         from torch.nn import functional
 
-        from gigamask.prompts.boxes import corner_labels, jitter_boxes
+        from gigamask.prompts.boxes import corner_labels
         from gigamask.prompts.masks import jitter_masks
         from gigamask.types import Prompts
 
-        boxes = jitter_boxes(
-            targets,
-            random_inputs,
-            self.box_noise,
-            self.box_noise_limit_px,
-            self.box_noise_varies,
-        )
+        boxes = self.noisy_boxes(targets, random_inputs)
         points, labels = self._points(targets, random_inputs)
         tokens = labels.shape[1]
         corners = boxes.to(points.dtype).unflatten(1, (2, 2))

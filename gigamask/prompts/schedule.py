@@ -23,7 +23,37 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class InteractiveSchedule(PromptSchedule):
+class NoisyBoxes(PromptSchedule):
+    """A schedule that draws noise for the sides of its boxes."""
+
+    box_noise: float = 0.1
+    """standard deviation of the noise on each side of a box, relative to its width or height"""
+    box_noise_limit_px: float = 20.0
+    """largest shift of a side of a box, in input pixels"""
+    box_noise_varies: bool = False
+    """draw the standard deviation of each box uniformly from 0 to `box_noise`"""
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        check_range(f"{name}.box_noise", self.box_noise, 0, None)
+        check_range(f"{name}.box_noise_limit_px", self.box_noise_limit_px, 0, None)
+
+    def noisy_boxes(self, targets: Targets, random_inputs: RandomInputs) -> Float[Tensor, "M 4"]:
+        """Return the boxes of the targets with noise, xyxy in input pixels.
+
+        Args:
+            targets: Ground truth of M masks.
+            random_inputs: Random numbers of the masks.
+        """
+        from gigamask.prompts.boxes import jitter_boxes
+
+        return jitter_boxes(
+            targets, random_inputs, self.box_noise, self.box_noise_limit_px, self.box_noise_varies
+        )
+
+
+@dataclass(frozen=True)
+class InteractiveSchedule(NoisyBoxes):
     """SAM's training schedule: a point or a box, then clicks in the error region.
 
     Two rounds have no new point, only the previous mask (Kirillov et al. 2023, appendix A).
@@ -37,12 +67,6 @@ class InteractiveSchedule(PromptSchedule):
     """add two rounds without a new point: one before a randomly chosen click, and one at the end"""
     box_prob: float = 0.5
     """probability that the first prompt of a mask is a box, otherwise a point"""
-    box_noise: float = 0.1
-    """standard deviation of the noise on each side of a box, relative to its width or height"""
-    box_noise_limit_px: float = 20.0
-    """largest shift of a side of a box, in input pixels"""
-    box_noise_varies: bool = False
-    """draw the standard deviation of each box uniformly from 0 to `box_noise`"""
     corrected: float = 1.0
     """part of the masks that have rounds after the first prompt; of the others, a step sees many
     more in the same time"""
@@ -53,14 +77,13 @@ class InteractiveSchedule(PromptSchedule):
     region, as in evaluation; otherwise it is uniform in that region, as in SAM"""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_range("InteractiveSchedule.center_click_prob", self.center_click_prob, 0, 1)
         check_range(
             "InteractiveSchedule.clicks", self.clicks, 1 if self.mask_only_rounds else 0, None
         )
         check_range("InteractiveSchedule.box_prob", self.box_prob, 0, 1)
         check_range("InteractiveSchedule.corrected", self.corrected, 0, 1)
-        check_range("InteractiveSchedule.box_noise", self.box_noise, 0, None)
-        check_range("InteractiveSchedule.box_noise_limit_px", self.box_noise_limit_px, 0, None)
 
     @property
     def rounds(self) -> int:
@@ -136,15 +159,8 @@ class InteractiveSchedule(PromptSchedule):
             targets: Ground truth of M masks.
             random_inputs: Random numbers of the masks.
         """
-        prompts = point_or_box(
-            targets,
-            random_inputs,
-            self.box_prob,
-            self.box_noise,
-            self.box_noise_limit_px,
-            self.box_noise_varies,
-            self.center_click_prob,
-        )
+        boxes = self.noisy_boxes(targets, random_inputs)
+        prompts = point_or_box(targets, random_inputs, boxes, self.box_prob, self.center_click_prob)
         return replace(prompts, multimask_output=self.multimask)
 
     def add_click(
@@ -380,30 +396,24 @@ def check_random_inputs(
 def point_or_box(
     targets: Targets,
     random_inputs: RandomInputs,
+    boxes: Float[Tensor, "M 4"],
     box_prob: float,
-    box_noise: float,
-    box_noise_limit_px: float,
-    box_noise_varies: bool,
     center_click_prob: float = 0.0,
 ) -> Prompts:
-    """Return the first prompt of each mask: a noisy box, or a point and a padding point.
+    """Return the first prompt of each mask: a box, or a point and a padding point.
 
     Args:
         targets: Ground truth of M masks.
         random_inputs: Random numbers of the masks; masks whose `first` is below `box_prob` get a
             box, the others a point chosen by the first pair of `clicks`.
+        boxes: Boxes, xyxy in input pixels, with noise.
         box_prob: Probability of a box.
-        box_noise: Standard deviation of the noise on each side of a box, relative to its width or
-            height.
-        box_noise_limit_px: Largest shift of a side of a box, in input pixels.
-        box_noise_varies: Whether the standard deviation of each box is uniform from 0 to
-            `box_noise`.
         center_click_prob: Probability that the point is the pixel farthest from the boundary;
             otherwise it is uniform in the mask.
     """
     import torch
 
-    from gigamask.prompts.boxes import corner_labels, jitter_boxes
+    from gigamask.prompts.boxes import corner_labels
     from gigamask.prompts.clicks import cell_to_input, next_click
     from gigamask.types import Prompts
 
@@ -420,7 +430,6 @@ def point_or_box(
     points = torch.stack([point, torch.zeros_like(point)], 1)
     labels = torch.stack([label, torch.full_like(label, -1)], 1)
     is_box = (random_inputs.first_prompt < box_prob)[:, None]
-    boxes = jitter_boxes(targets, random_inputs, box_noise, box_noise_limit_px, box_noise_varies)
     corners = boxes.to(points.dtype).unflatten(1, (2, 2))
     return Prompts(
         points_xy_input=torch.where(is_box[:, :, None], corners, points),

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from gigamask.errors import check_range
-from gigamask.interfaces import PromptSchedule
-from gigamask.prompts.schedule import check_random_inputs, point_or_box
+from gigamask.prompts.schedule import NoisyBoxes, check_random_inputs, point_or_box
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class TwoSidedCorrection(PromptSchedule):
+class TwoSidedCorrection(NoisyBoxes):
     """A point or a box, then rounds with a positive and a negative point and the previous mask.
 
     The positive point lies in the false negatives, the negative one in the false positives. A mask
@@ -35,18 +34,11 @@ class TwoSidedCorrection(PromptSchedule):
     """rounds that add two points (micro-sam: 8 rounds including the first)"""
     box_prob: float = 0.5
     """probability that the first prompt of a mask is a box, otherwise a point"""
-    box_noise: float = 0.1
-    """standard deviation of the noise on each side of a box, relative to its width or height"""
-    box_noise_limit_px: float = 20.0
-    """largest shift of a side of a box, in input pixels"""
-    box_noise_varies: bool = False
-    """draw the standard deviation of each box uniformly from 0 to `box_noise`"""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_range("TwoSidedCorrection.corrections", self.corrections, 0, None)
         check_range("TwoSidedCorrection.box_prob", self.box_prob, 0, 1)
-        check_range("TwoSidedCorrection.box_noise", self.box_noise, 0, None)
-        check_range("TwoSidedCorrection.box_noise_limit_px", self.box_noise_limit_px, 0, None)
 
     @property
     def rounds(self) -> int:
@@ -88,14 +80,8 @@ class TwoSidedCorrection(PromptSchedule):
             targets: Ground truth of M masks.
             random_inputs: Random numbers of the masks.
         """
-        return point_or_box(
-            targets,
-            random_inputs,
-            self.box_prob,
-            self.box_noise,
-            self.box_noise_limit_px,
-            self.box_noise_varies,
-        )
+        boxes = self.noisy_boxes(targets, random_inputs)
+        return point_or_box(targets, random_inputs, boxes, self.box_prob)
 
     def add_clicks(
         self, previous: PromptRound, targets: Targets, uniforms: Float[Tensor, "M 2 2"]
