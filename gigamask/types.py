@@ -448,6 +448,12 @@ class Prompts:
     has_mask_prompt: Bool[Tensor, "M"] | None = None
     token_mask: Bool[Tensor, "M N"] | None = None
 
+    @property
+    def has_box(self) -> Bool[Tensor, "M"]:
+        """Which masks have a box."""
+        is_corner = self.labels == 2
+        return (is_corner if self.token_mask is None else is_corner & self.token_mask).any(1)
+
     def select(self, index: Int64[Tensor, "R"]) -> "Prompts":
         """Return the prompts of some masks.
 

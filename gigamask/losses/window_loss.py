@@ -160,7 +160,7 @@ def window_weights(covered: Float[Tensor, "M K"], prompts: Prompts) -> Float[Ten
     holds = covered >= COVERED
     holds = torch.cat([holds[:, :-1], torch.ones_like(holds[:, -1:])], 1)
     smallest = functional.one_hot(holds.long().argmax(1), count).to(covered.dtype)
-    is_certain = (prompts.labels == 2).any(1)
+    is_certain = prompts.has_box
     if prompts.masks is not None:
         given = prompts.has_mask_prompt
         is_certain = is_certain | (torch.ones_like(is_certain) if given is None else given)

@@ -134,7 +134,7 @@ def test_gradients_of_rounds_equal_eager_ones_and_graphs_do_not_grow(
 ):
     """Of SAM's eleven; other models have three."""
     monkeypatch.setattr(SamTrainConfig, "compile_backend", backend)
-    monkeypatch.setattr("gigamask.models.compact.encoder._has_values", lambda tensor: False)
+    monkeypatch.setattr("gigamask.models.compact.encoder.is_readable", lambda tensor: False)
     run = replace(recipe(), prompts=prompts, masks_per_chunk=8)
     counts = [8, 3, 1, 5]
     found = assert_equal(run, batches_of(run, index, counts))

@@ -25,12 +25,7 @@ from gigamask.models.compact.prompt_maps import (
     widened,
 )
 from gigamask.models.configs import ConvPyramid, SamConfig, WindowDecoder
-from gigamask.models.layers import (
-    MLP,
-    embedding,
-    make_class_head,
-    working_dtype,
-)
+from gigamask.models.layers import MLP, embedding, make_class_head, working_dtype
 from gigamask.models.prompt_encoder import PromptEncoder
 from gigamask.models.transformer import TwoWayTransformer
 from gigamask.types import MaskDecoderOutput, Prompts, WindowLogits

@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from gigamask.masks.devices import is_readable
+
 STRIDES = (2, 4, 8, 16)
 Valid = Float[Tensor, "B 1 h w"]
 
@@ -176,7 +178,7 @@ class ConvPyramidEncoder(nn.Module):
             with four pixels in each token; 0 in the padding.
         """
         side = pixels.shape[-1]
-        if pixels.device.type == "cpu" and _has_values(pixels):
+        if is_readable(pixels):
             embeddings = []
             for image, (height, width) in zip(pixels, input_sizes.tolist(), strict=True):
                 cropped = self.encode_valid(image[None, :, :height, :width], None)
@@ -234,8 +236,3 @@ def _valid(input_sizes: Int64[Tensor, "B 2"], side: int, stride: int, dtype: tor
     index = torch.arange(side // stride, device=input_sizes.device) * stride
     rows, columns = index < input_sizes[:, :1], index < input_sizes[:, 1:]
     return (rows[:, None, :, None] & columns[:, None, None, :]).to(dtype)
-
-
-def _has_values(tensor: Tensor) -> bool:
-    """Return whether sizes may depend on values: not on fake tensors, nor while tracing."""
-    return type(tensor) is Tensor and not torch.jit.is_tracing()

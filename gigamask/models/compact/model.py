@@ -3,7 +3,7 @@
 from typing import cast
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from gigamask.masks.devices import is_readable
@@ -71,18 +71,13 @@ class CompactSam(PromptableModel):
         """Return whether the middle window surely answers all prompts, which a GPU is not asked."""
         if prompts.masks is not None and prompts.has_mask_prompt is None:
             return True
-        return self.training and is_readable(prompts.labels) and bool(_has_box(prompts).all())
+        return self.training and is_readable(prompts.labels) and bool(prompts.has_box.all())
 
     def _single(self, output: MaskDecoderOutput, prompts: Prompts) -> Int64[Tensor, "M"]:
         """Return which of the three windows has the single mask of each prompt."""
         index = output.iou_predictions.argmax(1)
         if self.training:
-            index = torch.where(_has_box(prompts), MIDDLE_WINDOW, index)
+            index = torch.where(prompts.has_box, MIDDLE_WINDOW, index)
         if prompts.has_mask_prompt is not None:
             index = torch.where(prompts.has_mask_prompt, MIDDLE_WINDOW, index)
         return index
-
-
-def _has_box(prompts: Prompts) -> Bool[Tensor, "M"]:
-    is_corner = prompts.labels == 2
-    return (is_corner if prompts.token_mask is None else is_corner & prompts.token_mask).any(1)

@@ -70,7 +70,7 @@ class PromptShapes:
         if has_mask is None:
             has_mask = torch.full_like(labels[:, :1].sum(1), prompts.masks is not None).bool()
         return cls(
-            points, labels == 1, labels == 0, torch.cat(corners, 1), (labels == 2).any(1), has_mask
+            points, labels == 1, labels == 0, torch.cat(corners, 1), prompts.has_box, has_mask
         )
 
     @property

@@ -46,7 +46,7 @@ def test_masked_padding_is_as_no_padding(encoder, monkeypatch):
     """A GPU's way and a CPU's, with their gradients."""
     pixels = pictures(SIZES)
     cropped, own = encoder(pixels, None, SIZES), gradients(encoder, pixels)
-    monkeypatch.setattr(encoders, "_has_values", lambda tensor: False)
+    monkeypatch.setattr(encoders, "is_readable", lambda tensor: False)
     masked, others = encoder(pixels, None, SIZES), gradients(encoder, pixels)
     assert cropped.shape == (4, COMPACT.encoder.channels(COMPACT), 16, 16)
     assert torch.allclose(masked, cropped, rtol=1e-10, atol=1e-10)
@@ -57,7 +57,7 @@ def test_masked_padding_is_as_no_padding(encoder, monkeypatch):
 
 @pytest.mark.parametrize("has_values", [True, False])
 def test_images_of_a_batch_are_encoded_as_each_alone(encoder, has_values, monkeypatch):
-    monkeypatch.setattr(encoders, "_has_values", lambda tensor: has_values)
+    monkeypatch.setattr(encoders, "is_readable", lambda tensor: has_values)
     pixels = pictures(SIZES)
     together = encoder(pixels, None, SIZES)
     for i in range(len(SIZES)):
@@ -78,7 +78,7 @@ def test_what_lies_in_the_padding_does_not_matter():
 @pytest.mark.parametrize("has_values", [True, False])
 def test_first_channel_says_what_is_inside(encoder, has_values, monkeypatch):
     """A token that is partly inside counts; everything is 0 in the others."""
-    monkeypatch.setattr(encoders, "_has_values", lambda tensor: has_values)
+    monkeypatch.setattr(encoders, "is_readable", lambda tensor: has_values)
     embedding = encoder(pictures(SIZES), None, SIZES)
     for image, (height, width) in zip(embedding, SIZES.tolist(), strict=True):
         inside = torch.zeros(16, 16, dtype=torch.bool)
