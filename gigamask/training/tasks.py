@@ -37,7 +37,7 @@ CAST_MODULES = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d, LayerNorm2d, TokenNorm
 CAST_IN_BLOCKS = (nn.Linear, nn.Conv2d)
 """Likewise of the image encoder's blocks."""
 FILL = 8
-"""Multiple up to which groups of masks are filled."""
+"""Multiple up to which groups of masks are filled, since oneDNN prepares each new shape."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,6 @@ class SamTask(Task):
         mining: Chooses the masks to train on; None trains on all.
         compile_backend: Backend of torch.compile for `compiled`; None compiles nothing.
         fast: Compiled functions of a round; chunks with fewer masks are filled up for them.
-        fill: Chunks are filled up to a multiple of this, since oneDNN prepares each new shape.
         frozen_encoder: Returns the embeddings of a batch if the encoder is frozen; None runs the
             encoder.
     """
@@ -86,7 +85,6 @@ class SamTask(Task):
     mining: Mining | None = None  # pyrefly: ignore[bad-override] (a property in `Task`)
     compile_backend: str | None = None
     fast: CompiledRound | None = None
-    fill: int = 1
     frozen_encoder: Callable[[PromptableModel, Batch, Precision], Tensor] | None = None
 
     @contextmanager
@@ -147,28 +145,31 @@ class SamTask(Task):
         self, model: PromptableModel, batch: Batch, embedding: Float[Tensor, "B C E E"]
     ) -> Iterator[LossSums]:
         """Yield the losses of each round of each chunk of masks."""
-        modules, dtype = (
-            (model.prompt_encoder, model.mask_decoder),
-            HALF_DTYPES.get(self.precision),
-        )
+        modules = model.prompt_encoder, model.mask_decoder
+        dtype = HALF_DTYPES.get(self.precision)
         with weight_copies(modules, CAST_MODULES, dtype, share=self.fast is None) as copies:
             for chosen, schedule in self.schedule.groups(batch.random_inputs):
                 group = batch if chosen is None else batch.select(chosen.nonzero()[:, 0])
                 fill = 1 if chosen is None or not self.loss.supports_filling else FILL
-                task = replace(self, schedule=schedule, fill=fill)
+                task = replace(self, schedule=schedule)
                 for part in _chunks(len(group.mask_image), self.masks_per_chunk):
-                    for sums in task._chunk_rounds(model, group, embedding, part):
+                    for sums in task._chunk_rounds(model, group, embedding, part, fill):
                         yield sums
                         copies.add_gradients()
             copies.finish()
 
     def _chunk_rounds(
-        self, model: PromptableModel, batch: Batch, embedding: Float[Tensor, "B C E E"], part: slice
+        self,
+        model: PromptableModel,
+        batch: Batch,
+        embedding: Float[Tensor, "B C E E"],
+        part: slice,
+        fill: int,
     ) -> Iterator[LossSums]:
-        """Yield the losses of each round of one chunk of masks."""
+        """Yield the losses of each round of one chunk of masks, filled to a multiple of `fill`."""
         image = index = batch.mask_image[part]
         targets, random_inputs = self.make_targets(batch, part, model.config.mask_size)
-        count = self.masks_per_chunk if self.fast else -(-len(image) // self.fill) * self.fill
+        count = self.masks_per_chunk if self.fast else -(-len(image) // fill) * fill
         if count > len(image):
             targets = targets.filled(count)
             rows = torch.arange(count, device=image.device).clamp(max=len(image) - 1)
@@ -220,8 +221,7 @@ class SamTask(Task):
         targets = targets_from_batch(batch, part, mask_prompt_size, self.full_resolution)
         random_inputs = select_random_inputs(batch.random_inputs, part)
         if self.loss.num_uniforms:
-            shift = random_inputs.clicks[:, self.schedule.num_uniforms]
-            targets = replace(targets, shift=shift)
+            targets = replace(targets, shift=random_inputs.clicks[:, -1])
         return targets, random_inputs
 
 
