@@ -150,8 +150,7 @@ def evaluate(weights: str | Path | PromptableModel, data: Paths, **options: Any)
         The scores as `gigamask evaluate --json` writes them: "clicks" holds the mean IoU after 1,
         2, 3, 5 and 9 clicks, "box" that of the box prompt, "loose_box" that of boxes with noise,
         "oracle" that of the best of three masks, all in [0, 1]; "protocol" records how they were
-        measured. "detected_boxes" holds the
-        AP of the masks of `boxes`.
+        measured. "detected_boxes" holds the AP of the masks of `boxes`.
 
     Raises:
         GigamaskError: The weights or the data cannot be used, or an option is invalid.

@@ -164,8 +164,7 @@ def _train_phase(
         arguments = [*config.command.split(), config.recipe, "--config", str(path)]
         if allow_data_change:
             arguments.append("--allow-data-change")
-        with open_world(config, arguments, os.environ) as world:
-            world = replace(world, stop_requested=is_over)
+        with open_world(config, arguments, os.environ, is_over) as world:
             if config.is_finding_classes:
                 config = world.main_first(partial(find_classes, config, world.is_main))
                 changes = resolve(config, allow_data_change)
@@ -253,7 +252,10 @@ def resolve_all(configs: Sequence[TrainConfig], allow_data_change: bool) -> list
 
 @contextmanager
 def open_world(
-    config: TrainConfig, arguments: Sequence[str], environment: MutableMapping[str, str]
+    config: TrainConfig,
+    arguments: Sequence[str],
+    environment: MutableMapping[str, str],
+    is_over: Callable[[], bool] = lambda: False,
 ) -> Iterator[World]:
     """Join the processes of torchrun, or start those that train a small model on a CPU.
 
@@ -263,6 +265,7 @@ def open_world(
         config: The configuration.
         arguments: Arguments of `gigamask` for processes to start.
         environment: Environment variables.
+        is_over: Returns whether the training's time is over.
 
     Yields:
         The processes that train together.
@@ -291,7 +294,7 @@ def open_world(
             world = init_world(environment, device, config.timeout_s)
             stack.callback(destroy_world, world)
         try:
-            yield world
+            yield replace(world, stop_requested=is_over)
         except GigamaskError:
             if world.is_main:
                 remove_empty_run(config.out)

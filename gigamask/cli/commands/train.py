@@ -67,8 +67,7 @@ def run(command: str, arguments: list[str]) -> tuple[str | None, dict[str, Any]]
         if here is None:
             return None, {}
     words = [*command.split(), *arguments]
-    with open_world(flags.run, words, os.environ) as world:
-        world = replace(world, stop_requested=is_over)
+    with open_world(flags.run, words, os.environ, is_over) as world:
         if flags.epochs is not None or flags.run.is_finding_classes:
             # The main process builds the index if there is none; the others read it.
             verbose = world.is_main and not flags.print_config
