@@ -401,7 +401,7 @@ def _random_scale(
     generator: np.random.Generator,
     scales: tuple[float, float],
     flip: float,
-    multiple: int = 1,
+    multiple: int,
 ) -> ImageTransform:
     """Draw the transform of an image whose long side becomes `scale * image_size`.
 
@@ -419,8 +419,8 @@ def _random_scale(
     for length in original:
         crop = min(length, window)
         resized = _round_length(crop * zoom, image_size)
-        if rest := resized % multiple if resized > multiple else 0:
-            resized -= rest
+        if resized > multiple and resized % multiple:
+            resized -= resized % multiple
             crop = max(int(resized / zoom), 1)
         lengths.append((crop, resized))
     (crop_h, height), (crop_w, width) = lengths

@@ -51,16 +51,15 @@ def choose_precision(name: TrainingPrecision, device: torch.device) -> Precision
             also on a CPU that multiplies it in hardware.
         device: Device to compute on.
     """
-    if name == "fastest":
-        return "bf16" if device.type == "cuda" or multiplies_bf16(device) else "fp32"
-    if name == "auto":
-        return "bf16" if device.type == "cuda" else "fp32"
-    return name
+    if name not in ("auto", "fastest"):
+        return name
+    is_fast = device.type == "cuda" or (name == "fastest" and multiplies_bf16(device))
+    return "bf16" if is_fast else "fp32"
 
 
 def multiplies_bf16(device: torch.device) -> bool:
     """Return whether a CPU has instructions that multiply matrices of bfloat16 (AMX)."""
-    if device.type != "cpu" or not hasattr(torch.cpu, "get_capabilities"):  # torch before 2.11
+    if device.type != "cpu" or not hasattr(torch.cpu, "get_capabilities"):  # older torch
         return False
     return bool(torch.cpu.get_capabilities().get("amx_bf16"))
 
