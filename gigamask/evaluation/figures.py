@@ -22,24 +22,27 @@ from gigamask.models.promptable import PromptableModel
 from gigamask.pixels import to_rgb
 from gigamask.types import PromptRound, Prompts
 
-PANEL_PX, LABEL_PX, GAP_PX = 200, 20, 4
-WHITE = (255, 255, 255)
+PANEL_SIZE = 300, 200
+LABEL_PX, GAP_PX = 20, 4
+WHITE, BLACK = (255, 255, 255), (0, 0, 0)
 # RGB colors that people with any color vision can tell apart (Okabe and Ito).
 TRUTH, PREDICTED, FOREGROUND, BACKGROUND = (
     (240, 228, 66),
-    (0, 114, 178),
+    (86, 180, 233),
     (0, 158, 115),
     (213, 94, 0),
+)
+LEGEND = (
+    "yellow: annotation   blue: prediction   green, orange: clicks inside, outside   white: box"
 )
 
 
 @dataclass(frozen=True)
 class FigurePanel:
-    """A filled mask and prompts to draw on an image, with a label below."""
+    """A predicted mask and its prompts to draw on an image, with a label below."""
 
     label: str
     mask: np.ndarray
-    color: tuple[int, int, int]
     points_xy: np.ndarray
     point_labels: np.ndarray
 
@@ -127,15 +130,18 @@ def draw_rows(
 
 
 def stack_rows(rows: Sequence[np.ndarray]) -> np.ndarray:
-    """Stack rows of any widths vertically into RGB pixels."""
+    """Stack rows of any widths vertically into RGB pixels, with a legend above."""
     width = max(row.shape[1] for row in rows)
-    return np.concatenate([_pad(row, GAP_PX, width - row.shape[1]) for row in rows])
+    legend = _caption(LEGEND, width)
+    return np.concatenate([legend, *(_pad(row, GAP_PX, width - row.shape[1]) for row in rows)])
 
 
 def draw_row(
     model: PromptableModel, image: EmbeddedImage, score: MaskScore, protocol: ClickProtocol
 ) -> np.ndarray:
-    """Draw one mask's row: the annotation, and predictions for 1, 3, 9, 20 clicks and a box.
+    """Draw one mask's row: the whole image, and predictions for 1, 3, 9, 20 clicks and a box.
+
+    The predictions are shown in the part of the image that holds the mask, them and the clicks.
 
     Args:
         model: Model that predicts the mask again.
@@ -149,26 +155,52 @@ def draw_row(
     targets = image.targets(np.array([score.mask_index]), protocol.annotated_box)
     decode = image.decoder(model, protocol)
     truth = targets.foreground[0].cpu().numpy()
-    no_points = np.zeros((0, 2), np.float32), np.zeros(0, np.int64)
-    name = f"truth ({score.mask_index}) {image.annotation.name.rpartition(':')[2]}"
-    panels = [FigurePanel(name, truth, TRUTH, *no_points)]
+    panels = []
     drawn_clicks = [n for n in protocol.clicks if n in (1, 3, 9, 20)] or [protocol.clicks[0]]
     of_mask = score.row, [score.mask_index]
     for prompt_round in protocol.rounds(decode, targets, *of_mask, max(drawn_clicks)):
         count = prompt_round.index + 1
         if count in drawn_clicks:
-            label = f"{count} click{'s' if count > 1 else ''}: {score.clicks[count]:.2f}"
+            label = f"{count} click{'s' if count > 1 else ''}: IoU {score.clicks[count]:.3f}"
             panels.append(_round_panel(image, prompt_round, label))
-    label = f"box: {score.box:.2f}"
+    label = f"box: IoU {score.box:.3f}"
     panels.append(_round_panel(image, protocol.box_round(decode, targets), label))
+    name = image.annotation.name.rpartition(":")[2][-12:]
+    share = f"{truth.mean():.2%} of the image"
+    no_points = np.zeros((0, 2)), np.zeros(0)
+    whole = FigurePanel(
+        f"{name}, mask {score.mask_index}, {share}", np.zeros_like(truth), *no_points
+    )
     rgb = to_rgb(image.pixels)
-    drawn = [draw_panel(rgb, truth, panel) for panel in panels]
+    everything = 0, 0, *truth.shape[::-1]
+    window = _window(truth, panels)
+    frame = window if window != everything else None
+    drawn = [draw_panel(rgb, truth, whole, everything, frame)]
+    drawn += [draw_panel(rgb, truth, panel, window) for panel in panels]
     return np.concatenate([_pad(pixels, 0, GAP_PX) for pixels in drawn], axis=1)
+
+
+def _window(truth: np.ndarray, panels: Sequence[FigurePanel]) -> tuple[int, int, int, int]:
+    """Return the edges of the part of an image that holds the masks and points, with a margin.
+
+    It is the whole image where they cover most of it.
+    """
+    height, width = truth.shape
+    y, x = np.nonzero(np.any([truth, *(panel.mask for panel in panels)], axis=0))
+    points = np.concatenate([np.stack([x, y], 1), *(panel.points_xy for panel in panels)])
+    low, high = points.min(0), points.max(0) + 1
+    side = np.maximum(1.3 * (high - low), 48)
+    side = np.maximum(side, side[::-1] * np.array(PANEL_SIZE) / PANEL_SIZE[::-1])
+    if 2 * np.prod(np.minimum(side, (width, height))) > width * height:
+        return 0, 0, width, height
+    start = np.clip((low + high - side) / 2, 0, np.maximum((width, height) - side, 0)).astype(int)
+    end = np.minimum(start + side.astype(int), (width, height))
+    return int(start[0]), int(start[1]), int(end[0]), int(end[1])
 
 
 def _round_panel(image: EmbeddedImage, prompt_round: PromptRound, label: str) -> FigurePanel:
     mask = prompt_round.pred_mask[0].cpu().numpy()
-    return FigurePanel(label, mask, PREDICTED, *original_points(image, prompt_round.prompts))
+    return FigurePanel(label, mask, *original_points(image, prompt_round.prompts))
 
 
 def original_points(image: EmbeddedImage, prompts: Prompts) -> tuple[np.ndarray, np.ndarray]:
@@ -186,44 +218,65 @@ def original_points(image: EmbeddedImage, prompts: Prompts) -> tuple[np.ndarray,
     return points[labels >= 0], labels[labels >= 0]
 
 
-def draw_panel(pixels: np.ndarray, truth: np.ndarray, panel: FigurePanel) -> np.ndarray:
+def draw_panel(
+    pixels: np.ndarray,
+    truth: np.ndarray,
+    panel: FigurePanel,
+    window: tuple[int, int, int, int],
+    frame: tuple[int, int, int, int] | None = None,
+) -> np.ndarray:
     """Draw a mask, the annotation's outline and the prompts on an image, with a label below.
 
     Args:
         pixels: `(H, W, 3)` RGB pixels of the stored image.
         truth: `(H, W)` annotated mask.
         panel: What to draw on the image.
+        window: Edges x0, y0, x1, y1 of the part of the image to show.
+        frame: Edges of a part to mark; None marks nothing.
 
     Returns:
-        RGB pixels, `PANEL_PX` + `LABEL_PX` high.
+        RGB pixels, `PANEL_SIZE` and `LABEL_PX` more in height.
     """
-    scale = PANEL_PX / pixels.shape[0]
-    size = (max(1, round(pixels.shape[1] * scale)), PANEL_PX)
-    canvas = cv2.resize(
-        pixels, size, interpolation=cv2.INTER_AREA if scale < 1 else cv2.INTER_LINEAR
-    )
-    mask = _resize_mask(panel.mask, size).astype(bool)
-    canvas[mask] = (0.45 * canvas[mask] + 0.55 * np.array(panel.color)).astype(np.uint8)
-    outline, _ = cv2.findContours(_resize_mask(truth, size), cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
-    cv2.drawContours(canvas, outline, -1, TRUTH, 1)
-    points = np.round((panel.points_xy + 0.5) * scale).astype(int)
-    labels = panel.point_labels
-    if (labels >= 2).any():
-        top_left, bottom_right = points[labels == 2][0], points[labels == 3][0]
-        cv2.rectangle(canvas, top_left.tolist(), bottom_right.tolist(), WHITE, 2)
+    x0, y0, x1, y1 = window
+    scale = min(PANEL_SIZE[0] / (x1 - x0), PANEL_SIZE[1] / (y1 - y0))
+    size = max(1, round((x1 - x0) * scale)), max(1, round((y1 - y0) * scale))
+
+    def resized(part: np.ndarray) -> np.ndarray:
+        method = cv2.INTER_AREA if scale < 1 else cv2.INTER_LINEAR
+        return cv2.resize(part[y0:y1, x0:x1], size, interpolation=method)
+
+    def place(points_xy: np.ndarray) -> np.ndarray:
+        return np.round((points_xy + 0.5 - (x0, y0)) * scale).astype(int)
+
+    canvas = resized(pixels)
+    mask, target = (resized(each.astype(np.float32)) >= 0.5 for each in (panel.mask, truth))
+    canvas[mask] = (0.6 * canvas[mask] + 0.4 * np.array(PREDICTED)).astype(np.uint8)
+    outlines = [
+        (cv2.findContours(each.astype(np.uint8), cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)[0], color)
+        for each, color in ((mask, PREDICTED), (target, TRUTH))
+    ]
+    points, labels = place(panel.points_xy), panel.point_labels
+    boxes = [points[labels >= 2]] if (labels >= 2).any() else []
+    boxes += [] if frame is None else [place(np.reshape(frame, (2, 2)) - 0.5)]
+    for contours, color in outlines:
+        cv2.drawContours(canvas, contours, -1, BLACK, 5, cv2.LINE_AA)
+        cv2.drawContours(canvas, contours, -1, color, 2, cv2.LINE_AA)
+    for start, end in boxes:
+        cv2.rectangle(canvas, start.tolist(), end.tolist(), BLACK, 5)
+        cv2.rectangle(canvas, start.tolist(), end.tolist(), WHITE, 2)
     for (x, y), label in zip(points.tolist(), labels.tolist(), strict=True):
         if label < 2:
             color = FOREGROUND if label == 1 else BACKGROUND
-            cv2.circle(canvas, (x, y), 5, WHITE, -1, cv2.LINE_AA)
-            cv2.circle(canvas, (x, y), 4, color, -1, cv2.LINE_AA)
-    strip = np.full((LABEL_PX, size[0], 3), 255, np.uint8)
+            for radius, shade in ((6, BLACK), (5, WHITE), (4, color)):
+                cv2.circle(canvas, (x, y), radius, shade, -1, cv2.LINE_AA)
+    canvas = _pad(canvas, PANEL_SIZE[1] - size[1], PANEL_SIZE[0] - size[0])
+    return np.concatenate([canvas, _caption(panel.label, PANEL_SIZE[0])])
+
+
+def _caption(text: str, width: int) -> np.ndarray:
+    strip = np.full((LABEL_PX, width, 3), 255, np.uint8)
     origin, font = (2, LABEL_PX - 6), cv2.FONT_HERSHEY_SIMPLEX
-    cv2.putText(strip, panel.label, origin, font, 0.45, (0, 0, 0), 1, cv2.LINE_AA)
-    return np.concatenate([canvas, strip])
-
-
-def _resize_mask(mask: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    return cv2.resize(mask.astype(np.uint8), size, interpolation=cv2.INTER_NEAREST)
+    return cv2.putText(strip, text, origin, font, 0.45, BLACK, 1, cv2.LINE_AA)
 
 
 def _pad(pixels: np.ndarray, bottom: int, right: int) -> np.ndarray:

@@ -16,7 +16,7 @@ from gigamask.data.index import build
 from gigamask.data.mask_sampling import MaskFilters
 from gigamask.distributed.world import World, init_world
 from gigamask.errors import EvaluationStoppedError, GigamaskError
-from gigamask.evaluation import embedded_images, in_training
+from gigamask.evaluation import embedded_images, figures, in_training
 from gigamask.evaluation.click_evaluation import ClickEvaluation
 from gigamask.evaluation.clicks import ClickProtocol, evaluate_clicks
 from gigamask.evaluation.in_training import ClickScorer, score_warnings
@@ -415,15 +415,16 @@ def test_the_same_few_masks_are_drawn_whatever_the_model_and_the_number_of_proce
     ]
     several = replace(evaluator(index, range(8)), world=Told(0, 3, parts=parts)).run(Likeness())
     assert (several.picture == whole.picture).all()
-    assert whole.picture.shape[0] == 4 * (
-        in_training.figures.PANEL_PX + in_training.figures.LABEL_PX + in_training.figures.GAP_PX
-    )
+    assert whole.picture.shape[0] == figure_height(4)
+
+
+def figure_height(rows):
+    """Return the height of a figure in pixels: the legend, and rows of a panel and its label."""
+    panel = figures.PANEL_SIZE[1] + figures.LABEL_PX + figures.GAP_PX
+    return figures.LABEL_PX + rows * panel
 
 
 @pytest.mark.slow
 def test_of_few_images_each_is_drawn_once(index):
-    height = (
-        in_training.figures.PANEL_PX + in_training.figures.LABEL_PX + in_training.figures.GAP_PX
-    )
-    assert evaluator(index, [3]).run(Likeness()).picture.shape[0] == height
-    assert evaluator(index, [1, 5]).run(Likeness()).picture.shape[0] == 2 * height
+    assert evaluator(index, [3]).run(Likeness()).picture.shape[0] == figure_height(1)
+    assert evaluator(index, [1, 5]).run(Likeness()).picture.shape[0] == figure_height(2)
