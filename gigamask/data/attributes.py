@@ -10,7 +10,7 @@ are ignored.
 import csv
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Int, Int32, Int64, Shaped
 
 from gigamask.data import storage
-from gigamask.data.index import Index
+from gigamask.data.index import Index, find_shards
 from gigamask.data.sample_table import COLUMNS, DEFAULT_COLUMNS
 from gigamask.errors import GigamaskError
 from gigamask.serialization import check_regular
@@ -101,6 +101,20 @@ def read(path: str | Path, index: Index) -> dict[str, Int[np.ndarray, "images"]]
             f"{tar}:{image}{more}; add one for {tar if table.key == 'tar' else image}"
         )
     return {name: column.values()[rows] for name, column in table.columns.items()}
+
+
+def source_of_images(index: Index, paths: Sequence[str]) -> Int64[np.ndarray, "images"]:
+    """Return which of some paths each image of an index is from, counted from 0.
+
+    Args:
+        index: The index of the shards of the paths.
+        paths: The paths; of those that have the same shard, it counts for the first.
+    """
+    numbers: dict[str, int] = {}
+    for number, path in enumerate(paths):
+        for shard in find_shards(path):
+            numbers.setdefault(shard, number)
+    return np.array([numbers[path] for path in index.shard_paths])[index.images["shard"]]
 
 
 def _find_images(table: _Table, index: Index) -> Int64[np.ndarray, "images"]:

@@ -81,7 +81,9 @@ class Stratified(Sampler):
 
 @dataclass(frozen=True)
 class InterleavedStrata(Sampler):
-    """Fine, medium and coarse items in a given ratio in every batch, on every rank.
+    """Items of each stratum in a given ratio in every batch, on every rank.
+
+    The strata are fine, medium and coarse items, or the values of another attribute.
 
     The strata take turns in a fixed pattern as long as the sum of the ratio. A batch that is a
     multiple of this length holds the ratio exactly. Any other batch holds each stratum within one
@@ -92,18 +94,24 @@ class InterleavedStrata(Sampler):
     `ranks` 1 on three processes, each process sees a single stratum.
     """
 
-    ratio: tuple[int, int, int] | None = (1, 1, 1)
-    """fine : medium : coarse; None: equal shares of the non-empty ones"""
+    ratio: tuple[int, ...] | None = (1, 1, 1)
+    """fine : medium : coarse, or the shares of the values 0, 1, ... of another attribute; None:
+    equal shares of the non-empty ones"""
     ranks: int = 1
     """ranks that each hold the ratio; must be a multiple of the number of processes"""
     per_epoch: int | None = None
     """positions per epoch, rounded up to whole patterns; None: until the first stratum runs out"""
+    attribute: str = "granularity"
+    """column of integers whose values are the strata"""
 
     def __post_init__(self) -> None:
+        count, words = len(self.ratio or ()), "numbers >= 0, not all 0, or None"
+        if self.attribute == "granularity":
+            count, words = 3, "three numbers >= 0, fine medium coarse, not all 0, or None"
         valid = self.ratio is None or (
-            len(self.ratio) == 3 and min(self.ratio) >= 0 and any(self.ratio)
+            len(self.ratio) == count and min(self.ratio, default=-1) >= 0 and any(self.ratio)
         )
-        check(self, "ratio", valid, "three numbers >= 0, fine medium coarse, not all 0, or None")
+        check(self, "ratio", valid, words)
         check_positive(self, "ranks", "per_epoch")
 
     def check(self, batch_size: int, world_size: int, nodes: int) -> None:
@@ -131,8 +139,8 @@ class InterleavedStrata(Sampler):
             )
 
     def strata(self, table: SampleTable) -> Integer[np.ndarray, "count"]:
-        """Return the granularity of each item."""
-        return column(table, "granularity", self)
+        """Return the value of the attribute of each item."""
+        return column(table, self.attribute, self)
 
     def order(self, table: SampleTable, epoch: int, history: LossSnapshot | None) -> Order:
         """Return the order of `epoch`: whole patterns, which the next epoch continues.
@@ -178,14 +186,15 @@ class InterleavedStrata(Sampler):
         self, table: SampleTable
     ) -> tuple[Strata, Int64[np.ndarray, "parts"], Int64[np.ndarray, "parts"]]:
         """Return the strata, and the numbers and parts of those that the ratio includes."""
-        strata = Strata.of(table, ("granularity",), self)
+        strata = Strata.of(table, (self.attribute,), self)
         if self.ratio is None or not len(strata):
             return strata, np.arange(len(strata)), np.ones(len(strata), np.int64)
-        levels = strata.values(column(table, "granularity", self))
+        levels = strata.values(column(table, self.attribute, self))
         included = [level for level, part in enumerate(self.ratio) if part]
         for level in included:
             if level not in levels:
-                kind = GRANULARITIES[level]
+                is_usual = self.attribute == "granularity"
+                kind = GRANULARITIES[level] if is_usual else f"of {self.attribute} {level}"
                 raise GigamaskError(
                     f"no item is {kind}: its ratio must be 0 (got {self.ratio}), or loosen filters"
                 )

@@ -160,6 +160,7 @@ class TrainConfig(ABC):
 
     lora = NO_ADAPTERS  # a field where the model can have adapters
     mining = ALL_MASKS  # a field where masks can be left out
+    data_weights: ClassVar[tuple[int, ...]] = ()  # a field where samples are images or masks
     is_finding_classes = False  # a property where masks can have classes
 
     @abstractmethod
@@ -237,7 +238,7 @@ class TrainConfig(ABC):
                 f"{type(self.optimizer).__name__} does not support; "
                 "use --parallel ddp or --optimizer adamw"
             )
-        self.sampler.check(self.batch_size, world_size=1, nodes=1)
+        item_sampler(self).check(self.batch_size, world_size=1, nodes=1)
         if not self.data:
             raise GigamaskError(
                 "--data is required: a tar, a folder of tars or an index; "
@@ -285,6 +286,9 @@ class ImageTrainConfig(TrainConfig):
     """Configuration of training on images, or on single masks of images."""
 
     loader: LoaderConfig = field(default_factory=LoaderConfig)
+    data_weights: tuple[int, ...] = ()  # pyrefly: ignore[bad-override]
+    """how often samples of each path of --data are drawn: 3 1 draws three of four from the first;
+    default: as often as it has some"""
 
     @property
     @abstractmethod
@@ -351,6 +355,10 @@ class ImageTrainConfig(TrainConfig):
             from gigamask.data import attributes
 
             table = attributes.read(settings.attributes, index)
+        if self.data_weights:
+            from gigamask.data.attributes import source_of_images
+
+            table = {**(table or {}), "source": source_of_images(index, self.data)}
         samples = open_sample_table(
             index, sample_config.filters, self.items, table, self.seed, sample_config.with_masks
         )
@@ -411,6 +419,31 @@ class ImageTrainConfig(TrainConfig):
             GigamaskError: Training would refuse a value, or a file that is here.
         """
         return []
+
+
+def item_sampler(config: TrainConfig) -> Sampler:
+    """Return what orders the items: the sampler, or one that weights the paths of the data.
+
+    Args:
+        config: The configuration.
+
+    Raises:
+        GigamaskError: The weights do not fit the paths or the sampler.
+    """
+    weights = config.data_weights
+    if not weights:
+        return config.sampler
+    from gigamask.samplers.stratified import InterleavedStrata
+
+    check_at_least(1, data_weights=min(weights))
+    if len(weights) != len(config.data):
+        raise GigamaskError(
+            f"--data-weights needs a number for each of {len(config.data)} paths of --data "
+            f"(got {' '.join(map(str, weights))})"
+        )
+    if config.sampler != Random():
+        raise GigamaskError("--data-weights draws the samples itself; leave out --sampler")
+    return InterleavedStrata(weights, attribute="source")
 
 
 def check_init(init: str, earlier: Collection[str]) -> str:

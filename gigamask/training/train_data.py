@@ -15,7 +15,7 @@ from gigamask.data import index as indexes
 from gigamask.errors import GigamaskError, counted
 from gigamask.records import DataCursor
 from gigamask.samplers.batch_sampler import SampleSequence, iter_segments
-from gigamask.training.config import DATA, TrainConfig
+from gigamask.training.config import DATA, TrainConfig, item_sampler
 from gigamask.training.data_source import DataSource
 from gigamask.types import BatchProtocol
 
@@ -139,7 +139,7 @@ class TrainData:
             data = data or describe_data(config, index)
             self.loss_history = _loss_history(config, data, self._source, loss_history)
         self._sequence = SampleSequence(
-            config.sampler,
+            item_sampler(config),
             self._source.items,
             self.loss_history,
             self._source.locate,

@@ -24,7 +24,7 @@ from gigamask.interfaces import EvaluationResult, Task
 from gigamask.signals import stop_signals_handled
 from gigamask.training import checkpoint
 from gigamask.training.async_checkpoint import AsyncCheckpointer
-from gigamask.training.config import TrainConfig
+from gigamask.training.config import TrainConfig, item_sampler
 from gigamask.training.first_step import training_mode
 from gigamask.training.health_checks import HealthChecks
 from gigamask.training.logging import MetricsLogger, Observer
@@ -72,7 +72,7 @@ def train(
     asked = world.stop_requested
     world = replace(world, stop_requested=lambda: bool(signals) or asked())
     device = choose_device(config.check().device)
-    config.sampler.check(config.batch_size, world.size, world.nodes)
+    item_sampler(config).check(config.batch_size, world.size, world.nodes)
     with ExitStack() as stack:
         saved = lock_and_resume(config, world, device, stack)
         state, data, evaluate = world.main_first(

@@ -21,6 +21,7 @@ from gigamask.masks.rle import RLEMasks
 from gigamask.profiling.sample_memory import held_bytes
 from gigamask.prompts.rounds import run_rounds
 from gigamask.records import DataCursor, SampleRef
+from gigamask.training.config import item_sampler
 from gigamask.training.sam_config import SamTrainConfig
 from gigamask.training.state import TrainState
 from gigamask.training.step import step
@@ -80,7 +81,7 @@ def follow(index: Index, row: int, config: SamTrainConfig) -> list[dict[str, Any
         "training"
     )
     history = LossSnapshot.empty(count) if config.sampler.decay is not None else None
-    order = trace("Sampler.order", lambda: config.sampler.order(table.items, 0, history))
+    order = trace("Sampler.order", lambda: item_sampler(config).order(table.items, 0, history))
     positions = np.flatnonzero(table.rows_or_offsets[order[np.arange(len(order))]] == row)
     sample_ref = SampleRef(0, int(positions[0]) if len(positions) else 0, row)
     raw = trace("Sa1bDataset.read", lambda: Sa1bDataset(index).read(row))

@@ -36,7 +36,7 @@ from gigamask.profiling.flops import FlopMeter, StepFlops
 from gigamask.profiling.gpus import Gpu
 from gigamask.profiling.memory_plan import BatchSplit, Cluster, StateBytes
 from gigamask.profiling.sample_memory import held_bytes
-from gigamask.training.config import ImageTrainConfig
+from gigamask.training.config import ImageTrainConfig, item_sampler
 from gigamask.training.optim import AdamW, AdamW8bit, select_trained
 from gigamask.training.state import TrainState
 from gigamask.training.step import StepMetrics, accumulate, step
@@ -252,7 +252,7 @@ def resolve(config: ImageTrainConfig, hardware: Hardware) -> ImageTrainConfig:
     cluster, gpu = hardware.cluster, hardware.gpu
     precision = choose_precision(config.precision, torch.device(device_of(config)))
     checked = replace(config, data=(PLACEHOLDER,), init=config.init or PLACEHOLDER).check()
-    checked.sampler.check(config.batch_size, cluster.size, cluster.nodes)
+    item_sampler(checked).check(config.batch_size, cluster.size, cluster.nodes)
     if gpu is not None and device_of(config) == "cpu":
         raise GigamaskError(
             f"--gpu {gpu.name} with --device cpu: a plan is for one of them; remove one"

@@ -66,6 +66,17 @@ def test_the_strata_take_turns_in_the_given_ratio(ratio, period):
     assert found.tolist() == period * (len(found) // len(period))
 
 
+def test_values_of_another_attribute_take_turns():
+    source = np.repeat([0, 1, 2], [90, 30, 7])
+    items = SampleTable(len(source), {"source": source})
+    sampler = InterleavedStrata((3, 1, 0), attribute="source")
+    found = source[listed(sampler.order(items, 0, None))]
+    assert found.tolist() == [0, 0, 1, 0] * 30
+    assert sampler.strata(items).tolist() == source.tolist()
+    with pytest.raises(GigamaskError, match=r"^no item is of source 3: "):
+        InterleavedStrata((1, 1, 1, 1), attribute="source").order(items, 0, None)
+
+
 def test_an_epoch_ends_where_the_first_stratum_has_run_out():
     order = listed(InterleavedStrata(ratio=(4, 2, 1)).order(strata(*SIZES), 0, None))
     assert len(order) == 7 * min(50 // 4, 20 // 2, 8 // 1)
@@ -118,6 +129,7 @@ def test_values_of_attributes_may_be_anything_whole():
         (InterleavedStrata, {"ranks": 0}),
         (InterleavedStrata, {"ratio": (0, 0, 0)}),
         (InterleavedStrata, {"ratio": (1, -1, 1)}),
+        (InterleavedStrata, {"ratio": (3, 1)}),
     ],
 )
 def test_fields_have_limits(sampler, fields):

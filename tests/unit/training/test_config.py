@@ -5,13 +5,17 @@ from dataclasses import fields, replace
 import pytest
 
 from gigamask.data.augment import ColorJitter, LargeScaleJitter
+from gigamask.data.index import build
 from gigamask.data.mask_sampling import BestMasks, MaskFilters
 from gigamask.errors import GigamaskError
 from gigamask.models.configs import SamConfig
-from gigamask.training.config import check_resume, differences, flatten_config
+from gigamask.samplers.random import LazyShuffle
+from gigamask.synthetic.scenes import write as write_scenes
+from gigamask.training.config import check_resume, differences, flatten_config, item_sampler
 from gigamask.training.optim import MuonAdamW
 from gigamask.training.sam_config import SamLoaderConfig, SamTrainConfig
 from tests.little import little
+from tests.orders import listed
 
 
 def test_leaves_are_flag_names():
@@ -35,6 +39,41 @@ def test_area_targets_are_cut_from_masks_at_the_inputs_resolution():
     run = little()
     assert run.sample_config.mask_size == run.model.mask_size == 32
     assert replace(run, loader=replace(run.loader, target="area")).sample_config.mask_size == 64
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        ((3,), r"^--data-weights needs a number for each of 2 paths of --data \(got 3\)$"),
+        ((3, 0), r"^--data-weights must be at least 1 \(got 0\)"),
+    ],
+)
+def test_every_path_of_the_data_has_a_weight(weights, words):
+    with pytest.raises(GigamaskError, match=words):
+        replace(little(), data=("x", "y"), data_weights=weights).check()
+
+
+def test_weights_of_the_data_are_not_combined_with_a_sampler():
+    run = replace(little(), data=("x", "y"), data_weights=(3, 1))
+    assert run.check() is run
+    with pytest.raises(GigamaskError, match=r"^--data-weights draws the samples itself"):
+        replace(run, sampler=LazyShuffle()).check()
+
+
+@pytest.mark.slow
+def test_samples_of_each_path_are_drawn_by_its_weight(scenes, tmp_path):
+    few = tmp_path / "few"
+    write_scenes(str(few), 3, seed=8)
+    run = replace(little(), data=(str(few), str(scenes)), data_weights=(1, 3))
+    index = build(run.data, tmp_path / "index")
+    samples = run.data_source(index)
+    order = listed(item_sampler(run).order(samples.items, 0, None))
+    rows, _ = samples.locate(order)
+    paths = [index.shard_paths[shard] for shard in index.images["shard"][rows]]
+    assert [str(few) in path for path in paths] == [False, True, False, False] * 3
+    assert len(set(rows.tolist())) == len(rows)
+    with pytest.raises(GigamaskError, match="allow-data-change"):
+        check_resume(run, replace(run, data_weights=(1, 1)), False)
 
 
 def test_resume_reports_what_may_change_and_refuses_what_may_not():
