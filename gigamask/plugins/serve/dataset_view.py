@@ -18,7 +18,8 @@ from gigamask.datatools import stats
 from gigamask.masks.rle import RLEMasks
 from gigamask.plugins.serve.open_images import NotFoundError
 from gigamask.plugins.serve.pictures import version_of
-from gigamask.plugins.serve.session import encode_jpeg, masks_to_json, thumbnail
+from gigamask.plugins.serve.session import encode_jpeg, masks_to_json, shrunk
+from gigamask.workflows.segment import draw_masks
 
 MAX_ROWS = 200
 """Maximum number of images in one response."""
@@ -98,7 +99,7 @@ class DatasetView:
         return self._codec.submit(lambda: encode_jpeg(preview(raw.jpg, raw.name))).result()
 
     def thumbnail(self, row: int) -> bytes:
-        """Return a small JPEG of an image; raise CorruptSampleError if it is corrupt."""
+        """Return a small JPEG of an image with its masks; raise CorruptSampleError if corrupt."""
         return self._codec.submit(_thumbnail, self._read(row)).result()
 
     def version(self, row: int) -> str:
@@ -119,7 +120,15 @@ class DatasetView:
 
 def _thumbnail(raw: RawSample) -> bytes:
     half = max(image.size(raw.jpg, raw.name)) >= 2 * THUMBNAIL_PX
-    return thumbnail(image.decode_preview(raw.jpg, raw.name, half), THUMBNAIL_PX)
+    pixels = shrunk(image.decode_preview(raw.jpg, raw.name, half), THUMBNAIL_PX)
+    if raw.json is not None:
+        masks = raw.annotation().masks
+        rows, columns = (
+            ((np.arange(small) + 0.5) * large / small).astype(np.int64)
+            for small, large in zip(pixels.shape, masks.size, strict=False)
+        )
+        pixels = draw_masks(pixels, masks.resample(rows, columns))
+    return encode_jpeg(pixels)
 
 
 def image_to_json(index: Index, row: int) -> dict[str, Any]:

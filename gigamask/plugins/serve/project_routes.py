@@ -31,7 +31,7 @@ from gigamask.plugins.serve.project_export import DEFAULT_FORMATS, export
 from gigamask.plugins.serve.prompt_steps import MAX_PROMPTS, PromptStep
 from gigamask.plugins.serve.proposals import Proposals
 from gigamask.plugins.serve.rounds import Rounds
-from gigamask.plugins.serve.session import is_large, thumbnail
+from gigamask.plugins.serve.session import encode_jpeg, is_large, shrunk
 
 EXPORT = "export"
 THUMBNAIL_PX = 160
@@ -400,4 +400,4 @@ def _thumbnail(path: Path, one: threading.Lock) -> bytes:
     half = is_large(image.size(raw, path.name))
     with one if half else nullcontext():
         decoded = image.decode_preview(raw, path.name, half)
-    return thumbnail(turn_upright(decoded, raw), THUMBNAIL_PX)
+    return encode_jpeg(shrunk(turn_upright(decoded, raw), THUMBNAIL_PX))

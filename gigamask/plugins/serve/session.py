@@ -329,8 +329,8 @@ def encode_jpeg(pixels: UInt8[np.ndarray, "H W 3"]) -> bytes:
     return image.encode_jpeg(pixels, JPEG_QUALITY, "444")
 
 
-def thumbnail(pixels: UInt8[np.ndarray, "H W 3"], side: int) -> bytes:
-    """Return RGB pixels as a small JPEG.
+def shrunk(pixels: UInt8[np.ndarray, "H W 3"], side: int) -> UInt8[np.ndarray, "h w 3"]:
+    """Return RGB pixels of a small picture.
 
     Args:
         pixels: The image.
@@ -338,4 +338,4 @@ def thumbnail(pixels: UInt8[np.ndarray, "H W 3"], side: int) -> bytes:
     """
     scale = min(1.0, side / max(pixels.shape[:2]))
     size = [max(1, round(scale * each)) for each in pixels.shape[1::-1]]
-    return encode_jpeg(cv2.resize(pixels, size, interpolation=cv2.INTER_AREA))
+    return cv2.resize(pixels, size, interpolation=cv2.INTER_AREA)

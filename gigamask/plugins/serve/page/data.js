@@ -139,7 +139,11 @@ async function expose() {
 }
 
 async function histograms() {
-  const { histograms: held, granularity, distributions } = await request("data/statistics");
+  const { histograms, granularity, distributions } = await request("data/statistics");
+  const held = Object.fromEntries(Object.entries(histograms).map(([name, one]) => {
+    const { min, max } = distributions[name];
+    return [name, { ...one, only: min === max ? min : undefined }];
+  }));
   const one = (title, name, more) => held[name] && bars(title, [{ ...held[name], colour: colour(0) }], { note: `median ${short(distributions[name].median)}`, y: "masks", ...more });
   const sides = ["short side", "long side"].filter((name) => held[name]).map((name, i) => ({ ...held[name], name, colour: colour(i) }));
   $("histograms").replaceChildren(...[
