@@ -25,8 +25,6 @@ ABOVE: dict[str, Any] = {
     "frameon": False,
 }
 """Position of the legend on the line of the title, where it covers nothing."""
-MIN_BINS = 10
-"""Minimum width of an axis in bins, so that a column of equal values is drawn as one bar."""
 MAX_EPOCH_LINES = 20
 SIZE_INCHES, DPI = (16.0, 4.0), 100
 """Size of one row of panels."""
@@ -157,8 +155,13 @@ def _figure(rows: int, title: str, subtitle: str) -> "tuple[Figure, list[Axes]]"
 
 def _histograms(panel: "Axes", stats: dict[str, Any], names: list[str]) -> None:
     """Draw columns of an index over each other, with their medians and means."""
-    if not names:
-        panel.text(0.5, 0.5, "none", ha="center", transform=panel.transAxes, color="0.5")
+    spread = [stats["distributions"][name] for name in names]
+    if all(each["min"] == each["max"] for each in spread):
+        said = [
+            f"{name}: always {short(each['min'])}" for name, each in zip(names, spread, strict=True)
+        ]
+        text = "\n".join(said) or "none"
+        panel.text(0.5, 0.5, text, ha="center", transform=panel.transAxes, color="0.5")
         panel.set(xticks=[], yticks=[])
         return
     logarithmic = names == ["mask area share"]
@@ -189,11 +192,7 @@ def _histograms(panel: "Axes", stats: dict[str, Any], names: list[str]) -> None:
         panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1000 * low else (1,)))
         panel.xaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.3g} %"))
         panel.xaxis.set_minor_formatter(NullFormatter())
-        panel.set_xlim(low, high)
-    else:
-        width = edges[0][1] - edges[0][0]
-        low = min(low, max(high - MIN_BINS * width, 0.0))
-        panel.set_xlim(low, max(high, low + MIN_BINS * width))
+    panel.set_xlim(low, high)
     panel.locator_params(axis="y", integer=True)
     panel.set_ylim(bottom=0)
 

@@ -178,8 +178,12 @@ export function lines(title, series, { zero = false, whole = false, marks = [], 
   const known = series.map((each) => ({ ...each, points: each.xs.map((x, i) => [x, each.ys[i], i]).filter(([x, y]) => Number.isFinite(x) && Number.isFinite(y)) }))
     .filter(({ points }) => points.length);
   if (!known.length) return null;
-  const { figure, plot } = frame(title, labels, known);
   const all = known.flatMap(({ points }) => points.map(([x]) => x));
+  if (new Set(all).size === 1) {
+    const last = known.map(({ name, points }) => `${name ? `${name} ` : ""}${exact(points[0][1])}`).join(", ");
+    return sentence(title, labels, `${labels.x ?? "x"} ${exact(all[0])}: ${last}; a curve needs a second one`);
+  }
+  const { figure, plot } = frame(title, labels, known);
   const x0 = all.reduce((a, b) => Math.min(a, b)), end = all.reduce((a, b) => Math.max(a, b)), x1 = end > x0 ? end : x0 + 1;
   const [low, high] = yRange(known, zero);
   const across = linear(x0, x1, LEFT, WIDTH - RIGHT), linearUp = linear(low, high, HEIGHT - BOTTOM, TOP);
@@ -206,8 +210,17 @@ export function lines(title, series, { zero = false, whole = false, marks = [], 
   return figure;
 }
 
-/** Draws histograms {name, colour, edges, counts} over each other. */
+/** Says what a chart with a single dot or bar would show. */
+function sentence(title, { note = "" }, text) {
+  const caption = makeHtml("figcaption", "", makeHtml("b", "", title), makeHtml("small", "", note));
+  return makeHtml("figure", "chart", caption, makeHtml("p", "", text));
+}
+
+/** Draws histograms {name, colour, edges, counts, only} over each other; `only` is the value that all have. */
 export function bars(title, histograms, { logarithmic = false, ...labels } = {}) {
+  if (histograms.every(({ only }) => only !== undefined)) {
+    return sentence(title, labels, histograms.map(({ name, only }) => `${name ? `${name}: ` : ""}always ${exact(only)}`).join(", "));
+  }
   const several = histograms.length > 1, opacity = several ? 0.6 : 0.85;
   const { figure, plot } = frame(title, labels, several ? histograms.map((each) => ({ ...each, bar: true, opacity })) : []);
   const scale = logarithmic ? Math.log10 : (x) => x;

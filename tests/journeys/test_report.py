@@ -250,6 +250,16 @@ def test_browser_renders_the_report_and_executes_nothing_of_a_malicious_run(
             assert loss.locator("polyline").last.get_attribute("points") != before
 
 
+def test_a_single_record_is_said_and_not_drawn(browser, tmp_path):
+    written(tmp_path / "run", record(6, 1.5), config="recipe: tiny\nsteps: '6'\nbatch-size: '4'\n")
+    assert report(tmp_path / "run") == 0
+    with opened(browser, (tmp_path / "run" / "report.html").as_uri()) as page:
+        page.wait_for_selector("#curve-charts figure")
+        charts = page.locator("#curve-charts")
+        assert charts.locator("svg").count() == 0
+        assert "step 6: 1.5; a curve needs a second one" in charts.inner_text()
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -72,13 +72,17 @@ def test_the_picture_shows_the_counts(found, tmp_path, drawn):
 
 
 @pytest.mark.slow
-def test_equal_values_get_an_axis_with_margin(found, tmp_path, drawn):
-    ones = stats.histogram(np.ones(9, np.float32))
-    fives = stats.histogram(np.full(3, 5, np.int32))
-    held = found["histograms"] | {"predicted_iou": ones, "masks per image": fives}
-    plots.plot_stats(found | {"histograms": held}, tmp_path / "ones.png", "ones")
-    assert panel(drawn[0], "Predicted IoU").get_xlim() == pytest.approx((0.91, 1.01))
-    assert panel(drawn[0], "Masks per image").get_xlim() == (0, 10)
+def test_equal_values_are_said_and_not_drawn(found, tmp_path, drawn):
+    columns = ("predicted_iou", "short side", "long side")
+    equal = {name: found["distributions"][name] | {"min": 1, "max": 1} for name in columns}
+    told = found | {"distributions": found["distributions"] | equal}
+    plots.plot_stats(told, tmp_path / "ones.png", "ones")
+    assert not panel(drawn[0], "Predicted IoU").patches
+    assert not panel(drawn[0], "Image size").patches
+    assert panel(drawn[0], "Masks per image").patches
+    assert {"predicted_iou: always 1", "short side: always 1\nlong side: always 1"} <= texts(
+        drawn[0]
+    )
 
 
 @pytest.mark.slow
