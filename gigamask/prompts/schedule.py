@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gigamask.types import PromptRound, Prompts, RandomInputs, Targets
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class NoisyBoxes(PromptSchedule):
     """A schedule that draws noise for the sides of its boxes."""
 

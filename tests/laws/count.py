@@ -22,6 +22,8 @@ LAYOUT = {
     tokenize.DEDENT,
     tokenize.ENDMARKER,
 }
+FSTRING_START = getattr(tokenize, "FSTRING_START", -1)
+FSTRING_END = getattr(tokenize, "FSTRING_END", -1)
 
 
 @cache
@@ -31,8 +33,13 @@ def code_tokens(source: str) -> list[tokenize.TokenInfo]:
     Args:
         source: Its text.
     """
-    found, begins, docstring = [], True, False
+    found, begins, docstring, depth = [], True, False, 0
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        # From Python 3.12 on, the parts of an f-string are tokens; before, it is one.
+        begun, ended = token.type == FSTRING_START, token.type == FSTRING_END
+        depth += begun - ended
+        if ended or depth > begun:
+            continue
         if token.type == tokenize.NEWLINE and docstring:
             found.pop()
         if token.type not in LAYOUT:
