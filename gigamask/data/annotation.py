@@ -273,7 +273,7 @@ def mask_fields(masks: RLEMasks) -> list[dict[str, Any]]:
             "segmentation": {"size": size, "counts": counts.decode()},
         }
         for (x0, y0, x1, y1), area, counts in zip(
-            spans.boxes(np.int32(size[0])).tolist(),
+            spans.boxes(size[0]).tolist(),
             spans.areas().tolist(),
             masks.to_coco(),
             strict=True,

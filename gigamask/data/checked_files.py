@@ -29,6 +29,7 @@ MAX_READ_BYTES = 2**16
 _JSON_END = b',"crc32":'
 
 Content = TypeVar("Content")
+Dtype = str | list[tuple]
 
 
 class CheckedArray(NDArrayOperatorsMixin):
@@ -39,13 +40,13 @@ class CheckedArray(NDArrayOperatorsMixin):
     """
 
     def __init__(
-        self, path: Path, dtype: str, shape: tuple[int, ...], remedy: str = "write it again"
+        self, path: Path, dtype: Dtype, shape: tuple[int, ...], remedy: str = "write it again"
     ) -> None:
         """Open a file; nothing but its header is read.
 
         Args:
             path: The file.
-            dtype: NumPy's type string.
+            dtype: NumPy's type string, or a list of fields.
             shape: Shape of the array.
             remedy: What to do about a damaged file, for errors.
 
@@ -138,7 +139,7 @@ class CheckedArray(NDArrayOperatorsMixin):
 
 
 def write_array(
-    path: Path, dtype: str, shape: tuple[int, ...], pieces: Iterable[np.ndarray]
+    path: Path, dtype: Dtype, shape: tuple[int, ...], pieces: Iterable[np.ndarray]
 ) -> None:
     """Write an array piece by piece, in the form that `CheckedArray` reads.
 
@@ -146,7 +147,7 @@ def write_array(
 
     Args:
         path: The file.
-        dtype: NumPy's type string.
+        dtype: NumPy's type string, or a list of fields.
         shape: Shape of the array.
         pieces: Its consecutive rows.
 
@@ -211,7 +212,7 @@ def _json_end(body: bytes) -> bytes:
     return b"%s%d}" % (_JSON_END, zlib.crc32(body))
 
 
-def _header(dtype: str, shape: tuple[int, ...]) -> bytes:
+def _header(dtype: Dtype, shape: tuple[int, ...]) -> bytes:
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(
         header, {"descr": dtype, "fortran_order": False, "shape": shape}

@@ -223,7 +223,7 @@ def build_sample(
         CorruptSampleError: The image cannot be decoded.
     """
     masks, spans = entry.masks, entry.masks.spans()
-    boxes = spans.boxes(np.int32(entry.size[0]))
+    boxes = spans.boxes(entry.size[0])
     candidates = CandidateMasks(
         entry.size, spans.areas(), boxes, entry.predicted_iou, entry.stability_score
     )

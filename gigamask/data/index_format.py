@@ -18,11 +18,13 @@ import numpy as np
 
 from gigamask.data.checked_files import CheckedArray, encode_json, read_json, write_array
 from gigamask.data.shard_index import (
+    COLUMNS,
     LeftOut,
     ShardSummary,
     TarFile,
     column_dtypes,
     read_summary,
+    row_type,
 )
 from gigamask.errors import GigamaskError
 
@@ -97,11 +99,27 @@ class ColumnFolder:
 
 
 @dataclass(frozen=True)
+class SavedColumns:
+    """The columns of a saved `ShardIndex`."""
+
+    path: Path
+    summary: ShardSummary
+
+    def open(self, key: str) -> np.ndarray:
+        """Read a column; raise GigamaskError if the file is missing or damaged."""
+        return CheckedArray(self.path / COLUMNS, row_type(self.summary), (1,), REBUILD)[:][key][0]
+
+    def verify(self) -> None:
+        """Read the file; raise GigamaskError if it is damaged."""
+        self.open("images_name")
+
+
+@dataclass(frozen=True)
 class ShardRows:
-    """The rows of one shard on disk: a folder of columns, and the shard's first rows in them."""
+    """The rows of one shard on disk: its columns, and the shard's first rows in them."""
 
     summary: ShardSummary
-    columns: ColumnFolder
+    columns: ColumnFolder | SavedColumns
     first_image: int = 0
     first_mask: int = 0
 
@@ -117,8 +135,7 @@ def rows_of_shard(folder: Path, verify: bool = True) -> ShardRows:
         GigamaskError: It is damaged.
     """
     summary = read_summary(folder)
-    dtypes = column_dtypes(summary.name_bytes)
-    columns = ColumnFolder(folder, dtypes, summary.images, summary.masks)
+    columns = SavedColumns(folder, summary)
     if verify:
         columns.verify()
     return ShardRows(summary, columns)

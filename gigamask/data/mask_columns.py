@@ -1,7 +1,7 @@
 """What an index has of the jsons of a tar; the masks of many jsons are decoded together."""
 
 import posixpath
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -17,17 +17,17 @@ Record = tuple[str, Sa1bRecord]
 """Name of an image, `TAR:STEM`, and its decoded json."""
 
 
-class EntryColumns(NamedTuple):
-    """What an index has of one image besides places and checksums.
+class Described(NamedTuple):
+    """What an index has of one image besides places, checksums and the columns of its masks.
 
     Attributes:
         about: Image id, width and height.
-        masks: Mask columns.
-        categories: Categories of its masks; "" for none.
+        masks: Number of its masks.
+        categories: Categories of its masks; () for none.
     """
 
     about: tuple[int, int, int]
-    masks: dict[str, np.ndarray]
+    masks: int
     categories: Sequence[str]
 
 
@@ -52,24 +52,36 @@ def read_record(raw: bytes, name: str) -> Sa1bRecord:
 
 
 def describe(
-    read: Callable[[Entry], Record], entries: Sequence[Entry]
-) -> list[EntryColumns | CorruptSampleError]:
+    read: Callable[[Entry], Record], entries: Sequence[Entry], tables: list[dict[str, np.ndarray]]
+) -> list[Described | CorruptSampleError]:
     """Return what an index has of each entry of a tar, or why it is not valid.
 
     Args:
         read: Returns the name and the decoded json of an entry, or raises a `CorruptSampleError`.
         entries: The entries.
+        tables: The mask columns of the valid ones are added to it.
     """
     try:
-        return [*_columns([read(entry) for entry in entries])]
+        records = [read(entry) for entry in entries]
+        columns = _columns(records)
+        found: list[Described | CorruptSampleError] = [
+            Described(
+                (record.image.image_id, record.image.width, record.image.height),
+                len(record.annotations),
+                annotation.read_categories(record, name),
+            )
+            for name, record in records
+        ]
+        tables.append(columns)
+        return found
     except CorruptSampleError as bad:
         if len(entries) == 1:
             return [bad]
-    return [found for entry in entries for found in describe(read, [entry])]
+    return [found for entry in entries for found in describe(read, [entry], tables)]
 
 
-def _columns(records: Sequence[Record]) -> Iterator[EntryColumns]:
-    """Yield what an index has of valid jsons; raise CorruptSampleError if one is not."""
+def _columns(records: Sequence[Record]) -> dict[str, np.ndarray]:
+    """Return the mask columns of valid jsons; raise CorruptSampleError if one is not."""
     name, masks = records[0][0], [mask for _, record in records for mask in record.annotations]
     counts = [len(record.annotations) for _, record in records]
     stated = [(record.image.height, record.image.width) for _, record in records]
@@ -80,15 +92,9 @@ def _columns(records: Sequence[Record]) -> Iterator[EntryColumns]:
         raise CorruptSampleError(f"{name}: {error}") from error
     columns = {
         "area": spans.areas(),
-        "box": spans.boxes(np.repeat(sizes[:, 0].astype(np.int32), np.diff(spans.offsets))),
+        "box": spans.boxes(sizes[:, 0]),
         "predicted_iou": annotation.read_scores(masks, "predicted_iou", name),
         "stability_score": annotation.read_scores(masks, "stability_score", name),
     }
     columns["box"][columns["area"] == 0] = (1, 1, 0, 0)
-    columns = {key: columns[key].astype(dtype) for key, dtype in MASK_COLUMNS.items()}
-    stop = 0
-    for (name, record), count in zip(records, counts, strict=True):
-        first, stop = stop, stop + count
-        about = record.image.image_id, record.image.width, record.image.height
-        own = {key: column[first:stop] for key, column in columns.items()}
-        yield EntryColumns(about, own, annotation.read_categories(record, name))
+    return {key: columns[key].astype(dtype) for key, dtype in MASK_COLUMNS.items()}

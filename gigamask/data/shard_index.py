@@ -20,7 +20,7 @@ import numpy as np
 
 from gigamask.data import annotation, image, image_folder, storage, tar
 from gigamask.data.checked_files import encode_json, read_json, write_array
-from gigamask.data.mask_columns import MASK_COLUMNS, EntryColumns, Record, describe, read_record
+from gigamask.data.mask_columns import MASK_COLUMNS, Described, Record, describe, read_record
 from gigamask.data.storage import ByteRange
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.files import is_foreign, report_write_errors
@@ -40,7 +40,7 @@ IMAGE_COLUMNS = {
     "jpg_crc32": "<u4",
     "json_crc32": "<u4",
 }
-PART = "part.json"
+PART, COLUMNS = "part.json", "columns.npy"
 HEADER_BYTES = 2**16
 """A JPEG's size is in its first kilobyte unless a preview or a color profile comes first."""
 BATCH_BYTES = 2**17
@@ -102,7 +102,7 @@ class ShardIndex:
     categories: dict[str, int] = field(default_factory=dict)
 
     def save(self, folder: Path) -> None:
-        """Write a folder of columns and `part.json` atomically; an existing one is kept."""
+        """Write a folder of the columns and `part.json` atomically; an existing one is kept."""
         temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
         temporary.mkdir()
         names = self.images["name"]
@@ -115,10 +115,10 @@ class ShardIndex:
             self.checksums,
             self.categories,
         )
-        for key, dtype in column_dtypes(summary.name_bytes).items():
-            kind, name = key.split("_", 1)
-            column = (self.masks if kind == "masks" else self.images)[name]
-            write_array(temporary / f"{key}.npy", dtype, column.shape, [column])
+        # A file for each column would take most of the time of a small tar.
+        fields = row_type(summary)
+        record = np.array([(*self.images.values(), *self.masks.values())], fields)
+        write_array(temporary / COLUMNS, fields, (1,), [record])
         with report_write_errors(temporary / PART):
             (temporary / PART).write_bytes(encode_json(summary))
         try:
@@ -139,6 +139,15 @@ def column_dtypes(name_bytes: int) -> dict[str, str]:
     return {f"images_{name}": dtype for name, dtype in images.items()} | {
         f"masks_{name}": dtype for name, dtype in MASK_COLUMNS.items()
     }
+
+
+def row_type(summary: ShardSummary) -> list[tuple]:
+    """Return the dtype of all columns of a saved `ShardIndex` as the fields of one row."""
+    rows = {"images": summary.images, "masks": summary.masks}
+    return [
+        (key, dtype, (rows[key.split("_")[0]], *((4,) if key == "masks_box" else ())))
+        for key, dtype in column_dtypes(summary.name_bytes).items()
+    ]
 
 
 def read_summary(folder: Path) -> ShardSummary:
@@ -257,7 +266,7 @@ def index_tar(path: str, salvage: bool = False, checksums: bool = False) -> Shar
     rows, tables, names, skipped = [], [], [], []
     categories: Counter[str] = Counter()
     places = list(zip(members.offsets.tolist(), members.sizes.tolist(), strict=True))
-    described = _describe_entries(path, members, jpgs, jsons, unreadable)
+    described = _describe_entries(path, members, jpgs, jsons, unreadable, tables)
     for (stem, jpg), found in zip(jpgs.items(), described, strict=True):
         if isinstance(found, CorruptSampleError):
             skipped.append(SkippedSample(f"{storage.basename(path)}:{stem}", str(found)))
@@ -265,8 +274,7 @@ def index_tar(path: str, salvage: bool = False, checksums: bool = False) -> Shar
         json = jsons.get(stem, -1)
         place = *places[jpg], *((-1, 0) if json < 0 else places[json])
         crcs = members.crcs.get(jpg, 0), members.crcs.get(json, 0)
-        rows.append((*place, *found.about, len(found.masks["area"]), *crcs))
-        tables.append(found.masks)
+        rows.append((*place, *found.about, found.masks, *crcs))
         categories.update(filter(None, found.categories))
         names.append(stem)
     _check_usable(path, skipped, len(jpgs), "download it again or leave it out")
@@ -284,10 +292,11 @@ def _describe_entries(
     jpgs: dict[str, int],
     jsons: dict[str, int],
     unreadable: dict[int, CorruptSampleError],
-) -> Iterator[EntryColumns | CorruptSampleError]:
-    """Yield the columns of each entry of a tar, or why it is skipped.
+    tables: list[dict[str, np.ndarray]],
+) -> Iterator[Described | CorruptSampleError]:
+    """Yield what an index has of each entry of a tar, or why it is skipped.
 
-    The crc32 of every json is added to `members`.
+    The crc32 of every json is added to `members`, the mask columns to `tables`.
 
     Args:
         path: The tar.
@@ -295,6 +304,7 @@ def _describe_entries(
         jpgs: Member number of each stem's image.
         jsons: The same of the jsons.
         unreadable: Images that cannot be read.
+        tables: The mask columns of the entries so far.
     """
     ranges = [
         _range(path, members, jsons.get(stem, jpg), stem in jsons) for stem, jpg in jpgs.items()
@@ -321,7 +331,7 @@ def _describe_entries(
 
     entries = zip(jpgs, ranges, read_payloads(ranges), strict=True)
     for batch in _batches(entries, lambda entry: entry[1].size, BATCH_BYTES):
-        yield from describe(read, batch)
+        yield from describe(read, batch, tables)
 
 
 def _read_crcs(
@@ -436,7 +446,7 @@ def pair_members(
     jpgs: dict[str, int] = {}
     jsons: dict[str, int] = {}
     others, duplicates = 0, []
-    parts = [posixpath.splitext(posixpath.basename(name)) for name in members.names]
+    parts = [posixpath.splitext(name.rpartition("/")[2]) for name in members.names]
     has_jpg = {stem for stem, extension in parts if extension.lower() in image_folder.JPEG}
     for member, (stem, extension) in enumerate(parts):
         extension = extension.lower()

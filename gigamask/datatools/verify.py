@@ -309,14 +309,12 @@ class _TarReader:
 
     def _byte_range(self, member: int) -> storage.ByteRange:
         """Return the bytes of a member to read: none if it is too large."""
-        size, is_json = (
-            int(self.members.sizes[member]),
-            self.members.names[member].lower().endswith(".json"),
-        )
-        wanted = size if is_json or self.decode else min(size, HEADER_BYTES)
-        if size > (annotation.MAX_BYTES if is_json else image.MAX_BYTES):
-            wanted = 0
-        return storage.ByteRange(self.report.path, int(self.members.offsets[member]), wanted)
+        whole = self._whole_range(member)
+        is_json = self.members.names[member].lower().endswith(".json")
+        if whole.size > (annotation.MAX_BYTES if is_json else image.MAX_BYTES):
+            return whole._replace(size=0)
+        is_whole = is_json or self.decode
+        return whole if is_whole else whole._replace(size=min(whole.size, HEADER_BYTES))
 
     def _run_check(
         self,

@@ -3,15 +3,16 @@
 The format is that of `rleFrString` and `rleToString` in pycocotools' maskApi.c.
 """
 
+import re
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import NoReturn
 
 import numpy as np
-from jaxtyping import Int64, UInt8
+from jaxtyping import Bool, Int32, Int64, UInt8
 
 from gigamask.errors import GigamaskError
-from gigamask.masks.resample import Spans, offsets_of
+from gigamask.masks.resample import Spans, offsets_of, repeat_index
 
 PIXEL_LIMIT = 2**30
 """Maximum pixels of a mask, so that positions fit int32 with a bit to spare."""
@@ -54,39 +55,27 @@ def read_spans(counts: Sequence[bytes | str | Sequence], sizes: Int64[np.ndarray
         GigamaskError: Counts are not valid, or do not sum to H * W; the message has the index of
             the mask.
     """
-    items = [
-        item.encode("utf-8", "surrogatepass") if isinstance(item, str) else item for item in counts
-    ]
-    texts = [item for item in items if isinstance(item, bytes)]
-    if len(texts) == len(items):
-        runs, offsets = _decode(texts)
-    else:
-        parts = [_read_one(index, item) for index, item in enumerate(items)]
-        runs = np.concatenate(parts, 1)
-        offsets = offsets_of(np.array([part.shape[1] for part in parts]))
-    pixels = sizes.prod(1)
-    if runs.size and (int(runs.min()) < 0 or int(runs.max()) > int(pixels.max())):
-        _refuse_length(runs, offsets, sizes)
-    # Each mask's runs sum to the number of its pixels, so one running sum serves all masks. A
-    # column of two takes NumPy a quarter of the time of contiguous sums.
-    ends = np.zeros((runs.shape[1] + 1, 2), np.int64)[:, 0]
-    np.cumsum(runs[0] + runs[1], out=ends[1:])
-    totals = np.diff(ends[offsets])
-    wrong = np.flatnonzero(totals != pixels)
-    if wrong.size:
-        mask = int(wrong[0])
-        raise GigamaskError(
-            f"mask {mask}: run lengths sum to {totals[mask]}, {_grid(sizes[mask])}; {FIX}"
-        )
-    filled = np.flatnonzero(runs[1])
-    end = (ends[1:] - np.repeat(offsets_of(pixels)[:-1], np.diff(offsets)))[filled]
-    return Spans(end - runs[1][filled], end, np.searchsorted(filled, offsets))
+    if not len(counts):
+        return Spans(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(1, np.int64))
+    texts = [item if isinstance(item, str) else _as_text(i, item) for i, item in enumerate(counts)]
+    pixels = sizes[:, 0] * sizes[:, 1]
+    runs, starts = _decode(texts, int(pixels.max())) or _refuse(counts, sizes)
+    lengths = runs[:, 1].copy()
+    # One running sum serves all masks: that of a mask begins where that of the one before it ends.
+    steps = np.add(runs[:, 0], lengths, dtype=np.int64)
+    steps[starts[1:-1]] -= pixels[:-1]
+    ends = np.cumsum(steps)
+    if (ends[starts[1:] - 1] != pixels).any():
+        _refuse(counts, sizes)
+    filled = np.flatnonzero(lengths > 0)
+    end = ends[filled]
+    return Spans(end - lengths[filled], end, np.searchsorted(filled, starts))
 
 
-def _read_one(index: int, item: bytes | Sequence) -> Int64[np.ndarray, "2 r"]:
-    """Return the run lengths of one mask."""
+def _as_text(index: int, item: bytes | Sequence) -> str:
+    """Return the counts of one mask as text; a list of integers is compressed."""
     if isinstance(item, bytes):
-        return _decode([item], first=index)[0]
+        return item.decode("latin-1")
     try:
         lengths = np.asarray(item) if len(item) else np.zeros(0, np.int64)
     except (TypeError, ValueError):
@@ -95,109 +84,117 @@ def _read_one(index: int, item: bytes | Sequence) -> Int64[np.ndarray, "2 r"]:
         raise GigamaskError(
             f"mask {index}: run lengths must be a string or a list of integers below 2**63; {FIX}"
         )
-    return np.pad(lengths.astype(np.int64), (0, len(lengths) % 2)).reshape(-1, 2).T
+    # Lengths that are refused later need not be told apart.
+    lengths = np.clip(lengths.astype(np.int64), -1, PIXEL_LIMIT + 1)
+    return write_counts(lengths, np.array([0, len(lengths)]))[0].decode()
 
 
 def _decode(
-    texts: Sequence[bytes], first: int = 0
-) -> tuple[Int64[np.ndarray, "2 r"], Int64[np.ndarray, "n1"]]:
+    texts: Sequence[str], longest: int
+) -> tuple[Int32[np.ndarray, "r 2"], Int64[np.ndarray, "n1"]] | None:
     """Return the lengths of the runs of compressed counts, in pairs.
 
     A mask whose number of runs is odd has a last foreground of length 0.
 
     Args:
         texts: Counts of each mask.
-        first: Index of the first mask in error messages.
+        longest: Length of the longest valid run.
 
     Returns:
         The lengths of the runs of background, and of foreground after each; and the first pair of
-        each mask, followed by the end of the last.
+        each mask, followed by the end of the last. None: a character, a number or a run is not
+        valid.
     """
-    digits = np.frombuffer(b"".join(texts), np.uint8) - np.uint8(48)
-    borders = offsets_of(np.array(list(map(len, texts)), np.int64))
-    last = digits < 32
-    _check_text(digits, last, borders, first)
-    # The last character has the highest five bits, of which the highest is the sign. Most numbers
-    # have one or two characters, so that these are decoded at every character.
-    numbers = (digits ^ 16).astype(np.int16) - 16
-    numbers[1:] += (digits[:-1] >> 5) * (numbers[1:] * 31 + (digits[:-1] & 31))
+    text = "0".join([*texts, ""])  # a zero after each mask can be its last foreground
+    digits = np.frombuffer(text.encode("ascii", "replace"), np.uint8) - np.uint8(48)
+    borders = offsets_of(np.fromiter(map(len, texts), np.int64, len(texts)) + 1)
+    last, zeros = digits < 32, borders[1:] - 1
+    if not (text.isascii() and all(texts) and digits.max() < 64 and last[zeros - 1].all()):
+        return None
+    is_even = np.add.reduceat(last.view(np.uint8), borders[:-1], dtype=np.uint8) & 1 == 1
+    last[zeros[is_even]] = False
     ends = np.flatnonzero(last)
-    values = numbers[ends].astype(np.int64)
-    number_sizes = np.diff(ends, prepend=-1)
-    longer, size = np.flatnonzero(number_sizes > 2), 2
-    while longer.size:
-        if size == DIGIT_LIMIT:
-            mask = first + int(np.searchsorted(borders, ends[longer[0]], "right")) - 1
-            raise GigamaskError(
-                f"mask {mask}: a number has {number_sizes.max()} characters, at most {DIGIT_LIMIT} "
-                f"are allowed; {FIX}"
-            )
-        values[longer] = (values[longer] << 5) | (digits[ends[longer] - size] & 31)
-        size += 1
-        longer = longer[number_sizes[longer] > size]
-    offsets = np.searchsorted(ends, borders)
-    is_odd = (np.diff(offsets) & 1).astype(bool)
-    pairs = np.insert(values, offsets[1:][is_odd], 0).reshape(-1, 2)
-    offsets = (offsets + offsets_of(is_odd)) >> 1
-    runs = _undo_differences(pairs, offsets)
-    runs[1, offsets[1:][is_odd] - 1] = 0
-    return runs, offsets
+    numbers = _read_numbers(digits, last, ends)
+    if numbers is None:
+        return None
+    starts = np.searchsorted(ends, borders) >> 1
+    # One sum of int64 adds the numbers of both columns, as long as the lower halves of all sums are
+    # not negative: from the fourth number of a mask on, each is relative to the one two before it.
+    pairs, packed = numbers.reshape(-1, 2), numbers.view(np.int64)
+    pairs[:, 1] += pairs[:, 0] >> 31
+    heads = starts[:-1][np.diff(starts) > 1]
+    packed[heads + 1] -= pairs[heads, 0]  # no background is relative to the first
+    packed[starts[1:-1]] -= np.add.reduceat(packed, starts[:-1])[:-1]
+    runs = np.cumsum(packed).view(np.int32).reshape(-1, 2)
+    if runs.view(np.uint32).max() > longest:
+        return None
+    runs[starts[1:][~is_even] - 1, 1] = 0
+    return runs, starts
 
 
-def _check_text(
-    digits: UInt8[np.ndarray, "t"], last: np.ndarray, borders: Int64[np.ndarray, "n1"], first: int
-) -> None:
-    """Raise `GigamaskError` for invalid characters, and for counts that end within a number."""
-    if digits.size and int(digits.max()) > 63:
-        index = int((digits > 63).argmax())
-        mask = int(np.searchsorted(borders, index, "right")) - 1
-        byte, position = (int(digits[index]) + 48) % 256, index - int(borders[mask])
-        raise GigamaskError(
-            f"mask {first + mask}: byte {byte} at position {position} of the counts is not in "
-            f"48 to 111; {FIX}"
-        )
-    filled = borders[1:] > borders[:-1]
-    truncated = np.flatnonzero(filled)[~last[borders[1:][filled] - 1]]
-    if truncated.size:
-        raise GigamaskError(
-            f"mask {first + int(truncated[0])}: the counts end within a number; {FIX}"
-        )
+def _read_numbers(
+    digits: UInt8[np.ndarray, "t"], last: Bool[np.ndarray, "t"], ends: Int64[np.ndarray, "k"]
+) -> Int32[np.ndarray, "k"] | None:
+    """Return the numbers whose last characters are at `ends`; None if one is too long.
 
-
-def _undo_differences(
-    pairs: Int64[np.ndarray, "r 2"], offsets: Int64[np.ndarray, "n1"]
-) -> Int64[np.ndarray, "2 r"]:
-    """Return run lengths from COCO's differences.
-
-    From the fourth number of a mask on, each is stored relative to the one two before it.
+    The last character has the highest five bits, of which the highest is the sign.
     """
-    sums = np.zeros((len(pairs) + 1, 2), np.int64)
-    np.cumsum(pairs, axis=0, out=sums[1:])
-    counts, starts = np.diff(offsets), offsets[:-1]
-    runs = np.empty((2, len(pairs)), np.int64)
-    # No background is relative to the first.
-    for side, before in enumerate((np.minimum(starts + 1, len(pairs)), starts)):
-        np.subtract(sums[1:, side], np.repeat(sums[before, side], counts), out=runs[side])
-    heads = starts[counts > 0]
-    runs[0, heads] = pairs[heads, 0]
-    return runs
+    # Most numbers have at most three characters, so that these are decoded at every character:
+    # arithmetic of 8 and 16 bits costs less than to look up some of them.
+    more = digits >> 5
+    low, longer = (digits & 31) * more, np.ones_like(digits)
+    numbers = ((digits ^ 16) - np.uint8(16)).view(np.int8).astype(np.int16)
+    for size in (1, 2, 3):
+        longer = longer[1:] & more[:-size]
+        if size < 3:
+            numbers[size:] *= longer * np.uint8(31) + np.uint8(1)
+            numbers[size:] += low[:-size] * longer
+    values = numbers.take(ends).astype(np.int32)
+    at = np.flatnonzero(longer.view(bool) & last[3:]) + 3
+    index, value = np.searchsorted(ends, at), numbers[at].astype(np.int64)
+    for size in range(3, DIGIT_LIMIT + 1):
+        is_longer = more[at - size] > 0
+        at, index, value = at[is_longer], index[is_longer], value[is_longer]
+        value = (value << 5) | low[at - size]
+        if (size == DIGIT_LIMIT and at.size) or np.abs(value).max(initial=0) > PIXEL_LIMIT:
+            return None
+        values[index] = value
+    return values
 
 
-def _refuse_length(
-    runs: Int64[np.ndarray, "2 r"],
-    offsets: Int64[np.ndarray, "n1"],
-    sizes: Int64[np.ndarray, "n 2"],
-) -> NoReturn:
-    """Raise `GigamaskError` for the first run that is negative or longer than any mask."""
-    pair, side = map(int, np.argwhere(((runs < 0) | (runs > sizes.prod(1).max())).T)[0])
-    mask = int(np.searchsorted(offsets, pair, "right")) - 1
-    length, number = runs[side, pair], 2 * (pair - int(offsets[mask])) + side
-    problem = "is negative" if length < 0 else f"is too long, {_grid(sizes[mask])}"
-    raise GigamaskError(f"mask {mask}: run length {length} (number {number}) {problem}; {FIX}")
+def _refuse(counts: Sequence[bytes | str | Sequence], sizes: Int64[np.ndarray, "n 2"]) -> NoReturn:
+    """Raise `GigamaskError` for the first mask whose counts are not valid."""
+    problems = [_problem(item, *size) for item, size in zip(counts, sizes.tolist(), strict=True)]
+    mask, problem = next(each for each in enumerate(problems) if each[1])
+    raise GigamaskError(f"mask {mask}: {problem}; {FIX}")
 
 
-def _grid(size: Int64[np.ndarray, "2"]) -> str:
-    return f"the image has {size[0]} x {size[1]} = {size.prod()} pixels"
+def _problem(item: bytes | str | Sequence, height: int, width: int) -> str:
+    """Return what is wrong with the counts of one mask, "" if nothing is."""
+    runs: list[int] = []
+    if isinstance(item, str | bytes):
+        raw = item.encode("utf-8", "surrogatepass") if isinstance(item, str) else item
+        if wrong := re.search(rb"[^0-o]", raw):
+            where = f"byte {wrong[0][0]} at position {wrong.start()}"
+            return f"{where} of the counts is not in 48 to 111"
+        if raw[-1:] > b"O":
+            return "the counts end within a number"
+        words = re.findall(rb"[P-o]*[0-O]", raw)
+        if (size := max(map(len, words), default=0)) > DIGIT_LIMIT:
+            return f"a number has {size} characters, at most {DIGIT_LIMIT} are allowed"
+        for word in words:
+            value = sum((digit - 48 & 31) << 5 * k for k, digit in enumerate(word))
+            value -= (word[-1] - 48 & 16) << 5 * len(word) - 4  # the sign
+            runs.append(value + (runs[-2] if len(runs) > 2 else 0))
+    else:
+        runs += item
+    pixels = height * width
+    grid = f"the image has {height} x {width} = {pixels} pixels"
+    for number, length in enumerate(runs):
+        if not 0 <= length <= pixels:
+            problem = "is negative" if length < 0 else f"is too long, {grid}"
+            return f"run length {length} (number {number}) {problem}"
+    return f"run lengths sum to {sum(runs)}, {grid}" if sum(runs) != pixels else ""
 
 
 def write_counts(lengths: Int64[np.ndarray, "T"], offsets: Int64[np.ndarray, "n1"]) -> list[bytes]:
@@ -207,22 +204,13 @@ def write_counts(lengths: Int64[np.ndarray, "T"], offsets: Int64[np.ndarray, "n1
         lengths: Run lengths of all masks, background first.
         offsets: Start of each mask's run lengths, followed by the end of the last.
     """
-    sizes = np.diff(offsets)
-    index = np.arange(len(lengths)) - np.repeat(offsets[:-1], sizes)
     values = lengths.copy()
-    later = np.flatnonzero(index > 2)
+    later = np.flatnonzero(repeat_index(np.diff(offsets))[1] > 2)
     values[later] -= lengths[later - 2]
-    digits = np.ones(len(values), np.int64)
-    for bits in range(4, 5 * DIGIT_LIMIT - 1, 5):
-        digits += (values < -(1 << bits)) | (values >= 1 << bits)
-    ends = np.cumsum(digits)
-    starts = ends - digits
-    text = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
-    for k in range(int(digits.max(initial=0))):
-        longer = np.flatnonzero(digits > k)
-        text[starts[longer] + k] = (
-            ((values[longer] >> (5 * k)) & 31) + 48 + 32 * (digits[longer] > k + 1)
-        )
-    borders = np.concatenate([np.zeros(1, np.int64), ends])[offsets].tolist()
-    whole = text.tobytes()
+    limits = 1 << np.arange(4, 5 * DIGIT_LIMIT - 1, 5)
+    sizes = 1 + np.searchsorted(limits, values ^ (values >> 63), "right")
+    of, digit = repeat_index(sizes)
+    text = ((values[of] >> 5 * digit) & 31) + 48 + 32 * (digit + 1 < sizes[of])
+    borders = offsets_of(sizes)[offsets].tolist()
+    whole = text.astype(np.uint8).tobytes()
     return [whole[start:stop] for start, stop in pairwise(borders)]

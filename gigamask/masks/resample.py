@@ -28,31 +28,27 @@ class Spans:
 
     def areas(self) -> Int64[np.ndarray, "n"]:
         """Return each mask's number of foreground pixels."""
-        lengths = np.append(self.end - self.begin, 0)
-        sums = np.add.reduceat(lengths, self.offsets[:-1])
-        return np.where(np.diff(self.offsets) > 0, sums, 0)
+        return np.diff(self.covered()[self.offsets])
 
-    def boxes(self, height: np.int32 | Int32[np.ndarray, "r"]) -> Int32[np.ndarray, "n 4"]:
+    def boxes(self, heights: int | Int64[np.ndarray, "n"]) -> Int32[np.ndarray, "n 4"]:
         """Return each mask's box xyxy with inclusive ends; (0, 0, -1, -1) for an empty mask.
 
         Args:
-            height: Height of all masks, or of that of each span.
+            heights: Height of all masks, or of each.
         """
-        boxes = np.tile(np.array([0, 0, -1, -1], np.int32), (len(self.offsets) - 1, 1))
-        filled = np.flatnonzero(np.diff(self.offsets))
-        if not filled.size:
-            return boxes
+        counts = np.diff(self.offsets)
+        filled = np.flatnonzero(counts)
         heads, tails = self.offsets[filled], self.offsets[filled + 1] - 1
         # Numbers of half the width take a third of the time.
-        begin, last = self.begin.astype(np.int32), (self.end - 1).astype(np.int32)
-        x0, x1 = begin // height, last // height
+        begin, sizes = self.begin.astype(np.int32), (self.end - self.begin).astype(np.int32)
+        tall = np.broadcast_to(heights, counts.shape)[filled].astype(np.int32)
+        top = begin % np.repeat(tall, counts[filled])
+        low, high = np.minimum.reduceat(top, heads), np.maximum.reduceat(top + sizes, heads) - 1
         # A run that continues in the next column covers the last row of one and the first of it.
-        y0 = np.where(x0 != x1, 0, begin - x0 * height)
-        y1 = np.where(x0 != x1, height - 1, last - x1 * height)
-        boxes[filled] = np.stack(
-            [x0[heads], np.minimum.reduceat(y0, heads), x1[tails], np.maximum.reduceat(y1, heads)],
-            1,
-        )
+        wraps = high >= tall
+        y0, y1 = np.where(wraps, 0, low), np.where(wraps, tall - 1, high)
+        boxes = np.tile(np.array([0, 0, -1, -1], np.int32), (len(counts), 1))
+        boxes[filled] = np.stack([begin[heads] // tall, y0, (self.end[tails] - 1) // tall, y1], 1)
         return boxes
 
     def counter(self, pixels: int) -> Callable[[Int64[np.ndarray, "k"]], Int64[np.ndarray, "k"]]:

@@ -66,8 +66,6 @@ class RLEMasks:
             GigamaskError: A mask is not valid; the message has its index.
         """
         check_size(size)
-        if not len(counts):
-            return RLEMasks(size, np.zeros(0, np.int32), np.zeros(1, np.int64))
         spans = read_spans(counts, np.tile(np.array(size), (len(counts), 1)))
         stride = size[0] * size[1] + 1  # keeps the end of a mask apart from the start of the next
         shift = spans.owner() * stride
@@ -116,7 +114,7 @@ class RLEMasks:
 
     def boxes(self) -> Int32[np.ndarray, "n 4"]:
         """Return each mask's box xyxy with inclusive ends; (0, 0, -1, -1) for an empty mask."""
-        return self.spans().boxes(np.int32(self.size[0]))
+        return self.spans().boxes(self.size[0])
 
     def intersections(self, other: "RLEMasks") -> Int64[np.ndarray, "n m"]:
         """Return the number of pixels that each mask shares with each mask of `other`."""
