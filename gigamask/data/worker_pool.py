@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import re
 import signal
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -248,7 +249,7 @@ def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
     context = multiprocessing.get_context("spawn")
     with stop_signals_blocked():  # before the pool starts it, which would die of them
         resource_tracker.ensure_running()  # lets SIGINT and SIGTERM through again
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_initialize_worker)
+    pool = ProcessPoolExecutor(workers, context, _initialize_worker, ("torch" in sys.modules,))
     other_processes = set(multiprocessing.active_children())
     try:
         yield pool
@@ -315,13 +316,19 @@ def _keep_freed_memory() -> None:
     bytes(8_000_000)
 
 
-def _initialize_worker() -> None:
-    """Use one torch and OpenCV thread, heed SIGTERM, and exit when the parent process dies."""
+def _initialize_worker(use_torch: bool) -> None:
+    """Use one OpenCV thread, heed SIGTERM, and exit when the parent process dies.
+
+    Args:
+        use_torch: Whether to import torch, and use one of its threads too.
+    """
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     import cv2
-    import torch
 
-    torch.set_num_threads(1)
+    if use_torch:
+        import torch
+
+        torch.set_num_threads(1)
     cv2.setNumThreads(1)
     _keep_freed_memory()
     parent = multiprocessing.parent_process()

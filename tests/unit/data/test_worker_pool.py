@@ -77,6 +77,27 @@ def test_workers_use_one_thread():
     assert parallel_map(threads, range(2), 2) == [(1, 1)] * 2
 
 
+WITHOUT_TORCH = """
+import sys
+from gigamask.data.worker_pool import parallel_map
+
+def has_torch(_):
+    return "torch" in sys.modules
+
+if __name__ == "__main__":
+    assert parallel_map(has_torch, range(2), 2) == [False, False]
+    import torch
+    assert parallel_map(has_torch, range(2), 2) == [True, True]
+"""
+
+
+@pytest.mark.long
+def test_workers_import_torch_only_where_their_parent_has_it(tmp_path):
+    """It takes over a second of each worker of `index`, `verify` and `convert`."""
+    (tmp_path / "work.py").write_text(WITHOUT_TORCH)
+    subprocess.run([sys.executable, tmp_path / "work.py"], check=True)
+
+
 def wait(path: str) -> None:
     Path(path, str(os.getpid())).touch()
     time.sleep(60)
@@ -133,9 +154,9 @@ SLOW_IMPORT = """
 import time
 
 time.sleep(0.3)
-set_num_threads = setNumThreads = print
+setNumThreads = print
 """
-"""In place of torch and OpenCV, which workers import for these functions alone."""
+"""In place of OpenCV, which workers import for this function alone."""
 
 
 @pytest.mark.slow
@@ -144,8 +165,7 @@ set_num_threads = setNumThreads = print
 def test_a_signal_to_all_processes_ends_them_with_one_message(tmp_path, number, started):
     """A terminal sends SIGINT to every process, also to those that are still importing."""
     (tmp_path / "work.py").write_text(INTERRUPTED)
-    for name in ("torch", "cv2"):
-        (tmp_path / f"{name}.py").write_text(SLOW_IMPORT)
+    (tmp_path / "cv2.py").write_text(SLOW_IMPORT)
     (tmp_path / "temporary").mkdir()
     paths = [tmp_path / "temporary" / str(item) for item in range(4)]
     process = subprocess.Popen(
