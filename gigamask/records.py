@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float32, Float64, Int64
+from jaxtyping import Bool, Float32, Float64, Int64, UInt8
 
 from gigamask.masks.rle import RLEMasks
 
@@ -60,6 +60,13 @@ class ImageAnnotation:
         numbers = {name: number for number, name in enumerate(names)}
         given = self.categories or [""] * len(self.masks)
         return np.array([numbers.get(name, -1) for name in given], np.int64)
+
+
+class AnnotatedImage(NamedTuple):
+    """A decoded image as stored, and its annotation."""
+
+    pixels: UInt8[np.ndarray, "H W C"]
+    annotation: ImageAnnotation
 
 
 class SampleRef(NamedTuple):

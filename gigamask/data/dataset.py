@@ -19,7 +19,7 @@ from gigamask.errors import CorruptSampleError, GigamaskError, PixelFormatError
 from gigamask.masks.rle import RLEMasks
 from gigamask.masks.transforms import ImageTransform, boxes_on_grid
 from gigamask.pixels import RGB, PixelConfig
-from gigamask.records import ImageAnnotation, SampleRef
+from gigamask.records import AnnotatedImage, ImageAnnotation, SampleRef
 from gigamask.rng import make_rng
 from gigamask.types import RandomInputs, RandomSpec, Sample
 
@@ -60,13 +60,6 @@ class RawSample(NamedTuple):
             CorruptSampleError: The image cannot be decoded or has another size.
         """
         return image.decode(self.jpg, self.name, size, half, pixels)
-
-
-class AnnotatedImage(NamedTuple):
-    """A decoded image as stored, and its annotation."""
-
-    pixels: UInt8[np.ndarray, "H W C"]
-    annotation: ImageAnnotation
 
 
 @runtime_checkable

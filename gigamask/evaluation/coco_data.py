@@ -16,7 +16,6 @@ import numpy as np
 from jaxtyping import Float32, Float64, Int64
 
 from gigamask.data import image
-from gigamask.data.dataset import AnnotatedImage
 from gigamask.datatools.coco_json import AnnotationRow, canonical_id
 from gigamask.datatools.convert_coco import CocoImage, CocoSource
 from gigamask.datatools.formats import ConvertOptions
@@ -24,7 +23,7 @@ from gigamask.datatools.image_files import fit, read_file, to_member
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.evaluation.coco_ap import FREQUENCIES
 from gigamask.pixels import RGB, PixelConfig
-from gigamask.records import ImageAnnotation, InstanceFields
+from gigamask.records import AnnotatedImage, ImageAnnotation, InstanceFields
 from gigamask.serialization import check_regular, decode_json
 
 FORMAT = '[{"image_id", "category_id", "bbox": [x, y, width, height], "score"}, ...]'

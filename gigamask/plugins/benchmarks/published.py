@@ -13,7 +13,6 @@ from typing import Literal
 import numpy as np
 from jaxtyping import UInt8
 
-from gigamask.data.dataset import AnnotatedImage, Sa1bDataset
 from gigamask.data.index import Index
 from gigamask.datatools import convert_labels
 from gigamask.datatools.image_files import (
@@ -27,7 +26,7 @@ from gigamask.datatools.image_files import (
 from gigamask.datatools.pairing import MAX_LIST_BYTES, compose
 from gigamask.errors import CorruptSampleError, GigamaskError, counted
 from gigamask.masks.rle import RLEMasks
-from gigamask.records import ImageAnnotation
+from gigamask.records import AnnotatedImage, ImageAnnotation
 from gigamask.serialization import read_text
 
 UNSURE = 128
@@ -176,11 +175,17 @@ def open_masks(name: str, folder: Path, photographs: Index) -> PublishedImages:
     Raises:
         GigamaskError: No mask has an image, or two masks have the same name.
     """
+    from gigamask.data.dataset import Sa1bDataset  # imports torch
+
     dataset = Sa1bDataset(photographs)
+
+    def read(row: int, size: tuple[int, int]) -> UInt8[np.ndarray, "H W 3"]:
+        return dataset.read(row, with_json=False).pixels(size)
+
     readers: dict[str, PixelReader] = {}
     for row in range(len(photographs)):
         stem = Path(photographs.entry_name(row).rpartition(":")[2]).stem.removeprefix("sa_")
-        readers[compose(stem)] = partial(_read_row, dataset, row)
+        readers[compose(stem)] = partial(read, row)
     by_stem: dict[str, Path] = {}
     for path in files_of(folder, *MASK_FORMATS):
         if (other := by_stem.setdefault(compose(path.stem), path)) != path:
@@ -219,10 +224,6 @@ def _other_layout(name: str, folder: Path, detail: str = "") -> GigamaskError:
     return GigamaskError(
         f"--data {folder}: {state}{detail}; {name} needs {archive.layout}, from {archive.url}"
     )
-
-
-def _read_row(dataset: Sa1bDataset, row: int, size: tuple[int, int]) -> UInt8[np.ndarray, "H W 3"]:
-    return dataset.read(row, with_json=False).pixels(size)
 
 
 def _read_masks(path: Path, kind: str, name: str) -> tuple[RLEMasks, RLEMasks | None]:

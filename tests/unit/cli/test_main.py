@@ -121,6 +121,7 @@ def test_a_wrong_path_is_found_before_torch_is_imported(scenes):
         "follow nowhere.tar:1": nothing,
         "memory sample nowhere.tar:1": nothing,
         "plan tiny --gpu nowhere": "no GPU is called",
+        "benchmark davis starter --data nowhere": nothing,
     }
     rows = imported_by([*lines])
     assert [row[0] for row in rows] == [*lines]

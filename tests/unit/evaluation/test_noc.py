@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
-from gigamask.data.dataset import AnnotatedImage
 from gigamask.data.mask_sampling import MaskFilters
 from gigamask.evaluation import embedded_images, noc
 from gigamask.evaluation.clicks import evaluate_protocols
 from gigamask.inference.predictor import SamPredictor
 from gigamask.masks.rle import RLEMasks
-from gigamask.records import ImageAnnotation
+from gigamask.records import AnnotatedImage, ImageAnnotation
 from gigamask.synthetic.scenes import compose_scene
 from gigamask.training.checkpoint import load_model
 
