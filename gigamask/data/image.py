@@ -155,8 +155,8 @@ def read_stored(
         channels: Channels of the model that reads it, which decides about alpha and the pages that
             are read; None reads all pages.
         deep_color: Whether to read colors of 16 bits as such, and not their high byte.
-        is_check: Whether the pixels are not used: a JPEG is decoded at an eighth of its size, which
-            reads all of its bytes and takes two thirds of the time.
+        is_check: Whether the pixels are not used: a JPEG is decoded in gray at an eighth of its
+            size, which reads all of its bytes and takes two thirds of the time.
 
     Returns:
         Stored numbers of any type, [H, W, S].
@@ -170,7 +170,7 @@ def read_stored(
     try:
         if color_space is not None:
             factor = 8 if is_check else 2 if half else 1
-            is_gray = (color_space, channels) == ("Gray", 1)
+            is_gray = is_check or (color_space, channels) == ("Gray", 1)
             return _decode_jpeg(raw, factor, "GRAY" if is_gray else "RGB")
         if image_format(raw) == "NPY":
             return _read_array(raw)

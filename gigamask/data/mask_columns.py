@@ -21,13 +21,11 @@ class Described(NamedTuple):
     """What an index has of one image besides places, checksums and the columns of its masks.
 
     Attributes:
-        about: Image id, width and height.
-        masks: Number of its masks.
+        about: Image id, width, height and number of masks.
         categories: Categories of its masks; () for none.
     """
 
-    about: tuple[int, int, int]
-    masks: int
+    about: tuple[int, int, int, int]
     categories: Sequence[str]
 
 
@@ -66,11 +64,11 @@ def describe(
         columns = _columns(records)
         found: list[Described | CorruptSampleError] = [
             Described(
-                (record.image.image_id, record.image.width, record.image.height),
-                len(record.annotations),
+                (about.image_id, about.width, about.height, len(record.annotations)),
                 annotation.read_categories(record, name),
             )
             for name, record in records
+            for about in [record.image]
         ]
         tables.append(columns)
         return found

@@ -274,7 +274,7 @@ def index_tar(path: str, salvage: bool = False, checksums: bool = False) -> Shar
         json = jsons.get(stem, -1)
         place = *places[jpg], *((-1, 0) if json < 0 else places[json])
         crcs = members.crcs.get(jpg, 0), members.crcs.get(json, 0)
-        rows.append((*place, *found.about, found.masks, *crcs))
+        rows.append((*place, *found.about, *crcs))
         categories.update(filter(None, found.categories))
         names.append(stem)
     _check_usable(path, skipped, len(jpgs), "download it again or leave it out")

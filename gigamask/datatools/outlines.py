@@ -167,7 +167,7 @@ class Outlines:
         check_masks(self.masks, self.name)
         total = round(sum(length for _, _, length in self.rings))
         check_count(total, "pixels of outlines", MAX_IMAGE_OUTLINE, self.name)
-        parts = [RLEMasks.from_coco([], self.size), *(mask for _, mask in self.rle)]
+        parts = [mask for _, mask in self.rle]
         owners = [owner for owner, _ in self.rle]
         runs = sum(len(mask.bounds) for mask in parts)
         for some in self._chunks():
@@ -182,9 +182,9 @@ class Outlines:
             runs += len(parts[-1].bounds)
             check_count(runs, "runs of masks", MAX_RUNS, self.name)
         check_count(runs, "runs of masks", MAX_RUNS, self.name)
-        if len(parts) == 2 and not self.rle:
-            return parts[1]
-        every = RLEMasks.concatenate(parts)
+        if len(parts) == 1 and not self.rle:
+            return parts[0]
+        every = RLEMasks.concatenate(parts or [RLEMasks.from_coco([], self.size)])
         if len(set(owners)) < len(owners):  # a mask of polygons and of PNGs, as LabelMe can group
             return union(every, np.array(owners, np.int64), self.masks)
         return every[np.argsort(owners, kind="stable")]
@@ -246,7 +246,7 @@ def _corners(i: int, numbers: Sequence[float | None]) -> Float64[np.ndarray, "k 
             " corners); remove it or write it again"
         )
     arms = ring - ring[0]
-    longest = arms[np.abs(arms).max(1).argmax()]
+    longest = arms[np.abs(arms).argmax() // 2]
     if not (arms[:, 0] * longest[1] != arms[:, 1] * longest[0]).any():
         return f"polygon {i} is a line or a point without area; draw its outline"
     return ring

@@ -15,7 +15,6 @@ import zlib
 from collections.abc import Container, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from importlib import import_module
 from itertools import islice
 from os.path import splitext
 from pathlib import Path
@@ -176,7 +175,8 @@ def repack(
     }
     repack_one = partial(repack_tar, out=out, config=config, salvaged=salvaged)
     kind = tuple[RepackedTar | str, bool]
-    import_module("torch")  # workers of a process that has it use one of its threads each
+    import torch  # noqa: F401  (workers of a process that has it use one of its threads each)
+
     with lock_folder(out, RECORDS, worker_pool.is_part(workers)):
         results = worker_pool.parallel_map(repack_one, tars, workers, progress, kind)
     done = [result for result, _ in results if isinstance(result, RepackedTar)]

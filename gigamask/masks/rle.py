@@ -16,6 +16,7 @@ from gigamask.masks.resample import (
     Spans,
     cancel_pairs,
     offsets_of,
+    repeat_index,
     resample_bounds,
 )
 
@@ -66,7 +67,7 @@ class RLEMasks:
             GigamaskError: A mask is not valid; the message has its index.
         """
         check_size(size)
-        spans = read_spans(counts, np.tile(np.array(size), (len(counts), 1)))
+        spans = read_spans(counts, np.full((len(counts), 2), size))
         stride = size[0] * size[1] + 1  # keeps the end of a mask apart from the start of the next
         shift = spans.owner() * stride
         keys = np.stack([spans.begin + shift, spans.end + shift], 1).ravel()
@@ -92,7 +93,7 @@ class RLEMasks:
         """Decode the masks, as a transposed view because runs are column-major."""
         height, width = self.size
         lengths, offsets = _lengths(self)
-        index = np.arange(len(lengths)) - np.repeat(offsets[:-1], np.diff(offsets))
+        index = repeat_index(np.diff(offsets))[1]
         return (
             np.repeat((index & 1).astype(bool), lengths)
             .reshape(len(self), width, height)
