@@ -13,7 +13,8 @@ from PIL import Image
 from gigamask.data import shard_index as parts
 from gigamask.data import storage, tar
 from gigamask.data.image import encode_jpeg
-from gigamask.data.shard_index import ShardIndex, index_tar, read_summary
+from gigamask.data.index_format import rows_of_shard
+from gigamask.data.shard_index import COLUMNS, PART, ShardIndex, index_tar, read_summary
 from gigamask.errors import GigamaskError
 from tests.servers import FileServer
 
@@ -123,6 +124,23 @@ def test_a_part_that_is_there_is_kept(scenes_tar, tmp_path):
     with pytest.raises(OSError, match="file"):
         made.save(tmp_path / "file")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "part", "tars"]
+
+
+def test_a_saved_part_holds_every_column_and_a_flipped_bit_is_found(scenes_tar, tmp_path):
+    made = index_tar(str(scenes_tar))
+    made.save(tmp_path / "part")
+    assert sorted(path.name for path in (tmp_path / "part").iterdir()) == [COLUMNS, PART]
+    kept = rows_of_shard(tmp_path / "part").columns
+    for kind, columns in (("images", made.images), ("masks", made.masks)):
+        for name, column in columns.items():
+            found = kept.open(f"{kind}_{name}")
+            assert (found.dtype, found.tolist()) == (column.dtype, column.tolist()), name
+    file = tmp_path / "part" / COLUMNS
+    raw = bytearray(file.read_bytes())
+    raw[-100] ^= 1
+    file.write_bytes(raw)
+    with pytest.raises(GigamaskError, match=rf"{COLUMNS}: bytes .* were changed \(crc32\)"):
+        rows_of_shard(tmp_path / "part")
 
 
 def test_images_of_other_formats_are_members_unless_there_is_a_jpg(tmp_path):
