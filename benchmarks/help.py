@@ -27,6 +27,7 @@ WRONG = [
     "segment starter nowhere.png --out out",
     "export nowhere --to onnx --out out",
     "index nowhere --out out",
+    "benchmark davis starter --data nowhere",
 ]
 
 
