@@ -474,6 +474,18 @@ def vit_h() -> SamConfig:
     return SamConfig(embed_dim=1280, depth=32, num_heads=16, global_attn_indexes=(7, 15, 23, 31))
 
 
+def vit_s() -> SamConfig:
+    """Return the configuration of a SAM with ViT-S for 320 px, with 1,600 image tokens."""
+    return SamConfig(
+        image_size=320,
+        patch_size=8,
+        embed_dim=384,
+        num_heads=6,
+        window_size=10,
+        custom_init=True,
+    )
+
+
 def tiny() -> SamConfig:
     """Return a SAM configuration that trains in minutes on two CPU cores: 128 px, 0.7 M parameters.
 

@@ -25,7 +25,7 @@ CORE: Mapping[str, References] = {
     "train": {
         **_of("sam", "tiny"),
         **_of("compact", "photos", "compact"),
-        **_of("sam", "sam_vit_b", "sam_vit_l", "sam_vit_h"),
+        **_of("sam", "sam_vit_s", "sam_vit_b", "sam_vit_l", "sam_vit_h"),
         **_of("mixed_prompts", "mixed_prompts"),
         **_of("sam", "one_gpu", "finetune", "finetune_vit_l", "finetune_vit_h", "finetune_laptop"),
     },
