@@ -36,7 +36,8 @@ lint: .venv/ready
 docs: .venv/ready
 	$(BIN)/mkdocs build --strict
 
-# Lock the newest versions of everything that `make demo` and `make test` install, torch aside.
+# Lock the newest versions of everything that `make demo` and `make test` install, torch aside; and, with
+# hashes, of what the core needs.
 lock: .venv/ready
 	$(BIN)/pip install -q uv
 	echo '$(TORCH)' > .venv/torch.txt
@@ -44,6 +45,8 @@ lock: .venv/ready
 	$(BIN)/uv pip compile -q --universal --python-version 3.11 --no-annotate --no-header \
 		--constraint .venv/torch.txt --extra dev pyproject.toml >> .venv/lock.txt
 	mv .venv/lock.txt constraints.txt
+	$(BIN)/uv pip compile -q --universal --python-version 3.11 --no-annotate --no-header --generate-hashes \
+		--constraint constraints.txt pyproject.toml --output-file requirements.lock
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from email.parser import Parser
 from pathlib import Path
@@ -73,11 +74,27 @@ def test_the_source_archive_holds_what_is_read_tested_and_measured(built):
         "CITATION.cff",
         "Makefile",
         "constraints.txt",
+        "requirements.lock",
         "pyproject.toml",
     }
     assert alone | files(tree, "gigamask") | files(tree, "tests") | files(tree, "docs") | files(
         tree, "benchmarks"
     ) <= set(names)
+
+
+def test_the_lock_of_the_core_has_hashes_and_the_versions_of_the_tests():
+    locked = (ROOT / "requirements.lock").read_text()
+    pins = re.findall(
+        r"^([\w.-]+)==([\w.]+)(?: ;[^\\\n]*)? \\\n +--hash=sha256:", locked, re.MULTILINE
+    )
+    assert len(pins) == len(re.findall(r"^\w", locked, re.MULTILINE))
+    tested = set(
+        re.findall(r"^([\w.-]+)==([\w.]+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    )
+    assert set(pins) <= tested
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = {re.match(r"[\w-]+", each)[0] for each in project["dependencies"]}
+    assert needed <= {name for name, _ in pins}
 
 
 def test_the_wheel_says_what_it_is(built):
