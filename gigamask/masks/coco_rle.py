@@ -118,8 +118,8 @@ def _decode(
     if numbers is None:
         return None
     starts = np.searchsorted(ends, borders) >> 1
-    # One sum of int64 adds the numbers of both columns, as long as the lower halves of all sums are
-    # not negative: from the fourth number of a mask on, each is relative to the one two before it.
+    # From the fourth number of a mask on, each is relative to the one two before it. One sum of
+    # int64 (little-endian) adds both columns, as long as no run is negative in the first of them.
     pairs, packed = numbers.reshape(-1, 2), numbers.view(np.int64)
     pairs[:, 1] += pairs[:, 0] >> 31
     heads = starts[:-1][np.diff(starts) > 1]
@@ -164,14 +164,13 @@ def _read_numbers(
 
 def _refuse(counts: Sequence[bytes | str | Sequence], sizes: Int64[np.ndarray, "n 2"]) -> NoReturn:
     """Raise `GigamaskError` for the first mask whose counts are not valid."""
-    problems = [_problem(item, *size) for item, size in zip(counts, sizes.tolist(), strict=True)]
+    problems = (_problem(item, *size) for item, size in zip(counts, sizes.tolist(), strict=True))
     mask, problem = next(each for each in enumerate(problems) if each[1])
     raise GigamaskError(f"mask {mask}: {problem}; {FIX}")
 
 
 def _problem(item: bytes | str | Sequence, height: int, width: int) -> str:
     """Return what is wrong with the counts of one mask, "" if nothing is."""
-    runs: list[int] = []
     if isinstance(item, str | bytes):
         raw = item.encode("utf-8", "surrogatepass") if isinstance(item, str) else item
         if wrong := re.search(rb"[^0-o]", raw):
@@ -179,22 +178,24 @@ def _problem(item: bytes | str | Sequence, height: int, width: int) -> str:
             return f"{where} of the counts is not in 48 to 111"
         if raw[-1:] > b"O":
             return "the counts end within a number"
-        words = re.findall(rb"[P-o]*[0-O]", raw)
-        if (size := max(map(len, words), default=0)) > DIGIT_LIMIT:
+        digits = np.frombuffer(raw, np.uint8).astype(np.int64) - 48
+        ends = np.flatnonzero(digits < 32)
+        sizes = np.diff(ends, prepend=-1)
+        if (size := sizes.max(initial=0)) > DIGIT_LIMIT:
             return f"a number has {size} characters, at most {DIGIT_LIMIT} are allowed"
-        for word in words:
-            value = sum((digit - 48 & 31) << 5 * k for k, digit in enumerate(word))
-            value -= (word[-1] - 48 & 16) << 5 * len(word) - 4  # the sign
-            runs.append(value + (runs[-2] if len(runs) > 2 else 0))
+        shifted = (digits & 31) << 5 * repeat_index(sizes)[1]
+        sign = (digits[ends] & 16) << 5 * sizes - 4
+        runs = np.add.reduceat(shifted, ends + 1 - sizes) - sign
+        for side in (1, 2):
+            runs[side::2] = np.cumsum(runs[side::2])
     else:
-        runs += item
+        runs = np.array(item, np.int64)
     pixels = height * width
     grid = f"the image has {height} x {width} = {pixels} pixels"
-    for number, length in enumerate(runs):
-        if not 0 <= length <= pixels:
-            problem = "is negative" if length < 0 else f"is too long, {grid}"
-            return f"run length {length} (number {number}) {problem}"
-    return f"run lengths sum to {sum(runs)}, {grid}" if sum(runs) != pixels else ""
+    for number in np.flatnonzero((runs < 0) | (runs > pixels))[:1]:
+        problem = "is negative" if runs[number] < 0 else f"is too long, {grid}"
+        return f"run length {runs[number]} (number {number}) {problem}"
+    return f"run lengths sum to {runs.sum()}, {grid}" if runs.sum() != pixels else ""
 
 
 def write_counts(lengths: Int64[np.ndarray, "T"], offsets: Int64[np.ndarray, "n1"]) -> list[bytes]:

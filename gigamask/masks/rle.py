@@ -250,12 +250,11 @@ def union(masks: RLEMasks, groups: Int64[np.ndarray, "n"], count: int) -> RLEMas
         count: Number of groups.
     """
     pixels, lengths = masks.size[0] * masks.size[1], np.diff(masks.offsets)
-    of = np.repeat(np.arange(len(masks)), lengths)
-    opens: Bool[np.ndarray, "T"] = (np.arange(len(masks.bounds)) - masks.offsets[of]) % 2 == 0
+    of, bound = repeat_index(lengths)
     # A run that reaches the end of the grid is closed there, or it would extend into the next mask.
     odd = groups[lengths % 2 == 1]
     keys = np.concatenate([groups[of] * (pixels + 1) + masks.bounds, odd * (pixels + 1) + pixels])
-    steps = np.concatenate([np.where(opens, 1, -1), np.full(len(odd), -1)])
+    steps = np.concatenate([1 - 2 * (bound & 1), np.full(len(odd), -1)])
     places, inverse = np.unique(keys, return_inverse=True)
     covered = np.cumsum(np.bincount(inverse, steps, len(places))) > 0
     return from_keys(masks.size, count, places[np.diff(covered, prepend=False)], pixels + 1)
