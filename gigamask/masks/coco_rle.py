@@ -178,7 +178,7 @@ def _problem(item: bytes | str | Sequence, height: int, width: int) -> str:
             return f"{where} of the counts is not in 48 to 111"
         if raw[-1:] > b"O":
             return "the counts end within a number"
-        digits = np.frombuffer(raw, np.uint8).astype(np.int64) - 48
+        digits = np.frombuffer(raw, np.uint8) - np.uint8(48)
         ends = np.flatnonzero(digits < 32)
         sizes = np.diff(ends, prepend=-1)
         if (size := sizes.max(initial=0)) > DIGIT_LIMIT:
