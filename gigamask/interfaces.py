@@ -297,6 +297,30 @@ class Task(ABC):
 
 
 @dataclass(frozen=True)
+class Kernels:
+    """The kernels that a SAM is trained with: those of torch, or a subclass's."""
+
+    def check(self, config: Any) -> None:
+        """Check, before anything is loaded, that a training can use them.
+
+        Args:
+            config: The `SamTrainConfig`.
+
+        Raises:
+            GigamaskError: It cannot.
+        """
+
+    def used(self, task: Task, model: Any) -> AbstractContextManager[Task]:
+        """Return a context that yields the task to train with, in which the model uses them.
+
+        Args:
+            task: The `SamTask`.
+            model: Model to train, of which methods may be replaced within the context.
+        """
+        return nullcontext(task)
+
+
+@dataclass(frozen=True)
 class EvaluationResult:
     """Result of an evaluation during training.
 

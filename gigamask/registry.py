@@ -18,6 +18,7 @@ from gigamask.errors import GigamaskError
 from gigamask.interfaces import (
     Evaluator,
     ImageEncoder,
+    Kernels,
     Loss,
     LRSchedule,
     Mining,
@@ -132,6 +133,7 @@ COMPONENTS: dict[str, tuple[type, Mapping[str, str | Preset]]] = {
         Mining,
         {"none": "gigamask.interfaces:NoMining", "ohem": "gigamask.losses.ohem:OHEM"},
     ),
+    "kernels": (Kernels, {"torch": "gigamask.interfaces:Kernels"}),
     "optimizer": (
         Optimizer,
         {

@@ -220,7 +220,7 @@ class MaskDecoder(nn.Module):
         flat, *_ = shared(self, "image tokens", lambda: (image_tokens(images),))
         tokens, image = self._attend(flat, positions, prompts, mask_image, dense, token_mask)
         heads, iou, classes = self._heads(tokens, mask_tokens)
-        return MaskDecoderOutput(self._masks(image, heads, positions), iou, classes)
+        return MaskDecoderOutput(self.upscaled(image, heads, positions), iou, classes)
 
     @torch.no_grad()
     def custom_init(self, seed: int) -> None:
@@ -295,7 +295,7 @@ class MaskDecoder(nn.Module):
             return heads, iou, None
         return heads, iou, self.class_head(tokens[:, 1 + mask_tokens.start : 1 + mask_tokens.stop])
 
-    def _masks(
+    def upscaled(
         self,
         image: Float[Tensor, "M T C"],
         heads: Float[Tensor, "M c K"],
@@ -305,8 +305,12 @@ class MaskDecoder(nn.Module):
     ) -> Float[Tensor, "M K h w"]:
         """Return the product of each head with the image tokens, upscaled by a factor of four.
 
-        `finer` are SAM 2's features at two and four times the embedding's resolution, which are
-        added there, and the index of each mask's image.
+        Args:
+            image: Image tokens of each mask.
+            heads: Outputs of the hypernetworks.
+            positions: Position encoding of the image tokens, of which only the grid is used.
+            finer: SAM 2's features at two and four times the embedding's resolution, which are
+                added there, and the index of each mask's image.
         """
         first, second = (upscaling_weights(self.output_upscaling, index) for index in (0, 3))
         norm = cast(LayerNorm2d, self.output_upscaling[1])

@@ -13,7 +13,14 @@ from gigamask.data.augment import ColorJitter
 from gigamask.data.mask_sampling import MaskFilters, MaskSampler, RandomMasks
 from gigamask.data.sample_config import SampleConfig
 from gigamask.errors import GigamaskError, check_range
-from gigamask.interfaces import Loss, Mining, NoMining, PromptSchedule, Task
+from gigamask.interfaces import (
+    Kernels,
+    Loss,
+    Mining,
+    NoMining,
+    PromptSchedule,
+    Task,
+)
 from gigamask.losses.sam_loss import SamLoss
 from gigamask.models.configs import FIND_CLASSES, SamConfig
 from gigamask.models.lora_config import LoRA
@@ -103,6 +110,7 @@ class SamTrainConfig(ImageTrainConfig):
     prompts: PromptSchedule = field(default_factory=InteractiveSchedule)
     loss: Loss = field(default_factory=SamLoss)
     mining: Mining = field(default_factory=NoMining)  # pyrefly: ignore[bad-override]
+    kernels: Kernels = field(default_factory=Kernels)
 
     def check(self) -> SamTrainConfig:
         """Check the values and return the configuration itself.
@@ -154,6 +162,7 @@ class SamTrainConfig(ImageTrainConfig):
                 f"--compile is for --parallel ddp (got {self.parallel}), since sharded blocks are "
                 "not compiled; leave one of the flags out"
             )
+        self.kernels.check(self)
         if self.embedding_cache:
             self._check_embedding_cache()
         if self.compile and not self.loss.supports_filling:
@@ -234,6 +243,7 @@ class SamTrainConfig(ImageTrainConfig):
             mining=mining,
             compile_backend=self.compile_backend if self.compile else None,
             frozen_encoder=cached,
+            kernels=self.kernels,
         )
 
     def data_source(self, index: Index) -> DataSource:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -15,7 +15,7 @@ from gigamask.distributed.fsdp import dummy_forward, is_sharded
 from gigamask.distributed.precision import HALF_DTYPES, Precision, autocast
 from gigamask.distributed.profile_ranges import profile_generator, profile_range
 from gigamask.errors import GigamaskError
-from gigamask.interfaces import Loss, Mining, PromptSchedule, Task
+from gigamask.interfaces import Kernels, Loss, Mining, PromptSchedule, Task
 from gigamask.masks.valid_area import covered_parts, valid_cells
 from gigamask.models.layers import LayerNorm2d, TokenNorm
 from gigamask.models.prompt_decoder import PromptDecoder
@@ -75,6 +75,7 @@ class SamTask(Task):
         fast: Compiled functions of a round; chunks with fewer masks are filled up for them.
         frozen_encoder: Returns the embeddings of a batch if the encoder is frozen; None runs the
             encoder.
+        kernels: What the model computes with in `compiled`, if there is no backend.
     """
 
     schedule: PromptSchedule
@@ -86,16 +87,18 @@ class SamTask(Task):
     compile_backend: str | None = None
     fast: CompiledRound | None = None
     frozen_encoder: Callable[[PromptableModel, Batch, Precision], Tensor] | None = None
+    kernels: Kernels = field(default_factory=Kernels)
 
     @contextmanager
     def compiled(self, model: PromptableModel) -> Iterator[Task]:
-        """Yield the task whose rounds are compiled, if there is a backend.
+        """Yield the task whose rounds are compiled, if there is a backend, or use the kernels.
 
         Args:
             model: Model to train, whose encoder is compiled within the context.
         """
         if self.compile_backend is None:
-            yield self
+            with self.kernels.used(self, model) as task:
+                yield task
             return
         from gigamask.distributed.compilation import (
             compile_function,

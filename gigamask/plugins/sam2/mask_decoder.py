@@ -92,7 +92,7 @@ class Sam2MaskDecoder(MaskDecoder):
         heads, iou, classes = self._heads(
             tokens[:, 1:], ALL_MASK_TOKENS if needs_all else mask_tokens
         )
-        parts = [self._masks(image, heads, positions, (*finer, mask_image)), iou.sigmoid()]
+        parts = [self.upscaled(image, heads, positions, (*finer, mask_image)), iou.sigmoid()]
         parts += [] if classes is None else [classes]
         if needs_all:
             row = torch.arange(iou.shape[0], device=iou.device)

@@ -17,7 +17,7 @@ def similarity(custom_init: bool) -> float:
         heads = torch.stack(
             [decoder.output_hypernetworks_mlps[1](tokens[0, i]) for i in range(64)], -1
         )
-        logits = decoder._masks(tokens, heads[None], torch.empty(16, 16, 64))
+        logits = decoder.upscaled(tokens, heads[None], torch.empty(16, 16, 64))
     by_token = torch.nn.functional.avg_pool2d(logits, 4).flatten(2)[0]
     own = by_token[torch.arange(64), torch.arange(64)]
     return float((own > by_token.mean(1)).float().mean())
@@ -36,7 +36,7 @@ def test_background_is_the_start():
     with torch.no_grad():
         head = decoder.output_hypernetworks_mlps[1](torch.zeros(1, 64))
         tokens = torch.randn(1, 256, 64, generator=torch.Generator().manual_seed(1))
-        logits = decoder._masks(tokens, head[..., None], torch.empty(16, 16, 64))
+        logits = decoder.upscaled(tokens, head[..., None], torch.empty(16, 16, 64))
     assert float(logits.mean()) == pytest.approx(-2.3, abs=0.7)
 
 
