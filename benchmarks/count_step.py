@@ -14,7 +14,11 @@ Branches that drop path skips are left out at their rates, so that the counts ar
 Below, the branches that the slowest of some processes computes, by `--drop-path-mode`, from the
 trainer's own draws. Prints Markdown.
 
+With --kernels triton, the rounds use the plugin's kernels, each of which is one launch that reads
+its inputs and writes its results once.
+
 Run: python -m benchmarks.count_step --size h [--gpus h100 h200] [--ranks 256] [--json FILE]
+    [--kernels triton]
 """
 
 import os
@@ -39,6 +43,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
+from gigamask import registry
 from gigamask.interfaces import Loss
 from gigamask.profiling import gpus
 from gigamask.profiling.dry_run import (
@@ -352,7 +357,7 @@ def foreach_kernels() -> AbstractContextManager:
     return patch("torch.utils._foreach_utils._foreach_supported_types", kinds)
 
 
-def configured(size: str, masks: int) -> SamTrainConfig:
+def configured(size: str, masks: int, kernels: str = "torch") -> SamTrainConfig:
     """Returns the recipe of a size with bf16, SAM's rounds and all masks in one chunk."""
     recipe = cast(SamTrainConfig, find(RECIPES[size])())
     return replace(
@@ -362,6 +367,7 @@ def configured(size: str, masks: int) -> SamTrainConfig:
         masks_per_chunk=masks,
         activation_checkpointing=0,
         precision="bf16",
+        kernels=registry.make_component("kernels", kernels),
     )
 
 
@@ -403,12 +409,13 @@ def main() -> None:
     options.add_argument("--masks", type=int, default=64)
     options.add_argument("--gpus", nargs="+", choices=BANDWIDTH, default=["h100", "h200"])
     options.add_argument("--ranks", type=int, default=256, help="processes with one image each")
+    options.add_argument("--kernels", choices=registry.names("kernels"), default="torch")
     options.add_argument("--json", type=Path, help="file for the counts by phase")
     options.add_argument("--operators", action="store_true", help="also list the operators")
     given = options.parse_args()
     from benchmarks.drop_path import DropPathCount, print_drop_path  # which imports this module
 
-    run = configured(given.size, given.masks)
+    run = configured(given.size, given.masks, given.kernels)
     found = DropPathCount.of(run, given.masks)
     counts, rounds = found.mean, run.prompts.rounds
     print(f"{RECIPES[given.size]}, bf16, 1 image x {given.masks} masks, {rounds} rounds\n")

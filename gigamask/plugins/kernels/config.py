@@ -1,0 +1,67 @@
+"""`--kernels triton`: what it needs, and the modules of a model that compute with the kernels.
+
+Imports neither torch nor Triton, so that `--help` is fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, cast
+
+from gigamask.errors import GigamaskError
+from gigamask.interfaces import Kernels, Task
+
+if TYPE_CHECKING:
+    from gigamask.training.sam_config import SamTrainConfig
+
+
+@dataclass(frozen=True)
+class TritonKernels(Kernels):
+    """Fused Triton kernels for the rounds of SAM's decoder (docs/plugins/kernels)."""
+
+    def check(self, config: SamTrainConfig) -> None:
+        """Check that the kernels can be used.
+
+        Args:
+            config: The training.
+
+        Raises:
+            GigamaskError: They cannot.
+        """
+        if find_spec("triton") is None:
+            raise GigamaskError(
+                "--kernels triton: the package triton is not installed; run "
+                "pip install 'gigamask[kernels]', or leave the flag out"
+            )
+        if config.compile:
+            raise GigamaskError(
+                "--kernels triton takes the place of --compile; leave one of the flags out"
+            )
+        if config.command != "train":
+            raise GigamaskError("--kernels triton is for 'gigamask train'; leave the flag out")
+
+    @contextmanager
+    def used(self, task: Task, model: Any) -> Iterator[Task]:
+        """Yield the task, with a mask decoder that computes with the kernels within the context.
+
+        Args:
+            task: The task.
+            model: The model.
+
+        Raises:
+            GigamaskError: The model has another decoder than SAM's, or the device or precision is
+                not one of the kernels'.
+        """
+        from gigamask.plugins.kernels.decoder import fused_methods
+
+        methods = fused_methods(model, cast(Any, task).precision)
+        for module, name, method in methods:
+            setattr(module, name, method)
+        try:
+            yield task
+        finally:
+            for module, name, _ in methods:
+                delattr(module, name)

@@ -1,0 +1,28 @@
+"""The tests of the kernels, each file in a process of its own."""
+
+import pytest
+
+from tests.plugins.kernels.interpreter import run_tests
+
+FILES = ("test_upscaling.py", "test_attention.py", "test_decoder.py")
+
+
+@pytest.mark.slow
+def test_kernels_equal_the_eager_operations():
+    run_tests(*FILES, "-m", "not long")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("file", FILES[:2])
+def test_kernels_equal_the_eager_operations_at_many_shapes(file):
+    run_tests(file, "-m", "long")
+
+
+@pytest.mark.long
+def test_trainings_equal_those_without_kernels():
+    run_tests("test_training.py")
+
+
+@pytest.mark.long
+def test_kernels_compile_for_all_chips():
+    run_tests("test_compiled.py", interpret=False)
