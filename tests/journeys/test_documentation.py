@@ -207,10 +207,10 @@ OTHERS = {
     *("help", "version", "print-config", "resume", "config", "torch-backend", "in-channels"),
     *("no-python", "nproc-per-node", "node-rank", "max-restarts", "standalone", "nnodes"),
     *("rdzv-backend", "rdzv-endpoint", "rdzv-id"),
-    *("requeue", "container-image", "platform", "project-name"),
+    *("requeue", "container-image", "platform", "project-name", "no-deps", "require-hashes"),
     *("signal", "signals-to-handle", "shutdown-timeout"),
 }
-"""Flags of torchrun, Slurm, uv and CVAT, and those that are not fields."""
+"""Flags of torchrun, Slurm, uv, pip and CVAT, and those that are not fields."""
 
 
 def fields_of(paths: Iterable[Path]) -> set[str]:

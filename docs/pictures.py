@@ -1,0 +1,90 @@
+"""Draw the pictures of README.md and docs/gallery.md: `python -m docs.pictures [WEIGHTS]`.
+
+The photographs come with scikit-image and are free to show: the coffee is by Rachel Michetti
+(CC0), the rocket by SpaceX and the astronaut by NASA (public domain).
+"""
+
+import sys
+from functools import partial
+from pathlib import Path
+
+import cv2
+import numpy as np
+from skimage import data
+
+from gigamask import SamPredictor, load_model
+from gigamask.data.image import write_png
+from gigamask.evaluation.figures import GAP_PX, WHITE, FigurePanel, draw_panel
+from gigamask.synthetic import cells, clutter, dead_leaves, scenes
+from gigamask.workflows.segment import draw_masks
+
+FOLDER = Path(__file__).parent / "images"
+PROMPTS = {
+    "coffee": ([(300, 150)], [(300, 150), (300, 100)], (175, 15, 410, 250), (320, 230, 405, 330)),
+    "rocket": ([(320, 200)], [(320, 200), (320, 330)], (302, 95, 342, 385), [(320, 120)]),
+    "astronaut": ([(225, 120)], [(220, 60)], [(150, 350)], (170, 10, 290, 190)),
+}
+"""Prompts of each photograph: clicks on the object, x and y, or the corners of a box."""
+
+
+def panels_of(predictor: SamPredictor, name: str) -> list[np.ndarray]:
+    """Return a row of panels of a photograph, one for each prompt, with the answer."""
+    pixels = getattr(data, name)()
+    nothing, window = np.zeros(pixels.shape[:2], bool), (0, 0, *pixels.shape[1::-1])
+    predictor.set_image(pixels)
+    row = []
+    for prompt in PROMPTS[name]:
+        if isinstance(prompt, tuple):
+            masks, scores, _ = predictor.predict(box=np.array(prompt), multimask_output=False)
+            label, points, labels = "a box", np.reshape(prompt, (2, 2)), np.array([2, 3])
+        else:
+            points, labels, logits = np.array(prompt), np.ones(len(prompt), int), None
+            for count in range(1, len(prompt) + 1):  # as one clicks on the page
+                masks, scores, low = predictor.predict(
+                    points[:count], labels[:count], mask_input=logits, multimask_output=count == 1
+                )
+                logits = low[scores.argmax()][None]
+            label = f"{len(prompt)} click{'s' if len(prompt) > 1 else ''}"
+        best = scores.argmax()
+        panel = FigurePanel(
+            f"{label}, predicted IoU {scores[best]:.2f}", masks[best], points.astype(float), labels
+        )
+        row.append(draw_panel(pixels, nothing, panel, window))
+    return row
+
+
+def grid(rows: list[list[np.ndarray]]) -> np.ndarray:
+    """Return panels of one size in rows, with gaps."""
+    border = partial(cv2.copyMakeBorder, borderType=cv2.BORDER_CONSTANT, value=WHITE)
+    pad = partial(border, top=0, bottom=GAP_PX, left=0, right=GAP_PX)
+    return np.concatenate([np.concatenate([pad(panel) for panel in row], 1) for row in rows])
+
+
+def scene_panels() -> list[list[np.ndarray]]:
+    """Return a row for each kind of synthetic scene: three scenes, their masks drawn."""
+    kinds = {
+        "objects": scenes.compose_scene,
+        "dead_leaves": dead_leaves.compose_leaves,
+        "clutter": clutter.compose_clutter,
+        "cells": cells.compose_cells,
+    }
+    rows = []
+    for name, compose in kinds.items():
+        row = []
+        for number in range(3):
+            scene = compose(seed=0, number=number)
+            height, width = scene.pixels.shape[:2]
+            empty = np.zeros((height, width), bool)
+            panel = FigurePanel(f"--kind {name}", empty, np.zeros((0, 2)), np.zeros(0))
+            drawn = draw_masks(scene.pixels, scene.masks) if number else scene.pixels
+            row.append(draw_panel(drawn, empty, panel, (0, 0, width, height)))
+        rows.append(row)
+    return rows
+
+
+if __name__ == "__main__":
+    model = load_model(sys.argv[1] if len(sys.argv) > 1 else "starter")
+    write_png(
+        FOLDER / "photographs.png", grid([panels_of(SamPredictor(model), name) for name in PROMPTS])
+    )
+    write_png(FOLDER / "scenes.png", grid(scene_panels()))
