@@ -39,6 +39,12 @@ TYPES = {
     bool: ("", "true or false"),
 }
 """Types of values, as `--help` and errors write them."""
+PROGRESS = (
+    "  --progress {bar,lines,none}",
+    "      how progress is shown on standard error (default: a bar in a terminal; elsewhere",
+    "      a line every ten seconds)",
+)
+"""Help of the flag that `cli.main` reads for all commands."""
 NONE: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -349,7 +355,7 @@ def _help(
                 text += f" (default: {' '.join(map(str, listed))})"
             head = leaf.metavar or f"{flags} {_type(leaf.kind)[0]}".rstrip()
             lines += [f"  {head}", *_wrapped(text, " " * 6)]
-    return lines
+    return [*lines, "", "of all commands:", *PROGRESS]
 
 
 def _wrapped(text: str | None, indent: str) -> list[str]:

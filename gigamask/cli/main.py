@@ -9,12 +9,13 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from types import FrameType
 from typing import Any
 
-from gigamask import files, plugin
+from gigamask import files, plugin, progress
 from gigamask.errors import GigamaskError, TrainingInterruptedError
 from gigamask.signals import STOP_SIGNALS, discard_if_closed, stop_signals_handled
 
@@ -58,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with warnings.catch_warnings(), stop_signals_raised(received):
             warnings.showwarning = print_warning
             try:
-                code = run_command(arguments)
+                code = copy_context().run(run_command, arguments)
             except (OSError, RuntimeError) as error:
                 files.check_file_limit(error)
                 raise
@@ -163,7 +164,7 @@ def run_command(arguments: list[str]) -> int:
     if "" in arguments:
         number = arguments.index("") + 1
         raise GigamaskError(f"argument {number} is empty (an unset shell variable?); give a value")
-    name, *rest = map(expand_home_of, arguments)
+    name, *rest = choose_progress(map(expand_home_of, arguments))
     if name == "--version":
         from gigamask import __version__
 
@@ -199,6 +200,24 @@ def run_command(arguments: list[str]) -> int:
     if "fault" in result:
         raise GigamaskError(result["fault"])
     return 0
+
+
+def choose_progress(arguments: Iterable[str]) -> list[str]:
+    """Set how progress is shown in this context, and return the arguments but for `--progress`."""
+    others, words = [], iter(arguments)
+    if os.environ.get("RANK", "0") != "0":  # of several processes, one shows it
+        progress.CHOSEN.set("none")
+    for word in words:
+        flag, equals, value = word.partition("=")
+        if flag != "--progress":
+            others.append(word)
+            continue
+        value = value if equals else next(words, "")
+        if value not in progress.MODES:
+            choices = ", ".join(progress.MODES)
+            raise GigamaskError(f"--progress must be one of {choices} (got {value!r})")
+        progress.CHOSEN.set(progress.CHOSEN.get() or value)
+    return others or [""]
 
 
 def trainings() -> dict[str, str]:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from gigamask.errors import GigamaskError
+from gigamask.errors import GigamaskError, counted
 
 Precision = Literal["fp32", "bf16", "fp16"]
 PrecisionName = Literal["auto", "fp32", "bf16", "fp16"]
@@ -41,6 +41,17 @@ def choose_device(name: str) -> torch.device:
             "flag out, or use --device cpu"
         )
     return device
+
+
+def device_name(device: torch.device) -> str:
+    """Return the name of a GPU, or the type of another device."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def describe_device(device: torch.device) -> str:
+    """Return a device with its number of threads, such as "cpu, 2 threads"."""
+    threads = f", {counted(torch.get_num_threads(), 'thread')}" if device.type == "cpu" else ""
+    return device_name(device) + threads
 
 
 def choose_precision(name: TrainingPrecision, device: torch.device) -> Precision:

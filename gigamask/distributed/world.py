@@ -11,6 +11,7 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor, distributed
 
+from gigamask import progress
 from gigamask.errors import EvaluationStoppedError, GigamaskError
 
 Result = TypeVar("Result")
@@ -221,6 +222,8 @@ def init_world(
             f"(got {environment.get(invalid[0])}); start several processes with torchrun"
         )
     rank, size, local_rank, local_size, node = (int(environment[name]) for name in names)
+    if rank:
+        progress.CHOSEN.set("none")
     if size % local_size:
         raise GigamaskError(
             "every machine must run the same number of processes"

@@ -43,6 +43,7 @@ from gigamask.inference.automatic_mask_generator import calculate_stability_scor
 from gigamask.interfaces import EvaluationResult
 from gigamask.models.promptable import PromptableModel
 from gigamask.pixels import RGB, PixelConfig
+from gigamask.progress import track
 from gigamask.rng import make_rng
 
 CLICKS = (1, 3, 5)
@@ -204,8 +205,10 @@ class ClickScorer:
         part = self.world.local_range(len(self.rows))
         previous = self._previous(model, part.start) if part else None
         rows = self.rows[part.start : part.stop]
+        name = "evaluate" if self.world.size == 1 else "evaluate this process's images"
+        shown = track(rows, name)
         most_rows = -(-len(self.rows) // self.world.size)
-        for row, image in embed_images(model, self.index, rows, batch_size=1):
+        for row, image in embed_images(model, self.index, shown, batch_size=1):
             check_stop(self.world)
             if isinstance(image, CorruptSampleError):
                 result.skipped.append(str(image))

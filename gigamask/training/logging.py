@@ -20,11 +20,12 @@ import psutil
 import torch
 from jaxtyping import UInt8
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
-from gigamask import files
+from gigamask import files, progress
 from gigamask.data import process_memory
 from gigamask.data.image import encode_jpeg
+from gigamask.distributed.precision import device_name
 from gigamask.distributed.profile_ranges import profile_range
 from gigamask.interfaces import EvaluationResult
 from gigamask.signals import discard_if_closed
@@ -150,15 +151,17 @@ class MetricsLogger:
         self._device = device
         self._first_step = self._step = self._begun = first_step  # `_step` is the last one logged
         self._observers = observers
-        self._console = Console(file=cast(TextIO, LastingStream()))
-        self._progress = Progress(
+        is_bar = enabled and progress.mode() == "bar"
+        self._console = Console(file=cast(TextIO, LastingStream()), force_terminal=is_bar or None)
+        self._progress = progress.make_bars(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[figures]}"),
             TimeRemainingColumn(),
             console=self._console,
-            disable=not (enabled and self._console.is_terminal),
+            transient=False,
+            disable=not is_bar,
         )
         self._bar = self._progress.add_task(
             "train", total=config.steps, completed=first_step, figures=""
@@ -167,7 +170,7 @@ class MetricsLogger:
         self._writer = JsonlWriter(Path(config.out) / "metrics.jsonl", self.print)
         if enabled:
             self._writer.end_line()
-        self._start_s = self._last_s = time.perf_counter()
+        self._start_s = self._last_s = self._printed_s = time.perf_counter()
         self._data_time_s = self._waiting = 0.0
 
     def log_start(self, processes: int = 1, damaged: Sequence[str] = ()) -> None:
@@ -179,11 +182,10 @@ class MetricsLogger:
         """
         if not self._enabled:
             return
-        is_cuda = self._device.type == "cuda"
         event = {
             "step": self._first_step,
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
-            "device": torch.cuda.get_device_name(self._device) if is_cuda else self._device.type,
+            "device": device_name(self._device),
             "processes": processes,
             "threads": torch.get_num_threads(),
         }
@@ -228,18 +230,19 @@ class MetricsLogger:
             f"{record['images_per_s']:.1f} images/s  {record['memory_gb']:.1f} GB{waits}"
         )
         self._progress.update(self._bar, completed=step, figures=figures)
-        if step % self._config.log_every and step != self._config.steps:
+        is_logged = step % self._config.log_every == 0 or step == self._config.steps
+        is_due = is_logged or now_s - self._printed_s > progress.INTERVAL_S
+        if is_due and progress.mode() == "lines":
+            self._printed_s = now_s
+            elapsed_s = now_s - self._start_s
+            left_s = elapsed_s / max(1, step - self._first_step) * (self._config.steps - step)
+            self.print(f"step {step}/{self._config.steps}  {figures}  {left_s:.0f} s left")
+        if not is_logged:
             return
         if loaders := process_memory.workers_allocated_bytes():
             record["loader_mb"] = max(loaders.values()) / 1e6
         self.write({"step": step, **{name: round(value, 6) for name, value in record.items()}})
         self._track(lambda tracker: tracker.scalars(record, step))
-        if self._progress.disable:
-            elapsed_s = time.perf_counter() - self._start_s
-            left_s = elapsed_s / max(1, step - self._first_step) * (self._config.steps - step)
-            self._console.print(
-                f"step {step}/{self._config.steps}  {figures}  {left_s:.0f} s left", highlight=False
-            )
 
     def log_evaluation(self, step: int, evaluation: EvaluationResult) -> float:
         """Log an evaluation.
@@ -325,12 +328,14 @@ class MetricsLogger:
 
     def __enter__(self) -> "MetricsLogger":
         self._progress.start()
+        self._bars_before = progress.BARS.set(self._progress)
         return self
 
     def __exit__(self, *_: object) -> None:
         try:
             self._observe(self._step, is_end=True)
         finally:
+            progress.BARS.reset(self._bars_before)
             self._progress.stop()
             self._writer.close()
             self._track(lambda tracker: tracker.close())

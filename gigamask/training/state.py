@@ -81,6 +81,7 @@ class TrainState:
         exchange: Sums the encoder's gradients over all processes; not saved.
         resumed: The checkpoint that it was loaded from; not saved.
         unreached: The trained parameters that have had no gradient yet.
+        loaded: Number of tensors that the initial weights set; not saved.
     """
 
     model: Model
@@ -96,6 +97,7 @@ class TrainState:
     exchange: GradientExchange | None = None
     resumed: Resumed | None = None
     unreached: Unreached = field(default_factory=Unreached)
+    loaded: int = 0
 
     @classmethod
     def initialize(
@@ -122,6 +124,7 @@ class TrainState:
             loaded = model.load_init(init)
         state = cls.from_model(model.to(device), config)
         check_frozen(model, loaded, init)
+        state.loaded = len(loaded)
         return state
 
     @classmethod

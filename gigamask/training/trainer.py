@@ -21,8 +21,9 @@ from gigamask.distributed.precision import choose_device, float32_products
 from gigamask.distributed.world import World, dump_stacks_on_hang, meet
 from gigamask.errors import EvaluationStoppedError
 from gigamask.interfaces import EvaluationResult, Task
+from gigamask.progress import progress_bar, say
 from gigamask.signals import stop_signals_handled
-from gigamask.training import checkpoint
+from gigamask.training import checkpoint, opening
 from gigamask.training.async_checkpoint import AsyncCheckpointer
 from gigamask.training.config import TrainConfig, item_sampler
 from gigamask.training.first_step import training_mode
@@ -75,9 +76,10 @@ def train(
     item_sampler(config).check(config.batch_size, world.size, world.nodes)
     with ExitStack() as stack:
         saved = lock_and_resume(config, world, device, stack)
-        state, data, evaluate = world.main_first(
-            partial(prepare, config, world, device, allow_data_change, saved)
-        )
+        with progress_bar("read data and weights"):
+            state, data, evaluate = world.main_first(
+                partial(prepare, config, world, device, allow_data_change, saved)
+            )
         if world.is_main:
             on_start()
         if data is None and evaluate is None:
@@ -377,6 +379,8 @@ def prepare(
     if world.is_main:
         save_data_record(config, description)
         data.save_run_files()
+        for line in opening.lines(config, state, index, data.samples_per_epoch, world.size):
+            say(line)
     return state, data, evaluate
 
 

@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.progress import track
-
 from gigamask import config_files, files, plugin, recipes
 from gigamask.data import index as indexes
 from gigamask.data.mask_sampling import MaskFilters
@@ -16,6 +14,7 @@ from gigamask.distributed.precision import choose_device
 from gigamask.errors import TrainingInterruptedError, counted
 from gigamask.evaluation import clicks, figures
 from gigamask.evaluation.click_evaluation import ClickEvaluation
+from gigamask.progress import progress_bar, track
 from gigamask.report import history, html, page
 from gigamask.synthetic import scenes
 from gigamask.training.checkpoint import load_model
@@ -56,7 +55,8 @@ def run(out: str, train_images: int, test_images: int, steps: int | None) -> dic
     ):
         if not (folder / name / "index").exists():
             print(f"{name}: {images} synthetic scenes", flush=True)
-            scenes.write(str(folder / name), images, seed=seed)
+            with progress_bar(name):
+                scenes.write(str(folder / name), images, seed=seed)
             index = indexes.build(folder / name, str(folder / name / "index"))
             print(f"  {counted(len(index), 'image')}, {counted(index.manifest.masks, 'mask')}")
     data = (str(folder / "train" / "index"),)
@@ -77,7 +77,7 @@ def run(out: str, train_images: int, test_images: int, steps: int | None) -> dic
         )
     test = indexes.Index.open(str(folder / "test" / "index"))
     model = load_model(out)
-    rows = track(range(len(test)), "evaluate", transient=True)
+    rows = track(range(len(test)), "evaluate")
     result = clicks.evaluate_clicks(model, test, MaskFilters(max_area=None), rows=rows)
     paths = figures.write_figures(model, test, result, folder / "pictures")
     elapsed_s = round(time.perf_counter() - start_s, 1)

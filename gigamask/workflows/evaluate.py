@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from gigamask.errors import GigamaskError, check_range
+from gigamask.errors import GigamaskError, check_range, counted
 from gigamask.pixels import PixelConfig, WindowOptions
 from gigamask.workflows.open_data import (
     AnnotationOptions,
@@ -189,12 +189,11 @@ def score(
     Returns:
         The scores on the main process, None on the others.
     """
-    from rich.progress import track
-
     from gigamask.data import worker_pool
     from gigamask.data.mask_sampling import MaskFilters
-    from gigamask.distributed.precision import autocast, choose_precision
+    from gigamask.distributed.precision import autocast, choose_precision, describe_device
     from gigamask.evaluation import clicks
+    from gigamask.progress import progress_bar, say, track
 
     def begin() -> tuple[PromptableModel, tuple[str, ...], ImageSource, dict[str, Scorer]]:
         options.check()
@@ -204,15 +203,20 @@ def score(
         names, images = _open(data, options, stack, report, model.config.pixels)
         return model, names, images, _scorers(options, images)
 
-    model, names, images, scorers = world.main_first(begin)
+    with progress_bar("read model and data"):
+        model, names, images, scorers = world.main_first(begin)
     count = min(options.max_images or len(images), len(images))
     filters = MaskFilters(max_area=None, min_predicted_iou=options.min_predicted_iou)
     protocol = options.protocol()
-    rows = track(world.local_range(count), "evaluate", transient=True, disable=not world.is_main)
+    rows = track(world.local_range(count), "evaluate")
     on_image = [scorer.update for scorer in scorers.values()]
 
     device = model.device
     precision = choose_precision(options.precision, device)
+    manifest = getattr(images, "manifest", None)
+    left_out = f", {len(manifest.left_out.skipped)} left out" if manifest else ""
+    using = f"{describe_device(device)}, {precision}"
+    say(f"  {count:,} of {counted(len(images), 'image')}{left_out}; device: {using}")
 
     def evaluate_part() -> ClickResult:
         size = options.batch_size

@@ -17,8 +17,9 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from gigamask import config_files, recipes
-from gigamask.errors import GigamaskError, check_range
+from gigamask.errors import GigamaskError, check_range, counted
 from gigamask.models.manifest import list_checkpoints
+from gigamask.progress import progress_bar, say
 from gigamask.training.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -273,10 +274,12 @@ def open_world(
     Raises:
         GigamaskError: The environment or `config.processes` does not fit the device.
     """
-    import torch
+    say(opening(config))
+    with progress_bar("load torch"):
+        import torch
 
-    from gigamask.distributed.precision import choose_device
-    from gigamask.distributed.world import announce, destroy_world, init_world
+        from gigamask.distributed.precision import choose_device
+        from gigamask.distributed.world import announce, destroy_world, init_world
 
     device, threads = choose_device(config.device), torch.get_num_threads()
     processes = count_processes(config, device, environment)
@@ -299,6 +302,18 @@ def open_world(
             if world.is_main:
                 remove_empty_run(config.out)
             raise
+
+
+def opening(config: TrainConfig) -> str:
+    """Return a line about a training, of what is known before torch and the data are read."""
+    data = " ".join(getattr(config.evaluation, "data", ()))
+    scores = f"evaluated on {data} every {counted(config.evaluation.interval, 'step')}"
+    start = "resumed" if config.has_checkpoint else f"from {config.init or 'random weights'}"
+    return (
+        f"{config.command} {config.recipe}, {start}: {counted(config.steps, 'step')} of "
+        f"{config.batch_size} samples from {' '.join(config.data)} to {config.out}, "
+        f"{scores + ' and at the end' if data else 'without --evaluation.data'}"
+    )
 
 
 def count_processes(

@@ -52,12 +52,12 @@ class ConvertCommand(PartOptions):
 
     def run(self) -> dict[str, Any]:
         """Convert, and return the counts."""
-        from gigamask.cli.commands.output import progress_bar
         from gigamask.data import worker_pool
         from gigamask.datatools.convert import convert, lines, listed
         from gigamask.datatools.find_source import of_annotations
         from gigamask.datatools.left_out import LeftOutRecord
         from gigamask.errors import counted
+        from gigamask.progress import progress_bar
 
         options = formats.ConvertOptions(
             self.keep_crowds, self.split_components, self.ignore, self.binary, self.nearest_value

@@ -64,9 +64,13 @@ class EvaluateCommand(EvaluateOptions, PartOptions):
             self.check()
             check_weights_exist(self.weights)
             check_data(self.data, self)
-        from gigamask.distributed.precision import choose_device
-        from gigamask.distributed.world import destroy_world, init_world
-        from gigamask.workflows.evaluate import score
+        from gigamask.progress import progress_bar, say
+
+        say(f"evaluate {self.weights} on {' '.join(self.data)}")
+        with progress_bar("load torch"):
+            from gigamask.distributed.precision import choose_device
+            from gigamask.distributed.world import destroy_world, init_world
+            from gigamask.workflows.evaluate import score
 
         world = init_world(os.environ, choose_device(self.device))
         try:

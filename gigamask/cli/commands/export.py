@@ -52,6 +52,7 @@ class ExportCommand:
         from gigamask.errors import GigamaskError
         from gigamask.models.hub import is_hub_id, upload
         from gigamask.models.weight_paths import check_weights_exist
+        from gigamask.progress import progress_bar, say
 
         out = Path(self.out)
         chosen = formats.find(self.to)
@@ -73,14 +74,16 @@ class ExportCommand:
                 f"--out {out}: the folder {out.parent} does not exist; create it, or choose another"
             )
         check_weights_exist(self.weights)
-        from gigamask.training.checkpoint import load_model
+        say(f"export {self.weights} to {self.out} as {self.to}, and read it back")
+        with progress_bar("export"):
+            from gigamask.training.checkpoint import load_model
 
-        config_of = partial(config_files.config_of_weights, trust=self.trust)
-        model = load_model(self.weights, "cpu", config_of)
-        run = self._read_run() if chosen.is_folder else None
-        base = self._read_base() if "base" in chosen.options else None
-        options = given | {"weights": self.weights, "base": base}
-        result = chosen.write(model, out, options)
+            config_of = partial(config_files.config_of_weights, trust=self.trust)
+            model = load_model(self.weights, "cpu", config_of)
+            run = self._read_run() if chosen.is_folder else None
+            base = self._read_base() if "base" in chosen.options else None
+            options = given | {"weights": self.weights, "base": base}
+            result = chosen.write(model, out, options)
         if chosen.is_folder:
             result["files"] = [*result["files"], str(self._write_card(chosen, out, run))]
         if model.config.pixels.has_window and chosen.without_window:

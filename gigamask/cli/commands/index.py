@@ -33,10 +33,10 @@ class IndexCommand(PartOptions):
 
     def run(self) -> dict[str, Any]:
         """Build or extend the index, and return its report."""
-        from gigamask.cli.commands.output import progress_bar
         from gigamask.data import image_folder, worker_pool
         from gigamask.data import index as indexes
         from gigamask.errors import counted
+        from gigamask.progress import progress_bar
 
         workers = worker_pool.workers_of(self.part, self.workers)
         with progress_bar("index") as progress:

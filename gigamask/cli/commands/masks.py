@@ -37,9 +37,9 @@ class MasksCommand(PartOptions):
         """Build or verify the store, and return its size."""
         from rich.filesize import decimal
 
-        from gigamask.cli.commands.output import progress_bar
         from gigamask.data import worker_pool
         from gigamask.errors import GigamaskError, counted
+        from gigamask.progress import progress_bar
         from gigamask.workflows.open_data import open_or_build_temporary
 
         workers = worker_pool.workers_of(self.part, self.workers)

@@ -74,9 +74,9 @@ class LoaderMemory:
     def run(self) -> dict[str, Any]:
         """Load batches, print the memory of each process, and return it."""
         from gigamask import recipes
-        from gigamask.cli.commands.output import progress_bar
         from gigamask.data import loader
         from gigamask.profiling import loader_memory
+        from gigamask.progress import progress_bar
         from gigamask.training import train_data
 
         if self.workers < 1:

@@ -65,18 +65,25 @@ class PlanCommand:
         measured = None
         if self.fit is not None:
             config, measured = self._fitted(config, self.fit)
-        from gigamask.profiling import memory_plan
-        from gigamask.workflows.plan import plan
+        from gigamask.progress import progress_bar, say
 
-        result = plan(
-            config,
-            gpu=self.gpu,
-            world=self.world,
-            efficiency=self.efficiency,
-            dollars_per_gpu_hour=self.dollars_per_gpu_hour,
-            spare_gib=self.spare_gib,
-            measured=measured,
+        say(
+            f"plan {config.recipe} for {self.world} GPUs: one training step is run with tensors "
+            "that have no values"
         )
+        with progress_bar("plan"):
+            from gigamask.profiling import memory_plan
+            from gigamask.workflows.plan import plan
+
+            result = plan(
+                config,
+                gpu=self.gpu,
+                world=self.world,
+                efficiency=self.efficiency,
+                dollars_per_gpu_hour=self.dollars_per_gpu_hour,
+                spare_gib=self.spare_gib,
+                measured=measured,
+            )
         print(memory_plan.table(result))
         return result
 

@@ -31,11 +31,12 @@ class RepackCommand(PartOptions):
 
     def run(self) -> dict[str, Any]:
         """Repack, and return the counts."""
-        from gigamask.cli.commands.output import print_skipped, progress_bar
+        from gigamask.cli.commands.output import print_skipped
         from gigamask.data import worker_pool
         from gigamask.data.process_memory import in_bytes
         from gigamask.datatools.repack import RepackConfig, repack
         from gigamask.errors import counted
+        from gigamask.progress import progress_bar
 
         config = RepackConfig(self.size, self.quality)
         workers = worker_pool.workers_of(self.part, self.workers)

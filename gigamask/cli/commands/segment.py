@@ -87,11 +87,13 @@ class SegmentCommand(WindowOptions, PartOptions):
         images, masks = counted(result["images"], "image"), counted(result["masks"], "mask")
         count = f"{images} with {masks}, {mean:.1f} per image"
         print(f"{self.out}: {count} ({result['existing']} done before)")
+        print(
+            f"  kept masks with a predicted IoU above {result['pred_iou_thresh']:.3f} and a "
+            f"stability score of at least {result['stability_score_thresh']:.3f}; lower "
+            "--pred-iou-thresh and --stability-score-thresh for more masks"
+        )
         if not result["masks"]:
-            print(
-                "  no mask passed the thresholds, which are meant for fully trained models; "
-                "lower --pred-iou-thresh and --stability-score-thresh"
-            )
+            print("  no mask passed the thresholds, which are meant for fully trained models")
         if "shards" in self.all_formats:
             print(
                 f"  {counted(len(result['tars']), 'tar')} ({result['existing_tars']} done before)"
@@ -113,25 +115,36 @@ class SegmentCommand(WindowOptions, PartOptions):
         from pathlib import Path
 
         from gigamask import config_files
-        from gigamask.cli.commands.output import progress_bar
-        from gigamask.inference.automatic_mask_generator import SamAutomaticMaskGenerator
-        from gigamask.models.embedding_cache import EmbeddingCache
-        from gigamask.training.checkpoint import load_model
-        from gigamask.workflows.segment import Output, segment_all
+        from gigamask.errors import counted
+        from gigamask.progress import progress_bar, say
 
         pictures = Path(self.pictures) if self.pictures else None
         table = Path(self.table) if self.table else None
-        outputs = self.all_formats, self.polygons, table
-        output = Output(Path(self.out), *outputs, self.shard_images, pictures)
-        cache = EmbeddingCache(Path(self.cache), int(self.cache_gb * 1e9)) if self.cache else None
         config_of = partial(config_files.config_of_weights, trust=self.trust)
-        model = load_model(self.weights, self.device, config_of)
-        model.set_window(self.window, self.percentiles)
-        generator = SamAutomaticMaskGenerator(
-            model, cache=cache, precision=self.precision, **vars(self.masks)
+        say(
+            f"segment {counted(len(images), 'image')} ({len(skipped)} left out) with "
+            f"{self.weights}; masks go to {self.out}"
         )
         with progress_bar("segment") as progress:
-            return segment_all(images, generator, output, skipped, progress, part)
+            from gigamask.distributed.precision import describe_device
+            from gigamask.inference.automatic_mask_generator import SamAutomaticMaskGenerator
+            from gigamask.models.embedding_cache import EmbeddingCache
+            from gigamask.training.checkpoint import load_model
+            from gigamask.workflows.segment import Output, segment_all
+
+            size = int(self.cache_gb * 1e9)
+            cache = EmbeddingCache(Path(self.cache), size) if self.cache else None
+            outputs = self.all_formats, self.polygons, table
+            output = Output(Path(self.out), *outputs, self.shard_images, pictures)
+            model = load_model(self.weights, self.device, config_of)
+            model.set_window(self.window, self.percentiles)
+            generator = SamAutomaticMaskGenerator(
+                model, cache=cache, precision=self.precision, **vars(self.masks)
+            )
+            say(f"  device: {describe_device(model.device)}")
+            result = segment_all(images, generator, output, skipped, progress, part)
+        names = ("pred_iou_thresh", "stability_score_thresh")
+        return result | {name: getattr(generator, name) for name in names}
 
     @property
     def all_formats(self) -> tuple[str, ...]:

@@ -40,8 +40,8 @@ class SynthCommand:
 
     def run(self) -> dict[str, Any]:
         """Write the scenes, and return their number and tars."""
-        from gigamask.cli.commands.output import progress_bar
         from gigamask.errors import GigamaskError, check_range, counted
+        from gigamask.progress import progress_bar
         from gigamask.synthetic import cells, clutter, dead_leaves, scenes
 
         if self.crowded and self.kind != "objects":

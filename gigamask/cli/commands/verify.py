@@ -30,10 +30,10 @@ class VerifyCommand(PartOptions):
 
     def run(self) -> dict[str, Any]:
         """Verify the tars, and return the counts and faults."""
-        from gigamask.cli.commands.output import progress_bar
         from gigamask.data import worker_pool
         from gigamask.datatools import checksums, verify
         from gigamask.errors import counted, printable
+        from gigamask.progress import progress_bar
 
         sums = checksums.read(self.checksums) if self.checksums else {}
         workers = worker_pool.workers_of(self.part, self.workers)

@@ -165,12 +165,11 @@ def run(
     options.check()
     chosen = find(name)
     images = _open(name, data, options, stack)
-    from rich.progress import track
-
     from gigamask.data.mask_sampling import MaskFilters
     from gigamask.distributed.precision import autocast, choose_precision
     from gigamask.evaluation import noc
     from gigamask.evaluation.clicks import evaluate_protocols
+    from gigamask.progress import track
     from gigamask.workflows.evaluate import load_model
 
     model = load_model(weights, options.device, options.trust)
@@ -186,7 +185,7 @@ def run(
             images,
             MaskFilters(max_area=None, min_predicted_iou=least),
             list(protocols.values()),
-            track(rows, name, transient=True),
+            track(rows, name),
             options.batch_size,
             [each.update for each in box_masks.values()],
             max_masks=chosen.max_masks,

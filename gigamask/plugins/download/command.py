@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 from gigamask.parser import Positional
-
-if TYPE_CHECKING:
-    from gigamask.plugins.download.download import Progress, Warn
 
 MAX_NAMES = 5
 """Maximum number of failed files printed per reason."""
@@ -44,12 +39,20 @@ class DownloadCommand:
 
         from gigamask.datatools import checksums
         from gigamask.plugins.download import download, links
+        from gigamask.progress import progress_bar, say
 
         chosen = links.choose(links.read(self.links), self.names, self.count)
         sums = checksums.read(self.checksums) if self.checksums else {}
-        with _progress_bar(len(chosen)) as (progress, warn):
+        proxy = _proxy(chosen[0].url)
+        with progress_bar("MB downloaded") as update:
             results = download.download(
-                chosen, self.out, sums, self.workers, progress, _proxy(chosen[0].url), warn=warn
+                chosen,
+                self.out,
+                sums,
+                self.workers,
+                lambda done, total, files: update(done / 1e6, total // 1_000_000),
+                proxy,
+                warn=say,
             )
         counts = Counter(result.status for result in results)
         for status in ("fetched", "resumed", "skipped", "failed"):
@@ -80,30 +83,6 @@ class DownloadCommand:
         else:
             print(f"next: gigamask verify {quote(self.out)}")
         return report
-
-
-@contextmanager
-def _progress_bar(files: int) -> Iterator[tuple[Progress, Warn]]:
-    """Show bytes, speed and files, and yield a function to update them and one to print a line."""
-    from rich import progress
-
-    from gigamask.cli.commands.output import make_progress
-
-    columns = (
-        progress.TextColumn("{task.fields[files]} of " + f"{files} files"),
-        progress.BarColumn(),
-        progress.DownloadColumn(),
-        progress.TransferSpeedColumn(),
-        progress.TimeRemainingColumn(),
-    )
-    with make_progress(*columns) as bars:
-        task = bars.add_task("download", total=None, files=0)
-        yield (
-            lambda done, total, files: bars.update(
-                task, completed=done, total=total or None, files=files
-            ),
-            lambda line: bars.console.print(line, markup=False, highlight=False, soft_wrap=True),
-        )
 
 
 def _proxy(url: str) -> str | None:

@@ -17,8 +17,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from jaxtyping import Float, Float32, UInt8
-from rich.console import Console
-from rich.progress import Progress
 from torch import Tensor
 from torch.nn import functional
 
@@ -35,6 +33,7 @@ from gigamask.plugins.grounding.model_config import GroundingModelConfig
 from gigamask.plugins.grounding.soft_masks import average, soft_masks
 from gigamask.plugins.grounding.text_encoders import TextEncoder
 from gigamask.plugins.grounding.text_features import TextFeatures, TextFeatureStore, TextModel
+from gigamask.progress import progress_bar
 from gigamask.training.checkpoint import load_model
 
 COLOUR_GRID = 128
@@ -300,10 +299,8 @@ class Backbones:
         if self.text.trainable:
             return None
         store = self._store if texts else TextFeatureStore(self.frozen_text_model)
-        console = Console(stderr=True)
-        with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-            bar = progress.add_task("text features", total=None)
-            store.fill(texts, lambda done, of: progress.update(bar, completed=done, total=of))
+        with progress_bar("text features") as progress:
+            store.fill(texts, progress)
         return store.get
 
     def load_text_model(self, device: torch.device | str) -> TextModel:

@@ -128,7 +128,7 @@ class TextFeatureStore:
         return TextFeatures(pad_sequence(features, batch_first=True).float(), mask)
 
     def fill(
-        self, texts: Sequence[str], progress: Callable[[int, int], None] | None = None
+        self, texts: Sequence[str], progress: Callable[[int, int], object] | None = None
     ) -> None:
         """Compute and store the features of texts that are not stored yet.
 

@@ -53,7 +53,6 @@ class GroundCommand:
                 "pass both, or neither for the held-out images"
             )
         config = load_config(self.weights, self.segmenter, self.device, self.trust)
-        from gigamask.cli.commands.output import progress_bar
         from gigamask.plugins.grounding.calibration import Confidence
         from gigamask.plugins.grounding.config import (
             GroundingEvalConfig,
@@ -68,6 +67,7 @@ class GroundCommand:
         )
         from gigamask.plugins.grounding.inference import load_model
         from gigamask.plugins.grounding.metrics import PositionPrior
+        from gigamask.progress import progress_bar
 
         if not isinstance(config.evaluation, GroundingEvalConfig):  # a user-defined evaluator
             config = replace(config, evaluation=GroundingEvalConfig())

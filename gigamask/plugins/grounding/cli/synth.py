@@ -27,9 +27,9 @@ class GroundSynthCommand:
 
     def run(self) -> dict[str, Any]:
         """Write the scenes and queries, and return their numbers and the tars."""
-        from gigamask.cli.commands.output import progress_bar
         from gigamask.errors import counted
         from gigamask.plugins.grounding import described_scenes
+        from gigamask.progress import progress_bar
 
         with progress_bar("synth") as progress:
             paths, queries = described_scenes.write(
