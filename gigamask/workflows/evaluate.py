@@ -208,15 +208,15 @@ def score(
     count = min(options.max_images or len(images), len(images))
     filters = MaskFilters(max_area=None, min_predicted_iou=options.min_predicted_iou)
     protocol = options.protocol()
-    rows = track(world.local_range(count), "evaluate")
     on_image = [scorer.update for scorer in scorers.values()]
 
     device = model.device
     precision = choose_precision(options.precision, device)
+    computed = f"{describe_device(device)}, {precision}"
     manifest = getattr(images, "manifest", None)
-    left_out = f", {len(manifest.left_out.skipped)} left out" if manifest else ""
-    using = f"{describe_device(device)}, {precision}"
-    say(f"  {count:,} of {counted(len(images), 'image')}{left_out}; device: {using}")
+    masks = f" with {counted(manifest.masks, 'mask')}" if manifest else ""
+    masks += f", {len(manifest.left_out.skipped)} left out" if manifest else ""
+    say(f"  {count:,} of {counted(len(images), 'image')}{masks}; {computed}")
 
     def evaluate_part() -> ClickResult:
         size = options.batch_size
@@ -226,7 +226,7 @@ def score(
                 return clicks.evaluate_clicks(model, images, filters, protocol, *args)
 
         if part is None:
-            return run(rows, size, on_image)
+            return run(track(world.local_range(count), "evaluate"), size, on_image)
         # The same batches as in one process, so that the scores are the same.
         annotated = [*clicks.scored_rows(images, range(count), filters)]
         batches = [annotated[first : first + size] for first in range(0, len(annotated), size)]
