@@ -23,6 +23,10 @@ COMMANDS = (
         "benchmarks.gpu_step --size tiny --masks 2 --levers none "
         "activation_checkpointing=1,optimizer=adamw8bit --repeats 1 --device cpu",
     ),
+    (
+        "benchmarks.kernel_times",
+        "benchmarks.kernel_times --device cpu --masks 1 --repeats 1",
+    ),
     ("benchmarks.gpu_step --size h --levers none --compile", None),
     ("benchmarks.gpu_step --size h --levers none --compile --combine", None),
     ("benchmarks.gpu_step --size h --levers none --compile --graphs", None),
