@@ -48,6 +48,9 @@ class SampleTable:
     tars: int = 0
     derived: dict[tuple[str, ...], Any] = field(default_factory=dict, repr=False, compare=False)
 
+    def __len__(self) -> int:
+        return self.count
+
 
 @dataclass(frozen=True, eq=False)
 class LossSnapshot:

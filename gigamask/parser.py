@@ -251,7 +251,9 @@ def _read(
         elif loose:
             given[leaf.name] = Given(loose.pop(0))
     if loose:
-        raise GigamaskError(f"unexpected argument {loose[0]!r}")
+        is_data = "data" in known and os.path.exists(loose[0])
+        hint = f"; perhaps you meant --data {loose[0]}" if is_data else ""
+        raise GigamaskError(f"unexpected argument {loose[0]!r}{hint}")
     return given
 
 

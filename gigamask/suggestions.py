@@ -98,6 +98,14 @@ FLAGS = {
     "--points-per-side": "points grid-points grid",
     "--paths": "data dataset data-dir input input-dir images tars",
     "--images": "image input input-dir source data pictures",
+    "--pred-iou-thresh": "conf confidence conf-thres score-thresh threshold",
+    "--box-nms-thresh": "iou iou-thres nms nms-thresh",
+    "--to": "format formats export-format",
+    "--json": "project name out output output-dir save-dir save-json",
+    "--html": "report",
+    "no flag (images are resized to the input size of the model)": "imgsz img-size input-size",
+    "--epochs of 'gigamask train'": "epochs num-train-epochs",
+    "'--progress none'": "quiet silent q no-progress disable-tqdm",
     "RECIPE, the first argument": "model arch model-type backbone model-name",
     "torchrun --nproc-per-node N --no-python gigamask ...": (
         "gpus num-gpus n-gpus ngpus devices nproc-per-node world-size"
@@ -143,7 +151,7 @@ def suggest_flag(flag: str, known: Collection[str], positional: Collection[str] 
         *(hint for hint in hints if hint.split()[0] in known),
         *(arguments[hint] for hint in (f"--{name}", *hints) if hint in arguments),
         *sorted((other for other in known if other.endswith(f".{name}")), key=len),
-        *(hint for hint in hints if not hint.startswith("--")),
+        *(hint for hint in hints if not hint.startswith("--") or " of " in hint),
         *difflib.get_close_matches(f"--{name}", known, 1, cutoff=0.8),
     ]
     return next(iter(candidates), None)

@@ -28,7 +28,7 @@ def choose_device(name: str) -> torch.device:
     except RuntimeError:
         raise GigamaskError(
             f"--device must be auto, cpu, cuda, cuda:N or mps (got {name!r}); "
-            "leave it out to use a GPU if there is one"
+            f"{f'perhaps cuda:{name}; ' * name.isdigit()}leave it out to use a GPU if there is one"
         ) from None
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise GigamaskError(

@@ -220,9 +220,15 @@ class SamLoss(Loss):
             valid = points.valid.view(-1, 1, self.num_points)
             masks = points.targets.view(-1, 1, self.num_points).to(logits.dtype)
             masks = masks.masked_fill(~valid, 0)
-        return {
-            name: loss.view(shape) for name, loss in self.mask_losses(logits, masks, valid).items()
-        }
+        terms = self.mask_losses(logits, masks, valid)
+        for name, term in terms.items():
+            if term.shape != logits.shape[:2]:
+                raise GigamaskError(
+                    f"{type(self).__name__}.mask_losses: each term must have one value per mask "
+                    f"and prediction, {[*logits.shape[:2]]} for logits of {[*logits.shape]} (got "
+                    f"{name} of {[*term.shape]})"
+                )
+        return {name: term.view(shape) for name, term in terms.items()}
 
 
 def _weighted_sum(terms: dict[str, Tensor], weights: dict[str, float]) -> Tensor:

@@ -4,6 +4,7 @@ Imports no torch, so that a command finds a wrong path at once.
 """
 
 import os
+from difflib import get_close_matches
 from pathlib import Path
 
 from gigamask import files
@@ -60,7 +61,8 @@ def check_weights_exist(path: str, given: str = "") -> None:
     """
     if not may_be_weights(path):
         where = files.relative_to(path)
-        raise GigamaskError(f"{given or path}: no such file or folder{where}; {PASS_WEIGHTS}")
+        near = f"perhaps you meant {STARTER}; " * bool(get_close_matches(path, [STARTER]))
+        raise GigamaskError(f"{given or path}: no such file or folder{where}; {near}{PASS_WEIGHTS}")
 
 
 def may_be_weights(path: Path | str) -> bool:

@@ -77,6 +77,7 @@ def find(name: str) -> Callable[[], TrainConfig]:
     """
     if name in (known := _references()):
         return plugin.load(known[name])
+    from gigamask.models.weight_paths import STARTER
     from gigamask.recipes.user_code import entry_points, find_object, load_entry_point
 
     path, colon, function = name.rpartition(":")
@@ -88,6 +89,7 @@ def find(name: str) -> Callable[[], TrainConfig]:
             raise GigamaskError(
                 f"unknown recipe {name!r}; "
                 + (f"to resume a run: --resume {name}; " if os.path.isdir(name) else "")
+                + (f"to start from weights: compact --init {name}; " if name == STARTER else "")
                 + (f"perhaps you meant {near[0]}; " if near else "")
                 + f"choose from {', '.join(known)}, or file.py:function for your own"
             )

@@ -20,6 +20,7 @@ import os
 import re
 import sys
 import traceback
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -78,7 +79,10 @@ def describe_error(error: BaseException) -> str | None:
         if "_gigamask_file" in frame.f_globals or (is_component and is_own):
             place = f"{frame.f_code.co_filename}:{line}: {frame.f_code.co_qualname}"
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            return f"{place} raised {reason}; this code is your own, its traceback follows"
+            given = frame.f_code.co_varnames[: frame.f_code.co_argcount]
+            shapes = [each for name in given for each in _shapes(name, frame.f_locals.get(name))]
+            got = f" (it was given {', '.join(shapes)})" if shapes else ""
+            return f"{place} raised {reason}{got}; this code is your own, its traceback follows"
     # A loader process sends its traceback as text.
     modules = [vars(module) for module in list(sys.modules.values()) if module]
     files = {names["__file__"] for names in modules if "_gigamask_file" in names}
@@ -168,3 +172,11 @@ def load_file(name: str) -> ModuleType:
             f"{path}: importing it raised {type(error).__name__}: {error}"
         ) from error
     return module
+
+
+def _shapes(name: str, value: Any) -> Iterator[str]:
+    """Yield the names and shapes of the arrays in an argument, such as "logits [8, 3]"."""
+    if hasattr(value, "shape"):
+        yield f"{name} {list(value.shape)}"
+    for inner, each in getattr(value, "__dict__", {}).items() if name.count(".") < 2 else ():
+        yield from _shapes(f"{name}.{inner}", each)

@@ -268,7 +268,7 @@ class MetricsLogger:
         self._track(lambda tracker: tracker.scalars(tracked, step))
         self.print(
             f"evaluated at step {step}: "
-            + "  ".join(f"{name} {100 * value:.1f}" for name, value in scores.items())
+            + "  ".join(f"{name} {value:.3f}" for name, value in scores.items())
         )
         for warning in evaluation.warnings:
             self.print(f"  {warning}")

@@ -454,7 +454,7 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, scenes, trained, capsys
     }
     wrong = []
     for words, message in cases.items():
-        code = main(list(words))
+        code = main([*words, "--progress", "none"])
         lines = capsys.readouterr().err.strip().splitlines()
         if (code, len(lines)) != (2, 1) or not re.match(
             f"gigamask: .*{re.escape(message)}", lines[0]

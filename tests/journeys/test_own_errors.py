@@ -19,6 +19,11 @@ class BadLoss(SamLoss):
         return {}["focal"]
 
 @dataclass(frozen=True)
+class FlatLoss(SamLoss):
+    def mask_losses(self, logits, targets, valid):
+        return {"focal": logits.mean()}
+
+@dataclass(frozen=True)
 class BadSampler(Random):
     def order(self, table, epoch, history):
         import numpy
@@ -43,7 +48,11 @@ def helper():
 @pytest.mark.parametrize(
     ("flag", "name", "said"),
     [
-        ("--loss", "BadLoss", "BadLoss.mask_losses raised KeyError: 'focal'"),
+        (
+            "--loss",
+            "BadLoss",
+            "BadLoss.mask_losses raised KeyError: 'focal' (it was given log",
+        ),
         ("--sampler", "BadSampler", "BadSampler.order raised ValueError: cannot reshape"),
         ("--sampler", "BadStart", "BadStart.__post_init__ raised ValueError: no such thing"),
         ("--loader.augment", "BadAugment", "helper raised RuntimeError: helper failed"),
@@ -67,3 +76,13 @@ def test_a_bug_of_ours_is_a_bare_traceback(monkeypatch):
     monkeypatch.setattr("gigamask.cli.main.run_command", lambda arguments: {}["ours"])
     with pytest.raises(KeyError, match="ours"):
         main(["train"])
+
+
+def test_a_loss_of_another_shape_is_told_what_it_got_and_gave(scenes, tmp_path, capfd):
+    (tmp_path / "bad_parts.py").write_text(CODE)
+    recipe = f"{Path(little.__file__).resolve()}:little"
+    words = f"--data {scenes} --out {tmp_path}/run --loader.workers 0".split()
+    assert main(["train", recipe, *words, "--loss", f"{tmp_path / 'bad_parts.py'}:FlatLoss"]) == 2
+    (line,) = [each for each in capfd.readouterr().err.splitlines() if "gigamask: " in each]
+    assert "FlatLoss.mask_losses: each term must have one value per mask" in line
+    assert line.endswith("(got focal of [])")

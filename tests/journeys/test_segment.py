@@ -182,7 +182,9 @@ def test_bad_images_are_left_out_and_named(weights, pictures, tmp_path, capsys):
         raw
     )  # mended: done by the same command, and put into the tar
     assert main(words) == 0
-    assert "(3 done before)\n  1 tar (0 done before)" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "(3 done before)\n  kept masks with a predicted IoU above 0." in said
+    assert "\n  1 tar (0 done before)" in said
     assert (
         main(["segment", weights, str(pictures / "no.png"), "--out", str(tmp_path / "none")]) == 2
     )
@@ -236,7 +238,7 @@ def test_invalid_input_is_a_one_line_error(weights, pictures, tmp_path, capsys):
             "perhaps you meant --points-per-side",
         ),
     ]:
-        assert main(["segment", *words]) == 2, words
+        assert main(["segment", *words, "--progress", "none"]) == 2, words
         printed = capsys.readouterr().err
         assert message.lower() in printed.lower(), printed
         assert printed.count("\n") == 1

@@ -24,7 +24,7 @@ def test_suggest_command(word, command):
         *(("--workers", "--num-workers"), ("--amp", "--precision auto"), ("--name", "--out")),
         *(("--betas", "--optimizer.betas"), ("--stepz=3", "--steps"), ("--zzz", None)),
         *(("--checkpoint", "WEIGHTS, an argument without a flag"), ("--gpu", None)),
-        ("--epochs", None),  # of another unit than --steps
+        ("--epochs", "--epochs of 'gigamask train'"),
     ],
 )
 def test_suggest_flag(flag, meant):
@@ -42,3 +42,19 @@ def test_no_name_is_listed_twice():
     assert not set(tried) & set(main.commands())
     for hint, names in FLAGS.items():
         assert len(names.split()) == len({*names.split()}), hint
+
+
+@pytest.mark.parametrize(
+    ("flag", "meant"),
+    [
+        ("--conf", "--pred-iou-thresh"),
+        ("--iou", "--box-nms-thresh"),
+        ("--project", "--out"),
+        ("--imgsz", "no flag (images are resized to the input size of the model)"),
+        ("--epochs", "--epochs of 'gigamask train'"),
+        ("--quiet", "'--progress none'"),
+    ],
+)
+def test_flags_of_other_tools(flag, meant):
+    known = ["--pred-iou-thresh", "--box-nms-thresh", "--out"]
+    assert suggest_flag(flag, known, ["weights"]) == meant

@@ -10,7 +10,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from gigamask.datatools import formats
-from gigamask.errors import check_range
+from gigamask.errors import GigamaskError, check_range
 from gigamask.inference.amg_config import AutomaticMaskConfig
 from gigamask.launch import PartOptions
 from gigamask.parser import FLAT, Positional
@@ -75,11 +75,17 @@ class SegmentCommand(WindowOptions, PartOptions):
         from gigamask.cli.commands.output import print_skipped
         from gigamask.data.worker_pool import part_of
         from gigamask.errors import counted
-        from gigamask.models.weight_paths import check_weights_exist
+        from gigamask.models.weight_paths import check_weights_exist, may_be_weights
         from gigamask.workflows.input_images import find_images
 
         part = part_of(self.part)
         check_range("--cache-gb", self.cache_gb, 0, MAX_CACHE_GB)
+        for last in self.images[-1:]:
+            if not os.path.exists(last) and may_be_weights(last) and os.path.isdir(self.weights):
+                raise GigamaskError(
+                    f"{last}: weights, not images; perhaps you meant 'gigamask segment "
+                    f"{quote(last)} {quote(self.weights)}', with the weights first"
+                )
         check_weights_exist(self.weights)
         with tempfile.TemporaryDirectory() as scratch:
             result = self._segment(*find_images(self.images, scratch), part)

@@ -206,3 +206,7 @@ class Outside(Sampler):
 def test_an_order_of_items_that_are_not_in_the_table_is_refused():
     with pytest.raises(GigamaskError, match=r"^Outside: an order must hold integers from 0 to 5"):
         sampler_stats.describe(SIX, Outside())
+
+
+def test_a_table_has_a_length():
+    assert len(SIX) == SIX.count == 6

@@ -155,3 +155,8 @@ def test_tf32_is_for_a_training_alone():
         with float32_products(tf32):
             assert torch.get_float32_matmul_precision() == inside
         assert torch.get_float32_matmul_precision() == before
+
+
+def test_a_number_is_answered_with_the_name_of_a_gpu():
+    with pytest.raises(GigamaskError, match=r"got '1'\); perhaps cuda:1; leave it out"):
+        choose_device("1")

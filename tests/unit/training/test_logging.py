@@ -63,7 +63,7 @@ def test_what_an_evaluation_found_is_written_down_and_said(tmp_path, capsys, bes
     )
     found, worry = printed(capsys)
     assert found.startswith("evaluated at step 3")
-    assert found.endswith(": 1 click 41.2  box 75.0")
+    assert found.endswith(": 1 click 0.412  box 0.750")
     assert worry == "  blind: it does not look"
 
 

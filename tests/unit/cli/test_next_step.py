@@ -1,0 +1,23 @@
+"""Errors name the command that was meant."""
+
+import pytest
+
+from gigamask.cli.main import main
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("segment start photos --out m", "perhaps you meant starter"),
+        ("segment photos starter --out m", "'gigamask segment starter photos'"),
+        ("train starter --data photos --out r", "compact --init starter"),
+        ("evaluate starter photos", "--data photos"),
+        ("segment starter photos --out m --conf 0.3", "--pred-iou-thresh"),
+    ],
+)
+def test_the_next_step_is_named(words, said, tmp_path, monkeypatch, capsys):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos/a.jpg").write_bytes(b"")
+    monkeypatch.chdir(tmp_path)
+    assert main(words.split()) == 2
+    assert said in capsys.readouterr().err.splitlines()[-1]
