@@ -37,9 +37,9 @@ SMALL = [
 MANY = [
     Sizes(8, 1, 20, 64, 256, 0, 0),
     Sizes(8, 2, 12, 36, 256, 1, 16),
-    Sizes(2, 64, 2, 9, 16, 1, 16),
+    Sizes(1, 64, 2, 9, 16, 1, 16),
     Sizes(1, 4, 3, 50, 16, 3, 18),
-    Sizes(2, 1, 7, 4096, 16, 1, 0),
+    Sizes(1, 1, 7, 1024, 16, 1, 0),
 ]
 
 
@@ -100,13 +100,12 @@ def test_rounds_as_bf16():
 
 @pytest.mark.long
 @pytest.mark.parametrize("sizes", MANY)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_equals_the_eager_at_many_shapes(sizes, dtype):
-    check(sizes, dtype)
+def test_equals_the_eager_at_many_shapes(sizes):
+    check(sizes, torch.float32)
 
 
 @pytest.mark.long
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(
     sizes=st.builds(
         Sizes,

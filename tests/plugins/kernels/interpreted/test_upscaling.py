@@ -42,15 +42,14 @@ def test_rounds_as_bf16():
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "sizes", [(256, 1, 8, 8, 3), (256, 2, 5, 7, 1), (16, 64, 2, 3, 1), (16, 1, 64, 64, 1)]
+    "sizes", [(256, 1, 8, 8, 3), (256, 2, 5, 7, 1), (16, 64, 2, 3, 1), (16, 1, 32, 32, 1)]
 )
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_equals_the_eager_at_many_shapes(sizes, dtype):
-    check(*sizes, dtype)
+def test_equals_the_eager_at_many_shapes(sizes):
+    check(*sizes, torch.float32)
 
 
 @pytest.mark.long
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(
     dim=st.integers(1, 8).map(lambda n: 8 * n),
     masks=st.integers(1, 3),
