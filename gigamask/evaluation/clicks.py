@@ -505,7 +505,7 @@ def _mean(values: Sequence[Any]) -> float | None:
 
 
 def table(summary: dict) -> str:
-    """Format a summary as a table in percent: all masks, each granularity and size, boundaries."""
+    """Format a summary as a table of fractions: all masks, granularities, sizes, boundaries."""
     size_names = {"small": "to 32 px", "medium": "to 96 px", "large": "above"}
     rows = {"all": summary}
     for breakdown in ("granularity", "size"):
@@ -515,13 +515,13 @@ def table(summary: dict) -> str:
     names = [f"{n} click{'s' if n != '1' else ''}" for n in summary["clicks"]]
     boxes = [name for name in ("box", "loose_box") if name in summary]
     lines = [
-        f"mIoU, % of {counted(summary['masks'], 'mask')} on {counted(summary['images'], 'image')}",
+        f"mean IoU of {counted(summary['masks'], 'mask')} on {counted(summary['images'], 'image')}",
         " " * 9
         + "".join(f"{name.replace('_', ' '):>10}" for name in (*names, "oracle", *boxes, "masks")),
     ]
     for name, means in rows.items():
         values = [*means["clicks"].values(), means["oracle"], *(means[each] for each in boxes)]
-        cells = "".join(f"{100 * value:10.1f}" for value in values)
+        cells = "".join(f"{value:10.3f}" for value in values)
         lines.append(f"{name:9}{cells}{means['masks']:10,}")
     if summary["protocol"]["refine"]:
         lines.append("boxes: refined, decoded once more with the mask that they got")
@@ -529,20 +529,17 @@ def table(summary: dict) -> str:
         lines.append(f"loose boxes: each side moved by noise of {100 * noise:g} % of the box")
     for name, title in (("boundary_iou", "Boundary IoU"), ("boundary_f", "boundary F")):
         if name in summary:
-            values = "".join(f"  {value * 100:.1f} ({n})" for n, value in summary[name].items())
-            lines.append(f"{title}, %:{values}  (clicks)")
+            values = "".join(f"  {value:.3f} ({n})" for n, value in summary[name].items())
+            lines.append(f"{title}:{values}  (clicks)")
     if accuracy := summary.get("class_accuracy"):
-        values = "".join(
-            f"  {100 * accuracy[name]:.1f} ({name})" for name in (*summary["clicks"], "box")
-        )
-        lines.append(f"class accuracy, %:{values}  (clicks, box; {accuracy['masks']:,} masks)")
+        values = "".join(f"  {accuracy[name]:.3f} ({name})" for name in (*summary["clicks"], "box"))
+        lines.append(f"class accuracy:{values}  (clicks, box; {accuracy['masks']:,} masks)")
     error, correlation = (
         summary["calibration"][name] for name in ("expected_error", "correlation")
     )
     if error is not None:
         suffix = "" if correlation is None else f", correlation {correlation:.2f}"
         lines.append(
-            f"predicted IoU after one click: off by {100 * error:.1f} % on average over ten bins"
-            f"{suffix}"
+            f"predicted IoU after one click: off by {error:.3f} on average over ten bins{suffix}"
         )
     return "\n".join(lines)

@@ -88,7 +88,7 @@ def test_classes_are_scored(run, scenes, tmp_path, capsys):
     words = ["--automatic", "--points-per-side", "4", "--max-images", "4", "--json", str(path)]
     assert main(["evaluate", str(run), "--data", str(scenes), *words]) == 0
     out = capsys.readouterr().out
-    assert "class accuracy, %:" in out
+    assert "class accuracy:" in out
     assert "with classes:" in out
     scores = json.loads(path.read_text())
     accuracy, classes = scores["class_accuracy"], scores["automatic"]["classes"]

@@ -195,7 +195,7 @@ def test_evaluate_writes_scores_and_figures(trained, scenes, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert all(
         words in printed
-        for words in ("1 click", "Boundary IoU, %:", "from 4 points per side", "AR@1000")
+        for words in ("1 click", "Boundary IoU:", "from 4 points per side", "AR@1000")
     )
     for name in ("best", "worst", "typical"):
         assert cv2.imread(str(figures / f"{name}.png")).shape[0] > 200

@@ -262,7 +262,7 @@ def test_boundaries_are_scored_if_requested(index):
         np.mean([score.boundary_iou[3] for score in asked.scores])
     )
     assert summary["protocol"]["boundary"]["tolerance"] == 0.008
-    assert "Boundary IoU, %:" in table(summary)
+    assert "Boundary IoU:" in table(summary)
 
 
 def test_a_granularity_without_masks_has_no_means_and_no_row():
