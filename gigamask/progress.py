@@ -1,4 +1,4 @@
-"""Say on standard error what a command is about to do and how far it is.
+"""Say what a command is about to do, and on standard error how far it is.
 
 In a terminal a bar moves, elsewhere, as in a notebook, a line is printed every ten seconds;
 `--progress` chooses.
@@ -34,11 +34,16 @@ def mode() -> str:
     return CHOSEN.get() or ("bar" if sys.stderr.isatty() else "lines")
 
 
-def say(line: str) -> None:
-    """Print a line on standard error, unless nothing is to be shown."""
+def say(line: str, on_error: bool = False) -> None:
+    """Print a line, unless nothing is to be shown.
+
+    Args:
+        line: The line.
+        on_error: Whether to print it on standard error.
+    """
     if mode() != "none":
         with suppress(OSError):  # a closed terminal
-            print(line, file=sys.stderr, flush=True)
+            print(line, file=sys.stderr if on_error else sys.stdout, flush=True)
 
 
 @contextmanager
@@ -68,7 +73,7 @@ def progress_bar(name: str) -> Iterator[Update]:
             (done, total), elapsed_s = reached, time.monotonic() - start_s
             count = f" {done:.0f} of {total}," if total else ""
             left = f", {elapsed_s * (total / done - 1):.0f} s left" if done else ""
-            say(f"{name}:{count} {elapsed_s:.0f} s{left}")
+            say(f"{name}:{count} {elapsed_s:.0f} s{left}", on_error=True)
 
     thread = threading.Thread(target=report, daemon=True)
     if mode() == "lines":

@@ -52,7 +52,7 @@ def test_a_plan_is_printed_and_written(tmp_path, capsys):
 def test_a_pre_training_is_planned_too(capsys):
     assert main("plan mae_tiny --micro-batch-size 2".split()) == 0
     text = capsys.readouterr().out
-    assert text.startswith("mae_tiny: 0.6 M parameters")
+    assert "\nmae_tiny: 0.6 M parameters" in text
     assert "per image" in text
     assert "hours" not in text
 

@@ -28,8 +28,9 @@ def slow():
 def test_lines_say_how_much_is_done_and_left(monkeypatch, capsys):
     monkeypatch.setattr(progress, "INTERVAL_S", 0.04)
     shown("lines", slow)
-    first, *others = capsys.readouterr().err.splitlines()
-    assert first == "begins"
+    said = capsys.readouterr()
+    assert said.out == "begins\n"
+    others = said.err.splitlines()
     assert others
     assert all(re.fullmatch(r"read: \d of 3, 0 s(, 0 s left)?", line) for line in others)
 
@@ -37,7 +38,7 @@ def test_lines_say_how_much_is_done_and_left(monkeypatch, capsys):
 def test_nothing_is_shown_if_nothing_is_asked_for(monkeypatch, capsys):
     monkeypatch.setattr(progress, "INTERVAL_S", 0.01)
     shown("none", slow)
-    assert capsys.readouterr().err == ""
+    assert capsys.readouterr() == ("", "")
 
 
 def test_a_bar_may_be_shown_within_that_of_a_training(capsys):
@@ -51,7 +52,7 @@ def test_a_bar_may_be_shown_within_that_of_a_training(capsys):
             assert not bars.tasks
 
     shown("bar", work)
-    assert "begins" in capsys.readouterr().err
+    assert "begins" in capsys.readouterr().out
 
 
 def test_a_bar_leaves_standard_output_to_programs(capsys):

@@ -67,10 +67,7 @@ class PlanCommand:
             config, measured = self._fitted(config, self.fit)
         from gigamask.progress import progress_bar, say
 
-        say(
-            f"plan {config.recipe} for {self.world} GPUs: one training step is run with tensors "
-            "that have no values"
-        )
+        say(f"plan {config.recipe}: a training step is run with tensors that have no values")
         with progress_bar("plan"):
             from gigamask.profiling import memory_plan
             from gigamask.workflows.plan import plan
