@@ -17,6 +17,7 @@ import jaxtyping
 import pytest
 import torch
 
+from gigamask import progress
 from tests import reporting, shape_checks
 from tests.browser import browser  # noqa: F401 (a fixture)
 
@@ -140,6 +141,13 @@ def one_thread() -> Iterator[None]:
 def no_shape_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check no shapes in a slow test of what other tests call with checks."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+
+
+@pytest.fixture(autouse=True)
+def progress_is_shown_as_before() -> Iterator[None]:
+    """Forget that a test was a process of several, of which one shows progress."""
+    yield
+    progress.CHOSEN.set("")
 
 
 @pytest.fixture(autouse=True)
