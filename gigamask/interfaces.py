@@ -313,6 +313,16 @@ class Kernels:
             GigamaskError: It cannot.
         """
 
+    def check_device(self, device: str) -> None:
+        """Check, before a training starts, that its device runs them.
+
+        Args:
+            device: Value of --device.
+
+        Raises:
+            GigamaskError: It does not.
+        """
+
     def used(self, task: Task, model: Any) -> AbstractContextManager[Task]:
         """Return a context that yields the task to train with, in which the model uses them.
 

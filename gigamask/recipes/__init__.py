@@ -24,9 +24,9 @@ def _of(module: str, *names: str) -> References:
 CORE: Mapping[str, References] = {
     "train": {
         **_of("sam", "tiny"),
-        **_of("compact", "photos", "compact"),
+        **_of("photographs", "photos", "compact"),
         **_of("sam", "sam_vit_s", "sam_vit_b", "sam_vit_l", "sam_vit_h"),
-        **_of("mixed_prompts", "mixed_prompts"),
+        **_of("mixed", "mixed_prompts"),
         **_of("sam", "one_gpu", "finetune", "finetune_vit_l", "finetune_vit_h", "finetune_laptop"),
     },
     "pretrain": _of("mae", "mae_tiny", "mae_vit_b", "mae_vit_l", "mae_vit_h"),

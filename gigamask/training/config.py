@@ -21,6 +21,7 @@ from gigamask.data.augment import Augment, ColorJitter, NoAugment
 from gigamask.errors import GigamaskError, check_range
 from gigamask.interfaces import (
     Evaluator,
+    Kernels,
     LRSchedule,
     NoEvaluation,
     NoMining,
@@ -56,6 +57,8 @@ MAX_WARMUP_SHARE = 0.25
 """Longest warm-up, as a fraction of its steps, of a training with fewer steps than its recipe."""
 ALL_MASKS: Any = NoMining()
 """The mining of a configuration without this field."""
+TORCH_KERNELS: Any = Kernels()
+"""The kernels of a configuration without this field."""
 DATA = "data.json"
 """File in the run folder that describes the data at the start of the run."""
 
@@ -160,6 +163,7 @@ class TrainConfig(ABC):
 
     lora = NO_ADAPTERS  # a field where the model can have adapters
     mining = ALL_MASKS  # a field where masks can be left out
+    kernels = TORCH_KERNELS  # a field where a SAM is trained
     data_weights: ClassVar[tuple[int, ...]] = ()  # a field where samples are images or masks
     is_finding_classes = False  # a property where masks can have classes
 
@@ -268,6 +272,7 @@ class TrainConfig(ABC):
         check_init(self.init or "", earlier)
         self.check_data()
         self.evaluation.check_inputs()
+        self.kernels.check_device(self.device)
 
     def check_data(self) -> None:
         """Raise `GigamaskError` if the data do not exist or have the wrong form."""

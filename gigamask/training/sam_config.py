@@ -110,7 +110,7 @@ class SamTrainConfig(ImageTrainConfig):
     prompts: PromptSchedule = field(default_factory=InteractiveSchedule)
     loss: Loss = field(default_factory=SamLoss)
     mining: Mining = field(default_factory=NoMining)  # pyrefly: ignore[bad-override]
-    kernels: Kernels = field(default_factory=Kernels)
+    kernels: Kernels = field(default_factory=Kernels)  # pyrefly: ignore[bad-override]
 
     def check(self) -> SamTrainConfig:
         """Check the values and return the configuration itself.

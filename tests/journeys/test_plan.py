@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gigamask.cli.main import main
-from gigamask.recipes.compact import compact
+from gigamask.recipes.photographs import compact
 from gigamask.synthetic.shapes import OUTLINES
 
 LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"

@@ -51,6 +51,11 @@ def test_every_recipe_says_what_it_is_and_can_be_found():
         assert recipe().recipe == recipe.__name__
 
 
+def test_a_recipe_is_still_a_function_after_its_module_was_imported():
+    for recipe in recipes.built_in():
+        assert getattr(recipes, recipe.__name__) is recipe
+
+
 def test_custom_recipe_file(tmp_path):
     file = tmp_path / "own_recipe.py"
     file.write_text("from gigamask.recipes import tiny\nmine = tiny\nbroken = 3\n")

@@ -12,7 +12,7 @@ from gigamask.losses.window_loss import WindowLoss
 from gigamask.models.configs import ConvPyramid, SamConfig
 from gigamask.plugins.distill.config import DistillTrainConfig, FeaturesStage
 from gigamask.prompts.schedule import InteractiveSchedule
-from gigamask.recipes.compact import photos
+from gigamask.recipes.photographs import photos
 from gigamask.registry import make_component
 from gigamask.training.optim import AdamW, MuonAdamW
 from gigamask.training.sam_config import SamLoaderConfig

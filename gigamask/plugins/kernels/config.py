@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from gigamask.errors import GigamaskError
 from gigamask.interfaces import Kernels, Task
+from gigamask.models.configs import SamDecoder
 
 if TYPE_CHECKING:
     from gigamask.training.sam_config import SamTrainConfig
@@ -36,12 +37,36 @@ class TritonKernels(Kernels):
                 "--kernels triton: the package triton is not installed; run "
                 "pip install 'gigamask[kernels]', or leave the flag out"
             )
+        if config.model.decoder != SamDecoder():
+            raise GigamaskError(
+                "--kernels triton is for SAM's mask decoder "
+                f"(got {type(config.model.decoder).__name__}); leave the flag out"
+            )
         if config.compile:
             raise GigamaskError(
                 "--kernels triton takes the place of --compile; leave one of the flags out"
             )
         if config.command != "train":
             raise GigamaskError("--kernels triton is for 'gigamask train'; leave the flag out")
+
+    def check_device(self, device: str) -> None:
+        """Check, before a training starts, that its device runs the kernels.
+
+        Args:
+            device: Value of --device.
+
+        Raises:
+            GigamaskError: It does not.
+        """
+        from triton import knobs
+
+        from gigamask.distributed.precision import choose_device
+
+        if choose_device(device).type != "cuda" and not knobs.runtime.interpret:
+            raise GigamaskError(
+                f"--kernels triton needs a GPU (got --device {device}); to run the kernels on a "
+                "CPU in Triton's interpreter, which is slow, set TRITON_INTERPRET=1"
+            )
 
     @contextmanager
     def used(self, task: Task, model: Any) -> Iterator[Task]:

@@ -29,7 +29,7 @@ from gigamask.models.configs import WindowDecoder
 from gigamask.models.promptable import PromptableModel
 from gigamask.pixels import PixelConfig
 from gigamask.plugins.serve.project import TrainingRound
-from gigamask.recipes.compact import compact
+from gigamask.recipes.photographs import compact
 from gigamask.recipes.sam import finetune_laptop
 from gigamask.serialization import read_json
 from gigamask.training.checkpoint import load_model
