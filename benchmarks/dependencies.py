@@ -16,6 +16,7 @@ from packaging.requirements import Requirement
 
 PURPOSES = {
     "triton": "fused kernels of the plugin kernels",
+    "scikit-image": "photographs that are free to show, for pictures of the docs",
     "torch": "tensors, gradients, devices, processes",
     "numpy": "arrays, RLE masks, indexes",
     "simplejpeg": "JPEG by libjpeg-turbo",

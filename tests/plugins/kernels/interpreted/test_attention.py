@@ -35,11 +35,9 @@ SMALL = [
     Sizes(4, 2, 17, 20, 32, 0, 0),
 ]
 MANY = [
-    Sizes(8, 1, 20, 64, 256, 0, 0),
-    Sizes(8, 1, 12, 36, 256, 1, 16),
-    Sizes(1, 16, 2, 9, 16, 1, 16),
-    Sizes(1, 4, 3, 50, 16, 3, 18),
-    Sizes(1, 1, 7, 256, 16, 1, 0),
+    Sizes(1, 8, 2, 9, 16, 1, 16),
+    Sizes(1, 3, 3, 33, 16, 2, 18),
+    Sizes(4, 1, 20, 33, 32, 0, 0),
 ]
 
 
@@ -105,15 +103,15 @@ def test_equals_the_eager_at_many_shapes(sizes):
 
 
 @pytest.mark.long
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     sizes=st.builds(
         Sizes,
-        heads=st.integers(1, 4),
-        masks=st.integers(1, 3),
-        tokens=st.integers(2, 20),
-        image=st.integers(1, 40),
-        channels=st.integers(8, 40),  # a norm of one channel has no gradient
+        heads=st.integers(1, 2),
+        masks=st.integers(1, 2),
+        tokens=st.integers(2, 8),
+        image=st.integers(2, 20),  # attention to one token has no gradient
+        channels=st.integers(8, 24),  # a norm of one channel has no gradient
         images=st.integers(0, 2),
         features=st.integers(1, 18),
     )

@@ -49,7 +49,7 @@ def test_equals_the_eager_at_many_shapes(sizes):
 
 
 @pytest.mark.long
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     dim=st.integers(4, 8).map(lambda n: 8 * n),  # a norm of two channels has next to no gradient
     masks=st.integers(1, 3),
