@@ -1,7 +1,7 @@
 """Figures of predicted masks: a row per mask with the annotation and the predictions."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import chain, groupby, islice
 from operator import itemgetter
 from pathlib import Path
@@ -43,8 +43,8 @@ class FigurePanel:
 
     label: str
     mask: np.ndarray
-    points_xy: np.ndarray
-    point_labels: np.ndarray
+    points_xy: np.ndarray = field(default_factory=lambda: np.zeros((0, 2)))
+    point_labels: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
 
 def write_figures(
@@ -167,17 +167,21 @@ def draw_row(
     panels.append(_round_panel(image, protocol.box_round(decode, targets), label))
     name = image.annotation.name.rpartition(":")[2][-12:]
     share = f"{truth.mean():.2%} of the image"
-    no_points = np.zeros((0, 2)), np.zeros(0)
-    whole = FigurePanel(
-        f"{name}, mask {score.mask_index}, {share}", np.zeros_like(truth), *no_points
-    )
     rgb = to_rgb(image.pixels)
     everything = 0, 0, *truth.shape[::-1]
     window = _window(truth, panels)
-    frame = window if window != everything else None
-    drawn = [draw_panel(rgb, truth, whole, everything, frame)]
+    whole = FigurePanel(f"{name}, mask {score.mask_index}, {share}", np.zeros_like(truth))
+    if window != everything:
+        corners = np.reshape(window, (2, 2)) - 0.5
+        whole = replace(whole, points_xy=corners, point_labels=np.array([2, 3]))
+    drawn = [draw_panel(rgb, truth, whole, everything)]
     drawn += [draw_panel(rgb, truth, panel, window) for panel in panels]
-    return np.concatenate([_pad(pixels, 0, GAP_PX) for pixels in drawn], axis=1)
+    return join_panels(drawn)
+
+
+def join_panels(panels: Sequence[np.ndarray]) -> np.ndarray:
+    """Return RGB pixels of a row of panels of the same height."""
+    return np.concatenate([_pad(pixels, 0, GAP_PX) for pixels in panels], axis=1)
 
 
 def _window(truth: np.ndarray, panels: Sequence[FigurePanel]) -> tuple[int, int, int, int]:
@@ -223,7 +227,6 @@ def draw_panel(
     truth: np.ndarray,
     panel: FigurePanel,
     window: tuple[int, int, int, int],
-    frame: tuple[int, int, int, int] | None = None,
 ) -> np.ndarray:
     """Draw a mask, the annotation's outline and the prompts on an image, with a label below.
 
@@ -232,7 +235,6 @@ def draw_panel(
         truth: `(H, W)` annotated mask.
         panel: What to draw on the image.
         window: Edges x0, y0, x1, y1 of the part of the image to show.
-        frame: Edges of a part to mark; None marks nothing.
 
     Returns:
         RGB pixels, `PANEL_SIZE` and `LABEL_PX` more in height.
@@ -245,25 +247,20 @@ def draw_panel(
         method = cv2.INTER_AREA if scale < 1 else cv2.INTER_LINEAR
         return cv2.resize(part[y0:y1, x0:x1], size, interpolation=method)
 
-    def place(points_xy: np.ndarray) -> np.ndarray:
-        return np.round((points_xy + 0.5 - (x0, y0)) * scale).astype(int)
-
     canvas = resized(pixels)
     mask, target = (resized(each.astype(np.float32)) >= 0.5 for each in (panel.mask, truth))
     canvas[mask] = (0.6 * canvas[mask] + 0.4 * np.array(PREDICTED)).astype(np.uint8)
-    outlines = [
-        (cv2.findContours(each.astype(np.uint8), cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)[0], color)
-        for each, color in ((mask, PREDICTED), (target, TRUTH))
-    ]
-    points, labels = place(panel.points_xy), panel.point_labels
-    boxes = [points[labels >= 2]] if (labels >= 2).any() else []
-    boxes += [] if frame is None else [place(np.reshape(frame, (2, 2)) - 0.5)]
-    for contours, color in outlines:
+    for each, color in ((mask, PREDICTED), (target, TRUTH)):
+        filled = each.astype(np.uint8)
+        contours, _ = cv2.findContours(filled, cv2.RETR_LIST, cv2.CHAIN_APPROX_NONE)
         cv2.drawContours(canvas, contours, -1, BLACK, 5, cv2.LINE_AA)
         cv2.drawContours(canvas, contours, -1, color, 2, cv2.LINE_AA)
-    for start, end in boxes:
-        cv2.rectangle(canvas, start.tolist(), end.tolist(), BLACK, 5)
-        cv2.rectangle(canvas, start.tolist(), end.tolist(), WHITE, 2)
+    points = np.round((panel.points_xy + 0.5 - (x0, y0)) * scale).astype(int)
+    labels = panel.point_labels
+    if (labels >= 2).any():
+        start, end = points[labels >= 2].tolist()
+        cv2.rectangle(canvas, start, end, BLACK, 5)
+        cv2.rectangle(canvas, start, end, WHITE, 2)
     for (x, y), label in zip(points.tolist(), labels.tolist(), strict=True):
         if label < 2:
             color = FOREGROUND if label == 1 else BACKGROUND

@@ -49,7 +49,7 @@ def test_panels_of_any_image_have_one_size():
     panels = []
     for height, width in shapes:
         pixels, mask = np.zeros((height, width, 3), np.uint8), np.ones((height, width), bool)
-        panel = figures.FigurePanel("", mask, np.zeros((0, 2)), np.zeros(0))
+        panel = figures.FigurePanel("", mask)
         panels.append(figures.draw_panel(pixels, mask, panel, (0, 0, width, height)))
     width, height = figures.PANEL_SIZE
     assert {panel.shape for panel in panels} == {(height + figures.LABEL_PX, width, 3)}
@@ -60,7 +60,7 @@ def test_outlines_stand_out_from_an_image_of_their_color(color):
     pixels = np.full((200, 300, 3), color, np.uint8)
     mask = np.zeros((200, 300), bool)
     mask[50:150, 50:150] = True
-    panel = figures.FigurePanel("", mask, np.zeros((0, 2)), np.zeros(0))
+    panel = figures.FigurePanel("", mask)
     drawn = figures.draw_panel(pixels, mask, panel, (0, 0, 300, 200))
     across = drawn[100, 40:60].astype(int)
     assert (across.sum(1) < 90).any(), "no dark rim"
@@ -80,5 +80,5 @@ def test_the_window_holds_masks_clicks_and_a_margin_and_stays_in_the_image():
     truth[:, 100:] = True
     assert figures._window(truth, [panel]) == (0, 0, 600, 400)
     small = np.ones((8, 5), bool)
-    none = figures.FigurePanel("", small, np.zeros((0, 2)), np.zeros(0))
+    none = figures.FigurePanel("", small)
     assert figures._window(small, [none]) == (0, 0, 5, 8)
