@@ -109,8 +109,7 @@ function frame(title, { note = "", x = "", y = "" }, series) {
       : make("line", { ...stroke(each), x1: 0, x2: 18, y1: 5, y2: 5 }));
     return makeHtml("span", "", key, each.legend ?? each.name);
   });
-  const caption = makeHtml("figcaption", "", makeHtml("b", "", title), makeHtml("small", "", note));
-  const figure = makeHtml("figure", "chart", caption, plot);
+  const figure = captioned(title, note, plot);
   if (named.length) figure.append(makeHtml("div", "legend", ...named));
   return { figure, plot };
 }
@@ -210,11 +209,14 @@ export function lines(title, series, { zero = false, whole = false, marks = [], 
   return figure;
 }
 
-/** Says what a chart with a single dot or bar would show. */
-function sentence(title, { note = "" }, text) {
+/** Makes a figure with a caption. */
+function captioned(title, note, content) {
   const caption = makeHtml("figcaption", "", makeHtml("b", "", title), makeHtml("small", "", note));
-  return makeHtml("figure", "chart", caption, makeHtml("p", "", text));
+  return makeHtml("figure", "chart", caption, content);
 }
+
+/** Says what a chart with a single dot or bar would show. */
+const sentence = (title, { note = "" }, text) => captioned(title, note, makeHtml("p", "", text));
 
 /** Draws histograms {name, colour, edges, counts, only} over each other; `only` is the value that all have. */
 export function bars(title, histograms, { logarithmic = false, ...labels } = {}) {

@@ -13,14 +13,7 @@ from gigamask.data.augment import ColorJitter
 from gigamask.data.mask_sampling import MaskFilters, MaskSampler, RandomMasks
 from gigamask.data.sample_config import SampleConfig
 from gigamask.errors import GigamaskError, check_range
-from gigamask.interfaces import (
-    Kernels,
-    Loss,
-    Mining,
-    NoMining,
-    PromptSchedule,
-    Task,
-)
+from gigamask.interfaces import Kernels, Loss, Mining, NoMining, PromptSchedule, Task
 from gigamask.losses.sam_loss import SamLoss
 from gigamask.models.configs import FIND_CLASSES, SamConfig
 from gigamask.models.lora_config import LoRA

@@ -102,6 +102,15 @@ def pairs(source, vectors, which, numbers, SHARED: tl.constexpr, S: tl.constexpr
 
 
 @triton.jit
+def _at(vectors, places, valid, S: tl.constexpr):
+    """Return pointers to rows of vectors, and which numbers exist."""
+    C: tl.constexpr = S[0]
+    P: tl.constexpr = S[2]
+    columns = tl.arange(0, P)[None]
+    return vectors + places[:, None] * C + columns, valid[:, None] & (columns < C)
+
+
+@triton.jit
 def load_places(vectors, places, valid, S: tl.constexpr):
     """Load rows of vectors.
 
@@ -111,10 +120,8 @@ def load_places(vectors, places, valid, S: tl.constexpr):
         valid: Which exist.
         S: Sizes.
     """
-    C: tl.constexpr = S[0]
-    P: tl.constexpr = S[2]
-    inside = valid[:, None] & (tl.arange(0, P) < C)[None]
-    return tl.load(vectors + places[:, None] * C + tl.arange(0, P)[None], inside, 0.0)
+    pointers, inside = _at(vectors, places, valid, S)
+    return tl.load(pointers, inside, 0.0)
 
 
 @triton.jit
@@ -128,11 +135,8 @@ def store_places(vectors, values, places, valid, S: tl.constexpr):
         valid: Which exist.
         S: Sizes.
     """
-    C: tl.constexpr = S[0]
-    P: tl.constexpr = S[2]
-    inside = valid[:, None] & (tl.arange(0, P) < C)[None]
-    into = vectors + places[:, None] * C + tl.arange(0, P)[None]
-    tl.store(into, narrow(values, vectors.dtype.element_ty), inside)
+    pointers, inside = _at(vectors, places, valid, S)
+    tl.store(pointers, narrow(values, vectors.dtype.element_ty), inside)
 
 
 @triton.jit
