@@ -1,20 +1,18 @@
-"""Draw the pictures of README.md and docs/gallery.md: `python -m docs.pictures [WEIGHTS]`.
+"""Draw the pictures of README.md and docs/pictures.md: `python -m docs.pictures [WEIGHTS]`.
 
 The photographs come with scikit-image and are free to show: the coffee is by Rachel Michetti
 (CC0), the rocket by SpaceX and the astronaut by NASA (public domain).
 """
 
 import sys
-from functools import partial
 from pathlib import Path
 
-import cv2
 import numpy as np
 from skimage import data
 
 from gigamask import SamPredictor, load_model
 from gigamask.data.image import write_png
-from gigamask.evaluation.figures import GAP_PX, WHITE, FigurePanel, draw_panel
+from gigamask.evaluation.figures import FigurePanel, draw_panel, join_panels
 from gigamask.synthetic import cells, clutter, dead_leaves, scenes
 from gigamask.workflows.segment import draw_masks
 
@@ -27,7 +25,7 @@ PROMPTS = {
 """Prompts of each photograph: clicks on the object, x and y, or the corners of a box."""
 
 
-def panels_of(predictor: SamPredictor, name: str) -> list[np.ndarray]:
+def photograph_row(predictor: SamPredictor, name: str) -> np.ndarray:
     """Return a row of panels of a photograph, one for each prompt, with the answer."""
     pixels = getattr(data, name)()
     nothing, window = np.zeros(pixels.shape[:2], bool), (0, 0, *pixels.shape[1::-1])
@@ -50,17 +48,10 @@ def panels_of(predictor: SamPredictor, name: str) -> list[np.ndarray]:
             f"{label}, predicted IoU {scores[best]:.2f}", masks[best], points.astype(float), labels
         )
         row.append(draw_panel(pixels, nothing, panel, window))
-    return row
+    return join_panels(row)
 
 
-def grid(rows: list[list[np.ndarray]]) -> np.ndarray:
-    """Return panels of one size in rows, with gaps."""
-    border = partial(cv2.copyMakeBorder, borderType=cv2.BORDER_CONSTANT, value=WHITE)
-    pad = partial(border, top=0, bottom=GAP_PX, left=0, right=GAP_PX)
-    return np.concatenate([np.concatenate([pad(panel) for panel in row], 1) for row in rows])
-
-
-def scene_panels() -> list[list[np.ndarray]]:
+def scene_rows() -> list[np.ndarray]:
     """Return a row for each kind of synthetic scene: three scenes, their masks drawn."""
     kinds = {
         "objects": scenes.compose_scene,
@@ -75,16 +66,15 @@ def scene_panels() -> list[list[np.ndarray]]:
             scene = compose(seed=0, number=number)
             height, width = scene.pixels.shape[:2]
             empty = np.zeros((height, width), bool)
-            panel = FigurePanel(f"--kind {name}", empty, np.zeros((0, 2)), np.zeros(0))
+            panel = FigurePanel(f"--kind {name}", empty)
             drawn = draw_masks(scene.pixels, scene.masks) if number else scene.pixels
             row.append(draw_panel(drawn, empty, panel, (0, 0, width, height)))
-        rows.append(row)
+        rows.append(join_panels(row))
     return rows
 
 
 if __name__ == "__main__":
     model = load_model(sys.argv[1] if len(sys.argv) > 1 else "starter")
-    write_png(
-        FOLDER / "photographs.png", grid([panels_of(SamPredictor(model), name) for name in PROMPTS])
-    )
-    write_png(FOLDER / "scenes.png", grid(scene_panels()))
+    rows = [photograph_row(SamPredictor(model), name) for name in PROMPTS]
+    write_png(FOLDER / "photographs.png", np.concatenate(rows))
+    write_png(FOLDER / "scenes.png", np.concatenate(scene_rows()))
