@@ -21,7 +21,6 @@ from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.inference.amg_config import check_tiles
 from gigamask.inference.tile_decoder import TileDecoder
 from gigamask.inference.tiles import TileGrid
-from gigamask.inference.zoom import ZoomDecoder
 from gigamask.masks.transforms import ImageTransform, whole_image
 from gigamask.models.configs import SamConfig
 from gigamask.models.embedding_cache import ImageEmbedder
@@ -43,8 +42,6 @@ GROUP_BYTES = 2**28
 class CropOptions:
     """How images are cropped for prompts; saved with every result."""
 
-    zoom: bool = False
-    """embed a crop around what is prompted, and answer there, with `inference.zoom`"""
     tile: int | None = None
     """side in pixels of the tiles in which prompts for larger images are answered, with
     `inference.tile_decoder`"""
@@ -95,7 +92,7 @@ class EmbeddedImage:
 
     def decoder(
         self, model: PromptableModel, options: CropOptions | None = None, best_only: bool = False
-    ) -> PromptDecoder | ZoomDecoder | TileDecoder:
+    ) -> PromptDecoder | TileDecoder:
         """Return the decoder of prompts for this image, at its stored size.
 
         Args:
@@ -104,13 +101,11 @@ class EmbeddedImage:
             best_only: Whether to keep only the mask with the highest predicted IoU.
         """
         options = options or CropOptions()
-        image = ImageEmbedder(model, None), self.pixels, self.transform
-        if options.zoom:
-            return ZoomDecoder(*image, self.embedding, best_only, embeddings=self.crops)
         if options.tile is not None and max(self.transform.original) > options.tile:
             halo = check_tiles(options.tile, options.halo)
             grid = TileGrid(self.transform.original, options.tile, halo)
-            return TileDecoder(*image, grid, best_only, embeddings=self.crops)
+            embedder = ImageEmbedder(model, None)
+            return TileDecoder(embedder, self.pixels, self.transform, grid, best_only, self.crops)
         resize = self.transform.logits_to_original
         return PromptDecoder(model, self.embedding, resize=resize, best_only=best_only)
 

@@ -23,7 +23,6 @@ from gigamask.inference.classes import class_scores
 from gigamask.inference.resize_longest_side import ResizeLongestSide
 from gigamask.inference.tile_decoder import TileDecoder
 from gigamask.inference.tiles import TileGrid
-from gigamask.inference.zoom import ZoomDecoder
 from gigamask.masks.devices import as_array, is_readable
 from gigamask.masks.transforms import ImageTransform, masks_of_logits, whole_image
 from gigamask.models.embedding_cache import EmbeddingCache, ImageEmbedder
@@ -50,8 +49,6 @@ class SamPredictor:
         sam_model: Model that embeds images and predicts masks.
         cache: Cache of embeddings on disk, keyed by weights and pixels and shared by processes;
             None embeds every image.
-        zoom: Whether to embed a crop around what each prompt refers to, and answer there
-            (`inference.zoom`): better masks of small objects, for another pass of the encoder.
         tile: Side in pixels of the tiles of larger images: only those that prompts touch are
             embedded, and each prompt is answered in its own (`inference.tile_decoder`). None:
             images are embedded as a whole.
@@ -60,7 +57,7 @@ class SamPredictor:
             if there is one, otherwise bf16 on a GPU and fp32 on a CPU.
 
     Raises:
-        GigamaskError: The tiles are too small for the halo, or zoom is on, too.
+        GigamaskError: The tiles are too small for the halo.
     """
 
     def __init__(
@@ -68,7 +65,6 @@ class SamPredictor:
         sam_model: PromptableModel,
         *,
         cache: EmbeddingCache | None = None,
-        zoom: bool = False,
         tile: int | None = None,
         halo: int | None = None,
         precision: PrecisionName = "auto",
@@ -77,12 +73,7 @@ class SamPredictor:
             raise GigamaskError(
                 f"a model is needed, not its path: gigamask.load_model({str(sam_model)!r})"
             )
-        if zoom and tile is not None:
-            raise GigamaskError(
-                f"zoom cannot be combined with tile {tile}: leave one of them out; for objects "
-                "that are small in a tile, make it smaller"
-            )
-        self.model, self.precision, self._zoom = sam_model, precision, zoom
+        self.model, self.precision = sam_model, precision
         self._tile, self._halo = tile, check_tiles(tile, halo)
         config = sam_model.config
         self.transform = ResizeLongestSide(config.image_size, config.stretch)
@@ -101,7 +92,7 @@ class SamPredictor:
     def reset_image(self) -> None:
         """Discard all images."""
         self._images: list[tuple[Tensor | None, ImageTransform]] = []
-        self.crop_decoders: list[ZoomDecoder | TileDecoder] = []
+        self.crop_decoders: list[TileDecoder] = []
         self.is_image_set = False
         self.features: Tensor | None = None
         self.class_scores: Tensor | None = None
@@ -166,12 +157,6 @@ class SamPredictor:
             self.select(0)
             return
         _embed(self, resized, transforms)
-        if self._zoom:
-            self.crop_decoders = [
-                ZoomDecoder(self._embedder, image.copy(), transform, embedding)
-                for image, (embedding, transform) in zip(pixels, self._images, strict=True)
-                if embedding is not None
-            ]
 
     def set_torch_image(
         self, transformed_image: Tensor, original_image_size: tuple[int, int]
@@ -184,13 +169,12 @@ class SamPredictor:
             original_image_size: Height and width before resizing.
 
         Raises:
-            GigamaskError: The image has another shape, or the predictor zooms or has tiles.
+            GigamaskError: The image has another shape, or the predictor has tiles.
         """
-        if self._zoom or self._tile is not None:
-            name = "zoom" if self._zoom else "tile"
+        if self._tile is not None:
             raise GigamaskError(
-                f"{name} crops the image before it is resized: call set_image instead of "
-                f"set_torch_image, or make the predictor without {name}"
+                "tile crops the image before it is resized: call set_image instead of "
+                "set_torch_image, or make the predictor without tile"
             )
         side, shape = self.model.config.image_size, tuple(transformed_image.shape)
         channels = self.model.config.in_channels
@@ -341,10 +325,9 @@ class SamPredictor:
             GigamaskError: No image is set.
         """
         _transform_of(self)
-        decoder = self.crop_decoders[self._selected] if self.crop_decoders else None
-        if isinstance(decoder, TileDecoder):
+        if self.crop_decoders:
             with self.autocast():
-                return decoder.embed_whole()
+                return self.crop_decoders[self._selected].embed_whole()
         assert self.features is not None
         return self.features
 

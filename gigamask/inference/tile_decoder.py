@@ -11,29 +11,34 @@ from hashlib import blake2b
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float, Float64, UInt8
 from torch import Tensor
 
-from gigamask.inference.tiles import TileGrid
-from gigamask.inference.zoom import (
+from gigamask.inference.crops import (
     CROP_FACTOR,
-    CROPS_AT_ONCE,
-    CropDecoder,
     crop_around,
     crop_of,
     extents_of_masks,
     pasted_answer,
     prompted_regions,
+    prompts_in_crops,
 )
+from gigamask.inference.tiles import TileGrid
 from gigamask.masks.transforms import ImageTransform
+from gigamask.models.embedding_cache import ImageEmbedder
+from gigamask.models.prompt_decoder import PromptDecoder
 from gigamask.types import Prediction, Prompts
 
+CROPS_AT_ONCE = 4
+"""Crops per pass of the encoder."""
+CACHE_BYTES = 2**29
+"""Bytes of the embeddings of crops that are kept for later rounds."""
 ANSWERS_KEPT = 256
 """Low-resolution logits that are remembered on the grids of their tiles, or those of one call."""
 
 
 @dataclass(frozen=True, eq=False)
-class TileDecoder(CropDecoder):
+class TileDecoder:
     """Decoder of prompts for one large image, tile by tile.
 
     Low-resolution logits that it has returned, passed as mask prompts, are used at the resolution
@@ -45,10 +50,15 @@ class TileDecoder(CropDecoder):
         transform: Transform of the whole image.
         grid: The tiles.
         best_only: Whether to keep only the mask with the highest predicted IoU.
+        embeddings: Where the embeddings of crops are kept, which decoders of an image may share.
     """
 
+    embedder: ImageEmbedder
+    pixels: UInt8[np.ndarray, "H W N"]
+    transform: ImageTransform
     grid: TileGrid
     best_only: bool = False
+    embeddings: dict[ImageTransform, Tensor] = field(default_factory=dict, repr=False)
     _answers: dict[bytes, tuple[ImageTransform, Tensor]] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -61,7 +71,7 @@ class TileDecoder(CropDecoder):
             prompts: Prompts for the whole image.
         """
         prompts, sources = self._recall(prompts)
-        regions = prompted_regions(prompts, self.transform, sources, clicks_alone=True)
+        regions = prompted_regions(prompts, self.transform, sources)
         crops = {
             row: self._first_crop(region, source)
             for row, (region, source) in enumerate(zip(regions, sources, strict=True))
@@ -91,9 +101,28 @@ class TileDecoder(CropDecoder):
         self._remember(answer.low_res_logits, low, per_row)
         return answer
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the embeddings of crops."""
+        return sum(embedding.nbytes for embedding in list(self.embeddings.values()))
+
     def embed_whole(self) -> Float[Tensor, "1 C E E"]:
         """Return the embedding of the whole image."""
         return self.embed([self.transform])
+
+    def embed(self, crops: Sequence[ImageTransform]) -> Float[Tensor, "B C E E"]:
+        """Return the embeddings of crops, and keep the last ones used."""
+        cached = self.embeddings
+        found = {crop: cached.pop(crop) for crop in crops if crop in cached}
+        missing = [crop for crop in crops if crop not in found]
+        if missing:
+            pixels = [crop.apply_image(self.pixels)[None] for crop in missing]
+            found.update(zip(missing, self.embedder.embed(pixels), strict=True))
+        cached.update(found)
+        most = max(CACHE_BYTES // (next(iter(cached.values())).nbytes or 1), 1)
+        for crop in list(cached)[:-most]:
+            del cached[crop]
+        return torch.cat([found[crop] for crop in crops])
 
     def _first_crop(
         self, region: Float64[np.ndarray, "4"], source: ImageTransform
@@ -112,7 +141,9 @@ class TileDecoder(CropDecoder):
         margin = (CROP_FACTOR - 1) / 2 * (region[2:] - region[:2]).max()
         height, width = self.transform.original
         wide = (region + margin * np.array([-1, -1, 1, 1])).clip(0, (width, height, width, height))
-        return tile if _contains(tile, wide) else self._crop_around(region, self.grid.tile)
+        return (
+            tile if _contains(tile, wide) else crop_around(region, self.transform, self.grid.tile)
+        )
 
     def _larger_crop(
         self,
@@ -143,13 +174,10 @@ class TileDecoder(CropDecoder):
             [True, True, False, False], np.fmin(extent, region), np.fmax(extent, region)
         )
         side = max(crop.crop_size)
-        shifted = self._crop_around(around, side)
+        shifted = crop_around(around, self.transform, side)
         if is_first and CROP_FACTOR * (around[2:] - around[:2]).max() <= side and shifted != crop:
             return shifted
-        return self._crop_around(around, 2 * side)
-
-    def _crop_around(self, region: Float64[np.ndarray, "4"], side: int) -> ImageTransform:
-        return crop_around(region, self.transform, side) or self.transform
+        return crop_around(around, self.transform, 2 * side)
 
     def _answer(
         self,
@@ -172,7 +200,15 @@ class TileDecoder(CropDecoder):
                 key=lambda row: some.index(crops[row]),
             )
             per_row = [crops[row] for row in rows]
-            answer = self.decode_in_crops(prompts, rows, per_row, sources, self.best_only)
+            index = torch.tensor([some.index(crop) for crop in per_row])
+            embedding = self.embed(some)
+            decode = PromptDecoder(
+                self.embedder.model,
+                embedding,
+                index.to(embedding.device),
+                best_only=self.best_only,
+            )
+            answer = decode(prompts_in_crops(prompts, rows, per_row, self.transform, sources))
             for index, row in enumerate(rows):
                 own, classes = slice(index, index + 1), answer.class_logits
                 low = answer.low_res_logits[own]

@@ -69,9 +69,6 @@ class EvaluateOptions(AnnotationOptions, WindowOptions):
     """also score boundaries: Boundary IoU and the boundary F-measure of DAVIS"""
     automatic: bool = False
     """also generate all masks of each image and score their recall: AR@1000"""
-    zoom: bool = False
-    """crop the image around what is prompted, embed the crop at the model's full input size, and
-    answer there; not for --automatic"""
     tile: int | None = None
     """side in pixels of the tiles in which prompts for larger images are answered, and --automatic
     generates masks; default: the image is processed as a whole"""
@@ -97,8 +94,6 @@ class EvaluateOptions(AnnotationOptions, WindowOptions):
         except GigamaskError as error:
             name, _, rest = str(error).partition(" ")
             raise GigamaskError(f"--{name.replace('_', '-')} {rest}") from None
-        if self.zoom and self.tile is not None:
-            raise GigamaskError(f"--zoom cannot be combined with --tile {self.tile}: leave one out")
         if self.boxes is None:
             if self.box_answer != "confident":
                 raise GigamaskError("--box-answer is about the masks of --boxes; add it")
@@ -118,7 +113,6 @@ class EvaluateOptions(AnnotationOptions, WindowOptions):
             refine=self.refine,
             box_noise=self.box_noise,
             boundaries=self.boundaries,
-            zoom=self.zoom,
             tile=self.tile,
             halo=self.halo,
         )
@@ -288,8 +282,7 @@ def _scorers(options: EvaluateOptions, images: ImageSource) -> dict[str, Scorer]
         settings = proposal_config(options.points_per_side, options.tile, options.halo)
         found["automatic"] = ProposalRecall(settings, precision=options.precision)
     if options.boxes is not None:
-        crops = {"zoom": options.zoom, "tile": options.tile, "halo": options.halo}
-        protocol = BoxProtocol(options.box_answer, **crops)
+        protocol = BoxProtocol(options.box_answer, tile=options.tile, halo=options.halo)
         found["detected_boxes"] = BoxMasks(cast("CocoData", images), protocol)
     return found
 

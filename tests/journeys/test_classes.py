@@ -73,8 +73,8 @@ def test_masks_are_written_with_their_classes(run, scenes, tmp_path):
     found = SamAutomaticMaskGenerator(model, 2, pred_iou_thresh=0, stability_score_thresh=0)
     (first, *_) = found.generate(pixels)
     assert first["category"] == NAMES[first["category_id"]]
-    for zoom in (False, True):
-        predictor = SamPredictor(model, zoom=zoom)
+    for tile in (None, 64):
+        predictor = SamPredictor(model, tile=tile)
         predictor.set_image(pixels)
         assert predictor.class_scores is None
         predictor.predict(box=np.array([30, 30, 90, 80]))

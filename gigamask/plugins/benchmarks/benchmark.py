@@ -95,8 +95,6 @@ class BenchmarkOptions:
     """cpu, cuda, cuda:N or mps; auto uses cuda if available"""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """number format of the model; auto: bf16 on a GPU, fp32 on a CPU"""
-    zoom: bool = False
-    """crop the image around what is prompted, and answer there"""
     trust: bool = False
     """run code that a run folder names, such as file.py:Class, and that is not built in"""
 
@@ -227,17 +225,15 @@ def _protocols(
     if not chosen.instances:
         counts = tuple(range(1, chosen.clicks + 1))
         of_answer = {answer: noc.ANSWERS[answer] for answer in options.answers}
-        chosen_clicks = {"clicks": counts, "zoom": options.zoom}
-        return {name: replace(each, **chosen_clicks) for name, each in of_answer.items()}, {}
+        return {name: replace(each, clicks=counts) for name, each in of_answer.items()}, {}
     protocols = {"confident": clicks.EFFICIENTVIT_SAM, "random clicks": clicks.EFFICIENT_SAM}
-    zoomed = {name: replace(each, zoom=options.zoom) for name, each in protocols.items()}
     coco = cast("CocoData", images)
     box_masks: dict[str, BoxMasks] = {}
     for answer in options.answers if coco.detections else ():
         if answer == "best_of_three":
             raise GigamaskError("--answers best_of_three is not for coco and lvis; leave it out")
-        box_masks[answer] = BoxMasks(coco, BoxProtocol(answer, zoom=options.zoom))
-    return zoomed, box_masks
+        box_masks[answer] = BoxMasks(coco, BoxProtocol(answer))
+    return protocols, box_masks
 
 
 def _box_scores(masks: BoxMasks) -> dict[str, Any]:

@@ -1,16 +1,35 @@
 """Prompts in tiles of large images: what is embedded, where answers lie, how they are extended."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from gigamask.errors import GigamaskError
-from gigamask.inference import zoom
+from gigamask.evaluation.embedded_images import CropOptions, EmbeddedImage
+from gigamask.inference import tile_decoder
 from gigamask.inference.predictor import SamPredictor
 from gigamask.masks.rle import RLEMasks
+from gigamask.masks.transforms import ImageTransform
+from gigamask.models.configs import ConvPyramid, WindowDecoder
+from gigamask.models.init import build_model
+from gigamask.models.prompt_decoder import PromptDecoder
+from gigamask.prompts.rounds import run_rounds
+from gigamask.prompts.schedule import BoxPrompt, CenterClicks
+from gigamask.records import ImageAnnotation
 from gigamask.types import MaskDecoderOutput
+from tests.little import SPEC
 from tests.unit.inference.test_tiles import rectangles
 
+WINDOWED = replace(
+    SPEC,
+    patch_size=4,
+    embedding_dim=32,
+    encoder=ConvPyramid((8, 8, 16, 16), width=8, fine_width=4),
+    decoder=WindowDecoder(widths=(8, 8)),
+)
+"""Answers in windows around the prompt."""
 BOXES = [(4, 4, 20, 24), (40, 30, 80, 84), (100, 0, 116, 128), (130, 100, 134, 106)]
 """One in the first tile, one across four, one along the image, and one that has no cell in it."""
 
@@ -144,8 +163,8 @@ def test_earlier_logits_keep_the_resolution_of_their_tile(by_color, asked, scene
 @pytest.mark.slow
 def test_kept_embeddings_and_logits_are_limited(by_color, asked, scene, monkeypatch):
     image, _ = scene
-    monkeypatch.setattr(zoom, "CACHE_BYTES", 1)
-    monkeypatch.setattr("gigamask.inference.tile_decoder.ANSWERS_KEPT", 1)
+    monkeypatch.setattr(tile_decoder, "CACHE_BYTES", 1)
+    monkeypatch.setattr(tile_decoder, "ANSWERS_KEPT", 1)
     predictor = tiled(by_color, image)
     for point in ([10, 10], [132, 103], [10, 12]):
         predictor.predict(np.array([point]), np.array([1]))
@@ -172,9 +191,70 @@ def test_several_images_and_prompts_without_a_place(by_color, asked, scene):
 
 
 def test_what_tiles_cannot_is_one_line(by_color):
-    with pytest.raises(GigamaskError, match=r"zoom.*tile 64"):
-        SamPredictor(by_color, tile=64, zoom=True)
     with pytest.raises(GigamaskError, match=r"halo.*0 to 32.*40"):
         SamPredictor(by_color, tile=64, halo=40)
     with pytest.raises(GigamaskError, match=r"^tile crops.*set_torch_image"):
         SamPredictor(by_color, tile=64).set_torch_image(torch.zeros(1, 3, 64, 48), (64, 48))
+
+
+@pytest.mark.slow
+@torch.inference_mode()
+def test_predictor_and_evaluation_agree(model):
+    """On an image of the model's size, which neither of them resizes."""
+    pixels = np.random.default_rng(1).integers(0, 256, (64, 48, 3), np.uint8)
+    mask = np.zeros((64, 48), bool)
+    mask[20:31, 9:17] = True
+    runs, one = RLEMasks.from_dense(mask[None]), np.ones(1, np.float32)
+    transform = ImageTransform.resize_longest_side((64, 48), 64)
+    options = {"tile": 40, "halo": 8}
+    predictor = SamPredictor(model, **options)
+    predictor.set_image(pixels)
+    annotation = ImageAnnotation("x.tar:a", (64, 48), runs, one, one)
+    image = EmbeddedImage(pixels, annotation, transform, predictor.get_image_embedding())
+    targets, decode = image.targets(np.array([0])), image.decoder(model, CropOptions(**options))
+    [evaluated] = run_rounds(decode, targets, BoxPrompt(), None, 0.0)
+    found, _, _ = predictor.predict(box=runs.boxes()[0], return_logits=True)
+    torch.testing.assert_close(torch.from_numpy(found), evaluated.prediction.logits[0])
+    best, refined = run_rounds(decode, targets, BoxPrompt(refine=True))
+    found, _, _ = predictor.predict(box=runs.boxes()[0], return_logits=True, refine=1)
+    found = torch.from_numpy(found[int(best.best_index)])
+    torch.testing.assert_close(found, refined.prediction.logits[0, 0])
+    low = None
+    for evaluated in run_rounds(decode, targets, CenterClicks(3), None, 0.0):
+        prompts = evaluated.prompts
+        clicks = transform.points_to_original(prompts.points_xy_input[0].numpy())[:-1]
+        found, _, low_res = predictor.predict(
+            clicks,
+            prompts.labels[0, :-1].numpy(),
+            mask_input=low,
+            multimask_output=low is None,
+            return_logits=True,
+        )
+        prediction = evaluated.prediction
+        torch.testing.assert_close(torch.from_numpy(found), prediction.logits[0])
+        torch.testing.assert_close(torch.from_numpy(low_res), prediction.low_res_logits[0])
+        low = low_res[int(evaluated.best_index)][None]
+    assert image.crops, "kept for the other masks of the image"
+    larger = CropOptions(tile=64)
+    assert type(image.decoder(model, larger)) is PromptDecoder, "no larger than a tile"
+
+
+@pytest.mark.parametrize("options", [{}, {"tile": 40, "halo": 8}], ids=str)
+@pytest.mark.parametrize("spec", [SPEC, WINDOWED], ids=["plain", "windowed"])
+def test_a_refinement_is_each_mask_passed_back_with_its_prompt(spec, options):
+    predictor = SamPredictor(build_model(spec, 0).eval(), **options)
+    predictor.set_image(np.random.default_rng(0).integers(0, 256, (60, 90, 3), np.uint8))
+    box, point = torch.tensor([[5.0, 4.0, 20.0, 16.0]]), torch.tensor([[[9.0, 30.0]]])
+    for prompt in ((None, None, box), (point, torch.ones(1, 1), None)):
+        plain = predictor.predict_torch(*prompt)
+        for count in (1, 2):
+            wanted = [
+                predictor.predict_torch(*prompt, plain[2][:, number : number + 1], False)
+                for number in range(3)
+            ]
+            plain = [torch.cat(parts, 1) for parts in zip(*wanted, strict=True)]
+            found = predictor.predict_torch(*prompt, refine=count)
+            assert torch.equal(found[0], plain[0])
+            torch.testing.assert_close(found[1:], tuple(plain[1:]), atol=1e-4, rtol=1e-4)
+    with pytest.raises(GigamaskError, match=r"^refine must be .*\(got -1\)$"):
+        predictor.predict(box=box[0], refine=-1)

@@ -80,7 +80,7 @@ def test_it_is_evaluated_and_segments(run, scenes, tmp_path):
     words = ["--data", scenes, "--max-images", 2, "--json", scores]
     assert run_command("evaluate", run, *words) == 0
     plain = json.loads(scores.read_text())
-    assert run_command("evaluate", run, *words, "--zoom") == 0
+    assert run_command("evaluate", run, *words, "--tile", 64) == 0
     assert json.loads(scores.read_text()) != plain
     (tar, *_) = sorted(Path(scenes).glob("*.tar"))
     assert run_command("segment", run, tar, "--out", tmp_path / "masks", *FEW) == 0

@@ -1,4 +1,4 @@
-"""`gigamask evaluate --zoom` and `--tile`, as a command and in Python."""
+"""`gigamask evaluate --tile` and `--precision`, as a command and in Python."""
 
 import json
 
@@ -27,38 +27,26 @@ def scenes(tmp_path_factory) -> str:
 
 
 @pytest.mark.long
-def test_zoom_is_scored_and_recorded(model, scenes, tmp_path, capsys):
+def test_tiles_are_scored_and_recorded(model, scenes, tmp_path):
     words = ["evaluate", model, "--data", scenes, "--device", "cpu", "--json"]
-    scores, printed = {}, {}
     ways = {
         "plain": [],
-        "zoom": ["--zoom", "--pictures", str(tmp_path)],
         "tiles": ["--tile", "64", "--halo", "16", "--automatic", "--points-per-side", "2"],
     }
     for name, flags in ways.items():
-        path = tmp_path / f"{name}.json"
-        assert main([*words, str(path), *flags]) == 0
-        scores[name], printed[name] = json.loads(path.read_text()), capsys.readouterr().out
-    plain, zoomed, tiled = scores.values()
+        assert main([*words, str(tmp_path / name), *flags]) == 0
+    plain, tiled = (json.loads((tmp_path / name).read_text()) for name in ways)
     assert tiled["protocol"] == plain["protocol"] | {"tile": 64, "halo": 16}
-    assert tiled["masks"] == plain["masks"]
+    assert tiled["masks"] == plain["masks"] > 0
+    assert tiled["clicks"] != plain["clicks"]
     assert tiled["automatic"]["settings"]["tile"] == 64
-    assert zoomed["protocol"] == plain["protocol"] | {"zoom": True}
-    assert plain["protocol"]["zoom"] is False
-    assert zoomed["masks"] == plain["masks"] > 0
-    assert zoomed["box"] != plain["box"]
-    first = [text.splitlines()[:2] for text in printed.values()]
-    assert first[0] == first[1] == first[2]
-    found = gigamask.evaluate(model, scenes, device="cpu", zoom=True)
-    assert found["protocol"]["zoom"] is True
-    assert found["clicks"] == pytest.approx(zoomed["clicks"], abs=1e-6)
-    assert found["box"] == pytest.approx(zoomed["box"], abs=1e-6)
+    found = gigamask.evaluate(model, scenes, device="cpu", tile=64, halo=16)
+    assert found["box"] == pytest.approx(tiled["box"], abs=1e-6)
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--tile", "64", "--zoom"], "--zoom cannot be combined with --tile 64"),
         (["--tile", "64", "--halo", "33"], "--halo must be 0 to 32"),
         (["--halo", "4"], "--halo 4 is the overlap of tiles"),
         (["--tile", "8"], "--tile must be at least 32"),
@@ -80,9 +68,3 @@ def test_the_precision_changes_scores_a_little_and_is_recorded(model, scenes):
     assert found["auto"] == found["fp32"]
     assert found["bf16"]["clicks"] != found["fp32"]["clicks"]
     assert found["bf16"]["clicks"]["9"] == pytest.approx(found["fp32"]["clicks"]["9"], abs=0.1)
-
-
-def test_zoom_takes_no_value(model, scenes, capsys):
-    assert main(["evaluate", model, "--data", scenes, "--zoom", "2"]) == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert "unexpected argument '2'" in line

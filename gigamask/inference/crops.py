@@ -1,151 +1,28 @@
-"""Zoom: crop the image around what is prompted, and embed the crop at the model's full input size.
+"""Crops of an image around what is prompted: where they lie, and prompts and answers in them.
 
-A small object of a large photograph has few pixels in the model's input, and many in that of a
-crop. Prompts are mapped to the crop and the answers back, so a zoomed answer is used like any
+Prompts are mapped to a crop and the answers back, so that an answer in a crop is used like any
 other, also as the next mask prompt.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64, UInt8
+from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from gigamask.masks import windows
 from gigamask.masks.transforms import ImageTransform, whole_image
-from gigamask.models.embedding_cache import ImageEmbedder
-from gigamask.models.prompt_decoder import PromptDecoder
 from gigamask.models.prompt_encoder import CORNER_LABELS
 from gigamask.types import OUTSIDE_LOGIT, Prediction, Prompts
 
 CROP_FACTOR = 1.5
 """Side of a crop, relative to the longer side of what is prompted."""
-MIN_CROP_PX = 32
-"""Smallest side of a crop in original pixels."""
 WHOLE_FRACTION = 0.8
 """Side of a crop from which the whole image is used instead, relative to its longer side."""
 STEPS_PER_REGION = 16
 """A region's edges are rounded to at least this fraction of it, so that rounds share crops."""
-CROPS_AT_ONCE = 4
-"""Crops per pass of the encoder."""
-CACHE_BYTES = 2**29
-"""Bytes of the embeddings of crops that are kept for later rounds."""
-
-
-@dataclass(frozen=True, eq=False)
-class CropDecoder:
-    """Decoder of prompts in crops of one image, whose last embeddings are kept.
-
-    Args:
-        embedder: Embeds crops.
-        pixels: The image.
-        transform: Transform of the whole image.
-        embeddings: Where the embeddings of crops are kept, which decoders of an image may share.
-    """
-
-    embedder: ImageEmbedder
-    pixels: UInt8[np.ndarray, "H W N"]
-    transform: ImageTransform
-    embeddings: dict[ImageTransform, Tensor] = field(default_factory=dict, repr=False, kw_only=True)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the embeddings of crops."""
-        return sum(embedding.nbytes for embedding in list(self.embeddings.values()))
-
-    def decode_in_crops(
-        self,
-        prompts: Prompts,
-        rows: Sequence[int],
-        crops: Sequence[ImageTransform],
-        sources: Sequence[ImageTransform],
-        best_only: bool,
-    ) -> Prediction:
-        """Return low-resolution logits and predicted IoU of some prompts on the grids of crops.
-
-        Args:
-            prompts: Prompts for the whole image.
-            rows: Prompts to answer.
-            crops: Crop of each of these, equal ones in succession.
-            sources: The image or crop that each mask prompt, of all prompts, is a mask of.
-            best_only: Whether to keep only the mask with the highest predicted IoU.
-        """
-        distinct = list(dict.fromkeys(crops))
-        model, embedding = self.embedder.model, self.embed(distinct)
-        index = torch.tensor([distinct.index(crop) for crop in crops], device=embedding.device)
-        decode = PromptDecoder(model, embedding, index, best_only=best_only)
-        return decode(prompts_in_crops(prompts, rows, crops, self.transform, sources))
-
-    def embed(self, crops: Sequence[ImageTransform]) -> Float[Tensor, "B C E E"]:
-        """Return the embeddings of crops, and keep the last ones used."""
-        cached = self.embeddings
-        found = {crop: cached.pop(crop) for crop in crops if crop in cached}
-        missing = [crop for crop in crops if crop not in found]
-        if missing:
-            pixels = [crop.apply_image(self.pixels)[None] for crop in missing]
-            found.update(zip(missing, self.embedder.embed(pixels), strict=True))
-        cached.update(found)
-        most = max(CACHE_BYTES // (next(iter(cached.values())).nbytes or 1), 1)
-        for crop in list(cached)[:-most]:
-            del cached[crop]
-        return torch.cat([found[crop] for crop in crops])
-
-
-@dataclass(frozen=True, eq=False)
-class ZoomDecoder(CropDecoder):
-    """Decoder of prompts for one image that zooms into what is prompted.
-
-    Args:
-        embedder: Embeds crops with the model that made the embedding.
-        pixels: The image.
-        transform: Transform of the whole image.
-        embedding: Embedding of the whole image.
-        best_only: Whether to keep only the mask with the highest predicted IoU.
-    """
-
-    embedding: Float[Tensor, "1 C E E"]
-    best_only: bool = False
-
-    @torch.no_grad()
-    def __call__(self, prompts: Prompts) -> Prediction:
-        """Return logits at the original size, predicted IoU and low-resolution logits per prompt.
-
-        Clicks alone, which say nothing about the size of what they mean, and prompts around which
-        the crop would be nearly the whole image, are answered without zoom.
-        """
-        rows_of: dict[ImageTransform | None, list[int]] = {}
-        for row, region in enumerate(prompted_regions(prompts, self.transform)):
-            rows_of.setdefault(crop_around(region, self.transform), []).append(row)
-        parts: list[tuple[list[int], Prediction]] = []
-        unzoomed = rows_of.pop(None, [])
-        if unzoomed or not rows_of:
-            parts.append((unzoomed, self._answer_whole(prompts, unzoomed)))
-        every = [crop for crop in rows_of if crop is not None]
-        for start in range(0, len(every), CROPS_AT_ONCE):
-            crops = every[start : start + CROPS_AT_ONCE]
-            rows = [row for crop in crops for row in rows_of[crop]]
-            per_row = [crop for crop in crops for _ in rows_of[crop]]
-            sources = [self.transform] * len(prompts.labels)
-            answer = self.decode_in_crops(prompts, rows, per_row, sources, self.best_only)
-            parts.append((rows, pasted_answer(answer, per_row, self.transform)))
-        order = torch.tensor([row for rows, _ in parts for row in rows]).argsort()
-        logits, iou, low = (
-            torch.cat([getattr(answer, name) for _, answer in parts])[order]
-            for name in ("logits", "iou_predictions", "low_res_logits")
-        )
-        named = [each.class_logits for _, each in parts if each.class_logits is not None]
-        return Prediction(logits, iou, low, None, torch.cat(named)[order] if named else None)
-
-    def _answer_whole(self, prompts: Prompts, rows: Sequence[int]) -> Prediction:
-        """Return the answers to some prompts without zoom."""
-        index = torch.tensor(rows, device=prompts.labels.device)
-        to_original = self.transform.logits_to_original
-        decode = PromptDecoder(
-            self.embedder.model, self.embedding, resize=to_original, best_only=self.best_only
-        )
-        return decode(prompts.select(index))
 
 
 def pasted_answer(
@@ -176,10 +53,7 @@ def as_image(crop: ImageTransform) -> ImageTransform:
 
 
 def prompted_regions(
-    prompts: Prompts,
-    transform: ImageTransform,
-    sources: Sequence[ImageTransform] | None = None,
-    clicks_alone: bool = False,
+    prompts: Prompts, transform: ImageTransform, sources: Sequence[ImageTransform]
 ) -> Float64[np.ndarray, "M 4"]:
     """Return the edges x0 y0 x1 y1 of what is prompted, in original pixels; NaN where it is empty.
 
@@ -188,8 +62,7 @@ def prompted_regions(
     Args:
         prompts: Prompts for the whole image.
         transform: Transform of the whole image.
-        sources: The image or crop that each mask prompt is a mask of; None: the image.
-        clicks_alone: Whether clicks without a box and a mask prompt are something prompted.
+        sources: The image or crop that each mask prompt is a mask of.
     """
     points = transform.points_to_original(prompts.points_xy_input.cpu().double().numpy())
     labels = prompts.labels.cpu().numpy()
@@ -199,17 +72,9 @@ def prompted_regions(
         masks = prompts.masks > 0
         if prompts.has_mask_prompt is not None:
             masks &= prompts.has_mask_prompt[:, None, None]
-        extents = np.concatenate(
-            [
-                extents_of_masks(mask[None], source)
-                for mask, source in zip(masks, sources, strict=True)
-            ]
-            if sources
-            else [extents_of_masks(masks, transform)]
-        )
+        pairs = zip(masks, sources, strict=True)
+        extents = np.concatenate([extents_of_masks(mask[None], source) for mask, source in pairs])
         objects = np.where(np.isfinite(corners), corners, extents)
-    if not clicks_alone:
-        objects[~np.isfinite(objects).all(1)] = np.nan
     clicks = _extents_of_points(points, labels == 1)
     first = np.minimum(objects[:, :2], clicks[:, :2])
     last = np.maximum(objects[:, 2:], clicks[:, 2:])
@@ -253,26 +118,24 @@ def extents_of_masks(
 
 
 def crop_around(
-    region: Float64[np.ndarray, "4"], transform: ImageTransform, min_side: int = MIN_CROP_PX
-) -> ImageTransform | None:
-    """Return the transform of the crop around a region; None if the whole image is to be used.
+    region: Float64[np.ndarray, "4"], transform: ImageTransform, min_side: int
+) -> ImageTransform:
+    """Return the transform of the crop around a region, which may be the whole image.
 
     The crop is a square that lies in the image, or, where it is larger than a side of the image, a
     rectangle.
 
     Args:
-        region: Edges x0 y0 x1 y1 in original pixels; NaN if there is none.
+        region: Edges x0 y0 x1 y1 in original pixels.
         transform: Transform of the whole image.
         min_side: Smallest side of the crop in original pixels.
     """
-    if not np.isfinite(region).all():
-        return None
     longer = max((region[2:] - region[:2]).max(), min_side / CROP_FACTOR)
     step = 2.0 ** np.floor(np.log2(max(longer / STEPS_PER_REGION, 1)))
     first, last = np.split(np.round(region / step) * step, 2)
     side = max(int(np.ceil(CROP_FACTOR * (last - first).max())), min_side)
     if side >= WHOLE_FRACTION * max(transform.original):
-        return None
+        return transform
     size_xy = np.minimum(side, transform.original[::-1])
     origin = np.round((first + last - size_xy) / 2).clip(0, transform.original[::-1] - size_xy)
     (x0, y0), (x1, y1) = origin.astype(int).tolist(), (origin + size_xy).astype(int).tolist()
