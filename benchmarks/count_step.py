@@ -44,7 +44,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from gigamask import registry
-from gigamask.interfaces import Loss
+from gigamask.interfaces import Loss, PromptSchedule
 from gigamask.profiling import gpus
 from gigamask.profiling.dry_run import (
     DEVICE,
@@ -288,14 +288,15 @@ class PhaseStart(tuple[Batch, ...]):
 
 
 @dataclass(frozen=True)
-class PhaseSchedule(InteractiveSchedule):
-    """SAM's rounds, which report when a click is computed."""
+class PhaseSchedule(PromptSchedule):
+    """Rounds that report when a click is computed."""
 
-    enter: Callable[[str], None] = print
+    schedule: PromptSchedule
+    enter: Callable[[str], None]
 
     def next(self, *given: Any) -> Prompts | None:
         self.enter("click")
-        prompts = super().next(*given)
+        prompts = self.schedule.next(*given)
         self.enter("rounds")
         return prompts
 
@@ -344,8 +345,12 @@ def count_step(
             counter,
         ):
             if not run.compile:
-                schedule = PhaseSchedule(**vars(run.prompts), enter=counter.enter)
-                steps = replace(steps, loss=PhaseLoss(steps.loss, counter.enter), schedule=schedule)
+                loss, schedule = cast(Any, steps).loss, cast(Any, steps).schedule
+                phases = {
+                    "loss": PhaseLoss(loss, counter.enter),
+                    "schedule": PhaseSchedule(schedule, counter.enter),
+                }
+                steps = replace(cast(Any, steps), **phases)
             task = PhaseTask(steps, counter.enter)
             step(task, state, batches, 1, 0.0, run.optimizer.grad_clip)
     return counter.counts

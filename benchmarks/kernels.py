@@ -26,7 +26,13 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.autotuner import Autotuner
 
-from gigamask.plugins.kernels import image_attention, token_attention, upscaling
+from gigamask.plugins.kernels import (
+    image_attention,
+    mask_loss,
+    next_click,
+    token_attention,
+    upscaling,
+)
 
 CHIPS = {80: "A100", 86: "RTX 3090", 89: "RTX 4090", 90: "H100", 120: "RTX 5090"}
 """A GPU of each compute capability, times ten."""
@@ -97,6 +103,7 @@ def launches() -> Iterator[tuple[str, Launch]]:
     args = (x, weights, empty(64, 3, 256, 256), 64, 1e-6)
     yield "upscaling, backward", recorded(upscaling, upscaling.upscale_backward, *args)
     yield from attention_launches()
+    yield from mask_launches()
 
 
 def attention_launches() -> Iterator[tuple[str, Launch]]:
@@ -123,6 +130,21 @@ def attention_launches() -> Iterator[tuple[str, Launch]]:
         yield f"image, {name}, image", recorded(module, run, own, source, *options, 1e-5, y)
         run = module.image_attention_rows
         yield f"image, {name}, keys", recorded(module, run, own, source, *options, y)
+
+
+def mask_launches() -> Iterator[tuple[str, Launch]]:
+    """Yields the kernels of loss and next click, with three predictions and with one."""
+    masks, numbers = empty(64, 256, 256, dtype=torch.bool), [0.25, 1.0, 20.0, 1.0, 1.0]
+    per_mask = empty(64, dtype=torch.float32)
+    for count in (3, 1):
+        tensors = [empty(64, count, 256, 256), masks, None, masks, empty(64, count)]
+        module, name = mask_loss, f"loss, {count} logits"
+        yield name, recorded(module, module.mask_loss, tensors, numbers, [0, 0, 0])
+        run, state = module.mask_loss_backward, empty(64, 4, 4, dtype=torch.float32)
+        yield f"{name}, backward", recorded(module, run, tensors, state, per_mask, numbers)
+    pair = empty(64, 2, dtype=torch.float32)
+    tensors = [empty(64, 1, 256, 256), None, masks, masks, masks, pair, pair, pair]
+    yield "next click", recorded(next_click, next_click.next_click, tensors, [4.0, 4.0])
 
 
 def compiled(launch: Launch, chip: int, config: int) -> Resources:

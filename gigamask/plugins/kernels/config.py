@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, cast
 
@@ -70,7 +70,7 @@ class TritonKernels(Kernels):
 
     @contextmanager
     def used(self, task: Task, model: Any) -> Iterator[Task]:
-        """Yield the task, with a mask decoder that computes with the kernels within the context.
+        """Yield a task whose loss and clicks use the kernels, as the mask decoder does within it.
 
         Args:
             task: The task.
@@ -81,12 +81,16 @@ class TritonKernels(Kernels):
                 not one of the kernels'.
         """
         from gigamask.plugins.kernels.decoder import fused_methods
+        from gigamask.plugins.kernels.mask_loss import fused_loss
+        from gigamask.plugins.kernels.next_click import fused_schedule
 
-        methods = fused_methods(model, cast(Any, task).precision)
+        of_sam = cast(Any, task)
+        methods = fused_methods(model, of_sam.precision)
+        loss, schedule = fused_loss(of_sam.loss), fused_schedule(of_sam.schedule)
         for module, name, method in methods:
             setattr(module, name, method)
         try:
-            yield task
+            yield replace(of_sam, loss=loss, schedule=schedule)
         finally:
             for module, name, _ in methods:
                 delattr(module, name)

@@ -13,7 +13,8 @@ def assert_close(found: list[Tensor], wanted: list[Tensor], limit: float) -> Non
     for number, (one, other) in enumerate(zip(found, wanted, strict=True)):
         assert one.shape == other.shape
         assert one.isfinite().all()
-        error = float((one.double() - other.double()).norm() / other.double().norm())
+        size = other.double().norm().clamp(min=1e-12)
+        error = float((one.double() - other.double()).norm() / size)
         assert error <= limit, f"tensor {number} of shape {tuple(one.shape)}: {error:.1e}"
 
 

@@ -4,7 +4,8 @@ import pytest
 
 from tests.plugins.kernels.interpreter import run_tests
 
-FILES = ("test_upscaling.py", "test_attention.py", "test_decoder.py")
+AT_MANY_SHAPES = "test_upscaling.py", "test_attention.py", "test_mask_loss.py", "test_next_click.py"
+FILES = *AT_MANY_SHAPES, "test_decoder.py"
 
 
 @pytest.mark.slow
@@ -13,7 +14,7 @@ def test_kernels_equal_the_eager_operations():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("file", FILES[:2])
+@pytest.mark.parametrize("file", AT_MANY_SHAPES)
 def test_kernels_equal_the_eager_operations_at_many_shapes(file):
     run_tests(file, "-m", "long")
 
