@@ -33,11 +33,6 @@ def page(summary: dict, figures: Sequence[Path] = ()) -> str:
             if "automatic" in summary
             else ()
         ),
-        *(
-            section("Masks of detected boxes, %", box_masks(summary["detected_boxes"]))
-            if "detected_boxes" in summary
-            else ()
-        ),
         *(part for path in figures for part in section(path.stem.capitalize(), picture(path))),
         *(section("Left out", bullets(summary["skipped"])) if summary["skipped"] else ()),
         *section("Protocol", f"<pre>{escape(json.dumps(summary['protocol'], indent=1))}</pre>"),
@@ -93,13 +88,6 @@ def reliability_bins(calibration: dict) -> list[dict[str, Any]]:
     return [
         {name: number(one[name]) for name in names} for one in calibration["bins"] if one["count"]
     ]
-
-
-def box_masks(found: dict) -> str:
-    """Return a table of the average precision and recall of the masks of detected boxes."""
-    names = [name for name in found if name[:2] in ("AP", "AR")]
-    answer = f"<p>{escape(found['prompts']['answer'])}</p>"
-    return answer + table(names, [[percent(found[name]) for name in names]])
 
 
 def automatic(found: dict) -> str:

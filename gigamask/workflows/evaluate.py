@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 from gigamask.errors import GigamaskError, check_range, counted
-from gigamask.pixels import PixelConfig, WindowOptions
+from gigamask.pixels import WindowOptions
 from gigamask.workflows.open_data import (
     AnnotationOptions,
     Paths,
     open_or_build_temporary,
-    path_list,
 )
 
 if TYPE_CHECKING:
+    from gigamask.data.index import Index
     from gigamask.data.worker_pool import Part
     from gigamask.distributed.world import World
     from gigamask.evaluation.clicks import ClickProtocol, ClickResult
-    from gigamask.evaluation.coco_data import CocoData
-    from gigamask.evaluation.detected_boxes import BoxMasks
-    from gigamask.evaluation.embedded_images import ImageSource
     from gigamask.evaluation.proposals import ProposalRecall
     from gigamask.models.promptable import PromptableModel
-
-    Scorer = ProposalRecall | BoxMasks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,12 +46,6 @@ class EvaluateOptions(AnnotationOptions, WindowOptions):
     box_noise: float = 0.0
     """also score loose boxes: standard deviation of noise on each side, relative to the width or
     height, such as 0.1"""
-    boxes: str | None = None
-    """boxes of a detector in COCO's results format; also score the masks of these boxes: COCO's AP,
-    or LVIS's. --data or --masks is COCO's or LVIS's JSON, read as it lies"""
-    box_answer: Literal["confident", "first_token", "refined"] = "confident"
-    """mask of --boxes: of three the most confident one (EfficientViT-SAM), the single one
-    (EdgeSAM), or the most confident one refined with the box (SAM's paper)"""
     batch_size: int = 4
     """images per forward pass of the encoder; changes speed and memory only"""
     device: str = "auto"
@@ -94,13 +82,6 @@ class EvaluateOptions(AnnotationOptions, WindowOptions):
         except GigamaskError as error:
             name, _, rest = str(error).partition(" ")
             raise GigamaskError(f"--{name.replace('_', '-')} {rest}") from None
-        if self.boxes is None:
-            if self.box_answer != "confident":
-                raise GigamaskError("--box-answer is about the masks of --boxes; add it")
-            return
-        if self.automatic or self.min_predicted_iou is not None:
-            flag = "--automatic" if self.automatic else "--min-predicted-iou"
-            raise GigamaskError(f"{flag} does not go with --boxes; leave one of them out")
 
     def protocol(self) -> ClickProtocol:
         """Return how masks are prompted and scored."""
@@ -117,13 +98,22 @@ class EvaluateOptions(AnnotationOptions, WindowOptions):
             halo=self.halo,
         )
 
+    def proposals(self) -> ProposalRecall | None:
+        """Return what scores automatic masks, if it is wanted."""
+        from gigamask.evaluation.proposals import ProposalRecall, proposal_config
+
+        if not self.automatic:
+            return None
+        settings = proposal_config(self.points_per_side, self.tile, self.halo)
+        return ProposalRecall(settings, precision=self.precision)
+
 
 @dataclass(frozen=True, eq=False)
 class Evaluated:
     """A model, the images it was evaluated on, and the scores."""
 
     model: PromptableModel
-    images: ImageSource
+    index: Index
     result: ClickResult
     summary: dict[str, Any]
 
@@ -144,7 +134,7 @@ def evaluate(weights: str | Path | PromptableModel, data: Paths, **options: Any)
         The scores as `gigamask evaluate --json` writes them: "clicks" holds the mean IoU after 1,
         2, 3, 5 and 9 clicks, "box" that of the box prompt, "loose_box" that of boxes with noise,
         "oracle" that of the best of three masks, all in [0, 1]; "protocol" records how they were
-        measured. "detected_boxes" holds the AP of the masks of `boxes`.
+        measured.
 
     Raises:
         GigamaskError: The weights or the data cannot be used, or an option is invalid.
@@ -184,45 +174,46 @@ def score(
         The scores on the main process, None on the others.
     """
     from gigamask.data import worker_pool
+    from gigamask.data.dataset import check_pixels
     from gigamask.data.mask_sampling import MaskFilters
     from gigamask.distributed.precision import autocast, choose_precision, describe_device
     from gigamask.evaluation import clicks
     from gigamask.progress import progress_bar, say, track
+    from gigamask.workflows.own_data import own_tars
 
-    def begin() -> tuple[PromptableModel, tuple[str, ...], ImageSource, dict[str, Scorer]]:
+    def begin() -> tuple[PromptableModel, tuple[str, ...], Index]:
         options.check()
         model = load_model(weights, options.device, options.trust)
         model.set_window(options.window, options.percentiles)
-        report = print if world.is_main else lambda line: None
-        names, images = _open(data, options, stack, report, model.config.pixels)
-        return model, names, images, _scorers(options, images)
+        tars = own_tars(data, options, print if world.is_main else lambda line: None)
+        index = stack.enter_context(open_or_build_temporary(tars))
+        check_pixels(index, model.config.pixels)
+        return model, tars, index
 
     with progress_bar("read model and data"):
-        model, names, images, scorers = world.main_first(begin)
-    count = min(options.max_images or len(images), len(images))
+        model, names, index = world.main_first(begin)
+    count = min(options.max_images or len(index), len(index))
     filters = MaskFilters(max_area=None, min_predicted_iou=options.min_predicted_iou)
-    protocol = options.protocol()
-    on_image = [scorer.update for scorer in scorers.values()]
-
+    protocol, proposals = options.protocol(), options.proposals()
+    on_image = [proposals.update] if proposals else []
     device = model.device
     precision = choose_precision(options.precision, device)
+    found, left_out = index.manifest, len(index.manifest.left_out.skipped)
+    images = f"{counted(found.images, 'image')} with {counted(found.masks, 'mask')}"
     computed = f"{describe_device(device)}, {precision}"
-    manifest = getattr(images, "manifest", None)
-    masks = f" with {counted(manifest.masks, 'mask')}" if manifest else ""
-    masks += f", {len(manifest.left_out.skipped)} left out" if manifest else ""
-    say(f"  {count:,} of {counted(len(images), 'image')}{masks}; {computed}")
+    say(f"  {count:,} of {images}, {left_out} left out; {computed}")
 
     def evaluate_part() -> ClickResult:
         size = options.batch_size
 
         def run(*args: Any) -> ClickResult:
             with autocast(precision, device):
-                return clicks.evaluate_clicks(model, images, filters, protocol, *args)
+                return clicks.evaluate_clicks(model, index, filters, protocol, *args)
 
         if part is None:
             return run(track(world.local_range(count), "evaluate"), size, on_image)
         # The same batches as in one process, so that the scores are the same.
-        annotated = [*clicks.scored_rows(images, range(count), filters)]
+        annotated = [*clicks.scored_rows(index, range(count), filters)]
         batches = [annotated[first : first + size] for first in range(0, len(annotated), size)]
         kind = clicks.ClickResult
         scored = worker_pool.parallel_map(lambda batch: run(batch, size), batches, part, None, kind)
@@ -230,61 +221,15 @@ def score(
 
     own_result = world.run_on_all(evaluate_part)
     result = clicks.ClickResult.concatenate(world.gather(own_result))
-    scorers = {name: scorer.gather(world) for name, scorer in scorers.items()}
+    proposals = proposals and proposals.gather(world)
     if not world.is_main:
         return None
     name = type(weights).__name__ if not isinstance(weights, str | Path) else str(weights)
-    described = {
-        "weights": name,
-        "data": list(names),
-        "precision": precision,
-        "skipped": result.skipped,
-    }
-    summary = result.summary() | described
-    summary |= {name: scorer.summary() for name, scorer in scorers.items()}
-    return Evaluated(model, images, result, summary)
-
-
-def _open(
-    data: Paths,
-    options: EvaluateOptions,
-    stack: ExitStack,
-    report: Callable[[str], object],
-    pixels: PixelConfig,
-) -> tuple[tuple[str, ...], ImageSource]:
-    """Return the names of the data and the images: an index, or with boxes COCO's as they lie."""
-    from gigamask.data.dataset import check_pixels
-    from gigamask.datatools.find_source import annotations_and_images
-    from gigamask.evaluation import coco_data
-    from gigamask.workflows.own_data import own_tars
-
-    if options.boxes is None:
-        tars = own_tars(data, options, report)
-        index = stack.enter_context(open_or_build_temporary(tars))
-        check_pixels(index, pixels)
-        return tars, index
-    pair = annotations_and_images(path_list(data), options.images, options.masks)
-    if pair is None:
-        raise GigamaskError(
-            "--boxes needs COCO's or LVIS's annotations and the images, as they lie: --data "
-            "instances.json --images FOLDER"
-        )
-    return tuple(map(str, pair)), replace(coco_data.read(*pair, Path(options.boxes)), pixels=pixels)
-
-
-def _scorers(options: EvaluateOptions, images: ImageSource) -> dict[str, Scorer]:
-    """Return what scores more than clicks, by its name in the summary."""
-    from gigamask.evaluation.detected_boxes import BoxMasks, BoxProtocol
-    from gigamask.evaluation.proposals import ProposalRecall, proposal_config
-
-    found: dict[str, Scorer] = {}
-    if options.automatic:
-        settings = proposal_config(options.points_per_side, options.tile, options.halo)
-        found["automatic"] = ProposalRecall(settings, precision=options.precision)
-    if options.boxes is not None:
-        protocol = BoxProtocol(options.box_answer, tile=options.tile, halo=options.halo)
-        found["detected_boxes"] = BoxMasks(cast("CocoData", images), protocol)
-    return found
+    described = {"weights": name, "data": list(names), "precision": precision}
+    summary = result.summary() | described | {"skipped": result.skipped}
+    if proposals:
+        summary["automatic"] = proposals.summary()
+    return Evaluated(model, index, result, summary)
 
 
 def load_model(

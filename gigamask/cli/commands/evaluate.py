@@ -43,10 +43,9 @@ class EvaluateCommand(EvaluateOptions, PartOptions):
 
     def check_parts(self) -> None:
         """Raise `GigamaskError` if the masks of an image cannot be scored in parts."""
-        if self.automatic or self.boxes:
-            flag = "--automatic" if self.automatic else "--boxes"
+        if self.automatic:
             raise GigamaskError(
-                f"{flag} keeps all predicted masks, so it cannot run in parts; share the "
+                "--automatic keeps all predicted masks, so it cannot run in parts; share the "
                 "images by torchrun"
             )
 
@@ -83,13 +82,11 @@ class EvaluateCommand(EvaluateOptions, PartOptions):
     def _report(self, evaluated: Evaluated) -> dict[str, Any]:
         """Print the scores, and write the pictures and the HTML file."""
         from gigamask.distributed.precision import autocast
-        from gigamask.evaluation import clicks, detected_boxes, figures, proposals
+        from gigamask.evaluation import clicks, figures, proposals
         from gigamask.report import scores
 
-        model, images, result = evaluated.model, evaluated.images, evaluated.result
+        model, index, result = evaluated.model, evaluated.index, evaluated.result
         print(clicks.table(evaluated.summary))
-        if self.boxes:
-            print(detected_boxes.table(evaluated.summary["detected_boxes"]))
         if self.automatic:
             print(proposals.table(evaluated.summary["automatic"]))
         for reason in result.skipped:
@@ -97,7 +94,7 @@ class EvaluateCommand(EvaluateOptions, PartOptions):
         paths = []
         if self.pictures:
             with autocast(evaluated.summary["precision"], model.device):
-                paths = figures.write_figures(model, images, result, Path(self.pictures))
+                paths = figures.write_figures(model, index, result, Path(self.pictures))
         for path in paths:
             print(path)
         if self.html:

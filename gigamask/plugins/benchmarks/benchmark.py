@@ -14,11 +14,11 @@ from gigamask.workflows.open_data import Paths, open_or_build_temporary, path_li
 if TYPE_CHECKING:
     from gigamask.data.index import Index
     from gigamask.evaluation.clicks import ClickProtocol, ClickResult
-    from gigamask.evaluation.coco_data import CocoData
-    from gigamask.evaluation.detected_boxes import BoxMasks
     from gigamask.evaluation.embedded_images import ImageSource
     from gigamask.models.promptable import PromptableModel
     from gigamask.pixels import PixelConfig
+    from gigamask.plugins.benchmarks.coco_data import CocoData
+    from gigamask.plugins.benchmarks.detected_boxes import BoxMasks
 
 METRICS = (
     *("AP", "AP small", "AP medium", "AP large", "AP rare", "AP common", "AP frequent"),
@@ -76,12 +76,13 @@ class BenchmarkOptions:
 
     images: tuple[str, ...] = ()
     """the photographs, as shards or a folder of images, if --data is a folder of masks alone"""
-    answers: tuple[Literal["confident", "first_token", "best_of_three"], ...] = (
+    answers: tuple[Literal["confident", "first_token", "best_of_three", "refined"], ...] = (
         "confident",
         "first_token",
     )
     """which mask counts after one click or a box: the most confident of three, as with SAM's
-    predictor; the single-mask output, as RITM and EdgeSAM; or the best of three by its IoU"""
+    predictor; the single-mask output, as RITM and EdgeSAM; the best of three by its IoU; or, for
+    detected boxes, the most confident one refined with the box, as in SAM's paper"""
     boxes: str | None = None
     """boxes of a detector in COCO's results format, for the mask AP of coco and lvis; default:
     coco_vitdet.json or lvis_vitdet.json in --data or its source_json_file"""
@@ -106,7 +107,7 @@ class BenchmarkOptions:
         check_at_least(1, max_images=self.max_images, batch_size=self.batch_size)
         if not self.answers or len(set(self.answers)) < len(self.answers):
             raise GigamaskError(
-                "--answers must name confident, first_token or best_of_three, each once "
+                "--answers must name confident, first_token, best_of_three or refined, each once "
                 f"(got {' '.join(self.answers) or 'none'})"
             )
 
@@ -220,20 +221,21 @@ def _protocols(
 ) -> tuple[dict[str, ClickProtocol], dict[str, BoxMasks]]:
     """Return how clicks are scored, and the masks of detected boxes, by answer."""
     from gigamask.evaluation import clicks, noc
-    from gigamask.evaluation.detected_boxes import BoxMasks, BoxProtocol
+    from gigamask.plugins.benchmarks.detected_boxes import ANSWERS, BoxMasks, BoxProtocol
 
+    known = ANSWERS if chosen.instances else noc.ANSWERS
+    if unknown := [answer for answer in options.answers if answer not in known]:
+        raise GigamaskError(
+            f"--answers {unknown[0]} is not for {chosen.title}; choose from {', '.join(known)}"
+        )
     if not chosen.instances:
         counts = tuple(range(1, chosen.clicks + 1))
         of_answer = {answer: noc.ANSWERS[answer] for answer in options.answers}
         return {name: replace(each, clicks=counts) for name, each in of_answer.items()}, {}
     protocols = {"confident": clicks.EFFICIENTVIT_SAM, "random clicks": clicks.EFFICIENT_SAM}
     coco = cast("CocoData", images)
-    box_masks: dict[str, BoxMasks] = {}
-    for answer in options.answers if coco.detections else ():
-        if answer == "best_of_three":
-            raise GigamaskError("--answers best_of_three is not for coco and lvis; leave it out")
-        box_masks[answer] = BoxMasks(coco, BoxProtocol(answer))
-    return protocols, box_masks
+    answers = options.answers if coco.detections else ()
+    return protocols, {answer: BoxMasks(coco, BoxProtocol(answer)) for answer in answers}
 
 
 def _box_scores(masks: BoxMasks) -> dict[str, Any]:
@@ -365,7 +367,7 @@ def _open(name: str, data: Paths, options: BenchmarkOptions, stack: ExitStack) -
     if options.boxes is not None and not find(name).instances:
         raise GigamaskError(f"--boxes is for coco and lvis, not for {name}; leave it out")
     if find(name).instances:
-        from gigamask.evaluation import coco_data
+        from gigamask.plugins.benchmarks import coco_data
 
         boxes = None if options.boxes is None else Path(options.boxes)
         return coco_data.open_folder(name, Path(*paths[:1]), boxes)

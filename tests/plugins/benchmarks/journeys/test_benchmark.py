@@ -93,17 +93,16 @@ def test_coco_and_lvis_beside_the_literature(tmp_path, capsys):
     assert main(["benchmark", "coco", *words, "--data", str(coco), *figures]) == 0
     found = json.loads(scores.read_text())["answers"]
     assert list(found) == ["confident", "random clicks", "first_token"]
-    of_evaluate = gigamask.evaluate(
-        *(model, coco / "instances_val2017.json"),
-        images=str(coco / "val2017"),
-        boxes=str(coco / "source_json_file/coco_vitdet.json"),
-        click_protocol="efficientvit_sam",
-        batch_size=1,
-        device="cpu",
-    )
-    assert found["confident"]["AP"] == of_evaluate["detected_boxes"]["AP"] > 0
-    assert found["confident"]["mIoU"] == of_evaluate["clicks"]
-    assert found["confident"]["box small"] == of_evaluate["size"]["small"]["box"]
+    assert 0 < found["confident"]["AP"] < 1
+    assert list(found["confident"]["mIoU"]) == ["1", "3", "5"]
+    (coco / "val2017/12.jpg").rename(tmp_path / "12.jpg")
+    refined = ["--data", str(coco), "--answers", "refined", "confident"]
+    assert main(["benchmark", "coco", *words, *refined]) == 0
+    assert "12.jpg" in capsys.readouterr().out
+    partly = json.loads(scores.read_text())
+    assert partly["images"] == 2
+    refined = partly["answers"]["refined"]["detected_boxes"]["prompts"]["answer"]
+    assert refined.startswith("refined: the single mask for the box and")
     assert found["first_token"]["AP"] != found["confident"]["AP"]
     assert (tmp_path / "figures/best.png").is_file()
     (lvis / "photos/val2017").rename(lvis / "val2017")
@@ -112,6 +111,16 @@ def test_coco_and_lvis_beside_the_literature(tmp_path, capsys):
     boxes = f"--boxes {lvis}/boxes.json --answers first_token".split()
     assert main(["benchmark", "lvis", *words, "--data", str(lvis), *boxes]) == 0
     assert "AP frequent" in capsys.readouterr().out
+    [answer] = [each for each in json.loads(scores.read_text())["answers"].values() if "AP" in each]
+    assert answer["detected_boxes"]["protocol"]["federated"]
+    assert answer["detected_boxes"]["found"] == 27, "nobody looked for the category of three"
+    (lvis / "bad.json").write_text(
+        '[{"image_id": 99, "category_id": 3, "bbox": [1, 1, 4, 4], "score": 1}]'
+    )
+    assert (
+        main(["benchmark", "lvis", *words, "--data", str(lvis), "--boxes", f"{lvis}/bad.json"]) == 2
+    )
+    assert "its image_id 99 is not in" in capsys.readouterr().err
 
 
 def test_sbd_is_converted_and_scored(tmp_path, capsys):
@@ -148,6 +157,10 @@ def test_a_reproduction_is_described_without_weights(tmp_path, capsys):
         ("grabcut starter --data nothing --images x".split(), "folder of masks"),
         ("bsds starter --data x --images y".split(), "--images"),
         ("bsds starter --data x --answers confident confident".split(), "--answers"),
+        (
+            "grabcut starter --data {} --answers refined".split(),
+            "--answers refined is not for GrabCut",
+        ),
         ("bsds starter --data x --max-images 0".split(), "max-images"),
         ("bsds starter --data x --min-predicted-iou 7".split(), "--min-predicted-iou"),
         ("coco starter --data x".split(), "must hold instances_val2017.json"),

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from gigamask.errors import CorruptSampleError, GigamaskError
-from gigamask.evaluation import coco_data
+from gigamask.plugins.benchmarks import coco_data
 
 BOX = {"image_id": 2, "category_id": 7, "bbox": [4, 4, 10, 6], "score": 0.5}
 RING = [[4, 4, 14, 4, 14, 10, 4, 10]]

@@ -4,25 +4,22 @@ This is how SAM and its successors are scored as instance segmenters (Kirillov e
 7.4). They differ in the mask that counts as the answer, which `BoxProtocol` names.
 """
 
-from dataclasses import asdict, dataclass, field, replace
-from typing import Literal, TypeAlias
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 import torch
 from jaxtyping import Float
 
-from gigamask.distributed.world import World
 from gigamask.evaluation import coco_ap
 from gigamask.evaluation.coco_ap import ImageDetections
-from gigamask.evaluation.coco_data import CocoData
-from gigamask.evaluation.embedded_images import CropOptions, EmbeddedImage
+from gigamask.evaluation.embedded_images import EmbeddedImage
 from gigamask.masks.rle import RLEMasks
 from gigamask.models.promptable import PromptableModel
+from gigamask.plugins.benchmarks.coco_data import CocoData
 from gigamask.prompts.rounds import run_rounds
 from gigamask.prompts.schedule import BoxPrompt
 from gigamask.types import Targets
 
-BoxAnswer: TypeAlias = Literal["confident", "first_token", "refined"]
 ANSWERS = {
     "confident": "of three masks that with the highest predicted IoU, as EfficientViT-SAM's code",
     "first_token": "the single mask, of the first token, as EdgeSAM's code",
@@ -32,10 +29,10 @@ ANSWERS = {
 
 
 @dataclass(frozen=True)
-class BoxProtocol(CropOptions):
+class BoxProtocol:
     """Settings that the scores of masks of detected boxes depend on; saved with every result."""
 
-    answer: BoxAnswer = "confident"
+    answer: str = "confident"
     """the mask that counts, one of `ANSWERS`"""
     box: str = "x, y, x + width, y + height as detected, times the scale"
     score: str = "that of the detected box"
@@ -50,8 +47,6 @@ class BoxMasks:
     protocol: BoxProtocol = BoxProtocol()
     images: list[ImageDetections] = field(default_factory=list)
     """annotated and predicted masks of each image"""
-    broken: list[str] = field(default_factory=list)
-    """reasons of annotations that were left out when their images were read"""
 
     @property
     def ap_protocol(self) -> coco_ap.CocoProtocol:
@@ -94,22 +89,12 @@ class BoxMasks:
             )
         )
 
-    def gather(self, world: World) -> "BoxMasks":
-        """Return the images of all processes."""
-        parts = world.gather((self.images, self.data.broken))
-        images = [image for found, _ in parts for image in found]
-        return replace(self, images=images, broken=[why for _, each in parts for why in each])
-
     def summary(self) -> dict:
         """Return the statistics of `coco_metrics` for JSON, and the protocol of the boxes."""
         frequencies = self.data.frequencies
         result = coco_ap.coco_metrics(self.images, self.ap_protocol, frequencies)
         answer = f"{self.protocol.answer}: {ANSWERS[self.protocol.answer]}"
-        left_out = [*self.data.skipped, *self.broken]
-        return result | {
-            "prompts": asdict(self.protocol) | {"answer": answer},
-            "left_out": left_out,
-        }
+        return result | {"prompts": asdict(self.protocol) | {"answer": answer}}
 
 
 def predict_boxes(
@@ -127,7 +112,7 @@ def predict_boxes(
         protocol: Which mask counts.
     """
     schedule = BoxPrompt(protocol.answer != "first_token", protocol.answer == "refined")
-    decode = image.decoder(model, protocol, best_only=True)
+    decode = image.decoder(model, best_only=True)
     device, scale_xy = image.embedding.device, image.transform.scale_xy
     parts = [RLEMasks.from_dense(np.zeros((0, *image.annotation.size), bool))]
     boxes_input = torch.from_numpy(image.transform.boxes_to_input(boxes)).float().to(device)
@@ -139,10 +124,3 @@ def predict_boxes(
         *_, answer = run_rounds(decode, targets, schedule, None, 0.0)
         parts.append(RLEMasks.from_dense(answer.pred_mask.cpu().numpy()))
     return RLEMasks.concatenate(parts)
-
-
-def table(summary: dict) -> str:
-    """Format a summary as lines of text."""
-    title = f"masks of detected boxes ({summary['prompts']['answer']})"
-    left_out = [f"  left out {reason}" for reason in summary["left_out"]]
-    return "\n".join([title, coco_ap.table(summary), *left_out])

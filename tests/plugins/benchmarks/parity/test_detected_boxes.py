@@ -10,10 +10,13 @@ from pycocotools import mask as codes
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from gigamask import evaluate
 from gigamask.data import image
+from gigamask.data.mask_sampling import MaskFilters
+from gigamask.evaluation.clicks import evaluate_clicks
 from gigamask.inference.predictor import SamPredictor
 from gigamask.models.init import build_model
+from gigamask.plugins.benchmarks import coco_data
+from gigamask.plugins.benchmarks.detected_boxes import BoxMasks, BoxProtocol
 from tests import instances
 from tests.little import SPEC
 from tests.parity.test_average_precision import COCO_NAMES
@@ -70,11 +73,10 @@ def by_pycocotools(folder, model, kind: str) -> dict[str, float]:
 
 @pytest.mark.parametrize("kind", ["confident", "first_token", "refined"])
 def test_as_pycocotools(folder, model, kind):
-    words = {"images": str(folder / "photos"), "boxes": str(folder / "boxes.json")}
-    scores = evaluate(
-        model, folder / "instances.json", **words, box_answer=kind, batch_size=1, device="cpu"
-    )
-    result, expected = scores["detected_boxes"], by_pycocotools(folder, model, kind)
+    coco = coco_data.read(folder / "instances.json", folder / "photos", folder / "boxes.json")
+    masks, filters = BoxMasks(coco, BoxProtocol(kind)), MaskFilters(max_area=None)
+    scores = evaluate_clicks(model, coco, filters, callbacks=[masks.update]).summary()
+    result, expected = masks.summary(), by_pycocotools(folder, model, kind)
     for name, value in expected.items():
         assert result[name] == (None if value == -1 else pytest.approx(value, abs=1e-9)), name
     assert 0 < result["AP"] <= result["AP50"] < 1
