@@ -221,7 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             write_png(photos / f"{i}.png", pixels)
         command = [sys.executable, "-m", "gigamask", "serve", "--no-token", "--port", "0"]
         command += ["--project", f"{folder}/project", "--images", str(photos)]
-        command += ["--weights", options.weights]
+        command += ["--weights", options.weights, "--progress", "none"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             try:
                 assert process.stdout is not None

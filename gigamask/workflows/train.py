@@ -311,7 +311,7 @@ def opening(config: TrainConfig) -> str:
     start = "resumed" if config.has_checkpoint else f"from {config.init or 'random weights'}"
     return (
         f"{config.command} {config.recipe}, {start}: {counted(config.steps, 'step')} of "
-        f"{config.batch_size} samples from {' '.join(config.data)} to {config.out}, "
+        f"{config.batch_size} samples from {' '.join(config.data)[:160]} to {config.out}, "
         f"{scores + ' and at the end' if data else 'without --evaluation.data'}"
     )
 

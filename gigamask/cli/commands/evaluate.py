@@ -63,9 +63,8 @@ class EvaluateCommand(EvaluateOptions, PartOptions):
             self.check()
             check_weights_exist(self.weights)
             check_data(self.data, self)
-        from gigamask.progress import progress_bar, say
+        from gigamask.progress import progress_bar
 
-        say(f"evaluate {self.weights} on {' '.join(self.data)}")
         with progress_bar("load torch"):
             from gigamask.distributed.precision import choose_device
             from gigamask.distributed.world import destroy_world, init_world

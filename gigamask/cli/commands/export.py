@@ -52,7 +52,7 @@ class ExportCommand:
         from gigamask.errors import GigamaskError
         from gigamask.models.hub import is_hub_id, upload
         from gigamask.models.weight_paths import check_weights_exist
-        from gigamask.progress import progress_bar, say
+        from gigamask.progress import progress_bar
 
         out = Path(self.out)
         chosen = formats.find(self.to)
@@ -74,7 +74,6 @@ class ExportCommand:
                 f"--out {out}: the folder {out.parent} does not exist; create it, or choose another"
             )
         check_weights_exist(self.weights)
-        say(f"export {self.weights} to {self.out} as {self.to}, and read it back")
         with progress_bar("export"):
             from gigamask.training.checkpoint import load_model
 

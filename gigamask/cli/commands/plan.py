@@ -65,9 +65,8 @@ class PlanCommand:
         measured = None
         if self.fit is not None:
             config, measured = self._fitted(config, self.fit)
-        from gigamask.progress import progress_bar, say
+        from gigamask.progress import progress_bar
 
-        say(f"plan {config.recipe}: a training step is run with tensors that have no values")
         with progress_bar("plan"):
             from gigamask.profiling import memory_plan
             from gigamask.workflows.plan import plan

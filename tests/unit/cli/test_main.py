@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from gigamask.cli import main
+from gigamask.cli.commands.verify import VerifyCommand
 
 COMMANDS = """
 import contextlib, io, sys
@@ -128,6 +129,20 @@ def test_a_wrong_path_is_found_before_torch_is_imported(scenes):
     for (line, expected), row in zip(lines.items(), rows, strict=True):
         assert expected in row[2], line
         assert "torch" not in row[3:], line
+
+
+@pytest.mark.slow
+def test_a_command_says_what_it_does_before_it_begins(scenes, tmp_path, capsys):
+    """Of many paths, or one that would move the cursor, a part and as text."""
+    assert main.main(["verify", str(scenes)]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first == f"verify {scenes}: {VerifyCommand.__doc__}"
+    assert main.main(["verify", "\x1b[2J", *["nowhere.tar"] * 1000]) == 2
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith(r"verify \x1b[2J nowhere.tar nowhere.tar")
+    assert len(first) < 300
+    assert main.main(["verify", str(scenes), "--progress", "none"]) == 0
+    assert capsys.readouterr().out.startswith("1 tar: ")
 
 
 def test_every_command_has_a_line_in_the_overview():

@@ -39,6 +39,7 @@ def project(tmp_path):
 def killed(*words):
     """Start the page, and kill it and the processes that it started in the end."""
     command = [sys.executable, "-m", "gigamask", "serve", "--no-token", "--port", "0"]
+    command += ["--progress", "none"]  # the first line is the address
     command += map(str, words)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:

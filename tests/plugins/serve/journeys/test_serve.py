@@ -44,7 +44,8 @@ def weights(tmp_path_factory):
 def served(*words):
     """Starts the page on a free port and gives its address; it must stop with 0 when it is signaled
     to."""
-    command = [Path(sys.executable).parent / "gigamask", "serve", "--port", "0", *map(str, words)]
+    gigamask = Path(sys.executable).parent / "gigamask"
+    command = [gigamask, "serve", "--progress", "none", "--port", "0", *map(str, words)]
     if "--host" not in words:
         command.append("--no-token")
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
