@@ -62,6 +62,16 @@ def counted(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
+def score_text(score: float | None, error: float | None = None) -> str:
+    """Return a score in [0, 1] with three digits, and its error; empty if it is unknown.
+
+    Args:
+        score: The score.
+        error: Its standard error or deviation, if known.
+    """
+    return "" if score is None else f"{score:.3f}" + ("" if error is None else f" ± {error:.3f}")
+
+
 def check_range(
     name: str, value: int | float | None, least: int | float, most: int | float | None
 ) -> None:

@@ -343,6 +343,8 @@ class EvaluationResult:
         warnings: Warnings, one line each.
         subject: What was evaluated; only scores of the same subject are compared.
         picture: Image of some results, if any.
+        of: What the scores are means of, as "366 masks on 50 images".
+        errors: Standard errors of scores by name, if they are means of few.
     """
 
     scores: Mapping[str, float]
@@ -350,6 +352,8 @@ class EvaluationResult:
     warnings: tuple[str, ...] = ()
     subject: str = ""
     picture: UInt8[np.ndarray, "H W 3"] | None = field(default=None, compare=False)
+    of: str = ""
+    errors: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

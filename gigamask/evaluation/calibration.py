@@ -90,21 +90,3 @@ def _correlation(predicted: np.ndarray, actual: np.ndarray) -> float | None:
     if np.ptp(predicted) == 0 or np.ptp(actual) == 0:
         return None
     return float(np.corrcoef(predicted, actual)[0, 1])
-
-
-def table(calibration: Calibration) -> str:
-    """Format the reliability table in percent, followed by the error and the correlation."""
-    lines = ["predicted IoU      masks  predicted    actual"]
-    for row in calibration.bins:
-        means = _percent(row.predicted) + _percent(row.actual)
-        lines.append(f"{row.low:.2f} to {row.high:.2f}  {row.count:10,} {means}")
-    lines.append(f"{'calibration error':18}{_percent(calibration.expected_error)}")
-    lines.append(f"{'bias':18}{_percent(calibration.bias)}")
-    correlation = calibration.correlation
-    cell = "         -" if correlation is None else f"{correlation:10.3f}"
-    lines.append(f"{'correlation':18}{cell}")
-    return "\n".join(lines)
-
-
-def _percent(value: float | None) -> str:
-    return "         -" if value is None else f"{100 * value:10.1f}"

@@ -29,6 +29,7 @@ from gigamask.evaluation.embedded_images import (
     embed_images,
     scored_rows,
 )
+from gigamask.evaluation.score_names import BOXES_AND_ORACLE, by_prompt
 from gigamask.interfaces import GRANULARITIES
 from gigamask.losses.iou import mask_iou
 from gigamask.models.promptable import PromptableModel
@@ -184,6 +185,8 @@ PROTOCOLS = {
 }
 
 
+FEW_MASKS = 100
+"""Means of fewer masks are stated with their standard error."""
 SIZES = {"small": 32**2, "medium": 96**2, "large": math.inf}
 """COCO's sizes, each with its largest area in pixels."""
 
@@ -287,19 +290,22 @@ class ClickResult:
         }
 
     def _means(self, scores: list[MaskScore]) -> dict:
+        few = 1 < len(scores) < FEW_MASKS
         return {
             "masks": len(scores),
-            "clicks": {
-                str(n): _mean([score.clicks[n] for score in scores]) for n in self.protocol.clicks
-            },
-            "oracle": _mean([score.oracle for score in scores]),
-            "box": _mean([score.box for score in scores]),
-            **(
-                {"loose_box": _mean([score.loose_box for score in scores])}
-                if self.protocol.box_noise
-                else {}
-            ),
+            **self._each(scores, _mean),
+            **({"standard_error": self._each(scores, _standard_error)} if few else {}),
             **(self._boundaries(scores) if self.protocol.boundaries else {}),
+        }
+
+    def _each(self, scores: list[MaskScore], reduce: Callable[[list[Any]], Any]) -> dict:
+        """Return the IoUs of the masks for each prompt, reduced to one number."""
+        names = BOXES_AND_ORACLE[: 2 + bool(self.protocol.box_noise)]
+        return {
+            "clicks": {
+                str(n): reduce([score.clicks[n] for score in scores]) for n in self.protocol.clicks
+            },
+            **{name: reduce([getattr(score, name) for score in scores]) for name in names},
         }
 
     def _boundaries(self, scores: list[MaskScore]) -> dict:
@@ -504,6 +510,15 @@ def _mean(values: Sequence[Any]) -> float | None:
     return float(np.mean(values)) if values else None
 
 
+def _standard_error(values: Sequence[Any]) -> float:
+    """Return the standard error of the mean of two values or more."""
+    return float(np.std(values, ddof=1) / len(values) ** 0.5)
+
+
+def _cells(means: dict) -> str:
+    return "".join(f"{value:10.3f}" for value in by_prompt(means).values())
+
+
 def table(summary: dict) -> str:
     """Format a summary as a table of fractions: all masks, granularities, sizes, boundaries."""
     size_names = {"small": "to 32 px", "medium": "to 96 px", "large": "above"}
@@ -512,17 +527,18 @@ def table(summary: dict) -> str:
         for name, means in summary[breakdown].items():
             if means["masks"]:
                 rows[size_names[name] if breakdown == "size" else name] = means
-    names = [f"{n} click{'s' if n != '1' else ''}" for n in summary["clicks"]]
-    boxes = [name for name in ("box", "loose_box") if name in summary]
     lines = [
         f"mean IoU of {counted(summary['masks'], 'mask')} on {counted(summary['images'], 'image')}",
-        " " * 9
-        + "".join(f"{name.replace('_', ' '):>10}" for name in (*names, "oracle", *boxes, "masks")),
+        " " * 9 + "".join(f"{name:>10}" for name in (*by_prompt(summary), "masks")),
     ]
+    few = False
     for name, means in rows.items():
-        values = [*means["clicks"].values(), means["oracle"], *(means[each] for each in boxes)]
-        cells = "".join(f"{value:10.3f}" for value in values)
-        lines.append(f"{name:9}{cells}{means['masks']:10,}")
+        lines.append(f"{name:9}{_cells(means)}{means['masks']:10,}")
+        if "standard_error" in means:
+            few = True
+            lines.append(f"{'  ±':9}{_cells(means['standard_error'])}")
+    if few:
+        lines.append(f"±: standard error of the mean, of fewer than {FEW_MASKS} masks")
     if summary["protocol"]["refine"]:
         lines.append("boxes: refined, decoded once more with the mask that they got")
     if noise := summary["protocol"]["box_noise"]:

@@ -317,11 +317,11 @@ def _mean(values: np.ndarray) -> float | None:
 
 
 def table(result: dict) -> str:
-    """Format the statistics as two columns, in percent."""
+    """Format the statistics as two columns."""
     names: Sequence[str] = [name for name in result if name[:2] in ("AP", "AR")]
     head = (
         f"{counted(result['found'], 'mask')} found, {result['truth']:,} to find, on "
-        f"{counted(result['images'], 'image')}; %"
+        f"{counted(result['images'], 'image')}"
     )
-    cells = ("     -" if result[name] is None else f"{100 * result[name]:6.1f}" for name in names)
+    cells = ("     -" if result[name] is None else f"{result[name]:6.3f}" for name in names)
     return "\n".join([head, *(f"{name:16}{cell}" for name, cell in zip(names, cells, strict=True))])

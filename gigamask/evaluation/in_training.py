@@ -2,11 +2,11 @@
 
 Besides the scores of `evaluation.clicks`:
 
-- "blind": the score of one click when the model sees another image. A model that scores equally
-  well without the image draws blobs around its prompts; small models trained from scratch do so for
-  a long time (docs/log.md).
-- "automatic": the fraction of a point grid's points with a mask that passes the thresholds of SAM's
-  automatic masks. At 0, segmenting everything finds nothing.
+- "wrong image": the score of one click when the model sees another image. A model that scores
+  equally well without the image draws blobs around its prompts; small models trained from scratch
+  do so for a long time (docs/log.md).
+- "points with a mask": the fraction of a point grid's points with a mask that passes the thresholds
+  of SAM's automatic masks. At 0, segmenting everything finds nothing.
 
 A few fixed masks, from fine to coarse, are drawn with the annotation and the predictions for 1 and
 3 clicks and the box. The settings are `evaluation.click_evaluation.ClickEvaluation`.
@@ -38,6 +38,7 @@ from gigamask.evaluation.embedded_images import (
     scored_masks,
     scored_rows,
 )
+from gigamask.evaluation.score_names import by_prompt
 from gigamask.inference.amg_config import AutomaticMaskConfig
 from gigamask.inference.automatic_mask_generator import calculate_stability_score
 from gigamask.interfaces import EvaluationResult
@@ -51,8 +52,8 @@ ONE_CLICK = (1,)
 POINTS_PER_SIDE = 8
 """Points along each side of the grid; SAM's automatic masks use 32."""
 EXPLAINED = (
-    "mean IoU after clicks and for a box; oracle: of the best of three masks; blind: after one "
-    "click on another image (low is good); automatic: share of grid points that yield a mask"
+    "mean IoU after clicks and for a box; oracle: of the best of three masks; wrong image: after "
+    "one click on another image (low is good); points with a mask: share of an 8 x 8 grid's"
 )
 """What the scores are, for the first lines of a training."""
 AUTOMATIC = AutomaticMaskConfig()
@@ -61,7 +62,7 @@ DRAWN_MASKS = 4
 """Number of masks that are drawn, each from another image."""
 DRAWN_CLICKS = (1, 3)
 BLIND_FRACTION = 0.95
-"""A model is called blind if it loses less than 5 % of its score on another image."""
+"""A model ignores the image if it loses less than 5 % of its score on another image."""
 
 
 @dataclass(frozen=True)
@@ -187,13 +188,12 @@ class ClickScorer:
         mask_scores = [score for part in parts for score in part.scores]
         protocol = ClickProtocol(clicks=CLICKS)
         summary = ClickResult(protocol, len(automatic), mask_scores).summary()
-        scores = {f"{n} click{'s' if n > 1 else ''}": summary["clicks"][str(n)] for n in CLICKS}
-        scores |= {"oracle": summary["oracle"], "box": summary["box"]}
+        scores, few = by_prompt(summary), summary.get("standard_error")
         if "class_accuracy" in summary:
             scores["class accuracy"] = summary["class_accuracy"]["1"]
         if blind:  # a single image has no other
-            scores["blind"] = float(np.mean([score.clicks[1] for score in blind]))
-        scores["automatic"] = float(np.mean(automatic))
+            scores["wrong image"] = float(np.mean([score.clicks[1] for score in blind]))
+        scores["points with a mask"] = float(np.mean(automatic))
         warnings = list(score_warnings(scores))
         if skipped:
             warnings.append(
@@ -202,7 +202,10 @@ class ClickScorer:
         subject = f"{self.best_by} on rows {self.rows} of {self.index.digest}, {self.filters}"
         drawn = [row for part in parts for row in part.drawn]
         picture = figures.stack_rows(drawn) if drawn else None
-        return EvaluationResult(scores, self.best_by, tuple(warnings), subject, picture)
+        of = f"{counted(len(mask_scores), 'mask')} on {counted(len(automatic), 'image')}"
+        errors = by_prompt(few) if few else {}
+        found = scores, self.best_by, tuple(warnings), subject, picture
+        return EvaluationResult(*found, of, errors)
 
     def _evaluate_part(self, model: PromptableModel) -> RankResult:
         """Evaluate this process's share of the images.
@@ -290,12 +293,12 @@ def score_warnings(scores: dict[str, float]) -> Iterator[str]:
             "more clicks do not help: 5 score no better than 3; train with more rounds "
             "(--prompts.clicks), or longer"
         )
-    if scores.get("blind", 0.0) > BLIND_FRACTION * scores["1 click"]:
+    if scores.get("wrong image", 0.0) > BLIND_FRACTION * scores["1 click"]:
         yield (
-            "blind: one click scores as well on another image, so the model ignores the image "
+            "one click scores as well on a wrong image, so the model ignores the image "
             "(docs/log.md: 'Small models that ignore the image')"
         )
-    if not scores["automatic"]:
+    if not scores["points with a mask"]:
         yield (
             "no automatic mask passes the default thresholds of predicted IoU and stability: "
             "segmenting everything would find nothing"

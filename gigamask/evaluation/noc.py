@@ -123,7 +123,7 @@ def _names(result: ClickResult) -> list[str]:
 def write_worst(
     model: PromptableModel, images: ImageSource, result: ClickResult, folder: Path
 ) -> Path:
-    """Draw the masks with the most clicks to 90 %, then with the lowest mean IoU, and their clicks.
+    """Draw the masks that need most clicks to an IoU of 0.9, then those of lowest mean IoU.
 
     Args:
         model: Model that predicts the masks again.
@@ -144,7 +144,7 @@ def write_worst(
 
 
 def worst_lines(summary: dict[str, Any], count: int = 5) -> Sequence[str]:
-    """Return a line for each of the failures at 90 % with the lowest best IoU.
+    """Return a line for each of the failures at an IoU of 0.9 with the lowest best IoU.
 
     Args:
         summary: Return value of `noc_summary`.
@@ -152,6 +152,6 @@ def worst_lines(summary: dict[str, Any], count: int = 5) -> Sequence[str]:
     """
     best = {name: max(summary["curves"][name]) for name in summary["failed"]["90"]}
     return [
-        f"  {name}: at best {100 * best[name]:.1f} % in {MOST_CLICKS} clicks"
+        f"  {name}: IoU at best {best[name]:.3f} in {MOST_CLICKS} clicks"
         for name in sorted(best, key=best.__getitem__)[:count]
     ]

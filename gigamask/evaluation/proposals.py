@@ -158,12 +158,13 @@ def table(summary: dict) -> str:
     """Format a summary as lines of text."""
     if not summary["images"]:
         return "automatic masks: no image to evaluate"
-    passing, best = (f"{100 * (summary[name] or 0.0):.1f} %" for name in ("passing", "best_iou"))
+    passing, best = (f"{summary[name] or 0.0:.3f}" for name in ("passing", "best_iou"))
     points = summary["settings"]["points_per_side"]
     return "\n".join(
         [
             f"automatic masks: {summary['masks_an_image']:.1f} per image from {points} points per "
-            f"side, {passing} pass the default thresholds; mean best IoU {best} per annotated mask",
+            f"side, of which {passing} pass the default thresholds; mean best IoU {best} per "
+            "annotated mask",
             coco_ap.table(summary),
             *([class_table(summary["classes"])] if "classes" in summary else []),
         ]
@@ -171,9 +172,9 @@ def table(summary: dict) -> str:
 
 
 def class_table(summary: dict) -> str:
-    """Format the average precision over classes and of each class, in percent."""
+    """Format the average precision over classes and of each class."""
     rows = [
-        f"{name[:30]:32}{100 * scores['AP']:6.1f}{100 * scores['AP50']:8.1f}"
+        f"{name[:30]:32}{scores['AP']:6.3f}{scores['AP50']:8.3f}"
         for name, scores in summary["by_class"].items()
     ]
     return "\n".join(["with classes: " + coco_ap.table(summary), f"{'class':34}AP    AP50", *rows])

@@ -15,7 +15,7 @@ const FIRST = ["loss", "iou", "accuracy"];
 const LAST = ["lr", "grad_norm", "loss_scale", "images_per_s", "waiting", "memory_gb", "loader_mb"];
 const HIDDEN = ["step", "epoch", "skipped", "data_time_s"];
 const UNSMOOTHED = ["lr", "loss_scale", "memory_gb", "loader_mb"];
-const SIGNS_OF_TROUBLE = ["blind", "automatic"];
+const SIGNS_OF_TROUBLE = ["wrong image", "points with a mask"];
 
 function make(name, attributes = {}, ...children) {
   const element = document.createElementNS(SVG, name);
@@ -291,8 +291,8 @@ export function runCharts(runs, weight) {
     return lines(title, series, { x: "step", whole: true, y: unit ?? column, note: several ? "" : ends.map(last).map(short).join(" · "), marks });
   });
   const names = [...new Set(runs.flatMap(({ evaluations }) => evaluations.flatMap(({ scores }) => Object.keys(scores))))];
-  const scored = (name, run, look) => ({ ...look, dots: true, xs: run.evaluations.map(({ step }) => step), ys: run.evaluations.map(({ scores }) => (Object.hasOwn(scores, name) && scores[name] !== null ? 100 * scores[name] : null)) });
-  const labels = { x: "step", whole: true, y: "%", marks };
+  const scored = (name, run, look) => ({ ...look, dots: true, xs: run.evaluations.map(({ step }) => step), ys: run.evaluations.map(({ scores }) => (Object.hasOwn(scores, name) ? scores[name] : null)) });
+  const labels = { x: "step", whole: true, y: "score", marks };
   if (several) return { curves, scores: names.map((name) => lines(titled(name), runs.map((run, i) => scored(name, run, style(i))), labels)) };
   const of = (some) => some.flatMap((name, i) => runs.map((run) => scored(name, run, { name, colour: colour(i), dashed: i >= COLOURS })));
   const trouble = names.filter((name) => name === "1 click" || SIGNS_OF_TROUBLE.includes(name));

@@ -86,7 +86,8 @@ class History:
         config: Flags and their values as text.
         origin: Command, versions and revision of each start.
         records: Metrics as columns of equal length; None where a step has no value.
-        evaluations: Evaluations in training, each with `step`, `scores`, `warnings`, `seconds`.
+        evaluations: Evaluations in training, each with `step`, `scores`, what they are means `of`,
+            `warnings` and `seconds`.
         faults: Events by kind (`KINDS`), each with `step`.
         starts: Starts of training, each with `step`, `time` and `device`.
         checkpoints: The checkpoints, oldest first.
@@ -350,6 +351,7 @@ def _evaluation(event: dict[str, Any]) -> dict[str, Any]:
     return {
         "step": event["step"],
         "scores": {name: number(value) for name, value in scores},
+        "of": event.get("of", ""),
         "warnings": event.get("warnings", []),
         "seconds": event.get("seconds"),
     }

@@ -95,22 +95,15 @@ def links(titles: Iterable[str]) -> Markup:
     )
 
 
-def table(
-    head: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "", reference_rows: int = 0
-) -> Markup:
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "") -> Markup:
     """Return a table whose first column holds names.
 
     Args:
         head: Titles of the columns.
         rows: Cells of each row.
         kind: CSS class: "words" for text, empty for numbers.
-        reference_rows: Number of rows at the end to set in italics, for published values.
     """
-    first_reference = len(rows) - reference_rows
-    lines = "".join(
-        f"<tr{' class=reference' if i >= first_reference else ''}>{_cells('td', row)}</tr>"
-        for i, row in enumerate(rows)
-    )
+    lines = "".join(f"<tr>{_cells('td', row)}</tr>" for row in rows)
     return Markup(
         f"<table{f' class={kind}' if kind else ''}><tr>{_cells('th', head)}</tr>{lines}</table>"
     )
@@ -191,11 +184,6 @@ def picture(path: Path, quality: int = 85) -> Markup:
 def format_time(time: str) -> str:
     """Format an ISO 8601 time for reading."""
     return time.replace("T", " ").replace("+00:00", " UTC")
-
-
-def percent(share: float | None) -> str:
-    """Format a fraction as a percentage, without the sign."""
-    return "" if share is None else f"{100 * share:.1f}"
 
 
 def format_number(value: float | int | None) -> str:

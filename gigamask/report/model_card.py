@@ -11,6 +11,8 @@ from typing import Any
 import yaml
 
 from gigamask import files, plugin
+from gigamask.errors import score_text
+from gigamask.evaluation.score_names import by_prompt
 from gigamask.export.formats import ExportFormat
 from gigamask.models.configs import find_part
 from gigamask.models.hub import parse_hub_id
@@ -95,14 +97,13 @@ def _of_run(run: History, recipe: Mapping[str, Any] | None, step: int | None) ->
     scored = [each for each in run.evaluations if each["step"] == step and each["scores"]]
     if scored:
         held_out = ", ".join(_names(config.get("evaluation.data")))
-        found = scored[-1]["scores"]
+        found, of = scored[-1]["scores"], _text(scored[-1]["of"])
         scores = {name: found[name] for name in found if re.search(r"click|oracle|box", name)}
         parts += [
             "## Scores\n",
-            f"Mean IoU in percent after {step} steps, on {config.get('evaluation.images', '?')} "
-            f"images of {held_out}: clicks in the middle of the largest error, the best of three "
-            "masks (oracle), and the box.\n",
-            _table(list(scores), [[_percent(value) for value in scores.values()]]),
+            f"Mean IoU after {step} steps, {of or 'images'} of {held_out}: clicks in the middle of "
+            "the largest error, the best of three masks (oracle), and the box.\n",
+            _table(list(scores), [[score_text(value) for value in scores.values()]]),
         ]
     return [*parts, *_of_evaluation(run.scores or {})]
 
@@ -111,14 +112,13 @@ def _of_evaluation(scores: Mapping[str, Any]) -> list[str]:
     """Return the part about the scores of `gigamask evaluate`, if the run folder has them."""
     if not scores:
         return []
-    clicks = {f"{n} click{'s' * (n != '1')}": value for n, value in scores["clicks"].items()}
-    values = clicks | {name: scores.get(name) for name in ("oracle", "box")}
+    values = by_prompt(scores)
     data, protocol = ", ".join(_names(scores.get("data", []))), scores.get("protocol", {})
     return [
         "## Evaluation\n",
-        f"Mean IoU in percent, {scores.get('masks', '?')} masks on {scores.get('images', '?')} "
+        f"Mean IoU, {scores.get('masks', '?')} masks on {scores.get('images', '?')} "
         f"images of {data or 'data that are not stated'}, by `gigamask evaluate`.\n",
-        _table(list(values), [[_percent(value) for value in values.values()]]),
+        _table(list(values), [[score_text(value) for value in values.values()]]),
         "The protocol:\n",
         "".join(f"- {_text(key)}: {_text(value)}\n" for key, value in protocol.items()),
     ]
@@ -136,10 +136,6 @@ def _names(value: Any) -> list[str]:
 def _text(value: Any) -> str:
     words = " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
     return re.sub(r"[|`\n<>]", " ", words)
-
-
-def _percent(value: float | None) -> str:
-    return "" if value is None else f"{100 * value:.1f}"
 
 
 def _table(head: list[str], rows: list[Any]) -> str:

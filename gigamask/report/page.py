@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from gigamask import __version__, files
-from gigamask.errors import GigamaskError
+from gigamask.errors import GigamaskError, counted, score_text
+from gigamask.evaluation.score_names import by_prompt
 from gigamask.report import charts, html, schema, scores, summary, tables
 from gigamask.report.history import History
 from gigamask.report.html import (
@@ -16,20 +17,23 @@ from gigamask.report.html import (
     colored,
     format_number,
     note,
-    percent,
     section,
     table,
 )
-from gigamask.report.summary import REFERENCE_NOTE, REFERENCE_SCORES
 
 Runs = Mapping[str, History]
 
 REPORT = "report.html"
 """File name of a run's report in its folder."""
-TROUBLE_SCORES = ("blind", "automatic")
-"""Scores that indicate problems."""
+EXPLAINED = (
+    "oracle: the best of three masks; wrong image: one click, but with another image (low is good);"
+    " points with a mask: share of a grid's points whose mask passes the default thresholds."
+)
+"""What the scores of an evaluation in training are."""
 GOOD_ANSWERS = "best"
 """Name of the picture that opens a report: answers of the model with the highest IoU."""
+PROMPTS = ("1 click", "3 clicks", "5 clicks", "9 clicks", "oracle", "box")
+"""Columns of the final scores."""
 MAX_ROWS = 16
 MAX_PICTURES = 6
 LEGEND = (
@@ -53,7 +57,7 @@ def page(runs: Runs, report: dict[str, Any], guide: str = "") -> str:
         ("Overview", overview(runs, report["runs"])),
         ("Curves", curves(runs)),
         ("Evaluations", evaluations(runs, report["runs"])),
-        ("Comparison with SAM", compare_with_sam(runs, report["runs"])),
+        ("Scores", final_scores(runs, report["runs"])),
         ("Pictures", pictures(runs)),
         ("Configuration", tables.configuration(runs, report)),
         ("Throughput", tables.throughput(report["runs"])),
@@ -168,7 +172,7 @@ def _facts(run: History, report: Mapping[str, Any]) -> dict[str, tuple[str, str]
         detail = f"mean of the last {records}" if records > 1 else "last record"
         facts["Loss"] = (format_number(loss), detail)
     if best:
-        value = f"{percent(best['scores'][best['by']])} %"
+        value = score_text(best["scores"][best["by"]])
         facts[f"Best {best['by']}"] = (value, f"step {best['step']:,}")
     if speed["images_per_s"] is not None:
         share = "" if speed["waiting"] is None else f"{speed['waiting']:.1%} waiting"
@@ -243,13 +247,8 @@ def evaluations(runs: Runs, reports: Mapping[str, Any]) -> str:
         if count > len(rows) and len(runs) == 1
         else ""
     )
-    explanation = note(
-        "Scores in percent. blind: one click, but with another image; automatic: share of a grid's"
-        " points whose mask passes the default thresholds."
-        if set(TROUBLE_SCORES) & set(names)
-        else "Scores in percent."
-    )
-    body = table(["", *names, "seconds", "warnings"], rows)
+    explanation = note(EXPLAINED) if "oracle" in names else ""
+    body = table(["", *names, "of", "seconds", "warnings"], rows)
     return f"{html.charts('score-charts')}{explanation}{body}{omitted}"
 
 
@@ -263,7 +262,8 @@ def _evaluation_row(
     count = len(evaluation["warnings"])
     return [
         Markup(f"<b>{html.escaped(label)}</b> best") if is_best else label,
-        *(percent(evaluation["scores"].get(name)) for name in names),
+        *(score_text(evaluation["scores"].get(name)) for name in names),
+        evaluation["of"],
         format_number(evaluation["seconds"]),
         colored(str(count), "warn") if count else "",
     ]
@@ -275,62 +275,37 @@ def _evenly(items: Sequence[Any], most: int) -> list[Any]:
     return [items[row] for row in rows]
 
 
-def compare_with_sam(runs: Runs, reports: Mapping[str, Any]) -> str:
-    """Return the scores of the runs and the published scores of SAM.
-
-    A run's scores come from its evaluation.json and from its best evaluation in training.
+def final_scores(runs: Runs, reports: Mapping[str, Any]) -> str:
+    """Return the scores of each run's evaluation.json and of its best evaluation in training.
 
     Args:
         runs: Runs by name.
         reports: Their entries in the result of `summary.summarize`.
     """
     rows = []
+
+    def add(label: str, found: Mapping[str, Any], of: str) -> None:
+        rows.append([label, *(score_text(found.get(name)) for name in PROMPTS), of])
+
     for name, run in runs.items():
         best = reports[name]["best"]
         if run.scores:
-            clicks, found = run.scores["clicks"], run.scores
-            counts = [
-                f"{found[key]:,}" if isinstance(found.get(key), int) else ""
+            counts = (
+                counted(run.scores[key], key[:-1])
                 for key in ("masks", "images")
-            ]
-            rows.append(
-                [
-                    f"{name}, evaluation.json",
-                    *(percent(clicks.get(n)) for n in ("1", "3", "5", "9")),
-                    percent(found.get("oracle")),
-                    percent(found.get("box")),
-                    *counts,
-                ]
+                if key in run.scores
             )
+            add(f"{name}, evaluation.json", by_prompt(run.scores), " on ".join(counts))
         if best and "1 click" in best["scores"]:
-            rows.append(
-                [
-                    f"{name}, best in training, step {best['step']:,}",
-                    *(percent(best["scores"].get(n)) for n in ("1 click", "3 clicks", "5 clicks")),
-                    "",
-                    percent(best["scores"].get("oracle")),
-                    percent(best["scores"].get("box")),
-                    "",
-                    "",
-                ]
-            )
+            add(f"{name}, best in training, step {best['step']:,}", best["scores"], best["of"])
     if not rows:
         return ""
-    rows += [
-        [f"{name}, SA-23", percent(reference["1"]), "", percent(reference["5"]), "", "", "", "", ""]
-        for name, reference in REFERENCE_SCORES.items()
-    ]
-    clicks = ["1 click", "3 clicks", "5 clicks", "9 clicks"]
-    head = ["mean IoU, %", *clicks, "oracle", "box", "masks", "images"]
+    head = ["mean IoU", *PROMPTS, "of"]
     filled = [i for i, cells in enumerate(zip(*rows, strict=True)) if any(cells)]
-    body = table(
-        [head[i] for i in filled],
-        [[row[i] for i in filled] for row in rows],
-        reference_rows=len(REFERENCE_SCORES),
-    ) + note(REFERENCE_NOTE)
+    body = table([head[i] for i in filled], [[row[i] for i in filled] for row in rows])
     evaluation, calibration = next(iter(runs.values())).scores, _calibration(runs)
     if evaluation and calibration:
-        body += f"<h3>By size, %</h3>{scores.scores(evaluation)}"
+        body += f"<h3>By size</h3>{scores.scores(evaluation)}"
         body += f"<h3>Predicted IoU after one click</h3>{scores.reliability(calibration)}"
     return body
 

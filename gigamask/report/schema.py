@@ -3,7 +3,7 @@
 A run folder may be damaged or made by others: what has another type is left out.
 """
 
-from typing import Annotated, Any, Literal, Required, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, Required, TypedDict
 
 from msgspec import Meta
 
@@ -23,6 +23,7 @@ class MetricsEvent(TypedDict, total=False):
     device: str | None
     corrupt_checkpoints: list[str]
     evaluation: dict[str, Any]
+    of: str
     warnings: list[str]
     seconds: Number
     skipped_sample: str
@@ -45,13 +46,19 @@ class Start(TypedDict, total=False):
     git: str | None
 
 
-class MaskScores(TypedDict):
-    """Scores of the masks of one granularity or size."""
+class Means(TypedDict):
+    """Scores of some masks, or their standard errors."""
 
     clicks: Clicks
     oracle: Number
     box: Number
+
+
+class MaskScores(Means):
+    """Scores of the masks of one granularity or size."""
+
     masks: Count
+    standard_error: NotRequired[Means]
 
 
 class CalibrationBin(TypedDict):
@@ -77,6 +84,7 @@ class Scores(TypedDict, total=False):
     clicks: Required[Clicks]
     oracle: Number
     box: Number
+    standard_error: Means
     masks: Count
     images: Count
     granularity: dict[str, MaskScores]

@@ -6,9 +6,10 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from gigamask.errors import counted
+from gigamask.errors import counted, score_text
+from gigamask.evaluation.score_names import by_prompt
 from gigamask.report.history import number
-from gigamask.report.html import bullets, charts, document, percent, picture, section, table
+from gigamask.report.html import bullets, charts, document, picture, section, table
 
 ROWS = {"small": "up to 32 x 32 px", "medium": "up to 96 x 96 px", "large": "larger"}
 
@@ -25,8 +26,8 @@ def page(summary: dict, figures: Sequence[Path] = ()) -> str:
         f"<h1>{escape(summary['weights'])}</h1>",
         f"<p>{counted(summary['masks'], 'mask')} on {counted(summary['images'], 'image')} of "
         f"{data_names}</p>",
-        *section("Mean IoU, %", scores(summary)),
-        *(section("Boundaries, %", boundaries(summary)) if "boundary_iou" in summary else ()),
+        *section("Mean IoU", scores(summary)),
+        *(section("Boundaries", boundaries(summary)) if "boundary_iou" in summary else ()),
         *section("Predicted IoU after one click", reliability(summary["calibration"])),
         *(
             section("Automatic masks", automatic(summary["automatic"]))
@@ -45,30 +46,24 @@ def scores(summary: dict) -> str:
     """Return a table of IoUs of all masks, and of each granularity and size that has masks."""
     rows = {"all": summary, **summary["granularity"]}
     rows |= {ROWS[name]: group for name, group in summary["size"].items()}
-    columns = [name for name in ("oracle", "box", "loose_box") if name in summary]
-    names = [
-        "",
-        *(f"{n} click{'' if n == '1' else 's'}" for n in summary["clicks"]),
-        *(name.replace("_", " ") for name in columns),
-        "masks",
-    ]
-    lines = [
-        [
-            name,
-            *map(percent, (*group["clicks"].values(), *(group[each] for each in columns))),
-            f"{group['masks']:,}",
-        ]
-        for name, group in rows.items()
-        if group["masks"]
-    ]
-    return table(names, lines)
+    lines = []
+    for name, group in rows.items():
+        if group["masks"]:
+            few = group.get("standard_error")
+            errors = by_prompt(few) if few else {}
+            found = by_prompt(group).items()
+            cells = [score_text(score, errors.get(prompt)) for prompt, score in found]
+            lines.append([name, *cells, f"{group['masks']:,}"])
+    return table(["", *by_prompt(summary), "masks"], lines)
 
 
 def boundaries(summary: dict) -> str:
     """Return a table of boundary scores by clicks."""
     keys = {"Boundary IoU": "boundary_iou", "boundary F": "boundary_f"}
     head = ["", *(f"{n} click{'' if n == '1' else 's'}" for n in summary["clicks"])]
-    return table(head, [[name, *map(percent, summary[key].values())] for name, key in keys.items()])
+    return table(
+        head, [[name, *map(score_text, summary[key].values())] for name, key in keys.items()]
+    )
 
 
 def reliability(calibration: dict) -> str:
@@ -93,7 +88,7 @@ def reliability_bins(calibration: dict) -> list[dict[str, Any]]:
 def automatic(found: dict) -> str:
     """Return a table of the scores of automatic mask generation."""
     shares = {
-        "pass the thresholds": "passing",
+        "share that passes the thresholds": "passing",
         "best IoU with ground truth": "best_iou",
         "AR@1000": "AR@1000",
         "AP": "AP",
@@ -103,6 +98,6 @@ def automatic(found: dict) -> str:
         f"{found['truth']:,}",
     ]
     return table(
-        ["masks per image", "ground truth", *(f"{name}, %" for name in shares)],
-        [[*counts, *(percent(found[key]) for key in shares.values())]],
+        ["masks per image", "ground truth", *shares],
+        [[*counts, *(score_text(found[key]) for key in shares.values())]],
     )

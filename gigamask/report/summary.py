@@ -9,13 +9,6 @@ from gigamask.report.history import History, count_of
 from gigamask.report.html import format_time
 from gigamask.training.config import differences
 
-REFERENCE_SCORES = {"SAM ViT-B": {"1": 0.559, "5": 0.809}, "SAM ViT-H": {"1": 0.581, "5": 0.813}}
-"""Mean IoU by clicks over the 23 datasets of SA-23, from the SAM 2 paper (arXiv 2408.00714)."""
-REFERENCE_NOTE = (
-    "The rows in italics are reference points, not a comparison: the mean IoU of SAM's published"
-    " weights over the 23 datasets of SA-23, as in the SAM 2 paper (arXiv 2408.00714). The images"
-    " and masks here are different, and SAM's code for that evaluation is not public."
-)
 IGNORED_FLAGS = ("out", "recipe")
 """Flags that always differ and do not characterize a run."""
 
@@ -42,7 +35,6 @@ def summarize(
     return {
         "runs": entries,
         "differences": differing_flags(*(run.config for run in runs.values())) if runs else {},
-        "reference_scores": REFERENCE_SCORES,
     }
 
 

@@ -12,7 +12,6 @@ from gigamask.report.html import (
     colored,
     format_number,
     note,
-    percent,
     table,
 )
 
@@ -77,7 +76,7 @@ def throughput(reports: Mapping[str, Any]) -> str:
                         format_number(speed[key])
                         for key in ("images_per_s", "slow_5", "fast_5", "step_s")
                     ),
-                    percent(speed["waiting"]),
+                    "" if speed["waiting"] is None else f"{speed['waiting']:.1%}",
                     *("" if time is None else duration(time) for time in times),
                     format_number(speed["memory_gb"]),
                     format_number(speed["loader_mb"]),
@@ -91,7 +90,7 @@ def throughput(reports: Mapping[str, Any]) -> str:
         "slowest 5 %",
         "fastest 5 %",
         "s per step",
-        "waiting, %",
+        "waiting",
         "training, about",
         "evaluating",
         "memory, GB",
@@ -165,7 +164,7 @@ def checkpoints(runs: Mapping[str, History]) -> str:
                     f"{name}, {checkpoint.name}" if len(runs) > 1 else checkpoint.name,
                     f"{checkpoint.step:,}",
                     f"{checkpoint.bytes / 1e6:,.1f}",
-                    "" if checkpoint.score is None else f"{percent(checkpoint.score)} %{by}",
+                    "" if checkpoint.score is None else f"{checkpoint.score:.3f}{by}",
                     "best" if checkpoint.best else "",
                     state,
                     html.format_time(checkpoint.written),

@@ -27,6 +27,7 @@ from gigamask.data import process_memory
 from gigamask.data.image import encode_jpeg
 from gigamask.distributed.precision import device_name
 from gigamask.distributed.profile_ranges import profile_range
+from gigamask.errors import score_text
 from gigamask.interfaces import EvaluationResult
 from gigamask.signals import discard_if_closed
 from gigamask.training.config import TrainConfig
@@ -260,16 +261,19 @@ class MetricsLogger:
             {
                 "step": step,
                 "evaluation": {name: round(value, 6) for name, value in scores.items()},
+                **({"of": evaluation.of} if evaluation.of else {}),
                 "warnings": evaluation.warnings,
                 "seconds": round(seconds, 3),
             }
         )
         tracked = {f"evaluation/{name}": value for name, value in scores.items()}
         self._track(lambda tracker: tracker.scalars(tracked, step))
-        self.print(
-            f"evaluated at step {step}: "
-            + "  ".join(f"{name} {value:.3f}" for name, value in scores.items())
+        of = f", {evaluation.of}" if evaluation.of else ""
+        texts = (
+            f"{name} {score_text(value, evaluation.errors.get(name))}"
+            for name, value in scores.items()
         )
+        self.print(f"evaluated at step {step}{of}: {'  '.join(texts)}")
         for warning in evaluation.warnings:
             self.print(f"  {warning}")
         if evaluation.picture is not None:

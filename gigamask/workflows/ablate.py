@@ -62,6 +62,8 @@ COLUMNS = {
     "seconds": ("seconds",),
 }
 """Columns of the printed table, with their keys in `evaluation.json`."""
+COUNTS = dict.fromkeys(("masks", "steps"), ",.0f")
+"""Columns without a deviation, and their format."""
 BUDGET_COLUMNS = {"steps": ("steps",), "CPU minutes": ("cpu_minutes",)}
 """Further columns of an ablation in CPU minutes."""
 EVALUATION, LOG, RESULTS = "evaluation.json", "log.txt", "ablation.json"
@@ -426,8 +428,11 @@ def train_and_score(training: AblationRun, data: str, test: TestSet) -> dict[str
         "cpu_minutes": round(cpu_s / 60, 2) if is_new else None,
     }
     files.write_text(path, json.dumps(scores, indent=1) + "\n")
-    first_click = f"{100 * scores['clicks']['1']:.1f} % after one click"
-    print(f"{name}: {first_click}, {trained_s:.0f} s", flush=True)
+    of = f"{counted(scores['masks'], 'mask')} on {counted(scores['images'], 'image')}"
+    print(
+        f"{name}: IoU {scores['clicks']['1']:.3f} after one click of {of}, {trained_s:.0f} s",
+        flush=True,
+    )
     return scores
 
 
@@ -501,7 +506,7 @@ def markdown(result: dict[str, Any]) -> str:
         f"Recipe `{result['recipe']}`, {budget}, {seeds}.",
         f"Training data: {_count(result['data'])}.",
         f"Evaluated on {_count(result['test'])}.",
-        f"Mean IoU in %; fine (< {FINE_BELOW:.0%} of the image), medium and coarse",
+        f"Mean IoU; fine (< {FINE_BELOW:.0%} of the image), medium and coarse",
         f"(> {COARSE_ABOVE:.0%}) masks after one click; seconds of training.",
         "",
     ]
@@ -527,13 +532,9 @@ def _count(data: dict[str, Any]) -> str:
 
 
 def _cell(column: str, mean: float | None, deviation: float | None) -> str:
-    """Format a mean and its standard deviation: scores in percent, counts and seconds rounded."""
+    """Format a mean and its standard deviation: scores as fractions, counts and seconds rounded."""
     if mean is None:
         return "-"
-    if column == "CPU minutes":
-        return f"{mean:.2f}" + ("" if deviation is None else f" ± {deviation:.2f}")
-    if column in ("masks", "steps"):
-        return f"{mean:,.0f}"
-    if column == "seconds":
-        return f"{mean:,.0f}" + ("" if deviation is None else f" ± {deviation:,.0f}")
-    return f"{100 * mean:.1f}" + ("" if deviation is None else f" ± {100 * deviation:.1f}")
+    digits = {"CPU minutes": ".2f", "seconds": ",.0f", **COUNTS}.get(column, ".3f")
+    is_alone = deviation is None or column in COUNTS
+    return f"{mean:{digits}}" + ("" if is_alone else f" ± {deviation:{digits}}")

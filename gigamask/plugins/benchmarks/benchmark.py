@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from gigamask.errors import GigamaskError, check_range, counted
+from gigamask.evaluation.score_names import by_prompt
 from gigamask.workflows.open_data import Paths, open_or_build_temporary, path_list
 
 if TYPE_CHECKING:
@@ -271,11 +272,8 @@ def own_scores(answer: Mapping[str, Any]) -> dict[str, float]:
     scores = {name: answer[name] for name in METRICS if answer.get(name) is not None}
     if "failures" in answer:
         scores["failures@90"] = float(answer["failures"]["90"])
-    clicks = {
-        f"{count} click{'s' if count != '1' else ''}": iou
-        for count, iou in answer.get("mIoU", {}).items()
-    }
-    return scores | {name: iou for name, iou in clicks.items() if name in METRICS}
+    clicks = by_prompt({"clicks": answer.get("mIoU", {})}).items()
+    return scores | {name: iou for name, iou in clicks if name in METRICS}
 
 
 def table(summary: Mapping[str, Any]) -> str:
@@ -342,7 +340,7 @@ def reproduction_text(recipe: str, summary: Mapping[str, Any] | None = None) -> 
 
 
 def format_score(metric: str, value: float | None) -> str:
-    """Format a score: clicks with two decimals, failures as a number, mean IoU in percent.
+    """Format a score: clicks with two decimals, failures as a number, mean IoU as a fraction.
 
     Args:
         metric: One of `METRICS`.
@@ -352,7 +350,7 @@ def format_score(metric: str, value: float | None) -> str:
         return "-"
     if metric.startswith("failures"):
         return f"{value:.0f}"
-    return f"{value:.2f}" if metric.startswith("NoC") else f"{100 * value:.1f}"
+    return f"{value:.2f}" if metric.startswith("NoC") else f"{value:.3f}"
 
 
 def _open(name: str, data: Paths, options: BenchmarkOptions, stack: ExitStack) -> ImageSource:

@@ -14,7 +14,7 @@ from gigamask.plugins.benchmarks.benchmark import BenchmarkOptions, find
 
 @dataclass(frozen=True)
 class BenchmarkCommand(BenchmarkOptions):
-    """score weights on a benchmark of the literature, such as clicks to 90 % IoU on GrabCut"""
+    """score weights on a benchmark of the literature, such as clicks to an IoU of 0.9 on GrabCut"""
 
     name: Annotated[str | None, Positional("NAME")] = None
     """grabcut, berkeley, sbd, davis, pascalvoc, coco_mval, coco, lvis, sa1k, or bsds"""

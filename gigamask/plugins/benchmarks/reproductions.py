@@ -36,8 +36,8 @@ REPRODUCTIONS = {
         ),
         "0.5 to 2.9 on an H200 (gigamask plan sbd_vit_b --gpu h200, without loading)",
         "up to half a click more is expected, since SAM's prompts meet the image only after its "
-        "encoder, and SimpleClick crops to the object. More than a click at 85 % points at the "
-        "training. More at 90 % alone points at outlines: masks are predicted on a grid of 112 "
+        "encoder, and SimpleClick crops to the object. More than a click at NoC@85 points at the "
+        "training. More at NoC@90 alone points at outlines: masks are predicted on a grid of 112 "
         "cells",
     ),
     "edge_sam": Reproduction(

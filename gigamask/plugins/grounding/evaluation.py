@@ -15,7 +15,7 @@ from gigamask.data.index import Index
 from gigamask.data.shards import ShardReader
 from gigamask.distributed.profile_ranges import profile_range
 from gigamask.distributed.world import World, check_stop
-from gigamask.errors import GigamaskError, counted
+from gigamask.errors import GigamaskError, counted, score_text
 from gigamask.interfaces import EvaluationResult
 from gigamask.plugins.grounding.calibration import (
     Confidence,
@@ -279,33 +279,33 @@ def with_image_masks(
 
 
 def format_table(summary: dict[str, Any]) -> str:
-    """Format a summary as a table in percent, with rows for all queries, kinds and baselines."""
+    """Format a summary as a table of fractions, with rows for all queries, kinds and baselines."""
     baselines = {f"({name})": means for name, means in summary["rules"].items()}
     rows = {"all": summary, **summary["kinds"], **baselines}
     width = max(map(len, rows)) + 2
     lines = [
-        f"% of {counted(summary['queries'], 'query', 'queries')} about "
+        f"shares of {counted(summary['queries'], 'query', 'queries')} about "
         f"{counted(summary['images'], 'image')}",
         " " * width + "".join(f"{name:>10}" for name in (*METRICS, "queries")),
     ]
     for name, means in rows.items():
-        cells = [f"{'-':>10}" if means[m] is None else f"{100 * means[m]:10.1f}" for m in METRICS]
-        lines.append(f"{name:{width}}{''.join(cells)}{means['queries']:10,}")
+        cells = "".join(f"{score_text(means[m]) or '-':>10}" for m in METRICS)
+        lines.append(f"{name:{width}}{cells}{means['queries']:10,}")
     errors = [
-        f"{100 * values['expected_error']:.1f} {name}"
+        f"{values['expected_error']:.3f} {name}"
         for name, values in summary["calibration"].items()
         if values["expected_error"] is not None
     ]
-    lines.append(f"expected calibration error of ten bins, %: {', '.join(errors)}")
+    lines.append(f"expected calibration error of ten bins: {', '.join(errors)}")
     for name, shares in summary["refusals"].items():
         labels = (
             ("absent", "without targets"),
             ("refused", "with targets"),
             (NONSENSE, "nonsense"),
         )
-        cells = [f"{100 * shares[key]:.1f} {label}" for key, label in labels if key in shares]
-        right = f"; answered by a target: {100 * shares['right']:.1f}" if "right" in shares else ""
-        lines.append(f"refused queries, {name}, %: {', '.join(cells)}{right}")
+        cells = [f"{shares[key]:.3f} {label}" for key, label in labels if key in shares]
+        right = f"; answered by a target: {shares['right']:.3f}" if "right" in shares else ""
+        lines.append(f"refused queries, {name}: {', '.join(cells)}{right}")
     return "\n".join(lines)
 
 
@@ -346,4 +346,6 @@ class GroundingEvaluator:
         warnings = (f"{len(reasons)} images cannot be read: {reasons[0]}",) if reasons else ()
         digest = blake2b(repr(dataset.queries).encode(), digest_size=8).hexdigest()
         subject = f"{self.best_by} of {len(dataset.queries)} queries {digest} on {index.digest}"
-        return EvaluationResult(scores, best_by, warnings, subject)
+        asked = counted(len(results), "query", "queries")
+        of = f"{asked} about {counted(summary['images'], 'image')}"
+        return EvaluationResult(scores, best_by, warnings, subject, of=of)

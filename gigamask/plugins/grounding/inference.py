@@ -190,7 +190,7 @@ def draw_result(
         cv2.drawContours(canvas, outline, -1, (255, 255, 255), 3)
         cv2.drawContours(canvas, outline, -1, colour, 1)
         x0, y0, _, _ = mask.boxes()[0].tolist()
-        label = f"{rank + 1}: {100 * result.confidence[rank]:.0f}%"
+        label = f"{rank + 1}: {result.confidence[rank]:.3f}"
         for thickness, shade in ((3, (255, 255, 255)), (1, (0, 0, 0))):
             position = (x0, max(y0, 14))
             cv2.putText(canvas, label, position, FONT, FONT_SCALE, shade, thickness, cv2.LINE_AA)

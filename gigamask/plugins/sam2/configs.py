@@ -118,15 +118,19 @@ class Sam2Decoder(Decoder):
         return ""
 
 
+def _with_encoder(encoder: Hiera) -> SamConfig:
+    return SamConfig(stretch=True, encoder=encoder, decoder=Sam2Decoder())
+
+
 def sam2_tiny() -> SamConfig:
     """Return the configuration of SAM 2.1 tiny for images: 31.4 M parameters."""
-    return SamConfig(stretch=True, encoder=Hiera(), decoder=Sam2Decoder())
+    return _with_encoder(Hiera())
 
 
 def sam2_small() -> SamConfig:
     """Return the configuration of SAM 2.1 small for images: 38.5 M parameters."""
     encoder = Hiera(depths=(1, 2, 11, 2), global_attn_indexes=(7, 10, 13))
-    return SamConfig(stretch=True, encoder=encoder, decoder=Sam2Decoder())
+    return _with_encoder(encoder)
 
 
 def sam2_base_plus() -> SamConfig:
@@ -138,7 +142,7 @@ def sam2_base_plus() -> SamConfig:
         global_attn_indexes=(12, 16, 20),
         position_size=14,
     )
-    return SamConfig(stretch=True, encoder=encoder, decoder=Sam2Decoder())
+    return _with_encoder(encoder)
 
 
 def sam2_large() -> SamConfig:
@@ -150,4 +154,4 @@ def sam2_large() -> SamConfig:
         global_attn_indexes=(23, 33, 43),
         window_sizes=(8, 4, 16, 8),
     )
-    return SamConfig(stretch=True, encoder=encoder, decoder=Sam2Decoder())
+    return _with_encoder(encoder)

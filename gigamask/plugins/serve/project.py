@@ -60,7 +60,7 @@ class ObjectCategory:
 
 @dataclass(frozen=True)
 class TrainingRound:
-    """A finished training: clicks to 90 % IoU on the held-out images before and after.
+    """A finished training: clicks to an IoU of 0.9 on the held-out images before and after.
 
     Attributes:
         weights: The new model.

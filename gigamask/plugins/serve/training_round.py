@@ -113,7 +113,7 @@ class Score:
     """How well a model answers clicks on the held-out masks.
 
     Attributes:
-        clicks: Of each mask, the number of clicks to 90 % IoU, at most 20.
+        clicks: Of each mask, the number of clicks to an IoU of 0.9, at most 20.
         images: Row of the image of each mask.
         accuracy: Class accuracy after one click; None without classes.
     """

@@ -1,4 +1,4 @@
-"""Calibration of predictions whose tables are worked out by hand."""
+"""Calibration of predictions whose numbers are worked out by hand."""
 
 import json
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gigamask.errors import GigamaskError
-from gigamask.evaluation.calibration import calibrate, table
+from gigamask.evaluation.calibration import calibrate
 
 
 def test_by_hand():
@@ -73,26 +73,13 @@ def test_no_masks():
         None,
         None,
     )
-    assert [line.split()[-2:] for line in table(found).splitlines()[10:]] == [
-        ["-", "-"],
-        ["error", "-"],
-        ["bias", "-"],
-        ["correlation", "-"],
-    ]
 
 
-def test_as_json_and_as_a_table():
+def test_as_json():
     found = calibrate(np.array([0.15, 0.95]), np.array([0.25, 0.75]))
     assert json.loads(json.dumps(found.summary()))["bins"][1] == pytest.approx(
         {"low": 0.1, "high": 0.2, "count": 1, "predicted": 0.15, "actual": 0.25}
     )
-    lines = [line.split() for line in table(found).splitlines()]
-    assert lines[2] == ["0.10", "to", "0.20", "1", "15.0", "25.0"]
-    assert lines[11:] == [
-        ["calibration", "error", "15.0"],
-        ["bias", "5.0"],
-        ["correlation", "1.000"],
-    ]
 
 
 def test_what_is_no_number_is_refused():

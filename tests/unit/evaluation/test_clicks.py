@@ -202,12 +202,24 @@ def test_masks_are_grouped_by_area_fraction():
     lines = table(summary).splitlines()
     assert [line.split() for line in lines[2:]] == [
         ["all", "0.600", "0.300", "0.600", "0.600", "5"],
+        ["±", "0.141", "0.071", "0.141", "0.141"],
         ["fine", "0.200", "0.100", "0.200", "0.200", "1"],
         ["medium", "0.500", "0.250", "0.500", "0.500", "2"],
+        ["±", "0.100", "0.050", "0.100", "0.100"],
         ["coarse", "0.900", "0.450", "0.900", "0.900", "2"],
+        ["±", "0.100", "0.050", "0.100", "0.100"],
         ["to", "32", "px", "0.600", "0.300", "0.600", "0.600", "5"],
+        ["±", "0.141", "0.071", "0.141", "0.141"],
+        "±: standard error of the mean, of fewer than 100 masks".split(),
     ]
-    assert len({len(line) for line in lines[1:]}) == 1
+    assert {len(line) for line in lines[1:-1]} == {59, 49}
+
+
+def test_the_mean_of_a_hundred_masks_has_no_standard_error():
+    for count, is_few in ((1, False), (2, True), (99, True), (100, False)):
+        summary = ClickResult(ClickProtocol(clicks=(1,)), 1, [scored(0.5, 0.5)] * count).summary()
+        assert ("standard_error" in summary) == is_few
+        assert ("±" in table(summary)) == is_few
 
 
 def test_masks_are_grouped_by_area_in_pixels():

@@ -68,7 +68,7 @@ def test_classes_are_distinguished_only_if_the_protocol_says_so():
 def test_table_names_what_has_no_ground_truth():
     result = coco_metrics([ImageDetections(boxes(A), boxes(A), np.ones(1))])
     text = table(result)
-    assert text.startswith("1 mask found, 1 to find, on 1 image; %\nAP               100.0\n")
+    assert text.startswith("1 mask found, 1 to find, on 1 image\nAP               1.000\n")
     assert "AP large             -" in text
 
 

@@ -19,6 +19,7 @@ from gigamask.errors import EvaluationStoppedError, GigamaskError
 from gigamask.evaluation import embedded_images, figures, in_training
 from gigamask.evaluation.click_evaluation import ClickEvaluation
 from gigamask.evaluation.clicks import ClickProtocol, evaluate_clicks
+from gigamask.evaluation.embedded_images import scored_masks
 from gigamask.evaluation.in_training import ClickScorer, score_warnings
 from gigamask.models.configs import SamConfig
 from gigamask.models.embedding_cache import ImageEmbedder
@@ -106,15 +107,17 @@ def answers(value: float) -> torch.Tensor:
 @pytest.mark.slow
 def test_a_model_that_looks_scores_less_on_another_picture(index):
     verdict = evaluator(index, range(4)).run(Likeness())
-    assert verdict.scores["blind"] < 0.8 * verdict.scores["1 click"]
-    assert not any("blind" in worry for worry in verdict.warnings)
+    assert verdict.scores["wrong image"] < 0.8 * verdict.scores["1 click"]
+    assert not any("wrong image" in worry for worry in verdict.warnings)
 
 
 @pytest.mark.slow
 def test_model_that_ignores_the_image_is_reported(index):
     verdict = evaluator(index, range(4)).run(Constant(answers(5.0), [0.5, 0.6, 0.7]))
-    assert verdict.scores["blind"] == pytest.approx(verdict.scores["1 click"])
-    assert any(worry.startswith("blind: one click scores as well") for worry in verdict.warnings)
+    assert verdict.scores["wrong image"] == pytest.approx(verdict.scores["1 click"])
+    assert any(
+        worry.startswith("one click scores as well on a wrong image") for worry in verdict.warnings
+    )
 
 
 @pytest.mark.slow
@@ -229,8 +232,18 @@ def test_the_model_is_left_as_it_was(index):
 @pytest.mark.slow
 def test_of_a_single_image_nothing_is_said_about_blindness(index):
     verdict = evaluator(index, [3]).run(Constant(answers(5.0), [0.5, 0.6, 0.7]))
-    assert list(verdict.scores) == ["1 click", "3 clicks", "5 clicks", "oracle", "box", "automatic"]
-    assert not any("blind" in worry for worry in verdict.warnings)
+    names = ["1 click", "3 clicks", "5 clicks", "oracle", "box", "points with a mask"]
+    assert list(verdict.scores) == names
+    assert not any("wrong image" in worry for worry in verdict.warnings)
+
+
+@pytest.mark.slow
+def test_what_the_scores_are_of_and_how_far_they_may_be_off(index):
+    verdict = evaluator(index, [0, 1]).run(Likeness())
+    masks = sum(len(scored_masks(index, row, MaskFilters(max_area=None))) for row in (0, 1))
+    assert verdict.of == f"{masks} masks on 2 images"
+    assert list(verdict.errors) == ["1 click", "3 clicks", "5 clicks", "oracle", "box"]
+    assert all(0 < error < 0.5 for error in verdict.errors.values())
 
 
 @pytest.mark.slow
@@ -246,7 +259,7 @@ def test_of_a_single_image_nothing_is_said_about_blindness(index):
 def test_automatic_masks_pass_by_predicted_iou_and_stability(index, logit, iou, share):
     """Logits of 0.5 lie between the two cuts, -1 and 1. Empty masks are not stable."""
     verdict = evaluator(index, [0, 1]).run(Constant(answers(logit), iou))
-    assert verdict.scores["automatic"] == share
+    assert verdict.scores["points with a mask"] == share
     assert any("default thresholds" in worry for worry in verdict.warnings) == (share == 0)
 
 
@@ -263,12 +276,12 @@ def test_small_groups_give_the_same(index, monkeypatch):
         ({}, []),
         ({"5 clicks": 0.6}, ["more clicks do not help: 5 score no better than 3"]),
         ({"5 clicks": 0.5}, ["more clicks do not help: 5 score no better than 3"]),
-        ({"blind": 0.476}, ["blind: one click scores as well"]),
-        ({"blind": 0.474}, []),
-        ({"automatic": 0.0}, ["no automatic mask passes"]),
+        ({"wrong image": 0.476}, ["one click scores as well on a wrong image"]),
+        ({"wrong image": 0.474}, []),
+        ({"points with a mask": 0.0}, ["no automatic mask passes"]),
         (
-            {"5 clicks": 0.0, "blind": 1.0, "automatic": 0.0},
-            ["more clicks", "blind", "no automatic"],
+            {"5 clicks": 0.0, "wrong image": 1.0, "points with a mask": 0.0},
+            ["more clicks", "one click", "no automatic"],
         ),
     ],
 )
@@ -279,8 +292,8 @@ def test_worries(change, told):
         "5 clicks": 0.7,
         "oracle": 0.8,
         "box": 0.8,
-        "blind": 0.3,
-        "automatic": 0.1,
+        "wrong image": 0.3,
+        "points with a mask": 0.1,
     } | change
     found = list(score_warnings(scores))
     assert len(found) == len(told)

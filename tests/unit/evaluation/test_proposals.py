@@ -67,7 +67,7 @@ def test_classified_masks_are_matched_within_their_classes():
     result = summary._class_summary()
     assert result["by_class"] == {"a": {"AP": pytest.approx(51 / 101), "AP50": 51 / 101}}
     assert result["AP"] == pytest.approx(51 / 101)
-    assert "a                                 50.5    50.5" in class_table(result)
+    assert "a                                0.505   0.505" in class_table(result)
 
 
 @pytest.mark.slow

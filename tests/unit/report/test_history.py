@@ -56,9 +56,10 @@ def test_a_run_that_went_through(tmp_path):
             record(10, 1.0, loss_scale=2.0),
             {
                 "step": 10,
-                "evaluation": {"box": 0.5, "blind": float("nan")},
+                "evaluation": {"box": 0.5, "wrong image": float("nan")},
                 "warnings": ["oh"],
                 "seconds": 1.5,
+                "of": "7 masks on 2 images",
             },
             record(20, float("nan")),
             {"step": 15, "half": True},
@@ -68,7 +69,13 @@ def test_a_run_that_went_through(tmp_path):
     assert run.records["loss"] == [1.0, None]
     assert run.records["loss_scale"] == [2.0, None]
     assert run.evaluations == [
-        {"step": 10, "scores": {"box": 0.5, "blind": None}, "warnings": ["oh"], "seconds": 1.5}
+        {
+            "step": 10,
+            "scores": {"box": 0.5, "wrong image": None},
+            "of": "7 masks on 2 images",
+            "warnings": ["oh"],
+            "seconds": 1.5,
+        }
     ]
     assert run.starts == [{"step": 0, "time": "2026-01-02T03:04:05+00:00", "device": "cpu"}]
     assert not any(run.faults.values())

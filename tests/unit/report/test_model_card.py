@@ -38,8 +38,9 @@ SCORES = {
 
 @pytest.fixture
 def run(tmp_path) -> history.History:
-    evaluation = {"1 click": 0.4321, "oracle": 0.5, "box": 0.6, "blind": 0.1}
+    evaluation = {"1 click": 0.4321, "oracle": 0.5, "box": 0.6, "wrong image": 0.1}
     event = {"step": 40, "evaluation": evaluation, "warnings": [], "seconds": 1.0}
+    event["of"] = "9 masks on 7 images"
     folder = written(tmp_path / "run", record(40), event, config=CONFIG)
     return history.read(folder)
 
@@ -71,14 +72,14 @@ def test_training_scores_and_license(tmp_path, run):
     assert "| `--optimizer.lr` | 0.0003 |" in body
     assert "| `--lora.rank` | 8 |" in body
     assert "workers" not in body
-    assert "7 images of held_out.tar" in body
-    assert "| 1 click | oracle | box |\n| --- | --- | --- |\n| 43.2 | 50.0 | 60.0 |" in body
+    assert "9 masks on 7 images of held_out.tar" in body
+    assert "| 1 click | oracle | box |\n| --- | --- | --- |\n| 0.432 | 0.500 | 0.600 |" in body
     assert "/data" not in body
 
 
 def test_scores_of_another_step_are_left_out(tmp_path, run):
     _, body = card(tmp_path, run, None, step=20)
-    assert "43.2" not in body
+    assert "0.432" not in body
 
 
 def test_the_scores_of_an_evaluation(tmp_path, run):
@@ -86,7 +87,7 @@ def test_the_scores_of_an_evaluation(tmp_path, run):
     _, body = card(tmp_path, run, None)
     assert "12 masks on 3 images of c.tar" in body
     assert "| 1 click | 3 clicks | oracle | box |" in body
-    assert "| 50.0 | 62.5 |  | 75.0 |" in body
+    assert "| 0.500 | 0.625 |  | 0.750 |" in body
     assert "- first_click: center   of it\n- clicks: 1 3\n" in body
 
 

@@ -28,8 +28,9 @@ def test_everything_is_on_one_page(index, tmp_path):
     plain = page(summary)
     words = read(plain)
     assert words.count("Scores of <mine>") == words.count("<mine>") == 1
-    assert f"{100 * summary['clicks']['9']:.1f}" in words
-    assert f"{100 * summary['boundary_f']['3']:.1f}" in words
+    error = summary["standard_error"]["clicks"]["9"]
+    assert f"{summary['clicks']['9']:.3f} ± {error:.3f}" in words
+    assert f"{summary['boundary_f']['3']:.3f}" in words
     assert "sa_7: no image" in words
     drawn, bins = (
         Page(plain).data["reliability"],
@@ -57,4 +58,4 @@ def test_page_omits_what_was_not_requested(index):
         [0],
     )
     words = read(page(result.summary() | {"weights": "mine", "data": ["x"], "skipped": []}))
-    assert not {"Boundaries, %", "Left out", "Automatic masks"} & set(words)
+    assert not {"Boundaries", "Left out", "Automatic masks"} & set(words)

@@ -47,7 +47,11 @@ def test_without_loader_processes_there_is_nothing_to_write(tmp_path, monkeypatc
 def test_what_an_evaluation_found_is_written_down_and_said(tmp_path, capsys, best_by):
     """The score is the one that the best checkpoint is kept by; a worry is a line in both."""
     verdict = EvaluationResult(
-        {"1 click": 0.41234567, "box": 0.75}, best_by, ("blind: it does not look",)
+        {"1 click": 0.41234567, "box": 0.75},
+        best_by,
+        ("it does not look",),
+        of="9 masks on 2 images",
+        errors={"box": 0.0123},
     )
     with MetricsLogger(replace(little(), out=str(tmp_path)), 0, torch.device("cpu")) as watch:
         assert watch.log_evaluation(3, verdict) == verdict.scores[best_by]
@@ -58,13 +62,14 @@ def test_what_an_evaluation_found_is_written_down_and_said(tmp_path, capsys, bes
         >= {
             "step": 3,
             "evaluation": {"1 click": 0.412346, "box": 0.75},
-            "warnings": ["blind: it does not look"],
+            "of": "9 masks on 2 images",
+            "warnings": ["it does not look"],
         }.items()
     )
     found, worry = printed(capsys)
-    assert found.startswith("evaluated at step 3")
-    assert found.endswith(": 1 click 0.412  box 0.750")
-    assert worry == "  blind: it does not look"
+    assert found.startswith("evaluated at step 3, 9 masks on 2 images: ")
+    assert found.endswith(": 1 click 0.412  box 0.750 ± 0.012")
+    assert worry == "  it does not look"
 
 
 def test_meters_run_before_each_step_and_at_the_end_and_are_logged(tmp_path, capsys):

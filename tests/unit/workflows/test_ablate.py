@@ -167,8 +167,8 @@ def test_scores_are_means_over_seeds_with_their_spread():
             "masks",
             "seconds",
         ],
-        ["a", *["60.0 ± 14.1"] * 4, "-", *["60.0 ± 14.1"] * 2, "5", "10"],
-        ["b", *["20.0"] * 4, "10.0", *["20.0"] * 2, "5", "20"],
+        ["a", *["0.600 ± 0.141"] * 4, "-", *["0.600 ± 0.141"] * 2, "5", "10"],
+        ["b", *["0.200"] * 4, "0.100", *["0.200"] * 2, "5", "20"],
     ]
     assert len({len(line) for line in lines if line.startswith("|")}) == 1
     assert lines[-1] == "- failed: b, seed 1: too hot"

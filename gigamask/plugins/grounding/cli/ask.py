@@ -104,8 +104,10 @@ class AskCommand:
         prefix = "" if result.num_matches else "best: "
         for mask in best[: max(result.num_matches, 1)]:
             x0, y0, x1, y1 = mask["box"]
-            confidence = f"{100 * mask['confidence']:.0f} % confidence"
-            print(f"  {prefix}mask {mask['mask']}: {confidence}, x {x0} to {x1}, y {y0} to {y1}")
+            print(
+                f"  {prefix}mask {mask['mask']}: confidence {mask['confidence']:.3f}, "
+                f"x {x0} to {x1}, y {y0} to {y1}"
+            )
 
     def _load_image(self, pixels: PixelConfig) -> tuple[np.ndarray, RLEMasks | None]:
         """Return the image, and its masks from --annotation or the tar (None without either).

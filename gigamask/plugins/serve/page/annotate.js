@@ -310,7 +310,7 @@ const colourOf = ({ id, category }) => categories.colour(category) ?? hue(id);
 function describe() {
   const one = image.objects.find(({ id }) => id === active);
   $("a-objects").replaceChildren(...image.objects.map((each) => {
-    const facts = [each.accepted ? "accepted" : each.by_model ? "proposed by the model" : "not accepted", isOpen(each) ? `certainty ${each.certainty.toFixed(2)}` : each.predicted_iou === null ? null : `predicted IoU ${each.predicted_iou.toFixed(2)}`].filter(Boolean).join(" · ");
+    const facts = [each.accepted ? "accepted" : each.by_model ? "proposed by the model" : "not accepted", isOpen(each) ? `certainty ${each.certainty.toFixed(3)}` : each.predicted_iou === null ? null : `predicted IoU ${each.predicted_iou.toFixed(3)}`].filter(Boolean).join(" · ");
     const button = make("button", { type: "button", onclick: () => { if (tool === "select") choose("point"); select(each.id); }, onpointerenter: () => { hovered = each.id; stage.draw(); }, onpointerleave: () => { hovered = null; stage.draw(); } },
       stage.thumbnail(each, colourOf(each)), make("span", {}, each.name || `${each.category} ${each.id}`, make("small", {}, facts)));
     button.setAttribute("aria-pressed", each.id === active);
@@ -539,7 +539,7 @@ function paint(context, unit) {
   }
   for (const each of everything ?? []) {
     stage.drawMask(context, each, MODEL, { alpha: 0, unit });
-    if (each.category !== undefined) stage.drawLabel(context, each.mask, `${each.category} ${each.class_score.toFixed(2)}`, unit);
+    if (each.category !== undefined) stage.drawLabel(context, each.mask, `${each.category} ${each.class_score.toFixed(3)}`, unit);
   }
   const one = image.objects.find(({ id }) => id === active);
   if (preview) stage.drawMask(context, preview, PREVIEW, { alpha: 90, unit });

@@ -20,6 +20,6 @@ export async function compare(picture, steps, json, isCurrent) {
   const context = canvas.getContext("2d");
   context.drawImage(picture.bitmap, 0, 0);
   if (mask) context.drawImage(drawMasks([decoded(mask)], [OTHER], size, { line: Math.max(1, Math.round(picture.width / 500)) }), 0, 0);
-  const score = mask ? `, predicted IoU ${mask.predicted_iou.toFixed(2)}` : "";
+  const score = mask ? `, predicted IoU ${mask.predicted_iou.toFixed(3)}` : "";
   $("compared-caption").textContent = `${names[1]}${score} (orange); the first model, ${names[0]}, is blue`;
 }

@@ -97,7 +97,7 @@ function paint() {
   const some = hovered >= 0 ? [hovered] : open.masks.map((_, i) => i);
   context.drawImage(drawMasks(some.map((i) => open.masks[i].mask), some.map((i) => colours[i]), size, { line, alpha: 130 }), 0, 0);
   const values = open.masks.map((each) => each[by]);
-  const ends = by === "area" ? ["0.001 %", "100 %"] : by === "mask" || !values.length ? [] : [Math.min(...values).toFixed(2), Math.max(...values).toFixed(2)];
+  const ends = by === "area" ? ["0.001 %", "100 %"] : by === "mask" || !values.length ? [] : [Math.min(...values).toFixed(3), Math.max(...values).toFixed(3)];
   const strip = make("i");
   strip.style.background = `linear-gradient(90deg, ${[0, 0.25, 0.5, 0.75, 1].map((each) => `rgb(${ramp(each)})`)})`;
   $("scale").replaceChildren(...(ends.length ? [ends[0], strip, ends[1]] : []));

@@ -47,7 +47,7 @@ export function update(row) {
   if (!drawn.has(row)) return;
   const button = drawn.get(row).firstChild, { name, status, objects, open: values, held_out: heldOut, fault } = images[row];
   const slash = name.lastIndexOf("/") + 1;
-  const facts = [name.slice(0, slash), status, objects ? counted(objects, "object") : "", values.length ? `certainty ${certainty(images[row]).toFixed(2)}` : "", heldOut ? "held out" : ""].filter(Boolean).join(" · ");
+  const facts = [name.slice(0, slash), status, objects ? counted(objects, "object") : "", values.length ? `certainty ${certainty(images[row]).toFixed(3)}` : "", heldOut ? "held out" : ""].filter(Boolean).join(" · ");
   button.title = fault ?? `${name}: ${facts}`;
   button.lastChild.replaceChildren(make("b", {}, `${MARKS[status]} `), name.slice(slash), make("small", {}, facts));
   button.dataset.status = status;

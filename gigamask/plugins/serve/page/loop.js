@@ -69,7 +69,7 @@ async function train() {
 function compared({ before: was, after, verdict, held_out_masks: masks, held_out_images: count, standard_error: error, class_accuracy: accuracy }) {
   const told = { "too few to tell": "Too few to tell which model is better: 20 masks of 5 images can.", better: "The new model is better.", worse: "The new model is worse; keep the other one.", "no difference": "No difference can be told; keep the other one, or annotate more." }[verdict];
   const gain = verdict === "too few to tell" ? "" : `, ${(was - after).toFixed(1)} ± ${error.toFixed(1)} fewer`;
-  return `${was.toFixed(1)} → ${after.toFixed(1)} clicks to 90 % IoU${gain}, on ${counted(masks, "held-out mask")} of ${counted(count, "image")}${accuracy === null ? "" : `, class accuracy ${percent(accuracy, 0)}`}. ${told}`;
+  return `${was.toFixed(1)} → ${after.toFixed(1)} clicks to an IoU of 0.9${gain}, on ${counted(masks, "held-out mask")} of ${counted(count, "image")}${accuracy === null ? "" : `, class accuracy ${accuracy.toFixed(3)}`}. ${told}`;
 }
 
 /** Names the images whose annotations cannot be used. */
@@ -143,6 +143,6 @@ function draw() {
     ...(rounds.length > 1 ? [curve("Clicks", ({ clicks, masks }) => clicks / masks), curve("Seconds", ({ seconds, masks }) => seconds / masks)]
       : rounds.map(({ clicks, seconds, masks }) => make("p", { className: "faint" }, `${(clicks / masks).toFixed(1)} clicks and ${(seconds / masks).toFixed(1)} s so far`))),
     ...came.map((line) => make("p", { className: "faint" }, line)),
-    scores.length ? lines("Clicks to 90 % IoU, held out", [{ colour: colour(2), xs: scores.map((_, i) => i), ys: scores, dots: true }], { x: "round", zero: true, whole: true }) : null,
+    scores.length ? lines("Clicks to an IoU of 0.9, held out", [{ colour: colour(2), xs: scores.map((_, i) => i), ys: scores, dots: true }], { x: "round", zero: true, whole: true }) : null,
   ].filter(Boolean));
 }

@@ -232,10 +232,10 @@ function card(answer, number) {
   const score = answer.predicted_iou ?? answer.confidence, word = answer.confidence === undefined ? "predicted IoU" : "confidence";
   const bar = make("i");
   bar.style.width = `${Math.min(Math.max(score ?? 0, 0), 1) * 100}%`;
-  const facts = [answer.stability === undefined ? null : `stability ${answer.stability.toFixed(2)}`, `${percent(answer.area / (picture.width * picture.height))} of the image`];
+  const facts = [answer.stability === undefined ? null : `stability ${answer.stability.toFixed(3)}`, `${percent(answer.area / (picture.width * picture.height))} of the image`];
   const details = score === undefined ? make("div", {}, make("b", {}, `mask ${number + 1}`), make("small", {}, facts[1]))
-    : make("div", {}, make("b", {}, score.toFixed(2)), ` ${word}`, make("div", { className: "meter" }, bar), make("small", {}, answer.area ? facts.filter(Boolean).join(" · ") : "empty"));
-  if (answer.category !== undefined) details.prepend(make("div", {}, make("b", {}, answer.category), ` ${answer.class_score.toFixed(2)}`));
+    : make("div", {}, make("b", {}, score.toFixed(3)), ` ${word}`, make("div", { className: "meter" }, bar), make("small", {}, answer.area ? facts.filter(Boolean).join(" · ") : "empty"));
+  if (answer.category !== undefined) details.prepend(make("div", {}, make("b", {}, answer.category), ` ${answer.class_score.toFixed(3)}`));
   const button = make("button", { type: "button", title: "hover to preview, click to choose" }, thumbnail(answer), details);
   button.setAttribute("aria-pressed", number === picked && !together);
   button.onclick = () => pick(number);

@@ -64,7 +64,7 @@ def test_shards_are_scored_by_clicks_and_by_masks_of_sa1k(scenes, tmp_path, caps
     assert list(answer["mIoU"]) == ["1", "2", "3"]
     assert "NoC@90" not in answer
     assert re.search(
-        r"EdgeSAM \(1 % of SA-1B\) +67\.5 +76\.1 +79\.0 .*83\.0", capsys.readouterr().out
+        r"EdgeSAM \(1 % of SA-1B\) +0\.675 +0\.761 +0\.790 .*0\.830", capsys.readouterr().out
     )
     assert main(["benchmark", "bsds", *words, "--min-predicted-iou", "1"]) == 2
     assert "filtered out" in capsys.readouterr().err
@@ -85,8 +85,9 @@ def test_coco_and_lvis_beside_the_literature(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "no mask AP: --boxes, coco_vitdet.json" in out
     assert "its annotation 5 (id 99)" in out
-    assert re.search(r"^EfficientViT-SAM-XL1 \(SA-1B\) +47\.8 .*59\.8 .* 71\.3 +75\.3 ", out, re.M)
-    assert re.search(r"^EfficientSAM-S \(SA-1B; random clicks\) .* 50\.0 ", out, re.M)
+    published = r"^EfficientViT-SAM-XL1 \(SA-1B\) +0\.478 .*0\.598 .* 0\.713 +0\.753 "
+    assert re.search(published, out, re.M)
+    assert re.search(r"^EfficientSAM-S \(SA-1B; random clicks\) .* 0\.500 ", out, re.M)
     (coco / "source_json_file").mkdir()
     (coco / "boxes.json").rename(coco / "source_json_file/coco_vitdet.json")
     figures = ["--pictures", str(tmp_path / "figures")]

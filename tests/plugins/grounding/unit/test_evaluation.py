@@ -173,7 +173,7 @@ def test_images_without_masks_are_scored_too(small):
         only["top_1"],
         only["calibration"]["uncalibrated"]["expected_error"],
     ) == (1, None, None)
-    assert format_table(only).splitlines()[-1].startswith("refused queries, uncalibrated, %: 100.0")
+    assert format_table(only).splitlines()[-1].startswith("refused queries, uncalibrated: 1.000")
 
 
 def test_no_predictions_are_nothing_to_score(judged):

@@ -179,7 +179,7 @@ def test_the_loop_ends_with_an_export(browser, address, photos, tmp_path):
         page.fill("#a-minutes", "0.02")
         page.click("#a-train")
         page.wait_for_selector("#a-result:has-text('Round 1:')", timeout=120_000)
-        assert "clicks to 90 % IoU" in page.inner_text("#a-result")
+        assert "clicks to an IoU of 0.9" in page.inner_text("#a-result")
         page.wait_for_function(
             "() => document.getElementById('a-result').getBoundingClientRect().bottom"
             " <= document.querySelector('.bar.foot').getBoundingClientRect().top"

@@ -1,0 +1,17 @@
+"""The names by which the scores of a summary are printed; imports no torch."""
+
+from collections.abc import Mapping
+from typing import Any
+
+BOXES_AND_ORACLE = ("oracle", "box", "loose_box")
+
+
+def by_prompt(means: Mapping[str, Any]) -> dict[str, Any]:
+    """Return scores by the names of their prompts, as "1 click" or "loose box".
+
+    Args:
+        means: Summary of all masks or of some, or their standard errors.
+    """
+    clicks = {f"{n} click{'s' * (n != '1')}": mean for n, mean in means["clicks"].items()}
+    others = {name.replace("_", " "): means[name] for name in BOXES_AND_ORACLE if name in means}
+    return clicks | others
