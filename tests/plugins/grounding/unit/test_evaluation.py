@@ -117,7 +117,7 @@ def test_nonsense_is_asked_of_each_image_and_reported_beside_the_refusals(judged
     found = evaluate(results_of(judged, 50.0), dataset, index, nonsense=[*answers, *refusals])
     told = found.summary()
     assert told["refusals"]["uncalibrated"]["nonsense"] == pytest.approx(4 / 6)
-    assert "66.7 nonsense" in format_table(told)
+    assert "0.667 nonsense" in format_table(told)
     assert told["queries"] == len(dataset.queries), "other scores are without nonsense"
 
 
