@@ -145,8 +145,8 @@ COMPONENTS: dict[str, tuple[type, Mapping[str, str | Preset]]] = {
     "schedule": (
         LRSchedule,
         {
-            "multistep": "gigamask.training.schedule:WarmupMultiStep",
-            "cosine": "gigamask.training.schedule:WarmupCosine",
+            "multistep": "gigamask.training.optim:WarmupMultiStep",
+            "cosine": "gigamask.training.optim:WarmupCosine",
         },
     ),
     "model.encoder": (ImageEncoder, _references(ENCODERS)),

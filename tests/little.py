@@ -12,9 +12,8 @@ from gigamask.models.configs import (
     WindowDecoder,
 )
 from gigamask.prompts.schedule import InteractiveSchedule
-from gigamask.training.optim import AdamW
+from gigamask.training.optim import AdamW, WarmupCosine
 from gigamask.training.sam_config import SamLoaderConfig, SamTrainConfig
-from gigamask.training.schedule import WarmupCosine
 
 SPEC = SamConfig(
     image_size=64,

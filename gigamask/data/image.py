@@ -22,7 +22,6 @@ import simplejpeg
 from jaxtyping import UInt8
 from PIL import Image
 
-from gigamask.data import jpeg_markers
 from gigamask.errors import CorruptSampleError, first_line
 from gigamask.files import write_bytes
 from gigamask.pixels import (
@@ -206,6 +205,8 @@ def _decode_jpeg(raw: bytes, factor: int, color_space: str) -> UInt8[np.ndarray,
     try:
         return _decode_complete_jpeg(raw, factor, color_space)
     except ValueError:
+        from gigamask.data import jpeg_markers  # few need it
+
         ended = jpeg_markers.with_end(raw)
         if ended == raw:
             raise

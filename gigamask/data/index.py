@@ -34,7 +34,6 @@ import numpy as np
 
 from gigamask import files
 from gigamask.data import image_folder, index_format, storage, worker_pool
-from gigamask.data.file_lock import exclusive_lock
 from gigamask.data.index_format import (
     REBUILD,
     SCHEMA,
@@ -46,6 +45,7 @@ from gigamask.data.index_format import (
 )
 from gigamask.data.shard_index import PART, TarFile, index_shard, stat_shards
 from gigamask.errors import GigamaskError
+from gigamask.files import exclusive_lock
 from gigamask.serialization import check_regular
 
 LOCK = "lock"

@@ -19,7 +19,6 @@ import numpy as np
 
 from gigamask import plugin
 from gigamask.data import annotation, jpeg_markers, tar, worker_pool
-from gigamask.data.file_lock import lock_folder
 from gigamask.data.image import member_suffix
 from gigamask.data.image_folder import check_for_tars
 from gigamask.data.orientation import Frame
@@ -31,7 +30,7 @@ from gigamask.datatools.objects import Objects, SourceImage
 from gigamask.datatools.pairing import MAX_LIST_BYTES, compose
 from gigamask.datatools.sources import Source
 from gigamask.errors import CorruptSampleError, GigamaskError, counted
-from gigamask.files import find_tars
+from gigamask.files import find_tars, lock_folder
 from gigamask.serialization import read_text
 
 ENDED = "JPEGs without their end marker got it; all of their rows were there"

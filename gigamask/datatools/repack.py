@@ -26,7 +26,6 @@ from jaxtyping import Int64
 
 from gigamask import files
 from gigamask.data import annotation, image, storage, tar, worker_pool
-from gigamask.data.file_lock import lock_folder
 from gigamask.data.image import member_suffix
 from gigamask.data.image_folder import check_for_tars
 from gigamask.data.index import Paths, as_list, find_tars
@@ -34,6 +33,7 @@ from gigamask.data.index_format import is_index, read_manifest
 from gigamask.data.shard_index import ShardIndex, index_tar, stat_shard
 from gigamask.data.shards import ShardReader
 from gigamask.errors import CorruptSampleError, GigamaskError
+from gigamask.files import lock_folder
 from gigamask.masks.rle import RLEMasks
 from gigamask.records import SkippedSample
 from gigamask.serialization import read_json

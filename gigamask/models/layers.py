@@ -11,6 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gigamask.masks.devices import no_autocast
 from gigamask.models.shared_tensors import linear
+from gigamask.rng import make_torch_generator
 
 PLANLESS_BACKENDS = (
     SDPBackend.FLASH_ATTENTION,
@@ -170,3 +171,17 @@ def inflate_channels(value: Tensor, own: Tensor) -> Tensor:
     if value.shape != (len(own), 3, *own.shape[2:]):
         return value
     return value.mean(1, keepdim=True).expand(-1, channels, -1, -1) * (3 / channels)
+
+
+def orthonormal(rows: int, columns: int, seed: int, name: str) -> Float[Tensor, "{rows} {columns}"]:
+    """Return a matrix of orthonormal rows.
+
+    Args:
+        rows: Number of rows.
+        columns: Number of columns.
+        seed: Random seed of the run.
+        name: Name of the matrix.
+    """
+    return nn.init.orthogonal_(
+        torch.empty(rows, columns), generator=make_torch_generator(seed, f"weights {name}")
+    )

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from gigamask.errors import GigamaskError
 from gigamask.interfaces import PIXEL_MEAN, PIXEL_STD
 from gigamask.models.configs import MAEConfig
-from gigamask.models.initial_values import get_2d_sincos_pos_embed
 from gigamask.models.layers import PatchEmbed
 from gigamask.models.model import Model
 from gigamask.models.promptable import preprocess
@@ -248,3 +247,25 @@ class MAE(Model):
         )
         rows, columns = corner < input_sizes[:, :1], corner < input_sizes[:, 1:]
         return ~(rows[:, :, None] & columns[:, None, :]).flatten(1)
+
+
+def get_2d_sincos_pos_embed(side: int, dim: int) -> Float[Tensor, "1 N C"]:
+    """Return MAE's fixed position embedding of a class token and N - 1 patches.
+
+    The class token's embedding is 0. A patch's embedding holds sines and cosines of its column,
+    then of its row, with wavelengths from 2 pi to 10000 * 2 pi patches in geometric progression
+    (Vaswani et al. 2017).
+
+    Args:
+        side: Patches along a side of the image.
+        dim: Channels, C.
+    """
+    count = dim // 4
+    angles = torch.arange(side, dtype=torch.float64)[:, None] * 10000.0 ** -(
+        torch.arange(count, dtype=torch.float64) / count
+    )
+    encoding = torch.cat([angles.sin(), angles.cos()], 1)
+    grid = torch.cat(
+        [encoding[None].expand(side, -1, -1), encoding[:, None].expand(-1, side, -1)], 2
+    ).flatten(0, 1)
+    return torch.cat([torch.zeros(1, dim), grid.float()])[None]

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from gigamask.errors import GigamaskError
 from gigamask.models.configs import SamConfig
-from gigamask.models.initial_values import orthonormal
 from gigamask.models.layers import (
     MLP,
     LayerNorm2d,
     embedding,
     layer_norm,
     make_class_head,
+    orthonormal,
     working_dtype,
 )
 from gigamask.models.prompt_encoder import PromptEncoder

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from gigamask.errors import GigamaskError
 from gigamask.models.configs import DECODER_PREFIX, MAE_PREFIX
-from gigamask.models.initial_values import weights_generator
+from gigamask.rng import make_torch_generator
 
 
 class Model(nn.Module):
@@ -76,7 +76,7 @@ class Model(nn.Module):
                 full = f"{path}.{name}"
                 if full.removeprefix(".") in left_out:
                     continue
-                generator = weights_generator(seed, full)
+                generator = make_torch_generator(seed, f"weights {full}")
                 value = self._initial_value(module, name, tensor.shape, generator)
                 if value is None:
                     raise GigamaskError(

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from gigamask.errors import GigamaskError
 from gigamask.masks.devices import no_autocast
 from gigamask.models.configs import SamConfig
-from gigamask.models.initial_values import orthonormal
 from gigamask.models.layers import (
     MLPBlock,
     TokenNorm,
     layer_norm,
+    orthonormal,
     planless_attention,
     working_dtype,
 )

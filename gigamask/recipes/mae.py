@@ -13,9 +13,8 @@ from gigamask.models.configs import MAEConfig
 from gigamask.samplers.shards import Streamed
 from gigamask.training.config import LoaderConfig
 from gigamask.training.mae_config import MAETrainConfig
-from gigamask.training.optim import AdamW
+from gigamask.training.optim import AdamW, WarmupCosine
 from gigamask.training.sam_config import SMALL_WIDTH, SamTrainConfig
-from gigamask.training.schedule import WarmupCosine
 
 IMAGES, EPOCHS, WARMUP_EPOCHS, BATCH = 1_281_167, 1600, 40, 4096
 """Number of images of ImageNet-1k, and the paper's epochs, warm-up epochs and batch size."""

@@ -5,8 +5,8 @@ from dataclasses import replace
 from gigamask.data.augment import ColorJitter, ScaleJitter
 from gigamask.prompts.mixed import MixedPrompts
 from gigamask.recipes.sam import sam_vit_h
+from gigamask.training.optim import WarmupCosine
 from gigamask.training.sam_config import SamLoaderConfig, SamTrainConfig
-from gigamask.training.schedule import WarmupCosine
 
 
 def mixed_prompts() -> SamTrainConfig:

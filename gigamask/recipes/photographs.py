@@ -8,9 +8,8 @@ from gigamask.evaluation.click_evaluation import ClickEvaluation
 from gigamask.losses.window_loss import WindowLoss
 from gigamask.models import configs
 from gigamask.prompts.schedule import InteractiveSchedule
-from gigamask.training.optim import MuonAdamW
+from gigamask.training.optim import MuonAdamW, WarmupCosine
 from gigamask.training.sam_config import SamLoaderConfig, SamTrainConfig
-from gigamask.training.schedule import WarmupCosine
 
 
 def compact() -> SamTrainConfig:

@@ -13,9 +13,8 @@ from gigamask.losses.sam_loss import SamLoss
 from gigamask.models import configs
 from gigamask.models.configs import SamConfig, vit_b, vit_h, vit_l
 from gigamask.prompts.schedule import InteractiveSchedule
-from gigamask.training.optim import AdamW, AdamW8bit, MuonAdamW
+from gigamask.training.optim import AdamW, AdamW8bit, MuonAdamW, WarmupCosine
 from gigamask.training.sam_config import SamLoaderConfig, SamTrainConfig
-from gigamask.training.schedule import WarmupCosine
 
 
 def sam_vit_b() -> SamTrainConfig:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gigamask.errors import check_range
 from gigamask.interfaces import Sampler
 from gigamask.lazy_numpy import np
 from gigamask.rng import make_rng
 from gigamask.samplers.feistel import LazyOrder, group_by_label, permute
-from gigamask.samplers.validation import check_positive
 
 if TYPE_CHECKING:
     from jaxtyping import Int64
@@ -45,7 +45,7 @@ class LazyShuffle(Sampler):
     """items per chunk: larger mixes better, smaller reads more locally; None: no chunks"""
 
     def __post_init__(self) -> None:
-        check_positive(self, "chunk")
+        check_range("LazyShuffle.chunk", self.chunk, 1, None)
 
     def order(self, table: SampleTable, epoch: int, history: LossSnapshot | None) -> Order:
         """Return the permutation of `epoch`; only requested positions are evaluated.

@@ -3,7 +3,7 @@ from .mae_config import MAETrainConfig as MAETrainConfig
 from .optim import AdamW as AdamW
 from .optim import AdamW8bit as AdamW8bit
 from .optim import MuonAdamW as MuonAdamW
+from .optim import WarmupCosine as WarmupCosine
+from .optim import WarmupMultiStep as WarmupMultiStep
 from .sam_config import SamTrainConfig as SamTrainConfig
-from .schedule import WarmupCosine as WarmupCosine
-from .schedule import WarmupMultiStep as WarmupMultiStep
 from .trainer import train as train

@@ -35,10 +35,10 @@ from gigamask.training.optim import (
     BELOW_ONE,
     NO_ADAPTERS,
     AdamW,
+    WarmupMultiStep,
     check_frozen,
     select_trained,
 )
-from gigamask.training.schedule import WarmupMultiStep
 
 if TYPE_CHECKING:
     import torch

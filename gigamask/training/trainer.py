@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from gigamask.data.file_lock import exclusive_lock
 from gigamask.distributed.precision import choose_device, float32_products
 from gigamask.distributed.world import World, dump_stacks_on_hang, meet
 from gigamask.errors import EvaluationStoppedError
+from gigamask.files import exclusive_lock
 from gigamask.interfaces import EvaluationResult, Task
 from gigamask.progress import progress_bar, say
 from gigamask.signals import stop_signals_handled

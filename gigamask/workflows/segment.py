@@ -21,14 +21,13 @@ import numpy as np
 from jaxtyping import UInt8
 
 from gigamask.data import annotation, image, image_folder, tar, worker_pool
-from gigamask.data.file_lock import lock_folder
 from gigamask.data.orientation import as_stored
 from gigamask.datatools.export_formats import ExportedImage, ExportOptions, check_formats, write
 from gigamask.datatools.image_files import fit, to_member
 from gigamask.datatools.objects import image_ids
 from gigamask.distributed.precision import computed_dtype
 from gigamask.errors import CorruptSampleError, GigamaskError
-from gigamask.files import PARTIAL, find_tars, is_partial, write_bytes
+from gigamask.files import PARTIAL, find_tars, is_partial, lock_folder, write_bytes
 from gigamask.inference.automatic_mask_generator import MaskProposals, SamAutomaticMaskGenerator
 from gigamask.inference.classes import class_fields
 from gigamask.masks.rle import RLEMasks

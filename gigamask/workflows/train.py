@@ -479,8 +479,8 @@ def finished_note(config: TrainConfig, step: int, profile: int | None) -> str:
 
 def remove_empty_run(out: str) -> None:
     """Remove the folder of a rejected run if it holds only the lock and indexes."""
-    from gigamask.data.file_lock import exclusive_lock
     from gigamask.data.index import is_cached_index
+    from gigamask.files import exclusive_lock
 
     def is_empty(folder: Path) -> bool:
         names = [name for name in os.listdir(folder) if not is_cached_index(name)]

@@ -13,8 +13,8 @@ from gigamask import registry
 from gigamask.cli.main import main
 from gigamask.config_files import parse_train
 from gigamask.data import index as indexes
-from gigamask.data.file_lock import exclusive_lock
 from gigamask.data.sample_table import COLUMNS
+from gigamask.files import exclusive_lock
 from gigamask.training.sam_config import SamLoaderConfig
 from gigamask.training.train_data import TrainData
 from tests.journeys.runs import records

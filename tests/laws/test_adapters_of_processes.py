@@ -13,8 +13,7 @@ from gigamask.models.lora_config import LoRA
 from gigamask.models.manifest import MODEL, newest
 from gigamask.models.weight_files import read_safetensors
 from gigamask.training.checkpoint import LAST
-from gigamask.training.optim import AdamW
-from gigamask.training.schedule import WarmupCosine, WarmupMultiStep
+from gigamask.training.optim import AdamW, WarmupCosine, WarmupMultiStep
 from gigamask.training.state import TrainState
 from gigamask.training.trainer import train
 from tests.little import little

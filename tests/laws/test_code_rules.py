@@ -106,8 +106,8 @@ def over_cap(source: str, name: str, nodes: Iterable[ast.AST] | None = None) -> 
 def test_mass_only_falls():
     """In code tokens; the design wants 250,000 and 90,000."""
     found = totals(count_source())
-    assert found["core"] <= 310_202
-    assert found["plugins"] <= 127_982
+    assert found["core"] <= 309_993
+    assert found["plugins"] <= 127_944
 
 
 @pytest.mark.long

@@ -14,7 +14,7 @@ from gigamask import plugin
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = sorted(path.parent.name for path in (ROOT / "gigamask" / "plugins").glob("*/__init__.py"))
-MODULES = 126
+MODULES = 120
 """Most modules of the core that one step of `tiny` imports; it may only fall."""
 STEP = """
 import json, sys

@@ -22,8 +22,7 @@ from gigamask.samplers.random import Random
 from gigamask.training import checkpoint
 from gigamask.training.config import check_resume
 from gigamask.training.logging import MetricsLogger
-from gigamask.training.optim import MuonAdamW
-from gigamask.training.schedule import WarmupMultiStep
+from gigamask.training.optim import MuonAdamW, WarmupMultiStep
 from gigamask.training.state import TrainState
 from gigamask.training.step import StepMetrics, accumulate
 from gigamask.training.train_data import TrainData, open_index

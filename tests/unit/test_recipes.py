@@ -5,7 +5,7 @@ import pytest
 
 from gigamask import recipes
 from gigamask.errors import GigamaskError
-from gigamask.training.schedule import WarmupMultiStep
+from gigamask.training.optim import WarmupMultiStep
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ Follows Li et al. 2022 (ViTDet) and Segment Anything; parameter names and shapes
 `modeling/image_encoder.py`.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar, cast
 
@@ -14,7 +15,6 @@ from torch import Tensor, nn
 
 from gigamask.interfaces import ImageEncoderModule
 from gigamask.models.drop_path import DropPath, add_scaled, branch_scale, by_block, is_left_out
-from gigamask.models.initial_values import sine_positions
 from gigamask.models.layers import MLPBlock, PatchEmbed, smoothing_layers
 from gigamask.models.sam.attention import get_rel_pos, rel_pos_attention
 from gigamask.models.shared_tensors import is_plain
@@ -294,3 +294,22 @@ class ImageEncoderViT(nn.Module, ImageEncoderModule):
         for index, block in enumerate(self.blocks):
             x = block(x) if uniforms is None else block(x, uniforms[index])
         return self.neck(x.permute(0, 3, 1, 2))
+
+
+def sine_positions(side: int, dim: int) -> Float[Tensor, "1 E E C"]:
+    """Return a position embedding of sines and cosines of each token's row and column.
+
+    Frequencies range from half a wave across the image to one wave per two tokens, in geometric
+    progression.
+
+    Args:
+        side: Tokens along a side of the image, E.
+        dim: Channels, C; a quarter each for sine and cosine of rows and columns.
+    """
+    position = (torch.arange(side) + 0.5) / side
+    count = dim // 4
+    frequencies = 0.5 * side ** (torch.arange(count) / max(1, count - 1))
+    angles = 2 * math.pi * position[:, None] * frequencies
+    encoding = torch.cat([angles.sin(), angles.cos()], 1)
+    down, across = encoding[:, None].expand(-1, side, -1), encoding[None].expand(side, -1, -1)
+    return torch.cat([down, across], 2)[None].float()

@@ -9,9 +9,8 @@ from gigamask.data.augment import ColorJitter, LargeScaleJitter
 from gigamask.models.configs import SamConfig, ViTSmall, vit_b
 from gigamask.prompts.schedule import InteractiveSchedule
 from gigamask.recipes.sam import sam_vit_b
-from gigamask.training.optim import AdamW
+from gigamask.training.optim import AdamW, WarmupMultiStep
 from gigamask.training.sam_config import SamLoaderConfig, SamTrainConfig
-from gigamask.training.schedule import WarmupMultiStep
 
 
 def sbd_vit_b() -> SamTrainConfig:

@@ -15,9 +15,8 @@ from gigamask.errors import GigamaskError, check_range
 from gigamask.interfaces import Task
 from gigamask.models.configs import DECODER_PREFIX
 from gigamask.training.config import ImageTrainConfig, check_at_least
-from gigamask.training.optim import AdamW, MuonAdamW
+from gigamask.training.optim import AdamW, MuonAdamW, WarmupCosine
 from gigamask.training.sam_config import SamTrainConfig, check_cacheable
-from gigamask.training.schedule import WarmupCosine
 
 if TYPE_CHECKING:
     import torch

@@ -14,9 +14,8 @@ from gigamask.plugins.distill.config import DistillTrainConfig, FeaturesStage
 from gigamask.prompts.schedule import InteractiveSchedule
 from gigamask.recipes.photographs import photos
 from gigamask.registry import make_component
-from gigamask.training.optim import AdamW, MuonAdamW
+from gigamask.training.optim import AdamW, MuonAdamW, WarmupCosine
 from gigamask.training.sam_config import SamLoaderConfig
-from gigamask.training.schedule import WarmupCosine
 
 
 def edge_sam() -> DistillTrainConfig:

@@ -27,9 +27,9 @@ from urllib3.exceptions import (
     ResponseError,
 )
 
-from gigamask.data.file_lock import lock_folder
 from gigamask.datatools.checksums import digest
 from gigamask.errors import GigamaskError
+from gigamask.files import lock_folder
 from gigamask.plugins.download.links import Link
 from gigamask.plugins.download.partial_download import (
     STATE_FOLDER,

@@ -5,8 +5,7 @@ from dataclasses import replace
 from gigamask.plugins.grounding.config import GroundingTrainConfig
 from gigamask.plugins.grounding.model_config import GroundingModelConfig
 from gigamask.plugins.grounding.text_encoders import WordTransformer
-from gigamask.training.optim import AdamW
-from gigamask.training.schedule import WarmupCosine
+from gigamask.training.optim import AdamW, WarmupCosine
 
 
 def ground() -> GroundingTrainConfig:

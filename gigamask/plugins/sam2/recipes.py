@@ -12,9 +12,8 @@ from gigamask.losses.sam_loss import SamLoss
 from gigamask.models.configs import SamConfig
 from gigamask.plugins.sam2 import configs
 from gigamask.prompts.schedule import InteractiveSchedule
-from gigamask.training.optim import AdamW
+from gigamask.training.optim import AdamW, WarmupCosine
 from gigamask.training.sam_config import SamLoaderConfig, SamTrainConfig
-from gigamask.training.schedule import WarmupCosine
 
 
 def sam2_tiny() -> SamTrainConfig:

@@ -22,8 +22,8 @@ import msgspec
 
 from gigamask import files
 from gigamask.data import image_folder
-from gigamask.data.file_lock import exclusive_lock, folder_lock
 from gigamask.errors import GigamaskError
+from gigamask.files import exclusive_lock, folder_lock
 from gigamask.pixels import WindowOptions
 from gigamask.plugins.serve.edits import Edit, ImageEdits, MaskCost
 from gigamask.plugins.serve.open_images import NotFoundError

@@ -19,9 +19,9 @@ from typing import Any
 
 from gigamask import files
 from gigamask.data import image
-from gigamask.data.file_lock import exclusive_lock
 from gigamask.datatools.image_files import read_file
 from gigamask.errors import GigamaskError, counted
+from gigamask.files import exclusive_lock
 from gigamask.plugins.serve.annotator import Annotator
 from gigamask.plugins.serve.lost_images import unused
 from gigamask.plugins.serve.project import TrainingRound, judged, progress

@@ -17,7 +17,6 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from gigamask import files
-from gigamask.data.file_lock import exclusive_lock
 from gigamask.data.mask_sampling import MaskFilters
 from gigamask.datatools.export_formats import COCO
 from gigamask.distributed.precision import choose_device
@@ -25,6 +24,7 @@ from gigamask.errors import GigamaskError, TrainingInterruptedError
 from gigamask.evaluation.click_evaluation import ClickEvaluation
 from gigamask.evaluation.clicks import evaluate_clicks
 from gigamask.evaluation.noc import EVERY_CLICK, iou_curves, number_of_clicks
+from gigamask.files import exclusive_lock
 from gigamask.models.configs import WindowDecoder
 from gigamask.models.promptable import PromptableModel
 from gigamask.pixels import PixelConfig

@@ -7,8 +7,7 @@ from gigamask import config_files
 from gigamask.plugins.grounding.config import GroundingTrainConfig
 from gigamask.plugins.grounding.model_config import GroundingModelConfig
 from gigamask.plugins.grounding.text_encoders import HuggingFace
-from gigamask.training.optim import AdamW
-from gigamask.training.schedule import WarmupCosine
+from gigamask.training.optim import AdamW, WarmupCosine
 
 SPEC = GroundingModelConfig(embedding_dim=16, text_dim=16, dim=16, layers=2, heads=2, crop_side=4)
 RECIPE = f"{Path(__file__).resolve()}:asking"

@@ -15,9 +15,9 @@ from PIL import Image
 
 from gigamask.data import annotation, image
 from gigamask.data import index as indexes
-from gigamask.data.file_lock import lock_folder
 from gigamask.datatools.convert import PARTIAL, ConvertOptions, convert
 from gigamask.errors import GigamaskError
+from gigamask.files import lock_folder
 from gigamask.masks.rle import RLEMasks
 
 SQUARE = [[4, 4, 14, 4, 14, 10, 4, 10]]

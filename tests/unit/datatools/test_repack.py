@@ -13,11 +13,11 @@ from PIL import Image
 
 from gigamask.data import annotation, image, tar
 from gigamask.data import index as indexes
-from gigamask.data.file_lock import exclusive_lock
 from gigamask.data.loader import SampleSource
 from gigamask.data.sample_config import SampleConfig
 from gigamask.datatools.repack import RepackConfig, repack
 from gigamask.errors import GigamaskError
+from gigamask.files import exclusive_lock
 from gigamask.masks.rle import RLEMasks
 from gigamask.masks.transforms import ImageTransform
 from gigamask.records import SampleRef

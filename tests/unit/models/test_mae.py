@@ -6,8 +6,7 @@ import torch
 from gigamask.errors import GigamaskError
 from gigamask.models.configs import MAEConfig, mae_tiny, mae_vit_b, mae_vit_h, mae_vit_l
 from gigamask.models.init import build_model
-from gigamask.models.initial_values import get_2d_sincos_pos_embed
-from gigamask.models.mae import MAE
+from gigamask.models.mae import MAE, get_2d_sincos_pos_embed
 from gigamask.rng import make_rng
 
 SPEC = MAEConfig(

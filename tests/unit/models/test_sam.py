@@ -8,7 +8,7 @@ from gigamask.errors import GigamaskError
 from gigamask.interfaces import PIXEL_MEAN
 from gigamask.models.configs import tiny, vit_b, vit_h, vit_l
 from gigamask.models.init import build_model
-from gigamask.models.initial_values import sine_positions
+from gigamask.models.sam.image_encoder import sine_positions
 from gigamask.models.transformer import TIE_SCALE
 from gigamask.types import Prompts
 from tests.little import COMPACT

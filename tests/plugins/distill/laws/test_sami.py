@@ -18,8 +18,7 @@ from gigamask.plugins.distill.sami import patch_features
 from gigamask.plugins.distill.sami_config import SAMITrainConfig
 from gigamask.plugins.distill.teachers import check_sami_teacher
 from gigamask.training.config import LoaderConfig
-from gigamask.training.optim import AdamW
-from gigamask.training.schedule import WarmupCosine
+from gigamask.training.optim import AdamW, WarmupCosine
 from gigamask.training.state import TrainState
 from gigamask.training.step import StepMetrics, accumulate
 from gigamask.training.train_data import TrainData, open_index

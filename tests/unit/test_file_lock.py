@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gigamask.data.file_lock import exclusive_lock
 from gigamask.errors import GigamaskError
+from gigamask.files import exclusive_lock
 
 
 def test_the_lock_of_a_killed_process_is_free_though_its_children_live(tmp_path):

@@ -4,7 +4,7 @@ import pytest
 
 from gigamask.errors import GigamaskError
 from gigamask.training.config import limit_warmup
-from gigamask.training.schedule import WarmupCosine, WarmupMultiStep
+from gigamask.training.optim import WarmupCosine, WarmupMultiStep
 from tests.little import little
 
 
