@@ -296,7 +296,7 @@ export function runCharts(runs, weight) {
   if (several) return { curves, scores: names.map((name) => lines(titled(name), runs.map((run, i) => scored(name, run, style(i))), labels)) };
   const of = (some) => some.flatMap((name, i) => runs.map((run) => scored(name, run, { name, colour: colour(i), dashed: i >= COLOURS })));
   const trouble = names.filter((name) => name === "1 click" || SIGNS_OF_TROUBLE.includes(name));
-  return { curves, scores: [lines("Scores on held-out data", of(names.filter((name) => !SIGNS_OF_TROUBLE.includes(name))), labels), trouble.length > 1 ? lines("Signs of trouble", of(trouble), labels) : null] };
+  return { curves, scores: [lines("Scores on held-out data", of(names.filter((name) => !SIGNS_OF_TROUBLE.includes(name))), labels), trouble.length > 1 ? lines("Signs of trouble", of(trouble), { ...labels, note: "wrong image: low is good" }) : null] };
 }
 
 const titled = (name) => (name.charAt(0).toUpperCase() + name.slice(1)).replaceAll("_", " ");

@@ -180,8 +180,8 @@ def test_query_an_image_a_tar_and_an_image_with_annotation(
         assert each["best"][0]["confidence"] >= each["best"][1]["confidence"]
         assert f"{each['text']}: " in printed
         assert (
-            f"mask {each['best'][0]['mask']}: {100 * each['best'][0]['confidence']:.0f} % "
-            f"confidence, x " in printed
+            f"mask {each['best'][0]['mask']}: confidence {each['best'][0]['confidence']:.3f}, x "
+            in printed
         )
         height, width = cv2.imread(str(drawn / f"{number}.png")).shape[:2]
         assert (height - shown.shape[0] >= 24, width) == (True, shown.shape[1]), "a caption below"

@@ -93,7 +93,7 @@ def test_a_summary_holds_means_by_kind_rules_and_the_protocol(judged):
         np.mean([each["top_1"] for each in plain if "top_1" in each])
     )
     rows = format_table(told).splitlines()
-    assert rows[0] == f"% of {told['queries']} queries about 6 images"
+    assert rows[0] == f"shares of {told['queries']} queries about 6 images"
     assert [row.split()[0] for row in rows[2:-3]] == [
         "all",
         *sorted(told["kinds"]),
