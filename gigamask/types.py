@@ -319,7 +319,7 @@ class cached_tensor:  # noqa: N801  (a decorator, like `functools.cached_propert
         self._function, self._name = function, f"_{function.__name__}"
         self.__doc__ = function.__doc__
 
-    def __get__(self, owner: Any, kind: type | None = None) -> Any:
+    def __get__(self, owner: Any, kind: Any = None) -> Any:
         if owner is None:
             return self
         if torch.compiler.is_compiling():
@@ -366,7 +366,7 @@ class Targets:
     def extent(self) -> Float[Tensor, "M 2"]:
         """Width and height of the image without padding, in input pixels."""
         if self.extent_xy is not None:
-            return self.extent_xy.to(self.scale_xy.dtype)
+            return self.extent_xy.to(self.scale_xy)
         height, width = self.valid.shape[1:]
         whole = width * self.cell_xy[0], height * self.cell_xy[1]
         return constant(whole, self.scale_xy.device, self.scale_xy.dtype).expand_as(self.scale_xy)
@@ -408,7 +408,7 @@ class Targets:
     def foreground(self) -> Bool[Tensor, "M H W"]:
         """The masks as bool; where no cell is above one half, those with the largest share."""
         if self.masks.dtype == torch.bool:
-            return self.masks
+            return self.masks.contiguous()
         shares = self.fractions
         most = shares.amax((1, 2), keepdim=True)
         return (shares > 0.5) | ((shares == most) & (most > 0) & (most <= 0.5))
