@@ -108,8 +108,8 @@ def launches() -> Iterator[tuple[str, Launch]]:
 
 def attention_launches() -> Iterator[tuple[str, Launch]]:
     """Yields the kernels of attention, of 12 tokens to shared image tokens and to a mask's own."""
-    rows, positions, y = empty(8, 64, 12, 256), empty(4096, 256), empty(64, 4096, 256)
-    numbers, channels = empty(8, 64, 12, dtype=torch.float32), empty(256)
+    rows, positions, y = empty(64, 12, 8, 256), empty(4096, 256), empty(64, 4096, 256)
+    numbers, channels = empty(64, 12, 8, dtype=torch.float32), empty(256)
     projected = [empty(64, 4096, 16), empty(256, 16)]
     for name, source, options in (
         ("shared", [empty(1, 4096, 256), positions, None, *projected], (True, 0.25)),

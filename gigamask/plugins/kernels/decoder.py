@@ -1,13 +1,13 @@
 """SAM's mask decoder with fused kernels: the transformer and the upscaling.
 
-Within the layers, prompt tokens are computed as in `models.transformer`, from the same joined
-weights. Projections of the image tokens are taken to the side of the prompt tokens, of which there
-are few; `token_attention` and `image_attention` say how.
+Projections of the image tokens are taken to the side of the prompt tokens, of which there are few;
+`token_attention` and `image_attention` say how. So two projections follow each other on that side,
+and their weights are multiplied once for all rounds.
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -22,17 +22,17 @@ from gigamask.models.transformer import (
     AttentionMask,
     DecoderAttention,
     DensePrompt,
-    JoinedWeights,
     TwoWayAttentionBlock,
     TwoWayTransformer,
 )
 from gigamask.plugins.kernels.image_attention import ImageAttention
-from gigamask.plugins.kernels.image_source import ImageSource, Rows
+from gigamask.plugins.kernels.image_source import ImageSource
 from gigamask.plugins.kernels.token_attention import TokenAttention
 from gigamask.plugins.kernels.upscaling import MAX_MASKS, Upscaling
 
 FLAG = "--kernels triton"
 Tokens = Float[Tensor, "M N C"]
+Affine = tuple[Float[Tensor, "D C"], Float[Tensor, "D"]]
 
 
 def fused_methods(
@@ -103,6 +103,107 @@ def upscaled(
     return Upscaling.apply(width, norm.eps, image, *weights)
 
 
+class TokenWeights(NamedTuple):
+    """Weights and biases of projections of the tokens; those of the second block begin with next.
+
+    Attributes:
+        own: Queries, keys and values of the first block's tokens.
+        rows: Of tokens with position: to the queries of all heads for the image tokens.
+        out: From attended image tokens of all heads to the tokens.
+        keys: Of tokens with position: to the keys of all heads for the image tokens, what is added
+            to their scores, and the second block's queries and keys.
+        values: To the values of all heads for the image tokens, and the second block's values.
+        next_rows: As `rows`.
+        next_out: As `out`.
+        next_keys: As `keys`, but in the end the rows of the last attention.
+        next_values: As `values`, without the end.
+        last_out: As `out`, of the last attention.
+    """
+
+    own: Affine
+    rows: Affine
+    out: Affine
+    keys: Affine
+    values: Affine
+    next_rows: Affine
+    next_out: Affine
+    next_keys: Affine
+    next_values: Affine
+    last_out: Affine
+
+
+def token_weights(transformer: TwoWayTransformer) -> tuple[Tensor, ...]:
+    """Return weight and bias of each projection in `TokenWeights`.
+
+    Args:
+        transformer: The transformer.
+    """
+    first, second = transformer._blocks
+    own, next_own, last = first.self_attn, second.self_attn, transformer.final_attn_token_to_image
+    to_image, next_to_image = (b.cross_attn_token_to_image for b in (first, second))
+    to_tokens, next_to_tokens = (b.cross_attn_image_to_token for b in (first, second))
+
+    def rows(across: DecoderAttention) -> Affine:
+        return by_head(across.q_proj, across.k_proj, across.num_heads)[0]
+
+    def keys(across: DecoderAttention) -> tuple[Affine, Affine]:
+        return by_head(across.k_proj, across.q_proj, across.num_heads)
+
+    def plain(*layers: nn.Module) -> tuple[Affine, ...]:
+        return tuple(affine(layer) for layer in layers)
+
+    groups = (
+        plain(own.q_proj, own.k_proj, own.v_proj),
+        (rows(to_image),),
+        (out_of(to_image),),
+        (*keys(to_tokens), *plain(next_own.q_proj, next_own.k_proj)),
+        (values_of(to_tokens), *plain(next_own.v_proj)),
+        (rows(next_to_image),),
+        (out_of(next_to_image),),
+        (*keys(next_to_tokens), rows(last)),
+        (values_of(next_to_tokens),),
+        (out_of(last),),
+    )
+    return tuple(torch.cat(each) for group in groups for each in zip(*group, strict=True))
+
+
+def with_bias(layer: nn.Module) -> Float[Tensor, "D C1"]:
+    """Return the weight of a layer and, as the last column, its bias."""
+    weight, bias = affine(layer)
+    return torch.cat([weight, bias[:, None]], 1)
+
+
+def by_head(tokens: nn.Module, image: nn.Module, heads: int) -> tuple[Affine, Affine]:
+    """Return the projection from tokens to rows whose products with image tokens are the scores of
+    all heads, and to what is added to the scores.
+
+    Args:
+        tokens: Projection of the tokens to all heads.
+        image: Projection of the image tokens.
+        heads: Number of heads.
+    """
+    left, right = (with_bias(each).unflatten(0, (heads, -1)) for each in (image, tokens))
+    found = left.transpose(1, 2) @ right
+    rows, scores = found[:, :-1].flatten(0, 1), found[:, -1]
+    return (rows[:, :-1], rows[:, -1]), (scores[:, :-1], scores[:, -1])
+
+
+def values_of(across: DecoderAttention) -> Affine:
+    """Return the projection from tokens to the values of all heads, as wide as image tokens."""
+    heads = across.num_heads
+    left = affine(across.out_proj)[0].unflatten(1, (heads, -1)).transpose(0, 1)
+    found = (left @ with_bias(across.v_proj).unflatten(0, (heads, -1))).flatten(0, 1)
+    return found[:, :-1], found[:, -1]
+
+
+def out_of(across: DecoderAttention) -> Affine:
+    """Return the projection from image tokens that each head attends to, to tokens."""
+    (value, bias), (out, out_bias) = affine(across.v_proj), affine(across.out_proj)
+    left = out.unflatten(1, (across.num_heads, -1)).transpose(0, 1)
+    weight = left @ value.unflatten(0, (across.num_heads, -1))
+    return weight.transpose(0, 1).flatten(1), torch.nn.functional.linear(bias, out, out_bias)
+
+
 def attend(
     transformer: TwoWayTransformer,
     images: Float[Tensor, "B T C"],
@@ -134,36 +235,35 @@ def attend(
         images = images.to(working_dtype(images))
         kind = images.dtype
         query_pe = tokens = tokens.to(working_dtype(tokens))
-        joined = JoinedWeights(*shared(transformer, "joined", lambda: transformer._join(positions)))
-        source = first_source(images, positions.to(kind), mask_image, dense)
-        q, k, v = linear(transformer, tokens, (joined.tokens, joined.tokens_bias)).chunk(3, -1)
-        attended = first.self_attn.attend(q, k, v, attention_mask)
-        tokens, source = update_tokens(
-            first, linear(first.self_attn.out_proj, attended), query_pe, source
+        (places,) = shared(transformer, "positions", lambda: (positions.to(kind),))
+        source = first_source(images, places, mask_image, dense)
+        flat = shared(transformer, "fused", lambda: token_weights(transformer))
+        weights = TokenWeights(*zip(flat[::2], flat[1::2], strict=True))
+        heads, dim = transformer.num_heads, tokens.shape[-1]
+        width = heads * images.shape[-1]
+        q, k, v = linear(transformer, tokens, weights.own).chunk(3, -1)
+        attended = linear(first.self_attn.out_proj, first.self_attn.attend(q, k, v, attention_mask))
+        pair = weights.rows, weights.out
+        tokens, source = update_tokens(first, attended, query_pe, source, pair)
+        keys, bias, q, k = linear(transformer, tokens + query_pe, weights.keys).split(
+            [width, heads, dim, dim], -1
         )
-        dim = tokens.shape[-1]
-        inner = first.cross_attn_image_to_token.internal_dim
-        keys, queries, own_keys = linear(
-            transformer, tokens + query_pe, (joined.queries, joined.queries_bias)
-        ).split([inner, dim, dim], -1)
-        values, own_values = linear(transformer, tokens, (joined.values, joined.values_bias)).split(
-            [inner, dim], -1
-        )
-        source = update_image(first, keys, values, attention_mask, source)
+        values, v = linear(transformer, tokens, weights.values).split([width, dim], -1)
+        source = update_image(first, keys, bias, values, attention_mask, source)
 
-        attended = second.self_attn.attend(queries, own_keys, own_values, attention_mask)
-        tokens, source = update_tokens(
-            second, tokens + linear(second.self_attn.out_proj, attended), query_pe, source
+        attended = second.self_attn.attend(q, k, v, attention_mask)
+        attended = tokens + linear(second.self_attn.out_proj, attended)
+        pair = weights.next_rows, weights.next_out
+        tokens, source = update_tokens(second, attended, query_pe, source, pair)
+        keys, bias, rows = linear(transformer, tokens + query_pe, weights.next_keys).split(
+            [width, heads, width], -1
         )
-        keys, queries = linear(
-            transformer, tokens + query_pe, (joined.last, joined.last_bias)
-        ).chunk(2, -1)
-        values = linear(second.cross_attn_image_to_token.v_proj, tokens)
-        source = update_image(second, keys, values, attention_mask, source)
+        values = linear(transformer, tokens, weights.next_values)
+        source = update_image(second, keys, bias, values, attention_mask, source)
 
         last = transformer.final_attn_token_to_image
-        out, source = attend_to_image(last, queries, source)
-        tokens = layer_norm(tokens + linear(last.out_proj, out), transformer.norm_final_attn)
+        out, source = attend_to_image(last, rows, weights.last_out, source)
+        tokens = layer_norm(tokens + out, transformer.norm_final_attn)
         return tokens, source.x
 
 
@@ -190,7 +290,11 @@ def first_source(
 
 
 def update_tokens(
-    block: TwoWayAttentionBlock, attended: Tokens, query_pe: Tokens, source: ImageSource
+    block: TwoWayAttentionBlock,
+    attended: Tokens,
+    query_pe: Tokens,
+    source: ImageSource,
+    weights: tuple[Affine, Affine],
 ) -> tuple[Tokens, ImageSource]:
     """Return the tokens after attention to the image and the MLP, and the image tokens.
 
@@ -199,48 +303,39 @@ def update_tokens(
         attended: Tokens of M prompts after self-attention, not normalized.
         query_pe: Initial tokens, which are added to the queries.
         source: The image tokens.
+        weights: `rows` and `out` of `TokenWeights`.
     """
     across, tokens = block.cross_attn_token_to_image, layer_norm(attended, block.norm1)
-    out, source = attend_to_image(across, linear(across.q_proj, tokens + query_pe), source)
-    tokens = layer_norm(tokens + linear(across.out_proj, out), block.norm2)
+    rows = linear(across, tokens + query_pe, weights[0])
+    out, source = attend_to_image(across, rows, weights[1], source)
+    tokens = layer_norm(tokens + out, block.norm2)
     return layer_norm(tokens + block.mlp(tokens), block.norm3), source
 
 
-def by_head(x: Float[Tensor, "M N I"], heads: int) -> Float[Tensor, "H R d"]:
-    """Return the rows of each head, of all masks.
-
-    Args:
-        x: Queries, keys or values of all heads.
-        heads: Number of heads.
-    """
-    return x.unflatten(-1, (heads, -1)).permute(2, 0, 1, 3).flatten(1, 2)
-
-
 def attend_to_image(
-    across: DecoderAttention, queries: Float[Tensor, "M N I"], source: ImageSource
-) -> tuple[Float[Tensor, "M N I"], ImageSource]:
-    """Return attended values before the output projection, and the image tokens.
+    across: DecoderAttention, rows: Float[Tensor, "M N D"], out: Affine, source: ImageSource
+) -> tuple[Tokens, ImageSource]:
+    """Return what the image tokens add to the tokens, and the image tokens.
 
     Args:
         across: The attention.
-        queries: Projected queries.
+        rows: Projected queries of all heads.
+        out: Projection of attended image tokens.
         source: The image tokens.
     """
-    kind, heads, (masks, tokens) = source.x.dtype, across.num_heads, queries.shape[:2]
-    (key, key_bias), (value, bias) = (affine(each) for each in (across.k_proj, across.v_proj))
-    key, value = (each.to(kind).unflatten(0, (heads, -1)) for each in (key, value))
-    rows = (by_head(queries.to(kind), heads) @ key).unflatten(1, (masks, tokens))
-    scale = key.shape[1] ** -0.5
-    found, x = TokenAttention.apply(rows, key_bias, scale, source.shared, *source[:5])
-    attended = found.flatten(1, 2) @ value.transpose(1, 2)
-    out = attended.unflatten(1, (masks, tokens)).permute(1, 2, 0, 3).flatten(2) + bias.to(kind)
-    return out, source if source.shared else source._replace(x=x)
+    heads = across.num_heads
+    scale = (across.internal_dim // heads) ** -0.5
+    queries = rows.to(source.x.dtype).unflatten(-1, (heads, -1))
+    found, x = TokenAttention.apply(queries, scale, source.shared, *source[:5])
+    attended = linear(across, found.flatten(2), out)
+    return attended, source if source.shared else source._replace(x=x)
 
 
 def update_image(
     block: TwoWayAttentionBlock,
-    keys: Float[Tensor, "M N I"],
-    values: Float[Tensor, "M N I"],
+    keys: Float[Tensor, "M N D"],
+    bias: Float[Tensor, "M N H"],
+    values: Float[Tensor, "M N D"],
     attention_mask: Bool[Tensor, "M N"] | None,
     source: ImageSource,
 ) -> ImageSource:
@@ -248,32 +343,18 @@ def update_image(
 
     Args:
         block: The block.
-        keys: Keys of the tokens.
-        values: Values of the tokens.
+        keys: Projected keys of all heads of the tokens.
+        bias: What is added to their scores.
+        values: Projected values of the tokens.
         attention_mask: Which tokens to attend to; None means all.
         source: The image tokens before it.
     """
-    across, kind = block.cross_attn_image_to_token, source.x.dtype
-    heads, (masks, tokens) = across.num_heads, keys.shape[:2]
-    (query, query_bias), (out, out_bias) = (
-        affine(each) for each in (across.q_proj, across.out_proj)
-    )
-    query = query.to(kind).unflatten(0, (heads, -1))
-    own = by_head(keys.to(kind), heads)
-    bias = own @ query_bias.to(kind).view(heads, -1, 1)
-    bias = bias.float().view(heads, masks, tokens)
+    across, norm, kind = block.cross_attn_image_to_token, block.norm4, source.x.dtype
     if attention_mask is not None:
-        bias = bias.masked_fill(~attention_mask, -torch.inf)
-    projected: list[Rows] = [
-        each.unflatten(1, (masks, tokens))
-        for each in (
-            own @ query,
-            by_head(values.to(kind), heads)
-            @ out.to(kind).unflatten(1, (heads, -1)).permute(1, 2, 0),
-        )
-    ]
-    norm, scale = block.norm4, query.shape[1] ** -0.5
-    weights = (each.to(kind) for each in (out_bias, norm.weight, norm.bias))
-    options = scale, norm.eps, source.shared
-    x = ImageAttention.apply(*options, *projected, bias, *weights, *source[:5])
+        bias = bias.masked_fill(~attention_mask[..., None], -torch.inf)
+    heads = across.num_heads
+    own = (each.to(kind).unflatten(-1, (heads, -1)) for each in (keys, values))
+    vectors = (each.to(kind) for each in (affine(across.out_proj)[1], norm.weight, norm.bias))
+    options = (across.internal_dim // heads) ** -0.5, norm.eps, source.shared
+    x = ImageAttention.apply(*options, *own, bias, *vectors, *source[:5])
     return ImageSource(x, source.positions)

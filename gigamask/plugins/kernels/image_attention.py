@@ -58,9 +58,8 @@ def _head_places(first, mask, numbers, S: tl.constexpr):
     """Return where the rows of some heads are, each padded to NP tokens, and which exist."""
     HEADS: tl.constexpr = S[7]
     NP: tl.constexpr = S[8]
-    M, N, _, _, _, _, _ = numbers
-    rows = tl.arange(0, HEADS * NP)
-    return ((first + rows // NP) * M + mask) * N + rows % NP, rows % NP < N
+    N, rows = numbers[1], tl.arange(0, HEADS * NP)
+    return (mask * N + rows % NP) * S[6] + first + rows // NP, rows % NP < N
 
 
 @triton.jit
@@ -203,12 +202,12 @@ def _rows_kernel(tensors, source, sums, of_rows, numbers, S: tl.constexpr, BT: t
         keys += product(tl.trans(narrow(slope, tile.dtype)), tile)
     store_places(of_rows[0], keys, places, valid, S)
     store_places(of_rows[1], values, places, valid, S)
-    tl.store(of_rows[2] + places, bias, valid)
+    tl.store(of_rows[2] + places, narrow(bias, of_rows[2].dtype.element_ty), valid)
 
 
 def _sizes(keys: Tensor, source: Source, shared: bool, rows: int = ROWS) -> tuple[int, ...]:
     """Return sizes of image tokens, heads, heads that a program takes, and tokens with padding."""
-    heads, tokens = len(keys), padded(keys.shape[2], 8)
+    heads, tokens = keys.shape[2], padded(keys.shape[1], 8)
     together = max(1, rows // tokens)
     while heads % together:
         together //= 2
@@ -220,7 +219,7 @@ def _numbers(
 ) -> tuple[Any, ...]:
     x = source[0]
     assert x is not None
-    return *keys.shape[1:3], *x.shape[1:], scale, eps, splits
+    return *keys.shape[:2], *x.shape[1:], scale, eps, splits
 
 
 def image_attention(
@@ -252,7 +251,7 @@ def image_attention(
 
 
 def _forward_shape(tensors: Any, shift: Any, source: Any, *_: Any) -> Tensor:
-    return source[0].new_empty(tensors[0].shape[1], *source[0].shape[1:])
+    return source[0].new_empty(len(tensors[0]), *source[0].shape[1:])
 
 
 def image_attention_image(
@@ -276,7 +275,7 @@ def image_attention_image(
     sums, partial, *found = _image_shape(tensors, source, shared)
     keys, x = tensors[0], source[0]
     assert x is not None
-    splits, programs = splits_of(x, keys.shape[1], shared)
+    splits, programs = splits_of(x, len(keys), shared)
     *sizes, block = _sizes(keys, source, shared, ROWS // 2 if shared else ROWS)
     sizes[4] = min(32, sizes[4])
     launch(
@@ -297,7 +296,7 @@ def _blocks(x: Tensor, shared: bool) -> int:
 
 
 def _image_shape(tensors: Any, source: Any, shared: bool, *_: Any) -> Any:
-    x, masks = source[0], tensors[0].shape[1]
+    x, masks = source[0], len(tensors[0])
     blocks = splits_of(x, masks, shared)[1] * _blocks(x, shared), 3, padded(x.shape[-1])
     sums, partial = x.new_empty(masks, *x.shape[1:]), x.new_empty(blocks, dtype=torch.float32)
     return sums, partial, *source_shapes(x, source[3], shared)
@@ -319,7 +318,7 @@ def image_attention_rows(
     sizes = _sizes(keys, source, shared)
     launch(
         _rows_kernel,
-        lambda _: (len(keys) // sizes[7], keys.shape[1]),
+        lambda _: (keys.shape[2] // sizes[7], len(keys)),
         *(tuple(tensors), tuple(source), sums, found, _numbers(keys, source, scale)),
         S=sizes,
     )
@@ -339,7 +338,7 @@ def _products(count: int, at: int = 1) -> Callable[..., int]:
     """
 
     def flops(*shapes: Any) -> int:
-        (heads, masks, tokens, channels), x = shapes[0][0], shapes[at][0]
+        (masks, tokens, heads, channels), x = shapes[0][0], shapes[at][0]
         return 2 * count * masks * heads * padded(tokens, 8) * x[1] * padded(channels)
 
     return flops

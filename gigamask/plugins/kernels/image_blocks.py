@@ -2,7 +2,7 @@
 
 Image tokens, `source`, have a memory of their own for each mask, or are those of the mask's image
 (`SHARED`) plus a projection of the mask's features, which is never stored. Rows are the vectors of
-each head and prompt token, head by head, of all masks: (H, M, N, C). `numbers` begin with those of
+each prompt token and head, of all masks: (M, N, H, C). `numbers` begin with those of
 masks, prompt tokens, image tokens and channels, and the factor of the scores; `S` begins with what
 `image_source.sizes_of` returns.
 """

@@ -13,7 +13,7 @@ TILE = 16
 """Image tokens of a program that computes their gradients."""
 SPLITS = 4
 """Programs that share the masks of all images, each with a sum of gradients of its own."""
-Rows = Float[Tensor, "H M N C"]
+Rows = Float[Tensor, "M N H C"]
 Source = list[Tensor | None]
 """Image tokens, positions, index of images, features and their projection, as `ImageSource`."""
 

@@ -263,7 +263,7 @@ class FusedSamLoss(SamLoss):
             round: Prompts and predictions of M masks.
             targets: Ground truth of the same masks.
         """
-        prediction, masks = round.prediction, targets.masks
+        prediction, masks, foreground = round.prediction, targets.masks, targets.foreground
         is_known = self.gamma == 2 and not self.num_points and self.ohem_pixel_ratio is None
         kinds = torch.bool, torch.float32
         if not is_known or masks.dtype not in kinds or prediction.logits.shape[1] > MOST:
@@ -274,8 +274,8 @@ class FusedSamLoss(SamLoss):
             ("best", "all").index(self.iou_supervision),
             ("mse", "l1").index(self.iou_loss),
         ]
-        foreground = None if masks.dtype == torch.bool else targets.foreground
-        tensors = prediction.logits, masks, foreground, targets.valid, prediction.iou_predictions
+        shares = (foreground, None) if masks.dtype == torch.bool else (masks, foreground)
+        tensors = prediction.logits, *shares, targets.valid, prediction.iou_predictions
         per_mask, of_parts = MaskLoss.apply(
             [float(each) for each in (self.alpha, self.smooth, *weights)], choices, *tensors
         )

@@ -3,8 +3,7 @@
 Keys and values are projections of the same image tokens, so queries are projected instead: the
 score of a query q and image token x at position p is (Wk' q) . (x + p), and the attended values are
 the projection of attended image tokens. All heads thus share the image tokens as keys and values;
-what the bias of the keys adds is the same for all of a query's scores and changes nothing, so its
-gradient is 0.
+what the bias of the keys adds is the same for all of a query's scores and changes nothing.
 """
 
 from collections.abc import Callable
@@ -43,11 +42,10 @@ from gigamask.plugins.kernels.operators import contiguous, launch, padded, parts
 
 @triton.jit
 def _row_places(first, mask, numbers, S: tl.constexpr, BR: tl.constexpr):
-    """Return where a block of rows is, counted head by head, and which of them exist."""
-    M, N, _, _, _, _ = numbers
-    H: tl.constexpr = S[6]
+    """Return where a block of rows of a mask is, and which of them exist."""
+    count = S[6] * numbers[1]
     rows = first + tl.arange(0, BR)
-    return (rows // N * M + mask) * N + rows % N, rows < H * N
+    return mask * count + rows, rows < count
 
 
 @tuned(({"BR": 32, "BT": 32}, 8), ({"BR": 16, "BT": 32}, 4))
@@ -160,13 +158,13 @@ def _image_kernel(
 def _numbers(queries: Tensor, source: Source, scale: float, splits: int = 1) -> tuple[Any, ...]:
     x = source[0]
     assert x is not None
-    return *queries.shape[1:3], *x.shape[1:], scale, splits
+    return *queries.shape[:2], *x.shape[1:], scale, splits
 
 
 def token_attention(
     queries: Tensor, source: list[Tensor | None], shared: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Return attended image tokens, (H, M, N, C), and the logarithm of each row's sum.
+    """Return attended image tokens, (M, N, H, C), and the logarithm of each row's sum.
 
     Args:
         queries: Projected queries.
@@ -175,7 +173,7 @@ def token_attention(
         scale: Factor of the scores.
     """
     out, lse = _forward_shape(queries)
-    heads, masks, tokens, _ = queries.shape
+    masks, tokens, heads, _ = queries.shape
     launch(
         _forward_kernel,
         lambda blocks: (parts(heads * tokens, blocks["BR"]), masks),
@@ -204,7 +202,7 @@ def token_attention_backward(
     """
     queries = tensors[0]
     of_queries, delta = _forward_shape(queries)
-    heads, masks, tokens, _ = queries.shape
+    masks, tokens, heads, _ = queries.shape
     launch(
         _rows_kernel,
         lambda blocks: (parts(heads * tokens, blocks["BR"]), masks),
@@ -233,13 +231,13 @@ def token_attention_image(
     found = _image_shape(tensors, source, shared)
     queries, x = tensors[0], source[0]
     assert x is not None
-    splits, programs = splits_of(x, queries.shape[1], shared)
+    splits, programs = splits_of(x, len(queries), shared)
     launch(
         _image_kernel,
         lambda _: (parts(x.shape[1], TILE), programs),
         *(tuple(tensors), tuple(source), given, gradients_to_store(found)),
         _numbers(queries, source, scale, splits),
-        S=(*sizes_of(source), int(shared), len(queries)),
+        S=(*sizes_of(source), int(shared), queries.shape[2]),
         BT=TILE,
     )
     return found
@@ -253,7 +251,7 @@ def _products(count: int) -> Callable[..., int]:
     """Return a function that returns the FLOPs of some products of all rows and image tokens."""
 
     def flops(own: Any, source: Any, *_: Any) -> int:
-        heads, masks, tokens, _ = own if isinstance(own[0], int) else own[0]
+        masks, tokens, heads, _ = own if isinstance(own[0], int) else own[0]
         rows, x = 32 * parts(heads * tokens, 32), source[0]
         return 2 * count * masks * rows * x[1] * padded(x[2])
 
@@ -273,14 +271,13 @@ class TokenAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx, queries: Rows, key_bias: Float[Tensor, "I"], scale: float, shared: bool, *source: Any
+        ctx, queries: Rows, scale: float, shared: bool, *source: Any
     ) -> tuple[Rows, Float[Tensor, "B T C"]]:
         """Return attended image tokens, and the image tokens.
 
         Args:
             ctx: What the backward pass needs.
             queries: Projected queries.
-            key_bias: Bias of the keys, whose gradient is 0.
             scale: Factor of the scores.
             shared: Whether masks share image tokens.
             *source: The image tokens.
@@ -288,7 +285,7 @@ class TokenAttention(torch.autograd.Function):
         rows, *image = contiguous(queries, *source)
         out, lse = FORWARD(rows, image, shared, scale)
         ctx.save_for_backward(rows, out, lse, *image)
-        ctx.options, ctx.key_bias = (shared, scale), key_bias.new_zeros(key_bias.shape)
+        ctx.options = shared, scale
         ctx.set_materialize_grads(False)
         return out, image[0].view_as(image[0])
 
@@ -306,9 +303,9 @@ class TokenAttention(torch.autograd.Function):
         """
         queries, out, lse, *source = ctx.saved_tensors
         if gradient is None:
-            return None, ctx.key_bias, None, None, given, *[None] * 4
+            return None, None, None, given, *[None] * 4
         gradient, given = contiguous(gradient, given)
         of_queries, delta = BACKWARD([queries, out, lse, gradient], source, *ctx.options)
         found = IMAGE([queries, lse, delta, gradient], source, *ctx.options, given)
         gradients = source_gradients(source, found, ctx.options[0])
-        return of_queries, ctx.key_bias, None, None, *gradients[:5]
+        return of_queries, None, None, *gradients[:5]

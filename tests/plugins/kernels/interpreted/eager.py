@@ -65,8 +65,8 @@ def image_of(
 
 def token_attention(queries: Tensor, x: Tensor, positions: Tensor, scale: float) -> Tensor:
     """Return attended image tokens of rows of queries."""
-    scores = torch.einsum("hmnc,mtc->hmnt", queries, x + positions) * scale
-    return torch.einsum("hmnt,mtc->hmnc", scores.softmax(-1), x)
+    scores = torch.einsum("mnhc,mtc->mnht", queries, x + positions) * scale
+    return torch.einsum("mnht,mtc->mnhc", scores.softmax(-1), x)
 
 
 def image_attention(
@@ -82,7 +82,8 @@ def image_attention(
     scale: float,
 ) -> Tensor:
     """Return image tokens after attention to rows of keys, sum and layer norm."""
-    scores = torch.einsum("hmnc,mtc->hmtn", keys, x + positions) + bias[:, :, None]
-    attended = torch.einsum("hmtn,hmnc->mtc", (scores * scale).softmax(-1), values)
+    scores = torch.einsum("mnhc,mtc->mthn", keys, x + positions)
+    scores = scores + bias.transpose(1, 2)[:, None]
+    attended = torch.einsum("mthn,mnhc->mtc", (scores * scale).softmax(-1), values)
     total = x + attended + out_bias
     return functional.layer_norm(total, total.shape[-1:], gain, shift, eps)

@@ -59,7 +59,7 @@ def make_source(
 def check(sizes: Sizes, dtype: torch.dtype) -> None:
     """Compare both attentions in a dtype; the eager results are in float64."""
     shared, limit = sizes.images > 0, eager.BF16 if dtype == torch.bfloat16 else 1e-5
-    rows = sizes.heads, sizes.masks, sizes.tokens, sizes.channels
+    rows = sizes.masks, sizes.tokens, sizes.heads, sizes.channels
     found: dict[str, list[list[Tensor]]] = {"tokens": [], "image": []}
     for kind in (dtype, torch.float64):
         torch.manual_seed(sum(sizes))
@@ -74,8 +74,7 @@ def check(sizes: Sizes, dtype: torch.dtype) -> None:
         vectors = eager.leaves(*(torch.randn(sizes.channels) for _ in range(3)), dtype=kind)
         own = keys, values, bias, *vectors
         if is_fused:
-            key_bias = torch.randn(4, dtype=kind, requires_grad=True)
-            out, same = TokenAttention.apply(queries, key_bias, SCALE, shared, *source)
+            out, same = TokenAttention.apply(queries, SCALE, shared, *source)
             after = ImageAttention.apply(SCALE, 1e-5, shared, *own, *source)
         else:
             out, same = eager.token_attention(queries, image, positions, SCALE), image
@@ -124,12 +123,12 @@ def test_tokens_that_are_left_out_have_no_part():
     torch.manual_seed(0)
     sizes = SMALL[2]
     x, positions, *rest = make_source(sizes, torch.float32)
-    keys, values = (torch.randn(*sizes[:3], sizes.channels) for _ in range(2))
+    keys, values = (torch.randn(*sizes[1:3], sizes.heads, sizes.channels) for _ in range(2))
     vectors = [torch.randn(sizes.channels) for _ in range(3)]
-    bias = torch.zeros(sizes[:3]).index_fill(2, torch.arange(4, 17), -torch.inf)
+    bias = torch.zeros(*sizes[1:3], sizes.heads).index_fill(1, torch.arange(4, 17), -torch.inf)
     options, image = (SCALE, 1e-5, False), (x, positions, *rest)
     of_all = ImageAttention.apply(*options, keys, values, bias, *vectors, *image)
-    few = (each[:, :, :4] for each in (keys, values, bias))
+    few = (each[:, :4] for each in (keys, values, bias))
     of_few = ImageAttention.apply(*options, *few, *vectors, *image)
     assert torch.allclose(of_all, of_few, atol=1e-6)
 
@@ -139,8 +138,10 @@ def test_sums_are_the_same_at_every_call():
     for _ in range(2):
         torch.manual_seed(0)
         source = make_source(sizes, torch.float32)
-        (queries,) = eager.leaves(torch.randn(*sizes[:3], sizes.channels), dtype=torch.float32)
-        out, _ = TokenAttention.apply(queries, torch.zeros(4), SCALE, True, *source)
+        (queries,) = eager.leaves(
+            torch.randn(*sizes[1:3], sizes.heads, sizes.channels), dtype=torch.float32
+        )
+        out, _ = TokenAttention.apply(queries, SCALE, True, *source)
         x, _, _, *projected = source
         found.append(eager.gradients([out], [queries, x, *projected]))
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
