@@ -10,6 +10,8 @@ from jaxtyping import Float
 
 from gigamask.errors import GigamaskError
 
+BINS = 10
+
 
 @dataclass(frozen=True)
 class Bin:
@@ -42,10 +44,8 @@ class Calibration:
         return asdict(self)
 
 
-def calibrate(
-    predicted: Float[np.ndarray, "n"], actual: Float[np.ndarray, "n"], bins: int = 10
-) -> Calibration:
-    """Compute the calibration over bins of equal width in the predicted IoU from 0 to 1.
+def calibrate(predicted: Float[np.ndarray, "n"], actual: Float[np.ndarray, "n"]) -> Calibration:
+    """Compute the calibration over ten bins of equal width in the predicted IoU from 0 to 1.
 
     Predictions below 0 or above 1 belong to the first or last bin, and their values are not
     clipped.
@@ -53,13 +53,10 @@ def calibrate(
     Args:
         predicted: Predicted IoU of each mask.
         actual: Actual IoU of each mask.
-        bins: Number of bins.
 
     Raises:
-        GigamaskError: An IoU is not finite, or `bins` is less than 1.
+        GigamaskError: An IoU is not finite.
     """
-    if bins < 1:
-        raise GigamaskError(f"bins must be at least 1 (got {bins})")
     predicted, actual = predicted.astype(np.float64), actual.astype(np.float64)
     for name, values in (("predicted", predicted), ("actual", actual)):
         if not np.isfinite(values).all():
@@ -68,11 +65,11 @@ def calibrate(
                 f"the {name} IoU of mask {mask} must be finite (got {values[mask]}): "
                 "leave this mask out"
             )
-    edges = np.arange(bins + 1) / bins
+    edges = np.arange(BINS + 1) / BINS
     bin_index = np.searchsorted(edges[1:-1], predicted, "right")
-    counts = np.bincount(bin_index, minlength=bins)
+    counts = np.bincount(bin_index, minlength=BINS)
     means = [
-        np.bincount(bin_index, values, bins) / np.maximum(counts, 1)
+        np.bincount(bin_index, values, BINS) / np.maximum(counts, 1)
         for values in (predicted, actual)
     ]
     rows = tuple(
