@@ -1,6 +1,6 @@
 import pickle
 
-from gigamask.errors import CorruptSampleError, counted
+from gigamask.errors import CorruptSampleError, counted, score_text
 
 
 def test_a_message_is_one_printable_line_whatever_names_hold():
@@ -16,3 +16,9 @@ def test_counts_agree_with_their_nouns():
         "2 tars",
         "1,000 tars",
     ]
+
+
+def test_scores_have_three_digits_and_the_error_if_it_is_known():
+    assert score_text(0.5) == "0.500"
+    assert score_text(0.0, 0.01234) == "0.000 ± 0.012"
+    assert score_text(None, 0.1) == ""
