@@ -204,8 +204,7 @@ class ClickScorer:
         picture = figures.stack_rows(drawn) if drawn else None
         of = f"{counted(len(mask_scores), 'mask')} on {counted(len(automatic), 'image')}"
         errors = by_prompt(few) if few else {}
-        found = scores, self.best_by, tuple(warnings), subject, picture
-        return EvaluationResult(*found, of, errors)
+        return EvaluationResult(scores, self.best_by, tuple(warnings), subject, picture, of, errors)
 
     def _evaluate_part(self, model: PromptableModel) -> RankResult:
         """Evaluate this process's share of the images.

@@ -1,0 +1,33 @@
+"""What of a run is on its page."""
+
+from pathlib import Path
+
+import pytest
+
+from gigamask.report import page
+from gigamask.report.history import History
+
+BIN = {"low": 0.5, "high": 0.6, "predicted": 0.5, "actual": 0.25, "count": 3}
+MEANS = {"clicks": {"1": 0.5}, "oracle": 0.75, "box": 0.25}
+FULL = {
+    **MEANS,
+    "masks": 300,
+    "images": 9,
+    "granularity": {"fine": MEANS | {"masks": 2, "standard_error": MEANS}},
+    "size": {},
+    "calibration": {"expected_error": 0.25, "bias": 0.0, "correlation": 0.5, "bins": [BIN]},
+    "data": ["a.tar"],
+    "protocol": {},
+}
+
+
+@pytest.mark.parametrize(("missing", "is_shown"), [("standard_error", True), ("size", False)])
+def test_scores_by_size_and_calibration_are_shown_if_they_are_complete(missing, is_shown):
+    """Of 100 masks or more there is no standard error."""
+    scores = FULL | {"standard_error": MEANS}
+    del scores[missing]
+    runs = {"a": History(Path("a"), {}, scores=scores)}
+    text = page.final_scores(runs, {"a": {"best": None}})
+    assert ("By size" in text) == ("reliability" in page.chart_data(runs)) == is_shown
+    assert "300 masks on 9 images" in text
+    assert ("0.500 ± 0.500" in text) == is_shown
