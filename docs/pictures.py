@@ -1,4 +1,7 @@
-"""Draw the pictures of README.md and docs/pictures.md: `python -m docs.pictures [WEIGHTS]`.
+"""Draw the pictures of README.md and docs/pictures.md: `python -m docs.pictures [RUN]`.
+
+RUN is the folder of a finished `gigamask demo`, whose learning curve is drawn; without it, that
+picture stays.
 
 The photographs come with scikit-image and are free to show: the coffee is by Rachel Michetti
 (CC0), the rocket by SpaceX and the astronaut by NASA (public domain).
@@ -8,11 +11,13 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from matplotlib.figure import Figure
 from skimage import data
 
 from gigamask import SamPredictor, load_model
 from gigamask.data.image import write_png
 from gigamask.evaluation.figures import FigurePanel, draw_panel, join_panels
+from gigamask.report import history
 from gigamask.synthetic import cells, clutter, dead_leaves, scenes
 from gigamask.workflows.segment import draw_masks
 
@@ -45,7 +50,7 @@ def photograph_row(predictor: SamPredictor, name: str) -> np.ndarray:
             label = f"{len(prompt)} click{'s' if len(prompt) > 1 else ''}"
         best = scores.argmax()
         panel = FigurePanel(
-            f"{label}, predicted IoU {scores[best]:.2f}", masks[best], points.astype(float), labels
+            f"{label}, predicted IoU {scores[best]:.3f}", masks[best], points.astype(float), labels
         )
         row.append(draw_panel(pixels, nothing, panel, window))
     return join_panels(row)
@@ -73,8 +78,29 @@ def scene_rows() -> list[np.ndarray]:
     return rows
 
 
+def draw_curve(run: Path) -> None:
+    """Draw the IoU in training and on held-out scenes over the steps of a run.
+
+    Args:
+        run: The run folder.
+    """
+    read = history.read(run)
+    figure = Figure(figsize=(9, 3), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(read.records["step"], read.records["iou"], color="0.7", label="in training")
+    for name in ("3 clicks", "box", "1 click"):
+        scores = [(each["step"], each["scores"][name]) for each in read.evaluations]
+        axes.plot(*zip(*scores, strict=True), marker="o", label=f"held out, {name}")
+    axes.set(xlabel="step", ylabel="mean IoU", ylim=(0.5, 1))
+    axes.grid(alpha=0.3)
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+    figure.savefig(FOLDER / "demo_curve.svg", metadata={"Date": None})
+
+
 if __name__ == "__main__":
-    model = load_model(sys.argv[1] if len(sys.argv) > 1 else "starter")
+    for argument in sys.argv[1:]:
+        draw_curve(Path(argument))
+    model = load_model("starter")
     rows = [photograph_row(SamPredictor(model), name) for name in PROMPTS]
     write_png(FOLDER / "photographs.png", np.concatenate(rows))
     write_png(FOLDER / "scenes.png", np.concatenate(scene_rows()))
