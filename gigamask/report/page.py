@@ -89,8 +89,7 @@ def _calibration(runs: Runs) -> dict[str, Any] | None:
     """Return the calibration in the evaluation.json of a single run, if it is complete."""
     found = next(iter(runs.values())).scores if len(runs) == 1 else None
     known = schema.Scores.__annotations__.keys() - {"standard_error"}  # which only few masks have
-    complete = found and known <= found.keys()
-    return found["calibration"] if found and complete else None
+    return found["calibration"] if found and known <= found.keys() else None
 
 
 def write(
