@@ -14,7 +14,7 @@ def test_kernels_equal_the_eager_operations():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("file", AT_MANY_SHAPES)
+@pytest.mark.parametrize("file", [*AT_MANY_SHAPES, "test_kernel_times.py"])
 def test_kernels_equal_the_eager_operations_at_many_shapes(file):
     run_tests(file, "-m", "long")
 
