@@ -236,7 +236,7 @@ def test_dropped_image_is_clicked_and_segmented(browser, address, tmp_path):
         assert request.value.post_data_json["steps"] == [{"point": [45, 30], "foreground": True}]
         first = answers(page, 3)
         assert all(
-            re.match(r"-?\d\.\d\d\s+predicted IoU", words.replace("\n", " ")) for words in first
+            re.match(r"-?\d\.\d{3}\s+predicted IoU", words.replace("\n", " ")) for words in first
         )
         marked = pixels(page)
         assert marked != bare
