@@ -123,7 +123,7 @@ def attention_launches() -> Iterator[tuple[str, Launch]]:
         given = None if options[0] else y
         args = ([rows, numbers, numbers, rows], source, *options, given)
         yield f"tokens, {name}, image", recorded(module, module.token_attention_image, *args)
-        module, own = image_attention, [rows, rows, numbers, channels, channels]
+        module, own = image_attention, [rows, rows, empty(64, 12, 8), channels, channels]
         args = (own, channels, source, *options, 1e-5)
         yield f"image, {name}", recorded(module, module.image_attention, *args)
         run = module.image_attention_image

@@ -59,7 +59,8 @@ def _head_places(first, mask, numbers, S: tl.constexpr):
     HEADS: tl.constexpr = S[7]
     NP: tl.constexpr = S[8]
     N, rows = numbers[1], tl.arange(0, HEADS * NP)
-    return (mask * N + rows % NP) * S[6] + first + rows // NP, rows % NP < N
+    within = rows % NP * S[6] + rows // NP
+    return within + (mask * N * S[6] + first), rows % NP < N
 
 
 @triton.jit
