@@ -26,7 +26,9 @@ torch.set_num_threads(int(os.environ.get("TEST_THREADS", 1)))
 os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
 torch.backends.mkldnn.enabled = os.environ.get("TEST_MKLDNN", "1") == "1"
 cv2.setNumThreads(1)  # also, a fork of a process whose OpenCV has threads may hang
-# A busy machine is slow, not wrong; forty examples find what a hundred find, or a law says more.
+# A busy machine is slow, not wrong: it shall print no progress where a test expects an error alone;
+# and forty examples find what a hundred find, or a law says more.
+progress.INTERVAL_S = 3600.0
 hypothesis.settings.register_profile("untimed", deadline=None, max_examples=40)
 hypothesis.settings.load_profile("untimed")
 
