@@ -17,10 +17,12 @@ from gigamask.models.compact.encoder import ConvNorm, ResidualBlock
 from gigamask.models.compact.prompt_maps import (
     LIKENESS_CHANNELS,
     MAP_CHANNELS,
+    PROPAGATIONS,
     PromptShapes,
     WindowPrompts,
     likeness,
     masks_in_windows,
+    propagated,
     repeat_rows,
     widened,
 )
@@ -45,7 +47,8 @@ class WindowMaskDecoder(nn.Module):
         self.side, self.decoder, self.width = config.image_size, decoder, encoder.width
         dim, (wide, deep) = config.embedding_dim, decoder.widths
         self.kind_embed = embedding(KINDS, wide)
-        self.enter = ConvNorm(1 + encoder.width + MAP_CHANNELS + LIKENESS_CHANNELS, wide)
+        maps = MAP_CHANNELS + LIKENESS_CHANNELS + PROPAGATIONS
+        self.enter = ConvNorm(1 + encoder.width + maps, wide)
         self.refine = ConvNorm(wide, wide)
         self.down = ConvNorm(wide, dim, stride=2)
         self.block = ResidualBlock(dim)
@@ -102,8 +105,9 @@ class WindowMaskDecoder(nn.Module):
             maps = prompted.maps(
                 None if masks is None else F.avg_pool2d(masks[:, None], 2)[:, 0], COARSE
             )
-            alike = likeness(coarse[:, 1:].to(small.dtype), maps, small)
-        skip, dense = self._dense(torch.cat([coarse, maps, alike], 1), kind)
+            features = coarse[:, 1:].to(small.dtype)
+            maps = [maps, likeness(features, maps, small), propagated(features, maps, small)]
+        skip, dense = self._dense(torch.cat([coarse, *maps], 1), kind)
         labels, token_mask = repeat_rows(prompts.labels, count), prompts.token_mask
         if token_mask is not None:
             token_mask = repeat_rows(token_mask, count)

@@ -31,6 +31,8 @@ MAP_CHANNELS = 8
 one."""
 LIKENESS_CHANNELS = 12
 """Maps of `likeness`: to three kinds of prompts, in four groups of channels."""
+PROPAGATIONS, AFFINITY = 2, 10.0
+"""Steps of `propagated`, and the factor of the cosine of two samples in its softmax."""
 MIDDLE_WINDOW = 1
 """The window of three that answers a mask prompt without `multimask_output`."""
 BOX, CLICK, CORRECTION = 0, 1, 4
@@ -326,3 +328,29 @@ def likeness(
     means = torch.einsum("rgcn,rwn->rwgc", grouped, weights)
     cosines = torch.einsum("rgcn,rwgc->rwgn", grouped, F.normalize(means, dim=3, eps=1e-6))
     return cosines.flatten(1, 2).unflatten(2, features.shape[2:])
+
+
+def propagated(
+    features: Float[Tensor, "R C n n"],
+    maps: Float[Tensor, "R 8 n n"],
+    prior: Float[Tensor, "R n n"],
+) -> Float[Tensor, "R P n n"]:
+    """Return what the prompt says of each sample, passed on between samples that are alike.
+
+    Label propagation (Zhu and Ghahramani 2002): labels, 1 inside of the prior mask and -1 outside,
+    moved by clicks, are averaged over all samples of the window, weighted by a softmax of the
+    cosines of their centered features; then the result once more.
+
+    Args:
+        features: Features in R windows.
+        maps: Maps of the prompts, from `WindowPrompts.maps`.
+        prior: Logits that the answer starts from.
+    """
+    label = (2 * torch.sigmoid(prior) - 1 + 2 * (maps[:, 0] - maps[:, 2])).clamp(-1, 1)
+    each = features.flatten(2).transpose(1, 2)
+    each = F.normalize(each - each.mean(1, keepdim=True), dim=2)
+    weights = (AFFINITY * each @ each.transpose(1, 2)).softmax(2)
+    steps = [label.flatten(1)[..., None]]
+    for _ in range(PROPAGATIONS):
+        steps.append(weights @ steps[-1])
+    return 2 * torch.cat(steps[1:], 2).transpose(1, 2).unflatten(2, label.shape[1:])

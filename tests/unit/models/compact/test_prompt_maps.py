@@ -15,6 +15,7 @@ from gigamask.models.compact.prompt_maps import (
     WindowPrompts,
     likeness,
     mask_extent,
+    propagated,
 )
 from gigamask.models.configs import WindowDecoder
 from gigamask.types import Prompts
@@ -251,3 +252,37 @@ def test_likeness_is_the_cosine_with_what_is_prompted():
         other = 2 - own
         assert torch.allclose(found[start : start + 4, :, own], torch.ones(4, 4), atol=1e-5)
         assert torch.allclose(found[start : start + 4, 3, other], cosine, atol=1e-5)
+
+
+def test_labels_pass_between_samples_that_are_alike():
+    """A prior on half of one kind of features labels all of this kind, and not the other."""
+    kind = torch.arange(64).view(8, 8) % 3 == 0
+    features = torch.where(kind, torch.ones(4, 1, 1), -torch.ones(4, 1, 1))[None] + 5
+    prior = torch.full((1, 8, 8), -90.0)
+    prior[:, :4] = torch.where(kind[:4], 90.0, -90.0)
+    maps = torch.zeros(1, 8, 8, 8)
+    once, twice = propagated(features, maps, prior)[0]
+    for step in (once, twice):
+        assert step[kind].std() < 1e-5
+        assert step[~kind].std() < 1e-5
+        assert step[kind].mean() > step[~kind].mean() + 1
+    assert torch.allclose(once[~kind], torch.tensor(-2.0), atol=1e-4)
+
+    maps[:, 2, 5, 0], prior = 1.0, torch.full((1, 8, 8), 90.0)
+    click = propagated(features, maps, prior)[0, 0]
+    assert click[kind[5, 0] == kind].max() < click[kind[5, 0] != kind].min()
+
+
+def test_labels_pass_alike_in_any_number_of_windows():
+    chance = torch.Generator().manual_seed(0)
+    features, maps = (torch.randn((5, 8, 4, 4), generator=chance) for _ in range(2))
+    prior = torch.randn((5, 4, 4), generator=chance)
+    together = propagated(features, maps, prior)
+    alone = torch.cat(
+        [
+            propagated(f[None], m[None], p[None])
+            for f, m, p in zip(features, maps, prior, strict=True)
+        ]
+    )
+    assert together.shape == (5, 2, 4, 4)
+    assert torch.allclose(together, alone, atol=1e-6)
