@@ -99,7 +99,8 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess:
 def test_a_stranger_s_package_adds_a_command_a_recipe_and_a_component(tmp_path):
     install(tmp_path, "shouting", PACKAGE, command=COMMAND, recipe=RECIPE, sampler=SAMPLER)
     assert "  shout     say a word loudly\n" in run(tmp_path, "--help").stdout
-    assert run(tmp_path, "shout", "--word", "hello").stdout == "HELLO\n"
+    opening = "shout --word hello: say a word loudly"
+    assert run(tmp_path, "shout", "--word", "hello").stdout == f"{opening}\nHELLO\n"
     assert "  loud            Train as `tiny` does.\n" in run(tmp_path, "train", "--help").stdout
     words = ["train", "loud", "--sampler", "backwards", "--print-config"]
     lines = run(tmp_path, *words).stdout.splitlines()

@@ -33,5 +33,5 @@ def test_scores_are_set_by_their_units():
     scores = own_scores(answer)
     assert scores == {"NoC@90": 2.3456, "failures@90": 3, "1 click": 0.5, "box": 0.7}
     printed = [format_score(metric, value) for metric, value in scores.items()]
-    assert sorted(printed) == ["2.35", "3", "50.0", "70.0"]
+    assert sorted(printed) == ["0.500", "0.700", "2.35", "3"]
     assert format_score("box", None) == "-"
