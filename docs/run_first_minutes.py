@@ -16,7 +16,7 @@ PAGE = Path(__file__).parent / "first_minutes.md"
 OPENING = """# The first ten minutes
 
 What a new user types, and what it prints, recorded by `python -m docs.run_first_minutes` on two
-busy cores without a GPU. In a terminal a bar moves where lines with seconds are here.
+cores without a GPU. In a terminal a bar moves where lines with seconds are here.
 [Your own photographs](own_data.md) is the same with your data.
 """
 STEPS = (
@@ -99,12 +99,15 @@ def recorded(page: str) -> list[str]:
 def shapes(output: str) -> Iterator[str]:
     """Yield the lines of an output but for progress, with # in place of numbers.
 
+    Threads, processes and the precision of a CPU, which the machine chooses, are the same for all.
+
     Args:
         output: What a command printed.
     """
     for line in output.splitlines():
         if not TIMED.fullmatch(line):
-            yield " ".join(re.sub(r"\d+(?:[.,]\d+)*", "#", line).split())
+            line = " ".join(re.sub(r"\d+(?:[.,]\d+)*", "#", line).split())
+            yield re.sub(r"# threads?( in each of # processes)?(, (fp|bf)#)?", "# threads", line)
 
 
 if __name__ == "__main__":

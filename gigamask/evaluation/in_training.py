@@ -53,7 +53,7 @@ POINTS_PER_SIDE = 8
 """Points along each side of the grid; SAM's automatic masks use 32."""
 EXPLAINED = (
     "mean IoU after clicks and for a box; oracle: of the best of three masks; wrong image: after "
-    "one click on another image (low is good); points with a mask: share of an 8 x 8 grid's"
+    "one click on another image (low is good); points with a mask: as a share of 8 x 8"
 )
 """What the scores are, for the first lines of a training."""
 AUTOMATIC = AutomaticMaskConfig()

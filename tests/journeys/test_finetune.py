@@ -305,7 +305,7 @@ def test_training_is_evaluated_on_held_out_images(scenes, held_out, tmp_path, mo
     found = [line for line in lines(run) if "evaluation" in line]
     assert [line["step"] for line in found] == [3, 4], "every third, and the last"
     assert all(
-        list(line) == ["step", "evaluation", "warnings", "seconds"] and line["seconds"] > 0
+        list(line) == ["step", "evaluation", "of", "warnings", "seconds"] and line["seconds"] > 0
         for line in found
     )
     assert all(any("wrong image" in worry for worry in line["warnings"]) for line in found), (

@@ -311,4 +311,4 @@ def test_images_of_16_bits_are_shown_and_classes_are_named(
     assert {each.category for each in objects} <= {"cell", "dirt"}
     assert objects
     said = start_and_stop("--window", 0, 5000)
-    assert re.search(r"^--window 0 5000 replaces --percentiles 1 99, .*\n", said)
+    assert re.search(r"^--window 0 5000 replaces --percentiles 1 99, .*\n", said, re.MULTILINE)
