@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
 from gigamask.errors import GigamaskError
@@ -289,6 +288,8 @@ def exclusive_lock(path: Path, busy: str) -> Iterator[None]:
         GigamaskError: Another process holds the lock.
         OSError: The lock file cannot be created.
     """
+    from filelock import FileLock, Timeout  # every command would import it, few lock
+
     lock, tries = FileLock(path, timeout=RETRY_S), 0
     while True:
         try:
