@@ -16,6 +16,7 @@ from skimage import data
 
 from gigamask import SamPredictor, load_model
 from gigamask.data.image import write_png
+from gigamask.errors import counted
 from gigamask.evaluation.figures import FigurePanel, draw_panel, join_panels
 from gigamask.report import history
 from gigamask.synthetic import cells, clutter, dead_leaves, scenes
@@ -47,7 +48,7 @@ def photograph_row(predictor: SamPredictor, name: str) -> np.ndarray:
                     points[:count], labels[:count], mask_input=logits, multimask_output=count == 1
                 )
                 logits = low[scores.argmax()][None]
-            label = f"{len(prompt)} click{'s' if len(prompt) > 1 else ''}"
+            label = counted(len(prompt), "click")
         best = scores.argmax()
         panel = FigurePanel(
             f"{label}, predicted IoU {scores[best]:.3f}", masks[best], points.astype(float), labels

@@ -300,7 +300,8 @@ class ClickResult:
 
     def _each(self, scores: list[MaskScore], reduce: Callable[[list[Any]], Any]) -> dict:
         """Return the IoUs of the masks for each prompt, reduced to one number."""
-        names = BOXES_AND_ORACLE[: 2 + bool(self.protocol.box_noise)]
+        loose = self.protocol.box_noise > 0
+        names = [name for name in BOXES_AND_ORACLE if loose or name != "loose_box"]
         return {
             "clicks": {
                 str(n): reduce([score.clicks[n] for score in scores]) for n in self.protocol.clicks

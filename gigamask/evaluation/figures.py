@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from gigamask.data.image import write_png
+from gigamask.errors import counted
 from gigamask.evaluation.clicks import ClickProtocol, ClickResult, MaskScore
 from gigamask.evaluation.embedded_images import (
     EmbeddedImage,
@@ -161,7 +162,7 @@ def draw_row(
     for prompt_round in protocol.rounds(decode, targets, *of_mask, max(drawn_clicks)):
         count = prompt_round.index + 1
         if count in drawn_clicks:
-            label = f"{count} click{'s' if count > 1 else ''}: IoU {score.clicks[count]:.3f}"
+            label = f"{counted(count, 'click')}: IoU {score.clicks[count]:.3f}"
             panels.append(_round_panel(image, prompt_round, label))
     label = f"box: IoU {score.box:.3f}"
     panels.append(_round_panel(image, protocol.box_round(decode, targets), label))

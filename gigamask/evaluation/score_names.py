@@ -12,6 +12,7 @@ def by_prompt(means: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         means: Summary of all masks or of some, or their standard errors.
     """
+    # A report reads files of others, whose counts may be any text.
     clicks = {f"{n} click{'s' * (n != '1')}": mean for n, mean in means["clicks"].items()}
     others = {name.replace("_", " "): means[name] for name in BOXES_AND_ORACLE if name in means}
     return clicks | others

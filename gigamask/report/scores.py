@@ -60,10 +60,8 @@ def scores(summary: dict) -> str:
 def boundaries(summary: dict) -> str:
     """Return a table of boundary scores by clicks."""
     keys = {"Boundary IoU": "boundary_iou", "boundary F": "boundary_f"}
-    head = ["", *(f"{n} click{'' if n == '1' else 's'}" for n in summary["clicks"])]
-    return table(
-        head, [[name, *map(score_text, summary[key].values())] for name, key in keys.items()]
-    )
+    rows = [[name, *map(score_text, summary[key].values())] for name, key in keys.items()]
+    return table(["", *by_prompt({"clicks": summary["clicks"]})], rows)
 
 
 def reliability(calibration: dict) -> str:
