@@ -38,7 +38,7 @@ from gigamask.evaluation.embedded_images import (
     scored_masks,
     scored_rows,
 )
-from gigamask.evaluation.score_names import by_prompt
+from gigamask.evaluation.score_names import EXPLAINED, by_prompt
 from gigamask.inference.amg_config import AutomaticMaskConfig
 from gigamask.inference.automatic_mask_generator import calculate_stability_score
 from gigamask.interfaces import EvaluationResult
@@ -51,11 +51,6 @@ CLICKS = (1, 3, 5)
 ONE_CLICK = (1,)
 POINTS_PER_SIDE = 8
 """Points along each side of the grid; SAM's automatic masks use 32."""
-EXPLAINED = (
-    "mean IoU after clicks and for a box; oracle: of the best of three masks; wrong image: after "
-    "one click on another image (low is good); points with a mask: as a share of 8 x 8"
-)
-"""What the scores are, for the first lines of a training."""
 AUTOMATIC = AutomaticMaskConfig()
 """Default thresholds of automatic masks."""
 DRAWN_MASKS = 4

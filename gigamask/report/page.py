@@ -8,7 +8,7 @@ import numpy as np
 
 from gigamask import __version__, files
 from gigamask.errors import GigamaskError, counted, score_text
-from gigamask.evaluation.score_names import by_prompt
+from gigamask.evaluation.score_names import EXPLAINED, by_prompt
 from gigamask.report import charts, html, schema, scores, summary, tables
 from gigamask.report.history import History
 from gigamask.report.html import (
@@ -25,11 +25,6 @@ Runs = Mapping[str, History]
 
 REPORT = "report.html"
 """File name of a run's report in its folder."""
-EXPLAINED = (
-    "oracle: the best of three masks; wrong image: one click, but with another image (low is good);"
-    " points with a mask: share of a grid's points whose mask passes the default thresholds."
-)
-"""What the scores of an evaluation in training are."""
 GOOD_ANSWERS = "best"
 """Name of the picture that opens a report: answers of the model with the highest IoU."""
 PROMPTS = ("1 click", "3 clicks", "5 clicks", "9 clicks", "oracle", "box")
