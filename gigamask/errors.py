@@ -3,6 +3,8 @@
 Each message is one line with the name, the value, the limit and what to do.
 """
 
+from collections.abc import Iterable
+
 
 class GigamaskError(ValueError):
     """An error in the user's input; the command line prints one line and exits with code 2."""
@@ -40,6 +42,15 @@ def printable(text: str) -> str:
         letter if letter.isprintable() else letter.encode("unicode_escape").decode()
         for letter in text
     )
+
+
+def abridged(words: Iterable[str]) -> str:
+    """Return words as one line of at most 160 characters: a command may name thousands of files.
+
+    Args:
+        words: The words.
+    """
+    return printable(" ".join(words)[:160])
 
 
 def first_line(error: Exception) -> str:

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 from gigamask import files, plugin, progress
-from gigamask.errors import GigamaskError, TrainingInterruptedError, printable
+from gigamask.errors import GigamaskError, TrainingInterruptedError, abridged
 from gigamask.signals import STOP_SIGNALS, discard_if_closed, stop_signals_handled
 
 INTERRUPTED = 75
@@ -26,8 +26,6 @@ SIGNALED = 128
 PIPE_CLOSED = 141
 """Exit code that a shell reports for a program ended by SIGPIPE."""
 
-MAX_WORDS = 160
-"""Characters of a command that are repeated when it starts; it may name thousands of files."""
 CORE = (
     *("convert", "synth", "index", "verify", "stats", "repack", "masks", "memory"),
     *("plan", "pretrain", "train", "evaluate", "export", "segment"),
@@ -195,8 +193,7 @@ def run_command(arguments: list[str]) -> int:
     told = getattr(command, "json", None)  # of a plugin's command, which need not have it
     parser.check_writable("--json", told)
     if hasattr(command, "json") and command.__doc__:
-        words = " ".join([name, *rest])
-        progress.say(f"{printable(words[:MAX_WORDS])}: {command.__doc__.splitlines()[0]}")
+        progress.say(f"{abridged([name, *rest])}: {command.__doc__.splitlines()[0]}")
     with launch.launched(command, name, rest) as here:
         result = here.run()
     if result is None:  # not the main process

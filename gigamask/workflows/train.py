@@ -17,7 +17,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from gigamask import config_files, recipes
-from gigamask.errors import GigamaskError, check_range, counted
+from gigamask.errors import GigamaskError, abridged, check_range, counted
 from gigamask.models.manifest import list_checkpoints
 from gigamask.progress import progress_bar, say
 from gigamask.training.config import TrainConfig
@@ -311,7 +311,7 @@ def opening(config: TrainConfig) -> str:
     start = "resumed" if config.has_checkpoint else f"from {config.init or 'random weights'}"
     return (
         f"{config.command} {config.recipe}, {start}: {counted(config.steps, 'step')} of "
-        f"{config.batch_size} samples from {' '.join(config.data)[:160]} to {config.out}, "
+        f"{config.batch_size} samples from {abridged(config.data)} to {config.out}, "
         f"{scores + ' and at the end' if data else 'without --evaluation.data'}"
     )
 

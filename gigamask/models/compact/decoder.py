@@ -106,8 +106,8 @@ class WindowMaskDecoder(nn.Module):
                 None if masks is None else F.avg_pool2d(masks[:, None], 2)[:, 0], COARSE
             )
             features = coarse[:, 1:].to(small.dtype)
-            maps = [maps, likeness(features, maps, small), propagated(features, maps, small)]
-        skip, dense = self._dense(torch.cat([coarse, *maps], 1), kind)
+            alike = likeness(features, maps, small), propagated(features, maps, small)
+        skip, dense = self._dense(torch.cat([coarse, maps, *alike], 1), kind)
         labels, token_mask = repeat_rows(prompts.labels, count), prompts.token_mask
         if token_mask is not None:
             token_mask = repeat_rows(token_mask, count)

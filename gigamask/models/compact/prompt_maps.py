@@ -346,11 +346,11 @@ def propagated(
         maps: Maps of the prompts, from `WindowPrompts.maps`.
         prior: Logits that the answer starts from.
     """
-    label = (2 * torch.sigmoid(prior) - 1 + 2 * (maps[:, 0] - maps[:, 2])).clamp(-1, 1)
+    labels = (2 * torch.sigmoid(prior) - 1 + 2 * (maps[:, 0] - maps[:, 2])).clamp(-1, 1)
     each = features.flatten(2).transpose(1, 2)
     each = F.normalize(each - each.mean(1, keepdim=True), dim=2)
     weights = (AFFINITY * each @ each.transpose(1, 2)).softmax(2)
-    steps = [label.flatten(1)[..., None]]
+    steps = [labels.flatten(1)[..., None]]
     for _ in range(PROPAGATIONS):
         steps.append(weights @ steps[-1])
-    return 2 * torch.cat(steps[1:], 2).transpose(1, 2).unflatten(2, label.shape[1:])
+    return 2 * torch.cat(steps[1:], 2).transpose(1, 2).unflatten(2, labels.shape[1:])
