@@ -183,7 +183,7 @@ class ClickScorer:
         mask_scores = [score for part in parts for score in part.scores]
         protocol = ClickProtocol(clicks=CLICKS)
         summary = ClickResult(protocol, len(automatic), mask_scores).summary()
-        scores, few = by_prompt(summary), summary.get("standard_error")
+        scores = by_prompt(summary)
         if "class_accuracy" in summary:
             scores["class accuracy"] = summary["class_accuracy"]["1"]
         if blind:  # a single image has no other
@@ -198,7 +198,7 @@ class ClickScorer:
         drawn = [row for part in parts for row in part.drawn]
         picture = figures.stack_rows(drawn) if drawn else None
         of = f"{counted(len(mask_scores), 'mask')} on {counted(len(automatic), 'image')}"
-        errors = by_prompt(few) if few else {}
+        errors = by_prompt(summary.get("standard_error", {}))
         return EvaluationResult(scores, self.best_by, tuple(warnings), subject, picture, of, errors)
 
     def _evaluate_part(self, model: PromptableModel) -> RankResult:

@@ -15,9 +15,9 @@ def by_prompt(means: Mapping[str, Any]) -> dict[str, Any]:
     """Return scores by the names of their prompts, as "1 click" or "loose box".
 
     Args:
-        means: Summary of all masks or of some, or their standard errors.
+        means: Summary of all masks or of some, or their standard errors; empty if there are none.
     """
     # A report reads files of others, whose counts may be any text.
-    clicks = {f"{n} click{'s' * (n != '1')}": mean for n, mean in means["clicks"].items()}
+    clicks = {f"{n} click{'s' * (n != '1')}": mean for n, mean in means.get("clicks", {}).items()}
     others = {name.replace("_", " "): means[name] for name in BOXES_AND_ORACLE if name in means}
     return clicks | others

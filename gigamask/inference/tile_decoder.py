@@ -200,14 +200,9 @@ class TileDecoder:
                 key=lambda row: some.index(crops[row]),
             )
             per_row = [crops[row] for row in rows]
-            index = torch.tensor([some.index(crop) for crop in per_row])
             embedding = self.embed(some)
-            decode = PromptDecoder(
-                self.embedder.model,
-                embedding,
-                index.to(embedding.device),
-                best_only=self.best_only,
-            )
+            places = torch.tensor([some.index(crop) for crop in per_row], device=embedding.device)
+            decode = PromptDecoder(self.embedder.model, embedding, places, best_only=self.best_only)
             answer = decode(prompts_in_crops(prompts, rows, per_row, self.transform, sources))
             for index, row in enumerate(rows):
                 own, classes = slice(index, index + 1), answer.class_logits

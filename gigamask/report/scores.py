@@ -49,8 +49,7 @@ def scores(summary: dict) -> str:
     lines = []
     for name, group in rows.items():
         if group["masks"]:
-            few = group.get("standard_error")
-            errors = by_prompt(few) if few else {}
+            errors = by_prompt(group.get("standard_error", {}))
             found = by_prompt(group).items()
             cells = [score_text(score, errors.get(prompt)) for prompt, score in found]
             lines.append([name, *cells, f"{group['masks']:,}"])

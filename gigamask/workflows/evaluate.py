@@ -226,7 +226,7 @@ def score(
         return None
     name = type(weights).__name__ if not isinstance(weights, str | Path) else str(weights)
     described = {"weights": name, "data": list(names), "precision": precision}
-    summary = result.summary() | described | {"skipped": result.skipped}
+    summary = {**result.summary(), **described, "skipped": result.skipped}
     if proposals:
         summary["automatic"] = proposals.summary()
     return Evaluated(model, index, result, summary)
