@@ -42,6 +42,16 @@ COMPACT = SamConfig(
 )
 
 
+def save_little(folder: Path) -> str:
+    """Save a little SAM that is not trained, and return the path."""
+    from gigamask.models.init import build_model
+    from gigamask.models.weight_files import save_weights
+
+    path = folder / "model.safetensors"
+    save_weights(build_model(SPEC, 0).state_dict(), SPEC, path)
+    return str(path)
+
+
 def little() -> SamTrainConfig:
     """A model of a few thousand parameters, two rounds, one process."""
     return SamTrainConfig(

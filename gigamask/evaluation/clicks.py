@@ -300,7 +300,7 @@ class ClickResult:
 
     def _each(self, scores: list[MaskScore], reduce: Callable[[list[Any]], Any]) -> dict:
         """Return the IoUs of the masks for each prompt, reduced to one number."""
-        loose = self.protocol.box_noise > 0
+        loose = self.protocol.box_noise
         names = [name for name in BOXES_AND_ORACLE if loose or name != "loose_box"]
         return {
             "clicks": {

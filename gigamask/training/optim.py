@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from gigamask.errors import GigamaskError, check_range
 from gigamask.interfaces import LRSchedule, Optimizer
@@ -299,22 +299,37 @@ def layer_ids(model: nn.Module, blocks: Sequence[nn.Module]) -> dict[str, int]:
 
 
 @dataclass(frozen=True)
-class WarmupMultiStep(LRSchedule):
+class Warmup(LRSchedule):
+    """Base class of schedules that begin with a linear warm-up."""
+
+    warmup_steps: int = 250
+    """steps of linear warm-up; if not set, at most a quarter of --steps below the recipe's"""
+
+    def __post_init__(self) -> None:
+        check_range("warmup_steps", self.warmup_steps, 0, None)
+
+    def shortened(self, warmup: int) -> Self:
+        return replace(self, warmup_steps=min(self.warmup_steps, max(0, warmup)))
+
+    def _warmup_factor(self, step: int) -> float:
+        return min(1.0, (step + 1) / self.warmup_steps) if self.warmup_steps else 1.0
+
+
+@dataclass(frozen=True)
+class WarmupMultiStep(Warmup):
     """Linear warm-up, then a constant rate with drops.
 
     The defaults are those of SAM's run of 90,000 steps: warm-up of 250 steps, rate divided by 10 at
     steps 60,000 and 86,666 (paper, appendix A).
     """
 
-    warmup_steps: int = 250
-    """steps of linear warm-up; if not set, at most a quarter of --steps below the recipe's"""
     milestones: tuple[float, ...] = (2 / 3, 26 / 27)
     """fractions of --steps at which the learning rate drops"""
     gamma: float = 0.1
     """multiplier of the learning rate at each milestone"""
 
     def __post_init__(self) -> None:
-        _check_warmup(self.warmup_steps)
+        super().__post_init__()
         check_range("gamma", self.gamma, 0, 1)
         for milestone in self.milestones:
             check_range("milestones", milestone, 0, 1)
@@ -327,23 +342,18 @@ class WarmupMultiStep(LRSchedule):
             steps: Number of steps of the whole run.
         """
         drops = sum(step >= int(milestone * steps) for milestone in self.milestones)
-        return _warmup_factor(step, self.warmup_steps) * self.gamma**drops
-
-    def shortened(self, warmup: int) -> WarmupMultiStep:
-        return replace(self, warmup_steps=min(self.warmup_steps, max(0, warmup)))
+        return self._warmup_factor(step) * self.gamma**drops
 
 
 @dataclass(frozen=True)
-class WarmupCosine(LRSchedule):
+class WarmupCosine(Warmup):
     """Linear warm-up, then half a cosine down to `min_lr_ratio` at the last step."""
 
-    warmup_steps: int = 250
-    """steps of linear warm-up; if not set, at most a quarter of --steps below the recipe's"""
     min_lr_ratio: float = 0.0
     """learning rate at the last step relative to the peak"""
 
     def __post_init__(self) -> None:
-        _check_warmup(self.warmup_steps)
+        super().__post_init__()
         check_range("min_lr_ratio", self.min_lr_ratio, 0, 1)
 
     def factor(self, step: int, steps: int) -> float:
@@ -356,18 +366,6 @@ class WarmupCosine(LRSchedule):
         progress = min(
             1.0, max(0.0, (step - self.warmup_steps) / max(1, steps - self.warmup_steps))
         )
-        return _warmup_factor(step, self.warmup_steps) * (
+        return self._warmup_factor(step) * (
             self.min_lr_ratio + (1 - self.min_lr_ratio) * (1 + math.cos(math.pi * progress)) / 2
         )
-
-    def shortened(self, warmup: int) -> WarmupCosine:
-        return replace(self, warmup_steps=min(self.warmup_steps, max(0, warmup)))
-
-
-def _check_warmup(warmup_steps: int) -> None:
-    if warmup_steps < 0:
-        raise GigamaskError(f"warmup_steps must be at least 0 (got {warmup_steps})")
-
-
-def _warmup_factor(step: int, warmup_steps: int) -> float:
-    return min(1.0, (step + 1) / warmup_steps) if warmup_steps else 1.0

@@ -6,17 +6,13 @@ import pytest
 
 import gigamask
 from gigamask.cli.main import main
-from gigamask.models import state_dict
-from gigamask.models.init import build_model
 from gigamask.synthetic import scenes as synthetic
-from tests.little import SPEC
+from tests.little import save_little
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> str:
-    path = tmp_path_factory.mktemp("weights") / "model.safetensors"
-    state_dict.save_weights(build_model(SPEC, 0).state_dict(), SPEC, path)
-    return str(path)
+    return save_little(tmp_path_factory.mktemp("weights"))
 
 
 @pytest.fixture(scope="module")
