@@ -50,7 +50,8 @@ def abridged(words: Iterable[str]) -> str:
     Args:
         words: The words.
     """
-    return printable(" ".join(words)[:160])
+    text = printable(" ".join(words))
+    return text if len(text) <= 160 else f"{text[:156]} ..."
 
 
 def first_line(error: Exception) -> str:

@@ -14,7 +14,7 @@ from gigamask.datatools.formats import READERS, ConvertOptions, absent, describe
 from gigamask.datatools.image_files import files_of
 from gigamask.datatools.objects import SourceListing
 from gigamask.datatools.sources import FileSource, GivenData, Source
-from gigamask.errors import GigamaskError
+from gigamask.errors import GigamaskError, abridged
 from gigamask.files import expand_home, find_tars, relative_to
 from gigamask.serialization import read_json
 
@@ -66,7 +66,7 @@ def annotations_and_images(
     if len(data) != 1 or (images is not None and masks is not None):
         raise GigamaskError(
             "what --images or --masks belong to is one path: coco.json --images PHOTOS, or "
-            f"PHOTOS --masks MASKS (got {' '.join(data)})"
+            f"PHOTOS --masks MASKS (got {abridged(data)})"
         )
     pair = (data[0], str(images)) if masks is None else (masks, data[0])
     source, folder = (Path(expand_home(path)) for path in pair)

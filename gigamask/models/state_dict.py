@@ -154,7 +154,7 @@ def fit_weights(model: nn.Module, state: State, source: str, resample: bool = Tr
         raise GigamaskError(
             f"{source}: {format_names(wrong)} of another shape: {tuple(state[wrong[0]].shape)}, "
             f"the model's is {tuple(own[wrong[0]].shape)}; build the model with the configuration "
-            "of these weights"
+            "of these weights, or load them with the gigamask that wrote them"
         )
     return fitted
 

@@ -347,10 +347,14 @@ def number(value: Any) -> float | int | None:
 
 
 def _evaluation(event: dict[str, Any]) -> dict[str, Any]:
-    scores = itertools.islice(event["evaluation"].items(), MAX_COLUMNS)
+    scores, errors = (
+        {name: number(value) for name, value in itertools.islice(found.items(), MAX_COLUMNS)}
+        for found in (event["evaluation"], event.get("standard_error", {}))
+    )
     return {
         "step": event["step"],
-        "scores": {name: number(value) for name, value in scores},
+        "scores": scores,
+        "standard_error": errors,
         "of": event.get("of", ""),
         "warnings": event.get("warnings", []),
         "seconds": event.get("seconds"),

@@ -11,8 +11,7 @@ from typing import Any
 import yaml
 
 from gigamask import files, plugin
-from gigamask.errors import score_text
-from gigamask.evaluation.score_names import by_prompt
+from gigamask.evaluation.score_names import by_prompt, score_texts
 from gigamask.export.formats import ExportFormat
 from gigamask.models.configs import find_part
 from gigamask.models.hub import parse_hub_id
@@ -97,13 +96,14 @@ def _of_run(run: History, recipe: Mapping[str, Any] | None, step: int | None) ->
     scored = [each for each in run.evaluations if each["step"] == step and each["scores"]]
     if scored:
         held_out = ", ".join(_names(config.get("evaluation.data")))
-        found, of = scored[-1]["scores"], _text(scored[-1]["of"])
+        found, errors = scored[-1]["scores"], scored[-1]["standard_error"]
+        of = _text(scored[-1]["of"])
         scores = {name: found[name] for name in found if re.search(r"click|oracle|box", name)}
         parts += [
             "## Scores\n",
             f"Mean IoU after {step} steps, {of or 'images'} of {held_out}: clicks in the middle of "
             "the largest error, the best of three masks (oracle), and the box.\n",
-            _table(list(scores), [[score_text(value) for value in scores.values()]]),
+            _table(list(scores), [score_texts(scores, errors)]),
         ]
     return [*parts, *_of_evaluation(run.scores or {})]
 
@@ -118,7 +118,7 @@ def _of_evaluation(scores: Mapping[str, Any]) -> list[str]:
         "## Evaluation\n",
         f"Mean IoU, {scores.get('masks', '?')} masks on {scores.get('images', '?')} "
         f"images of {data or 'data that are not stated'}, by `gigamask evaluate`.\n",
-        _table(list(values), [[score_text(value) for value in values.values()]]),
+        _table(list(values), [score_texts(values, by_prompt(scores.get("standard_error", {})))]),
         "The protocol:\n",
         "".join(f"- {_text(key)}: {_text(value)}\n" for key, value in protocol.items()),
     ]

@@ -8,7 +8,7 @@ import numpy as np
 
 from gigamask import __version__, files
 from gigamask.errors import GigamaskError, counted, score_text
-from gigamask.evaluation.score_names import EXPLAINED, by_prompt
+from gigamask.evaluation.score_names import EXPLAINED, by_prompt, score_texts
 from gigamask.report import charts, html, schema, scores, summary, tables
 from gigamask.report.history import History
 from gigamask.report.html import (
@@ -257,7 +257,7 @@ def _evaluation_row(
     count = len(evaluation["warnings"])
     return [
         Markup(f"<b>{html.escaped(label)}</b> best") if is_best else label,
-        *(score_text(evaluation["scores"].get(name)) for name in names),
+        *score_texts(evaluation["scores"], evaluation["standard_error"], names),
         evaluation["of"],
         format_number(evaluation["seconds"]),
         colored(str(count), "warn") if count else "",
@@ -278,10 +278,6 @@ def final_scores(runs: Runs, reports: Mapping[str, Any]) -> str:
         reports: Their entries in the result of `summary.summarize`.
     """
     rows = []
-
-    def add(label: str, found: Mapping[str, Any], of: str) -> None:
-        rows.append([label, *(score_text(found.get(name)) for name in PROMPTS), of])
-
     for name, run in runs.items():
         best = reports[name]["best"]
         if run.scores:
@@ -290,9 +286,13 @@ def final_scores(runs: Runs, reports: Mapping[str, Any]) -> str:
                 for key in ("masks", "images")
                 if key in run.scores
             )
-            add(f"{name}, evaluation.json", by_prompt(run.scores), " on ".join(counts))
+            errors = by_prompt(run.scores.get("standard_error", {}))
+            cells = score_texts(by_prompt(run.scores), errors, PROMPTS)
+            rows.append([f"{name}, evaluation.json", *cells, " on ".join(counts)])
         if best and "1 click" in best["scores"]:
-            add(f"{name}, best in training, step {best['step']:,}", best["scores"], best["of"])
+            label = f"{name}, best in training, step {best['step']:,}"
+            cells = score_texts(best["scores"], best["standard_error"], PROMPTS)
+            rows.append([label, *cells, best["of"]])
     if not rows:
         return ""
     head = ["mean IoU", *PROMPTS, "of"]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gigamask.errors import counted, score_text
-from gigamask.evaluation.score_names import by_prompt
+from gigamask.evaluation.score_names import by_prompt, score_texts
 from gigamask.report.history import number
 from gigamask.report.html import bullets, charts, document, picture, section, table
 
@@ -50,8 +50,7 @@ def scores(summary: dict) -> str:
     for name, group in rows.items():
         if group["masks"]:
             errors = by_prompt(group.get("standard_error", {}))
-            found = by_prompt(group).items()
-            cells = [score_text(score, errors.get(prompt)) for prompt, score in found]
+            cells = score_texts(by_prompt(group), errors)
             lines.append([name, *cells, f"{group['masks']:,}"])
     return table(["", *by_prompt(summary), "masks"], lines)
 

@@ -41,13 +41,14 @@ def summarize(
 def differing_flags(*configs: Mapping[str, Any]) -> dict[str, list[str | None]]:
     """Return the flags that differ, with each run's value as text (None if it has none)."""
     return {
-        name: [None if value is None else _text(value) for value in values]
+        name: [None if value is None else flag_text(value) for value in values]
         for name, values in differences(*configs).items()
         if name not in IGNORED_FLAGS
     }
 
 
-def _text(value: str | Sequence[str]) -> str:
+def flag_text(value: str | Sequence[str]) -> str:
+    """Return a flag's value or values as text; "(none)" if there are none."""
     return value if isinstance(value, str) else " ".join(map(str, value)) or "(none)"
 
 

@@ -14,6 +14,7 @@ from gigamask.report.html import (
     note,
     table,
 )
+from gigamask.report.summary import flag_text
 
 MAX_LINES = 16
 
@@ -50,10 +51,7 @@ def configuration(runs: Mapping[str, History], report: Mapping[str, Any]) -> str
 
 
 def _flags(run: History) -> list[list[str]]:
-    return [
-        [name, value if isinstance(value, str) else " ".join(map(str, value))]
-        for name, value in run.config.items()
-    ]
+    return [[name, flag_text(value)] for name, value in run.config.items()]
 
 
 def _value(value: str | None) -> str:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_type_hint
 import msgspec
 
 from gigamask.data.augment import Augment, ColorJitter, NoAugment
-from gigamask.errors import GigamaskError, check_range
+from gigamask.errors import GigamaskError, abridged, check_range
 from gigamask.interfaces import (
     Evaluator,
     Kernels,
@@ -369,7 +369,7 @@ class ImageTrainConfig(TrainConfig):
         )
         if not samples.items.count:
             raise GigamaskError(
-                f"--data {' '.join(self.data)}: none of {len(index)} images has a mask"
+                f"--data {abridged(self.data)}: none of {len(index)} images has a mask"
                 + (
                     " that passes the filters; loosen --loader.filters"
                     if index.manifest.masks

@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO, TypeVar, cast
@@ -242,7 +242,7 @@ class MetricsLogger:
             return
         if loaders := process_memory.workers_allocated_bytes():
             record["loader_mb"] = max(loaders.values()) / 1e6
-        self.write({"step": step, **{name: round(value, 6) for name, value in record.items()}})
+        self.write({"step": step, **_rounded(record)})
         self._track(lambda tracker: tracker.scalars(record, step))
 
     def log_evaluation(self, step: int, evaluation: EvaluationResult) -> float:
@@ -256,12 +256,13 @@ class MetricsLogger:
             The score that selects the best checkpoint.
         """
         seconds = time.perf_counter() - self._last_s  # since the record of the same step
-        scores = evaluation.scores
+        scores, errors = evaluation.scores, evaluation.errors
         self.write(
             {
                 "step": step,
-                "evaluation": {name: round(value, 6) for name, value in scores.items()},
+                "evaluation": _rounded(scores),
                 **({"of": evaluation.of} if evaluation.of else {}),
+                **({"standard_error": _rounded(errors)} if errors else {}),
                 "warnings": evaluation.warnings,
                 "seconds": round(seconds, 3),
             }
@@ -269,10 +270,7 @@ class MetricsLogger:
         tracked = {f"evaluation/{name}": value for name, value in scores.items()}
         self._track(lambda tracker: tracker.scalars(tracked, step))
         of = f", {evaluation.of}" if evaluation.of else ""
-        texts = (
-            f"{name} {score_text(value, evaluation.errors.get(name))}"
-            for name, value in scores.items()
-        )
+        texts = (f"{name} {score_text(scores[name], errors.get(name))}" for name in scores)
         self.print(f"evaluated at step {step}{of}: {'  '.join(texts)}")
         for warning in evaluation.warnings:
             self.print(f"  {warning}")
@@ -366,3 +364,7 @@ def memory_gb(device: torch.device) -> float:
         return getattr(memory, "peak_wset", memory.rss) / 1e9
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 1e9 if sys.platform == "darwin" else peak * 1024 / 1e9
+
+
+def _rounded(values: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(value, 6) for name, value in values.items()}

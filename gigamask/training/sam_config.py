@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from gigamask.data.augment import ColorJitter
 from gigamask.data.mask_sampling import MaskFilters, MaskSampler, RandomMasks
 from gigamask.data.sample_config import SampleConfig
-from gigamask.errors import GigamaskError, check_range
+from gigamask.errors import GigamaskError, abridged, check_range
 from gigamask.interfaces import Kernels, Loss, Mining, NoMining, PromptSchedule, Task
 from gigamask.losses.sam_loss import SamLoss
 from gigamask.models.configs import FIND_CLASSES, SamConfig
@@ -337,7 +337,7 @@ def check_categories(config: SamTrainConfig, counts: dict[str, int]) -> None:
     more = ", ..." if len(others) > MAX_LISTED else ""
     if len(others) == len(counts):
         raise GigamaskError(
-            f"--classes: no mask of --data {' '.join(config.data)} has a category among "
+            f"--classes: no mask of --data {abridged(config.data)} has a category among "
             f"{' '.join(names[:MAX_LISTED])}; it has {listed or 'no categories'}{more}"
         )
     raise GigamaskError(

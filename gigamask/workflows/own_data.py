@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from gigamask.config_files import check_run_out, config_to_resume
 from gigamask.data import storage
 from gigamask.data.index_format import is_index
-from gigamask.errors import GigamaskError, check_range
+from gigamask.errors import GigamaskError, abridged, check_range
 from gigamask.evaluation.click_evaluation import ClickEvaluation
 from gigamask.files import find_tars
 from gigamask.interfaces import Evaluator
@@ -128,7 +128,7 @@ def _refuse_options(options: SamTrainConfig | AnnotationOptions, data: Sequence[
             raise GigamaskError(
                 f"--{name.replace('_', '-')} is for annotations in other formats than SA-1B's, "
                 "with --images or --masks, and for parquet (got --data "
-                f"{' '.join(data)}); drop it"
+                f"{abridged(data)}); drop it"
             )
 
 
@@ -219,7 +219,7 @@ def find_classes(config: Config, verbose: bool = True) -> Config:
     names = tuple(open_index(config).manifest.categories)
     if not names:
         raise GigamaskError(
-            f"--classes auto: no mask of --data {' '.join(config.data)} has a category; give data "
+            f"--classes auto: no mask of --data {abridged(config.data)} has a category; give data "
             "with categories, such as COCO's or YOLO's, or leave the flag out"
         )
     if verbose:

@@ -1,12 +1,19 @@
 import pickle
 
-from gigamask.errors import CorruptSampleError, counted, score_text
+from gigamask.errors import CorruptSampleError, abridged, counted, score_text
 
 
 def test_a_message_is_one_printable_line_whatever_names_hold():
     fault = CorruptSampleError("sa\n_1\udc80.jpg: größer als 1")
     assert str(fault) == r"sa\n_1\udc80.jpg: größer als 1"
     assert str(pickle.loads(pickle.dumps(fault))) == str(fault)
+
+
+def test_thousands_of_paths_are_one_line_of_160_characters():
+    assert abridged(["a.tar", "b\n.tar"]) == r"a.tar b\n.tar"
+    many = abridged(f"sa_{number:06}.tar" for number in range(3000))
+    assert len(many) == 160
+    assert many.endswith(" ...")
 
 
 def test_counts_agree_with_their_nouns():

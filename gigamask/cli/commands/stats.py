@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from gigamask.errors import GigamaskError
+from gigamask.errors import GigamaskError, abridged
 from gigamask.parser import Positional
 from gigamask.workflows.open_data import AnnotationOptions, open_or_build_temporary
 
@@ -49,7 +49,7 @@ class StatsCommand(AnnotationOptions):
             result = stats.describe(index)
         print(stats.table(result))
         if self.picture:
-            plots.plot_stats(result, self.picture, " ".join(self.paths))
+            plots.plot_stats(result, self.picture, abridged(self.paths))
             print(self.picture)
         return result
 
@@ -67,7 +67,7 @@ class StatsCommand(AnnotationOptions):
         result = sampler_stats.describe(items, sampler, self.epochs)
         print(sampler_stats.table(result))
         if self.picture:
-            title = f"{name_of_component('sampler', sampler)} over {' '.join(self.paths)}"
+            title = f"{name_of_component('sampler', sampler)} over {abridged(self.paths)}"
             plots.plot_sampler_stats(result, self.picture, title)
             print(self.picture)
         return result

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from gigamask.errors import GigamaskError, check_range, counted
+from gigamask.errors import GigamaskError, abridged, check_range, counted
 from gigamask.evaluation.score_names import by_prompt
 from gigamask.workflows.open_data import Paths, open_or_build_temporary, path_list
 
@@ -192,7 +192,7 @@ def run(
         )
     if not found[0].scores:
         raise GigamaskError(
-            f"benchmark {name}: no image of {' '.join(path_list(data))} has a mask to score; "
+            f"benchmark {name}: no image of {abridged(path_list(data))} has a mask to score; "
             f"the first problem: {(found[0].skipped or ['all masks are filtered out'])[0]}"
         )
     of_masks = noc.instance_summary if chosen.instances else noc.iou_summary

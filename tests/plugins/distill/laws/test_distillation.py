@@ -22,6 +22,7 @@ from gigamask.training.tasks import targets_from_batch
 from gigamask.training.train_data import TrainData, open_index
 from gigamask.training.trainer import train
 from gigamask.types import Prompts
+from gigamask.workflows.train import opening
 from tests.journeys.runs import same
 from tests.little import (
     COMPACT,
@@ -275,3 +276,9 @@ def test_the_phases_of_compact_student_have_their_own_rates():
     features, prompts = compact_student().with_(teacher="t", out="o").phases()
     rates = [(run.optimizer.lr, run.optimizer.muon_lr) for run in (features, prompts)]
     assert rates == [(2e-3, pytest.approx(0.02)), (2e-4, 2e-3)]
+
+
+def test_the_first_line_names_the_decoder_that_a_student_starts_from():
+    config = compact_student().with_(teacher="runs/large", data=["tars"], out="o")
+    assert "from decoder:runs/large: " in opening(config)
+    assert "from random weights: " in opening(replace(config, teacher_decoder=False))
