@@ -27,11 +27,11 @@ class BoundaryProtocol:
 
     def tolerance_px(self, size: tuple[int, int]) -> int:
         """Return the distance at which pixels match in an image of size (H, W)."""
-        return math.ceil(self.tolerance * _diagonal(size))
+        return math.ceil(self.tolerance * math.hypot(*size))
 
     def band_px(self, size: tuple[int, int]) -> int:
         """Return the width of the band in an image of size (H, W)."""
-        return max(1, round(self.band * _diagonal(size)))
+        return max(1, round(self.band * math.hypot(*size)))
 
 
 def boundary_f(
@@ -97,7 +97,3 @@ def _f(predicted: Bool[np.ndarray, "H W"], truth: Bool[np.ndarray, "H W"], radiu
 def _iou(a: Bool[np.ndarray, "H W"], b: Bool[np.ndarray, "H W"]) -> float:
     union = (a | b).sum()
     return float((a & b).sum() / union) if union else 1.0
-
-
-def _diagonal(size: tuple[int, int]) -> float:
-    return math.sqrt(size[0] ** 2 + size[1] ** 2)

@@ -18,6 +18,7 @@ LINES = [
     *(small.removeprefix("benchmarks.") for _, small in COMMANDS if small),
     "grounding --scenes 3 --steps 2",
     "dependencies",
+    "peers_learning --seconds 1 --seeds 1 --images 1",
     "count_step --size tiny --masks 2",
     "many_ranks --recipe tiny --machines 2 --images 5000",
 ]

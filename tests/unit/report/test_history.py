@@ -60,6 +60,7 @@ def test_a_run_that_went_through(tmp_path):
                 "warnings": ["oh"],
                 "seconds": 1.5,
                 "of": "7 masks on 2 images",
+                "standard_error": {"box": 0.04, "wrong image": "?"},
             },
             record(20, float("nan")),
             {"step": 15, "half": True},
@@ -72,6 +73,7 @@ def test_a_run_that_went_through(tmp_path):
         {
             "step": 10,
             "scores": {"box": 0.5, "wrong image": None},
+            "standard_error": {"box": 0.04, "wrong image": None},
             "of": "7 masks on 2 images",
             "warnings": ["oh"],
             "seconds": 1.5,

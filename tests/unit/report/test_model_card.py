@@ -40,7 +40,7 @@ SCORES = {
 def run(tmp_path) -> history.History:
     evaluation = {"1 click": 0.4321, "oracle": 0.5, "box": 0.6, "wrong image": 0.1}
     event = {"step": 40, "evaluation": evaluation, "warnings": [], "seconds": 1.0}
-    event["of"] = "9 masks on 7 images"
+    event |= {"of": "9 masks on 7 images", "standard_error": {"1 click": 0.04}}
     folder = written(tmp_path / "run", record(40), event, config=CONFIG)
     return history.read(folder)
 
@@ -73,7 +73,8 @@ def test_training_scores_and_license(tmp_path, run):
     assert "| `--lora.rank` | 8 |" in body
     assert "workers" not in body
     assert "9 masks on 7 images of held_out.tar" in body
-    assert "| 1 click | oracle | box |\n| --- | --- | --- |\n| 0.432 | 0.500 | 0.600 |" in body
+    assert "| 1 click | oracle | box |\n| --- | --- | --- |\n" in body
+    assert "| 0.432 ± 0.040 | 0.500 | 0.600 |" in body
     assert "/data" not in body
 
 
