@@ -118,23 +118,13 @@ def stop_signals_raised(received: list[int]) -> Iterator[None]:
         yield
 
 
-def print_warning(
-    message: Warning | str,
-    category: type,
-    filename: str,
-    lineno: int,
-    file: Any = None,
-    line: str | None = None,
-) -> None:
-    """Print a warning as one line, in place of `warnings.showwarning` (same arguments).
+def print_warning(message: Warning | str, *_where: Any, **_named: Any) -> None:
+    """Print a warning as one line, in place of `warnings.showwarning`.
 
     Args:
         message: The warning.
-        category: Ignored.
-        filename: Ignored.
-        lineno: Ignored.
-        file: Ignored.
-        line: Ignored.
+        _where: Its category, file and line.
+        _named: The same, by name.
     """
     with suppress(OSError):  # a closed terminal
         print(f"gigamask: {message}", file=sys.stderr)

@@ -418,7 +418,7 @@ def _random_scale(
     lengths = []
     for length in original:
         crop = min(length, window)
-        resized = _round_length(crop * zoom, image_size)
+        resized = min(max(int(crop * zoom + 0.5), 1), image_size)
         if resized > multiple and resized % multiple:
             resized -= resized % multiple
             crop = max(int(resized / zoom), 1)
@@ -428,10 +428,6 @@ def _random_scale(
     return ImageTransform(
         original, (y0, x0, y0 + crop_h, x0 + crop_w), (height, width), image_size, mirror < flip
     )
-
-
-def _round_length(length: float, image_size: int) -> int:
-    return min(max(int(length + 0.5), 1), image_size)
 
 
 def _check_scales(name: str, low: float, high: float) -> None:

@@ -53,7 +53,8 @@ def pair_names(
             if len(found) > 1:
                 results[item] = f"{len(found)} files have its name"
             elif found:
-                is_other_stem = bool(stems) and compose(stems[item]) != _stem(available[found[0]])
+                stem = compose(PurePosixPath(available[found[0]]).stem)
+                is_other_stem = bool(stems) and compose(stems[item]) != stem
                 claims[found[0]].append(((name not in exact, rank, is_other_stem), item))
             if found:
                 break
@@ -65,10 +66,6 @@ def pair_names(
             is_best = item in best and is_clear
             results[item] = file if is_best else f"{len(ranked)} names mean {available[file]}"
     return results
-
-
-def _stem(name: str) -> str:
-    return compose(PurePosixPath(name).stem)
 
 
 def names_within(name: str, folder: Path, subfolder: str = "") -> list[str]:

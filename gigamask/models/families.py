@@ -135,13 +135,11 @@ class SamFamily(ModelFamily):
         encoder = {name.removeprefix("image_encoder."): value for name, value in state.items()}
         width = encoder["pos_embed"].shape[-1] if "pos_embed" in encoder else 0
         depth = len(convert.block_indices(encoder, r"blocks\."))
-        return next(
-            (names for make, names in SAM_RECIPES.items() if _size(make()) == (width, depth)), None
-        )
-
-
-def _size(config: SamConfig) -> tuple[int, int]:
-    return config.embed_dim, config.depth
+        for make, names in SAM_RECIPES.items():
+            config = make()
+            if (config.embed_dim, config.depth) == (width, depth):
+                return names
+        return None
 
 
 SAM_RECIPES = {

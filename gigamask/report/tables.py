@@ -27,9 +27,9 @@ def configuration(runs: Mapping[str, History], report: Mapping[str, Any]) -> str
         report: The result of `summary.summarize` for them.
     """
     all_flags = "".join(
-        collapsible(f"all flags of {name}", table(["flag", "value"], _flags(run), "words"))
+        collapsible(f"all flags of {name}", table(["flag", "value"], flags, "words"))
         for name, run in runs.items()
-        if run.config
+        if (flags := [[flag, flag_text(value)] for flag, value in run.config.items()])
     )
     if len(runs) > 1:
         head, differences = ["flag", *runs], report["differences"]
@@ -48,10 +48,6 @@ def configuration(runs: Mapping[str, History], report: Mapping[str, Any]) -> str
             return note(text) + all_flags
     rows = [[name, *(_value(value) for value in values)] for name, values in differences.items()]
     return (table(head, rows, "words") if rows else note(same)) + all_flags
-
-
-def _flags(run: History) -> list[list[str]]:
-    return [[name, flag_text(value)] for name, value in run.config.items()]
 
 
 def _value(value: str | None) -> str:

@@ -145,16 +145,11 @@ def _flags(content: Any, name: str) -> list[str]:
             f"{name}: must be a list of flags or 'flag: value' lines; "
             "write [--sampler, random] or {sampler: random}"
         )
-    return [
-        word
-        for flag, value in content.items()
-        for word in (f"--{flag.removeprefix('--')}", *_words(value))
-    ]
-
-
-def _words(value: Any) -> list[str]:
-    """Return a value of a file as words of the command line."""
-    return (value or ["[]"]) if isinstance(value, list) else [value or "null"]
+    words = []
+    for flag, value in content.items():
+        values = value or ["[]"] if isinstance(value, list) else [value or "null"]
+        words += [f"--{flag.removeprefix('--')}", *values]
+    return words
 
 
 def run(

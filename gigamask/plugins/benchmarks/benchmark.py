@@ -271,7 +271,7 @@ def own_scores(answer: Mapping[str, Any]) -> dict[str, float]:
     """Return the scores of one answer by the names of `METRICS`."""
     scores = {name: answer[name] for name in METRICS if answer.get(name) is not None}
     if "failures" in answer:
-        scores["failures@90"] = float(answer["failures"]["90"])
+        scores["failures@90"] = answer["failures"]["90"]
     clicks = by_prompt({"clicks": answer.get("mIoU", {})}).items()
     return scores | {name: iou for name, iou in clicks if name in METRICS}
 
