@@ -17,6 +17,28 @@ if TYPE_CHECKING:
     from gigamask.masks.transforms import ImageTransform
 
 
+@dataclass(frozen=True, kw_only=True)
+class OwnDataOptions:
+    """Annotations in other formats than SA-1B's; each field is a flag of the commands that read
+    them."""
+
+    images: str | None = None
+    """folder of images, if --data is their annotations, such as COCO's JSON; or the column of
+    images of a table, if its name does not say so"""
+    masks: str | None = None
+    """annotations, such as COCO's JSON or a folder of label images, if --data is the folder of
+    images; or the column of masks of a table"""
+    keep_crowds: bool = False
+    """COCO: keep annotations marked iscrowd, as brush masks of CVAT and RectLabel are"""
+    ignore: tuple[int, ...] = ()
+    """label images: pixel values to ignore, besides 0 and the 255 around objects of Pascal VOC"""
+    binary: int | None = None
+    """label images: make one mask of all pixels with this value or more, such as 128 for masks that
+    were resized with smoothing"""
+    nearest_value: bool = False
+    """label images: give pixels of smoothed edges the value of the nearest region"""
+
+
 @dataclass(frozen=True)
 class SampleConfig:
     """Everything that determines a sample except its image and its random numbers."""

@@ -23,7 +23,7 @@ from gigamask.datatools.objects import Objects, SourceImage, SourceListing, matc
 from gigamask.datatools.outlines import MAX_RUNS, check_count
 from gigamask.datatools.sources import FileSource, GivenData, Source
 from gigamask.datatools.voc_classes import Classes
-from gigamask.errors import CorruptSampleError, GigamaskError
+from gigamask.errors import CorruptSampleError, GigamaskError, counted
 from gigamask.files import expand_home
 from gigamask.masks.rle import RLEMasks, from_keys
 
@@ -200,33 +200,29 @@ def decode_labels(raw: bytes, name: str, void: int = 0) -> Int32[np.ndarray, "H 
     """
     try:
         with open_image(raw, ("PNG", "TIFF"), name) as label:
-            height, width = label.height, label.width
-            if max(height, width) > MAX_SIDE:
+            if max(label.size) > MAX_SIDE:
                 raise CorruptSampleError(
-                    f"{name}: the label image has {height} x {width} pixels, sides may be"
-                    f" {MAX_SIDE} at most; leave it out"
+                    f"{name}: the label image has {label.height} x {label.width} pixels, sides may"
+                    f" be {MAX_SIDE} at most; leave it out"
                 )
-            if label.mode not in (*GRAY, "RGB"):
+            pages = getattr(label, "n_frames", 1)
+            if pages > 1 or label.mode not in (*GRAY, "RGB"):
                 raise CorruptSampleError(
-                    f"{name}: the label image's pixels are {label.mode}, they must be gray, palette"
-                    " or RGB; save it as one of these"
+                    f"{name}: the label image is {counted(pages, 'page')} of {label.mode} pixels, "
+                    "it must be one, gray, palette or RGB; save it so, or as COCO's JSON"
                 )
             pixels = np.array(label)
-            palette = label.getpalette() if label.mode == "P" else None
+            palette = label.getpalette()
             if palette and palette[3 * VOID :][:3] == VOID_COLOR:
                 pixels[pixels == VOID] = void
+    except CorruptSampleError:
+        raise
     except (OSError, SyntaxError, ValueError) as error:
-        if isinstance(error, CorruptSampleError):
-            raise
         raise CorruptSampleError(
             f"{name}: its label image cannot be decoded ({error}); save it again or leave it out"
         ) from error
-    if pixels.ndim == 3:
-        labels = pixels[..., 2].astype(np.int32)
-        for channel in (1, 0):
-            labels <<= 8
-            labels += pixels[..., channel]
-        return labels
+    if pixels.ndim == 3:  # red + 256 green + 65536 blue
+        return np.pad(pixels, [(0, 0), (0, 0), (0, 1)]).view("<i4")[..., 0]
     return pixels.astype(np.int32)
 
 

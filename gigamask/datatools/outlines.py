@@ -118,6 +118,12 @@ class Outlines:
         rings = [ring for ring in corners if isinstance(ring, np.ndarray)]
         if not rings:
             raise CorruptSampleError(str(corners[0]), NO_AREA)
+        if max(self.size) > 2 and all(ring.min() >= 0 and ring.max() <= 1 for ring in rings):
+            raise CorruptSampleError(
+                "its coordinates lie from 0 to 1 as fractions of the image's size do, they must be "
+                "pixels; multiply them by its width and height",
+                "fractions, not pixels",
+            )
         lengths = [
             float(np.abs(ring - ring[np.arange(-1, len(ring) - 1)]).max(1).sum()) for ring in rings
         ]

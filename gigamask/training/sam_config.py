@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from gigamask.data.augment import ColorJitter
 from gigamask.data.mask_sampling import MaskFilters, MaskSampler, RandomMasks
-from gigamask.data.sample_config import SampleConfig
+from gigamask.data.sample_config import OwnDataOptions, SampleConfig
 from gigamask.errors import GigamaskError, abridged, check_range
 from gigamask.interfaces import Kernels, Loss, Mining, NoMining, PromptSchedule, Task
 from gigamask.losses.sam_loss import SamLoss
@@ -57,27 +57,12 @@ class SamLoaderConfig(LoaderConfig):
 
 
 @dataclass(frozen=True)
-class SamTrainConfig(ImageTrainConfig):
+class SamTrainConfig(OwnDataOptions, ImageTrainConfig):
     """Configuration of SAM training."""
 
     compile_backend: ClassVar[str] = "inductor"
     """backend of torch.compile for `compile`"""
 
-    images: str | None = None
-    """folder of images, if --data is their annotations, such as COCO's JSON; or the column of
-    images of a table, if its name does not say so"""
-    masks: str | None = None
-    """annotations, such as COCO's JSON or a folder of label images, if --data is the folder of
-    images; or the column of masks of a table"""
-    keep_crowds: bool = False
-    """COCO: keep annotations marked iscrowd, as brush masks of CVAT and RectLabel are"""
-    ignore: tuple[int, ...] = ()
-    """label images: pixel values to ignore, besides 0 and the 255 around objects of Pascal VOC"""
-    binary: int | None = None
-    """label images: make one mask of all pixels with this value or more, such as 128 for masks that
-    were resized with smoothing"""
-    nearest_value: bool = False
-    """label images: give pixels of smoothed edges the value of the nearest region"""
     val_split: float = 0.0
     """fraction of the images of --images or --masks to hold out for evaluation in training"""
     masks_per_chunk: int = 64

@@ -8,7 +8,6 @@ Finished runs are not repeated; interrupted ones are resumed.
 
 import contextlib
 import json
-import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -188,7 +187,10 @@ def run(
             raise GigamaskError(f"--{flag} is required: a tar, a folder of tars or an index")
         indexes.find_tars(list(paths))
     variants = load_table(table)
-    files.check_out(out, "a folder of an ablation", _may_stay)
+    own = (RESULTS, MEASUREMENTS)
+    files.check_out(
+        out, "a folder of an ablation", lambda one: config_files.may_stay(one) or one.name in own
+    )
     arguments = [recipe, "--data", *data, *budget.flags]
     threads = max(1, torch.get_num_threads() // parallel_runs) if parallel_runs > 1 else None
     steps = _steps_by_variant(variants, recipe, data, out, budget, threads)
@@ -229,10 +231,6 @@ def run(
         return result
     fault = f"{len(faults)} of {len(trainings)} runs failed; run the same command again"
     return result | {"fault": f"{fault} to retry them (the first: {faults[0]})"}
-
-
-def _may_stay(entry: os.DirEntry[str]) -> bool:
-    return config_files.may_stay(entry) or entry.name in (RESULTS, MEASUREMENTS)
 
 
 def _report(result: dict[str, Any], out: str) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gigamask.data.sample_config import OwnDataOptions
 from gigamask.errors import GigamaskError
 
 if TYPE_CHECKING:
@@ -16,25 +17,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnnotationOptions:
-    """Annotations in other formats than SA-1B's; each field is a flag of the commands that read
-    them."""
+class AnnotationOptions(OwnDataOptions):
+    """Annotations in other formats, and whether all of them must be usable."""
 
-    images: str | None = None
-    """folder of images, if --data is their annotations, such as COCO's JSON; or the column of
-    images of a table, if its name does not say so"""
-    masks: str | None = None
-    """annotations, such as COCO's JSON or a folder of label images, if --data is the folder of
-    images; or the column of masks of a table"""
-    keep_crowds: bool = False
-    """COCO: keep annotations marked iscrowd, as brush masks of CVAT and RectLabel are"""
-    ignore: tuple[int, ...] = ()
-    """label images: pixel values to ignore, besides 0 and the 255 around objects of Pascal VOC"""
-    binary: int | None = None
-    """label images: make one mask of all pixels with this value or more, such as 128 for masks that
-    were resized with smoothing"""
-    nearest_value: bool = False
-    """label images: give pixels of smoothed edges the value of the nearest region"""
     strict: bool = False
     """with --images or --masks: end with exit code 2 if any image or mask is left out"""
 

@@ -233,10 +233,11 @@ def test_crowds_are_left_out_unless_kept(case):
         ([1, 2, [3, 4, 5, 6]], "mixes polygons and numbers"),
         ([[1, 1, 5, 5, float("nan"), 9]], "a coordinate that is NaN"),
         ([[1, 1, 5, 5, float("-inf"), 9]], "a coordinate that is NaN"),
+        ([[0, 0, 1, 0, 1, 1], [0.2, 0.1, 0.9, 0.1, 0.5, 0.8]], "as fractions of the image's size"),
         ([["1", "x"]], "got `str`"),
         (None, "no polygon; a box alone"),
         ([[2.1, 2.1, 2.2, 2.1, 2.2, 2.2]], "it covers no pixel of the image"),
-        ([[0.2, 0.2, 0.5, 0.2, 0.5, 0.4]], "coordinates are in pixels"),
+        ([[0.2, 0.2, 0.5, 0.2, 0.5, 0.4]], "as fractions of the image's size"),
         ({"size": [30, 20], "counts": [600]}, "30 x 20 pixels, its image has 20 x 30"),
         ({"size": [20, 30], "counts": [100, 50]}, "run lengths sum to 150"),
         ({"size": [20, 30], "counts": [100, -50, 550]}, "is negative"),
@@ -430,7 +431,7 @@ def test_pictures_and_labels_in_one_folder(case):
 
 
 def test_unusable_label_images_are_left_out_and_named(case):
-    for number in range(9):
+    for number in range(10):
         case.put(f"{number}.jpg", jpeg())
     case.put("7.bmp", b"")
     for number in (0, 1, 2, 3, 4):
@@ -439,10 +440,13 @@ def test_unusable_label_images_are_left_out_and_named(case):
     case.label("6.png", labels()[:10])
     case.label("7.png", labels())
     case.label("8.png", np.arange(20_000, dtype=np.uint16).reshape(100, 200))
+    page = Image.fromarray(labels())
+    page.save(case.folder / "labels" / "9.tif", save_all=True, append_images=[page])
     done = case.labels()
     assert done["images"] == 5
     reasons = " | ".join(each["reason"] for each in done["skipped_images"])
-    assert "5.png: the label image's pixels are RGBA" in reasons
+    assert "5.png: the label image is 1 page of RGBA pixels" in reasons
+    assert "9.tif: the label image is 2 pages of L pixels" in reasons
     assert "20 x 30 pixels, but its masks 10 x 30" in reasons
     assert "7.png: 2 files have its name" in reasons
     assert "19999 instances" in reasons
