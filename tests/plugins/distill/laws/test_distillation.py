@@ -1,5 +1,6 @@
 """A student's gradients are those of a plain loop, however it is batched, cached or stopped."""
 
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,10 +8,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from gigamask import config_files
+from gigamask import config_files, save_model
 from gigamask.losses.sam_loss import SamLoss
-from gigamask.models import state_dict
-from gigamask.models.configs import ConvPyramid
+from gigamask.models.init import build_model
 from gigamask.models.pretrained import load_sam
 from gigamask.prompts.clicks import cell_to_input, next_click
 from gigamask.prompts.schedule import InteractiveSchedule
@@ -27,51 +27,56 @@ from tests.journeys.runs import same
 from tests.little import (
     COMPACT,
     SPEC,
-    little,
-    little_compact,
 )
 from tests.plugins.distill.students import little_compact_student, little_student
-
-NARROW = replace(COMPACT, encoder=replace(COMPACT.encoder, widths=(8, 8, 8, 8)))
 
 
 @pytest.fixture(scope="module")
 def teachers(tmp_path_factory) -> dict[str, Path]:
     """Two untrained models, with other weights than a student's."""
-    folder, found = tmp_path_factory.mktemp("teachers"), {}
-    for name, recipe in (("sam", little), ("compact", little_compact)):
-        model = replace(recipe(), seed=7).build()
+    folder, generator = tmp_path_factory.mktemp("teachers"), torch.Generator().manual_seed(0)
+    found = {name: folder / f"{name}.safetensors" for name in ("sam", "compact")}
+    for path, spec in zip(found.values(), (SPEC, COMPACT), strict=True):
+        model = build_model(spec, 7)
         with torch.no_grad():  # the answers of an untrained compact model are all the prior
             for parameter in model.mask_decoder.parameters():
-                parameter.add_(0.3 * torch.randn(parameter.shape, generator=GENERATOR))
-        found[name] = folder / f"{name}.safetensors"
-        state_dict.save_weights(model.state_dict(), model.config, found[name])
+                parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+        save_model(model, path)
     return found
 
 
-GENERATOR = torch.Generator().manual_seed(0)
+NO_FEATURES = replace(little_student().features, steps=0)
+CPU = torch.device("cpu")
 
 
-def run_in(folder: Path, scenes: Path, teacher: Path, recipe=little_student, **changes):
-    run = replace(recipe(), out=str(folder), data=(str(scenes),), teacher=str(teacher), **changes)
+def phases_in(folder: Path, scenes: Path, teacher: Path, recipe=little_student, **changes):
+    """The phases of a run, without that of features unless `changes` ask for it."""
+    places = {"out": str(folder), "data": (str(scenes),), "teacher": str(teacher)}
+    run = replace(recipe(), **places, **({"features": NO_FEATURES} | changes))
     config_files.save_config(run)
-    return run
+    return run.phases()
 
 
 def start(run) -> TrainState:
-    return TrainState.initialize(run, torch.device("cpu"), run.init)
+    return TrainState.initialize(run, CPU, run.init)
 
 
-def gradients(run, double: bool = True) -> dict[str, torch.Tensor]:
-    """The gradients of the first step's whole batch."""
-    state = start(run)
-    task = run.task(torch.device("cpu"))
-    if double:
-        state = TrainState.from_model(state.model.double(), run)
-        task.teacher.model.double()
+def batches(run) -> list:
+    """The micro-batches of the first step."""
+    return list(next(TrainData(run, open_index(run)).batches()))
+
+
+def gradients(run) -> dict[str, torch.Tensor]:
+    """The gradients of the first step's whole batch, which does not change the teacher."""
+    task, state = run.task(CPU), TrainState.from_model(start(run).model.double(), run)
+    teacher = task.teacher.model.double()
+    before = deepcopy(teacher.state_dict())
     metrics = StepMetrics.zero(run.batch_size, torch.zeros(0, dtype=torch.float64))
-    for batch in next(TrainData(run, open_index(run)).batches()):
+    for batch in batches(run):
         accumulate(task, state.model, batch, metrics)
+    after = teacher.state_dict()
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+    assert not any(parameter.requires_grad for parameter in teacher.parameters())
     return {
         name: parameter.grad
         for name, parameter in state.model.named_parameters()
@@ -79,15 +84,9 @@ def gradients(run, double: bool = True) -> dict[str, torch.Tensor]:
     }
 
 
-def first_batch(run):
-    (batch,) = next(TrainData(run, open_index(run)).batches())
-    return batch
-
-
 def models(run):
     """The student and the teacher in float64."""
-    student = start(run).model.double()
-    return student, load_sam(run.teacher).double().eval()
+    return start(run).model.double(), load_sam(run.teacher).double().eval()
 
 
 def equal(found, expected) -> bool:
@@ -100,10 +99,10 @@ def equal(found, expected) -> bool:
 
 
 def test_features_are_the_mean_squared_error_where_there_is_an_image(tmp_path, scenes, teachers):
-    (run,) = run_in(tmp_path, scenes, teachers["sam"], phase="features", batch_size=2).phases()
-    run = replace(run, micro_batch_size=2, model=replace(SPEC, drop_path_rate=0.0))
+    changes = {"batch_size": 2, "model": replace(SPEC, drop_path_rate=0.0)}
+    (run,) = phases_in(tmp_path, scenes, teachers["sam"], phase="features", **changes)
     student, teacher = models(run)
-    batch, loss = first_batch(run), 0
+    (batch,), loss = batches(run), 0
     for image, (height, width) in zip(batch.images, batch.input_sizes.tolist(), strict=True):
         size = torch.tensor([[height, width]])
         own, taught = (model.encode(image[None], size) for model in (student, teacher))
@@ -124,11 +123,10 @@ def test_features_are_the_mean_squared_error_where_there_is_an_image(tmp_path, s
 
 def test_prompts_are_a_plain_loop_of_both_models(tmp_path, scenes, teachers):
     """One image, three rounds; written with the models' `encode` and `decode` alone."""
-    (run,) = run_in(
+    (run,) = phases_in(
         tmp_path,
         scenes,
         teachers["sam"],
-        features=replace(little_student().features, steps=0),
         teacher_decoder=False,
         batch_size=1,
         micro_batch_size=1,
@@ -136,9 +134,9 @@ def test_prompts_are_a_plain_loop_of_both_models(tmp_path, scenes, teachers):
         model=replace(SPEC, drop_path_rate=0.0),
         prompts=InteractiveSchedule(clicks=2, mask_only_rounds=False),
         loss=SamLoss(focal_weight=5.0, alpha=0.5, gamma=0.0, dice_weight=5.0, iou_weight=0.0),
-    ).phases()
+    )
     student, teacher = models(run)
-    batch = first_batch(run)
+    (batch,) = batches(run)
     targets = targets_from_batch(batch, slice(0, len(batch.mask_image)), SPEC.mask_size)
     own = student.encode(batch.images, batch.input_sizes)
     with torch.no_grad():
@@ -186,31 +184,19 @@ def test_micro_batches_and_chunks_change_no_gradient(tmp_path, scenes, teachers,
     recipe = little_student if kind == "sam" else little_compact_student
     found = []
     for micro, chunk in ((3, 64), (1, 2)):
-        run = run_in(
-            tmp_path,
-            scenes,
-            teachers[kind],
-            recipe,
-            phase=phase,
-            micro_batch_size=micro,
-            masks_per_chunk=chunk,
-        )
-        found.append(gradients(replace(run, features=no_features()).phases()[0]))
+        sizes = {"micro_batch_size": micro, "masks_per_chunk": chunk}
+        (run,) = phases_in(tmp_path, scenes, teachers[kind], recipe, phase=phase, **sizes)
+        found.append(gradients(run))
     assert any(each.any() for each in found[0].values())
     assert equal(*found)
 
 
-def no_features():
-    return replace(little_student().features, steps=0)
-
-
 def test_each_answer_in_a_window_learns_the_teachers(tmp_path, scenes, teachers):
     """A student equal to its teacher has nothing to learn but certainty."""
-    run = run_in(tmp_path, scenes, teachers["compact"], little_compact_student, seed=7)
-    (run,) = replace(run, features=no_features(), init=str(teachers["compact"])).phases()
-    state, task = start(run), run.task(torch.device("cpu"))
-    (batch, *_) = next(TrainData(run, open_index(run)).batches())
-    sums = list(task.compute_losses(state.model, batch, lambda tensor: tensor))
+    own = teachers["compact"]
+    (run,) = phases_in(tmp_path, scenes, own, little_compact_student, seed=7, init=str(own))
+    batch, *_ = batches(run)
+    sums = list(run.task(CPU).compute_losses(start(run).model, batch, lambda tensor: tensor))
     assert len(sums) == 3 * -(-len(batch.mask_image) // run.masks_per_chunk)
     for each in sums:
         assert float(each.parts["iou"] / each.count) == pytest.approx(1.0)
@@ -219,11 +205,11 @@ def test_each_answer_in_a_window_learns_the_teachers(tmp_path, scenes, teachers)
 
 @pytest.mark.parametrize("phase", ["features", "prompts"])
 def test_a_stopped_distillation_resumes_bit_for_bit(tmp_path, scenes, teachers, phase):
-    changes = {"phase": phase, "features": no_features(), "teacher_cache": str(tmp_path / "cache")}
+    changes = {"phase": phase, "teacher_cache": str(tmp_path / "cache")}
 
     def config(name: str, steps: int):
-        run = run_in(tmp_path / name, scenes, teachers["sam"], steps=steps, **changes)
-        return replace(run.phases()[0], schedule=replace(run.schedule, min_lr_ratio=1.0))
+        (run,) = phases_in(tmp_path / name, scenes, teachers["sam"], steps=steps, **changes)
+        return replace(run, schedule=replace(run.schedule, min_lr_ratio=1.0))
 
     train(config("whole", 4))
     train(config("parts", 2))
@@ -233,39 +219,26 @@ def test_a_stopped_distillation_resumes_bit_for_bit(tmp_path, scenes, teachers, 
 
 
 def test_cached_embeddings_are_those_computed_in_half_precision(tmp_path, scenes, teachers):
-    run = run_in(tmp_path, scenes, teachers["sam"], phase="features")
+    (run,) = phases_in(tmp_path, scenes, teachers["sam"], phase="features")
     cached = replace(run, teacher_cache=str(tmp_path / "cache"))
-    batch, *_ = next(TrainData(run.phases()[0], open_index(run)).batches())
-    plain = run.task(torch.device("cpu")).teacher.embed(batch)
-    first = cached.task(torch.device("cpu")).teacher.embed(batch)
-    files = list((tmp_path / "cache").iterdir())
-    assert len(files) == len(batch.images)
-    again = cached.task(torch.device("cpu")).teacher
+    batch, *_ = batches(run)
+    plain, first = (each.task(CPU).teacher.embed(batch) for each in (run, cached))
+    assert len(list((tmp_path / "cache").iterdir())) == len(batch.images)
+    again = cached.task(CPU).teacher
     again.model.encode = None  # nothing is computed anew
     assert torch.equal(again.embed(batch), first)
     assert first.dtype == torch.float32
     torch.testing.assert_close(first, plain.half().float())
 
 
-def test_the_teacher_does_not_change(tmp_path, scenes, teachers):
-    run = run_in(tmp_path, scenes, teachers["sam"], features=no_features()).phases()[0]
-    task, state = run.task(torch.device("cpu")), start(run)
-    before = {name: value.clone() for name, value in task.teacher.model.state_dict().items()}
-    metrics = StepMetrics.zero(run.batch_size, torch.zeros(0))
-    for batch in next(TrainData(run, open_index(run)).batches()):
-        accumulate(task, state.model, batch, metrics)
-    after = task.teacher.model.state_dict()
-    assert all(torch.equal(value, after[name]) for name, value in before.items())
-    assert not any(parameter.requires_grad for parameter in task.teacher.model.parameters())
-
-
 def test_a_narrow_student_takes_over_the_decoder(tmp_path, scenes, teachers):
-    run = run_in(tmp_path, scenes, teachers["compact"], little_compact_student, model=NARROW)
-    features, prompts = run.phases()
-    assert isinstance(NARROW.encoder, ConvPyramid)
-    student = start(features).model
-    taught = load_sam(run.teacher).state_dict()
-    for name, parameter in student.named_parameters():
+    narrow = replace(COMPACT, encoder=replace(COMPACT.encoder, widths=(8, 8, 8, 8)))
+    changes = {"model": narrow, "features": little_student().features}
+    features, prompts = phases_in(
+        tmp_path, scenes, teachers["compact"], little_compact_student, **changes
+    )
+    taught = load_sam(features.teacher).state_dict()
+    for name, parameter in start(features).model.named_parameters():
         is_decoder = name.startswith(("prompt_encoder.", "mask_decoder."))
         assert parameter.requires_grad != is_decoder
         assert not is_decoder or torch.equal(parameter, taught[name])

@@ -9,69 +9,30 @@ from torch.nn import functional
 
 from gigamask import load_model
 from gigamask.cli.main import main
-from gigamask.data.augment import RandomResizedCrop
-from gigamask.errors import GigamaskError
-from gigamask.models.configs import MAEConfig
 from gigamask.models.init import build_model
 from gigamask.models.state_dict import read_weights
 from gigamask.plugins.distill.sami import patch_features
 from gigamask.plugins.distill.sami_config import SAMITrainConfig
-from gigamask.plugins.distill.teachers import check_sami_teacher
-from gigamask.training.config import LoaderConfig
-from gigamask.training.optim import AdamW, WarmupCosine
 from gigamask.training.state import TrainState
 from gigamask.training.step import StepMetrics, accumulate
 from gigamask.training.train_data import TrainData, open_index
 from gigamask.training.trainer import train
-from tests.journeys.runs import same as same_runs
 from tests.laws.test_training import same
 from tests.little import SPEC
+from tests.plugins.distill.students import little_sami
 
-MODEL = MAEConfig(
-    image_size=32,
-    patch_size=8,
-    embed_dim=16,
-    depth=2,
-    num_heads=2,
-    decoder_dim=8,
-    decoder_depth=2,
-    decoder_num_heads=2,
-    feature_channels=16,
-)
-FLAGS = [
-    f"--model.{name.replace('_', '-')}={getattr(MODEL, name)}"
-    for name in (
-        *("image_size", "patch_size", "embed_dim", "depth", "num_heads"),
-        *("decoder_dim", "decoder_depth", "decoder_num_heads", "feature_channels"),
-    )
-]
-SMALL = [*FLAGS, *"--batch-size 3 --micro-batch-size 2 --loader.workers 0".split()]
-SMALL += "--device cpu --save-every 1 --log-every 1 --schedule multistep".split()
-SMALL += "--schedule.milestones 1.0 --schedule.warmup-steps 0".split()
+MODEL = little_sami().model
 
 
-@pytest.fixture(scope="module")
-def teacher(tmp_path_factory) -> Path:
-    """The weights of a small SAM."""
-    folder = tmp_path_factory.mktemp("teacher")
-    build_model(SPEC, 5).save_pretrained(folder)
-    return folder
+SMALL_VIT = (
+    "--model.encoder vit_t --model.encoder.embed-dim 16 --model.encoder.depth 2 "
+    "--model.encoder.num-heads 2 --model.image-size 64 --evaluation none --steps 1"
+).split()
 
 
 def run_in(out: Path, scenes: Path, teacher: Path, **changes) -> SAMITrainConfig:
-    return SAMITrainConfig(
-        model=MODEL,
-        teacher=str(teacher),
-        data=(str(scenes),),
-        out=str(out),
-        loader=LoaderConfig(augment=RandomResizedCrop(), workers=0),
-        optimizer=AdamW(lr=1e-3),
-        schedule=WarmupCosine(warmup_steps=0, min_lr_ratio=1.0),
-        device="cpu",
-        log_every=1,
-        save_every=2,
-        **{"steps": 4, "batch_size": 3, "micro_batch_size": 2} | changes,
-    )
+    places = {"teacher": str(teacher), "data": (str(scenes),), "out": str(out)}
+    return replace(little_sami(), **places, **changes)
 
 
 def test_blocks_change_hidden_patches_only():
@@ -114,9 +75,9 @@ def test_features_are_means_of_the_teachers_tokens():
     torch.testing.assert_close(patch_features(model, own, torch.tensor([[64, 64]]), 8), expected)
 
 
-def test_gradients_are_those_of_the_plain_loss(tmp_path, scenes, teacher):
+def test_gradients_are_those_of_the_plain_loss(tmp_path, scenes, weights):
     """Over images in micro-batches: the squared error of all patches and channels."""
-    run = run_in(tmp_path / "run", scenes, teacher)
+    run = run_in(tmp_path / "run", scenes, weights)
     state = TrainState.initialize(run, torch.device("cpu"))
     state = TrainState.from_model(state.model.double(), run)
     task, metrics = run.task(torch.device("cpu")), StepMetrics.zero(3, torch.zeros(0).double())
@@ -140,35 +101,32 @@ def test_gradients_are_those_of_the_plain_loss(tmp_path, scenes, teacher):
     assert all(torch.equal(value, after[name]) for name, value in before.items())
 
 
-def test_a_stopped_training_resumes_bit_for_bit(tmp_path, scenes, teacher):
-    whole = train(run_in(tmp_path / "whole", scenes, teacher))
-    run = run_in(tmp_path / "run", scenes, teacher, steps=2)
+def test_a_stopped_training_resumes_bit_for_bit(tmp_path, scenes, weights):
+    whole = train(run_in(tmp_path / "whole", scenes, weights))
+    run = run_in(tmp_path / "run", scenes, weights, steps=2)
     half = train(run)
     assert not same(whole, half)
     assert same(whole, train(replace(run, steps=4)))
 
 
 @pytest.mark.long
-def test_by_command(tmp_path, scenes, teacher, capsys):
+def test_by_command(tmp_path, scenes, weights, capsys):
     """Pre-trained, resumed, planned; then the encoder of a SAM."""
     data = ["--data", str(scenes)]
-    words = ["pretrain", "sami_vit_t", *data, "--teacher", str(teacher), *SMALL]
-    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    assert main([*words, "--out", str(whole), "--steps", "3"]) == 0
+    words, run, out = (
+        [little_sami().recipe, "--teacher", str(weights)],
+        tmp_path / "run",
+        tmp_path / "sam",
+    )
+    assert main(["plan", *words]) == 0
+    assert main(["pretrain", *words, *data, "--out", str(run), "--steps", "2"]) == 0
     assert "gigamask train efficient_sam" in capsys.readouterr().out
-    assert main([*words, "--out", str(stopped), "--steps", "2"]) == 0
-    assert main(f"pretrain --resume {stopped} --steps 3".split()) == 0
-    assert same_runs(whole, stopped)
-    assert main(["plan", "sami_vit_t", *FLAGS, "--teacher", str(teacher)]) == 0
-    model = "--model.encoder vit_t --model.encoder.embed-dim 16".split()
-    model += "--model.encoder.depth 2 --model.encoder.num-heads 2".split()
-    model += "--model.image-size 64 --model.patch-size 8 --evaluation none".split()
-    out = tmp_path / "sam"
-    begun = ["tiny", *data, "--init", f"mae:{whole}", "--out", str(out), *model]
-    assert main(["train", *begun, "--steps", "1", "--freeze", "image_encoder.blocks"]) == 0
-    weights, (taught, _) = load_model(out).state_dict(), read_weights(whole)
+    assert main(f"pretrain --resume {run} --steps 3".split()) == 0
+    begun = ["train", "tiny", *data, "--init", f"mae:{run}", "--out", str(out), *SMALL_VIT]
+    assert main([*begun, *"--model.patch-size 8 --freeze image_encoder.blocks".split()]) == 0
+    found, (taught, _) = load_model(out).state_dict(), read_weights(run)
     for own, mae in (("attn.qkv.weight", "attn.qkv.weight"), ("mlp.lin1.bias", "mlp.fc1.bias")):
-        assert torch.equal(weights[f"image_encoder.blocks.1.{own}"], taught[f"blocks.1.{mae}"])
+        assert torch.equal(found[f"image_encoder.blocks.1.{own}"], taught[f"blocks.1.{mae}"])
 
 
 def test_it_starts_from_efficient_sams_names(tmp_path, scenes):
@@ -180,30 +138,24 @@ def test_it_starts_from_efficient_sams_names(tmp_path, scenes):
     state = {f"image_encoder.{name}": value for name, value in (encoder | neck).items()}
     torch.save({"model": state}, tmp_path / "efficient_sam_vitt.pt")
     out = tmp_path / "run"
-    words = f"tiny --data {scenes} --out {out} --steps 1 --model.encoder".split()
-    words += "vit_t --model.encoder.embed-dim 16 --model.encoder.depth 2".split()
-    words += "--model.encoder.num-heads 2 --model.embedding-dim 16".split()
-    words += "--model.image-size 64 --evaluation none --freeze".split()
-    words += ["image_encoder.blocks", "image_encoder.neck.0"]
-    assert main(["train", *words, "--init", f"mae:{tmp_path / 'efficient_sam_vitt.pt'}"]) == 0
-    weights = load_model(out).state_dict()
-    assert torch.equal(weights["image_encoder.neck.0.weight"], neck["neck.0.weight"])
+    words = f"train tiny --data {scenes} --out {out} --model.embedding-dim 16 --freeze".split()
+    words += ["image_encoder.blocks", "image_encoder.neck.0", *SMALL_VIT]
+    assert main([*words, "--init", f"mae:{tmp_path / 'efficient_sam_vitt.pt'}"]) == 0
+    found = load_model(out).state_dict()
+    assert torch.equal(found["image_encoder.neck.0.weight"], neck["neck.0.weight"])
     first = encoder["blocks.0.mlp.fc1.weight"]
-    assert torch.equal(weights["image_encoder.blocks.0.mlp.lin1.weight"], first)
+    assert torch.equal(found["image_encoder.blocks.0.mlp.lin1.weight"], first)
 
 
-def test_what_does_not_fit_is_said(tmp_path, scenes, teacher, capsys):
-    words = f"pretrain sami_vit_t --data {scenes} --out {tmp_path}/run".split()
-    words += [*SMALL, "--steps", "1"]
-    taught = ["--teacher", str(teacher)]
+def test_what_does_not_fit_is_said(tmp_path, scenes, weights, capsys):
+    words = f"pretrain {little_sami().recipe} --data {scenes} --out {tmp_path}/run".split()
     for more, message in (
-        ([], "--teacher is required"),
-        (["--teacher", str(tmp_path / "none")], "no such file or folder"),
-        ([*taught, "--model.feature-channels", "8"], "use --model.feature-channels 16 (got 8)"),
-        ([*taught, "--model.image-size", "128"], "choose a smaller --model.image-size"),
-        ([*taught, "--model.feature-channels", "-1"], "must be at least 0"),
+        ("", "--teacher is required"),
+        (f"--teacher {tmp_path}/none", "no such file or folder"),
+        (f"--teacher {weights} --model.feature-channels 8", "--model.feature-channels 16 (got 8)"),
+        (f"--teacher {weights} --model.feature-channels -1", "must be at least 0"),
+        (f"--teacher {weights} --model.image-size 128", "choose a smaller --model.image-size"),
+        (f"--teacher {weights} --model.patch-size 2", "32 pixels or 16 x 16 patches"),
     ):
-        assert main([*words, *more]) == 2
+        assert main([*words, *more.split()]) == 2
         assert message in capsys.readouterr().err
-    with pytest.raises(GigamaskError, match=r"fewer than the model's 32 pixels or 16 x 16 patches"):
-        check_sami_teacher(replace(MODEL, patch_size=2), SPEC, "it")
