@@ -31,28 +31,17 @@ def kept(mining, losses, strata):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("group_by", ["batch", "sampler", "granularity"])
 @given(LOSSES, SHARES, MINIMA, st.data())
-def test_the_hardest_are_kept_whatever_their_strata(losses, share, least, data):
+def test_the_hardest_of_all_or_of_every_stratum_are_kept(group_by, losses, share, least, data):
     strata = data.draw(st.lists(STRATUM, min_size=len(losses), max_size=len(losses)))
-    assert kept(OHEM(share, least), losses, strata) == plainly(losses, share, least)
-
-
-@given(LOSSES, SHARES, MINIMA, st.data())
-def test_the_hardest_of_every_stratum_are_kept(losses, share, least, data):
-    strata = data.draw(st.lists(STRATUM, min_size=len(losses), max_size=len(losses)))
-    expected = set()
-    for stratum in set(strata):
-        places = [place for place, each in enumerate(strata) if each == stratum]
+    groups, expected = strata if group_by != "batch" else [0] * len(losses), set()
+    for group in set(groups):
+        places = [place for place, each in enumerate(groups) if each == group]
         expected |= {
             places[inside] for inside in plainly([losses[place] for place in places], share, least)
         }
-    assert kept(OHEM(share, least, "granularity"), losses, strata) == expected
-
-
-def test_kept_masks_are_positions_of_the_batch_by_stratum():
-    losses, strata = [1.0, 9.0, 8.0, 7.0, 2.0, 3.0, 4.0, 5.0, 0.1], [0, 2, 2, 2, 2, 5, 5, 5, 5]
-    assert kept(OHEM(), losses, strata) == {1, 2, 3}
-    assert kept(OHEM(0.25, group_by="sampler"), losses, strata) == {0, 1, 7}
+    assert kept(OHEM(share, least, group_by), losses, strata) == expected
 
 
 @pytest.mark.parametrize(

@@ -71,19 +71,6 @@ def test_every_place_is_uniform_over_the_valid_part_and_the_sequence_is_even_in_
             assert ((counts - 200) ** 2 / 200).sum() < 27.9, "chi squared of 9 degrees at 0.1 %"
 
 
-def test_logits_are_those_of_bilinear_upsampling():
-    low, _ = blob(2, 16)
-    full = F.interpolate(low.double(), (64, 64), mode="bilinear", align_corners=False)
-    row, column = torch.meshgrid(torch.arange(64), torch.arange(64), indexing="ij")
-    places = (
-        torch.stack([(column + 0.5) / 64, (row + 0.5) / 64], -1)
-        .view(1, 1, -1, 2)
-        .expand(2, 3, -1, 2)
-        .float()
-    )
-    assert torch.allclose(interpolate_at(low.double(), places).view(full.shape), full, atol=1e-12)
-
-
 def test_gradient_of_reading_is_its_slope_and_what_is_not_finite_stays_so():
     low = blob(2, 5)[0][:, :2].double().requires_grad_()
     places = torch.tensor(make_rng(0, "test places").random((2, 2, 9, 2))).float()

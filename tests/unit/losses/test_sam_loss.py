@@ -1,4 +1,3 @@
-import math
 from dataclasses import replace
 
 import pytest
@@ -42,38 +41,32 @@ def case():
     )
 
 
-def test_sums_are_twenty_focal_one_dice_one_iou(case):
+BEST = [[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 0]]
+LEARNS = {"best": BEST, "all": [[1, 1, 1]] * 4, "single": [[1, 0, 0]] * 4}
+"""Which predictions of the four masks learn."""
+
+
+WEIGHTS = SamLoss(2.0, 3.0, 5.0, alpha=0.8, gamma=1.0, smooth=7.0)
+
+
+def test_parts_are_sums_over_the_masks(case):
     logits, iou, truth = case
     terms = SamLoss()(played(logits, iou), truth)
-    logits, iou = logits.detach(), iou.detach()
-    focal_each, dice_each = (
-        focal_loss(logits, truth.masks, truth.valid),
-        dice_loss(logits, truth.masks, truth.valid),
-    )
-    actual = mask_iou(logits, truth.masks, truth.valid)
-    expected = [
-        float(
-            20 * focal_each[m, m % 3]
-            + dice_each[m, m % 3]
-            + (iou[m, m % 3] - actual[m, m % 3]) ** 2
-        )
-        for m in range(4)
-    ]
-    assert terms.per_mask.tolist() == pytest.approx(expected, rel=1e-12)
-    assert float(terms.loss.detach()) == pytest.approx(sum(expected), rel=1e-12)
+    iou = iou.detach()
+    mask, best = torch.arange(4), torch.arange(4) % 3
+    actual = mask_iou(logits.detach(), truth.masks, truth.valid)
+    expected = {
+        "focal": focal_loss(logits.detach(), truth.masks, truth.valid)[mask, best],
+        "dice": dice_loss(logits.detach(), truth.masks, truth.valid)[mask, best],
+        "iou_head": (iou - actual).square()[mask, best],
+        "iou": actual[mask, iou.argmax(1)],  # of the answer that goes on
+    }
+    for name, each in expected.items():
+        assert float(terms.parts[name]) == pytest.approx(float(each.sum())), name
+    each = 20 * expected["focal"] + expected["dice"] + expected["iou_head"]
+    assert terms.per_mask.tolist() == pytest.approx(each.tolist(), rel=1e-12)
+    assert float(terms.loss.detach()) == pytest.approx(float(each.sum()), rel=1e-12)
     assert float(terms.count) == 4
-    assert float(terms.parts["focal"]) == pytest.approx(
-        float(sum(focal_each[m, m % 3] for m in range(4)))
-    )
-    assert float(terms.parts["dice"]) == pytest.approx(
-        float(sum(dice_each[m, m % 3] for m in range(4)))
-    )
-    assert float(terms.parts["iou_head"]) == pytest.approx(
-        float(sum((iou[m, m % 3] - actual[m, m % 3]) ** 2 for m in range(4)))
-    )
-    assert float(terms.parts["iou"]) == pytest.approx(
-        float(sum(actual[m, iou[m].argmax()] for m in range(4)))
-    ), "of the answer that goes on"
     assert not any(part.requires_grad for part in (*terms.parts.values(), terms.count))
     assert terms.per_mask.requires_grad, "so that a task can weight it"
 
@@ -98,93 +91,50 @@ def test_loss_weights_decide_which_prediction_is_best():
         assert grad.abs().sum((2, 3)).gt(0).tolist() == [[answer == 0, answer == 1]]
 
 
-@pytest.mark.parametrize(
-    ("supervise", "iou_supervise", "mask_learns", "iou_learns"),
-    [
-        ("best", "best", *[[[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 0]]] * 2),
-        ("best", "all", [[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 0]], [[1, 1, 1]] * 4),
-        ("all", "best", [[1, 1, 1]] * 4, [[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 0]]),
-        ("all", "all", [[1, 1, 1]] * 4, [[1, 1, 1]] * 4),
-        ("single", "best", [[1, 0, 0]] * 4, [[1, 0, 0]] * 4),
-        ("single", "all", [[1, 0, 0]] * 4, [[1, 1, 1]] * 4),
-    ],
-)
-def test_who_learns(case, supervise, iou_supervise, mask_learns, iou_learns):
+@pytest.mark.parametrize("iou_supervise", ["best", "all"])
+@pytest.mark.parametrize("supervise", ["best", "all", "single"])
+def test_who_learns(case, supervise, iou_supervise):
     logits, iou, truth = case
     terms = SamLoss(mask_supervision=supervise, iou_supervision=iou_supervise)(
         played(logits, iou), truth
     )
     terms.loss.backward()
-    assert (logits.grad.abs().sum((2, 3)) > 0).int().tolist() == mask_learns
-    assert (iou.grad != 0).int().tolist() == iou_learns
-    focal_each = focal_loss(logits.detach(), truth.masks, truth.valid)
-    if supervise == "all":
-        assert float(terms.parts["focal"]) == pytest.approx(float(focal_each.mean(1).sum()))
-    if supervise == "single":
-        assert float(terms.parts["focal"]) == pytest.approx(float(focal_each[:, 0].sum()))
+    head = "single" if (supervise, iou_supervise) == ("single", "best") else iou_supervise
+    assert (logits.grad.abs().sum((2, 3)) > 0).int().tolist() == LEARNS[supervise]
+    assert (iou.grad != 0).int().tolist() == LEARNS[head]
+    learns = torch.tensor(LEARNS[supervise])
+    focal_each = focal_loss(logits.detach(), truth.masks, truth.valid) * learns
+    assert float(terms.parts["focal"]) == pytest.approx(
+        float((focal_each / learns.sum(1, True)).sum())
+    )
 
 
 def plainly(objective, logits, iou, truth):
-    """Each mask's loss by loops over masks, answers and pixels; the actual IoU is float32 in the
-    objective."""
-    logits, iou, losses = logits.detach(), iou.detach(), []
-    for m in range(len(logits)):
-        answers = []
-        for k in range(logits.shape[1]):
-            pixels = [
-                (1 / (1 + math.exp(-float(logits[m, k, y, x]))), bool(truth.masks[m, y, x]))
-                for y, x in truth.valid[m].nonzero().tolist()
-            ]
-            focal_terms = [
-                0.25 * (1 - p) ** 2 * -math.log(p) if t else 0.75 * p**2 * -math.log(1 - p)
-                for p, t in pixels
-            ]
-            overlap, total = sum(p for p, t in pixels if t), sum(p + t for p, t in pixels)
-            hits, either = (
-                sum(p > 0.5 and t for p, t in pixels),
-                sum(p > 0.5 or t for p, t in pixels),
-            )
-            off = float(iou[m, k]) - hits / either
-            mask_loss = 20 * sum(focal_terms) / len(pixels) + 1 - (2 * overlap + 1) / (total + 1)
-            answers.append((mask_loss, off**2 if objective.iou_loss == "mse" else abs(off)))
-        best = min(range(len(answers)), key=lambda k: answers[k][0])
-        picked = 0 if objective.mask_supervision == "single" else best
-        mean = [sum(each) / len(answers) for each in zip(*answers, strict=True)]
-        head = mean[1] if objective.iou_supervision == "all" else answers[picked][1]
-        losses.append(
-            (mean[0] if objective.mask_supervision == "all" else answers[picked][0]) + head
-        )
-    return losses
+    """Each mask's loss from those of all its predictions."""
+    logits, iou = logits.detach(), iou.detach()
+    focal_each = focal_loss(logits, truth.masks, truth.valid, objective.alpha, objective.gamma)
+    dice_each = dice_loss(logits, truth.masks, truth.valid, objective.smooth)
+    masks = objective.focal_weight * focal_each + objective.dice_weight * dice_each
+    off = (iou - mask_iou(logits, truth.masks, truth.valid)).abs()
+    head = objective.iou_weight * (off**2 if objective.iou_loss == "mse" else off)
+    mask = torch.arange(len(masks))
+    picked = 0 if objective.mask_supervision == "single" else masks.argmin(1)
+    mask_loss = masks.mean(1) if objective.mask_supervision == "all" else masks[mask, picked]
+    return mask_loss + (head.mean(1) if objective.iou_supervision == "all" else head[mask, picked])
 
 
+@pytest.mark.parametrize("weights", [SamLoss(), WEIGHTS])
 @pytest.mark.parametrize("iou_loss", ["mse", "l1"])
 @pytest.mark.parametrize("iou_supervise", ["best", "all"])
 @pytest.mark.parametrize("supervise", ["best", "all", "single"])
-def test_every_option_is_its_plain_loop(case, supervise, iou_supervise, iou_loss):
+def test_every_option_is_its_formula(case, supervise, iou_supervise, iou_loss, weights):
     logits, iou, truth = case
-    objective = SamLoss(
-        mask_supervision=supervise, iou_supervision=iou_supervise, iou_loss=iou_loss
+    objective = replace(
+        weights, mask_supervision=supervise, iou_supervision=iou_supervise, iou_loss=iou_loss
     )
-    assert objective(played(logits, iou), truth).per_mask.tolist() == pytest.approx(
-        plainly(objective, logits, iou, truth), rel=1e-7
-    )
-    one = played(logits[:, :1], iou[:, :1])
-    assert objective(one, truth).per_mask.tolist() == pytest.approx(
-        plainly(objective, logits[:, :1], iou[:, :1], truth), rel=1e-7
-    )
-
-
-def test_options_reach_the_formulas(case):
-    logits, iou, truth = case
-    objective = SamLoss(
-        2.0, 3.0, 5.0, alpha=0.8, gamma=1.0, smooth=7.0, mask_supervision="single", iou_loss="l1"
-    )
-    focal_each = focal_loss(logits, truth.masks, truth.valid, 0.8, 1.0)[:, 0]
-    dice_each = dice_loss(logits, truth.masks, truth.valid, 7.0)[:, 0]
-    head = (iou - mask_iou(logits, truth.masks, truth.valid))[:, 0].abs()
-    assert torch.allclose(
-        objective(played(logits, iou), truth).per_mask, 2 * focal_each + 3 * dice_each + 5 * head
-    )
+    for given in ((logits, iou), (logits[:, :1], iou[:, :1])):
+        found = objective(played(*given), truth).per_mask
+        torch.testing.assert_close(found, plainly(objective, *given, truth), rtol=1e-7, atol=0)
 
 
 def test_soft_targets_are_learned_soft_and_judged_hard(case):
@@ -198,10 +148,7 @@ def test_soft_targets_are_learned_soft_and_judged_hard(case):
 
 def test_no_masks_sum_to_nothing(case):
     logits, iou, truth = case
-    none = Targets(
-        truth.masks[:0], truth.valid[:0], truth.boxes_input[:0], truth.cell_xy, truth.scale_xy[:0]
-    )
-    terms = SamLoss()(played(logits[:0], iou[:0]), none)
+    terms = SamLoss()(played(logits[:0], iou[:0]), truth.select(torch.arange(0)))
     terms.loss.backward()
     assert (float(terms.loss.detach()), float(terms.count), terms.per_mask.shape) == (0, 0, (0,))
 
@@ -293,20 +240,11 @@ def test_hard_pixels_reach_focal_but_not_dice(case):
 )
 def test_losses_places_and_hard_pixels_of_masks_in_chunks_are_those_of_all(shifted, objective):
     logits, iou, truth = shifted
-    whole = objective(played(logits, iou), truth).per_mask
+    whole = objective(played(logits, iou), truth).per_mask.tolist()
     for m in range(4):
-        one = slice(m, m + 1)
-        alone = Targets(
-            truth.masks[one],
-            truth.valid[one],
-            truth.boxes_input[one],
-            truth.cell_xy,
-            truth.scale_xy[one],
-            truth.shift[one],
-        )
-        assert float(
-            objective(played(logits[one], iou[one]), alone).loss.detach()
-        ) == pytest.approx(float(whole[m].detach()), rel=1e-6)
+        alone = truth.select(torch.tensor([m]))
+        found = objective(played(logits[m : m + 1], iou[m : m + 1]), alone)
+        assert float(found.loss.detach()) == pytest.approx(whole[m], rel=1e-6)
 
 
 def test_points_without_a_shift_are_refused(case):

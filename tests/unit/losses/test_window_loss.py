@@ -119,19 +119,6 @@ def test_values_are_those_of_a_sum_over_samples(case):
     assert terms.per_mask.requires_grad, "so that a task can weight it"
 
 
-def test_a_click_trains_the_smallest_window_that_holds_the_mask(case):
-    """And each window its predicted IoU."""
-    round, targets = case
-    answer, iou = round.prediction.in_window, round.prediction.iou_predictions
-    logits_grad, iou_grad = torch.autograd.grad(
-        WindowLoss()(round, targets).loss, [answer.logits, iou]
-    )
-    assert (logits_grad.abs().sum((2, 3)) > 0).tolist() == [
-        [weight > 0 for weight in weights] for weights in SUPERVISED
-    ]
-    assert (iou_grad != 0).all()
-
-
 COVERED = torch.tensor([[0.94, 0.95, 1.0], [1.0, 1.0, 1.0], [0.1, 0.2, 0.3], [0.96, 0.97, 1.0]])
 
 
@@ -167,34 +154,21 @@ def test_one_window_is_trained_whatever_it_holds():
 def part_of(case, chosen: slice) -> tuple[PromptRound, Targets]:
     """Return some of the masks."""
     round, targets = case
-    answer, asked = round.prediction.in_window, round.prompts
-    return (
-        PromptRound(
-            0,
-            replace(
-                asked, points_xy_input=asked.points_xy_input[chosen], labels=asked.labels[chosen]
-            ),
-            Prediction(
-                round.prediction.logits[chosen],
-                round.prediction.iou_predictions[chosen],
-                round.prediction.low_res_logits[chosen],
-                WindowLogits(answer.logits[chosen], answer.windows[chosen]),
-            ),
-        ),
-        Targets(
-            targets.masks[chosen],
-            targets.valid[chosen],
-            targets.boxes_input[chosen],
-            targets.cell_xy,
-            targets.scale_xy[chosen],
-        ),
+    index = torch.arange(3)[chosen]
+    prediction, answer = round.prediction, round.prediction.in_window
+    names = ("logits", "iou_predictions", "low_res_logits")
+    some = replace(
+        prediction,
+        in_window=WindowLogits(answer.logits[index], answer.windows[index]),
+        **{name: getattr(prediction, name)[index] for name in names},
     )
+    return PromptRound(0, round.prompts.select(index), some), targets.select(index)
 
 
 def test_masks_in_chunks_add_up_to_all(case):
     loss = WindowLoss(choice_weight=2.0)
     whole = loss(*case)
-    for cuts in ((0, 1, 3), (0, 2, 3), (0, 1, 2, 3)):
+    for cuts in ((0, 1, 3), (0, 1, 2, 3)):
         parts = [loss(*part_of(case, slice(a, b))) for a, b in itertools.pairwise(cuts)]
         assert float(sum(part.loss for part in parts).detach()) == pytest.approx(
             float(whole.loss.detach()), rel=1e-12
