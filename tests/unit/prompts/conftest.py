@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from gigamask.prompts.rounds import run_rounds
 from gigamask.rng import make_rng
 from gigamask.types import Prediction, RandomInputs, Targets
 
@@ -39,21 +40,7 @@ def make_truth():
 @pytest.fixture
 def repeat():
     """Repeats targets of one mask."""
-
-    def build(truth, number):
-        masks, valid = (
-            tensor.expand(number, *tensor.shape[1:]) for tensor in (truth.masks, truth.valid)
-        )
-        return Targets(
-            masks,
-            valid,
-            truth.boxes_input.expand(number, 4),
-            truth.cell_xy,
-            truth.scale_xy.expand(number, 2),
-            mask_prompt_size=truth.mask_prompt_size,
-        )
-
-    return build
+    return lambda truth, number: truth.select(torch.zeros(number, dtype=torch.int64))
 
 
 @pytest.fixture
@@ -90,5 +77,17 @@ def answer():
 
         decode.asked = []
         return decode
+
+    return build
+
+
+@pytest.fixture
+def play(make_truth, make_draws, answer):
+    """Plays all rounds of a policy against a model that always predicts `guess`."""
+
+    def build(guess, truth, policy, draws=None, pause=0.0):
+        truth = truth if isinstance(truth, Targets) else make_truth(truth)
+        draws = draws or make_draws(len(truth.masks), policy.num_uniforms)
+        return list(run_rounds(answer(guess), truth, policy, draws, pause))
 
     return build

@@ -33,6 +33,10 @@ def chi_square_excess(counts, expected):
     return (((counts - expected) ** 2 / expected).sum() - freedom) / math.sqrt(2 * freedom)
 
 
+def test_where_no_pixel_is_valid_there_is_no_click():
+    assert edge(FULL, EMPTY, EMPTY)[1] == {-1}
+
+
 def test_each_pixel_has_an_equal_part_of_the_unit_square():
     error = torch.tensor([[0, 1, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1]], dtype=torch.bool)
     pixels = [(x, y) for y in range(3) for x in range(4) if error[y, x]]
@@ -86,13 +90,10 @@ def test_false_negatives_get_positive_and_false_positives_negative_clicks_and_pa
     assert abs(label.float().mean() - misses / int(((truth ^ guess) & valid).sum())) < 0.04
 
 
-def edge(truth, guess, valid=None, position=0):
+def edge(truth, guess, valid):
     """Returns 500 clicks on one 3 x 5 picture as pixels and labels."""
-    masks = [
-        torch.tensor(mask, dtype=torch.bool).expand(500, 3, 5)
-        for mask in (truth, guess, np.ones((3, 5)) if valid is None else valid)
-    ]
-    xy, label = next_click(masks[1], masks[0], uniforms(500, 2, position=position), masks[2])
+    masks = [torch.tensor(mask).bool().expand(500, 3, 5) for mask in (guess, truth, valid)]
+    xy, label = next_click(masks[0], masks[1], uniforms(500, 2), masks[2])
     return {tuple(p) for p in xy.tolist()}, set(label.tolist())
 
 
@@ -100,37 +101,28 @@ FULL, EMPTY = np.ones((3, 5)), np.zeros((3, 5))
 ONE = EMPTY.copy()
 ONE[1, 3] = 1
 EVERYWHERE = {(x, y) for x in range(5) for y in range(3)}
+LEFT = FULL.copy()
+LEFT[:, 3:] = 0
+IN_LEFT = {(x, y) for x, y in EVERYWHERE if x < 3}
 
 
-def test_without_an_error_the_click_confirms_the_mask():
-    assert edge(ONE, ONE) == ({(3, 1)}, {1})
-    assert edge(FULL, FULL) == (EVERYWHERE, {1})
-
-
-def test_without_an_error_or_a_mask_the_click_is_background():
-    valid = FULL.copy()
-    valid[:, 4] = 0
-    assert edge(EMPTY, EMPTY) == (EVERYWHERE, {0})
-    assert edge(EMPTY, EMPTY, valid) == ({(x, y) for x, y in EVERYWHERE if x < 4}, {0})
-    assert edge(ONE * 0, FULL, valid) == ({(x, y) for x, y in EVERYWHERE if x < 4}, {0}), (
-        "all of it a false alarm"
-    )
-
-
-def test_one_pixel_and_full_masks_as_first_clicks():
-    assert edge(ONE, EMPTY) == ({(3, 1)}, {1})
-    assert edge(FULL, EMPTY) == (EVERYWHERE, {1})
-    assert edge(ONE, FULL) == (EVERYWHERE - {(3, 1)}, {0})
-
-
-def test_mask_only_in_padding_counts_as_empty():
-    valid = FULL.copy()
-    valid[:, 3:] = 0
-    assert edge(ONE, EMPTY, valid) == ({(x, y) for x, y in EVERYWHERE if x < 3}, {0})
-
-
-def test_where_no_pixel_is_valid_there_is_no_point():
-    assert edge(FULL, EMPTY, EMPTY)[1] == {-1}
+@pytest.mark.parametrize(
+    ("truth", "guess", "valid", "places", "label"),
+    [
+        # Without an error the click confirms the mask, or the background where there is none.
+        (ONE, ONE, FULL, {(3, 1)}, 1),
+        (FULL, FULL, FULL, EVERYWHERE, 1),
+        (EMPTY, EMPTY, FULL, EVERYWHERE, 0),
+        (EMPTY, EMPTY, LEFT, IN_LEFT, 0),
+        (EMPTY, FULL, LEFT, IN_LEFT, 0),
+        (ONE, EMPTY, FULL, {(3, 1)}, 1),
+        (FULL, EMPTY, FULL, EVERYWHERE, 1),
+        (ONE, FULL, FULL, EVERYWHERE - {(3, 1)}, 0),
+        (ONE, EMPTY, LEFT, IN_LEFT, 0),  # a mask in the padding alone counts as empty
+    ],
+)
+def test_a_click_corrects_or_confirms(truth, guess, valid, places, label):
+    assert edge(truth, guess, valid) == (places, {label})
 
 
 def test_two_clicks_are_uniform_in_false_negatives_and_false_positives():
@@ -156,18 +148,14 @@ def test_two_clicks_are_uniform_in_false_negatives_and_false_positives():
     assert both.abs().max() < 5 / number**0.5, "the two places know nothing of each other"
 
 
-def sides(truth, guess, valid=None):
+def sides(truth, guess, valid=FULL):
     """Returns 200 pairs of clicks on one 3 x 5 picture as pixels and labels of each side; None for
     no point."""
-    masks = [
-        torch.tensor(mask, dtype=torch.bool).expand(200, 3, 5)
-        for mask in (truth, guess, np.ones((3, 5)) if valid is None else valid)
-    ]
-    xy, labels = sample_fp_fn_clicks(masks[1], masks[0], uniforms(200, 2, 2), masks[2])
+    masks = [torch.tensor(mask).bool().expand(200, 3, 5) for mask in (guess, truth, valid)]
+    xy, labels = sample_fp_fn_clicks(masks[0], masks[1], uniforms(200, 2, 2), masks[2])
     found = []
     for side in (0, 1):
-        assert len(set(labels[:, side].tolist())) == 1
-        label = int(labels[0, side])
+        [label] = set(labels[:, side].tolist())
         found.append(None if label < 0 else ({tuple(p) for p in xy[:, side].tolist()}, label))
     return found
 
@@ -187,26 +175,21 @@ def test_a_side_without_an_error_has_no_point_and_two_such_confirm_once():
 
 
 def test_two_clicks_never_lie_in_padding():
-    valid = FULL.copy()
-    valid[:, 3:] = 0
-    left = {(x, y) for x, y in EVERYWHERE if x < 3}
-    assert sides(ONE, EMPTY, valid) == [(left, 0), None], (
+    assert sides(ONE, EMPTY, LEFT) == [(IN_LEFT, 0), None], (
         "the truth is in the padding: nothing is wrong"
     )
-    assert sides(EMPTY, FULL, valid) == [None, (left, 0)]
-    assert sides(FULL, ONE, valid) == [(left, 1), None]
+    assert sides(EMPTY, FULL, LEFT) == [None, (IN_LEFT, 0)]
+    assert sides(FULL, ONE, LEFT) == [(IN_LEFT, 1), None]
     assert sides(FULL, ONE, EMPTY) == [None, None]
 
 
 def test_no_masks_give_no_clicks():
     none = torch.zeros(0, 3, 5, dtype=torch.bool)
-    assert [each.shape for each in sample_fp_fn_clicks(none, none, uniforms(0, 2, 2), none)] == [
-        (0, 2, 2),
-        (0, 2),
-    ]
-    xy, label = next_click(none, none, uniforms(0, 2), none)
-    assert xy.shape == (0, 2)
-    assert label.shape == (0,)
+    for found, shape in (
+        (next_click(none, none, uniforms(0, 2), none), (0,)),
+        (sample_fp_fn_clicks(none, none, uniforms(0, 2, 2), none), (0, 2)),
+    ):
+        assert [each.shape for each in found] == [(*shape, 2), shape]
 
 
 def grid(cell_xy, *scales_xy):

@@ -2,6 +2,8 @@
 and each policy against a real model.
 """
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -36,34 +38,18 @@ DOT, FULL, EMPTY, FRAME = (
 )
 DOT[4, 7] = True
 FRAME[1:-1, 1:-1] = False
-TRUTHS = {"dot": DOT, "full": FULL, "empty": EMPTY, "frame": FRAME}
+TRUTHS = (DOT, FULL, EMPTY, FRAME)
 VALID = FULL.copy()
 VALID[:, 9:] = VALID[10:] = False
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
-def test_every_click_is_valid_with_the_targets_label(policy, make_truth, make_draws, answer):
+def test_every_click_is_valid_with_the_targets_label(policy, make_truth, play):
     """Every target with every prediction, in an image with padding, thirty times each."""
-    truths, guesses = zip(
-        *[
-            (truth, guess)
-            for truth in TRUTHS.values()
-            for guess in TRUTHS.values()
-            for _ in range(30)
-        ],
-        strict=True,
-    )
-    valid = np.broadcast_to(VALID, (len(truths), SIDE, SIDE))
-    truth = make_truth(np.stack(truths), valid.copy())
-    rounds = list(
-        run_rounds(
-            answer(np.stack(guesses)),
-            truth,
-            policy,
-            make_draws(len(truths), clicks=policy.num_uniforms),
-            0.4,
-        )
-    )
+    pairs = list(itertools.product(TRUTHS, TRUTHS)) * 30
+    truths, guesses = (np.stack(each) for each in zip(*pairs, strict=True))
+    truth = make_truth(truths, np.stack([VALID] * len(pairs)))
+    rounds = play(guesses, truth, policy, pause=0.4)
     assert len(rounds) == policy.rounds
     for played in rounds:
         asked = played.prompts
@@ -79,28 +65,17 @@ def test_every_click_is_valid_with_the_targets_label(policy, make_truth, make_dr
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
-def test_where_nothing_is_valid_there_is_no_point(policy, make_truth, make_draws, answer):
+def test_where_nothing_is_valid_there_is_no_point(policy, make_truth, play):
     masks = np.stack([DOT, FULL, EMPTY])
-    truth = make_truth(masks, np.zeros_like(masks))
-    for played in run_rounds(
-        answer(masks), truth, policy, make_draws(3, clicks=policy.num_uniforms), 0.4
-    ):
+    for played in play(masks, make_truth(masks, np.zeros_like(masks)), policy, pause=0.4):
         assert not ((played.prompts.labels == 0) | (played.prompts.labels == 1)).any()
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
-def test_soft_targets_are_prompted_where_more_than_half_is_covered(
-    policy, make_truth, make_draws, answer
-):
+def test_soft_targets_are_prompted_where_more_than_half_is_covered(policy, play):
     soft = np.full((20, SIDE, SIDE), 0.5, np.float32)
     soft[:, 4, 7] = 0.6
-    for played in run_rounds(
-        answer(soft > 0.55),
-        make_truth(soft),
-        policy,
-        make_draws(20, clicks=policy.num_uniforms),
-        0.4,
-    ):
+    for played in play(soft > 0.55, soft, policy, pause=0.4):
         positive = played.prompts.points_xy_input[played.prompts.labels == 1]
         assert (positive == torch.tensor([29.5, 17.5])).all()
 

@@ -11,9 +11,7 @@ from gigamask.errors import GigamaskError
 from gigamask.prompts.boxes import jitter_boxes
 from gigamask.prompts.masks import jitter_masks
 from gigamask.prompts.mixed import MixedPrompts
-from gigamask.prompts.rounds import run_rounds
-from gigamask.rng import make_rng
-from gigamask.types import RandomInputs, Targets
+from gigamask.types import RandomInputs
 
 NUMBER = 20_000
 MASK = np.zeros((1, 14, 14), bool)
@@ -163,52 +161,34 @@ def test_grid_of_mask_prompts_may_be_coarser_than_the_targets(make_truth, make_d
 def test_same_random_numbers_give_the_same_prompts_independent_of_other_masks(many):
     truth, draws = many
     whole = MixedPrompts().next(None, truth, draws, 0.0)
-    part = slice(70, 90)
-    some = Targets(
-        truth.masks[part],
-        truth.valid[part],
-        truth.boxes_input[part],
-        truth.cell_xy,
-        truth.scale_xy[part],
-    )
-    again = MixedPrompts().next(
-        None,
-        some,
-        RandomInputs(
-            draws.first_prompt[part], draws.clicks[part], draws.box_noise[part], draws.drop_path
-        ),
-        0.7,
-    )
+    part = torch.arange(70, 90)
+    per_mask = draws.first_prompt, draws.clicks, draws.box_noise
+    few = RandomInputs(*[values[part] for values in per_mask], draws.drop_path)
+    again = MixedPrompts().next(None, truth.select(part), few, 0.7)
     assert torch.equal(again.points_xy_input, whole.points_xy_input[part])
     assert torch.equal(again.labels, whole.labels[part])
     assert torch.equal(again.masks, whole.masks[part])
     assert torch.equal(again.has_mask_prompt, whole.has_mask_prompt[part])
 
 
-def test_it_is_one_round(make_truth, make_draws, answer):
-    policy = MixedPrompts()
-    rounds = list(run_rounds(answer(MASK), make_truth(MASK), policy, make_draws(1), 0.0))
-    assert len(rounds) == policy.rounds == 1
-
-
-def test_it_says_how_many_draws_it_spends_and_spends_them(make_truth, repeat):
-    for odds, spent in (((1.0,), 2), ((0.5, 0.5), 3), ((0.4, 0.3, 0.15, 0.1, 0.05), 8)):
-        policy = MixedPrompts(point_count_probs=odds)
-        assert policy.num_uniforms == spent
-        truth = repeat(make_truth(MASK), 400)
-        rng = make_rng(0, "test mixed", spent)
-        clicks = torch.tensor(rng.random((400, spent, 2)), dtype=torch.float32)
-        longer = torch.cat([clicks, torch.tensor(rng.random((400, 2, 2)), dtype=torch.float32)], 1)
-        fewer, *enough = (
-            RandomInputs(torch.zeros(400), each, torch.zeros(400, 4), torch.zeros(1, 1, 2))
-            for each in (clicks[:, 1:], clicks, longer)
-        )
-        asked = [policy.next(None, truth, draws, 0.0) for draws in enough]
-        assert torch.equal(asked[0].labels, asked[1].labels), "further draws change nothing"
-        assert torch.equal(asked[0].points_xy_input, asked[1].points_xy_input)
-        message = rf"MixedPrompts.*{spent} .*\(got {spent - 1}\).*RandomSpec.clicks"
-        with pytest.raises(GigamaskError, match=message):
-            policy.next(None, truth, fewer, 0.0)
+@pytest.mark.parametrize(
+    ("odds", "spent"), [((1.0,), 2), ((0.5, 0.5), 3), ((0.4, 0.3, 0.15, 0.1, 0.05), 8)]
+)
+def test_it_says_how_many_draws_it_spends_and_spends_them(
+    make_truth, make_draws, repeat, odds, spent
+):
+    policy = MixedPrompts(point_count_probs=odds)
+    assert policy.num_uniforms == spent
+    truth, draws = repeat(make_truth(MASK), 400), make_draws(400, spent + 2, spent)
+    enough, longer = (
+        policy.next(None, truth, replace(draws, clicks=draws.clicks[:, :given]), 0.0)
+        for given in (spent, spent + 2)
+    )
+    assert torch.equal(enough.labels, longer.labels), "further draws change nothing"
+    assert torch.equal(enough.points_xy_input, longer.points_xy_input)
+    message = rf"MixedPrompts.*{spent} .*\(got {spent - 1}\).*RandomSpec.clicks"
+    with pytest.raises(GigamaskError, match=message):
+        policy.next(None, truth, replace(draws, clicks=draws.clicks[:, 1:spent]), 0.0)
 
 
 @pytest.mark.parametrize(

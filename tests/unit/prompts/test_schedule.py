@@ -1,5 +1,4 @@
 import itertools
-from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -7,10 +6,8 @@ import pytest
 import torch
 
 from gigamask.errors import GigamaskError
-from gigamask.prompts.rounds import run_rounds
 from gigamask.prompts.schedule import InteractiveSchedule
-from gigamask.rng import make_rng
-from gigamask.types import Prediction, PromptRound, RandomInputs, Targets
+from gigamask.types import Prediction, PromptRound, RandomInputs
 
 
 def disc(x, y, radius, side=32):
@@ -22,17 +19,15 @@ MASKS = np.stack([disc(10, 12, 6), disc(20, 16, 9), disc(5, 25, 4), disc(16, 16,
 GUESS = np.stack([disc(13, 12, 6), disc(20, 12, 8), disc(5, 25, 4), disc(12, 16, 3)])
 
 
-def test_eleven_rounds_of_sam(make_truth, make_draws, answer):
+def test_eleven_rounds_of_sam(play):
     policy = InteractiveSchedule()
-    rounds = list(run_rounds(answer(GUESS), make_truth(MASKS), policy, make_draws(4), 0.4))
+    rounds = play(GUESS, MASKS, policy, pause=0.4)
     assert len(rounds) == policy.rounds == 11
     assert policy.num_uniforms == 9
-    pause = 1 + int(0.4 * 8)
     tokens = [played.prompts.labels.shape[1] for played in rounds]
     assert tokens == [2, 3, 4, 5, 5, 6, 7, 8, 9, 10, 10], (
         "a token for each click, none in round 4 and in the last"
     )
-    assert pause == 4
     assert [played.index for played in rounds] == list(range(11))
     assert [played.prompts.multimask_output for played in rounds] == [True] + [False] * 10
     assert [played.prompts.masks is None for played in rounds] == [True] + [False] * 10
@@ -43,84 +38,44 @@ def test_eleven_rounds_of_sam(make_truth, make_draws, answer):
         assert torch.equal(after.prompts.masks, before.mask_input)
 
 
-def test_without_pauses_every_round_adds_a_click(make_truth, make_draws, answer):
+def test_without_pauses_every_round_adds_a_click(play):
     for clicks in (0, 3):
         policy = InteractiveSchedule(clicks=clicks, mask_only_rounds=False)
-        rounds = list(run_rounds(answer(GUESS), make_truth(MASKS), policy, make_draws(4), 0.4))
+        rounds = play(GUESS, MASKS, policy, pause=0.4)
         assert len(rounds) == policy.rounds == 1 + clicks
         assert [played.prompts.labels.shape[1] for played in rounds] == list(range(2, 3 + clicks))
 
 
-def test_each_click_uses_its_own_random_numbers_wherever_the_mask_only_round_is(
-    make_truth, make_draws, answer
-):
-    truth, draws = make_truth(MASKS), make_draws(4)
+def test_each_click_uses_its_own_random_numbers_wherever_the_mask_only_round_is(play):
     points = [
-        list(run_rounds(answer(GUESS), truth, InteractiveSchedule(), draws, pause))[
-            -1
-        ].prompts.points_xy_input
+        play(GUESS, MASKS, InteractiveSchedule(), pause=pause)[-1].prompts.points_xy_input
         for pause in (0.0, 0.5, 0.999)
     ]
     assert torch.equal(points[0], points[1])
     assert torch.equal(points[0], points[2])
-    clicks = points[0][3, 2:]
-    assert len(torch.unique(clicks, dim=0)) > 5, (
+    assert len(torch.unique(points[0][3, 2:], dim=0)) > 5, (
         "the large error region is not clicked at one place"
     )
 
 
 @pytest.mark.slow
-def test_the_pause_falls_evenly_before_each_of_the_eight_clicks(make_truth, make_draws, answer):
-    truth, draws, decode = make_truth(MASKS[:1]), make_draws(1), answer(GUESS[:1])
-    policy = InteractiveSchedule()
-
+def test_the_pause_falls_evenly_before_each_of_the_eight_clicks(play):
     def place(pause):
-        counts = []
-        for played in run_rounds(decode, truth, policy, draws, pause):
-            counts.append(played.prompts.labels.shape[1])
-            if counts[-2:-1] == counts[-1:]:
-                return played.index
+        rounds = play(GUESS[:1], MASKS[:1], InteractiveSchedule(), pause=pause)
+        tokens = [played.prompts.labels.shape[1] for played in rounds]
+        return next(i for i in range(1, 11) if tokens[i] == tokens[i - 1])
 
-    assert [place(pause) for pause in (0.0, 0.1249, 0.125, 0.5, 0.8749, 0.875, 1 - 2**-53)] == [
-        1,
-        1,
-        2,
-        5,
-        7,
-        8,
-        8,
-    ]
-    number = 80
-    found = Counter(place(float(u)) for u in make_rng(0, "test pause").random(number))
-    assert set(found) == set(range(1, 9))
-    assert sum((found[k] - number / 8) ** 2 / (number / 8) for k in range(1, 9)) < 7 + 5 * 14**0.5
+    found = [place(pause) for pause in (0.0, 0.1249, 0.125, 0.5, 0.8749, 0.875, 1 - 2**-53)]
+    assert found == [1, 1, 2, 5, 7, 8, 8]
 
 
 @pytest.mark.slow
-def test_a_point_or_a_box_is_drawn_for_each_mask(make_truth):
-    number = 10_000
-    truth = make_truth(MASKS[:1])
-    truth = Targets(
-        truth.masks.expand(number, 32, 32),
-        truth.valid.expand(number, 32, 32),
-        truth.boxes_input.expand(number, 4),
-        truth.cell_xy,
-        truth.scale_xy.expand(number, 2),
-    )
-    rng = make_rng(0, "test share")
-    first = torch.tensor(rng.random(number), dtype=torch.float32)
-    noise = torch.tensor(rng.standard_normal((number, 4)), dtype=torch.float32)
-    draws = RandomInputs(
-        first,
-        torch.tensor(rng.random((number, 9, 2)), dtype=torch.float32),
-        noise,
-        torch.zeros(1, 1, 2),
-    )
+def test_a_point_or_a_box_is_drawn_for_each_mask(make_truth, repeat, make_draws):
+    truth, draws = repeat(make_truth(MASKS[:1]), 10_000), make_draws(10_000)
     for share in (0.5, 0.2, 0.0, 1.0):
         asked = InteractiveSchedule(box_prob=share).next(None, truth, draws, 0.0)
         boxed = asked.labels[:, 0] == 2
-        assert torch.equal(boxed, first < share), "each mask by its own number"
-        assert abs(boxed.float().mean() - share) < 0.02
+        assert torch.equal(boxed, draws.first_prompt < share), "each mask by its own number"
         assert (asked.labels[boxed] == torch.tensor([2, 3])).all()
         assert (asked.labels[~boxed] == torch.tensor([1, -1])).all()
         assert (asked.points_xy_input[~boxed, 1] == 0).all()
