@@ -123,16 +123,14 @@ def test_blocks_are_found_in_order_and_decay_by_depth(kind, folders):
     assert len(blocks) == COUNTS[kind] == count_blocks(spec.encoder.architecture)
     layers = layer_ids(model, blocks)
     names = {id(each): name for name, each in model.named_modules()}
-    for index, block in enumerate(blocks):
-        assert {layers[f"{names[id(block)]}.{name}"] for name, _ in block.named_parameters()} == {
-            index + 1
-        }
+    for depth, block in enumerate(blocks, 1):
+        inside = [f"{names[id(block)]}.{name}" for name, _ in block.named_parameters()]
+        assert {layers[name] for name in inside} == {depth}
     stem = {name for name, depth in layers.items() if depth == 0}
     assert stem, "what precedes the blocks"
     assert all("embed" in name for name in stem)
-    assert {layers[name] for name in layers if "neck" in name or "lateral" in name} == {
-        len(blocks) + 1
-    }
+    behind = {layers[name] for name in layers if "neck" in name or "lateral" in name}
+    assert behind == {len(blocks) + 1}
 
 
 def test_positions_and_tokens_have_no_weight_decay(folders):
@@ -201,9 +199,8 @@ def test_micro_batches_change_no_gradient(tmp_path, scenes, folders):
         return {name: p.grad / metrics.count for name, p in state.model.named_parameters()}
 
     one, two = gradients(4), gradients(1)
-    worst = max(float((one[name] - two[name]).abs().max()) for name in one)
-    largest = max(float(each.abs().max()) for each in one.values())
-    assert worst < 1e-5 * largest
+    largest = max(each.abs().max() for each in one.values())
+    assert all((one[name] - two[name]).abs().max() < 1e-5 * largest for name in one)
 
 
 def sharded_training(folder: str) -> None:
@@ -244,10 +241,8 @@ def test_by_command(tmp_path, scenes, folders, capsys):
     loaded = theirs(folders["convnext"]).state_dict()
     ours = Sam.from_pretrained(exported).image_encoder.backbone.state_dict()
     assert all(torch.equal(ours[name], tensor) for name, tensor in loaded.items()), "frozen"
-    capsys.readouterr()
-    for kind, out in (("official", "a.pth"), ("huggingface", "a")):
-        assert main(["export", str(run), "--to", kind, "--out", str(tmp_path / out)]) == 2
-        assert "no image encoder but SAM's ViT" in capsys.readouterr().err
+    assert main(f"export {run} --to official --out {tmp_path}/a.pth".split()) == 2
+    assert "no image encoder but SAM's ViT" in capsys.readouterr().err
 
 
 def test_what_it_may_do_is_said(tmp_path, folders, monkeypatch):
@@ -264,30 +259,28 @@ def test_what_it_may_do_is_said(tmp_path, folders, monkeypatch):
             HuggingFaceBackbone(str(folder))
     with pytest.raises(GigamaskError, match=r"choose from vit, .*, hf:BACKBONE, .*or file"):
         make_component("model.encoder", "dinov2")
-    spec = replace(spec_with(dinov2), patch_size=16)
-    with pytest.raises(GigamaskError, match=r"patches of 8 pixels: use --model.patch-size 8 and"):
-        build_model(spec, 0)
-    with pytest.raises(GigamaskError, match=r"does not fit the backbone hiera .* own size is \[64"):
-        build_model(replace(spec_with(hiera), image_size=128), 0)
-    with pytest.raises(GigamaskError, match=r"coarser than --model.patch-size 2: its finest map"):
-        build_model(replace(spec_with(hiera), patch_size=2), 0)
-    with pytest.raises(GigamaskError, match="hf needs a backbone: hf:FOLDER"):
-        build_model(replace(SPEC, encoder=HuggingFaceBackbone()), 0)
+    for spec, message in (
+        (
+            replace(spec_with(dinov2), patch_size=16),
+            "use --model.patch-size 8",
+        ),
+        (replace(spec_with(hiera), image_size=128), "does not fit the backbone hiera"),
+        (replace(spec_with(hiera), patch_size=2), "coarser than --model.patch-size 2"),
+        (replace(SPEC, encoder=HuggingFaceBackbone()), "hf needs a backbone: hf:FOLDER"),
+    ):
+        with pytest.raises(GigamaskError, match=message):
+            build_model(spec, 0)
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: 1 / 0)
     with pytest.raises(GigamaskError, match=r"that can be downloaded .*\(it cannot be reached\)"):
         HuggingFaceBackbone("facebook/dinov2-of-nobody")
 
 
 @pytest.mark.long
-def test_stages_and_weights_of_other_encoders(tmp_path, scenes, folders, capsys):
-    """The decoder can be trained first; weights with another encoder are refused by its name."""
+def test_weights_with_another_encoder_are_refused_by_its_name(tmp_path, scenes, folders, capsys):
     words = f"--config {tmp_path}/small.yaml --data {scenes} --steps 2".split()
     (tmp_path / "small.yaml").write_text("model.image-size: 64\nevaluation: none\n")
     given, run = f"hf:{folders['swin']}", tmp_path / "run"
-    with_swin = ["tiny", *words, "--model.encoder", given]
-    assert main(["train", *with_swin, "--out", str(run)]) == 0
-    stages = f"--stages decoder,joint --decoder-steps 2 --init {run}".split()
-    assert main(["train", *with_swin, *stages, "--out", str(tmp_path / "staged")]) == 0
+    assert main(["train", "tiny", *words, "--model.encoder", given, "--out", str(run)]) == 0
     assert main(["train", "tiny", *words, "--init", str(run), "--out", str(tmp_path / "b")]) == 2
     assert f"has the image encoder hf, the model has vit; use --model.encoder {given}" in (
         capsys.readouterr().err
@@ -326,7 +319,6 @@ def test_a_file_of_weights_names_no_model_to_download(tmp_path, folders):
     ("changes", "message"),
     [
         ({"num_hidden_layers": 10**9}, r"cannot be built \(depth 1000000000 for \d+ tensors"),
-        ({"num_hidden_layers": "many"}, "cannot be built"),
         ({"hidden_size": -8}, "does not fit the backbone dinov2"),
         ({"hidden_size": [8]}, "of the backbone dinov2 is not valid"),
         ({"model_type": "llama"}, "llama is not a backbone"),
@@ -344,9 +336,8 @@ def test_a_strangers_architecture_is_refused(tmp_path, folders, changes, message
 
 def test_blocks_of_a_plain_list():
     layers = torch.nn.ModuleList(torch.nn.Sequential(torch.nn.Linear(1, 1)) for _ in range(2))
-    assert blocks_of(torch.nn.Sequential(layers, torch.nn.ModuleList([torch.nn.Linear(1, 1)]))) == [
-        *layers
-    ]
+    other = torch.nn.ModuleList([torch.nn.Linear(1, 1)])
+    assert blocks_of(torch.nn.Sequential(layers, other)) == [*layers]
 
 
 def test_adapters_are_on_attention_or_all_linear_layers(kind, folders):
@@ -376,15 +367,10 @@ def test_adapters_are_on_attention_or_all_linear_layers(kind, folders):
 def test_a_backbone_of_two_channels_starts_from_weights_for_rgb(folders):
     """A gray image in both channels gives the features that it gave."""
     folder = folders["dinov2"]
-    rgb, two = (
-        build_model(replace(spec_with(folder), pixels=PixelConfig(count)), 0).eval()
-        for count in (3, 2)
-    )
-    for model in (rgb, two):
+    level, found = torch.randn(1, 1, 64, 64), []
+    for count in (3, 2):
+        model = build_model(replace(spec_with(folder), pixels=PixelConfig(count)), 0).eval()
         model.config.encoder.load_pretrained(model.image_encoder)
-    level = torch.randn(1, 1, 64, 64)
-    first, second = (
-        model.image_encoder.backbone(level.expand(1, count, 64, 64)).feature_maps
-        for model, count in ((rgb, 3), (two, 2))
-    )
-    torch.testing.assert_close(first, second)
+        pixels = level.expand(1, count, 64, 64)
+        found.append(model.image_encoder.backbone(pixels).feature_maps)
+    torch.testing.assert_close(*found)
