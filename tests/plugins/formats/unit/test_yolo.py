@@ -50,21 +50,19 @@ def test_text_of_another_encoding_costs_the_image(tmp_path):
 @pytest.mark.parametrize(
     ("line", "datum"),
     [
-        ("0 0.5 0.5 0.2 0.2", "it is a box"),
         ("0 0.5 0.5 0.2 0.2 0.93", "it is a box"),
-        ("0", "no polygon|0 numbers"),
+        ("0", "0 numbers"),
         (f"0 {TRIANGLE} 0.93", "7 numbers"),
         (f"-1 {TRIANGLE}", "not a class"),
         (f"0.5 {TRIANGLE}", "not a class"),
         (f"0 {TRIANGLE} nan 0.1", "NaN"),
         (f"0 {TRIANGLE} inf 0.1", "coordinate"),
-        (f"0 {TRIANGLE} 1e9 0.1", "coordinate"),
     ],
 )
 def test_lines_that_are_no_polygon_are_named(tmp_path, line, datum):
     (left_out,) = objects(tmp_path, f"0 {TRIANGLE}\n{line}\n").skipped
     assert left_out.reason.startswith("a.txt: line 2: ")
-    assert any(each in left_out.reason for each in datum.split("|")), left_out.reason
+    assert datum in left_out.reason
 
 
 def test_oriented_boxes_are_no_masks(tmp_path):
