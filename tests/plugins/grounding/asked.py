@@ -1,9 +1,13 @@
 """A grounding run small enough for tests, over half a dozen describable scenes."""
 
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
 from gigamask import config_files
+from gigamask.data import tar
+from gigamask.data.index import Index
+from gigamask.data.shards import ShardReader
 from gigamask.plugins.grounding.config import GroundingTrainConfig
 from gigamask.plugins.grounding.model_config import GroundingModelConfig
 from gigamask.plugins.grounding.text_encoders import HuggingFace
@@ -33,36 +37,36 @@ def asking() -> GroundingTrainConfig:
 
 def run_in(folder: Path, described: Path, lora_rank: int = 0, **changes) -> GroundingTrainConfig:
     """The run over what the fixture `described` holds, its configuration written down."""
-    text = HuggingFace(str(described / "text"), max_tokens=24, lora_rank=lora_rank)
     places = {
         "data": (str(described / "scenes"),),
         "queries": (str(described / "scenes" / "queries.jsonl"),),
-        "text": text,
+        "text": HuggingFace(str(described / "text"), max_tokens=24, lora_rank=lora_rank),
+        "segmenter": str(described / "segmenter.safetensors"),
+        "cache": str(described / "kept"),
     }
-    run = replace(
-        asking(),
-        out=str(folder),
-        segmenter=str(described / "segmenter.safetensors"),
-        cache=str(described / "kept"),
-        **places,
-    )
-    run = replace(run, **changes)
+    run = replace(asking(), out=str(folder), **(places | changes))
     config_files.save_config(run)
     return run
 
 
+def write_spoilt(index: Index, folder: Path, cut: Collection[int], without: Collection[int] = ()):
+    """Write a tar of the images of an index, with some JPEGs cut short and some JSONs left out."""
+    shards, members = ShardReader(index.shard_paths), []
+    for row in range(len(index)):
+        jpg, json_bytes = shards.read_entry(index, row)
+        members.append((f"sa_{row}.jpg", jpg[:200] if row in cut else jpg))
+        members += [] if row in without else [(f"sa_{row}.json", json_bytes)]
+    shards.close()
+    tar.write(folder / "sa_000000.tar", members)
+
+
 def flags(described: Path, out: Path) -> list[str]:
     """The same run as words on the command line, behind the recipe."""
-    words = [
-        "--data",
-        described / "scenes",
-        "--queries",
-        described / "scenes" / "queries.jsonl",
-        "--segmenter",
-        described / "segmenter.safetensors",
-    ]
-    words += ["--text.name", described / "text", "--cache", described / "kept", "--out", out]
-    return [str(word) for word in words]
+    return (
+        f"--data {described}/scenes --queries {described}/scenes/queries.jsonl "
+        f"--segmenter {described}/segmenter.safetensors --text.name {described}/text "
+        f"--cache {described}/kept --out {out}"
+    ).split()
 
 
 def untrained(spec: GroundingModelConfig = SPEC, seed: int = 0, device: str = "cpu"):

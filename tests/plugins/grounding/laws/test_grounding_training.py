@@ -2,6 +2,7 @@
 training.
 """
 
+import itertools
 import json
 import multiprocessing
 import os
@@ -77,11 +78,8 @@ def test_six_steps_are_three_killed_and_three_more(tmp_path, described, parts):
     assert checkpoint.newest(Path(run.out)).name == "step_00000003"
     assert same(whole, train(run))
     begun = run.build().state_dict()
-    moved = {
-        name
-        for name, tensor in whole.model.state_dict().items()
-        if not torch.equal(tensor, begun[name])
-    }
+    now = whole.model.state_dict()
+    moved = {name for name in now if not torch.equal(now[name], begun[name])}
     assert len(moved) > 0.9 * len(begun), "it has learned"
     held = load_file(checkpoint.newest(Path(run.out)) / checkpoint.MODEL)
     texts = {name for name in held if name.startswith("text.")}
@@ -100,12 +98,8 @@ def logits(model) -> torch.Tensor:
     gradient but rounding, of which Adam makes steps."""
     batch = query_batch(masks=7)
     with torch.no_grad():
-        scores = model(
-            batch.features,
-            batch.mask_valid,
-            batch.text_features.features,
-            batch.text_features.attention_mask,
-        )
+        words = batch.text_features
+        scores = model(batch.features, batch.mask_valid, words.features, words.attention_mask)
     return (scores[:, :-1] - scores[:, -1:])[batch.mask_valid]
 
 
@@ -117,15 +111,12 @@ def steps_of(run, cuts):
         cut = replace(run, micro_batch_size=micro)
         state = TrainState.initialize(cut, torch.device("cpu"))
         made = TrainData(cut, open_index(cut)).batches()
+        task = cut.task(torch.device("cpu"))
         for _ in range(2):
-            done = step(
-                cut.task(torch.device("cpu")), state, next(made), run.batch_size, 1e-3, 1.0
-            ).result()
+            done = step(task, state, next(made), run.batch_size, 1e-3, 1.0).result()
             assert not done.skipped
             if state.step == 0:
-                gradient = torch.cat(
-                    [parameter.grad.flatten() for parameter in state.model.parameters()]
-                )
+                gradient = torch.cat([each.grad.flatten() for each in state.model.parameters()])
             state.step += 1
         states.append((state, done, gradient))
     return states
@@ -179,18 +170,12 @@ def test_samplers_of_queries_order_them(tmp_path, described, sampler):
     run = run_in(tmp_path / "run", described, sampler=sampler, batch_size=8)
     feed = TrainData(run, open_index(run))
     dataset = run.data_source(open_index(run)).make_loader(False).dataset
-    texts = {query.text: number for number, query in enumerate(dataset.queries)}
-    seen = [
-        texts[text]
-        for _, batches in zip(range(2), feed.batches(), strict=False)
-        for batch in batches
-        for text in batch.texts
-    ]
+    steps = itertools.islice(feed.batches(), 2)
+    seen = [text for batches in steps for batch in batches for text in batch.texts]
     order = sampler.order(dataset.items, 0, None)
     wanted = order[np.arange(min(16, len(order)))]
-    assert [dataset.queries[number].text for number in seen[: len(wanted)]] == [
-        dataset.queries[number].text for number in wanted.tolist()
-    ]
+    expected = [dataset.queries[number].text for number in wanted.tolist()]
+    assert seen[: len(wanted)] == expected
 
 
 def test_later_epochs_encode_no_image(tmp_path, described, monkeypatch):
@@ -231,9 +216,7 @@ def test_a_trained_network_starts_another(tmp_path, described):
     trained = train(run).model.state_dict()
     other = run_in(tmp_path / "other", described, init=run.out)
     state = TrainState.initialize(other, torch.device("cpu"), other.init)
-    assert all(
-        torch.equal(tensor, trained[name]) for name, tensor in state.model.state_dict().items()
-    )
+    torch.testing.assert_close(state.model.state_dict(), trained, rtol=0, atol=0)
 
 
 def test_images_that_cannot_be_read_are_left_out_named_and_too_many_stop_it(tmp_path, described):

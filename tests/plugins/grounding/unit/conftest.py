@@ -4,12 +4,19 @@ import pytest
 
 from gigamask.data import index as indexes
 from gigamask.data import tar
+from gigamask.plugins.grounding import queries
+from gigamask.plugins.grounding.data import open_queries
 from tests.plugins.grounding.unit.test_data import pair
 
 
 @pytest.fixture(scope="module")
 def index(described, tmp_path_factory):
     return indexes.open_or_build([str(described / "scenes")], str(tmp_path_factory.mktemp("index")))
+
+
+@pytest.fixture(scope="module")
+def dataset(described, index):
+    return open_queries(index, queries.read(described / "scenes" / "queries.jsonl"))
 
 
 @pytest.fixture

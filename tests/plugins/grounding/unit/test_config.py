@@ -37,11 +37,8 @@ def run(tmp_path, described):
         ({"queries": ()}, r"^--queries\b"),
         ({"segmenter": ""}, r"^--segmenter\b"),
         ({"val_split": 1.0}, r"^--val-split\b.* 1.0$"),
-        ({"val_split": -0.1}, r"^--val-split\b.* -0.1$"),
         ({"val_split": float("nan")}, r"^--val-split\b.* nan$"),
-        ({"nonsense_fraction": -0.1}, r"^--nonsense-fraction\b.* -0.1$"),
         ({"nonsense_fraction": float("nan")}, r"^--nonsense-fraction\b.* nan$"),
-        ({"alignment_weight": -1.0}, r"^--alignment-weight\b.* -1.0$"),
         ({"alignment_weight": float("nan")}, r"^--alignment-weight\b.* nan$"),
         (
             {"evaluation": GroundingEvalConfig(data=("x",))},
@@ -55,8 +52,6 @@ def run(tmp_path, described):
         ({"evaluation": GroundingEvalConfig(count=0)}, r"^--evaluation.count\b.*\b0\b"),
         ({"max_masks": 0}, r"^--max-masks\b.*\b0\b"),
         ({"parallel": "fsdp"}, r"^--parallel\b.*fsdp"),
-        ({"data": ()}, r"^--data\b"),
-        ({"batch_size": 0}, r"^--batch-size\b.*\b0\b"),
     ],
 )
 def test_numbers_that_cannot_be_trained_with(run, change, flag):
@@ -68,17 +63,14 @@ def test_numbers_that_cannot_be_trained_with(run, change, flag):
 @pytest.mark.slow
 def test_what_is_missing_is_found_before_anything_is_computed(run, tmp_path):
     run.check_inputs()
-    with pytest.raises(GigamaskError, match=r"nothing.jsonl: "):
-        replace(run, queries=(str(tmp_path / "nothing.jsonl"),)).check_inputs()
-    with pytest.raises(GigamaskError, match=r"nothing.jsonl: "):
-        replace(
-            run,
-            evaluation=GroundingEvalConfig(
-                data=run.data, queries=(str(tmp_path / "nothing.jsonl"),)
-            ),
-        ).check_inputs()
-    with pytest.raises(GigamaskError, match=r"^--segmenter \S+nothing.pth: "):
-        replace(run, segmenter=str(tmp_path / "nothing.pth")).check_inputs()
+    gone = str(tmp_path / "nothing")
+    for change in (
+        {"queries": (gone,)},
+        {"evaluation": GroundingEvalConfig(data=run.data, queries=(gone,))},
+        {"segmenter": gone},
+    ):
+        with pytest.raises(GigamaskError, match=f"{gone}: "):
+            replace(run, **change).check_inputs()
 
 
 @pytest.mark.slow
@@ -94,24 +86,14 @@ def test_what_is_missing_is_found_before_anything_is_computed(run, tmp_path):
     ],
 )
 def test_resume_rejects_changed_samples_unless_allowed(run, change, name):
-    with pytest.raises(
-        GigamaskError,
-        match=(
-            rf"^--{name}(\.[\w-]+)? was .* and is now .*, which changes the data or their order; "
-            rf"add --allow-data-change, or use another --out$"
-        ),
-    ):
-        check_resume(run, replace(run, **change), False)
-    assert name in {
-        each.partition(".")[0] for each in check_resume(run, replace(run, **change), True)
-    }
+    other = replace(run, **change)
+    with pytest.raises(GigamaskError, match=rf"^--{name}\b.* --allow-data-change\b"):
+        check_resume(run, other, False)
+    assert any(each.startswith(name) for each in check_resume(run, other, True))
 
 
 def test_changed_sizes_are_rejected_and_other_changes_printed(run):
-    with pytest.raises(
-        GigamaskError,
-        match=r"^--model.dim was 16 in .* weights of another shape cannot be resumed",
-    ):
+    with pytest.raises(GigamaskError, match=r"^--model.dim was 16 in .* shape"):
         check_resume(run, replace(run, model=replace(SPEC, dim=32)), True)
     other = replace(
         run,
@@ -135,19 +117,14 @@ def test_a_run_comes_back_from_its_folder(run, described, tmp_path):
         evaluation=GroundingEvalConfig(best_by="top 1"),
     )
     assert config_files.load_config(other.out, trust=True) == other
-    assert run.backbones.cache_folder == Path(run.cache)
     assert replace(run, cache=None).backbones.cache_folder == Path(run.out) / "features"
-    assert run.tables == run.queries
-    assert not run.mining.use_sampler_strata
 
 
 def test_the_task_is_of_the_runs_numbers(run):
     cpu = torch.device("cpu")
     assert run.task(cpu) == GroundingTask(1.0, "fp32", None)
-    mined = replace(run, mining=OHEM(keep_ratio=0.5), alignment_weight=0.5, precision="bf16").task(
-        cpu
-    )
-    assert mined == GroundingTask(0.5, "bf16", OHEM(keep_ratio=0.5))
+    mined = replace(run, mining=OHEM(keep_ratio=0.5), alignment_weight=0.5, precision="bf16")
+    assert mined.task(cpu) == GroundingTask(0.5, "bf16", OHEM(keep_ratio=0.5))
 
 
 def images(asked):
@@ -167,11 +144,8 @@ def test_whole_images_are_held_out_by_name(run, index):
     assert images(split_queries(replace(run, val_split=0.25), asked, index)[1]) <= images(out), (
         "a larger share holds out more, not others"
     )
-    splits = {
-        frozenset(images(split_queries(replace(half, seed=seed), asked, index)[1]))
-        for seed in (0, 1, 3, 4)
-    }
-    assert len(splits) > 1
+    others = (split_queries(replace(half, seed=seed), asked, index)[1] for seed in (1, 3, 4))
+    assert any(images(other) != images(out) for other in others)
 
 
 @pytest.mark.slow

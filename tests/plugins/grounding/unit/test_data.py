@@ -27,28 +27,15 @@ from gigamask.plugins.grounding.mask_features import MaskFeatureExtractor
 from gigamask.plugins.grounding.text_features import TextFeatures
 from gigamask.plugins.grounding.vocabulary import words
 from gigamask.records import DataCursor, SampleRef, StepPlan
-from gigamask.samplers.batch_sampler import SampleSequence
-from gigamask.samplers.curriculum import Curriculum
-from gigamask.samplers.random import Random
-from gigamask.samplers.stratified import Stratified
 from tests import little
-from tests.plugins.grounding.asked import SPEC
+from tests.plugins.grounding.asked import SPEC, write_spoilt
 
 
 def read(texts):
     """Each text's letters as numbers."""
     codes = [torch.tensor([[float(ord(letter)), 1.0] for letter in text]) for text in texts]
-    features = (
-        torch.nn.utils.rnn.pad_sequence(codes, batch_first=True) if codes else torch.zeros(0, 0, 2)
-    )
-    return TextFeatures(
-        features, features[..., 1] > 0 if codes else torch.zeros(0, 0, dtype=torch.bool)
-    )
-
-
-@pytest.fixture(scope="module")
-def dataset(described, index):
-    return open_queries(index, queries.read(described / "scenes" / "queries.jsonl"))
+    features = pad(codes, torch.zeros(0, 0, 2))
+    return TextFeatures(features, features[..., 1] > 0)
 
 
 @pytest.fixture(scope="module")
@@ -72,10 +59,7 @@ def batch_of(questioner, sample_refs):
 
 
 def sample_refs_of(dataset, epoch=0):
-    return [
-        SampleRef(epoch, number, number, batch_index=number)
-        for number in range(len(dataset.queries))
-    ]
+    return [SampleRef(epoch, row, row, batch_index=row) for row in range(len(dataset.queries))]
 
 
 @pytest.mark.slow
@@ -93,14 +77,13 @@ def test_right_masks_are_among_the_candidates_which_are_few_and_all_of_that_imag
         assert batch.mask_valid[number].sum() == min(masks, 5)
         assert batch.is_target[number].sum() == min(len(query.mask_indices), 5)
         # Which mask of the image stands where, by its description.
-        numbers = [
-            int((held == each).all(1).nonzero()[0, 0])
-            for each in batch.features[number][batch.mask_valid[number]]
-        ]
-        assert numbers == sorted(set(numbers))
-        assert {
-            numbers[place] for place in batch.is_target[number].nonzero()[:, 0].tolist()
-        } == set(query.mask_indices)
+        valid = batch.mask_valid[number]
+        equal = (held[None] == batch.features[number][valid][:, None]).all(2)
+        numbers = equal.int().argmax(1)
+        assert equal.any(1).all()
+        assert numbers.tolist() == sorted(set(numbers.tolist()))
+        right = numbers[batch.is_target[number][valid]]
+        assert set(right.tolist()) == set(query.mask_indices)
     assert batch.cursor == DataCursor(7)
     assert batch.names[0] == f"sa_000000.tar:sa_0: {batch.texts[0]}"
 
@@ -141,42 +124,19 @@ def test_how_a_batch_is_cut_changes_no_query(asker, dataset):
             assert torch.equal(batch.mask_valid, whole.mask_valid[part])
             assert torch.equal(batch.is_target, whole.is_target[part])
             assert torch.equal(batch.features, whole.features[part])
-            length = batch.text_features.attention_mask.shape[1]
-            assert torch.equal(
-                batch.text_features.features, whole.text_features.features[part][:, :length]
-            )
-            assert not whole.text_features.attention_mask[part][:, length:].any()
+            own, all_words = batch.text_features, whole.text_features
+            length = own.attention_mask.shape[1]
+            assert torch.equal(own.features, all_words.features[part][:, :length])
+            assert not all_words.attention_mask[part][:, length:].any()
 
 
 def test_steps_are_groups_of_micro_batches(asker, dataset):
-    sample_refs = tuple(sample_refs_of(dataset))
-    made = asker()
-    steps = list(
-        made.batches(
-            [
-                StepPlan((sample_refs[:3], sample_refs[3:4]), 0, 4),
-                StepPlan((sample_refs[4:6], ()), 4, 6),
-            ]
-        )
-    )
+    refs, made = tuple(sample_refs_of(dataset)), asker()
+    plans = StepPlan((refs[:3], refs[3:4]), 0, 4), StepPlan((refs[4:6], ()), 4, 6)
+    steps = list(made.batches(plans))
     assert [[len(micro.texts) for micro in step] for step in steps] == [[3, 1], [2, 0]]
     assert [step[0].cursor for step in steps] == [DataCursor(4), DataCursor(6)]
     made.close()
-
-
-def test_only_some_of_the_queries(asker, dataset):
-    whole = batch_of(asker(), sample_refs_of(dataset)[:6])
-    some = whole.select(torch.tensor([1, 4]))
-    assert some.texts == (whole.texts[1], whole.texts[4])
-    assert (some.names, some.mask_image.tolist(), len(some.batch_index)) == (whole.names, [1, 4], 6)
-    for name in ("features", "mask_valid", "is_target", "strata"):
-        assert torch.equal(getattr(some, name), getattr(whole, name)[[1, 4]])
-    assert torch.equal(some.text_features.features, whole.text_features.features[[1, 4]])
-    assert torch.equal(
-        some.text_features.attention_mask, whole.text_features.attention_mask[[1, 4]]
-    )
-    none = whole.select(torch.tensor([], dtype=torch.int64))
-    assert (none.texts, len(none.mask_image), none.text_features.features.shape[0]) == ((), 0, 0)
 
 
 def test_strata_are_the_samplers_or_granularities(asker, dataset):
@@ -200,35 +160,18 @@ def test_weights_and_a_text_model_that_learns(asker):
 
 def test_no_query_is_a_batch_too(asker):
     batch = batch_of(asker(), [])
-    assert (
-        batch.features.shape,
-        batch.mask_valid.shape,
-        batch.is_target.dtype,
-        batch.mask_valid.dtype,
-    ) == (
-        (0, 0, sum(SPEC.parts)),
-        (0, 0),
-        torch.bool,
-        torch.bool,
-    )
+    assert batch.features.shape == (0, 0, sum(SPEC.parts))
+    assert batch.mask_valid.shape == batch.is_target.shape == (0, 0)
+    assert batch.is_target.dtype == batch.mask_valid.dtype == torch.bool
     assert (batch.names, batch.texts, len(batch.batch_index)) == ((), (), 0)
 
 
 def test_queries_of_an_image_that_cannot_be_read_are_left_out_and_named(
-    described, asker, index, extractor, tmp_path
+    dataset, index, extractor, tmp_path
 ):
-    shards, members = ShardReader(index.shard_paths), []
-    for row in range(2):
-        jpg, told = shards.read_entry(index, row)
-        members += [(f"sa_{row}.jpg", jpg[:200] if row else jpg), (f"sa_{row}.json", told)]
-    shards.close()
-    tar.write(tmp_path / "sa_000000.tar", members)
+    write_spoilt(index, tmp_path, [1])
     spoilt = indexes.open_or_build([str(tmp_path)], str(tmp_path / "index"))
-    asked = [
-        query
-        for query in queries.read(described / "scenes" / "queries.jsonl")
-        if query.image in ("sa_0.jpg", "sa_1.jpg")
-    ]
+    asked = [query for query in dataset.queries if query.image in ("sa_0.jpg", "sa_1.jpg")]
     made = QueryLoader(
         open_queries(spoilt, asked), spoilt, MaskFeatureExtractor(extractor.model, SPEC), read, 4, 0
     )
@@ -240,12 +183,6 @@ def test_queries_of_an_image_that_cannot_be_read_are_left_out_and_named(
     assert {each.name for each in batch.skipped} == {"sa_000000.tar:sa_1"}
     assert len(batch.skipped) == len(asked) - len(good)
     assert batch.skipped[0].reason.startswith("sa_000000.tar:sa_1: ")
-
-
-def test_rows_are_padded_with_zeros():
-    padded = pad([torch.ones(2, 3), torch.ones(1, 3)], torch.zeros(0, 0, 3))
-    assert padded[:, :, 0].tolist() == [[1, 1], [1, 0]]
-    assert pad([], torch.zeros(0, 0, 3)).shape == (0, 0, 3)
 
 
 def pair(number, sizes):
@@ -288,9 +225,8 @@ def test_columns_are_the_queries(tiny_index):
     found = open_queries(tiny_index, ASKED, seed=4)
     columns = found.items.columns
     assert (found.items.count, found.items.seed, found.items.tars) == (5, 4, 2)
-    assert {
-        name: column.tolist() for name, column in columns.items() if column.dtype == np.int32
-    } == {
+    found_of = {name: each.tolist() for name, each in columns.items() if each.dtype == np.int32}
+    assert found_of == {
         "tar": [1, 1, 1, 0, 1],
         "masks": [2, 3, 3, 1, 2],
         "granularity": [2, 1, 1, 3, 0],
@@ -308,13 +244,11 @@ def test_columns_are_the_queries(tiny_index):
     )
     assert np.array_equal(columns["difficulty"], expected)
     assert expected[3] == pytest.approx(0.3 + 0.2 / 50 + 0.3 / 20)
-    assert [tiny_index.entry_name(row) for row in found.rows.tolist()] == [
-        "a.tar:sa_1",
-        "a.tar:sa_0",
-        "a.tar:sa_0",
-        "b.tar:sa_2",
-        "a.tar:sa_1",
-    ]
+    named = " ".join(tiny_index.entry_name(row) for row in found.rows.tolist())
+    assert named == "a.tar:sa_1 a.tar:sa_0 a.tar:sa_0 b.tar:sa_2 a.tar:sa_1"
+    none = open_queries(tiny_index, []).items
+    assert none.count == 0
+    assert [len(column) for column in none.columns.values()] == [0] * 10
 
 
 def test_columns_are_computed_lazily_and_once(tiny_index):
@@ -335,48 +269,16 @@ def test_unknown_column_is_reported_with_the_known_ones(tiny_index):
 
 
 @pytest.mark.parametrize(
-    "sampler",
-    [
-        Random(),
-        Curriculum(),
-        Stratified(("granularity", "complexity", "domain"), epoch_length="data"),
-    ],
-)
-def test_samplers_order_queries(tiny_index, sampler):
-    found = open_queries(tiny_index, ASKED)
-    sequence = SampleSequence(sampler, found.items, locate=found.locate)
-    sample_refs = sequence.sample_refs(np.arange(sequence.epoch_length), 0)
-    assert {ref.mask_index for ref in sample_refs} == {-1}
-    assert {ref.row for ref in sample_refs} <= set(range(5))
-    if isinstance(sampler, Random):
-        assert sorted(ref.row for ref in sample_refs) == list(range(5))
-
-
-def test_no_queries_are_no_items(tiny_index):
-    found = open_queries(tiny_index, [])
-    assert found.items.count == 0
-    assert [len(column) for column in found.items.columns.values()] == [0] * 10
-
-
-def test_a_query_that_does_not_fit_is_refused(tiny_index):
-    with pytest.raises(GigamaskError, match="'cat' of sa_2"):
-        open_queries(tiny_index, [queries.Query(None, "sa_2", "cat", (1,))])
-
-
-@pytest.mark.parametrize(
     ("text", "number"),
     [
         ("the red disc", 0),
         ("the disc left of the box", 1),
-        ("the disc to the left of the box", 1),
         ("The disc, on top of the box.", 1),
         ("the cup on the table next to the window", 2),
         ("the man in front of the car behind the tree under the lamp", 3),
         ("the ring  between\nthe boxes", 1),
-        ("a person in red", 0),
         ("an onion on the left", 1),
         ("overalls, beloved, nearly, underwear, Aboveground", 0),
-        ("the dog at the bottom", 1),
         ("", 0),
     ],
 )
@@ -392,13 +294,10 @@ def test_every_relation_counts_once():
 @pytest.mark.parametrize(
     ("text", "kind"),
     [
-        ("zebra", 0),
         ("potted plant", 0),
-        ("the red disc", 0),
         ("all striped objects", 0),
         ("the red striped disc", 1),
         ("a vase with flowers", 1),
-        ("cats and dogs", 1),
         ("a stuffed teddy bear", 1),
         ("the disc left of the box", 2),
         ("the red striped disc with a hole above the box", 2),
@@ -409,28 +308,13 @@ def test_complexity_is_plain(text, kind):
 
 
 def test_words_are_counted_without_signs():
-    assert words("The dog's T-shirt, 2 red_discs — and a hat!") == [
-        "the",
-        "dog's",
-        "t-shirt",
-        "2",
-        "red",
-        "discs",
-        "and",
-        "a",
-        "hat",
-    ]
+    found = "the dog's t-shirt 2 red discs and a hat"
+    assert words("The dog's T-shirt, 2 red_discs — and a hat!") == found.split()
 
 
 def test_difficulty_is_the_stated_sum():
-    share, length, objects, count = (
-        np.array([1, 0, 0.5]),
-        np.array([0, 50, 10]),
-        np.array([0, 20, 5]),
-        np.array([0, 5, 1]),
-    )
-    assert difficulty(share, length, objects, count) == pytest.approx(
-        [0, 1, 0.15 + 0.2 * 0.2 + 0.3 * 0.25 + 0.2 * 0.2]
-    )
-    assert difficulty(share, 10 * length, 10 * objects, 10 * count)[1] == 1
-    assert difficulty(share, length, objects, count).dtype == np.float32
+    share, counts = np.array([1, 0, 0.5]), np.array([[0, 50, 10], [0, 20, 5], [0, 5, 1]])
+    found = difficulty(share, *counts)
+    assert found == pytest.approx([0, 1, 0.15 + 0.2 * 0.2 + 0.3 * 0.25 + 0.2 * 0.2])
+    assert found.dtype == np.float32
+    assert difficulty(share, *10 * counts)[1] == 1

@@ -130,18 +130,6 @@ def test_the_planned_peak_of_a_step_equals_the_measured_one(folders, kind, recom
 
 
 @pytest.mark.slow
-def test_recomputing_and_freezing_lower_the_peak(folders):
-    encoder = replace(HuggingFace(str(folders["llama"]), "bf16"), max_tokens=20)
-
-    def read(**options):
-        return memory.dry_run_texts(
-            prepared(replace(encoder, **options)), GroundingModel(MODEL).to("meta"), COUNTS
-        )
-
-    assert read() < read(lora_rank=2, recompute=True) < read(lora_rank=2)
-
-
-@pytest.mark.slow
 def test_the_planned_peak_of_the_image_encoder_equals_the_measured_one():
     encoder = build_model(tiny(), 0).image_encoder
     with AllocationTracker() as tracker, torch.no_grad():
@@ -207,33 +195,18 @@ def test_a_plan_adds_up(setup):
 
 def test_which_gpus_have_enough_memory():
     peaks = {"bf16": 1.0}
-    assert (
-        memory.fit("bf16", peaks, 10, 10.0),
-        memory.fit("bf16", peaks, 11, 10.0),
-        memory.fit("fp16", peaks, 1, 10.0),
-    ) == (
-        "fits",
-        "too small",
-        "no fp16",
-    )
+    for precision, needed, verdict in (
+        ("bf16", 10, "fits"),
+        ("bf16", 11, "too small"),
+        ("fp16", 1, "no fp16"),
+    ):
+        assert memory.fit(precision, peaks, needed, 10.0) == verdict
 
 
 @pytest.mark.slow
 def test_the_command(setup, capsys):
-    words = [
-        "memory",
-        "--language",
-        setup.text.name,
-        "--vision",
-        "none",
-        "--rank",
-        "2",
-        "--tokens",
-        "20",
-        "--optimizer",
-        "adamw8bit",
-    ]
-    found = ground.parse(words).run()
+    words = f"memory --language {setup.text.name} --vision none --rank 2 --tokens 20"
+    found = ground.parse([*words.split(), "--optimizer", "adamw8bit"]).run()
     assert (found["language"], found["vision"], found["lora_rank"]) == (setup.text.name, "none", 2)
     out = capsys.readouterr().out
     assert "\nvision encoder         0.00 GB\n" in out
@@ -246,10 +219,7 @@ def test_the_command(setup, capsys):
     ("change", "message"),
     [
         ({"masks": 0}, r"^--masks must be at least 1 \(got 0\)$"),
-        (
-            {"text": HuggingFace("some/model")},
-            r"^text model 'some/model': no such folder; ",
-        ),
+        ({"text": HuggingFace("some/model")}, r"^text model 'some/model': "),
     ],
 )
 def test_wrong_sizes_are_one_line(setup, change, message):
@@ -259,11 +229,5 @@ def test_wrong_sizes_are_one_line(setup, change, message):
 
 def test_without_transformers(setup, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(
-        GigamaskError,
-        match=(
-            r"^the plan of a language model needs transformers, which is not installed; pip "
-            r"install 'gigamask\[grounding\]'$"
-        ),
-    ):
+    with pytest.raises(GigamaskError, match=r"\btransformers\b.*'gigamask\[grounding\]'$"):
         memory.plan(setup)

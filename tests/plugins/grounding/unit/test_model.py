@@ -10,7 +10,6 @@ from gigamask.errors import GigamaskError
 from gigamask.losses.ohem import OHEM
 from gigamask.plugins.grounding.data import QueryBatch
 from gigamask.plugins.grounding.model import GroundingTask, pairwise_geometry, score_batch
-from gigamask.plugins.grounding.model_config import GroundingModelConfig
 from gigamask.plugins.grounding.relevance import relevance_losses
 from gigamask.plugins.grounding.text_features import TextFeatures
 from gigamask.records import DataCursor
@@ -19,30 +18,24 @@ from gigamask.training.step import StepMetrics, accumulate
 from tests.plugins.grounding.asked import SPEC, untrained
 
 
-def network(spec=SPEC, seed=0):
+def network():
     """A network of which every parameter speaks."""
-    model, generator = untrained(spec, seed).double().eval(), torch.Generator().manual_seed(seed)
+    model, generator = untrained().double().eval(), torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(
-                0.2 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
-            )
+            draw = {"generator": generator, "dtype": parameter.dtype}
+            parameter.add_(0.2 * torch.randn(parameter.shape, **draw))
     return model
 
 
-def given(queries=3, masks=5, tokens=4, seed=0, spec=SPEC):
+def given(queries=3, masks=5, tokens=4, seed=0):
     """Descriptions of masks and features of words, all of them there."""
     generator = torch.Generator().manual_seed(seed)
-    features = torch.randn(
-        queries, masks, sum(spec.parts), generator=generator, dtype=torch.float64
-    )
-    words = torch.randn(queries, tokens, spec.text_dim, generator=generator, dtype=torch.float64)
-    return (
-        features,
-        torch.ones(queries, masks, dtype=torch.bool),
-        words,
-        torch.ones(queries, tokens, dtype=torch.bool),
-    )
+    draw = {"generator": generator, "dtype": torch.float64}
+    features = torch.randn(queries, masks, sum(SPEC.parts), **draw)
+    words = torch.randn(queries, tokens, SPEC.text_dim, **draw)
+    there, spoken = (torch.ones(each.shape[:2], dtype=torch.bool) for each in (features, words))
+    return features, there, words, spoken
 
 
 def close(a, b):
@@ -98,15 +91,11 @@ def test_an_image_without_a_mask_has_the_score_of_none():
 def test_scores_depend_on_text_descriptions_and_the_other_masks():
     model, (features, there, words, spoken) = network(), given(queries=1)
     scores = model(features, there, words, spoken)
-    parts = features.split(SPEC.parts, 2)
-    for number in range(4):
-        other = [part.clone() for part in parts]
-        other[number][0, 2] += 0.5 * torch.linspace(
-            -1, 1, other[number].shape[2], dtype=torch.float64
-        )
-        assert ((model(torch.cat(other, 2), there, words, spoken) - scores).abs() > 1e-7).all(), (
-            number
-        )
+    for number, size in enumerate(SPEC.parts):
+        other = features.clone()
+        part = other.split(SPEC.parts, 2)[number]
+        part[0, 2] += 0.5 * torch.linspace(-1, 1, size, dtype=torch.float64)
+        assert ((model(other, there, words, spoken) - scores).abs() > 1e-7).all(), number
     assert not close(model(features, there, words.flip(2), spoken), scores)
 
 
@@ -166,27 +155,12 @@ def test_how_masks_lie_to_each_other():
     assert found[0, 0].tolist() == pytest.approx([0, 0, 0, 1, -0.1, -0.2, 0], abs=1e-6)
 
 
-@pytest.mark.slow
-def test_it_starts_by_seed_alone():
-    one, same, other = (untrained(seed=seed).state_dict() for seed in (1, 1, 2))
-    assert all(torch.equal(one[name], same[name]) for name in one)
-    assert not torch.equal(one["word.weight"], other["word.weight"])
-    assert untrained(device="meta").none.device.type == "meta"
-
-
-@pytest.mark.parametrize(
-    "name", ["embedding_dim", "text_dim", "dim", "layers", "heads", "crop_side"]
-)
-def test_sizes_that_cannot_be(name):
-    with pytest.raises(GigamaskError, match=rf"^GroundingModelConfig\.{name}\b.*\b0\b"):
-        replace(SPEC, **{name: 0})
-
-
-def test_a_width_that_heads_do_not_divide():
-    with pytest.raises(
-        GigamaskError, match=r"^GroundingModelConfig\.dim\b.*\b3\b.*\bheads\b.*\b16\b"
-    ):
-        GroundingModelConfig(dim=16, heads=3)
+def test_sizes_that_cannot_be():
+    for name in ("embedding_dim", "text_dim", "dim", "layers", "heads", "crop_side"):
+        with pytest.raises(GigamaskError, match=rf"\.{name}\b.*\b0\b"):
+            replace(SPEC, **{name: 0})
+    with pytest.raises(GigamaskError, match=r"\.dim\b.*\b3\b.*\bheads\b.*\b16\b"):
+        replace(SPEC, heads=3)
 
 
 def query_batch(count=7, masks=5, tokens=4, seed=0) -> QueryBatch:
@@ -246,40 +220,29 @@ def test_a_query_costs_both_losses_times_its_weight(model):
     assert torch.allclose(terms.per_mask, losses)
     assert torch.allclose(terms.loss, (losses * batch.weights).sum())
     assert (float(terms.count), terms.first) == (7.0, 0)
-    found = relevance_losses(score_batch(model, batch, "fp32"), batch.is_target, batch.mask_valid)
+    scores = score_batch(model, batch, "fp32")
+    found = relevance_losses(scores, batch.is_target, batch.mask_valid)
     assert torch.allclose(terms.parts["contrastive"], found.contrastive.sum())
     assert torch.allclose(terms.parts["alignment"], found.alignment.sum())
-    best = score_batch(model, batch, "fp32").argmax(1).tolist()
-    hits = [
-        place == 5 if not is_target.any() else place < 5 and bool(is_target[place])
-        for place, is_target in zip(best, batch.is_target, strict=True)
-    ]
-    assert float(terms.parts["accuracy"]) == sum(hits)
+    absent = ~batch.is_target.any(1, keepdim=True)
+    right = torch.cat([batch.is_target, absent], 1)
+    hits = right[torch.arange(len(right)), scores.argmax(1)]
+    assert float(terms.parts["accuracy"]) == hits.sum()
+    [half] = GroundingTask(0.25, "bf16").compute_losses(model, batch, lambda whole: whole)
+    assert 0 < (half.per_mask - losses).abs().max() < 0.1
 
 
 def test_no_query_has_no_terms(model):
-    assert (
-        list(GroundingTask(1.0).compute_losses(model, cut(query_batch(), []), lambda whole: whole))
-        == []
-    )
+    none = cut(query_batch(), [])
+    assert list(GroundingTask(1.0).compute_losses(model, none, lambda whole: whole)) == []
 
 
 @pytest.mark.parametrize("parts", [[[0, 1], [2, 3, 4], [5, 6]], [[4, 0, 6], [], [1, 2, 3, 5]]])
 def test_micro_batches_add_up_to_the_batch(parts):
-    model, batch, task, gradients, losses = (
-        untrained().double(),
-        query_batch(),
-        GroundingTask(1.0),
-        [],
-        [],
-    )
-    batch = replace(
-        batch,
-        features=batch.features.double(),
-        text_features=TextFeatures(
-            batch.text_features.features.double(), batch.text_features.attention_mask
-        ),
-    )
+    model, batch, task = untrained().double(), query_batch(), GroundingTask(1.0)
+    gradients, losses, words = [], [], batch.text_features
+    words = TextFeatures(words.features.double(), words.attention_mask)
+    batch = replace(batch, features=batch.features.double(), text_features=words)
     for micros in ([batch], [cut(batch, rows) for rows in parts]):
         model.zero_grad()
         totals = StepMetrics.zero(7, torch.zeros((), dtype=torch.float64))
@@ -314,25 +277,3 @@ def test_the_hardest_queries_by_both_losses_are_kept(model, parts, group_by):
         accumulate(task, model, each, totals)
     assert float(totals.count) == len(wanted)
     assert totals.means()["loss"] == pytest.approx(float(losses[sorted(wanted)].mean()), rel=1e-4)
-
-
-@pytest.mark.slow
-def test_half_the_width_is_close_and_learns(model):
-    batch = query_batch()
-    single, half = (
-        {
-            name: float(value)
-            for name, value in next(
-                GroundingTask(1.0, precision).compute_losses(model, batch, lambda x: x)
-            ).parts.items()
-        }
-        for precision in ("fp32", "bf16")
-    )
-    assert half["contrastive"] == pytest.approx(single["contrastive"], rel=0.05)
-    [terms] = GroundingTask(1.0, "bf16").compute_losses(model, batch, lambda whole: whole)
-    assert terms.per_mask.dtype == torch.float32
-    terms.loss.backward()
-    assert all(
-        parameter.grad is None or parameter.grad.isfinite().all()
-        for parameter in model.parameters()
-    )

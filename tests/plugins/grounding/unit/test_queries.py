@@ -110,18 +110,9 @@ def test_the_real_ones_are_read_and_written(real_data, tmp_path):
     ("line", "message"),
     [
         ("sa_1 the cat", r"queries.jsonl:2: .*\(JSON is malformed"),
-        ('{"image": "sa_1", "query": "\xff"', "queries.jsonl:2: is not a query"),
         (
             {"image": "sa_1", "mask_index": 0},
             r"\(Object missing required field `query`\)",
-        ),
-        (
-            {"query": "the cat", "mask_index": 0},
-            r"\(Object missing required field `image`\)",
-        ),
-        (
-            {"image": "sa_1", "query": "the cat", "mask_index": 1.5},
-            r"\(Expected `int \| null`, got `float` - at `\$.mask_index`\)",
         ),
         (
             {"image": "sa_1", "query": "the cat", "mask_index": None},
@@ -130,10 +121,6 @@ def test_the_real_ones_are_read_and_written(real_data, tmp_path):
         (
             {"image": "sa_1", "query": "the cat", "mask_indices": [True]},
             r"Expected `int`, got `bool`",
-        ),
-        (
-            {"image": "sa_1", "query": "the cat"},
-            "'the cat' has neither mask_index nor mask_indices",
         ),
         (
             {"image": "sa_1", "query": "the cat", "mask_index": 0, "mask_indices": []},

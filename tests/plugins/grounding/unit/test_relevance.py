@@ -83,20 +83,6 @@ def test_a_query_without_any_mask_costs_nothing():
         assert (scores.grad == 0).all()
 
 
-def test_right_masks_do_not_compete_with_each_other():
-    there = torch.ones(1, 4, dtype=torch.bool)
-    right = torch.tensor([[True, True, False, False]])
-    one, other = (
-        relevance_losses(torch.tensor([[2.0, rival, 0.5, 0.0, 1.0]]), right, there).contrastive
-        for rival in (2.0, 9.0)
-    )
-    alone = relevance_losses(
-        torch.tensor([[2.0, 0.5, 0.0, 1.0]]), right[:, 1:], there[:, 1:]
-    ).contrastive
-    assert one.item() == pytest.approx(alone.item())
-    assert other.item() == pytest.approx(alone.item() / 2, abs=1e-3)
-
-
 def test_far_scores_cost_what_they_are_apart():
     there, right = torch.ones(2, 2, dtype=torch.bool), torch.tensor([[True, False], [False, False]])
     scores = torch.tensor([[-3e3, 3e3, 0.0], [3e3, -3e3, 0.0]], requires_grad=True)

@@ -38,19 +38,6 @@ def test_averages_equal_overlaps_written_out(height, width, seed, flip):
     assert np.allclose(found, expected[:, :, ::-1] if flip else expected, rtol=0, atol=1e-6)
 
 
-@given(
-    st.integers(1, 60), st.integers(1, 60), st.sampled_from([16, 24, 64]), st.integers(0, 2**32 - 1)
-)
-def test_a_flip_mirrors_shares(height, width, side, seed):
-    runs = RLEMasks.from_dense(np.random.default_rng(seed).random((2, height, width)) < 0.5)
-    plain, mirrored = (
-        ImageTransform.resize_longest_side((height, width), side, flip) for flip in (False, True)
-    )
-    h, w = plain.resized
-    found = soft_masks(mirrored, runs, side)[:, :h, :w]
-    assert np.allclose(soft_masks(plain, runs, side)[:, :h, :w][:, :, ::-1], found, atol=1e-6)
-
-
 @given(st.integers(1, 60), st.integers(1, 60), st.booleans(), st.data())
 def test_a_marked_pixel_lands_where_points_say(height, width, flip, data):
     y0, x0 = data.draw(st.integers(0, height - 1)), data.draw(st.integers(0, width - 1))
@@ -74,27 +61,3 @@ def test_edges_that_do_not_increase_are_refused(masks, edges):
         average(RLEMasks.from_dense(masks), np.array(edges), np.arange(6.0))
     with pytest.raises(ValueError, match="column edges"):
         average(RLEMasks.from_dense(masks), np.arange(7.0), np.array(edges))
-
-
-def test_coverage_outside_the_mask_is_exactly_zero(masks):
-    edges = np.arange(0, 6.1, 0.7), np.arange(0, 5.1, 0.3)
-    shares = average(RLEMasks.from_dense(masks), *edges)
-    assert (average(RLEMasks.from_dense(np.ones((1, 6, 5), bool)), *edges) == 1).all()
-    assert (shares[1] == 0).all()
-    assert (shares[0, 6:] == 0).all()
-    assert (shares[0, :, :6] == 0).all()
-
-
-def test_cells_beside_the_image_are_background():
-    transform = ImageTransform.resize_longest_side((60, 90), 64, flip=True)
-    soft = soft_masks(transform, RLEMasks.from_dense(np.ones((1, 60, 90), bool)), 16)[0]
-    assert (soft[:10] == 1).all()
-    assert np.allclose(soft[10], 0.75)
-    assert (soft[11:] == 0).all()
-
-
-def test_the_crop_alone_counts():
-    transform = ImageTransform((30, 30), (5, 5, 15, 20), (20, 30), 30)
-    shares = soft_masks(transform, RLEMasks.from_dense(np.ones((1, 30, 30), bool)), 15)[0]
-    assert (shares[:10] == 1).all()
-    assert (shares[10:] == 0).all()

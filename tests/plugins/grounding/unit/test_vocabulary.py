@@ -17,7 +17,7 @@ from gigamask.plugins.grounding.vocabulary import (
 QUERY = Query("a.tar", "sa_1", "the red disc left of the box", (2,), "relation", "kitchen")
 
 
-@pytest.mark.parametrize("text", ["", "  ", "!!!", "7", "-_-", "¿?", "12 + 3"])
+@pytest.mark.parametrize("text", ["", "  ", "-_-", "¿?", "12 + 3"])
 def test_a_text_without_letters_is_refused(text):
     with pytest.raises(GigamaskError) as raised:
         check_text(text)
