@@ -2,14 +2,25 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
+from gigamask import save_model
 from gigamask.masks.rle import RLEMasks
+from gigamask.models.init import build_model
 from gigamask.plugins.serve.edits import Edit, MaskObject
 from gigamask.plugins.serve.project import Project
+from tests.little import SPEC
+
+
+def save_untrained(folder: Path, **changes) -> Path:
+    """Save a little SAM that is not trained, and return the path."""
+    path = folder / "little.safetensors"
+    save_model(build_model(replace(SPEC, custom_init=True, **changes), 0), path)
+    return path
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 import json
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,13 +9,11 @@ from PIL import Image
 from pycocotools.coco import COCO
 
 from gigamask.cli.main import main
-from gigamask.models.init import build_model
-from gigamask.models.state_dict import save_weights, to_official
 from gigamask.plugins.serve import server
 from gigamask.plugins.serve.project import Project
 from gigamask.synthetic.cells import compose_cells
 from tests.browser import NARROW, opened
-from tests.little import SPEC
+from tests.plugins.serve.annotated import save_untrained
 from tests.plugins.serve.journeys.test_serve import choose_file, served
 
 
@@ -36,13 +33,11 @@ def photos(tmp_path_factory):
 @pytest.fixture(scope="module")
 def address(photos):
     folder = photos.parent
-    spec = replace(SPEC, custom_init=True)
-    save_weights(to_official(build_model(spec, 0)), spec, folder / "little.safetensors")
+    weights = save_untrained(folder)
     flags = ("--points-per-side", 2, "--pred-iou-thresh", 0, "--stability-score-thresh", 0)
     with served(
         *("--project", folder / "project", "--images", photos),
-        *("--weights", folder / "little.safetensors", *flags),
-        *("--compare", folder / "little.safetensors"),
+        *("--weights", weights, "--compare", weights, *flags),
     ) as address:
         yield address
 
@@ -268,9 +263,7 @@ def test_images_of_16_bits_are_shown_and_classes_are_named(
     (tmp_path / "cells").mkdir()
     for i in range(2):
         Image.fromarray(compose_cells(0, i, (96, 96), 16).pixels).save(tmp_path / f"cells/{i}.png")
-    spec = replace(SPEC, custom_init=True, class_names=("cell", "dirt"))
-    weights = tmp_path / "classes.safetensors"
-    save_weights(to_official(build_model(spec, 0)), spec, weights)
+    weights = save_untrained(tmp_path, class_names=("cell", "dirt"))
     flags = ("--points-per-side", 2, "--pred-iou-thresh", 0, "--stability-score-thresh", 0)
     words = ("--project", tmp_path / "project", "--images", tmp_path / "cells")
 

@@ -3,16 +3,13 @@
 import io
 import json
 import time
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from gigamask.models.init import build_model
-from gigamask.models.state_dict import save_weights, to_official
 from tests.browser import opened
-from tests.little import SPEC
+from tests.plugins.serve.annotated import save_untrained
 from tests.plugins.serve.journeys.test_annotate import objects, saved
 from tests.plugins.serve.journeys.test_serve import served
 
@@ -51,11 +48,8 @@ def place(tmp_path_factory):
     x, y = MARK_XY
     pixels[y - 4 : y + 5, x - 4 : x + 5] = (255, 0, 255)
     Image.fromarray(pixels).save(folder / "photos" / "marked.png")
-    spec = replace(SPEC, custom_init=True)
-    weights = folder / "little.safetensors"
-    save_weights(to_official(build_model(spec, 0)), spec, weights)
     words = ("--project", folder / "project", "--images", folder / "photos")
-    with served(*words, "--weights", weights, "--no-token") as address:
+    with served(*words, "--weights", save_untrained(folder), "--no-token") as address:
         yield address, folder
 
 

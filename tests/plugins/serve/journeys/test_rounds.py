@@ -7,18 +7,14 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
-from dataclasses import replace
 
 import psutil
 import pytest
 import torch
 
-from gigamask.models.init import build_model
-from gigamask.models.state_dict import save_weights, to_official
 from gigamask.plugins.serve import training_round
 from gigamask.training.checkpoint import load_model
-from tests.little import SPEC
-from tests.plugins.serve.annotated import annotated
+from tests.plugins.serve.annotated import annotated, save_untrained
 from tests.plugins.serve.journeys.test_serve import get, served
 
 DEADLINE_S = 120
@@ -28,8 +24,7 @@ RUN = "/run?name=0001%2Frun"
 @pytest.fixture
 def project(tmp_path):
     """Three annotated images, and a small model."""
-    spec = replace(SPEC, custom_init=True)
-    save_weights(to_official(build_model(spec, 0)), spec, tmp_path / "little.safetensors")
+    save_untrained(tmp_path)
     with annotated(tmp_path, (60, 90)):
         pass
     return tmp_path / "project"

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,21 +22,18 @@ from PIL import Image
 from gigamask import config_files
 from gigamask.cli.main import main
 from gigamask.masks.rle import RLEMasks
-from gigamask.models.init import build_model
-from gigamask.models.state_dict import save_weights, to_official
 from gigamask.plugins.serve.command import ServeCommand
 from gigamask.training.trainer import train
 from gigamask.workflows import demo
 from tests.browser import NARROW, SLOW_S, WIDE, opened
-from tests.little import SPEC, little
+from tests.little import little
+from tests.plugins.serve.annotated import save_untrained
+from tests.plugins.serve.unit.test_runs_view import write_records
 
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory):
-    path = tmp_path_factory.mktemp("weights") / "little.safetensors"
-    spec = replace(SPEC, custom_init=True)
-    save_weights(to_official(build_model(spec, 0)), spec, path)
-    return path
+    return save_untrained(tmp_path_factory.mktemp("weights"))
 
 
 @contextmanager
@@ -79,17 +75,9 @@ def get(address, headers=None, body=None):
         (["--runs", "none"], "--runs none: no such folder"),
         (["--runs", ".", "--port", "70000"], "(got 70000)"),
         (["--runs", ".", "--port", "web"], "--port"),
-        (
-            ["--runs", ".", "--host", "no.such.host.invalid"],
-            "--host no.such.host.invalid: ",
-        ),
         (["--runs", ".", "--token", "short"], "--token"),
-        (["--runs", ".", "--host", "0.0.0.0", "--port", "0", "--no-token"], "--no-token"),
-        (["--runs", ".", "--port", "0", "--root-path", "me"], "--root-path me"),
         (["--runs", ".", "--points-per-side", "0"], "--points-per-side must be at least 1 (got 0)"),
         (["--runs", ".", "--pred-iou-thresh", "7"], "--pred-iou-thresh"),
-        (["--runs", ".", "--prot", "1"], "perhaps you meant --port"),
-        (["--runs", ".", "--json", "none/a.json"], "--json none/a.json"),
     ],
 )
 def test_wrong_words_are_one_line(words, told, capsys, tmp_path, monkeypatch):
@@ -98,12 +86,6 @@ def test_wrong_words_are_one_line(words, told, capsys, tmp_path, monkeypatch):
     said = capsys.readouterr().err
     assert told in said
     assert said.count("\n") == 1
-
-
-def test_a_port_that_is_taken_is_one_line(capsys, tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        assert main(["serve", "--runs", str(tmp_path), "--port", str(taken.getsockname()[1])]) == 2
-    assert "another --port" in capsys.readouterr().err
 
 
 def test_without_its_packages_it_says_what_to_install(capsys, tmp_path, monkeypatch):
@@ -133,7 +115,7 @@ def runs(tmp_path_factory, scenes):
     train(run, on_start=lambda: config_files.save_config(run))
     for name, steps in (("a", 40), ("b", 50)):
         config_files.save_config(replace(run, out=str(folder / name), steps=steps))
-        record(folder / name, range(1, 20))
+        write_records(folder / name, range(1, 20))
     return folder
 
 
@@ -150,39 +132,13 @@ def address(weights, scenes, runs):
 def test_other_names_large_bodies_and_paths_are_refused(address):
     assert get(address)[0] == 200
     assert get(address, {"Host": "evil.example"})[0] == 421
-    assert (
-        get(
-            f"{address}api/images",
-            {"Origin": "http://evil.example", "Content-Type": "image/jpeg"},
-            b"x",
-        )[0]
-        == 403
-    )
-    assert get(f"{address}api/images", {"Content-Type": "image/jpeg"}, b"x" * 100)[0] == 422
-    assert (
-        get(f"{address}api/images/a/predict", {"Content-Type": "application/json"}, b"x" * 2**17)[0]
-        == 413
-    )
-    assert chunked(address, f"{'10000'}\r\n{'x' * 2**16}\r\n" * 3) == 413
-    for path in (
-        "page/../app.py",
-        "page/%2e%2e%2fapp.py",
-        "../../etc/passwd",
-        "api/data/images/..%2f..%2fetc",
-    ):
+    picture, steps = {"Content-Type": "image/jpeg"}, {"Content-Type": "application/json"}
+    evil = picture | {"Origin": "http://evil.example"}
+    assert get(f"{address}api/images", evil, b"x")[0] == 403
+    assert get(f"{address}api/images", picture, b"x" * 100)[0] == 422
+    assert get(f"{address}api/images/a/predict", steps, b"x" * 2**17)[0] == 413
+    for path in ("page/../app.py", "../../etc/passwd", "api/data/images/..%2f..%2fetc"):
         assert get(address + path)[0] in (404, 422)
-
-
-def chunked(address, chunks):
-    """Sends a body in chunks, which states no length, and returns the status."""
-    host, port = re.match(r"http://([\d.]+):(\d+)/", address).groups()
-    with socket.create_connection((host, int(port)), timeout=SLOW_S) as line:
-        head = (
-            f"POST /api/images/a/predict HTTP/1.1\r\nHost: {host}:{port}\r\nTransfer-Encoding: "
-            f"chunked\r\nContent-Type: application/json\r\n\r\n"
-        )
-        line.sendall((head + chunks + "0\r\n\r\n").encode())
-        return int(line.recv(100).split()[1])
 
 
 @pytest.mark.long
@@ -364,28 +320,12 @@ def test_two_running_trainings_are_displayed_side_by_side(browser, address, runs
         page.select_option("#run-b", "b")
         page.wait_for_selector("#differences td:has-text('steps')")
         page.wait_for_selector("#live")
-        record(runs / "a", range(20, 38))
+        write_records(runs / "a", range(20, 38))
         page.wait_for_selector("#run-facts:has-text('step 37 of 40')")
+        skipped = {"skipped_sample": "x.tar:sa_1", "reason": "x.tar:sa_1: <b>cut short</b>"}
         with open(runs / "a" / "metrics.jsonl", "a") as file:
-            file.write(
-                json.dumps(
-                    {
-                        "step": 37,
-                        "skipped_sample": "x.tar:sa_1",
-                        "reason": "x.tar:sa_1: <b>cut short</b>",
-                    }
-                )
-                + "\n"
-            )
+            file.write(json.dumps({"step": 37, **skipped}) + "\n")
         page.wait_for_selector("#faults li:has-text('<b>cut short</b>')")
-
-
-def record(folder, steps):
-    with open(folder / "metrics.jsonl", "a") as file:
-        file.writelines(
-            json.dumps({"step": step, "loss": 1 / step, "images_per_s": 2.0}) + "\n"
-            for step in steps
-        )
 
 
 @pytest.mark.long

@@ -77,12 +77,6 @@ def test_thumbnails_show_the_masks(dataset, index):
     assert changed[~covered].mean() < 12
 
 
-def test_a_picture_for_trying_comes_with_its_masks(dataset, index):
-    raw, name, own = dataset.file(2)
-    assert name == index.entry_name(2)
-    assert image.size(raw, name) == own.size
-
-
 @pytest.mark.parametrize("row", [-1, 12, 10**12])
 def test_rows_that_are_not_there_are_unknown(dataset, row):
     with pytest.raises(NotFoundError, match="there is no image"):

@@ -47,6 +47,11 @@ def square(at, accepted=True, **more):
     return MaskObject(counts.decode(), accepted=accepted, **more)
 
 
+def check_refused(message, *places):
+    with pytest.raises(GigamaskError, match=message), Project.open(*places):
+        pass
+
+
 def test_edits_are_undone_to_the_beginning_and_redone(project):
     found = project.edit(0, 0, Edit("prompt", {1: square(0)}), SIZE)
     found = project.edit(0, 1, Edit("prompt", {2: square(9, name="b")}), SIZE)
@@ -77,23 +82,14 @@ def test_a_project_is_opened_again_as_it_was(tmp_path, photos):
     with Project.open(tmp_path / "project", photos) as project:
         project.edit(4, 0, Edit("prompt", {1: square(0)}), SIZE)
         project.update(categories=(projects.ObjectCategory("cell", "#ff0000"),))
-        with (
-            pytest.raises(GigamaskError, match="open in another"),
-            Project.open(tmp_path / "project"),
-        ):
-            pass
         before = project.summary()
     moved = photos.rename(tmp_path / "moved")
-    with pytest.raises(GigamaskError, match="no such folder"), Project.open(tmp_path / "project"):
-        pass
+    check_refused("no such folder", tmp_path / "project")
     with Project.open(tmp_path / "project", moved) as project:
         assert project.summary() == before
         assert project.content.categories[0].name == "cell"
-    with (
-        pytest.raises(GigamaskError, match=r"1 annotated image of .*, such as more/4\.png"),
-        Project.open(tmp_path / "project", moved / ".."),
-    ):
-        pass
+    message = r"1 annotated image of .*, such as more/4\.png"
+    check_refused(message, tmp_path / "project", moved / "..")
 
 
 def test_a_window_is_kept_and_its_change_is_said(tmp_path, photos):
@@ -117,20 +113,13 @@ def test_a_window_is_kept_and_its_change_is_said(tmp_path, photos):
 def test_a_project_that_cannot_be_read_is_left_alone(content, message, tmp_path, photos):
     path = tmp_path / "project.json"
     path.write_text(content)
-    with pytest.raises(GigamaskError, match=message), Project.open(tmp_path, photos):
-        pass
+    check_refused(message, tmp_path, photos)
     assert path.read_text() == content
 
 
 def test_what_cannot_be_opened_is_said(tmp_path, photos):
-    with pytest.raises(GigamaskError, match="no project yet"), Project.open(tmp_path / "new"):
-        pass
-    inside_a_file = photos / "0.png" / "project"
-    with (
-        pytest.raises(GigamaskError, match="cannot be written"),
-        Project.open(inside_a_file, photos),
-    ):
-        pass
+    check_refused("no project yet", tmp_path / "new")
+    check_refused("cannot be written", photos / "0.png" / "project", photos)
 
 
 def test_a_failed_save_is_said_and_the_image_stays_as_it_was(project, monkeypatch):
@@ -178,11 +167,7 @@ def test_old_edits_are_merged_when_the_file_would_grow_without_limit(project, mo
         found = project.edit(0, version, Edit("stroke", {version % 3 + 1: square(version)}), SIZE)
     assert len(found.edits) < 12
     assert found.edits[0].kind == "merge"
-    assert {key: each.mask for key, each in found.objects.items()} == {
-        1: square(9).mask,
-        2: square(10).mask,
-        3: square(11).mask,
-    }
+    assert [found.objects[key].mask for key in (1, 2, 3)] == [square(at).mask for at in (9, 10, 11)]
 
 
 def test_what_masks_cost_is_counted_for_the_model_in_use_and_by_how_they_came(project, monkeypatch):
@@ -294,23 +279,15 @@ def test_a_name_that_is_not_utf8_is_left_out_of_exports_and_said(tmp_path, photo
 
 
 def test_accepted_objects_are_exported_as_coco_and_shards(project, tmp_path):
-    project.update(
-        categories=(
-            projects.ObjectCategory("a", "#000000"),
-            projects.ObjectCategory("b", "#ffffff"),
-        )
-    )
+    project.update(categories=tuple(projects.ObjectCategory(name, "#000000") for name in "ab"))
     with pytest.raises(GigamaskError, match="no object is accepted"):
         export(project, tmp_path / "export")
     objects = {1: square(0, category="b", name="x"), 2: square(9, accepted=False)}
     project.edit(4, 0, Edit("prompt", objects), SIZE)
     for _ in range(2):  # the second replaces the first
         counts = export(project, tmp_path / "export")
-    assert counts["images"] == counts["masks"] == 1
-    assert counts["skipped"] == []
-    assert [path.name for path in (tmp_path / "export" / "shards").glob("*.tar")] == [
-        "sa_000000.tar"
-    ]
+    assert (counts["images"], counts["masks"], counts["skipped"]) == (1, 1, [])
+    assert [path.name for path in tmp_path.glob("export/shards/*.tar")] == ["sa_000000.tar"]
     content = json.loads((tmp_path / "export" / "coco.json").read_text())
     [entry] = content["annotations"]
     assert (entry["category_id"], entry["name"], entry["bbox"]) == (2, "x", [0, 0, 5, 5])
@@ -320,8 +297,4 @@ def test_accepted_objects_are_exported_as_coco_and_shards(project, tmp_path):
 def test_a_second_server_is_refused_also_if_the_lock_file_is_deleted(tmp_path, photos):
     with Project.open(tmp_path / "project", photos):
         (tmp_path / "project" / ".lock").unlink()
-        with (
-            pytest.raises(GigamaskError, match="another gigamask serve"),
-            Project.open(tmp_path / "project"),
-        ):
-            pass
+        check_refused("another gigamask serve", tmp_path / "project")

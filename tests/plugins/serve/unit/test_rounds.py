@@ -11,7 +11,6 @@ from PIL import Image
 
 from gigamask.data.mask_sampling import MaskFilters
 from gigamask.errors import GigamaskError
-from gigamask.models.state_dict import save_weights, to_official
 from gigamask.pixels import PixelConfig, WindowOptions
 from gigamask.plugins.serve import training_round
 from gigamask.plugins.serve.annotator import Annotator
@@ -20,20 +19,17 @@ from gigamask.plugins.serve.rounds import LOG, RESULT, SETTINGS, Rounds
 from gigamask.plugins.serve.training_round import make_config, run_round
 from gigamask.serialization import read_json
 from gigamask.training.checkpoint import load_model
-from tests.little import SPEC
-from tests.plugins.serve.annotated import annotated
+from tests.plugins.serve.annotated import annotated, save_untrained
 
 SIZE = (40, 60)
 KILL = "__import__('os').kill(__import__('os').getpid(), 9)"
 
 
 @pytest.fixture
-def rounds(tmp_path, session, model):
+def rounds(tmp_path, session):
     """Three images that are done, of which the first is held out."""
-    spec = replace(SPEC, custom_init=True)
-    save_weights(to_official(model), spec, tmp_path / "little.safetensors")
     with annotated(tmp_path, SIZE) as project:
-        yield Rounds(Annotator(project, session), str(tmp_path / "little.safetensors"), "cpu")
+        yield Rounds(Annotator(project, session), str(save_untrained(tmp_path)), "cpu")
 
 
 def start(rounds, monkeypatch, code):

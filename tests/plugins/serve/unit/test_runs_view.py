@@ -20,8 +20,8 @@ from tests.unit.report.test_damaged import DAMAGED
 from tests.unit.report.test_history import checkpoint, record, written
 
 
-def lines(path, steps, **more):
-    with open(path, "a") as file:
+def write_records(folder, steps, **more):
+    with open(folder / "metrics.jsonl", "a") as file:
         file.writelines(
             json.dumps({"step": step, "loss": 1 / step, "images_per_s": 2.0, **more}) + "\n"
             for step in steps
@@ -33,7 +33,7 @@ def runs(tmp_path):
     for name, steps in (("a", 4), ("deep/b", 6)):
         run = replace(little(), out=str(tmp_path / name), steps=steps)
         config_files.save_config(run)
-        lines(tmp_path / name / "metrics.jsonl", range(1, 5))
+        write_records(tmp_path / name, range(1, 5))
     return tmp_path
 
 
@@ -63,7 +63,7 @@ def test_one_runs_own_folder_is_its_own_list(runs):
 def test_what_is_written_meanwhile_is_read(runs):
     view = RunsView(runs)
     assert view.run("a")["records"]["step"] == [1, 2, 3, 4]
-    lines(runs / "a" / "metrics.jsonl", [5])
+    write_records(runs / "a", [5])
     assert view.run("a")["records"]["step"] == [1, 2, 3, 4, 5]
     json.dumps(view.run("a"), allow_nan=False)
 

@@ -22,27 +22,34 @@ async def app(scope, receive, send):
     await send({"type": "http.response.body", "body": message["body"]})
 
 
-def ask(
-    policy, method="GET", path="/", headers=None, query="", parts=(b"",), kind="http", wrapped=app
-):
-    """Send a request whose body comes in `parts`; return status, headers and body, or None where
-    there was no answer."""
+def scope_of(method="GET", path="/", headers=None, query="", kind="http"):
     told = {"host": "localhost:8000"} | (headers or {})
     scope = {"type": kind, "method": method, "path": path, "query_string": query.encode()}
     scope["headers"] = [(name.encode(), value.encode()) for name, value in told.items()]
+    return scope
+
+
+def receives(*parts):
+    """A function that receives a body in parts, then that the client has disconnected."""
     left = [
-        {"type": "http.request", "body": part, "more_body": number < len(parts) - 1}
-        for number, part in enumerate(parts)
+        {"type": "http.request", "body": part, "more_body": number < len(parts)}
+        for number, part in enumerate(parts, 1)
     ]
-    said = []
 
     async def receive():
         return left.pop(0) if left else {"type": "http.disconnect"}
 
+    return receive
+
+
+async def exchange(guard, scope, receive):
+    """Send a request; return status, headers and body, or None where there was no answer."""
+    said = []
+
     async def send(message):
         said.append(message)
 
-    asyncio.run(SecurityMiddleware(wrapped, policy)(scope, receive, send))
+    await guard(scope, receive, send)
     if not said:
         return None
     return (
@@ -50,6 +57,11 @@ def ask(
         {name.decode(): value.decode() for name, value in said[0]["headers"]},
         b"".join(each["body"] for each in said[1:]),
     )
+
+
+def ask(policy, *request, parts=(b"",), receive=None, wrapped=app, **scope):
+    guard = SecurityMiddleware(wrapped, policy)
+    return asyncio.run(exchange(guard, scope_of(*request, **scope), receive or receives(*parts)))
 
 
 @pytest.mark.parametrize(
@@ -156,33 +168,11 @@ def test_bodies_are_bounded_in_chunks_too_and_only_pictures_may_be_large():
 def test_of_a_body_that_never_ends_little_is_read():
     read = []
 
-    class Endless(list):
-        def __bool__(self):
-            return True
-
-        def pop(self, place):
-            read.append(1)
-            return {"type": "http.request", "body": b"x" * 8, "more_body": True}
-
-    said, left = [], Endless()
-
     async def receive():
-        return left.pop(0)
+        read.append(1)
+        return {"type": "http.request", "body": b"x" * 8, "more_body": True}
 
-    async def send(message):
-        said.append(message)
-
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": "/",
-        "query_string": b"",
-        "headers": [(b"host", b"localhost")],
-    }
-    asyncio.run(
-        SecurityMiddleware(app, SecurityPolicy(OWN, max_body_bytes=100))(scope, receive, send)
-    )
-    assert said[0]["status"] == 413
+    assert ask(SecurityPolicy(OWN, max_body_bytes=100), "POST", receive=receive)[0] == 413
     assert len(read) == 13
 
 
@@ -193,27 +183,15 @@ def test_uploads_at_once_are_bounded_together():
     go_on = asyncio.Event()
 
     async def upload():
-        parts = [b"x" * 40, b"y"]
+        begun, rest = [], receives(b"x" * 40, b"y")
 
         async def receive():
-            if not parts:
-                return {"type": "http.disconnect"}
-            if len(parts) == 1:
+            if begun:
                 await go_on.wait()
-            return {"type": "http.request", "body": parts.pop(0), "more_body": bool(parts)}
+            begun.append(1)
+            return await rest()
 
-        async def send(message):
-            if message["type"] == "http.response.start":
-                statuses.append(message["status"])
-
-        scope = {
-            "type": "http",
-            "method": "POST",
-            "path": "/",
-            "query_string": b"",
-            "headers": [(b"host", b"localhost")],
-        }
-        await guard(scope, receive, send)
+        statuses.append((await exchange(guard, scope_of("POST"), receive))[0])
 
     async def run():
         uploads = [asyncio.create_task(upload()) for _ in range(3)]
@@ -229,23 +207,11 @@ def test_uploads_at_once_are_bounded_together():
 
 def test_a_body_that_does_not_arrive_is_not_waited_for_long(monkeypatch):
     monkeypatch.setattr(security, "BODY_TIMEOUT_S", 0.01)
-    said = []
 
     async def receive():
         await asyncio.sleep(60)
 
-    async def send(message):
-        said.append(message)
-
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": "/",
-        "query_string": b"",
-        "headers": [(b"host", b"localhost")],
-    }
-    asyncio.run(SecurityMiddleware(app, SecurityPolicy(OWN))(scope, receive, send))
-    assert said[0]["status"] == 408
+    assert ask(SecurityPolicy(OWN), "POST", receive=receive)[0] == 408
 
 
 def test_behind_the_body_the_servers_own_messages_come_through():
