@@ -66,13 +66,6 @@ def test_an_image_smaller_than_a_crop_is_shown_whole():
     assert transform == ImageTransform.resize_longest_side((300, 400), 128)
 
 
-def test_crops_without_pixels_are_refused():
-    with pytest.raises(GigamaskError, match=r"RandomCrop\.side.*-3"):
-        RandomCrop(-3)
-    with pytest.raises(GigamaskError, match=r"RandomCrop\.flip.*1\.5"):
-        RandomCrop(flip=1.5)
-
-
 def test_the_boxes_of_stretched_images_are_stretched():
     config = SampleConfig(image_size=64, mask_size=16, augment=RandomCrop(10), stretch=True)
     boxes = np.array([[90, 20, 91, 21]])
@@ -104,12 +97,6 @@ def test_flip_at_its_ends(probability, flipped):
         HorizontalFlip(probability).get_transform((30, 40), 64, generator).flip
         for generator in generators
     } == {flipped}
-
-
-@pytest.mark.parametrize("probability", [-0.1, 1.5])
-def test_a_probability_that_is_none_is_refused(probability):
-    with pytest.raises(GigamaskError, match=rf"probability.*{probability}"):
-        HorizontalFlip(probability)
 
 
 @pytest.mark.parametrize("kind", [LargeScaleJitter, ScaleJitter])
@@ -179,27 +166,6 @@ def test_a_scale_of_one_is_the_plain_frame():
         assert ScaleJitter(1.0, 1.0, flip=0.0).get_transform(
             size, 128, make_rng(0, "frame")
         ) == ImageTransform.resize_longest_side(size, 128)
-
-
-@pytest.mark.parametrize("size", [(1, 1), (1, 900), (900, 1), (2, 3)])
-def test_every_size_can_be_laid(size):
-    for position in range(50):
-        transform = LargeScaleJitter(0.1, 7.0).get_transform(
-            size, 16, make_rng(0, "frame", position)
-        )
-        assert min(*transform.crop_size, *transform.resized) >= 1
-        assert max(transform.resized) <= 16
-        assert transform.crop[2] <= size[0]
-        assert transform.crop[3] <= size[1]
-
-
-@pytest.mark.parametrize("kind", [LargeScaleJitter, ScaleJitter])
-@pytest.mark.parametrize(
-    ("low", "high"), [(0.0, 1.0), (-1.0, 1.0), (1.5, 1.0), (1.0, float("inf")), (float("nan"), 1.0)]
-)
-def test_scales_that_are_none_are_refused(kind, low, high):
-    with pytest.raises(GigamaskError, match=rf"scales.*{low}.*{high}"):
-        kind(low, high)
 
 
 @pytest.mark.slow
@@ -277,29 +243,6 @@ def test_image_and_masks_are_stretched_alike():
     assert len(shares) > 10
 
 
-@pytest.mark.parametrize(
-    ("name", "low", "high"),
-    [
-        ("area", 0.0, 1.0),
-        ("area", 0.5, 0.2),
-        ("area", 0.5, 1.1),
-        ("area", float("nan"), 1.0),
-        ("aspect", 0.0, 1.0),
-        ("aspect", 2.0, 1.0),
-        ("aspect", 1.0, float("inf")),
-    ],
-)
-def test_impossible_crops_are_refused(name, low, high):
-    with pytest.raises(GigamaskError, match=rf"{name}.*{low}.*{high}"):
-        RandomResizedCrop(**{name: (low, high)})
-
-
-@pytest.mark.parametrize("kind", [LargeScaleJitter, ScaleJitter, RandomResizedCrop])
-def test_their_flip_is_a_probability(kind):
-    with pytest.raises(GigamaskError, match=r"probability.*2.0"):
-        kind(flip=2.0)
-
-
 @pytest.fixture(scope="module")
 def pixels():
     random = np.random.default_rng(0)
@@ -331,13 +274,6 @@ def test_nothing_is_changed_by_default(pixels):
     assert not np.array_equal(
         ColorJitter(0.2, 0.2, 0.2).adjust(pixels, make_rng(0, "colour")), pixels
     )
-
-
-def test_the_same_name_gives_the_same_colours(pixels):
-    jitter = ColorJitter(0.2, 0.2, 0.2)
-    adjusted = [jitter.adjust(pixels, make_rng(0, "colour", 1, position)) for position in (0, 0, 1)]
-    assert np.array_equal(adjusted[0], adjusted[1])
-    assert not np.array_equal(adjusted[0], adjusted[2])
 
 
 @pytest.mark.slow
@@ -385,8 +321,38 @@ def test_the_order_of_changes_is_drawn(pixels):
     assert len(found) == 6
 
 
-@pytest.mark.parametrize("name", ["brightness", "contrast", "saturation"])
-@pytest.mark.parametrize("amount", [-0.1, float("inf"), float("nan")])
-def test_an_amount_that_is_none_is_refused(name, amount):
-    with pytest.raises(GigamaskError, match=rf"{name}.*{amount}"):
-        ColorJitter(**{name: amount})
+NAN, INFINITY = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "named"),
+    [
+        (RandomCrop, {"side": -3}, r"RandomCrop\.side.*-3"),
+        (RandomCrop, {"flip": 1.5}, r"RandomCrop\.flip.*1\.5"),
+        *((HorizontalFlip, {"probability": p}, f"probability.*{p}") for p in (-0.1, 1.5)),
+        *(
+            (kind, {"flip": 2.0}, r"probability.*2\.0")
+            for kind in (LargeScaleJitter, ScaleJitter, RandomResizedCrop)
+        ),
+        *(
+            (kind, {"low": low, "high": high}, f"scales.*{low}.*{high}")
+            for kind in (LargeScaleJitter, ScaleJitter)
+            for low, high in ((0.0, 1.0), (-1.0, 1.0), (1.5, 1.0), (1.0, INFINITY), (NAN, 1.0))
+        ),
+        *(
+            (RandomResizedCrop, {name: (low, high)}, f"{name}.*{low}.*{high}")
+            for name, low, high in (
+                *(("area", *ends) for ends in ((0.0, 1.0), (0.5, 0.2), (0.5, 1.1), (NAN, 1.0))),
+                *(("aspect", *ends) for ends in ((0.0, 1.0), (2.0, 1.0), (1.0, INFINITY))),
+            )
+        ),
+        *(
+            (ColorJitter, {name: amount}, f"{name}.*{amount}")
+            for name in ("brightness", "contrast", "saturation")
+            for amount in (-0.1, INFINITY, NAN)
+        ),
+    ],
+)
+def test_values_that_cannot_be_are_refused(kind, values, named):
+    with pytest.raises(GigamaskError, match=named):
+        kind(**values)

@@ -17,7 +17,7 @@ from gigamask.data.mask_sampling import MaskFilters
 from gigamask.data.sample_config import SampleConfig
 from gigamask.data.sample_table import open_sample_table
 from gigamask.data.shards import ShardReader
-from gigamask.datatools import repack, stats, verify
+from gigamask.datatools import repack, verify
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.records import SampleRef, StepPlan
 from gigamask.types import RandomSpec
@@ -226,17 +226,6 @@ def test_an_index_in_passing_is_kept_until_something_changes(photos, tmp_path):
     assert changed.entry_name(1) == "photos:b_3.jpg"
 
 
-@pytest.mark.slow
-def test_pieces_make_the_same_bytes(photos, tmp_path):
-    whole = build([photos / "cats", photos / "dogs"], tmp_path / "whole")
-    for each in ("dogs", "cats"):
-        build(photos / each, tmp_path / each)
-    joined = extend([tmp_path / "dogs", tmp_path / "cats"], tmp_path / "joined")
-    assert (joined.scanned, joined.reused) == (0, 2)
-    for path in sorted(whole.folder.iterdir()):
-        assert path.read_bytes() == (joined.index.folder / path.name).read_bytes()
-
-
 def test_tars_and_folders_go_together(photos, tmp_path, entry):
     tar.write(
         tmp_path / "tars" / "a.tar", [member for number in (1, 2) for member in entry(number)]
@@ -321,11 +310,6 @@ def test_what_needs_tars_says_so(photos, tmp_path):
     (photos / "a.JPEG").write_bytes(b"x")
     [stale] = verify.check_index(index.folder)
     assert "photos had" in stale
-
-
-def test_statistics_are_of_images_alone(photos, tmp_path):
-    described = stats.describe(build(photos, tmp_path / "index"))
-    assert "6" in stats.table(described).split("\n")[0]
 
 
 @pytest.mark.slow

@@ -5,9 +5,8 @@ import json
 import multiprocessing
 import os
 import pickle
-import shutil
 import signal
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
@@ -19,8 +18,8 @@ from torch.utils.data._utils import signal_handling
 from gigamask.data import index as indexes
 from gigamask.data import tar
 from gigamask.data.augment import ColorJitter, LargeScaleJitter
-from gigamask.data.dataset import RawSample
-from gigamask.data.loader import SampleSource, batches
+from gigamask.data.dataset import RawSample, build_sample
+from gigamask.data.loader import SampleSource, batches, collate
 from gigamask.data.mask_sampling import MaskFilters
 from gigamask.data.sample_config import SampleConfig
 from gigamask.data.sample_table import open_sample_table
@@ -28,7 +27,7 @@ from gigamask.data.shards import ShardReader
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.interfaces import SampleTable
 from gigamask.masks.rle import RLEMasks
-from gigamask.records import DataCursor, SampleRef, StepPlan
+from gigamask.records import DataCursor, ImageAnnotation, SampleRef, StepPlan
 from gigamask.rng import make_rng
 from gigamask.samplers.batch_sampler import SampleSequence
 from gigamask.samplers.random import Random
@@ -67,45 +66,6 @@ def step(*rows, samples=0):
     """One step whose micro-batches hold these rows."""
     sample_refs = [tuple(SampleRef(0, row, row) for row in micro) for micro in rows]
     return StepPlan(tuple(sample_refs), samples, samples + sum(map(len, rows)))
-
-
-def damage(tars, tmp_path, member, change):
-    """Copies a tar with one member's bytes changed in place, so that the index stays true of it."""
-    members = tar.scan(tars[0])
-    path = tmp_path / tars[0].name
-    shutil.copy(tars[0], path)
-    at = members.names.index(member)
-    with open(path, "r+b") as file:
-        file.seek(int(members.offsets[at]))
-        before = file.read(int(members.sizes[at]))
-        after = change(before)
-        assert len(after) == len(before)
-        file.seek(int(members.offsets[at]))
-        file.write(after)
-    return path
-
-
-@pytest.mark.slow
-def test_images_without_masks_are_no_items(tars, tmp_path):
-    names = tar.scan(tars[0])
-    raw = tars[0].read_bytes()
-    pairs = [
-        (name, raw[start : start + size])
-        for name, start, size in zip(names.names, names.offsets, names.sizes, strict=True)
-    ]
-    empty = (
-        b'{"image":{"image_id":9,"width":300,"height":200,"file_name":"sa_9.jpg"},"annotations":[]}'
-    )
-    tar.write(
-        tmp_path / "a.tar", [pairs[0], *pairs[2:4], ("sa_9.json", empty), ("sa_9.jpg", pairs[2][1])]
-    )
-    index = indexes.build([tmp_path / "a.tar"], tmp_path / "index")
-    few = open_sample_table(index, MaskFilters())
-    assert [index.entry_name(int(row)) for row in few.rows_or_offsets] == ["a.tar:sa_1"]
-    assert few.items.columns["masks"].tolist() == [len(compose_scene(0, 1).masks)]
-    source = SampleSource(str(index.folder), ASSEMBLY, CHANCE)
-    with pytest.raises(CorruptSampleError, match=r"a\.tar:sa_0"):
-        source.sample(SampleRef(0, 0, index.find("a.tar:sa_0")))
 
 
 @pytest.mark.slow
@@ -200,26 +160,6 @@ def test_an_image_whose_masks_all_go_stays_without_masks(index):
     assert batch.dense(0, 0).shape == (0, 32, 32)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_broken_sample_is_left_out_and_named(tars, tmp_path, workers):
-    indexes.build([damage(tars, tmp_path, "sa_1.jpg", lambda raw: raw)], tmp_path / "index")
-    damage(tars, tmp_path, "sa_1.jpg", lambda raw: raw[:40] + bytes(len(raw) - 40))
-    os.utime(tmp_path / "sa_000000.tar", ns=(0, 0))
-    reindexed = indexes.build([tmp_path / "sa_000000.tar"], tmp_path / "index")
-    source = SampleSource(str(reindexed.folder), ASSEMBLY, CHANCE)
-    rows = [reindexed.find(f"sa_000000.tar:sa_{n}") for n in (0, 1, 2)]
-    [(batch, other)] = batches(source, [step(rows, rows[1:2])], workers=workers)
-    assert batch.names == ("sa_000000.tar:sa_0", "sa_000000.tar:sa_2")
-    [skipped] = batch.skipped
-    assert skipped.name == "sa_000000.tar:sa_1"
-    assert skipped.reason.startswith("sa_000000.tar:sa_1: ")
-    assert "JPEG" in skipped.reason
-    assert batch.mask_image.unique().tolist() == [0, 1]
-    assert other.skipped == (skipped,)
-    check_empty(other)
-
-
 def test_a_source_travels_without_what_it_opened(source):
     source.sample(SampleRef(0, 0, 0))
     parcel = pickle.dumps(source)
@@ -233,7 +173,7 @@ def test_a_source_travels_without_what_it_opened(source):
 
 
 @pytest.mark.slow
-def test_masks_leave_a_worker_small(tmp_path):
+def test_masks_leave_a_worker_small():
     """64 masks as large as SA-1B's (the median covers (.061)^2 of the image) take at most 64 KB, on
     the grid of the loss and on that of the input."""
     height, width = 375, 562
@@ -242,31 +182,16 @@ def test_masks_leave_a_worker_small(tmp_path):
     masks = np.zeros((64, height, width), bool)
     for mask in masks:
         radius = 0.061 * np.exp(generator.normal(0, 0.8)) * np.sqrt(height * width / np.pi)
-        y, x, stretch = (
-            generator.uniform(0, height),
-            generator.uniform(0, width),
-            generator.uniform(0.6, 1.6),
-        )
+        y, x, stretch = generator.uniform((0, 0, 0.6), (height, width, 1.6))
         mask[:] = ((down - y) * stretch) ** 2 + ((across - x) / stretch) ** 2 <= max(radius, 2) ** 2
-    scene = replace(
-        compose_scene(0, 0),
-        pixels=np.zeros((height, width, 3), np.uint8),
-        masks=RLEMasks.from_dense(masks),
-        predicted_iou=np.full(64, 0.9),
-        stability_score=np.full(64, 0.95),
-        points_xy=np.zeros((64, 2), np.int64),
-    )
-    jpg = simplejpeg.encode_jpeg(scene.pixels)
-    path = tar.write(
-        tmp_path / "sa_000000.tar",
-        [("sa_0.jpg", jpg), ("sa_0.json", json.dumps(record(scene, 0)).encode())],
-    )
-    index = indexes.build([path or tmp_path / "sa_000000.tar"], tmp_path / "index")
+    scores = np.full(64, 0.9, np.float32)
+    runs = RLEMasks.from_dense(masks)
+    annotation = ImageAnnotation("a.tar:sa_0", (height, width), runs, scores, scores)
+    jpg = simplejpeg.encode_jpeg(np.zeros((height, width, 3), np.uint8))
     for grid in (256, 1024):
-        source = SampleSource(
-            str(index.folder), SampleConfig(image_size=1024, mask_size=grid, max_masks=64), CHANCE
-        )
-        [(batch,)] = batches(source, [step([0])])
+        config = SampleConfig(image_size=1024, mask_size=grid, max_masks=64)
+        sample = build_sample(jpg, annotation, SampleRef(0, 0, 0), config, CHANCE)
+        batch = collate([sample], (), config, CHANCE, 0.0, DataCursor(1))
         assert len(batch.mask_image) > 60
         assert batch.rle_bounds.nbytes + batch.rle_offsets.nbytes <= 64 * 1024
 
@@ -402,24 +327,13 @@ def test_bug_is_not_reported_as_corrupt_data(index):
 def test_every_tensor_moves(source):
     [(batch,)] = batches(source, [step([0])])
     moved = batch.to("meta")
-    assert moved.rle_offsets.device.type == "cpu", (
-        "it says where to cut, and is read without waiting for the device"
-    )
-    drop_path = moved.random_inputs.drop_path
-    assert drop_path.device.type == "cpu", "it says which branches are not computed"
-    moved = replace(
-        moved,
-        rle_offsets=moved.rle_offsets.to("meta"),
-        random_inputs=replace(moved.random_inputs, drop_path=drop_path.to("meta")),
-    )
-    tensors = [
-        getattr(moved, field.name)
-        for field in fields(Batch)
-        if isinstance(getattr(moved, field.name), torch.Tensor)
-    ]
-    tensors += [getattr(moved.random_inputs, field.name) for field in fields(moved.random_inputs)]
-    assert {tensor.device.type for tensor in tensors} == {"meta"}
-    assert len(tensors) == 15
+    values = vars(moved) | vars(moved.random_inputs)
+    places = {name: x.device.type for name, x in values.items() if isinstance(x, torch.Tensor)}
+    assert {name for name, place in places.items() if place == "cpu"} == {
+        "rle_offsets",  # says where to cut, and is read without waiting for the device
+        "drop_path",  # says which branches are not computed
+    }
+    assert len(places) == 15
 
 
 PLAIN = replace(ASSEMBLY, with_masks=False)
@@ -449,31 +363,31 @@ def unlabelled(tmp_path_factory, jpg):
     return indexes.build(folder, folder / "index")
 
 
+def test_an_image_without_json_has_no_sample_with_masks(unlabelled):
+    source = SampleSource(str(unlabelled.folder), ASSEMBLY, CHANCE)
+    with pytest.raises(CorruptSampleError, match=r"a\.tar:x_0"):
+        source.sample(SampleRef(0, 0, 0))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
-def test_without_masks_every_image_is_a_sample(unlabelled, workers):
+def test_without_masks_every_image_is_a_sample_and_a_broken_one_is_left_out(unlabelled, workers):
     chance = RandomSpec(seed=5, clicks=3, blocks=4, patches=16)
     source = SampleSource(str(unlabelled.folder), PLAIN, chance)
     rows = open_sample_table(unlabelled, MaskFilters(), with_masks=False).rows_or_offsets.tolist()
     assert rows == list(range(6))
-    [(batch,)] = batches(source, [step(rows)], workers=workers)
+    [(batch, other)] = batches(source, [step(rows, rows[3:4])], workers=workers)
     assert batch.names == ("a.tar:x_0", "a.tar:x_1", "a.tar:x_2", "b.tar:x_4", "b.tar:sa_5")
     [skipped] = batch.skipped
     assert skipped.name == "b.tar:x_3"
     assert "b.tar:x_3: the JPEG of 1500 bytes" in skipped.reason
-    shapes = {
-        "mask_image": (0,),
-        "strata": (0,),
-        "boxes_input": (0, 4),
-        "rle_bounds": (0,),
-        "rle_offsets": (1,),
-        "batch_index": (5,),
-    }
-    assert {name: tuple(getattr(batch, name).shape) for name in shapes} == shapes
-    assert {
-        field.name: tuple(getattr(batch.random_inputs, field.name).shape)
-        for field in fields(batch.random_inputs)
-    } == {
+    assert other.skipped == (skipped,)
+    check_empty(other)
+    assert batch.mask_image.shape == batch.strata.shape == (0,)
+    assert batch.boxes_input.shape == (0, 4)
+    assert batch.batch_index.shape == (5,)
+    draws = {name: tuple(each.shape) for name, each in vars(batch.random_inputs).items()}
+    assert draws == {
         "first_prompt": (0,),
         "clicks": (0, 3, 2),
         "box_noise": (0, 4),

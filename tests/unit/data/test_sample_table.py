@@ -87,17 +87,6 @@ def test_items_are_images_with_a_mask_that_passes_and_has_a_pixel(small):
     )
 
 
-def test_items_are_masks_that_pass_image_by_image(small):
-    catalogue = open_sample_table(small, MaskFilters(), "mask")
-    assert catalogue.items.count == 9
-    rows, masks = catalogue.locate(np.arange(9))
-    assert [small.entry_name(row)[-1] for row in rows.tolist()] == list("000011114")
-    # The mask that is too large is not counted: the fine one beside it is the first that passes.
-    assert masks.tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 0]
-    assert catalogue.items.columns["granularity"].tolist() == [0, 0, 1, 0, 0, 2, 0, 2, 0]
-    assert catalogue.items.columns["masks"].tolist() == [4] * 8 + [2]
-
-
 @pytest.mark.parametrize("kind", ["image", "mask"])
 def test_where_nothing_passes_there_are_no_items(small, kind):
     catalogue = open_sample_table(small, MaskFilters(min_area=2000), kind, {"region": np.arange(6)})
@@ -154,21 +143,6 @@ def test_columns_are_computed_lazily_and_cached(index, monkeypatch):
 
 
 @pytest.mark.slow
-def test_difficulty_goes_through_the_masks_for_what_is_missing_only(index, monkeypatch):
-    columns = open_sample_table(index, MaskFilters()).items.columns
-    fraction = columns["area_fraction"]
-    asked, plain = [], sample_table._values
-    monkeypatch.setattr(
-        sample_table,
-        "_values",
-        lambda index, block, name: asked.append(name) or plain(index, block, name),
-    )
-    columns["difficulty"]
-    assert asked == ["stability", "predicted_iou"]
-    assert columns["area_fraction"] is fraction
-
-
-@pytest.mark.slow
 def test_columns_that_nothing_needs_are_not_read(index):
     only = indexes.Index(index.folder, index.manifest, index.images, {"area": index.masks["area"]})
     for kind in ("image", "mask"):
@@ -216,13 +190,8 @@ def test_unknown_column_is_reported_with_the_known_ones(small):
         small, MaskFilters(), "image", {"region": np.zeros(6, int)}
     ).items.columns
     assert "node" not in columns
-    with pytest.raises(GigamaskError) as fault:
+    with pytest.raises(GigamaskError, match=rf"'node'.* {', '.join([*COLUMNS, 'region'])},"):
         columns["node"]
-    assert str(fault.value) == (
-        "the items have no column 'node'; choose one of tar, masks, width, height, "
-        "area_fraction, predicted_iou, stability, granularity, difficulty, "
-        "complexity, domain, region, or add it to the table of attributes"
-    )
 
 
 def test_without_masks_every_image_is_an_item(small):
@@ -244,9 +213,5 @@ def test_without_masks_every_image_is_an_item(small):
     assert columns["region"].tolist() == list(range(6))
     for name in ("granularity", "area_fraction", "predicted_iou", "stability", "difficulty"):
         assert name not in columns
-        told = (
-            f"the items have no column '{name}'; choose one of {', '.join(known)}, "
-            f"or add it to the table"
-        )
-        with pytest.raises(GigamaskError, match=told):
+        with pytest.raises(GigamaskError, match=rf"'{name}'.* {', '.join(known)},"):
             columns[name]
