@@ -35,6 +35,11 @@ def shaken(config: SamConfig) -> ImageEncoderViT:
     return encoder
 
 
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    chance = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=chance, dtype=torch.float64)
+
+
 def windowed_plainly(layer: EncoderAttention, x: torch.Tensor) -> torch.Tensor:
     """Pads with zeros before the projection, then attends window by window, as SAM's code does."""
     side, window = x.shape[1], layer.window_size
@@ -62,7 +67,7 @@ def windowed_plainly(layer: EncoderAttention, x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("block", [0, 2])
 def test_padding_after_the_projection_equals_padding_before(block):
     layer = shaken(SMALL).blocks[block].attn
-    x = torch.randn(2, 8, 8, 24, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x = normal(2, 8, 8, 24)
     assert (layer(x) - windowed_plainly(layer, x)).abs().max() < 1e-12
 
 
@@ -70,23 +75,11 @@ def test_padding_after_the_projection_equals_padding_before(block):
 def test_any_side_that_the_patch_divides(side):
     encoder = shaken(replace(SMALL, image_size=side))
     embedding = encoder(
-        torch.randn(
-            2, 3, side, side, generator=torch.Generator().manual_seed(0), dtype=torch.float64
-        ),
+        normal(2, 3, side, side),
         None,
     )
     assert embedding.shape == (2, 16, side // 8, side // 8)
     assert embedding.isfinite().all()
-
-
-def test_images_of_a_batch_do_not_meet():
-    encoder = shaken(SMALL)
-    pixels = torch.randn(
-        3, 3, 64, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64
-    )
-    together = encoder(pixels, None)
-    for index in range(3):
-        assert (encoder(pixels[index : index + 1], None) - together[index]).abs().max() < 1e-12
 
 
 def test_drop_rates_grow_linearly_from_zero():
@@ -99,14 +92,14 @@ def test_drop_rates_grow_linearly_from_zero():
 
 def test_a_block_whose_branches_are_all_skipped_is_the_identity():
     encoder = shaken(replace(SMALL, drop_path_rate=0.5))
-    x = torch.randn(2, 8, 8, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    x = normal(2, 8, 8, 24, seed=1)
     assert torch.equal(encoder.blocks[2](x, torch.zeros(2, 2)), x)
 
 
 def test_drop_path_skips_single_images_and_single_branches():
     encoder = shaken(replace(SMALL, drop_path_rate=0.5))
     block = encoder.blocks[2]
-    x = torch.randn(4, 8, 8, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    x = normal(4, 8, 8, 24, seed=1)
     uniforms = torch.tensor([[0.9, 0.9], [0.1, 0.9], [0.9, 0.1], [0.1, 0.1]])
     result = block(x, uniforms)
     attended = x + 2 * block.attn(block.norm1(x))
@@ -142,17 +135,13 @@ def test_drop_path_keeps_the_expectation_of_a_branch():
 
 def test_uniforms_do_nothing_without_a_rate():
     encoder = shaken(SMALL)
-    pixels = torch.randn(
-        2, 3, 64, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64
-    )
+    pixels = normal(2, 3, 64, 64)
     assert torch.equal(encoder(pixels, torch.zeros(2, 3, 2)), encoder(pixels, None))
 
 
 def test_autocast_keeps_the_embedding_close():
     encoder = shaken(SMALL)
-    pixels = torch.randn(
-        1, 3, 64, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64
-    )
+    pixels = normal(1, 3, 64, 64)
     truth = encoder(pixels, None)
     with torch.autocast("cpu", torch.bfloat16):
         half = encoder.float()(pixels.float(), None)
@@ -161,9 +150,7 @@ def test_autocast_keeps_the_embedding_close():
 
 def test_every_parameter_of_the_encoder_learns():
     encoder = shaken(replace(SMALL, drop_path_rate=0.2))
-    pixels = torch.randn(
-        2, 3, 64, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64
-    )
+    pixels = normal(2, 3, 64, 64)
     encoder(pixels, torch.full((2, 3, 2), 0.5)).square().sum().backward()
     assert all(
         parameter.grad is not None and parameter.grad.abs().sum() > 0
@@ -225,7 +212,7 @@ def test_rectangles_have_no_padding_and_do_not_depend_on_the_batch(encoder):
 
 def test_attention_over_a_rectangle_is_that_of_the_definition():
     layer = shaken(SMALL).blocks[1].attn
-    x = torch.randn(2, 8, 5, 24, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x = normal(2, 8, 5, 24)
     q, k, v = layer.qkv(x.flatten(1, 2)).unflatten(2, (3, 2, 12)).permute(2, 0, 3, 1, 4)
     y, column = (torch.arange(40) // 5), (torch.arange(40) % 5)
     bias = [

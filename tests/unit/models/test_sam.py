@@ -245,15 +245,6 @@ def test_mask_without_a_mask_prompt_is_predicted_as_if_alone(double, masked, sev
     assert bool(found["prompt_encoder.mask_downscaling.6.bias"].any()) is bool(masked.any())
 
 
-def test_all_masked_is_the_usual_mask_prompt(double):
-    model, embedding, mask_image, prompts = double
-    usual = model.decode(embedding, mask_image, prompts)
-    told = model.decode(
-        embedding, mask_image, replace(prompts, has_mask_prompt=torch.ones(5, dtype=torch.bool))
-    )
-    assert all(near(*pair) for pair in zip(told, usual, strict=True))
-
-
 def test_what_stands_in_the_place_of_a_missing_mask_is_not_read(double):
     model, embedding, mask_image, prompts = double
     masked, weight = (

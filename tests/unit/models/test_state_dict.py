@@ -310,6 +310,14 @@ def test_parts_of_sam_are_not_stated():
     assert make_spec(COMPACT)["decoder"]["name"] == "window"
 
 
+def refuse(folder, spec, message):
+    """Check that a file which states this configuration is refused."""
+    path = folder / "w.safetensors"
+    save_file({"w": torch.zeros(1)}, path, metadata={"spec": json.dumps(spec)})
+    with pytest.raises(GigamaskError, match=message):
+        read_weights(path)
+
+
 @pytest.mark.parametrize("part", ["encoder", "decoder"])
 @pytest.mark.parametrize(
     ("change", "message"),
@@ -326,21 +334,13 @@ def test_parts_of_sam_are_not_stated():
 def test_parts_that_cannot_be_used_are_named(tmp_path, part, change, message):
     spec = json.loads(json.dumps(make_spec(COMPACT)))
     change(spec[part])
-    save_file(
-        {"w": torch.zeros(1)}, tmp_path / "w.safetensors", metadata={"spec": json.dumps(spec)}
-    )
-    with pytest.raises(GigamaskError, match=rf"w\.safetensors.*{message}"):
-        read_weights(tmp_path / "w.safetensors")
+    refuse(tmp_path, spec, rf"w\.safetensors.*{message}")
 
 
 @pytest.mark.parametrize("stated", [3, [1], True, {"name": ["window"]}, "window", {}])
 def test_a_decoder_of_another_type_is_refused(tmp_path, stated):
     spec = {**make_spec(COMPACT), "decoder": stated}
-    save_file(
-        {"w": torch.zeros(1)}, tmp_path / "w.safetensors", metadata={"spec": json.dumps(spec)}
-    )
-    with pytest.raises(GigamaskError, match=r"w\.safetensors"):
-        read_weights(tmp_path / "w.safetensors")
+    refuse(tmp_path, spec, r"w\.safetensors")
 
 
 def test_a_missing_part_is_sams(tmp_path):
@@ -348,11 +348,7 @@ def test_a_missing_part_is_sams(tmp_path):
     for part in ("encoder", "decoder"):
         spec = make_spec(COMPACT)
         del spec[part]
-        save_file(
-            {"w": torch.zeros(1)}, tmp_path / "w.safetensors", metadata={"spec": json.dumps(spec)}
-        )
-        with pytest.raises(GigamaskError, match=r"conv_pyramid"):
-            read_weights(tmp_path / "w.safetensors")
+        refuse(tmp_path, spec, "conv_pyramid")
 
 
 def without_decoder(state):

@@ -14,7 +14,6 @@ from gigamask.models.compact.prompt_maps import (
     PromptShapes,
     WindowPrompts,
     likeness,
-    mask_extent,
     propagated,
 )
 from gigamask.models.configs import WindowDecoder
@@ -120,14 +119,6 @@ def test_an_empty_mask_prompt_leaves_the_other_prompts():
         found = shapes(points, labels, masks=masks)
         assert torch.equal(windows(found, masks), windows(shapes(points, labels)))
         assert found.kinds.tolist() == [[CORRECTION] * 3]
-
-
-def test_extent_of_masks():
-    masks = torch.cat([logits(5, 6, 10, 9), logits(0, 0, 32, 32), logits(0, 0, 0, 0)])
-    first, last = mask_extent(masks, SIDE)
-    assert first[:2].tolist() == [[20, 24], [0, 0]]
-    assert last[:2].tolist() == [[40, 36], [128, 128]]
-    assert (first[2] > last[2]).all()
 
 
 def test_tokens_that_pad_are_not_read():
@@ -271,18 +262,3 @@ def test_labels_pass_between_samples_that_are_alike():
     maps[:, 2, 5, 0], prior = 1.0, torch.full((1, 8, 8), 90.0)
     click = propagated(features, maps, prior)[0, 0]
     assert click[kind[5, 0] == kind].max() < click[kind[5, 0] != kind].min()
-
-
-def test_labels_pass_alike_in_any_number_of_windows():
-    chance = torch.Generator().manual_seed(0)
-    features, maps = (torch.randn((5, 8, 4, 4), generator=chance) for _ in range(2))
-    prior = torch.randn((5, 4, 4), generator=chance)
-    together = propagated(features, maps, prior)
-    alone = torch.cat(
-        [
-            propagated(f[None], m[None], p[None])
-            for f, m, p in zip(features, maps, prior, strict=True)
-        ]
-    )
-    assert together.shape == (5, 2, 4, 4)
-    assert torch.allclose(together, alone, atol=1e-6)
