@@ -378,23 +378,14 @@ def test_arguments_are_those_of_metas_class():
         for name, parameter in signature.parameters.items()
         if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
     }
-    assert list(positional.items()) == [
-        ("model", inspect.Parameter.empty),
-        ("points_per_side", 32),
-        ("points_per_batch", 64),
-        ("pred_iou_thresh", None),
-        ("stability_score_thresh", None),
-        ("stability_score_offset", 1.0),
-        ("box_nms_thresh", 0.7),
-        ("crop_n_layers", 0),
-        ("crop_nms_thresh", 0.7),
-        ("crop_overlap_ratio", 512 / 1500),
-        ("crop_n_points_downscale_factor", 1),
-        ("point_grids", None),
-        ("min_mask_region_area", 0),
-        ("output_mode", "binary_mask"),
-    ]
-    assert [name for name in signature.parameters if name not in positional] == [
+    assert positional.pop("model") is inspect.Parameter.empty
+    assert " ".join(f"{name}={default}" for name, default in positional.items()) == (
+        "points_per_side=32 points_per_batch=64 pred_iou_thresh=None stability_score_thresh=None "
+        "stability_score_offset=1.0 box_nms_thresh=0.7 crop_n_layers=0 crop_nms_thresh=0.7 "
+        f"crop_overlap_ratio={512 / 1500} crop_n_points_downscale_factor=1 point_grids=None "
+        "min_mask_region_area=0 output_mode=binary_mask"
+    )
+    assert list(signature.parameters)[1 + len(positional) :] == [
         "cache",
         "precision",
         "tile",
