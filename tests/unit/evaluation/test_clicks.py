@@ -36,6 +36,10 @@ class Answering(Sam):
         return answers.expand(count, -1, -1, -1), self.iou[: len(answers)].expand(count, -1)
 
 
+def constant(logit: float) -> Answering:
+    return Answering(torch.full((3, 32, 32), logit), [0.1, 0.3, 0.2])
+
+
 @pytest.fixture(scope="module")
 def index(scenes, tmp_path_factory):
     return build(scenes, tmp_path_factory.mktemp("index") / "index")
@@ -46,7 +50,7 @@ EVERYTHING = MaskFilters(max_area=None)
 
 @pytest.mark.slow
 def test_all_foreground_prediction_scores_each_masks_area_fraction(index):
-    model = Answering(torch.full((3, 32, 32), 5.0), [0.1, 0.3, 0.2])
+    model = constant(5.0)
     result = evaluate_clicks(model, index, EVERYTHING, rows=[0, 1])
     assert result.images == 2
     for score in result.scores:
@@ -75,7 +79,7 @@ def test_mask_is_chosen_by_predicted_iou_and_oracle_by_ground_truth(index):
 
 @pytest.mark.slow
 def test_rounds_are_prompted_as_the_protocol_says(index):
-    model = Answering(torch.full((3, 32, 32), -5.0), [0.1, 0.3, 0.2])
+    model = constant(-5.0)
     evaluate_clicks(
         model, index, EVERYTHING, ClickProtocol(clicks=(1, 3), feed_mask=False), rows=[0]
     )
@@ -94,7 +98,7 @@ def test_rounds_are_prompted_as_the_protocol_says(index):
 @pytest.mark.slow
 def test_random_clicks_are_the_same_in_any_group_and_follow_the_protocol(index, monkeypatch):
     """EfficientSAM's: three masks for all positive points; EfficientViT-SAM's: no mask fed back."""
-    model = Answering(torch.full((3, 32, 32), -5.0), [0.1, 0.3, 0.2])
+    model = constant(-5.0)
     points = []
     for group_bytes in (embedded_images.GROUP_BYTES, 1):
         monkeypatch.setattr(embedded_images, "GROUP_BYTES", group_bytes)
@@ -142,18 +146,8 @@ def test_boxes_are_refined_and_loosened_alike_in_any_group(index, monkeypatch):
 
 
 @pytest.mark.slow
-def test_small_groups_give_the_same(index, monkeypatch):
-    model = Answering(
-        torch.randn(3, 32, 32, generator=torch.Generator().manual_seed(0)), [0.1, 0.3, 0.2]
-    )
-    whole = evaluate_clicks(model, index, EVERYTHING, rows=[2])
-    monkeypatch.setattr(embedded_images, "GROUP_BYTES", 1)
-    assert evaluate_clicks(model, index, EVERYTHING, rows=[2]).scores == whole.scores
-
-
-@pytest.mark.slow
 def test_filters_and_summary(index):
-    model = Answering(torch.full((3, 32, 32), 5.0), [0.1, 0.3, 0.2])
+    model = constant(5.0)
     threshold = float(np.median(index.masks["predicted_iou"]))
     result = evaluate_clicks(model, index, MaskFilters(max_area=None, min_predicted_iou=threshold))
     assert len(result.scores) == int((index.masks["predicted_iou"] >= threshold).sum())
@@ -238,7 +232,7 @@ def test_masks_are_grouped_by_area_in_pixels():
 
 @pytest.mark.slow
 def test_predicted_iou_is_compared_with_actual_iou(index):
-    model = Answering(torch.full((3, 32, 32), 5.0), [0.1, 0.3, 0.2])
+    model = constant(5.0)
     result = evaluate_clicks(model, index, EVERYTHING, rows=[0])
     told = result.summary()["calibration"]
     assert told["masks"] == len(result.scores)
@@ -251,7 +245,7 @@ def test_predicted_iou_is_compared_with_actual_iou(index):
 
 @pytest.mark.slow
 def test_boundaries_are_scored_if_requested(index):
-    model = Answering(torch.full((3, 32, 32), 5.0), [0.1, 0.3, 0.2])
+    model = constant(5.0)
     plain, asked = (
         evaluate_clicks(
             model, index, EVERYTHING, ClickProtocol(clicks=(1, 3), boundaries=on), rows=[0]
@@ -291,7 +285,7 @@ def test_a_granularity_without_masks_has_no_means_and_no_row():
 @pytest.mark.long
 def test_an_unreadable_image_is_left_out_and_named(index, monkeypatch):
     """The jpg's bytes are there, but are no jpg."""
-    model = Answering(torch.full((3, 32, 32), 5.0), [0.1, 0.3, 0.2])
+    model = constant(5.0)
     sound = evaluate_clicks(model, index, EVERYTHING, rows=[0, 2, 3]).scores
     read = Sa1bDataset.read
 
@@ -314,7 +308,7 @@ def test_figures_have_a_row_per_mask(index, tmp_path, monkeypatch):
     monkeypatch.setattr(
         figures, "draw_panel", lambda *words: labels.append(words[2].label) or draw_panel(*words)
     )
-    model = Answering(torch.full((3, 32, 32), 5.0), [0.1, 0.3, 0.2])
+    model = constant(5.0)
     result = evaluate_clicks(model, index, EVERYTHING, rows=[0, 1])
     paths = figures.write_figures(model, index, result, tmp_path / "figures", count=3)
     assert [path.name for path in paths] == ["best.png", "worst.png", "typical.png"]

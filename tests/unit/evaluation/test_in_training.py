@@ -16,7 +16,7 @@ from gigamask.data.index import build
 from gigamask.data.mask_sampling import MaskFilters
 from gigamask.distributed.world import World, init_world
 from gigamask.errors import EvaluationStoppedError, GigamaskError
-from gigamask.evaluation import embedded_images, figures, in_training
+from gigamask.evaluation import figures, in_training
 from gigamask.evaluation.click_evaluation import ClickEvaluation
 from gigamask.evaluation.clicks import ClickProtocol, evaluate_clicks
 from gigamask.evaluation.embedded_images import scored_masks
@@ -261,13 +261,6 @@ def test_automatic_masks_pass_by_predicted_iou_and_stability(index, logit, iou, 
     verdict = evaluator(index, [0, 1]).run(Constant(answers(logit), iou))
     assert verdict.scores["points with a mask"] == share
     assert any("default thresholds" in worry for worry in verdict.warnings) == (share == 0)
-
-
-@pytest.mark.slow
-def test_small_groups_give_the_same(index, monkeypatch):
-    whole = evaluator(index, [0, 1]).run(Likeness())
-    monkeypatch.setattr(embedded_images, "GROUP_BYTES", 1)
-    assert evaluator(index, [0, 1]).run(Likeness()) == whole
 
 
 @pytest.mark.parametrize(

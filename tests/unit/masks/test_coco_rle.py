@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from pycocotools import mask as coco
 
 from gigamask.errors import GigamaskError
 from gigamask.masks.coco_rle import PIXEL_LIMIT, read_spans, write_counts
@@ -118,26 +117,6 @@ def test_text_bytes_and_lists_may_stand_side_by_side():
     runs = RLEMasks.from_coco([text(6, 8, 6), text(6, 8, 6).decode(), [6, 8, 6]], SIZE)
     assert runs.bounds.tolist() == [6, 14] * 3
     assert runs.offsets.tolist() == [0, 2, 4, 6]
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_text_is_read_and_written_as_pycocotools_does(seed):
-    """Masks of few and many runs, which begin and end in either, with numbers of all widths."""
-    random, size = np.random.default_rng(seed), (997, 1201)
-    pixels = size[0] * size[1]
-    encoded = []
-    for count in (0, 1, 2, 3, 4, 5, 50, 3000):
-        cuts = np.unique(random.integers(0, pixels, count))
-        if count and random.random() < 0.5:
-            cuts[0] = 0
-        lengths = np.diff(cuts, prepend=0, append=pixels).tolist()
-        encoded.append(coco.frPyObjects({"size": list(size), "counts": lengths}, *size))
-    runs = RLEMasks.from_coco([each["counts"] for each in encoded], size)
-    assert runs.to_coco() == [each["counts"] for each in encoded]
-    assert runs.areas().tolist() == coco.area(encoded).tolist()
-    boxes = runs.boxes().astype(np.float64)
-    boxes[:, 2:] += 1 - boxes[:, :2]
-    assert boxes.tolist() == coco.toBbox(encoded).tolist()
 
 
 def test_runs_without_length_join_their_neighbours():

@@ -59,13 +59,6 @@ def test_an_empty_mask_has_no_points(masks):
         RLEMasks.from_dense(masks).sample_points(np.zeros((4, 1)))
 
 
-def test_points_go_through_the_mask_in_order(masks):
-    points = RLEMasks.from_dense(masks[[3, 0]]).sample_points(
-        np.array([[0, 0.49, 0.5], [0, 1 / 9, np.nextafter(1, 0)]])
-    )
-    assert points.tolist() == [[[1, 5], [1, 5], [2, 0]], [[2, 1], [2, 2], [4, 3]]]
-
-
 def test_a_number_rounded_up_to_one_stays_in_its_mask(masks):
     assert RLEMasks.from_dense(masks[[0, 3]]).sample_points(np.ones((2, 1))).tolist() == [
         [[4, 3]],

@@ -88,33 +88,6 @@ def test_cells_beside_the_image_are_background():
     assert not masks[11:].any()
 
 
-@pytest.mark.parametrize(("length", "grid"), [(64, 16), (60, 16), (7, 16), (321, 64), (16, 16)])
-def test_cells_show_what_torch_calls_nearest_exact(length, grid):
-    masks = np.random.default_rng(length).random((3, length, length)) < 0.5
-    expected = interpolate(
-        torch.from_numpy(masks)[None].byte(), (grid, grid), mode="nearest-exact"
-    )[0].bool()
-    shown = ImageTransform.resize_longest_side((length, length), 64).apply_masks(
-        RLEMasks.from_dense(masks), grid
-    )
-    assert np.array_equal(shown.to_dense(), expected.numpy())
-
-
-def test_a_flip_mirrors_within_the_image_not_the_square():
-    left = np.zeros((1, 40, 20), bool)
-    left[:, :, :5] = True
-    transform = ImageTransform.resize_longest_side((40, 20), 40, flip=True)
-    expected = np.zeros((40, 40), bool)
-    expected[:, 15:20] = True
-    assert np.array_equal(
-        transform.apply_masks(RLEMasks.from_dense(left), 40).to_dense()[0], expected
-    )
-    assert transform.points_to_input(np.array([[0.0, 7.0]])).tolist() == [[19.0, 7.0]]
-    assert transform.boxes_to_input(np.array([[0.0, 2.0, 4.0, 30.0]])).tolist() == [
-        [15.0, 2.0, 19.0, 30.0]
-    ]
-
-
 def test_points_are_pixels_of_the_crop_times_the_scale():
     transform = ImageTransform((100, 200), (10, 20, 60, 120), (25, 50), 64)
     points = np.array([[[20, 10], [119, 59]]], np.float32)

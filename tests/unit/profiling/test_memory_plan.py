@@ -64,18 +64,10 @@ def test_a_batch_is_shared_as_it_is_split(batch, micro, processes):
     assert split.micro_batch_size == max(len(refs) for step in steps for refs in step.micro_batches)
 
 
-def test_describe_batch_split():
-    assert (
-        BatchSplit.from_batch_size(256, 1, 256).describe(256, 256)
-        == "batch of 256 images over 256 processes: 1 each, in 1 micro-batch of at most 1"
-    )
+def test_an_uneven_batch_is_described():
     assert BatchSplit.from_batch_size(10, 2, 4).describe(10, 4) == (
         "batch of 10 images over 4 processes: 3 on 2 of them, 2 on the others, in 2 "
         "micro-batches of at most 2"
-    )
-    assert (
-        BatchSplit.from_batch_size(4, 4, 1).describe(4, 1)
-        == "batch of 4 images over 1 process: 4 each, in 1 micro-batch of at most 4"
     )
 
 

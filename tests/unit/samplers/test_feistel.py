@@ -11,7 +11,6 @@ from gigamask.samplers.feistel import (
     PIECE,
     SMALL,
     balanced_items,
-    cycle,
     group_by_label,
     permute,
     permute_each,
@@ -50,18 +49,6 @@ def test_permutation_looks_random():
     assert np.abs(correlations).max() < 5 / SIZE**0.5
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [SMALL + 1, 2**15 + 1])
-def test_every_item_may_stand_anywhere(size):
-    """Sizes just above a power of two walk the longest, and have halves of unequal length."""
-    counts = np.zeros((3, 32))
-    for number in range(1000):
-        found = permute(np.array([0, 1, size - 1]), size, make_rng(1, "test", number))
-        counts[np.arange(3), found * 32 // size] += 1
-    expected = 1000 / 32
-    assert (((counts - expected) ** 2 / expected).sum(axis=1) < 31 + 5 * 62**0.5).all()
-
-
 @pytest.mark.parametrize("size", [SMALL + 1, 2**15, 2**15 + 1, 50_000])
 def test_few_passes_find_an_item(size, monkeypatch):
     mixed, passes = feistel._mix, []
@@ -87,15 +74,6 @@ def test_positions_outside_are_refused(size):
     for least, most in ((-1, 0), (0, size)):
         with pytest.raises(IndexError, match=rf"\[0, {size}\), got {least} to {most}"):
             permute(np.array([most, least]), size, make_rng(0, "test"))
-
-
-def test_a_cycle_is_one_permutation_after_the_other():
-    found = cycle(np.arange(35), 7, 3, "test", 5).reshape(5, 7)
-    assert np.array_equal(np.sort(found), np.tile(np.arange(7), (5, 1)))
-    assert len({turn.tobytes() for turn in found}) > 1
-    mixed = make_rng(0, "mix").permutation(35)
-    assert np.array_equal(cycle(mixed, 7, 3, "test", 5), found.ravel()[mixed])
-    assert len(cycle(np.zeros(0, np.int64), 7, 3, "test")) == 0
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 200, 70_000])

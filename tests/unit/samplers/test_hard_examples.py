@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gigamask.errors import GigamaskError
-from gigamask.interfaces import LossSnapshot, SampleTable, WeightedOrder
+from gigamask.interfaces import LossSnapshot, SampleTable
 from gigamask.samplers.hard_examples import LossWeighted, Replay
 from gigamask.samplers.loss_history import LossHistory
 
@@ -31,12 +31,6 @@ def probabilities(losses, temperature: float = 1.0, floor: float = 0.1) -> np.nd
     """Written down plainly."""
     powers = np.asarray(losses, np.float64) ** (1 / temperature)
     return (1 - floor) * powers / powers.sum() + floor / len(powers)
-
-
-def chi_square(counts: np.ndarray, drawn: int, wanted: np.ndarray) -> float:
-    """Over its degrees of freedom: about 1 for free draws, below it for draws in equal parts of the
-    probability."""
-    return float(((counts - drawn * wanted) ** 2 / (drawn * wanted)).sum() / (len(wanted) - 1))
 
 
 def test_probabilities_are_what_they_are_said_to_be():
@@ -117,26 +111,6 @@ def test_huge_and_tiny_losses_neither_overflow_nor_vanish():
             np.array([1, 4, 4]) / 3,
             rtol=0.4,
         )
-
-
-@pytest.mark.slow
-def test_weighted_losses_estimate_the_mean_over_all_items():
-    """Over 1,000 epochs, to within three standard errors; without weights the estimate is off by
-    many."""
-    values = np.random.default_rng(1).normal(5.0, 2.0, 60) + LOSSES
-    samplers = [
-        LossWeighted(per_epoch=20, importance=True),
-        LossWeighted(per_epoch=20, temperature=0.5, floor=0.3, importance=True),
-    ]
-    for seed, sampler in zip((0, 2), samplers, strict=True):
-        estimates, plain = [], []
-        for epoch in range(1000):
-            order = sampler.order(SampleTable(60, {}, seed), epoch, ledger(LOSSES))
-            assert isinstance(order, WeightedOrder)
-            estimates.append((values[order.items] * order.weights).mean())
-            plain.append(values[order.items].mean())
-        assert abs(np.mean(estimates) - values.mean()) / (np.std(estimates) / np.sqrt(1000)) < 3
-        assert abs(np.mean(plain) - values.mean()) / (np.std(plain) / np.sqrt(1000)) > 8
 
 
 def test_weights_belong_to_the_drawn_items_and_are_bounded_by_the_floor():

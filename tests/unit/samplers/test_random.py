@@ -22,23 +22,6 @@ def test_nothing_is_left_of_the_order_of_the_items():
     assert abs(np.corrcoef(order, np.arange(1000))[0, 1]) < 0.15
 
 
-def test_what_examples_do_repeats_and_misses_items_and_this_does_not():
-    """They multiply by a constant, and take the remainder of a power of two, then that of the
-    number of items."""
-    count = 30_000
-    hashed = (np.arange(count) * 2654435761 + 42) % 2**32 % count
-    counts = np.bincount(hashed, minlength=count)
-    assert (counts == 0).sum() > 2000
-    assert counts.max() > 1
-    assert (
-        np.bincount(
-            LazyShuffle().order(SampleTable(count, {}, 42), 0, None)[np.arange(count)],
-            minlength=count,
-        )
-        == 1
-    ).all()
-
-
 def test_seeds_and_epochs_are_unrelated():
     orders = [
         LazyShuffle().order(SampleTable(SIZE, {}, seed), epoch, None)[np.arange(SIZE)]
@@ -93,15 +76,6 @@ def test_a_short_last_chunk_comes_at_any_place():
         order = chunked(45, 10, epoch)
         short = np.flatnonzero(order >= 40)
         assert np.array_equal(short, np.arange(short[0], short[0] + 5))
-
-
-@pytest.mark.slow
-def test_every_chunk_comes_at_any_place():
-    counts = np.zeros((4, 4))
-    for epoch in range(400):
-        counts[np.arange(4), chunked(38, 10, epoch)[[0, 37, 9, 28]] // 10] += 1
-    assert counts[0].min() > 65  # 100 are expected
-    assert counts[1].min() > 65
 
 
 def test_a_chunk_has_an_item():

@@ -29,16 +29,6 @@ def test_spans_leave_out_tars_without_items():
     assert [len(each) for each in tar_spans(items_of([]), TarSubset())] == [0, 0]
 
 
-def test_tar_aware_goes_tar_by_tar_and_takes_some_of_each():
-    orders = [listed(TarSubset(10).order(FOUR, epoch, None)) for epoch in range(12)]
-    for order in orders:
-        assert sorted(tars_of(order, FOUR)) == [0, 1, 3]
-        assert np.bincount(FOUR.columns["tar"][order]).tolist() == [10, 3, 0, 10]
-        assert len(np.unique(order)) == 23
-    assert len({tuple(tars_of(order, FOUR)) for order in orders}) > 2
-    assert any((np.diff(order) < 0).sum() > 5 for order in orders)
-
-
 def test_tar_aware_shuffles_a_tar_that_gives_all_of_its_items():
     found = [
         order[order >= 53]
