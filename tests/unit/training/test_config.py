@@ -11,19 +11,11 @@ from gigamask.errors import GigamaskError
 from gigamask.models.configs import SamConfig
 from gigamask.samplers.random import LazyShuffle
 from gigamask.synthetic.scenes import write as write_scenes
-from gigamask.training.config import check_resume, differences, flatten_config, item_sampler
+from gigamask.training.config import check_resume, differences, item_sampler
 from gigamask.training.optim import MuonAdamW
 from gigamask.training.sam_config import SamLoaderConfig, SamTrainConfig
 from tests.little import little
 from tests.orders import listed
-
-
-def test_leaves_are_flag_names():
-    flat = flatten_config(little())
-    assert flat["steps"] == 4
-    assert flat["loader.max-masks"] == 4
-    assert flat["loader.filters.max-area"] == 0.9
-    assert flat["optimizer.layer-decay"] == 0.9
 
 
 def test_loader_numbers():
@@ -33,12 +25,6 @@ def test_loader_numbers():
     with pytest.raises(GigamaskError, match=r"--loader.workers must be at least 0"):
         replace(run, loader=replace(run.loader, workers=-1)).check()
     assert run.check() is run
-
-
-def test_area_targets_are_cut_from_masks_at_the_inputs_resolution():
-    run = little()
-    assert run.sample_config.mask_size == run.model.mask_size == 32
-    assert replace(run, loader=replace(run.loader, target="area")).sample_config.mask_size == 64
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,15 @@ def printed(capsys) -> list[str]:
     return [line for line in capsys.readouterr().err.splitlines() if line]
 
 
+def logger(folder, first=0, **settings) -> MetricsLogger:
+    run = replace(little(), out=str(folder))
+    return MetricsLogger(run, first, torch.device("cpu"), **settings)
+
+
+def lines_of(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
 def records(tmp_path, seen, monkeypatch):
     monkeypatch.setattr(process_memory, "workers_allocated_bytes", lambda: seen)
     with MetricsLogger(
@@ -30,7 +39,7 @@ def records(tmp_path, seen, monkeypatch):
     ) as watch:
         for step in range(1, 5):
             watch.log_step(step, 3, {"loss": 0.5})
-    return [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    return lines_of(tmp_path)
 
 
 def test_the_largest_loader_process_is_written_down(tmp_path, monkeypatch):
@@ -53,9 +62,9 @@ def test_what_an_evaluation_found_is_written_down_and_said(tmp_path, capsys, bes
         of="9 masks on 2 images",
         errors={"box": 0.0123},
     )
-    with MetricsLogger(replace(little(), out=str(tmp_path)), 0, torch.device("cpu")) as watch:
+    with logger(tmp_path) as watch:
         assert watch.log_evaluation(3, verdict) == verdict.scores[best_by]
-    (line,) = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    (line,) = lines_of(tmp_path)
     assert line.pop("seconds") >= 0
     assert (
         line.items()
@@ -85,16 +94,14 @@ def test_meters_run_before_each_step_and_at_the_end_and_are_logged(tmp_path, cap
             yield "over", {}
 
     def trains() -> None:
-        with MetricsLogger(
-            replace(little(), out=str(tmp_path)), 5, torch.device("cpu"), observers=[meter]
-        ) as watch:
+        with logger(tmp_path, 5, observers=[meter]) as watch:
             for number in watch.time_data(range(10)):
                 watch.log_step(6 + number, 3, {"loss": 1 / (1 - number)})
 
     with pytest.raises(ZeroDivisionError):
         trains()
     assert looked == [(5, False), (6, False), (6, True)]
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lines = lines_of(tmp_path)
     assert [line for line in lines if "half" in line] == [{"step": 6, "half": True}] * 2
     assert [line for line in printed(capsys) if not line.startswith("step ")] == [
         "six are done",
@@ -107,9 +114,7 @@ def test_what_is_open_is_closed_where_a_meter_fails(tmp_path):
     def meter(done, over):
         raise OSError(28, "No space left on device")
 
-    watch = MetricsLogger(
-        replace(little(), out=str(tmp_path)), 0, torch.device("cpu"), observers=[meter]
-    )
+    watch = logger(tmp_path, observers=[meter])
     with pytest.raises(OSError, match="No space left"), watch:
         pass
     with pytest.raises(ValueError, match="closed file"):
@@ -124,15 +129,13 @@ def test_the_time_of_meters_is_not_that_of_a_step(tmp_path, monkeypatch):
         return ()
 
     monkeypatch.setattr("gigamask.training.logging.time.perf_counter", lambda: clock[0])
-    with MetricsLogger(
-        replace(little(), out=str(tmp_path)), 0, torch.device("cpu"), observers=[meter]
-    ) as watch:
+    with logger(tmp_path, observers=[meter]) as watch:
         for number in watch.time_data(range(2)):
             clock[0] += 2.0
             watch.log_step(number + 1, 6, {"loss": 0.5})
             if number:
                 break
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lines = lines_of(tmp_path)
     assert [line["images_per_s"] for line in lines] == [3.0, 3.0]
 
 
@@ -159,13 +162,13 @@ def test_a_training_that_waits_for_data_says_so(tmp_path, monkeypatch, capsys, w
 def test_the_time_of_an_evaluation_is_not_that_of_a_step(tmp_path, monkeypatch):
     clock = [0.0]
     monkeypatch.setattr("gigamask.training.logging.time.perf_counter", lambda: clock[0])
-    with MetricsLogger(replace(little(), out=str(tmp_path)), 0, torch.device("cpu")) as watch:
+    with logger(tmp_path) as watch:
         for step in (1, 2):
             clock[0] += 2.0
             watch.log_step(step, 6, {"loss": 0.5})
             clock[0] += 100.0
             watch.log_evaluation(step, EvaluationResult({"box": 0.5}, "box"))
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lines = lines_of(tmp_path)
     assert [line["images_per_s"] for line in lines if "loss" in line] == [3.0, 3.0]
 
 
@@ -185,15 +188,9 @@ class Kept:
         self.closed = True
 
 
-def lines_of(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 def test_each_beginning_is_noted_with_the_checkpoints_it_passed_over(tmp_path):
     for first, damaged in ((2, ["step_00000004"]), (4, [])):
-        with MetricsLogger(
-            replace(little(), out=str(tmp_path)), first, torch.device("cpu")
-        ) as watch:
+        with logger(tmp_path, first) as watch:
             watch.log_start(2, damaged)
     one, two = lines_of(tmp_path)
     assert (
@@ -212,7 +209,7 @@ def test_each_beginning_is_noted_with_the_checkpoints_it_passed_over(tmp_path):
 
 def test_the_line_that_a_kill_cut_short_is_ended(tmp_path):
     (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\n{"step": 2, "lo')
-    with MetricsLogger(replace(little(), out=str(tmp_path)), 2, torch.device("cpu")) as watch:
+    with logger(tmp_path, 2) as watch:
         watch.write({"step": 3})
     assert (tmp_path / "metrics.jsonl").read_text().splitlines() == [
         '{"step": 1}',
@@ -222,9 +219,7 @@ def test_the_line_that_a_kill_cut_short_is_ended(tmp_path):
 
 
 def test_other_processes_write_no_beginning_and_show_nothing(tmp_path):
-    with MetricsLogger(
-        replace(little(), out=str(tmp_path)), 0, torch.device("cpu"), enabled=False
-    ) as watch:
+    with logger(tmp_path, enabled=False) as watch:
         watch.log_start()
         watch.log_step(1, 3, {"loss": 0.5})
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
@@ -236,8 +231,7 @@ def test_the_picture_of_an_evaluation_is_kept_and_shown(tmp_path, monkeypatch, c
     monkeypatch.setattr(logging, "make_trackers", lambda *given: [board])
     rgb = np.zeros((30, 50, 3), np.uint8)
     rgb[:, 25:, 0] = 255
-    run = replace(little(), out=str(tmp_path))
-    with MetricsLogger(run, 0, torch.device("cpu")) as watch:
+    with logger(tmp_path) as watch:
         watch.log_step(10, 3, {"loss": 0.5})
         watch.log_evaluation(10, EvaluationResult({"box": 0.5}, "box", picture=rgb))
         watch.log_evaluation(20, EvaluationResult({"box": 0.5}, "box"))
@@ -278,7 +272,7 @@ def test_a_terminal_that_closes_does_not_stop_training(tmp_path, monkeypatch, te
     stream = ClosedTerminal()
     stream.isatty = lambda: terminal
     monkeypatch.setattr(sys, "stderr", stream)
-    with MetricsLogger(replace(little(), out=str(tmp_path)), 0, torch.device("cpu")) as watch:
+    with logger(tmp_path) as watch:
         for step in (1, 2, 3):
             watch.log_step(step, 3, {"loss": 0.5})
             watch.log("a line", {})

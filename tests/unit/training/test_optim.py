@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from gigamask.errors import GigamaskError
-from gigamask.models.configs import vit_b
 from gigamask.models.init import build_model
 from gigamask.training.config import check_resume
 from gigamask.training.muon import Muon, newton_schulz
@@ -14,7 +13,6 @@ from gigamask.training.optim import (
     AdamW8bit,
     MuonAdamW,
     has_weight_decay,
-    layer_ids,
     select_trained,
 )
 from gigamask.training.trainer import train
@@ -39,19 +37,6 @@ def test_what_decays():
             assert name not in decayed, name
 
 
-def test_learning_rate_falls_with_depth_as_in_vitdet():
-    model = build_model(vit_b(), 0, device="meta")
-    optimizer_scale = {
-        name: 0.6 ** (13 - layer) for name, layer in layer_ids(model, model.encoder_blocks).items()
-    }
-    assert optimizer_scale["image_encoder.pos_embed"] == pytest.approx(0.6**13)
-    assert optimizer_scale["image_encoder.patch_embed.proj.weight"] == pytest.approx(0.6**13)
-    assert optimizer_scale["image_encoder.blocks.0.attn.rel_pos_h"] == pytest.approx(0.6**12)
-    assert optimizer_scale["image_encoder.blocks.11.mlp.lin1.weight"] == pytest.approx(0.6)
-    assert optimizer_scale["image_encoder.neck.0.weight"] == 1
-    assert optimizer_scale["mask_decoder.iou_token.weight"] == 1
-
-
 def test_groups_hold_every_parameter_once_with_its_scale():
     model = build_model(SPEC, 0)
     groups = AdamW(lr=1.0, weight_decay=0.1, layer_decay=0.5).build(model)[0].param_groups
@@ -63,14 +48,6 @@ def test_groups_hold_every_parameter_once_with_its_scale():
     assert scale[id(model.image_encoder.blocks[1].attn.qkv.weight)] == 0.5
     assert scale[id(model.mask_decoder.mask_tokens.weight)] == 1
     assert all(group["fused"] for group in groups)
-
-
-def test_frozen_parameters_are_left_out():
-    model = build_model(SPEC, 0)
-    model.image_encoder.requires_grad_(False)
-    members = [p for group in AdamW().build(model)[0].param_groups for p in group["params"]]
-    assert len(members) == sum(1 for p in model.parameters() if p.requires_grad) > 0
-    assert isinstance(AdamW().build(model)[0], torch.optim.AdamW)
 
 
 def test_muon_takes_the_matrices_and_adamw_the_rest():
