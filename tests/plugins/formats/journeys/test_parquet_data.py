@@ -45,11 +45,10 @@ def test_parquet(capsys):
     capsys.readouterr()
     assert main(["stats", "set/test-0.parquet"]) == 0
     assert "3 images with 6 masks" in capsys.readouterr().out
-    words = ["--data", "set/test-0.parquet", "--masks", "scan", "--device", "cpu"]
-    words += ["--json", "scores.json"]
-    assert main(["evaluate", "run", "--trust", *words]) == 0
+    words = "evaluate run --trust --data set/test-0.parquet --masks scan --device cpu".split()
+    assert main([*words, "--json", "scores.json"]) == 0
     assert json.loads(Path("scores.json").read_text())["images"] == 3
-    assert main(["convert", "set/train-*", "--out", "tars", "--masks", "scan"]) == 0
+    assert main("convert set/train-* --out tars --masks scan".split()) == 0
     assert "8 images with 16 masks" in capsys.readouterr().out
     assert main(["convert", "coco.json", "--out", "of_coco"]) == 2
     assert "--images FOLDER" in capsys.readouterr().err

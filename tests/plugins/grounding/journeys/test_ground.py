@@ -1,4 +1,4 @@
-"""Finding masks by text: queries, training, interrupt and resume, evaluation and `ask`."""
+"""Finding masks by text: queries, training, evaluation and `ask`."""
 
 import json
 import shutil

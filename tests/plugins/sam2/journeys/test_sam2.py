@@ -13,17 +13,19 @@ from gigamask.plugins.sam2 import convert
 from tests.journeys.runs import records, same
 from tests.plugins.sam2.models import SAM2
 
-SMALL = [
-    *("--model.image-size", "64", "--model.embedding-dim", "32", "--model.decoder-num-heads", "2"),
-    *("--model.decoder-mlp", "32", "--model.iou-hidden", "16", "--model.encoder.embed-dim", "16"),
-    *("--model.encoder.depths", "1", "1", "2", "1", "--model.encoder.global-attn-indexes", "3"),
-    *("--model.encoder.window-sizes", "8", "4", "6", "3"),
-    *("--batch-size", "2", "--micro-batch-size", "2", "--loader.max-masks", "3"),
-    *("--loader.workers", "0", "--prompts.clicks", "2", "--device", "cpu", "--save-every", "1"),
-    *("--schedule", "multistep", "--schedule.milestones", "1.0", "--schedule.warmup-steps", "0"),
-    *("--evaluation", "none", "--optimizer.lr", "1e-3"),
-]
-FEW = ["--points-per-side", "3", "--pred-iou-thresh", "0", "--stability-score-thresh", "0"]
+MODEL = (
+    "--model.image-size 64 --model.embedding-dim 32 --model.decoder-num-heads 2 "
+    "--model.decoder-mlp 32 --model.iou-hidden 16 --model.encoder.embed-dim 16 "
+    "--model.encoder.depths 1 1 2 1 --model.encoder.global-attn-indexes 3 "
+    "--model.encoder.window-sizes 8 4 6 3"
+).split()
+TRAINING = (
+    "--batch-size 2 --micro-batch-size 2 --loader.max-masks 3 --loader.workers 0 "
+    "--prompts.clicks 2 --device cpu --save-every 1 --schedule multistep "
+    "--schedule.milestones 1.0 --schedule.warmup-steps 0 --evaluation none --optimizer.lr 1e-3"
+).split()
+SMALL = [*MODEL, *TRAINING]
+FEW = "--points-per-side 3 --pred-iou-thresh 0 --stability-score-thresh 0".split()
 
 
 def run_command(*words: object) -> int:
@@ -109,43 +111,37 @@ def test_it_is_exported_and_read_back(run, tmp_path, capsys):
 
 @pytest.mark.long
 def test_its_memory_is_planned(capsys):
-    words = [
-        "sam2_tiny",
-        *SMALL[: SMALL.index("--batch-size")],
-        "--prompts.clicks",
-        "1",
-        "--batch-size",
-        "1",
-    ]
+    words = ["sam2_tiny", *MODEL, *"--prompts.clicks 1 --batch-size 1".split()]
     assert run_command("plan", *words, "--gpu", "h200") == 0
     assert "2 rounds" in capsys.readouterr().out
 
 
 def test_hiera_alone_has_sams_decoder(scenes, tmp_path):
-    out, at = tmp_path / "run", SMALL.index("--batch-size")
-    words = ["tiny", "--data", scenes, "--out", out, *SMALL[:at], "--model.encoder", "hiera"]
-    words += ["--model.patch-size", 16, "--steps", 1, "--evaluation", "none", "--device", "cpu"]
-    assert run_command("train", *words) == 0
+    out = tmp_path / "run"
+    words = f"train tiny --data {scenes} --out {out} --model.encoder hiera --model.patch-size 16 "
+    words += "--steps 1 --evaluation none --device cpu"
+    assert run_command(*words.split(), *MODEL) == 0
     assert load_model(out).config.encoder == SAM2.encoder
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["sam2_tiny", "--model.patch-size", "8"], "needs --model.patch-size 16"),
-        (["sam2_tiny", "--model.image-size", "1008"], "multiple of 32"),
-        (["sam2_tiny", "--model.encoder", "vit"], "sam2 needs --model.encoder hiera"),
-        (["sam2_tiny", "--model.encoder.window-sizes", "7", "4", "14", "7"], "must be even"),
-        (["sam2_tiny", "--model.encoder.global-attn-indexes", "12"], "must be in 0 to 11"),
-        (["sam2_tiny", "--model.encoder.num-heads", "5"], "multiple of 5"),
-        (["sam2_tiny", "--model.encoder.depths", "1", "0", "1", "1"], "depths must be at least 1"),
-        (["sam2_tiny", "--model.decoder.stability-threshold", "2"], "stability-threshold is 2.0"),
-        (["tiny", "--model.decoder", "sam2"], "sam2 needs --model.encoder hiera"),
+        ("sam2_tiny --model.patch-size 8", "needs --model.patch-size 16"),
+        ("sam2_tiny --model.image-size 1008", "multiple of 32"),
+        ("sam2_tiny --model.encoder vit", "sam2 needs --model.encoder hiera"),
+        ("sam2_tiny --model.encoder.window-sizes 7 4 14 7", "must be even"),
+        ("sam2_tiny --model.encoder.global-attn-indexes 12", "must be in 0 to 11"),
+        ("sam2_tiny --model.encoder.num-heads 5", "multiple of 5"),
+        ("sam2_tiny --model.encoder.depths 1 0 1 1", "depths must be at least 1"),
+        ("sam2_tiny --model.decoder.stability-threshold 2", "stability-threshold is 2.0"),
+        ("tiny --model.decoder sam2", "sam2 needs --model.encoder hiera"),
     ],
 )
 def test_what_does_not_fit_is_one_line(scenes, tmp_path, words, message, capsys):
     out = tmp_path / "run"
-    assert run_command("train", *words, "--data", scenes, "--out", out, "--steps", 1) == 2
+    given = ["--data", scenes, "--out", out, "--steps", 1]
+    assert run_command("train", *words.split(), *given) == 2
     told = capsys.readouterr().err.strip().splitlines()[-1]
     assert message in told
     assert told.startswith("gigamask: ")
