@@ -42,13 +42,13 @@ COMPACT = SamConfig(
 )
 
 
-def save_little(folder: Path) -> str:
+def save_little(folder: Path, spec: SamConfig = SPEC, seed: int = 0) -> str:
     """Save a little SAM that is not trained, and return the path."""
     from gigamask.models.init import build_model
     from gigamask.models.weight_files import save_weights
 
     path = folder / "model.safetensors"
-    save_weights(build_model(SPEC, 0).state_dict(), SPEC, path)
+    save_weights(build_model(spec, seed).state_dict(), spec, path)
     return str(path)
 
 

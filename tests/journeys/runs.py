@@ -1,13 +1,23 @@
-"""What runs recorded, and runs held against each other."""
+"""Runs: started as processes, what they recorded, and held against each other."""
 
 import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
 
+from gigamask.models.convert import MAE_PARTS, MAE_PATCHES
 from gigamask.training import checkpoint
+
+GIGAMASK = str(Path(sys.executable).parent / "gigamask")
+"""The command as pip installs it."""
 
 CONSTANT_LR = [
     *("--schedule", "multistep"),
@@ -17,10 +27,64 @@ CONSTANT_LR = [
 """Flags of a learning rate that does not depend on the number of steps."""
 
 
+PRETRAIN = (
+    "pretrain mae_tiny --model.image-size 64 --model.patch-size 8 --model.embed-dim 16 "
+    "--model.depth 2 --model.num-heads 2 --model.decoder-dim 16 --model.decoder-depth 1 "
+    "--model.decoder-num-heads 2 --batch-size 3 --micro-batch-size 2 --loader.workers 0 "
+    "--device cpu --log-every 1"
+)
+"""A pre-training of a little encoder."""
+
+
+def lines(run: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl."""
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
 def records(run: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl that record updates."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if "images_per_s" in line]
+    return [line for line in lines(run) if "images_per_s" in line]
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    """The weights of the last checkpoint."""
+    return load_file(checkpoint.newest(run) / checkpoint.MODEL)
+
+
+def check_pretrained(mae: dict[str, torch.Tensor], sam: dict[str, torch.Tensor]) -> None:
+    """Check that the encoder of a SAM is that of an MAE, but for its neck."""
+    blocks = [
+        f"blocks.{block}.{part}.{kind}"
+        for block in (0, 1)
+        for part in MAE_PARTS
+        for kind in ("weight", "bias")
+    ]
+    for name in (*MAE_PATCHES, *blocks):
+        there = f"image_encoder.{name.replace('.fc1.', '.lin1.').replace('.fc2.', '.lin2.')}"
+        assert torch.equal(mae[name], sam[there]), name
+    assert torch.equal(mae["pos_embed"][0, 1:], sam["image_encoder.pos_embed"].flatten(0, 2))
+
+
+@contextmanager
+def started(words: str, run: Path) -> Iterator[subprocess.Popen]:
+    """A command in a process group of its own that has recorded an update."""
+    process = subprocess.Popen(
+        [GIGAMASK, *words.split()],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        text=True,
+    )
+    deadline, metrics = time.monotonic() + 120, run / "metrics.jsonl"
+    try:
+        while process.poll() is None and time.monotonic() < deadline:
+            if metrics.exists() and metrics.stat().st_size:
+                break
+            time.sleep(0.05)
+        yield process
+    finally:
+        process.kill()
 
 
 def same(a: Path, b: Path) -> bool:

@@ -9,59 +9,60 @@ import pytest
 import torch
 
 from gigamask import Sam, SamAutomaticMaskGenerator, SamPredictor
-from gigamask.cli.main import main
 from gigamask.config_files import load_config
 from gigamask.data import index
 from gigamask.models import state_dict
 from gigamask.synthetic.scenes import compose_scene
 from gigamask.synthetic.shapes import OUTLINES
+from tests.commands import LITTLE, invoke, refusal
+from tests.journeys.runs import records
 
-LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little_compact"
 NAMES = tuple(sorted(OUTLINES))
 
 
-def train(scenes: Path, out: Path, *words: str) -> int:
-    return main(["train", LITTLE, "--data", str(scenes), "--out", str(out), *words])
+@pytest.fixture(scope="module")
+def command(scenes) -> str:
+    """A training on the scenes, without its folder."""
+    return f"train {LITTLE}_compact --data {scenes} --out"
 
 
 @pytest.fixture(scope="module")
-def run(scenes, tmp_path_factory) -> Path:
+def run(command, tmp_path_factory) -> Path:
     """A run with all categories of the scenes, trained for two steps."""
     out = tmp_path_factory.mktemp("classes") / "run"
-    assert train(scenes, out, "--classes", "auto", "--steps", "2") == 0
+    invoke(command, out, "--classes auto --steps 2")
     return out
 
 
 @pytest.mark.long
-def test_all_categories_are_found_and_recorded(run, scenes, capsys):
+def test_all_categories_are_found_and_recorded(run, command, capsys):
     """The same command continues the run, and its weights state the names."""
     assert load_config(str(run), trust=True).model.class_names == NAMES
     weights, config = state_dict.read_weights(run)
     assert config.class_names == NAMES
     assert weights["mask_decoder.class_head.layers.2.bias"].shape == (len(NAMES),)
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert all(0 <= each["class_accuracy"] <= 1 for each in records if "loss" in each)
-    assert train(scenes, run, "--classes", "auto", "--steps", "3") == 0
+    assert all(0 <= each["class_accuracy"] <= 1 for each in records(run))
+    invoke(command, run, "--classes auto --steps 3")
     assert "model.class-names" not in capsys.readouterr().out
-    assert train(scenes, run, "--classes", "ring", "star", "--steps", "4") == 2
-    assert "--model.class-names was" in capsys.readouterr().err
+    other = refusal(capsys, command, run, "--classes ring star --steps 4")
+    assert "--model.class-names was" in other
 
 
-def test_other_classes_start_from_the_weights(run, scenes, tmp_path):
-    words = ("--init", str(run), "--steps", "1", "--classes", "ring", "star")
-    assert train(scenes, tmp_path / "run", *words, "--ignore-other-classes") == 0
+def test_other_classes_start_from_the_weights(run, command, tmp_path):
+    words = f"--init {run} --steps 1 --classes ring star --ignore-other-classes"
+    invoke(command, tmp_path / "run", words)
     assert state_dict.read_weights(tmp_path / "run")[1].class_names == ("ring", "star")
 
 
 def test_masks_are_written_with_their_classes(run, scenes, tmp_path):
     """In JSONs, in tars whose index counts them, in records, and by name in pictures."""
-    lenient = ("--pred-iou-thresh", "0", "--stability-score-thresh", "0")
-    words = [*lenient, "--points-per-side", "2", "--pictures", str(tmp_path / "pictures")]
-    out, tar = tmp_path / "out", str(next(scenes.glob("*.tar")))
-    assert main(["segment", str(run), tar, "--out", str(out), *words, "--to", "shards"]) == 0
-    records = [json.loads(path.read_text()) for path in sorted(out.glob("*/sa_*.json"))]
-    masks = [mask for record in records for mask in record["annotations"]]
-    assert len(records) == 12
+    lenient = "--points-per-side 2 --pred-iou-thresh 0 --stability-score-thresh 0"
+    out, tar = tmp_path / "out", next(scenes.glob("*.tar"))
+    segment = f"segment {run} {tar} --out {out} --to shards"
+    invoke(segment, lenient, f"--pictures {tmp_path}/pictures")
+    found = [json.loads(path.read_text()) for path in sorted(out.glob("*/sa_*.json"))]
+    masks = [mask for record in found for mask in record["annotations"]]
+    assert len(found) == 12
     for mask in masks:
         assert mask["category"] == NAMES[mask["category_id"]]
         assert 1 / len(NAMES) <= mask["class_score"] <= 1
@@ -85,8 +86,8 @@ def test_masks_are_written_with_their_classes(run, scenes, tmp_path):
 def test_classes_are_scored(run, scenes, tmp_path, capsys):
     """By clicks and box, and as average precision of automatic masks."""
     path = tmp_path / "scores.json"
-    words = ["--automatic", "--points-per-side", "4", "--max-images", "4", "--json", str(path)]
-    assert main(["evaluate", str(run), "--data", str(scenes), *words]) == 0
+    words = f"--automatic --points-per-side 4 --max-images 4 --json {path}"
+    invoke(f"evaluate {run} --data {scenes}", words)
     out = capsys.readouterr().out
     assert "class accuracy:" in out
     assert "with classes:" in out
@@ -102,24 +103,21 @@ def test_classes_are_scored(run, scenes, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "found"),
     [
-        (["--classes", "ring", "star"], r"--classes lacks .*blob \(\d+\).*--ignore-other-classes"),
-        (["--classes", "cat", "--ignore-other-classes"], r"no mask of .* among cat; it has blob"),
-        (["--classes", "ring", "ring"], "'ring' twice"),
-        (["--classes", "auto", "--loader.mask-store", "x"], "--loader.mask-store x .*--classes"),
-        (["--classes", "auto", "--class-weight", "-1"], "--class-weight"),
-        (["--init", "RUN"], "its masks have the classes blob, .*--classes"),
+        ("--classes ring star", r"--classes lacks .*blob \(\d+\).*--ignore-other-classes"),
+        ("--classes cat --ignore-other-classes", r"no mask of .* among cat; it has blob"),
+        ("--classes ring ring", "'ring' twice"),
+        ("--classes auto --loader.mask-store x", "--loader.mask-store x .*--classes"),
+        ("--classes auto --class-weight -1", "--class-weight"),
+        ("--init {run}", "its masks have the classes blob, .*--classes"),
     ],
 )
-def test_what_cannot_be_trained_is_one_line(run, scenes, tmp_path, words, found, capsys):
-    words = [word.replace("RUN", str(run)) for word in words]
-    assert train(scenes, tmp_path / "out", *words) == 2
+def test_what_cannot_be_trained_is_one_line(run, command, tmp_path, words, found, capsys):
+    line = refusal(capsys, command, tmp_path / "out", words.format(run=run))
+    assert re.search(found, line), line
     assert not (tmp_path / "out").exists()
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.strip()]
-    assert re.search(found, lines[-1]), lines
-    assert not list(tmp_path.glob("out/checkpoints"))
 
 
 def test_data_without_categories_are_one_line(tmp_path, capsys):
-    assert main(["synth", str(tmp_path / "leaves"), "--kind", "dead_leaves", "--images", "2"]) == 0
-    assert train(tmp_path / "leaves", tmp_path / "out", "--classes", "auto") == 2
-    assert "no mask of --data" in capsys.readouterr().err
+    invoke(f"synth {tmp_path}/leaves --kind dead_leaves --images 2")
+    words = f"--data {tmp_path}/leaves --out {tmp_path}/out --classes auto"
+    assert "no mask of --data" in refusal(capsys, f"train {LITTLE}_compact", words)

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -13,23 +12,19 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from safetensors.numpy import load_file
 
-from gigamask.cli.main import main
 from gigamask.models import manifest
 from gigamask.training import checkpoint
-from tests.journeys.pages import DOCS
-from tests.journeys.runs import CONSTANT_LR
+from tests.commands import LITTLE, exit_code, invoke
+from tests.journeys.pages import DOCS, ROOT
+from tests.journeys.runs import CONSTANT_LR, same, weights
 from tests.ranks import environment, fork, free_port
 
-HERE = Path(__file__).resolve()
-LITTLE = f"{HERE.parents[1] / 'little.py'}:little"
-BIN = Path(sys.executable).parent
 ENVIRONMENT = {
     **os.environ,
     "OMP_NUM_THREADS": "1",
-    "PATH": f"{BIN}:{os.environ['PATH']}",
-    "PYTHONPATH": str(HERE.parents[2]),
+    "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    "PYTHONPATH": str(ROOT),
 }
 PAGE = (DOCS / "cluster.md").read_text()
 
@@ -38,14 +33,14 @@ PAGE = (DOCS / "cluster.md").read_text()
 def test_a_process_killed_and_all_of_them_stopped_change_nothing(scenes, tmp_path):
     """torchrun starts all again when one was killed; when it is itself signaled to stop, they save,
     and the same command goes on. Bit for bit."""
-    more = [*"--save-every 1 --batch-size 4 --micro-batch-size 2".split(), *CONSTANT_LR]
-    words = ["train", LITTLE, "--data", str(scenes), *more]
+    sizes = "--save-every 1 --batch-size 4 --micro-batch-size 2"
+    words = " ".join([f"train {LITTLE} --data {scenes} {sizes}", *CONSTANT_LR])
     export, torchrun, *_ = (
         line for line in PAGE.splitlines() if line.startswith(("    export", "    torchrun"))
     )
     torchrun, count = re.subn(
         r"--nproc-per-node 8 (.*) train sam_vit_b --data /sa1b --init \S+ --out \S+",
-        rf"--nproc-per-node 2 \1 {shlex.join(words)} --steps 100000 --out {tmp_path / 'run'}",
+        rf"--nproc-per-node 2 \1 {words} --steps 100000 --out {tmp_path / 'run'}",
         torchrun.strip(),
     )
     assert count == 1
@@ -72,12 +67,9 @@ def test_a_process_killed_and_all_of_them_stopped_change_nothing(scenes, tmp_pat
     assert "another process ended or did not answer" in said
     steps = newest(tmp_path / "run") + 2
     for out in ("run", "whole"):
-        fork(2, main, [*words, "--steps", str(steps), "--out", str(tmp_path / out)])
-    ours, theirs = (
-        load_file(tmp_path / out / "checkpoints" / f"step_{steps:08d}" / checkpoint.MODEL)
-        for out in ("run", "whole")
-    )
-    assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
+        fork(2, exit_code, words, f"--steps {steps} --out {tmp_path}/{out}")
+    assert newest(tmp_path / "run") == steps
+    assert same(tmp_path / "run", tmp_path / "whole")
 
 
 def reached(out: Path, step: int, timeout_s: float = 60) -> int:
@@ -130,8 +122,8 @@ def test_one_that_hangs_is_given_up_and_the_run_goes_on(scenes, tmp_path):
     words = (
         f"train {LITTLE} --data {scenes} --steps 6 --save-every 1 "
         "--timeout-s 6 --batch-size 4 --micro-batch-size 2"
-    ).split()
-    hanging = both(sys.executable, "-c", HANGING, *words, "--out", str(tmp_path / "run"))
+    )
+    hanging = both(sys.executable, "-c", HANGING, *words.split(), "--out", str(tmp_path / "run"))
     try:
         said = hanging[0].communicate(timeout=60)[1]
         assert hanging[0].returncode == 2
@@ -149,8 +141,6 @@ def test_one_that_hangs_is_given_up_and_the_run_goes_on(scenes, tmp_path):
     assert "in hang\n" in told, "the hanging one stands where it hangs"
     assert checkpoint.newest(tmp_path / "run").name == "step_00000002"
     for out in ("run", "whole"):
-        assert main([*words, "--out", str(tmp_path / out)]) == 0
-    ours, theirs = (
-        load_file(checkpoint.newest(tmp_path / out) / checkpoint.MODEL) for out in ("run", "whole")
-    )
+        invoke(words, f"--out {tmp_path}/{out}")
+    ours, theirs = (weights(tmp_path / out) for out in ("run", "whole"))
     assert all(np.allclose(ours[name], theirs[name], atol=2e-4) for name in theirs)

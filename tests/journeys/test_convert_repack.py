@@ -7,10 +7,8 @@ import cv2
 import numpy as np
 import pytest
 
-from gigamask.cli.main import main
 from gigamask.synthetic.scenes import compose_scene
-
-LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
+from tests.commands import LITTLE, exit_code, invoke, refusal
 
 
 @pytest.fixture
@@ -28,15 +26,8 @@ def own(tmp_path) -> Path:
                 mask.astype(np.uint8), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_NONE
             )
             polygons = [ring.ravel().tolist() for ring in rings if len(ring) > 2]
-            annotations.append(
-                {
-                    "id": len(annotations),
-                    "image_id": number,
-                    "category_id": 1,
-                    "iscrowd": 0,
-                    "segmentation": polygons,
-                }
-            )
+            annotation = {"id": len(annotations), "image_id": number, "segmentation": polygons}
+            annotations.append(annotation)
             labels[mask] = i + 1
         images.append(
             {"id": number, "file_name": f"{number:04d}.png", "height": height, "width": width}
@@ -52,48 +43,31 @@ def own(tmp_path) -> Path:
 
 def test_from_coco_to_training(own, capsys):
     pictures, shards, small = str(own / "pictures"), str(own / "shards"), str(own / "small")
-    assert (
-        main(
-            [
-                "convert",
-                str(own / "instances.json"),
-                "--images",
-                pictures,
-                "--out",
-                shards,
-                "--shard-images",
-                "4",
-                "--json",
-                str(own / "c.json"),
-            ]
-        )
-        == 0
+    invoke(
+        f"convert {own}/instances.json --images {pictures} --out {shards} --shard-images 4",
+        f"--json {own}/c.json",
     )
     done, printed = json.loads((own / "c.json").read_text()), capsys.readouterr().out
     assert f"{shards}: 6 images with {done['masks']} masks" in printed
     assert "0000.png" in printed
     assert f"gigamask stats {shards}" in printed
-    assert main(["stats", shards]) == 0
+    invoke(f"stats {shards}")
     assert f"6 images with {done['masks']} masks" in capsys.readouterr().out
-    assert (
-        main(["repack", shards, "--out", small, "--size", "128", "--json", str(own / "r.json")])
-        == 0
-    )
+    invoke(f"repack {shards} --out {small} --size 128 --json {own}/r.json")
     done, printed = json.loads((own / "r.json").read_text()), capsys.readouterr().out
     assert f"{small}: 6 images with {done['masks']} masks in 2 tars (0" in printed
     assert "times smaller" in printed
-    assert main(["repack", shards, "--out", small, "--size", "128"]) == 0
+    invoke(f"repack {shards} --out {small} --size 128")
     assert "2 tars (2" in capsys.readouterr().out
-    assert main(["index", small, "--out", f"{small}/index"]) == 0
-    assert main(f"train {LITTLE} --data {small}/index --out {own}/run --steps 2".split()) == 0
+    invoke(f"index {small} --out {small}/index")
+    invoke(f"train {LITTLE} --data {small}/index --out {own}/run --steps 2")
 
 
 def test_from_label_images(own, capsys):
-    arguments = (f"convert {own}/labels --images {own}/pictures --out {own}/shards").split()
-    assert main([*arguments, "--split-components", "--ignore", "1", "2"]) == 0
+    arguments = f"convert {own}/labels --images {own}/pictures --out {own}/shards"
+    invoke(arguments, "--split-components --ignore 1 2")
     assert "6 images with" in capsys.readouterr().out
-    assert main(arguments) == 2
-    assert "1 tar such as sa_000000.tar" in capsys.readouterr().err
+    assert "1 tar such as sa_000000.tar" in refusal(capsys, arguments)
 
 
 def test_what_goes_wrong_is_printed(own, capsys):
@@ -109,17 +83,14 @@ def test_what_goes_wrong_is_printed(own, capsys):
         }
     (own / "instances.json").write_text(json.dumps(told))
     (own / "pictures" / "0003.png").unlink()
-    assert (
-        main((f"convert {own}/instances.json --images {own}/pictures --out {own}/shards").split())
-        == 0
-    )
+    invoke(f"convert {own}/instances.json --images {own}/pictures --out {own}/shards")
     printed = capsys.readouterr().out
     assert "'source'" in printed
     assert "crowd: 1; " in printed
     assert "0003.png" in printed
     assert "masks left out: 9" in printed
     (own / "shards" / "z.tar").write_bytes(b"")
-    assert main(f"repack {own}/shards --out {own}/small --size 300".split()) == 2
+    assert exit_code(f"repack {own}/shards --out {own}/small --size 300") == 2
     printed = capsys.readouterr()
     assert "small already" in printed.out
     assert "tars skipped: 1\n" in printed.out

@@ -15,7 +15,8 @@ import psutil
 import pytest
 import yaml
 
-from tests.journeys.test_cluster import ENVIRONMENT, LITTLE, PAGE, newest, reached
+from tests.commands import LITTLE
+from tests.journeys.test_cluster import ENVIRONMENT, PAGE, newest, reached
 from tests.ranks import free_port
 
 SKYPILOT, PYTORCHJOB = map(yaml.safe_load, re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL))
@@ -136,13 +137,13 @@ def kubeflow(rank: int, port: int, training: str) -> tuple[str, dict[str, str]]:
 @pytest.mark.long
 @pytest.mark.parametrize("engine", [skypilot, kubeflow])
 def test_two_machines_are_stopped_and_go_on(scenes, tmp_path, engine):
-    words = [*f"train {LITTLE} --save-every 1 --batch-size 4 --micro-batch-size 2".split()]
-    words += ["--data", str(scenes), "--out", str(tmp_path / "run"), "--steps"]
+    words = f"gigamask train {LITTLE} --save-every 1 --batch-size 4 --micro-batch-size 2"
+    words += f" --data {scenes} --out {tmp_path}/run --steps"
 
     def start(steps: int) -> list[subprocess.Popen]:
         port, started = free_port(), []
         for rank in (0, 1):
-            script, variables = engine(rank, port, shlex.join(["gigamask", *words, str(steps)]))
+            script, variables = engine(rank, port, f"{words} {steps}")
             environment = {
                 name: value for name, value in ENVIRONMENT.items() if not name.startswith("TORCH_")
             }

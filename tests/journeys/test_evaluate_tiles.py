@@ -5,8 +5,8 @@ import json
 import pytest
 
 import gigamask
-from gigamask.cli.main import main
 from gigamask.synthetic import scenes as synthetic
+from tests.commands import invoke, refusal
 from tests.little import save_little
 
 
@@ -24,13 +24,13 @@ def scenes(tmp_path_factory) -> str:
 
 @pytest.mark.long
 def test_tiles_are_scored_and_recorded(model, scenes, tmp_path):
-    words = ["evaluate", model, "--data", scenes, "--device", "cpu", "--json"]
+    words = f"evaluate {model} --data {scenes} --device cpu --json"
     ways = {
-        "plain": [],
-        "tiles": ["--tile", "64", "--halo", "16", "--automatic", "--points-per-side", "2"],
+        "plain": "",
+        "tiles": "--tile 64 --halo 16 --automatic --points-per-side 2",
     }
     for name, flags in ways.items():
-        assert main([*words, str(tmp_path / name), *flags]) == 0
+        invoke(words, tmp_path / name, flags)
     plain, tiled = (json.loads((tmp_path / name).read_text()) for name in ways)
     assert tiled["protocol"] == plain["protocol"] | {"tile": 64, "halo": 16}
     assert tiled["masks"] == plain["masks"] > 0
@@ -43,14 +43,13 @@ def test_tiles_are_scored_and_recorded(model, scenes, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--tile", "64", "--halo", "33"], "--halo must be 0 to 32"),
-        (["--halo", "4"], "--halo 4 is the overlap of tiles"),
-        (["--tile", "8"], "--tile must be at least 32"),
+        ("--tile 64 --halo 33", "--halo must be 0 to 32"),
+        ("--halo 4", "--halo 4 is the overlap of tiles"),
+        ("--tile 8", "--tile must be at least 32"),
     ],
 )
 def test_tiles_that_make_no_sense(flags, message, model, scenes, capsys):
-    assert main(["evaluate", model, "--data", scenes, "--device", "cpu", *flags]) == 2
-    assert message in capsys.readouterr().err
+    assert message in refusal(capsys, f"evaluate {model} --data {scenes} --device cpu", flags)
 
 
 def test_the_precision_changes_scores_a_little_and_is_recorded(model, scenes):

@@ -6,18 +6,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gigamask.cli.main import main
 from gigamask.models.configs import tiny
 from gigamask.models.init import build_model
 from gigamask.models.state_dict import save_weights, to_official
-from tests.little import SPEC
+from tests.commands import exit_code, invoke, refusal
+from tests.little import save_little
 
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory):
-    path = tmp_path_factory.mktemp("weights") / "model.safetensors"
-    save_weights(to_official(build_model(SPEC, 0)), SPEC, path)
-    return str(path)
+    return save_little(tmp_path_factory.mktemp("weights"))
 
 
 @pytest.mark.parametrize(
@@ -25,37 +23,31 @@ def weights(tmp_path_factory):
 )
 def test_what_is_exported_is_exported_again(weights, to, out, tmp_path, capsys):
     told = tmp_path / "told.json"
-    assert (
-        main(["export", weights, "--to", to, "--out", str(tmp_path / out), "--json", str(told)])
-        == 0
-    )
+    invoke(f"export {weights} --to {to} --out {tmp_path}/{out} --json {told}")
     assert "read back: " in capsys.readouterr().out
     assert json.loads(told.read_text())["files"] == [str(tmp_path / out)]
 
 
 @pytest.mark.long
 def test_onnx_export_prints_its_difference(weights, tmp_path, capsys):
-    assert main(["export", weights, "--to", "onnx", "--out", str(tmp_path / "onnx")]) == 0
+    invoke(f"export {weights} --to onnx --out {tmp_path}/onnx")
     assert "differ by " in capsys.readouterr().out
 
 
 def test_what_is_wrong_is_one_line(weights, tmp_path, capsys):
-    out = ["--out", str(tmp_path / "out")]
+    out = f"--out {tmp_path}/out"
     for words, message in (
-        ([weights, "--to", "tflite", *out], "'tflite'"),
-        ([weights, *out], "--to"),
-        ([str(tmp_path / "none.pth"), "--to", "official", *out], "none.pth: no such file"),
-        ([weights, "--to", "official", *out], "file that ends in .pth"),
-        ([weights, "--to", "safetensors", *out, "--precision", "fp16"], "is for --to onnx"),
+        (f"{weights} --to tflite {out}", "'tflite'"),
+        (f"{weights} {out}", "--to"),
+        (f"{tmp_path}/none.pth --to official {out}", "none.pth: no such file"),
+        (f"{weights} --to official {out}", "file that ends in .pth"),
+        (f"{weights} --to safetensors {out} --precision fp16", "is for --to onnx"),
         (
-            [weights, "--to", "official", "--out", str(tmp_path / "new" / "a.pth")],
+            f"{weights} --to official --out {tmp_path}/new/a.pth",
             "new does not exist",
         ),
     ):
-        assert main(["export", *words]) == 2
-        told = capsys.readouterr().err
-        assert message in told
-        assert told.count("\n") == 1
+        assert message in refusal(capsys, "export", words)
 
 
 def numbers(told: object) -> list[float]:
@@ -79,19 +71,19 @@ def test_everything_exported_scores_as_its_source(scenes, tmp_path, monkeypatch)
         ("c", "huggingface"),
     ):
         if to:
-            assert main(["export", "source.safetensors", "--to", to, "--out", name]) == 0
-        words = f"--data {scenes} --max-images 2 --json told.json".split()
-        assert main(["evaluate", name, *words]) == 0
+            invoke(f"export source.safetensors --to {to} --out {name}")
+        words = f"--data {scenes} --max-images 2 --json told.json"
+        invoke(f"evaluate {name}", words)
         scores[name] = numbers(json.loads((tmp_path / "told.json").read_text()))
     # Addresses in memory decide how a CPU adds, so the last digits vary.
     exact = pytest.approx(scores.pop("source.safetensors"), abs=1e-3)
     assert all(each == exact for each in scores.values())
     eight = replace(tiny(), decoder_num_heads=8)
     save_weights(to_official(build_model(tiny(), 0)), eight, "d.safetensors")
-    assert main(["evaluate", "d.safetensors", *words]) == 0
+    invoke("evaluate d.safetensors", words)
     assert numbers(json.loads((tmp_path / "told.json").read_text())) != exact
     torch.save(dict(torch.load("a.pth")), "bare.pth")
-    assert main(f"evaluate bare.pth --data {scenes}".split()) == 2
+    assert exit_code(f"evaluate bare.pth --data {scenes}") == 2
 
 
 def test_a_folder_is_sent_to_the_hub_with_its_card(weights, tmp_path, capsys, monkeypatch):
@@ -109,8 +101,8 @@ def test_a_folder_is_sent_to_the_hub_with_its_card(weights, tmp_path, capsys, mo
     monkeypatch.setattr("huggingface_hub.HfApi.create_repo", create_repo)
     monkeypatch.setattr("huggingface_hub.HfApi.upload_folder", upload_folder)
     out = tmp_path / "hf"
-    words = ["export", weights, *f"--to huggingface --out {out} --license mit".split()]
-    assert main([*words, "--push", "us/mine"]) == 0
+    words = f"export {weights} --to huggingface --out {out} --license mit"
+    invoke(words, "--push us/mine")
     assert "https://hub/us/mine/commit/1" in capsys.readouterr().out
     names = ["README.md", "config.json", "model.safetensors", "preprocessor_config.json"]
     assert [call[0] for call in calls] == ["create", "upload"]
@@ -125,13 +117,13 @@ def test_what_cannot_be_sent_is_one_line(weights, tmp_path, capsys, monkeypatch)
         raise RuntimeError("401 Unauthorized\nand more")
 
     monkeypatch.setattr("huggingface_hub.HfApi.create_repo", refuse)
-    out = ["--out", str(tmp_path / "hf")]
+    out = f"--out {tmp_path}/hf"
     for words, message in (
-        (["--to", "safetensors", *out, "--push", "us/mine"], "--push us/mine: expected USER/NAME"),
-        (["--to", "huggingface", *out, "--push", "mine"], "--push mine: expected USER/NAME"),
-        (["--to", "huggingface", *out, "--push", "us/mine"], "not sent (401 Unauthorized)"),
+        (f"--to safetensors {out} --push us/mine", "--push us/mine: expected USER/NAME"),
+        (f"--to huggingface {out} --push mine", "--push mine: expected USER/NAME"),
+        (f"--to huggingface {out} --push us/mine", "not sent (401 Unauthorized)"),
     ):
-        assert main(["export", weights, *words]) == 2
+        assert exit_code(f"export {weights} {words}") == 2
         told = [line for line in capsys.readouterr().err.splitlines() if "gigamask:" in line]
         assert len(told) == 1
         assert message in told[0]

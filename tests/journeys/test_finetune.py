@@ -6,21 +6,19 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 
-import cv2
-import numpy as np
 import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
 
-from gigamask.cli.main import main
 from gigamask.data import index as indexes
 from gigamask.export.huggingface import huggingface_config
 from gigamask.models import convert, state_dict, weight_files
 from gigamask.models.init import build_model
 from gigamask.synthetic import scenes as synthetic
-from gigamask.synthetic.scenes import compose_scene
 from gigamask.training import checkpoint
+from tests.commands import LITTLE, invoke, refusal
+from tests.journeys.runs import lines, same, weights
 from tests.journeys.scores import alike
 from tests.little import SPEC
 
@@ -28,71 +26,23 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from transformers import SamModel
 
-LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
 # Shapes do not tell the decoder's heads; an official file's model has 8.
 OFFICIAL = replace(SPEC, decoder_num_heads=8, drop_path_rate=0.0)
-OURS = "--model.decoder-num-heads 8 --model.drop-path-rate 0".split()
-
-
-def train(*words: object) -> int:
-    return main(["train", LITTLE, *OURS, *map(str, words)])
-
-
-def state(run: Path) -> dict[str, torch.Tensor]:
-    return load_file(checkpoint.newest(run) / checkpoint.MODEL)
-
-
-def lines(run: Path) -> list[dict]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-def write_coco(path: Path, photos: Path, numbers: range) -> None:
-    """Writes pictures, and COCO's json of the polygons on them."""
-    images, annotations = [], []
-    photos.mkdir(exist_ok=True)
-    for number in numbers:
-        scene = compose_scene(1, number, (96, 128))
-        height, width = scene.masks.size
-        for mask in scene.masks.to_dense():
-            rings, _ = cv2.findContours(
-                mask.astype(np.uint8), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_NONE
-            )
-            polygons = [ring.ravel().tolist() for ring in rings if len(ring) > 2]
-            annotations.append(
-                {
-                    "id": len(annotations),
-                    "image_id": number,
-                    "category_id": 1,
-                    "iscrowd": 0,
-                    "segmentation": polygons,
-                }
-            )
-        images.append(
-            {"id": number, "file_name": f"{number:04d}.png", "height": height, "width": width}
-        )
-        cv2.imwrite(str(photos / f"{number:04d}.png"), scene.pixels[:, :, ::-1])
-    path.write_text(json.dumps({"images": images, "annotations": annotations}))
+TRAIN = f"train {LITTLE} --model.decoder-num-heads 8 --model.drop-path-rate 0"
 
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory) -> Path:
-    """Small photographs with COCO's JSONs, tars, an official file and a Hugging Face folder."""
+    """A JSON, a folder of no weights, an official file and a Hugging Face folder."""
     folder = tmp_path_factory.mktemp("own")
-    for name, numbers in {"train.json": range(6), "held_out.json": range(6, 8)}.items():
-        write_coco(folder / name, folder / "photos", numbers)
-    for number in range(3):
-        (path,) = synthetic.write(str(folder / "made"), 3, seed=number, long_side=(96, 128))
-        path.rename(folder / f"coco128_{number:06d}.tar")
-    model = build_model(OFFICIAL, seed=3)
-    weight_files.write_pth(
-        state_dict.to_official(model), model.config, folder / "sam_vit_b_01ec64.pth"
-    )
+    (folder / "photos").mkdir()
+    (folder / "train.json").write_text("{}")
+    official = state_dict.to_official(build_model(OFFICIAL, seed=3))
+    weight_files.write_pth(official, OFFICIAL, folder / "sam_vit_b_01ec64.pth")
     theirs = SamModel(huggingface_config(OFFICIAL))
-    theirs.load_state_dict(convert.to_huggingface(state_dict.to_official(model)))
+    theirs.load_state_dict(convert.to_huggingface(official))
     theirs.save_pretrained(folder / "sam-vit-base")
-    state_dict.save_weights(
-        state_dict.to_official(model), model.config, folder / "photos.safetensors"
-    )
+    state_dict.save_weights(official, OFFICIAL, folder / "photos.safetensors")
     return folder
 
 
@@ -107,23 +57,12 @@ def held_out(tmp_path_factory) -> Path:
 def test_frozen_parts_stay_what_they_were_and_the_others_learn(own, scenes, tmp_path, name):
     before = torch.load(own / "sam_vit_b_01ec64.pth")
     run = tmp_path / "run"
-    assert (
-        train(
-            "--init",
-            own / name,
-            "--data",
-            scenes,
-            "--out",
-            run,
-            "--steps",
-            1,
-            "--freeze",
-            "image_encoder",
-            "prompt_encoder",
-        )
-        == 0
+    invoke(
+        TRAIN,
+        f"--init {own}/{name} --data {scenes} --out {run} --steps 1",
+        "--freeze image_encoder prompt_encoder",
     )
-    after = state(run)
+    after = weights(run)
     assert after.keys() == before.keys()
     moved = {key for key in after if not torch.equal(after[key], before[key])}
     assert moved
@@ -137,27 +76,12 @@ def test_frozen_parts_stay_what_they_were_and_the_others_learn(own, scenes, tmp_
 
 def test_parts_are_frozen_by_the_names_they_have(own, scenes, tmp_path):
     run = tmp_path / "run"
-    frozen = [
-        "image_encoder.patch_embed",
-        "image_encoder.blocks.0",
-        "mask_decoder.iou_token.weight",
-    ]
-    assert (
-        train(
-            "--init",
-            own / "sam-vit-base",
-            "--data",
-            scenes,
-            "--out",
-            run,
-            "--steps",
-            1,
-            "--freeze",
-            *frozen,
-        )
-        == 0
-    )
-    before, after = torch.load(own / "sam_vit_b_01ec64.pth"), state(run)
+    frozen = (
+        "image_encoder.patch_embed image_encoder.blocks.0 mask_decoder.iou_token.weight"
+    ).split()
+    init = f"--init {own}/sam-vit-base --freeze {' '.join(frozen)}"
+    invoke(TRAIN, init, f"--data {scenes} --out {run} --steps 1")
+    before, after = torch.load(own / "sam_vit_b_01ec64.pth"), weights(run)
     still = {key for key in after if torch.equal(after[key], before[key])}
     held = {key for key in after if any(f"{key}.".startswith(f"{part}.") for part in frozen)}
     assert len(held) > 10
@@ -169,22 +93,12 @@ def test_another_input_side_interpolates_positions_and_nothing_else(
     own, scenes, tmp_path, held_out
 ):
     path, run = own / "sam_vit_b_01ec64.pth", tmp_path / "run"
-    words = [
-        "--init",
-        path,
-        "--data",
-        scenes,
-        "--out",
-        run,
-        "--steps",
-        1,
-        "--optimizer.lr",
-        0,
-        "--schedule.warmup-steps",
-        0,
-    ]
-    assert train(*words, "--model.image-size", 128) == 0
-    before, after = torch.load(path), state(run)
+    words = (
+        f"--init {path} --data {scenes} --out {run} --steps 1 --optimizer.lr 0 "
+        "--schedule.warmup-steps 0"
+    )
+    invoke(TRAIN, words, "--model.image-size 128")
+    before, after = torch.load(path), weights(run)
     other = {key for key in after if after[key].shape != before[key].shape}
     assert other == {
         "image_encoder.pos_embed",
@@ -196,21 +110,21 @@ def test_another_input_side_interpolates_positions_and_nothing_else(
         convert.resample_abs_pos_embed(before["image_encoder.pos_embed"], 16),
     )
     assert all(torch.equal(after[key], before[key]) for key in after.keys() - other)
-    assert main(f"evaluate {run} --data {held_out} --max-images 1".split()) == 0
+    invoke(f"evaluate {run} --data {held_out} --max-images 1")
     shutil.rmtree(run)
-    assert train(*words) == 0
-    assert all(torch.equal(tensor, before[key]) for key, tensor in state(run).items()), (
+    invoke(TRAIN, words)
+    assert all(torch.equal(tensor, before[key]) for key, tensor in weights(run).items()), (
         "at its own side nothing changes"
     )
 
 
 def test_the_recipes_configuration(capsys):
     for name in ("finetune", "finetune_vit_l", "finetune_vit_h"):
-        assert main(["train", name, "--print-config"]) == 0
+        invoke(f"train {name} --print-config")
         config = yaml.safe_load(capsys.readouterr().out)
         assert (config["freeze"], config["model"]["image-size"]) == (["image_encoder"], 1024)
         assert config["optimizer"]["lr"] == 8e-05
-    assert main("train finetune --print-config --freeze".split()) == 0
+    invoke("train finetune --print-config --freeze")
     assert yaml.safe_load(capsys.readouterr().out)["freeze"] == []
 
 
@@ -268,40 +182,19 @@ def test_whatever_is_wrong_is_one_line_and_nothing_is_written(
     words, told, own, scenes, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
-    assert (
-        main(
-            [
-                "train",
-                *words.format(own=own, scenes=scenes, little=LITTLE).split(),
-                "--out",
-                "run",
-                "--device",
-                "cpu",
-            ]
-        )
-        == 2
-    )
-    error = capsys.readouterr().err
-    assert told in error
-    assert error.count("\n") == 1
+    words = words.format(own=own, scenes=scenes, little=LITTLE)
+    assert told in refusal(capsys, "train", words, "--out run --device cpu")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.long
 def test_training_is_evaluated_on_held_out_images(scenes, held_out, tmp_path, monkeypatch, capsys):
     """The scores are those of `evaluate`, and the training is the same without evaluation."""
-    words, run = ["--data", scenes, "--steps", 4], tmp_path / "run"
-    watched = [
-        "--evaluation.data",
-        held_out,
-        "--evaluation.interval",
-        3,
-        "--evaluation.best-by",
-        "box",
-        "--keep",
-        5,
-    ]
-    assert train(*words, *watched, "--out", run) == 0
+    words, run = f"--data {scenes} --steps 4", tmp_path / "run"
+    watched = (
+        f"--evaluation.data {held_out} --evaluation.interval 3 --evaluation.best-by box --keep 5"
+    )
+    invoke(TRAIN, words, watched, f"--out {run}")
     found = [line for line in lines(run) if "evaluation" in line]
     assert [line["step"] for line in found] == [3, 4], "every third, and the last"
     assert all(
@@ -316,7 +209,7 @@ def test_training_is_evaluated_on_held_out_images(scenes, held_out, tmp_path, mo
     assert all(worry in said for line in found for worry in line["warnings"])
     for line in found:
         weights_at, told = run / "checkpoints" / f"step_{line['step']:08d}", tmp_path / "told.json"
-        assert main(f"evaluate {weights_at} --data {held_out} --json {told}".split()) == 0
+        invoke(f"evaluate {weights_at} --data {held_out} --json {told}")
         whole = json.loads(told.read_text())
         scores = {
             f"{n} click{'s' if n > 1 else ''}": whole["clicks"][str(n)] for n in (1, 3, 5)
@@ -324,14 +217,9 @@ def test_training_is_evaluated_on_held_out_images(scenes, held_out, tmp_path, mo
         assert alike({name: line["evaluation"][name] for name in scores}, scores)
     best = max(found, key=lambda line: (line["evaluation"]["box"], line["step"]))["step"]
     assert (run / "checkpoints" / "best").resolve().name == f"step_{best:08d}"
-    assert train(*words, "--out", tmp_path / "unwatched") == 0
-    for name in (checkpoint.MODEL, checkpoint.OPTIMIZER):
-        mine, others = (
-            load_file(checkpoint.newest(each) / name) for each in (run, tmp_path / "unwatched")
-        )
-        assert mine.keys() == others.keys()
-        assert all(torch.equal(mine[key], others[key]) for key in mine)
+    invoke(TRAIN, words, f"--out {tmp_path}/unwatched")
+    assert same(run, tmp_path / "unwatched")
     built = []
     monkeypatch.setattr(indexes, "build", lambda *rest, **more: built.append(rest))
-    assert main(f"train --resume {run} --steps 5".split()) == 0
+    invoke(f"train --resume {run} --steps 5")
     assert built == [], "its index is kept in the run folder, as that of the data is"

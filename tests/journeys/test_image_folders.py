@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import simplejpeg
 
-from gigamask.cli.main import main
+from tests.commands import invoke, refusal
 
 
 @pytest.fixture
@@ -24,30 +24,21 @@ def photos(tmp_path):
 
 
 def test_a_folder_of_images_is_indexed_and_described(photos, tmp_path, capsys):
-    assert (
-        main((f"index {photos} --out {tmp_path}/index --json {tmp_path}/index.json").split()) == 0
-    )
+    invoke(f"index {photos} --out {tmp_path}/index --json {tmp_path}/index.json")
     report = json.loads((tmp_path / "index.json").read_text())
-    assert {
-        name: report[name] for name in ("images", "masks", "shards", "without_json", "scanned")
-    } == {
-        "images": 6,
-        "masks": 0,
-        "shards": 2,
-        "without_json": 6,
-        "scanned": 2,
-    }
+    counts = {"images": 6, "masks": 0, "shards": 2, "without_json": 6, "scanned": 2}
+    assert counts.items() <= report.items()
     for path in (photos, tmp_path / "index"):
-        assert main(f"stats {path} --picture {tmp_path}/stats.png".split()) == 0
+        invoke(f"stats {path} --picture {tmp_path}/stats.png")
     assert "6" in capsys.readouterr().out
 
 
 def test_nothing_is_written_among_images(photos, tmp_path, capsys):
     (photos / "class0" / "0.json").write_text("{}")
-    assert main(f"index {photos} --out {tmp_path}/index".split()) == 0
+    invoke(f"index {photos} --out {tmp_path}/index")
     assert f"pack it: tar cf shard.tar -C {photos}/class0 ." in capsys.readouterr().out
     shards, before = tmp_path / "shards", sorted(photos.rglob("*"))
-    assert main(f"synth {shards} --images 1".split()) == 0
+    invoke(f"synth {shards} --images 1")
     folder, mae = photos / "class0", "pretrain mae_tiny --steps 1"
     for words, told in {
         f"index {shards} --out {folder}": "is not an index, but holds 0.JPEG and 3 more",
@@ -60,42 +51,19 @@ def test_nothing_is_written_among_images(photos, tmp_path, capsys):
         f"train tiny --data {shards} --out {folder}": "is not a run folder, but holds 0.JPEG and 3",
         f"{mae} --data {photos} --out {photos}": "is a folder that the training reads",
     }.items():
-        assert main(words.split()) == 2
-        assert told in capsys.readouterr().err
+        assert told in refusal(capsys, words)
     assert sorted(photos.rglob("*")) == before
     logs = tmp_path / "run"
     logs.mkdir()
     (logs / "log.txt").touch()
-    assert main(f"{mae} --batch-size 1 --data {photos} --out {logs}".split()) == 0
+    invoke(f"{mae} --batch-size 1 --data {photos} --out {logs}")
 
 
 def test_what_needs_tars_or_masks_says_so_in_one_line(photos, tmp_path, capsys):
     for words, told in {
-        ("verify", str(photos)): f"tar cf shard.tar -C {photos}/class0 .",
-        (
-            "repack",
-            str(photos),
-            "--out",
-            str(tmp_path / "small"),
-        ): "class0: is a folder of images where tars are expected",
-        (
-            "train",
-            "tiny",
-            "--data",
-            str(photos),
-            "--out",
-            str(tmp_path / "run"),
-            "--steps",
-            "1",
-        ): "is a folder of images where tars are expected",
-        (
-            "index",
-            str(photos / "class0" / "0.JPEG"),
-            "--out",
-            str(tmp_path / "index"),
-        ): "0.JPEG: is an image",
+        f"verify {photos}": f"tar cf shard.tar -C {photos}/class0 .",
+        f"repack {photos} --out {tmp_path}/small": "class0: is a folder of images where tars are",
+        f"train tiny --data {photos} --out {tmp_path}/run": "is a folder of images where tars are",
+        f"index {photos}/class0/0.JPEG --out {tmp_path}/index": "0.JPEG: is an image",
     }.items():
-        assert main(list(words)) == 2
-        error = capsys.readouterr().err.strip()
-        assert told in error
-        assert "\n" not in error
+        assert told in refusal(capsys, words)

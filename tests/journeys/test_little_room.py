@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gigamask.cli.main import main
+from tests.commands import LITTLE, invoke
 
 GIGAMASK = Path(sys.executable).parent / "gigamask"
-LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
 
 
 def may_mount() -> bool:
@@ -48,7 +47,7 @@ def test_shared_memory_of_128_kilobytes(scenes, tmp_path):
     assert done.returncode == 2, done.stderr
     assert last.startswith("gigamask: /dev/shm: has no room for the ")
     assert "Traceback" not in done.stderr
-    assert main(f"train {words} --steps 3 --loader.workers 0".split()) == 0
+    invoke(f"train {words} --steps 3 --loader.workers 0")
 
 
 @pytest.mark.long
@@ -79,6 +78,6 @@ def test_epochs_across_resumes(scenes, tmp_path, capsys):
         [*words, "--epochs", "1"],
         *[["train", "--resume", words[5], "--epochs", "2"]] * 2,
     ):
-        assert main([*given, "--json", str(tmp_path / "told.json")]) == 0
+        invoke(*given, f"--json {tmp_path}/told.json")
         steps.append(json.loads((tmp_path / "told.json").read_text())["step"])
     assert steps == [steps[0], 2 * steps[0], 2 * steps[0]]

@@ -13,7 +13,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gigamask.cli.main import main
 from gigamask.errors import GigamaskError
 from gigamask.models import state_dict
 from gigamask.models.init import build_model
@@ -23,24 +22,26 @@ from gigamask.models.sam.sam import Sam
 from gigamask.training.state import TrainState
 from gigamask.training.step import StepMetrics, accumulate
 from gigamask.training.train_data import TrainData, open_index
+from tests.commands import LITTLE, invoke, refusal
 from tests.journeys.runs import CONSTANT_LR, same
 from tests.little import SPEC, little
 
-LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
 FROZEN = ("image_encoder", "prompt_encoder", "mask_decoder")
 
 
-def train(out: Path, scenes, weights, *words: object) -> int:
-    given = ["--init", weights, *CONSTANT_LR, "--save-every", 1, *words]
-    return main([str(word) for word in ("train", LITTLE, "--data", scenes, "--out", out, *given)])
+@pytest.fixture(scope="module")
+def command(scenes, weights) -> str:
+    """A training of the little model from weights, without its folder."""
+    rate = " ".join(CONSTANT_LR)
+    return f"train {LITTLE} --data {scenes} --init {weights} --save-every 1 {rate} --out"
 
 
 @pytest.fixture(scope="module")
-def run(scenes, weights, tmp_path_factory) -> Path:
+def run(command, tmp_path_factory) -> Path:
     """Three steps of adapters alone."""
     out = tmp_path_factory.mktemp("runs") / "lora"
-    words = ["--lora", 2, "--lora.on", "q", "v", "--freeze", *FROZEN, "--steps", 3]
-    assert train(out, scenes, weights, *words) == 0
+    lora = "--lora 2 --lora.on q v --steps 3 --freeze"
+    invoke(command, out, lora, *FROZEN)
     return out
 
 
@@ -68,11 +69,11 @@ def test_the_run_is_read_as_a_model_without_adapters(run, weights):
 
 
 @pytest.mark.long
-def test_resumed_training_is_the_same_bit_for_bit(scenes, weights, tmp_path):
-    words = ["--lora", 2, "--lora.alpha", 4, "--unfreeze", "norms", "--ema", 0.5]
-    assert train(tmp_path / "whole", scenes, weights, *words, "--steps", 4) == 0
-    assert train(tmp_path / "parts", scenes, weights, *words, "--steps", 2) == 0
-    assert main(f"train --resume {tmp_path}/parts --steps 4".split()) == 0
+def test_resumed_training_is_the_same_bit_for_bit(command, tmp_path):
+    words = "--lora 2 --lora.alpha 4 --unfreeze norms --ema 0.5"
+    invoke(command, tmp_path / "whole", words, "--steps 4")
+    invoke(command, tmp_path / "parts", words, "--steps 2")
+    invoke(f"train --resume {tmp_path}/parts --steps 4")
     assert same(tmp_path / "whole", tmp_path / "parts")
     one, other = (Sam.from_pretrained(tmp_path / name) for name in ("whole", "parts"))
     for name, tensor in one.state_dict().items():
@@ -80,11 +81,11 @@ def test_resumed_training_is_the_same_bit_for_bit(scenes, weights, tmp_path):
 
 
 @pytest.mark.long
-def test_two_processes_train_as_one(scenes, weights, tmp_path):
-    words = ["--lora", 2, "--ema", 0.5, "--steps", 2, "--batch-size", 4]
+def test_two_processes_train_as_one(command, tmp_path):
+    words = "--lora 2 --ema 0.5 --steps 2 --batch-size 4"
     for processes in (1, 2):
         out = tmp_path / str(processes)
-        assert train(out, scenes, weights, *words, "--processes", processes) == 0
+        invoke(command, out, words, f"--processes {processes}")
     one, two = (state_dict.read_weights(tmp_path / name)[0] for name in ("1", "2"))
     for name, tensor in one.items():
         if not name.endswith("k_proj.bias"):  # it changes no output: its gradients are rounding
@@ -136,29 +137,28 @@ def test_gradients_are_those_of_the_whole_weight(scenes, tmp_path):
 @pytest.mark.parametrize(
     ("words", "found"),
     [
-        (["--lora", 2, "--embedding-cache", "cache"], "--embedding-cache .*--lora 2"),
-        ("--unfreeze norms --embedding-cache cache".split(), "--embedding-cache .*norms"),
-        (["--lora", 2, "--parallel", "fsdp"], "--parallel fsdp.*--lora"),
-        (["--lora", 99], "--lora 99: larger than"),
-        (["--lora", 2, "--lora.on", "conv7"], "--lora.on conv7.*attention"),
-        (["--unfreeze", "neck"], "--unfreeze neck.*norms, biases, image_encoder"),
+        ("--lora 2 --embedding-cache cache", "--embedding-cache .*--lora 2"),
+        ("--unfreeze norms --embedding-cache cache", "--embedding-cache .*norms"),
+        ("--lora 2 --parallel fsdp", "--parallel fsdp.*--lora"),
+        ("--lora 99", "--lora 99: larger than"),
+        ("--lora 2 --lora.on conv7", "--lora.on conv7.*attention"),
+        ("--unfreeze neck", "--unfreeze neck.*norms, biases, image_encoder"),
     ],
 )
-def test_what_cannot_be_adapted_is_one_line(words, found, scenes, weights, tmp_path, capsys):
-    assert train(tmp_path / "run", scenes, weights, *words) == 2
-    (line,) = [each for each in capsys.readouterr().err.splitlines() if each.strip()]
+def test_what_cannot_be_adapted_is_one_line(words, found, command, tmp_path, capsys):
+    line = refusal(capsys, command, tmp_path / "run", words)
     assert re.search(found, line), line
     assert not (tmp_path / "run").exists()
 
 
 def test_adapters_need_trained_weights(scenes, tmp_path, capsys):
-    assert main(f"train {LITTLE} --data {scenes} --out {tmp_path} --lora=2".split()) == 2
-    assert "--lora 2 requires trained weights" in capsys.readouterr().err
+    assert "--lora 2 requires trained weights" in refusal(
+        capsys, f"train {LITTLE} --data {scenes} --out {tmp_path} --lora=2"
+    )
 
 
 def test_adapters_do_not_change_on_resume(run, capsys):
-    assert main(f"train --resume {run} --lora 3 --steps 9".split()) == 2
-    assert "--lora.rank was 2" in capsys.readouterr().err
+    assert "--lora.rank was 2" in refusal(capsys, f"train --resume {run} --lora 3 --steps 9")
 
 
 def test_a_damaged_or_missing_base_is_found(run, tmp_path):
@@ -178,13 +178,13 @@ def test_a_damaged_or_missing_base_is_found(run, tmp_path):
 
 @pytest.mark.long
 def test_the_plan_counts_adapters_alone(capsys, tmp_path):
-    few = "--micro-batch-size 1 --prompts.clicks 0 --prompts.no-mask-only-rounds".split()
-    words = ["plan", "finetune", "--freeze", *FROZEN, *few]
+    few = "--micro-batch-size 1 --prompts.clicks 0 --prompts.no-mask-only-rounds"
+    words = f"plan finetune --freeze {' '.join(FROZEN)} {few}"
     plans = {}
     for rank in (0, 8):
         path = tmp_path / f"{rank}.json"
-        freeze = [] if rank else ["--freeze"]
-        assert main([*words, *freeze, "--lora", str(rank), "--json", str(path)]) == 0
+        freeze = "" if rank else "--freeze"
+        invoke(words, freeze, f"--lora {rank} --json {path}")
         plans[rank] = json.loads(path.read_text())
     attention = 12 * 8 * ((768 + 2304) + 2 * 768)
     decoder = 2 * 8 * (4 * 512 + 2 * 4 * 384) + 8 * 4 * 384
@@ -194,18 +194,18 @@ def test_the_plan_counts_adapters_alone(capsys, tmp_path):
 
 
 @pytest.mark.long
-def test_fit_chooses_what_fits_and_says_so(scenes, weights, tmp_path, capsys):
+def test_fit_chooses_what_fits_and_says_so(command, tmp_path, capsys):
     out = tmp_path / "run"
-    assert train(out, scenes, weights, "--fit", "1GB", "--steps", 1) == 0
+    invoke(command, out, "--fit 1GB --steps 1")
     assert "--fit 1GB: fits as it is" in capsys.readouterr().out
-    assert train(tmp_path / "small", scenes, weights, "--fit", "1MB") == 2
-    assert "--fit 1MB: leaves 0.00093 GiB, but a step needs" in capsys.readouterr().err
-    assert train(tmp_path / "small", scenes, weights, "--fit", "much") == 2
-    assert "--fit much: expected a size" in capsys.readouterr().err
-    assert train(tmp_path / "small", scenes, weights, "--fit", "8GB", "--stages", "joint") == 2
-    assert "leave --stages out" in capsys.readouterr().err
+    for words, message in {
+        "1MB": "--fit 1MB: leaves 0.00093 GiB, but a step needs",
+        "much": "--fit much: expected a size",
+        "8GB --stages joint": "leave --stages out",
+    }.items():
+        assert message in refusal(capsys, command, f"{tmp_path}/small --fit {words}")
     assert not (tmp_path / "small").exists()
-    assert main(f"plan {LITTLE} --fit 1GB".split()) == 0
+    invoke(f"plan {LITTLE} --fit 1GB")
     assert "\n--fit 1GB: fits as it is\n" in capsys.readouterr().out
-    assert main("plan mae_tiny --fit 8GB".split()) == 2
-    assert "--fit 8GB is for recipes of gigamask train" in capsys.readouterr().err
+    line = refusal(capsys, "plan mae_tiny --fit 8GB")
+    assert "--fit 8GB is for recipes of gigamask train" in line

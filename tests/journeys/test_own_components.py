@@ -1,18 +1,17 @@
 """A user's own class for every interface, by file, module or entry point: train, resume, plan."""
 
-import json
 import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from gigamask.cli.main import main
 from gigamask.config_files import config_of_weights, load_config
 from gigamask.serialization import flatten_yaml, read_yaml
 from gigamask.training.checkpoint import load_model
 from tests import own_components
-from tests.journeys.runs import records, same
+from tests.commands import invoke, refusal
+from tests.journeys.runs import lines, records, same
 
 FILE = Path(own_components.__file__)
 ENTRY_POINTS = {
@@ -51,29 +50,21 @@ def test_every_custom_component_trains_and_resumes(how, scenes, tmp_path, instal
     own_components.USED.clear()  # other tests of this process use them, too
     sys.modules.pop("own_components", None)
     recipe = f"{prefix}narrow"
-    words = [
-        word
-        for part, kind in own_components.PARTS.items()
-        for word in (f"--{part}", f"{prefix}{kind.__name__}" if prefix else "mine")
-    ]
-    words += (
-        f"--data {scenes} --activation-checkpointing 1 --freeze "
-        "image_encoder.colours --evaluation.scale 2 --steps"
-    ).split()
+    parts = own_components.PARTS.items()
+    words = [f"--{part} {prefix}{kind.__name__ if prefix else 'mine'}" for part, kind in parts]
+    words.append(f"--data {scenes} --activation-checkpointing 1")
+    words.append("--freeze image_encoder.colours --evaluation.scale 2 --steps")
     run, whole = tmp_path / "run", tmp_path / "whole"
-    assert main(["train", recipe, *words, "2", "--out", str(run)]) == 0
+    invoke(f"train {recipe}", *words, f"2 --out {run}")
     assert used(how) == set(own_components.PARTS)
-    assert main(f"train --resume {run} --steps 4".split()) == 0
-    assert main(["train", recipe, *words, "4", "--out", str(whole)]) == 0
+    invoke(f"train --resume {run} --steps 4")
+    invoke(f"train {recipe}", *words, f"4 --out {whole}")
     assert same(run, whole)
     saved = flatten_yaml(read_yaml(run / "config.yaml"), "")
     named = f"{FILE}:" if how == "file" else "tests.own_components:"
-    assert {part: saved[part] for part in own_components.PARTS} == {
-        part: named + kind.__name__ for part, kind in own_components.PARTS.items()
-    }
+    assert {part: named + kind.__name__ for part, kind in parts}.items() <= saved.items()
     assert load_config(str(run), trust=True).evaluation.scale == 2
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines if "size" in line.get("evaluation", {})] == [2, 4]
+    assert [line["step"] for line in lines(run) if "size" in line.get("evaluation", {})] == [2, 4]
     assert {"focal", "squared", "iou_head"} <= records(run)[-1].keys()
     assert "dice" not in records(run)[-1]
     assert [each["lr"] for each in records(run)] == [0.01 * 0.5**step for step in range(4)]
@@ -82,36 +73,18 @@ def test_every_custom_component_trains_and_resumes(how, scenes, tmp_path, instal
 @pytest.mark.long
 def test_custom_encoder_is_loaded_from_its_run(scenes, tmp_path, capsys):
     run = tmp_path / "run"
-    words = f"--model.encoder {FILE}:Pooled --data {scenes} --steps 1".split()
-    assert (
-        main(["train", f"{FILE}:narrow", *words, "--freeze", "image_encoder", "--out", str(run)])
-        == 0
-    )
-    evaluate = f"evaluate {run} --data {scenes} --max-images 1".split()
-    assert main([*evaluate, "--trust"]) == 0
+    words = f"--model.encoder {FILE}:Pooled --data {scenes} --steps 1"
+    invoke(f"train {FILE}:narrow", words, f"--freeze image_encoder --out {run}")
+    evaluate = f"evaluate {run} --data {scenes} --max-images 1"
+    invoke(evaluate, "--trust")
     model = load_model(str(run), "cpu", partial(config_of_weights, trust=True))
     assert type(model.image_encoder).__name__ == "PooledEncoder"
     capsys.readouterr()
-    assert (
-        main((f"plan {FILE}:narrow --model.encoder {FILE}:Pooled --optimizer {FILE}:SGD").split())
-        == 0
-    )
+    invoke(f"plan {FILE}:narrow --model.encoder {FILE}:Pooled --optimizer {FILE}:SGD")
     assert "does not" not in capsys.readouterr().err
-    assert (
-        main(
-            [
-                "train",
-                f"{FILE}:narrow",
-                *words,
-                "--freeze",
-                "image_encoder.blocks",
-                "--out",
-                str(tmp_path / "other"),
-            ]
-        )
-        == 2
-    )
-    assert "--freeze image_encoder.blocks: " in capsys.readouterr().err
+    frozen = f"--freeze image_encoder.blocks --out {tmp_path}/other"
+    line = refusal(capsys, f"train {FILE}:narrow", words, frozen)
+    assert "--freeze image_encoder.blocks: " in line
 
 
 @pytest.mark.long
@@ -120,41 +93,31 @@ def test_custom_encoder_is_loaded_from_its_run(scenes, tmp_path, capsys):
 )
 def test_custom_task_trains_and_resumes(recipe, scenes, tmp_path, installed, capsys):
     run, whole = tmp_path / "run", tmp_path / "whole"
-    command = ["train", recipe, "--data", str(scenes), "--schedule.milestones", "1"]
-    assert main([*command, "--out", str(run), "--steps", "2"]) == 0
+    command = f"train {recipe} --data {scenes} --schedule.milestones 1"
+    invoke(command, f"--out {run} --steps 2")
     assert f"next: gigamask evaluate {run}" in capsys.readouterr().out
-    assert main(f"train --resume {run} --steps 4".split()) == 0
-    assert main([*command, "--out", str(whole), "--steps", "4"]) == 0
+    invoke(f"train --resume {run} --steps 4")
+    invoke(command, f"--out {whole} --steps 4")
     assert same(run, whole)
     distances = [each["distance"] for each in records(run)]
     assert len(distances) == 4
     assert distances[-1] < distances[0]
-    assert main(["plan", recipe]) == 0
-    assert main(["pretrain", recipe, "--data", str(scenes), "--out", str(tmp_path / "not")]) == 2
-    assert "is for 'gigamask train'" in capsys.readouterr().err
-    assert (
-        main(
-            [
-                "train",
-                recipe,
-                *(f"--data {scenes} --stages decoder --init {run} --out {tmp_path}/not").split(),
-            ]
-        )
-        == 2
-    )
-    assert "--stages" in capsys.readouterr().err
+    invoke(f"plan {recipe}")
+    words = f"{recipe} --data {scenes} --out {tmp_path}/not"
+    assert "is for 'gigamask train'" in refusal(capsys, f"pretrain {words}")
+    assert "--stages" in refusal(capsys, f"train {words} --stages decoder --init {run}")
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--sampler", "broken"], "Missing"),
-        (["--sampler", "tests.nothing:Backwards"], "tests.nothing"),
-        (["--sampler", "tests.own_components:Nothing"], "Nothing"),
-        (["--optimizer", "tests.own_components:Backwards"], "gigamask.interfaces.Optimizer"),
-        (["--sampler", "other"], "mine"),
+        ("--sampler broken", "Missing"),
+        ("--sampler tests.nothing:Backwards", "tests.nothing"),
+        ("--sampler tests.own_components:Nothing", "Nothing"),
+        ("--optimizer tests.own_components:Backwards", "gigamask.interfaces.Optimizer"),
+        ("--sampler other", "mine"),
         (
-            ("--activation-checkpointing 2 --model.encoder tests.own_components:Blockless").split(),
+            "--activation-checkpointing 2 --model.encoder tests.own_components:Blockless",
             "--activation-checkpointing 2",
         ),
     ],
@@ -163,11 +126,7 @@ def test_missing_component_is_a_one_line_error(
     words, told, tmp_path, installed, scenes, capsys, monkeypatch
 ):
     monkeypatch.setattr(own_components, "Blockless", BLOCKLESS, raising=False)
-    assert (
-        main(["train", "narrow", *words, "--data", str(scenes), "--out", str(tmp_path / "run")])
-        == 2
-    )
-    assert told in capsys.readouterr().err
+    assert told in refusal(capsys, "train narrow", words, f"--data {scenes} --out {tmp_path}/run")
 
 
 class Blockless(own_components.Pooled):

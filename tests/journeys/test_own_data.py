@@ -10,14 +10,13 @@ import pytest
 from PIL import Image
 
 import gigamask
-from gigamask.cli.main import main
 from gigamask.config_files import load_config
 from gigamask.models.init import build_model
+from tests.commands import LITTLE, invoke, refusal
 from tests.forked import forked  # noqa: F401 (a fixture)
 from tests.little import SPEC, little
 
-LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
-COUNT = 12
+TRAIN = f"train {LITTLE} --out run --steps 2"
 
 
 @pytest.fixture
@@ -28,7 +27,7 @@ def here(tmp_path, monkeypatch) -> Path:
     Path("photos").mkdir()
     Path("labels").mkdir()
     images, annotations = [], []
-    for i in range(COUNT):
+    for i in range(12):
         pixels = chance.integers(0, 255, (48, 64, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(f"photos/p{i}.png")
         labels = np.zeros((48, 64), np.uint8)
@@ -42,12 +41,8 @@ def here(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def train(*words: str) -> int:
-    return main(["train", LITTLE, "--out", "run", "--steps", "2", *words])
-
-
 def test_coco_is_converted_once(here, capsys):
-    assert train("--data", "coco.json", "--images", "photos") == 0
+    invoke(TRAIN, "--data coco.json --images photos")
     out = capsys.readouterr().out
     assert "12 images with 12 masks" in out
     assert "masks left out: 1" in out
@@ -57,17 +52,17 @@ def test_coco_is_converted_once(here, capsys):
     assert (config.images, config.masks) == (None, None)
     (tar,) = data.glob("*.tar")
     written = tar.stat().st_mtime_ns
-    assert train("--data", "coco.json", "--images", "photos", "--steps", "3") == 0
+    invoke(TRAIN, "--data coco.json --images photos --steps 3")
     assert "changed from 2 to 3" in capsys.readouterr().out, "the run goes on"
     assert tar.stat().st_mtime_ns == written
-    assert main(["train", "--resume", "run", "--steps", "4"]) == 0
+    invoke("train --resume run --steps 4")
 
 
 def test_changed_annotations_are_converted_again(here):
-    assert train("--data", "photos", "--masks", "labels") == 0
+    invoke(TRAIN, "--data photos --masks labels")
     first = load_config("run", trust=True).data
     Image.fromarray(np.ones((48, 64), np.uint8)).save("labels/p0.png")
-    assert train("--data", "photos", "--masks", "labels", "--out", "other") == 0
+    invoke(TRAIN, "--data photos --masks labels --out other")
     second = load_config("other", trust=True).data
     assert first != second
     assert Path(first[0]).is_dir()
@@ -75,15 +70,15 @@ def test_changed_annotations_are_converted_again(here):
 
 @pytest.mark.long
 def test_a_part_is_held_out(here, capsys):
-    words = ["--data", "photos", "--masks", "labels", "--val-split", "0.4"]
-    assert train(*words, "--evaluation.interval", "1") == 0
+    words = "--data photos --masks labels --val-split 0.4"
+    invoke(TRAIN, words, "--evaluation.interval 1")
     out = capsys.readouterr()
     config = load_config("run", trust=True)
-    counts = []
-    for path in (*config.data, *config.evaluation.data):
-        counts.append(json.loads((Path(path) / "converted.json").read_text()))
-    assert sum(each["images"] for each in counts) == COUNT
-    assert [each["images"] for each in counts] == [7, 5]
+    counts = [
+        json.loads((Path(path) / "converted.json").read_text())["images"]
+        for path in (*config.data, *config.evaluation.data)
+    ]
+    assert counts == [7, 5]
     assert "evaluated at step 1" in out.err
     assert f"next: gigamask evaluate run --data {config.evaluation.data[0]}" in out.out
 
@@ -97,25 +92,15 @@ def test_the_python_api(here):
 
 def test_other_commands_take_the_same_data(here, capsys):
     build_model(SPEC, 4).save_pretrained("model")
-    words = [
-        "--data",
-        "coco.json",
-        "--images",
-        "photos",
-        "--device",
-        "cpu",
-        "--json",
-        "scores.json",
-    ]
-    assert main(["evaluate", "model", *words, "--max-images", "2"]) == 0
+    words = "--data coco.json --images photos --device cpu --json scores.json"
+    invoke("evaluate model", words, "--max-images 2")
     assert "masks left out: 1" in capsys.readouterr().out
     scores = json.loads(Path("scores.json").read_text())
     assert (scores["images"], scores["masks"]) == (2, 2)
     assert Path(scores["data"][0]).parent.parent.name == "coco.json.gigamask"
-    assert main(["stats", "photos", "--masks", "labels"]) == 0
+    invoke("stats photos --masks labels")
     assert "12 images with 24 masks" in capsys.readouterr().out
-    assert main(["stats", "photos", "coco.json", "--masks", "labels"]) == 2
-    assert "one path" in capsys.readouterr().err
+    assert "one path" in refusal(capsys, "stats photos coco.json --masks labels")
 
 
 def voc_palette() -> list[int]:
@@ -144,7 +129,7 @@ def test_pascal_voc_as_it_is_published(here, capsys):
             label.putpalette(voc_palette())
             if i < 3:
                 label.save(voc / f"Segmentation{kind}/{name}.png")
-    assert main(["stats", str(voc)]) == 0
+    invoke(f"stats {voc}")
     assert "3 images with 6 masks" in capsys.readouterr().out, "255 is no object"
     (tar,) = voc.glob("SegmentationObject.gigamask/*/all/*.tar")
     with tarfile.open(tar) as opened:
@@ -153,55 +138,53 @@ def test_pascal_voc_as_it_is_published(here, capsys):
     names = ("label", "category_id", "category", "area")
     found = {tuple(each[name] for name in names) for each in record["annotations"]}
     assert found == {(1, 15, "person", 15 * 22), (2, 7, "car", 10 * 55)}
-    words = ["--masks", str(voc / "SegmentationObject"), "--val-split", "0.4", "--strict"]
-    assert train("--data", str(voc / "JPEGImages"), *words) == 0
-    assert train("--data", str(voc), "--val-split", "0.4", "--out", "other") == 0
+    words = f"--masks {voc}/SegmentationObject --val-split 0.4 --strict"
+    invoke(TRAIN, f"--data {voc}/JPEGImages", words)
+    invoke(TRAIN, f"--data {voc} --val-split 0.4 --out other")
     of_runs = [load_config(run, trust=True) for run in ("run", "other")]
     assert of_runs[0].data == of_runs[1].data
 
 
 def test_a_script_learns_that_something_was_left_out(here, capsys):
-    assert train("--data", "coco.json", "--images", "photos", "--strict") == 2
-    assert "--strict: 1 of the images or masks" in capsys.readouterr().err
+    assert "--strict: 1 of the images or masks" in refusal(
+        capsys, TRAIN, "--data coco.json --images photos --strict"
+    )
     assert not Path("run").exists()
-    convert = ["convert", "coco.json", "--images", "photos", "--json", "told.json"]
-    assert main([*convert, "--out", "tars"]) == 0
-    assert main([*convert, "--out", "strict", "--strict"]) == 2
-    assert "--strict: 1 of the images or masks" in capsys.readouterr().err
+    convert = "convert coco.json --images photos --json told.json"
+    invoke(convert, "--out tars")
+    assert "--strict: 1 of the images or masks" in refusal(capsys, convert, "--out strict --strict")
     assert len(json.loads(Path("told.json").read_text())["skipped_masks"]) == 1
     assert list(Path("strict").glob("*.tar"))
     Path("photos/p0.png").write_bytes(b"no image")
-    segment = ["segment", "starter", "photos/p0.png", "photos/p1.png", "--points-per-side", "1"]
-    assert main([*segment, "--out", "seen"]) == 0
-    assert main([*segment, "--out", "seen", "--strict"]) == 2
-    assert "--strict: 1 images were left out" in capsys.readouterr().err
+    segment = "segment starter photos/p0.png photos/p1.png --points-per-side 1"
+    invoke(segment, "--out seen")
+    assert "--strict: 1 images were left out" in refusal(capsys, segment, "--out seen --strict")
 
 
 @pytest.mark.long
 @pytest.mark.usefixtures("forked")
 def test_submitted_trainings_take_them(here):
-    words = ["--data", "coco.json", "--images", "photos", "--submit", "local"]
-    assert main(["train", LITTLE, "--out", "run", "--steps", "1", *words]) == 0
+    words = "--data coco.json --images photos --submit local"
+    invoke(f"train {LITTLE} --out run --steps 1", words)
     assert Path(load_config("run", trust=True).data[0]).parent.parent.name.startswith("coco.json")
 
 
 @pytest.mark.parametrize(
     ("words", "found"),
     [
-        (["--data", "coco.json", "coco.json", "--images", "photos"], "is one path"),
-        (["--data", "coco.json", "--images", "photos", "--masks", "labels"], "is one path"),
-        (["--data", "none.json", "--images", "photos"], "none.json: no such file"),
-        (["--data", "photos", "--masks", "coco.json", "--val-split", "2"], "--val-split"),
-        (["--data", "x.tar", "--val-split", "0.1"], "--val-split holds out a part of --images"),
-        (["--data", "photos", "--masks", "photos"], "label image's pixels|no image|unusable"),
-        (["--data", "coco.json", "--images", "labels/none"], "labels/none: no such file"),
-        (["--data", "coco.json"], "coco.json: annotations need .* --images"),
-        (["--data", "photos"], "photos: is a folder of images .*--masks"),
+        ("--data coco.json coco.json --images photos", "is one path"),
+        ("--data coco.json --images photos --masks labels", "is one path"),
+        ("--data none.json --images photos", "none.json: no such file"),
+        ("--data photos --masks coco.json --val-split 2", "--val-split"),
+        ("--data x.tar --val-split 0.1", "--val-split holds out a part of --images"),
+        ("--data photos --masks photos", "label image's pixels|no image|unusable"),
+        ("--data coco.json --images labels/none", "labels/none: no such file"),
+        ("--data coco.json", "coco.json: annotations need .* --images"),
+        ("--data photos", "photos: is a folder of images .*--masks"),
     ],
 )
 def test_what_cannot_be_used_is_one_line(here, words, found, capsys):
-    assert train(*words) == 2
-    (line,) = [each for each in capsys.readouterr().err.splitlines() if each.strip()]
+    line = refusal(capsys, TRAIN, words)
     assert re.search(found, line), line
     assert not Path("run").exists()
 
@@ -209,8 +192,6 @@ def test_what_cannot_be_used_is_one_line(here, words, found, capsys):
 def test_masks_that_do_not_pair_are_one_line(here, capsys):
     for path in Path("photos").iterdir():
         path.rename(path.with_name(f"other_{path.name}"))
-    assert train("--data", "photos", "--masks", "labels") == 2
-    err = capsys.readouterr().err
+    err = refusal(capsys, TRAIN, "--data photos --masks labels")
     assert "12 of its 12 images are unusable" in err
     assert "there is no image p0" in err
-    assert err.count("\n") == 1

@@ -1,14 +1,13 @@
 """A user's own image encoder in their own recipe: train, resume, evaluate, export, initialize."""
 
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
 
-from gigamask.cli.main import main
 from gigamask.config_files import config_of_weights
 from gigamask.training.checkpoint import load_model, newest
+from tests.commands import LITTLE, invoke, refusal
 
 RECIPE = '''
 from dataclasses import dataclass, fields
@@ -43,62 +42,28 @@ def pooled():
 def test_it_is_known_wherever_its_run_is_named(scenes, tmp_path, capsys):
     (tmp_path / "pooled.py").write_text(RECIPE)
     recipe, run = f"{tmp_path / 'pooled.py'}:pooled", tmp_path / "run"
-    assert (
-        main(
-            [
-                "train",
-                recipe,
-                *f"--data {scenes} --out {run} --scale 2 --steps 2".split(),
-            ]
-        )
-        == 0
-    )
-    assert main(f"train --resume {run} --steps 3".split()) == 0
+    invoke(f"train {recipe} --data {scenes} --out {run} --scale 2 --steps 2")
+    invoke(f"train --resume {run} --steps 3")
     last = newest(run)
-    evaluate = f"--data {scenes} --max-images 1 --trust".split()
-    assert main(["evaluate", str(last), *evaluate]) == 0
-    assert main(["evaluate", str(last / "model.safetensors"), *evaluate]) == 0
-    assert main(["follow", f"{scenes}/sa_000000.tar:sa_3", "--recipe", recipe]) == 0
-    assert (
-        main(
-            [
-                *f"export {run} --to safetensors --trust".split(),
-                *("--out", str(tmp_path / "own.safetensors")),
-            ]
-        )
-        == 0
-    )
-    assert (
-        main(
-            [
-                "train",
-                recipe,
-                *f"--data {scenes} --out {tmp_path}/next --init {run} --steps 1".split(),
-            ]
-        )
-        == 0
-    )
+    evaluate = f"--data {scenes} --max-images 1 --trust"
+    invoke(f"evaluate {last}", evaluate)
+    invoke(f"evaluate {last}/model.safetensors", evaluate)
+    invoke(f"follow {scenes}/sa_000000.tar:sa_3 --recipe {recipe}")
+    invoke(f"export {run} --to safetensors --trust --out {tmp_path}/own.safetensors")
+    invoke(f"train {recipe} --data {scenes} --out {tmp_path}/next --init {run} --steps 1")
     model = load_model(str(run), "cpu", partial(config_of_weights, trust=True))
     assert (type(model.image_encoder).__name__, model.image_encoder.scale) == ("Pool", 2.0)
     assert torch.isfinite(model.image_encoder(torch.zeros(1, 3, 64, 64), None)).all()
     capsys.readouterr()
-    assert main(f"evaluate {tmp_path}/own.safetensors --data {scenes}".split()) == 2
-    assert "image_encoder.colours" in capsys.readouterr().err
+    assert "image_encoder.colours" in refusal(
+        capsys, f"evaluate {tmp_path}/own.safetensors --data {scenes}"
+    )
 
 
 def test_the_run_of_weights(scenes, tmp_path):
     assert config_of_weights(str(tmp_path / "none.pth")) is None
     run = tmp_path / "run"
-    assert (
-        main(
-            (
-                "train "
-                f"{Path(__file__).resolve().parents[1] / 'little.py'}:little "
-                f"--data {scenes} --out {run}"
-            ).split()
-        )
-        == 0
-    )
+    invoke(f"train {LITTLE} --data {scenes} --out {run}")
     held = [
         config_of_weights(str(each), trust=True)
         for each in (run, newest(run), newest(run) / "model.safetensors")

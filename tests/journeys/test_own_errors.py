@@ -1,11 +1,8 @@
 """An exception in a component of the user's own is one line that names it, then its traceback."""
 
-from pathlib import Path
-
 import pytest
 
-from gigamask.cli.main import main
-from tests import little
+from tests.commands import LITTLE, exit_code, refusal
 
 CODE = """
 from dataclasses import dataclass
@@ -62,9 +59,8 @@ def test_it_names_file_class_and_exception(workers, flag, name, said, scenes, tm
     if workers == "1" and name != "BadAugment":
         pytest.skip("does not run in loader processes")
     (tmp_path / "bad_parts.py").write_text(CODE)
-    recipe = f"{Path(little.__file__).resolve()}:little"
-    words = [*f"--data {scenes} --out {tmp_path}/run --loader.workers".split(), workers]
-    assert main(["train", recipe, *words, flag, f"{tmp_path / 'bad_parts.py'}:{name}"]) == 1
+    words = f"--data {scenes} --out {tmp_path}/run --loader.workers {workers}"
+    assert exit_code(f"train {LITTLE}", words, f"{flag} {tmp_path}/bad_parts.py:{name}") == 1
     lines = capfd.readouterr().err.splitlines()
     (first,) = [line for line in lines if line.startswith("gigamask: ")]
     assert first.startswith(f"gigamask: {tmp_path / 'bad_parts.py'}:")
@@ -75,14 +71,12 @@ def test_it_names_file_class_and_exception(workers, flag, name, said, scenes, tm
 def test_a_bug_of_ours_is_a_bare_traceback(monkeypatch):
     monkeypatch.setattr("gigamask.cli.main.run_command", lambda arguments: {}["ours"])
     with pytest.raises(KeyError, match="ours"):
-        main(["train"])
+        exit_code("train")
 
 
 def test_a_loss_of_another_shape_is_told_what_it_got_and_gave(scenes, tmp_path, capfd):
     (tmp_path / "bad_parts.py").write_text(CODE)
-    recipe = f"{Path(little.__file__).resolve()}:little"
-    words = f"--data {scenes} --out {tmp_path}/run --loader.workers 0".split()
-    assert main(["train", recipe, *words, "--loss", f"{tmp_path / 'bad_parts.py'}:FlatLoss"]) == 2
-    (line,) = [each for each in capfd.readouterr().err.splitlines() if "gigamask: " in each]
+    words = f"--data {scenes} --out {tmp_path}/run --loader.workers 0"
+    line = refusal(capfd, f"train {LITTLE}", words, f"--loss {tmp_path}/bad_parts.py:FlatLoss")
     assert "FlatLoss.mask_losses: each term must have one value per mask" in line
     assert line.endswith("(got focal of [])")

@@ -10,15 +10,15 @@ import pytest
 from PIL import Image
 
 import gigamask
-from gigamask.cli.main import main
 from gigamask.config_files import load_config
 from gigamask.data.image import decode
 from gigamask.data.index import Index
 from gigamask.models.state_dict import read_weights
+from tests.commands import LITTLE, exit_code, invoke, refusal
 from tests.journeys.runs import CONSTANT_LR, same
 
-LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
-MEASURED = "--percentiles 1 99 --model.pixels.percentiles-of data".split()
+TRAIN = " ".join([f"train {LITTLE} --loader.workers 0", *CONSTANT_LR])
+MEASURED = "--percentiles 1 99 --model.pixels.percentiles-of data"
 
 
 @pytest.fixture
@@ -27,65 +27,59 @@ def here(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def train(*words: str) -> int:
-    return main(["train", LITTLE, "--loader.workers", "0", *CONSTANT_LR, *words])
-
-
 def scores(weights: str, data: str, *words: str) -> dict:
-    assert main(["evaluate", weights, "--data", data, "--json", "scores.json", *words]) == 0
+    invoke(f"evaluate {weights} --data {data} --json scores.json", *words)
     return json.loads(Path("scores.json").read_text())
 
 
 @pytest.mark.long
 def test_cells_of_16_bits_are_trained_on_scored_and_segmented(here, capsys):
-    cells = "synth cells --kind cells --images 5 --long-side 64 64".split()
-    assert main([*cells, "--bits", "16"]) == 0
+    cells = "synth cells --kind cells --images 5 --long-side 64 64"
+    invoke(cells, "--bits 16")
     with tarfile.open("cells/sa_000000.tar") as archive:
         first = archive.extractfile("sa_0.png").read()  # pyrefly: ignore
         stored = np.array(Image.open(archive.extractfile("sa_0.png")))
     assert stored.dtype == np.uint16
-    assert main(["verify", "cells"]) == 0
-    assert train("--data", "cells", "--out", "refused") == 2
-    assert "--window" in capsys.readouterr().err
+    invoke("verify cells")
+    assert "--window" in refusal(capsys, TRAIN, "--data cells --out refused")
     assert not Path("refused/config.yaml").exists()
 
-    words = ["--data", "cells", *MEASURED]
-    assert train(*words, "--out", "run", "--steps", "1") == 0
+    words = f"--data cells {MEASURED}"
+    invoke(TRAIN, words, "--out run --steps 1")
     assert "of 5 images: --window" in capsys.readouterr().out
     low, high = load_config("run", trust=True).model.pixels.window
     with tarfile.open("cells/sa_000000.tar") as archive:
         pngs = [archive.extractfile(name) for name in archive.getnames() if name.endswith("png")]
         values = np.concatenate([np.array(Image.open(png)).ravel() for png in pngs])
     assert np.allclose((low, high), np.percentile(values, (1, 99)), rtol=1e-5)
-    assert train(*words, "--out", "run", "--steps", "2") == 0
+    invoke(TRAIN, words, "--out run --steps 2")
     assert "--window" not in capsys.readouterr().out, "it is not measured again"
-    assert main("train --resume run --steps 3".split()) == 0
-    assert train(*words, "--out", "straight", "--steps", "3") == 0
+    invoke("train --resume run --steps 3")
+    invoke(TRAIN, words, "--out straight --steps 3")
     assert same(Path("run"), Path("straight"))
-    assert train("--data", "cells", "--out", "run", "--window", "0", "9", "--steps", "5") == 2
+    assert exit_code(TRAIN, "--data cells --out run --window 0 9 --steps 5") == 2
 
-    assert main("export run --to safetensors --out run.safetensors".split()) == 0
+    invoke("export run --to safetensors --out run.safetensors")
     before, after = scores("run", "cells"), scores("run.safetensors", "cells")
     assert (before["clicks"], before["box"]) == (after["clicks"], after["box"])
-    assert main("evaluate run --data cells --window 0 65535".split()) == 2
-    assert f"{low:g}" in capsys.readouterr().err
+    assert f"{low:g}" in refusal(capsys, "evaluate run --data cells --window 0 65535")
 
-    few = "--points-per-side 2 --pred-iou-thresh 0 --stability-score-thresh 0".split()
-    segment = "segment run.safetensors cells --out out --pictures pictures".split()
-    assert main([*segment, "--to", "shards", *few]) == 0
-    assert main("index out --out index".split()) == 0
+    few = "--points-per-side 2 --pred-iou-thresh 0 --stability-score-thresh 0"
+    segment = "segment run.safetensors cells --out out --pictures pictures"
+    invoke(segment, "--to shards", few)
+    invoke("index out --out index")
     assert len(Index.open("index")) == 5
     with tarfile.open("out/sa_000000.tar") as archive:
         assert archive.extractfile("sa_0.png").read() == first  # pyrefly: ignore
     record = json.loads(Path("out/sa_000000/sa_0.json").read_text())
     assert record["image"]["file_name"] == "sa_0.png"
     onnx = pytest.importorskip("onnx")
-    assert main("export run --to onnx --out onnx".split()) == 0
+    invoke("export run --to onnx --out onnx")
     for name in ("encoder.onnx", "decoder.onnx"):
         metadata = {each.key: each.value for each in onnx.load(f"onnx/{name}").metadata_props}
         assert json.loads(metadata["spec"])["pixels"]["window"] == [low, high]
     capsys.readouterr()
-    assert main("export run --to official --out run.pth".split()) == 0
+    invoke("export run --to official --out run.pth")
     assert "no window" in capsys.readouterr().out
     assert read_weights("run.pth")[1].pixels.window == (low, high)  # pyrefly: ignore
     seen = decode(first, "x", pixels=load_config("run", trust=True).model.pixels)
@@ -94,7 +88,7 @@ def test_cells_of_16_bits_are_trained_on_scored_and_segmented(here, capsys):
     from_array.set_image(stored)
     from_file.set_image(seen)
     assert (from_array.features == from_file.features).all()
-    assert main("repack cells --out smaller --size 32".split()) == 0
+    invoke("repack cells --out smaller --size 32")
     assert len(gigamask.open_index("smaller")) == 5
 
 
@@ -113,52 +107,45 @@ def test_own_images_of_five_channels_start_from_weights_for_rgb(here, capsys):
             pages[0].save(f"stacks/p{i}.tif", save_all=True, append_images=pages[1:])
         else:
             np.save(f"stacks/p{i}.npy", stack)
-    assert main("synth scenes --images 2 --long-side 64 64".split()) == 0
-    assert train("--data", "scenes", "--out", "rgb", "--steps", "1") == 0
-    own = "--data stacks --masks labels --val-split 0.5 --steps 2".split()
-    five = "--in-channels 5 --window 0 1500 --init rgb".split()
-    assert train(*own, *five, "--out", "five") == 0
+    invoke("synth scenes --images 2 --long-side 64 64")
+    invoke(TRAIN, "--data scenes --out rgb --steps 1")
+    own = "--data stacks --masks labels --val-split 0.5 --steps 2"
+    five = "--in-channels 5 --window 0 1500 --init rgb"
+    invoke(TRAIN, own, five, "--out five")
     config = load_config("five", trust=True)
     assert config.model.pixels.channels == 5
     tensors, stated = read_weights("five")
     assert stated == replace(config.model, drop_path_rate=stated.drop_path_rate)
     assert tensors["image_encoder.patch_embed.proj.weight"].shape[1] == 5
     scores("five", config.data[0])
-    assert main("segment five stacks --out out --points-per-side 2".split()) == 0
+    invoke("segment five stacks --out out --points-per-side 2")
     capsys.readouterr()
-    assert main("export five --to official --out five.pth".split()) == 2
-    assert "5 channels" in capsys.readouterr().err
-    assert train(*own, "--window", "0", "1500", "--out", "three") == 2
-    assert "--in-channels 5" in capsys.readouterr().err
-    assert main("export rgb --to safetensors --out rgb.safetensors".split()) == 0
-    assert main(["evaluate", "rgb.safetensors", "--data", config.data[0]]) == 2
-    assert "5 channels" in capsys.readouterr().err
+    assert "5 channels" in refusal(capsys, "export five --to official --out five.pth")
+    assert "--in-channels 5" in refusal(capsys, TRAIN, own, "--window 0 1500 --out three")
+    invoke("export rgb --to safetensors --out rgb.safetensors")
+    assert "5 channels" in refusal(capsys, f"evaluate rgb.safetensors --data {config.data[0]}")
 
 
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (["--window", "9"], "LO HI"),
-        (["--window", "9", "3"], "9 3"),
-        (["--percentiles", "0.5"], "0.5"),
-        (["--in-channels", "0"], "channels"),
-        (["--model.pixels.percentiles-of", "data"], "percentiles"),
-        (["--window", "0", "9"], "8 bits"),
+        ("--window 9", "LO HI"),
+        ("--window 9 3", "9 3"),
+        ("--percentiles 0.5", "0.5"),
+        ("--in-channels 0", "channels"),
+        ("--model.pixels.percentiles-of data", "percentiles"),
+        ("--window 0 9", "8 bits"),
         (MEASURED, "8 bits"),
-        (["--in-channels", "4"], "--in-channels 3"),
-        ("--in-channels 1 --loader.color-jitter.saturation 0.2".split(), "saturation"),
+        ("--in-channels 4", "--in-channels 3"),
+        ("--in-channels 1 --loader.color-jitter.saturation 0.2", "saturation"),
     ],
 )
 def test_pixels_that_are_stated_wrongly_are_one_line(here, capsys, words, named):
-    assert main("synth scenes --images 2 --long-side 64 64".split()) == 0
-    capsys.readouterr()
-    assert train("--data", "scenes", "--out", "run", "--steps", "1", *words) == 2
-    error = capsys.readouterr().err
+    invoke("synth scenes --images 2 --long-side 64 64")
+    error = refusal(capsys, TRAIN, "--data scenes --out run --steps 1", words)
     assert named in error.replace("'", "")
-    assert error.count("gigamask: ") == 1
     assert not Path("run/config.yaml").exists()
 
 
 def test_bits_are_of_cells(here, capsys):
-    assert main("synth scenes --bits 16".split()) == 2
-    assert "--kind cells" in capsys.readouterr().err
+    assert "--kind cells" in refusal(capsys, "synth scenes --bits 16")

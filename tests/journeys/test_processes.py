@@ -10,13 +10,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gigamask.cli.main import INTERRUPTED, main
+from gigamask.cli.main import INTERRUPTED
 from gigamask.distributed.local_processes import start_world
 from gigamask.errors import GigamaskError
 from gigamask.training import checkpoint
+from tests.commands import LITTLE, exit_code, invoke
 from tests.forked import COMMAND, Fork
 from tests.journeys.runs import CONSTANT_LR, records, same
-from tests.journeys.test_cluster import ENVIRONMENT, LITTLE, reached
+from tests.journeys.test_cluster import ENVIRONMENT, reached
 from tests.ranks import fork
 
 SCRIPT = """
@@ -33,13 +34,13 @@ assert run.finished and run.folder.name == "api", run
 
 @pytest.fixture
 def words(scenes):
-    sizes = "--batch-size 4 --micro-batch-size 2 --save-every 1".split()
-    return ["train", LITTLE, "--data", str(scenes), *sizes, *CONSTANT_LR]
+    sizes = "--batch-size 4 --micro-batch-size 2 --save-every 1"
+    return " ".join([f"train {LITTLE} --data {scenes} {sizes}", *CONSTANT_LR])
 
 
-def train(words, out, *more):
+def train(words, out, more):
     """Starts a training in two processes, the first of them a fork; what they print is in a log."""
-    command = [*COMMAND, *words, "--processes", "2", "--out", str(out), *more]
+    command = [*COMMAND, *f"{words} --processes 2 --out {out} {more}".split()]
     with open(f"{out}.log", "wb") as log:
         return Fork(command, ENVIRONMENT, log, log)
 
@@ -52,7 +53,7 @@ def ended(process, out):
 @pytest.fixture
 def endless(words, tmp_path):
     """A training that does not end by itself, after two steps; its processes are killed at last."""
-    process = train(words, tmp_path / "run", "--steps", "100000")
+    process = train(words, tmp_path / "run", "--steps 100000")
     reached(tmp_path / "run", 2)
     others = psutil.Process(process.pid).children(recursive=True)
     yield process, others
@@ -64,14 +65,14 @@ def endless(words, tmp_path):
 
 @pytest.mark.long
 def test_two_processes_train_as_torchruns_do_and_as_one_does(words, tmp_path):
-    steps = ["--steps", "4"]
-    code, told = ended(train(words, tmp_path / "two", *steps), tmp_path / "two")
+    words = f"{words} --steps 4"
+    code, told = ended(train(words, tmp_path / "two", ""), tmp_path / "two")
     assert code == 0, told
     assert (told.count("next: gigamask evaluate"), told.count("step 4/4")) == (1, 1)
     assert '"processes": 2' in (tmp_path / "two" / "metrics.jsonl").read_text()
-    fork(2, main, [*words, *steps, "--out", str(tmp_path / "torchrun")])
+    fork(2, exit_code, words, f"--out {tmp_path}/torchrun")
     assert same(tmp_path / "two", tmp_path / "torchrun")
-    assert main([*words, *steps, "--out", str(tmp_path / "one")]) == 0
+    invoke(words, f"--out {tmp_path}/one")
     one, two = ([record["loss"] for record in records(tmp_path / name)] for name in ("one", "two"))
     assert two == pytest.approx(one, rel=1e-5)
     subprocess.run(
@@ -93,10 +94,9 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(words, endless, tmp_path):
     assert "Traceback" not in told
     assert not any(each.is_running() and each.status() != "zombie" for each in others)
     step = int(checkpoint.newest(tmp_path / "run").name[-8:])
-    more = ["--steps", str(step + 2)]
-    code, told = ended(train(words, tmp_path / "run", *more), tmp_path / "run")
+    code, told = ended(train(words, tmp_path / "run", f"--steps {step + 2}"), tmp_path / "run")
     assert code == 0, told
-    fork(2, main, [*words, *more, "--out", str(tmp_path / "whole")])
+    fork(2, exit_code, words, f"--steps {step + 2} --out {tmp_path}/whole")
     assert same(tmp_path / "run", tmp_path / "whole")
 
 
@@ -124,7 +124,7 @@ def test_one_that_ends_before_training_is_named_at_once(capfd):
 
 
 def test_an_error_before_training_is_said_once(words, tmp_path):
-    process = train(words, tmp_path / "run", "--init", str(tmp_path / "nowhere"), "--steps", "4")
+    process = train(words, tmp_path / "run", f"--init {tmp_path}/nowhere --steps 4")
     code, told = ended(process, tmp_path / "run")
     assert code == 2
     assert "nowhere" in told

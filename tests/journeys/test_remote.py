@@ -5,14 +5,12 @@ it, and the same batches as from a disk.
 import json
 import shutil
 import subprocess
-import sys
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import torch
 
-from gigamask.cli.main import main
 from gigamask.data import index as indexes
 from gigamask.data import storage
 from gigamask.data.loader import SampleSource, batches
@@ -20,6 +18,8 @@ from gigamask.data.sample_config import SampleConfig
 from gigamask.records import SampleRef, StepPlan
 from gigamask.synthetic import scenes
 from gigamask.types import Batch, RandomSpec
+from tests.commands import invoke, refusal
+from tests.journeys.runs import GIGAMASK
 from tests.servers import FileServer, Hub, ObjectStore
 
 
@@ -61,18 +61,10 @@ def load(folder: Path, workers: int) -> list[Batch]:
         RandomSpec(seed=5, clicks=3, blocks=4),
     )
     steps = [[(3, 0, 11), (4, 5)], [(6, 7, 8), (1,)], [(2, 9), (10, 3, 3)]]
-    groups, position = [], 0
-    for micros in steps:
-        groups.append(
-            StepPlan(
-                tuple(
-                    tuple(SampleRef(0, position + row, row) for row in micro) for micro in micros
-                ),
-                position,
-                position + 5,
-            )
-        )
-        position += 5
+    groups = []
+    for start, micros in zip((0, 5, 10), steps, strict=True):
+        refs = (tuple(SampleRef(0, start + row, row) for row in micro) for micro in micros)
+        groups.append(StepPlan(tuple(refs), start, start + 5))
     return [batch for step in batches(source, groups, workers=workers) for batch in step]
 
 
@@ -91,20 +83,8 @@ def check_same(one: Batch, other: Batch) -> None:
 
 
 def test_a_remote_index_and_its_batches_are_the_local_ones(tars, address, tmp_path, capsys):
-    assert main(f"index {tars} --out {tmp_path}/here".split()) == 0
-    assert (
-        main(
-            [
-                "index",
-                address,
-                "--out",
-                str(tmp_path / "there"),
-                "--json",
-                str(tmp_path / "report.json"),
-            ]
-        )
-        == 0
-    )
+    invoke(f"index {tars} --out {tmp_path}/here")
+    invoke(f"index {address} --out {tmp_path}/there --json {tmp_path}/report.json")
     assert "12 images with" in capsys.readouterr().out
     report = json.loads((tmp_path / "report.json").read_text())
     assert (report["scanned"], report["reused"], report["images"]) == (3, 0, 12)
@@ -118,9 +98,9 @@ def test_a_remote_index_and_its_batches_are_the_local_ones(tars, address, tmp_pa
         for one, other in zip(expected, load(tmp_path / "there", workers), strict=True):
             check_same(one, other)
     capsys.readouterr()
-    assert main(f"stats {tmp_path}/there --json {tmp_path}/stats.json".split()) == 0
+    invoke(f"stats {tmp_path}/there --json {tmp_path}/stats.json")
     assert "12 images" in capsys.readouterr().out
-    assert main(["index", address, str(tmp_path / "here"), "--out", str(tmp_path / "there")]) == 0
+    invoke(f"index {address} {tmp_path}/here --out {tmp_path}/there")
     assert "0 scanned, 6 reused" in capsys.readouterr().out
 
 
@@ -129,20 +109,17 @@ def test_tars_are_indexed_by_several_processes(tars, tmp_path):
     with ObjectStore() as objects:
         for path in tars.iterdir():
             objects.put(path, path.name)
-        command = [
-            str(Path(sys.executable).parent / "gigamask"),
-            *(f"index {objects.url}/*.tar --out {tmp_path}/index --workers 2").split(),
-        ]
-        done = subprocess.run(command, capture_output=True, text=True)
+        words = f"index {objects.url}/*.tar --out {tmp_path}/index --workers 2".split()
+        done = subprocess.run([GIGAMASK, *words], capture_output=True, text=True)
     assert (done.returncode, done.stderr.strip()) == (0, "")
     assert "12 images" in done.stdout
     assert "3 scanned, 0 reused" in done.stdout
 
 
 def test_a_flaky_server_changes_nothing(tars, tmp_path):
-    main(f"index {tars} --out {tmp_path}/here".split())
+    invoke(f"index {tars} --out {tmp_path}/here")
     with FileServer(tars, busy=3) as server:
-        assert main(["index", server.url, "--out", str(tmp_path / "there")]) == 0
+        invoke(f"index {server.url} --out {tmp_path}/there")
         server.drop_after, server.drops, server.busy = 1000, 4, 2
         for one, other in zip(load(tmp_path / "here", 0), load(tmp_path / "there", 0), strict=True):
             check_same(one, other)
@@ -150,7 +127,7 @@ def test_a_flaky_server_changes_nothing(tars, tmp_path):
 
 def test_a_tar_that_went_away_loses_its_samples_only(tars, tmp_path):
     with FileServer(tars) as server:
-        main(["index", server.url, "--out", str(tmp_path / "index")])
+        invoke(f"index {server.url} --out {tmp_path}/index")
         server.folder = tmp_path
         (tmp_path / "sa_000000.tar").write_bytes((tars / "sa_000000.tar").read_bytes())
         first = load(tmp_path / "index", 0)[0]
@@ -177,17 +154,11 @@ def test_a_tar_that_went_away_loses_its_samples_only(tars, tmp_path):
 )
 def test_what_goes_wrong_is_one_line(tars, tmp_path, capsys, behaviour, path, message):
     with FileServer(tars, **behaviour) as server:
-        assert main(["index", server.url + path, "--out", str(tmp_path / "index")]) == 2
-    error = capsys.readouterr().err.strip()
-    assert message in error
-    assert "\n" not in error
+        assert message in refusal(capsys, f"index {server.url + path} --out {tmp_path}/index")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_missing_bucket_is_one_line(tmp_path, capsys):
     with ObjectStore() as objects:
         for url in ("s3://no-such-bucket/tars", f"{objects.url}/none.tar"):
-            assert main(["index", url, "--out", str(tmp_path / "index")]) == 2
-            error = capsys.readouterr().err.strip()
-            assert "(not found: " in error
-            assert "\n" not in error
+            assert "(not found: " in refusal(capsys, f"index {url} --out {tmp_path}/index")

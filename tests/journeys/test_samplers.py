@@ -10,18 +10,16 @@ import numpy as np
 import pytest
 
 from gigamask import registry
-from gigamask.cli.main import main
 from gigamask.config_files import parse_train
 from gigamask.data import index as indexes
 from gigamask.data.sample_table import COLUMNS
 from gigamask.files import exclusive_lock
 from gigamask.training.sam_config import SamLoaderConfig
 from gigamask.training.train_data import TrainData
+from tests.commands import LITTLE, exit_code, invoke, refusal
+from tests.journeys.pages import DOCS
 from tests.journeys.runs import records
 from tests.little import little
-
-ROOT = Path(__file__).resolve().parents[2]
-LITTLE = f"{ROOT / 'tests' / 'little.py'}:little"
 
 
 @pytest.fixture(scope="module")
@@ -48,42 +46,18 @@ def table(built, tmp_path) -> Path:
 )
 def test_a_name_trains_and_goes_on(built, tmp_path, name, flags):
     """Laws and units have all names; the scenes have no fine masks."""
-    command = f"train {LITTLE} --data {built} --out {tmp_path} --sampler {name} {flags}".split()
-    command += "--batch-size 6 --micro-batch-size 3".split()
-    assert main([*command, "--steps", "3"]) == 0
-    assert main([*command, "--steps", "4"]) == 0
+    command = f"train {LITTLE} --data {built} --out {tmp_path} --sampler {name} {flags}"
+    command += " --batch-size 6 --micro-batch-size 3"
+    invoke(command, "--steps 3")
+    invoke(command, "--steps 4")
     assert [record["step"] for record in records(tmp_path)] == [1, 2, 3, 4]
     assert f"sampler:\n  class: {name}\n" in (tmp_path / "config.yaml").read_text()
 
 
 @pytest.mark.parametrize("name", ["stratified_granularity", "loss_weighted"])
 def test_masks_may_be_what_is_sampled(built, tmp_path, name):
-    assert (
-        main(
-            [
-                *f"train {LITTLE} --data {built} --out {tmp_path} --sampler".split(),
-                name,
-                "--loader.items",
-                "mask",
-            ]
-        )
-        == 0
-    )
-    assert (
-        main(
-            [
-                "stats",
-                str(built),
-                "--sampler",
-                name,
-                "--items",
-                "mask",
-                "--json",
-                str(tmp_path / "told.json"),
-            ]
-        )
-        == 0
-    )
+    invoke(f"train {LITTLE} --data {built} --out {tmp_path} --sampler {name} --loader.items mask")
+    invoke(f"stats {built} --sampler {name} --items mask --json {tmp_path}/told.json")
     assert (
         json.loads((tmp_path / "told.json").read_text())["items"]
         == indexes.Index.open(built).manifest.masks
@@ -118,29 +92,12 @@ def test_a_mask_that_is_sampled_is_the_one_that_is_trained_on(built):
 
 
 def test_custom_attributes_are_balanced(built, table, tmp_path):
-    given = (
-        f"--loader.attributes {table} --sampler multi_attribute --sampler.attributes domain"
-    ).split()
-    assert main([*f"train {LITTLE} --data {built} --out {tmp_path}/run".split(), *given]) == 0
-    shown = (
-        f"--attributes {table} --sampler sharded --sampler.nodes 2 --sampler.column node"
-    ).split()
-    assert (
-        main(
-            [
-                "stats",
-                str(built),
-                *shown,
-                "--json",
-                str(tmp_path / "told.json"),
-                "--picture",
-                str(tmp_path / "told.png"),
-            ]
-        )
-        == 0
-    )
+    given = f"--loader.attributes {table} --sampler multi_attribute --sampler.attributes domain"
+    invoke(f"train {LITTLE} --data {built} --out {tmp_path}/run", given)
+    shown = f"--attributes {table} --sampler sharded --sampler.nodes 2 --sampler.column node"
+    invoke(f"stats {built}", shown, f"--json {tmp_path}/told.json --picture {tmp_path}/told.png")
     assert json.loads((tmp_path / "told.json").read_text())["positions"] == 12
-    run = parse_train([*f"{LITTLE} --data {built} --out {tmp_path}".split(), *given]).run
+    run = parse_train(f"{LITTLE} --data {built} --out {tmp_path} {given}".split()).run
     index = indexes.Index.open(built)
     kitchens = {index.entry_name(row) for row in range(0, len(index), 3)}
     met = [
@@ -155,60 +112,40 @@ def test_custom_attributes_are_balanced(built, table, tmp_path):
 
 
 def test_the_document_knows_every_sampler_and_column():
-    told = set(
-        re.findall(
-            r"`([a-z_]+)`",
-            "".join(
-                re.findall(r"^\|(.*?)\|", (ROOT / "docs" / "samplers.md").read_text(), re.MULTILINE)
-            ),
-        )
-    )
-    assert {*registry.names("sampler"), *COLUMNS} <= told
+    page = (DOCS / "samplers.md").read_text()
+    told = re.findall(r"`([a-z_]+)`", "".join(re.findall(r"(?m)^\|(.*?)\|", page)))
+    assert {*registry.names("sampler"), *COLUMNS} <= {*told}
 
 
 def test_changed_attribute_table_is_rejected_unless_allowed(built, table, tmp_path, capsys):
-    command = (
-        f"train {LITTLE} --data {built} --out {tmp_path}/run --loader.attributes {table}"
-    ).split()
-    command += "--sampler multi_attribute --sampler.attributes domain".split()
-    assert main([*command, "--steps", "2"]) == 0
+    command = f"train {LITTLE} --data {built} --out {tmp_path}/run --loader.attributes {table}"
+    command += " --sampler multi_attribute --sampler.attributes domain"
+    invoke(command, "--steps 2")
     table.write_text(table.read_text().replace("kitchen", "street", 1))
-    assert main([*command, "--steps", "3"]) == 2
-    assert "table.csv" in capsys.readouterr().err
-    assert main([*command, "--steps", "3", "--allow-data-change"]) == 0
-    assert main([*command, "--steps", "4"]) == 0
+    assert "table.csv" in refusal(capsys, command, "--steps 3")
+    invoke(command, "--steps 3 --allow-data-change")
+    invoke(command, "--steps 4")
 
 
 @pytest.mark.filterwarnings("always:.*its loss history")
 def test_another_sampler_starts_a_new_loss_history_and_says_so(built, tmp_path, capsys):
-    command = f"train {LITTLE} --data {built} --out {tmp_path}/run".split()
-    assert main([*command, "--steps", "2", "--sampler", "replay"]) == 0
+    command = f"train {LITTLE} --data {built} --out {tmp_path}/run"
+    invoke(command, "--steps 2 --sampler replay")
     capsys.readouterr()
-    assert main([*command, *"--steps 3 --sampler loss_weighted --allow-data-change".split()]) == 0
+    invoke(command, "--steps 3 --sampler loss_weighted --allow-data-change")
     assert "loss history" in capsys.readouterr().err
-    assert main([*command, "--steps", "4", "--sampler", "loss_weighted"]) == 0
+    invoke(command, "--steps 4 --sampler loss_weighted")
     assert "loss history" not in capsys.readouterr().err
 
 
 def test_a_refused_command_leaves_the_run_as_it_was(built, tmp_path):
-    command = f"train {LITTLE} --data {built} --out {tmp_path}".split()
-    assert main([*command, "--steps", "2"]) == 0
+    command = f"train {LITTLE} --data {built} --out {tmp_path}"
+    invoke(command, "--steps 2")
     kept = {name: (tmp_path / name).read_bytes() for name in ("config.yaml", "data.json")}
     with exclusive_lock(tmp_path / "lock", "held"):
-        assert main([*command, "--sampler", "lazy", "--allow-data-change"]) == 2
-    assert (
-        main(
-            [
-                *command,
-                "--sampler",
-                "multi_attribute",
-                "--sampler.attributes",
-                "region",
-                "--allow-data-change",
-            ]
-        )
-        == 2
-    )
+        assert exit_code(command, "--sampler lazy --allow-data-change") == 2
+    region = "--sampler multi_attribute --sampler.attributes region"
+    assert exit_code(command, region, "--allow-data-change") == 2
     assert kept == {name: (tmp_path / name).read_bytes() for name in kept}
 
 
@@ -216,33 +153,31 @@ def test_a_refused_command_leaves_the_run_as_it_was(built, tmp_path):
     ("words", "line"),
     [
         (
-            "--sampler sharded --sampler.nodes 2".split(),
+            "--sampler sharded --sampler.nodes 2",
             r"--batch-size must be a multiple of .*got 3",
         ),
         (
-            "--sampler distributed_balanced --sampler.ranks 2".split(),
+            "--sampler distributed_balanced --sampler.ranks 2",
             r"--batch-size must be a multiple of .*got 3",
         ),
         (
-            "--sampler multi_attribute --sampler.attributes region".split(),
+            "--sampler multi_attribute --sampler.attributes region",
             r"no column 'region'; choose one of tar, masks, .*",
         ),
         (
-            "--sampler multi_attribute --sampler.attributes difficulty".split(),
+            "--sampler multi_attribute --sampler.attributes difficulty",
             r"attribute 'difficulty' .*got float32",
         ),
-        ("--sampler curriculum --sampler.start 1.5".split(), r"start .*1\.5"),
-        ("--sampler curriculum --sampler.stat 0.5".split(), r"--sampler\.stat"),
+        ("--sampler curriculum --sampler.start 1.5", r"start .*1\.5"),
+        ("--sampler curriculum --sampler.stat 0.5", r"--sampler\.stat"),
         (
-            "--sampler sharded --sampler.nodes 3 --batch-size 6".split(),
+            "--sampler sharded --sampler.nodes 3 --batch-size 6",
             r"node 1 of 3 has no items",
         ),
-        (["--loader.attributes", "nowhere.csv"], r"nowhere\.csv"),
-        (["--loader.items", "pixel"], r"--loader.items .*'pixel'"),
+        ("--loader.attributes nowhere.csv", r"nowhere\.csv"),
+        ("--loader.items pixel", r"--loader.items .*'pixel'"),
     ],
 )
 def test_what_cannot_be_is_one_line(built, tmp_path, capsys, words, line):
-    assert main([*f"train {LITTLE} --data {built} --out {tmp_path}/run".split(), *words]) == 2
-    said = capsys.readouterr().err
+    said = refusal(capsys, f"train {LITTLE} --data {built} --out {tmp_path}/run", words)
     assert re.search(line, said), said
-    assert said.count("\n") == 1

@@ -1,7 +1,6 @@
 """`gigamask segment` as a user types it: JSON files, tars, images of masks, and errors."""
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,27 +8,21 @@ import cv2
 import numpy as np
 import pytest
 
-from gigamask.cli.main import main
 from gigamask.data import annotation
-from gigamask.models.init import build_model
-from gigamask.models.state_dict import save_weights, to_official
 from gigamask.synthetic.scenes import compose_scene
 from gigamask.workflows.segment import draw_masks
 from tests import little
+from tests.commands import invoke, refusal
 
 SPEC = replace(little.SPEC, custom_init=True)
 
-FEW = (
-    "--points-per-side 4 --pred-iou-thresh 0 --stability-score-thresh 0 --box-nms-thresh 0.95"
-).split()
+FEW = "--points-per-side 4 --pred-iou-thresh 0 --stability-score-thresh 0 --box-nms-thresh 0.95"
 
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory) -> str:
     """A file of random weights of 64 px."""
-    path = tmp_path_factory.mktemp("weights") / "model.safetensors"
-    save_weights(to_official(build_model(SPEC, 0)), SPEC, path)
-    return str(path)
+    return little.save_little(tmp_path_factory.mktemp("weights"), SPEC)
 
 
 @pytest.fixture
@@ -44,35 +37,29 @@ def pictures(tmp_path) -> Path:
 
 def test_tars_are_segmented_into_tars_that_index_reads(weights, scenes, tmp_path, capsys):
     out, told = tmp_path / "out", tmp_path / "told.json"
-    words = [
-        "segment",
-        weights,
-        *f"{scenes} --out {out} --to-shards --shard-images 8".split(),
-        *FEW,
-        "--json",
-        str(told),
-    ]
-    assert main(words) == 0
+    segment = f"segment {weights} {scenes} --out {out} --to-shards --shard-images 8 {FEW}"
+    words = f"{segment} --json {told}"
+    invoke(words)
     done, printed = json.loads(told.read_text()), capsys.readouterr().out
     assert (done["images"], done["existing"], len(done["tars"]), done["skipped"]) == (12, 0, 2, [])
     assert f"{out}: 12 images with {done['masks']} masks" in printed
     assert f"gigamask index {out}" in printed
     entry = annotation.parse((out / "sa_000000" / "sa_3.json").read_bytes(), "sa_3")
     assert len(entry.masks) > 3
-    assert main(f"index {out} --out {tmp_path}/index --json {tmp_path}/index.json".split()) == 0
+    invoke(f"index {out} --out {tmp_path}/index --json {tmp_path}/index.json")
     report = json.loads((tmp_path / "index.json").read_text())
     assert (report["images"], report["masks"], report["skipped"]) == (12, done["masks"], [])
-    assert main(["verify", str(out)]) == 0
+    invoke(f"verify {out}")
     stamps = {
         path: path.stat().st_mtime_ns for path in out.rglob("*") if path.suffix in (".json", ".tar")
     }
-    assert main(words) == 0
+    invoke(words)
     again = json.loads(told.read_text())
     assert (again["existing"], again["existing_tars"], again["masks"]) == (12, 2, done["masks"])
     (out / "sa_000000" / "sa_3.json").write_text("{")  # damaged: done again, and its tar with it
     (out / "sa_000001.tar").unlink()
     before = (out / "sa_000000.tar").read_bytes()
-    assert main(words) == 0
+    invoke(words)
     again = json.loads(told.read_text())
     assert (again["existing"], again["existing_tars"]) == (11, 0)
     assert (out / "sa_000000.tar").read_bytes() == before
@@ -85,76 +72,32 @@ def test_pictures_globs_and_an_index_give_jsons_and_pictures(
     weights, pictures, scenes, tmp_path, capsys
 ):
     out, drawn = tmp_path / "out", tmp_path / "drawn"
-    words = ["segment", weights, str(pictures), "--out", str(out), *FEW]
-    assert main([*words, "--cache", str(tmp_path / "cache")]) == 0
+    words = f"segment {weights} {pictures} --out {out} {FEW}"
+    invoke(words, f"--cache {tmp_path}/cache")
     assert len(list((tmp_path / "cache").iterdir())) == 3
     assert sorted(
         str(path.relative_to(out))
         for path in out.rglob("[a-z]*.json")
         if ".segment" not in str(path)
-    ) == [
-        "deep/one.json",
-        "one.json",
-        "two.json",
-    ]
+    ) == ["deep/one.json", "one.json", "two.json"]
     told = json.loads((out / "two.json").read_text())
     assert told["image"]["file_name"] == "two.png"
-    assert {
-        "segmentation",
-        "area",
-        "bbox",
-        "predicted_iou",
-        "point_coords",
-        "stability_score",
-        "crop_box",
-        "id",
-    } == told["annotations"][0].keys()
-    assert main([*words, "--pictures", str(drawn)]) == 0  # of images that were done before, too
+    names = "id area bbox segmentation predicted_iou stability_score point_coords crop_box"
+    assert {*names.split()} == told["annotations"][0].keys()
+    invoke(words, f"--pictures {drawn}")  # of images that were done before, too
     assert "(3 done before)" in capsys.readouterr().out
     assert (
         cv2.imread(str(drawn / "deep" / "one.png")).shape
         == cv2.imread(str(pictures / "deep" / "one.jpg")).shape
     )
-    assert (
-        main(
-            [
-                "segment",
-                weights,
-                *f"{pictures} --out {tmp_path}/half --precision bf16".split(),
-                *FEW,
-            ]
-        )
-        == 0
-    )
-    both = [str(pictures / "*.*g"), str(pictures / "deep")]
-    assert (
-        main(
-            ["segment", weights, *both[:1], "--out", str(tmp_path / "glob"), "--to", "shards", *FEW]
-        )
-        == 0
-    )
-    assert sorted(path.name for path in (tmp_path / "glob").iterdir() if path.is_file()) == [
-        "one.json",
-        "sa_000000.tar",
-        "two.json",
-    ]
-    assert main(["segment", weights, *both, "--out", str(tmp_path / "both"), *FEW]) == 2
-    assert "one.json" in capsys.readouterr().err
-    assert main(f"index {pictures}/deep --out {tmp_path}/index".split()) == 0
-    assert (
-        main(
-            [
-                "segment",
-                weights,
-                str(tmp_path / "index"),
-                str(pictures / "two.png"),
-                "--out",
-                str(tmp_path / "mixed"),
-                *FEW,
-            ]
-        )
-        == 0
-    )
+    invoke(f"segment {weights} {pictures} --out {tmp_path}/half --precision bf16", FEW)
+    invoke(f"segment {weights} {pictures}/*.*g --out {tmp_path}/glob --to shards", FEW)
+    written = sorted(path.name for path in (tmp_path / "glob").iterdir() if path.is_file())
+    assert written == ["one.json", "sa_000000.tar", "two.json"]
+    both = f"segment {weights} {pictures}/*.*g {pictures}/deep --out {tmp_path}/both"
+    assert "one.json" in refusal(capsys, both, FEW)
+    invoke(f"index {pictures}/deep --out {tmp_path}/index")
+    invoke(f"segment {weights} {tmp_path}/index {pictures}/two.png --out {tmp_path}/mixed", FEW)
     assert (tmp_path / "mixed" / "deep" / "one.json").exists()
 
 
@@ -162,86 +105,45 @@ def test_bad_images_are_left_out_and_named(weights, pictures, tmp_path, capsys):
     raw = (pictures / "one.jpg").read_bytes()
     (pictures / "cut.jpg").write_bytes(raw[: len(raw) // 2])
     (pictures / "no.png").write_text("no picture")
-    words = [
-        "segment",
-        weights,
-        str(pictures),
-        "--out",
-        str(tmp_path / "out"),
-        "--to",
-        "shards",
-        *FEW,
-    ]
-    assert main(words) == 0
+    words = f"segment {weights} {pictures} --out {tmp_path}/out --to shards {FEW}"
+    invoke(words)
     printed = capsys.readouterr().out
     assert "3 images with" in printed
     assert "images skipped: 2" in printed
     assert "cut.jpg" in printed
     assert "no.png" in printed
-    (pictures / "cut.jpg").write_bytes(
-        raw
-    )  # mended: done by the same command, and put into the tar
-    assert main(words) == 0
+    # Mended: done by the same command, and put into the tar.
+    (pictures / "cut.jpg").write_bytes(raw)
+    invoke(words)
     said = capsys.readouterr().out
     assert "(3 done before)\n  kept masks with a predicted IoU above 0." in said
     assert "\n  1 tar (0 done before)" in said
-    assert (
-        main(["segment", weights, str(pictures / "no.png"), "--out", str(tmp_path / "none")]) == 2
-    )
-    assert "none of 1 images" in capsys.readouterr().err
+    none = refusal(capsys, f"segment {weights} {pictures}/no.png --out {tmp_path}/none")
+    assert "none of 1 images" in none
 
 
 def test_invalid_input_is_a_one_line_error(weights, pictures, tmp_path, capsys):
-    out = ["--out", str(tmp_path / "out")]
-    shutil.copy(weights, tmp_path / "other.safetensors")
-    save_weights(to_official(build_model(SPEC, 1)), SPEC, tmp_path / "other.safetensors")
-    assert main(["segment", weights, str(pictures), *out, *FEW]) == 0
+    out, other = f"--out {tmp_path}/out", little.save_little(tmp_path, SPEC, 1)
+    held = f"{weights} {pictures} {out}"
+    invoke(f"segment {held} {FEW}")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "sa_1.tar").write_text("mine")
-    capsys.readouterr()
-    for words, message in [
-        (
-            [weights, *out],
-            "IMAGE",
-        ),
-        (out, "missing WEIGHTS"),
-        ([weights, str(tmp_path / "nothing.jpg"), *out], "nothing.jpg: no such path"),
-        ([weights, str(tmp_path / "*.gif"), *out], "*.gif: the glob matches no file"),
-        ([str(tmp_path / "none.pth"), str(pictures), *out], "none.pth"),
-        (
-            [weights, str(pictures), *out, "--points-per-side", "0"],
-            "--points-per-side must be at least 1 (got 0)",
-        ),
-        (
-            [weights, str(pictures), *out, "--shard-images", "0"],
-            "--shard-images must be at least 1 (got 0)",
-        ),
-        (
-            [weights, str(pictures), *out, "--cache", "c", "--cache-gb", "0"],
-            "0 bytes",
-        ),
-        ([weights, str(pictures), *out], "holds results of other weights or settings"),
-        (
-            [weights, str(pictures), *out, *FEW, "--precision", "bf16"],
-            "holds results of other weights or settings",
-        ),
-        (
-            [str(tmp_path / "other.safetensors"), str(pictures), *out, *FEW],
-            "holds results of other weights or settings",
-        ),
-        (
-            [weights, str(pictures), "--out", str(tmp_path / "full")],
-            "1 other tars, such as sa_1.tar",
-        ),
-        (
-            [weights, str(pictures), *out, "--points-per-sid", "3"],
-            "perhaps you meant --points-per-side",
-        ),
-    ]:
-        assert main(["segment", *words, "--progress", "none"]) == 2, words
-        printed = capsys.readouterr().err
-        assert message.lower() in printed.lower(), printed
-        assert printed.count("\n") == 1
+    for words, message in {
+        f"{weights} {out}": "image",
+        out: "missing weights",
+        f"{weights} {tmp_path}/nothing.jpg {out}": "nothing.jpg: no such path",
+        f"{weights} {tmp_path}/*.gif {out}": "*.gif: the glob matches no file",
+        f"{tmp_path}/none.pth {pictures} {out}": "none.pth",
+        f"{held} --points-per-side 0": "--points-per-side must be at least 1 (got 0)",
+        f"{held} --shard-images 0": "--shard-images must be at least 1 (got 0)",
+        f"{held} --cache c --cache-gb 0": "0 bytes",
+        held: "holds results of other weights or settings",
+        f"{held} {FEW} --precision bf16": "holds results of other weights or settings",
+        f"{other} {pictures} {out} {FEW}": "holds results of other weights or settings",
+        f"{weights} {pictures} --out {tmp_path}/full": "1 other tars, such as sa_1.tar",
+        f"{held} --points-per-sid 3": "perhaps you meant --points-per-side",
+    }.items():
+        assert message in refusal(capsys, "segment", words, "--progress none").lower(), words
 
 
 def test_drawn_masks_are_seen():
@@ -254,8 +156,8 @@ def test_drawn_masks_are_seen():
 
 
 def test_thresholds_that_let_nothing_pass_are_named(weights, pictures, tmp_path, capsys):
-    few = "--points-per-side 2 --pred-iou-thresh 0.99".split()
-    assert main(["segment", weights, str(pictures), "--out", str(tmp_path / "out"), *few]) == 0
+    few = "--points-per-side 2 --pred-iou-thresh 0.99"
+    invoke(f"segment {weights} {pictures} --out {tmp_path}/out", few)
     assert "--pred-iou-thresh" in capsys.readouterr().out
 
 
@@ -265,22 +167,19 @@ def test_a_large_image_is_segmented_by_tiles(weights, tmp_path, capsys):
     parts = [cv2.resize(scene.pixels, (256, 256)) for scene in scenes]
     mosaic = np.concatenate([np.concatenate(parts[:2], 1), np.concatenate(parts[2:], 1)])
     cv2.imwrite(str(tmp_path / "mosaic.png"), mosaic[..., ::-1])
-    words = f"segment starter {tmp_path}/mosaic.png --points-per-side 4".split()
-    for tile, halo, named in (("256", "200", "halo"), ("8", "1", "tile")):
+    words = f"segment starter {tmp_path}/mosaic.png --points-per-side 4"
+    for tile, halo, named in ((256, 200, "halo"), (8, 1, "tile")):
         out = tmp_path / "refused"
-        assert main([*words, "--out", str(out), "--tile", tile, "--halo", halo]) == 2
-        error = capsys.readouterr().err.strip()
-        assert named in error
-        assert "\n" not in error
+        assert named in refusal(capsys, words, f"--out {out} --tile {tile} --halo {halo}")
         assert not out.exists()
     entries = {}
-    for name, flags in (("whole", []), ("tiled", ["--tile", "256"]), ("wide", ["--tile", "600"])):
+    for name, flags in (("whole", ""), ("tiled", "--tile 256"), ("wide", "--tile 600")):
         out = tmp_path / name
-        assert main([*words, "--out", str(out), *flags]) == 0
+        invoke(words, f"--out {out}", flags)
         entries[name] = annotation.parse((out / "mosaic.json").read_bytes(), name)
     assert len(entries["tiled"].masks) > len(entries["whole"].masks) > 0
     assert entries["wide"].masks.to_coco() == entries["whole"].masks.to_coco()
     boxes = entries["tiled"].masks.boxes()
     assert ((boxes[:, 2:] - boxes[:, :2]) > 0).all()
-    assert main([*words, "--out", str(tmp_path / "tiled"), "--tile", "300"]) == 2
-    assert "other weights or settings" in capsys.readouterr().err
+    other = refusal(capsys, words, f"--out {tmp_path}/tiled --tile 300")
+    assert "other weights or settings" in other

@@ -11,32 +11,23 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file
 
-from gigamask.cli.main import INTERRUPTED, main
-from gigamask.models.convert import MAE_PARTS, MAE_PATCHES
+from gigamask.cli.main import INTERRUPTED
 from gigamask.training import checkpoint
 from gigamask.training.logging import MetricsLogger
-from tests.journeys.runs import same
+from tests.commands import LITTLE, exit_code, invoke, refusal
+from tests.journeys.runs import check_pretrained, lines, same, weights
 
-LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
 STAGES = ("mae", "decoder", "joint")
 LENGTHS = {"mae": 2, "decoder": 2, "joint": 3}
-STEPS = "--mae-steps 2 --decoder-steps 2 --steps 3".split()
-
-
-def train(*words: object) -> int:
-    return main(["train", LITTLE, *map(str, words)])
-
-
-def weights(run: Path) -> dict[str, torch.Tensor]:
-    return load_file(checkpoint.newest(run) / checkpoint.MODEL)
+TRAIN = f"train {LITTLE}"
+WHOLE = f"{TRAIN} --stages mae,decoder,joint --mae-steps 2 --decoder-steps 2 --steps 3"
 
 
 @pytest.fixture(scope="module")
 def whole(scenes, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("stages") / "out"
-    assert train("--stages", "mae,decoder,joint", *STEPS, "--data", scenes, "--out", out) == 0
+    invoke(WHOLE, f"--data {scenes} --out {out}")
     return out
 
 
@@ -52,59 +43,21 @@ def images(tmp_path_factory) -> Path:
 def test_each_stage_is_a_run_in_a_folder_of_its_own(whole):
     assert sorted(path.name for path in whole.iterdir()) == sorted(STAGES)
     for stage in STAGES:
-        steps = [
-            json.loads(line)["step"]
-            for line in (whole / stage / "metrics.jsonl").read_text().splitlines()
-        ]
-        assert steps[-1] == LENGTHS[stage]
+        assert lines(whole / stage)[-1]["step"] == LENGTHS[stage]
         assert checkpoint.newest(whole / stage).name == f"step_{LENGTHS[stage]:08d}"
-    configs = {
-        stage: yaml.safe_load((whole / stage / "config.yaml").read_text()) for stage in STAGES
-    }
-    assert {stage: config["init"] for stage, config in configs.items()} == {
-        "mae": None,
-        "decoder": f"mae:{whole / 'mae'}",
-        "joint": str(whole / "decoder"),
-    }
+    configs = [yaml.safe_load((whole / stage / "config.yaml").read_text()) for stage in STAGES]
+    inits = [None, f"mae:{whole / 'mae'}", str(whole / "decoder")]
+    assert [config["init"] for config in configs] == inits
     trunk = ["image_encoder.patch_embed", "image_encoder.pos_embed", "image_encoder.blocks"]
-    assert {stage: config["freeze"] for stage, config in configs.items()} == {
-        "mae": [],
-        "decoder": trunk,
-        "joint": [],
-    }
+    assert [config["freeze"] for config in configs] == [[], trunk, []]
 
 
 @pytest.mark.long
 def test_the_encoder_stays_as_it_was_pre_trained_while_the_decoder_learns(whole, scenes, tmp_path):
     before, after, joint = (weights(whole / stage) for stage in STAGES)
-    names = [
-        *MAE_PATCHES,
-        *(
-            f"blocks.{block}.{part}.{kind}"
-            for block in (0, 1)
-            for part in MAE_PARTS
-            for kind in ("weight", "bias")
-        ),
-    ]
-    for name in names:
-        there = f"image_encoder.{name.replace('.fc1.', '.lin1.').replace('.fc2.', '.lin2.')}"
-        assert torch.equal(before[name], after[there]), name
-    assert torch.equal(before["pos_embed"][0, 1:], after["image_encoder.pos_embed"].flatten(0, 2))
-    assert (
-        train(
-            "--stages",
-            "decoder",
-            "--decoder-steps",
-            1,
-            "--init",
-            f"mae:{whole / 'mae'}",
-            "--data",
-            scenes,
-            "--out",
-            tmp_path,
-        )
-        == 0
-    )
+    check_pretrained(before, after)
+    decoder = f"--stages decoder --decoder-steps 1 --init mae:{whole}/mae"
+    invoke(TRAIN, decoder, f"--data {scenes} --out {tmp_path}")
     necks = [
         {name: tensor for name, tensor in each.items() if ".neck." in name}
         for each in (weights(tmp_path / "decoder"), after)
@@ -119,22 +72,12 @@ def test_the_encoder_stays_as_it_was_pre_trained_while_the_decoder_learns(whole,
 @pytest.mark.long
 def test_one_at_a_time_is_the_same(whole, scenes, tmp_path):
     """Each stage from the one before it; the last also as what it is, a run of the recipe."""
-    words = ["--data", scenes, "--out", tmp_path]
-    assert train("--stages", "mae", "--mae-steps", 2, *words) == 0
-    assert (
-        train(
-            "--stages", "decoder", "--decoder-steps", 2, "--init", f"mae:{tmp_path / 'mae'}", *words
-        )
-        == 0
-    )
-    assert train("--stages", "joint", "--steps", 3, "--init", tmp_path / "decoder", *words) == 0
+    words = f"--data {scenes} --out {tmp_path}"
+    invoke(TRAIN, "--stages mae --mae-steps 2", words)
+    invoke(TRAIN, f"--stages decoder --decoder-steps 2 --init mae:{tmp_path}/mae", words)
+    invoke(TRAIN, f"--stages joint --steps 3 --init {tmp_path}/decoder", words)
     assert all(same(tmp_path / stage, whole / stage) for stage in STAGES)
-    assert (
-        train(
-            "--steps", 3, "--init", whole / "decoder", "--data", scenes, "--out", tmp_path / "plain"
-        )
-        == 0
-    )
+    invoke(TRAIN, f"--steps 3 --init {whole}/decoder --data {scenes} --out {tmp_path}/plain")
     assert same(tmp_path / "plain", whole / "joint")
 
 
@@ -155,10 +98,10 @@ def test_interrupted_in_a_stage_and_run_again_ends_the_same(
             yield batch
 
     out, told = tmp_path / "out", tmp_path / "told.json"
-    words = ["--stages", "mae,decoder,joint", *STEPS, "--data", scenes, "--out", out]
+    words = f"{WHOLE} --data {scenes} --out {out}"
     with monkeypatch.context() as patched:
         patched.setattr(MetricsLogger, "time_data", told_to_stop)
-        assert train(*words, "--json", told) == INTERRUPTED
+        assert exit_code(words, f"--json {told}") == INTERRUPTED
     finished = step + 1 == LENGTHS[stage]
     there = STAGES[STAGES.index(stage) + finished]
     before = {"run": str(out / there), "steps": LENGTHS[there], "step": 0 if finished else step + 1}
@@ -171,9 +114,9 @@ def test_interrupted_in_a_stage_and_run_again_ends_the_same(
         "run the same command to continue\n"
     )
     assert sorted(path.name for path in out.iterdir()) == sorted(STAGES[: STAGES.index(stage) + 1])
-    assert train(*words) == 0
+    invoke(words)
     assert all(same(out / each, whole / each) for each in STAGES)
-    assert train(*words) == 0, "what is finished is left as it is"
+    invoke(words)  # what is finished is left as it is
     assert capsys.readouterr().out.endswith(
         f"{out / 'joint'}: 3 steps, 9 samples\nnext: gigamask evaluate {out / 'joint'} --data "
         f"HELD_OUT_TARS\n"
@@ -183,26 +126,14 @@ def test_interrupted_in_a_stage_and_run_again_ends_the_same(
 @pytest.mark.long
 def test_a_stage_may_be_gone_on_with_alone(scenes, tmp_path):
     """Each folder is a run: the first is resumed by `pretrain`, the others by `train`."""
-    assert (
-        train(
-            "--stages",
-            "mae,decoder",
-            "--mae-steps",
-            1,
-            "--decoder-steps",
-            1,
-            "--data",
-            scenes,
-            "--out",
-            tmp_path,
-        )
-        == 0
+    invoke(
+        TRAIN,
+        f"--stages mae,decoder --mae-steps 1 --decoder-steps 1 --data {scenes} --out {tmp_path}",
     )
-    assert main(f"pretrain --resume {tmp_path}/mae --steps 2".split()) == 0
-    assert main(f"train --resume {tmp_path}/decoder --steps 2".split()) == 0
-    assert [checkpoint.newest(tmp_path / stage).name for stage in ("mae", "decoder")] == [
-        "step_00000002"
-    ] * 2
+    invoke(f"pretrain --resume {tmp_path}/mae --steps 2")
+    invoke(f"train --resume {tmp_path}/decoder --steps 2")
+    for stage in ("mae", "decoder"):
+        assert checkpoint.newest(tmp_path / stage).name == "step_00000002"
 
 
 def test_a_stage_that_another_has_followed_is_over(whole, scenes, tmp_path, capsys):
@@ -213,22 +144,8 @@ def test_a_stage_that_another_has_followed_is_over(whole, scenes, tmp_path, caps
         for stage in ("mae", "decoder")
         for path in (out / stage).rglob("*")
     }
-    words = [
-        "--stages",
-        "mae,decoder,joint",
-        "--mae-steps",
-        3,
-        "--decoder-steps",
-        4,
-        "--steps",
-        4,
-        "--data",
-        scenes,
-        "--out",
-        out,
-    ]
     capsys.readouterr()
-    assert train(*words) == 0
+    invoke(WHOLE, f"--mae-steps 3 --decoder-steps 4 --steps 4 --data {scenes} --out {out}")
     said = capsys.readouterr().out
     assert (
         f"stage 1 of 3: done, {out / 'decoder'} has started\n"
@@ -240,51 +157,29 @@ def test_a_stage_that_another_has_followed_is_over(whole, scenes, tmp_path, caps
 
 def test_print_config_prints_each_stages(tmp_path, capsys):
     out = tmp_path / "out"
-    assert (
-        train(
-            "--stages",
-            "mae,decoder,joint",
-            "--steps",
-            900,
-            "--schedule.warmup-steps",
-            60,
-            "--seed",
-            5,
-            "--data",
-            "x",
-            "--out",
-            out,
-            "--print-config",
-        )
-        == 0
+    invoke(
+        TRAIN,
+        "--stages mae,decoder,joint --steps 900 --schedule.warmup-steps 60 --seed 5 --data x",
+        f"--out {out} --print-config",
     )
     mae, decoder, joint = yaml.safe_load_all(capsys.readouterr().out)
-    assert [each["out"] for each in (mae, decoder, joint)] == [str(out / stage) for stage in STAGES]
-    assert [each["steps"] for each in (mae, decoder, joint)] == [1500, 50, 900]
-    assert [each["schedule"]["warmup-steps"] for each in (mae, decoder, joint)] == [
-        100,
-        5,
-        60,
-    ], "of a short stage, at most a tenth"
-    assert {each["seed"] for each in (mae, decoder, joint)} == {5}
-    assert (mae["recipe"], mae["model"]["embed-dim"], mae["model"]["depth"], mae["batch-size"]) == (
-        "mae_tiny",
-        16,
-        2,
-        32,
-    )
+    parts = (mae, decoder, joint)
+    assert [each["out"] for each in parts] == [str(out / stage) for stage in STAGES]
+    assert [each["steps"] for each in parts] == [1500, 50, 900]
+    warmups = [each["schedule"]["warmup-steps"] for each in parts]
+    assert warmups == [100, 5, 60], "of a short stage, at most a tenth"
+    assert {each["seed"] for each in parts} == {5}
+    assert (mae["recipe"], mae["batch-size"]) == ("mae_tiny", 32)
+    assert (mae["model"]["embed-dim"], mae["model"]["depth"]) == (16, 2)
     assert not {"prompts", "loss"} & mae.keys()
     assert "data" not in mae["evaluation"]
     assert not out.exists()
-    assert train("--stages", "mae", "--mae-steps", 20, "--print-config") == 0
+    invoke(TRAIN, "--stages mae --mae-steps 20 --print-config")
     assert yaml.safe_load(capsys.readouterr().out)["schedule"]["warmup-steps"] == 2
 
 
 def test_what_is_frozen_anyway_is_frozen_once(capsys):
-    assert (
-        train("--stages", "decoder", "--init", "x", "--freeze", "image_encoder", "--print-config")
-        == 0
-    )
+    invoke(TRAIN, "--stages decoder --init x --freeze image_encoder --print-config")
     assert yaml.safe_load(capsys.readouterr().out)["freeze"] == ["image_encoder"]
 
 
@@ -337,18 +232,16 @@ def test_whatever_is_wrong_with_any_stage_is_said_before_the_first(
     words, told, whole, images, scenes, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
-    data = [] if "--data" in words else ["--data", scenes]
-    assert train(*words.format(whole=whole, images=images).split(), *data, "--out", "out") == 2
+    data = "" if "--data" in words else f"--data {scenes}"
+    assert exit_code(TRAIN, words.format(whole=whole, images=images), data, "--out out") == 2
     said = capsys.readouterr()
     assert told in said.err
-    assert said.err.count("\n") == 1
-    assert said.out == ""
+    assert (said.err.count("\n"), said.out) == (1, "")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_of_stages_is_no_run(whole, capsys):
-    assert main(["train", "--resume", str(whole)]) == 2
     runs = ", ".join(str(whole / stage) for stage in STAGES)
-    assert capsys.readouterr().err.endswith(f"; pass one of its runs: {runs}\n")
-    assert main(f"train --resume {whole}/joint --stages joint".split()) == 2
-    assert "--stages" in capsys.readouterr().err
+    told = refusal(capsys, f"train --resume {whole}")
+    assert told.endswith(f"; pass one of its runs: {runs}")
+    assert "--stages" in refusal(capsys, f"train --resume {whole}/joint --stages joint")

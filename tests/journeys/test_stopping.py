@@ -2,18 +2,13 @@
 
 import os
 import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import pytest
 
 from gigamask.cli.main import INTERRUPTED, main
 from gigamask.training import checkpoint
-from tests.journeys.runs import same
-
-LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
+from tests.commands import LITTLE, exit_code, invoke, refusal
+from tests.journeys.runs import same, started
 
 
 @pytest.mark.long
@@ -21,39 +16,18 @@ LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
 def test_a_signal_saves_and_a_second_training_is_refused(scenes, tmp_path, capsys, number):
     """Terminals and batch systems signal the loader's processes too."""
     out = tmp_path / "run"
-    command = (
-        f"train {LITTLE} --data {scenes} --out {out} --steps 100000 "
-        "--save-every 100000 --loader.workers 1"
-    ).split()
-    gigamask = str(Path(sys.executable).parent / "gigamask")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        [gigamask, *command],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-    try:
-        deadline = time.monotonic() + 120
-        while (
-            not ((out / "metrics.jsonl").exists() and (out / "metrics.jsonl").stat().st_size)
-            and process.poll() is None
-            and time.monotonic() < deadline
-        ):
-            time.sleep(0.1)
-        assert main(command) == 2
-        assert "another process" in capsys.readouterr().err
+    command = f"train {LITTLE} --data {scenes} --out {out} --loader.workers 1"
+    command += " --steps 100000 --save-every 100000"
+    with started(command, out) as process:
+        assert "another process" in refusal(capsys, command)
         os.killpg(process.pid, number)
         said, errors = process.communicate(timeout=120)
-    finally:
-        process.kill()
     assert process.returncode == INTERRUPTED, errors
-    assert errors.decode().count(f"{signal.Signals(number).name}: finishing this step") == 1
-    assert b"continue with: gigamask train --resume" in said
+    assert errors.count(f"{signal.Signals(number).name}: finishing this step") == 1
+    assert "continue with: gigamask train --resume" in said
     step = int(checkpoint.newest(out).name.removeprefix("step_"))
     assert 0 < step < 100000
-    assert main(["train", "--resume", str(out), "--steps", str(step + 1)]) == 0
+    invoke(f"train --resume {out} --steps {step + 1}")
 
 
 STOPPED = """
@@ -89,7 +63,7 @@ def test_a_signal_ends_the_last_evaluation_which_a_resume_does(scenes, tmp_path,
     said = capsys.readouterr()
     assert "saved at step 1 of 1; continue with: gigamask train --resume" in said.out
     assert "evaluated at" not in said.err
-    assert main(["train", "--resume", str(out)]) == 0
+    invoke(f"train --resume {out}")
     assert "evaluated at step 1" in capsys.readouterr().err
     assert (out / "checkpoints" / "best").is_symlink()
 
@@ -101,20 +75,21 @@ def test_a_signal_ends_the_last_evaluation_which_a_resume_does(scenes, tmp_path,
 def test_pieces_of_minutes_give_the_bits_of_one_piece(scenes, tmp_path, capsys, processes):
     """Each piece makes at least one step, and all processes end it at the same one."""
     whole, pieces = tmp_path / "whole", tmp_path / "pieces"
-    command = f"train {LITTLE} --data {scenes} --steps 3 --processes {processes} --out".split()
-    assert main([*command, str(whole)]) == 0
+    command = f"train {LITTLE} --data {scenes} --steps 3 --processes {processes} --out"
+    invoke(command, f"{whole}")
     for step in (1, 2):
-        assert main([*command, str(pieces), "--max-minutes", "0"]) == INTERRUPTED
+        assert exit_code(command, f"{pieces} --max-minutes 0") == INTERRUPTED
         said = capsys.readouterr().out.splitlines()[-1]
         assert said.endswith(
             f"saved at step {step} of 3; continue with: gigamask train --resume {pieces}"
         )
-    assert main(["train", "--resume", str(pieces), "--max-minutes", "60"]) == 0
+    invoke(f"train --resume {pieces} --max-minutes 60")
     assert same(whole, pieces)
 
 
 def test_minutes_that_are_none_are_refused(scenes, tmp_path, capsys):
-    command = f"train {LITTLE} --data {scenes} --out {tmp_path} --max-minutes".split()
+    command = f"train {LITTLE} --data {scenes} --out {tmp_path} --max-minutes"
     for minutes in ("-1", "nan"):
-        assert main([*command, minutes]) == 2
-        assert f"--max-minutes is {float(minutes)}, but must be" in capsys.readouterr().err
+        assert f"--max-minutes is {float(minutes)}, but must be" in refusal(
+            capsys, command, f"{minutes}"
+        )

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from gigamask.cli.main import main
 from gigamask.data import index as indexes
 from gigamask.data import loader
 from gigamask.data.mask_sampling import MaskFilters
@@ -18,10 +17,9 @@ from gigamask.samplers.batch_sampler import SampleSequence
 from gigamask.samplers.shards import Streamed
 from gigamask.synthetic import scenes
 from gigamask.types import RandomSpec
+from tests.commands import LITTLE, invoke, refusal
 from tests.orders import iter_steps
 from tests.servers import FileServer
-
-LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
 
 
 @pytest.fixture(scope="module")
@@ -92,78 +90,34 @@ def test_training_goes_through_tars_on_a_server_and_resumes_in_mid_tar(tars, tmp
     flags = (
         "--sampler streamed --sampler.lanes 2 --sampler.buffer 3 "
         "--schedule.min-lr-ratio 1 --schedule.warmup-steps 0"
-    ).split()
-    with FileServer(tars) as server:
-        data = [f"{server.url}/{path.name}" for path in sorted(tars.glob("*.tar"))]
-        remote = [
-            "train",
-            LITTLE,
-            "--data",
-            *data,
-            *flags,
-            "--loader.read-ahead-mb",
-            "1",
-            "--out",
-            str(tmp_path / "remote"),
-        ]
-        assert main([*remote, "--steps", "2"]) == 0
-        assert main([*remote, "--steps", "4"]) == 0
-    assert (
-        main(
-            [
-                "train",
-                LITTLE,
-                "--data",
-                str(tars),
-                *flags,
-                "--out",
-                str(tmp_path / "local"),
-                "--steps",
-                "4",
-            ]
-        )
-        == 0
     )
+    with FileServer(tars) as server:
+        data = " ".join(f"{server.url}/{path.name}" for path in sorted(tars.glob("*.tar")))
+        remote = f"train {LITTLE} --data {data} {flags} --out {tmp_path}/remote"
+        remote += " --loader.read-ahead-mb 1"
+        invoke(remote, "--steps 2")
+        invoke(remote, "--steps 4")
+    invoke(f"train {LITTLE} --data {tars}", flags, f"--out {tmp_path}/local --steps 4")
     assert weights(tmp_path / "remote") == weights(tmp_path / "local")
 
 
 def test_training_from_a_mask_store_is_training_from_json(tars, tmp_path):
-    assert main(f"index {tars} --out {tmp_path}/index".split()) == 0
-    assert (
-        main(
-            (
-                f"masks {tmp_path}/index --out {tmp_path}/store --mask-size 32 --image-size 64"
-            ).split()
-        )
-        == 0
-    )
-    flags = f"train {LITTLE} --data {tmp_path}/index --loader.augment none".split()
-    assert main([*flags, "--out", str(tmp_path / "json")]) == 0
-    assert (
-        main(
-            [
-                *flags,
-                "--out",
-                str(tmp_path / "stored"),
-                "--loader.mask-store",
-                str(tmp_path / "store"),
-            ]
-        )
-        == 0
-    )
+    invoke(f"index {tars} --out {tmp_path}/index")
+    invoke(f"masks {tmp_path}/index --out {tmp_path}/store --mask-size 32 --image-size 64")
+    flags = f"train {LITTLE} --data {tmp_path}/index --loader.augment none"
+    invoke(flags, f"--out {tmp_path}/json")
+    invoke(flags, f"--out {tmp_path}/stored --loader.mask-store {tmp_path}/store")
     assert weights(tmp_path / "json") == weights(tmp_path / "stored")
 
 
 def test_data_that_have_changed_are_not_trained_on_unasked(tars, tmp_path, capsys):
     data = tmp_path / "data"
     shutil.copytree(tars, data)
-    command = f"train {LITTLE} --data {data} --out {tmp_path}/run".split()
-    assert main([*command, "--steps", "1"]) == 0
+    command = f"train {LITTLE} --data {data} --out {tmp_path}/run"
+    invoke(command, "--steps 1")
     shutil.copy(data / "sa_000000.tar", data / "another.tar")
-    capsys.readouterr()
-    assert main([*command, "--steps", "2"]) == 2
-    error = capsys.readouterr().err
+    error = refusal(capsys, command, "--steps 2")
     assert "24 images in 3 tars" in error
     assert "32 images in 4 tars" in error
-    assert main([*command, "--steps", "2", "--allow-data-change"]) == 0
-    assert main([*command, "--steps", "3"]) == 0
+    invoke(command, "--steps 2 --allow-data-change")
+    invoke(command, "--steps 3")

@@ -2,19 +2,17 @@
 
 import json
 import re
-from pathlib import Path
 
-from gigamask.cli.main import main
 from gigamask.data import tar
 from tests import broken
-
-LITTLE = f"{Path(__file__).resolve().parents[1] / 'little.py'}:little"
+from tests.commands import LITTLE, exit_code, invoke
+from tests.journeys.runs import lines
 
 
 def test_verify_ends_with_2_and_names_what_is_bad(tmp_path, capsys):
     bad = broken.write_samples(tmp_path / "samples.tar")
     tars = broken.write_tars(tmp_path)
-    assert main(f"verify {tmp_path} --json {tmp_path}/bad.json".split()) == 2
+    assert exit_code(f"verify {tmp_path} --json {tmp_path}/bad.json") == 2
     said = capsys.readouterr()
     assert f"{len(bad)} of " in said.err
     assert f"{len(tars)} of {len(tars) + 2} tars" in said.err
@@ -26,27 +24,22 @@ def test_verify_ends_with_2_and_names_what_is_bad(tmp_path, capsys):
     assert {each["sample"] for each in found["bad_members"]} == bad.keys()
     assert {"tar", "member", "offset", "sample", "reason"} == found["bad_members"][0].keys()
     assert sum(bool(each["tar_errors"]) for each in found["tars"]) == len(tars)
-    assert main(["verify", str(tmp_path / "whole.tar"), "--no-decode"]) == 0
+    invoke(f"verify {tmp_path}/whole.tar --no-decode")
 
 
 def test_checksums_of_an_index_name_a_flipped_bit(tmp_path, capsys):
     path, out = tmp_path / "a.tar", str(tmp_path / "index")
     broken.write_plain(path, broken.members(0, *broken.sound(0)))
-    assert main(["index", str(path), "--out", out]) == 0
-    assert main(["verify", out]) == 0
+    invoke(f"index {path} --out {out}")
+    invoke(f"verify {out}")
     assert re.search("1 JPEG without a checksum.*index .*--checksums", capsys.readouterr().out)
-    assert main(["index", str(path), "--out", out, "--checksums"]) == 0
+    invoke(f"index {path} --out {out} --checksums")
     assert "(1 scanned, 0 reused)" in capsys.readouterr().out
-    assert main(["verify", out]) == 0
+    invoke(f"verify {out}")
     assert "without a checksum" not in capsys.readouterr().out
     broken.flip(path, 8 * (tar.scan(path).offsets[0] + len(broken.sound(0)[0]) // 2))
-    assert main(["verify", out]) == 2
+    assert exit_code(f"verify {out}") == 2
     assert f"bad {path} sa_0.jpg at 512: " in capsys.readouterr().out
-
-
-def train(folder: Path, out: Path, *words: str) -> tuple[int, list[dict]]:
-    code = main([*f"train {LITTLE} --data {folder} --out {out}".split(), *words])
-    return code, [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_training_leaves_out_what_is_bad_and_says_it_once(tmp_path, capsys):
@@ -62,21 +55,15 @@ def test_training_leaves_out_what_is_bad_and_says_it_once(tmp_path, capsys):
         )
     (tmp_path / "data").mkdir()
     tar.write(tmp_path / "data" / "sa_000000.tar", held)
-    code, notes = train(tmp_path / "data", tmp_path / "run", "--steps", "8")
-    assert code == 0
-    skipped = [note for note in notes if "skipped_sample" in note]
-    assert {note["skipped_sample"] for note in skipped} == {
-        "sa_000000.tar:sa_5",
-        "sa_000000.tar:sa_7",
-    }
-    assert len(skipped) == 2
+    train = f"train {LITTLE} --data {tmp_path}/data --steps 8 --out"
+    invoke(train, tmp_path / "run")
+    skipped = [note for note in lines(tmp_path / "run") if "skipped_sample" in note]
+    names = sorted(note["skipped_sample"] for note in skipped)
+    assert names == ["sa_000000.tar:sa_5", "sa_000000.tar:sa_7"]
     assert all("the JPEG of" in note["reason"] for note in skipped)
     said = capsys.readouterr()
     assert (said.out + said.err).count("skipped sample: sa_000000.tar:sa_5: the JPEG of ") == 1
-    code, _ = train(
-        tmp_path / "data", tmp_path / "strict", "--steps", "8", "--max-bad-fraction", "0.0"
-    )
-    assert code == 2
+    assert exit_code(train, f"{tmp_path}/strict --max-bad-fraction 0.0") == 2
     assert re.search(
         r"[12] of \d+ samples .* more than 0.0%; .*--max-bad-fraction",
         capsys.readouterr().err,
