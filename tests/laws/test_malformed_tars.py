@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gigamask.cli.main import main
 from gigamask.data import index as indexes
 from gigamask.data.dataset import Sa1bDataset
 from gigamask.errors import CorruptSampleError
 from tests import broken
+from tests.commands import exit_code
 
 MOST_S = 60
 Entry = tuple[tarfile.TarInfo, bytes]
@@ -184,11 +184,11 @@ def test_an_archive_is_read_or_refused_with_one_line(kind, tmp_path, capsys, rec
     path.write_bytes(KINDS[kind]())
     with at_most(MOST_S):
         for words in (
-            f"index {path} --out {out}".split(),
-            f"index {path} --out {tmp_path}/salvaged --salvage".split(),
-            ["verify", str(path)],
+            f"index {path} --out {out}",
+            f"index {path} --out {tmp_path}/salvaged --salvage",
+            f"verify {path}",
         ):
-            code = main(words)
+            code = exit_code(words)
             printed = capsys.readouterr()
             lines = printed.err.splitlines()
             assert code in (0, 2)
@@ -199,12 +199,7 @@ def test_an_archive_is_read_or_refused_with_one_line(kind, tmp_path, capsys, rec
         for built in (out, tmp_path / "salvaged"):
             if built.is_dir():
                 check_samples(built)
-    assert sorted(os.listdir(tmp_path)) in (
-        ["in"],
-        ["in", "out"],
-        ["in", "salvaged"],
-        ["in", "out", "salvaged"],
-    )
+    assert {"in"} <= {*os.listdir(tmp_path)} <= {"in", "out", "salvaged"}
     assert os.listdir(folder) == ["a.tar"]
 
 

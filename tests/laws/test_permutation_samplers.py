@@ -123,39 +123,10 @@ def test_an_order_depends_on_seed_and_epoch_only(sampler, monkeypatch):
 
     random.seed(5)
     np.random.seed(5)
-    for module, names in (
-        (
-            random,
-            (
-                "seed",
-                "random",
-                "shuffle",
-                "sample",
-                "choice",
-                "choices",
-                "randint",
-                "randrange",
-                "getrandbits",
-                "setstate",
-            ),
-        ),
-        (
-            np.random,
-            (
-                "seed",
-                "rand",
-                "random",
-                "shuffle",
-                "permutation",
-                "choice",
-                "randint",
-                "uniform",
-                "set_state",
-                "default_rng",
-            ),
-        ),
-    ):
-        for name in names:
+    drawn = "seed random shuffle sample choice choices randint randrange getrandbits setstate"
+    of_numpy = "seed rand random shuffle permutation choice randint uniform set_state default_rng"
+    for module, names in ((random, drawn), (np.random, of_numpy)):
+        for name in names.split():
             monkeypatch.setattr(module, name, refused)
     # Whatever was asked for before changes nothing.
     again = [whole(sampler, ITEMS, epoch) for epoch in (7, 1, 0)][::-1]

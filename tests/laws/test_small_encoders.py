@@ -10,7 +10,6 @@ from torch import nn
 from torch.nn import functional
 
 from gigamask import Sam, config_files, load_model
-from gigamask.cli.main import main
 from gigamask.distributed.fsdp import is_sharded_tensor
 from gigamask.distributed.world import destroy_world, init_world
 from gigamask.errors import GigamaskError
@@ -19,6 +18,7 @@ from gigamask.models.configs import SamConfig, ViTSmall, ViTTiny, vit_b
 from gigamask.models.init import build_model
 from gigamask.training.optim import AdamW, layer_ids
 from gigamask.training.trainer import train
+from tests.commands import invoke, refusal
 from tests.laws.test_training import same
 from tests.little import SPEC, little
 from tests.ranks import fork
@@ -140,23 +140,22 @@ def test_by_command(tmp_path, scenes, capsys):
 def run_commands(tmp_path, scenes, capsys, name, sizes):
     """Train, resume, evaluate, plan, export and read back a model with an encoder."""
     run = tmp_path / "run"
-    words = ["tiny", "--model.image-size", "64", "--model.encoder", name, *sizes.split()]
-    data = f"--data {scenes} --out {run} --evaluation none".split()
-    assert main(["train", *words, *data, "--steps", "2"]) == 0
-    assert main(f"train --resume {run} --steps 3".split()) == 0
-    assert main(f"evaluate {run} --data {scenes} --max-images 2".split()) == 0
-    assert main(f"export {run} --to onnx --out {tmp_path}/onnx".split()) == 0
+    words = f"tiny --model.image-size 64 --model.encoder {name} {sizes}"
+    invoke(f"train {words} --data {scenes} --out {run} --evaluation none --steps 2")
+    invoke(f"train --resume {run} --steps 3")
+    invoke(f"evaluate {run} --data {scenes} --max-images 2")
+    invoke(f"export {run} --to onnx --out {tmp_path}/onnx")
     assert "read back: outputs differ by at most" in capsys.readouterr().out
     exported = tmp_path / "model.safetensors"
-    assert main(f"export {run} --to safetensors --out {exported}".split()) == 0
+    invoke(f"export {run} --to safetensors --out {exported}")
     assert Sam.from_pretrained(exported).config == Sam.from_pretrained(run).config
-    assert main(["plan", *words, "--gpu", "h200", "--activation-checkpointing", "1"]) == 0
+    invoke("plan", words, "--gpu h200 --activation-checkpointing 1")
     capsys.readouterr()
     for kind, out in (("official", "a.pth"), ("huggingface", "a")):
-        assert main(["export", str(run), "--to", kind, "--out", str(tmp_path / out)]) == 2
-        assert f"no image encoder but SAM's ViT; this model has {name}" in capsys.readouterr().err
-    assert main(["train", "tiny", *data[:2], "--out", str(tmp_path / "b"), "--init", str(run)]) == 2
-    assert f"has the image encoder {name}, the model has vit" in capsys.readouterr().err
+        line = refusal(capsys, f"export {run} --to {kind} --out {tmp_path}/{out}")
+        assert f"no image encoder but SAM's ViT; this model has {name}" in line
+    line = refusal(capsys, f"train tiny --data {scenes} --out {tmp_path}/b --init {run}")
+    assert f"has the image encoder {name}, the model has vit" in line
 
 
 @pytest.mark.long
@@ -168,16 +167,14 @@ def test_what_does_not_fit_is_said(tmp_path, scenes, capsys):
         with pytest.raises(GigamaskError, match=message):
             make()
     mae = tmp_path / "mae"
-    words = f"--data {scenes} --out {mae} --steps 1 --device cpu".split()
-    assert main(["pretrain", "mae_tiny", *words]) == 0
-    words[3] = str(tmp_path / "b")
+    words = f"--data {scenes} --steps 1 --device cpu --out"
+    invoke("pretrain mae_tiny", words, mae)
     for encoder, message in (
         ("vit_t", "use --model.encoder.depth 4 --model.encoder.embed-dim 96"),
         ("vit_s", "use --model.encoder.num-heads 3"),
     ):
-        given = ["--model.encoder", encoder, "--init", f"mae:{mae}"]
-        assert main(["train", "tiny", *words, *given]) == 2
-        assert message in capsys.readouterr().err
-    assert main(["train", "tiny", *words, "--model.encoder", "vit_m"]) == 2
-    assert "choose from vit, vit_t, vit_s, " in capsys.readouterr().err
+        given = f"{tmp_path}/b --model.encoder {encoder} --init mae:{mae}"
+        assert message in refusal(capsys, "train tiny", words, given)
+    line = refusal(capsys, "train tiny", words, f"{tmp_path}/b --model.encoder vit_m")
+    assert "choose from vit, vit_t, vit_s, " in line
     assert vit_b().encoder_name == "vit"

@@ -15,14 +15,12 @@ from gigamask.models import build_model
 from gigamask.models.configs import SamConfig
 from tests.little import SPEC, little
 
-NAMES = [
-    *("Sam", "SamConfig", "SamPredictor", "SamAutomaticMaskGenerator"),
-    *("sam_model_registry", "build_sam_vit_b", "build_sam_vit_l", "build_sam_vit_h"),
-    *("load_model", "save_model", "train", "pretrain", "evaluate", "segment", "plan"),
-    *("recipes", "open_index", "DataLoader", "data", "losses", "masks", "models"),
-    *("prompts", "samplers", "evaluation", "inference", "training", "interfaces"),
-    *("types", "Run", "GigamaskError"),
-]
+NAMES = (
+    "Sam SamConfig SamPredictor SamAutomaticMaskGenerator sam_model_registry build_sam_vit_b "
+    "build_sam_vit_l build_sam_vit_h load_model save_model train pretrain evaluate segment plan "
+    "recipes open_index DataLoader data losses masks models prompts samplers evaluation inference "
+    "training interfaces types Run GigamaskError"
+).split()
 
 
 def test_every_public_name_can_be_imported():
@@ -34,11 +32,8 @@ def test_every_public_name_can_be_imported():
 
 
 def test_every_name_of_the_component_packages_can_be_imported():
-    for name in ("data", "evaluation", "inference", "losses", "masks", "models", "prompts"):
-        package = getattr(gigamask, name)
-        assert [getattr(package, public) for public in package.__all__]
-    for name in ("samplers", "training"):
-        package = getattr(gigamask, name)
+    names = "data evaluation inference losses masks models prompts samplers training"
+    for package in (getattr(gigamask, name) for name in names.split()):
         assert [getattr(package, public) for public in package.__all__]
 
 
@@ -131,11 +126,10 @@ def test_pretrain_refuses_what_is_not_a_pre_training():
 @pytest.mark.slow
 def test_saved_models_load_equal(trained, tmp_path):
     state = trained.model.state_dict()
-    for name in ("model.safetensors",):
-        gigamask.save_model(trained.model, tmp_path / name)
-        loaded = gigamask.load_model(tmp_path / name, device="cpu").state_dict()
-        assert loaded.keys() == state.keys()
-        assert all(torch.equal(loaded[key], state[key]) for key in state)
+    gigamask.save_model(trained.model, tmp_path / "model.safetensors")
+    loaded = gigamask.load_model(tmp_path / "model.safetensors", device="cpu").state_dict()
+    assert loaded.keys() == state.keys()
+    assert all(torch.equal(loaded[key], state[key]) for key in state)
 
 
 def test_what_a_user_types_first(scenes, tmp_path, no_shape_checks):
@@ -190,24 +184,17 @@ def test_forward_takes_and_returns_what_metas_does():
     image = torch.randint(0, 256, (3, side // 2, side), dtype=torch.uint8)
     points, labels = torch.tensor([[[5.0, 7.0], [9.0, 3.0]]]), torch.tensor([[1, 0]])
     boxes = torch.tensor([[1.0, 2.0, 20.0, 15.0], [3.0, 3.0, 9.0, 9.0]])
+    whole = {"image": image, "original_size": (50, 100)}
     batched = [
-        {
-            "image": image,
-            "original_size": (50, 100),
-            "point_coords": points,
-            "point_labels": labels,
-        },
+        whole | {"point_coords": points, "point_labels": labels},
         {"image": image[..., : side // 2], "original_size": (40, 40), "boxes": boxes},
-        {"image": image, "original_size": (50, 100)},
+        whole,
     ]
     with torch.no_grad():
         outputs = model(batched, multimask_output=True)
         single = model(batched[:1], multimask_output=False)[0]
-    assert [tuple(output["masks"].shape) for output in outputs] == [
-        (1, 3, 50, 100),
-        (2, 3, 40, 40),
-        (1, 3, 50, 100),
-    ]
+    shapes = [tuple(output["masks"].shape) for output in outputs]
+    assert shapes == [(1, 3, 50, 100), (2, 3, 40, 40), (1, 3, 50, 100)]
     assert single["masks"].dtype == torch.bool
     assert single["low_res_logits"].shape == (1, 1, SPEC.mask_size, SPEC.mask_size)
     predictor = gigamask.SamPredictor(model)

@@ -56,12 +56,8 @@ def test_numbers_that_are_not_finite_and_images_without_contrast():
 
 def test_eight_bits_are_used_as_they_are():
     stored = np.random.default_rng(3).integers(0, 256, (4, 5, 3), dtype=np.uint8)
-    for pixels in (
-        PixelConfig(),
-        PixelConfig(window=(0.0, 9.0)),
-        PixelConfig(percentiles=(1.0, 99.0)),
-    ):
-        assert (pixels.to_uint8(stored, "x") == stored).all()
+    for values in ({}, {"window": (0.0, 9.0)}, {"percentiles": (1.0, 99.0)}):
+        assert (PixelConfig(**values).to_uint8(stored, "x") == stored).all()
 
 
 @pytest.mark.parametrize(("stored", "channels"), [(1, 2), (3, 1), (4, 3), (3, 5)])

@@ -9,10 +9,10 @@ import pytest
 
 from docs.recipe_cards import DOCS, built_in, read, render, tables_of
 from gigamask import recipes, registry
-from gigamask.cli.main import main
 from gigamask.config_files import TrainFlags, config_yaml, read_config
 from gigamask.recipes import mae, sam
 from gigamask.training.config import TrainConfig, flatten_config
+from tests.commands import invoke
 
 MARKS = ("paper", "code", "author", "measured", "not stated: ours", "ours")
 RECIPES = recipes.names()
@@ -134,7 +134,7 @@ def test_the_arithmetic_on_the_page():
 @pytest.mark.parametrize("name", RECIPES)
 def test_print_config_prints_all_of_it(name, runs, capsys, tmp_path):
     verb = next(verb for verb in recipes.commands() if name in recipes.names(verb))
-    assert main([*verb.split(), name, "--print-config"]) == 0
+    invoke(verb, f"{name} --print-config")
     printed = capsys.readouterr().out
     assert printed.rstrip() == config_yaml(recipes.find(name)()).rstrip()
     (tmp_path / "printed.yaml").write_text(printed)

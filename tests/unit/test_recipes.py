@@ -18,28 +18,15 @@ from gigamask.training.optim import WarmupMultiStep
 )
 def test_sams_runs_have_the_papers_numbers(name, steps, batch, lr, layer_decay, drop_path, dim):
     run = recipes.find(name)()
-    assert (
-        run.recipe,
-        run.steps,
-        run.batch_size,
-        run.model.embed_dim,
-        run.model.drop_path_rate,
-    ) == (name, steps, batch, dim, drop_path)
-    assert (
-        run.optimizer.lr,
-        run.optimizer.layer_decay,
-        run.optimizer.betas,
-        run.optimizer.weight_decay,
-    ) == (lr, layer_decay, (0.9, 0.999), 0.1)
+    optimizer, loss = run.optimizer, run.loss
+    assert (run.recipe, run.steps, run.batch_size) == (name, steps, batch)
+    assert (run.model.embed_dim, run.model.drop_path_rate) == (dim, drop_path)
+    assert (optimizer.lr, optimizer.layer_decay) == (lr, layer_decay)
+    assert (optimizer.betas, optimizer.weight_decay) == ((0.9, 0.999), 0.1)
     assert run.schedule == WarmupMultiStep(250, (2 / 3, 26 / 27), 0.1)
     assert (run.loader.max_masks, run.prompts.rounds, run.prompts.box_prob) == (64, 11, 0.5)
-    assert (
-        run.loss.focal_weight,
-        run.loss.dice_weight,
-        run.loss.iou_weight,
-        run.loss.mask_supervision,
-    ) == (20, 1, 1, "best")
-    assert run.loader.filters.max_area == 0.9
+    assert (loss.focal_weight, loss.dice_weight, loss.iou_weight) == (20, 1, 1)
+    assert (loss.mask_supervision, run.loader.filters.max_area) == ("best", 0.9)
 
 
 def test_every_recipe_says_what_it_is_and_can_be_found():

@@ -65,24 +65,20 @@ def test_only_some_masks_are_what_plain_indexing_gives(counts, seed, data):
             "also one by one"
         )
     assert (int(some.rle_offsets[0]), int(some.rle_offsets[-1])) == (0, len(some.rle_bounds))
+    ours, theirs = some.random_inputs, batch.random_inputs
     for name in ("mask_image", "strata", "boxes_input", "classes"):
         assert torch.equal(getattr(some, name), getattr(batch, name)[chosen]), name
     for name in ("first_prompt", "clicks", "box_noise"):
-        assert torch.equal(
-            getattr(some.random_inputs, name), getattr(batch.random_inputs, name)[chosen]
-        ), name
+        assert torch.equal(getattr(ours, name), getattr(theirs, name)[chosen]), name
     for name in ("drop_path", "patches"):
-        assert getattr(some.random_inputs, name) is getattr(batch.random_inputs, name), (
-            "images stay"
-        )
+        assert getattr(ours, name) is getattr(theirs, name), "images stay"
     assert all(
         getattr(some, each.name) is getattr(batch, each.name)
         for each in fields(Batch)
         if each.name not in OF_MASKS
     )
-    assert {name: getattr(some, name).dtype for name in OF_MASKS - {"random_inputs"}} == {
-        name: getattr(batch, name).dtype for name in OF_MASKS - {"random_inputs"}
-    }
+    for name in OF_MASKS - {"random_inputs"}:
+        assert getattr(some, name).dtype == getattr(batch, name).dtype
 
 
 @pytest.mark.parametrize("counts", [[], [0, 0], [3, 0, 2]])
@@ -103,10 +99,8 @@ def test_the_padded_form_holds_what_the_flat_one_does_and_nothing_else(counts):
     batch = batch_of(counts, 2)
     padded, images, most = batch.padded(), len(counts), max(counts, default=0)
     assert padded.mask_counts.tolist() == counts
-    assert (padded.masks.shape, padded.boxes_input.shape) == (
-        (images, most, GRID, GRID),
-        (images, most, 4),
-    )
+    assert padded.masks.shape == (images, most, GRID, GRID)
+    assert padded.boxes_input.shape == (images, most, 4)
     assert torch.equal(padded.images, batch.images)
     assert torch.equal(padded.input_sizes, batch.input_sizes)
     real = torch.arange(most) < padded.mask_counts[:, None]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gigamask.cli.main import main
+from tests.commands import refusal
 
 
 @pytest.mark.parametrize(
@@ -19,5 +19,4 @@ def test_the_next_step_is_named(words, said, tmp_path, monkeypatch, capsys):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos/a.jpg").write_bytes(b"")
     monkeypatch.chdir(tmp_path)
-    assert main(words.split()) == 2
-    assert said in capsys.readouterr().err.splitlines()[-1]
+    assert said in refusal(capsys, words)

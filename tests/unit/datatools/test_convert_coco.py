@@ -59,8 +59,6 @@ def only(found: SourceListing) -> Objects:
     ("stated", "expected"),
     [
         (1, 1),
-        (1.0, 1),
-        ("1", 1),
         ("1.0", 1),
         (" 1", 1),
         ("-3", -3),
@@ -142,10 +140,12 @@ def test_two_names_that_mean_one_file_are_left_out(tmp_path):
     assert {each.kind for each in found.left_out.images} == {"several images of its name"}
 
 
-@pytest.mark.parametrize("name", ["x" * 300 + ".jpg", "../secret.jpg", "a\0.jpg", ".."])
+@pytest.mark.parametrize(
+    "name", ["x" * 300 + ".jpg", "../secret.jpg", "{folder}/secret.jpg", "a\0.jpg", ".."]
+)
 def test_a_name_that_no_file_can_have_costs_one_image(tmp_path, name):
     (tmp_path / "secret.jpg").write_bytes(jpeg())
-    found = listing(tmp_path, [row(1), row(2, name)], [mask()])
+    found = listing(tmp_path, [row(1), row(2, name.format(folder=tmp_path))], [mask()])
     assert [image.source for image in found.images if image.exists()] == ["1.jpg"]
 
 
@@ -193,11 +193,8 @@ def test_panoptic_segments(tmp_path):
     objects = only(found)
     assert objects.masks.boxes().tolist() == [[2, 2, 5, 5]]
     assert objects.extras == [{"id": 257, "category_id": 3, "category": "cat"}]
-    assert [each.kind for each in objects.skipped] == [
-        "crowd",
-        "no pixel in its image",
-        "not in segments_info",
-    ]
+    kinds = ["crowd", "no pixel in its image", "not in segments_info"]
+    assert [each.kind for each in objects.skipped] == kinds
 
 
 @pytest.mark.parametrize(
@@ -205,10 +202,7 @@ def test_panoptic_segments(tmp_path):
     [
         ([mask()] * 10_001, "10,001 masks"),
         ([mask(segmentation=[[1, 2] * 50_000])], "numbers"),
-        (
-            [mask(segmentation=[[0, 0, 9, 20_000, 20, 0] * 70])] * 12,
-            "33,616,800 pixels of outlines",
-        ),
+        ([mask(segmentation=[[0, 0, 9, 20_000, 20, 0] * 70])] * 12, "33,616,800 pixels"),
         ([mask(segmentation={"size": [20, 30], "counts": "0" * (2**23 + 1)})], "bytes of run"),
     ],
 )

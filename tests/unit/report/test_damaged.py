@@ -9,25 +9,26 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gigamask.cli.main import main
 from gigamask.data.image import encode_jpeg
 from gigamask.report import history
+from tests.commands import invoke
 from tests.html import Page
 from tests.unit.report.test_history import checkpoint, record, written
 
 TAG = "<script>alert(1)</script>"
 JPEG = encode_jpeg(np.zeros((8, 8, 3), np.uint8), 80)
+CALIBRATION = {
+    "expected_error": 0.1,
+    "bias": 0.1,
+    "correlation": None,
+    "bins": [{"predicted": 0.5, "actual": 0.5, "count": 3}],
+}
 GROUP = {"clicks": {"1": 0.5}, "oracle": 0.5, "box": 0.5, "masks": 3}
 SCORES = GROUP | {
     "images": 2,
     "granularity": {"fine": GROUP},
     "size": {"small": GROUP},
-    "calibration": {
-        "expected_error": 0.1,
-        "bias": 0.1,
-        "correlation": None,
-        "bins": [{"predicted": 0.5, "actual": 0.5, "count": 3}],
-    },
+    "calibration": CALIBRATION,
 }
 
 
@@ -188,7 +189,7 @@ def test_a_damaged_part_is_left_out_and_named(kind, tmp_path, capsys):
     checkpoint(run, 1)
     damage(run)
     out = tmp_path / "report.html"
-    assert main(["report", str(run), "--out", str(out), "--verify"]) == 0
+    invoke(f"report {run} --out {out} --verify")
     said = capsys.readouterr()
     assert named in said.err + out.read_text()
     page = Page(out.read_text())
@@ -227,7 +228,7 @@ def test_every_text_of_a_run_is_escaped(tmp_path):
     other = written(tmp_path / "other", record(1))
     for folders in ([run], [run, other]):
         out = tmp_path / "report.html"
-        assert main(["report", *map(str, folders), "--out", str(out)]) == 0
+        invoke("report", *folders, f"--out {out}")
         text = out.read_text()
         assert TAG not in text
         assert name not in text

@@ -6,10 +6,10 @@ import tarfile
 import numpy as np
 import pytest
 
-from gigamask.cli.main import main
 from gigamask.synthetic.cells import compose_cells
 from gigamask.synthetic.clutter import compose_clutter
 from gigamask.synthetic.dead_leaves import compose_leaves
+from tests.commands import invoke, refusal
 
 KINDS = {"cells": compose_cells, "clutter": compose_clutter, "dead_leaves": compose_leaves}
 
@@ -26,7 +26,7 @@ def test_images_depend_on_seed_and_number_alone(compose):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_command_writes_them(tmp_path, kind):
-    assert main(["synth", str(tmp_path / "out"), "--kind", kind, "--images", "2"]) == 0
+    invoke(f"synth {tmp_path}/out --kind {kind} --images 2")
     with tarfile.open(tmp_path / "out" / "sa_000000.tar") as archive:
         assert archive.getnames() == ["sa_0.jpg", "sa_0.json", "sa_1.jpg", "sa_1.json"]
         record = json.load(archive.extractfile("sa_1.json"))
@@ -35,5 +35,5 @@ def test_command_writes_them(tmp_path, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_they_have_no_crowds(tmp_path, capsys, kind):
-    assert main(["synth", str(tmp_path / "out"), "--kind", kind, "--crowded", "0.5"]) == 2
-    assert f"--kind {kind} cannot be combined with --" in capsys.readouterr().err
+    line = refusal(capsys, f"synth {tmp_path}/out --kind {kind} --crowded 0.5")
+    assert f"--kind {kind} cannot be combined with --" in line

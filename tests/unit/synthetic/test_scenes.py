@@ -52,12 +52,8 @@ def test_json_is_as_sa1b_writes_it(shards):
             picture = Image.open(io.BytesIO(members[f"sa_{number}.jpg"]))
             assert picture.format == "JPEG"
             assert picture.mode == "RGB"
-            assert told["image"] == {
-                "image_id": number,
-                "width": picture.width,
-                "height": picture.height,
-                "file_name": f"sa_{number}.jpg",
-            }
+            size = {"width": picture.width, "height": picture.height}
+            assert told["image"] == {"image_id": number, "file_name": f"sa_{number}.jpg", **size}
             assert list(told) == ["image", "annotations"]
             assert len({each["id"] for each in told["annotations"]}) == len(told["annotations"]) > 0
             for each in told["annotations"]:
@@ -85,17 +81,8 @@ def test_categories_are_the_outlines_of_objects():
 
 def check_annotation(each, picture_size):
     assert each.pop("category", "ring") in OUTLINES
-    keys = [
-        "bbox",
-        "area",
-        "segmentation",
-        "predicted_iou",
-        "point_coords",
-        "crop_box",
-        "id",
-        "stability_score",
-    ]
-    assert list(each) == keys
+    keys = "bbox area segmentation predicted_iou point_coords crop_box id stability_score"
+    assert list(each) == keys.split()
     assert each["segmentation"]["size"] == [picture_size[1], picture_size[0]]
     assert each["crop_box"] == [0.0, 0.0, *picture_size]
     pixels = coco.decode(each["segmentation"])

@@ -84,13 +84,8 @@ def test_trainings_are_planned_seed_by_seed():
         ({"a": ["--stepps", "3"]}, r"variant a: .*perhaps you meant --steps"),
         ({"a": ["--sampler", "huge"]}, r"variant a: --sampler 'huge'"),
         ({"a": ["--batch-size", "0"]}, r"variant a: --batch-size must be at least 1 \(got 0\)"),
-        (
-            {"a": ["--steps", "5"]},
-            r"variant a: --steps must be the same",
-        ),
-        ({"a": ["--seed", "5"]}, r"variant a: --seed must be the same"),
+        ({"a": ["--steps", "5"]}, r"variant a: --steps must be the same"),
         ({"a": ["--data", "other.tar"]}, r"variant a: --data must be the same"),
-        ({"a": ["--out", "elsewhere"]}, r"variant a: --out must be the same"),
         ({"a/b": []}, r"variant 'a/b': the name becomes a folder"),
         ({"..": []}, r"variant '\.\.': the name becomes a folder"),
     ],
@@ -108,19 +103,11 @@ def test_every_table_of_ours_parses():
 
 
 def scored(clicks: float, fine: float | None, seconds: float | None) -> dict:
-    means = {
-        "images": 2,
-        "masks": 5,
-        "clicks": {"1": clicks, "3": clicks},
-        "oracle": clicks,
-        "box": clicks,
-    }
-    granularity = {
-        "fine": {"clicks": {"1": fine}},
-        "medium": {"clicks": {"1": clicks}},
-        "coarse": {"clicks": {"1": clicks}},
-    }
-    return {**means, "granularity": granularity, "seconds": seconds}
+    means = dict.fromkeys(("oracle", "box"), clicks) | {"clicks": {"1": clicks, "3": clicks}}
+    shares = {"fine": fine, "medium": clicks, "coarse": clicks}
+    granularity = {name: {"clicks": {"1": share}} for name, share in shares.items()}
+    counts = {"images": 2, "masks": 5, "seconds": seconds}
+    return means | counts | {"granularity": granularity}
 
 
 def test_scores_are_means_over_seeds_with_their_spread():
@@ -138,35 +125,15 @@ def test_scores_are_means_over_seeds_with_their_spread():
     assert gathered["a"]["spread"]["1 click"] == pytest.approx(0.1 * 2**0.5)
     assert gathered["b"]["faults"] == ["b, seed 1: too hot"]
     data = {"paths": ["x"], "images": 3, "masks": 5}
-    lines = ablate.markdown(
-        {
-            "table": "t",
-            "recipe": "tiny",
-            "steps": 4,
-            "seeds": 2,
-            "data": data,
-            "test": data,
-            "variants": gathered,
-        }
-    ).splitlines()
+    about = {"table": "t", "recipe": "tiny", "steps": 4, "seeds": 2, "data": data, "test": data}
+    lines = ablate.markdown(about | {"variants": gathered}).splitlines()
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
         for line in lines
         if line.startswith("| ")
     ]
     assert rows == [
-        [
-            "variant",
-            "1 click",
-            "3 clicks",
-            "oracle",
-            "box",
-            "fine",
-            "medium",
-            "coarse",
-            "masks",
-            "seconds",
-        ],
+        "variant,1 click,3 clicks,oracle,box,fine,medium,coarse,masks,seconds".split(","),
         ["a", *["0.600 ± 0.141"] * 4, "-", *["0.600 ± 0.141"] * 2, "5", "10"],
         ["b", *["0.200"] * 4, "0.100", *["0.200"] * 2, "5", "20"],
     ]
