@@ -9,7 +9,7 @@ import json
 import os
 import tarfile
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +50,21 @@ def members(number: int, jpg: bytes | None, record: dict | bytes | None) -> list
         for name, data in ((f"sa_{number}.jpg", jpg), (f"sa_{number}.json", raw))
         if data is not None
     ]
+
+
+def described(number: int, size: tuple[int, int], masks: Iterable[tuple]) -> dict:
+    """The json of `sa_{number}` as data; a mask is its counts and its two scores."""
+    height, width = size
+    image = {"image_id": number, "width": width, "height": height, "file_name": f"sa_{number}.jpg"}
+    annotations = [
+        {
+            "segmentation": {"size": [height, width], "counts": counts},
+            "predicted_iou": predicted_iou,
+            "stability_score": stability_score,
+        }
+        for counts, predicted_iou, stability_score in masks
+    ]
+    return {"image": image, "annotations": annotations}
 
 
 def write_plain(path: Path, held: list[tuple[str, bytes]]) -> None:

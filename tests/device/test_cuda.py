@@ -22,10 +22,8 @@ from gigamask.models import configs
 from gigamask.models.configs import SamConfig
 from gigamask.models.init import build_model
 from gigamask.models.sam.attention import (
-    get_rel_pos,
     rel_pos_attention,
     rel_pos_attention_augmented,
-    rel_pos_attention_reference,
 )
 from gigamask.profiling import timeline
 from gigamask.profiling.dry_run import blank_batch
@@ -41,6 +39,7 @@ from gigamask.training.train_data import TrainData, open_index
 from gigamask.training.trainer import train
 from gigamask.types import Batch, RandomInputs
 from gigamask.workflows import plan
+from tests.laws.test_attention import answer_and_gradients, assert_close, assert_equal, inputs
 from tests.little import little
 
 pytestmark = [
@@ -78,28 +77,8 @@ def task_of(run, precision: Literal["fp32", "bf16"] = "fp32") -> SamTask:
     return SamTask(run.prompts, run.loss, run.masks_per_chunk, precision)
 
 
-def attention_leaves(batch, heads, height, width, dim, dtype=torch.float64):
-    chance = torch.Generator().manual_seed(height * 100 + width)
-    shapes = [(batch, heads, height * width, dim)] * 3 + [
-        (2 * height - 1, dim),
-        (2 * width - 1, dim),
-    ]
-    return [
-        torch.randn(shape, generator=chance, dtype=torch.float64).to(dtype).cuda().requires_grad_()
-        for shape in shapes
-    ]
-
-
-def answer_and_gradients(form, leaves):
-    q, k, v, rows, columns = leaves
-    answer = form(q, k, v, get_rel_pos(rows), get_rel_pos(columns))
-    weight = (
-        torch.linspace(-1, 1, answer.numel(), dtype=torch.float64, device=answer.device)
-        .view_as(answer)
-        .sin()
-        .to(answer.dtype)
-    )
-    return [answer.detach(), *torch.autograd.grad(answer, leaves, weight)]
+def attention_leaves(*shape_and_dtype):
+    return [leaf.detach().cuda().requires_grad_() for leaf in inputs(*shape_and_dtype)]
 
 
 @pytest.mark.parametrize(
@@ -113,27 +92,14 @@ def answer_and_gradients(form, leaves):
     ],
 )
 def test_the_gpu_form_is_the_plain_form(shape):
-    leaves = attention_leaves(*shape)
-    for mine, plain in zip(
-        answer_and_gradients(rel_pos_attention, leaves),
-        answer_and_gradients(rel_pos_attention_reference, leaves),
-        strict=True,
-    ):
-        assert (mine - plain).abs().max() <= 1e-12 * (1 + plain.abs().max())
+    assert_equal(rel_pos_attention, attention_leaves(*shape), 1e-12)
 
 
 @pytest.mark.parametrize("shape", [(1, 2, 64, 64, 64), (1, 2, 64, 64, 80), (25, 2, 14, 14, 80)])
 def test_flash_attention_uses_the_gpu_form_and_is_close_to_float64(shape):
     """Asking for flash alone raises where its kernel cannot take the padded heads."""
-    leaves = attention_leaves(*shape, dtype=torch.bfloat16)
-    truth = answer_and_gradients(
-        rel_pos_attention_reference, [leaf.detach().double().requires_grad_() for leaf in leaves]
-    )
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        mine = answer_and_gradients(rel_pos_attention_augmented, leaves)
-    for ours, true in zip(mine, truth, strict=True):
-        assert ours.dtype == torch.bfloat16
-        assert (ours - true).abs().mean() <= 0.02 * true.abs().mean()
+        assert_close(rel_pos_attention_augmented, attention_leaves(*shape, torch.bfloat16))
 
 
 def test_the_bias_of_all_pairs_never_stands_in_memory():
@@ -254,7 +220,10 @@ def test_pinned_batches_are_the_same_batches(run, workers):
     run = replace(run, loader=replace(run.loader, workers=workers))
     plain, pinned = first_batch(run), first_batch(run, pin=True)
     there = pinned.to("cuda")
-    for pair in ((plain, pinned, there), (plain.draws, pinned.draws, there.draws)):
+    for pair in (
+        (plain, pinned, there),
+        tuple(each.random_inputs for each in (plain, pinned, there)),
+    ):
         for field in fields(Batch if pair[0] is plain else RandomInputs):
             here, locked, moved = (getattr(each, field.name) for each in pair)
             if isinstance(here, torch.Tensor):

@@ -226,15 +226,8 @@ def test_a_single_record_is_said_and_not_drawn(browser, tmp_path):
     ("words", "said"),
     [
         ("", "RUN is required"),
-        ("nowhere", "nowhere: no such folder"),
-        (
-            "bare",
-            "bare: holds no run (a folder with config.yaml or metrics.jsonl), nor do its "
-            "subfolders; give",
-        ),
         ("empty", "empty: has no records yet"),
         ("run empty", "empty: has no records yet"),
-        ("run run", "run: is given twice"),
         ("run .", "run: is given twice"),
         (
             "run --out missing/report.html",

@@ -1,6 +1,5 @@
 """Averaged adapters on two processes, rates after a resume, a head that is never chosen."""
 
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from gigamask.training.checkpoint import LAST
 from gigamask.training.optim import AdamW, WarmupCosine, WarmupMultiStep
 from gigamask.training.state import TrainState
 from gigamask.training.trainer import train
+from tests.journeys.runs import lines
 from tests.little import little
 from tests.ranks import fork
 
@@ -66,8 +66,7 @@ def test_a_resumed_run_has_the_rates_of_an_undisturbed_one(scenes, tmp_path):
     schedule = WarmupCosine(warmup_steps=1)
     for steps in (2, 4):
         train(config(tmp_path, scenes, schedule=schedule, steps=steps))
-    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    rates = {line["step"]: line["lr"] for line in map(json.loads, lines) if "lr" in line}
+    rates = {line["step"]: line["lr"] for line in lines(tmp_path) if "lr" in line}
     expected = [schedule.factor(step, 2) for step in (0, 1)]
     expected += [schedule.factor(step, 4) for step in (2, 3)]
     peak = little().optimizer.lr

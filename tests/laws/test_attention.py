@@ -31,7 +31,7 @@ def answer_and_gradients(form, leaves):
     q, k, v, rows, columns = leaves
     answer = form(q, k, v, get_rel_pos(rows), get_rel_pos(columns))
     weight = (
-        torch.linspace(-1, 1, answer.numel(), dtype=torch.float64)
+        torch.linspace(-1, 1, answer.numel(), dtype=torch.float64, device=answer.device)
         .view_as(answer)
         .sin()
         .to(answer.dtype)
@@ -46,6 +46,16 @@ def assert_equal(form, leaves, limit):
         strict=True,
     ):
         assert (mine - plain).abs().max() <= limit * (1 + plain.abs().max())
+
+
+def assert_close(form, leaves):
+    """The half-precision answers and gradients are near those in double precision."""
+    truth = answer_and_gradients(
+        rel_pos_attention_reference, [leaf.detach().double().requires_grad_() for leaf in leaves]
+    )
+    for mine, true in zip(answer_and_gradients(form, leaves), truth, strict=True):
+        assert mine.dtype == torch.bfloat16
+        assert (mine - true).abs().mean() <= 0.02 * true.abs().mean()
 
 
 @pytest.mark.parametrize("form", [rel_pos_attention_chunked, rel_pos_attention_augmented])
@@ -94,13 +104,7 @@ def test_relative_offsets_are_query_minus_key():
 
 @pytest.mark.parametrize("form", [rel_pos_attention_chunked, rel_pos_attention_augmented])
 def test_half_precision_is_close_to_float64(form):
-    leaves = inputs(1, 2, 9, 9, 64, torch.bfloat16)
-    truth = answer_and_gradients(
-        rel_pos_attention_reference, [leaf.detach().double().requires_grad_() for leaf in leaves]
-    )
-    for mine, true in zip(answer_and_gradients(form, leaves), truth, strict=True):
-        assert mine.dtype == torch.bfloat16
-        assert (mine - true).abs().mean() <= 0.02 * true.abs().mean()
+    assert_close(form, inputs(1, 2, 9, 9, 64, torch.bfloat16))
 
 
 def test_autocast_takes_half_queries_and_float_tables():

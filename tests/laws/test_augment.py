@@ -53,6 +53,13 @@ def painted(height, width, seed):
     )
 
 
+def assembled(size, augment, position, side, mask_size):
+    """The painted masks, their annotation, and the sample of training."""
+    raw, masks, entry = painted(*size, position)
+    config = SampleConfig(image_size=side, mask_size=mask_size, augment=augment)
+    return masks, entry, build_sample(raw, entry, SampleRef(0, position, 0), config, CHANCE)
+
+
 # As wide as it is high, wider, higher, and hardly anything.
 sizes = st.tuples(st.integers(1, 90), st.integers(1, 90)) | st.sampled_from(
     [(1, 1), (1, 300), (300, 1), (2, 200)]
@@ -62,14 +69,7 @@ sizes = st.tuples(st.integers(1, 90), st.integers(1, 90)) | st.sampled_from(
 @settings(deadline=None)
 @given(sizes, st.sampled_from(AUGMENTS), st.integers(0, 2**31), st.sampled_from([48, 64]))
 def test_colours_of_the_image_are_masks_on_the_grid(size, augment, position, side):
-    raw, dense, entry = painted(*size, position)
-    sample = build_sample(
-        raw,
-        entry,
-        SampleRef(0, position, 0),
-        SampleConfig(image_size=side, mask_size=side, augment=augment),
-        CHANCE,
-    )
+    dense, entry, sample = assembled(size, augment, position, side, side)
     h, w = sample.transform.resized
     assert sample.image.shape == (3, h, w)
     shown = np.zeros((side, side, 3), int)
@@ -107,14 +107,7 @@ def eroded(mask, by):
 @settings(deadline=None)
 @given(sizes, st.sampled_from(AUGMENTS), st.integers(0, 2**31))
 def test_boxes_are_those_of_the_visible_part(size, augment, position):
-    raw, dense, entry = painted(*size, position)
-    sample = build_sample(
-        raw,
-        entry,
-        SampleRef(0, position, 0),
-        SampleConfig(image_size=64, mask_size=32, augment=augment),
-        CHANCE,
-    )
+    dense, entry, sample = assembled(size, augment, position, 64, 32)
     transform = sample.transform
     y0, x0, y1, x1 = transform.crop
     boxes = []
@@ -139,14 +132,7 @@ def test_boxes_are_those_of_the_visible_part(size, augment, position):
 @settings(deadline=None)
 @given(sizes, st.sampled_from(AUGMENTS), st.integers(0, 2**31))
 def test_foreground_points_land_in_their_mask_and_box(size, augment, position):
-    raw, dense, entry = painted(*size, position)
-    sample = build_sample(
-        raw,
-        entry,
-        SampleRef(0, position, 0),
-        SampleConfig(image_size=64, mask_size=64, augment=augment),
-        CHANCE,
-    )
+    dense, _, sample = assembled(size, augment, position, 64, 64)
     if not len(sample.masks):
         return
     transform = sample.transform

@@ -1,4 +1,4 @@
-"""Modules import lower layers only, stay below their size limits, and have names and docstrings."""
+"""Modules import lower layers only, stay below their size limits, and have names."""
 
 import ast
 import subprocess
@@ -18,7 +18,6 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "gigamask").rglob("*.py"))
 # What may exceed its cap, and why.
 EXCEPTIONS = {
-    "gigamask/models/sam/image_encoder.py:__init__": "the arguments of Meta's class",
     "gigamask/masks/rle.py:RLEMasks": "one value with all operations on masks",
 }
 
@@ -72,7 +71,7 @@ def code_lines(source: str) -> set[int]:
 
 
 def over_cap(source: str, name: str, nodes: Iterable[ast.AST] | None = None) -> list[str]:
-    """Return what exceeds a cap: lines of code, parameters, methods of a class."""
+    """Return what exceeds a cap: lines of code, methods of a class."""
     sizes = []
 
     def add_lines(where: str, first: int, last: int, cap: int) -> None:
@@ -84,11 +83,6 @@ def over_cap(source: str, name: str, nodes: Iterable[ast.AST] | None = None) -> 
     for node in nodes or ast.walk(ast.parse(source)):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             add_lines(f"{name}:{node.name}", node.lineno, node.end_lineno, 60)
-            parameters = [
-                each.arg for each in node.args.posonlyargs + node.args.args + node.args.kwonlyargs
-            ]
-            count = len(parameters) - (parameters[:1] in (["self"], ["cls"]))
-            sizes.append((f"{name}:{node.name}", count, 8, "parameters"))
         if isinstance(node, ast.ClassDef):
             methods = sum(
                 isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))
@@ -164,10 +158,6 @@ def test_docstrings_comments_and_blank_lines_are_not_counted():
     assert over_cap(text + "def f():\n" + body + "    pass\n", "m") == ["m:f: 61 lines"]
     assert over_cap(text + "x = 1\n" * 401, "m") == ["m: 401 lines"]
     assert over_cap(
-        "def f(self, a, b, c, d, e, g, h, *, i): ...\ndef f(a, b, c, d, e, g, h, i, /, j): ...\n",
-        "m",
-    ) == ["m:f: 9 parameters"]
-    assert over_cap(
         "class A:\n" + "".join(f"    def m{i}(self): ...\n" for i in range(11)), "m"
     ) == ["m:A: 11 methods"]
 
@@ -179,7 +169,3 @@ def test_no_module_is_called_util():
         for path in SOURCES
         if {path.stem, path.parent.name} & banned and "segment_anything" not in path.parts
     ] == []  # segment_anything has the names of Meta's package
-
-
-def test_every_module_has_a_docstring():
-    assert [str(path) for path in SOURCES if not ast.get_docstring(parsed(path)[0])] == []

@@ -359,16 +359,7 @@ def make_claims(folder: Path) -> None:
         (65_535, 65_535, "0"),
         (65_535, 16_384, [65_535 * 16_384]),
     ):
-        mask = {
-            "segmentation": {"size": [height, width], "counts": counts},
-            "predicted_iou": 1,
-            "stability_score": 1,
-        }
-        jsons.append(
-            json.dumps(
-                {"image": {"image_id": 1, "width": width, "height": height}, "annotations": [mask]}
-            ).encode()
-        )
+        jsons.append(json.dumps(broken.described(1, (height, width), [(counts, 1, 1)])).encode())
     jpgs = [
         broken.restate(pictures()[0], *size)
         for size in ((65_535, 65_535), (65_500, 2_100), (16_385, 8_192))

@@ -19,6 +19,7 @@ from gigamask.data import tar
 from gigamask.data.index import build, extend
 from gigamask.data.shards import ShardReader
 from gigamask.errors import GigamaskError
+from tests import broken
 
 
 @st.composite
@@ -29,41 +30,15 @@ def archives(draw):
     for number in draw(st.lists(st.integers(0, 10**9), min_size=1, max_size=5, unique=True)):
         height, width = draw(st.integers(1, 20)), draw(st.integers(1, 20))
         pixels = np.zeros((height, width, 3), np.uint8)
-        members.append((f"sa_{number}.jpg", simplejpeg.encode_jpeg(pixels)))
+        record, random = None, np.random.default_rng(number)
         if draw(st.booleans()):
-            random = np.random.default_rng(number)
-            annotations = []
+            masks = []
             for density in draw(st.lists(st.sampled_from([0.0, 0.1, 0.5, 1.0]), max_size=4)):
-                encoded = coco.encode(
-                    np.asfortranarray(random.random((height, width)) < density).astype(
-                        np.uint8, order="F"
-                    )
-                )
-                scores = {
-                    "predicted_iou": round(random.random(), 3),
-                    "stability_score": random.integers(2).item(),
-                }
-                annotations.append(
-                    {
-                        "segmentation": {
-                            "size": [height, width],
-                            "counts": encoded["counts"].decode(),
-                        },
-                        **scores,
-                    }
-                )
-            image = {
-                "image_id": number,
-                "width": width,
-                "height": height,
-                "file_name": f"sa_{number}.jpg",
-            }
-            members.append(
-                (
-                    f"sa_{number}.json",
-                    json.dumps({"annotations": annotations, "image": image}).encode(),
-                )
-            )
+                mask = np.asfortranarray(random.random((height, width)) < density, np.uint8)
+                counts = coco.encode(mask)["counts"].decode()
+                masks.append((counts, round(random.random(), 3), random.integers(2).item()))
+            record = broken.described(number, (height, width), masks)
+        members += broken.members(number, simplejpeg.encode_jpeg(pixels), record)
     members += [
         (f"{name}.json", b"{}") for name in draw(st.sets(st.sampled_from(["left", "over"])))
     ]
@@ -130,24 +105,10 @@ def six(tmp_path_factory) -> tuple[Path, dict[str, bytes]]:
     for tar_number in range(6):
         members = [("readme", b"text")] * bool(random.integers(2))
         for number in range(10**tar_number, 10**tar_number + random.integers(1, 4)):
-            members.append(
-                (f"sa_{number}.jpg", simplejpeg.encode_jpeg(np.zeros((6, 8, 3), np.uint8)))
-            )
-            annotations = [
-                {
-                    "segmentation": {"size": [6, 8], "counts": [int(cut), 48 - int(cut)]},
-                    "predicted_iou": float(cut / 48),
-                    "stability_score": 1.0,
-                }
-                for cut in random.integers(0, 49, random.integers(0, 5))
-            ]
-            image = {"image_id": number, "width": 8, "height": 6, "file_name": f"sa_{number}.jpg"}
-            members.append(
-                (
-                    f"sa_{number}.json",
-                    json.dumps({"annotations": annotations, "image": image}).encode(),
-                )
-            )
+            cuts = random.integers(0, 49, random.integers(0, 5)).tolist()
+            masks = [([cut, 48 - cut], cut / 48, 1.0) for cut in cuts]
+            jpg = simplejpeg.encode_jpeg(np.zeros((6, 8, 3), np.uint8))
+            members += broken.members(number, jpg, broken.described(number, (6, 8), masks))
         tar.write(folder / "tars" / f"{tar_number}.tar", members)
     return folder / "tars", _files(build(folder / "tars", folder / "whole").folder)
 

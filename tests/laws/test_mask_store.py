@@ -2,7 +2,6 @@
 for bit.
 """
 
-import json
 from dataclasses import fields, replace
 
 import numpy as np
@@ -28,6 +27,7 @@ from gigamask.masks.rle import RLEMasks
 from gigamask.masks.transforms import ImageTransform
 from gigamask.records import SampleRef
 from gigamask.types import RandomInputs, RandomSpec
+from tests import broken
 
 CHANCE = RandomSpec(seed=9, clicks=2, blocks=3)
 SIZES = [(60, 90), (90, 61), (50, 50), (97, 70), (33, 200), (200, 33), (9, 9)]
@@ -42,32 +42,13 @@ def opened(tmp_path_factory):
     for number, size in enumerate(SIZES):
         random = np.random.default_rng(number)
         masks = random.random((12, *size)) < np.linspace(0, 1, 12)[:, None, None]
-        annotations = [
-            {
-                "segmentation": {"size": list(size), "counts": counts.decode()},
-                "predicted_iou": float(random.random()),
-                "stability_score": 0.9,
-            }
+        given = [
+            (counts.decode(), random.random(), 0.9)
             for counts in RLEMasks.from_dense(masks).to_coco()
         ]
-        record = {
-            "image": {
-                "image_id": number,
-                "width": size[1],
-                "height": size[0],
-                "file_name": f"sa_{number}.jpg",
-            },
-            "annotations": annotations,
-        }
-        members.append((f"sa_{number}.json", json.dumps(record).encode()))
-        members.append(
-            (
-                f"sa_{number}.jpg",
-                simplejpeg.encode_jpeg(
-                    random.integers(0, 256, (*size, 3), dtype=np.uint8), quality=80
-                ),
-            )
-        )
+        pixels = random.integers(0, 256, (*size, 3), dtype=np.uint8)
+        jpg = simplejpeg.encode_jpeg(pixels, quality=80)
+        members += broken.members(number, jpg, broken.described(number, size, given))
     tar.write(folder / "a.tar", members[:6])
     tar.write(folder / "b.tar", members[6:])
     return index.build(folder, folder / "index")

@@ -2,7 +2,6 @@
 into blocks.
 """
 
-import json
 from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,6 +24,7 @@ from gigamask.data.shard_index import LeftOut, ShardSummary, TarFile
 from gigamask.data.shards import ShardReader
 from gigamask.masks.transforms import ImageTransform
 from gigamask.rng import make_rng as drawn
+from tests import broken
 
 SCORES = st.sampled_from([0.0, 0.25, 0.5, 0.9, 0.95, 1.0])
 FILTERS = st.builds(
@@ -214,36 +214,13 @@ def archives(draw):
     members = []
     for number in range(draw(st.integers(1, 4))):
         height, width = draw(st.integers(1, 20)), draw(st.integers(1, 20))
-        members.append(
-            (f"sa_{number}.jpg", simplejpeg.encode_jpeg(np.zeros((height, width, 3), np.uint8)))
-        )
-        random, annotations = np.random.default_rng(draw(st.integers(0, 2**32))), []
+        jpg = simplejpeg.encode_jpeg(np.zeros((height, width, 3), np.uint8))
+        random, masks = np.random.default_rng(draw(st.integers(0, 2**32))), []
         for density in draw(st.lists(st.sampled_from([0.0, 0.02, 0.3, 1.0]), max_size=6)):
-            encoded = coco.encode(
-                np.asfortranarray(random.random((height, width)) < density).astype(
-                    np.uint8, order="F"
-                )
-            )
-            scores = {"predicted_iou": draw(SCORES), "stability_score": draw(SCORES)}
-            annotations.append(
-                {
-                    "segmentation": {"size": [height, width], "counts": encoded["counts"].decode()},
-                    **scores,
-                }
-            )
-        image = {
-            "image_id": number,
-            "width": width,
-            "height": height,
-            "file_name": f"sa_{number}.jpg",
-        }
-        if draw(st.integers(0, 4)):
-            members.append(
-                (
-                    f"sa_{number}.json",
-                    json.dumps({"image": image, "annotations": annotations}).encode(),
-                )
-            )
+            mask = np.asfortranarray(random.random((height, width)) < density, np.uint8)
+            masks.append((coco.encode(mask)["counts"].decode(), draw(SCORES), draw(SCORES)))
+        record = broken.described(number, (height, width), masks)
+        members += broken.members(number, jpg, record if draw(st.integers(0, 4)) else None)
     return members
 
 

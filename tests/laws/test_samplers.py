@@ -32,29 +32,17 @@ def sequence(per_epoch: int, seed: int, length: int) -> list[tuple[int, int, int
     ][:length]
 
 
-def steps(count: int, per_epoch: int, seed: int, **cut) -> list:
-    return list(
-        islice(iter_steps(SampleSequence(Random(), SampleTable(per_epoch, {}, seed)), **cut), count)
-    )
+def steps(count: int, cut: dict[str, int], consumed: int, *parts: int) -> list:
+    """Steps after a number of samples; `parts` are the micro-batch size, the rank and the ranks."""
+    order = SampleSequence(Random(), SampleTable(cut["per_epoch"], {}, cut["seed"]))
+    return list(islice(iter_steps(order, consumed, cut["batch"], *parts), count))
 
 
 @given(CUTS, st.integers(1, 5), st.integers(1, 6))
 def test_ranks_and_micro_batches_partition_each_step(cut, world, micro):
     per_epoch, batch, seed = cut["per_epoch"], cut["batch"], cut["seed"]
     plain = sequence(per_epoch, seed, 4 * batch)
-    ranks = [
-        steps(
-            4,
-            per_epoch,
-            seed,
-            consumed=0,
-            batch_size=batch,
-            micro_batch_size=micro,
-            rank=rank,
-            world_size=world,
-        )
-        for rank in range(world)
-    ]
+    ranks = [steps(4, cut, 0, micro, rank, world) for rank in range(world)]
     for step in range(4):
         mine = [[ref[:3] for part in rank[step].micro_batches for ref in part] for rank in ranks]
         assert all(
@@ -71,32 +59,10 @@ def test_ranks_and_micro_batches_partition_each_step(cut, world, micro):
 @given(CUTS, st.integers(1, 3), st.integers(0, 6))
 @settings(max_examples=50)
 def test_resuming_at_any_step_gives_the_same_rest(cut, world, taken):
-    per_epoch, batch, seed = cut["per_epoch"], cut["batch"], cut["seed"]
     for rank in range(world):
-        whole = steps(
-            taken + 3,
-            per_epoch,
-            seed,
-            consumed=0,
-            batch_size=batch,
-            micro_batch_size=2,
-            rank=rank,
-            world_size=world,
-        )
+        whole = steps(taken + 3, cut, 0, 2, rank, world)
         cursor = whole[taken - 1].samples_after if taken else 0
-        assert (
-            steps(
-                3,
-                per_epoch,
-                seed,
-                consumed=cursor,
-                batch_size=batch,
-                micro_batch_size=2,
-                rank=rank,
-                world_size=world,
-            )
-            == whole[taken:]
-        )
+        assert steps(3, cut, cursor, 2, rank, world) == whole[taken:]
 
 
 TARS = st.lists(st.integers(0, 30), max_size=12)

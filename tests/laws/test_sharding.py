@@ -1,6 +1,5 @@
 """Any number of processes, sharded or not, trains the parameters of one process, in float64."""
 
-import json
 import os
 import shutil
 from dataclasses import dataclass, fields, replace
@@ -26,6 +25,7 @@ from gigamask.training.sam_config import SamTrainConfig
 from gigamask.training.state import TrainState
 from gigamask.training.train_data import TrainData, open_index
 from gigamask.training.trainer import train
+from tests.journeys.runs import lines
 from tests.little import SPEC, little, little_classes
 from tests.ranks import fork
 
@@ -244,12 +244,12 @@ def spoilt_by_ranks(folder: str) -> None:
 def test_a_step_that_one_process_spoils_is_skipped_by_all_and_its_samples_named(tmp_path, scenes):
     run = case(tmp_path / "run", scenes, batch_size=2, micro_batch_size=1, log_every=1, ema=0.5)
     fork(2, spoilt_by_ranks, run.out)
-    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    skipped = {line["skipped_step"] for line in lines if "skipped_step" in line}
+    recorded = lines(tmp_path / "run")
+    skipped = {line["skipped_step"] for line in recorded if "skipped_step" in line}
     data = TrainData(run, open_index(run)).batches()
     next(data)
     assert skipped == {name for batch in next(data) for name in batch.names}
-    assert [line["skipped"] for line in lines if "skipped" in line] == [0, 1, 0]
+    assert [line["skipped"] for line in recorded if "skipped" in line] == [0, 1, 0]
     assert all(np.isfinite(array).all() for array in kept(run).values())
 
 

@@ -27,7 +27,8 @@ from gigamask.training.async_checkpoint import AsyncCheckpointer
 from gigamask.training.logging import MetricsLogger
 from gigamask.training.train_data import open_index
 from gigamask.training.trainer import train
-from tests.laws.test_training import run_in, same
+from tests.journeys.runs import lines
+from tests.laws.test_training import exit_code_of, run_in, same
 from tests.ranks import fork
 
 KILLS = 30
@@ -103,13 +104,10 @@ def test_kills_in_every_evaluation_change_neither_scores_nor_the_best(
     parts = {"steps": steps, "save_every": 3, "keep": 1}
     whole = run_in(tmp_path / "whole", scenes, **parts, evaluation=Score(interval))
     run = run_in(tmp_path / "killed", scenes, **parts, evaluation=Score(interval, number))
-    context, kills = multiprocessing.get_context("fork"), len([2, 4, 5])
+    kills = len([2, 4, 5])
     record_property("tried", kills)
     for _ in range(kills):
-        process = context.Process(target=train, args=(run,))
-        process.start()
-        process.join()
-        assert process.exitcode == code
+        assert exit_code_of(train, run) == code
     assert same(train(whole), train(run))
     assert len(evaluations(whole)) == kills
     assert evaluations(whole) == evaluations(run)
@@ -120,8 +118,8 @@ def test_kills_in_every_evaluation_change_neither_scores_nor_the_best(
 
 
 def evaluations(run) -> list[tuple[int, dict]]:
-    lines = map(json.loads, (Path(run.out) / "metrics.jsonl").read_text().splitlines())
-    return [(line["step"], line["evaluation"]) for line in lines if "evaluation" in line]
+    recorded = lines(Path(run.out))
+    return [(line["step"], line["evaluation"]) for line in recorded if "evaluation" in line]
 
 
 ALONE = (

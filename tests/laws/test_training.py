@@ -1,9 +1,9 @@
 """A resumed run equals one that was not stopped; micro-batches change no gradient."""
 
-import json
 import multiprocessing
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from gigamask.training.state import TrainState
 from gigamask.training.step import StepMetrics, accumulate
 from gigamask.training.train_data import TrainData, open_index
 from gigamask.training.trainer import train
+from tests.journeys.runs import lines
 from tests.little import SPEC, little, little_classes
 from tests.tiers import long_after
 
@@ -55,6 +56,14 @@ def same(a: TrainState, b: TrainState) -> bool:
     )
 
 
+def exit_code_of(function: Callable, run) -> int | None:
+    """How a process ends that calls a function with a run; it need not start Python anew."""
+    process = multiprocessing.get_context("fork").Process(target=function, args=(run,))
+    process.start()
+    process.join()
+    return process.exitcode
+
+
 SKIPS_BY_STEP = {
     "drop_path_mode": "batch",
     "model": replace(SPEC, depth=4, drop_path_rate=0.6),
@@ -75,12 +84,7 @@ def test_ten_steps_killed_and_ten_more_are_twenty(tmp_path, scenes, sampler, wor
     loader = replace(little().loader, workers=workers)
     whole = train(run_in(tmp_path / "whole", scenes, sampler=sampler))
     run = run_in(tmp_path / "killed", scenes, sampler=sampler, loader=loader)
-    process = multiprocessing.get_context("fork").Process(
-        target=die_after_twelve, args=(run,)
-    )  # need not start Python anew
-    process.start()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
+    assert exit_code_of(die_after_twelve, run) == -signal.SIGKILL
     assert checkpoint.newest(Path(run.out)).name == "step_00000010"
     assert same(whole, train(replace(run, loader=replace(loader, workers=2 - workers))))
 
@@ -102,10 +106,7 @@ def test_an_average_of_the_weights_goes_on_bit_for_bit(tmp_path, scenes):
     whole = run_in(tmp_path / "whole", scenes, **options)
     ended = train(whole)
     run = run_in(tmp_path / "killed", scenes, **options)
-    process = multiprocessing.get_context("fork").Process(target=die_after_twelve, args=(run,))
-    process.start()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
+    assert exit_code_of(die_after_twelve, run) == -signal.SIGKILL
     assert same(ended, train(run))
     files = checkpoint.MODEL, checkpoint.LAST, checkpoint.OPTIMIZER
     for file in files:
@@ -222,8 +223,7 @@ def test_each_record_has_the_epoch(tmp_path, scenes):
     train(run)
     train(replace(run, steps=6))
     length = TrainData(run, open_index(run)).samples_per_epoch
-    lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
-    epochs = {line["step"]: line["epoch"] for line in lines if "loss" in line}
+    epochs = {line["step"]: line["epoch"] for line in lines(Path(run.out)) if "loss" in line}
     assert epochs == {step: pytest.approx(3 * step / length, abs=1e-6) for step in range(1, 7)}
 
 

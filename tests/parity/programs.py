@@ -86,7 +86,7 @@ def decode(sam: Any, embedding: Tensor, several: bool, **prompts: Any) -> tuple[
 
 
 @program
-def train_the_decoder(package: ModuleType, sam: Any, images: list[np.ndarray]) -> dict[str, Any]:
+def train_the_decoder(package, sam, images):
     """Train the decoder with boxes on frozen embeddings, as fine-tuning notebooks do."""
     sam.train()
     for part in (sam.image_encoder, sam.prompt_encoder):
@@ -138,7 +138,7 @@ class BoxSam(nn.Module):
 
 
 @program
-def train_all_with_ddp(package: ModuleType, sam: Any, images: list[np.ndarray]) -> dict[str, Any]:
+def train_all_with_ddp(package, sam, images):
     """Train encoder and decoder, wrapped for several processes, as MedSAM does."""
     before, store = copied(sam), dist.HashStore()
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
@@ -182,7 +182,7 @@ class LoraQkv(nn.Module):
 
 
 @program
-def train_lora_in_qkv(package: ModuleType, sam: Any, images: list[np.ndarray]) -> dict[str, Any]:
+def train_lora_in_qkv(package, sam, images):
     """Replace each block's projection by a LoRA and train it and the decoder, as SAMed does."""
     for parameter in sam.image_encoder.parameters():
         parameter.requires_grad = False
@@ -219,9 +219,7 @@ class LoraLinear(nn.Module):
 
 
 @program
-def train_lora_in_the_decoder(
-    package: ModuleType, sam: Any, images: list[np.ndarray]
-) -> dict[str, Any]:
+def train_lora_in_the_decoder(package, sam, images):
     """Replace projections of the decoder's attention, as SAMed's second variant does."""
     for parameter in sam.parameters():
         parameter.requires_grad = False
@@ -289,9 +287,7 @@ class WindowedBlock(nn.Module):
 
 
 @program
-def change_parts_of_blocks(
-    package: ModuleType, sam: Any, images: list[np.ndarray]
-) -> dict[str, Any]:
+def change_parts_of_blocks(package, sam, images):
     """Put adapters around layers, MLPs and whole blocks, as micro-sam's surgeries do."""
     first, second, third, *_ = sam.image_encoder.blocks
     first.attn.qkv = ScaleShift(first.attn.qkv, 3 * first.attn.qkv.in_features)
@@ -312,9 +308,7 @@ def change_parts_of_blocks(
 
 
 @program
-def use_another_image_encoder(
-    package: ModuleType, sam: Any, images: list[np.ndarray]
-) -> dict[str, Any]:
+def use_another_image_encoder(package, sam, images):
     """Put a module of the program's in the place of the image encoder, and predict."""
 
     class Encoder(nn.Module):
@@ -341,9 +335,7 @@ def use_another_image_encoder(
 
 
 @program
-def train_with_mask_prompts(
-    package: ModuleType, sam: Any, images: list[np.ndarray]
-) -> dict[str, Any]:
+def train_with_mask_prompts(package, sam, images):
     """Prompt with a click, then with the click and the mask it gave, as micro-sam trains."""
     transform = package.utils.transforms.ResizeLongestSide(sam.image_encoder.img_size)
     image = torch.from_numpy(images[0]).permute(2, 0, 1)[None].float()
@@ -367,7 +359,7 @@ def train_with_mask_prompts(
 
 
 @program
-def predict_in_batches(package: ModuleType, sam: Any, images: list[np.ndarray]) -> dict[str, Any]:
+def predict_in_batches(package, sam, images):
     """Call the model with prompts of several images, as Meta's notebook does."""
     transform = package.utils.transforms.ResizeLongestSide(sam.image_encoder.img_size)
     asked = []
@@ -394,7 +386,7 @@ def predict_in_batches(package: ModuleType, sam: Any, images: list[np.ndarray]) 
 
 
 @program
-def keep_embeddings(package: ModuleType, sam: Any, images: list[np.ndarray]) -> dict[str, Any]:
+def keep_embeddings(package, sam, images):
     """Embed images in a batch, keep the embeddings, and predict from them elsewhere."""
     predictor = package.SamPredictor(sam)
     predictor.reset_image()
@@ -421,9 +413,7 @@ def keep_embeddings(package: ModuleType, sam: Any, images: list[np.ndarray]) -> 
 
 
 @program
-def generate_in_a_subclass(
-    package: ModuleType, sam: Any, images: list[np.ndarray]
-) -> dict[str, Any]:
+def generate_in_a_subclass(package, sam, images):
     """Filter all masks of an image in a subclass of the generator, after pickling it."""
 
     class Large(package.SamAutomaticMaskGenerator):
@@ -447,7 +437,7 @@ def generate_in_a_subclass(
 
 
 @program
-def decode_by_hand(package: ModuleType, sam: Any, images: list[np.ndarray]) -> dict[str, Any]:
+def decode_by_hand(package, sam, images):
     """Run the decoder's parts one by one, as decoders with a head of their own do."""
     embedding = embedded(package, sam, images[:1])
     encoder, decoder = sam.prompt_encoder, sam.mask_decoder

@@ -16,20 +16,9 @@ from gigamask.masks.rle import RLEMasks
 
 # pycocotools 2.0 decodes through an old array protocol, which numpy 2 warns about.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-COCO_NAMES = [
-    "AP",
-    "AP50",
-    "AP75",
-    "AP small",
-    "AP medium",
-    "AP large",
-    "AR@1",
-    "AR@10",
-    "AR@100",
-    "AR@100 small",
-    "AR@100 medium",
-    "AR@100 large",
-]
+SIZES = ("small", "medium", "large")
+COCO_NAMES = ["AP", "AP50", "AP75", *(f"AP {size}" for size in SIZES)]
+COCO_NAMES += ["AR@1", "AR@10", "AR@100", *(f"AR@100 {size}" for size in SIZES)]
 
 
 def as_coco(images: list[ImageDetections], found: bool, by_class: bool) -> COCO:
@@ -97,15 +86,9 @@ def by_pycocotools(
         "AP50": precision[0, ..., 0, -1],
         "AP75": precision[5, ..., 0, -1],
     }
-    arrays |= {
-        f"AP {name}": precision[..., area, -1]
-        for area, name in enumerate(("small", "medium", "large"), 1)
-    }
+    arrays |= {f"AP {name}": precision[..., area, -1] for area, name in enumerate(SIZES, 1)}
     arrays |= {f"AR@{k}": recall[..., 0, place] for place, k in enumerate(protocol.max_found)}
-    arrays |= {
-        f"AR@{top} {name}": recall[..., area, -1]
-        for area, name in enumerate(("small", "medium", "large"), 1)
-    }
+    arrays |= {f"AR@{top} {name}": recall[..., area, -1] for area, name in enumerate(SIZES, 1)}
     return {
         name: np.mean(array[array > -1]) if (array > -1).any() else None
         for name, array in arrays.items()
@@ -163,6 +146,10 @@ def jitter(random: np.random.Generator, masks: np.ndarray) -> np.ndarray:
     ).reshape(masks.shape)
 
 
+def image_of(truth: np.ndarray, found: np.ndarray, scores: np.ndarray, **more) -> ImageDetections:
+    return ImageDetections(RLEMasks.from_dense(truth), RLEMasks.from_dense(found), scores, **more)
+
+
 def scene(
     random: np.random.Generator, truths: int, founds: int, levels: int = 20
 ) -> ImageDetections:
@@ -176,9 +163,9 @@ def scene(
     found = np.concatenate([*made, shapes(random, founds, size)])[
         random.permutation(founds * (1 + len(made)))[:founds]
     ]
-    return ImageDetections(
-        RLEMasks.from_dense(truth),
-        RLEMasks.from_dense(found.reshape(founds, *size)),
+    return image_of(
+        truth,
+        found.reshape(founds, *size),
         random.integers(0, levels, founds) / levels,
         crowd=random.random(truths) < 0.2,
         truth_classes=random.integers(0, 3, truths),
@@ -241,15 +228,7 @@ def test_identical_masks():
     one = shapes(random, 1, (80, 90))
     for truths, founds in ((1, 7), (7, 1), (4, 4)):
         for scores in (np.full(founds, 0.5), np.linspace(1, 0, founds)):
-            compare(
-                [
-                    ImageDetections(
-                        RLEMasks.from_dense(one.repeat(truths, 0)),
-                        RLEMasks.from_dense(one.repeat(founds, 0)),
-                        scores,
-                    )
-                ]
-            )
+            compare([image_of(one.repeat(truths, 0), one.repeat(founds, 0), scores)])
 
 
 def test_all_background():
@@ -259,15 +238,7 @@ def test_all_background():
     empty, some = np.zeros((3, *size), bool), shapes(random, 3, size)
     for truth in (empty, some, np.concatenate([empty, some])):
         for found in (empty, some, np.concatenate([some, empty])):
-            compare(
-                [
-                    ImageDetections(
-                        RLEMasks.from_dense(truth),
-                        RLEMasks.from_dense(found),
-                        random.random(len(found)),
-                    )
-                ]
-            )
+            compare([image_of(truth, found, random.random(len(found)))])
 
 
 def test_everything_is_crowd():
@@ -292,9 +263,7 @@ def test_thresholds_met_exactly():
     large[0, :36, :256], large[1, :36, :257] = True, True
     for masks, guesses in ((truth, found), (large, large[::-1].copy())):
         images = [
-            ImageDetections(
-                RLEMasks.from_dense(mask[None]), RLEMasks.from_dense(guess[None]), np.ones(1)
-            )
+            image_of(mask[None], guess[None], np.ones(1))
             for mask, guess in zip(masks, guesses, strict=True)
         ]
         compare(images)

@@ -21,20 +21,7 @@ def blobs(random: np.random.Generator, count: int, size: tuple[int, int]) -> np.
 def odd_masks(size: tuple[int, int]) -> dict[str, np.ndarray]:
     """Masks at which definitions part ways."""
     height, width = size
-    names = (
-        "empty",
-        "full",
-        "pixel",
-        "corner",
-        "last",
-        "row",
-        "column",
-        "line",
-        "diagonal",
-        "ring",
-        "frame",
-        "checks",
-    )
+    names = "empty full pixel corner last row column line diagonal ring frame checks".split()
     masks = {name: np.zeros(size, bool) for name in names}
     masks["full"][:] = True
     masks["pixel"][height // 2, width // 2] = True
@@ -111,6 +98,11 @@ def iou_of_bands(guess: np.ndarray, truth: np.ndarray) -> float:
     return (one & other).sum() / (one | other).sum() if (one | other).any() else 1.0
 
 
+def compare(guess: np.ndarray, truth: np.ndarray, f, iou) -> None:
+    for score, expected in ((boundary_f, f), (boundary_iou, iou)):
+        assert score(guess, truth).tolist() == list(map(expected, guess, truth))
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_random_blobs(seed):
     random = np.random.default_rng(seed)
@@ -122,12 +114,7 @@ def test_random_blobs(seed):
             for mask in truth[random.permutation(8) if seed % 2 else np.arange(8)]
         ]
     )
-    assert boundary_f(guess, truth).tolist() == [
-        f_by_distances(*pair) for pair in zip(guess, truth, strict=True)
-    ]
-    assert boundary_iou(guess, truth).tolist() == [
-        iou_of_bands(*pair) for pair in zip(guess, truth, strict=True)
-    ]
+    compare(guess, truth, f_by_distances, iou_of_bands)
 
 
 @pytest.mark.parametrize("size", [(9, 13), (40, 31), (1, 1), (1, 7), (6, 1), (2, 2)])
@@ -137,8 +124,7 @@ def test_every_pair_of_odd_masks(size):
     masks = [*odd_masks(size).values(), random.random(size) < 0.5, random.random(size) < 0.1]
     pairs = [(one, other) for one in masks for other in masks]
     guess, truth = (np.array(each) for each in zip(*pairs, strict=True))
-    assert boundary_f(guess, truth).tolist() == [f_by_distances(*pair) for pair in pairs]
-    assert boundary_iou(guess, truth).tolist() == [iou_of_bands(*pair) for pair in pairs]
+    compare(guess, truth, f_by_distances, iou_of_bands)
 
 
 def test_large_pictures():
@@ -154,12 +140,7 @@ def test_large_pictures():
         > 0
     )
     guess = np.array([np.roll(mask, (3, -6), (0, 1)) for mask in truth])
-    assert boundary_f(guess, truth).tolist() == [
-        f_by_transform(*pair) for pair in zip(guess, truth, strict=True)
-    ]
-    assert boundary_iou(guess, truth).tolist() == [
-        by_faster_coco_eval(*pair) for pair in zip(guess, truth, strict=True)
-    ]
+    compare(guess, truth, f_by_transform, by_faster_coco_eval)
 
 
 def by_faster_coco_eval(guess: np.ndarray, truth: np.ndarray) -> float:

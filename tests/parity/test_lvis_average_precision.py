@@ -95,11 +95,8 @@ def by_definition(
     every = sorted(frequencies)
     groups = {"rare": "r", "common": "c", "frequent": "f"}
     return (
-        {
-            "AP": mean(0, every),
-            "AP50": mean(0, every, "", THRESHOLDS[:1]),
-            "AP75": mean(0, every, "", THRESHOLDS[5:6]),
-        }
+        {"AP": mean(0, every)}
+        | {f"AP{5 * i + 50}": mean(0, every, "", THRESHOLDS[i : i + 1]) for i in (0, 5)}
         | {f"AP{size}": mean(0, every, size) for size in AREAS if size}
         | {
             f"AP {name}": mean(0, [each for each in every if frequencies[each] == letter])

@@ -45,12 +45,6 @@ def test_four_thousand_masks(first):
         assert runs.to_coco() == texts
         assert RLEMasks.from_dense(masks).to_coco() == texts
         assert np.array_equal(runs.areas(), coco.area(records))
-        assert np.array_equal(
-            coco.decode([{"size": size, "counts": text} for text in runs.to_coco()]).transpose(
-                2, 0, 1
-            ),
-            masks,
-        )
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -210,7 +210,7 @@ class ImageEncoderViT(nn.Module, ImageEncoderModule):
             sharded, since all processes must exchange its weights and gradients.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (Meta's class has these)
         self,
         img_size: int = 1024,
         patch_size: int = 16,

@@ -1,6 +1,5 @@
 """COCO's JSON as other programs write it: ids, names, sizes, rings, panoptic files, limits."""
 
-import io
 import json
 import unicodedata
 from pathlib import Path
@@ -16,14 +15,7 @@ from gigamask.datatools.find_source import of_annotations
 from gigamask.datatools.formats import ConvertOptions
 from gigamask.datatools.objects import Objects, SourceListing
 from gigamask.errors import GigamaskError
-
-SQUARE = [4, 4, 14, 4, 14, 10, 4, 10]
-
-
-def jpeg(height: int = 20, width: int = 30) -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (width, height)).save(file, "JPEG")
-    return file.getvalue()
+from tests.unit.datatools.test_convert import SQUARE, jpeg
 
 
 def listing(
@@ -47,7 +39,7 @@ def row(number: object = 1, name: str = "1.jpg", **other: object) -> dict:
 
 
 def mask(number: object = 1, **other: object) -> dict:
-    return {"id": 7, "image_id": number, "segmentation": [SQUARE]} | other
+    return {"id": 7, "image_id": number, "segmentation": SQUARE} | other
 
 
 def only(found: SourceListing) -> Objects:
@@ -102,13 +94,13 @@ def test_a_size_that_is_not_stated_is_that_of_the_image(tmp_path, stated):
 
 @pytest.mark.parametrize("bad", [[5, 5], [5, 5, 6, 6], [5, 5, 6, 6, 7, 7], [], [5, 5] * 3])
 def test_a_ring_without_area_costs_no_mask(tmp_path, bad):
-    objects = only(listing(tmp_path, [row()], [mask(segmentation=[bad, SQUARE, bad])]))
+    objects = only(listing(tmp_path, [row()], [mask(segmentation=[bad, *SQUARE, bad])]))
     assert (objects.masks.areas().tolist(), objects.skipped) == ([60], [])
     assert objects.notes == {outlines.DROPPED: 2}
 
 
 def test_a_polygon_that_is_not_in_a_list(tmp_path):
-    assert only(listing(tmp_path, [row()], [mask(segmentation=SQUARE)])).masks.areas() == [60]
+    assert only(listing(tmp_path, [row()], [mask(segmentation=SQUARE[0])])).masks.areas() == [60]
 
 
 def test_a_symmetric_bow_tie_has_an_area(tmp_path):
@@ -222,7 +214,7 @@ def test_masks_that_are_drawn_in_parts_keep_their_order(tmp_path, monkeypatch):
     shapes = [
         [[1, 1, 3, 1, 3, 3]],
         {"size": [20, 30], "counts": [0, 5, 595]},
-        [SQUARE, [20, 2, 22, 2, 22, 4]],
+        [*SQUARE, [20, 2, 22, 2, 22, 4]],
         [[20, 10, 25, 10, 25, 15]],
     ]
     objects = only(listing(tmp_path, [row()], [mask(segmentation=each) for each in shapes]))

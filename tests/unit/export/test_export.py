@@ -219,14 +219,8 @@ def test_onnx_takes_metas_six_inputs_in_any_number_and_size(model, tmp_path):
 
     onnx.write_onnx(model, tmp_path)
     session = InferenceSession(str(tmp_path / "decoder.onnx"), providers=["CPUExecutionProvider"])
-    names = [
-        "image_embeddings",
-        "point_coords",
-        "point_labels",
-        "mask_input",
-        "has_mask_input",
-        "orig_im_size",
-    ]
+    names = "image_embeddings point_coords point_labels mask_input has_mask_input orig_im_size"
+    names = names.split()
     assert [each.name for each in session.get_inputs()] == names
     assert {each.type for each in session.get_inputs()} == {"tensor(float)"}
     probe = Probe.from_model(model)
@@ -236,13 +230,8 @@ def test_onnx_takes_metas_six_inputs_in_any_number_and_size(model, tmp_path):
         labels = torch.tensor([[1.0, 0, 1, 2, -1][:count]]).repeat(prompts, 1)
         blank = torch.zeros(prompts, 1, SPEC.mask_size, SPEC.mask_size)
         none = torch.zeros(prompts)
-        given = dict(
-            zip(
-                names,
-                (embedding, points, labels, blank, none, torch.tensor(size).float()),
-                strict=True,
-            )
-        )
+        inputs = (embedding, points, labels, blank, none, torch.tensor(size).float())
+        given = dict(zip(names, inputs, strict=True))
         masks, iou, low = session.run(None, {name: value.numpy() for name, value in given.items()})
         assert masks.shape == (prompts, 4, *size)
         assert iou.shape == (prompts, 4)

@@ -230,11 +230,7 @@ def test_only_flags_that_can_lower_the_peak_are_options():
     )
     assert flags(big) == [
         ["--masks-per-chunk 16", "--masks-per-chunk 4"],
-        [
-            "--activation-checkpointing 4",
-            "--activation-checkpointing 2",
-            "--activation-checkpointing 1",
-        ],
+        [f"--activation-checkpointing {blocks}" for blocks in (4, 2, 1)],
         ["--micro-batch-size 2", "--micro-batch-size 1"],
         ["--optimizer adamw8bit"],
     ]
@@ -309,38 +305,22 @@ def quick(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("less", "flags"),
+    ("less", "fits"),
     [
-        (
-            100,
-            [
-                "--masks-per-chunk 16",
-                "--activation-checkpointing 4",
-                "--micro-batch-size 2",
-                "--parallel fsdp",
-            ],
-        ),
-        (
-            1500,
-            [
-                "--masks-per-chunk 16",
-                "--masks-per-chunk 4",
-                "--activation-checkpointing 4",
-                "--activation-checkpointing 2",
-                "--micro-batch-size 2",
-                "--parallel fsdp",
-            ],
-        ),
+        (100, [True] * 4),
+        # A second step of both, of which one is enough.
+        (1500, [False, False, False, True, True, False]),
     ],
 )
-def test_what_to_change_is_tried_from_the_mildest_on_until_it_fits(quick, less, flags):
+def test_what_to_change_is_tried_from_the_mildest_on_until_it_fits(quick, less, fits):
     most, found = tried(less)
-    assert [each["flags"] for each in found] == flags
-    by_flags = {each["flags"]: each for each in found}
-    fitting = {100: flags, 1500: ["--activation-checkpointing 2", "--micro-batch-size 2"]}
-    assert [flag for flag, each in by_flags.items() if each["fits"]] == [
-        flag for flag in flags if flag in fitting[less]
+    sizes = {"masks-per-chunk": (16, 4), "activation-checkpointing": (4, 2)}
+    assert [each["flags"] for each in found] == [
+        *(f"--{name} {size}" for name in sizes for size in sizes[name][: len(fits) // 2 - 1]),
+        *("--micro-batch-size 2", "--parallel fsdp"),
     ]
+    assert [each["fits"] for each in found] == fits
+    by_flags = {each["flags"]: each for each in found}
     assert by_flags["--activation-checkpointing 4"]["more_flops"] == pytest.approx(50 / 390)
     assert by_flags["--micro-batch-size 2"] == {
         "flags": "--micro-batch-size 2",
@@ -421,19 +401,15 @@ def test_a_plan(quick):
         ),
         hardware,
     )
-    assert (found["precision"], found["device"], found["fits"], found["changes"]) == (
-        "bf16",
-        "cuda",
-        True,
-        [],
-    )
+    expected = {"precision": "bf16", "device": "cuda", "fits": True, "changes": []}
+    expected |= {"masks": 4, "masks_per_chunk": 5, "rounds": 11, "flops_per_step": 12 * 490}
+    assert found == found | expected
     assert found["batch_split"] == {
         "images": 2,
         "busiest": 4,
         "micro_batches": 1,
         "micro_batch_size": 2,
     }
-    assert (found["masks"], found["masks_per_chunk"], found["rounds"]) == (4, 5, 11)
     assert found["peak_bytes"] == sum(found["phases"][found["peak_phase"]].values())
     assert found["flops_per_image"] == {
         "encoder": 300,
@@ -441,7 +417,6 @@ def test_a_plan(quick):
         "recomputed": 100,
         "mining": 0,
     }
-    assert found["flops_per_step"] == 12 * 490
     (row,) = found["time"]
     assert row["hours"] == pytest.approx(4 * 2 * 490 / 989e12 / 0.5 / 3600)
     assert row["dollars"] == pytest.approx(row["hours"] * 8 * 2)
@@ -450,12 +425,7 @@ def test_a_plan(quick):
 def test_a_plan_without_a_gpu_for_a_cpu_that_mines_single_masks(quick):
     run = replace(little(), mining=OHEM(), loader=SamLoaderConfig(items="mask"))
     found = make_plan(run, Hardware())
-    assert (found["precision"], found["device"], found["gpu"], found["masks"]) == (
-        "fp32",
-        "cpu",
-        None,
-        1,
-    )
+    assert found == found | {"precision": "fp32", "device": "cpu", "gpu": None, "masks": 1}
     assert found["flops_per_image"]["mining"] == 130
     assert "time" not in found
     assert "fits" not in found
@@ -480,37 +450,22 @@ def test_hours_use_measured_utilization(quick, monkeypatch):
 
 def test_data_and_weights_are_not_needed_but_numbers_must_be_sound():
     assert resolve(finetune(), Hardware()).precision == "bf16"
-    for run, hardware, message in (
+    cuda = {"device": "cuda"}
+    for changes, hardware, message in (
+        ({"batch_size": 0}, Hardware(), r"^--batch-size must be at least 1 \(got 0\)$"),
         (
-            replace(little(), batch_size=0),
-            Hardware(),
-            r"^--batch-size must be at least 1 \(got 0\)$",
-        ),
-        (
-            replace(little(), sampler=Sharded(), batch_size=3),
+            {"sampler": Sharded(), "batch_size": 3},
             Hardware(cluster=Cluster(2, 1)),
             r"^--sampler.nodes.*2 nodes",
         ),
+        ({}, Hardware(find("h200")), r"^--gpu h200 with --device cpu: a plan is for one of them"),
+        (cuda | {"parallel": "fsdp"}, Hardware(), r"^--parallel fsdp .* --world has one"),
         (
-            little(),
-            Hardware(find("h200")),
-            r"^--gpu h200 with --device cpu: a plan is for one of them; remove one$",
-        ),
-        (
-            replace(little(), device="cuda", parallel="fsdp"),
-            Hardware(),
-            r"^--parallel fsdp shards over several GPUs, but --world has one",
-        ),
-        (
-            replace(little(), device="cuda", parallel="hsdp"),
+            cuda | {"parallel": "hsdp"},
             Hardware(cluster=Cluster(1, 8)),
             r"^--parallel hsdp requires at least 2 machines",
         ),
-        (
-            replace(little(), device="cuda"),
-            Hardware(find("v100")),
-            r"^--gpu v100 has no units for bf16",
-        ),
+        (cuda, Hardware(find("v100")), r"^--gpu v100 has no units for bf16"),
     ):
         with pytest.raises(GigamaskError, match=message):
-            resolve(run, hardware)
+            resolve(replace(little(), **changes), hardware)
