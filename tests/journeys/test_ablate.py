@@ -188,8 +188,6 @@ def test_bad_input_is_one_line_before_any_training(command, table, tmp_path, cap
     wrong = {
         command.replace(str(table), "loses"): "no table or file 'loses'",
         command.replace(str(table), f"{tmp_path}/odd.yaml"): "variant bad: ",
-        f"{command} --recipe huge": "unknown recipe 'huge'",
-        f"{command} --data {tmp_path}/gone": "no such path",
         f"{command} --test {tmp_path}/gone": "no such path",
         f"{command} --seeds 0": "--seeds must be at least 1",
         f"{command} --out {tmp_path}/photos": "but holds 1.jpg",

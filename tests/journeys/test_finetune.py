@@ -161,7 +161,6 @@ REFUSED = [
         "mask_decoder",
         "leaves nothing to train",
     ),
-    ("{little} --data {scenes} --evaluation.data nowhere", "nowhere: no such path"),
     (
         "{little} --data {scenes} --evaluation.data {scenes} --evaluation.min-predicted-iou 1",
         "none of 12 images has a mask to evaluate; loosen",

@@ -57,11 +57,8 @@ def test_help(capsys):
     ("words", "message"),
     [
         ("plan", "plan needs a recipe (tiny, photos, "),
-        ("plan sam_vit_x", "unknown recipe 'sam_vit_x'"),
-        ("plan tiny --gpus h200", "--gpus; perhaps you meant --gpu;"),
         ("plan tiny --gpu h2000", "no GPU is called 'h2000'; known are b200, h200"),
         ("plan tiny --world 8by8", "GPUs, got '8by8'"),
-        ("plan tiny --batch-size 0", "--batch-size must be at least 1"),
         ("plan tiny --efficiency 0.3", "--efficiency needs a GPU; give --gpu"),
         (
             "plan tiny --gpu h200 --efficiency 0",
@@ -76,10 +73,6 @@ def test_help(capsys):
             "--dollars-per-gpu-hour must be > 0, got -1.0",
         ),
         ("plan tiny --spare-gib -1", "--spare-gib must be >= 0, got -1.0"),
-        (
-            "plan tiny --parallel tp",
-            "--parallel must be one of ddp, fsdp, hsdp (got 'tp')",
-        ),
         (
             "plan tiny --json nowhere/plan.json",
             "--json nowhere/plan.json: cannot be written",

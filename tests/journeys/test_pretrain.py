@@ -158,10 +158,6 @@ REFUSED = [
         "nowhere: no such folder in /",
     ),
     (
-        "pretrain mae_tin --data {scenes}",
-        "unknown recipe 'mae_tin'; perhaps you meant mae_tiny; choose from",
-    ),
-    (
         "pretrain tiny --data {scenes}",
         "recipe tiny is for 'gigamask train', not 'gigamask pretrain'",
     ),
@@ -178,11 +174,6 @@ REFUSED = [
         "recipe mae_tiny is for 'gigamask pretrain', not 'gigamask train'",
     ),
     ("pretrain mae_tiny", "--data is required"),
-    (
-        "pretrain mae_tiny --data nowhere",
-        "nowhere: no such path in /",
-    ),
-    ("pretrain mae_tiny --data {scenes} --steps 0", "--steps must be at least 1"),
     ("pretrain mae_tiny --data {scenes} --loader.items mask", "unknown flag --loader.items"),
     (
         "pretrain mae_tiny --data {scenes} --evaluation.data {scenes}",
@@ -192,10 +183,6 @@ REFUSED = [
     (
         "pretrain mae_tiny --data {scenes} --prompts mixed",
         "recipe mae_tiny has no prompts; it has sampler, loader.augment, optimizer, schedule",
-    ),
-    (
-        "pretrain mae_tiny --data {scenes} --sampler nope",
-        "--sampler 'nope' is unknown; choose from random, ",
     ),
     (
         "pretrain mae_tiny --data {scenes} --model.mask-ratio 1.5",
@@ -210,21 +197,8 @@ REFUSED = [
         "--model.image-size must be a multiple of patch_size 8 (got 100); the nearest is 96",
     ),
     (
-        "pretrain mae_tiny --data {scenes} --freeze image_encoder",
-        "--freeze image_encoder: the model has no such module or parameter; choose from "
-        "patch_embed",
-    ),
-    (
-        "pretrain mae_tiny --data {scenes} --init nowhere.pth",
-        "--init nowhere.pth: no such file or folder in /",
-    ),
-    (
         "pretrain mae_tiny --data {scenes} --init mae:{mae}",
         "mae: starts a SAM from an MAE",
-    ),
-    (
-        "pretrain mae_tiny --data {scenes} --json nowhere/x.json",
-        "--json nowhere/x.json: cannot be written",
     ),
     ("train {little} --data {scenes} --init {mae}", "holds an MAE; give mae:"),
     (

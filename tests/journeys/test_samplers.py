@@ -168,14 +168,11 @@ def test_a_refused_command_leaves_the_run_as_it_was(built, tmp_path):
             "--sampler multi_attribute --sampler.attributes difficulty",
             r"attribute 'difficulty' .*got float32",
         ),
-        ("--sampler curriculum --sampler.start 1.5", r"start .*1\.5"),
-        ("--sampler curriculum --sampler.stat 0.5", r"--sampler\.stat"),
         (
             "--sampler sharded --sampler.nodes 3 --batch-size 6",
             r"node 1 of 3 has no items",
         ),
         ("--loader.attributes nowhere.csv", r"nowhere\.csv"),
-        ("--loader.items pixel", r"--loader.items .*'pixel'"),
     ],
 )
 def test_what_cannot_be_is_one_line(built, tmp_path, capsys, words, line):

@@ -141,7 +141,6 @@ def test_invalid_input_is_a_one_line_error(weights, pictures, tmp_path, capsys):
         f"{held} {FEW} --precision bf16": "holds results of other weights or settings",
         f"{other} {pictures} {out} {FEW}": "holds results of other weights or settings",
         f"{weights} {pictures} --out {tmp_path}/full": "1 other tars, such as sa_1.tar",
-        f"{held} --points-per-sid 3": "perhaps you meant --points-per-side",
     }.items():
         assert message in refusal(capsys, "segment", words, "--progress none").lower(), words
 

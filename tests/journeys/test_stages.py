@@ -188,9 +188,7 @@ REFUSED = [
         "--stages joint,mae",
         "in the order mae, decoder, joint, each once (got joint,mae)",
     ),
-    ("--stages mae,mae", "in the order mae, decoder, joint, each once (got mae,mae)"),
     ("--stages mae,encoder", "--stages: unknown stage 'encoder'; choose from mae, decoder, joint"),
-    ("--stages mae,", "--stages: unknown stage ''"),
     (
         "--stages decoder",
         "--stages decoder trains on a frozen encoder and needs its weights: give --init",
@@ -204,7 +202,6 @@ REFUSED = [
         "--decoder-steps: --stages joint has no stage decoder",
     ),
     ("--stages mae,joint --mae-steps 0", "--mae-steps must be at least 1"),
-    ("--stages mae,decoder --decoder-steps -1", "--decoder-steps must be at least 1"),
     (
         "--stages mae,decoder --init {whole}/joint",
         "joint would not be used: the stage mae starts from random weights",
