@@ -45,6 +45,12 @@ def assert_close(mine: torch.Tensor, theirs: torch.Tensor) -> None:
     assert (mine - theirs).abs().max() <= 1e-5 * theirs.abs().max()
 
 
+def assert_same_answer(model, embedding, mask_image, prompts: Prompts, answer) -> None:
+    logits, iou = model.decode(embedding, mask_image, prompts)
+    assert_close(logits, answer.pred_masks.flatten(0, 1))
+    assert_close(iou, answer.iou_scores.flatten(0, 1))
+
+
 @pytest.fixture(scope="module")
 def models():
     return pair(SMALL)
@@ -96,9 +102,7 @@ def test_points_agree_for_many_masks_of_many_images(models, several):
         None,
         several,
     )
-    logits, iou = model.decode(mine, torch.arange(2).repeat_interleave(3), prompts)
-    assert_close(logits, answer.pred_masks.flatten(0, 1))
-    assert_close(iou, answer.iou_scores.flatten(0, 1))
+    assert_same_answer(model, mine, torch.arange(2).repeat_interleave(3), prompts, answer)
 
 
 @torch.no_grad()
@@ -113,9 +117,7 @@ def test_boxes_agree(models):
     )
     answer = theirs(image_embeddings=others, input_boxes=boxes, multimask_output=True)
     prompts = Prompts(boxes.view(4, 2, 2), torch.tensor([[2, 3]] * 4), None, True)
-    logits, iou = model.decode(mine, torch.tensor([0, 0, 1, 1]), prompts)
-    assert_close(logits, answer.pred_masks.flatten(0, 1))
-    assert_close(iou, answer.iou_scores.flatten(0, 1))
+    assert_same_answer(model, mine, torch.tensor([0, 0, 1, 1]), prompts, answer)
 
 
 @torch.no_grad()
@@ -135,9 +137,7 @@ def test_mask_prompts_agree(models):
     prompts = Prompts(
         torch.cat([point[0, 0], box.view(2, 2)])[None], torch.tensor([[1, 2, 3]]), masks[0], False
     )
-    logits, iou = model.decode(mine, torch.tensor([0]), prompts)
-    assert_close(logits, answer.pred_masks[0])
-    assert_close(iou, answer.iou_scores[0])
+    assert_same_answer(model, mine, torch.tensor([0]), prompts, answer)
 
 
 def test_the_real_width_agrees_at_a_smaller_side_and_depth():
@@ -155,9 +155,7 @@ def test_the_real_width_agrees_at_a_smaller_side_and_depth():
         prompts = Prompts(
             torch.cat([point[0, 0], torch.zeros(1, 2)])[None], torch.tensor([[1, -1]]), None, True
         )
-        logits, iou = models[0].decode(mine, torch.tensor([0]), prompts)
-    assert_close(logits, answer.pred_masks[0])
-    assert_close(iou, answer.iou_scores[0])
+        assert_same_answer(models[0], mine, torch.tensor([0]), prompts, answer)
 
 
 def test_weights_at_another_side_agree_with_tables_interpolated_on_the_fly(models):
