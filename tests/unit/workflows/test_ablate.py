@@ -85,6 +85,7 @@ def test_trainings_are_planned_seed_by_seed():
         ({"a": ["--sampler", "huge"]}, r"variant a: --sampler 'huge'"),
         ({"a": ["--batch-size", "0"]}, r"variant a: --batch-size must be at least 1 \(got 0\)"),
         ({"a": ["--steps", "5"]}, r"variant a: --steps must be the same"),
+        ({"a": ["--epochs", "3"]}, r"variant a: --epochs cannot be used here"),
         ({"a": ["--data", "other.tar"]}, r"variant a: --data must be the same"),
         ({"a/b": []}, r"variant 'a/b': the name becomes a folder"),
         ({"..": []}, r"variant '\.\.': the name becomes a folder"),
