@@ -35,18 +35,6 @@ def fail_within(average: ema.Average, model: nn.Module) -> None:
         raise ZeroDivisionError
 
 
-def test_the_decay_is_warmed_up():
-    model, decays = nn.Linear(1, 1, bias=False, dtype=torch.float64), []
-    nn.init.ones_(model.weight)
-    for number in range(200):
-        average = ema.Average(weight=torch.zeros(1, 1, dtype=torch.float64))
-        average.follow(model, 0.9, number)
-        decays.append(1 - float(average["weight"]))
-    assert decays[:3] == pytest.approx([1 / 10, 2 / 11, 3 / 12])
-    assert decays == sorted(decays)
-    assert decays[79] < decays[80] == decays[-1] == pytest.approx(0.9)
-
-
 def test_the_average_is_that_of_the_formula():
     run = replace(little(), ema=0.3)
     state, draw = TrainState.initialize(run, CPU), torch.Generator().manual_seed(0)
