@@ -83,15 +83,6 @@ def test_a_stretched_sample_fills_the_square(scene, jpg, entry, augment):
     assert np.abs(sample.boxes_input - boxes).max() <= 128 / 32
 
 
-def test_large_scale_jitter_stretches_its_crops(jpg, entry):
-    """The crop of a square, in pixels of the image."""
-    settings = replace(PLAIN, stretch=True, augment=LargeScaleJitter(2.0, 2.0))
-    transform = build_sample(jpg, entry, SampleRef(0, 0, 0), settings, CHANCE).transform
-    tall, wide = transform.original
-    assert transform.resized == (128, 128)
-    assert np.abs(np.subtract(transform.crop_size, (tall / 2, wide / 2))).max() <= 1
-
-
 def test_at_most_max_masks_are_taken_anew_each_epoch(jpg, entry):
     assert len(entry.masks) > 8
     samples = [

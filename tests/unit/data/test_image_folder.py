@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gigamask.data import image, image_folder, tar
+from gigamask.data import image, tar
 from gigamask.data import index as indexes
 from gigamask.data import shard_index as parts
 from gigamask.data.index import Index, build, extend, find_shards, find_tars, open_or_build
@@ -348,10 +348,3 @@ def test_parquet_is_to_be_converted(tmp_path):
     for path in ("hf://us/cells/a.parquet", "https://localhost/a.parquet?key=1"):
         with pytest.raises(GigamaskError, match=r"is parquet.*gigamask convert '?[hf]"):
             find_shards(path)
-
-
-def test_hidden_files_and_other_kinds_are_no_images():
-    assert [
-        image_folder.is_image(name)
-        for name in ("a.jpg", "A.PNG", "b.TIF", "c.npy", "._a.jpg", "x/.b.png", "c.bmp", "jpg")
-    ] == [True] * 4 + [False] * 4

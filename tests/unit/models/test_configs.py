@@ -22,13 +22,6 @@ from gigamask.models.configs import (
 )
 
 
-def test_official_sizes_see_1024_pixels_as_64_tokens():
-    assert {
-        (config.image_size, config.embedding_size, config.mask_size)
-        for config in (vit_b(), vit_l(), vit_h())
-    } == {(1024, 64, 256)}
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
