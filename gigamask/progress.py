@@ -63,16 +63,20 @@ def progress_bar(name: str) -> Iterator[Update]:
                 bars.remove_task(task)
         return
     reached, start_s, is_over = (0.0, 0), time.monotonic(), threading.Event()
+    before = 0.0  # done in the first second, as what an earlier run has done is
 
     def update(done: float, total: int) -> None:
-        nonlocal reached
+        nonlocal reached, before
         reached = done, total
+        if time.monotonic() < start_s + INTERVAL_S / 10:
+            before = done
 
     def report() -> None:
         while not is_over.wait(INTERVAL_S):
             (done, total), elapsed_s = reached, time.monotonic() - start_s
-            count = f" {done:.0f} of {total}," if total else ""
-            left = f", {elapsed_s * (total / done - 1):.0f} s left" if done else ""
+            count = f" {int(done)} of {total}," if total else ""
+            some = done > before
+            left = f", {elapsed_s * (total - done) / (done - before):.0f} s left" if some else ""
             say(f"{name}:{count} {elapsed_s:.0f} s{left}", on_error=True)
 
     thread = threading.Thread(target=report, daemon=True)

@@ -79,25 +79,6 @@ def write_figures(
     return paths
 
 
-def write_figure(
-    model: PromptableModel,
-    images: ImageSource,
-    scores: list[MaskScore],
-    protocol: ClickProtocol,
-    path: Path,
-) -> None:
-    """Write a figure with one row per mask.
-
-    Args:
-        model: Model that predicts the masks again.
-        images: Index of the images, or the images.
-        scores: Scores of the masks.
-        protocol: Protocol of the scores.
-        path: PNG file.
-    """
-    write_png(path, stack_rows(draw_rows(model, images, scores, protocol)))
-
-
 def draw_rows(
     model: PromptableModel,
     images: ImageSource,

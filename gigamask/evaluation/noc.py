@@ -139,7 +139,8 @@ def write_worst(
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "worst_clicks.png"
     worst = [result.scores[i] for i in order[:WORST]]
-    figures.write_figure(model, images, worst, result.protocol, path)
+    rows = figures.draw_rows(model, images, worst, result.protocol)
+    figures.write_png(path, figures.stack_rows(rows))
     return path
 
 

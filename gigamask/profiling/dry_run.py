@@ -138,14 +138,9 @@ class FakeScalars(TorchFunctionMode):
             return 1.0
         if func in SCALARS:
             return SCALARS[func]
-        if func is Tensor.numpy and not is_real(args[0]):
+        if func is Tensor.numpy and (isinstance(args[0], FakeTensor) or args[0].is_meta):
             return np.ones(tuple(args[0].shape))
         return func(*args, **(kwargs or {}))
-
-
-def is_real(tensor: Tensor) -> bool:
-    """Return whether a tensor has values: it is neither fake nor on the meta device."""
-    return not isinstance(tensor, FakeTensor) and tensor.device.type != "meta"
 
 
 @contextlib.contextmanager

@@ -35,6 +35,22 @@ def test_lines_say_how_much_is_done_and_left(monkeypatch, capsys):
     assert all(re.fullmatch(r"read: \d of 3, 0 s(, 0 s left)?", line) for line in others)
 
 
+def test_what_an_earlier_run_has_done_does_not_count_for_the_time_left(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "INTERVAL_S", 0.5)
+
+    def resumed():
+        with progress.progress_bar("read") as update:
+            update(500, 1000)
+            time.sleep(0.3)
+            update(500.9, 1000)
+            time.sleep(0.3)
+
+    shown("lines", resumed)
+    count, _, left = capsys.readouterr().err.splitlines()[0].split(", ")
+    assert count == "read: 500 of 1000"
+    assert float(left.split()[0]) > 100
+
+
 def test_nothing_is_shown_if_nothing_is_asked_for(monkeypatch, capsys):
     monkeypatch.setattr(progress, "INTERVAL_S", 0.01)
     shown("none", slow)
