@@ -194,7 +194,7 @@ def test_bad_input_is_one_line_before_any_training(command, table, tmp_path, cap
         f"{command} --steps 1 --cpu-minutes 1": "--steps and --cpu-minutes are both given",
         f"{command} --cpu-minutes 0": "--cpu-minutes must be > 0 (got 0.0)",
         f"{command} --parallel-runs 0": "--parallel-runs must be at least 1",
-        re.sub(r"--test \S+", "", command): "--test is required",
+        re.sub(r"--test \S+", "--test", command): "--test is required",
     }
     for words, message in wrong.items():
         assert exit_code(words) == 2, words
