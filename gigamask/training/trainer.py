@@ -441,6 +441,7 @@ def _acknowledged(handled: Collection[int]) -> Iterator[None]:
         yield
     finally:
         signal.set_wakeup_fd(before)
-        writer.close()
+        writer.shutdown(socket.SHUT_WR)  # closing is not enough: loader workers hold copies
         thread.join()
+        writer.close()
         reader.close()

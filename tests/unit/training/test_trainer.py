@@ -3,10 +3,12 @@
 import ctypes
 import json
 import math
+import multiprocessing
 import os
 import signal
 import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,6 +62,16 @@ def test_a_stop_signal_is_acknowledged_while_a_step_takes_long(monkeypatch, numb
     line = letter.value + os.read(pipe.reader, 200)
     assert line.startswith(signal.Signals(number).name.encode() + b": finishing this step")
     assert line.count(b"\n") == 1
+
+
+def test_processes_that_were_forked_meanwhile_do_not_hold_up_the_end():
+    """As loader workers are, which an exception within a step keeps alive."""
+    worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    with stop_signals_collected([]):
+        worker.start()
+    assert worker.is_alive()
+    worker.kill()
+    worker.join()
 
 
 def test_other_processes_print_nothing(capfd):
