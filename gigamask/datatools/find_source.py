@@ -123,7 +123,7 @@ def _likeliest(annotations: Path, images: Path | None) -> Source:
         raise GigamaskError("--images FOLDER: give the folder of the images")
     if not images.is_dir():
         raise GigamaskError(
-            f"--images {images}: no such folder; give the one that image names are relative to"
+            f"--images {images}: is not a folder; give the one that image names are relative to"
         )
     return plugin.load(READERS["label images" if annotations.is_dir() else "COCO"])(
         annotations, images

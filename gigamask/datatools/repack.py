@@ -141,8 +141,8 @@ def repack(
 ) -> dict[str, Any]:
     """Write tars with smaller images.
 
-    Tars in `out` that were made from the same source with the same settings are kept. Of a broken
-    tar, the part that an index among `paths` holds (`--salvage`) is repacked.
+    Tars in `out` that were made from the same source are kept, with other settings refused. Of a
+    broken tar, the part that an index among `paths` holds (`--salvage`) is repacked.
 
     Args:
         paths: Tars, folders of tars, globs and indexes.
@@ -215,9 +215,12 @@ def repack_tar(
     try:
         source = _source(path)
         previous = _read_record(target)
+        if previous and previous.config != config and target.exists():
+            words = f"{target}: is of other --size or --quality, or of another version"
+            return f"{words}; give another --out, or remove it", False
         if (
             previous is not None
-            and (previous.config, previous.source) == (config, source)
+            and previous.source == source
             and (salvage or not previous.broken)
             and _is_unchanged(target, previous)
         ):

@@ -169,7 +169,7 @@ def find(folder: Path) -> list[Path]:
         return [folder]
     if not folder.is_dir():
         raise GigamaskError(
-            f"{folder}: no such folder; give a run folder, or a folder that holds run folders"
+            f"{folder}: is not a folder; give a run folder, or a folder that holds run folders"
         )
     runs = []
     for root, subfolders, _ in os.walk(folder):

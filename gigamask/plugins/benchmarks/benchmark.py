@@ -378,7 +378,7 @@ def _open(name: str, data: Paths, options: BenchmarkOptions, stack: ExitStack) -
     folder = Path(paths[0])
     if options.images:
         if not folder.is_dir():
-            raise GigamaskError(f"--data {folder}: no such folder of masks")
+            raise GigamaskError(f"--data {folder}: is not a folder of masks")
         photographs = stack.enter_context(open_or_build_temporary(options.images))
         return published.open_masks(name, folder, photographs)
     return published.open_archive(name, folder)

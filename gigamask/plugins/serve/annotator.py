@@ -175,7 +175,8 @@ class Annotator:
 
         drawn = _drawn(size, [path], draw, width)
         mask = _mask(before.mask, size)
-        mask = subtract(mask, drawn) if stroke.erase else _both(mask, drawn)
+        both = RLEMasks.concatenate([mask, drawn])
+        mask = subtract(mask, drawn) if stroke.erase else union(both, np.zeros(2, np.int64), 1)
         return self._redrawn(row, version, "stroke", {key_of: before}, mask)
 
     def polygon(
@@ -309,10 +310,6 @@ def _inside(mask: RLEMasks) -> PromptStep:
 def _mask(counts: str, size: Size) -> RLEMasks:
     """Return a mask; an empty one of an object that just begins."""
     return RLEMasks.from_coco([counts or [size[0] * size[1]]], size)
-
-
-def _both(mask: RLEMasks, other: RLEMasks) -> RLEMasks:
-    return union(RLEMasks.concatenate([mask, other]), np.zeros(2, np.int64), 1)
 
 
 def _crop(mask: RLEMasks) -> tuple[Bool[np.ndarray, "h w"], tuple[int, int]]:

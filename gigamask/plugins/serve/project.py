@@ -212,7 +212,12 @@ class Project:
             )
         root = os.path.abspath(images if images is not None else str(content and content.images))
         if not os.path.isdir(root):
-            raise GigamaskError(f"--images {root}: no such folder; give the one of the images")
+            raise GigamaskError(f"--images {root}: is not a folder; give the one of the images")
+        if Path(os.path.abspath(folder)).is_relative_to(root):
+            raise GigamaskError(
+                f"--project {folder}: lies in --images {root}, so that its exports would be images "
+                "of it; give a folder beside that"
+            )
         names = sorted(
             os.path.relpath(os.path.join(found, name), root)
             for found in image_folder.find_folders(root)

@@ -19,7 +19,6 @@ from gigamask.datatools.export_formats import (
 from gigamask.datatools.image_files import read_file
 from gigamask.errors import GigamaskError
 from gigamask.masks.rle import RLEMasks
-from gigamask.plugins.serve.edits import MaskObject
 from gigamask.plugins.serve.lost_images import not_utf8, unused
 from gigamask.plugins.serve.photographs import utf8_name
 from gigamask.plugins.serve.project import Project, read_usable
@@ -116,20 +115,19 @@ def _images(
         masks = RLEMasks.from_coco([each.mask for each in chosen.values()], edits.size)
         if (height, width) != edits.size:
             masks = masks.resample(np.arange(height) // 2, np.arange(width) // 2)
-        objects = [_fields(key, each) for key, each in chosen.items()]
+        objects = [
+            {
+                "id": key,
+                "category": each.category,
+                "score": each.predicted_iou,
+                "name": each.name,
+                "origin": each.came,
+                "model": None if each.model is None else each.model + 1,
+            }
+            for key, each in chosen.items()
+        ]
         read = partial(read_file, path, name)
         yield ExportedImage(Path(name).as_posix(), masks, objects, read, path)
-
-
-def _fields(key: int, each: MaskObject) -> dict[str, Any]:
-    return {
-        "id": key,
-        "category": each.category,
-        "score": each.predicted_iou,
-        "name": each.name,
-        "origin": each.came,
-        "model": None if each.model is None else each.model + 1,
-    }
 
 
 def full_size(path: Path, annotated: tuple[int, int]) -> tuple[int, int]:

@@ -30,7 +30,7 @@ class RunsView:
     def __init__(self, folder: Path) -> None:
         if not folder.is_dir():
             raise GigamaskError(
-                f"--runs {folder}: no such folder; pass one for runs, which may still be empty"
+                f"--runs {folder}: is not a folder; pass one for runs, which may still be empty"
             )
         self.folder, self._lock = folder, threading.Lock()
         self._folders: dict[str, Path] = {}

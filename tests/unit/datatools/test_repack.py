@@ -160,8 +160,8 @@ def test_small_images_are_copied_byte_for_byte(tmp_path):
 
 @pytest.mark.slow
 def test_done_is_done(scenes, tmp_path, monkeypatch):
-    """A finished tar is kept until its source, the settings or the tar itself are others; copying
-    or moving it changes nothing."""
+    """A finished tar is kept until its source or the tar itself are others; copying or moving it
+    changes nothing, and one of other settings is not replaced."""
     out = tmp_path / "out"
 
     def kept(size: int = 128, quality: int = 90) -> int:
@@ -187,7 +187,13 @@ def test_done_is_done(scenes, tmp_path, monkeypatch):
     assert {path: path.read_bytes() for path in (first, second)} == before
     (out / "repack" / "sa_000001.tar.json").write_text("{}")
     assert kept() == 1
-    assert kept(quality=80) == 0
+    for config in (RepackConfig(128, 80), RepackConfig(100)):
+        refused = repack(source, out, config)
+        assert [reason.partition(": ")[0] for reason in refused["failed"]] == [*map(str, before)]
+        assert refused["tars"] == 0
+    assert {path: path.read_bytes() for path in (first, second)} == before
+    for path in before:
+        path.unlink()
     assert kept(size=100, quality=80) == 0
     os.utime(source / "sa_000000.tar")
     assert kept(size=100, quality=80) == 1

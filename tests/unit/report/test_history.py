@@ -236,7 +236,7 @@ def test_runs_are_found_below_a_folder_in_the_order_they_were_begun(tmp_path):
             os.utime(each, (1_700_000_000 - age, 1_700_000_000 - age))
     assert [path.name for path in history.find(tmp_path)] == ["mae", "decoder", "joint"]
     assert history.find(tmp_path / "out" / "joint") == [tmp_path / "out" / "joint"]
-    with pytest.raises(GigamaskError, match=r"nowhere: no such folder"):
+    with pytest.raises(GigamaskError, match=r"nowhere: is not a folder"):
         history.find(tmp_path / "nowhere")
     (tmp_path / "bare").mkdir()
     with pytest.raises(

@@ -72,7 +72,7 @@ def get(address, headers=None, body=None):
     [
         (["--weights", "none.pth"], "none.pth"),
         (["--data", "none.tar"], "none.tar: no such path"),
-        (["--runs", "none"], "--runs none: no such folder"),
+        (["--runs", "none"], "--runs none: is not a folder"),
         (["--runs", ".", "--port", "70000"], "(got 70000)"),
         (["--runs", ".", "--port", "web"], "--port"),
         (["--runs", ".", "--token", "short"], "--token"),

@@ -84,12 +84,17 @@ def test_a_project_is_opened_again_as_it_was(tmp_path, photos):
         project.update(categories=(projects.ObjectCategory("cell", "#ff0000"),))
         before = project.summary()
     moved = photos.rename(tmp_path / "moved")
-    check_refused("no such folder", tmp_path / "project")
+    check_refused("is not a folder", tmp_path / "project")
     with Project.open(tmp_path / "project", moved) as project:
         assert project.summary() == before
         assert project.content.categories[0].name == "cell"
     message = r"1 annotated image of .*, such as more/4\.png"
-    check_refused(message, tmp_path / "project", moved / "..")
+    check_refused(message, tmp_path / "project", moved / "more")
+
+
+def test_a_project_within_its_images_would_take_its_exports_for_images(tmp_path, photos):
+    for folder in (photos, photos / "annotated"):
+        check_refused("lies in --images", folder, photos)
 
 
 def test_a_window_is_kept_and_its_change_is_said(tmp_path, photos):

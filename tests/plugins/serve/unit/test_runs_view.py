@@ -70,7 +70,7 @@ def test_what_is_written_meanwhile_is_read(runs):
 
 def test_folder_without_runs_is_empty_and_missing_folder_an_error(tmp_path):
     assert RunsView(tmp_path).runs() == []
-    with pytest.raises(GigamaskError, match="no such folder"):
+    with pytest.raises(GigamaskError, match="is not a folder"):
         RunsView(tmp_path / "none")
 
 
