@@ -124,7 +124,8 @@ def test_a_project_that_cannot_be_read_is_left_alone(content, message, tmp_path,
 
 def test_what_cannot_be_opened_is_said(tmp_path, photos):
     check_refused("no project yet", tmp_path / "new")
-    check_refused("cannot be written", photos / "0.png" / "project", photos)
+    (tmp_path / "file").touch()
+    check_refused("cannot be written", tmp_path / "file" / "project", photos)
 
 
 def test_a_failed_save_is_said_and_the_image_stays_as_it_was(project, monkeypatch):
