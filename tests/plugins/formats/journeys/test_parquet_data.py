@@ -10,7 +10,12 @@ import pytest
 import gigamask
 from gigamask.cli.main import main
 from gigamask.config_files import load_config
-from tests.journeys.test_own_data import here, train  # noqa: F401 (a fixture)
+from tests.commands import LITTLE
+from tests.journeys.test_own_data import here  # noqa: F401 (a fixture)
+
+
+def train(*words: str) -> int:
+    return main(["train", LITTLE, "--out", "run", "--steps", "2", *words])
 
 
 @pytest.mark.long

@@ -3,13 +3,28 @@
 import base64
 import io
 import json
+from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from tests.unit.datatools.test_tool_layouts import SQUARE, converted, photo
+from gigamask.datatools.convert import ConvertOptions, convert
+from tests.unit.datatools.test_convert import parsed
 
+SQUARE = [[4, 4], [14, 4], [14, 10], [4, 10]]
 TRIANGLE = [[20, 2], [28, 2], [28, 14]]
+
+
+def photo(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (30, 20), (90, 80, 70)).save(path)
+
+
+def converted(source: Path, images: Path, out: Path) -> tuple[dict, list[list[tuple]]]:
+    """Return the counts, and category and area of each mask of each image."""
+    counts = convert(source, images, out, ConvertOptions())
+    objects = [record["annotations"] for record in parsed(out)]
+    return counts, [[(each.get("category"), each["area"]) for each in of] for of in objects]
 
 
 def test_labelme_and_what_it_exports_to_voc(tmp_path):
