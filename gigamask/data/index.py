@@ -227,7 +227,7 @@ def find_shards(paths: Paths) -> list[str]:
             Tars, folders of tars and globs may be remote.
 
     Raises:
-        GigamaskError: A path does not exist, matches nothing, or is an image.
+        GigamaskError: A path does not exist, matches nothing, or is an image or JSON.
     """
     shards: list[str] = []
     for path in as_list(paths):
@@ -270,6 +270,8 @@ def find_shards(paths: Paths) -> list[str]:
         check_regular(path)
         if path.endswith(".parquet"):
             raise GigamaskError(storage.is_parquet(path))
+        if path.endswith(".json"):
+            raise GigamaskError(f"{path}: annotations need the folder of their images, --images")
         if image_folder.is_image(path):
             raise GigamaskError(f"{path}: is an image; give its folder, or a tar of images")
     return sorted(set(shards))

@@ -107,10 +107,6 @@ class SamTrainConfig(OwnDataOptions, ImageTrainConfig):
                 f"--loader.mask-store {self.loader.mask_store} has no categories, which --classes "
                 "needs; leave one of the flags out"
             )
-        if annotations := [path for path in self.data if path.endswith(".json")]:
-            raise GigamaskError(
-                f"--data {annotations[0]}: annotations need the folder of their images, --images"
-            )
         is_frozen = "image_encoder" in self.freeze or self.lora.rank
         if is_frozen and not self.init and not self.model.encoder.pretrained:
             is_named = "image_encoder" in self.freeze

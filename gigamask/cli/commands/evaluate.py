@@ -12,6 +12,7 @@ from gigamask import files
 from gigamask.errors import GigamaskError
 from gigamask.launch import PartOptions
 from gigamask.parser import Positional
+from gigamask.progress import progress_bar
 from gigamask.workflows.evaluate import EvaluateOptions
 
 if TYPE_CHECKING:
@@ -63,8 +64,6 @@ class EvaluateCommand(EvaluateOptions, PartOptions):
             self.check()
             check_weights_exist(self.weights)
             check_data(self.data, self)
-        from gigamask.progress import progress_bar
-
         with progress_bar("load torch"):
             from gigamask.distributed.precision import choose_device
             from gigamask.distributed.world import destroy_world, init_world
@@ -92,7 +91,7 @@ class EvaluateCommand(EvaluateOptions, PartOptions):
             print(f"  skipped {reason}")
         paths = []
         if self.pictures:
-            with autocast(evaluated.summary["precision"], model.device):
+            with progress_bar("draw"), autocast(evaluated.summary["precision"], model.device):
                 paths = figures.write_figures(model, index, result, Path(self.pictures))
         for path in paths:
             print(path)
