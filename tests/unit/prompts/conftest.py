@@ -53,7 +53,7 @@ def make_draws():
             first_prompt=torch.tensor(rng.random(count), dtype=torch.float32),
             clicks=torch.tensor(rng.random((count, clicks, 2)), dtype=torch.float32),
             box_noise=torch.tensor(rng.standard_normal((count, 4)), dtype=torch.float32),
-            drop_path=torch.zeros(1, 1, 2),
+            drop_path=torch.zeros(0, 1, 2),
         )
 
     return build
