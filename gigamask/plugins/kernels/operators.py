@@ -19,7 +19,10 @@ LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 
 
 def register(
-    run: Callable[..., Any], shapes: Callable[..., Any], flops: Callable[..., int]
+    run: Callable[..., Any],
+    shapes: Callable[..., Any],
+    flops: Callable[..., int],
+    mutated: tuple[str, ...] = (),
 ) -> Callable[..., Any]:
     """Register a function that launches a kernel as an operator, and return the operator.
 
@@ -27,8 +30,9 @@ def register(
         run: The function; its name is the operator's.
         shapes: Returns empty results for the same arguments.
         flops: Returns the FLOPs for the arguments, shapes in place of tensors.
+        mutated: Arguments that it changes.
     """
-    LIBRARY.define(run.__name__ + torch.library.infer_schema(run, mutates_args=()))
+    LIBRARY.define(run.__name__ + torch.library.infer_schema(run, mutates_args=mutated))
     LIBRARY.impl(run.__name__, run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"{NAMESPACE}::{run.__name__}", shapes, lib=LIBRARY)
     packet = getattr(getattr(torch.ops, NAMESPACE), run.__name__)
