@@ -1,7 +1,8 @@
 """Times of each of the plugin's kernels beside torch's operations and those compiled by torch.
 
-Each is a forward and a backward pass of one round of SAM in bf16, with 64 masks; the next click has
-no gradient. Kernels come first, then what a training calls: transformer, upscaling, loss and click.
+Each is a forward and a backward pass of one round of SAM in bf16, with 64 masks, or of a block's
+attention in ViT-B for one image; the next click has no gradient. Kernels come first, then what a
+training calls: transformer, upscaling, attention of the encoder, loss and click.
 First calls, which compile and choose configurations, are not timed; when the time for all is over,
 nothing more is compiled. The last line says, by the sum of what a training calls, what should be
 the default on this device. Prints Markdown.
@@ -29,8 +30,10 @@ from gigamask.losses.sam_loss import SamLoss
 from gigamask.models.configs import SamConfig
 from gigamask.models.init import build_model
 from gigamask.models.mask_decoder import MaskDecoder
+from gigamask.models.sam.image_encoder import EncoderAttention
 from gigamask.models.transformer import DensePrompt, TwoWayTransformer
 from gigamask.plugins.kernels.decoder import attend, upscaled
+from gigamask.plugins.kernels.encoder import attended
 from gigamask.plugins.kernels.image_attention import ImageAttention
 from gigamask.plugins.kernels.mask_loss import FusedSamLoss
 from gigamask.plugins.kernels.next_click import FusedSchedule
@@ -153,6 +156,19 @@ def decoder_operations(model: Any, masks: int) -> Iterator[Operation]:
         yield Operation(f"transformer, {name}", ways, args)
 
 
+def encoder_operations(model: Any) -> Iterator[Operation]:
+    """Yields the encoder's attention with its projections, in windows and over the whole grid."""
+    config, like = model.config, model.mask_decoder.iou_token.weight
+    side, dim = config.embedding_size, config.embed_dim
+    ways = {"torch": EncoderAttention.forward, "triton": attended}
+    for name, window in (("windows", config.window_size), ("global", 0)):
+        attention = EncoderAttention(dim, config.num_heads, side, window)
+        for parameter in attention.parameters():
+            torch.nn.init.normal_(parameter, std=dim**-0.5)
+        args = attention.to(like.device, like.dtype), random(like, 1, side, side, dim)
+        yield Operation(f"encoder, {name}", ways, args)
+
+
 def round_operations(model: Any, masks: int) -> Iterator[Operation]:
     """Yields the loss with one and three predictions, and the next click."""
     like, side = model.mask_decoder.iou_token.weight, model.config.mask_size
@@ -231,6 +247,7 @@ def main() -> None:
     for operation in chain(
         attention_kernels(model, given.masks),
         decoder_operations(model, given.masks),
+        encoder_operations(model),
         round_operations(model, given.masks),
     ):
         ways = dict(operation.ways)

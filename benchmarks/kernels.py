@@ -32,6 +32,8 @@ from gigamask.plugins.kernels import (
     next_click,
     token_attention,
     upscaling,
+    window_attention,
+    window_bias,
 )
 
 CHIPS = {80: "A100", 86: "RTX 3090", 89: "RTX 4090", 90: "H100", 120: "RTX 5090"}
@@ -104,6 +106,7 @@ def launches() -> Iterator[tuple[str, Launch]]:
     yield "upscaling, backward", recorded(upscaling, upscaling.upscale_backward, *args)
     yield from attention_launches()
     yield from mask_launches()
+    yield from encoder_launches()
 
 
 def attention_launches() -> Iterator[tuple[str, Launch]]:
@@ -145,6 +148,40 @@ def mask_launches() -> Iterator[tuple[str, Launch]]:
     pair = empty(64, 2, dtype=torch.float32)
     tensors = [empty(64, 1, 256, 256), None, masks, masks, masks, pair, pair, pair]
     yield "next click", recorded(next_click, next_click.next_click, tensors, [4.0, 4.0])
+
+
+def encoder_launches() -> Iterator[tuple[str, Launch]]:
+    """Yields the kernels of the encoder, of ViT-B's and of ViT-H's heads, in windows and global."""
+    for heads, channels in ((12, 64), (16, 80)):
+        for kind, side in (("windows", 14), ("global", 64)):
+            projected, size = empty(1, 64, 64, 3 * heads * channels), [side, side, heads]
+            source = [projected, empty(3 * heads * channels) if kind == "windows" else None]
+            tables = [empty(2 * side - 1, channels, dtype=torch.float32)] * 2
+            biases = list(window_bias.BIAS(projected, tables, size))
+            out, numbers = window_attention.FORWARD(source, biases, size)
+            module: Any
+            for module, run, args in (
+                (window_bias, window_bias.window_bias, (projected, tables)),
+                (window_attention, window_attention.window_attention, (source, biases)),
+                (
+                    window_attention,
+                    window_attention.window_attention_queries,
+                    (source, biases, [out, numbers, out]),
+                ),
+                (
+                    window_attention,
+                    window_attention.window_attention_keys,
+                    (source, biases, [numbers, numbers, out]),
+                ),
+                (
+                    window_bias,
+                    window_bias.window_bias_queries,
+                    (projected, tables, biases, out, projected),
+                ),
+                (window_bias, window_bias.window_bias_tables, (projected, tables, biases)),
+            ):
+                name = run.__name__.replace("_", " ").removeprefix("window ")
+                yield f"{kind} of {channels}: {name}", recorded(module, run, *args, size)
 
 
 def compiled(launch: Launch, chip: int, config: int) -> Resources:

@@ -1,4 +1,4 @@
-"""Fused Triton kernels for the rounds of SAM's decoder: `--kernels triton`."""
+"""Fused Triton kernels for SAM's rounds and its encoder's attention: `--kernels triton`."""
 
 from gigamask.plugin import Plugin
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TritonKernels(Kernels):
-    """Fused Triton kernels for the rounds of SAM's decoder (docs/plugins/kernels)."""
+    """Fused Triton kernels for SAM's rounds and encoder attention (docs/plugins/kernels)."""
 
     def check(self, config: SamTrainConfig) -> None:
         """Check that the kernels can be used.
@@ -70,7 +70,7 @@ class TritonKernels(Kernels):
 
     @contextmanager
     def used(self, task: Task, model: Any) -> Iterator[Task]:
-        """Yield a task whose loss and clicks use the kernels, as the mask decoder does within it.
+        """Yield a task whose loss and clicks use the kernels, as encoder and decoder do within it.
 
         Args:
             task: The task.
@@ -81,11 +81,12 @@ class TritonKernels(Kernels):
                 not one of the kernels'.
         """
         from gigamask.plugins.kernels.decoder import fused_methods
+        from gigamask.plugins.kernels.encoder import fused_attentions
         from gigamask.plugins.kernels.mask_loss import fused_loss
         from gigamask.plugins.kernels.next_click import fused_schedule
 
         of_sam = cast(Any, task)
-        methods = fused_methods(model, of_sam.precision)
+        methods = [*fused_methods(model, of_sam.precision), *fused_attentions(model)]
         loss, schedule = fused_loss(of_sam.loss), fused_schedule(of_sam.schedule)
         for module, name, method in methods:
             setattr(module, name, method)

@@ -21,6 +21,7 @@ def test_kernels_and_torch_are_given_the_same_work():
     for operation in chain(
         kernel_times.attention_kernels(model, 2),
         kernel_times.decoder_operations(model, 2),
+        kernel_times.encoder_operations(model),
         kernel_times.round_operations(model, 2),
     ):
         found = {way: run(*operation.args) for way, run in operation.ways.items()}
@@ -29,5 +30,5 @@ def test_kernels_and_torch_are_given_the_same_work():
         )
         assert_close(one, other, 1e-4)
         names.append((operation.name, operation.is_called))
-    assert len(names) == 11
-    assert sum(is_called for _, is_called in names) == 7
+    assert len(names) == 13
+    assert sum(is_called for _, is_called in names) == 9

@@ -4,7 +4,13 @@ import pytest
 
 from tests.plugins.kernels.interpreter import run_tests
 
-AT_MANY_SHAPES = "test_upscaling.py", "test_attention.py", "test_mask_loss.py", "test_next_click.py"
+AT_MANY_SHAPES = (
+    "test_upscaling.py",
+    "test_attention.py",
+    "test_encoder.py",
+    "test_mask_loss.py",
+    "test_next_click.py",
+)
 FILES = *AT_MANY_SHAPES, "test_decoder.py"
 
 
