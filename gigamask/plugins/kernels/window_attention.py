@@ -33,7 +33,7 @@ from gigamask.plugins.kernels.window_tokens import (
 )
 
 LOG2E = tl.constexpr(1.4426950408889634)
-KEY_BLOCK = tl.constexpr(32)
+KEY_BLOCK = tl.constexpr(16)
 """Keys of a block where gradients of queries are computed."""
 Source = list[Tensor | None]
 """Projected tokens (B, H, W, 3 * heads * D), and the projection's bias if there is padding."""
@@ -105,7 +105,7 @@ def _forward_kernel(
     tl.store(lse + index * h * w + tokens, most + tl.log2(total), inside)
 
 
-@tuned(({"BM": 32, "BN": KEY_BLOCK.value}, 8), ({"BM": 64, "BN": KEY_BLOCK.value}, 8))
+@tuned(({"BM": 64, "BN": KEY_BLOCK.value}, 8), ({"BM": 64, "BN": KEY_BLOCK.value}, 4))
 def _queries_kernel(
     source, biases, given, found, numbers, S: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
 ):

@@ -89,7 +89,7 @@ def _bias_kernel(
             tl.store(at, narrow(found, kind), exists)
 
 
-@tuned(({"BM": 64, "BO": 64}, 4))
+@tuned(({"BM": 64, "BO": 32}, 4), ({"BM": 64, "BO": 64}, 8))
 def _query_bias_kernel(
     tables, slopes, of_queries, of_projected, numbers, S: tl.constexpr, BM: tl.constexpr,
     BO: tl.constexpr,
