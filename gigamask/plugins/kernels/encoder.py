@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -98,7 +98,7 @@ def fused_attentions(model: nn.Module) -> list[tuple[nn.Module, str, Callable[..
         model: The model; attention that a program has replaced stays.
     """
     return [
-        (module, "forward", partial(attended, module))
+        (module, "forward", partial(attended, cast(EncoderAttention, module)))
         for module in model.modules()
         if getattr(type(module), "forward", None) is EncoderAttention.forward
         and getattr(module.attend, "__module__", None) == rel_pos_attention.__module__

@@ -319,7 +319,7 @@ def window_attention_queries(
 
 
 def _queries_shape(source: Source, biases: list[Tensor], given: list[Tensor], *_: Any) -> Any:
-    out, lse, _ = given
+    out, lse = given[:2]
     rows = biases[0].new_empty(parts(biases[1].shape[2], KEY_BLOCK.value), *biases[0].shape)
     return torch.empty_like(out), rows, torch.empty_like(biases[1]), torch.empty_like(lse)
 
