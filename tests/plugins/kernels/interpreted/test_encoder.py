@@ -41,7 +41,8 @@ MANY = [
     Sizes(1, 14, 14, 14, 2, 64),
     Sizes(1, 16, 20, 14, 1, 80),
     Sizes(1, 8, 64, 0, 1, 80),
-    Sizes(1, 64, 43, 0, 1, 16),
+    Sizes(1, 33, 21, 0, 1, 16),
+    Sizes(1, 24, 24, 0, 1, 80),
     Sizes(1, 3, 100, 0, 1, 64),
 ]
 
@@ -91,12 +92,7 @@ def test_equals_the_eager_at_many_shapes(sizes):
 
 
 @pytest.mark.long
-def test_a_whole_grid_equals_the_eager():
-    check(Sizes(1, 64, 64, 0, 1, 80))
-
-
-@pytest.mark.long
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     sizes=st.builds(
         Sizes,
