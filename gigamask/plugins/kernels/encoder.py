@@ -61,8 +61,7 @@ class WindowAttention(torch.autograd.Function):
         source, tables, window = [projected, bias], [rows, columns], ctx.window
         (gradient,) = contiguous(gradient)
         given = [out, lse, gradient]
-        found = window_attention.QUERIES(source, biases, given, window)
-        of_queries, *slopes, mean = found
+        of_queries, *slopes, mean = window_attention.QUERIES(source, biases, given, window)
         of_projected, padding = window_attention.KEYS(source, biases, [lse, mean, gradient], window)
         own = of_projected[..., : out.shape[-1]]
         window_bias.QUERIES(projected, tables, slopes, of_queries, own, window)

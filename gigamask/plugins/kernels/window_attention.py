@@ -69,6 +69,16 @@ def _load_column_bias(by_column, index, tokens, inside, columns, numbers):
 
 
 @triton.jit
+def _load_pairs(source, q, by_row, by_column, index, keys, numbers, S: tl.constexpr):
+    """Return a block of keys and values, and their scores with a block of queries."""
+    at, within = token_places(index, keys[0], keys[1], numbers)
+    k = load_tokens(source, 1, index, at, within, numbers, S)
+    exists = ((keys[0] < numbers[2]) & (keys[1] < numbers[3]))[None]
+    scores = _scores(q, k, by_row, by_column, exists, numbers)
+    return k, load_tokens(source, 2, index, at, within, numbers, S), scores
+
+
+@triton.jit
 def _attend(found, most, total, scores, v):
     """Return sums of values and of shares, and largest scores, with those of a block of keys."""
     above = tl.maximum(most, tl.max(scores, 1))
@@ -92,13 +102,9 @@ def _forward_kernel(
         _, columns = key_block(0, start, S, BN)
         by_column = _load_column_bias(biases[1], index, tokens, inside, columns, numbers)
         for first in range(0, h, BN // C):
-            rows, _ = key_block(first, start, S, BN)
-            at, within = token_places(index, rows, columns, numbers)
-            k = load_tokens(source, 1, index, at, within, numbers, S)
             by_row = _load_row_bias(biases[0], index, tokens, inside, first, numbers, S, BN)
-            exists = ((rows < h) & (columns < w))[None]
-            scores = _scores(q, k, by_row, by_column, exists, numbers)
-            v = load_tokens(source, 2, index, at, within, numbers, S)
+            keys = key_block(first, start, S, BN)
+            _k, v, scores = _load_pairs(source, q, by_row, by_column, index, keys, numbers, S)
             found, most, total = _attend(found, most, total, scores, v)
     into, stride = channels_of(out, 0, 1, index, numbers, S)
     store_channels(into, scaled(found, (1 / total)[:, None]), places * stride, inside, S)
@@ -130,13 +136,9 @@ def _queries_kernel(
         of_column = tl.zeros([BM, BN], tl.float32)
         part = of_rows + (0 * index + start // C) * numbers[8] * h * h * w
         for first in range(0, h, BN // C):
-            rows, _ = key_block(first, start, S, BN)
-            at, within = token_places(index, rows, columns, numbers)
-            k = load_tokens(source, 1, index, at, within, numbers, S)
             by_row = _load_row_bias(biases[0], index, tokens, inside, first, numbers, S, BN)
-            exists = ((rows < h) & (columns < w))[None]
-            scores = _scores(q, k, by_row, by_column, exists, numbers)
-            v = load_tokens(source, 2, index, at, within, numbers, S)
+            keys = key_block(first, start, S, BN)
+            k, v, scores = _load_pairs(source, q, by_row, by_column, index, keys, numbers, S)
             slope = tl.exp2(scores - level[:, None]) * (products(g, v) - mean[:, None])
             total = add_weighted(total, slope, k)
             of_column += slope
@@ -367,6 +369,6 @@ def _products(count: int, keys: int) -> Callable[..., int]:
     return flops
 
 
-FORWARD = register(window_attention, _forward_shape, _products(2, KEY_BLOCK.value))
+FORWARD = register(window_attention, _forward_shape, _products(2, 32))
 QUERIES = register(window_attention_queries, _queries_shape, _products(3, KEY_BLOCK.value))
 KEYS = register(window_attention_keys, _keys_shape, _products(4, 64))

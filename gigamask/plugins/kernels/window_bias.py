@@ -17,6 +17,7 @@ from gigamask.plugins.kernels.window_attention import (
     KEY_BLOCK,
     LOG2E,
     numbers_of,
+    query_blocks,
     sizes_of,
     windows_of,
 )
@@ -144,14 +145,11 @@ def _tables_kernel(
         _table_sums(source, slopes, sums, (number - blocks) * BO, numbers, S, (1, BO, BM))
 
 
-def _numbers(
-    projected: Tensor, tables: list[Tensor], window: list[int]
-) -> tuple[tuple[Any, ...], int]:
-    """Return the numbers of a kernel, and of all heads of all windows."""
+def _numbers(projected: Tensor, tables: list[Tensor], window: list[int]) -> tuple[Any, ...]:
+    """Return the numbers of a kernel."""
     lengths = [len(table) for table in tables]
     starts = [length // 2 + 1 - size for length, size in zip(lengths, window, strict=False)]
-    count = windows_of(projected.shape, window) * window[2]
-    return (*numbers_of(projected, window, *starts), *lengths), count
+    return *numbers_of(projected, window, *starts), *lengths
 
 
 def window_bias(
@@ -165,11 +163,10 @@ def window_bias(
         window: Height and width of a window, and heads.
     """
     found = _bias_shape(projected, tables, window)
-    numbers, count = _numbers(projected, tables, window)
     launch(
         _bias_kernel,
-        lambda blocks: (count * parts(window[0] * window[1], blocks["BM"]),),
-        *((projected, None), tuple(tables), found, numbers),
+        query_blocks(projected.shape, window),
+        *((projected, None), tuple(tables), found, _numbers(projected, tables, window)),
         S=sizes_of(projected, window),
     )
     return found
@@ -199,10 +196,10 @@ def window_bias_queries(
         into: Gradient of the projected tokens, but keys and values.
         window: Height and width of a window, and heads.
     """
-    numbers, count = _numbers(projected, tables, window)
+    numbers = _numbers(projected, tables, window)
     launch(
         _query_bias_kernel,
-        lambda blocks: (count * parts(window[0] * window[1], blocks["BM"]),),
+        query_blocks(projected.shape, window),
         *(tuple(tables), tuple(slopes), of_queries, into, numbers),
         S=sizes_of(projected, window),
     )
@@ -220,7 +217,7 @@ def window_bias_tables(
         window: Height and width of a window, and heads.
     """
     sums = _tables_shape(projected, tables)
-    numbers, _ = _numbers(projected, tables, window)
+    numbers = _numbers(projected, tables, window)
     blocks = sum(parts(len(table), ROWS) for table in tables)
     launch(
         _tables_kernel,
