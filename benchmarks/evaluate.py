@@ -44,9 +44,11 @@ COLUMNS = (*map(str, CLICKS), "oracle", "box")
 Scores = dict[str, float]
 
 
-def plainly(model: Sam, index: Index, filters: MaskFilters, rows: range) -> list[Scores]:
+def plainly(
+    predictor: SamPredictor, index: Index, filters: MaskFilters, rows: range
+) -> list[Scores]:
     """Returns each mask's IoU by clicks, of the best of three masks, and for the box."""
-    predictor, dataset, found = SamPredictor(model), Sa1bDataset(index), []
+    dataset, found = Sa1bDataset(index), []
     for row in rows:
         numbers = scored_masks(index, row, filters)
         if not len(numbers):
@@ -134,7 +136,7 @@ def compare(
     """Prints what both took and found."""
     device = model.pixel_mean.device
     ways = {
-        "plain": lambda: plainly(model, index, filters, rows),
+        "plain": lambda: plainly(SamPredictor(model), index, filters, rows),
         "gigamask": lambda: together(model, index, filters, rows, at_once),
     }
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}

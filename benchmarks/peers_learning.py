@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.evaluate import COLUMNS, Scores, next_click, play
+from benchmarks.evaluate import COLUMNS, next_click, plainly
 from benchmarks.plain_loops import loss_of
 from gigamask.data import index as indexes
 from gigamask.data.dataset import Sa1bDataset
@@ -353,22 +353,6 @@ def trained(way: str, data: Iterator, seconds: float, seed: int):
     return MapPredictor(net, zooms=way == "ritm")
 
 
-def scores_of(predictor, index: Index, filters: MaskFilters, rows: range) -> list[Scores]:
-    """Returns the scores of each mask."""
-    dataset, found = Sa1bDataset(index), []
-    for row in rows:
-        numbers = scored_masks(index, row, filters)
-        if len(numbers):
-            image, entry = dataset[row]
-            predictor.set_image(image)
-            boxes = entry.masks[numbers].boxes()
-            found += [
-                play(predictor, entry.masks[[number]].to_dense()[0], box)
-                for number, box in zip(numbers, boxes, strict=True)
-            ]
-    return found
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", nargs="+", help="tars to train on; default: synthetic scenes")
@@ -408,7 +392,7 @@ def main() -> None:
         for name, starts in ways.items():
             means = []
             for start in starts:
-                found = scores_of(start(), test, filters[1], rows)
+                found = plainly(start(), test, filters[1], rows)
                 means.append([np.mean([score[column] for score in found]) for column in COLUMNS])
             middle, spread = np.mean(means, 0), np.std(means, 0)
             cells = [
