@@ -232,6 +232,8 @@ def find_shards(paths: Paths) -> list[str]:
     shards: list[str] = []
     for path in as_list(paths):
         text = storage.normalize(path)
+        if text.endswith(".json"):
+            raise GigamaskError(f"{path}: annotations need the folder of their images, --images")
         if storage.is_remote(text):
             shards += storage.find_tars(text)
         elif is_index(text):
@@ -270,8 +272,6 @@ def find_shards(paths: Paths) -> list[str]:
         check_regular(path)
         if path.endswith(".parquet"):
             raise GigamaskError(storage.is_parquet(path))
-        if path.endswith(".json"):
-            raise GigamaskError(f"{path}: annotations need the folder of their images, --images")
         if image_folder.is_image(path):
             raise GigamaskError(f"{path}: is an image; give its folder, or a tar of images")
     return sorted(set(shards))

@@ -348,3 +348,9 @@ def test_parquet_is_to_be_converted(tmp_path):
     for path in ("hf://us/cells/a.parquet", "https://localhost/a.parquet?key=1"):
         with pytest.raises(GigamaskError, match=r"is parquet.*gigamask convert '?[hf]"):
             find_shards(path)
+
+
+@pytest.mark.parametrize("path", ["coco.json", "s3://bucket/coco.json"])
+def test_annotations_are_not_data_without_their_images(path):
+    with pytest.raises(GigamaskError, match=r"coco\.json: annotations need .*--images"):
+        find_shards(path)
