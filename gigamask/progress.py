@@ -75,9 +75,10 @@ def progress_bar(name: str) -> Iterator[Update]:
         while not is_over.wait(INTERVAL_S):
             (done, total), elapsed_s = reached, time.monotonic() - start_s
             count = f" {int(done)} of {total}," if total else ""
-            some = done > before
-            left = f", {elapsed_s * (total - done) / (done - before):.0f} s left" if some else ""
-            say(f"{name}:{count} {elapsed_s:.0f} s{left}", on_error=True)
+            line = f"{name}:{count} {elapsed_s:.0f} s"
+            if done > before:
+                line += f", {elapsed_s * (total - done) / (done - before):.0f} s left"
+            say(line, on_error=True)
 
     thread = threading.Thread(target=report, daemon=True)
     if mode() == "lines":

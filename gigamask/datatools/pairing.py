@@ -53,8 +53,8 @@ def pair_names(
             if len(found) > 1:
                 results[item] = f"{len(found)} files have its name"
             elif found:
-                stem = compose(PurePosixPath(available[found[0]]).stem)
-                is_other_stem = bool(stems) and compose(stems[item]) != stem
+                path = PurePosixPath(available[found[0]])
+                is_other_stem = bool(stems) and compose(stems[item]) != compose(path.stem)
                 claims[found[0]].append(((name not in exact, rank, is_other_stem), item))
             if found:
                 break

@@ -216,10 +216,9 @@ def repack_tar(
         source = _source(path)
         previous = _read_record(target)
         if previous and previous.config != config and target.exists():
-            words = f"{target}: is of other --size or --quality, or of another version"
-            return f"{words}; give another --out, or remove it", False
+            return f"{target}: has another --size, --quality or version; give another --out", False
         if (
-            previous is not None
+            previous
             and previous.source == source
             and (salvage or not previous.broken)
             and _is_unchanged(target, previous)

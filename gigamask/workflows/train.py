@@ -308,8 +308,9 @@ def opening(config: TrainConfig) -> str:
     """Return a line about a training, of what is known before torch and the data are read."""
     data = " ".join(getattr(config.evaluation, "data", ()))
     scores = f"evaluated on {data} every {counted(config.evaluation.interval, 'step')}"
-    init = config.phases()[0].init
-    start = "resumed" if config.has_checkpoint else f"from {init or 'random weights'}"
+    start = f"from {config.phases()[0].init or 'random weights'}"
+    if config.has_checkpoint:
+        start = "resumed"
     return (
         f"{config.command} {config.recipe}, {start}: {counted(config.steps, 'step')} of "
         f"{config.batch_size} samples from {abridged(config.data)} to {config.out}, "

@@ -175,8 +175,10 @@ class Annotator:
 
         drawn = _drawn(size, [path], draw, width)
         mask = _mask(before.mask, size)
-        both = RLEMasks.concatenate([mask, drawn])
-        mask = subtract(mask, drawn) if stroke.erase else union(both, np.zeros(2, np.int64), 1)
+        if stroke.erase:
+            mask = subtract(mask, drawn)
+        else:
+            mask = union(RLEMasks.concatenate([mask, drawn]), np.zeros(2, np.int64), 1)
         return self._redrawn(row, version, "stroke", {key_of: before}, mask)
 
     def polygon(
