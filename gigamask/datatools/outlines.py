@@ -120,8 +120,7 @@ class Outlines:
             raise CorruptSampleError(str(corners[0]), NO_AREA)
         if max(self.size) > 2 and all(ring.min() >= 0 and ring.max() <= 1 for ring in rings):
             raise CorruptSampleError(
-                "its coordinates lie from 0 to 1 as fractions of the image's size do, they must be "
-                "pixels; multiply them by its width and height",
+                "its coordinates are from 0 to 1, as fractions of the image's size; give pixels",
                 "fractions, not pixels",
             )
         lengths = [

@@ -168,7 +168,7 @@ def repack(
         raise GigamaskError(f"--out {out}: is an index; give a folder for the tars")
     check_for_tars(out)
     tars = find_tars(paths)
-    _check_names(tars, out)
+    _check_names(tars, out, config)
     manifests = [read_manifest(Path(path)) for path in as_list(paths) if is_index(path)]
     salvaged = {
         part.tar.path for manifest in manifests for part in manifest.parts if part.left_out.broken
@@ -215,10 +215,8 @@ def repack_tar(
     try:
         source = _source(path)
         previous = _read_record(target)
-        if previous and previous.config != config and target.exists():
-            return f"{target}: has another --size, --quality or version; give another --out", False
         if (
-            previous
+            previous is not None  # of the same settings: `_check_names` refuses others
             and previous.source == source
             and (salvage or not previous.broken)
             and _is_unchanged(target, previous)
@@ -420,8 +418,9 @@ def _is_as_written(path: Path, counts: RepackCounts) -> bool:
     return sound
 
 
-def _check_names(tars: list[str], out: Path) -> None:
-    """Check that no new tar would replace a source, another new tar, or a file not from repack."""
+def _check_names(tars: list[str], out: Path, config: RepackConfig) -> None:
+    """Check that no new tar would replace a source, another new tar, one of other settings, or a
+    file not from repack."""
     targets: dict[str, str] = {}
     for path in tars:
         name = storage.basename(path)
@@ -436,10 +435,13 @@ def _check_names(tars: list[str], out: Path) -> None:
                 f"--out {out}: holds the source {name}, which would be replaced; give another"
                 " folder"
             )
-        if (out / name).exists() and not _record_path(out / name).exists():
+        target = out / name
+        previous = _read_record(target)
+        is_other = previous and previous.config != config
+        if target.exists() and (is_other or not _record_path(target).exists()):
             raise GigamaskError(
-                f"{out / name}: exists and was not written by repack; give another --out or move"
-                " it away"
+                f"{target}: exists and was not written by repack with this --size and --quality; "
+                "give another --out or move it away"
             )
 
 

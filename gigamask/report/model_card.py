@@ -96,14 +96,14 @@ def _of_run(run: History, recipe: Mapping[str, Any] | None, step: int | None) ->
     scored = [each for each in run.evaluations if each["step"] == step and each["scores"]]
     if scored:
         held_out = ", ".join(_names(config.get("evaluation.data")))
-        found, errors = scored[-1]["scores"], scored[-1]["standard_error"]
-        of = _text(scored[-1]["of"])
+        last = scored[-1]
+        found, of = last["scores"], _text(last["of"])
         scores = {name: found[name] for name in found if re.search(r"click|oracle|box", name)}
         parts += [
             "## Scores\n",
             f"Mean IoU after {step} steps, {of or 'images'} of {held_out}: clicks in the middle of "
             "the largest error, the best of three masks (oracle), and the box.\n",
-            _table(list(scores), [score_texts(scores, errors)]),
+            _table(list(scores), [score_texts(scores, last["standard_error"])]),
         ]
     return [*parts, *_of_evaluation(run.scores or {})]
 

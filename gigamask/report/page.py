@@ -290,9 +290,8 @@ def final_scores(runs: Runs, reports: Mapping[str, Any]) -> str:
             cells = score_texts(by_prompt(run.scores), errors, PROMPTS)
             rows.append([f"{name}, evaluation.json", *cells, " on ".join(counts)])
         if best and "1 click" in best["scores"]:
-            label = f"{name}, best in training, step {best['step']:,}"
             cells = score_texts(best["scores"], best["standard_error"], PROMPTS)
-            rows.append([label, *cells, best["of"]])
+            rows.append([f"{name}, best in training, step {best['step']:,}", *cells, best["of"]])
     if not rows:
         return ""
     head = ["mean IoU", *PROMPTS, "of"]
