@@ -98,10 +98,12 @@ def equal(found, expected) -> bool:
 
 
 def test_features_are_the_mean_squared_error_where_there_is_an_image(tmp_path, scenes, teachers):
-    changes = {"batch_size": 2, "model": replace(SPEC, drop_path_rate=0.0)}
-    (run,) = phases_in(tmp_path, scenes, teachers["sam"], phase="features", **changes)
+    model = replace(SPEC, drop_path_rate=0.0)
+    sizes = {"batch_size": 4, "micro_batch_size": 4}
+    (run,) = phases_in(tmp_path, scenes, teachers["sam"], phase="features", model=model, **sizes)
     student, teacher = models(run)
     (batch,), loss = batches(run), 0
+    assert (batch.input_sizes <= 56).any(), "beside some image a row of tokens sees none"
     for image, (height, width) in zip(batch.images, batch.input_sizes.tolist(), strict=True):
         size = torch.tensor([[height, width]])
         own, taught = (model.encode(image[None], size) for model in (student, teacher))
