@@ -13,9 +13,8 @@ from transformers.models.maskformer import modeling_maskformer as maskformer
 
 from gigamask.losses.focal_dice import dice_loss, focal_loss
 from gigamask.losses.iou import iou_prediction_loss, mask_iou
-from gigamask.losses.points import interpolate_at, sample_points
+from gigamask.losses.points import interpolate_at
 from gigamask.rng import make_rng
-from gigamask.types import Targets
 
 
 def flat(logits, truth, loss):
@@ -102,31 +101,3 @@ def test_reading_at_places_equals_mask2formers_in_value_and_gradient():
         padding_mode="border",
     ).view(4, 3, 300)
     agree(logits, weights, interpolate_at(logits, places), theirs, 1e-9)
-
-
-def test_the_loss_at_points_equals_mask2formers_at_the_same_points():
-    rng = make_rng(0, "test parity", 3)
-    low = torch.tensor(rng.standard_normal((4, 3, 32, 32)) * 4).requires_grad_()
-    masks = torch.tensor(rng.random((4, 128, 128)) > 0.7)
-    shift = torch.tensor(rng.random((4, 2))).float()
-    points = sample_points(
-        low,
-        Targets(masks, masks | True, torch.zeros(4, 4), (1.0, 1.0), torch.ones(4, 2), shift),
-        0,
-        300,
-        3.0,
-        0.75,
-    )
-    rows, answers, inside = (
-        points.logits.view(12, 1, 1, 300),
-        points.targets.view(12, 1, 300),
-        points.valid.view(12, 1, 300),
-    )
-    theirs = torch.stack([detr.dice_loss(rows[i, 0], answers[i].double(), 1) for i in range(12)])
-    assert torch.allclose(dice_loss(rows, answers, inside)[:, 0], theirs, rtol=1e-12)
-    cross_entropy = F.binary_cross_entropy_with_logits(
-        rows[:, 0, 0], answers[:, 0].double(), reduction="none"
-    ).mean(1)
-    assert torch.allclose(
-        focal_loss(rows, answers, inside, alpha=0.5, gamma=0.0)[:, 0] * 2, cross_entropy, rtol=1e-12
-    )

@@ -86,16 +86,6 @@ def test_finer_target_is_averaged_to_the_models_grid(make_truth):
     assert jitter_masks(truth, truth.boxes_input, 10.0)[0, 3, 3] == 5
 
 
-def test_no_masks(make_truth):
-    for mask_prompt_size in (None, 8):
-        truth = make_truth(np.zeros((0, 32, 32), bool), mask_prompt_size=mask_prompt_size)
-        assert jitter_masks(truth, truth.boxes_input, 1.0).shape == (
-            0,
-            mask_prompt_size or 32,
-            mask_prompt_size or 32,
-        )
-
-
 @pytest.mark.parametrize(
     ("shape", "mask_prompt_size", "named"),
     [((20, 32), None, "20 x 32"), ((32, 32), 5, "32 x 32"), ((32, 20), 4, "32 x 20")],

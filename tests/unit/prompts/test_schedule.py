@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from gigamask.errors import GigamaskError
-from gigamask.prompts.schedule import InteractiveSchedule
+from gigamask.prompts.mixed import MixedPrompts
+from gigamask.prompts.schedule import InteractiveSchedule, UniformClicks
+from gigamask.prompts.two_sided import TwoSidedCorrection
 from gigamask.types import Prediction, PromptRound, RandomInputs
 
 
@@ -124,12 +126,15 @@ def test_prediction_with_the_highest_predicted_iou_is_fed_back(make_truth, make_
     )
 
 
-def test_too_few_draws_are_refused(make_truth, make_draws):
-    truth = make_truth(MASKS)
-    for draws, given in ((make_draws(4, clicks=5), 5), (None, 0)):
-        message = rf"^InteractiveSchedule .*9.*\(got {given}\).*RandomSpec.clicks"
+@pytest.mark.parametrize(
+    "policy", [InteractiveSchedule(), TwoSidedCorrection(), MixedPrompts(), UniformClicks(6)]
+)
+def test_too_few_draws_are_refused(make_truth, make_draws, policy):
+    truth, needed = make_truth(MASKS), policy.num_uniforms
+    for draws, given in ((make_draws(4, clicks=needed - 1), needed - 1), (None, 0)):
+        message = rf"^{type(policy).__name__} .*{needed}.*\(got {given}\).*RandomSpec.clicks"
         with pytest.raises(GigamaskError, match=message):
-            InteractiveSchedule().next(None, truth, draws, 0.0)
+            policy.next(None, truth, draws, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -71,21 +71,7 @@ def test_without_corrections_there_is_the_first_round(play):
     assert len(play(GUESS, MASKS, policy)) == policy.rounds == policy.num_uniforms == 1
 
 
-def test_too_few_draws_are_refused(make_truth, make_draws):
-    message = r"TwoSidedCorrection.*15.*\(got 9\).*RandomSpec.clicks"
-    with pytest.raises(GigamaskError, match=message):
-        TwoSidedCorrection().next(None, make_truth(MASKS), make_draws(4, clicks=9), 0.0)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("corrections", -1),
-        ("box_prob", 1.5),
-        ("box_noise", -0.1),
-        ("box_noise_limit_px", -1.0),
-    ],
-)
+@pytest.mark.parametrize(("name", "value"), [("corrections", -1), ("box_prob", 1.5)])
 def test_impossible_corrections_are_refused(name, value):
     with pytest.raises(GigamaskError, match=rf"TwoSidedCorrection\.{name} is {value}"):
         TwoSidedCorrection(**{name: value})
