@@ -6,7 +6,6 @@ import random
 from fractions import Fraction
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -210,18 +209,3 @@ def test_the_buffer_is_what_it_is_said_to_be(sampler, count, epoch, data):
         assert len(buffer) == min(hard.sum(), sampler.size)
         left = sorted(set(np.array(recent)[hard].tolist()) - set(buffer.tolist()))
         assert not left or told.losses[left].max() <= told.losses[buffer].min()
-
-
-@pytest.mark.parametrize(
-    "sampler",
-    [Curriculum(), AdaptiveCurriculum(), LossWeighted(), Replay()],
-    ids=lambda each: type(each).__name__,
-)
-def test_epochs_and_seeds_differ(sampler):
-    told = LossSnapshot(np.arange(100, dtype=np.float32), np.zeros(100, np.int32), np.empty(0))
-    orders = [
-        listed(sampler.order(items_of(100, seed), epoch, told)).tobytes()
-        for seed in (0, 1)
-        for epoch in (0, 1)
-    ]
-    assert len(set(orders)) == 4

@@ -90,43 +90,6 @@ def test_a_streamed_order_visits_every_sample_once_and_stays_near_the_reading_he
         assert np.isin(jumps, starts).all()  # onward, or to the beginning of another tar
 
 
-@given(
-    TARS.filter(lambda sizes: sum(sizes) > 0),
-    st.integers(1, 6),
-    st.integers(1, 3),
-    st.integers(1, 4),
-    st.data(),
-)
-def test_streamed_epoch_visits_each_item_once_for_any_ranks_and_resume_point(
-    sizes, lanes, world, micro, data
-):
-    items, batch = tar_items(sizes), data.draw(st.integers(1, 7))
-    start = data.draw(st.integers(0, items.count - 1))
-    sampler = Streamed(lanes, 4)
-    whole = [
-        (epoch, int(item))
-        for epoch in range(batch + 2)
-        for item in listed(sampler.order(items, epoch, None))
-    ]
-    steps_wanted = -(-(items.count - start) // batch)
-    dealt = []
-    for rank in range(world):
-        taken = islice(
-            iter_steps(SampleSequence(sampler, items), start, batch, micro, rank, world),
-            steps_wanted,
-        )
-        dealt += [
-            (ref.epoch, ref.position, ref.row)
-            for group in taken
-            for refs in group.micro_batches
-            for ref in refs
-        ]
-    dealt.sort()
-    assert [(epoch, item) for epoch, _, item in dealt] == whole[
-        start : start + steps_wanted * batch
-    ]
-
-
 def test_separate_lanes_let_every_worker_read_sequentially():
     items, world, micro, workers = tar_items([100, 100, 100]), 2, 2, 3
     sampler = Streamed(lanes=world * micro * workers, buffer=1)

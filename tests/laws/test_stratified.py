@@ -5,7 +5,6 @@ from functools import partial
 from math import gcd
 
 import numpy as np
-import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -177,24 +176,3 @@ def test_items_of_a_cell_come_up_equally_often(sizes, make, seed, epochs):
         items.columns["tar"] if getattr(sampler, "epoch_length", None) == "data" else 0
     )
     assert all(np.ptp(counts[cells == cell]) <= 1 for cell in np.unique(cells))
-
-
-DEFAULTS = [
-    Stratified(),
-    Strata(("granularity", "tar")),
-    Strata(RELEVANCE),
-    InterleavedStrata(),
-    InterleavedStrata(None),
-]
-
-
-@pytest.mark.parametrize("sampler", DEFAULTS)
-@given(st.tuples(*[st.integers(20, 40)] * 3))
-@settings(max_examples=6)
-def test_epochs_and_seeds_differ(sampler, sizes):
-    orders = [
-        listed(sampler.order(mixed(sizes, seed=seed), epoch, None)).tobytes()
-        for seed in (0, 1)
-        for epoch in (0, 1)
-    ]
-    assert len(set(orders)) == 4

@@ -42,14 +42,6 @@ def test_the_easiest_come_first_and_all_are_reached_and_stay():
     assert hardest[-1] == 1000
 
 
-def test_fraction_grows_within_an_epoch():
-    order = RANK[listed(Curriculum(start=0.1, epochs=1.0, stages=10).order(ITEMS, 0, None))]
-    highest = [order[start : start + 100].max() for start in range(0, 1000, 100)]
-    assert highest[0] < 100
-    assert highest[4] > 250
-    assert highest[9] > 800
-
-
 def test_stages_that_reach_equally_many_are_one():
     assert np.array_equal(
         np.sort(listed(Curriculum(start=1.0).order(ITEMS, 0, None))), np.arange(1000)

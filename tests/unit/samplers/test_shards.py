@@ -5,7 +5,7 @@ import pytest
 
 from gigamask.errors import GigamaskError
 from gigamask.interfaces import SampleTable
-from gigamask.samplers.shards import Sharded, StreamingTars, TarSubset, tar_spans
+from gigamask.samplers.shards import Sharded, StreamingTars, TarSubset
 from tests.orders import listed
 
 
@@ -20,13 +20,6 @@ def tars_of(order: np.ndarray, items: SampleTable) -> np.ndarray:
     """The tar of each run of neighbours that lie in the same one."""
     numbers = items.columns["tar"][order]
     return numbers[np.flatnonzero(np.diff(numbers, prepend=-1))]
-
-
-def test_spans_leave_out_tars_without_items():
-    firsts, sizes = tar_spans(FOUR, TarSubset())
-    assert firsts.tolist() == [0, 50, 53]
-    assert sizes.tolist() == [50, 3, 20]
-    assert [len(each) for each in tar_spans(items_of([]), TarSubset())] == [0, 0]
 
 
 def test_tar_aware_shuffles_a_tar_that_gives_all_of_its_items():
@@ -57,10 +50,6 @@ def test_each_streaming_pass_has_its_own_order():
     assert (np.diff(orders[0]) == 1).mean() < 0.2
 
 
-def test_streaming_has_a_position_even_where_the_average_tar_is_small():
-    assert len(listed(StreamingTars(1).order(items_of([1, 1, 1]), 0, None))) == 1
-
-
 @pytest.mark.parametrize(
     ("make", "line"),
     [
@@ -88,28 +77,6 @@ def items_with(sizes: list[int], **columns: list) -> SampleTable:
         {"tar": np.repeat(np.arange(len(sizes)), sizes)}
         | {name: np.array(values) for name, values in columns.items()},
     )
-
-
-def test_tars_are_assigned_in_blocks():
-    items = items_with([4, 3, 2, 5, 1])
-    order = whole(Sharded(2), items).reshape(-1, 2)
-    # 0, 1, 2 lie on node 0 and 3, 4 on node 1: t * 2 // 5.
-    assert len(order) == 9
-    assert sorted(order[:, 0]) == list(range(9))
-    assert sorted(set(order[:, 1])) == list(range(9, 15))
-    assert sorted(order[:6, 1]) == list(range(9, 15))
-
-
-def test_a_column_may_say_where_items_lie():
-    items = items_with([6], node=[1, 0, 1, 1, 0, 1])
-    order = whole(Sharded(2, "node"), items).reshape(-1, 2)
-    assert len(order) == 4
-    assert sorted(order[:, 1]) == [0, 2, 3, 5]
-    assert set(order[:, 0]) == {1, 4}
-
-
-def test_one_node_has_all():
-    assert np.array_equal(np.sort(whole(Sharded(), items_with([3, 4]))), np.arange(7))
 
 
 def test_more_nodes_than_a_byte_can_number():

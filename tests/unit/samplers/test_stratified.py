@@ -236,27 +236,9 @@ def test_processes_that_would_not_be_balanced_are_refused():
         Balanced().check(16, 2, 1)
 
 
-def queries(count=400, seed=0):
-    generator = np.random.default_rng(seed)
-    columns = {
-        name: generator.choice(len(odds), count, p=odds)
-        for name, odds in {"granularity": (0.7, 0.2, 0.1), "complexity": (0.6, 0.3, 0.1)}.items()
-    }
-    return SampleTable(
-        count, columns | {"domain": (generator.random(count) < 0.1).astype(np.int32)}, seed
-    )
-
-
-def kinds(items):
-    return (
-        items.columns["granularity"] * 6 + items.columns["complexity"] * 2 + items.columns["domain"]
-    )
-
-
 def test_strata_are_the_combinations():
-    strata = Relevance().strata(queries())
-    assert (
-        len({*zip(strata.tolist(), kinds(queries()).tolist(), strict=True)})
-        == strata.max() + 1
-        == len(np.unique(kinds(queries())))
-    )
+    values = np.random.default_rng(0).integers(2, size=(len(RELEVANCE), 60))
+    strata = Relevance().strata(SampleTable(60, dict(zip(RELEVANCE, values, strict=True))))
+    kinds = list(map(tuple, values.T.tolist()))
+    pairs = {*zip(strata.tolist(), kinds, strict=True)}
+    assert len(pairs) == strata.max() + 1 == len({*kinds})
