@@ -22,7 +22,6 @@ from gigamask.masks.rle import RLEMasks
 from gigamask.records import SampleRef
 from gigamask.rng import make_rng
 from gigamask.samplers.batch_sampler import SampleSequence, iter_segments
-from gigamask.samplers.curriculum import AdaptiveCurriculum
 from gigamask.samplers.hard_examples import LossWeighted, Replay
 from gigamask.samplers.loss_history import LossHistory
 from gigamask.synthetic.scenes import SyntheticScene, seeded, write_scenes
@@ -154,46 +153,6 @@ def test_an_epoch_sees_all_steps_before_its_first_and_stopping_changes_nothing(
     before = visited(history, per_epoch, batch, micro, worlds[0], 0, stop) if stop else []
     after = visited(copied(history), per_epoch, batch, micro, worlds[1], stop, 6)
     assert before + after == plainly(count, per_epoch, batch, stop + 6)
-
-
-@given(
-    window=st.integers(1, 3),
-    per_epoch=st.integers(1, 9),
-    batch=st.integers(1, 20),
-    seed=st.integers(0, 9),
-)
-@settings(max_examples=60, deadline=None)
-def test_adaptive_curriculum_never_shrinks_wherever_steps_cross_epochs(
-    window, per_epoch, batch, seed
-):
-    sampler, shares = (
-        AdaptiveCurriculum(growth=0.2, per_epoch=per_epoch, threshold=1.0, window=window),
-        [],
-    )
-    history, losses = (
-        LossHistory.empty("", 7, 0.0),
-        make_rng(seed, "losses").uniform(0, 2, (40, batch)),
-    )
-    sequence = SampleSequence(sampler, SampleTable(7, {"difficulty": np.arange(7.0)}), history)
-    for start, of_step in enumerate(losses):
-        sequence.prepare(start * batch, batch)
-        shares.append(sampler.share(history.snapshot.epoch_losses))
-        sequence.record_losses(start * batch, of_step)
-    assert shares == sorted(shares)
-
-
-def test_adaptive_curriculum_grows_after_every_window_of_low_epoch_losses():
-    """Epochs of five, steps of three: an order sees epochs that ended before its first step."""
-    sampler, shares = AdaptiveCurriculum(growth=0.2, per_epoch=5, threshold=1.0, window=1), []
-    history = LossHistory.empty("", 7, 0.0)
-    sequence = SampleSequence(sampler, SampleTable(7, {"difficulty": np.arange(7.0)}), history)
-    for start in range(0, 27, 3):
-        sequence.prepare(start, 3)
-        shares.append(round(sampler.share(history.snapshot.epoch_losses), 1))
-        sequence.record_losses(start, np.full(3, 0.5))
-    # Epochs start at 0, 5, 10, 15, 20, 25, in the steps from 0, 3, 9, 15, 18, 24 on, when
-    # 0, 0, 1, 3, 3 and 4 epochs have ended.
-    assert shares == [0.3, 0.3, 0.3, 0.5, 0.5, 0.9, 0.9, 0.9, 1.0]
 
 
 def test_losses_of_real_training_decide_the_next_order(tmp_path, scenes):

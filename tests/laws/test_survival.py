@@ -220,11 +220,3 @@ def newest(run) -> int:
     """Returns the step of the newest checkpoint, 0 without any."""
     found = manifest.list_checkpoints(Path(run.out) / "checkpoints")
     return int(found[-1].name[-8:]) if found else 0
-
-
-def test_a_killed_run_may_be_resumed_with_other_workers(tmp_path, scenes):
-    run = run_in(tmp_path / "run", scenes, steps=6, save_every=2)
-    whole = train(replace(run, out=str(tmp_path / "run")))
-    for folder in manifest.list_checkpoints(tmp_path / "run" / "checkpoints")[1:]:
-        folder.rename(tmp_path / folder.name)
-    assert same(whole, train(replace(run, loader=replace(run.loader, workers=1))))

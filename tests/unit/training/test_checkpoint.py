@@ -42,32 +42,8 @@ def state_at(run, step):
     return state
 
 
-@pytest.mark.slow
-def test_what_is_loaded_is_what_was_saved(run):
-    saved = state_at(run, 2)
-    checkpoint.save(saved, run)
-    loaded = checkpoint.resume(run, CPU)
-    assert (loaded.step, loaded.cursor) == (saved.step, saved.cursor)
-    for name, tensor in saved.model.state_dict().items():
-        assert torch.equal(tensor, loaded.model.state_dict()[name]), name
-    ours, theirs = saved.optimizer_tensors(), loaded.optimizer_tensors()
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-
-
 def test_no_checkpoint_is_none(run):
     assert checkpoint.resume(run, CPU) is None
-
-
-@pytest.mark.slow
-def test_only_the_last_k_stay(run):
-    for step in (1, 2, 3, 4):
-        folder = checkpoint.save(state_at(run, step), run)
-    assert [path.name for path in manifest.list_checkpoints(folder.parent)] == [
-        "step_00000003",
-        "step_00000004",
-    ]
-    assert checkpoint.newest(pathlib.Path(run.out)) == folder
 
 
 @pytest.mark.slow
@@ -377,20 +353,6 @@ def test_scores_that_mean_another_thing_are_not_compared(run):
 
 
 @pytest.mark.slow
-def test_a_rating_that_fails_leaves_the_checkpoint_whole(run, monkeypatch):
-    folder = checkpoint.save(state_at(run, 1), run)
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoint.Path, "replace", fail)
-        with pytest.raises(OSError, match="full"):
-            checkpoint.record_score(folder, 0.5, "box", run.keep)
-    assert "score" not in manifest.verify(folder)
-    assert checkpoint.resume(run, CPU).step == 1
-    checkpoint.record_score(folder, 0.5, "box", run.keep)
-    assert manifest.verify(folder)["score"] == 0.5
-    assert kept(run) == ([1], 1)
-
-
-@pytest.mark.slow
 def test_where_no_scored_checkpoint_is_left_there_is_no_best(run):
     keep(state_at(run, 1), run, 0.5)
     assert kept(run)[1] == 1
@@ -423,17 +385,6 @@ def test_a_save_that_failed_before_it_linked_is_made_up_for_by_the_next(run, mon
 
 def fail(*_):
     raise OSError("the disk is full")
-
-
-@pytest.mark.slow
-def test_best_checkpoint_can_be_given_as_weights(run):
-    saved = [keep(state_at(run, step), run, score) for step, score in ((1, 0.9), (2, 0.1))]
-    theirs = checkpoint.load_model(f"{run.out}/checkpoints/best", "cpu").state_dict()
-    assert (pathlib.Path(run.out) / "checkpoints" / "best").resolve() == saved[0].resolve()
-    assert all(
-        torch.equal(tensor, theirs[name])
-        for name, tensor in state_at(run, 1).model.state_dict().items()
-    )
 
 
 @pytest.fixture

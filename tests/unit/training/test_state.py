@@ -1,6 +1,5 @@
 """What is frozen stays out of a training altogether."""
 
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -18,8 +17,6 @@ from gigamask.training.optim import MuonAdamW, select_trained
 from gigamask.training.state import TrainState
 from gigamask.training.step import step
 from gigamask.training.train_data import TrainData
-from gigamask.training.trainer import train
-from tests.laws.test_training import run_in, same
 from tests.little import little
 
 CPU = torch.device("cpu")
@@ -172,24 +169,6 @@ def test_what_no_weights_were_loaded_into_is_not_frozen(tmp_path):
     assert state.model.image_encoder.neck[0].weight.requires_grad
     with pytest.raises(GigamaskError, match=r"--freeze.*prompt_encoder.*--init"):
         replace(run, data=("x",), freeze=("prompt_encoder",)).check_inputs()
-
-
-@pytest.mark.long
-def test_a_frozen_training_goes_on_bit_for_bit_and_keeps_its_encoder(tmp_path, scenes):
-    init = tmp_path / "init.safetensors"
-    start = replace(little(), seed=5).build()
-    state_dict.save_weights(state_dict.to_official(start), start.config, init)
-    run = run_in(
-        tmp_path / "run", scenes, steps=4, save_every=2, freeze=("image_encoder",), init=str(init)
-    )
-    whole = train(run)
-    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step_00000004")
-    assert same(whole, train(run))
-    began, ended = replace(little(), seed=5).build().state_dict(), whole.model.state_dict()
-    changed = {
-        name.partition(".")[0] for name in began if not torch.equal(began[name], ended[name])
-    }
-    assert changed == {"prompt_encoder", "mask_decoder"}
 
 
 @pytest.mark.slow
