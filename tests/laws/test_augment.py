@@ -11,6 +11,7 @@ from gigamask.data.augment import (
     LargeScaleJitter,
     NoAugment,
     RandomCrop,
+    RandomResizedCrop,
     ScaleJitter,
 )
 from gigamask.data.dataset import build_sample
@@ -20,7 +21,7 @@ from gigamask.records import ImageAnnotation, SampleRef
 from gigamask.rng import make_rng
 from gigamask.types import RandomSpec
 
-AUGMENTS = [
+KEEPING_SHAPE = [
     NoAugment(),
     HorizontalFlip(),
     LargeScaleJitter(),
@@ -30,6 +31,7 @@ AUGMENTS = [
     RandomCrop(40),
     RandomCrop(400, flip=1.0),
 ]
+AUGMENTS = [*KEEPING_SHAPE, RandomResizedCrop()]
 CHANCE = RandomSpec(seed=3, clicks=1, blocks=1)
 COLOURS = np.array([[250, 10, 10], [10, 250, 10], [10, 10, 250]])
 
@@ -171,7 +173,7 @@ def test_frames_lie_in_image_and_square_and_lead_back(size, augment, position):
 @pytest.mark.parametrize("size", [(480, 640), (640, 480)])
 def test_photographs_keep_their_shape(size):
     for position in range(200):
-        for augment in AUGMENTS:
+        for augment in KEEPING_SHAPE:
             transform = augment.get_transform(size, 256, make_rng(0, "frame", position))
             down, across = np.array(transform.resized) / transform.crop_size
             # Both sides are rounded to whole pixels.

@@ -55,16 +55,6 @@ def sample_of(masks, config=PLAIN, position=0):
     return build_sample(flat_jpg(masks.shape[1:]), entry_of(masks), ref, config, CHANCE)
 
 
-def test_a_sample_is_fitted_to_input_and_grid(scene, jpg, entry):
-    sample = build_sample(jpg, entry, SampleRef(1, 3, 0), replace(PLAIN, max_masks=100), CHANCE)
-    height, width = sample.transform.resized
-    assert (sample.name, sample.ref) == ("sa_000000.tar:sa_7", SampleRef(1, 3, 0))
-    assert sample.transform.original == scene.masks.size
-    assert sample.image.shape == (3, height, width)
-    assert max(height, width) == 128
-    assert len(sample.masks) == len(scene.masks)
-
-
 @pytest.mark.parametrize("augment", [HorizontalFlip(0.0), LargeScaleJitter(1.0, 1.0, flip=0.0)])
 def test_a_stretched_sample_fills_the_square(scene, jpg, entry, augment):
     settings = replace(PLAIN, max_masks=100, stretch=True, augment=augment)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from gigamask.data import index as indexes
 from gigamask.data import sample_table, tar
 from gigamask.data.mask_sampling import MaskFilters
-from gigamask.data.sample_table import COLUMNS, difficulty, granularity, open_sample_table
+from gigamask.data.sample_table import COLUMNS, granularity, open_sample_table
 from gigamask.datatools.stats import describe
 from gigamask.errors import GigamaskError
 from gigamask.masks.rle import RLEMasks
@@ -109,20 +109,6 @@ def test_granularity_is_what_statistics_count(real_data, tmp_path):
     assert np.bincount(found).min() > 100
 
 
-def test_difficulty_is_between_its_ends():
-    easy, hard = np.array([1, 0], np.float32), np.array([0, 500])
-    assert difficulty(easy, easy, easy, hard).tolist() == [0, 1]
-    none = np.zeros(1, np.float32)
-    shares = [
-        difficulty(
-            *(np.ones(1, np.float32) if i == j else none for j in range(3)), np.zeros(1, int)
-        ).item()
-        for i in range(3)
-    ]
-    assert shares == pytest.approx([0.5, 0.5, 0.6])
-    assert difficulty(none + 1, none + 1, none + 1, np.array([50])).item() == pytest.approx(0.05)
-
-
 @pytest.mark.slow
 def test_columns_are_computed_lazily_and_cached(index, monkeypatch):
     passes, plain = [], sample_table._blocks
@@ -183,15 +169,6 @@ def test_complexity_and_domain_are_derived_unless_given(small):
     assert tuple(columns) == COLUMNS
     assert len(columns) == len(COLUMNS)
     assert columns["domain"].tolist() == [0, 1, 4]
-
-
-def test_unknown_column_is_reported_with_the_known_ones(small):
-    columns = open_sample_table(
-        small, MaskFilters(), "image", {"region": np.zeros(6, int)}
-    ).items.columns
-    assert "node" not in columns
-    with pytest.raises(GigamaskError, match=rf"'node'.* {', '.join([*COLUMNS, 'region'])},"):
-        columns["node"]
 
 
 def test_without_masks_every_image_is_an_item(small):
