@@ -55,7 +55,7 @@ KINDS = {
         f"{UNIT}/training/test_retention.py",
     ],
     "other workers and processes, slow ones": [
-        "tests/laws/test_survival.py::test_a_killed_run_may_be_resumed_with_other_workers",
+        "tests/laws/test_training.py::test_ten_steps_killed_and_ten_more_are_twenty",
         "tests/laws/test_survival.py::"
         "test_no_process_waits_in_a_step_for_what_the_main_one_does_alone",
         "tests/laws/test_survival.py::test_every_sampler_goes_on_with_other_processes",

@@ -1,17 +1,12 @@
 """Queries as items of samplers and as batches."""
 
-import json
-
 import numpy as np
 import pytest
-import simplejpeg
 import torch
 
 from gigamask.data import index as indexes
 from gigamask.data import tar
 from gigamask.data.shards import ShardReader
-from gigamask.errors import GigamaskError
-from gigamask.masks.rle import RLEMasks
 from gigamask.models.init import build_model
 from gigamask.plugins.grounding import queries
 from gigamask.plugins.grounding.data import (
@@ -29,6 +24,7 @@ from gigamask.plugins.grounding.vocabulary import words
 from gigamask.records import DataCursor, SampleRef, StepPlan
 from tests import little
 from tests.plugins.grounding.asked import SPEC, write_spoilt
+from tests.unit.data.test_sample_table import pair
 
 
 def read(texts):
@@ -185,23 +181,6 @@ def test_queries_of_an_image_that_cannot_be_read_are_left_out_and_named(
     assert batch.skipped[0].reason.startswith("sa_000000.tar:sa_1: ")
 
 
-def pair(number, sizes):
-    """A JPEG of 10 x 100 pixels and its JSON with a mask of each of these numbers of pixels."""
-    masks = RLEMasks.from_dense(
-        np.arange(1000).reshape(1, 10, 100) < np.array(sizes).reshape(-1, 1, 1)
-    ).to_coco()
-    segmentations = [{"size": [10, 100], "counts": mask.decode()} for mask in masks]
-    annotations = [
-        {"segmentation": each, "predicted_iou": 1, "stability_score": 1} for each in segmentations
-    ]
-    image = {"image_id": number, "width": 100, "height": 10, "file_name": f"sa_{number}.jpg"}
-    jpg = simplejpeg.encode_jpeg(np.zeros((10, 100, 3), np.uint8))
-    return [
-        (f"sa_{number}.jpg", jpg),
-        (f"sa_{number}.json", json.dumps({"image": image, "annotations": annotations}).encode()),
-    ]
-
-
 @pytest.fixture(scope="module")
 def tiny_index(tmp_path_factory):
     folder = tmp_path_factory.mktemp("queries")
@@ -259,13 +238,6 @@ def test_columns_are_computed_lazily_and_once(tiny_index):
     assert len(columns) == len(list(columns)) == 10
     assert "domain" in columns
     assert "width" not in columns
-
-
-def test_unknown_column_is_reported_with_the_known_ones(tiny_index):
-    with pytest.raises(
-        GigamaskError, match=r"'width'.* tar, masks, area_fraction, .*, kind, difficulty$"
-    ):
-        open_queries(tiny_index, ASKED).items.columns["width"]
 
 
 @pytest.mark.parametrize(

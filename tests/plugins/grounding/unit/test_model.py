@@ -237,24 +237,6 @@ def test_no_query_has_no_terms(model):
     assert list(GroundingTask(1.0).compute_losses(model, none, lambda whole: whole)) == []
 
 
-@pytest.mark.parametrize("parts", [[[0, 1], [2, 3, 4], [5, 6]], [[4, 0, 6], [], [1, 2, 3, 5]]])
-def test_micro_batches_add_up_to_the_batch(parts):
-    model, batch, task = untrained().double(), query_batch(), GroundingTask(1.0)
-    gradients, losses, words = [], [], batch.text_features
-    words = TextFeatures(words.features.double(), words.attention_mask)
-    batch = replace(batch, features=batch.features.double(), text_features=words)
-    for micros in ([batch], [cut(batch, rows) for rows in parts]):
-        model.zero_grad()
-        totals = StepMetrics.zero(7, torch.zeros((), dtype=torch.float64))
-        for micro in micros:
-            accumulate(task, model, micro, totals)
-        gradients.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
-        losses.append(totals)
-    assert torch.allclose(*gradients, rtol=1e-5, atol=1e-6)
-    assert torch.allclose(losses[0].losses, losses[1].losses, rtol=1e-5)
-    assert losses[0].means() == pytest.approx(losses[1].means(), rel=1e-5)
-
-
 @pytest.mark.parametrize("group_by", ["batch", "granularity"])
 @pytest.mark.parametrize("parts", [[[0, 1, 2, 3, 4, 5, 6]], [[5, 0], [1, 2, 3], [4, 6]]])
 def test_the_hardest_queries_by_both_losses_are_kept(model, parts, group_by):
