@@ -188,12 +188,8 @@ def test_bad_input_is_one_line_before_any_training(command, table, tmp_path, cap
     wrong = {
         command.replace(str(table), "loses"): "no table or file 'loses'",
         command.replace(str(table), f"{tmp_path}/odd.yaml"): "variant bad: ",
-        f"{command} --test {tmp_path}/gone": "no such path",
-        f"{command} --seeds 0": "--seeds must be at least 1",
         f"{command} --out {tmp_path}/photos": "but holds 1.jpg",
         f"{command} --steps 1 --cpu-minutes 1": "--steps and --cpu-minutes are both given",
-        f"{command} --cpu-minutes 0": "--cpu-minutes must be > 0 (got 0.0)",
-        f"{command} --parallel-runs 0": "--parallel-runs must be at least 1",
         re.sub(r"--test \S+", "--test", command): "--test is required",
     }
     for words, message in wrong.items():

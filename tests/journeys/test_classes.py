@@ -105,10 +105,8 @@ def test_classes_are_scored(run, scenes, tmp_path, capsys):
     [
         ("--classes ring star", r"--classes lacks .*blob \(\d+\).*--ignore-other-classes"),
         ("--classes cat --ignore-other-classes", r"no mask of .* among cat; it has blob"),
-        ("--classes ring ring", "'ring' twice"),
         ("--classes auto --loader.mask-store x", "--loader.mask-store x .*--classes"),
         ("--classes auto --class-weight -1", "--class-weight"),
-        ("--init {run}", "its masks have the classes blob, .*--classes"),
     ],
 )
 def test_what_cannot_be_trained_is_one_line(run, command, tmp_path, words, found, capsys):

@@ -93,23 +93,6 @@ def test_the_loss_in_windows_wants_a_model_with_windows(scenes, tmp_path, capsys
     assert "--loss sam" in told
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("compact --model.encoder vit", "--model.encoder conv_pyramid"),
-        ("compact --model.decoder sam", "--model.decoder window"),
-        ("compact --model.patch-size 8", "--model.patch-size must be 4"),
-        ("compact --model.image-size 100", "--model.image-size"),
-        ("compact --model.custom-init", "--model.custom-init is"),
-        ("compact --loss.smooth 0", "smooth"),
-        ("compact --model.decoder.widths 48 90", "widths"),
-        ("tiny --model.decoder window", "recipe compact"),
-    ],
-)
-def test_parts_that_do_not_fit_are_one_line(scenes, tmp_path, words, message, capsys):
-    assert message in refusal(capsys, "train", words, f"--data {scenes} --out {tmp_path}/run")
-
-
 @pytest.mark.long
 def test_weights_of_other_models_are_refused(run, scenes, tmp_path, capsys):
     words = f"tiny --data {scenes} --out {tmp_path}/run --steps 1"

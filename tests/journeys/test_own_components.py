@@ -113,9 +113,7 @@ def test_custom_task_trains_and_resumes(recipe, scenes, tmp_path, installed, cap
     [
         ("--sampler broken", "Missing"),
         ("--sampler tests.nothing:Backwards", "tests.nothing"),
-        ("--sampler tests.own_components:Nothing", "Nothing"),
         ("--optimizer tests.own_components:Backwards", "gigamask.interfaces.Optimizer"),
-        ("--sampler other", "mine"),
         (
             "--activation-checkpointing 2 --model.encoder tests.own_components:Blockless",
             "--activation-checkpointing 2",

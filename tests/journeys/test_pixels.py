@@ -129,11 +129,7 @@ def test_own_images_of_five_channels_start_from_weights_for_rgb(here, capsys):
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        ("--window 9", "LO HI"),
         ("--window 9 3", "9 3"),
-        ("--percentiles 0.5", "0.5"),
-        ("--in-channels 0", "channels"),
-        ("--model.pixels.percentiles-of data", "percentiles"),
         ("--window 0 9", "8 bits"),
         (MEASURED, "8 bits"),
         ("--in-channels 4", "--in-channels 3"),

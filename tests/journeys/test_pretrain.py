@@ -152,70 +152,26 @@ REFUSED = [
         "pretrain needs a recipe (mae_tiny, mae_vit_b, mae_vit_l, mae_vit_h, sami_vit_t, "
         "sami_vit_s, or file.py:function) or",
     ),
-    ("pretrain --resume", "--resume needs a run folder; see 'gigamask pretrain --help'"),
-    (
-        "pretrain --resume nowhere",
-        "nowhere: no such folder in /",
-    ),
     (
         "pretrain tiny --data {scenes}",
         "recipe tiny is for 'gigamask train', not 'gigamask pretrain'",
-    ),
-    (
-        "pretrain {little} --data {scenes}",
-        "little is for 'gigamask train', not 'gigamask pretrain'",
     ),
     (
         "train mae_tiny --data {scenes}",
         "recipe mae_tiny is for 'gigamask pretrain', not 'gigamask train'",
     ),
     (
-        "train --resume {mae}",
-        "recipe mae_tiny is for 'gigamask pretrain', not 'gigamask train'",
-    ),
-    ("pretrain mae_tiny", "--data is required"),
-    ("pretrain mae_tiny --data {scenes} --loader.items mask", "unknown flag --loader.items"),
-    (
-        "pretrain mae_tiny --data {scenes} --evaluation.data {scenes}",
-        "unknown flag --evaluation.data",
-    ),
-    ("pretrain mae_tiny --data {scenes} --stages mae", "unknown flag --stages"),
-    (
         "pretrain mae_tiny --data {scenes} --prompts mixed",
         "recipe mae_tiny has no prompts; it has sampler, loader.augment, optimizer, schedule",
-    ),
-    (
-        "pretrain mae_tiny --data {scenes} --model.mask-ratio 1.5",
-        "--model.mask-ratio must be in (0, 1) (got 1.5)",
     ),
     (
         "pretrain mae_tiny --data {scenes} --model.mask-ratio 0.999",
         "--model.mask-ratio 0.999 of 256 patches",
     ),
-    (
-        "pretrain mae_tiny --data {scenes} --model.image-size 100",
-        "--model.image-size must be a multiple of patch_size 8 (got 100); the nearest is 96",
-    ),
-    (
-        "pretrain mae_tiny --data {scenes} --init mae:{mae}",
-        "mae: starts a SAM from an MAE",
-    ),
     ("train {little} --data {scenes} --init {mae}", "holds an MAE; give mae:"),
-    (
-        "train {little} --data {scenes} --init mae:nowhere",
-        "--init mae:nowhere: no such file or folder in /",
-    ),
-    (
-        "train {little} --data {scenes} --init mae:{scenes}",
-        "holds no model.safetensors; give a folder that does",
-    ),
     (
         "train {little} --data {scenes} --model.depth 3 --init mae:{mae}",
         "has 2 blocks of width 16, the model has 3 of 16; use --model.depth 2",
-    ),
-    (
-        "train {little} --data {scenes} --model.num-heads 4 --init mae:{mae}",
-        "has 2 attention heads, the model has 4; use --model.num-heads 2",
     ),
     (
         "evaluate {mae} --data {scenes}",

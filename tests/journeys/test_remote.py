@@ -18,7 +18,7 @@ from gigamask.data.sample_config import SampleConfig
 from gigamask.records import SampleRef, StepPlan
 from gigamask.synthetic import scenes
 from gigamask.types import Batch, RandomSpec
-from tests.commands import invoke, refusal
+from tests.commands import invoke
 from tests.journeys.runs import GIGAMASK
 from tests.servers import FileServer, Hub, ObjectStore
 
@@ -136,29 +136,3 @@ def test_a_tar_that_went_away_loses_its_samples_only(tars, tmp_path):
     assert skipped.name == "sa_000002.tar:sa_11"
     assert "sa_000002.tar: " in skipped.reason
     assert skipped.reason.endswith("check the URL")
-
-
-@pytest.mark.parametrize(
-    ("behaviour", "path", "message"),
-    [
-        (
-            {"ranges": False},
-            "/sa_000000.tar",
-            "sa_000000.tar: the server ignores ranges",
-        ),
-        ({"busy": -1}, "/sa_000000.tar", "after 5 tries (503"),
-        ({}, "/none.tar", "(not found: "),
-        ({}, "/none", "(not found: "),
-        ({"status": 403}, "/sa_000000.tar", "(no permission: 403"),
-    ],
-)
-def test_what_goes_wrong_is_one_line(tars, tmp_path, capsys, behaviour, path, message):
-    with FileServer(tars, **behaviour) as server:
-        assert message in refusal(capsys, f"index {server.url + path} --out {tmp_path}/index")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_missing_bucket_is_one_line(tmp_path, capsys):
-    with ObjectStore() as objects:
-        for url in ("s3://no-such-bucket/tars", f"{objects.url}/none.tar"):
-            assert "(not found: " in refusal(capsys, f"index {url} --out {tmp_path}/index")

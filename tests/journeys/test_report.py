@@ -227,15 +227,12 @@ def test_a_single_record_is_said_and_not_drawn(browser, tmp_path):
     [
         ("", "RUN is required"),
         ("empty", "empty: has no records yet"),
-        ("run empty", "empty: has no records yet"),
-        ("run .", "run: is given twice"),
         (
             "run --out missing/report.html",
             "--out missing/report.html: cannot be written",
         ),
         ("run --out bare", "--out bare: cannot be written"),
         ("run --json missing/told.json", "--json missing/told.json: cannot be written"),
-        ("run --outt x", "--outt"),
     ],
 )
 def test_wrong_uses_are_one_line(words, said, tmp_path, monkeypatch, capsys):

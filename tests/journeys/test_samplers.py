@@ -147,34 +147,3 @@ def test_a_refused_command_leaves_the_run_as_it_was(built, tmp_path):
     region = "--sampler multi_attribute --sampler.attributes region"
     assert exit_code(command, region, "--allow-data-change") == 2
     assert kept == {name: (tmp_path / name).read_bytes() for name in kept}
-
-
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (
-            "--sampler sharded --sampler.nodes 2",
-            r"--batch-size must be a multiple of .*got 3",
-        ),
-        (
-            "--sampler distributed_balanced --sampler.ranks 2",
-            r"--batch-size must be a multiple of .*got 3",
-        ),
-        (
-            "--sampler multi_attribute --sampler.attributes region",
-            r"no column 'region'; choose one of tar, masks, .*",
-        ),
-        (
-            "--sampler multi_attribute --sampler.attributes difficulty",
-            r"attribute 'difficulty' .*got float32",
-        ),
-        (
-            "--sampler sharded --sampler.nodes 3 --batch-size 6",
-            r"node 1 of 3 has no items",
-        ),
-        ("--loader.attributes nowhere.csv", r"nowhere\.csv"),
-    ],
-)
-def test_what_cannot_be_is_one_line(built, tmp_path, capsys, words, line):
-    said = refusal(capsys, f"train {LITTLE} --data {built} --out {tmp_path}/run", words)
-    assert re.search(line, said), said

@@ -176,22 +176,6 @@ def test_losses_of_real_training_decide_the_next_order(tmp_path, scenes):
     )
 
 
-def test_a_samples_loss_is_the_mean_over_its_masks_and_rounds(tmp_path, scenes):
-    run = run_in(tmp_path / "run", scenes, batch_size=2, micro_batch_size=2)
-    (batch,) = next(TrainData(run, open_index(run)).batches())
-    state = TrainState.initialize(run, torch.device("cpu"))
-    task = SamTask(run.prompts, run.loss, 3)
-    by_image: list[list[float]] = [[], []]
-    for terms in task.compute_losses(state.model, batch, lambda whole: whole):
-        for number, loss in enumerate(terms.per_mask.tolist()):
-            by_image[int(batch.mask_image[terms.first + number])].append(loss)
-    done = step(task, state, [batch], 2, 1e-3, None).result()
-    assert done.losses == pytest.approx([np.mean(losses) for losses in by_image], rel=1e-5)
-    assert done.record["loss"] == pytest.approx(
-        np.mean([loss for losses in by_image for loss in losses]), rel=1e-5
-    )
-
-
 def test_weights_multiply_losses_but_not_counts_or_loss_history(tmp_path, scenes):
     run = run_in(tmp_path / "run", scenes, batch_size=2, micro_batch_size=2)
     (batch,) = next(TrainData(run, open_index(run)).batches())

@@ -20,7 +20,7 @@ from gigamask.data.augment import (
 from gigamask.data.dataset import build_sample
 from gigamask.data.loader import collate
 from gigamask.data.sample_config import SampleConfig
-from gigamask.evaluation.embedded_images import EmbeddedImage
+from gigamask.evaluation.embedded_images import CropOptions, EmbeddedImage
 from gigamask.inference.automatic_mask_generator import SamAutomaticMaskGenerator
 from gigamask.inference.predictor import SamPredictor
 from gigamask.masks.boundary import farthest_point
@@ -28,6 +28,7 @@ from gigamask.masks.rle import RLEMasks
 from gigamask.masks.transforms import ImageTransform
 from gigamask.masks.valid_area import valid_cells
 from gigamask.models.init import build_model
+from gigamask.models.prompt_decoder import PromptDecoder
 from gigamask.prompts.mixed import MixedPrompts
 from gigamask.prompts.rounds import run_rounds
 from gigamask.prompts.schedule import BoxPrompt, CenterClicks, InteractiveSchedule
@@ -90,21 +91,32 @@ def blobs(size, seed=0):
     return masks
 
 
-@pytest.mark.parametrize("size", SIZES)
+TILES = {"tile": 40, "halo": 8}
+
+
+@pytest.mark.parametrize(
+    ("size", "options"), [*((size, {}) for size in SIZES), ((64, 48), TILES)], ids=str
+)
 @torch.inference_mode()
-def test_evaluation_and_predictor_give_the_same_prompts_and_masks(model, asked, size):
+def test_evaluation_and_predictor_give_the_same_prompts_and_masks(model, asked, size, options):
+    """In tiles, of an image that neither of them resizes; a large tile is none."""
     masks = blobs(size)
     pixels = np.random.default_rng(1).integers(0, 256, (*size, 3), np.uint8)
     transform = ImageTransform.resize_longest_side(size, SIDE)
-    predictor = SamPredictor(model)
-    predictor.set_torch_image(transform.apply_image(pixels)[None], size)
+    predictor = SamPredictor(model, **options)
+    if options:
+        predictor.set_image(pixels)
+    else:
+        predictor.set_torch_image(transform.apply_image(pixels)[None], size)
     entry, _ = annotated(masks, pixels)
     image = EmbeddedImage(pixels, entry, transform, predictor.get_image_embedding())
+    assert type(image.decoder(model, CropOptions(tile=512))) is PromptDecoder
     for number, mask in enumerate(masks):
-        targets, decode = image.targets(np.array([number])), image.decoder(model)
+        targets = image.targets(np.array([number]))
+        decode = image.decoder(model, CropOptions(**options))
         [evaluated] = run_rounds(decode, targets, BoxPrompt(), None, 0.0)
         found, _, _ = predictor.predict(box=entry.masks.boxes()[number], return_logits=True)
-        check_same(evaluated, found, asked)
+        check_same(evaluated, found, asked, options)
         clicks, labels, low, shown = [], [], None, np.zeros_like(mask)
         for evaluated in run_rounds(decode, targets, CenterClicks(3), None, 0.0):
             x, y = click_of(mask, shown, clicks)
@@ -116,7 +128,7 @@ def test_evaluation_and_predictor_give_the_same_prompts_and_masks(model, asked, 
                 multimask_output=low is None,
                 return_logits=True,
             )
-            check_same(evaluated, found, asked)
+            check_same(evaluated, found, asked, options)
             best = int(iou.argmax())
             shown, low = found[best] > 0, low_res[best : best + 1]
 
@@ -128,10 +140,11 @@ def click_of(mask, shown, clicked):
     return max(clicks, key=lambda click: click[2])[:2]
 
 
-def check_same(evaluated, found, asked):
+def check_same(evaluated, found, asked, options):
     given = asked.pop()
-    assert torch.equal(given.points_xy_input, evaluated.prompts.points_xy_input)
-    assert torch.equal(given.labels, evaluated.prompts.labels)
+    if not options:
+        assert torch.equal(given.points_xy_input, evaluated.prompts.points_xy_input)
+        assert torch.equal(given.labels, evaluated.prompts.labels)
     torch.testing.assert_close(torch.from_numpy(found), evaluated.prediction.logits[0])
 
 

@@ -7,17 +7,11 @@ import pytest
 import torch
 
 from gigamask.errors import GigamaskError
-from gigamask.evaluation.embedded_images import CropOptions, EmbeddedImage
 from gigamask.inference import tile_decoder
 from gigamask.inference.predictor import SamPredictor
 from gigamask.masks.rle import RLEMasks
-from gigamask.masks.transforms import ImageTransform
 from gigamask.models.configs import ConvPyramid, WindowDecoder
 from gigamask.models.init import build_model
-from gigamask.models.prompt_decoder import PromptDecoder
-from gigamask.prompts.rounds import run_rounds
-from gigamask.prompts.schedule import BoxPrompt, CenterClicks
-from gigamask.records import ImageAnnotation
 from gigamask.types import MaskDecoderOutput
 from tests.little import SPEC
 from tests.unit.inference.test_tiles import rectangles
@@ -195,48 +189,6 @@ def test_what_tiles_cannot_is_one_line(by_color):
         SamPredictor(by_color, tile=64, halo=40)
     with pytest.raises(GigamaskError, match=r"^tile crops.*set_torch_image"):
         SamPredictor(by_color, tile=64).set_torch_image(torch.zeros(1, 3, 64, 48), (64, 48))
-
-
-@pytest.mark.slow
-@torch.inference_mode()
-def test_predictor_and_evaluation_agree(model):
-    """On an image of the model's size, which neither of them resizes."""
-    pixels = np.random.default_rng(1).integers(0, 256, (64, 48, 3), np.uint8)
-    mask = np.zeros((64, 48), bool)
-    mask[20:31, 9:17] = True
-    runs, one = RLEMasks.from_dense(mask[None]), np.ones(1, np.float32)
-    transform = ImageTransform.resize_longest_side((64, 48), 64)
-    options = {"tile": 40, "halo": 8}
-    predictor = SamPredictor(model, **options)
-    predictor.set_image(pixels)
-    annotation = ImageAnnotation("x.tar:a", (64, 48), runs, one, one)
-    image = EmbeddedImage(pixels, annotation, transform, predictor.get_image_embedding())
-    targets, decode = image.targets(np.array([0])), image.decoder(model, CropOptions(**options))
-    [evaluated] = run_rounds(decode, targets, BoxPrompt(), None, 0.0)
-    found, _, _ = predictor.predict(box=runs.boxes()[0], return_logits=True)
-    torch.testing.assert_close(torch.from_numpy(found), evaluated.prediction.logits[0])
-    best, refined = run_rounds(decode, targets, BoxPrompt(refine=True))
-    found, _, _ = predictor.predict(box=runs.boxes()[0], return_logits=True, refine=1)
-    found = torch.from_numpy(found[int(best.best_index)])
-    torch.testing.assert_close(found, refined.prediction.logits[0, 0])
-    low = None
-    for evaluated in run_rounds(decode, targets, CenterClicks(3), None, 0.0):
-        prompts = evaluated.prompts
-        clicks = transform.points_to_original(prompts.points_xy_input[0].numpy())[:-1]
-        found, _, low_res = predictor.predict(
-            clicks,
-            prompts.labels[0, :-1].numpy(),
-            mask_input=low,
-            multimask_output=low is None,
-            return_logits=True,
-        )
-        prediction = evaluated.prediction
-        torch.testing.assert_close(torch.from_numpy(found), prediction.logits[0])
-        torch.testing.assert_close(torch.from_numpy(low_res), prediction.low_res_logits[0])
-        low = low_res[int(evaluated.best_index)][None]
-    assert image.crops, "kept for the other masks of the image"
-    larger = CropOptions(tile=64)
-    assert type(image.decoder(model, larger)) is PromptDecoder, "no larger than a tile"
 
 
 @pytest.mark.parametrize("options", [{}, {"tile": 40, "halo": 8}], ids=str)

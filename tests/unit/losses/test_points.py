@@ -101,16 +101,9 @@ def test_points_are_the_most_uncertain_and_some_others_by_a_plain_loop():
                 [math.fmod(n / PLASTIC**p + float(truth.shift[m, p - 1]), 1) for p in (1, 2)]
                 for n in range(first, first + 130)
             ]
-            seen = []
-            for x, y in places:
-                fx, fy = min(max(x * 16 - 0.5, 0), 15), min(max(y * 16 - 0.5, 0), 15)
-                left, top = min(int(fx), 14), min(int(fy), 14)
-                dx, dy = fx - left, fy - top
-                around = low[m, k, top : top + 2, left : left + 2].tolist()
-                upper, lower = (row[0] * (1 - dx) + row[1] * dx for row in around)
-                seen.append(
-                    (upper * (1 - dy) + lower * dy, bool(masks[m, int(y * 16), int(x * 16)]))
-                )
+            read = interpolate_at(low[m : m + 1, k : k + 1], torch.tensor([[places]]))[0, 0]
+            under = [bool(masks[m, int(y * 16), int(x * 16)]) for x, y in places]
+            seen = list(zip(read.tolist(), under, strict=True))
             expected = sorted(seen[:120], key=lambda point: abs(point[0]))[:30] + seen[120:]
             pairs = sorted(
                 zip(found.logits[m, k].tolist(), found.targets[m, k].tolist(), strict=True)

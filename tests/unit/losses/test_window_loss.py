@@ -1,7 +1,6 @@
 """The loss in windows against sums over samples, one by one."""
 
 import itertools
-import math
 from dataclasses import replace
 
 import pytest
@@ -52,40 +51,31 @@ def case() -> tuple[PromptRound, Targets]:
     return PromptRound(0, asked, Prediction(pasted, iou, pasted, answer)), targets
 
 
-def covered_share(masks: Tensor, m: int, window: Tensor, row: int, column: int) -> float:
-    """Return the mean of a mask over one sample of a window; samples of less than a cell are
+def covered_shares(mask: Tensor, window: Tensor) -> Tensor:
+    """Return the mean of a mask over each sample of a window; samples of less than a cell are
     widened to one.
     """
-    x0, y0, x1, y1 = (window / 2).tolist()
-    high, wide = (y1 - y0) / SAMPLES, (x1 - x0) / SAMPLES
-    y, x = y0 + (row + 0.5) * high, x0 + (column + 0.5) * wide
-    high, wide = max(high, 1.0), max(wide, 1.0)
-    total = 0.0
-    for i in range(GRID):
-        over = max(0.0, min(y + high / 2, i + 1) - max(y - high / 2, i))
-        for j in range(GRID):
-            along = max(0.0, min(x + wide / 2, j + 1) - max(x - wide / 2, j))
-            total += float(masks[m, i, j]) * over * along
-    return total / (high * wide)
+    sides, cells = [], torch.arange(GRID)
+    for low, high in (window / 2).unflatten(0, (2, 2)).T:
+        size = (high - low) / SAMPLES
+        centers = low + (torch.arange(SAMPLES, dtype=torch.float64)[:, None] + 0.5) * size
+        half = size.clamp(min=1.0) / 2
+        overlap = torch.minimum(centers + half, cells + 1) - torch.maximum(centers - half, cells)
+        sides.append(overlap.clamp(min=0) / (2 * half))
+    along, down = sides
+    return down @ mask.double() @ along.T
 
 
 def losses_by_hand(round: PromptRound, targets: Targets, m: int, k: int) -> tuple[float, float]:
     """Return cross entropy and dice loss of one window."""
     answer, smooth = round.prediction.in_window, 1.0
-    entropy = weights = overlap = total = 0.0
-    for row in range(SAMPLES):
-        for column in range(SAMPLES):
-            window = answer.windows[m, k]
-            valid = covered_share(targets.valid, m, window, row, column)
-            if not valid:
-                continue
-            target = covered_share(targets.masks & targets.valid, m, window, row, column) / valid
-            p = 1 / (1 + math.exp(-answer.logits[m, k, row, column].item()))
-            entropy -= valid * (target * math.log(p) + (1 - target) * math.log(1 - p))
-            weights += valid
-            overlap += valid * p * target
-            total += valid * p + valid * target
-    return entropy / max(weights, 1), 1 - (2 * overlap + smooth) / (total + smooth)
+    valid = covered_shares(targets.valid[m], answer.windows[m, k])
+    target = covered_shares((targets.masks & targets.valid)[m], answer.windows[m, k])
+    target, p = target / valid.clamp(min=1e-9), answer.logits[m, k].detach().sigmoid()
+    entropy = -(valid * (target * p.log() + (1 - target) * (1 - p).log())).sum()
+    overlap, total = (valid * p * target).sum(), (valid * (p + target)).sum()
+    bce = entropy / valid.sum().clamp(min=1)
+    return float(bce), float(1 - (2 * overlap + smooth) / (total + smooth))
 
 
 SUPERVISED = [[1, 0, 0], [0, 1, 0], [1 / 3, 1 / 3, 1 / 3]]
