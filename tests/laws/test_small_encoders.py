@@ -137,7 +137,7 @@ def test_by_command(tmp_path, scenes, capsys):
     run_commands(tmp_path, scenes, capsys, "vit_t", "--model.encoder.depth 2")
 
 
-def run_commands(tmp_path, scenes, capsys, name, sizes):
+def run_commands(tmp_path, scenes, capsys, name, sizes=""):
     """Train, resume, evaluate, plan, export and read back a model with an encoder."""
     run = tmp_path / "run"
     words = f"tiny --model.image-size 64 --model.encoder {name} {sizes}"
@@ -151,11 +151,12 @@ def run_commands(tmp_path, scenes, capsys, name, sizes):
     assert Sam.from_pretrained(exported).config == Sam.from_pretrained(run).config
     invoke("plan", words, "--gpu h200 --activation-checkpointing 1")
     capsys.readouterr()
-    for kind, out in (("official", "a.pth"), ("huggingface", "a")):
-        line = refusal(capsys, f"export {run} --to {kind} --out {tmp_path}/{out}")
-        assert f"no image encoder but SAM's ViT; this model has {name}" in line
+    kind = name.partition(":")[0]
+    for to, out in (("official", "a.pth"), ("huggingface", "a")):
+        line = refusal(capsys, f"export {run} --to {to} --out {tmp_path}/{out}")
+        assert f"no image encoder but SAM's ViT; this model has {kind}" in line
     line = refusal(capsys, f"train tiny --data {scenes} --out {tmp_path}/b --init {run}")
-    assert f"has the image encoder {name}, the model has vit" in line
+    assert f"has the image encoder {kind}, the model has vit; use --model.encoder {name}" in line
 
 
 @pytest.mark.long

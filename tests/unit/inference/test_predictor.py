@@ -70,7 +70,7 @@ def test_shapes_and_what_is_remembered(model, pictures):
     assert predictor.device == torch.device("cpu")
 
 
-def test_many_prompts_at_once_are_the_same_as_one_by_one(model, pictures):
+def test_many_prompts_at_once_are_the_same_as_one_by_one_also_of_one_mask(model, pictures):
     predictor = SamPredictor(model)
     predictor.set_image(pictures[2])
     points, boxes = (
@@ -79,20 +79,13 @@ def test_many_prompts_at_once_are_the_same_as_one_by_one(model, pictures):
     )
     labels = torch.ones(2, 1, dtype=torch.int32)
     fed = torch.randn(2, 1, 32, 32, generator=torch.Generator().manual_seed(0))
-    together = predictor.predict_torch(points, labels, boxes, fed, False, True)
-    for i in range(2):
-        alone = predictor.predict_torch(
-            points[i : i + 1], labels[i : i + 1], boxes[i : i + 1], fed[i : i + 1], False, True
-        )
-        for whole, part in zip(together, alone, strict=True):
-            assert torch.allclose(whole[i : i + 1], part, atol=1e-5)
-    for_all = predictor.predict_torch(points, labels, boxes, fed[:1], False, True)
-    assert torch.allclose(for_all[0][0], together[0][0], atol=1e-5)
-    assert torch.allclose(
-        for_all[1][1],
-        predictor.predict_torch(points[1:], labels[1:], boxes[1:], fed[:1], False)[1][0],
-        atol=1e-5,
-    )
+    for masks in (fed, fed[:1]):
+        together = predictor.predict_torch(points, labels, boxes, masks, False, True)
+        for i in range(2):
+            given = (each[i : i + 1] for each in (points, labels, boxes, masks.expand_as(fed)))
+            alone = predictor.predict_torch(*given, False, True)
+            for whole, part in zip(together, alone, strict=True):
+                assert torch.allclose(whole[i : i + 1], part, atol=1e-5)
 
 
 def test_a_mask_alone_and_nothing_at_all_are_prompts(predictor):

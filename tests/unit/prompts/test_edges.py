@@ -1,4 +1,4 @@
-"""Masks of one pixel, of every pixel and of none, no masks at all, and padding, under every policy."""
+"""Masks of one pixel, of every pixel and of none, no masks, and padding, under every policy."""
 
 import itertools
 

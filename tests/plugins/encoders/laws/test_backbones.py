@@ -1,7 +1,6 @@
 """Backbones of transformers as image encoders: their features, weights, training and files."""
 
 import json
-import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +9,7 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoBackbone, AutoConfig, AutoModel
 
-from gigamask import Sam, config_files, load_model
-from gigamask.cli.main import main
-from gigamask.distributed.fsdp import is_sharded_tensor
-from gigamask.distributed.world import destroy_world, init_world
+from gigamask import config_files, load_model
 from gigamask.errors import GigamaskError
 from gigamask.models.configs import SamConfig
 from gigamask.models.init import build_model
@@ -28,6 +24,7 @@ from gigamask.training.state import TrainState
 from gigamask.training.step import StepMetrics, accumulate
 from gigamask.training.train_data import TrainData, open_index
 from gigamask.training.trainer import train
+from tests.laws.test_small_encoders import run_commands, sharded_training
 from tests.laws.test_training import same
 from tests.little import SPEC, little
 from tests.ranks import fork
@@ -203,15 +200,6 @@ def test_micro_batches_change_no_gradient(tmp_path, scenes, folders):
     assert all((one[name] - two[name]).abs().max() < 1e-5 * largest for name in one)
 
 
-def sharded_training(folder: str) -> None:
-    world = init_world(os.environ, torch.device("cpu"), 60.0)
-    try:
-        state = train(config_files.load_config(folder, trust=True), world)
-        assert any(map(is_sharded_tensor, state.model.parameters()))
-    finally:
-        destroy_world(world)
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["dinov2", "swin"], indirect=True)
 def test_sharded_it_is_the_same_training(tmp_path, scenes, folders, kind):
@@ -226,23 +214,15 @@ def test_sharded_it_is_the_same_training(tmp_path, scenes, folders, kind):
 
 @pytest.mark.long
 def test_by_command(tmp_path, scenes, folders, capsys):
-    """Trained with a frozen backbone, evaluated, resumed, planned, exported and read back."""
-    run, given = tmp_path / "run", f"hf:{folders['convnext']}"
-    words = ["tiny", "--model.image-size", "64", "--model.encoder", given]
-    words += f"--freeze image_encoder.backbone --data {scenes} --out {run}".split()
-    assert main(["train", *words, "--steps", "2", "--evaluation", "none"]) == 0
-    assert main(f"train --resume {run} --steps 3".split()) == 0
-    assert main(f"evaluate {run} --data {scenes} --max-images 2".split()) == 0
-    assert main(f"export {run} --to onnx --out {tmp_path}/onnx".split()) == 0
-    assert "read back: outputs differ by at most" in capsys.readouterr().out
-    exported = tmp_path / "model.safetensors"
-    assert main(f"export {run} --to safetensors --out {exported}".split()) == 0
-    assert main(["plan", *words[:5], "--gpu", "h200", "--activation-checkpointing", "1"]) == 0
+    run_commands(tmp_path, scenes, capsys, f"hf:{folders['convnext']}")
+
+
+@pytest.mark.long
+def test_a_frozen_backbone_stays_what_it_was(tmp_path, scenes, folders):
+    run = case(tmp_path / "run", scenes, folders["convnext"], freeze=("image_encoder.backbone",))
+    ours = train(replace(run, steps=2)).model.image_encoder.backbone.state_dict()
     loaded = theirs(folders["convnext"]).state_dict()
-    ours = Sam.from_pretrained(exported).image_encoder.backbone.state_dict()
-    assert all(torch.equal(ours[name], tensor) for name, tensor in loaded.items()), "frozen"
-    assert main(f"export {run} --to official --out {tmp_path}/a.pth".split()) == 2
-    assert "no image encoder but SAM's ViT" in capsys.readouterr().err
+    assert all(torch.equal(ours[name], tensor) for name, tensor in loaded.items())
 
 
 def test_what_it_may_do_is_said(tmp_path, folders, monkeypatch):
@@ -273,18 +253,6 @@ def test_what_it_may_do_is_said(tmp_path, folders, monkeypatch):
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: 1 / 0)
     with pytest.raises(GigamaskError, match=r"that can be downloaded .*\(it cannot be reached\)"):
         HuggingFaceBackbone("facebook/dinov2-of-nobody")
-
-
-@pytest.mark.long
-def test_weights_with_another_encoder_are_refused_by_its_name(tmp_path, scenes, folders, capsys):
-    words = f"--config {tmp_path}/small.yaml --data {scenes} --steps 2".split()
-    (tmp_path / "small.yaml").write_text("model.image-size: 64\nevaluation: none\n")
-    given, run = f"hf:{folders['swin']}", tmp_path / "run"
-    assert main(["train", "tiny", *words, "--model.encoder", given, "--out", str(run)]) == 0
-    assert main(["train", "tiny", *words, "--init", str(run), "--out", str(tmp_path / "b")]) == 2
-    assert f"has the image encoder hf, the model has vit; use --model.encoder {given}" in (
-        capsys.readouterr().err
-    )
 
 
 def test_weights_that_do_not_fit_are_refused(tmp_path, folders):

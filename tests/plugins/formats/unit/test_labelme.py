@@ -13,7 +13,6 @@ from gigamask.datatools import outlines
 from gigamask.datatools.formats import ConvertOptions
 from gigamask.datatools.objects import Objects
 from gigamask.datatools.outlines import MaskLimitError, crop_mask
-from gigamask.errors import GigamaskError
 from gigamask.plugins.formats import labelme
 from gigamask.plugins.formats.polygon_source import PolygonSource
 
@@ -149,11 +148,6 @@ def test_labels_that_its_exporters_leave_out(tmp_path, label):
 def test_a_byte_order_mark_is_no_damage(tmp_path):
     found = objects(tmp_path, polygon(label=3), mark="\ufeff", imageHeight=None)
     assert found.extras == [{"category": "3"}]
-
-
-def test_what_is_no_file_of_labelme_is_named(tmp_path):
-    with pytest.raises(GigamaskError, match=r"a\.json: is not a file of LabelMe .*'shapes'"):
-        objects(tmp_path, shapes=None)
 
 
 def test_limits(tmp_path, monkeypatch):

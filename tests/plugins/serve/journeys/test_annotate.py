@@ -238,20 +238,6 @@ def test_two_models_answer_side_by_side(browser, address, photos):
         assert first["x"] + first["width"] <= second["x"]
 
 
-def test_wrong_projects_are_one_line(tmp_path, capsys, photos):
-    (tmp_path / "new").mkdir()
-    (tmp_path / "new" / "project.json").write_text('{"version": 7}')
-    for words, told in (
-        (["--project", str(tmp_path / "new"), "--images", str(photos)], "is of version 7"),
-        (["--project", str(tmp_path / "other")], "--images"),
-        (["--images", str(photos)], "--project"),
-    ):
-        assert main(["serve", *words, "--port", "0"]) == 2
-        said = capsys.readouterr().err
-        assert told in said
-        assert said.count("\n") == 1
-
-
 @pytest.mark.long
 def test_images_of_16_bits_are_shown_and_classes_are_named(
     browser,
