@@ -21,6 +21,7 @@ COMMANDS = {
     "ask": "query search find text",
     "report": "plots curves tensorboard logs history",
     "download": "fetch get wget pull",
+    "extract": "unpack untar to-coco coco-export",
     "convert": "import coco prepare preprocess",
     "verify": "check validate-data checksum lint doctor",
     "repack": "resize shrink reshard shard",

@@ -101,8 +101,8 @@ class ExportOptions:
         formats: Names of the formats.
         polygons: Whether COCO gets polygons of masks without holes.
         table: A CSV file with a row for each mask; None for none.
-        images: Whether to write the folder `images`: links to the image files, and upright copies
-            of those that EXIF turns, which some programs ignore.
+        images: Whether to write the folder `images`: links to the image files, and copies of those
+            that have none, or that EXIF turns, which some programs ignore: upright.
         categories: Names of the known categories in order; others follow as they occur.
         check: Called before each image; what it raises ends the export.
         skipped: Images that cannot be read, with the reasons; they are added here.
@@ -336,11 +336,11 @@ def _write_images(images: Images, out: Path, options: ExportOptions) -> None:
             raw = each.read()
             frame = fit(raw, each.masks.size, each.name)
             path = out / "images" / each.name
-            if frame.orientation != 1:
-                save(path, to_member(raw, frame, each.name))
-            elif each.file:
+            if each.file and frame.orientation == 1:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.symlink_to(each.file.absolute())
+            else:
+                save(path, to_member(raw, frame, each.name))
         except CorruptSampleError as error:
             options.skipped[each.name] = str(error)
 

@@ -218,7 +218,20 @@ def _export(images: Sequence[InputImage], output: Output, counts: SegmentCounts)
 def _exported(source: InputImage, out: Path) -> ExportedImage:
     """Return an image with the masks of its JSON."""
     raw = (out / f"{source.path}.json").read_bytes()
-    found = annotation.parse(raw, source.name)
+    path = Path(source.path).with_name(source.file_name)
+    name = path.as_posix().encode("utf-8", "replace").decode()
+    return exported_image(name, raw, source.read)
+
+
+def exported_image(name: str, raw: bytes, read: Callable[[], bytes]) -> ExportedImage:
+    """Return an image with the masks of its JSON.
+
+    Args:
+        name: Its path among the images.
+        raw: The JSON.
+        read: Returns the bytes of the image file.
+    """
+    masks = annotation.parse(raw, name).masks
     objects = [
         {
             "id": i,
@@ -229,9 +242,7 @@ def _exported(source: InputImage, out: Path) -> ExportedImage:
         }
         for i, each in enumerate(msgspec.json.decode(raw)["annotations"], 1)
     ]
-    path = Path(source.path).with_name(source.file_name)
-    name = path.as_posix().encode("utf-8", "replace").decode()
-    return ExportedImage(name, found.masks, objects, source.read)
+    return ExportedImage(name, masks, objects, read)
 
 
 def _segment_group(

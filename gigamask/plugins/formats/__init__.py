@@ -1,9 +1,11 @@
-"""Annotations of LabelMe, YOLO and parquet files."""
+"""Annotations of LabelMe, YOLO and parquet files, and annotations out of tars."""
 
 from gigamask.plugin import Plugin
 
 PLUGIN = Plugin(
     name="formats",
+    commands={"extract": "gigamask.plugins.formats.extract:ExtractCommand"},
+    functions={"extract": "gigamask.plugins.formats.extract:extract"},
     readers={
         "LabelMe": "gigamask.plugins.formats.polygon_source:PolygonSource",
         "YOLO": "gigamask.plugins.formats.polygon_source:PolygonSource",

@@ -66,7 +66,8 @@ def write_labelme(images: Images, out: Path, options: ExportOptions) -> None:
             ]
         height, width = each.masks.size
         folder = each.path(out.parent / "labelme", ".json").parent
-        path = os.path.relpath(each.file, folder) if each.file else PurePosixPath(each.name).name
+        image = each.file or (out.parent / "images" / each.name if options.images else None)
+        path = os.path.relpath(image, folder) if image else PurePosixPath(each.name).name
         content = {"version": "5.5.0", "flags": {}, "shapes": shapes, "imagePath": path}
         content |= {"imageData": None, "imageHeight": height, "imageWidth": width}
         save(each.path(out / "labelme", ".json"), json.dumps(content).encode())

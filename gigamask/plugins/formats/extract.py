@@ -1,0 +1,155 @@
+"""`gigamask extract`: write the images and masks of tars in formats of other programs."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from gigamask.datatools import formats
+from gigamask.parser import Positional
+
+if TYPE_CHECKING:
+    from gigamask.data.index import Index
+    from gigamask.datatools.export_formats import ExportedImage
+
+    Format = str
+else:
+    Format = Literal[tuple(name for name in formats.writers() if name != "shards")]
+
+
+@dataclass(frozen=True)
+class ExtractCommand:
+    """write the images and masks of tars as COCO's instances, label images, YOLO or LabelMe"""
+
+    data: Annotated[tuple[str, ...], Positional("DATA ...")]
+    """tars, folders of tars, globs, or an index"""
+    out: str
+    """output folder: the images in its folder 'images', the masks beside it"""
+    to: tuple[Format, ...] = ("coco",)
+    """formats of the masks"""
+    polygons: bool = False
+    """write polygons in place of run lengths with --to coco, but for masks with holes"""
+    strict: bool = False
+    """end with exit code 2 if an image could not be read; the others are written all the same"""
+    json: str | None = None
+    """write the results to this JSON file, with everything that was skipped"""
+
+    def run(self) -> dict[str, Any]:
+        """Write the images and masks, and return the counts."""
+        from gigamask.cli.commands.output import print_skipped
+        from gigamask.errors import counted
+        from gigamask.progress import progress_bar
+
+        with progress_bar("extract") as progress:
+            result = extract(self.data, self.out, self.to, self.polygons, progress)
+        images, masks = counted(result["images"], "image"), counted(result["masks"], "mask")
+        print(f"{self.out}: {images} with {masks}")
+        print_skipped("images", list(result["skipped"].values()))
+        for path in result["written"]:
+            print(f"  {path}")
+        if self.strict and result["skipped"]:
+            result["fault"] = f"--strict: {len(result['skipped'])} images were left out, see above"
+        return result
+
+
+def extract(
+    data: str | Path | Sequence[str | Path],
+    out: str | Path,
+    to: Sequence[str] = ("coco",),
+    polygons: bool = False,
+    progress: Any = None,
+) -> dict[str, Any]:
+    """Write the images and masks of tars in formats of other programs.
+
+    Args:
+        data: Tars, folders of tars, globs, or an index.
+        out: Folder for the files: the images are in its folder `images`.
+        to: Formats of the masks, such as coco or labels.
+        polygons: Whether COCO gets polygons of masks without holes.
+        progress: Called as `progress(done, total)` after each image in each format.
+
+    Returns:
+        Counts of images and masks, the files and folders, and the skipped images with reasons.
+
+    Raises:
+        GigamaskError: The data cannot be read, or the folder not be written.
+    """
+    from gigamask.data import index as indexes
+    from gigamask.datatools.export_formats import ExportOptions, write
+    from gigamask.workflows.open_data import path_list
+
+    options = ExportOptions(tuple(to), polygons, images=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        paths = path_list(data)
+        indexes.find_tars(paths)
+        index = indexes.open_or_build(paths, scratch)
+        for part in index.manifest.parts:
+            options.skipped.update((each.name, each.reason) for each in part.left_out.skipped)
+        counts: dict[str, int] = {}
+        done, total = count(1), len(index) * (1 + len(options.formats))
+
+        def images() -> Iterator[ExportedImage]:
+            for each in _images(index, options.skipped):
+                counts[each.name] = len(each.masks)
+                yield each
+                if progress is not None:
+                    progress(next(done), total)
+
+        written = write(images, Path(out), options)
+    written_masks = [masks for name, masks in counts.items() if name not in options.skipped]
+    return {
+        "images": len(written_masks),
+        "masks": sum(written_masks),
+        "written": [str(path) for path in written],
+        "skipped": options.skipped,
+    }
+
+
+def _images(index: Index, skipped: dict[str, str]) -> Iterator[ExportedImage]:
+    """Yield the images of an index, but for those that cannot be read, and note these.
+
+    An image has the name that `gigamask convert` found it by, or, if it has none or another image
+    has the same, TAR/IMAGE. Masks keep the values that they had in label images.
+    """
+    import msgspec
+
+    from gigamask.data import image, image_folder
+    from gigamask.data.dataset import Sa1bDataset
+    from gigamask.data.orientation import as_stored
+    from gigamask.datatools.image_files import to_member
+    from gigamask.errors import CorruptSampleError
+    from gigamask.workflows.segment import exported_image
+
+    dataset, names = Sa1bDataset(index), set[str]()
+    for row in range(len(index)):
+        entry = index.entry_name(row)
+        try:
+            sample = dataset.read(row)
+            size, record = sample.annotation().size, msgspec.json.decode(sample.json or b"")
+            suffix, source = (
+                image.member_suffix(sample.jpg),
+                Path(record["image"].get("source", "")),
+            )
+            name = (
+                source.with_suffix(suffix).as_posix() if image_folder.is_image(source.name) else ""
+            )
+            if not name or name in names or source.is_absolute() or ".." in source.parts:
+                tar, _, stem = entry.rpartition(":")
+                name = f"{Path(tar).stem}/{stem}{suffix}"
+            names.add(name)
+            read = partial(to_member, sample.jpg, as_stored(sample.jpg, size), name)
+            found = exported_image(name, sample.json or b"", read)
+        except CorruptSampleError as error:
+            skipped[entry] = str(error)
+            continue
+        values = [each.get("label") for each in record["annotations"]]
+        if None not in values and len(set(values)) == len(values):
+            pairs = zip(found.objects, values, strict=True)
+            found = replace(found, objects=[{**told, "id": value} for told, value in pairs])
+        if name not in skipped:
+            yield found

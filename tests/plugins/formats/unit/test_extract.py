@@ -1,0 +1,82 @@
+"""Tars become what they were converted from, to the pixel."""
+
+import json
+
+import cv2
+import numpy as np
+import pytest
+from PIL import Image
+
+from gigamask.data import image
+from gigamask.datatools.convert import ConvertOptions, convert
+from gigamask.errors import GigamaskError
+from gigamask.plugins.formats.extract import ExtractCommand, extract
+
+
+@pytest.fixture
+def labels(tmp_path):
+    """Return label images of two photographs; EXIF turns the second."""
+    rng, found = np.random.default_rng(0), {}
+    for name, suffix, values in (("a", ".png", (7, 300)), ("b", ".jpg", (2, 1))):
+        pixels = np.zeros((20, 20), np.uint16)
+        pixels[2:8, 3:15], pixels[10:18, 5:9] = values
+        for folder, stored in (
+            ("photos", rng.integers(0, 256, (20, 20, 3), np.uint8)),
+            ("labels", pixels),
+        ):
+            path = tmp_path / folder / name
+            path.parent.mkdir(exist_ok=True)
+            exif = Image.Exif()
+            if folder == "photos" and suffix == ".jpg":
+                exif[0x0112] = 6
+            end = suffix if folder == "photos" else ".png"
+            Image.fromarray(stored).save(path.with_suffix(end), exif=exif)
+        found[name] = pixels
+    convert(tmp_path / "labels", tmp_path / "photos", tmp_path / "tars", ConvertOptions())
+    return found
+
+
+def test_label_images_of_tars_are_those_they_were_made_of(labels, tmp_path):
+    result = extract(tmp_path / "tars", tmp_path / "out", ("labels", "labelme"))
+    assert (result["images"], result["masks"], result["skipped"]) == (2, 4, {})
+    for name, pixels in labels.items():
+        assert (cv2.imread(str(tmp_path / f"out/labels/{name}.png"), -1) == pixels).all()
+        content = json.loads((tmp_path / f"out/labelme/{name}.json").read_text())
+        assert (tmp_path / "out/labelme" / content["imagePath"]).resolve().is_file()
+    stored = np.asarray(Image.open(tmp_path / "out/images/b.jpg"))
+    upright = image.read_stored((tmp_path / "out/images/b.jpg").read_bytes(), "b")
+    assert (stored == upright).all()  # no EXIF that turns it once more
+
+
+def test_two_images_of_one_name_keep_both(labels, tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{name}.tar").hardlink_to(tmp_path / "tars" / "sa_000000.tar")
+    result = extract([tmp_path / "one", tmp_path / "two"], tmp_path / "out")
+    assert result["images"] == 4
+    coco = json.loads((tmp_path / "out/coco.json").read_text())
+    names = [each["file_name"] for each in coco["images"]]
+    assert sorted(names) == ["a.jpg", "b.jpg", "two/sa_0.jpg", "two/sa_1.jpg"]
+    assert len({each["id"] for each in coco["images"]}) == 4
+    assert all((tmp_path / "out/images" / name).is_file() for name in names)
+    convert(
+        tmp_path / "out/coco.json", tmp_path / "out/images", tmp_path / "again", ConvertOptions()
+    )
+
+
+def test_the_command_states_what_it_left_out_and_refuses_folders_of_images(
+    labels, tmp_path, capsys
+):
+    raw = bytearray((tmp_path / "tars/sa_000000.tar").read_bytes())
+    at = raw.index(b"\xff\xd8\xff")
+    raw[at : at + 64] = bytes(64)
+    (tmp_path / "tars/sa_000000.tar").write_bytes(raw)
+    command = ExtractCommand((str(tmp_path / "tars"),), str(tmp_path / "out"), strict=True)
+    result = command.run()
+    assert (result["images"], result["masks"], [*result["skipped"]]) == (1, 2, ["a.jpg"])
+    assert "fault" in result
+    assert "1 image with 2 masks" in capsys.readouterr().out
+    coco = json.loads((tmp_path / "out/coco.json").read_text())
+    assert [each["file_name"] for each in coco["images"]] == ["b.jpg"]
+    with pytest.raises(GigamaskError, match="folder of images"):
+        extract(tmp_path / "photos", tmp_path / "no")
