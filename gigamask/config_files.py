@@ -210,10 +210,11 @@ def _recipe(
     arguments: Sequence[str], command: str, names: Sequence[str], other: str = ""
 ) -> tuple[TrainConfig, str]:
     """Return the configuration of the recipe that the first argument names, and what was typed."""
-    if not arguments or arguments[0].startswith("-"):
+    if not arguments or arguments[0].startswith("-") or "=" in arguments[0]:
+        advised = ", such as compact for photographs of your own" * ("compact" in names)
         raise GigamaskError(
-            f"{command} needs a recipe ({', '.join(names)}, or file.py:function){other} as its "
-            f"first argument; see 'gigamask {command} --help'"
+            f"{command} needs a recipe{advised} ({', '.join(names)}, or file.py:function){other} "
+            f"as its first argument; see 'gigamask {command} --help'"
         )
     name = arguments[0]
     return replace(recipes.make(name), recipe=name), f"gigamask {command} {name}"

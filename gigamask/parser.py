@@ -15,6 +15,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -39,6 +40,8 @@ TYPES = {
     bool: ("", "true or false"),
 }
 """Types of values, as `--help` and errors write them."""
+NUMBER = re.compile(r"^\+?(-?)(?=\.?\d)(\d*)\.(\d*)")
+"""A number that may lack digits before or after its point, or have a plus, which JSON refuses."""
 PROGRESS = (
     "  --progress {bar,lines,none}",
     "      how progress is shown on standard error (default: a bar in a terminal; elsewhere",
@@ -251,8 +254,12 @@ def _read(
         elif loose:
             given[leaf.name] = Given(loose.pop(0))
     if loose:
-        is_data = "data" in known and os.path.exists(loose[0])
-        hint = f"; perhaps you meant --data {loose[0]}" if is_data else ""
+        name, equals, value = loose[0].partition("=")
+        hint = ""
+        if "data" in known and os.path.exists(loose[0]):
+            hint = f"; perhaps you meant --data {loose[0]}"
+        elif equals:  # as ultralytics and Hydra write it
+            hint = f"; flags are written as --{name} {value}"
         raise GigamaskError(f"unexpected argument {loose[0]!r}{hint}")
     return given
 
@@ -276,12 +283,17 @@ def _convert(leaf: Leaf, given: Given) -> Any:
     text = given.text
     if NoneType in get_args(leaf.kind) and text in ("null", "None", ["null"]):
         return None
-    try:
-        listed = [text] if leaf.words != 1 and isinstance(text, str) else text
-        return msgspec.convert(listed, leaf.kind, strict=False)
-    except msgspec.ValidationError:
-        typed, wanted = text if isinstance(text, str) else " ".join(text), _type(leaf.kind)[1]
-        raise GigamaskError(f"{given.name(leaf.name)} must be {wanted} (got {typed!r})") from None
+    words = [text] if isinstance(text, str) else text
+    for spelled in (words, [NUMBER.sub(_as_json, word) for word in words]):
+        with suppress(msgspec.ValidationError):
+            listed = spelled[0] if leaf.words == 1 and isinstance(text, str) else spelled
+            return msgspec.convert(listed, leaf.kind, strict=False)
+    typed, wanted = " ".join(words), _type(leaf.kind)[1]
+    raise GigamaskError(f"{given.name(leaf.name)} must be {wanted} (got {typed!r})")
+
+
+def _as_json(number: re.Match[str]) -> str:
+    return f"{number[1]}{number[2] or 0}.{number[3] or 0}"
 
 
 def _type(kind: Any) -> tuple[str, str]:

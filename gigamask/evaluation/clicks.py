@@ -6,6 +6,8 @@ each further click the point of the error region farthest from that region's bou
 mask is the one with the highest predicted IoU, thresholded at 0, at the size of the stored image.
 """
 
+import csv
+import io
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -288,6 +290,22 @@ class ClickResult:
                 else None
             },
         }
+
+    def csv(self) -> str:
+        """Return the scores of each mask as CSV, such as `clicks_1`, its IoU after one click."""
+        rows = []
+        for score in self.scores:
+            named = [
+                (name, v if isinstance(v, dict) else {"": v}) for name, v in vars(score).items()
+            ]
+            rows.append(
+                {f"{name}_{at}".rstrip("_"): v for name, of in named for at, v in of.items()}
+            )
+        file = io.StringIO()
+        writer = csv.DictWriter(file, {name: None for row in rows for name in row}, "")
+        writer.writeheader()
+        writer.writerows(rows)
+        return file.getvalue()
 
     def _means(self, scores: list[MaskScore]) -> dict:
         few = 1 < len(scores) < FEW_MASKS

@@ -6,6 +6,7 @@ Imports no torch, so that a command finds a wrong path at once.
 import os
 from difflib import get_close_matches
 from pathlib import Path
+from shlex import quote
 
 from gigamask import files
 from gigamask.errors import GigamaskError
@@ -63,6 +64,24 @@ def check_weights_exist(path: str, given: str = "") -> None:
         where = files.relative_to(path)
         near = f"perhaps you meant {STARTER}; " * bool(get_close_matches(path, [STARTER]))
         raise GigamaskError(f"{given or path}: no such file or folder{where}; {near}{PASS_WEIGHTS}")
+
+
+def check_order(weights: str, images: str, command: str) -> None:
+    """Raise `GigamaskError` if weights were given for images, and images for weights.
+
+    Args:
+        weights: What was given as weights.
+        images: What was given as images.
+        command: The command as it should be, with `{}` for weights and images.
+    """
+    folder = Path(images)
+    is_run = (folder / "checkpoints").is_dir() or folder.suffix in (".pth", ".safetensors")
+    is_weights = is_run or (not folder.exists() and may_be_weights(images))
+    if is_weights and os.path.isdir(weights) and not os.path.isdir(f"{weights}/checkpoints"):
+        raise GigamaskError(
+            f"{images}: weights, not images; perhaps you meant "
+            f"'{command.format(quote(images), quote(weights))}', with the weights first"
+        )
 
 
 def may_be_weights(path: Path | str) -> bool:

@@ -300,7 +300,8 @@ def _work(plan: Mapping[str, Any]) -> list[str]:
     )
     for row in plan["time"]:
         dollars = f"  ${row['dollars']:,.0f}" if "dollars" in row else ""
-        hours = f"{row['hours']:10,.1f} h {row['gpu_hours']:12,.0f} GPU hours{dollars}"
+        of_one, of_all = _hours(row["hours"], 1), _hours(row["gpu_hours"], 0)
+        hours = f"{of_one:>10} h {of_all:>12} GPU hours{dollars}"
         lines.append(f"{hours}  at {row['efficiency']:.1%}: {row['source']}")
     needed, processes = plan["loading"]["images_per_s"], plan["loading"]["loader_processes"]
     lines.append(
@@ -313,6 +314,11 @@ def _work(plan: Mapping[str, Any]) -> list[str]:
 
 def _unit(most: int) -> tuple[str, int]:
     return ("GiB", GIB) if most >= GIB else ("MiB", 2**20)
+
+
+def _hours(hours: float, digits: int) -> str:
+    least = 10.0**-digits
+    return f"<{least:g}" if hours < least else f"{hours:,.{digits}f}"
 
 
 def _count(number: int, one: str, many: str) -> str:

@@ -632,7 +632,8 @@ def check_resume(
     """
     changed = differences(saved, wanted)
     for name, (before, now) in changed.items():
-        change = f"--{name} was {before} in {saved.out} and is now {now}"
+        was, new = (" ".join(map(str, v)) if isinstance(v, tuple) else v for v in (before, now))
+        change = f"--{name} was {was} in {saved.out} and is now {new}"
         if name.startswith(SHAPES):
             raise GigamaskError(
                 f"{change}: weights of another shape cannot be resumed; use another --out"

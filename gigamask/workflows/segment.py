@@ -51,27 +51,23 @@ class Output:
 
     Attributes:
         out: Folder for the JSONs.
-        to: Formats besides the JSONs (`datatools.export_formats`); shards are tars in `out`.
-        polygons: Whether COCO gets polygons of masks without holes.
-        table: A CSV file with a row for each mask.
+        export: Formats besides the JSONs; shards are tars in `out`.
         shard_images: Images per tar.
         pictures: Folder for a picture of each image with its masks.
     """
 
     out: Path
-    to: tuple[str, ...] = ()
-    polygons: bool = False
-    table: Path | None = None
+    export: ExportOptions = field(default_factory=lambda: ExportOptions(()))
     shard_images: int = 500
     pictures: Path | None = None
 
     @property
     def to_shards(self) -> bool:
         """Whether tars are written."""
-        return "shards" in self.to
+        return "shards" in self.export.formats
 
     def __post_init__(self) -> None:
-        check_formats(self.to)
+        check_formats(self.export.formats)
         if self.shard_images < 1:
             raise GigamaskError(f"--shard-images must be at least 1 (got {self.shard_images})")
 
@@ -129,9 +125,8 @@ def segment(
     """
     paths = [str(path) for path in ([images] if isinstance(images, str | Path) else images)]
     folder = None if pictures is None else Path(pictures)
-    given = to if isinstance(to, ExportOptions) else ExportOptions(tuple(to))
-    formats = given.formats, given.polygons, given.table
-    output = Output(Path(out), *formats, shard_images, folder)
+    export = to if isinstance(to, ExportOptions) else ExportOptions(tuple(to))
+    output = Output(Path(out), export, shard_images, folder)
     masks = SamAutomaticMaskGenerator(load_model(weights, device, trust), **generator)
     with tempfile.TemporaryDirectory() as scratch:
         inputs, skipped = find_images(paths, scratch)
@@ -203,12 +198,12 @@ def segment_all(
 
 def _export(images: Sequence[InputImage], output: Output, counts: SegmentCounts) -> list[str]:
     """Write the masks in other formats; note the images that have none of these."""
-    formats = tuple(name for name in output.to if name != "shards")
-    if not formats and output.table is None:
+    formats = tuple(name for name in output.export.formats if name != "shards")
+    options = replace(output.export, formats=formats, skipped={})
+    if not formats and options.table is None:
         return []
     left_out = {sample.name for sample in counts.skipped}
     usable = [source for source in images if source.name not in left_out]
-    options = ExportOptions(formats, output.polygons, output.table)
     exported = lambda: (_exported(source, output.out) for source in usable)  # noqa: E731
     written = write(exported, output.out, options)
     counts.skipped += [SkippedSample(name, reason) for name, reason in options.skipped.items()]

@@ -1,5 +1,6 @@
 """Each command as a user types it, on synthetic scenes: output, files and exit code."""
 
+import csv
 import io
 import json
 import re
@@ -126,11 +127,16 @@ def test_evaluate_writes_scores_and_figures(trained, scenes, tmp_path, capsys):
     invoke(
         scored,
         f"--json {tmp_path}/scores.json --boundaries --automatic --points-per-side 4",
-        f"--html {tmp_path}/scores.html",
+        f"--html {tmp_path}/scores.html --table {tmp_path}/masks.csv",
     )
     assert (tmp_path / "scores.html").read_text().count("<img") == 3
     scores = json.loads((tmp_path / "scores.json").read_text())
     assert scores["images"] == 3
+    with open(tmp_path / "masks.csv", newline="") as file:
+        rows = [*csv.DictReader(file)]
+    assert len(rows) == scores["masks"]
+    mean = np.mean([float(row["clicks_3"]) for row in rows])
+    assert mean == pytest.approx(scores["clicks"]["3"])
     assert list(scores["clicks"]) == ["1", "2", "3", "5", "9"]
     assert all(
         0 <= value <= 1 for value in [*scores["clicks"].values(), scores["oracle"], scores["box"]]

@@ -73,6 +73,12 @@ def test_short_names_mean_the_flags_of_a_section(tmp_path):
     assert (run.optimizer.lr, run.loader.workers) == (2e-4, 0)
 
 
+def test_numbers_may_lack_digits_beside_their_point():
+    words = "tiny --data x --out r --lr .5 --optimizer.betas +.9 0. --init a/.5"
+    run = parse_train(words.split()).run
+    assert (run.optimizer.lr, run.optimizer.betas, run.init) == (0.5, (0.9, 0.0), "a/.5")
+
+
 @pytest.mark.slow
 def test_files_come_before_flags_and_may_nest(tmp_path):
     file = tmp_path / "mine.yaml"

@@ -33,6 +33,8 @@ class EvaluateCommand(EvaluateOptions, PartOptions):
     """folder for figures of the best, worst and typical predictions"""
     html: str | None = None
     """HTML file for the scores, with the figures of --pictures"""
+    table: str | None = None
+    """CSV file for the scores of each mask"""
     json: str | None = None
     """JSON file for the scores"""
 
@@ -53,15 +55,17 @@ class EvaluateCommand(EvaluateOptions, PartOptions):
     def run(self) -> dict[str, Any] | None:
         """Evaluate; print and return the scores on the main process."""
         from gigamask.data.worker_pool import part_of
-        from gigamask.models.weight_paths import check_weights_exist
+        from gigamask.models.weight_paths import check_order, check_weights_exist
         from gigamask.parser import check_writable
         from gigamask.workflows.own_data import check_data
 
         check_writable("--html", self.html)
+        check_writable("--table", self.table)
         part = part_of(self.part)
         # Of several processes, only one states what is wrong.
         if os.environ.get("WORLD_SIZE", "1") == "1":
             self.check()
+            check_order(self.weights, self.data[0], "gigamask evaluate {} --data {}")
             check_weights_exist(self.weights)
             check_data(self.data, self)
         with progress_bar("load torch"):
@@ -95,6 +99,9 @@ class EvaluateCommand(EvaluateOptions, PartOptions):
                 paths = figures.write_figures(model, index, result, Path(self.pictures))
         for path in paths:
             print(path)
+        if self.table:
+            files.write_text(self.table, result.csv())
+            print(self.table)
         if self.html:
             files.write_text(self.html, scores.page(evaluated.summary, paths))
             print(self.html)

@@ -10,7 +10,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from gigamask.datatools import formats
-from gigamask.errors import GigamaskError, check_range
+from gigamask.errors import check_range
 from gigamask.inference.amg_config import AutomaticMaskConfig
 from gigamask.launch import PartOptions
 from gigamask.parser import FLAT, Positional
@@ -75,17 +75,13 @@ class SegmentCommand(WindowOptions, PartOptions):
         from gigamask.cli.commands.output import print_skipped
         from gigamask.data.worker_pool import part_of
         from gigamask.errors import counted
-        from gigamask.models.weight_paths import check_weights_exist, may_be_weights
+        from gigamask.models.weight_paths import check_order, check_weights_exist
         from gigamask.workflows.input_images import find_images
 
         part = part_of(self.part)
         check_range("--cache-gb", self.cache_gb, 0, MAX_CACHE_GB)
         for last in self.images[-1:]:
-            if not os.path.exists(last) and may_be_weights(last) and os.path.isdir(self.weights):
-                raise GigamaskError(
-                    f"{last}: weights, not images; perhaps you meant 'gigamask segment "
-                    f"{quote(last)} {quote(self.weights)}', with the weights first"
-                )
+            check_order(self.weights, last, "gigamask segment {} {}")
         check_weights_exist(self.weights)
         with tempfile.TemporaryDirectory() as scratch:
             result = self._segment(*find_images(self.images, scratch), part)
@@ -132,6 +128,7 @@ class SegmentCommand(WindowOptions, PartOptions):
             f"{self.weights}; masks go to {self.out}"
         )
         with progress_bar("segment") as progress:
+            from gigamask.datatools.export_formats import ExportOptions
             from gigamask.distributed.precision import describe_device
             from gigamask.inference.automatic_mask_generator import SamAutomaticMaskGenerator
             from gigamask.models.embedding_cache import EmbeddingCache
@@ -140,8 +137,8 @@ class SegmentCommand(WindowOptions, PartOptions):
 
             size = int(self.cache_gb * 1e9)
             cache = EmbeddingCache(Path(self.cache), size) if self.cache else None
-            outputs = self.all_formats, self.polygons, table
-            output = Output(Path(self.out), *outputs, self.shard_images, pictures)
+            export = ExportOptions(self.all_formats, self.polygons, table)
+            output = Output(Path(self.out), export, self.shard_images, pictures)
             model = load_model(self.weights, self.device, config_of)
             model.set_window(self.window, self.percentiles)
             generator = SamAutomaticMaskGenerator(

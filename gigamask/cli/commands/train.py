@@ -212,6 +212,8 @@ def summary(result: dict[str, Any], staged: bool, config: TrainConfig) -> str:
         following = following.partition(" --data")[0]
     if held_out := getattr(config.evaluation, "data", ()):
         following = following.replace("HELD_OUT_TARS", " ".join(map(quote, held_out)))
+    if " evaluate " in following and config_files.own_code(config_files.read_run_config(out)):
+        following += " --trust"
     done = f"{counted(step, 'step')}, {counted(result['samples'], 'sample')}"
     return f"{out}: {done}\nnext: {following}"
 

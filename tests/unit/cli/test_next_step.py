@@ -12,11 +12,17 @@ from tests.commands import refusal
         ("segment photos starter --out m", "'gigamask segment starter photos'"),
         ("train starter --data photos --out r", "compact --init starter"),
         ("evaluate starter photos", "--data photos"),
+        ("evaluate photos --data starter", "'gigamask evaluate starter --data photos'"),
+        ("evaluate photos --data run", "'gigamask evaluate run --data photos'"),
         ("segment starter photos --out m --conf 0.3", "--pred-iou-thresh"),
+        ("train tiny data=photos epochs=3", "--data photos"),
+        ("train data=photos epochs=3", "such as compact"),
+        ("ablate losses --data no --test photos --out r", "no: no such path"),
     ],
 )
 def test_the_next_step_is_named(words, said, tmp_path, monkeypatch, capsys):
     (tmp_path / "photos").mkdir()
+    (tmp_path / "run/checkpoints").mkdir(parents=True)
     (tmp_path / "photos/a.jpg").write_bytes(b"")
     monkeypatch.chdir(tmp_path)
     assert said in refusal(capsys, words)

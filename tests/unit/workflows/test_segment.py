@@ -13,6 +13,7 @@ from PIL import Image
 
 from gigamask.data import annotation, image, tar
 from gigamask.data.orientation import read_orientation, turn
+from gigamask.datatools.export_formats import ExportOptions
 from gigamask.errors import GigamaskError
 from gigamask.inference.automatic_mask_generator import MaskProposals, SamAutomaticMaskGenerator
 from gigamask.masks.rle import RLEMasks
@@ -47,7 +48,7 @@ def test_an_interrupted_command_resumes(masks, pictures, tmp_path):
         if done == 3:
             raise KeyboardInterrupt
 
-    output = Output(tmp_path / "out", to=("shards",), shard_images=2)
+    output = Output(tmp_path / "out", ExportOptions(("shards",)), shard_images=2)
     with pytest.raises(KeyboardInterrupt):
         segment_all(pictures, masks, output, progress=stop)
     assert sorted(path.name for path in (tmp_path / "out").glob("[!.]*")) == [
@@ -75,7 +76,7 @@ def test_an_interrupted_command_resumes(masks, pictures, tmp_path):
         "sa_13.jpg",
         "sa_13.json",
     ]
-    straight = Output(tmp_path / "straight", to=("shards",), shard_images=2)
+    straight = Output(tmp_path / "straight", ExportOptions(("shards",)), shard_images=2)
     segment_all(pictures, masks, straight)
     for name in ("sa_000000.tar", "sa_000001.tar", "13.json"):
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "straight" / name).read_bytes()
@@ -84,7 +85,7 @@ def test_an_interrupted_command_resumes(masks, pictures, tmp_path):
 @pytest.mark.slow
 def test_numbers_in_a_tar_are_those_of_this_command(masks, pictures, tmp_path):
     """A json that was made as one of other images is packed under the number it has now."""
-    output = Output(tmp_path / "out", to=("shards",))
+    output = Output(tmp_path / "out", ExportOptions(("shards",)))
     segment_all(pictures[2:], masks, output)
     told = json.loads((tmp_path / "out" / "12.json").read_text())
     assert (told["image"]["image_id"], told["image"]["file_name"], told["image"]["source"]) == (
@@ -184,7 +185,7 @@ def test_a_full_disk_is_an_error(masks, pictures, tmp_path, monkeypatch):
         GigamaskError,
         match=r"sa_000000.tar: cannot be written \(No space left on device\)",
     ):
-        segment_all(pictures, masks, Output(tmp_path / "out", to=("shards",)))
+        segment_all(pictures, masks, Output(tmp_path / "out", ExportOptions(("shards",))))
     assert (tmp_path / "out" / "13.json").exists()
 
 
@@ -214,7 +215,11 @@ def test_files_are_segmented_upright_and_members_of_tars_as_stored(masks, tmp_pa
     tar.write(tmp_path / "own.tar", iter([("sa_1.jpg", file.getvalue())]))
     expected = {"photos": upright, "photos/1.jpg": upright, "own.tar": stored}
     for number, (name, pixels) in enumerate(expected.items()):
-        out = Output(tmp_path / f"{number}", ("shards",), pictures=tmp_path / f"{number}" / "seen")
+        out = Output(
+            tmp_path / f"{number}",
+            ExportOptions(("shards",)),
+            pictures=tmp_path / f"{number}" / "seen",
+        )
         inputs, _ = find_images([str(tmp_path / name)], str(tmp_path / f"scratch{number}"))
         (path,) = segment_all(inputs, masks, out)["tars"]
         with tarfile.open(path) as archive:
@@ -231,7 +236,8 @@ def test_files_are_segmented_upright_and_members_of_tars_as_stored(masks, tmp_pa
 @pytest.mark.slow
 def test_masks_are_written_in_other_formats_too(masks, pictures, tmp_path):
     table = tmp_path / "regions.csv"
-    output = Output(tmp_path / "out", ("coco", "labels"), polygons=True, table=table)
+    export = ExportOptions(("coco", "labels"), polygons=True, table=table)
+    output = Output(tmp_path / "out", export)
     found = segment_all(pictures, masks, output)
     expected = [tmp_path / "out" / "coco.json", tmp_path / "out" / "labels", table]
     assert found["written"] == list(map(str, expected))
@@ -241,4 +247,4 @@ def test_masks_are_written_in_other_formats_too(masks, pictures, tmp_path):
     assert {"score", "predicted_iou", "stability_score"} <= content["annotations"][0].keys()
     assert len(table.read_text().splitlines()) == 1 + found["masks"]
     with pytest.raises(GigamaskError, match="--to voc"):
-        Output(tmp_path / "out", ("voc",))
+        Output(tmp_path / "out", ExportOptions(("voc",)))
