@@ -24,8 +24,8 @@ STEPS = (
     ("", "gigamask synth others --images 6 --seed 1"),
     ("Look at what they hold:", "gigamask stats scenes"),
     (
-        "Train the small model of the package on them for some steps. The scores in between are of "
-        "the other scenes:",
+        "Train the package's small model on them. It knows such scenes: scores (of the others) stay "
+        "within their errors.",
         "gigamask train compact --init starter --data scenes --evaluation.data others "
         "--evaluation.interval 10 --steps 20 --out runs/first",
     ),
