@@ -24,8 +24,8 @@ STEPS = (
     ("", "gigamask synth others --images 6 --seed 1"),
     ("Look at what they hold:", "gigamask stats scenes"),
     (
-        "Train the package's small model on them. It knows such scenes: scores (of the others) stay "
-        "within their errors.",
+        "Train the package's small model on them. It knows such scenes: scores (of the others) "
+        "stay within their errors.",
         "gigamask train compact --init starter --data scenes --evaluation.data others "
         "--evaluation.interval 10 --steps 20 --out runs/first",
     ),
