@@ -43,7 +43,7 @@ def test_they_run():
         capture_output=True,
         text=True,
         cwd=ROOT,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     told = [part.splitlines()[1:] for part in done.stdout.split("# ")[1:]]

@@ -109,7 +109,9 @@ def test_tars_are_indexed_by_several_processes(tars, tmp_path):
     with ObjectStore() as objects:
         for path in tars.iterdir():
             objects.put(path, path.name)
-        words = f"index {objects.url}/*.tar --out {tmp_path}/index --workers 2".split()
+        words = (
+            f"index {objects.url}/*.tar --out {tmp_path}/index --workers 2 --progress none".split()
+        )
         done = subprocess.run([GIGAMASK, *words], capture_output=True, text=True)
     assert (done.returncode, done.stderr.strip()) == (0, "")
     assert "12 images" in done.stdout
