@@ -240,7 +240,7 @@ def name_of_component(kind: str, value: Any) -> str:
     own = {
         name: each if isinstance(each := plugin.load(where), Preset) else where
         for name, where in _added(kind).items()
-        if module.startswith(_package(where))
+        if module.startswith("".join(where.partition(":")[0].rpartition(".")[:2]))
     }
     for name, each in {**_known(kind), **own}.items():
         is_kind = each == plugin.reference(type(value))
@@ -249,11 +249,6 @@ def name_of_component(kind: str, value: Any) -> str:
     from gigamask.recipes.user_code import name_of_class
 
     return name_of_class(type(value))
-
-
-def _package(reference: str) -> str:
-    """Return the package of a reference's module, with a dot at its end; "" for a lone module."""
-    return "".join(reference.partition(":")[0].rpartition(".")[:2])
 
 
 def make_component(kind: str, name: str) -> Any:

@@ -122,7 +122,7 @@ JPG_FAULTS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     ),
     "other size": (
         lambda jpg: noise(40, 56),
-        r"the JPEG has 40 x 56 pixels.*annotation says \d+ x \d+",
+        r"the JPEG has 40 x 56 pixels.*annotation \d+ x \d+",
     ),
 }
 
@@ -216,11 +216,11 @@ JSON_FAULTS: dict[str, tuple[Callable[[dict], dict | bytes], str]] = {
     "RLE none": (_counts(lambda pixels: ""), r"mask 0: run lengths sum to 0"),
     "mask of another size": (
         _set(*SIZE, value=[4, 4]),
-        r"annotation 0 has size 4 x 4, but its image \d+ x \d+",
+        r"annotation 0 has 4 x 4 pixels, but its image \d+ x \d+",
     ),
     "mask of a huge size": (
         _set(*SIZE, value=[2**40, 2**40]),
-        r"annotation 0 has size 1099511627776 x 1099511627776",
+        r"annotation 0 has 1099511627776 x 1099511627776",
     ),
     "image of no pixels": (
         _set("image", "width", value=0),
@@ -289,7 +289,8 @@ TAR_FAULTS: dict[str, tuple[Callable[[bytes], bytes], str, int]] = {
         r"one zero block at byte \d+ ",
         2,
     ),
-    "joined": (
+    "joined": (lambda raw: raw + raw, r"bytes; it was downloaded in part, .* several tars", 4),
+    "preallocated": (
         lambda raw: raw + bytes(2**20),
         r"the archive ends at \d+, but the file has \d+ bytes",
         4,

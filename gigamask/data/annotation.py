@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from jaxtyping import Float, Float32, Int
 
-from gigamask.data.image import MAX_PIXELS
+from gigamask.data.image import MAX_PIXELS, check_size
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.masks.rle import RLEMasks
 from gigamask.records import ImageAnnotation
@@ -149,12 +149,8 @@ def check_sizes(record: Sa1bRecord, name: str) -> None:
     Raises:
         CorruptSampleError: One of them is invalid.
     """
-    height, width = size = record.image.height, record.image.width
-    if not (0 < height <= MAX_SIDE and 0 < width <= MAX_SIDE and height * width <= MAX_PIXELS):
-        raise CorruptSampleError(
-            f"{name}: its json states {height} x {width} pixels, but sides must be 1 to "
-            f"{MAX_SIDE} and pixels at most {MAX_PIXELS}; leave it out"
-        )
+    size = record.image.height, record.image.width
+    check_image_size(size, f"{name}: ")
     annotations = record.annotations
     if len(annotations) > MAX_MASKS:
         raise CorruptSampleError(
@@ -163,11 +159,25 @@ def check_sizes(record: Sa1bRecord, name: str) -> None:
         )
     for number, annotation in enumerate(annotations):
         if annotation.segmentation.size != size:
-            stated = " x ".join(map(str, annotation.segmentation.size))
-            raise CorruptSampleError(
-                f"{name}: annotation {number} has size {stated}, but its image {height} x {width}; "
-                "leave it out"
-            )
+            check_size(annotation.segmentation.size, size, f"{name}: annotation {number}")
+
+
+def check_image_size(size: tuple[int, int], prefix: str = "") -> None:
+    """Check the size of an image that annotations state.
+
+    Args:
+        size: Height and width in pixels.
+        prefix: What an error message begins with.
+
+    Raises:
+        CorruptSampleError: It is beyond the limits.
+    """
+    if not (min(size) > 0 and max(size) <= MAX_SIDE and size[0] * size[1] <= MAX_PIXELS):
+        raise CorruptSampleError(
+            f"{prefix}its json states {size[0]} x {size[1]} pixels, but sides must be 1 to "
+            f"{MAX_SIDE} and pixels at most {MAX_PIXELS}; leave it out",
+            "size beyond the limits",
+        )
 
 
 def read_categories(record: Sa1bRecord, name: str) -> tuple[str, ...]:

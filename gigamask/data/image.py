@@ -41,6 +41,8 @@ MAX_BYTES = 2**28
 """256 MiB; a JPEG of MAX_PIXELS has half of that at the highest quality."""
 MAX_ARRAY_HEADER = 4096
 """Bytes of the header of a .npy."""
+OTHER_SIZE = "size differs from its image"
+"""Kind of masks and files of masks that were made for an image of another size."""
 SUFFIXES = {"PNG": ".png", "TIFF": ".tif", "NPY": ".npy"}
 """File name extensions of formats that a tar keeps."""
 _MAGIC = {
@@ -70,24 +72,25 @@ def size(raw: bytes, name: str) -> tuple[int, int]:
     return _read_header(raw, name)[:2]
 
 
-def check_annotated(
-    stored: tuple[int, int], annotated: tuple[int, int], name: str, image_format: str = "JPEG"
+def check_size(
+    found: tuple[int, ...], size: tuple[int, int], name: str, other: str = "its image"
 ) -> None:
-    """Check that an image has the size that its annotation states.
+    """Check that an image has the size of what belongs to it.
 
     Args:
-        stored: Size (H, W) of the image.
-        annotated: Size (H, W) in the annotation.
-        name: Name of the image for error messages.
-        image_format: Format of the image for error messages.
+        found: Height and width of one of the two in pixels.
+        size: Height and width of the other.
+        name: What the one is, with which the error message begins.
+        other: What the other is.
 
     Raises:
         CorruptSampleError: The sizes differ.
     """
-    if annotated != stored:
+    if found != size:
+        sides = [" x ".join(map(str, each)) for each in (found, size)]
         raise CorruptSampleError(
-            f"{name}: the {image_format} has {stored[0]} x {stored[1]} pixels, but its annotation "
-            f"says {annotated[0]} x {annotated[1]}; leave it out"
+            f"{name} has {sides[0]} pixels, but {other} {sides[1]}; correct it or leave it out",
+            OTHER_SIZE,
         )
 
 
@@ -165,7 +168,7 @@ def read_stored(
     """
     height, width, color_space = _read_header(raw, name)
     if annotated is not None:
-        check_annotated((height, width), annotated, name, image_format(raw))
+        check_size((height, width), annotated, f"{name}: the {image_format(raw)}", "its annotation")
     try:
         if color_space is not None:
             factor = 8 if is_check else 2 if half else 1
@@ -226,7 +229,8 @@ def _read_pages(
     image: Image.Image, raw: bytes, half: bool, channels: int | None, deep_color: bool
 ) -> np.ndarray:
     """Return the pages of a TIFF that have the size of the first, or the only page, as channels."""
-    if deep_color and _has_deep_color(image, raw):
+    is_color = not image.mode.startswith(_HIGH_BIT_DEPTH_MODES)
+    if deep_color and is_color and bits_of(image, raw) > 8:  # which Pillow reduces
         image.load()  # reports damage better than OpenCV
         bgr = cv2.imdecode(np.frombuffer(raw, np.uint8), cv2.IMREAD_UNCHANGED)
         if bgr is None:
@@ -265,14 +269,16 @@ def _page(image: Image.Image, half: bool, keep_alpha: bool) -> np.ndarray:
     return stored.reshape(*stored.shape[:2], -1)
 
 
-def _has_deep_color(image: Image.Image, raw: bytes) -> bool:
-    """Return whether an image has several channels of more than 8 bits, which Pillow reduces."""
-    if image.mode.startswith(_HIGH_BIT_DEPTH_MODES):
-        return False
+def bits_of(image: Image.Image, raw: bytes) -> int:
+    """Return the most bits that a channel of a PNG or a TIFF has.
+
+    Args:
+        image: The image as Pillow has opened it; others have 8 bits.
+        raw: The file.
+    """
     if image.format == "PNG":
-        return raw[24] > 8
-    bits = getattr(image, "tag_v2", {}).get(_BITS_PER_SAMPLE, (8,))
-    return max(bits) > 8
+        return raw[24]
+    return max(getattr(image, "tag_v2", {}).get(_BITS_PER_SAMPLE, (8,)))
 
 
 def _read_array(raw: bytes) -> np.ndarray:

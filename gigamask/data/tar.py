@@ -30,8 +30,8 @@ from gigamask.errors import CorruptSampleError, GigamaskError
 BLOCK = 512
 RECORD = 20 * BLOCK
 MAX_TAIL_BYTES = 2**20
-"""More bytes than this after the end mark are not padding (usually 10 KB): the file was
-preallocated and downloaded in part, or tars were concatenated."""
+"""More bytes than this after the end mark, or others than zeros, are not padding (usually 10 KB):
+the file was preallocated and downloaded in part, or tars were concatenated."""
 MAX_EXTENSION_BYTES = 2**20
 """Largest PAX or GNU long-name record that is read; it holds a path."""
 WINDOW_BYTES = 2**18
@@ -298,15 +298,16 @@ class _Scanner:
                 f"end a tar; it {'' if number else 'is not a tar, or '}was cut short, download it "
                 "again"
             )
-        if self.read(BLOCK, position + BLOCK).strip(b"\0"):
+        tail = self.read(MAX_TAIL_BYTES, position + BLOCK)
+        if tail[:BLOCK].strip(b"\0"):
             self._fail(
                 f"one zero block at byte {position} lies between members, but two end a tar; "
                 "the file is damaged, download it again"
             )
-        if self.file_bytes - position > MAX_TAIL_BYTES:
+        if self.file_bytes - position > MAX_TAIL_BYTES or tail.strip(b"\0"):
             self._fail(
-                f"the archive ends at {position}, but the file has {self.file_bytes} bytes; "
-                "it was downloaded in part or concatenated, download it again"
+                f"the archive ends at {position}, but the file has {self.file_bytes} bytes; it was "
+                "downloaded in part, download it again, or is several tars in one, give each"
             )
 
     def _check_end(self, end: int) -> None:

@@ -7,11 +7,10 @@ from typing import Any
 
 import msgspec
 
-from gigamask.data.annotation import MAX_SIDE, RleSegmentation
-from gigamask.data.image import MAX_PIXELS
+from gigamask.data.annotation import RleSegmentation, check_image_size
 from gigamask.datatools.outlines import Polygons
-from gigamask.errors import CorruptSampleError, GigamaskError
-from gigamask.serialization import JSON_ERRORS, check_regular, decode_json
+from gigamask.errors import GigamaskError
+from gigamask.serialization import JSON_ERRORS, decode_json, read_limited
 
 _WHOLE = re.compile(r"-?(?:0|[1-9]\d{0,17})(?:\.0*)?")
 
@@ -65,16 +64,7 @@ class ImageRow(msgspec.Struct, frozen=True):
         """
         if self.height is None or self.width is None:
             return None
-        if not (
-            0 < self.height <= MAX_SIDE
-            and 0 < self.width <= MAX_SIDE
-            and self.height * self.width <= MAX_PIXELS
-        ):
-            raise CorruptSampleError(
-                f"its stated size is {self.height} x {self.width} pixels, but sides must be 1 to"
-                f" {MAX_SIDE} and pixels at most {MAX_PIXELS}",
-                "size beyond the limits",
-            )
+        check_image_size((self.height, self.width))
         return self.height, self.width
 
 
@@ -118,7 +108,6 @@ class AnnotationKind(msgspec.Struct, frozen=True):
     segments_info: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     caption: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     keypoints: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    bbox: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
 ANNOTATION = msgspec.json.Decoder(AnnotationRow, strict=False)
@@ -141,14 +130,7 @@ def read_json(path: Path) -> tuple[Instances, bool]:
     Raises:
         GigamaskError: The file cannot be read, or has no masks because it is of another kind.
     """
-    check_regular(path)
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise GigamaskError(
-            f"{path}: cannot be read ({error.strerror}); give COCO's instances json, or a folder of"
-            " label images"
-        ) from error
+    raw = read_limited(path, 2**36)  # as much as memory holds
     try:
         instances = decode_json(raw, str(path), Instances, strict=False)
     except GigamaskError as error:
@@ -164,10 +146,11 @@ def read_json(path: Path) -> tuple[Instances, bool]:
                 "lists 'images' and 'annotations'"
             )
     kind = _kind_of(instances)
-    if kind.segmentation is msgspec.UNSET and kind.caption is not msgspec.UNSET:
-        raise _other_kind(path, "COCO's captions of images")
-    if kind.segmentation is msgspec.UNSET and kind.keypoints is not msgspec.UNSET:
-        raise _other_kind(path, "COCO's keypoints without masks")
+    if kind.segmentation is msgspec.UNSET:
+        if kind.caption is not msgspec.UNSET:
+            raise _other_kind(path, "COCO's captions of images")
+        if kind.keypoints is not msgspec.UNSET:
+            raise _other_kind(path, "COCO's keypoints without masks")
     return instances, kind.segments_info is not msgspec.UNSET
 
 

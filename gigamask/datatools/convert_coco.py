@@ -185,7 +185,7 @@ class CocoSource(FileSource):
                 image_annotations[image_id].append(raw)
             except (*JSON_ERRORS, CorruptSampleError) as error:
                 left_out.masks.append(LeftOutEntry.of(name, error, f"{name}: "))
-        names = _category_names(instances.categories or [])
+        names = _category_names(instances.categories or [], self.annotations)
         ids, renumbered = image_ids(list(rows))
         make = CocoImage
         if is_panoptic:
@@ -242,13 +242,21 @@ def find_images(names: Sequence[str], folder: Path) -> list[Path | str]:
     ]
 
 
-def _category_names(entries: Sequence[msgspec.Raw]) -> dict[Id, str]:
-    """Return the names of categories by id; those without a name keep their id alone."""
+def _category_names(entries: Sequence[msgspec.Raw], source: Path) -> dict[Id, str]:
+    """Return the names of categories by id; those without a name keep their id alone.
+
+    Raises:
+        GigamaskError: An id has two names.
+    """
     names: dict[Id, str] = {}
     for raw in entries:
         with suppress(*JSON_ERRORS):
             row = coco_json.CATEGORY.decode(raw)
-            names[canonical_id(row.id)] = row.name
+            if (name := names.setdefault(canonical_id(row.id), row.name)) != row.name:
+                raise GigamaskError(
+                    f"{source}: its category {row.id} is both {name!r} and {row.name!r}; give each "
+                    "category an id of its own"
+                )
     return names
 
 

@@ -1,7 +1,7 @@
 """Reading of label images: PNGs, TIFFs or SBD's .mat files whose values are instance numbers.
 
-A value is an 8- or 16-bit gray level, a palette index, or R + 256 G + 65536 B as in COCO's panoptic
-images; 0 is background, and so is 255 in Pascal VOC's palette. The image has the same name and
+A value is a gray level, a palette index, or R + 256 G + 65536 B as in COCO's panoptic images; 0
+and less are background, and so is 255 in Pascal VOC's palette. The image has the same name and
 subfolder in the folder of images. Instances in a folder SegmentationObject take their classes from
 a folder SegmentationClass beside it, as in VOC; `voc_classes` names them.
 """
@@ -15,7 +15,9 @@ import cv2
 import numpy as np
 from jaxtyping import Bool, Int32
 
+from gigamask.data import image
 from gigamask.data.annotation import MAX_MASKS, MAX_SIDE
+from gigamask.data.orientation import turn_upright
 from gigamask.datatools import smoothed_labels, voc_classes
 from gigamask.datatools.formats import ConvertOptions, describe_readers
 from gigamask.datatools.image_files import files_of, open_image, read_file
@@ -62,7 +64,7 @@ class LabelImage(SourceImage):
         Args:
             labels: Value of each pixel; ignored ones are set to 0.
         """
-        labels[np.isin(labels, self.options.ignore)] = 0
+        labels[np.isin(labels, self.options.ignore) | (labels < 0)] = 0
         if self.classes is not None:
             labels[labels == VOID_NUMBER] = 0
         if self.options.binary is not None:
@@ -90,12 +92,7 @@ class LabelImage(SourceImage):
         class_masks, classes = label_masks(
             read_labels(path, f"{self.source}: {path.parent.name}"), self.source
         )
-        if class_masks.size != masks.size:
-            sides = [" x ".join(map(str, each.size)) for each in (class_masks, masks)]
-            raise CorruptSampleError(
-                f"{self.source}: its classes in {path} have {sides[0]} pixels, but its objects "
-                f"{sides[1]}; give the classes of this image"
-            )
+        image.check_size(class_masks.size, masks.size, f"{self.source}: its label image of classes")
         if not len(classes):
             return {}
         pixels = masks.intersections(class_masks)
@@ -156,10 +153,10 @@ class LabelImageSource(FileSource):
         inside = labels.absolute(), images.absolute()
         known_classes = voc_classes.read([inside[0].parent, *inside, inside[1].parent])
 
-        def make(number: int, name: str, image: Path, path: Path) -> LabelImage:
+        def make(number: int, name: str, photo: Path, path: Path) -> LabelImage:
             classes = class_folder(labels) / path.relative_to(labels)
             known = classes if classes != path and classes.is_file() else None
-            return LabelImage(number, name, image, path, known, known_classes, options)
+            return LabelImage(number, name, photo, path, known, known_classes, options)
 
         return match_images(files, labels, images, make)
 
@@ -205,13 +202,16 @@ def decode_labels(raw: bytes, name: str, void: int = 0) -> Int32[np.ndarray, "H 
                     f"{name}: the label image has {label.height} x {label.width} pixels, sides may"
                     f" be {MAX_SIDE} at most; leave it out"
                 )
-            pages = getattr(label, "n_frames", 1)
-            if pages > 1 or label.mode not in (*GRAY, "RGB"):
+            pages, bits = getattr(label, "n_frames", 1), image.bits_of(label, raw)
+            if pages > 1 or label.mode not in (GRAY if bits > 8 else (*GRAY, "RGB")):
                 raise CorruptSampleError(
-                    f"{name}: the label image is {counted(pages, 'page')} of {label.mode} pixels, "
-                    "it must be one, gray, palette or RGB; save it so, or as COCO's JSON"
+                    f"{name}: the label image is {counted(pages, 'page')} of {bits}-bit "
+                    f"{label.mode} pixels, it must be one, gray, palette or 8-bit RGB; save it so, "
+                    "or as COCO's JSON"
                 )
-            pixels = np.array(label)
+            pixels = turn_upright(np.array(label), raw)
+            if label.mode == "L":  # Pillow spreads gray of 2 and 4 bits to 0..255
+                pixels //= 255 // (2 ** min(bits, 8) - 1)
             palette = label.getpalette()
             if palette and palette[3 * VOID :][:3] == VOID_COLOR:
                 pixels[pixels == VOID] = void

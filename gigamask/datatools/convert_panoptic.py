@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from gigamask.data.image import check_size
 from gigamask.datatools import coco_json
 from gigamask.datatools.coco_json import Id, canonical_id, extra_fields
 from gigamask.datatools.convert_labels import label_masks, read_labels
-from gigamask.datatools.image_files import OTHER_SIZE
 from gigamask.datatools.left_out import CROWD, LeftOutEntry
 from gigamask.datatools.objects import EMPTY, NO_PIXEL, Objects, SourceImage
 from gigamask.errors import CorruptSampleError, GigamaskError
@@ -37,13 +37,8 @@ class PanopticImage(SourceImage):
             raise CorruptSampleError(f"{self.source}: its annotation is broken ({error})") from None
         path = self.folder / Path(row.file_name).name
         labels = read_labels(path, f"{self.source}: {path.name}")
-        if self.size and labels.shape != self.size:
-            sides = [" x ".join(map(str, each)) for each in (labels.shape, self.size)]
-            raise CorruptSampleError(
-                f"{self.source}: its {path.name} has {sides[0]} pixels, the image {sides[1]}; give "
-                "the one of this image",
-                OTHER_SIZE,
-            )
+        if self.size:
+            check_size(labels.shape, self.size, f"{self.source}: its {path.name}")
         masks, values = label_masks(labels, self.source)
         rank = {value: i for i, value in enumerate(values.tolist())}
         kept, extras, skipped = [], [], []

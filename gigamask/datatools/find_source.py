@@ -154,13 +154,10 @@ def _check_not_sa1b(source: Path) -> None:
     act = None
     if source.suffix == ".tar" or find_tars(source):
         act = f"give it to other commands as it is, such as gigamask stats {source}"
-    elif (path := next(iter(_jsons_of(source)), source)).suffix == ".json":
+    jsons = files_of(source, ".json") if source.is_dir() else [source]
+    if not act and jsons and (path := jsons[0]).suffix == ".json":
         with suppress(GigamaskError):
             read_json(path, Sa1bJson)
             act = f"pack it into a tar, which all commands read: {pack_command(path.parent)}"
     if act:
         raise GigamaskError(f"{source}: is in SA-1B's format already; {act}")
-
-
-def _jsons_of(source: Path) -> list[Path]:
-    return files_of(source, ".json") if source.is_dir() else [source]

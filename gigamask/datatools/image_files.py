@@ -27,12 +27,12 @@ PIL_FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
 """The formats that are encoded as JPEG, by Pillow's names."""
 QUALITY = 95
 """JPEG quality: 42.5 dB PSNR on photographs with full color resolution, a negligible loss."""
-OTHER_SIZE = "size differs from its image"
-"""Kind of masks and files of masks that were made for an image of another size."""
 
 
 def files_of(folder: Path, *suffixes: str) -> list[Path]:
     """Return the files of a folder and its subfolders, sorted, except hidden and foreign ones.
+
+    Links are followed, except to a folder that they lie in.
 
     Args:
         folder: The folder.
@@ -42,8 +42,13 @@ def files_of(folder: Path, *suffixes: str) -> list[Path]:
         GigamaskError: A subfolder cannot be read.
     """
     found = []
-    for parent, folders, names in os.walk(folder, onerror=_cannot_list):
-        folders[:] = [name for name in folders if not image_folder.is_left_out(name)]
+    for parent, folders, names in os.walk(folder, onerror=_cannot_list, followlinks=True):
+        above = {each.resolve() for each in (Path(parent), *Path(parent).absolute().parents)}
+        folders[:] = [
+            name
+            for name in folders
+            if not image_folder.is_left_out(name) and Path(parent, name).resolve() not in above
+        ]
         paths = (Path(parent, name) for name in names if not is_foreign(name))
         found += [path for path in paths if not suffixes or path.suffix.lower() in suffixes]
     return sorted(path for path in found if path.is_file())
@@ -101,14 +106,8 @@ def fit(raw: bytes, size: tuple[int, int], name: str) -> Frame:
     Raises:
         CorruptSampleError: The bytes are not an image of this size, as stored or upright.
     """
-    decoded = size_of(raw, name)
-    frame = orientation.frame_of(raw, decoded, size)
-    if frame.size != size:
-        raise CorruptSampleError(
-            f"{name}: the image has {decoded[0]} x {decoded[1]} pixels, but its masks {size[0]} x"
-            f" {size[1]}; give the image they were made for",
-            OTHER_SIZE,
-        )
+    frame = orientation.frame_of(raw, size_of(raw, name), size)
+    image.check_size(frame.size, size, f"{name}: the image", "its masks")
     return frame
 
 

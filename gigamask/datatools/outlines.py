@@ -13,6 +13,7 @@ from faster_coco_eval import mask_api_new_cpp  # pyrefly: ignore[missing-module-
 from jaxtyping import Bool, Float64
 
 from gigamask.data.annotation import MAX_MASKS, MAX_SIDE, RleSegmentation
+from gigamask.data.image import check_size
 from gigamask.errors import CorruptSampleError
 from gigamask.masks.rle import RLEMasks, union
 
@@ -155,13 +156,7 @@ class Outlines:
 
     def add_rle(self, segmentation: RleSegmentation) -> None:
         """Add a mask given as run lengths; raise GigamaskError if they are invalid."""
-        if segmentation.size != self.size:
-            stated = " x ".join(map(str, segmentation.size))
-            raise CorruptSampleError(
-                f"its size is {stated} pixels, its image has {self.size[0]} x {self.size[1]}; "
-                "remove it or write it again",
-                "size differs from its image",
-            )
+        check_size(segmentation.size, self.size, "it")
         if isinstance(segmentation.counts, str):
             self.run_bytes += len(segmentation.counts)
         check_count(self.run_bytes, "bytes of run lengths", MAX_RUN_BYTES, self.name)

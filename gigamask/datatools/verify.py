@@ -365,7 +365,7 @@ class _TarReader:
         else:
             found = read_size(raw, self._whole_range(member), name)
             if annotated is not None:
-                image.check_annotated(found, annotated, name)
+                image.check_size(found, annotated, f"{name}: the JPEG", "its annotation")
         return True
 
     def _has_size(self, member: int, stem: str) -> bool:

@@ -133,6 +133,7 @@ class SamPredictor:
             )
         if not len(images):
             raise GigamaskError("no image to embed: pass at least one")
+        self.reset_image()  # should one be refused, prompts do not refer to the image before
         resized, pixels = [], []
         for number, image in enumerate(images):
             seen = pixels_of(image, f"image {number}", self.model.config.pixels)
@@ -143,7 +144,6 @@ class SamPredictor:
                 resized.append(torch.from_numpy(small).permute(2, 0, 1)[None])
         transforms = [self.transform.image_transform(each.shape[:2]) for each in pixels]
         if self._tile is not None:
-            self.reset_image()
             self._images = [(None, transform) for transform in transforms]
             self.crop_decoders = [
                 TileDecoder(

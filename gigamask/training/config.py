@@ -525,16 +525,13 @@ def _of_type(config: Any, field_name: str, value: Any, name: str) -> Any:
     try:
         if isinstance(getattr(config, field_name), tuple):
             value = (value,) if isinstance(value, str | Path) else tuple(value)
-        plain = msgspec.to_builtins(value, enc_hook=_plain)
+        plain = msgspec.to_builtins(  # of paths, and of NumPy's numbers
+            value, enc_hook=lambda each: each.item() if hasattr(each, "item") else os.fspath(each)
+        )
         return msgspec.convert(plain, kind, strict=False)
     except (msgspec.ValidationError, TypeError):
         wanted = getattr(kind, "__name__", kind)
         raise GigamaskError(f"{name} must be {wanted} (got {value!r})") from None
-
-
-def _plain(value: Any) -> Any:
-    """Return the text of a path, or the number that is one of NumPy's."""
-    return value.item() if hasattr(value, "item") else os.fspath(value)
 
 
 def check_at_least(least: int, **numbers: int | None) -> None:

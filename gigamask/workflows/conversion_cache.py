@@ -150,7 +150,10 @@ def reuse_or_make(
         for path in (folder / DONE, *folder.glob("*.tar")):  # or of one that was stopped
             path.unlink(missing_ok=True)
         result = make()
-        tars = {path.name: _described(path) for path in map(Path, result["tars"])}
+        tars = {}
+        for path in map(Path, result["tars"]):
+            found = os.stat(path)
+            tars[path.name] = found.st_size, found.st_mtime_ns, files.crc32(path)
         files.write_bytes(folder / DONE, with_checksum(result | {TARS: tars}))
         return result
 
@@ -200,8 +203,3 @@ def _damage(folder: Path, tars: dict[str, list[int]]) -> str:
         if not is_same and (found.st_size != size or files.crc32(folder / name) != crc):
             return f"{name} is damaged"
     return ""
-
-
-def _described(path: Path) -> list[int]:
-    found = os.stat(path)
-    return [found.st_size, found.st_mtime_ns, files.crc32(path)]

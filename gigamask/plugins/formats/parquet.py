@@ -16,10 +16,11 @@ from typing import Any, Literal
 import msgspec
 
 from gigamask.data import annotation, storage
+from gigamask.data.image import check_size
 from gigamask.datatools.convert_coco import AnnotationRow, CocoImage, Id, extra_fields
 from gigamask.datatools.convert_labels import LabelImage, decode_labels
 from gigamask.datatools.formats import LABEL_FLAGS, ConvertOptions
-from gigamask.datatools.image_files import OTHER_SIZE, meant_size, size_of
+from gigamask.datatools.image_files import meant_size, size_of
 from gigamask.datatools.left_out import LeftOutEntry, LeftOutRecord
 from gigamask.datatools.objects import EMPTY, NO_PIXEL, Objects, SourceImage, SourceListing
 from gigamask.datatools.sources import GivenData, Source, file_line
@@ -216,12 +217,7 @@ class ParquetRow(SourceImage):
             name = f"{self.source}: its mask {i}"
             try:
                 dense = decode_labels(_image_bytes(mask, name), name) != 0
-                if dense.shape != size:
-                    sides = [" x ".join(map(str, each)) for each in (dense.shape, size)]
-                    raise CorruptSampleError(
-                        f"{name}: has {sides[0]} pixels, its image {sides[1]}; leave it out",
-                        OTHER_SIZE,
-                    )
+                check_size(dense.shape, size, f"{name}:")
                 if not dense.any():
                     raise CorruptSampleError(f"{name}: {EMPTY}", NO_PIXEL)
             except CorruptSampleError as bad:

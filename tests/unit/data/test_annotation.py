@@ -93,7 +93,7 @@ def change(path: str, value):
         (
             "annotations.2.segmentation.size",
             [32, 24],
-            "annotation 2 .*32 x 24, .*24 x 32",
+            "annotation 2 has 32 x 24 .*24 x 32",
         ),
         ("annotations.1.segmentation.counts", "01", "mask 1: run lengths sum to 1, .*24 x 32"),
         ("annotations.1.segmentation.counts", [1, 2], "mask 1: run lengths sum to 3"),

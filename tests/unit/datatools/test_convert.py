@@ -6,8 +6,10 @@ import io
 import json
 import re
 import tarfile
+import zlib
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 import simplejpeg
@@ -16,6 +18,7 @@ from PIL import Image
 from gigamask.data import annotation, image
 from gigamask.data import index as indexes
 from gigamask.datatools.convert import PARTIAL, ConvertOptions, convert
+from gigamask.datatools.convert_labels import decode_labels
 from gigamask.errors import GigamaskError
 from gigamask.files import lock_folder
 from gigamask.masks.rle import RLEMasks
@@ -197,7 +200,7 @@ def test_crowds_are_left_out_unless_kept(case):
         (None, "no polygon; a box alone"),
         ([[2.1, 2.1, 2.2, 2.1, 2.2, 2.2]], "it covers no pixel of the image"),
         ([[0.2, 0.2, 0.5, 0.2, 0.5, 0.4]], "as fractions of the image's size"),
-        ({"size": [30, 20], "counts": [600]}, "30 x 20 pixels, its image has 20 x 30"),
+        ({"size": [30, 20], "counts": [600]}, "30 x 20 pixels, but its image 20 x 30"),
         ({"size": [20, 30], "counts": [100, 50]}, "run lengths sum to 150"),
         ({"size": [20, 30], "counts": [100, -50, 550]}, "is negative"),
         ({"size": [20, 30], "counts": [600]}, "it covers no pixel"),
@@ -357,6 +360,41 @@ def test_label_images(case, kind):
     assert [each["id"] for each in case.told(0)["annotations"]] == [0, 1]
 
 
+@pytest.mark.parametrize("bits", [2, 4])
+def test_gray_of_few_bits_has_the_values_that_are_written(case, bits):
+    """Pillow spreads them to 0..255."""
+    values = np.uint8([[0, 1, 3, 3]] * 4)
+    rows = np.unpackbits(values[..., None], axis=2)[..., -bits:].reshape(4, -1)
+    header = b"IHDR\0\0\0\4\0\0\0\4" + bytes([bits, 0, 0, 0, 0])
+    packed = zlib.compress(np.pad(np.packbits(rows, 1), [(0, 0), (1, 0)]).tobytes())
+    raw = b"\x89PNG\r\n\x1a\n"
+    for chunk in (header, b"IDAT" + packed, b"IEND"):
+        raw += (len(chunk) - 4).to_bytes(4) + chunk + zlib.crc32(chunk).to_bytes(4)
+    assert np.array_equal(decode_labels(raw, "x"), values)
+
+
+def test_negative_values_are_background(case):
+    case.put("a.jpg", jpeg())
+    case.label("a.tif", Image.fromarray(labels().astype(np.int32) - 1))
+    assert case.labels()["masks"] == 2
+    assert [each["label"] for each in case.told(0)["annotations"]] == [2, 199]
+
+
+def test_folders_may_be_links(case):
+    """One to a folder that it lies in is left out."""
+    case.put("a.jpg", jpeg())
+    case.label("a.png", labels())
+    for name in ("labels", "pictures"):
+        given = case.folder / f"given_{name}"
+        given.mkdir()
+        (given / "part").symlink_to(case.folder / name)
+        (case.folder / name / "again").symlink_to(given)
+    given = case.folder / "given_labels", case.folder / "given_pictures"
+    done = convert(*given, case.out, ConvertOptions())
+    assert (done["images"], done["skipped_images"]) == (1, [])
+    assert case.told(0)["image"]["source"] == "part/a.png"
+
+
 def test_pieces_and_values_to_ignore(case):
     values = labels()
     case.put("sub/012.png", b"")
@@ -385,22 +423,25 @@ def test_pictures_and_labels_in_one_folder(case):
 
 
 def test_unusable_label_images_are_left_out_and_named(case):
-    for number in range(10):
+    for number in range(12):
         case.put(f"{number}.jpg", jpeg())
     case.put("7.bmp", b"")
-    for number in (0, 1, 2, 3, 4):
+    for number in (0, 1, 2, 3, 4, 11):
         case.label(f"{number}.png", labels())
     case.label("5.png", Image.new("RGBA", (30, 20)))
+    deep = cv2.imencode(".png", np.zeros((20, 30, 3), np.uint16))[1]
+    (case.folder / "labels" / "10.png").write_bytes(deep)
     case.label("6.png", labels()[:10])
     case.label("7.png", labels())
     case.label("8.png", np.arange(20_000, dtype=np.uint16).reshape(100, 200))
     page = Image.fromarray(labels())
     page.save(case.folder / "labels" / "9.tif", save_all=True, append_images=[page])
     done = case.labels()
-    assert done["images"] == 5
+    assert done["images"] == 6
     reasons = " | ".join(each["reason"] for each in done["skipped_images"])
-    assert "5.png: the label image is 1 page of RGBA pixels" in reasons
-    assert "9.tif: the label image is 2 pages of L pixels" in reasons
+    assert "5.png: the label image is 1 page of 8-bit RGBA pixels" in reasons
+    assert "10.png: the label image is 1 page of 16-bit RGB pixels" in reasons
+    assert "9.tif: the label image is 2 pages of 8-bit L pixels" in reasons
     assert "20 x 30 pixels, but its masks 10 x 30" in reasons
     assert "7.png: 2 files have its name" in reasons
     assert "19999 instances" in reasons

@@ -78,6 +78,14 @@ def test_ids_match_however_they_are_written(tmp_path, image_id, category_id):
     ]
 
 
+def test_a_category_with_two_names_is_refused(tmp_path):
+    """Merging of files leaves them; the masks of both would get the last name."""
+    categories = [{"id": 1, "name": "cat"}, {"id": 1, "name": "cat"}, {"id": "1", "name": "dog"}]
+    assert listing(tmp_path, [row()], [], categories=categories[:2]).images
+    with pytest.raises(GigamaskError, match="category 1 is both 'cat' and 'dog'"):
+        listing(tmp_path, [row()], [], categories=categories)
+
+
 def test_numbers_as_pandas_writes_them(tmp_path):
     things = [mask(area=float("nan"), iscrowd=0.0, category_id=float("nan"))]
     found = listing(tmp_path, [row(width=30.0, height="20")], things)

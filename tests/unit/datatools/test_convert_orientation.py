@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 
 from gigamask.data import image
 from gigamask.data.annotation import parse
@@ -107,15 +107,18 @@ def test_coco(tmp_path, kind, height, is_stored):
     check_all_agree(counts, ious, 3 if height != WIDTH else 7)
 
 
+@pytest.mark.parametrize("has_exif", [False, True])
 @pytest.mark.parametrize(("height", "is_stored"), [(HEIGHT, False), (HEIGHT, True), (WIDTH, False)])
-def test_label_images(tmp_path, height, is_stored):
+def test_label_images(tmp_path, height, is_stored, has_exif):
+    """EXIF of a label image, as of one made of its photograph, turns it as it turns that."""
     photos, labels = write_photographs(tmp_path / "photos", height), tmp_path / "labels"
     labels.mkdir()
     label = (scene(height)[..., 1] == 0).astype(np.uint8)
     for number in ORIENTATIONS:
-        of_file = number if is_stored and number > 4 else 1
-        turned = turn(label, UNDO.get(of_file, of_file))
-        Image.fromarray(turned).save(labels / f"{number}.png")
+        of_file = number if has_exif or (is_stored and number > 4) else 1
+        turned, exif = turn(label, UNDO.get(of_file, of_file)), Image.Exif()
+        exif[ExifTags.Base.Orientation] = number if has_exif else 1
+        Image.fromarray(turned).save(labels / f"{number}.png", exif=exif)
     counts, ious = converted(labels, photos, tmp_path / "out")
     check_all_agree(counts, ious, 3 if height != WIDTH else 7)
 

@@ -353,6 +353,17 @@ def test_images_that_are_none_are_one_line(model, pictures):
         predictor.select(0)
 
 
+@pytest.mark.parametrize("tile", [None, 32])
+def test_after_an_image_that_is_refused_none_is_set(model, pictures, tile):
+    """Or prompts would be answered on the image before."""
+    predictor = SamPredictor(model, tile=tile)
+    predictor.set_image(pictures[0])
+    with pytest.raises(GigamaskError, match="float32"):
+        predictor.set_image(pictures[0].astype(np.float32))
+    with pytest.raises(GigamaskError, match="no image is set"):
+        asked(predictor)
+
+
 def test_the_precision_is_the_predictors_or_the_callers(model, pictures):
     found = {}
     for name in ("auto", "fp32", "bf16"):

@@ -154,7 +154,7 @@ def test_what_is_left_out_is_listed(tmp_path):
     assert "a.parquet:1: only its path elsewhere/b.jpg" in reasons[0]
     assert "a.parquet:2: its masks is null" in reasons[1]
     reasons = [each["reason"] for each in counts["skipped_masks"]]
-    assert "a.parquet:3: its mask 0: has 19 x 30 pixels, its image 20 x 30" in reasons[0]
+    assert "a.parquet:3: its mask 0: has 19 x 30 pixels, but its image 20 x 30" in reasons[0]
     assert "mask 3: it covers no pixel" in reasons[1]
 
 
