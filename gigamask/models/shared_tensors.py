@@ -115,8 +115,9 @@ class SharedTensors:
                     continue
                 gradient, leaf.grad, total = leaf.grad, None, self._sums[key][index]
                 if total is None:
-                    wide = torch.promote_types(leaf.dtype, torch.float32)
-                    self._sums[key][index] = gradient.to(wide)
+                    self._sums[key][index] = gradient.to(
+                        torch.promote_types(leaf.dtype, torch.float32)
+                    )
                 else:
                     sums.append(total)
                     gradients.append(gradient)
@@ -129,13 +130,12 @@ class SharedTensors:
             kept.multiply()
         for key, sources in reversed(self._sources.items()):
             self.add_gradients()  # of tensors computed later, from these
-            pairs = [
-                (source, total.to(source.dtype))
-                for source, total in zip(sources, self._sums[key], strict=True)
-                if total is not None
+            found = [
+                pair for pair in zip(sources, self._sums[key], strict=True) if pair[1] is not None
             ]
-            if pairs:
-                given, totals = zip(*pairs, strict=True)
+            if found:
+                given, totals = zip(*found, strict=True)
+                totals = cast_together(totals, [source.dtype for source in given])
                 torch.autograd.backward(given, totals)
 
 
@@ -261,10 +261,12 @@ def cast_together(tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> l
         tensors: The tensors.
         dtypes: The dtype of each.
     """
-    cast = list(tensors)
-    other = [index for index, dtype in enumerate(dtypes) if tensors[index].dtype != dtype]
-    for index in other:
-        cast[index] = torch.empty_like(tensors[index], dtype=dtypes[index])
-    if other:
-        torch._foreach_copy_([cast[index] for index in other], [tensors[i] for i in other])
+    cast = [
+        x if x.dtype == dtype else torch.empty_like(x, dtype=dtype)
+        for x, dtype in zip(tensors, dtypes, strict=True)
+    ]
+    made = [pair for pair in zip(cast, tensors, strict=True) if pair[0] is not pair[1]]
+    if made:
+        copies, found = zip(*made, strict=True)
+        torch._foreach_copy_(copies, found)
     return cast

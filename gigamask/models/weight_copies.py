@@ -47,18 +47,16 @@ class WeightCopies:
         ]
         for copy in self.copies:
             copy.grad = None
-        first = [pair for pair in pairs if pair[0].grad is None]
-        later = [pair for pair in pairs if pair[0].grad is not None]
-        gradients = [gradient for _, gradient in first]
-        made = cast_together(gradients, [weight.dtype for weight, _ in first])
-        for (weight, _), gradient in zip(first, made, strict=True):
-            weight.grad = gradient
+        gradients = cast_together([pair[1] for pair in pairs], [pair[0].dtype for pair in pairs])
+        later = []
+        for (weight, _), gradient in zip(pairs, gradients, strict=True):
+            if weight.grad is None:
+                weight.grad = gradient
+            else:
+                later.append((weight.grad, gradient))
         if later:
-            sums = [weight.grad for weight, _ in later if weight.grad is not None]
-            wide = cast_together(
-                [gradient for _, gradient in later], [total.dtype for total in sums]
-            )
-            torch._foreach_add_(sums, wide)
+            sums, gradients = zip(*later, strict=True)
+            torch._foreach_add_(sums, gradients)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gigamask.distributed import fsdp
 from gigamask.masks.devices import constant
 from gigamask.training.config import TrainConfig
 
@@ -69,14 +70,17 @@ class Unreached:
         Args:
             parameters: All trained parameters.
         """
-        held = [(i, p) for i, p in enumerate(parameters) if p in self.here]
-        before = [parameter.detach().clone() for _, parameter in held]
+        held = [i for i, p in enumerate(parameters) if p in self.here]
+        now = [fsdp.to_local(parameters[i]).detach() for i in held]
+        before = torch._foreach_mul(now, 1) if held else []
         yield
-        with torch.no_grad():
-            for (index, parameter), old in zip(held, before, strict=True):
-                if self.anywhere is not None:
-                    old = torch.where(self.anywhere[index] > 0, parameter, old)
-                parameter.copy_(old)
+        if self.anywhere is not None:
+            before = [
+                torch.where(self.anywhere[i] > 0, p, old)
+                for i, p, old in zip(held, now, before, strict=True)
+            ]
+        if held:
+            torch._foreach_copy_(now, before)
 
     def everywhere(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
         """Return the parameters that have had no gradient in any process.
@@ -84,7 +88,5 @@ class Unreached:
         Args:
             parameters: All trained parameters.
         """
-        had = [False] * len(parameters)
-        if self.anywhere is not None:
-            had = (self.anywhere > 0).tolist()
-        return [p for p, other in zip(parameters, had, strict=True) if p in self.here and not other]
+        had = [0] * len(parameters) if self.anywhere is None else self.anywhere.tolist()
+        return [p for p, n in zip(parameters, had, strict=True) if p in self.here and n <= 0]
