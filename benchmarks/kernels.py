@@ -31,6 +31,7 @@ from gigamask.plugins.kernels import (
     mask_loss,
     next_click,
     token_attention,
+    token_layers,
     upscaling,
     window_attention,
     window_bias,
@@ -45,6 +46,7 @@ REGISTERS = 65_536
 """Registers of a multiprocessor; a thread has at most 255."""
 POINTERS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int64: "*i64"}
 POINTERS |= {torch.bool: "*i1", torch.float16: "*fp16", torch.int32: "*i32"}
+
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
@@ -105,6 +107,7 @@ def launches() -> Iterator[tuple[str, Launch]]:
     args = (x, weights, empty(64, 3, 256, 256), 64, 1e-6)
     yield "upscaling, backward", recorded(upscaling, upscaling.upscale_backward, *args)
     yield from attention_launches()
+    yield from token_launches()
     yield from mask_launches()
     yield from encoder_launches()
 
@@ -133,6 +136,28 @@ def attention_launches() -> Iterator[tuple[str, Launch]]:
         yield f"image, {name}, image", recorded(module, run, own, source, *options, 1e-5, y)
         run = module.image_attention_rows
         yield f"image, {name}, keys", recorded(module, run, own, source, *options, y)
+
+
+def token_launches() -> Iterator[tuple[str, Launch]]:
+    """Yields the kernels of the layers of 12 tokens of each of 64 masks."""
+    module: Any = token_layers
+    x, norm = empty(768, 256), empty(32, 2, 256, dtype=torch.float32)
+    keys, values, bias = empty(2568, 256), empty(2304, 256), empty(2568)
+    rows, wide, hidden = empty(768, 2568), empty(768, 2304), empty(768, 2048)
+    out, vector = empty(256, 2048), empty(256)
+    ranges = [0, 0, 0, 2048, 2048, 4864, 0, 8, 2056, 4096, 0, 768, 2568, 2048, 0, 2048]
+    ranges += [4616, 4096, 512, 768]
+    weights = [keys, bias, values, bias]
+    run = module.project_tokens
+    yield "tokens: norm, two layers", recorded(module, run, x, x, norm, weights, ranges, 1e-5)
+    args = (x, None, norm, [empty(2048, 256), bias], [0, 0, 0, 2048], 1e-5)
+    yield "tokens: norm, layer, ReLU", recorded(module, run, *args)
+    run = module.project_tokens_backward
+    yield "tokens: norm, backward", recorded(module, run, [x, x, norm, out], hidden, 1e-5)
+    run = module.sum_tokens
+    yield "tokens: sum", recorded(module, run, [hidden, out], [vector, x], False)
+    pairs = [rows, keys, wide, values]
+    yield "tokens: sum, backward", recorded(module, run, pairs, [None, x, x], True)
 
 
 def mask_launches() -> Iterator[tuple[str, Launch]]:

@@ -12,10 +12,10 @@ def narrow(x, kind: tl.constexpr):
     """Round float32 to a dtype; the interpreter would cut off what bfloat16 does not hold.
 
     Args:
-        x: Numbers in float32.
+        x: Numbers in float32, or in the dtype.
         kind: The dtype.
     """
-    if IS_INTERPRETED and kind == tl.bfloat16:
+    if IS_INTERPRETED and kind == tl.bfloat16 and x.dtype == tl.float32:
         bits = x.to(tl.int32, bitcast=True)
         bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
         x = bits.to(tl.float32, bitcast=True)

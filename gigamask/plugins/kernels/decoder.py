@@ -5,9 +5,9 @@ Projections of the image tokens are taken to the side of the prompt tokens, of w
 and their weights are multiplied once for all rounds.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -17,7 +17,7 @@ from gigamask.distributed.precision import HALF_DTYPES, Precision
 from gigamask.errors import GigamaskError
 from gigamask.models.layers import LayerNorm2d, layer_norm, planless_attention, working_dtype
 from gigamask.models.mask_decoder import MaskDecoder, upscaling_weights
-from gigamask.models.shared_tensors import affine, linear, shared
+from gigamask.models.shared_tensors import ATTRIBUTE, affine, linear, shared
 from gigamask.models.transformer import (
     AttentionMask,
     DecoderAttention,
@@ -28,9 +28,13 @@ from gigamask.models.transformer import (
 from gigamask.plugins.kernels.image_attention import ImageAttention
 from gigamask.plugins.kernels.image_source import ImageSource
 from gigamask.plugins.kernels.token_attention import TokenAttention
+from gigamask.plugins.kernels.token_blocks import Shared, TokensAfterImage, TokensAfterTokens
+from gigamask.plugins.kernels.token_layers import SLOTS
 from gigamask.plugins.kernels.upscaling import MAX_MASKS, Upscaling
 
 FLAG = "--kernels triton"
+AFTER_TOKENS, AFTER_IMAGE = 5, 12
+"""Weights of `TokensAfterTokens` and of `TokensAfterImage`."""
 Tokens = Float[Tensor, "M N C"]
 Affine = tuple[Float[Tensor, "D C"], Float[Tensor, "D"]]
 
@@ -103,68 +107,56 @@ def upscaled(
     return Upscaling.apply(width, norm.eps, image, *weights)
 
 
-class TokenWeights(NamedTuple):
-    """Weights and biases of projections of the tokens; those of the second block begin with next.
+def token_weights(transformer: TwoWayTransformer, kind: torch.dtype) -> tuple[Tensor, ...]:
+    """Return weights and biases, and norms as kernels read them.
 
-    Attributes:
-        own: Queries, keys and values of the first block's tokens.
-        rows: Of tokens with position: to the queries of all heads for the image tokens.
-        out: From attended image tokens of all heads to the tokens.
-        keys: Of tokens with position: to the keys of all heads for the image tokens, what is added
-            to their scores, and the second block's queries and keys.
-        values: To the values of all heads for the image tokens, and the second block's values.
-        next_rows: As `rows`.
-        next_out: As `out`.
-        next_keys: As `keys`, but in the end the rows of the last attention.
-        next_values: As `values`, without the end.
-        last_out: As `out`, of the last attention.
-    """
-
-    own: Affine
-    rows: Affine
-    out: Affine
-    keys: Affine
-    values: Affine
-    next_rows: Affine
-    next_out: Affine
-    next_keys: Affine
-    next_values: Affine
-    last_out: Affine
-
-
-def token_weights(transformer: TwoWayTransformer) -> tuple[Tensor, ...]:
-    """Return weight and bias of each projection in `TokenWeights`.
+    Those of queries, keys and values of the first block; in each block, of the output projection,
+    the norm and the queries of all heads for the image tokens, then of the output projection of
+    attended image tokens, the norm, the MLP, the norm, and two projections. One, of tokens with
+    position, has the keys of all heads for the image tokens, what is added to their scores, and the
+    next block's queries and keys, or in the end the rows of the last attention; one the values of
+    all heads, and the next block's values. Those of the last output.
 
     Args:
         transformer: The transformer.
+        kind: Dtype of all but the norms.
     """
     first, second = transformer._blocks
     own, next_own, last = first.self_attn, second.self_attn, transformer.final_attn_token_to_image
-    to_image, next_to_image = (b.cross_attn_token_to_image for b in (first, second))
-    to_tokens, next_to_tokens = (b.cross_attn_image_to_token for b in (first, second))
+    norms = [getattr(block, f"norm{number}") for block in (first, second) for number in (1, 2, 3)]
+    vectors = torch.stack([each for norm in norms for each in (norm.weight, norm.bias)])
+    wide = vectors.to(torch.promote_types(vectors.dtype, torch.float32)).unflatten(0, (-1, 2))
+    slots = iter(wide[:, None].expand(-1, SLOTS, -1, -1).unbind())
 
-    def rows(across: DecoderAttention) -> Affine:
-        return by_head(across.q_proj, across.k_proj, across.num_heads)[0]
+    def block(
+        block: TwoWayAttentionBlock, keys: Sequence[Affine], values: Sequence[Affine]
+    ) -> Iterator[Tensor]:
+        across = block.cross_attn_token_to_image
+        to_tokens, heads = block.cross_attn_image_to_token, transformer.num_heads
+        yield from affine(block.self_attn.out_proj)
+        yield next(slots)
+        yield from by_head(across.q_proj, across.k_proj, heads)[0]
+        yield from out_of(across)
+        yield next(slots)
+        yield from (*affine(block.mlp.lin1), *affine(block.mlp.lin2))
+        yield next(slots)
+        yield from joined(*by_head(to_tokens.k_proj, to_tokens.q_proj, heads), *keys)
+        yield from joined(values_of(to_tokens), *values)
 
-    def keys(across: DecoderAttention) -> tuple[Affine, Affine]:
-        return by_head(across.k_proj, across.q_proj, across.num_heads)
-
-    def plain(*layers: nn.Module) -> tuple[Affine, ...]:
-        return tuple(affine(layer) for layer in layers)
-
-    groups = (
-        plain(own.q_proj, own.k_proj, own.v_proj),
-        (rows(to_image),),
-        (out_of(to_image),),
-        (*keys(to_tokens), *plain(next_own.q_proj, next_own.k_proj)),
-        (values_of(to_tokens), *plain(next_own.v_proj)),
-        (rows(next_to_image),),
-        (out_of(next_to_image),),
-        (*keys(next_to_tokens), rows(last)),
-        (values_of(next_to_tokens),),
-        (out_of(last),),
+    queries = affine(next_own.q_proj), affine(next_own.k_proj)
+    found = (
+        *joined(*map(affine, (own.q_proj, own.k_proj, own.v_proj))),
+        *block(first, queries, [affine(next_own.v_proj)]),
+        *block(second, [by_head(last.q_proj, last.k_proj, last.num_heads)[0]], []),
+        *out_of(last),
     )
-    return tuple(torch.cat(each) for group in groups for each in zip(*group, strict=True))
+    return tuple(each if each.ndim == 3 else each.to(kind).contiguous() for each in found)
+
+
+def joined(*pairs: Affine) -> Affine:
+    """Return weights and biases, one below the other."""
+    weights, biases = zip(*pairs, strict=True)
+    return torch.cat(weights), torch.cat(biases)
 
 
 def with_bias(layer: nn.Module) -> Float[Tensor, "D C1"]:
@@ -226,45 +218,43 @@ def attend(
         attention_mask: Which tokens to attend to; None means all.
         same_images: Whether the images are the same in all rounds of a micro-batch.
     """
-    if positions.requires_grad:
+    blocks = transformer._blocks
+    if positions.requires_grad or any(type(block.mlp.act) is not nn.ReLU for block in blocks):
         return TwoWayTransformer.attend(
             transformer, images, positions, tokens, mask_image, dense, attention_mask, same_images
         )
-    with planless_attention(images.device):
-        first, second = transformer._blocks
-        images = images.to(working_dtype(images))
-        kind = images.dtype
-        query_pe = tokens = tokens.to(working_dtype(tokens))
-        (places,) = shared(transformer, "positions", lambda: (positions.to(kind),))
-        source = first_source(images, places, mask_image, dense)
-        flat = shared(transformer, "fused", lambda: token_weights(transformer))
-        weights = TokenWeights(*zip(flat[::2], flat[1::2], strict=True))
-        heads, dim = transformer.num_heads, tokens.shape[-1]
-        width = heads * images.shape[-1]
-        q, k, v = linear(transformer, tokens, weights.own).chunk(3, -1)
-        attended = linear(first.self_attn.out_proj, first.self_attn.attend(q, k, v, attention_mask))
-        pair = weights.rows, weights.out
-        tokens, source = update_tokens(first, attended, query_pe, source, pair)
-        keys, bias, q, k = linear(transformer, tokens + query_pe, weights.keys).split(
-            [width, heads, dim, dim], -1
+    images = images.to(working_dtype(images))
+    kind, shape = images.dtype, tokens.shape[:2]
+    query_pe = tokens.to(working_dtype(tokens)).flatten(0, 1)
+    (places,) = shared(transformer, "positions", lambda: (positions.to(kind),))
+    source = first_source(images, places, mask_image, dense)
+    first, bias, *weights, last, last_bias = shared(
+        transformer, "fused", lambda: token_weights(transformer, kind)
+    )
+    tensors, added = getattr(transformer, ATTRIBUTE, None), cast(Any, None)
+    rest = linear(transformer, query_pe, (first, bias))
+    for block, start in zip(blocks, (0, AFTER_TOKENS + AFTER_IMAGE), strict=True):
+        middle = start + AFTER_TOKENS
+        options = Shared(tensors, transformer.num_heads, block.norm1.eps)
+        with planless_attention(images.device):
+            q, k, v = rest.view(*shape, -1).chunk(3, -1)
+            attended = block.self_attn.attend(q, k, v, attention_mask)
+        rows, added, query_pe = TokensAfterTokens.apply(
+            options, attended.flatten(0, 1), added, query_pe, *weights[start:middle]
         )
-        values, v = linear(transformer, tokens, weights.values).split([width, dim], -1)
-        source = update_image(first, keys, bias, values, attention_mask, source)
-
-        attended = second.self_attn.attend(q, k, v, attention_mask)
-        attended = tokens + linear(second.self_attn.out_proj, attended)
-        pair = weights.next_rows, weights.next_out
-        tokens, source = update_tokens(second, attended, query_pe, source, pair)
-        keys, bias, rows = linear(transformer, tokens + query_pe, weights.next_keys).split(
-            [width, heads, width], -1
+        found, source = attend_to_image(
+            block.cross_attn_token_to_image, rows.view(*shape, -1), source
         )
-        values = linear(transformer, tokens, weights.next_values)
-        source = update_image(second, keys, bias, values, attention_mask, source)
-
-        last = transformer.final_attn_token_to_image
-        out, source = attend_to_image(last, rows, weights.last_out, source)
-        tokens = layer_norm(tokens + out, transformer.norm_final_attn)
-        return tokens, source.x
+        keys, bias, values, rest, added, *more = TokensAfterImage.apply(
+            options, found, added, query_pe, *weights[middle : middle + AFTER_IMAGE]
+        )
+        query_pe = more[0] if more else None
+        keys, bias, values = (each.view(*shape, -1) for each in (keys, bias, values))
+        source = update_image(block, keys, bias, values, attention_mask, source)
+    across = transformer.final_attn_token_to_image
+    found, source = attend_to_image(across, rest.view(*shape, -1), source)
+    tokens = added + linear(transformer, found, (last, last_bias))
+    return layer_norm(tokens, transformer.norm_final_attn).unflatten(0, shape), source.x
 
 
 def first_source(
@@ -289,46 +279,22 @@ def first_source(
     return ImageSource(x, positions, index, features.to(kind), weight.to(kind), True)
 
 
-def update_tokens(
-    block: TwoWayAttentionBlock,
-    attended: Tokens,
-    query_pe: Tokens,
-    source: ImageSource,
-    weights: tuple[Affine, Affine],
-) -> tuple[Tokens, ImageSource]:
-    """Return the tokens after attention to the image and the MLP, and the image tokens.
-
-    Args:
-        block: The block.
-        attended: Tokens of M prompts after self-attention, not normalized.
-        query_pe: Initial tokens, which are added to the queries.
-        source: The image tokens.
-        weights: `rows` and `out` of `TokenWeights`.
-    """
-    across, tokens = block.cross_attn_token_to_image, layer_norm(attended, block.norm1)
-    rows = linear(across, tokens + query_pe, weights[0])
-    out, source = attend_to_image(across, rows, weights[1], source)
-    tokens = layer_norm(tokens + out, block.norm2)
-    return layer_norm(tokens + block.mlp(tokens), block.norm3), source
-
-
 def attend_to_image(
-    across: DecoderAttention, rows: Float[Tensor, "M N D"], out: Affine, source: ImageSource
-) -> tuple[Tokens, ImageSource]:
-    """Return what the image tokens add to the tokens, and the image tokens.
+    across: DecoderAttention, rows: Float[Tensor, "M N D"], source: ImageSource
+) -> tuple[Float[Tensor, "R D"], ImageSource]:
+    """Return what tokens attend to in the image, and the image tokens.
 
     Args:
         across: The attention.
         rows: Projected queries of all heads.
-        out: Projection of attended image tokens.
         source: The image tokens.
     """
     heads = across.num_heads
     scale = (across.internal_dim // heads) ** -0.5
     queries = rows.to(source.x.dtype).unflatten(-1, (heads, -1))
     found, x = TokenAttention.apply(queries, scale, source.shared, *source[:5])
-    attended = linear(across, found.flatten(2), out)
-    return attended, source if source.shared else source._replace(x=x)
+    found = found.flatten(2).flatten(0, 1)
+    return found, source if source.shared else source._replace(x=x)
 
 
 def update_image(

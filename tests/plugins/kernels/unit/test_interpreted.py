@@ -7,6 +7,7 @@ from tests.plugins.kernels.interpreter import run_tests
 AT_MANY_SHAPES = (
     "test_upscaling.py",
     "test_attention.py",
+    "test_tokens.py",
     "test_encoder.py",
     "test_mask_loss.py",
     "test_next_click.py",
