@@ -12,9 +12,9 @@ import pytest
 
 from gigamask.cli.main import INTERRUPTED
 from gigamask.distributed.local_processes import start_world
-from gigamask.errors import GigamaskError
 from gigamask.training import checkpoint
 from tests.commands import LITTLE, exit_code, invoke
+from tests.errors import error_line
 from tests.forked import COMMAND, Fork
 from tests.journeys.runs import CONSTANT_LR, records, same
 from tests.journeys.test_cluster import ENVIRONMENT, reached
@@ -115,7 +115,7 @@ def test_one_that_is_killed_ends_the_others_with_one_line(endless, tmp_path):
 def test_one_that_ends_before_training_is_named_at_once(capfd):
     environment = dict(ENVIRONMENT)
     with (
-        pytest.raises(GigamaskError, match="process 1 of 2 ended with exit code 2 before"),
+        error_line("process 1 of 2 ended with exit code 2 before"),
         start_world(["train", "nonsense"], 2, environment, timeout_s=60),
     ):
         raise AssertionError("the other process cannot train")

@@ -11,11 +11,11 @@ import yaml
 import gigamask
 from gigamask import config_files
 from gigamask.cli.main import commands as installed
-from gigamask.errors import GigamaskError
 from gigamask.training import checkpoint
 from gigamask.training.state import TrainState
 from gigamask.workflows.train import Run
 from tests.commands import exit_code, invoke, refusal
+from tests.errors import error_line
 from tests.little import little
 
 CODE = """
@@ -115,7 +115,7 @@ def test_no_command_runs_code_that_a_run_names(name, run, marker, scenes, tmp_pa
         "load_config": lambda: config_files.load_config(str(run)),
     }
     for call, function in calls.items():
-        with pytest.raises(GigamaskError, match=r"trust=True"):
+        with error_line(r"trust=True"):
             function()
         assert not marker.exists(), call
 
@@ -155,7 +155,7 @@ def test_a_config_above_a_checkpoint_of_another_folder_does_not_count(run, tmp_p
 def test_a_config_cannot_pass_other_flags(line, tmp_path):
     written = tmp_path / "written"
     (tmp_path / "config.yaml").write_text("recipe: tiny\n" + line.format(written=written) + "\n")
-    with pytest.raises(GigamaskError, match=r"config\.yaml: ") as fault:
+    with error_line(r"config\.yaml: ") as fault:
         config_files.load_config(str(tmp_path))
     assert line.partition(":")[0] in str(fault.value)
     assert not written.exists()

@@ -8,15 +8,14 @@ import warnings
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from gigamask.errors import GigamaskError
 from gigamask.models import manifest
 from gigamask.training import checkpoint
 from gigamask.training.retention import Retention, set_aside, sweep
+from tests.errors import error_line
 from tests.little import SPEC, little
 
 ACTIONS = st.one_of(
@@ -87,7 +86,7 @@ class Model:
         found: list[Path] = []
         sweep(self.folder)
         if not whole and manifest.list_checkpoints(self.folder):
-            with pytest.raises(GigamaskError, match="damaged"):
+            with error_line("damaged"):
                 manifest.newest(self.folder.parent, found)
             raise StopIteration
         newest = manifest.newest(self.folder.parent, found)

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gigamask.errors import GigamaskError
 from gigamask.interfaces import SampleTable
 from gigamask.samplers.batch_sampler import SampleSequence
 from gigamask.samplers.random import Random
 from gigamask.samplers.shards import Streamed
+from tests.errors import error_line
 from tests.orders import iter_steps, listed
 
 CUTS = st.fixed_dictionaries(
@@ -116,5 +116,5 @@ def test_neighbours_are_mixed_and_epochs_differ():
 @pytest.mark.parametrize("fields", [{"lanes": 0}, {"buffer": 0}])
 def test_a_streamed_order_needs_a_lane_and_a_buffer(fields):
     (name,) = fields
-    with pytest.raises(GigamaskError, match=rf"{name}.*0"):
+    with error_line(rf"{name}.*0"):
         Streamed(**fields)

@@ -14,7 +14,6 @@ from torch import distributed
 from gigamask import config_files
 from gigamask.distributed.fsdp import is_sharded_tensor, shard
 from gigamask.distributed.world import World, destroy_world, init_world
-from gigamask.errors import GigamaskError
 from gigamask.interfaces import EvaluationResult, Evaluator
 from gigamask.losses.ohem import OHEM
 from gigamask.models import manifest
@@ -25,6 +24,7 @@ from gigamask.training.sam_config import SamTrainConfig
 from gigamask.training.state import TrainState
 from gigamask.training.train_data import TrainData, open_index
 from gigamask.training.trainer import train
+from tests.errors import error_line
 from tests.journeys.runs import lines
 from tests.little import SPEC, little, little_classes
 from tests.ranks import fork
@@ -256,12 +256,12 @@ def test_a_step_that_one_process_spoils_is_skipped_by_all_and_its_samples_named(
 @pytest.mark.parametrize(("size", "nodes", "each"), [(4, 1, 4), (4, 4, 1)])
 def test_hsdp_wants_machines_with_several_processes(size, nodes, each):
     encoder = little().build().image_encoder
-    with pytest.raises(GigamaskError, match=rf"^--parallel hsdp.*{nodes}.*{each}"):
+    with error_line(rf"^--parallel hsdp.*{nodes}.*{each}"):
         shard(encoder, World(0, size, 0, nodes), "hsdp", (None, None), timeout_s=60.0)
 
 
 @pytest.mark.parametrize("optimizer", [MuonAdamW(), AdamW8bit()])
 def test_some_optimizers_want_whole_parameters(optimizer):
     name = type(optimizer).__name__
-    with pytest.raises(GigamaskError, match=rf"^--parallel hsdp.*{name}.*--parallel ddp"):
+    with error_line(rf"^--parallel hsdp.*{name}.*--parallel ddp"):
         replace(little(), optimizer=optimizer, parallel="hsdp").check()

@@ -12,13 +12,13 @@ from torch.nn import functional
 from gigamask import Sam, config_files, load_model
 from gigamask.distributed.fsdp import is_sharded_tensor
 from gigamask.distributed.world import destroy_world, init_world
-from gigamask.errors import GigamaskError
 from gigamask.interfaces import ImageEncoder
 from gigamask.models.configs import SamConfig, ViTSmall, ViTTiny, vit_b
 from gigamask.models.init import build_model
 from gigamask.training.optim import AdamW, layer_ids
 from gigamask.training.trainer import train
 from tests.commands import invoke, refusal
+from tests.errors import error_line
 from tests.laws.test_training import same
 from tests.little import SPEC, little
 from tests.ranks import fork
@@ -165,7 +165,7 @@ def test_what_does_not_fit_is_said(tmp_path, scenes, capsys):
         (lambda: ViTTiny(num_heads=5), r"ViTTiny.embed_dim must be a multiple of 5"),
         (lambda: ViTSmall(depth=0), r"ViTSmall.depth must be at least 1"),
     ):
-        with pytest.raises(GigamaskError, match=message):
+        with error_line(message):
             make()
     mae = tmp_path / "mae"
     words = f"--data {scenes} --steps 1 --device cpu --out"

@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import load_file
 
 from gigamask import config_files
-from gigamask.errors import GigamaskError
 from gigamask.interfaces import EvaluationResult, Evaluator
 from gigamask.models import manifest, state_dict
 from gigamask.models.sam.image_encoder import EncoderBlock
@@ -27,6 +26,7 @@ from gigamask.training.state import TrainState
 from gigamask.training.step import StepMetrics, accumulate
 from gigamask.training.train_data import TrainData, open_index
 from gigamask.training.trainer import train
+from tests.errors import error_line
 from tests.journeys.runs import lines
 from tests.little import SPEC, little, little_classes
 from tests.tiers import long_after
@@ -169,7 +169,7 @@ def test_averaged_weights_are_evaluated_and_loaded(tmp_path, scenes):
     damaged = bytearray((folder / checkpoint.LAST).read_bytes())
     damaged[-9] ^= 1
     (folder / checkpoint.LAST).write_bytes(damaged)
-    with pytest.raises(GigamaskError, match=r"last.safetensors.*damaged"):
+    with error_line(r"last.safetensors.*damaged"):
         manifest.verify(folder)
 
 
@@ -178,11 +178,9 @@ def test_an_average_cannot_begin_or_end_on_resume(tmp_path, scenes, before, now)
     run = run_in(tmp_path / "run", scenes, steps=2, save_every=2, ema=before)
     train(run)
     other = replace(run, ema=now)
-    with pytest.raises(GigamaskError, match=rf"^--ema was {before} .* is now {now}: .*--init"):
+    with error_line(rf"^--ema was {before} .* is now {now}: .*--init"):
         check_resume(run, other, allow_data_change=True)
-    with pytest.raises(
-        GigamaskError, match=rf"average of the weights, but --ema is {now}; .*--init"
-    ):
+    with error_line(rf"average of the weights, but --ema is {now}; .*--init"):
         checkpoint.resume(other, torch.device("cpu"))
     if before:
         changed = replace(run, ema=0.99)

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 import gigamask
-from gigamask import GigamaskError, recipes, samplers
+from gigamask import recipes, samplers
 from gigamask.models import build_model
 from gigamask.models.configs import SamConfig
+from tests.errors import error_line
 from tests.little import SPEC, little
 
 NAMES = (
@@ -52,13 +53,13 @@ def test_with_changes_fields_and_fields_of_sections(tmp_path):
     assert recipes.tiny().with_(**{"loader.max-masks": 3}).loader.max_masks == 3
     sampler = samplers.Curriculum()
     assert recipes.tiny().with_(sampler=sampler, data=["a", "b"]).sampler is sampler
-    with pytest.raises(GigamaskError, match=r"stepz.*steps"):
+    with error_line(r"stepz.*steps"):
         recipes.tiny().with_(stepz=3)
-    with pytest.raises(GigamaskError, match=r"optimizer__rate"):
+    with error_line(r"optimizer__rate"):
         recipes.tiny().with_(optimizer__rate=3)
-    with pytest.raises(GigamaskError, match=r"'lr'; perhaps you meant optimizer__lr"):
+    with error_line(r"'lr'; perhaps you meant optimizer__lr"):
         recipes.tiny().with_(lr=3)
-    with pytest.raises(GigamaskError, match=r"epochs.*steps"):
+    with error_line(r"epochs.*steps"):
         recipes.tiny().with_(epochs=3)
     assert recipes.tiny().with_(steps=1e4).steps == 10_000
     assert recipes.make(recipes.tiny) == recipes.tiny()
@@ -80,7 +81,7 @@ def test_with_changes_fields_and_fields_of_sections(tmp_path):
     ],
 )
 def test_with_refuses_values_of_other_types(name, value, wanted):
-    with pytest.raises(GigamaskError, match=rf"^{name} must be {wanted}.*\(got"):
+    with error_line(rf"^{name} must be {wanted}.*\(got"):
         recipes.tiny().with_(**{name: value})
 
 
@@ -114,12 +115,12 @@ def test_a_finished_run_can_be_opened_and_continued(trained):
     assert gigamask.Run.open(trained.folder, trust=True).step == 2
     longer = gigamask.train(trained.config.with_(steps=3))
     assert (longer.step, gigamask.Run.open(trained.folder, trust=True).config.steps) == (3, 3)
-    with pytest.raises(GigamaskError, match=r"nowhere"):
+    with error_line(r"nowhere"):
         gigamask.Run.open("nowhere")
 
 
 def test_pretrain_refuses_what_is_not_a_pre_training():
-    with pytest.raises(GigamaskError, match=r"SamTrainConfig"):
+    with error_line(r"SamTrainConfig"):
         inspect.unwrap(gigamask.pretrain)(recipes.tiny())  # without the shape checks of tests
 
 
@@ -133,16 +134,16 @@ def test_saved_models_load_equal(trained, tmp_path):
 
 
 def test_what_a_user_types_first(scenes, tmp_path, no_shape_checks):
-    with pytest.raises(GigamaskError, match=r"unknown recipe 'tinny'.*tiny"):
+    with error_line(r"unknown recipe 'tinny'.*tiny"):
         gigamask.plan("tinny")
-    with pytest.raises(GigamaskError, match=r"--steps must be at least 1 .got -3"):
+    with error_line(r"--steps must be at least 1 .got -3"):
         gigamask.train("tiny", data=scenes, out=str(tmp_path / "run"), steps=-3)
-    with pytest.raises(GigamaskError, match=r"no field 'step'"):
+    with error_line(r"no field 'step'"):
         gigamask.pretrain("mae_tiny", step=3)
-    with pytest.raises(GigamaskError, match=r"load_model.'starter'"):
+    with error_line(r"load_model.'starter'"):
         gigamask.SamPredictor("starter")
     predictor = gigamask.SamPredictor(gigamask.load_model("starter", device="cpu"))
-    with pytest.raises(GigamaskError, match=r"photo\.jpg.*cannot be read"):
+    with error_line(r"photo\.jpg.*cannot be read"):
         predictor.set_image("photo.jpg")
     assert not (tmp_path / "run").exists()
 
@@ -167,7 +168,7 @@ def test_the_loader_yields_epochs_one_after_the_other(scenes):
 def test_plan_is_that_of_the_command():
     config = recipes.tiny().with_(device="cpu", prompts__clicks=0)
     assert gigamask.plan(config, world=2)["peak_bytes"] > 0
-    with pytest.raises(GigamaskError, match=r"--efficiency"):
+    with error_line(r"--efficiency"):
         gigamask.plan(config, efficiency=0.3)
 
 
@@ -208,5 +209,5 @@ def test_forward_takes_and_returns_what_metas_does():
         fewer = model(batched[:1], multimask_output=True)[0]["masks"]
     assert torch.equal(fewer, predictor.predict_torch(points, labels)[0])
     assert fewer.sum() < masks.sum()
-    with pytest.raises(GigamaskError, match=str(side)):
+    with error_line(str(side)):
         model([{"image": torch.zeros(3, side + 1, 4), "original_size": (9, 9)}], True)

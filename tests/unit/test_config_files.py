@@ -13,10 +13,10 @@ from gigamask.config_files import (
     read_config,
     save_config,
 )
-from gigamask.errors import GigamaskError
 from gigamask.recipes import tiny
 from gigamask.samplers.random import Random
 from gigamask.samplers.shards import Streamed
+from tests.errors import error_line
 from tests.little import little
 
 
@@ -48,7 +48,7 @@ from tests.little import little
     ],
 )
 def test_wrong_flags_are_one_line(words, message):
-    with pytest.raises(GigamaskError, match=message) as fault:
+    with error_line(message) as fault:
         parse_train(f"tiny {words}".split())
     assert "\n" not in str(fault.value)
     assert "│" not in str(fault.value)
@@ -109,18 +109,16 @@ def test_the_last_file_counts_by_whichever_name_of_a_flag(tmp_path):
 
 
 def test_files_that_are_not_a_configuration(tmp_path):
-    with pytest.raises(GigamaskError, match=r"none.yaml.*No such file or directory"):
+    with error_line(r"none.yaml.*No such file or directory"):
         read_config(str(tmp_path / "none.yaml"))
     (tmp_path / "bad.yaml").write_text("a: [")
-    with pytest.raises(GigamaskError, match=r"bad.yaml"):
+    with error_line(r"bad.yaml"):
         read_config(str(tmp_path / "bad.yaml"))
     (tmp_path / "list.yaml").write_text("- 1")
-    with pytest.raises(GigamaskError, match=r"list.yaml"):
+    with error_line(r"list.yaml"):
         read_config(str(tmp_path / "list.yaml"))
     (tmp_path / "odd.yaml").write_text("optimizer.lrr: 1")
-    with pytest.raises(
-        GigamaskError, match=r"odd.yaml: .*optimizer.lrr; perhaps you meant optimizer.lr;"
-    ):
+    with error_line(r"odd.yaml: .*optimizer.lrr; perhaps you meant optimizer.lr;"):
         parse_train(["tiny", "--config", str(tmp_path / "odd.yaml")])
 
 
@@ -176,7 +174,7 @@ def test_a_damaged_config_does_not_lock_a_run_out(kind, tmp_path):
     (tmp_path / "checkpoints" / "step_00000002").mkdir(parents=True)
     if (content := DAMAGED[kind]) is not None:
         (tmp_path / "config.yaml").write_bytes(content)
-    with pytest.raises(GigamaskError, match=r"config.yaml.* (run|again)"):
+    with error_line(r"config.yaml.* (run|again)"):
         parse_train(["--resume", run.out])
     with pytest.warns(UserWarning, match=r"config.yaml.*written again") as told:
         assert check_run_folder(replace(run, data=("x",)), False) == {}
@@ -234,23 +232,21 @@ def test_the_fields_of_a_component_that_a_later_file_replaces_are_dropped(
 def test_an_error_in_a_file_names_the_file_and_the_key(line, message, tmp_path):
     (tmp_path / "a.yaml").write_text("steps: 7\n")
     (tmp_path / "b.yaml").write_text(line + "\n")
-    with pytest.raises(GigamaskError, match=message):
+    with error_line(message):
         parse_train(f"tiny --config {tmp_path}/a.yaml {tmp_path}/b.yaml".split())
 
 
 def test_train_needs_a_recipe_or_a_run(tmp_path):
     for words in ([], ["--steps", "3"]):
-        with pytest.raises(
-            GigamaskError, match=r"sam_vit_b.*sam_vit_l.*sam_vit_h.*file.py:function"
-        ):
+        with error_line(r"sam_vit_b.*sam_vit_l.*sam_vit_h.*file.py:function"):
             parse_train(words)
-    with pytest.raises(GigamaskError, match="--resume"):
+    with error_line("--resume"):
         parse_train(["--resume"])
-    with pytest.raises(GigamaskError, match=r"config.yaml"):
+    with error_line(r"config.yaml"):
         parse_train(["--resume", str(tmp_path)])
-    with pytest.raises(GigamaskError, match=r"'huge'"):
+    with error_line(r"'huge'"):
         parse_train(["huge"])
-    with pytest.raises(GigamaskError, match=r"tiny is for 'gigamask train', not 'gigamask dist"):
+    with error_line(r"tiny is for 'gigamask train', not 'gigamask dist"):
         parse_train(["tiny", "--teacher", "w.pth"], "distill")
 
 
@@ -264,7 +260,7 @@ def test_resume_takes_flags_and_refuses_other_shapes(tmp_path):
     (tmp_path / "run" / "checkpoints" / "step_00000002").mkdir(parents=True)
     assert check_run_folder(flags.run, False) == {"steps": (4, 11)}
     words = f"--resume {run.out} --model.depth 3 --model.global-attn-indexes 1"
-    with pytest.raises(GigamaskError, match="shape"):
+    with error_line("shape"):
         check_run_folder(parse_train(words.split()).run, False)
 
 
@@ -341,5 +337,5 @@ def test_null_is_typed_as_in_files(value):
     words = ["tiny", "--micro-batch-size", "4", "--micro-batch-size", value, f"--init={value}"]
     run = config_files.parse_train([*words, "--out", "null"]).run
     assert (run.micro_batch_size, run.init, run.out) == (None, None, "null")
-    with pytest.raises(GigamaskError, match="--steps must be a whole number"):
+    with error_line("--steps must be a whole number"):
         config_files.parse_train(["tiny", "--steps", value])

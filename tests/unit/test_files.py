@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 from gigamask import files
 from gigamask.cli.main import expand_home_of
 from gigamask.data import storage
-from gigamask.errors import GigamaskError
 from gigamask.files import expand_home
+from tests.errors import error_line
 from tests.limits import files_limited
 
 
@@ -92,11 +92,11 @@ def test_an_output_folder_holds_nothing_else(tmp_path):
     files.check_out(tmp_path, "an index")
     (tmp_path / "b.jpg").touch()
     (tmp_path / "a.log").touch()
-    with pytest.raises(GigamaskError, match=r"is not an index, but holds a\.log and 1 more"):
+    with error_line(r"is not an index, but holds a\.log and 1 more"):
         files.check_out(tmp_path, "an index")
-    with pytest.raises(GigamaskError, match=r"holds b\.jpg, so"):
+    with error_line(r"holds b\.jpg, so"):
         files.check_out(tmp_path, "an index", lambda entry: entry.name == "a.log")
-    with pytest.raises(GigamaskError, match=r"b\.jpg: cannot be an index"):
+    with error_line(r"b\.jpg: cannot be an index"):
         files.check_out(tmp_path / "b.jpg", "an index")
 
 
@@ -137,7 +137,7 @@ def test_the_limit_of_open_files_is_raised_as_far_as_allowed():
 def test_too_many_open_files_are_no_fault_of_a_file():
     files.check_file_limit(OSError(2, "No such file or directory"))
     for error in (OSError(24, "x"), RuntimeError("shared memory: Too many open files (24)")):
-        with pytest.raises(GigamaskError, match="ulimit -n"):
+        with error_line("ulimit -n"):
             files.check_file_limit(error)
 
 

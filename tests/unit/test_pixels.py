@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from gigamask.errors import CorruptSampleError, GigamaskError, PixelFormatError
+from gigamask.errors import CorruptSampleError, PixelFormatError
 from gigamask.pixels import PixelConfig, to_rgb
+from tests.errors import error_line
 
 
 def plain(values: np.ndarray, low: float, high: float) -> np.ndarray:
@@ -89,7 +90,7 @@ def test_deep_pixels_need_a_window():
     ],
 )
 def test_values_that_are_none_are_named(values, named):
-    with pytest.raises(GigamaskError, match=named):
+    with error_line(named):
         PixelConfig(**values)
 
 
@@ -99,9 +100,9 @@ def test_a_command_states_a_window_where_the_weights_do_not():
     assert PixelConfig().stated((), (1.0, 99.0)) == PixelConfig(percentiles=(1.0, 99.0))
     own = PixelConfig(window=(0.0, 9.0), percentiles=(1.0, 99.0), percentiles_of="data")
     assert own.stated((), ()) == own.stated((0.0, 9.0), ()) == own
-    with pytest.raises(GigamaskError, match=r"window 0 9"):
+    with error_line(r"window 0 9"):
         own.stated((0.0, 8.0), ())
-    with pytest.raises(GigamaskError, match=r"percentiles 1 99"):
+    with error_line(r"percentiles 1 99"):
         PixelConfig(percentiles=(1.0, 99.0)).stated((0.0, 9.0), ())
 
 
@@ -109,7 +110,7 @@ def test_a_command_states_a_window_where_the_weights_do_not():
     "image", [np.zeros(4), np.zeros((0, 4)), np.zeros((1, 2, 3, 4)), np.full((2, 2), "a")]
 )
 def test_arrays_that_are_no_images_are_refused(image):
-    with pytest.raises(GigamaskError, match="image 3 must be height x width"):
+    with error_line("image 3 must be height x width"):
         PixelConfig().from_array(image, "image 3")
 
 

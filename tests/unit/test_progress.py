@@ -8,7 +8,7 @@ import pytest
 
 from gigamask import progress
 from gigamask.cli import main
-from gigamask.errors import GigamaskError
+from tests.errors import error_line
 
 
 def shown(mode, work):
@@ -92,7 +92,7 @@ def test_the_flag_is_taken_from_the_arguments_of_any_command(words):
 
 
 def test_another_value_is_refused():
-    with pytest.raises(GigamaskError, match=r"bar, lines, none \(got 'fancy'\)"):
+    with error_line(r"bar, lines, none \(got 'fancy'\)"):
         main.choose_progress(["stats", "--progress", "fancy"])
 
 

@@ -6,7 +6,6 @@ import pytest
 
 import gigamask
 from gigamask.data.mask_sampling import MaskFilters
-from gigamask.errors import GigamaskError
 from gigamask.evaluation.click_evaluation import ClickEvaluation
 from gigamask.inference.amg_config import AutomaticMaskConfig
 from gigamask.models.init import build_model
@@ -14,6 +13,7 @@ from gigamask.workflows import ablate
 from gigamask.workflows.evaluate import EvaluateOptions
 from gigamask.workflows.training_budget import Budget
 from tests.commands import refusal
+from tests.errors import error_line
 from tests.little import SPEC, little
 
 OUTSIDE = (-0.1, 1.1, 7.0, float("nan"), float("inf"))
@@ -35,7 +35,7 @@ CHECKS = {
 @pytest.mark.parametrize("value", OUTSIDE)
 @pytest.mark.parametrize("name", CHECKS)
 def test_a_fraction_is_between_0_and_1(name, value):
-    with pytest.raises(GigamaskError, match=name) as fault:
+    with error_line(name) as fault:
         CHECKS[name](value)
     assert f"{value}" in str(fault.value)
 
@@ -47,7 +47,7 @@ def test_its_limits_are_allowed(name, value):
 
 
 def test_an_ablation_refuses_a_threshold_before_it_trains(tmp_path):
-    with pytest.raises(GigamaskError, match="--min-predicted-iou"):
+    with error_line("--min-predicted-iou"):
         ablate.run(
             "losses", "tiny", ["x"], ablate.TestSet(("x",), None, 5.0), "out", Budget(), 1, 1
         )

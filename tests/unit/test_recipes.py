@@ -4,8 +4,8 @@ import sys
 import pytest
 
 from gigamask import recipes
-from gigamask.errors import GigamaskError
 from gigamask.training.optim import WarmupMultiStep
+from tests.errors import error_line
 
 
 @pytest.mark.parametrize(
@@ -47,15 +47,15 @@ def test_custom_recipe_file(tmp_path):
     file = tmp_path / "own_recipe.py"
     file.write_text("from gigamask.recipes import tiny\nmine = tiny\nbroken = 3\n")
     assert recipes.find(f"{file}:mine")() == recipes.tiny()
-    with pytest.raises(GigamaskError, match=r"own_recipe.py.*'broken'"):
+    with error_line(r"own_recipe.py.*'broken'"):
         recipes.find(f"{file}:broken")
     (tmp_path / "recipe.txt").write_text("def mine(): ...")
-    with pytest.raises(GigamaskError, match=r"recipe.txt"):
+    with error_line(r"recipe.txt"):
         recipes.find(f"{tmp_path}/recipe.txt:mine")
-    with pytest.raises(GigamaskError, match=r"gone.py"):
+    with error_line(r"gone.py"):
         recipes.find(f"{tmp_path}/gone.py:mine")
     (tmp_path / "raising.py").write_text("1 / 0")
-    with pytest.raises(GigamaskError, match=r"raising.py.*ZeroDivisionError"):
+    with error_line(r"raising.py.*ZeroDivisionError"):
         recipes.find(f"{tmp_path}/raising.py:mine")
 
 
@@ -76,10 +76,7 @@ def test_errors_of_a_custom_recipe_function(tmp_path):
         "from gigamask.training.config import TrainConfig\n\n"
         "def bare():\n    return TrainConfig('bare')\n\ndef nothing():\n    pass\n"
     )
-    with pytest.raises(GigamaskError, match=r"wrong_recipe.py:bare.*TypeError"):
+    with error_line(r"wrong_recipe.py:bare.*TypeError"):
         recipes.make(f"{file}:bare")
-    with pytest.raises(
-        GigamaskError,
-        match=r"gigamask.training.sam_config.SamTrainConfig.*NoneType",
-    ):
+    with error_line(r"gigamask.training.sam_config.SamTrainConfig.*NoneType"):
         recipes.make(f"{file}:nothing")

@@ -7,13 +7,13 @@ import yaml
 from gigamask import config_files, registry
 from gigamask.config_files import check_run_folder, load_config, parse_train, save_config
 from gigamask.data.augment import HorizontalFlip
-from gigamask.errors import GigamaskError
 from gigamask.recipes import tiny
 from gigamask.samplers.random import Random
 from gigamask.samplers.shards import Streamed
 from gigamask.samplers.stratified import RELEVANCE
 from gigamask.training.config import check_resume
 from gigamask.training.optim import AdamW
+from tests.errors import error_line
 
 OWN = """
 from dataclasses import dataclass
@@ -72,7 +72,7 @@ def test_a_component_of_the_same_name_keeps_its_fields():
     ],
 )
 def test_an_unknown_component_is_a_one_line_error(own, words, message):
-    with pytest.raises(GigamaskError, match=message):
+    with error_line(message):
         parse_train(f"tiny {words.format(own=own)}".split())
 
 
@@ -145,10 +145,7 @@ def test_presets_of_one_class_are_distinguished_by_their_fixed_fields():
 
 def test_another_kind_of_sampler_is_another_order():
     saved = replace(tiny(), sampler=Random())
-    with pytest.raises(
-        GigamaskError,
-        match=r"--sampler was gigamask.samplers.random.Random .*Streamed",
-    ):
+    with error_line(r"--sampler was gigamask.samplers.random.Random .*Streamed"):
         check_resume(saved, replace(saved, sampler=Streamed()), allow_data_change=False)
 
 

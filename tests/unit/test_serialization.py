@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from gigamask import serialization
-from gigamask.errors import GigamaskError
 from gigamask.serialization import (
     check_checksum,
     decode_json,
@@ -18,6 +17,7 @@ from gigamask.serialization import (
     read_yaml,
     with_checksum,
 )
+from tests.errors import error_line
 
 DEEP = b"[" * 1_000_000
 BOMB = b"a: &a [x, x]\n" + b"".join(
@@ -37,13 +37,13 @@ def test_json_is_read_and_its_types_are_checked(tmp_path):
     assert read_json(path) == {"x": 1}
     assert read_json(path, Point) == Point(1)
     path.write_text('{"x": "one"}')
-    with pytest.raises(GigamaskError, match=rf"^{re.escape(str(path))}: not valid JSON .*int.*\.x"):
+    with error_line(rf"^{re.escape(str(path))}: not valid JSON .*int.*\.x"):
         read_json(path, Point)
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"\xff", b'{"x": "\xff"}', b"{1: 2}", DEEP])
 def test_bad_json_is_one_line(raw):
-    with pytest.raises(GigamaskError, match=r"^here: (not valid JSON|its JSON is nested)"):
+    with error_line(r"^here: (not valid JSON|its JSON is nested)"):
         decode_json(raw, "here")
 
 
@@ -67,7 +67,7 @@ def test_bad_json_is_one_line(raw):
 def test_bad_yaml_is_one_line(raw, reason, tmp_path):
     path = tmp_path / "file.yaml"
     path.write_bytes(raw)
-    with pytest.raises(GigamaskError, match=rf"^{re.escape(str(path))}: .*({reason})"):
+    with error_line(rf"^{re.escape(str(path))}: .*({reason})"):
         read_yaml(path)
 
 
@@ -96,7 +96,7 @@ def test_a_byte_order_mark_says_how_text_is_read(tmp_path, encoding):
     ],
 )
 def test_text_of_another_encoding_is_refused(raw, datum):
-    with pytest.raises(GigamaskError, match=f"^here: .*{datum}"):
+    with error_line(f"^here: .*{datum}"):
         decode_text(raw, "here")
 
 
@@ -105,18 +105,18 @@ def test_numbers_that_are_missing_in_json():
     expected = {"NaN": [None, None, None, 'NaN, "Infinity', 1]}
     assert decode_json(raw, "here") == decode_json(raw.decode(), "here") == expected
     for wrong in (b"[NaNs]", b"[xNaN]", b"[NaN,]", b"[1NaN]"):
-        with pytest.raises(GigamaskError, match="here: not valid JSON"):
+        with error_line("here: not valid JSON"):
             decode_json(wrong, "here")
 
 
 def test_where_json_is_wrong():
-    with pytest.raises(GigamaskError, match=r"in line 2, column 8, near .*here"):
+    with error_line(r"in line 2, column 8, near .*here"):
         decode_json(b'{"a": 1,\n  "b": here}', "here")
 
 
 def test_numbers_that_other_programs_write_as_text_or_floats():
     assert decode_json(b'{"x": "1.0", "y": 2.0}', "here", Point, strict=False) == Point(1, 2)
-    with pytest.raises(GigamaskError, match=r"float.*x"):
+    with error_line(r"float.*x"):
         decode_json(b'{"x": 1.5}', "here", Point, strict=False)
 
 
@@ -129,19 +129,19 @@ def test_a_file_that_is_larger_than_it_stated_is_read_up_to_the_limit(
     path.write_bytes(b"12345")
     monkeypatch.setattr(os, "fstat", lambda number: os.stat_result([0] * 6 + [stated] + [0] * 3))
     assert serialization.read_limited(path, 5) == b"12345"
-    with pytest.raises(GigamaskError, match="larger than 4 bytes"):
+    with error_line("larger than 4 bytes"):
         serialization.read_limited(path, 4)
 
 
 def test_only_regular_files_up_to_the_limit_are_read(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(GigamaskError, match="pipe: is not a regular file"):
+    with error_line("pipe: is not a regular file"):
         read_json(tmp_path / "pipe")
-    with pytest.raises(GigamaskError, match="none: cannot be read"):
+    with error_line("none: cannot be read"):
         read_json(tmp_path / "none")
     monkeypatch.setattr(serialization, "MAX_YAML_BYTES", 3)
     (tmp_path / "long").write_text("a: 1")
-    with pytest.raises(GigamaskError, match="long: is larger than 3 bytes"):
+    with error_line("long: is larger than 3 bytes"):
         read_yaml(tmp_path / "long")
 
 
@@ -150,5 +150,5 @@ def test_a_changed_value_does_not_match_its_checksum():
     check_checksum(content, "here")
     assert with_checksum(content) == with_checksum({"scale": 1.5, "names": ["a"]})
     for changed in (content | {"scale": 1.25}, {"scale": 1.5}, [], None):
-        with pytest.raises(GigamaskError, match=r"^here: damaged, its crc32 does not match"):
+        with error_line(r"^here: damaged, its crc32 does not match"):
             check_checksum(changed, "here")

@@ -22,9 +22,9 @@ from gigamask.data.augment import (
     adjust_saturation,
 )
 from gigamask.data.sample_config import SampleConfig
-from gigamask.errors import GigamaskError
 from gigamask.masks.transforms import ImageTransform
 from gigamask.rng import make_rng
+from tests.errors import error_line
 
 
 def test_plain_is_the_whole_image():
@@ -138,9 +138,7 @@ def test_sizes_are_multiples_and_what_is_shown_keeps_its_scale():
             y0, x0, y1, x1 = drawn[1].crop
             assert 0 <= y0 < y1 <= size[0]
             assert 0 <= x0 < x1 <= size[1]
-    with pytest.raises(
-        GigamaskError, match=r"LargeScaleJitter\.multiple is 0, but must be at least 1"
-    ):
+    with error_line(r"LargeScaleJitter\.multiple is 0, but must be at least 1"):
         LargeScaleJitter(multiple=0)
 
 
@@ -310,5 +308,5 @@ NAN, INFINITY = float("nan"), float("inf")
     ],
 )
 def test_values_that_cannot_be_are_refused(kind, values, named):
-    with pytest.raises(GigamaskError, match=named):
+    with error_line(named):
         kind(**values)

@@ -18,9 +18,10 @@ from gigamask.data.sample_config import SampleConfig
 from gigamask.data.sample_table import open_sample_table
 from gigamask.data.shards import ShardReader
 from gigamask.datatools import repack, verify
-from gigamask.errors import CorruptSampleError, GigamaskError
+from gigamask.errors import CorruptSampleError
 from gigamask.records import SampleRef, StepPlan
 from gigamask.types import RandomSpec
+from tests.errors import error_line
 
 
 def png(height: int, width: int) -> bytes:
@@ -162,7 +163,7 @@ def test_a_disk_error_leaves_that_image_out(photos, tmp_path, monkeypatch):
 def test_a_folder_of_broken_images_stops_the_build_and_is_named(photos, tmp_path):
     (photos / "cats" / "small" / "9.Jpg").write_bytes(b"none")
     message = r"small: 1 of its 1 entries .*small:9.Jpg: the 4 bytes"
-    with pytest.raises(GigamaskError, match=message):
+    with error_line(message):
         build(photos, tmp_path / "index")
 
 
@@ -200,7 +201,7 @@ def test_digest_depends_on_file_names_and_sizes_but_not_on_the_location(photos, 
     (tmp_path / "moved").mkdir()
     photos.rename(tmp_path / "moved" / "photos")
     assert build(tmp_path / "moved" / "photos", tmp_path / "index").digest == swapped
-    with pytest.raises(GigamaskError, match=r"photos: no such path"):
+    with error_line(r"photos: no such path"):
         build(photos, tmp_path / "index")
 
 
@@ -252,7 +253,7 @@ def test_tars_at_the_top_are_what_is_meant(photos, tmp_path, entry):
     assert find_shards(photos) == find_tars(photos) == [str(photos / "a.tar")]
     (photos / "a.tar").rename(photos / "dogs" / "a.tar")
     message = r"photos/dogs/a.tar: "
-    with pytest.raises(GigamaskError, match=message):
+    with error_line(message):
         find_shards(photos)
     assert find_shards(photos / "cats") == [str(photos / "cats" / "small")]
 
@@ -269,18 +270,18 @@ def test_links_are_followed_but_not_in_circles(photos):
 
 
 def test_what_leads_nowhere_is_named(photos, tmp_path, monkeypatch):
-    with pytest.raises(GigamaskError, match=r"photos/empty.*\.jpg"):
+    with error_line(r"photos/empty.*\.jpg"):
         find_shards(photos / "empty")
     for path in (photos / "a.JPEG", f"{photos}/dogs/*.png"):
-        with pytest.raises(GigamaskError, match=r"\.(JPEG|png)"):
+        with error_line(r"\.(JPEG|png)"):
             find_shards(path)
     index = build(photos / "dogs", tmp_path / "index")
     for path in (photos / "dogs").iterdir():
         path.unlink()
-    with pytest.raises(GigamaskError, match=r"dogs"):
+    with error_line(r"dogs"):
         build(index.folder, tmp_path / "other")
     (photos / "dogs").rmdir()
-    with pytest.raises(GigamaskError, match=r"dogs.*No such file or directory"):
+    with error_line(r"dogs.*No such file or directory"):
         Index.open(index.folder)
 
 
@@ -292,9 +293,9 @@ def test_a_folder_that_cannot_be_listed_is_named(photos, tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "scandir", refuse)
     message = r"dogs: .*\(Permission denied\)"
-    with pytest.raises(GigamaskError, match=message):
+    with error_line(message):
         find_shards(photos)
-    with pytest.raises(GigamaskError, match=message):
+    with error_line(message):
         parts.index_folder(str(photos / "dogs"))
 
 
@@ -302,9 +303,9 @@ def test_what_needs_tars_says_so(photos, tmp_path):
     index = build(photos, tmp_path / "index")
     message = r"photos: is a folder of images where tars are expected.*'gigamask index'"
     for path in (photos, index.folder):
-        with pytest.raises(GigamaskError, match=message):
+        with error_line(message):
             verify.verify(path)
-        with pytest.raises(GigamaskError, match=message):
+        with error_line(message):
             repack.repack(path, tmp_path / "small", repack.RepackConfig(64))
     assert verify.check_index(index.folder) == []
     (photos / "a.JPEG").write_bytes(b"x")
@@ -343,14 +344,14 @@ def test_parquet_is_to_be_converted(tmp_path):
     done.parent.mkdir(parents=True)
     done.touch()
     for path in (parent, file):
-        with pytest.raises(GigamaskError, match=rf"is parquet.*gigamask convert '{path}' --out"):
+        with error_line(rf"is parquet.*gigamask convert '{path}' --out"):
             find_shards(str(path))
     for path in ("hf://us/cells/a.parquet", "https://localhost/a.parquet?key=1"):
-        with pytest.raises(GigamaskError, match=r"is parquet.*gigamask convert '?[hf]"):
+        with error_line(r"is parquet.*gigamask convert '?[hf]"):
             find_shards(path)
 
 
 @pytest.mark.parametrize("path", ["coco.json", "s3://bucket/coco.json"])
 def test_annotations_are_not_data_without_their_images(path):
-    with pytest.raises(GigamaskError, match=r"coco\.json: annotations need .*--images"):
+    with error_line(r"coco\.json: annotations need .*--images"):
         find_shards(path)

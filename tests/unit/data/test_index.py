@@ -20,9 +20,9 @@ from gigamask.data import shard_index as parts
 from gigamask.data.index import Index, build, extend, find_tars, open_or_build
 from gigamask.data.shard_index import index_tar
 from gigamask.data.shards import ShardReader
-from gigamask.errors import GigamaskError
 from gigamask.synthetic import scenes
 from tests import broken
+from tests.errors import error_line
 from tests.servers import FileServer
 
 
@@ -178,7 +178,7 @@ def test_a_jpg_without_json_is_read_beyond_its_preview(tmp_path, jpg):
 )
 def test_unusable_tars_are_named(tmp_path, members, message):
     tar.write(tmp_path / "a.tar", members)
-    with pytest.raises(GigamaskError, match=message):
+    with error_line(message):
         build(tmp_path / "a.tar", tmp_path / "index")
     assert [path.name for path in tmp_path.iterdir()] == ["a.tar"]
 
@@ -205,7 +205,7 @@ def test_paths_are_tars_folders_globs_and_indexes(two, tmp_path, monkeypatch):
     (folder / "manifest.json").write_text('{"made_by": "another program"}')
     assert len(find_tars(folder)) == 3
     shutil.copytree(tmp_path / "index", tmp_path / "run/index-of-it")
-    with pytest.raises(GigamaskError, match=r"run: .*an index; give .*run/index-of-it"):
+    with error_line(r"run: .*an index; give .*run/index-of-it"):
         find_tars(tmp_path / "run")
     shutil.copytree(tmp_path / "index", tmp_path / "photos/index")
     (tmp_path / "photos/a.png").touch()
@@ -226,7 +226,7 @@ def test_paths_are_tars_folders_globs_and_indexes(two, tmp_path, monkeypatch):
 )
 def test_paths_that_lead_nowhere_are_named(tmp_path, paths, message):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(GigamaskError, match=message):
+    with error_line(message):
         build([] if paths is None else tmp_path / paths, tmp_path / "index")
 
 
@@ -241,14 +241,14 @@ def test_build_replaces_an_index_and_nothing_else(two, tmp_path, entry):
     precious.mkdir()
     (precious / "manifest.json").write_text('{"made_by": "another program"}')
     for out in (precious, tmp_path / "tars" / "sa_000000.tar"):
-        with pytest.raises(GigamaskError, match=f"{out}"):
+        with error_line(f"{out}"):
             build(tmp_path / "tars", out)
     assert len(list(precious.iterdir())) == 1
 
 
 def test_a_failed_rebuild_keeps_the_index(two, tmp_path):
     (tmp_path / "tars" / "sa_000002.tar").write_bytes(b"x" * 512)
-    with pytest.raises(GigamaskError, match=r"sa_000002.tar.*512.*0"):
+    with error_line(r"sa_000002.tar.*512.*0"):
         build(tmp_path / "tars", tmp_path / "index")
     assert len(Index.open(tmp_path / "index")) == 4
     assert sorted(path.name for path in tmp_path.iterdir()) == ["index", "tars"]
@@ -341,7 +341,7 @@ def damage(folder, name: str, data: bytes | None) -> None:
 )
 def test_broken_indexes_are_named(two, name, change, message):
     damage(two.folder, name, change((two.folder / name).read_bytes()))
-    with pytest.raises(GigamaskError, match=message):
+    with error_line(message):
         Index.open(two.folder)
 
 
@@ -349,10 +349,10 @@ def test_tars_that_changed_since_are_named(two):
     path = two.shard_paths[1]
     with open(path, "ab") as file:
         file.write(bytes(512))
-    with pytest.raises(GigamaskError, match=r"sa_000001.tar.*\d+ bytes"):
+    with error_line(r"sa_000001.tar.*\d+ bytes"):
         Index.open(two.folder)
     os.unlink(path)
-    with pytest.raises(GigamaskError, match=r"sa_000001.tar.*No such file or directory"):
+    with error_line(r"sa_000001.tar.*No such file or directory"):
         Index.open(two.folder)
 
 
@@ -410,7 +410,7 @@ def test_entries_are_found_by_name_and_by_number(two):
     ],
 )
 def test_what_is_not_found_comes_with_the_nearest(two, name, message):
-    with pytest.raises(GigamaskError, match=message):
+    with error_line(message):
         two.find(name)
 
 
@@ -418,7 +418,7 @@ def test_tars_of_one_name_are_distinguished_by_their_folders(tmp_path, entry):
     for folder in ("x", "y"):
         tar.write(tmp_path / folder / "a.tar", entry(1))
     index = build([tmp_path / "x", tmp_path / "y"], tmp_path / "index")
-    with pytest.raises(GigamaskError, match=r"'a.tar:sa_1'.*2.*x/a.tar.*y/a.tar"):
+    with error_line(r"'a.tar:sa_1'.*2.*x/a.tar.*y/a.tar"):
         index.find("a.tar:sa_1")
     assert index.find("y/a.tar:sa_1") == 1
 
@@ -520,7 +520,7 @@ def test_changed_tars_are_scanned_again(many, tmp_path, scans, entry):
     )
     assert again.index.find("2.tar:77") > 0
     (many / "2.tar").unlink()
-    with pytest.raises(GigamaskError, match=r"2.tar.*No such file or directory"):
+    with error_line(r"2.tar.*No such file or directory"):
         extend(tmp_path / "index", tmp_path / "other")
 
 
@@ -585,7 +585,7 @@ def test_a_killed_build_repeats_no_finished_tar(many, tmp_path, scans, point, fi
 def test_finished_tars_outlive_a_broken_one(many, tmp_path, scans):
     good = (many / "4.tar").read_bytes()
     (many / "4.tar").write_bytes(good[:2048])
-    with pytest.raises(GigamaskError, match=r"4.tar"):
+    with error_line(r"4.tar"):
         build(many, tmp_path / "index")
     assert names_in(tmp_path) == [".index.parts", "many"]
     (tmp_path / ".index.parts" / "1-of-an-older-version").mkdir()
@@ -599,7 +599,7 @@ def test_finished_tars_outlive_a_broken_one(many, tmp_path, scans):
 @pytest.mark.slow
 def test_two_builds_of_one_index_do_not_meet(many, tmp_path):
     with indexes._only_writer(tmp_path / "index"):
-        with pytest.raises(GigamaskError, match=r"another process.*--out"):
+        with error_line(r"another process.*--out"):
             build(many, tmp_path / "index")
         assert len(build(many, tmp_path / "other")) == 12
     assert len(build(many, tmp_path / "index")) == 12
@@ -625,7 +625,7 @@ def test_a_lock_that_was_just_removed_is_taken_anew(tmp_path, monkeypatch):
     with indexes._only_writer(tmp_path / "index"):
         assert (work / "lock").exists()
         with (
-            pytest.raises(GigamaskError, match=r"another process"),
+            error_line(r"another process"),
             indexes._only_writer(tmp_path / "index"),
         ):
             pass
@@ -636,14 +636,14 @@ def test_a_lock_that_was_just_removed_is_taken_anew(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_place_that_cannot_be_written_is_one_line(many, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
-    with pytest.raises(GigamaskError, match=r"file/index.*Not a directory"):
+    with error_line(r"file/index.*Not a directory"):
         build(many, tmp_path / "file" / "index")
 
     def full(*_):
         raise OSError(28, "No space left on device", "column")
 
     monkeypatch.setattr(index_format, "write_array", full)
-    with pytest.raises(GigamaskError, match=r"index.*No space left on device"):
+    with error_line(r"index.*No space left on device"):
         build(many, tmp_path / "index")
     monkeypatch.undo()
     assert extend(many, tmp_path / "index")[1:] == (0, 6)
@@ -655,7 +655,7 @@ def test_an_unsound_index_gives_no_rows(many, tmp_path):
     (tmp_path / "index" / "masks_area.npy").write_bytes(b"")
     assert extend(many, tmp_path / "index")[1:] == (6, 0)
     (tmp_path / "index" / "masks_area.npy").write_bytes(b"")
-    with pytest.raises(GigamaskError, match=r"masks_area.npy"):
+    with error_line(r"masks_area.npy"):
         extend(tmp_path / "index", tmp_path / "other")
 
 
@@ -685,7 +685,7 @@ def test_remote_tars_are_indexed_like_local_ones(many, tmp_path, monkeypatch):
     mixed = extend([tmp_path / "here", many], tmp_path / "mixed")
     assert (mixed.scanned, mixed.reused) == (1, 5)
     gone = "http://127.0.0.1:9/0.tar"
-    with pytest.raises(GigamaskError, match=rf"{gone}.*5 tries"):
+    with error_line(rf"{gone}.*5 tries"):
         extend(gone, tmp_path / "gone")
     assert not (tmp_path / ".gone.parts").exists()
 
@@ -696,7 +696,7 @@ def test_a_signed_address_names_its_entries_without_the_signature(many, tmp_path
         index = build([f"{server.url}/1.tar?sign=a/b.tar"], tmp_path / "index")
     assert index.entry_name(0) == "1.tar:sa_10"
     assert index.find("1.tar:10") == 0
-    with pytest.raises(GigamaskError, match=r"'2.tar'.* 1.tar"):
+    with error_line(r"'2.tar'.* 1.tar"):
         index.find("2.tar:10")
 
 
@@ -715,7 +715,7 @@ def test_samples_before_a_break_are_kept_if_requested(tmp_path):
     whole.rename(tmp_path / "a.tar")
     broken.rename(tmp_path / "b.tar")
     cut(tmp_path / "b.tar", 5)
-    with pytest.raises(GigamaskError, match=r"member 6.*--salvage.*5 files"):
+    with error_line(r"member 6.*--salvage.*5 files"):
         indexes.build(tmp_path / "*.tar", tmp_path / "index")
     built, scanned, reused = indexes.extend(tmp_path / "*.tar", tmp_path / "index", salvage=True)
     assert (len(built), scanned, reused) == (
@@ -727,9 +727,7 @@ def test_samples_before_a_break_are_kept_if_requested(tmp_path):
     assert [reason.split(": ")[0] for reason in built.report()["broken_tars"]] == [
         str(tmp_path / "b.tar")
     ]
-    with pytest.raises(
-        GigamaskError, match="cut short"
-    ):  # a broken tar is not taken over without being asked for either
+    with error_line("cut short"):  # a broken tar is not taken over without being asked for either
         indexes.build([tmp_path / "index"], tmp_path / "again")
 
 
@@ -739,7 +737,7 @@ def test_all_broken_tars_are_named_at_once(tmp_path):
         scenes.write(tmp_path / name, 2, seed=1)[0].rename(tmp_path / f"{name}.tar")
     for name in ("a", "c"):
         cut(tmp_path / f"{name}.tar", 1)
-    with pytest.raises(GigamaskError, match=r"^2 of 3.*a.tar.*member 2.*c.tar"):
+    with error_line(r"^2 of 3.*a.tar.*member 2.*c.tar"):
         indexes.build(tmp_path / "*.tar", tmp_path / "index")
     assert indexes.extend(tmp_path / "b.tar", tmp_path / "index").reused == 1
 
@@ -770,7 +768,7 @@ def test_checksums_are_recorded_and_kept(tmp_path, entry):
 def test_checksums_are_recorded_after_an_interrupted_build_without(tmp_path, entry):
     broken.write_plain(tmp_path / "a.tar", entry(1))
     (tmp_path / "b.tar").write_bytes(b"x")
-    with pytest.raises(GigamaskError, match=r"b\.tar"):
+    with error_line(r"b\.tar"):
         build(tmp_path / "*.tar", tmp_path / "index")
     built, scanned, _ = extend(tmp_path / "a.tar", tmp_path / "index", checksums=True)
     assert (scanned, built.images["jpg_crc32"].tolist()) == (1, [zlib.crc32(entry(1)[0][1])])
@@ -794,5 +792,5 @@ def test_checksums_leave_out_what_cannot_be_read(tmp_path, entry, monkeypatch):
 def test_checksums_of_an_image_folder_are_refused(tmp_path, entry):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "a.jpg").write_bytes(entry(1)[0][1])
-    with pytest.raises(GigamaskError, match=r"photos: is a folder .*--checksums"):
+    with error_line(r"photos: is a folder .*--checksums"):
         build(tmp_path / "photos", tmp_path / "index", checksums=True)

@@ -24,7 +24,7 @@ from gigamask.data.mask_sampling import MaskFilters
 from gigamask.data.sample_config import SampleConfig
 from gigamask.data.sample_table import open_sample_table
 from gigamask.data.shards import ShardReader
-from gigamask.errors import CorruptSampleError, GigamaskError
+from gigamask.errors import CorruptSampleError
 from gigamask.interfaces import SampleTable
 from gigamask.masks.rle import RLEMasks
 from gigamask.records import DataCursor, ImageAnnotation, SampleRef, StepPlan
@@ -33,6 +33,7 @@ from gigamask.samplers.batch_sampler import SampleSequence
 from gigamask.samplers.random import Random
 from gigamask.synthetic.scenes import compose_scene, record, write
 from gigamask.types import Batch, RandomSpec
+from tests.errors import error_line
 from tests.orders import iter_steps
 
 ASSEMBLY = SampleConfig(image_size=128, mask_size=32, max_masks=6)
@@ -225,7 +226,7 @@ def test_steps_may_be_without_end(source, swept):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_what_the_user_can_mend_comes_as_one_line(tmp_path, workers, swept):
     source = SampleSource(str(tmp_path / "nowhere"), ASSEMBLY, CHANCE)
-    with pytest.raises(GigamaskError, match="nowhere") as caught:
+    with error_line("nowhere") as caught:
         next(batches(source, [step([0])], workers=workers))
     assert "\n" not in str(caught.value)
 
@@ -244,7 +245,7 @@ def test_a_dead_worker_is_named_with_what_was_waited_for(index, swept):
     steps = batches(source, [step([3, 4], samples=7)], workers=1)
     names = r"sa_000000.tar:sa_3, sa_000000.tar:sa_4"
     message = rf"a loader worker died \(.* from 7 on .*\({names}\).*--loader.workers"
-    with pytest.raises(GigamaskError, match=message) as caught:
+    with error_line(message) as caught:
         next(steps)
     assert "\n" not in str(caught.value)
 
@@ -266,7 +267,7 @@ def test_a_worker_that_is_killed_meanwhile_is_reported_with_the_next_batch(sourc
     [worker] = multiprocessing.active_children()
     kill(worker)
     assert sum(n for n in range(1000)) == 499500  # signals are handled between bytecodes
-    with pytest.raises(GigamaskError, match=KILLED):
+    with error_line(KILLED):
         list(steps)
     assert not multiprocessing.active_children()
     assert getattr(signal.getsignal(signal.SIGCHLD), "__self__", None) is None
@@ -279,7 +280,7 @@ def test_a_worker_that_is_killed_while_it_starts_is_reported(source, swept, work
         kill(multiprocessing.active_children()[0])
         yield step([0])
 
-    with pytest.raises(GigamaskError, match=KILLED):
+    with error_line(KILLED):
         list(batches(source, plans(), workers=workers))
     assert not multiprocessing.active_children()
 
@@ -294,7 +295,7 @@ def test_of_two_loaders_one_reports_its_dead_worker(source, swept):
     next(inner)
     kill(worker)
     assert len(list(inner)) == 8
-    with pytest.raises(GigamaskError, match=KILLED):
+    with error_line(KILLED):
         list(outer)
     assert not multiprocessing.active_children()
 

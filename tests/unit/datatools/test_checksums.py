@@ -3,7 +3,7 @@ import hashlib
 import pytest
 
 from gigamask.datatools import checksums
-from gigamask.errors import GigamaskError
+from tests.errors import error_line
 
 MD5 = hashlib.md5(b"abc").hexdigest()
 SHA1 = hashlib.sha1(b"abc").hexdigest()
@@ -45,7 +45,7 @@ def test_lists_in_either_order(tmp_path, text):
 def test_what_is_no_list_is_refused(tmp_path, text, message):
     path = tmp_path / "sums"
     path.write_text(text)
-    with pytest.raises(GigamaskError, match=message):
+    with error_line(message):
         checksums.read(path)
 
 

@@ -22,6 +22,7 @@ from gigamask.datatools.convert_labels import decode_labels
 from gigamask.errors import GigamaskError
 from gigamask.files import lock_folder
 from gigamask.masks.rle import RLEMasks
+from tests.errors import error_line
 
 SQUARE = [[4, 4, 14, 4, 14, 10, 4, 10]]
 
@@ -227,7 +228,7 @@ def test_annotations_that_belong_to_no_image(case):
 
 def test_more_broken_than_sound_masks_stop_it_and_leave_nothing(case):
     case.put("1.jpg", jpeg())
-    with pytest.raises(GigamaskError, match=r"instances.json.*2 of its 3 masks.*1.jpg"):
+    with error_line(r"instances.json.*2 of its 3 masks.*1.jpg"):
         case.coco([row()], [thing(), thing(segmentation=[]), thing(segmentation=[])])
     assert list(case.out.iterdir()) == []
 
@@ -418,7 +419,7 @@ def test_pictures_and_labels_in_one_folder(case):
     assert case.labels()["masks"] == 2
     (case.pictures / "1.jpg").unlink()
     case.out = case.out.with_name("none")
-    with pytest.raises(GigamaskError, match=r"1 of its 1 images.*\.jpg"):
+    with error_line(r"1 of its 1 images.*\.jpg"):
         case.labels()
 
 
@@ -470,41 +471,41 @@ def test_a_picture_that_vanishes(case, monkeypatch):
 
 def test_errors(case, monkeypatch):
     case.put("1.jpg", jpeg())
-    with pytest.raises(GigamaskError, match="0 images"):
+    with error_line("0 images"):
         case.coco([row()], [thing()], shard_images=0)
-    with pytest.raises(GigamaskError, match=r"--images .*nowhere"):
+    with error_line(r"--images .*nowhere"):
         convert(case.folder / "instances.json", case.folder / "nowhere", case.out, ConvertOptions())
-    with pytest.raises(GigamaskError, match=r"instances.json"):
+    with error_line(r"instances.json"):
         case.coco([], [])
-    with pytest.raises(GigamaskError, match=r"2 of its 3 images.*2.jpg"):
+    with error_line(r"2 of its 3 images.*2.jpg"):
         case.coco([row(), row(2), row(3)], [thing()])
-    with pytest.raises(GigamaskError, match=r"--split-components.*--ignore"):
+    with error_line(r"--split-components.*--ignore"):
         case.coco([row()], [thing()], split_components=True)
-    with pytest.raises(GigamaskError, match="crowds"):
+    with error_line("crowds"):
         convert(case.pictures, case.pictures, case.out, ConvertOptions(keep_crowds=True))
-    with pytest.raises(GigamaskError, match=r"pictures.*\.png"):
+    with error_line(r"pictures.*\.png"):
         convert(case.pictures, case.pictures, case.out, ConvertOptions())
-    with pytest.raises(GigamaskError, match=r"no.json.*No such file"):
+    with error_line(r"no.json.*No such file"):
         convert(case.folder / "no.json", case.pictures, case.out, ConvertOptions())
     for text in ("[]", '{"images": []}', "\xff"):
         (case.folder / "no.json").write_text(text)
-        with pytest.raises(GigamaskError, match=r"no.json.*COCO.*'images'.*'annotations'"):
+        with error_line(r"no.json.*COCO.*'images'.*'annotations'"):
             convert(case.folder / "no.json", case.pictures, case.out, ConvertOptions())
-    with pytest.raises(GigamaskError, match=r"holds 1\.jpg"):
+    with error_line(r"holds 1\.jpg"):
         convert(case.folder / "instances.json", case.pictures, case.pictures, ConvertOptions())
     case.coco([row()], [thing()])
     for done in (case.out, case.out / "sa_000000.tar"):
-        with pytest.raises(GigamaskError, match="gigamask stats"):
+        with error_line("gigamask stats"):
             convert(done, case.pictures, case.folder / "again", ConvertOptions())
     with tarfile.open(case.out / "sa_000000.tar") as archive:
         archive.extractall(case.folder / "unpacked", filter="data")
     for unpacked in (case.folder / "unpacked", case.folder / "unpacked" / "sa_1.json"):
-        with pytest.raises(GigamaskError, match=r"tar cf shard.tar -C .*/unpacked \."):
+        with error_line(r"tar cf shard.tar -C .*/unpacked \."):
             convert(unpacked, None, case.folder / "again", ConvertOptions())
-    with pytest.raises(GigamaskError, match=r"--out.*1.*sa_000000.tar"):
+    with error_line(r"--out.*1.*sa_000000.tar"):
         case.coco([row()], [thing()])
     case.out = case.put("file", b"") / "out"
-    with pytest.raises(GigamaskError, match=r"file/out.*Not a directory"):
+    with error_line(r"file/out.*Not a directory"):
         case.coco([row()], [thing()])
     case.out = case.folder / "full"
 
@@ -513,11 +514,11 @@ def test_errors(case, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("gigamask.data.tar.write", full)
-    with pytest.raises(GigamaskError, match=r"000000.tar.*No space left on device"):
+    with error_line(r"000000.tar.*No space left on device"):
         case.coco([row()], [thing()])
 
 
 def test_a_second_convert_into_the_folder_is_refused(case):
     case.put("1.jpg", jpeg())
-    with lock_folder(case.out, PARTIAL), pytest.raises(GigamaskError, match=r"another process"):
+    with lock_folder(case.out, PARTIAL), error_line(r"another process"):
         case.coco([row()], [thing()])

@@ -14,7 +14,7 @@ from gigamask.datatools.convert_coco import CocoSource
 from gigamask.datatools.find_source import of_annotations
 from gigamask.datatools.formats import ConvertOptions
 from gigamask.datatools.objects import Objects, SourceListing
-from gigamask.errors import GigamaskError
+from tests.errors import error_line
 from tests.unit.datatools.test_convert import SQUARE, jpeg
 
 
@@ -82,7 +82,7 @@ def test_a_category_with_two_names_is_refused(tmp_path):
     """Merging of files leaves them; the masks of both would get the last name."""
     categories = [{"id": 1, "name": "cat"}, {"id": 1, "name": "cat"}, {"id": "1", "name": "dog"}]
     assert listing(tmp_path, [row()], [], categories=categories[:2]).images
-    with pytest.raises(GigamaskError, match="category 1 is both 'cat' and 'dog'"):
+    with error_line("category 1 is both 'cat' and 'dog'"):
         listing(tmp_path, [row()], [], categories=categories)
 
 
@@ -158,13 +158,13 @@ def test_a_name_that_no_file_can_have_costs_one_image(tmp_path, name):
     ],
 )
 def test_files_of_other_tasks_say_what_they_are(tmp_path, annotation, kind):
-    with pytest.raises(GigamaskError, match=kind):
+    with error_line(kind):
         listing(tmp_path, [row()], [{"id": 1, "image_id": 1} | annotation])
 
 
 def test_results_of_a_detector_say_what_they_are(tmp_path):
     (tmp_path / "results.json").write_text(json.dumps([mask()]))
-    with pytest.raises(GigamaskError, match=r"results\.json: holds a list, .*results"):
+    with error_line(r"results\.json: holds a list, .*results"):
         CocoSource(tmp_path / "results.json", tmp_path).listing(ConvertOptions())
 
 

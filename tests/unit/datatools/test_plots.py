@@ -8,9 +8,9 @@ from PIL import Image
 
 from gigamask.data.index import build
 from gigamask.datatools import plots, sampler_stats, stats
-from gigamask.errors import GigamaskError
 from gigamask.samplers.random import Random
 from tests.commands import refusal
+from tests.errors import error_line
 from tests.unit.datatools.test_sampler_stats import SIX, Fixed
 
 
@@ -134,12 +134,9 @@ def test_sampler_plot_shows_the_fractions(tmp_path, drawn):
     ],
 )
 def test_a_file_that_cannot_be_written_is_named(found, tmp_path, name, why):
-    with pytest.raises(
-        GigamaskError,
-        match=rf"^--picture .*{name}: cannot be written \({why}.*\)",
-    ):
+    with error_line(rf"^--picture .*{name}: cannot be written \({why}.*\)"):
         plots.plot_stats(found, tmp_path / name, "scenes")
-    with pytest.raises(GigamaskError, match=rf"^--picture .*{name}: cannot be written"):
+    with error_line(rf"^--picture .*{name}: cannot be written"):
         plots.plot_sampler_stats(sampler_stats.describe(SIX, Random()), tmp_path / name, "six")
 
 

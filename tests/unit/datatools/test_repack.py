@@ -16,13 +16,13 @@ from gigamask.data import index as indexes
 from gigamask.data.loader import SampleSource
 from gigamask.data.sample_config import SampleConfig
 from gigamask.datatools.repack import RepackConfig, repack
-from gigamask.errors import GigamaskError
 from gigamask.files import exclusive_lock
 from gigamask.masks.rle import RLEMasks
 from gigamask.masks.transforms import ImageTransform
 from gigamask.records import SampleRef
 from gigamask.synthetic import scenes as synthetic
 from gigamask.types import RandomSpec
+from tests.errors import error_line
 from tests.unit.datatools.test_convert import members
 
 HEIGHT, WIDTH = 60, 80
@@ -188,7 +188,7 @@ def test_done_is_done(scenes, tmp_path, monkeypatch):
     (out / "repack" / "sa_000001.tar.json").write_text("{}")
     assert kept() == 1
     for config in (RepackConfig(128, 80), RepackConfig(100)):
-        with pytest.raises(GigamaskError, match=rf"^{first}: .*give another --out"):
+        with error_line(rf"^{first}: .*give another --out"):
             repack(source, out, config)
     assert {path: path.read_bytes() for path in (first, second)} == before
     for path in before:
@@ -210,7 +210,7 @@ def test_done_is_done(scenes, tmp_path, monkeypatch):
 def test_the_second_of_two_processes_is_refused(scenes, tmp_path):
     with (
         exclusive_lock(tmp_path / "out" / "repack" / "lock", "busy"),
-        pytest.raises(GigamaskError, match=r"out: another process"),
+        error_line(r"out: another process"),
     ):
         repack(scenes, tmp_path / "out", RepackConfig(64))
 
@@ -312,10 +312,10 @@ def test_what_reads_back_differently_is_not_kept(tmp_path, monkeypatch):
         path.write_bytes(raw)
 
     monkeypatch.setattr(tar, "write", write_one_bit_wrong)
-    with pytest.raises(GigamaskError, match=r"a.tar.*other bytes"):
+    with error_line(r"a.tar.*other bytes"):
         repack(tmp_path / "in", tmp_path / "out", RepackConfig(40))
     place = b"ustar"
-    with pytest.raises(GigamaskError, match=r"a.tar.*checksum"):
+    with error_line(r"a.tar.*checksum"):
         repack(tmp_path / "in", tmp_path / "out", RepackConfig(40))
     assert [path.name for path in (tmp_path / "out").rglob("*")] == ["repack", "lock"]
 
@@ -324,25 +324,25 @@ def test_errors(tmp_path, monkeypatch):
     source, out = tmp_path / "in" / "a.tar", tmp_path / "out"
     tar.write(source, entry(1))
     tar.write(tmp_path / "more" / "a.tar", entry(1))
-    with pytest.raises(GigamaskError, match=r"--size.*32.*31"):
+    with error_line(r"--size.*32.*31"):
         repack(source, out, RepackConfig(31))
-    with pytest.raises(GigamaskError, match=r"--quality.*1 to 100.*101"):
+    with error_line(r"--quality.*1 to 100.*101"):
         repack(source, out, RepackConfig(64, 101))
-    with pytest.raises(GigamaskError, match=r"--out .*in.*a.tar"):
+    with error_line(r"--out .*in.*a.tar"):
         repack(source, tmp_path / "more" / ".." / "in", RepackConfig(64))
     indexes.build(source, tmp_path / "index")
-    with pytest.raises(GigamaskError, match=r"--out .*index"):
+    with error_line(r"--out .*index"):
         repack(source, tmp_path / "index", RepackConfig(64))
-    with pytest.raises(GigamaskError, match=r"more/a.tar.*in/a.tar"):
+    with error_line(r"more/a.tar.*in/a.tar"):
         repack([source, tmp_path / "more"], out, RepackConfig(64))
-    with pytest.raises(GigamaskError, match=r"^\S*a.tar"):
+    with error_line(r"^\S*a.tar"):
         repack(source, tmp_path / "more", RepackConfig(64))
-    with pytest.raises(GigamaskError, match=r"a.tar.*Not a directory"):
+    with error_line(r"a.tar.*Not a directory"):
         repack(source, source, RepackConfig(64))
 
     def full(path, given):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(tar, "write", full)
-    with pytest.raises(GigamaskError, match=r"out/a.tar.*No space left on device"):
+    with error_line(r"out/a.tar.*No space left on device"):
         repack(source, out, RepackConfig(64))

@@ -7,10 +7,10 @@ import pytest
 from PIL import Image
 
 from gigamask.datatools import sampler_stats
-from gigamask.errors import GigamaskError
 from gigamask.interfaces import Sampler, SampleTable
 from gigamask.samplers.random import LazyShuffle, Random
 from tests.commands import invoke, refusal
+from tests.errors import error_line
 
 # Six items in three tars: two of each granularity.
 SIX = SampleTable(
@@ -101,12 +101,12 @@ def test_an_order_worked_out_lazily_is_looked_at_whole():
 
 
 def test_what_cannot_be_described_is_one_line():
-    with pytest.raises(GigamaskError, match=r"^--epochs is 0, but must be at least 1$"):
+    with error_line(r"^--epochs is 0, but must be at least 1$"):
         sampler_stats.describe(SIX, Random(), epochs=0)
     none = SampleTable(0, {name: column[:0] for name, column in SIX.columns.items()})
-    with pytest.raises(GigamaskError, match=r"^there are no items to sample"):
+    with error_line(r"^there are no items to sample"):
         sampler_stats.describe(none, Random())
-    with pytest.raises(GigamaskError, match=r"^the sampler's order has no positions"):
+    with error_line(r"^the sampler's order has no positions"):
         sampler_stats.describe(SIX, Fixed(()))
 
 
@@ -156,5 +156,5 @@ class Outside(Sampler):
 
 
 def test_an_order_of_items_that_are_not_in_the_table_is_refused():
-    with pytest.raises(GigamaskError, match=r"^Outside: an order must hold integers from 0 to 5"):
+    with error_line(r"^Outside: an order must hold integers from 0 to 5"):
         sampler_stats.describe(SIX, Outside())

@@ -9,7 +9,7 @@ from PIL import Image
 from gigamask.datatools import voc_classes
 from gigamask.datatools.convert_labels import LabelImageSource
 from gigamask.datatools.formats import ConvertOptions
-from gigamask.errors import GigamaskError
+from tests.errors import error_line
 
 COLORS = "# label:color_rgb:parts:actions\nbackground:0,0,0::\ncat:128,0,0::\ndog:0,128,0::\n"
 
@@ -61,7 +61,7 @@ def test_indices_with_a_file_of_colors(tmp_path):
 
 def test_a_color_that_is_none_is_refused(tmp_path):
     (tmp_path / "labelmap.txt").write_text("cat:red::\n")
-    with pytest.raises(GigamaskError, match=r"labelmap\.txt: 'cat:red::'"):
+    with error_line(r"labelmap\.txt: 'cat:red::'"):
         voc_classes.read([tmp_path])
 
 

@@ -12,8 +12,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.utils.parametrizations import spectral_norm
 
 from gigamask.distributed.activation_checkpointing import checkpoint_blocks
-from gigamask.errors import GigamaskError
 from gigamask.models.init import build_model
+from tests.errors import error_line
 from tests.little import SPEC, little
 
 DEEP = replace(SPEC, depth=6, global_attn_indexes=(2, 5), drop_path_rate=0.5)
@@ -172,5 +172,5 @@ def test_python_s_generator_is_repeated():
 
 
 def test_blocks_that_cannot_be_repeated_are_refused():
-    with pytest.raises(GigamaskError, match="Foreign"):
+    with error_line("Foreign"):
         after_a_step(Counting, 1)

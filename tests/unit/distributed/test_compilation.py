@@ -9,6 +9,7 @@ from torch import nn
 
 from gigamask.distributed.compilation import compile_function, compile_methods, compiled_modules
 from gigamask.errors import GigamaskError
+from tests.errors import error_line
 
 
 @pytest.fixture(autouse=True)
@@ -76,9 +77,7 @@ def test_a_function_of_several_graphs_is_refused_in_one_line():
     def reads(x):
         return x + 1 if x.sum().item() > 0 else x - 1
 
-    with pytest.raises(
-        GigamaskError, match=r"^--compile: torch .* cannot compile .*reads"
-    ) as error:
+    with error_line(r"^--compile: torch .* cannot compile .*reads") as error:
         compile_function(reads, "eager")(torch.ones(2))
     assert str(error.value).endswith("leave the flag out")
     assert "\n" not in str(error.value)
@@ -89,7 +88,7 @@ def test_an_error_of_the_function_itself_is_raised_as_it_is():
     def fails(x):
         raise GigamaskError("masks must be square")
 
-    with pytest.raises(GigamaskError, match=r"^masks must be square$"):
+    with error_line(r"^masks must be square$"):
         compile_function(fails, "eager")(torch.ones(2))
 
 
@@ -97,5 +96,5 @@ def test_a_missing_compiler_is_named():
     def broken(graph, inputs):
         raise OSError("no C++ compiler")
 
-    with pytest.raises(GigamaskError, match="no C\\+\\+ compiler"):
+    with error_line("no C\\+\\+ compiler"):
         compile_function(lambda x: x + 1, broken)(torch.ones(2))

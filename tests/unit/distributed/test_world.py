@@ -7,6 +7,7 @@ import torch
 
 from gigamask.distributed.world import World, init_world
 from gigamask.errors import GigamaskError
+from tests.errors import error_line
 from tests.ranks import launch
 
 CPU = torch.device("cpu")
@@ -69,13 +70,13 @@ WHOLE = {
     ],
 )
 def test_odd_environments_are_refused(environment, device, line):
-    with pytest.raises(GigamaskError, match=line):
+    with error_line(line):
         init_world(environment, torch.device(device))
 
 
 def test_alone_turns_are_taken_at_once():
     assert World().main_first(lambda: 5) == 5
-    with pytest.raises(GigamaskError, match=r"^mine$"):
+    with error_line(r"^mine$"):
         World().main_first(fail)
 
 

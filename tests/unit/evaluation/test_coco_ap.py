@@ -7,7 +7,6 @@ import sys
 import numpy as np
 import pytest
 
-from gigamask.errors import GigamaskError
 from gigamask.evaluation.coco_ap import (
     CocoProtocol,
     ImageDetections,
@@ -15,6 +14,7 @@ from gigamask.evaluation.coco_ap import (
     table,
 )
 from gigamask.masks.rle import RLEMasks
+from tests.errors import error_line
 
 
 def boxes(*corners: tuple[int, int, int, int]) -> RLEMasks:
@@ -74,13 +74,13 @@ def test_pycocotools_is_not_loaded():
 
 @pytest.mark.parametrize("most", [(), (0, 10), (10, 1), (10, 10)])
 def test_counts_that_do_not_increase_are_refused(most):
-    with pytest.raises(GigamaskError, match=r"max_found.*1"):
+    with error_line(r"max_found.*1"):
         CocoProtocol(most)
 
 
 def test_masks_that_do_not_fit_are_refused():
     other = RLEMasks.from_dense(np.zeros((1, 4, 5), bool))
-    with pytest.raises(GigamaskError, match=r"50, 50.*4, 5"):
+    with error_line(r"50, 50.*4, 5"):
         ImageDetections(boxes(A), other, np.ones(1))
     for name in ("scores", "crowd", "truth_classes", "detection_classes", "truth_areas"):
         values = {
@@ -89,11 +89,11 @@ def test_masks_that_do_not_fit_are_refused():
                 3, bool if name == "crowd" else int if name.endswith("classes") else float
             ),
         }
-        with pytest.raises(GigamaskError, match=rf"3.*{name}.*1"):
+        with error_line(rf"3.*{name}.*1"):
             ImageDetections(boxes(A), boxes(A), **values)
 
 
 @pytest.mark.parametrize("score", [np.nan, np.inf])
 def test_scores_that_cannot_be_sorted_are_refused(score):
-    with pytest.raises(GigamaskError, match=r"mask 1.*(nan|inf)"):
+    with error_line(r"mask 1.*(nan|inf)"):
         ImageDetections(boxes(A), boxes(A, B), np.array([0.5, score]))

@@ -8,10 +8,10 @@ import torch
 
 from gigamask.data.dataset import Sa1bDataset
 from gigamask.data.mask_sampling import MaskFilters
-from gigamask.errors import GigamaskError
 from gigamask.evaluation import clicks, embedded_images
 from gigamask.evaluation.embedded_images import embed_image, embed_images
 from gigamask.models.init import build_model
+from tests.errors import error_line
 from tests.little import SPEC
 from tests.unit.evaluation.test_clicks import index
 
@@ -77,7 +77,7 @@ def test_few_images_are_read_ahead_and_none_when_the_rest_is_not_wanted(index, m
 
 
 def test_none_at_once_is_refused(index, model):
-    with pytest.raises(GigamaskError, match=r"batch_size.*0"):
+    with error_line(r"batch_size.*0"):
         next(embedded_images.embed_images(model, index, [0], batch_size=0))
 
 

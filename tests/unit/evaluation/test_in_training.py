@@ -15,7 +15,7 @@ from gigamask.data.dataset import Sa1bDataset
 from gigamask.data.index import build
 from gigamask.data.mask_sampling import MaskFilters
 from gigamask.distributed.world import World, init_world
-from gigamask.errors import EvaluationStoppedError, GigamaskError
+from gigamask.errors import EvaluationStoppedError
 from gigamask.evaluation import figures, in_training
 from gigamask.evaluation.click_evaluation import ClickEvaluation
 from gigamask.evaluation.clicks import ClickProtocol, evaluate_clicks
@@ -25,6 +25,7 @@ from gigamask.models.configs import SamConfig
 from gigamask.models.embedding_cache import ImageEmbedder
 from gigamask.models.sam.sam import Sam
 from gigamask.synthetic import scenes as synthetic
+from tests.errors import error_line
 from tests.little import little
 from tests.ranks import fork
 
@@ -319,9 +320,9 @@ def test_when_no_image_can_be_read_it_is_said_before_training_and_in_it(
     index, monkeypatch, tmp_path
 ):
     spoil(monkeypatch, index, set(range(12)))
-    with pytest.raises(GigamaskError, match=r"--evaluation.data.*2 images.*sa_\d+"):
+    with error_line(r"--evaluation.data.*2 images.*sa_\d+"):
         evaluator(index, [0, 1]).run(Likeness())
-    with pytest.raises(GigamaskError, match=r"5 images"):
+    with error_line(r"5 images"):
         opened(settled(index.folder, tmp_path, images=5))
 
 
@@ -383,7 +384,7 @@ def test_tars_are_indexed_once_into_the_run_folder(scenes, tmp_path, monkeypatch
 
 
 def test_masks_are_wanted(index, scenes, tmp_path):
-    with pytest.raises(GigamaskError, match=r"12 images.*--evaluation.min-predicted-iou"):
+    with error_line(r"12 images.*--evaluation.min-predicted-iou"):
         opened(settled(index.folder, tmp_path, min_predicted_iou=1.0))
     (path,) = scenes.glob("*.tar")
     raw, members = path.read_bytes(), tar.scan(path)
@@ -392,7 +393,7 @@ def test_masks_are_wanted(index, scenes, tmp_path):
         tmp_path / "bare.tar",
         [(name, raw[start : start + size]) for name, start, size in spans if name.endswith(".jpg")],
     )
-    with pytest.raises(GigamaskError, match=r"12 images.*annotated"):
+    with error_line(r"12 images.*annotated"):
         opened(settled(tmp_path / "bare.tar", tmp_path))
 
 

@@ -21,6 +21,7 @@ from gigamask.models import state_dict, weight_files
 from gigamask.models.configs import SamConfig, tiny
 from gigamask.models.init import build_model
 from gigamask.models.sam.sam import Sam
+from tests.errors import error_line
 from tests.limits import files_limited
 from tests.little import COMPACT
 from tests.tiers import long_after
@@ -69,7 +70,7 @@ def test_an_export_that_states_other_heads_is_refused(model, write, tmp_path, mo
     )
     out = tmp_path / f"model{ {official.write_pth: '.pth'}.get(write, '.safetensors') }"
     out.write_text("an earlier export")
-    with pytest.raises(GigamaskError, match=rf"^{re.escape(str(out))}.*logits.*not a copy"):
+    with error_line(rf"^{re.escape(str(out))}.*logits.*not a copy"):
         write(model, out)
     assert [path.name for path in tmp_path.iterdir()] == [out.name]
     assert out.read_text() == "an earlier export"
@@ -286,7 +287,7 @@ def test_onnx_in_half_precision_embeds_several_images(model, tmp_path, monkeypat
     expected = model.encode(pixels, valid).detach().numpy()
     assert np.abs(found - expected).max() < 0.01 * np.abs(expected).max()
     monkeypatch.setitem(onnx.TOLERANCES, "fp16", 1e-9)
-    with pytest.raises(GigamaskError, match=r"onnxruntime returns .* more than 1e-09"):
+    with error_line(r"onnxruntime returns .* more than 1e-09"):
         onnx.write_onnx(model, tmp_path / "refused", "fp16")
     assert not (tmp_path / "refused").exists()
 
@@ -294,11 +295,11 @@ def test_onnx_in_half_precision_embeds_several_images(model, tmp_path, monkeypat
 def test_what_differs_is_said():
     ours = {"iou": torch.tensor([1.0, 2.0])}
     assert compare(ours, {"iou": torch.tensor([1.0, 2.0002])}, "it") == pytest.approx(1e-4, rel=0.1)
-    with pytest.raises(GigamaskError, match=r"iou.*0\.05.*0\.001"):
+    with error_line(r"iou.*0\.05.*0\.001"):
         compare(ours, {"iou": torch.tensor([1.1, 2.0])}, "it")
-    with pytest.raises(GigamaskError, match="differs by nan"):
+    with error_line("differs by nan"):
         compare(ours, {"iou": torch.tensor([torch.nan, 2.0])}, "it")
-    with pytest.raises(GigamaskError, match=r"iou.*\(3,\).*\(2,\)"):
+    with error_line(r"iou.*\(3,\).*\(2,\)"):
         compare(ours, {"iou": torch.zeros(3)}, "it")
 
 
@@ -308,7 +309,7 @@ def test_what_differs_is_said():
 )
 def test_packages_that_are_missing_are_named(model, write, package, tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(GigamaskError, match=rf"{package}.*gigamask\["):
+    with error_line(rf"{package}.*gigamask\["):
         write(model, tmp_path / "out")
 
 
@@ -320,7 +321,7 @@ def test_paths_must_fit_the_format(model, tmp_path):
         (huggingface.write_huggingface, "file.*folder"),
         (onnx.write_onnx, "file.*folder"),
     ):
-        with pytest.raises(GigamaskError, match=message):
+        with error_line(message):
             write(model, tmp_path / "file")
 
 

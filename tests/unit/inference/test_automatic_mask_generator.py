@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from benchmarks.automatic import at_full_size
-from gigamask.errors import GigamaskError
 from gigamask.inference import automatic_mask_generator
 from gigamask.inference.amg_config import AutomaticMaskConfig
 from gigamask.inference.automatic_mask_generator import (
@@ -23,6 +22,7 @@ from gigamask.inference.automatic_mask_generator import (
 from gigamask.inference.predictor import SamPredictor
 from gigamask.masks.rle import RLEMasks
 from gigamask.models.embedding_cache import EmbeddingCache
+from tests.errors import error_line
 
 NOTHING_FILTERED = {"pred_iou_thresh": 0.0, "stability_score_thresh": 0.0, "box_nms_thresh": 1.0}
 
@@ -320,13 +320,13 @@ def test_the_cache_is_used(discs, image, tmp_path):
     ],
 )
 def test_invalid_settings_are_a_one_line_error(discs, settings, message):
-    with pytest.raises(GigamaskError, match=message):
+    with error_line(message):
         SamAutomaticMaskGenerator(discs, **settings)
 
 
 def test_a_path_is_no_model(no_shape_checks):
     for kind in (SamPredictor, SamAutomaticMaskGenerator):
-        with pytest.raises(GigamaskError, match=r"^a model is needed.*load_model\('sam\.pth'\)$"):
+        with error_line(r"^a model is needed.*load_model\('sam\.pth'\)$"):
             kind("sam.pth")
 
 
@@ -334,7 +334,7 @@ def test_a_threshold_that_cannot_be_meant_is_a_warning(discs, image):
     """As SAM's class takes it; in flags it is an error."""
     with pytest.warns(UserWarning, match=r"pred_iou_thresh .*\(got 1\.5\)"):
         assert SamAutomaticMaskGenerator(discs, 2, pred_iou_thresh=1.5).generate(image) == []
-    with pytest.raises(GigamaskError, match=r"pred_iou_thresh .*\(got 1\.5\)"):
+    with error_line(r"pred_iou_thresh .*\(got 1\.5\)"):
         AutomaticMaskConfig(pred_iou_thresh=1.5)
 
 
@@ -383,5 +383,5 @@ def test_arguments_are_those_of_metas_class():
 
 def test_an_unknown_form_is_one_line(discs, monkeypatch):
     monkeypatch.setattr(automatic_mask_generator, "OUTPUT_MODES", ("coco_rle",))
-    with pytest.raises(GigamaskError, match=r"output_mode.*coco_rle.*'binary_mask'"):
+    with error_line(r"output_mode.*coco_rle.*'binary_mask'"):
         SamAutomaticMaskGenerator(discs)

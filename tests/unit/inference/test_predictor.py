@@ -9,9 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
-from gigamask.errors import GigamaskError
 from gigamask.inference.predictor import SamPredictor
 from gigamask.models.embedding_cache import EmbeddingCache
+from tests.errors import error_line
 
 
 @pytest.fixture
@@ -196,7 +196,7 @@ POINT, LABEL = np.array([[1, 2]]), np.array([1])
     ],
 )
 def test_invalid_input_is_a_one_line_error(predictor, words, message):
-    with pytest.raises(GigamaskError, match=message):
+    with error_line(message):
         predictor.predict(**words)
 
 
@@ -291,9 +291,9 @@ def test_a_model_in_bf16_predicts(model, pictures):
 
 
 def test_boxes_have_four_numbers(predictor):
-    with pytest.raises(GigamaskError, match=r"boxes.*1 x 3"):
+    with error_line(r"boxes.*1 x 3"):
         predictor.predict_torch(None, None, torch.ones(1, 3))
-    with pytest.raises(GigamaskError, match=r"points, boxes and masks.*1 and 2"):
+    with error_line(r"points, boxes and masks.*1 and 2"):
         predictor.predict_torch(torch.ones(1, 1, 2), torch.ones(1, 1), torch.ones(2, 4))
 
 
@@ -333,23 +333,23 @@ def test_images_that_are_none_are_one_line(model, pictures):
         predictor.get_image_embedding,
         lambda: predictor.predict_torch(None, None),
     ):
-        with pytest.raises(GigamaskError, match=r"set_image"):
+        with error_line(r"set_image"):
             ask()
-    with pytest.raises(GigamaskError, match=r"image_format.*RGB.*BGR.*'HSV'"):
+    with error_line(r"image_format.*RGB.*BGR.*'HSV'"):
         predictor.set_image(pictures[0], "HSV")
-    with pytest.raises(GigamaskError, match=r"image 1.*90 uint8"):
+    with error_line(r"image 1.*90 uint8"):
         predictor.set_images([pictures[0], pictures[0][0, :, 0]])
-    with pytest.raises(GigamaskError, match=r"image 1.* 2 channels"):
+    with error_line(r"image 1.* 2 channels"):
         predictor.set_images([pictures[0], pictures[0][..., :2]])
-    with pytest.raises(GigamaskError, match=r"image 0.* 90 channels.*transpose"):
+    with error_line(r"image 0.* 90 channels.*transpose"):
         predictor.set_image(pictures[0].transpose(2, 0, 1))
-    with pytest.raises(GigamaskError, match=r"image 0.*float32.*set_window"):
+    with error_line(r"image 0.*float32.*set_window"):
         predictor.set_image(pictures[0].astype(np.float32))
-    with pytest.raises(GigamaskError, match=r"no image"):
+    with error_line(r"no image"):
         predictor.set_images([])
-    with pytest.raises(GigamaskError, match=r"64.*1 x 3 x 40 x 90"):
+    with error_line(r"64.*1 x 3 x 40 x 90"):
         predictor.set_torch_image(torch.zeros(1, 3, 40, 90), (40, 90))
-    with pytest.raises(GigamaskError, match=r"image 0.*0"):
+    with error_line(r"image 0.*0"):
         predictor.select(0)
 
 
@@ -358,9 +358,9 @@ def test_after_an_image_that_is_refused_none_is_set(model, pictures, tile):
     """Or prompts would be answered on the image before."""
     predictor = SamPredictor(model, tile=tile)
     predictor.set_image(pictures[0])
-    with pytest.raises(GigamaskError, match="float32"):
+    with error_line("float32"):
         predictor.set_image(pictures[0].astype(np.float32))
-    with pytest.raises(GigamaskError, match="no image is set"):
+    with error_line("no image is set"):
         asked(predictor)
 
 
@@ -394,5 +394,5 @@ def test_the_path_of_a_photograph_is_read_upright(model, tmp_path):
         predictor.set_image(path, "BGR")
         assert (predictor.original_size, of_pixels.original_size) == ((40, 90), (40, 90))
         assert (predictor.features == of_pixels.features).all()
-    with pytest.raises(GigamaskError, match=r"none\.png"):
+    with error_line(r"none\.png"):
         predictor.set_image(tmp_path / "none.png")

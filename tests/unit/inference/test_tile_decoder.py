@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from gigamask.errors import GigamaskError
 from gigamask.inference import tile_decoder
 from gigamask.inference.predictor import SamPredictor
 from gigamask.masks.rle import RLEMasks
 from gigamask.models.configs import ConvPyramid, WindowDecoder
 from gigamask.models.init import build_model
 from gigamask.types import MaskDecoderOutput
+from tests.errors import error_line
 from tests.little import SPEC
 from tests.unit.inference.test_tiles import rectangles
 
@@ -180,14 +180,14 @@ def test_several_images_and_prompts_without_a_place(by_color, asked, scene):
     assert predictor.get_image_embedding().shape[0] == 1
     assert asked["embedded"] == [[64, 64], [51, 64]]
     predictor.reset_image()
-    with pytest.raises(GigamaskError, match="no image is set"):
+    with error_line("no image is set"):
         predictor.predict(np.array([[10, 117]]), np.array([1]))
 
 
 def test_what_tiles_cannot_is_one_line(by_color):
-    with pytest.raises(GigamaskError, match=r"halo.*0 to 32.*40"):
+    with error_line(r"halo.*0 to 32.*40"):
         SamPredictor(by_color, tile=64, halo=40)
-    with pytest.raises(GigamaskError, match=r"^tile crops.*set_torch_image"):
+    with error_line(r"^tile crops.*set_torch_image"):
         SamPredictor(by_color, tile=64).set_torch_image(torch.zeros(1, 3, 64, 48), (64, 48))
 
 
@@ -208,5 +208,5 @@ def test_a_refinement_is_each_mask_passed_back_with_its_prompt(spec, options):
             found = predictor.predict_torch(*prompt, refine=count)
             assert torch.equal(found[0], plain[0])
             torch.testing.assert_close(found[1:], tuple(plain[1:]), atol=1e-4, rtol=1e-4)
-    with pytest.raises(GigamaskError, match=r"^refine must be .*\(got -1\)$"):
+    with error_line(r"^refine must be .*\(got -1\)$"):
         predictor.predict(box=box[0], refine=-1)

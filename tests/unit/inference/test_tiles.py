@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gigamask.errors import GigamaskError
 from gigamask.inference.amg_config import AutomaticMaskConfig
 from gigamask.inference.automatic_mask_generator import SamAutomaticMaskGenerator, uncrop_masks
 from gigamask.inference.tiles import TileGrid, match_masks
 from gigamask.masks.rle import RLEMasks, union
 from gigamask.rng import make_rng
+from tests.errors import error_line
 from tests.tiers import long_after
 
 GRIDS = st.builds(
@@ -230,5 +230,5 @@ def test_tiles_in_which_nothing_is_found_and_small_regions(by_color):
     ],
 )
 def test_tiles_that_cannot_be_are_one_line(values, named):
-    with pytest.raises(GigamaskError, match=named):
+    with error_line(named):
         AutomaticMaskConfig(**values)

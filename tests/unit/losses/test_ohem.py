@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gigamask.errors import GigamaskError
 from gigamask.losses.ohem import OHEM, NoMining
+from tests.errors import error_line
 
 NAN = math.nan
 LOSSES = st.lists(st.sampled_from([0.0, 0.5, 1.0, 1.5, 7.0, math.inf, NAN]), max_size=40)
@@ -55,7 +55,7 @@ def test_the_hardest_of_all_or_of_every_stratum_are_kept(group_by, losses, share
     ],
 )
 def test_impossible_mining_is_refused(name, value):
-    with pytest.raises(GigamaskError, match=rf"OHEM\.{name}\b.*{value}"):
+    with error_line(rf"OHEM\.{name}\b.*{value}"):
         OHEM(**{name: value})
 
 

@@ -3,13 +3,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gigamask.errors import GigamaskError
 from gigamask.losses.focal_dice import dice_loss, focal_loss
 from gigamask.losses.iou import mask_iou
 from gigamask.losses.points import sample_points
 from gigamask.losses.sam_loss import SamLoss
 from gigamask.rng import make_rng
 from gigamask.types import Prediction, PromptRound, Prompts, Targets
+from tests.errors import error_line
 
 
 def played(logits, iou):
@@ -247,7 +247,7 @@ def test_losses_places_and_hard_pixels_of_masks_in_chunks_are_those_of_all(shift
 
 def test_points_without_a_shift_are_refused(case):
     logits, iou, truth = case
-    with pytest.raises(GigamaskError, match=r"SamLoss.num_points.*10.*Targets.shift"):
+    with error_line(r"SamLoss.num_points.*10.*Targets.shift"):
         SamLoss(num_points=10)(played(logits, iou), truth)
 
 
@@ -293,5 +293,5 @@ def test_the_objective_never_waits_for_the_device(objective, soft):
     ],
 )
 def test_impossible_losses_are_refused(name, value):
-    with pytest.raises(GigamaskError, match=rf"SamLoss\.{name}\b.*{value}"):
+    with error_line(rf"SamLoss\.{name}\b.*{value}"):
         SamLoss(**{name: value})

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from gigamask.errors import GigamaskError
 from gigamask.losses.iou import mask_iou
 from gigamask.losses.window_loss import WindowLoss, window_weights
 from gigamask.types import Prediction, PromptRound, Prompts, Targets, WindowLogits
+from tests.errors import error_line
 
 INPUT, GRID, SAMPLES = 32, 16, 4
 """Sides of the input, of the targets (cells of two pixels), and of a window in samples."""
@@ -211,7 +211,7 @@ def test_soft_targets_have_the_values_of_hard_ones(case):
 def test_a_model_without_windows_is_refused(case):
     round, targets = case
     bare = replace(round, prediction=replace(round.prediction, in_window=None))
-    with pytest.raises(GigamaskError, match=r"--loss window.*compact.*--loss sam$"):
+    with error_line(r"--loss window.*compact.*--loss sam$"):
         WindowLoss()(bare, targets)
 
 
@@ -228,5 +228,5 @@ def test_a_model_without_windows_is_refused(case):
     ],
 )
 def test_impossible_values_are_named(name, value):
-    with pytest.raises(GigamaskError, match=rf"WindowLoss\.{name}.*{value}"):
+    with error_line(rf"WindowLoss\.{name}.*{value}"):
         WindowLoss(**{name: value})

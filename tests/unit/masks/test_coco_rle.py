@@ -6,6 +6,7 @@ import pytest
 from gigamask.errors import GigamaskError
 from gigamask.masks.coco_rle import PIXEL_LIMIT, read_spans, write_counts
 from gigamask.masks.rle import RLEMasks
+from tests.errors import error_line
 
 SIZE = (4, 5)
 
@@ -97,12 +98,12 @@ def test_malformed_counts_are_refused_by_name(name, company):
 
 @pytest.mark.parametrize("size", [(0, 5), (5, 0), (-3, 5)])
 def test_a_grid_without_pixels_is_refused(size):
-    with pytest.raises(GigamaskError, match=rf"{size[0]} x {size[1]}"):
+    with error_line(rf"{size[0]} x {size[1]}"):
         RLEMasks.from_coco([b"0"], size)
 
 
 def test_a_grid_that_is_too_large_is_refused():
-    with pytest.raises(GigamaskError, match=rf"100000 x 100000.*{PIXEL_LIMIT}"):
+    with error_line(rf"100000 x 100000.*{PIXEL_LIMIT}"):
         RLEMasks.from_coco([[10**10]], (100_000, 100_000))
 
 
@@ -142,9 +143,7 @@ def test_masks_of_several_sizes_are_read_together():
     assert read.areas().tolist() == [masks.areas()[0] for masks in alone] == [8, 0, 5]
     boxes = read.boxes(np.array([4, 1, 3]))
     assert boxes.tolist() == [masks.boxes()[0].tolist() for masks in alone]
-    with pytest.raises(
-        GigamaskError, match="mask 1: run lengths sum to 3, the image has 2 x 3 = 6"
-    ):
+    with error_line("mask 1: run lengths sum to 3, the image has 2 x 3 = 6"):
         read_spans(counts, np.array([(4, 5), (2, 3), (3, 2)]))
 
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from gigamask.errors import GigamaskError
 from gigamask.masks import rle as runs_module
 from gigamask.masks.devices import decode_rle, encode_boxes
 from gigamask.masks.rle import RLEMasks
+from tests.errors import error_line
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_masks_of_two_sizes_have_no_overlap(masks):
 
 
 def test_an_empty_mask_has_no_points(masks):
-    with pytest.raises(GigamaskError, match="mask 1"):
+    with error_line("mask 1"):
         RLEMasks.from_dense(masks).sample_points(np.zeros((4, 1)))
 
 
@@ -85,7 +85,7 @@ def test_rows_that_fall_or_leave_the_grid_are_refused(masks, rows):
 
 
 def test_a_target_that_is_too_large_is_refused(masks):
-    with pytest.raises(GigamaskError, match=r"32769 x 32768.*1073741824"):
+    with error_line(r"32769 x 32768.*1073741824"):
         RLEMasks.from_dense(masks).resample(np.zeros(32769, np.int64), np.zeros(32768, np.int64))
 
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gigamask.errors import GigamaskError
 from gigamask.models import state_dict, weight_files
 from gigamask.models.configs import SamConfig, ViTTiny
 from gigamask.models.init import build_model
 from gigamask.models.pretrained import load_sam
 from gigamask.pixels import PixelConfig
+from tests.errors import error_line
 from tests.little import COMPACT, SPEC
 
 MODELS = {
@@ -65,9 +65,9 @@ def test_one_channel_sums_the_three():
     name = "image_encoder.patch_embed.proj.weight"
     fitted = state_dict.fit_weights(one, rgb.state_dict(), "x")[name]
     torch.testing.assert_close(fitted[:, 0], rgb.state_dict()[name].sum(1))
-    with pytest.raises(GigamaskError, match=r"patch_embed.*\(16, 1, 8, 8\).*\(16, 3, 8, 8\)"):
+    with error_line(r"patch_embed.*\(16, 1, 8, 8\).*\(16, 3, 8, 8\)"):
         state_dict.fit_weights(rgb, one.state_dict(), "x")
-    with pytest.raises(GigamaskError, match="patch_embed"):
+    with error_line("patch_embed"):
         state_dict.fit_weights(one, rgb.state_dict(), "x", resample=False)
 
 
@@ -82,13 +82,13 @@ def test_files_state_the_pixels_and_only_where_they_differ(tmp_path):
         write(state, config, path)
         assert load_sam(path).config == config
     broken = weight_files.make_spec(config) | {"pixels": {"channels": -2}}
-    with pytest.raises(GigamaskError, match=r"x: .*channels"):
+    with error_line(r"x: .*channels"):
         weight_files._parse_spec(json.dumps(broken), "x")
 
 
 def test_other_channels_are_one_line():
     model = build_model(replace(SPEC, pixels=PixelConfig(1)), 0)
-    with pytest.raises(GigamaskError, match=r"1 channels .*3"):
+    with error_line(r"1 channels .*3"):
         model.encode(torch.zeros(1, 3, 64, 64), torch.tensor([[64, 64]]))
 
 
@@ -96,5 +96,5 @@ def test_a_window_is_stated_once():
     model = build_model(SPEC, 0)
     assert model.set_window((0.0, 9.0)).config.pixels == PixelConfig(window=(0.0, 9.0))
     assert model.set_window().config.pixels.window == (0.0, 9.0)
-    with pytest.raises(GigamaskError, match="window 0 9"):
+    with error_line("window 0 9"):
         model.set_window(percentiles=(1.0, 99.0))

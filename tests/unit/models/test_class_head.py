@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gigamask.errors import GigamaskError
 from gigamask.export import official
 from gigamask.models import state_dict
 from gigamask.models.configs import SamConfig
@@ -14,6 +13,7 @@ from gigamask.models.prompt_decoder import PromptDecoder
 from gigamask.models.sam.sam import Sam
 from gigamask.models.weight_files import make_spec
 from gigamask.types import Prompts
+from tests.errors import error_line
 from tests.little import COMPACT, SPEC
 
 NAMES = ("cat", "dog", "a bird")
@@ -120,7 +120,7 @@ def test_a_head_of_other_classes_starts_anew(tmp_path, stated, prefix):
 def test_a_head_is_not_dropped_unasked(tmp_path):
     write(classed(SPEC), tmp_path / "a.safetensors")
     model = build_model(SPEC, 0)
-    with pytest.raises(GigamaskError, match=r"cat, dog, a bird.*--classes"):
+    with error_line(r"cat, dog, a bird.*--classes"):
         model.load_init(str(tmp_path / "a.safetensors"))
 
 
@@ -129,13 +129,13 @@ def test_a_head_is_not_dropped_unasked(tmp_path):
     [(("cat", "cat"), "'cat' twice"), (("",), "1 to 100"), (("x" * 101,), "1 to 100")],
 )
 def test_invalid_names_are_refused(names, message):
-    with pytest.raises(GigamaskError, match=message):
+    with error_line(message):
         replace(SPEC, class_names=names)
 
 
 @pytest.mark.slow
 def test_metas_format_has_no_head(tmp_path):
-    with pytest.raises(GigamaskError, match=r"classes.*safetensors"):
+    with error_line(r"classes.*safetensors"):
         official.write_pth(build_model(classed(SPEC), 0), tmp_path / "a.pth")
-    with pytest.raises(GigamaskError, match=r"classes.*safetensors"):
+    with error_line(r"classes.*safetensors"):
         build_model(classed(SPEC), 0).save_pretrained(tmp_path / "folder")

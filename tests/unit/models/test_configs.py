@@ -2,7 +2,6 @@ from dataclasses import replace
 
 import pytest
 
-from gigamask.errors import GigamaskError
 from gigamask.models.configs import (
     ConvPyramid,
     MAEConfig,
@@ -20,6 +19,7 @@ from gigamask.models.configs import (
     vit_h,
     vit_l,
 )
+from tests.errors import error_line
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ from gigamask.models.configs import (
     ],
 )
 def test_impossible_values_are_named(changes, message):
-    with pytest.raises(GigamaskError, match=message):
+    with error_line(message):
         SamConfig(**changes)
 
 
@@ -75,7 +75,7 @@ def test_three_quarters_of_the_patches_are_hidden():
     ],
 )
 def test_impossible_values_of_a_masked_autoencoder_are_named(changes, message):
-    with pytest.raises(GigamaskError, match=message):
+    with error_line(message):
         MAEConfig(**changes)
 
 
@@ -105,7 +105,7 @@ def test_channels_of_the_embedding_are_the_encoders():
     ],
 )
 def test_parts_that_do_not_fit_are_named(changes, message):
-    with pytest.raises(GigamaskError, match=rf"^[^\n]*{message}[^\n]*$"):
+    with error_line(rf"^[^\n]*{message}[^\n]*$"):
         replace(compact(), **changes)
 
 
@@ -135,5 +135,5 @@ def test_parts_that_do_not_fit_are_named(changes, message):
     ],
 )
 def test_impossible_values_of_parts_are_named(part, changes, message):
-    with pytest.raises(GigamaskError, match=message):
+    with error_line(message):
         part(**changes)

@@ -7,7 +7,6 @@ import time
 import pytest
 import torch
 
-from gigamask.errors import GigamaskError
 from gigamask.models.embedding_cache import (
     SUFFIX,
     EmbeddingCache,
@@ -16,6 +15,7 @@ from gigamask.models.embedding_cache import (
     embedding_key,
 )
 from gigamask.models.init import build_model
+from tests.errors import error_line
 from tests.little import SPEC
 
 ENTRY_BYTES = 16 + 80 + 4 * 4 * 4 * 2
@@ -119,7 +119,7 @@ def test_unwritable_folder_is_only_a_warning(tmp_path):
 
 
 def test_a_limit_that_holds_nothing_is_refused(tmp_path):
-    with pytest.raises(GigamaskError, match=r"0 bytes"):
+    with error_line(r"0 bytes"):
         EmbeddingCache(tmp_path, 0)
 
 

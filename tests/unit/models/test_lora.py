@@ -3,12 +3,12 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from gigamask.errors import GigamaskError
 from gigamask.export.probe import Probe
 from gigamask.models import lora
 from gigamask.models.init import build_model
 from gigamask.models.lora_config import LoRA
 from gigamask.training.optim import select_trained
+from tests.errors import error_line
 from tests.little import COMPACT, SPEC, little
 
 ALL_FROZEN = ("image_encoder", "prompt_encoder", "mask_decoder")
@@ -140,7 +140,7 @@ def test_what_unfreeze_names():
     ],
 )
 def test_layers_and_ranks_that_there_are_not(options, found):
-    with pytest.raises(GigamaskError, match=found):
+    with error_line(found):
         adapted(**options)
 
 
@@ -148,7 +148,7 @@ def test_layers_and_ranks_that_there_are_not(options, found):
     "options", [{"rank": -1}, {"alpha": 0.0}, {"alpha": float("nan")}, {"on": ()}, {"last": -1}]
 )
 def test_settings_that_are_refused(options):
-    with pytest.raises(GigamaskError, match=r"^--lora"):
+    with error_line(r"^--lora"):
         LoRA(**{"rank": 2, **options})
 
 
@@ -156,5 +156,5 @@ def test_settings_that_are_refused(options):
 def test_adapters_for_other_weights_are_refused():
     trained, _ = lora.split_trained(adapted())
     other = build_model(COMPACT, 0).state_dict()
-    with pytest.raises(GigamaskError, match="weights they were trained on"):
+    with error_line("weights they were trained on"):
         lora.merge(trained, other, "here")

@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from gigamask.errors import GigamaskError
 from gigamask.models.configs import tiny
 from gigamask.models.init import build_model
 from gigamask.models.mask_decoder import MaskDecoder
 from gigamask.models.sam.sam import Sam
 from gigamask.models.transformer import TwoWayTransformer
+from tests.errors import error_line
 
 BOXES = torch.tensor([[5.0, 8, 40, 33], [20, 3, 60, 30], [1, 1, 9, 30]])
 
@@ -38,7 +38,7 @@ def test_no_prompts_are_no_masks(model):
 
 
 def test_other_numbers_of_images_and_prompts_are_refused(model):
-    with pytest.raises(GigamaskError, match="one for each of 3 prompts \\(got 2\\)"):
+    with error_line("one for each of 3 prompts \\(got 2\\)"):
         decode(model, torch.zeros(2, 64, 16, 16), BOXES)
 
 
@@ -49,19 +49,19 @@ def test_what_replaces_a_projection_of_the_decoder_must_be_affine(model):
     embedding = torch.randn(1, 64, 16, 16)
     kept = decode(model, embedding, BOXES)
     model.train()
-    with pytest.raises(GigamaskError, match="Sequential in the mask decoder is not affine"):
+    with error_line("Sequential in the mask decoder is not affine"):
         decode(model, embedding, BOXES)
     attention.q_proj = attention.q_proj[0]
     torch.testing.assert_close(kept, decode(model, embedding, BOXES))
     attention.q_proj = nn.Identity()
-    with pytest.raises(GigamaskError, match="Identity in the mask decoder has no linear layer"):
+    with error_line("Identity in the mask decoder has no linear layer"):
         decode(model, embedding, BOXES)
 
 
 def test_sizes_that_the_decoder_does_not_have_are_refused():
-    with pytest.raises(GigamaskError, match="has 2 blocks \\(got depth 3\\)"):
+    with error_line("has 2 blocks \\(got depth 3\\)"):
         TwoWayTransformer(3, 64, 2, 128)
-    with pytest.raises(GigamaskError, match="has 3 layers \\(got 2\\)"):
+    with error_line("has 3 layers \\(got 2\\)"):
         MaskDecoder(
             transformer_dim=64, transformer=TwoWayTransformer(2, 64, 2, 128), iou_head_depth=2
         )

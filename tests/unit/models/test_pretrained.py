@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from gigamask.errors import GigamaskError
 from gigamask.models.configs import mae_tiny, tiny
 from gigamask.models.hub import parse_hub_id
 from gigamask.models.init import build_model
 from gigamask.models.sam.sam import Sam
 from gigamask.models.state_dict import save_weights, to_official
+from tests.errors import error_line
 from tests.little import SPEC, little
 from tests.servers import Hub
 
@@ -63,7 +63,7 @@ def test_transformers_loads_a_saved_folder(model, tmp_path):
 @pytest.mark.slow
 def test_files_load_too(model, tmp_path):
     torch.save(build_model(tiny(), 3).state_dict(), tmp_path / "tiny.pth")
-    with pytest.raises(GigamaskError, match=r"tiny\.pth: its configuration is not known"):
+    with error_line(r"tiny\.pth: its configuration is not known"):
         Sam.from_pretrained(tmp_path / "tiny.pth")
     save_weights(to_official(model), model.config, tmp_path / "little.safetensors")
     assert_equal(model, Sam.from_pretrained(tmp_path / "little.safetensors"))
@@ -72,12 +72,12 @@ def test_files_load_too(model, tmp_path):
 
 def test_other_weights_are_refused(tmp_path, monkeypatch):
     save_weights(build_model(mae_tiny(), 0).state_dict(), mae_tiny(), tmp_path / "mae.safetensors")
-    with pytest.raises(GigamaskError, match=r"mae.safetensors.*SAM"):
+    with error_line(r"mae.safetensors.*SAM"):
         Sam.from_pretrained(tmp_path / "mae.safetensors")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
     for path in ("runs/tiny", "model.pth", "us/sam.pth", "/us/sam"):
-        with pytest.raises(GigamaskError, match=f"{path}: no such file or folder( in .*)?;"):
+        with error_line(f"{path}: no such file or folder( in .*)?;"):
             Sam.from_pretrained(path)
 
 
@@ -85,7 +85,7 @@ def test_other_weights_are_refused(tmp_path, monkeypatch):
 def test_a_training_may_start_from_the_hub(scenes):
     config = replace(little(), data=(str(scenes),), init="us/sam")
     config.check_inputs()
-    with pytest.raises(GigamaskError, match="--init nowhere:"):
+    with error_line("--init nowhere:"):
         replace(config, init="nowhere").check_inputs()
 
 
@@ -145,7 +145,7 @@ def test_ids_of_the_hub(tmp_path, monkeypatch):
     for path in ("sam", "/us/sam", "us/sam.pth", "us/sam@", "a/b/c"):
         assert parse_hub_id(path) is None
     for wrong in ("hf:", "hf:sam", "hf:a/b/c", "hf:us/sam@ v"):
-        with pytest.raises(GigamaskError, match=r"hf:ORGANIZATION/NAME"):
+        with error_line(r"hf:ORGANIZATION/NAME"):
             parse_hub_id(wrong)
     (tmp_path / "us").mkdir()
     assert parse_hub_id("us/sam") is None, "a path below a folder"

@@ -7,7 +7,6 @@ import torch
 from safetensors.torch import save_file
 
 from gigamask import recipes
-from gigamask.errors import GigamaskError
 from gigamask.models.configs import (
     MAEConfig,
     SamConfig,
@@ -38,6 +37,7 @@ from gigamask.models.state_dict import (
     to_official,
 )
 from gigamask.models.weight_files import make_spec
+from tests.errors import error_line
 from tests.little import COMPACT
 
 
@@ -112,7 +112,7 @@ def test_the_spec_is_read_off_the_shapes(make):
     ],
 )
 def test_a_configuration_that_shapes_do_not_determine_is_refused(config):
-    with pytest.raises(GigamaskError, match=r"^w: .*configuration.*not known"):
+    with error_line(r"^w: .*configuration.*not known"):
         infer_config(build_model(config, 0, "meta").state_dict(), "w")
 
 
@@ -165,13 +165,11 @@ def test_loading_is_strict(model):
         for name, value in state.items()
         if not name.startswith("mask_decoder.iou_token")
     }
-    with pytest.raises(GigamaskError, match=r"w\.pth.*1.*mask_decoder\.iou_token\.weight"):
+    with error_line(r"w\.pth.*1.*mask_decoder\.iou_token\.weight"):
         load_weights(target, lacking, "w.pth")
-    with pytest.raises(GigamaskError, match=r"w\.pth.*4.*a, b, c"):
+    with error_line(r"w\.pth.*4.*a, b, c"):
         load_weights(target, {**state, **dict.fromkeys("abcd", torch.zeros(1))}, "w.pth")
-    with pytest.raises(
-        GigamaskError, match=r"w\.pth.*mask_decoder\.iou_token\.weight.*\(1, 32\).*\(1, 64\)"
-    ):
+    with error_line(r"w\.pth.*mask_decoder\.iou_token\.weight.*\(1, 32\).*\(1, 64\)"):
         load_weights(
             target, {**state, "mask_decoder.iou_token.weight": torch.zeros(1, 32)}, "w.pth"
         )
@@ -179,15 +177,15 @@ def test_loading_is_strict(model):
 
 
 def test_paths_that_hold_no_weights_are_named(tmp_path):
-    with pytest.raises(GigamaskError, match=r"nowhere\.pth"):
+    with error_line(r"nowhere\.pth"):
         read_weights(tmp_path / "nowhere.pth")
-    with pytest.raises(GigamaskError, match=r"model\.safetensors"):
+    with error_line(r"model\.safetensors"):
         read_weights(tmp_path)
     (tmp_path / "short.safetensors").write_bytes(b"\x00\x01")
-    with pytest.raises(GigamaskError, match=r"short\.safetensors"):
+    with error_line(r"short\.safetensors"):
         read_weights(tmp_path / "short.safetensors")
     (tmp_path / "text.pth").write_text("no weights")
-    with pytest.raises(GigamaskError, match=r"text\.pth"):
+    with error_line(r"text\.pth"):
         read_weights(tmp_path / "text.pth")
     for junk in (
         b"hello",
@@ -198,10 +196,10 @@ def test_paths_that_hold_no_weights_are_named(tmp_path):
         b"(lp0\n.",
     ):
         (tmp_path / "junk.pth").write_bytes(junk)
-        with pytest.raises(GigamaskError, match=r"junk\.pth"):
+        with error_line(r"junk\.pth"):
             read_weights(tmp_path / "junk.pth")
     torch.save({"epoch": 3}, tmp_path / "number.pth")
-    with pytest.raises(GigamaskError, match=r"number\.pth.*state_dict"):
+    with error_line(r"number\.pth.*state_dict"):
         read_weights(tmp_path / "number.pth")
 
 
@@ -212,7 +210,7 @@ def test_specs_that_cannot_be_used_are_named(model, tmp_path):
         tmp_path / "odd.safetensors",
         metadata={"spec": '{"global_attn_indexes": [1], "colour": "red"}'},
     )
-    with pytest.raises(GigamaskError, match=r"odd\.safetensors.*colour"):
+    with error_line(r"odd\.safetensors.*colour"):
         read_weights(tmp_path / "odd.safetensors")
     save_file(
         {name: value.clone() for name, value in to_huggingface(to_official(model)).items()},
@@ -228,16 +226,16 @@ def test_specs_that_cannot_be_used_are_named(model, tmp_path):
         stated | {"mask_decoder_config": {"num_hidden_layers": 3}},
     ):
         (tmp_path / "config.json").write_text(json.dumps(content))
-        with pytest.raises(GigamaskError, match=r"config\.json"):
+        with error_line(r"config\.json"):
             read_weights(tmp_path)
 
 
 def test_weights_of_another_kind_are_refused():
-    with pytest.raises(GigamaskError, match=r"SAM.*'image_encoder.pos_embed'"):
+    with error_line(r"SAM.*'image_encoder.pos_embed'"):
         infer_config({"layer.weight": torch.zeros(1)}, "w")
-    with pytest.raises(GigamaskError, match=r"fc\.weight.*SAM"):
+    with error_line(r"fc\.weight.*SAM"):
         to_huggingface({"fc.weight": torch.zeros(1)})
-    with pytest.raises(GigamaskError, match=r"fc\.weight.*SamModel"):
+    with error_line(r"fc\.weight.*SamModel"):
         from_huggingface({"fc.weight": torch.zeros(1)})
 
 
@@ -253,7 +251,7 @@ def test_a_masked_autoencoder_is_saved_read_and_loaded(mae, tmp_path):
     other = build_model(config, 0)
     other.load_init(str(tmp_path))
     assert_same(mae.state_dict(), other.state_dict())
-    with pytest.raises(GigamaskError, match=r"1.*cls_token"):
+    with error_line(r"1.*cls_token"):
         load_weights(
             other, {name: value for name, value in state.items() if name != "cls_token"}, "w"
         )
@@ -286,7 +284,7 @@ def test_a_stated_configuration_is_whole(model, tmp_path):
         ({**fields, "drop_path_rate": None}, "float"),
         ({**fields, "num_heads": 0}, "num_heads"),
     ):
-        with pytest.raises(GigamaskError, match=rf"w\.safetensors.*{name}"):
+        with error_line(rf"w\.safetensors.*{name}"):
             read(wrong)
 
 
@@ -314,7 +312,7 @@ def refuse(folder, spec, message):
     """Check that a file which states this configuration is refused."""
     path = folder / "w.safetensors"
     save_file({"w": torch.zeros(1)}, path, metadata={"spec": json.dumps(spec)})
-    with pytest.raises(GigamaskError, match=message):
+    with error_line(message):
         read_weights(path)
 
 
@@ -460,23 +458,21 @@ def test_resampled_kernel_gives_the_same_output_on_resized_patches():
 def test_a_masked_autoencoder_that_does_not_fit_is_named(mae, tmp_path):
     state = to_official(mae)
     deeper, wider = replace(tiny(), depth=6), replace(tiny(), embed_dim=48)
-    with pytest.raises(
-        GigamaskError, match=r"4.*96.*6.*96.*--model\.depth 4 --model\.embed-dim 96"
-    ):
+    with error_line(r"4.*96.*6.*96.*--model\.depth 4 --model\.embed-dim 96"):
         from_mae(state, deeper, "w")
-    with pytest.raises(GigamaskError, match=r"4.*blocks.*96.*4.*48"):
+    with error_line(r"4.*blocks.*96.*4.*48"):
         from_mae(state, wider, "w")
-    with pytest.raises(GigamaskError, match=r"1.*blocks\.3\.mlp\.fc1\.bias"):
+    with error_line(r"1.*blocks\.3\.mlp\.fc1\.bias"):
         from_mae(
             {name: value for name, value in state.items() if name != "blocks.3.mlp.fc1.bias"},
             tiny(),
             "w",
         )
-    with pytest.raises(GigamaskError, match=r"255 patches"):
+    with error_line(r"255 patches"):
         from_mae({**state, "pos_embed": state["pos_embed"][:, 1:]}, tiny(), "w")
     fewer = build_model(replace(mae_tiny(), num_heads=2), 0)
     save_weights(to_official(fewer), fewer.config, tmp_path / "heads.safetensors")
-    with pytest.raises(GigamaskError, match=r"heads\.safetensors.*2.*3.*--model\.num-heads 2"):
+    with error_line(r"heads\.safetensors.*2.*3.*--model\.num-heads 2"):
         build_model(tiny(), 0).load_init(f"mae:{tmp_path / 'heads.safetensors'}")
 
 
@@ -484,13 +480,13 @@ def test_a_masked_autoencoder_that_does_not_fit_is_named(mae, tmp_path):
 def test_mae_and_sam_weights_are_distinguished(mae, model, tmp_path):
     save_weights(to_official(mae), mae.config, tmp_path / "mae.safetensors")
     save_weights(to_official(model), model.config, tmp_path / "sam.safetensors")
-    with pytest.raises(GigamaskError, match=r"mae\.safetensors.*mae:.*mae\.safetensors"):
+    with error_line(r"mae\.safetensors.*mae:.*mae\.safetensors"):
         build_model(tiny(), 0).load_init(str(tmp_path / "mae.safetensors"))
-    with pytest.raises(GigamaskError, match=r"sam\.safetensors.*3.*pos_embed.*patch_embed"):
+    with error_line(r"sam\.safetensors.*3.*pos_embed.*patch_embed"):
         build_model(tiny(), 0).load_init(f"mae:{tmp_path / 'sam.safetensors'}")
-    with pytest.raises(GigamaskError, match=r"mae:w\.pth.*w\.pth"):
+    with error_line(r"mae:w\.pth.*w\.pth"):
         mae.load_init("mae:w.pth")
-    with pytest.raises(GigamaskError, match=r"'image_encoder\.pos_embed'.*mae:"):
+    with error_line(r"'image_encoder\.pos_embed'.*mae:"):
         infer_config(to_official(mae), "w")
     other = build_model(tiny(), 0)
     other.load_init(str(tmp_path / "sam.safetensors"))
@@ -501,10 +497,10 @@ def test_mae_and_sam_weights_are_distinguished(mae, model, tmp_path):
 def test_weights_that_do_not_fit_name_the_recipe_that_does(model, tmp_path):
     save_weights(to_official(model), model.config, tmp_path / "tiny.safetensors")
     other = build_model(replace(tiny(), embed_dim=48), 0)
-    with pytest.raises(GigamaskError, match=r"tiny\.safetensors.*fit the recipe tiny$"):
+    with error_line(r"tiny\.safetensors.*fit the recipe tiny$"):
         other.load_init(str(tmp_path / "tiny.safetensors"))
     fewer = build_model(replace(tiny(), decoder_num_heads=4), 0)
-    with pytest.raises(GigamaskError, match=r"2 attention heads.*--model\.decoder-num-heads 2"):
+    with error_line(r"2 attention heads.*--model\.decoder-num-heads 2"):
         fewer.load_init(str(tmp_path / "tiny.safetensors"))
 
 

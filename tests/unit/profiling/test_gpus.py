@@ -2,8 +2,8 @@
 
 import pytest
 
-from gigamask.errors import GigamaskError
 from gigamask.profiling.gpus import GPUS, find
+from tests.errors import error_line
 
 
 def test_names_are_found_in_any_case():
@@ -46,12 +46,10 @@ def test_custom_gpu():
     ],
 )
 def test_what_is_no_gpu_is_one_line(name, message):
-    with pytest.raises(GigamaskError, match=message):
+    with error_line(message):
         find(name)
 
 
 def test_a_precision_without_units_is_named():
-    with pytest.raises(
-        GigamaskError, match=r"^--gpu t4 has no units for bf16; give --precision fp16 or fp32$"
-    ):
+    with error_line(r"^--gpu t4 has no units for bf16; give --precision fp16 or fp32$"):
         find("t4").peak("bf16")

@@ -7,10 +7,10 @@ import pytest
 
 from gigamask.data import loader, process_memory
 from gigamask.data.process_memory import ProcessMemory
-from gigamask.errors import GigamaskError
 from gigamask.profiling import loader_memory
 from gigamask.profiling.sample_memory import held_bytes
 from gigamask.training import train_data
+from tests.errors import error_line
 from tests.little import little
 
 pytestmark = pytest.mark.skipif(not process_memory.PROC.is_dir(), reason="this system has no /proc")
@@ -83,7 +83,7 @@ def test_growth_is_flagged(step_mb, grew):
 
 @pytest.mark.slow
 def test_too_few_batches_show_no_growth(scenes, tmp_path):
-    with pytest.raises(GigamaskError, match=r"^--batches must be at least 9 .*, got 8$"):
+    with error_line(r"^--batches must be at least 9 .*, got 8$"):
         loader_memory.measure(iter(()), 8, 2, print)
 
 
@@ -91,9 +91,7 @@ def test_too_few_batches_show_no_growth(scenes, tmp_path):
 def test_a_loader_without_processes_has_none_to_look_at(scenes, tmp_path):
     wanted = run(scenes, tmp_path, 0)
     steps = train_data.TrainData(wanted, train_data.open_index(wanted)).batches()
-    with pytest.raises(
-        GigamaskError, match=r"^no loader process could be measured; use at least one worker$"
-    ):
+    with error_line(r"^no loader process could be measured; use at least one worker$"):
         loader_memory.measure(steps, 9, 2, lambda *_: None)
 
 

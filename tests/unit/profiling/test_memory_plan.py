@@ -5,7 +5,6 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from gigamask.errors import GigamaskError
 from gigamask.interfaces import SampleTable
 from gigamask.profiling.gpus import find
 from gigamask.profiling.memory_plan import (
@@ -21,6 +20,7 @@ from gigamask.profiling.memory_plan import (
 )
 from gigamask.samplers.batch_sampler import SampleSequence
 from gigamask.samplers.random import Random
+from tests.errors import error_line
 from tests.orders import iter_steps
 
 STATE = StateBytes(
@@ -39,7 +39,7 @@ def test_a_world_is_machines_and_gpus():
     )
     assert Cluster.parse("32x8").size == 256
     for words in ("", "8x", "x8", "0x8", "8x0", "2x3x4", "-1", "two"):
-        with pytest.raises(GigamaskError, match=rf"^--world must be .*, got '{words}'$"):
+        with error_line(rf"^--world must be .*, got '{words}'$"):
             Cluster.parse(words)
 
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from gigamask.errors import GigamaskError
 from gigamask.prompts.boxes import jitter_boxes
 from gigamask.prompts.masks import jitter_masks
+from tests.errors import error_line
 
 
 def rectangle(y0, y1, x0, x1, side=32):
@@ -94,5 +94,5 @@ def test_a_grid_that_does_not_fit_is_refused(make_truth, shape, mask_prompt_size
     truth = make_truth(np.zeros((1, *shape), bool), mask_prompt_size=mask_prompt_size)
     side = mask_prompt_size or shape[1]
     message = f"{side} x {side}.*{named}"
-    with pytest.raises(GigamaskError, match=message):
+    with error_line(message):
         jitter_masks(truth, truth.boxes_input, 1.0)

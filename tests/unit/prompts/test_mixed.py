@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from gigamask.errors import GigamaskError
 from gigamask.prompts.boxes import jitter_boxes
 from gigamask.prompts.masks import jitter_masks
 from gigamask.prompts.mixed import MixedPrompts
 from gigamask.types import RandomInputs
+from tests.errors import error_line
 
 NUMBER = 20_000
 MASK = np.zeros((1, 14, 14), bool)
@@ -203,7 +203,7 @@ def test_it_says_how_many_draws_it_spends_and_spends_them(
     ],
 )
 def test_impossible_mixes_are_refused(values, message):
-    with pytest.raises(GigamaskError, match=rf"MixedPrompts\.{message}"):
+    with error_line(rf"MixedPrompts\.{message}"):
         MixedPrompts(**values)
 
 

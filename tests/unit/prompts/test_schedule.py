@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 import torch
 
-from gigamask.errors import GigamaskError
 from gigamask.prompts.mixed import MixedPrompts
 from gigamask.prompts.schedule import InteractiveSchedule, UniformClicks
 from gigamask.prompts.two_sided import TwoSidedCorrection
 from gigamask.types import Prediction, PromptRound, RandomInputs
+from tests.errors import error_line
 
 
 def disc(x, y, radius, side=32):
@@ -133,7 +133,7 @@ def test_too_few_draws_are_refused(make_truth, make_draws, policy):
     truth, needed = make_truth(MASKS), policy.num_uniforms
     for draws, given in ((make_draws(4, clicks=needed - 1), needed - 1), (None, 0)):
         message = rf"^{type(policy).__name__} .*{needed}.*\(got {given}\).*RandomSpec.clicks"
-        with pytest.raises(GigamaskError, match=message):
+        with error_line(message):
             policy.next(None, truth, draws, 0.0)
 
 
@@ -149,5 +149,5 @@ def test_too_few_draws_are_refused(make_truth, make_draws, policy):
     ],
 )
 def test_impossible_schedules_are_refused(values, message):
-    with pytest.raises(GigamaskError, match=rf"InteractiveSchedule\.{message}"):
+    with error_line(rf"InteractiveSchedule\.{message}"):
         InteractiveSchedule(**values)

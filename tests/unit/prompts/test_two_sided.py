@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from gigamask.errors import GigamaskError
 from gigamask.prompts.schedule import InteractiveSchedule
 from gigamask.prompts.two_sided import TwoSidedCorrection
+from tests.errors import error_line
 
 
 def rectangle(y0, y1, x0, x1):
@@ -73,5 +73,5 @@ def test_without_corrections_there_is_the_first_round(play):
 
 @pytest.mark.parametrize(("name", "value"), [("corrections", -1), ("box_prob", 1.5)])
 def test_impossible_corrections_are_refused(name, value):
-    with pytest.raises(GigamaskError, match=rf"TwoSidedCorrection\.{name} is {value}"):
+    with error_line(rf"TwoSidedCorrection\.{name} is {value}"):
         TwoSidedCorrection(**{name: value})

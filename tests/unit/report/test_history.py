@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from gigamask.errors import GigamaskError
 from gigamask.report import history
 from gigamask.serialization import with_checksum
+from tests.errors import error_line
 
 
 def record(step: int, loss: float = 0.5, **more) -> dict:
@@ -217,10 +217,7 @@ def test_what_is_missing_or_no_longer_readable_leaves_its_part_empty(tmp_path):
     (folder / "evaluation.json").write_text('{"clicks": {"1": 0.5}}')
     assert history.read(folder).scores == {"clicks": {"1": 0.5}}
     (folder / "config.yaml").unlink()
-    with pytest.raises(
-        GigamaskError,
-        match=r"run: .*config.yaml.*metrics.jsonl",
-    ):
+    with error_line(r"run: .*config.yaml.*metrics.jsonl"):
         history.read(folder)
 
 
@@ -236,20 +233,17 @@ def test_runs_are_found_below_a_folder_in_the_order_they_were_begun(tmp_path):
             os.utime(each, (1_700_000_000 - age, 1_700_000_000 - age))
     assert [path.name for path in history.find(tmp_path)] == ["mae", "decoder", "joint"]
     assert history.find(tmp_path / "out" / "joint") == [tmp_path / "out" / "joint"]
-    with pytest.raises(GigamaskError, match=r"nowhere: is not a folder"):
+    with error_line(r"nowhere: is not a folder"):
         history.find(tmp_path / "nowhere")
     (tmp_path / "bare").mkdir()
-    with pytest.raises(
-        GigamaskError,
-        match=r"bare: .*config.yaml.*metrics.jsonl",
-    ):
+    with error_line(r"bare: .*config.yaml.*metrics.jsonl"):
         history.find(tmp_path / "bare")
 
 
 def test_labels_are_as_short_as_distinguishes_runs():
     assert history.labels([Path("runs/a"), Path("runs/b")]) == ["a", "b"]
     assert history.labels([Path("x/a"), Path("y/a"), Path("y/b")]) == ["x/a", "y/a", "y/b"]
-    with pytest.raises(GigamaskError, match=r"runs/a: .* twice"):
+    with error_line(r"runs/a: .* twice"):
         history.labels([Path("runs/a"), Path.cwd() / "runs" / "a"])
 
 

@@ -7,10 +7,10 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from gigamask.errors import GigamaskError
 from gigamask.interfaces import Sampler, SampleTable, WeightedOrder
 from gigamask.records import SampleRef, StepPlan
 from gigamask.samplers.batch_sampler import SampleSequence
+from tests.errors import error_line
 from tests.orders import iter_steps
 
 
@@ -55,16 +55,16 @@ def test_weights_and_places_travel_with_visits():
 
 
 def test_an_order_without_positions_is_refused():
-    with pytest.raises(GigamaskError, match="order is empty"):
+    with error_line("order is empty"):
         SampleSequence(Counting(), SampleTable(0, {}))
 
 
 def test_an_order_that_changes_its_length_is_refused():
-    with pytest.raises(GigamaskError, match=r"epoch 1 must have 5 positions .*\(got 4\)"):
+    with error_line(r"epoch 1 must have 5 positions .*\(got 4\)"):
         SampleSequence(Counting(shrinking=1), SampleTable(5, {})).sample_refs(np.arange(4, 8), 4)
     sequence = SampleSequence(Counting(shrinking=1), SampleTable(5, {}))
     for samples, epoch in ((4, 1), (11, 2)):  # before the first step
-        with pytest.raises(GigamaskError, match=f"epoch {epoch} must have 5 positions"):
+        with error_line(f"epoch {epoch} must have 5 positions"):
             sequence.check_lengths(samples)
 
 
@@ -80,14 +80,14 @@ class Returning(Sampler):
 
 @pytest.mark.parametrize("found", [None, [0, 1], np.zeros((2, 2), np.int64), 3])
 def test_what_is_no_order_is_refused(found, no_shape_checks):
-    with pytest.raises(GigamaskError, match=r"^Returning\.order must return an array of integers"):
+    with error_line(r"^Returning\.order must return an array of integers"):
         SampleSequence(Returning(found), SampleTable(5, {}))
 
 
 @pytest.mark.parametrize("found", [np.arange(5) - 1, np.arange(5) + 1, np.arange(5) + 0.5])
 def test_an_order_of_items_that_are_not_in_the_table_is_refused(found, no_shape_checks):
     sequence = SampleSequence(Returning(found), SampleTable(5, {}))
-    with pytest.raises(GigamaskError, match=r"^Returning: .*from 0 to 4, .*got"):
+    with error_line(r"^Returning: .*from 0 to 4, .*got"):
         sequence.sample_refs(np.arange(5), 0)
 
 

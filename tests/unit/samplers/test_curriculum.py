@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gigamask.errors import GigamaskError
 from gigamask.interfaces import LossSnapshot, SampleTable
 from gigamask.samplers.curriculum import AdaptiveCurriculum, Curriculum, argsort_stable
+from tests.errors import error_line
 from tests.orders import listed
 
 ITEMS = SampleTable(1000, {"difficulty": np.random.default_rng(0).random(1000).astype(np.float32)})
@@ -124,9 +124,7 @@ def test_no_items_make_no_positions():
 
 @pytest.mark.parametrize("sampler", [Curriculum(), AdaptiveCurriculum()])
 def test_difficulty_must_be_known(sampler):
-    with pytest.raises(
-        GigamaskError, match=f"^{type(sampler).__name__} needs the column 'difficulty', .*tar"
-    ):
+    with error_line(f"^{type(sampler).__name__} needs the column 'difficulty', .*tar"):
         listed(sampler.order(SampleTable(2, {"tar": np.zeros(2)}), 0, ledger(count=2)))
 
 
@@ -148,7 +146,5 @@ def test_difficulty_must_be_known(sampler):
     ],
 )
 def test_fields_have_limits(sampler, field, value):
-    with pytest.raises(
-        GigamaskError, match=rf"^{type(sampler).__name__}.{field} must be .*\(got {value}\)$"
-    ):
+    with error_line(rf"^{type(sampler).__name__}.{field} must be .*\(got {value}\)$"):
         replace(sampler, **{field: value})

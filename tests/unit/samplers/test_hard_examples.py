@@ -5,10 +5,10 @@ import time
 import numpy as np
 import pytest
 
-from gigamask.errors import GigamaskError
 from gigamask.interfaces import LossSnapshot, SampleTable
 from gigamask.samplers.hard_examples import LossWeighted, Replay
 from gigamask.samplers.loss_history import LossHistory
+from tests.errors import error_line
 
 LOSSES = np.random.default_rng(0).gamma(1.5, 1.0, 60).astype(np.float32)
 
@@ -134,7 +134,7 @@ def test_loss_history_keeps_a_moving_average():
     ],
 )
 def test_fields_of_loss_weighted_have_limits(fields, message):
-    with pytest.raises(GigamaskError, match=f"^LossWeighted.{message}"):
+    with error_line(f"^LossWeighted.{message}"):
         LossWeighted(**fields)
 
 
@@ -247,5 +247,5 @@ def test_no_items_make_no_replays():
     ],
 )
 def test_fields_of_replay_have_limits(field, value, limit):
-    with pytest.raises(GigamaskError, match=rf"^Replay.{field} must be {limit} \(got {value}\)"):
+    with error_line(rf"^Replay.{field} must be {limit} \(got {value}\)"):
         Replay(**{field: value})

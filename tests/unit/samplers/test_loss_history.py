@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from gigamask.errors import GigamaskError
 from gigamask.samplers.loss_history import LossHistory
+from tests.errors import error_line
 
 
 def updated(history: LossHistory, items: list[int], epoch: int, losses: list[float]) -> LossHistory:
@@ -88,5 +88,5 @@ def test_loss_history_with_other_arrays_is_rejected(odd):
     arrays = LossHistory.empty("", 3, 0.5).arrays()
     if arrays.pop(odd, None) is None:
         arrays[odd] = np.zeros(1)
-    with pytest.raises(GigamaskError, match=f"^there: array '{odd}' .*--out"):
+    with error_line(f"^there: array '{odd}' .*--out"):
         LossHistory.from_arrays(arrays, "", 0.5, "there")

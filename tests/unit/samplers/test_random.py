@@ -6,9 +6,9 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from gigamask.errors import GigamaskError
 from gigamask.interfaces import SampleTable
 from gigamask.samplers.random import LazyShuffle, Random
+from tests.errors import error_line
 from tests.orders import listed
 
 ITEMS = SampleTable(1000, {})
@@ -79,5 +79,5 @@ def test_a_short_last_chunk_comes_at_any_place():
 
 
 def test_a_chunk_has_an_item():
-    with pytest.raises(GigamaskError, match="chunk is 0"):
+    with error_line("chunk is 0"):
         LazyShuffle(chunk=0)

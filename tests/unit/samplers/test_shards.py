@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from gigamask.errors import GigamaskError
 from gigamask.interfaces import SampleTable
 from gigamask.samplers.shards import Sharded, StreamingTars, TarSubset
+from tests.errors import error_line
 from tests.orders import listed
 
 
@@ -63,7 +63,7 @@ def test_each_streaming_pass_has_its_own_order():
     ],
 )
 def test_invalid_fields_and_missing_columns_raise(make, line):
-    with pytest.raises(GigamaskError, match=line):
+    with error_line(line):
         make()
 
 
@@ -99,7 +99,7 @@ def test_more_nodes_than_a_byte_can_number():
 )
 def test_invalid_nodes_raise(nodes, column, line):
     items = items_with([2, 1], node=[0, 1, 1], low=[-1, 0, 1], half=[0, 1, 0.5])
-    with pytest.raises(GigamaskError, match=line):
+    with error_line(line):
         Sharded(nodes, column).order(items, 0, None)
 
 
@@ -121,5 +121,5 @@ def test_a_tar_without_items_still_lies_on_its_node():
 )
 def test_machines_that_would_read_what_others_hold_are_refused(batch, nodes, line):
     Sharded(nodes=4).check(8, 8, 2)
-    with pytest.raises(GigamaskError, match=line):
+    with error_line(line):
         Sharded(nodes=4).check(batch, 12, nodes)

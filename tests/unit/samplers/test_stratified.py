@@ -6,12 +6,12 @@ from functools import partial
 import numpy as np
 import pytest
 
-from gigamask.errors import GigamaskError
 from gigamask.interfaces import SampleTable
 from gigamask.samplers import strata as strata_of
 from gigamask.samplers import stratified
 from gigamask.samplers.strata import MAX_STRATA
 from gigamask.samplers.stratified import RELEVANCE, InterleavedStrata, Stratified
+from tests.errors import error_line
 from tests.orders import listed
 
 SIZES = (50, 20, 8)
@@ -73,7 +73,7 @@ def test_values_of_another_attribute_take_turns():
     found = source[listed(sampler.order(items, 0, None))]
     assert found.tolist() == [0, 0, 1, 0] * 30
     assert sampler.strata(items).tolist() == source.tolist()
-    with pytest.raises(GigamaskError, match=r"^no item is of source 3: "):
+    with error_line(r"^no item is of source 3: "):
         InterleavedStrata((1, 1, 1, 1), attribute="source").order(items, 0, None)
 
 
@@ -134,15 +134,13 @@ def test_values_of_attributes_may_be_anything_whole():
 )
 def test_fields_have_limits(sampler, fields):
     ((name, value),) = fields.items()
-    with pytest.raises(
-        GigamaskError, match=rf"^{sampler.__name__}\.{name} must be .*got {re.escape(str(value))}"
-    ):
+    with error_line(rf"^{sampler.__name__}\.{name} must be .*got {re.escape(str(value))}"):
         sampler(**fields)
 
 
 def test_a_stratum_of_the_ratio_must_have_items():
     items = strata(5, 0, 5)
-    with pytest.raises(GigamaskError, match=r"no item is medium.*ratio"):
+    with error_line(r"no item is medium.*ratio"):
         listed(InterleavedStrata().order(items, 0, None))
     assert levels(InterleavedStrata(ratio=(1, 0, 1)), items).tolist() == [0, 2] * 5
 
@@ -150,17 +148,14 @@ def test_a_stratum_of_the_ratio_must_have_items():
 @pytest.mark.parametrize("sampler", [Stratified(), InterleavedStrata(), Balanced()])
 def test_a_missing_column_is_named_with_the_existing_ones(sampler):
     items = SampleTable(2, {"tar": np.zeros(2, np.int64), "masks": np.ones(2, np.int64)})
-    with pytest.raises(
-        GigamaskError,
-        match=f"^{type(sampler).__name__} needs the column 'granularity', .*tar, masks",
-    ):
+    with error_line(f"^{type(sampler).__name__} needs the column 'granularity', .*tar, masks"):
         listed(sampler.order(items, 0, None))
-    with pytest.raises(GigamaskError, match="the items have none"):
+    with error_line("the items have none"):
         listed(sampler.order(SampleTable(2, {}), 0, None))
 
 
 def test_attributes_must_be_integers():
-    with pytest.raises(GigamaskError, match=r"'share' .*must hold integers \(got float32\)"):
+    with error_line(r"'share' .*must hold integers \(got float32\)"):
         listed(
             Cells(attributes=("share",)).order(
                 SampleTable(2, {"share": np.zeros(2, np.float32)}), 0, None
@@ -175,12 +170,9 @@ def test_strata_must_not_be_too_many(attributes):
         count,
         {"item": np.arange(count), "half": np.arange(count) // 2, "rest": np.arange(count) % 2},
     )
-    with pytest.raises(
-        GigamaskError,
-        match=(
-            rf"{', '.join(attributes)} .*at most {MAX_STRATA} strata \(got {count} or more of "
-            rf"{count} items\)"
-        ),
+    with error_line(
+        rf"{', '.join(attributes)} .*at most {MAX_STRATA} strata \(got {count} or more of "
+        rf"{count} items\)"
     ):
         listed(Cells(attributes=attributes).order(items, 0, None))
 
@@ -223,16 +215,12 @@ def test_strata_do_not_depend_on_the_size_of_a_block(block, monkeypatch):
 def test_processes_that_would_not_be_balanced_are_refused():
     Balanced(ranks=8).check(16, 4, 1)
     InterleavedStrata().check(16, 3, 1)
-    with pytest.raises(
-        GigamaskError, match=r"^--batch-size must be a multiple of --sampler.ranks 8 \(got 12\)$"
-    ):
+    with error_line(r"^--batch-size must be a multiple of --sampler.ranks 8 \(got 12\)$"):
         Balanced(ranks=8).check(12, 4, 1)
     for sampler in (Balanced(ranks=8), InterleavedStrata(ranks=8)):
-        with pytest.raises(
-            GigamaskError, match=r"^--sampler.ranks must be a multiple of 3 processes \(got 8\)$"
-        ):
+        with error_line(r"^--sampler.ranks must be a multiple of 3 processes \(got 8\)$"):
             sampler.check(16, 3, 1)
-    with pytest.raises(GigamaskError, match=r"^--sampler.ranks must be a multiple of 2 processes"):
+    with error_line(r"^--sampler.ranks must be a multiple of 2 processes"):
         Balanced().check(16, 2, 1)
 
 

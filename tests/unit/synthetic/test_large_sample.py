@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from gigamask.data import annotation, image
-from gigamask.errors import GigamaskError
 from gigamask.synthetic import large_sample
+from tests.errors import error_line
 
 
 @pytest.mark.slow
@@ -34,9 +34,9 @@ def test_any_size_has_as_many_masks_as_requested(size):
 
 
 def test_what_no_sample_can_be_is_refused():
-    with pytest.raises(GigamaskError, match=r"^0 x 9 .*65535.*134217728"):
+    with error_line(r"^0 x 9 .*65535.*134217728"):
         large_sample.make((0, 9), 1)
-    with pytest.raises(GigamaskError, match=r"^60000 x 60000 pixels: "):
+    with error_line(r"^60000 x 60000 pixels: "):
         large_sample.make((60000, 60000), 1)
-    with pytest.raises(GigamaskError, match=r"^10001 .*10000"):
+    with error_line(r"^10001 .*10000"):
         large_sample.make((9, 9), 10001)

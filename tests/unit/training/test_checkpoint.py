@@ -21,6 +21,7 @@ from gigamask.models.model import Model
 from gigamask.samplers.loss_history import LossHistory
 from gigamask.training import checkpoint, retention
 from gigamask.training.state import TrainState, build_to_load
+from tests.errors import error_line
 from tests.limits import files_limited
 from tests.little import little, little_compact
 
@@ -74,7 +75,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(run, damage, n
         told.write_text(damage)
     else:
         told.write_text(json.dumps(json.loads(told.read_text()) | damage))
-    with pytest.raises(GigamaskError, match=named):
+    with error_line(named):
         manifest.verify(newest)
     with pytest.warns(UserWarning, match="step_00000002.*going back to the checkpoint before it"):
         assert checkpoint.resume(run, CPU).step == 1
@@ -94,7 +95,7 @@ def test_flipped_bits_are_all_found(run, record_property):
     for path, content in files.items():
         for bit in chance.integers(8 * len(content), size=100).tolist():
             flip(path, content, bit)
-            with pytest.raises(GigamaskError, match=path.name):
+            with error_line(path.name):
                 manifest.verify(folder)
         path.write_bytes(content)
     manifest.verify(folder)
@@ -127,7 +128,7 @@ def test_flipped_bits_of_a_checkpoint_are_found_however_it_is_named(run, tmp_pat
             flip(file, content, bit)
             with (
                 warnings.catch_warnings(action="ignore"),
-                pytest.raises(GigamaskError, match=r"safetensors|damaged"),
+                error_line(r"safetensors|damaged"),
             ):
                 state_dict.read_weights(path)
         file.write_bytes(content)
@@ -159,7 +160,7 @@ def test_a_checkpoint_that_may_not_be_read_is_not_called_damaged(run, name, monk
         lambda: state_dict.read_weights(run.out),
         lambda: manifest.verify(folder),
     ):
-        with pytest.raises(GigamaskError, match=rf"{name}: permission denied"):
+        with error_line(rf"{name}: permission denied"):
             use()
 
 
@@ -168,7 +169,7 @@ def test_where_every_checkpoint_is_damaged_it_is_said(run):
     (checkpoint.save(state_at(run, 1), run) / checkpoint.MODEL).unlink()
     with (
         pytest.warns(UserWarning, match="going back"),
-        pytest.raises(GigamaskError, match="1 checkpoint"),
+        error_line("1 checkpoint"),
     ):
         checkpoint.resume(run, CPU)
 
@@ -280,7 +281,7 @@ def test_optimizer_entries_must_match(run):
     tensors = state.optimizer_tensors()
     missing = dict(list(tensors.items())[1:])
     act = "--freeze and --optimizer .*: --init here and another --out"
-    with pytest.raises(GigamaskError, match=rf"^here.*1 optimizer.*{act}"):
+    with error_line(rf"^here.*1 optimizer.*{act}"):
         state.load_optimizer(missing, "here")
 
 

@@ -7,22 +7,22 @@ import pytest
 from gigamask.data.augment import ColorJitter, LargeScaleJitter
 from gigamask.data.index import build
 from gigamask.data.mask_sampling import BestMasks, MaskFilters
-from gigamask.errors import GigamaskError
 from gigamask.models.configs import SamConfig
 from gigamask.samplers.random import LazyShuffle
 from gigamask.synthetic.scenes import write as write_scenes
 from gigamask.training.config import check_resume, differences, item_sampler
 from gigamask.training.optim import MuonAdamW
 from gigamask.training.sam_config import SamLoaderConfig, SamTrainConfig
+from tests.errors import error_line
 from tests.little import little
 from tests.orders import listed
 
 
 def test_loader_numbers():
     run = replace(little(), data=("x",))
-    with pytest.raises(GigamaskError, match=r"--loader.max-masks must be at least 1"):
+    with error_line(r"--loader.max-masks must be at least 1"):
         replace(run, loader=replace(run.loader, max_masks=0)).check()
-    with pytest.raises(GigamaskError, match=r"--loader.workers must be at least 0"):
+    with error_line(r"--loader.workers must be at least 0"):
         replace(run, loader=replace(run.loader, workers=-1)).check()
     assert run.check() is run
 
@@ -35,14 +35,14 @@ def test_loader_numbers():
     ],
 )
 def test_every_path_of_the_data_has_a_weight(weights, words):
-    with pytest.raises(GigamaskError, match=words):
+    with error_line(words):
         replace(little(), data=("x", "y"), data_weights=weights).check()
 
 
 def test_weights_of_the_data_are_not_combined_with_a_sampler():
     run = replace(little(), data=("x", "y"), data_weights=(3, 1))
     assert run.check() is run
-    with pytest.raises(GigamaskError, match=r"^--data-weights draws the samples itself"):
+    with error_line(r"^--data-weights draws the samples itself"):
         replace(run, sampler=LazyShuffle()).check()
 
 
@@ -58,7 +58,7 @@ def test_samples_of_each_path_are_drawn_by_its_weight(scenes, tmp_path):
     paths = [index.shard_paths[shard] for shard in index.images["shard"][rows]]
     assert [str(few) in path for path in paths] == [False, True, False, False] * 3
     assert len(set(rows.tolist())) == len(rows)
-    with pytest.raises(GigamaskError, match="allow-data-change"):
+    with error_line("allow-data-change"):
         check_resume(run, replace(run, data_weights=(1, 1)), False)
 
 
@@ -66,12 +66,10 @@ def test_resume_reports_what_may_change_and_refuses_what_may_not():
     run = replace(little(), data=("x",))
     longer = replace(run, steps=9, optimizer=replace(run.optimizer, lr=1e-4))
     assert check_resume(run, longer, False) == {"steps": (4, 9), "optimizer.lr": (1e-3, 1e-4)}
-    with pytest.raises(GigamaskError, match=r"--model.embed-dim.*16.*32.*--out"):
+    with error_line(r"--model.embed-dim.*16.*32.*--out"):
         check_resume(run, replace(run, model=replace(run.model, embed_dim=32)), True)
     other = replace(run, loader=replace(run.loader, filters=MaskFilters(min_area=9)))
-    with pytest.raises(
-        GigamaskError, match=r"--loader.filters.min-area.*None.*9.*--allow-data-change"
-    ):
+    with error_line(r"--loader.filters.min-area.*None.*9.*--allow-data-change"):
         check_resume(run, other, False)
     assert check_resume(run, other, True) == differences(run, other)
 
@@ -90,9 +88,9 @@ def test_resume_refuses_what_the_optimizers_state_does_not_fit(change, words):
     run = replace(little(), data=("x",))
     act = "the optimizer state does not fit; .*: --init runs/run and another --out"
     for ours, theirs in ((run, replace(run, **change)), (replace(run, **change), run)):
-        with pytest.raises(GigamaskError, match=act):
+        with error_line(act):
             check_resume(ours, theirs, allow_data_change=True)
-    with pytest.raises(GigamaskError, match=rf"^{words}: {act}$"):
+    with error_line(rf"^{words}: {act}$"):
         check_resume(run, replace(run, **change), allow_data_change=True)
 
 
@@ -129,7 +127,7 @@ def test_every_setting_reaches_the_loader():
 def test_what_samples_are_may_not_change_on_resume(change, name):
     run = SamTrainConfig("r")
     other = replace(run, loader=replace(run.loader, **change))
-    with pytest.raises(GigamaskError, match=rf"--{name}.*--allow-data-change"):
+    with error_line(rf"--{name}.*--allow-data-change"):
         check_resume(run, other, False)
     assert name in check_resume(run, other, True)
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from gigamask.errors import GigamaskError
 from gigamask.recipes import mae_tiny
 from gigamask.records import DataCursor
 from gigamask.training import ema, step, trainer
 from gigamask.training.state import TrainState
+from tests.errors import error_line
 from tests.laws.test_training import run_in
 from tests.little import little
 
@@ -117,5 +117,5 @@ def test_a_skipped_step_moves_the_average_towards_weights_that_it_leaves(
 
 @pytest.mark.parametrize("decay", [-0.1, 1.0, 2.0, math.nan])
 def test_decays_that_are_none_are_refused(decay):
-    with pytest.raises(GigamaskError, match=rf"^--ema is {decay}, but must be between 0 and 0.99"):
+    with error_line(rf"^--ema is {decay}, but must be between 0 and 0.99"):
         replace(little(), data=("x",), ema=decay).check()

@@ -8,8 +8,8 @@ from torch import nn
 
 from gigamask.distributed.foreign_modules import is_foreign
 from gigamask.distributed.world import World
-from gigamask.errors import GigamaskError
 from gigamask.training.first_step import seed_modules, watched
+from tests.errors import error_line
 from tests.little import little
 
 
@@ -55,7 +55,7 @@ class Two(World):
 
 
 def test_statistics_of_several_processes_are_refused():
-    with pytest.raises(GigamaskError, match="2 processes"):
+    with error_line("2 processes"):
         step(nn.BatchNorm2d(4), world=Two(size=2))
     step(nn.GroupNorm(2, 4), world=Two(size=2))
 

@@ -2,9 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from gigamask.errors import GigamaskError
 from gigamask.training.config import limit_warmup
 from gigamask.training.optim import WarmupCosine, WarmupMultiStep
+from tests.errors import error_line
 from tests.little import little
 
 
@@ -30,7 +30,7 @@ def test_cosine_starts_after_the_warm_up_and_ends_at_final():
 
 @pytest.mark.parametrize("schedule", [WarmupMultiStep, WarmupCosine])
 def test_a_warm_up_of_less_than_nothing_is_refused(schedule):
-    with pytest.raises(GigamaskError, match=r"^warmup.*-5"):
+    with error_line(r"^warmup.*-5"):
         schedule(warmup_steps=-5)
 
 
@@ -54,9 +54,9 @@ def test_a_shortened_training_reaches_its_rate(schedule):
 
 
 def test_factors_and_ratios_must_be_fractions():
-    with pytest.raises(GigamaskError, match=r"^min_lr_ratio.*2.0"):
+    with error_line(r"^min_lr_ratio.*2.0"):
         WarmupCosine(min_lr_ratio=2.0)
-    with pytest.raises(GigamaskError, match=r"^gamma.*-0.1"):
+    with error_line(r"^gamma.*-0.1"):
         WarmupMultiStep(gamma=-0.1)
-    with pytest.raises(GigamaskError, match=r"^milestones.*60000.0"):
+    with error_line(r"^milestones.*60000.0"):
         WarmupMultiStep(milestones=(0.5, 60000.0))

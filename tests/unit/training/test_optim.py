@@ -4,7 +4,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gigamask.errors import GigamaskError
 from gigamask.models.init import build_model
 from gigamask.training.muon import Muon, newton_schulz
 from gigamask.training.optim import (
@@ -15,6 +14,7 @@ from gigamask.training.optim import (
     select_trained,
 )
 from gigamask.training.trainer import train
+from tests.errors import error_line
 from tests.laws.test_training import run_in, same
 from tests.little import SPEC
 
@@ -226,7 +226,7 @@ def test_a_training_in_eight_bits_goes_on_bit_for_bit(tmp_path, scenes):
 
 def test_eight_bits_want_bitsandbytes(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(GigamaskError, match=r"^--optimizer adamw8bit.*gigamask\[quant\]"):
+    with error_line(r"^--optimizer adamw8bit.*gigamask\[quant\]"):
         AdamW8bit().build(build_model(SPEC, 0))
 
 
@@ -246,6 +246,6 @@ def test_eight_bits_want_bitsandbytes(monkeypatch):
     ],
 )
 def test_numbers_that_no_optimizer_takes_are_refused(numbers, message):
-    with pytest.raises(GigamaskError, match=message):
+    with error_line(message):
         MuonAdamW(**numbers)
     assert AdamW(lr=0.0).lr == 0  # a step that changes nothing

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch.nn import functional
 
-from gigamask.errors import GigamaskError
 from gigamask.interfaces import EvaluationResult, Evaluator, Loss
 from gigamask.losses.ohem import OHEM, NoMining
 from gigamask.losses.sam_loss import SamLoss
@@ -27,6 +26,7 @@ from gigamask.training.step import StepMetrics, accumulate
 from gigamask.training.train_data import TrainData, open_index
 from gigamask.training.trainer import train
 from gigamask.types import LossSums, PromptRound, Targets
+from tests.errors import error_line
 from tests.laws.test_mining import after, same
 from tests.laws.test_training import run_in
 from tests.little import COMPACT, SPEC, little
@@ -260,7 +260,7 @@ def test_mining_is_the_tasks_where_there_is_some(tmp_path):
     ],
 )
 def test_impossible_numbers_are_one_line(change, message):
-    with pytest.raises(GigamaskError, match=message):
+    with error_line(message):
         replace(little(), **{"data": ("x",), **change}).check()
 
 
@@ -354,13 +354,13 @@ def test_training_is_evaluated_when_due_and_at_its_end_and_keeps_its_best(tmp_pa
 def test_compiling_is_refused_where_it_does_not_work():
     run = replace(little(), data=("x",), compile=True)
     run.check()
-    with pytest.raises(GigamaskError, match=r"--compile is for --parallel ddp \(got fsdp\)"):
+    with error_line(r"--compile is for --parallel ddp \(got fsdp\)"):
         replace(run, parallel="fsdp").check()
-    with pytest.raises(GigamaskError, match=r"--compile .* Watched .* supports_filling"):
+    with error_line(r"--compile .* Watched .* supports_filling"):
         replace(run, loss=Watched(SamLoss())).check()
     prompts = replace(run.prompts, corrected=0.5)
     for change, flag in (({}, "--compile"), ({"compile": False, "mining": OHEM(0.4)}, "--mining")):
-        with pytest.raises(GigamaskError, match=f"{flag} .* --prompts.corrected"):
+        with error_line(f"{flag} .* --prompts.corrected"):
             replace(run, prompts=prompts, **change).check()
     replace(run, prompts=prompts, compile=False).check()
 

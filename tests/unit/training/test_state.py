@@ -7,7 +7,6 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from gigamask.data.index import build as build_index
-from gigamask.errors import GigamaskError
 from gigamask.models import state_dict
 from gigamask.models.configs import MAEConfig
 from gigamask.models.init import build_model
@@ -17,6 +16,7 @@ from gigamask.training.optim import MuonAdamW, select_trained
 from gigamask.training.state import TrainState
 from gigamask.training.step import step
 from gigamask.training.train_data import TrainData
+from tests.errors import error_line
 from tests.little import little
 
 CPU = torch.device("cpu")
@@ -136,13 +136,13 @@ def test_a_frozen_encoder_is_not_thinned(batch, parts):
 def test_unknown_frozen_parts_and_nothing_trainable_are_reported():
     run = little()
     known = "image_encoder, prompt_encoder, mask_decoder, .*image_encoder.pos_embed"
-    with pytest.raises(GigamaskError, match=rf"^--freeze encoder:.*{known}"):
+    with error_line(rf"^--freeze encoder:.*{known}"):
         select_trained(run.build(), ("mask_decoder", "encoder"))
-    with pytest.raises(GigamaskError, match=r"^--freeze image_encoder.block:"):
+    with error_line(r"^--freeze image_encoder.block:"):
         select_trained(run.build(), ("image_encoder.block",))
-    with pytest.raises(GigamaskError, match=r"^--freeze image_encoder mask_decoder prompt_encoder"):
+    with error_line(r"^--freeze image_encoder mask_decoder prompt_encoder"):
         select_trained(run.build(), ("image_encoder", "mask_decoder", "prompt_encoder"))
-    with pytest.raises(GigamaskError, match=r"^--freeze image_encoder.*--init"):
+    with error_line(r"^--freeze image_encoder.*--init"):
         replace(run, data=("x",), freeze=("image_encoder",)).check()
 
 
@@ -162,12 +162,12 @@ def test_what_no_weights_were_loaded_into_is_not_frozen(tmp_path):
     )
     path = tmp_path / "mae.safetensors"
     state_dict.save_weights(state_dict.to_official(build_model(mae, 0)), mae, path)
-    with pytest.raises(GigamaskError, match=r"--freeze.* 6 \(image_encoder.neck.*mae:.*mae.safe"):
+    with error_line(r"--freeze.* 6 \(image_encoder.neck.*mae:.*mae.safe"):
         TrainState.initialize(replace(run, freeze=("image_encoder",)), CPU, f"mae:{path}")
     parts = tuple(f"image_encoder.{part}" for part in ("patch_embed", "pos_embed", "blocks"))
     state = TrainState.initialize(replace(run, freeze=parts), CPU, f"mae:{path}")
     assert state.model.image_encoder.neck[0].weight.requires_grad
-    with pytest.raises(GigamaskError, match=r"--freeze.*prompt_encoder.*--init"):
+    with error_line(r"--freeze.*prompt_encoder.*--init"):
         replace(run, data=("x",), freeze=("prompt_encoder",)).check_inputs()
 
 
@@ -181,10 +181,10 @@ def test_what_is_frozen_may_not_change_on_resume(tmp_path, batch, before, now):
     state, _ = after_steps(run, batch, steps=1)
     folder = checkpoint.save(state, run)
     other = replace(run, freeze=now)
-    with pytest.raises(GigamaskError, match=r"^--freeze.*--init"):
+    with error_line(r"^--freeze.*--init"):
         check_resume(run, other, allow_data_change=True)
     act = rf"--freeze and --optimizer .*: --init {folder} and another --out"
-    with pytest.raises(GigamaskError, match=rf"^{folder}.*exp_avg.*{act}"):
+    with error_line(rf"^{folder}.*exp_avg.*{act}"):
         checkpoint.resume(other, CPU)
     started = TrainState.initialize(other, CPU, str(folder))
     assert all(

@@ -12,7 +12,6 @@ from torch.overrides import TorchFunctionMode
 from gigamask.data.loader import collate
 from gigamask.distributed.precision import LossScaler
 from gigamask.distributed.world import World, destroy_world, init_world
-from gigamask.errors import GigamaskError
 from gigamask.interfaces import Optimizer, Task
 from gigamask.profiling.dry_run import SCALARS, blank_batch
 from gigamask.records import DataCursor
@@ -20,6 +19,7 @@ from gigamask.training.optim import AdamW, MuonAdamW
 from gigamask.training.state import TrainState
 from gigamask.training.step import StepMetrics, step
 from gigamask.types import Batch, LossSums, RandomSpec
+from tests.errors import error_line
 from tests.little import little
 from tests.ranks import fork
 
@@ -164,7 +164,7 @@ def test_nan_loss_affects_only_its_own_sample():
 def test_more_parts_than_are_exchanged_are_refused(state):
     found = StepMetrics.zero(1, torch.zeros(()))
     found.sums = {str(number): torch.tensor(1.0) for number in range(17)}
-    with pytest.raises(GigamaskError, match=r"at most 16 .*17"):
+    with error_line(r"at most 16 .*17"):
         found.all_reduce(World())
 
 

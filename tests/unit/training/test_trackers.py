@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from gigamask.errors import GigamaskError
 from gigamask.training import trackers
 from gigamask.training.config import check_resume
+from tests.errors import error_line
 from tests.little import little
 
 OFFLINE = """
@@ -97,7 +97,7 @@ def test_without_packages_there_are_no_trackers_and_requesting_one_is_an_error(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     run = replace(little(), out=str(tmp_path), data=("x",))
     assert trackers.make_trackers(run) == []
-    with pytest.raises(GigamaskError, match=r"^--wandb sam.*'gigamask\[wandb\]"):
+    with error_line(r"^--wandb sam.*'gigamask\[wandb\]"):
         replace(run, wandb="sam").check()
 
 
@@ -139,5 +139,5 @@ def test_wandb_that_cannot_start_is_an_error(tmp_path, monkeypatch):
 
     fake = types.SimpleNamespace(Error=RefusedError, init=init, Settings=lambda **given: given)
     monkeypatch.setitem(sys.modules, "wandb", fake)
-    with pytest.raises(GigamaskError, match=r"^--wandb sam.*API.*WANDB_MODE=offline"):
+    with error_line(r"^--wandb sam.*API.*WANDB_MODE=offline"):
         trackers.WandbTracker(replace(little(), out=str(tmp_path), wandb="sam"))

@@ -10,10 +10,10 @@ import pytest
 from filelock import FileLock, Timeout
 from PIL import Image
 
-from gigamask.errors import GigamaskError
 from gigamask.workflows import conversion_cache, own_data
 from gigamask.workflows.conversion_cache import DONE
 from gigamask.workflows.open_data import AnnotationOptions
+from tests.errors import error_line
 
 SQUARE = [[2, 3, 12, 3, 12, 9, 2, 9]]
 
@@ -61,7 +61,7 @@ SOURCES = ("c.json", "labels")
 def test_a_missing_photograph_is_used_once_it_is_there(folder, source):
     first = opened(folder, source)
     assert counts(first)["images"] == 3
-    with pytest.raises(GigamaskError, match=r"--strict: 1 of"):
+    with error_line(r"--strict: 1 of"):
         opened(folder, source, strict=True)
     assert opened(folder, source) == first
     photograph(folder, "b/1", 200)
@@ -174,7 +174,7 @@ def test_a_folder_that_cannot_be_written(folder, monkeypatch):
 
     monkeypatch.setattr(conversion_cache, "FileLock", refuse)
     assert opened(folder, "c.json") == found
-    with pytest.raises(GigamaskError, match=r"cannot be written.*gigamask convert .*--out SHARDS"):
+    with error_line(r"cannot be written.*gigamask convert .*--out SHARDS"):
         opened(folder, "labels")
 
 

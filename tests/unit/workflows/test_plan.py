@@ -8,7 +8,6 @@ import torch
 
 from benchmarks.plan import events_peak
 from gigamask.distributed.fsdp import shardable_parameters
-from gigamask.errors import GigamaskError
 from gigamask.losses.ohem import OHEM
 from gigamask.profiling.dry_run import blank_batch
 from gigamask.profiling.flops import StepFlops
@@ -35,6 +34,7 @@ from gigamask.workflows.plan import (
     memory_options,
     resolve,
 )
+from tests.errors import error_line
 from tests.little import little
 
 pytestmark = pytest.mark.usefixtures("no_shape_checks")
@@ -467,5 +467,5 @@ def test_data_and_weights_are_not_needed_but_numbers_must_be_sound():
         ),
         (cuda, Hardware(find("v100")), r"^--gpu v100 has no units for bf16"),
     ):
-        with pytest.raises(GigamaskError, match=message):
+        with error_line(message):
             resolve(replace(little(), **changes), hardware)

@@ -14,12 +14,12 @@ from PIL import Image
 from gigamask.data import annotation, image, tar
 from gigamask.data.orientation import read_orientation, turn
 from gigamask.datatools.export_formats import ExportOptions
-from gigamask.errors import GigamaskError
 from gigamask.inference.automatic_mask_generator import MaskProposals, SamAutomaticMaskGenerator
 from gigamask.masks.rle import RLEMasks
 from gigamask.models.init import build_model
 from gigamask.workflows import segment as segmenting
 from gigamask.workflows.segment import Output, find_images, make_record, segment_all
+from tests.errors import error_line
 from tests.little import SPEC
 
 
@@ -107,7 +107,7 @@ def test_a_second_command_on_the_folder_is_refused(masks, pictures, tmp_path):
     output = Output(tmp_path / "out")
 
     def again(done, total):
-        with pytest.raises(GigamaskError, match="another process"):
+        with error_line("another process"):
             segment_all(pictures, masks, output)
 
     segment_all(pictures[:1], masks, output, progress=again)
@@ -128,9 +128,8 @@ def test_unreadable_images_are_reported(masks, pictures, tmp_path, monkeypatch):
     )
     file.write_bytes(b"x" * 20)
     monkeypatch.setattr(segmenting.image, "MAX_BYTES", 10)
-    with pytest.raises(
-        GigamaskError,
-        match=r"^none of 1 images can be used, the first: .*single.png: is larger than 10 bytes",
+    with error_line(
+        r"^none of 1 images can be used, the first: .*single.png: is larger than 10 bytes"
     ):
         segment_all([single], masks, Output(tmp_path / "none"))
 
@@ -181,10 +180,7 @@ def test_no_more_masks_are_written_than_readers_take(masks, pictures, tmp_path, 
 @pytest.mark.slow
 def test_a_full_disk_is_an_error(masks, pictures, tmp_path, monkeypatch):
     monkeypatch.setattr(tar, "write", partial(_full))
-    with pytest.raises(
-        GigamaskError,
-        match=r"sa_000000.tar: cannot be written \(No space left on device\)",
-    ):
+    with error_line(r"sa_000000.tar: cannot be written \(No space left on device\)"):
         segment_all(pictures, masks, Output(tmp_path / "out", ExportOptions(("shards",))))
     assert (tmp_path / "out" / "13.json").exists()
 
@@ -194,10 +190,7 @@ def _full(*_):
 
 
 def test_no_path_is_no_image(tmp_path):
-    with pytest.raises(
-        GigamaskError,
-        match=r"^IMAGE is required",
-    ):
+    with error_line(r"^IMAGE is required"):
         find_images([], str(tmp_path))
 
 
@@ -246,5 +239,5 @@ def test_masks_are_written_in_other_formats_too(masks, pictures, tmp_path):
     assert len(content["annotations"]) == found["masks"]
     assert {"score", "predicted_iou", "stability_score"} <= content["annotations"][0].keys()
     assert len(table.read_text().splitlines()) == 1 + found["masks"]
-    with pytest.raises(GigamaskError, match="--to voc"):
+    with error_line("--to voc"):
         Output(tmp_path / "out", ExportOptions(("voc",)))

@@ -9,7 +9,6 @@ from gigamask.cli.commands.train import stages_of, use_index
 from gigamask.config_files import TrainFlags
 from gigamask.distributed import local_processes, precision
 from gigamask.distributed.world import World
-from gigamask.errors import GigamaskError
 from gigamask.workflows.train import (
     choose_micro_batch_size,
     count_processes,
@@ -17,6 +16,7 @@ from gigamask.workflows.train import (
     steps_for_epochs,
     train,
 )
+from tests.errors import error_line
 from tests.little import little
 
 
@@ -90,7 +90,7 @@ def test_small_models_train_in_processes_of_one_thread_unless_told(
 )
 def test_processes_that_cannot_be_started(device, recipe, message):
     config = replace(recipes.make("tiny"), recipe=recipe, processes=2)
-    with pytest.raises(GigamaskError, match=message):
+    with error_line(message):
         count_processes(config, torch.device(device), {})
     assert count_processes(replace(config, processes=1), torch.device(device), {}) == 1
 

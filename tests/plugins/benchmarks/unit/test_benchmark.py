@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 import gigamask
-from gigamask.errors import GigamaskError
 from gigamask.models.init import build_model
 from gigamask.pixels import PixelConfig
 from gigamask.plugins.benchmarks.benchmark import benchmark, format_score, own_scores
+from tests.errors import error_line
 from tests.little import SPEC
 from tests.plugins.benchmarks.archives import write_archive
 
@@ -17,9 +17,9 @@ from tests.plugins.benchmarks.archives import write_archive
 def test_models_of_other_channels_are_refused(tmp_path, scenes):
     model = build_model(replace(SPEC, pixels=PixelConfig(channels=4)), 0)
     write_archive("davis", tmp_path, count=1)
-    with pytest.raises(GigamaskError, match=r"davis: .* RGB, but the weights read 4 channels"):
+    with error_line(r"davis: .* RGB, but the weights read 4 channels"):
         benchmark("davis", model, tmp_path, device="cpu")
-    with pytest.raises(GigamaskError, match="the model reads 4"):
+    with error_line("the model reads 4"):
         benchmark("bsds", model, scenes, device="cpu")
 
 

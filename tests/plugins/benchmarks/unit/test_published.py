@@ -7,9 +7,10 @@ import pytest
 
 from gigamask.data.index import build
 from gigamask.datatools.convert import ConvertOptions, convert, listed
-from gigamask.errors import CorruptSampleError, GigamaskError
+from gigamask.errors import CorruptSampleError
 from gigamask.plugins.benchmarks import published
 from gigamask.plugins.benchmarks.published import ARCHIVES, open_archive, open_masks
+from tests.errors import error_line
 from tests.plugins.benchmarks.archives import write_archive
 
 
@@ -43,21 +44,21 @@ def test_masks_find_their_photographs_in_shards(tmp_path, scenes):
     assert (len(images), list(images.missing)) == (1, ["elsewhere"])
     (masks / "scribbles").mkdir()
     (masks / "scribbles" / "elsewhere.png").touch()
-    with pytest.raises(GigamaskError, match=r"elsewhere.bmp and scribbles/elsewhere.png have the"):
+    with error_line(r"elsewhere.bmp and scribbles/elsewhere.png have the"):
         open_masks("grabcut", masks, photographs)
     (masks / "scribbles" / "elsewhere.png").unlink()
-    with pytest.raises(GigamaskError, match=r"no file has the name of an image.*GrabCut\.zip"):
+    with error_line(r"no file has the name of an image.*GrabCut\.zip"):
         open_masks("grabcut", masks, build(scenes, tmp_path / "other"))
 
 
 def test_another_layout_is_named_with_the_right_one(tmp_path):
-    with pytest.raises(GigamaskError, match=r"no such folder.*data_GT.*GrabCut\.zip"):
+    with error_line(r"no such folder.*data_GT.*GrabCut\.zip"):
         open_archive("grabcut", tmp_path / "nothing")
-    with pytest.raises(GigamaskError, match=r"Berkeley as it unpacks.*images.*Berkeley\.zip"):
+    with error_line(r"Berkeley as it unpacks.*images.*Berkeley\.zip"):
         open_archive("berkeley", tmp_path)
     write_archive("sbd", tmp_path)
     (tmp_path / "val.txt").unlink()
-    with pytest.raises(GigamaskError, match=r"there is no .*val\.txt"):
+    with error_line(r"there is no .*val\.txt"):
         open_archive("sbd", tmp_path)
 
 
@@ -73,7 +74,7 @@ def test_damaged_files_are_errors_of_one_image(tmp_path, monkeypatch):
             images[0]
         assert len(images[1].annotation.masks) > 0
     monkeypatch.setitem(sys.modules, "scipy.io", None)
-    with pytest.raises(GigamaskError, match=r"pip install 'gigamask\[benchmarks\]'"):
+    with error_line(r"pip install 'gigamask\[benchmarks\]'"):
         open_archive("sbd", tmp_path / "sbd")[1]
 
 
@@ -85,7 +86,7 @@ def test_listed_images_of_sbd_become_shards_of_the_same_masks(tmp_path):
     counts = convert(*folders, ConvertOptions(), select=listed(train))
     assert (counts["images"], counts["masks"]) == (2, labels[0].max() + labels[2].max())
     train.write_text("2008_000000\n2008_000009\n")
-    with pytest.raises(GigamaskError, match=r"--list .*1 of them unknown, such as 2008_000009"):
+    with error_line(r"--list .*1 of them unknown, such as 2008_000009"):
         convert(*folders[:2], tmp_path / "none", ConvertOptions(), select=listed(train))
     assert not (tmp_path / "none").exists()
     assert published.ARCHIVES["sbd"].num_masks == 6671

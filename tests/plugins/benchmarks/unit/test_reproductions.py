@@ -4,9 +4,9 @@ import pytest
 
 from gigamask import recipes
 from gigamask.cli import main
-from gigamask.errors import GigamaskError
 from gigamask.plugins.benchmarks import literature, reproductions
 from gigamask.plugins.benchmarks.reproductions import REPRODUCTIONS
+from tests.errors import error_line
 
 
 @pytest.mark.parametrize("recipe", REPRODUCTIONS)
@@ -32,5 +32,5 @@ def test_published_scores_are_clicks_or_shares():
 
 
 def test_a_recipe_without_a_published_experiment_is_an_error():
-    with pytest.raises(GigamaskError, match="sbd_vit_b, edge_sam"):
+    with error_line("sbd_vit_b, edge_sam"):
         reproductions.find("tiny")

@@ -3,8 +3,8 @@
 import pytest
 
 from gigamask import recipes
-from gigamask.errors import GigamaskError
 from gigamask.workflows.plan_checks import check_trainable
+from tests.errors import error_line
 from tests.unit.workflows.test_plan_checks import lines_of_plan, refusal_of_training
 
 pytestmark = [pytest.mark.usefixtures("no_shape_checks"), pytest.mark.slow]
@@ -33,5 +33,5 @@ def test_a_teacher_that_is_not_here_is_planned_as_vit_h_where_it_fits():
     assert line.startswith("--teacher vit_h.pth")
     assert "ViT-H" in line
     for changes in ({}, {"features__steps": 0}):
-        with pytest.raises(GigamaskError, match=r"--teacher mine.pth: .*nor does SAM ViT-H fit"):
+        with error_line(r"--teacher mine.pth: .*nor does SAM ViT-H fit"):
             check_trainable(recipes.make("compact_student").with_(teacher="mine.pth", **changes))

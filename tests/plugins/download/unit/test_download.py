@@ -17,10 +17,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gigamask.errors import GigamaskError
 from gigamask.plugins.download import download as downloads
 from gigamask.plugins.download.links import Link
 from gigamask.plugins.download.partial_download import STATE_FOLDER, DownloadState
+from tests.errors import error_line
 from tests.servers import FileServer
 
 SIZES = {"a.tar": 700_000, "b.tar": 300_001, "c.tar": 512}
@@ -384,7 +384,7 @@ def test_too_little_disk_space_is_an_error_before_downloading(served, tmp_path, 
         fetch(server, tmp_path, "a.tar", "b.tar")
         for name in ("a", "b"):
             (tmp_path / f"{name}.tar").unlink()
-        with pytest.raises(GigamaskError, match=r"0\.0 GB.*0\.0 GB.*--count.*--names"):
+        with error_line(r"0\.0 GB.*0\.0 GB.*--count.*--names"):
             fetch(server, tmp_path, "a.tar", "b.tar")
 
 
@@ -395,7 +395,7 @@ def test_a_disk_that_fills_up_is_one_line(served, tmp_path):
     (tmp_path / STATE_FOLDER / "a.tar.part").symlink_to("/dev/full")
     with (
         FileServer(served) as server,
-        pytest.raises(GigamaskError, match=r"disk"),
+        error_line(r"disk"),
     ):
         fetch(server, tmp_path, "a.tar")
 
@@ -405,17 +405,17 @@ def test_a_second_download_into_the_folder_is_refused(served, tmp_path):
     with FileServer(served) as server:
         with open(tmp_path / STATE_FOLDER / "lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            with pytest.raises(GigamaskError, match=r"another process"):
+            with error_line(r"another process"):
                 fetch(server, tmp_path, "a.tar")
         assert fetch(server, tmp_path, "a.tar").status == "fetched"
 
 
 def test_what_cannot_be_done_is_said(served, tmp_path):
     with FileServer(served) as server:
-        with pytest.raises(GigamaskError, match=r"workers.*0"):
+        with error_line(r"workers.*0"):
             fetch(server, tmp_path, "a.tar", workers=0)
         (tmp_path / "file").touch()
-        with pytest.raises(GigamaskError, match=r"file.*(File exists|Not a directory)"):
+        with error_line(r"file.*(File exists|Not a directory)"):
             fetch(server, tmp_path / "file", "a.tar")
 
 

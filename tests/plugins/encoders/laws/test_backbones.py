@@ -10,7 +10,6 @@ import torch
 from transformers import CONFIG_MAPPING, AutoBackbone, AutoConfig, AutoModel
 
 from gigamask import config_files, load_model
-from gigamask.errors import GigamaskError
 from gigamask.models.configs import SamConfig
 from gigamask.models.init import build_model
 from gigamask.models.lora_config import LoRA
@@ -24,6 +23,7 @@ from gigamask.training.state import TrainState
 from gigamask.training.step import StepMetrics, accumulate
 from gigamask.training.train_data import TrainData, open_index
 from gigamask.training.trainer import train
+from tests.errors import error_line
 from tests.laws.test_small_encoders import run_commands, sharded_training
 from tests.laws.test_training import same
 from tests.little import SPEC, little
@@ -227,17 +227,17 @@ def test_a_frozen_backbone_stays_what_it_was(tmp_path, scenes, folders):
 
 def test_what_it_may_do_is_said(tmp_path, folders, monkeypatch):
     dinov2, hiera = folders["dinov2"], folders["hiera"]
-    with pytest.raises(GigamaskError, match=r"no such folder with config.json, and no id of the"):
+    with error_line(r"no such folder with config.json, and no id of the"):
         make_component("model.encoder", f"hf:{tmp_path / 'nothing'}")
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    with pytest.raises(GigamaskError, match="bert is not a backbone of transformers; there are be"):
+    with error_line("bert is not a backbone of transformers; there are be"):
         HuggingFaceBackbone(str(tmp_path))
     for scale in ('{"image_std": [0, 1, 1]}', '{"image_mean": "grey"}', "["):
         folder = shutil.copytree(dinov2, tmp_path / "scaled", dirs_exist_ok=True)
         (folder / "preprocessor_config.json").write_text(scale)
-        with pytest.raises(GigamaskError, match=r"preprocessor_config.json"):
+        with error_line(r"preprocessor_config.json"):
             HuggingFaceBackbone(str(folder))
-    with pytest.raises(GigamaskError, match=r"choose from vit, .*, hf:BACKBONE, .*or file"):
+    with error_line(r"choose from vit, .*, hf:BACKBONE, .*or file"):
         make_component("model.encoder", "dinov2")
     for spec, message in (
         (
@@ -248,10 +248,10 @@ def test_what_it_may_do_is_said(tmp_path, folders, monkeypatch):
         (replace(spec_with(hiera), patch_size=2), "coarser than --model.patch-size 2"),
         (replace(SPEC, encoder=HuggingFaceBackbone()), "hf needs a backbone: hf:FOLDER"),
     ):
-        with pytest.raises(GigamaskError, match=message):
+        with error_line(message):
             build_model(spec, 0)
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: 1 / 0)
-    with pytest.raises(GigamaskError, match=r"that can be downloaded .*\(it cannot be reached\)"):
+    with error_line(r"that can be downloaded .*\(it cannot be reached\)"):
         HuggingFaceBackbone("facebook/dinov2-of-nobody")
 
 
@@ -262,10 +262,10 @@ def test_weights_that_do_not_fit_are_refused(tmp_path, folders):
     AutoModel.from_config(CONFIG_MAPPING["dinov2"](**VIT, image_size=32)).save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps(config))
     encoder = spec_with(folder).encoder
-    with pytest.raises(GigamaskError, match=r"model.safetensors does not fit its config.json"):
+    with error_line(r"model.safetensors does not fit its config.json"):
         encoder.load_pretrained(model.image_encoder)
     (folder / "model.safetensors").unlink()
-    with pytest.raises(GigamaskError, match=r"no such folder with model.safetensors"):
+    with error_line(r"no such folder with model.safetensors"):
         encoder.load_pretrained(model.image_encoder)
     replace(encoder, pretrained=False).load_pretrained(model.image_encoder)
 
@@ -279,7 +279,7 @@ def test_a_file_of_weights_names_no_model_to_download(tmp_path, folders):
     stated = replace(model.config.encoder, architecture="")
     object.__setattr__(stated, "architecture", "")
     save_weights(model.state_dict(), replace(model.config, encoder=stated), path)
-    with pytest.raises(GigamaskError, match="architecture is missing"):
+    with error_line("architecture is missing"):
         read_safetensors(path)
 
 
@@ -298,7 +298,7 @@ def test_a_strangers_architecture_is_refused(tmp_path, folders, changes, message
     encoder = replace(model.config.encoder, architecture=json.dumps(stated))
     path = tmp_path / "model.safetensors"
     save_weights(model.state_dict(), replace(model.config, encoder=encoder), path)
-    with pytest.raises(GigamaskError, match=message):
+    with error_line(message):
         load_model(path)
 
 
@@ -317,11 +317,11 @@ def test_adapters_are_on_attention_or_all_linear_layers(kind, folders):
         return model
 
     if kind == "resnet":
-        with pytest.raises(GigamaskError, match=r"--lora.on all: .*no frozen linear layer"):
+        with error_line(r"--lora.on all: .*no frozen linear layer"):
             adapted("all")
         return
     if kind == "convnext":
-        with pytest.raises(GigamaskError, match=r"--lora.on attention.*pwconv1"):
+        with error_line(r"--lora.on attention.*pwconv1"):
             adapted("attention")
     model = adapted("all" if kind == "convnext" else "attention")
     names = [name for name, _ in model.named_parameters() if name.endswith("lora_A")]

@@ -8,10 +8,10 @@ from torch import nn
 from torch.nn import functional
 
 from gigamask.cli.main import main
-from gigamask.errors import GigamaskError
 from gigamask.models.configs import SamConfig
 from gigamask.models.init import build_model
 from gigamask.plugins.encoders.configs import RepViT
+from tests.errors import error_line
 from tests.laws.test_small_encoders import (
     pixels,
     run_commands,
@@ -87,7 +87,7 @@ def test_by_command(tmp_path, scenes, capsys):
     ],
 )
 def test_sizes_that_do_not_fit_are_said(make, message):
-    with pytest.raises(GigamaskError, match=message):
+    with error_line(message):
         make()
 
 

@@ -14,10 +14,10 @@ from PIL import Image
 from gigamask.data import storage
 from gigamask.datatools import convert as convert_module
 from gigamask.datatools.convert import ConvertOptions, convert
-from gigamask.errors import GigamaskError
 from gigamask.masks.rle import RLEMasks
 from gigamask.plugins.formats import parquet, parquet_files
 from gigamask.plugins.formats.parquet import ParquetFiles
+from tests.errors import error_line
 from tests.servers import Hub
 from tests.unit.datatools.test_convert import members
 
@@ -187,11 +187,11 @@ def test_values_that_are_no_masks_are_left_out(tmp_path):
 def test_columns_are_named_when_none_fits(tmp_path):
     columns = {"photo": [IMAGE] * 2, "gt": [encoded(LABELS)] * 2, "caption": ["x"] * 2}
     path = write(tmp_path / "a.parquet", columns)
-    with pytest.raises(GigamaskError, match=r"--images COLUMN .*photo \(struct.*caption"):
+    with error_line(r"--images COLUMN .*photo \(struct.*caption"):
         converted(path)
-    with pytest.raises(GigamaskError, match=r"--masks COLUMN .*gt \(struct"):
+    with error_line(r"--masks COLUMN .*gt \(struct"):
         converted(path, ("photo", None))
-    with pytest.raises(GigamaskError, match=r"column size does not hold label images.*--masks"):
+    with error_line(r"column size does not hold label images.*--masks"):
         converted(path, ("photo", "size"))
     assert converted(path, ("photo", "gt"))[0]["masks"] == 4
 
@@ -200,7 +200,7 @@ def test_options_of_label_images(tmp_path):
     path = write(tmp_path / "a.parquet", rows(label=encoded(LABELS)))
     assert converted(path, ignore=(2,))[0]["masks"] == COUNT
     path = write(tmp_path / "other/a.parquet", rows(ANNOTATIONS))
-    with pytest.raises(GigamaskError, match=r"annotations has annotations.*--ignore"):
+    with error_line(r"annotations has annotations.*--ignore"):
         converted(path, ignore=(2,))
 
 
@@ -209,7 +209,7 @@ def test_files_that_are_damaged(tmp_path):
     path = write(tmp_path / "a.parquet", rows(ANNOTATIONS, 12), row_group_size=3)
     raw = path.read_bytes()
     path.write_bytes(raw[:-20])
-    with pytest.raises(GigamaskError, match=r"a.parquet: is no readable parquet file"):
+    with error_line(r"a.parquet: is no readable parquet file"):
         converted(path)
     places = pq.read_metadata(io.BytesIO(raw)).row_group(3).column(0)
     start = places.dictionary_page_offset or places.data_page_offset
@@ -219,13 +219,13 @@ def test_files_that_are_damaged(tmp_path):
     assert "a.parquet:9: the file is damaged here" in counts["skipped_images"][0]["reason"]
     empty = pa.array([None] * 10**6, pa.binary())
     write(path, {"image": empty, "label": empty}, row_group_size=10**6)
-    with pytest.raises(GigamaskError, match=r"claims 1000000 rows in \d+ bytes"):
+    with error_line(r"claims 1000000 rows in \d+ bytes"):
         converted(path)
     path.unlink()
     path.mkdir()
-    with pytest.raises(GigamaskError, match=r"a.parquet: is not a regular file"):
+    with error_line(r"a.parquet: is not a regular file"):
         ParquetFiles((str(path),)).listing(ConvertOptions())
-    with pytest.raises(GigamaskError, match=r"none.parquet: (cannot be read|no such)"):
+    with error_line(r"none.parquet: (cannot be read|no such)"):
         ParquetFiles((str(tmp_path / "none.parquet"),)).listing(ConvertOptions())
 
 
@@ -267,11 +267,11 @@ def test_which_paths_are_parquet(tmp_path):
     assert parquet_files.find([str(tmp_path / "set/data/train-*")]) == both
     assert parquet_files.find([both[1], both[0]]) == both[::-1]
     (tmp_path / "set/data/validation-00000-of-00001.parquet").touch()
-    with pytest.raises(GigamaskError, match=r"train \(2 files\), .*data/train\*.parquet"):
+    with error_line(r"train \(2 files\), .*data/train\*.parquet"):
         parquet_files.find([str(tmp_path / "set")])
     assert parquet_files.find([str(tmp_path / "set/data/train*.parquet")]) == both
     (tmp_path / "a.tar").touch()
-    with pytest.raises(GigamaskError, match=r"a.tar: is no parquet file"):
+    with error_line(r"a.tar: is no parquet file"):
         parquet_files.find([both[0], str(tmp_path / "a.tar")])
     (tmp_path / "set/b.tar").touch()
     assert parquet_files.find([str(tmp_path / "set")]) == ()
@@ -282,7 +282,7 @@ def test_without_pyarrow(tmp_path, monkeypatch):
     path = write(tmp_path / "a.parquet", rows(ANNOTATIONS))
     for name in ("pyarrow", "pyarrow.parquet"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(GigamaskError, match=r"pip install 'gigamask\[parquet\]'"):
+    with error_line(r"pip install 'gigamask\[parquet\]'"):
         converted(path)
 
 
@@ -299,7 +299,7 @@ def test_a_data_set_of_the_hub(tmp_path, monkeypatch):
         assert (counts["masks"], counts["skipped_images"]) == (2 * COUNT, [])
         listing = ParquetFiles(files).listing(ConvertOptions())
         hub.status = 403
-        with pytest.raises(GigamaskError, match=r"train-00000-of-00001.parquet: .*no permission"):
+        with error_line(r"train-00000-of-00001.parquet: .*no permission"):
             list(parquet.ParquetRow.read_all(listing.images))
 
 
@@ -318,5 +318,5 @@ def test_small_files_that_expand_are_refused(tmp_path, monkeypatch, columns, dat
     pq.write_table(pa.table(columns), path, compression="zstd")
     assert path.stat().st_size < 12_000
     files = ParquetFiles((str(path),))
-    with pytest.raises(GigamaskError, match=rf"small\.parquet.*{datum}"):
+    with error_line(rf"small\.parquet.*{datum}"):
         convert(files, None, tmp_path / "out", ConvertOptions())

@@ -9,7 +9,7 @@ from PIL import Image
 
 from gigamask.data.annotation import parse
 from gigamask.datatools.convert import ConvertOptions, convert
-from gigamask.errors import GigamaskError
+from tests.errors import error_line
 from tests.unit.datatools.test_convert import members
 
 SQUARE = [[2, 3], [12, 3], [12, 9], [2, 9]]
@@ -124,7 +124,7 @@ def test_a_data_yaml_without_names_is_refused(photos, tmp_path):
     (tmp_path / "labels").mkdir()
     (tmp_path / "labels" / "a.txt").write_text("0 0 0 1 0 1 1\n")
     (tmp_path / "data.yaml").write_text("nc: 2\n")
-    with pytest.raises(GigamaskError, match=r"data\.yaml.*names"):
+    with error_line(r"data\.yaml.*names"):
         convert(tmp_path / "labels", photos, tmp_path / "out", ConvertOptions())
 
 
@@ -146,13 +146,13 @@ def test_what_is_refused(photos, tmp_path):
     labels.mkdir()
     (labels / "a.json").write_text("[]")
     (labels / "a.txt").write_text("0 0 0 1 0 1 1\n")
-    with pytest.raises(GigamaskError, match=r"LabelMe .* and of YOLO"):
+    with error_line(r"LabelMe .* and of YOLO"):
         convert(labels, photos, tmp_path / "out", ConvertOptions())
     (labels / "a.txt").unlink()
-    with pytest.raises(GigamaskError, match="not a file of LabelMe"):
+    with error_line("not a file of LabelMe"):
         convert(labels, photos, tmp_path / "out", ConvertOptions())
-    with pytest.raises(GigamaskError, match="drop --split-components"):
+    with error_line("drop --split-components"):
         convert(labels, photos, tmp_path / "out", ConvertOptions(split_components=True))
     (labels / "a.json").rename(labels / "other.json")
-    with pytest.raises(GigamaskError, match="no image other"):
+    with error_line("no image other"):
         convert(labels, photos, tmp_path / "out", ConvertOptions())

@@ -9,9 +9,10 @@ from gigamask.datatools import outlines
 from gigamask.datatools.formats import ConvertOptions
 from gigamask.datatools.objects import Objects, SourceListing
 from gigamask.datatools.outlines import MaskLimitError
-from gigamask.errors import CorruptSampleError, GigamaskError
+from gigamask.errors import CorruptSampleError
 from gigamask.plugins.formats import yolo
 from gigamask.plugins.formats.polygon_source import PolygonSource
+from tests.errors import error_line
 
 TRIANGLE = "0.1 0.1 0.5 0.1 0.1 0.5"
 TURNED = "0.5 0.2 0.8 0.5 0.5 0.8 0.2 0.5"
@@ -67,7 +68,7 @@ def test_lines_that_are_no_polygon_are_named(tmp_path, line, datum):
 
 def test_oriented_boxes_are_no_masks(tmp_path):
     lines = f"0 {TURNED}\n1 {UPRIGHT}\n"
-    with pytest.raises(GigamaskError, match=r"labels: holds oriented boxes .*2 of 2"):
+    with error_line(r"labels: holds oriented boxes .*2 of 2"):
         listing(tmp_path, lines)
     assert len(objects(tmp_path, f"0 {UPRIGHT}\n1 {UPRIGHT}\n").masks) == 2
     assert len(objects(tmp_path, f"0 {UNEVEN}\n1 {TURNED}\n2 {TRIANGLE}\n").masks) == 3
@@ -75,7 +76,7 @@ def test_oriented_boxes_are_no_masks(tmp_path):
 
 def test_keypoints_are_no_masks(tmp_path):
     (tmp_path / "data.yaml").write_text("names: [cat]\nkpt_shape: [17, 3]\n")
-    with pytest.raises(GigamaskError, match="keypoints"):
+    with error_line("keypoints"):
         listing(tmp_path, f"0 {TRIANGLE}\n")
 
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from gigamask.errors import GigamaskError
 from gigamask.plugins.grounding.calibration import (
     MIN_QUERIES,
     Confidence,
@@ -16,6 +15,7 @@ from gigamask.plugins.grounding.calibration import (
     calibrate,
     calibrate_refusal,
 )
+from tests.errors import error_line
 
 
 def likelihood(theta, x, y):
@@ -172,5 +172,5 @@ def test_a_fitted_confidence_is_kept_with_the_run(tmp_path):
         path.read_text().replace("-2.0", "-2.5"),
     ):
         path.write_text(content)
-        with pytest.raises(GigamaskError, match=rf"^{path}: .*--calibrate$"):
+        with error_line(rf"^{path}: .*--calibrate$"):
             Confidence.load(folder)

@@ -10,7 +10,6 @@ import torch
 from gigamask import config_files, registry
 from gigamask.data import index as indexes
 from gigamask.distributed.world import World
-from gigamask.errors import GigamaskError
 from gigamask.losses.ohem import OHEM
 from gigamask.plugins.grounding import described_scenes, mask_features, queries
 from gigamask.plugins.grounding.config import (
@@ -22,6 +21,7 @@ from gigamask.plugins.grounding.config import (
 from gigamask.plugins.grounding.model import GroundingTask
 from gigamask.plugins.grounding.text_encoders import MINILM
 from gigamask.training.config import check_resume
+from tests.errors import error_line
 from tests.plugins.grounding.asked import SPEC, run_in
 
 
@@ -56,7 +56,7 @@ def run(tmp_path, described):
 )
 def test_numbers_that_cannot_be_trained_with(run, change, flag):
     assert run.check() is run
-    with pytest.raises(GigamaskError, match=flag):
+    with error_line(flag):
         replace(run, **change).check()
 
 
@@ -69,7 +69,7 @@ def test_what_is_missing_is_found_before_anything_is_computed(run, tmp_path):
         {"evaluation": GroundingEvalConfig(data=run.data, queries=(gone,))},
         {"segmenter": gone},
     ):
-        with pytest.raises(GigamaskError, match=f"{gone}: "):
+        with error_line(f"{gone}: "):
             replace(run, **change).check_inputs()
 
 
@@ -87,13 +87,13 @@ def test_what_is_missing_is_found_before_anything_is_computed(run, tmp_path):
 )
 def test_resume_rejects_changed_samples_unless_allowed(run, change, name):
     other = replace(run, **change)
-    with pytest.raises(GigamaskError, match=rf"^--{name}\b.* --allow-data-change\b"):
+    with error_line(rf"^--{name}\b.* --allow-data-change\b"):
         check_resume(run, other, False)
     assert any(each.startswith(name) for each in check_resume(run, other, True))
 
 
 def test_changed_sizes_are_rejected_and_other_changes_printed(run):
-    with pytest.raises(GigamaskError, match=r"^--model.dim was 16 in .* shape"):
+    with error_line(r"^--model.dim was 16 in .* shape"):
         check_resume(run, replace(run, model=replace(SPEC, dim=32)), True)
     other = replace(
         run,
@@ -170,7 +170,7 @@ def test_minilm_is_named_with_its_files_elsewhere():
 
 
 def test_holding_out_everything_is_named(run, index):
-    with pytest.raises(GigamaskError, match=r"^--val-split 0.999999 "):
+    with error_line(r"^--val-split 0.999999 "):
         split_queries(replace(run, val_split=0.999999), queries.read(run.queries), index)
 
 
@@ -211,7 +211,7 @@ def test_queries_of_images_elsewhere_are_named(run, index, tmp_path):
     path.write_text(
         json.dumps({"image": "sa_77.jpg", "query": "the red box", "mask_index": 0}) + "\n"
     )
-    with pytest.raises(GigamaskError, match=r"'the red box' of sa_77.jpg"):
+    with error_line(r"'the red box' of sa_77.jpg"):
         replace(run, queries=(str(path),)).data_source(index)
 
 
@@ -234,7 +234,7 @@ def test_training_and_evaluation_share_what_is_loaded_and_read(run, monkeypatch)
 
 def test_nothing_to_evaluate_on(run):
     assert run.evaluation.open(replace(run, val_split=0.0), World()) is None
-    with pytest.raises(GigamaskError, match=r"^--val-split 1e-06 .*\b72\b"):
+    with error_line(r"^--val-split 1e-06 .*\b72\b"):
         run.evaluation.open(replace(run, val_split=1e-6), World())
 
 

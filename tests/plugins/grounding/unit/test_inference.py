@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from gigamask.errors import GigamaskError
 from gigamask.masks.rle import RLEMasks
 from gigamask.plugins.grounding.calibration import Confidence
 from gigamask.plugins.grounding.inference import (
@@ -18,6 +17,7 @@ from gigamask.plugins.grounding.inference import (
 )
 from gigamask.training import checkpoint
 from gigamask.training.state import TrainState
+from tests.errors import error_line
 from tests.plugins.grounding.asked import run_in
 
 
@@ -93,7 +93,7 @@ def test_a_long_text_or_one_without_letters_is_refused_and_one_that_is_cut_says_
     assert whole.note == ""
     assert "only its first 24 tokens" in cut.note
     for text, message in (("a" * 1001, "1,001 characters"), ("7", "'7'")):
-        with pytest.raises(GigamaskError, match=message):
+        with error_line(message):
             predictor.predict(pixels, masks, ["red", text])
 
 
@@ -123,14 +123,14 @@ def test_a_run_a_checkpoint_and_the_best_are_loaded(tmp_path, described, lora_ra
 
 @pytest.mark.slow
 def test_what_holds_no_checkpoint_or_a_damaged_one_is_named(run):
-    with pytest.raises(GigamaskError, match=rf"^{run.out}: .*--out {run.out}$"):
+    with error_line(rf"^{run.out}: .*--out {run.out}$"):
         load_model(run, run.out)
     saved(run)
     path = Path(run.out) / "checkpoints" / "step_00000001" / "model.safetensors"
     raw = bytearray(path.read_bytes())
     raw[-1] ^= 1
     path.write_bytes(raw)
-    with pytest.raises(GigamaskError, match=r"model.safetensors"):
+    with error_line(r"model.safetensors"):
         load_model(run, str(path.parent))
 
 

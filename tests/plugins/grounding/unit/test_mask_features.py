@@ -10,7 +10,7 @@ import torch
 from gigamask.data import annotation, image, tar
 from gigamask.data import index as indexes
 from gigamask.data.shards import ShardReader
-from gigamask.errors import CorruptSampleError, GigamaskError
+from gigamask.errors import CorruptSampleError
 from gigamask.masks.rle import RLEMasks
 from gigamask.masks.transforms import ImageTransform
 from gigamask.models.embedding_cache import EmbeddingCache
@@ -26,6 +26,7 @@ from gigamask.plugins.grounding.mask_features import (
 )
 from gigamask.plugins.grounding.soft_masks import soft_masks
 from tests import little
+from tests.errors import error_line
 from tests.plugins.grounding.asked import SPEC, run_in, untrained, write_spoilt
 
 SIDE = little.SPEC.image_size
@@ -293,7 +294,7 @@ def test_a_text_model_that_learns_is_the_networks(tmp_path, described):
 
 
 def test_a_text_model_of_another_width_is_named(run):
-    with pytest.raises(GigamaskError, match=r"--model.text-dim is 384.* 16\b"):
+    with error_line(r"--model.text-dim is 384.* 16\b"):
         replace(run, model=replace(SPEC, text_dim=384)).backbones.text_features()
 
 
@@ -302,7 +303,7 @@ def test_mask_features_use_the_runs_segmenter(run, tmp_path):
     assert extractor.model.config.embedding_dim == 16
     assert not extractor.model.training
     save_weights(untrained().state_dict(), SPEC, tmp_path / "words.safetensors")
-    with pytest.raises(GigamaskError, match=r"words.safetensors"):
+    with error_line(r"words.safetensors"):
         _ = replace(run, segmenter=str(tmp_path / "words.safetensors")).backbones.mask_features
-    with pytest.raises(GigamaskError, match=r"nothing.pth"):
+    with error_line(r"nothing.pth"):
         _ = replace(run, segmenter=str(tmp_path / "nothing.pth")).backbones.mask_features

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from gigamask.distributed.precision import HALF_DTYPES
-from gigamask.errors import GigamaskError
 from gigamask.models.configs import tiny
 from gigamask.models.init import build_model
 from gigamask.plugins.grounding import memory
@@ -20,6 +19,7 @@ from gigamask.plugins.grounding.text_models import load_weights, quiet
 from gigamask.profiling.dry_run import AllocationTracker
 from gigamask.profiling.sample_memory import held_bytes
 from gigamask.training.optim import AdamW, AdamW8bit
+from tests.errors import error_line
 from tests.plugins.grounding.texts import write
 
 MODEL = GroundingModelConfig(embedding_dim=16, text_dim=16, dim=16, layers=2)
@@ -223,11 +223,11 @@ def test_the_command(setup, capsys):
     ],
 )
 def test_wrong_sizes_are_one_line(setup, change, message):
-    with pytest.raises(GigamaskError, match=message):
+    with error_line(message):
         memory.plan(replace(setup, **change))
 
 
 def test_without_transformers(setup, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(GigamaskError, match=r"\btransformers\b.*'gigamask\[grounding\]'$"):
+    with error_line(r"\btransformers\b.*'gigamask\[grounding\]'$"):
         memory.plan(setup)

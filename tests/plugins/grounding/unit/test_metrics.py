@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 
-from gigamask.errors import GigamaskError
 from gigamask.masks.rle import RLEMasks
 from gigamask.plugins.grounding.data import open_queries
 from gigamask.plugins.grounding.metrics import (
@@ -16,6 +15,7 @@ from gigamask.plugins.grounding.metrics import (
     query_metrics,
 )
 from gigamask.plugins.grounding.queries import Query
+from tests.errors import error_line
 
 
 def masks_of(seed, count=6):
@@ -118,5 +118,5 @@ def test_the_prior_knows_where_and_how_large_and_how_often_absent(small):
     away = (mask_positions(small, 1) - where.mean(0)) / (where.std(0) + 1e-6)
     assert prior.scores("new", small, 1)[:-1] == pytest.approx(-(away**2).sum(1))
     assert mask_positions(small, 0)[0] == pytest.approx([4.5 / 100, 0, math.log(10 / 1000) / 4])
-    with pytest.raises(GigamaskError, match="prior"):
+    with error_line("prior"):
         PositionPrior.fit(open_queries(small, trained[2:4]), small)

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from gigamask.distributed.world import World
-from gigamask.errors import GigamaskError
 from gigamask.losses.ohem import OHEM
 from gigamask.plugins.grounding.data import QueryBatch
 from gigamask.plugins.grounding.model import GroundingTask, pairwise_geometry, score_batch
@@ -15,6 +14,7 @@ from gigamask.plugins.grounding.text_features import TextFeatures
 from gigamask.records import DataCursor
 from gigamask.training.ohem import mine_hard_masks
 from gigamask.training.step import StepMetrics, accumulate
+from tests.errors import error_line
 from tests.plugins.grounding.asked import SPEC, untrained
 
 
@@ -157,9 +157,9 @@ def test_how_masks_lie_to_each_other():
 
 def test_sizes_that_cannot_be():
     for name in ("embedding_dim", "text_dim", "dim", "layers", "heads", "crop_side"):
-        with pytest.raises(GigamaskError, match=rf"\.{name}\b.*\b0\b"):
+        with error_line(rf"\.{name}\b.*\b0\b"):
             replace(SPEC, **{name: 0})
-    with pytest.raises(GigamaskError, match=r"\.dim\b.*\b3\b.*\bheads\b.*\b16\b"):
+    with error_line(r"\.dim\b.*\b3\b.*\bheads\b.*\b16\b"):
         replace(SPEC, heads=3)
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from gigamask.data import index as indexes
 from gigamask.data import tar
-from gigamask.errors import GigamaskError
 from gigamask.plugins.grounding.queries import MAX_TEXT_LENGTH, Query, locate, read, write
+from tests.errors import error_line
 from tests.plugins.grounding.unit.test_data import pair
 
 
@@ -154,7 +154,7 @@ def test_the_real_ones_are_read_and_written(real_data, tmp_path):
 )
 def test_a_line_that_is_no_query_is_named(lines, line, message):
     path = lines({"image": "sa_1", "query": "fine", "mask_index": 0}, line)
-    with pytest.raises(GigamaskError, match=message) as fault:
+    with error_line(message) as fault:
         read(path)
     assert str(fault.value).startswith(f"{path}:2: ")
 
@@ -162,7 +162,7 @@ def test_a_line_that_is_no_query_is_named(lines, line, message):
 def test_bytes_that_are_no_text_are_refused(lines):
     path = lines()
     path.write_bytes(b'{"image": "sa_1", "query": "\xff\xfe", "mask_index": 0}\n')
-    with pytest.raises(GigamaskError, match=r"queries.jsonl:1"):
+    with error_line(r"queries.jsonl:1"):
         read(path)
 
 
@@ -172,9 +172,9 @@ def test_files_without_queries_are_refused(lines, tmp_path):
         tmp_path / "empty.jsonl",
     )
     empty.write_text("\n")
-    with pytest.raises(GigamaskError, match=rf"^{empty}"):
+    with error_line(rf"^{empty}"):
         read([full, empty])
-    with pytest.raises(GigamaskError, match=r"No such file or directory"):
+    with error_line(r"No such file or directory"):
         read(tmp_path / "none.jsonl")
 
 
@@ -229,5 +229,5 @@ def test_images_are_found_by_stem_and_by_the_tars_trailing_parts(index):
     ],
 )
 def test_a_query_that_does_not_fit_the_index_is_named(index, query, message):
-    with pytest.raises(GigamaskError, match=message):
+    with error_line(message):
         locate([Query("b.tar", "sa_3", "fine", (2,)), query], index)

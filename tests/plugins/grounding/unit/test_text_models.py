@@ -19,6 +19,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from gigamask.errors import GigamaskError
 from gigamask.plugins.grounding.text_encoders import MINILM, HuggingFace
 from gigamask.plugins.grounding.text_models import HuggingFaceTextModel, load_weights
+from tests.errors import error_line
 from tests.plugins.grounding.texts import write
 
 TEXTS = [
@@ -213,15 +214,13 @@ def test_targets_by_name(folders):
     message = (
         r"llama\d'.* qproj or x; .*down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj$"
     )
-    with pytest.raises(GigamaskError, match=message):
+    with error_line(message):
         made(folders["llama"], lora_rank=2, lora_targets=("qproj", "x"))
 
 
 def test_an_architecture_nobody_has_chosen_targets_for(folders, monkeypatch):
     monkeypatch.setattr("gigamask.plugins.grounding.text_models.ATTENTION", ())
-    with pytest.raises(
-        GigamaskError, match=r"clip\d'.*lora_targets.* fc1, fc2, k_proj, out_proj, q_proj, v_proj$"
-    ):
+    with error_line(r"clip\d'.*lora_targets.* fc1, fc2, k_proj, out_proj, q_proj, v_proj$"):
         made(folders["clip"], lora_rank=2)
 
 
@@ -304,9 +303,9 @@ def test_weights_with_another_sha256_are_refused(folders, tmp_path):
     raw = bytearray(weights.read_bytes())
     raw[-1] ^= 1
     weights.write_bytes(raw)
-    with pytest.raises(GigamaskError, match=rf"SHA-256 [0-9a-f]{{64}}, not {right}\b"):
+    with error_line(rf"SHA-256 [0-9a-f]{{64}}, not {right}\b"):
         made(tmp_path / "model", sha256=right)
-    with pytest.raises(GigamaskError, match=rf"{MINILM.sha256}\b.*--text.sha256 ''"):
+    with error_line(rf"{MINILM.sha256}\b.*--text.sha256 ''"):
         replace(MINILM, name=str(tmp_path / "model")).build()
 
 
@@ -316,7 +315,7 @@ def test_what_is_no_model_is_one_line(folders, tmp_path):
         ("some/model", r"^text model 'some/model': .*--text.revision\b"),
         (str(tmp_path), r"cannot be loaded \(\w+: "),
     ):
-        with pytest.raises(GigamaskError, match=message) as raised:
+        with error_line(message) as raised:
             HuggingFace(name).build()
         assert "\n" not in str(raised.value)
 
@@ -328,16 +327,16 @@ def test_weights_that_are_not_there_are_named(tmp_path):
     held = load_file(folder / "model.safetensors")
     del held["model.norm.weight"]
     save_file(held, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(GigamaskError, match=r"\b1\b.* norm.weight$"):
+    with error_line(r"\b1\b.* norm.weight$"):
         made(folder)
     (folder / "model.safetensors").write_bytes(b"cut short")
-    with pytest.raises(GigamaskError, match=r"cannot be loaded \("):
+    with error_line(r"cannot be loaded \("):
         made(folder)
 
 
 def test_a_tokeniser_of_another_model_is_noticed(tmp_path):
     model = made(write("llama", tmp_path, vocab_size=8))
-    with pytest.raises(GigamaskError, match=r"'red circle'.* 10\b.* 8\b"):
+    with error_line(r"'red circle'.* 10\b.* 8\b"):
         model.tokenize(["red circle"])
 
 
@@ -352,9 +351,9 @@ def test_wrong_numbers_are_named(folders):
         ({"lora_rank": 2, "lora_alpha": 0}, r"^lora_alpha\b.* 0$"),
         ({"four_bit": True}, r"bert\d': four_bit\b.*\bcpu$"),
     ):
-        with pytest.raises(GigamaskError, match=message):
+        with error_line(message):
             made(folders["bert"], **options)
-    with pytest.raises(GigamaskError, match=r"the text ''"):
+    with error_line(r"the text ''"):
         made(folders["gpt2"]).tokenize(["red", ""])
 
 
@@ -371,7 +370,7 @@ def test_what_is_not_installed_is_named(package, extra, encoder, monkeypatch):
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == package else real(name)
     )
-    with pytest.raises(GigamaskError, match=rf" {package}\b.*'gigamask\[{extra}\]'$"):
+    with error_line(rf" {package}\b.*'gigamask\[{extra}\]'$"):
         encoder.build()
 
 

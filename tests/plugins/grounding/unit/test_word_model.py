@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from gigamask.errors import GigamaskError
 from gigamask.plugins.grounding.text_encoders import WordTransformer
 from gigamask.plugins.grounding.word_model import _buckets
+from tests.errors import error_line
 
 TEXTS = ["a red square", "the big blue circle left of the small green triangle", "circle", "!!!"]
 SMALL = WordTransformer(dim=16, layers=2, heads=2, max_tokens=8)
@@ -62,5 +62,5 @@ def test_weights_follow_from_the_seed():
 @pytest.mark.parametrize("change", [{"dim": 0}, {"dim": 18}, {"heads": 3}, {"max_tokens": 0}])
 def test_sizes_that_cannot_be_built_are_named(change):
     [(name, value)] = change.items()
-    with pytest.raises(GigamaskError, match=rf"{name}\b.*\b{value}\b"):
+    with error_line(rf"{name}\b.*\b{value}\b"):
         WordTransformer(**change)

@@ -11,12 +11,12 @@ from safetensors.torch import load_file, save_file
 from transformers import SamModel
 
 from gigamask.cli.main import main
-from gigamask.errors import GigamaskError
 from gigamask.export.huggingface import huggingface_outputs
 from gigamask.export.probe import Probe, compare
 from gigamask.models import convert, state_dict
 from gigamask.models.sam.sam import Sam
 from gigamask.plugins.peft import folders
+from tests.errors import error_line
 
 LITTLE = f"{Path(__file__).resolve().parents[3] / 'little.py'}:little"
 
@@ -156,12 +156,12 @@ def changed(folder: Path, **entries: object) -> Path:
     ],
 )
 def test_configs_that_are_refused(written, entries, found):
-    with pytest.raises(GigamaskError, match=found):
+    with error_line(found):
         state_dict.read_weights(changed(written, **entries))
 
 
 def test_a_folder_that_names_itself_is_refused(written):
-    with pytest.raises(GigamaskError, match="is no model"):
+    with error_line("is no model"):
         state_dict.read_weights(changed(written, base_model_name_or_path=str(written)))
 
 
@@ -170,26 +170,26 @@ def test_files_that_are_refused(written):
     tensors = load_file(path)
     name = next(each for each in tensors if each.endswith("layers.0.attn.qkv.lora_A.weight"))
     save_file({key: value for key, value in tensors.items() if key != name}, path)
-    with pytest.raises(GigamaskError, match="lacks lora_A or lora_B"):
+    with error_line("lacks lora_A or lora_B"):
         state_dict.read_weights(written)
     save_file(tensors | {name: tensors[name][:, :3].contiguous()}, path)
-    with pytest.raises(GigamaskError, match="adapters for other weights"):
+    with error_line("adapters for other weights"):
         state_dict.read_weights(written)
     pair = name, name.replace("lora_A", "lora_B")
     more = {each.replace("layers.0", "layers.7"): tensors[each].clone() for each in pair}
     save_file(tensors | more, path)
-    with pytest.raises(GigamaskError, match="adapters for other weights"):
+    with error_line("adapters for other weights"):
         state_dict.read_weights(written)
     twice = name.replace(".lora_A.weight", ".lora_A.default.weight")
     save_file(tensors | {twice: tensors[name].clone()}, path)
-    with pytest.raises(GigamaskError, match=r"qkv\.lora_A\.weight twice"):
+    with error_line(r"qkv\.lora_A\.weight twice"):
         state_dict.read_weights(written)
     magnitude = name.replace("lora_A.weight", "lora_magnitude_vector")
     save_file(tensors | {magnitude: torch.ones(48)}, path)
-    with pytest.raises(GigamaskError, match="lora_magnitude_vector of shape"):
+    with error_line("lora_magnitude_vector of shape"):
         state_dict.read_weights(written)
     path.unlink()
-    with pytest.raises(GigamaskError, match="holds no adapter_model"):
+    with error_line("holds no adapter_model"):
         state_dict.read_weights(written)
 
 

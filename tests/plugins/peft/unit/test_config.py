@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from gigamask.errors import GigamaskError
 from gigamask.plugins.peft import config as peft_config
+from tests.errors import error_line
 
 PLAIN = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["qkv"]}
 
@@ -36,7 +36,7 @@ def read(folder, entries: dict) -> peft_config.AdapterConfig:
     ids=str,
 )
 def test_what_cannot_be_merged_is_refused_by_name(entries, tmp_path):
-    with pytest.raises(GigamaskError, match=next(iter(entries))):
+    with error_line(next(iter(entries))):
         read(tmp_path, entries)
 
 
@@ -57,7 +57,7 @@ def test_what_cannot_be_merged_is_refused_by_name(entries, tmp_path):
     ids=str,
 )
 def test_values_that_are_not_valid_are_refused(entries, tmp_path):
-    with pytest.raises(GigamaskError, match=peft_config.CONFIG):
+    with error_line(peft_config.CONFIG):
         read(tmp_path, entries)
 
 
@@ -69,7 +69,7 @@ def test_entries_without_effect_are_read(tmp_path):
 
 def test_a_rank_of_another_size_is_refused(tmp_path):
     config = read(tmp_path, {"r": 10**400})
-    with pytest.raises(GigamaskError, match="whose lora_A has 4"):
+    with error_line("whose lora_A has 4"):
         config.scales({"a.qkv": 4}, [], [])
 
 
@@ -84,5 +84,5 @@ def test_the_first_pattern_counts(tmp_path):
 def test_patterns_that_are_not_valid_or_never_end_are_refused(pattern, tmp_path, monkeypatch):
     monkeypatch.setattr(peft_config, "MAX_MATCH_S", 0.5)
     config = read(tmp_path, {"alpha_pattern": {pattern: 1}})
-    with pytest.raises(GigamaskError, match="alpha_pattern"):
+    with error_line("alpha_pattern"):
         config.scales({f"{'a' * 60}.qkv": 4}, [], [])

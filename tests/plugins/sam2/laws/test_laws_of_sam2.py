@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from gigamask import recipes
-from gigamask.errors import GigamaskError
 from gigamask.models.configs import vit_b
 from gigamask.models.init import build_model
 from gigamask.models.state_dict import save_weights
 from gigamask.plugins.sam2.configs import sam2_small, sam2_tiny
 from gigamask.plugins.sam2.convert import SIZES
+from tests.errors import error_line
 from tests.laws import test_rounds_gradients, test_training
 from tests.plugins.sam2.models import SAM2, little_sam2
 from tests.unit.export import test_export
@@ -68,12 +68,12 @@ def test_the_key_of_an_embedding_changes_with_the_decoder():
 def test_its_embedding_is_not_kept():
     assert sam2_tiny().embedding_channels == 4 * 256
     config = replace(little_sam2(), data=("a.tar",), embedding_cache="cache", init="weights")
-    with pytest.raises(GigamaskError, match=r"--embedding-cache.*a part of the embedding"):
+    with error_line(r"--embedding-cache.*a part of the embedding"):
         replace(config, freeze=("image_encoder",)).check()
 
 
 def test_others_have_no_classes(tmp_path):
-    with pytest.raises(GigamaskError, match=r"classes.*safetensors"):
+    with error_line(r"classes.*safetensors"):
         build_model(classed(SAM2), 0).save_pretrained(tmp_path / "folder")
 
 
@@ -88,5 +88,5 @@ def test_weights_of_sam2_name_their_recipe(tmp_path):
     state = build_model(sam2_tiny(), 0).state_dict()
     save_weights(state, sam2_tiny(), tmp_path / "w.safetensors")
     for config in (sam2_small(), vit_b()):
-        with pytest.raises(GigamaskError, match=r"w\.safetensors.*fit the recipe sam2_tiny$"):
+        with error_line(r"w\.safetensors.*fit the recipe sam2_tiny$"):
             build_model(config, 0).load_init(str(tmp_path / "w.safetensors"))

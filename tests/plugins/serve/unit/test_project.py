@@ -9,7 +9,6 @@ import pytest
 from PIL import Image
 
 from gigamask.datatools.formats import writers
-from gigamask.errors import GigamaskError
 from gigamask.masks.rle import RLEMasks
 from gigamask.pixels import WindowOptions
 from gigamask.plugins.serve import edits
@@ -17,6 +16,7 @@ from gigamask.plugins.serve import project as projects
 from gigamask.plugins.serve.edits import Edit, MaskObject
 from gigamask.plugins.serve.project import Project, StaleError, judged, progress
 from gigamask.plugins.serve.project_export import export
+from tests.errors import error_line
 
 SIZE = (30, 40)
 
@@ -48,7 +48,7 @@ def square(at, accepted=True, **more):
 
 
 def check_refused(message, *places):
-    with pytest.raises(GigamaskError, match=message), Project.open(*places):
+    with error_line(message), Project.open(*places):
         pass
 
 
@@ -62,7 +62,7 @@ def test_edits_are_undone_to_the_beginning_and_redone(project):
         found = project.change(0, version, lambda each: each.moved(-1))
     assert found.objects == {}
     assert found.status == "not begun"
-    with pytest.raises(GigamaskError, match="nothing to undo"):
+    with error_line("nothing to undo"):
         project.change(0, 6, lambda each: each.moved(-1))
     found = project.change(0, 6, lambda each: each.moved(2))
     assert list(found.objects) == [1, 2]
@@ -135,7 +135,7 @@ def test_a_failed_save_is_said_and_the_image_stays_as_it_was(project, monkeypatc
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(projects.files, "write_bytes", full)
-    with pytest.raises(GigamaskError, match=r"0\.png\.json: cannot be saved \(No space"):
+    with error_line(r"0\.png\.json: cannot be saved \(No space"):
         project.edit(0, 1, Edit("delete", {1: None}), SIZE)
     assert list(project.read(0).objects) == [1]
     assert project.summary()[0]["objects"] == 1
@@ -147,14 +147,14 @@ def test_a_damaged_file_is_listed_and_never_overwritten(project):
     path.write_text("{")
     project.summaries.rows.clear()
     assert project.summary()[0]["status"] == "damaged"
-    with pytest.raises(GigamaskError, match="not valid JSON"):
+    with error_line("not valid JSON"):
         project.edit(0, 1, Edit("delete", {1: None}), SIZE)
     assert path.read_text() == "{"
 
 
 def test_an_image_of_another_size_is_refused(project):
     project.edit(0, 0, Edit("prompt", {1: square(0)}), SIZE)
-    with pytest.raises(GigamaskError, match="31 x 40 pixels, but was annotated with 30 x 40"):
+    with error_line("31 x 40 pixels, but was annotated with 30 x 40"):
         project.read(0, (31, 40))
 
 
@@ -286,7 +286,7 @@ def test_a_name_that_is_not_utf8_is_left_out_of_exports_and_said(tmp_path, photo
 
 def test_accepted_objects_are_exported_as_coco_and_shards(project, tmp_path):
     project.update(categories=tuple(projects.ObjectCategory(name, "#000000") for name in "ab"))
-    with pytest.raises(GigamaskError, match="no object is accepted"):
+    with error_line("no object is accepted"):
         export(project, tmp_path / "export")
     objects = {1: square(0, category="b", name="x"), 2: square(9, accepted=False)}
     project.edit(4, 0, Edit("prompt", objects), SIZE)

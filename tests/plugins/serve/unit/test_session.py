@@ -33,6 +33,7 @@ from gigamask.plugins.serve.session import (
     Session,
     masks_to_json,
 )
+from tests.errors import error_line
 from tests.little import SPEC
 
 ANY_MASKS = AutomaticMaskConfig(points_per_side=2, pred_iou_thresh=0.0, stability_score_thresh=0.0)
@@ -297,13 +298,13 @@ def test_the_jpeg_of_a_picture_has_its_pixels_and_nothing_else(session):
 )
 def test_prompts_that_are_none_are_refused(session, steps, words):
     key = session.open(png(picture()), "a")["id"]
-    with pytest.raises(GigamaskError, match=words):
+    with error_line(words):
         session.predict(key, steps)
 
 
 def test_pictures_that_are_too_large_or_none_are_refused(session, monkeypatch):
     monkeypatch.setattr(sessions, "MAX_PIXELS", 100)
-    with pytest.raises(GigamaskError, match="40 x 60 pixels, at most 100"):
+    with error_line("40 x 60 pixels, at most 100"):
         session.open(png(picture()), "a")
     with pytest.raises(CorruptSampleError, match="not a valid JPEG"):
         session.open(b"<svg onload=alert(1)>", "a")
@@ -333,7 +334,7 @@ def test_images_above_the_limit_are_opened_at_half_their_size_if_asked(session, 
     [best, *_] = session.predict(told["id"], [PromptStep(point=(20.0, 10.0))])
     assert best["segmentation"]["size"] == [21, 30]
     monkeypatch.setattr(sessions, "MAX_PIXELS", 600)
-    with pytest.raises(GigamaskError, match="41 x 60 pixels, at most 2,400"):
+    with error_line("41 x 60 pixels, at most 2,400"):
         session.open(raw.getvalue(), "a", halve=True)
 
 
@@ -398,17 +399,17 @@ def test_words_find_masks_of_the_picture(model, num_matches, told):
     assert found["annotated"]
     assert found["note"] == "a note"
     assert found["answers"][0]["confidence"] == 0.9
-    with pytest.raises(GigamaskError, match=r"letters.*'!!!'"):
+    with error_line(r"letters.*'!!!'"):
         session.find(key, "!!!")
 
 
 def test_words_are_refused_where_nobody_knows_them_or_there_is_nothing_to_choose(session, model):
     key = session.open(png(picture()), "a")["id"]
-    with pytest.raises(GigamaskError, match="--grounding RUN"):
+    with error_line("--grounding RUN"):
         session.find(key, "red")
     texts = Session(model, Asks(0))
     key = texts.open(png(picture()), "a", RLEMasks.from_dense(np.zeros((1, 40, 60), bool)))["id"]
-    with pytest.raises(GigamaskError, match="none to choose from"):
+    with error_line("none to choose from"):
         texts.find(key, "red")
 
 

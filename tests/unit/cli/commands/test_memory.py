@@ -4,7 +4,7 @@ import pytest
 
 from gigamask.cli.commands import memory
 from gigamask.data import process_memory
-from gigamask.errors import GigamaskError
+from tests.errors import error_line
 
 pytestmark = pytest.mark.skipif(not process_memory.PROC.is_dir(), reason="this system has no /proc")
 
@@ -46,7 +46,7 @@ def test_the_loader_of_a_recipe(scenes, capsys):
     ],
 )
 def test_wrong_words_are_one_line(words, message):
-    with pytest.raises(GigamaskError, match=message) as raised:
+    with error_line(message) as raised:
         memory.parse(words.split())
     assert "\n" not in str(raised.value)
 
@@ -58,7 +58,7 @@ def test_what_cannot_be_measured_is_named(scenes, tmp_path):
         "sample --masks -1": r"^-1 masks: ",
         f"loader --data {scenes} --workers 0": r"^--workers must be at least 1 .*0",
     }.items():
-        with pytest.raises(GigamaskError, match=message):
+        with error_line(message):
             memory.parse(words.split()).run()
 
 
@@ -67,5 +67,5 @@ def test_an_image_without_json_is_named(tmp_path):
     from gigamask.synthetic import large_sample
 
     tar.write(tmp_path / "a.tar", [("sa_1.jpg", large_sample.make((9, 9), 1)[0])])
-    with pytest.raises(GigamaskError, match=r"^a.tar:sa_1"):
+    with error_line(r"^a.tar:sa_1"):
         memory.parse(["sample", f"{tmp_path}/a.tar:1"]).run()
