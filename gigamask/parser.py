@@ -42,6 +42,8 @@ TYPES = {
 """Types of values, as `--help` and errors write them."""
 NUMBER = re.compile(r"^\+?(-?)(?=\.?\d)(\d*)\.(\d*)")
 """A number that may lack digits before or after its point, or have a plus, which JSON refuses."""
+ANNOTATIONS = re.compile(rb'"(images|annotations|shapes)"\s*:\s*\[')
+"""What COCO's, SA-1B's and LabelMe's files hold."""
 PROGRESS = (
     "  --progress {bar,lines,none}",
     "      how progress is shown on standard error (default: a bar in a terminal; elsewhere",
@@ -401,10 +403,18 @@ def check_writable(flag: str, path: str | None) -> None:
         path: The file, if one was named.
 
     Raises:
-        GigamaskError: It is a folder, or in a folder that does not exist.
+        GigamaskError: It is a folder, or in a folder that does not exist, or holds annotations.
     """
-    if path and (os.path.isdir(path) or not os.path.isdir(os.path.dirname(path) or ".")):
+    if not path:
+        return
+    if os.path.isdir(path) or not os.path.isdir(os.path.dirname(path) or "."):
         raise GigamaskError(f"{flag} {path}: cannot be written; pass a file in an existing folder")
+    with suppress(FileNotFoundError), open(path, "rb") as file:
+        if ANNOTATIONS.search(file.read(1 << 16)):
+            raise GigamaskError(
+                f"{flag} {path}: would replace annotations by results; give the annotations as "
+                "data, and the results another file"
+            )
 
 
 def write_json(path: str | None, content: dict[str, Any]) -> None:

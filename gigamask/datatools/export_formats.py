@@ -7,7 +7,7 @@
 | `shards` | `shards/*.tar`: images and masks in SA-1B's format |
 
 Plugins add others. Ids depend on names only: they stay when an image is added. Files replace those
-of an earlier export once all are written.
+of an earlier export once all are written, and no others.
 """
 
 import csv
@@ -35,7 +35,8 @@ from gigamask.masks.components import column_runs, outlines
 from gigamask.masks.rle import RLEMasks
 
 COCO, SHARDS, TABLE = "coco.json", "shards", "regions.csv"
-PARTIAL = ".export"
+PARTIAL, RECORD = ".export", ".exported"
+"""Folder of an unfinished export, and file that names what earlier ones wrote."""
 SHARD_IMAGES = 500
 MAX_LABEL = 2**16 - 1
 COCO_NAME = re.compile(r"(\d{12})\.jpg", re.ASCII)
@@ -104,6 +105,7 @@ class ExportOptions:
         images: Whether to write the folder `images`: links to the image files, and copies of those
             that have none, or that EXIF turns, which some programs ignore: upright.
         categories: Names of the known categories in order; others follow as they occur.
+        owned: Whether the folder is for exports alone, so that all in it may be replaced.
         check: Called before each image; what it raises ends the export.
         skipped: Images that cannot be read, with the reasons; they are added here.
     """
@@ -113,6 +115,7 @@ class ExportOptions:
     table: Path | None = None
     images: bool = False
     categories: tuple[str, ...] = ()
+    owned: bool = False
     check: Callable[[], object] = lambda: None
     skipped: dict[str, str] = field(default_factory=dict)
     numbers: dict[str, int] = field(default_factory=dict, init=False)
@@ -160,9 +163,11 @@ def write(images: Images, out: Path, options: ExportOptions) -> list[Path]:
         The files and folders that were written.
 
     Raises:
-        GigamaskError: The folder cannot be written, or a format cannot hold a mask.
+        GigamaskError: The folder cannot be written or holds a file of the same name that no export
+            wrote, or a format cannot hold a mask.
     """
-    partial = out / PARTIAL
+    partial, record = out / PARTIAL, out / RECORD
+    own, new = set(record.read_text().splitlines()) if record.exists() else set[str](), set[str]()
     chosen: list[Writer] = [_write_images] if options.images else []
     chosen += [plugin.load(writers()[name]) for name in check_formats(options.formats)]
     chosen += [_write_table] if options.table is not None else []
@@ -177,7 +182,15 @@ def write(images: Images, out: Path, options: ExportOptions) -> list[Path]:
         partial.mkdir(parents=True)
         for write_format in chosen:
             write_format(checked, partial, options)
+            new = {path.name for path in partial.iterdir()} - {TABLE}
+            for name in [] if options.owned else sorted(new - own):
+                if (out / name).exists():
+                    raise GigamaskError(
+                        f"{out / name}: would be replaced, but no export wrote it; move it, or give"
+                        " another folder"
+                    )
         options.check()
+        files.write_text(record, "".join(f"{name}\n" for name in sorted(own | new)))
         written = []
         for path in sorted(partial.iterdir()):
             table = options.table if path.name == TABLE else None

@@ -179,7 +179,7 @@ def segment_all(
     if output.to_shards:
         image_folder.check_for_tars(output.out)
     with lock_folder(output.out, STATE_FOLDER, is_part):
-        _prepare_folder(output.out, generator, is_part)
+        _prepare_folder(output, generator, is_part, [source.path for source in images])
         results = worker_pool.parallel_map(run, groups, part or 1, None, SegmentCounts)
     counts = SegmentCounts(skipped=list(skipped))
     for result in results:
@@ -263,8 +263,11 @@ def _segment_group(
     return counts
 
 
-def _prepare_folder(out: Path, generator: SamAutomaticMaskGenerator, is_part: bool) -> None:
-    """Record the settings and remove unfinished tars; raise if the folder holds other results."""
+def _prepare_folder(
+    output: Output, generator: SamAutomaticMaskGenerator, is_part: bool, names: Sequence[str]
+) -> None:
+    """Record the settings and remove unfinished tars; raise if the folders hold other files."""
+    out = output.out
     # Left by a killed process, unless this is one of several parts.
     for unfinished in [] if is_part else out.glob(f".sa_*{PARTIAL}"):
         if is_partial(unfinished.name, r"sa_\d+\.tar"):
@@ -287,6 +290,14 @@ def _prepare_folder(out: Path, generator: SamAutomaticMaskGenerator, is_part: bo
             f"--out {out}: holds {len(tars)} other tars, such as {tars[0].name}; "
             "choose another folder"
         )
+    planned = [out / f"{name}.json" for name in names]
+    planned += [output.pictures / f"{name}.png" for name in names] if output.pictures else []
+    for file in planned:
+        if file.exists():
+            raise GigamaskError(
+                f"{file}: would be replaced, but no earlier command into this --out wrote it; "
+                "choose other folders for --out and --pictures"
+            )
     write_bytes(path, settings)
 
 

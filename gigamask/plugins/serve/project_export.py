@@ -71,8 +71,9 @@ def export(
         out / TABLE if table else None,
         images,
         tuple(each.name for each in project.content.categories),
-        check,
-        skipped,
+        owned=True,
+        check=check,
+        skipped=skipped,
     )
     listed = list(_images(project, rows, only_truth, skipped))
     if not listed:

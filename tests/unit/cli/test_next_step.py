@@ -17,11 +17,13 @@ from tests.commands import refusal
         ("segment starter photos --out m --conf 0.3", "--pred-iou-thresh"),
         ("train tiny data=photos epochs=3", "--data photos"),
         ("train data=photos epochs=3", "such as compact"),
+        ("evaluate starter --data photos --json photos/a.json", "would replace annotations"),
         ("ablate losses --data no --test photos --out r", "no: no such path"),
     ],
 )
 def test_the_next_step_is_named(words, said, tmp_path, monkeypatch, capsys):
     (tmp_path / "photos").mkdir()
+    (tmp_path / "photos/a.json").write_text('{"version": "5", "shapes": []}')
     (tmp_path / "run/checkpoints").mkdir(parents=True)
     (tmp_path / "photos/a.jpg").write_bytes(b"")
     monkeypatch.chdir(tmp_path)

@@ -192,3 +192,16 @@ def test_an_image_that_cannot_be_read_is_left_out_with_the_reason(photos, images
     write(lambda: images, tmp_path / "out", options)
     assert list(options.skipped) == ["a.png"]
     assert len(parsed(tmp_path / "out" / "shards")) == 1
+
+
+def test_only_files_of_earlier_exports_are_replaced(images, tmp_path):
+    options = ExportOptions(("coco", "labels"))
+    written = write(lambda: images, tmp_path, options)
+    assert write(lambda: images, tmp_path, options) == written
+    own = tmp_path / "mine" / "labels" / "a.png"
+    own.parent.mkdir(parents=True)
+    own.write_bytes(b"drawn by hand")
+    with pytest.raises(GigamaskError, match="labels: would be replaced"):
+        write(lambda: images, tmp_path / "mine", options)
+    assert own.read_bytes() == b"drawn by hand"
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["labels"]

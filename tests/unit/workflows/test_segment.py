@@ -18,6 +18,7 @@ from gigamask.inference.automatic_mask_generator import MaskProposals, SamAutoma
 from gigamask.masks.rle import RLEMasks
 from gigamask.models.init import build_model
 from gigamask.workflows import segment as segmenting
+from gigamask.workflows.input_images import InputImage
 from gigamask.workflows.segment import Output, find_images, make_record, segment_all
 from tests.errors import error_line
 from tests.little import SPEC
@@ -241,3 +242,14 @@ def test_masks_are_written_in_other_formats_too(masks, pictures, tmp_path):
     assert len(table.read_text().splitlines()) == 1 + found["masks"]
     with error_line("--to voc"):
         Output(tmp_path / "out", ExportOptions(("voc",)))
+
+
+@pytest.mark.parametrize("own", ["out/b.json", "seen/b.png"])
+def test_files_that_it_did_not_write_are_not_replaced(masks, tmp_path, own):
+    read = (tmp_path / "b.png").read_bytes
+    photo = InputImage(str(tmp_path / "b.png"), "b.png", "b", read)
+    (tmp_path / own).parent.mkdir()
+    (tmp_path / own).write_bytes(b"drawn by hand")
+    with pytest.raises(GigamaskError, match="would be replaced"):
+        segment_all([photo], masks, Output(tmp_path / "out", pictures=tmp_path / "seen"))
+    assert (tmp_path / own).read_bytes() == b"drawn by hand"
