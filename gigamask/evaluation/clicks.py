@@ -293,14 +293,11 @@ class ClickResult:
 
     def csv(self) -> str:
         """Return the scores of each mask as CSV, such as `clicks_1`, its IoU after one click."""
-        rows = []
-        for score in self.scores:
-            named = [
-                (name, v if isinstance(v, dict) else {"": v}) for name, v in vars(score).items()
-            ]
-            rows.append(
-                {f"{name}_{at}".rstrip("_"): v for name, of in named for at, v in of.items()}
-            )
+        rows: list[dict[str, Any]] = [{} for _ in self.scores]
+        for row, score in zip(rows, self.scores, strict=True):
+            for name, value in vars(score).items():
+                by_prompt = value if isinstance(value, dict) else {"": value}
+                row.update((f"{name}_{at}".rstrip("_"), one) for at, one in by_prompt.items())
         file = io.StringIO()
         writer = csv.DictWriter(file, {name: None for row in rows for name in row}, "")
         writer.writeheader()

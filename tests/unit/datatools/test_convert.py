@@ -19,7 +19,6 @@ from gigamask.data import annotation, image
 from gigamask.data import index as indexes
 from gigamask.datatools.convert import PARTIAL, ConvertOptions, convert
 from gigamask.datatools.convert_labels import decode_labels
-from gigamask.errors import GigamaskError
 from gigamask.files import lock_folder
 from gigamask.masks.rle import RLEMasks
 from tests.errors import error_line

@@ -14,6 +14,7 @@ from PIL import Image
 from gigamask.data import annotation, image, tar
 from gigamask.data.orientation import read_orientation, turn
 from gigamask.datatools.export_formats import ExportOptions
+from gigamask.errors import GigamaskError
 from gigamask.inference.automatic_mask_generator import MaskProposals, SamAutomaticMaskGenerator
 from gigamask.masks.rle import RLEMasks
 from gigamask.models.init import build_model
