@@ -81,19 +81,6 @@ def test_only_some_masks_are_what_plain_indexing_gives(counts, seed, data):
         assert getattr(some, name).dtype == getattr(batch, name).dtype
 
 
-@pytest.mark.parametrize("counts", [[], [0, 0], [3, 0, 2]])
-def test_all_masks_are_the_batch_and_none_leave_its_images(counts):
-    batch = batch_of(counts, 1)
-    every = batch.select(torch.arange(sum(counts)))
-    for name in OF_MASKS - {"random_inputs"}:
-        assert torch.equal(getattr(every, name), getattr(batch, name)), name
-    none = batch.select(torch.arange(0))
-    assert none.dense(0, 0).shape == (0, GRID, GRID)
-    assert none.rle_offsets.tolist() == [0]
-    assert len(none.images) == len(counts)
-    assert none.select(torch.arange(0)).padded().mask_counts.tolist() == [0] * len(counts)
-
-
 @pytest.mark.parametrize("counts", [[3, 1, 5], [2, 0, 4, 0], [0, 0], [1], []])
 def test_the_padded_form_holds_what_the_flat_one_does_and_nothing_else(counts):
     batch = batch_of(counts, 2)

@@ -10,6 +10,7 @@ from gigamask.data.mask_sampling import MaskFilters
 from gigamask.evaluation import embedded_images, noc
 from gigamask.evaluation.clicks import evaluate_protocols
 from gigamask.inference.predictor import SamPredictor
+from gigamask.masks.boundary import farthest_point
 from gigamask.masks.rle import RLEMasks
 from gigamask.records import AnnotatedImage, ImageAnnotation
 from gigamask.synthetic.scenes import compose_scene
@@ -47,18 +48,13 @@ def curve_by_hand(predictor: SamPredictor, truth, ignored, answer: str) -> list[
     predicted, logits, ious = np.zeros_like(truth), None, []
     for click in range(20):
         misses, extras = truth & ~predicted & ~ignored, ~truth & predicted & ~ignored
-        inside = []
-        for region in (misses, extras):
-            depth = ndimage.distance_transform_edt(np.pad(region, 1))[1:-1, 1:-1]
-            for x, y in points:
-                depth[y, x] = 0
-            inside.append(depth)
-        positive = inside[0].max() > inside[1].max()
-        depth = inside[0] if positive else inside[1]
-        if not depth.max():  # nothing is left to correct: RITM has stopped by now
+        taken = np.array(points, np.int64).reshape(-1, 2)
+        sides = [farthest_point(region, taken) for region in (misses, extras)]
+        positive = sides[0][2] > sides[1][2]
+        x, y, depth = sides[not positive]
+        if not depth:  # nothing is left to correct: RITM has stopped by now
             return ious
-        y, x = np.unravel_index(depth.argmax(), depth.shape)
-        points.append((int(x), int(y)))
+        points.append((x, y))
         labels.append(int(positive))
         masks, scores, low = predictor.predict(
             np.array(points, np.float32),

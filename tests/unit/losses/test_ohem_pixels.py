@@ -78,14 +78,11 @@ def test_mined_focal_is_the_mean_over_the_kept_and_they_alone_learn(case, share,
     logits.requires_grad_()
     found = focal_loss(logits, soft, valid, ohem_ratio=share, ohem_min_pixels=least)
     found.sum().backward()
-    ones = torch.ones(1, 1, 1, dtype=torch.bool)
+    ones = torch.ones(40, 1, 1, dtype=torch.bool)
     for m in range(3):
         for k in range(2):
-            x, t = logits.detach()[m, k].flatten(), soft[m].flatten()
-            each = [
-                float(focal_loss(x[i].view(1, 1, 1, 1), t[i].view(1, 1, 1), ones))
-                for i in range(40)
-            ]
+            x, t = logits.detach()[m, k].view(40, 1, 1, 1), soft[m].view(40, 1, 1)
+            each = focal_loss(x, t, ones).flatten().tolist()
             kept = plainly(each, valid[m].flatten().tolist(), share, least)
             assert float(found[m, k].detach()) == pytest.approx(
                 sum(each[i] for i in kept) / max(len(kept), 1), rel=1e-12
