@@ -56,6 +56,14 @@ def same(one: Path, other: Path, *names: str) -> bool:
     return all((one / name).read_bytes() == (other / name).read_bytes() for name in names)
 
 
+def arrives(served: Path, out: Path, status: str = "fetched", **behaviour) -> FileServer:
+    """Downloads a file from a server that behaves so, which is returned."""
+    with FileServer(served, **behaviour) as server:
+        assert fetch(server, out, "a.tar").status == status
+    assert same(served, out, "a.tar")
+    return server
+
+
 def begin(out: Path, name: str, part: bytes, receipt: DownloadState) -> None:
     """Leaves a part as an interrupted download does."""
     (out / STATE_FOLDER).mkdir(parents=True, exist_ok=True)
@@ -92,36 +100,20 @@ def test_files_arrive_whole_and_are_not_fetched_twice(served, tmp_path):
 
 
 def test_a_dropped_connection_goes_on_where_it_broke(served, tmp_path):
-    with FileServer(served, drop_after=200_000) as server:
-        assert fetch(server, tmp_path, "a.tar").status == "fetched"
-        assert [asked.range for asked in server.asked] == [
-            "bytes=0-0",
-            None,
-            "bytes=200000-",
-            "bytes=400000-",
-            "bytes=600000-",
-        ]
-        assert server.bytes_sent == 700_000 + 1
-    assert same(served, tmp_path, "a.tar")
+    server = arrives(served, tmp_path, drop_after=200_000)
+    places = ["bytes=200000-", "bytes=400000-", "bytes=600000-"]
+    assert [asked.range for asked in server.asked] == ["bytes=0-0", None, *places]
+    assert server.bytes_sent == 700_000 + 1
 
 
 def test_partially_sent_range_is_requested_again(served, tmp_path):
-    with FileServer(served, drop_after=200_000, drops=1, most=300_000) as server:
-        assert fetch(server, tmp_path, "a.tar").status == "fetched"
-        assert [asked.range for asked in server.asked] == [
-            "bytes=0-0",
-            None,
-            "bytes=200000-",
-            "bytes=500000-",
-        ]
-    assert same(served, tmp_path, "a.tar")
+    server = arrives(served, tmp_path, drop_after=200_000, drops=1, most=300_000)
+    assert [asked.range for asked in server.asked[2:]] == ["bytes=200000-", "bytes=500000-"]
 
 
 def test_a_server_that_ignores_ranges_starts_over(served, tmp_path):
-    with FileServer(served, ranges=False, drop_after=250_000, drops=3) as server:
-        assert fetch(server, tmp_path, "a.tar").status == "fetched"
-        assert server.asked[-1].range == "bytes=250000-"
-    assert same(served, tmp_path, "a.tar")
+    server = arrives(served, tmp_path, ranges=False, drop_after=250_000, drops=3)
+    assert server.asked[-1].range == "bytes=250000-"
 
 
 def test_a_part_is_resumed(served, tmp_path):
@@ -136,11 +128,8 @@ def test_a_part_is_resumed(served, tmp_path):
 
 def test_a_whole_part_needs_no_request(served, tmp_path):
     whole = (served / "a.tar").read_bytes()
-    with FileServer(served) as server:
-        begin(tmp_path, "a.tar", whole, DownloadState(size=len(whole)))
-        assert fetch(server, tmp_path, "a.tar").status == "resumed"
-        assert server.requests == 0
-    assert same(served, tmp_path, "a.tar")
+    begin(tmp_path, "a.tar", whole, DownloadState(size=len(whole)))
+    assert arrives(served, tmp_path, "resumed").requests == 0
 
 
 @pytest.mark.parametrize(
@@ -156,18 +145,13 @@ def test_a_part_of_another_version_is_thrown_away(served, tmp_path, receipt, req
     """By the server, by means of If-Range, in one request; or here, where sizes differ or nothing
     is known of the part."""
     begin(tmp_path, "a.tar", b"x" * 400_000, receipt)
-    with FileServer(served) as server:
-        assert fetch(server, tmp_path, "a.tar").status == "fetched"
-        assert server.requests == requests
-    assert same(served, tmp_path, "a.tar")
+    assert arrives(served, tmp_path).requests == requests
 
 
 @pytest.mark.parametrize("size", [900_000, None])
 def test_a_part_longer_than_the_file_is_thrown_away(served, tmp_path, size):
     begin(tmp_path, "a.tar", b"x" * 800_000, DownloadState(size=size, modified="then"))
-    with FileServer(served) as server:
-        assert fetch(server, tmp_path, "a.tar").status == "fetched"
-    assert same(served, tmp_path, "a.tar")
+    arrives(served, tmp_path)
 
 
 def test_a_part_of_unknown_size_may_turn_out_to_be_whole(served, tmp_path):
@@ -178,10 +162,7 @@ def test_a_part_of_unknown_size_may_turn_out_to_be_whole(served, tmp_path):
         (served / "a.tar").read_bytes(),
         DownloadState(etag=f'"{held.st_mtime_ns:x}-{held.st_size:x}"'),
     )
-    with FileServer(served) as server:
-        assert fetch(server, tmp_path, "a.tar").status == "resumed"
-        assert server.bytes_sent == 1
-    assert same(served, tmp_path, "a.tar")
+    assert arrives(served, tmp_path, "resumed").bytes_sent == 1
 
 
 def test_another_range_than_requested_is_never_appended(served, tmp_path):
@@ -194,9 +175,7 @@ def test_another_range_than_requested_is_never_appended(served, tmp_path):
 
 
 def test_busy_server_is_retried(served, tmp_path):
-    with FileServer(served, busy=5) as server:
-        assert fetch(server, tmp_path, "a.tar").status == "fetched"
-    assert same(served, tmp_path, "a.tar")
+    arrives(served, tmp_path, busy=5)
 
 
 def test_a_server_that_stays_busy_is_given_up(served, tmp_path):
@@ -283,10 +262,8 @@ def test_what_is_no_tar_gets_no_final_name(tmp_path, content, problem):
 
 @pytest.mark.parametrize("kind", [True, "relative"])
 def test_redirects_are_followed(served, tmp_path, kind):
-    with FileServer(served, redirect=kind, drop_after=400_000) as server:
-        assert fetch(server, tmp_path, "a.tar").status == "fetched"
-        assert server.asked[-1] == ("GET", "/moved/a.tar", "bytes=400000-")
-    assert same(served, tmp_path, "a.tar")
+    server = arrives(served, tmp_path, redirect=kind, drop_after=400_000)
+    assert server.asked[-1] == ("GET", "/moved/a.tar", "bytes=400000-")
 
 
 def test_redirects_without_end_are_given_up(served, tmp_path):
@@ -304,12 +281,8 @@ def test_wrong_content_length_is_detected(served, tmp_path):
         assert re.search("700005 bytes.*700000.*2 times", outcome.reason)
         assert not (tmp_path / "one" / "a.tar").exists()
         # A checksum says that nothing is missing.
-        assert (
-            fetch(
-                server, tmp_path / "other", "a.tar", checksums={"a.tar": md5(served / "a.tar")}
-            ).status
-            == "fetched"
-        )
+        sums = {"a.tar": md5(served / "a.tar")}
+        assert fetch(server, tmp_path / "other", "a.tar", checksums=sums).status == "fetched"
     assert same(served, tmp_path / "other", "a.tar")
 
 
@@ -402,12 +375,10 @@ def test_a_disk_that_fills_up_is_one_line(served, tmp_path):
 
 def test_a_second_download_into_the_folder_is_refused(served, tmp_path):
     (tmp_path / STATE_FOLDER).mkdir()
-    with FileServer(served) as server:
-        with open(tmp_path / STATE_FOLDER / "lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            with error_line(r"another process"):
-                fetch(server, tmp_path, "a.tar")
-        assert fetch(server, tmp_path, "a.tar").status == "fetched"
+    with FileServer(served) as server, open(tmp_path / STATE_FOLDER / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with error_line(r"another process"):
+            fetch(server, tmp_path, "a.tar")
 
 
 def test_what_cannot_be_done_is_said(served, tmp_path):
@@ -457,8 +428,7 @@ def test_never_a_half_file_under_its_name(served, tmp_path):
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    with FileServer(served, piece_s=0.01, drop_after=150_000) as server:
-        assert fetch(server, tmp_path, "a.tar").status == "fetched"
+    arrives(served, tmp_path, piece_s=0.01, drop_after=150_000)
     time.sleep(0.01)
     done.set()
     watcher.join()
