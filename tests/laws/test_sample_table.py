@@ -136,8 +136,7 @@ CUTS = st.fixed_dictionaries(
 )
 
 
-@pytest.mark.long
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=30)
 @given(annotated(), FILTERS, st.sampled_from(["image", "mask"]), CUTS)
 def test_items_and_columns_are_what_plain_python_finds(images, filters, kind, cuts):
     places, rows = expect(images, filters, kind)

@@ -55,38 +55,6 @@ def small(tmp_path_factory):
     return indexes.build(folder, folder / "index")
 
 
-def test_items_are_images_with_a_mask_that_passes_and_has_a_pixel(small):
-    catalogue = open_sample_table(small, MaskFilters())
-    assert catalogue.items.count == 3
-    rows, masks = catalogue.locate(np.array([2, 0, 1, 2]))
-    assert [small.entry_name(row) for row in rows.tolist()] == [
-        "b.tar:sa_4",
-        "a.tar:sa_0",
-        "a.tar:sa_1",
-        "b.tar:sa_4",
-    ]
-    assert masks.tolist() == [-1, -1, -1, -1]
-    assert {
-        name: column.tolist()
-        for name, column in catalogue.items.columns.items()
-        if column.dtype == np.int32
-    } == {
-        "tar": [0, 0, 1],
-        "masks": [4, 4, 2],
-        "width": [100, 100, 100],
-        "height": [10, 10, 10],
-        "granularity": [0, 2, 0],
-        "complexity": [0, 0, 0],
-        "domain": [0, 0, 1],
-    }
-    assert catalogue.items.columns["area_fraction"] == pytest.approx([0.00725, 0.07775, 0.008])
-    assert catalogue.items.columns["predicted_iou"].tolist() == [1, 0.5, 1]
-    assert catalogue.items.columns["stability"].tolist() == [1, 0.25, 1]
-    assert catalogue.items.columns["difficulty"][1] == pytest.approx(
-        0.3 * (1 - 0.07775) + 0.3 * 0.75 + 0.2 * 0.5 + 0.2 * 4 / 200
-    )
-
-
 @pytest.mark.parametrize("kind", ["image", "mask"])
 def test_where_nothing_passes_there_are_no_items(small, kind):
     catalogue = open_sample_table(small, MaskFilters(min_area=2000), kind, {"region": np.arange(6)})

@@ -15,12 +15,12 @@ import yaml
 from onnxruntime import InferenceSession
 from PIL import Image
 
-from gigamask.cli.main import main
 from gigamask.inference.predictor import SamPredictor
 from gigamask.models.init import build_model
 from gigamask.plugins.annotation_tools.exporters import write_cvat
 from gigamask.synthetic.scenes import compose_scene
 from gigamask.training.checkpoint import load_model
+from tests.commands import invoke, refusal
 from tests.little import SPEC
 
 
@@ -84,7 +84,7 @@ def test_cvat_serves_a_model_with_classes(tmp_path):
 @pytest.mark.long
 def test_annotation_tools_predict_as_the_predictor_does(tmp_path, capsys):
     for tool in ("x-anylabeling", "cvat"):
-        assert main(["export", "starter", "--to", tool, "--out", str(tmp_path / tool)]) == 0
+        invoke("export", "starter", "--to", tool, "--out", tmp_path / tool)
     assert "differ by " in capsys.readouterr().out
     scene = compose_scene(3, 1, (171, 256))
     areas = scene.masks.areas()
@@ -116,5 +116,6 @@ def test_annotation_tools_predict_as_the_predictor_does(tmp_path, capsys):
 
 
 def test_a_name_of_cvat_needs_a_letter(tmp_path, capsys):
-    assert main(["export", "starter", "--to", "cvat", "--out", str(tmp_path / "__")]) == 2
-    assert "must have a letter or digit" in capsys.readouterr().err
+    assert "must have a letter or digit" in refusal(
+        capsys, "export", "starter", "--to", "cvat", "--out", tmp_path / "__"
+    )

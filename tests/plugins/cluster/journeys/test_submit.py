@@ -1,7 +1,6 @@
 """`--submit slurm` with Slurm's commands played on this machine, and `--submit local`."""
 
 import os
-import shlex
 import signal
 import subprocess
 import time
@@ -12,9 +11,9 @@ import psutil
 import pytest
 from safetensors.numpy import load_file
 
-from gigamask.cli.main import main
 from gigamask.models import manifest
 from gigamask.training import checkpoint
+from tests.commands import invoke, refusal
 from tests.forked import COMMAND, Fork, forked  # noqa: F401 (a fixture)
 from tests.journeys.runs import CONSTANT_LR
 from tests.plugins.cluster import fake_slurm
@@ -52,7 +51,7 @@ def weights(out: Path) -> dict[str, np.ndarray]:
 def undisturbed(scenes, tmp_path_factory):
     """Weights of a training that nothing stopped."""
     out = tmp_path_factory.mktemp("undisturbed")
-    assert main(words(scenes, str(out), *MORE)) == 0
+    invoke(*words(scenes, str(out), *MORE))
     return weights(out)
 
 
@@ -63,7 +62,7 @@ def test_a_training_on_slurm_is_requeued_and_ends_as_if_never_stopped(
 ):
     flags = "--submit slurm --submit-gpus 0 --submit-time 1:00:00".split()
     flags += "--submit-partition a100 --submit-sbatch account=vision".split()
-    assert main(words(scenes, "run", *MORE, *flags)) == 0
+    invoke(*words(scenes, "run", *MORE, *flags))
     assert "job 100: 1 x 1 processes" in capsys.readouterr().out
     wait_until(lambda: saved_step(Path("run")) >= 2)
     shell = int((slurm / "100.pid").read_text())
@@ -86,7 +85,7 @@ def test_a_training_on_slurm_is_requeued_and_ends_as_if_never_stopped(
 
 @pytest.mark.long
 def test_a_job_that_fails_is_not_requeued(scenes, slurm, capsys):
-    assert main(words(scenes, "run", "--submit", "slurm", "--submit-gpus", "0")) == 0
+    invoke(*words(scenes, "run", "--submit", "slurm", "--submit-gpus", "0"))
     wait_until(lambda: (slurm / "100.pid").exists())
     wait_until(lambda: saved_step(Path("run")) >= 1)
     os.kill(child_of(int((slurm / "100.pid").read_text())), signal.SIGKILL)
@@ -113,7 +112,7 @@ def test_two_machines_and_flags_in_a_file(scenes, slurm):
     """The job does not submit itself again, although the file is among its flags."""
     Path("cluster.yaml").write_text("submit: slurm\nsubmit-nodes: 2\nsubmit-gpus: 1\n")
     more = "--steps 2 --batch-size 2 --micro-batch-size 1 --device cpu".split()
-    assert main(words(scenes, "run", *more, "--config", "cluster.yaml")) == 0
+    invoke(*words(scenes, "run", *more, "--config", "cluster.yaml"))
     wait_until(lambda: not (slurm / "100.queued").exists())
     assert saved_step(Path("run")) == 2
     assert len(list(slurm.glob("*.sh"))) == 1
@@ -122,7 +121,7 @@ def test_two_machines_and_flags_in_a_file(scenes, slurm):
 @pytest.mark.long
 def test_a_local_training_on_two_processes(scenes, slurm):
     two = "--submit local --submit-gpus 2 --device cpu --micro-batch-size 1".split()
-    assert main(words(scenes, "run", "--steps", "2", "--batch-size", "2", *two)) == 0
+    invoke(*words(scenes, "run", "--steps", "2", "--batch-size", "2", *two))
     assert saved_step(Path("run")) == 2
 
 
@@ -139,29 +138,25 @@ def test_a_local_training_on_two_processes(scenes, slurm):
     ],
 )
 def test_wrong_flags_give_one_line(flags, message, scenes, slurm, capsys):
-    assert main(words(scenes, "run", "--submit", *shlex.split(flags))) == 2
-    (line,) = capsys.readouterr().err.strip().split("\n")
-    assert message in line
+    assert message in refusal(capsys, *words(scenes, "run", "--submit", flags))
     assert not list(slurm.glob("*.sh"))
 
 
 def test_without_slurm_one_line_says_what_else_runs(scenes, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert main(words(scenes, "run", "--submit", "slurm")) == 2
-    assert "sbatch: not found" in capsys.readouterr().err
+    assert "sbatch: not found" in refusal(capsys, *words(scenes, "run", "--submit", "slurm"))
 
 
 def test_a_refused_job_gives_slurms_reason(scenes, slurm, capsys):
     (slurm / "sbatch").write_text("#!/bin/bash\necho 'invalid partition' >&2\nexit 1\n")
-    assert main(words(scenes, "run", "--submit", "slurm")) == 2
-    assert "invalid partition" in capsys.readouterr().err
+    assert "invalid partition" in refusal(capsys, *words(scenes, "run", "--submit", "slurm"))
 
 
 def test_a_container_and_several_machines_are_in_the_script(scenes, slurm):
     (slurm / "sbatch").write_text("#!/bin/bash\necho 7\n")
     flags = "--submit slurm --submit-container docker://gigamask --submit-mounts /sa1b "
     flags += "--submit-nodes 4 --submit-gpus 8"
-    assert main(words(scenes, "run", *flags.split())) == 0
+    invoke(*words(scenes, "run", flags))
     (script,) = Path("submitted").glob("*/job.sh")
     text = script.read_text()
     assert fake_slurm.options_of(text)["nodes"] == "4"

@@ -19,6 +19,7 @@ from gigamask.plugins.cluster import local_jobs
 from gigamask.rng import make_rng
 from gigamask.synthetic import scenes as synthetic
 from tests import little
+from tests.commands import invoke, refusal
 from tests.forked import forked  # noqa: F401 (a fixture)
 from tests.plugins.cluster import fake_slurm
 
@@ -31,7 +32,7 @@ def inputs(tmp_path_factory):
     """Five tars of three images, their index, weights, and labels with their images."""
     folder = tmp_path_factory.mktemp("inputs")
     synthetic.write(folder / "tars", 15, shard_images=3)
-    assert main(f"index {folder}/tars --out {folder}/index".split()) == 0
+    invoke(f"index {folder}/tars --out {folder}/index")
     little.save_little(folder)
     for name in ("labels", "photos"):
         (folder / name).mkdir()
@@ -64,7 +65,7 @@ def run_in(folder: str, words: list[str]) -> tuple[dict, dict[str, bytes]]:
     Path(folder).mkdir()
     os.chdir(folder)
     try:
-        assert main([*words, "--json", "result.json"]) == 0
+        invoke(*words, "--json", "result.json")
         files = {
             str(path): path.read_bytes()
             for path in sorted(Path("out").rglob("*"))
@@ -85,10 +86,10 @@ def test_the_parts_give_the_result_of_one_process(name, inputs):
         words += THRESHOLDS
     if name == "masks --verify":
         store = f"--out {inputs}/store --mask-size 32 --image-size 64".split()
-        assert main(["masks", str(inputs / "index"), *store]) == 0
+        invoke("masks", inputs / "index", *store)
     plain = run_in("plain", words)
-    local = ["--submit", "local", "--submit-jobs", "3", "--submit-folder", "sub mitted"]
-    joined = run_in("joined", [*words, *local])
+    local = "--submit local --submit-jobs 3 --submit-folder 'sub mitted'"
+    joined = run_in("joined", [*words, local])
     if name == "evaluate":  # two evaluations differ by rounding; the next test is exact
         for key in ("clicks", "oracle", "box", "boundary_iou", "boundary_f"):
             assert joined[0][key] == pytest.approx(plain[0][key], abs=5e-3), key
@@ -163,8 +164,7 @@ def test_a_part_that_fails_twice_is_named_with_its_log(where, inputs, tmp_path, 
     (tars / "a.tar").write_bytes((inputs / "tars" / "sa_000000.tar").read_bytes())
     (tars / "b.tar").write_bytes((inputs / "tars" / "sa_000001.tar").read_bytes()[:3000])
     flags = ["--submit", where, "--submit-jobs", "2"]
-    assert main(["index", str(tars), "--out", "out", *flags]) == 2
-    (line,) = capsys.readouterr().err.strip().split("\n")
+    line = refusal(capsys, "index", tars, "--out", "out", *flags)
     (log,) = Path("submitted").glob("index-*/1.log")
     assert f"part 1 of 2 failed twice ({'exit code 2' if where == 'local' else 'job 200_1'}" in line
     assert f"see {log.absolute()}" in line
@@ -205,13 +205,12 @@ def test_sigterm_stops_the_parts(where, inputs, slurm):
     ],
 )
 def test_wrong_flags_give_one_line(words, message, inputs, capsys):
-    assert main(words.format(inputs).split()) == 2
-    (line,) = capsys.readouterr().err.strip().split("\n")
-    assert message in line
+    assert message in refusal(capsys, words.format(inputs))
 
 
 def test_data_that_changed_between_the_parts_is_refused(inputs, tmp_path, capsys):
     content = {"total": 4, "results": []}
     (tmp_path / "part-0.json").write_text(json.dumps(content))
-    assert main(f"verify {inputs}/tars --part join/1@{tmp_path}".split()) == 2
-    assert "the data changed meanwhile" in capsys.readouterr().err
+    assert "the data changed meanwhile" in refusal(
+        capsys, f"verify {inputs}/tars --part join/1@{tmp_path}"
+    )

@@ -12,6 +12,7 @@ from gigamask.cli.main import main
 from gigamask.models.configs import vit_h
 from gigamask.models.init import build_model
 from gigamask.models.sam.sam import Sam
+from tests.commands import invoke, refusal
 from tests.journeys.runs import records
 from tests.little import SPEC, little
 from tests.plugins.distill.students import little_student
@@ -32,10 +33,11 @@ def test_two_phases_by_one_command(scenes, weights, tmp_path, capsys):
     first, second = (records(tmp_path / "run" / phase) for phase in ("features", "prompts"))
     assert [len(first), len(second)] == [3, 2]
     assert first[0]["mse"] > 0
-    assert main(["evaluate", str(tmp_path / "run"), "--data", str(scenes)]) == 2
-    assert f"one of its runs: {tmp_path}/run/features, " in capsys.readouterr().err
+    assert f"one of its runs: {tmp_path}/run/features, " in refusal(
+        capsys, "evaluate", tmp_path / "run", "--data", scenes
+    )
     command = f"evaluate {tmp_path}/run/prompts --data {scenes} --max-images 1 --device cpu"
-    assert main(command.split()) == 0
+    invoke(command)
 
 
 def test_another_teacher_does_not_go_on(scenes, tmp_path, capsys):
@@ -43,10 +45,11 @@ def test_another_teacher_does_not_go_on(scenes, tmp_path, capsys):
     gigamask.save_model(build_model(SPEC, 7), path)
     words = ["--data", scenes, "--phase", "features", "--steps", 1, "--out", tmp_path / "run"]
     assert distill("--teacher", path, *words) == 0
-    assert main(f"distill --resume {tmp_path}/run --steps 2".split()) == 0
+    invoke(f"distill --resume {tmp_path}/run --steps 2")
     gigamask.save_model(build_model(SPEC, 8), path)
-    assert main(f"distill --resume {tmp_path}/run --steps 3".split()) == 2
-    assert f"{path}: changed since {tmp_path / 'run'} was started" in capsys.readouterr().err
+    assert f"{path}: changed since {tmp_path / 'run'} was started" in refusal(
+        capsys, f"distill --resume {tmp_path}/run --steps 3"
+    )
 
 
 def test_photographs_without_masks_suffice_for_features(weights, tmp_path):

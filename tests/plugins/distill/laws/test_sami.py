@@ -9,7 +9,6 @@ import torch
 from torch.nn import functional
 
 from gigamask import load_model
-from gigamask.cli.main import main
 from gigamask.models.init import build_model
 from gigamask.models.state_dict import read_weights
 from gigamask.plugins.distill.sami import patch_features
@@ -18,6 +17,7 @@ from gigamask.training.state import TrainState
 from gigamask.training.step import StepMetrics, accumulate
 from gigamask.training.train_data import TrainData, open_index
 from gigamask.training.trainer import train
+from tests.commands import invoke, refusal
 from tests.laws.test_training import same
 from tests.little import SPEC
 from tests.plugins.distill.students import little_sami
@@ -117,12 +117,12 @@ def test_by_command(tmp_path, scenes, weights, capsys):
         tmp_path / "run",
         tmp_path / "sam",
     )
-    assert main(["plan", *words]) == 0
-    assert main(["pretrain", *words, *data, "--out", str(run), "--steps", "2"]) == 0
+    invoke("plan", *words)
+    invoke("pretrain", *words, *data, "--out", run, "--steps", "2")
     assert "gigamask train efficient_sam" in capsys.readouterr().out
-    assert main(f"pretrain --resume {run} --steps 3".split()) == 0
+    invoke(f"pretrain --resume {run} --steps 3")
     begun = ["train", "tiny", *data, "--init", f"mae:{run}", "--out", str(out), *SMALL_VIT]
-    assert main([*begun, *"--model.patch-size 8 --freeze image_encoder.blocks".split()]) == 0
+    invoke(*begun, "--model.patch-size 8 --freeze image_encoder.blocks")
     found, (taught, _) = load_model(out).state_dict(), read_weights(run)
     for own, mae in (("attn.qkv.weight", "attn.qkv.weight"), ("mlp.lin1.bias", "mlp.fc1.bias")):
         assert torch.equal(found[f"image_encoder.blocks.1.{own}"], taught[f"blocks.1.{mae}"])
@@ -139,7 +139,7 @@ def test_it_starts_from_efficient_sams_names(tmp_path, scenes):
     out = tmp_path / "run"
     words = f"train tiny --data {scenes} --out {out} --model.embedding-dim 16 --freeze".split()
     words += ["image_encoder.blocks", "image_encoder.neck.0", *SMALL_VIT]
-    assert main([*words, "--init", f"mae:{tmp_path / 'efficient_sam_vitt.pt'}"]) == 0
+    invoke(*words, "--init", f"mae:{tmp_path / 'efficient_sam_vitt.pt'}")
     found = load_model(out).state_dict()
     assert torch.equal(found["image_encoder.neck.0.weight"], neck["neck.0.weight"])
     first = encoder["blocks.0.mlp.fc1.weight"]
@@ -156,5 +156,4 @@ def test_what_does_not_fit_is_said(tmp_path, scenes, weights, capsys):
         (f"--teacher {weights} --model.image-size 128", "choose a smaller --model.image-size"),
         (f"--teacher {weights} --model.patch-size 2", "32 pixels or 16 x 16 patches"),
     ):
-        assert main([*words, *more.split()]) == 2
-        assert message in capsys.readouterr().err
+        assert message in refusal(capsys, *words, more)

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from gigamask.cli.main import main
 from gigamask.models.configs import SamConfig
 from gigamask.models.init import build_model
 from gigamask.plugins.encoders.configs import RepViT
+from tests.commands import invoke, refusal
 from tests.errors import error_line
 from tests.laws.test_small_encoders import (
     pixels,
@@ -95,12 +95,11 @@ def test_sizes_that_do_not_fit_are_said(make, message):
 def test_what_it_cannot_is_said(tmp_path, scenes, capsys):
     mae = tmp_path / "mae"
     words = f"--data {scenes} --out {mae} --steps 1 --device cpu".split()
-    assert main(["pretrain", "mae_tiny", *words]) == 0
+    invoke("pretrain", "mae_tiny", *words)
     words[3] = str(tmp_path / "b")
     for given, message in (
         (f"repvit --init mae:{mae}", "mae: is for --model.encoder vit, vit_t or vit_s"),
         ("repvit --parallel fsdp --optimizer adamw", "of which repvit has none"),
         ("repvit:m1", "repvit takes no value"),
     ):
-        assert main(["train", "tiny", *words, "--model.encoder", *given.split()]) == 2
-        assert message in capsys.readouterr().err
+        assert message in refusal(capsys, "train", "tiny", *words, "--model.encoder", given)

@@ -10,7 +10,7 @@ import pytest
 import gigamask
 from gigamask.cli.main import main
 from gigamask.config_files import load_config
-from tests.commands import LITTLE
+from tests.commands import LITTLE, invoke, refusal
 from tests.journeys.test_own_data import here  # noqa: F401 (a fixture)
 
 
@@ -48,18 +48,16 @@ def test_parquet(capsys):
     assert train("--data", "set/train-*.parquet", *held_out, "--steps", "3") == 0
     assert {path: path.stat().st_mtime_ns for path in Path().glob("**/*.tar")} == written
     capsys.readouterr()
-    assert main(["stats", "set/test-0.parquet"]) == 0
+    invoke("stats", "set/test-0.parquet")
     assert "3 images with 6 masks" in capsys.readouterr().out
     words = "evaluate run --trust --data set/test-0.parquet --masks scan --device cpu".split()
-    assert main([*words, "--json", "scores.json"]) == 0
+    invoke(*words, "--json", "scores.json")
     assert json.loads(Path("scores.json").read_text())["images"] == 3
-    assert main("convert set/train-* --out tars --masks scan".split()) == 0
+    invoke("convert set/train-* --out tars --masks scan")
     assert "8 images with 16 masks" in capsys.readouterr().out
-    assert main(["convert", "coco.json", "--out", "of_coco"]) == 2
-    assert "--images FOLDER" in capsys.readouterr().err
+    assert "--images FOLDER" in refusal(capsys, "convert", "coco.json", "--out", "of_coco")
     loader = gigamask.DataLoader("set/test-0.parquet", "tiny", batch_size=3, num_workers=0)
     (batch,) = loader
     assert len(batch.names) == 3
     for words in (["index", "set/test-0.parquet"], ["segment", "starter", "set"]):
-        assert main([*words, "--out", "out"]) == 2
-        assert f"gigamask convert {folder}/set" in capsys.readouterr().err
+        assert f"gigamask convert {folder}/set" in refusal(capsys, *words, "--out", "out")

@@ -4,10 +4,10 @@ masks.
 
 import pytest
 
-from gigamask.cli.main import main
 from gigamask.data import index as indexes
 from gigamask.plugins.grounding import queries
 from gigamask.plugins.grounding.described_scenes import compose_scene, write
+from tests.commands import invoke, refusal
 from tests.plugins.grounding.laws.test_described_scenes import answers
 
 
@@ -50,8 +50,9 @@ def test_queries_name_the_right_masks_of_the_files(tmp_path):
 @pytest.mark.slow
 def test_the_verb_writes_them(tmp_path, capsys):
     words = ["ground", "synth", str(tmp_path), "--images", "3"]
-    assert main([*words, "--long-side", "90", "100"]) == 0
+    invoke(*words, "--long-side", "90", "100")
     assert f"{tmp_path}/queries.jsonl" in capsys.readouterr().out
     for sides in (("31", "100"), ("100", "90"), ("90", "8193")):
-        assert main([*words, "--long-side", *sides]) == 2
-        assert f"32 to 8192, the smaller first (got {' '.join(sides)})" in capsys.readouterr().err
+        assert f"32 to 8192, the smaller first (got {' '.join(sides)})" in refusal(
+            capsys, *words, "--long-side", *sides
+        )

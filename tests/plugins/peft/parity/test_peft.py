@@ -10,12 +10,12 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import SamModel
 
-from gigamask.cli.main import main
 from gigamask.export.huggingface import huggingface_outputs
 from gigamask.export.probe import Probe, compare
 from gigamask.models import convert, state_dict
 from gigamask.models.sam.sam import Sam
 from gigamask.plugins.peft import folders
+from tests.commands import invoke, refusal
 from tests.errors import error_line
 
 LITTLE = f"{Path(__file__).resolve().parents[3] / 'little.py'}:little"
@@ -24,7 +24,7 @@ LITTLE = f"{Path(__file__).resolve().parents[3] / 'little.py'}:little"
 def trained(out: Path, scenes, weights, *words: str) -> Path:
     """A run with adapters, whose export is in the folder beside it."""
     given = ["--data", str(scenes), "--init", str(weights), "--steps", "2", "--lora", "2", *words]
-    assert main(["train", LITTLE, *given, "--out", str(out)]) == 0
+    invoke("train", LITTLE, *given, "--out", out)
     return out
 
 
@@ -40,7 +40,7 @@ def trained(out: Path, scenes, weights, *words: str) -> Path:
 )
 def test_peft_computes_what_the_run_computes(words, scenes, weights, tmp_path):
     run, out = trained(tmp_path / "run", scenes, weights, *words), tmp_path / "adapters"
-    assert main(["export", str(run), "--to", "peft", "--out", str(out)]) == 0
+    invoke("export", run, "--to", "peft", "--out", out)
     ours = Sam.from_pretrained(run)
     probe = Probe.from_model(ours)
     with warnings.catch_warnings():
@@ -195,12 +195,10 @@ def test_files_that_are_refused(written):
 
 def test_only_adapters_can_be_exported(weights, scenes, tmp_path, capsys):
     out = ["--to", "peft", "--out", str(tmp_path / "out")]
-    assert main(["export", str(weights), *out]) == 2
-    assert "holds no adapters" in capsys.readouterr().err
+    assert "holds no adapters" in refusal(capsys, "export", weights, *out)
     words = ["--freeze", "prompt_encoder", "mask_decoder"]
     unfreeze = ["--unfreeze", "image_encoder.pos_embed"]
     run = trained(tmp_path / "run", scenes, weights, *words, *unfreeze)
     capsys.readouterr()
-    assert main(["export", str(run), *out]) == 2
-    assert "vision_encoder beside its layers" in capsys.readouterr().err
+    assert "vision_encoder beside its layers" in refusal(capsys, "export", run, *out)
     assert not (tmp_path / "out").exists()

@@ -8,11 +8,11 @@ import pytest
 from PIL import Image
 from pycocotools.coco import COCO
 
-from gigamask.cli.main import main
 from gigamask.plugins.serve import server
 from gigamask.plugins.serve.project import Project
 from gigamask.synthetic.cells import compose_cells
 from tests.browser import NARROW, opened
+from tests.commands import invoke
 from tests.plugins.serve.annotated import save_untrained
 from tests.plugins.serve.journeys.test_serve import choose_file, served
 
@@ -210,7 +210,7 @@ def test_the_loop_ends_with_an_export(browser, address, photos, tmp_path):
     assert names - {"disc"} == {"object"}  # another test adds discs, on the same worker or not
     told = tmp_path / "told.json"
     shards = project / "export" / "shards"
-    assert main(["index", str(shards), "--out", str(tmp_path / "index"), "--json", str(told)]) == 0
+    invoke("index", shards, "--out", tmp_path / "index", "--json", told)
     assert json.loads(told.read_text())["masks"] == len(coco.anns)
 
 
@@ -256,7 +256,7 @@ def test_images_of_16_bits_are_shown_and_classes_are_named(
     def start_and_stop(*given):
         with monkeypatch.context() as changed:
             changed.setattr(server, "serve", lambda *_: None)
-            assert main(["serve", *map(str, (*words, "--weights", weights, *given))]) == 0
+            invoke("serve", *words, "--weights", weights, *given)
         return capsys.readouterr().out
 
     assert "replaces" not in start_and_stop("--percentiles", 1, 99)

@@ -26,6 +26,7 @@ from gigamask.plugins.serve.command import ServeCommand
 from gigamask.training.trainer import train
 from gigamask.workflows import demo
 from tests.browser import NARROW, SLOW_S, WIDE, opened
+from tests.commands import refusal
 from tests.little import little
 from tests.plugins.serve.annotated import save_untrained
 from tests.plugins.serve.unit.test_runs_view import write_records
@@ -90,13 +91,11 @@ def test_wrong_words_are_one_line(words, told, capsys, tmp_path, monkeypatch):
 
 def test_without_its_packages_it_says_what_to_install(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert main(["serve", "--runs", str(tmp_path)]) == 2
-    assert "pip install 'gigamask[web]'" in capsys.readouterr().err
+    assert "pip install 'gigamask[web]'" in refusal(capsys, "serve", "--runs", tmp_path)
 
 
 def test_who_looks_for_a_page_is_told_of_it(capsys):
-    assert main(["gui"]) == 2
-    assert "perhaps you meant serve" in capsys.readouterr().err
+    assert "perhaps you meant serve" in refusal(capsys, "gui")
     assert demo.next_commands("runs/demo")[0][0] == "gigamask serve --weights runs/demo"
 
 
