@@ -21,11 +21,13 @@ from gigamask.data.shards import ShardReader
 from tests import broken
 from tests.errors import error_line
 
+STRAY = ["readme", "a.txt", "._set-1.jpg"]
+
 
 @st.composite
 def archives(draw):
     """Members of one tar: images of any small size with or without a json, stray files, in any
-    order and any folder."""
+    order, each in any folder."""
     members = []
     for number in draw(st.lists(st.integers(0, 10**9), min_size=1, max_size=5, unique=True)):
         height, width = draw(st.integers(1, 20)), draw(st.integers(1, 20))
@@ -38,13 +40,18 @@ def archives(draw):
                 counts = coco.encode(mask)["counts"].decode()
                 masks.append((counts, round(random.random(), 3), random.integers(2).item()))
             record = broken.described(number, (height, width), masks)
-        members += broken.members(number, simplejpeg.encode_jpeg(pixels), record)
+            record["image"] |= {"image_id": number + draw(st.integers(0, 1)), "file_name": ""}
+        stem = draw(st.sampled_from([f"set-{number:010}", f"{number}x"]))
+        suffix = draw(st.sampled_from([".jpg", ".JPG", ".jpeg"]))
+        members.append((stem + suffix, simplejpeg.encode_jpeg(pixels)))
+        if record:
+            members.append((f"{stem}.json", json.dumps(record).encode()))
     members += [
         (f"{name}.json", b"{}") for name in draw(st.sets(st.sampled_from(["left", "over"])))
     ]
-    members += [(name, b"text") for name in draw(st.sets(st.sampled_from(["readme", "a.txt"])))]
-    prefix = draw(st.sampled_from(["", "./", "images/", "a/b/"]))
-    return [(prefix + name, payload) for name, payload in draw(st.permutations(members))]
+    members += [(name, b"text") for name in draw(st.sets(st.sampled_from(STRAY)))]
+    prefixes = st.sampled_from(["", "./", "images/", "a/b/"])
+    return [(draw(prefixes) + name, payload) for name, payload in draw(st.permutations(members))]
 
 
 @pytest.mark.filterwarnings(
@@ -62,21 +69,24 @@ def test_rows_are_what_the_plain_way_finds(members):
                 os.path.basename(member.name): archive.extractfile(member).read()
                 for member in archive
             }
-        stems = [name[:-4] for name in stored if name.endswith(".jpg")]
+        jpgs = {
+            Path(name).stem: data
+            for name, data in stored.items()
+            if name.lower().endswith(("jpg", "jpeg")) and name not in STRAY
+        }
+        stems = list(jpgs)
         assert [name.decode() for name in index.images["name"]] == stems
         shards, mask_count = ShardReader(index.shard_paths), 0
         for row, stem in enumerate(stems):
             assert index.find(index.entry_name(row)) == row
-            assert shards.read_entry(index, row) == (
-                stored[f"{stem}.jpg"],
-                stored.get(f"{stem}.json"),
-            )
-            height, width, *_ = simplejpeg.decode_jpeg_header(stored[f"{stem}.jpg"])
+            raw = stored.get(f"{stem}.json")
+            assert shards.read_entry(index, row) == (jpgs[stem], raw)
+            height, width, *_ = simplejpeg.decode_jpeg_header(jpgs[stem])
             assert (index.images["height"][row], index.images["width"][row]) == (height, width)
-            assert index.images["image_id"][row] == int(stem[3:])
-            annotations = json.loads(stored.get(f"{stem}.json", b'{"annotations": []}'))[
-                "annotations"
-            ]
+            plain = {"image": {"image_id": -1 if "x" in stem else int(stem[4:])}, "annotations": []}
+            record = json.loads(raw) if raw else plain
+            annotations = record["annotations"]
+            assert index.images["image_id"][row] == record["image"]["image_id"]
             rows = index.mask_rows(row)
             assert (rows.start, rows.stop) == (
                 mask_count,
@@ -94,7 +104,8 @@ def test_rows_are_what_the_plain_way_finds(members):
         report = index.report()
         assert report["masks"] == mask_count
         assert report["without_jpg"] == sum(name in stored for name in ("left.json", "over.json"))
-        assert report["other_members"] == sum(name in stored for name in ("readme", "a.txt"))
+        assert report["without_json"] == sum(f"{stem}.json" not in stored for stem in stems)
+        assert report["other_members"] == sum(name in stored for name in STRAY)
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,6 @@ from gigamask.data import index as indexes
 from gigamask.data import shard_index as parts
 from gigamask.data.index import Index, build, extend, find_tars, open_or_build
 from gigamask.data.shard_index import index_tar
-from gigamask.data.shards import ShardReader
 from gigamask.synthetic import scenes
 from tests import broken
 from tests.errors import error_line
@@ -51,42 +50,6 @@ def test_columns_say_what_the_tars_hold(two):
     }
     assert two.report() == {"images": 4, "masks": 12, "shards": 2} | nothing
     assert all(os.path.isabs(path) for path in two.shard_paths)
-
-
-def test_members_pair_by_stem_in_any_order_and_folder(tmp_path, entry, masks, record, jpg):
-    one, two = entry(1), entry(2)
-    members = [
-        (f"./{two[1][0]}", two[1][1]),
-        one[0],
-        ("sa_77.json", b"{}"),
-        ("deep/down/sa_2.JPG", two[0][1]),
-        ("notes.txt", b"hello"),
-        ("._sa_1.jpg", b"mac"),
-        ("photo.jpeg", jpg(7, 9)),
-        ("other/sa_1.json", one[1][1]),
-        ("set 12/img-0042.jpg", jpg(5, 6)),
-        ("e.jpg", jpg()),
-        (
-            "e.json",
-            json.dumps(
-                record(np.concatenate([masks[:1], masks[:1] & False]))
-                | {"image": {"image_id": 5, "width": 32, "height": 24}}
-            ).encode(),
-        ),
-    ]
-    tar.write(tmp_path / "a.tar", members)
-    index = build([tmp_path / "a.tar"], tmp_path / "index")
-    assert index.images["name"].tolist() == [b"sa_1", b"sa_2", b"photo", b"img-0042", b"e"]
-    assert index.images["image_id"].tolist() == [1, 2, -1, 42, 5]
-    assert index.images["masks"].tolist() == [3, 3, 0, 0, 2]
-    assert index.images["json_offset"].tolist()[2:4] == [-1, -1]
-    assert (index.images["height"][2], index.images["width"][2]) == (7, 9)
-    assert index.masks["box"][-1].tolist() == [1, 1, 0, 0]
-    reader = ShardReader(index.shard_paths)
-    for row, entry_members in enumerate((one, two)):
-        assert reader.read_entry(index, row) == tuple(data for _, data in entry_members)
-    report = index.report()
-    assert [report[name] for name in ("without_json", "without_jpg", "other_members")] == [2, 1, 2]
 
 
 @pytest.mark.slow
