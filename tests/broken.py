@@ -52,6 +52,11 @@ def members(number: int, jpg: bytes | None, record: dict | bytes | None) -> list
     ]
 
 
+def samples(*numbers: int) -> list[tuple[str, bytes]]:
+    """The members of valid samples."""
+    return [member for number in numbers for member in members(number, *sound(number))]
+
+
 def described(number: int, size: tuple[int, int], masks: Iterable[tuple]) -> dict:
     """The json of `sa_{number}` as data; a mask is its counts and its two scores."""
     height, width = size
@@ -312,7 +317,7 @@ def write_samples(path: Path, faulty: int | None = None) -> dict[str, tuple[str,
     kinds = [("jpg", *fault) for fault in JPG_FAULTS.values()] + [
         ("json", *fault) for fault in JSON_FAULTS.values()
     ]
-    held, bad = members(0, *sound(0)), {}
+    held, bad = samples(0), {}
     for number, (kind, change, words) in enumerate(kinds[:faulty]):
         jpg, record = sound(2 * number + 1)
         held += members(
@@ -320,7 +325,7 @@ def write_samples(path: Path, faulty: int | None = None) -> dict[str, tuple[str,
         )
         bad[f"{path.name}:sa_{2 * number + 1}"] = (f"sa_{2 * number + 1}.{kind}", words)
         if number % 3 == 0:
-            held += members(2 * number + 2, *sound(2 * number + 2))
+            held += samples(2 * number + 2)
     tar.write(path, held)
     return bad
 
@@ -329,7 +334,7 @@ def write_tars(folder: Path) -> dict[str, tuple[str, int]]:
     """Writes a tar of four valid samples for each defect of tars, and returns the expected message
     and the number of samples before the break of each file."""
     whole = folder / "whole.tar"
-    tar.write(whole, [member for number in range(4) for member in members(number, *sound(number))])
+    tar.write(whole, samples(*range(4)))
     raw = whole.read_bytes()
     told = {}
     for name, (change, words, before) in TAR_FAULTS.items():

@@ -29,7 +29,7 @@ def test_verify_ends_with_2_and_names_what_is_bad(tmp_path, capsys):
 
 def test_checksums_of_an_index_name_a_flipped_bit(tmp_path, capsys):
     path, out = tmp_path / "a.tar", str(tmp_path / "index")
-    broken.write_plain(path, broken.members(0, *broken.sound(0)))
+    broken.write_plain(path, broken.samples(0))
     invoke(f"index {path} --out {out}")
     invoke(f"verify {out}")
     assert re.search("1 JPEG without a checksum.*index .*--checksums", capsys.readouterr().out)

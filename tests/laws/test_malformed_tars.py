@@ -35,7 +35,7 @@ def pair(number: int, stem: str | None = None) -> list[Entry]:
     """The jpg and json of a valid sample, under names that begin with `stem`."""
     return [
         entry(f"{stem}{Path(name).suffix}" if stem else name, data)
-        for name, data in broken.members(number, *broken.sound(number))
+        for name, data in broken.samples(number)
     ]
 
 

@@ -1,8 +1,5 @@
 """Runs against pycocotools, in both directions, on thousands of masks."""
 
-import json
-import tarfile
-
 import numpy as np
 import pytest
 from pycocotools import mask as coco
@@ -47,29 +44,6 @@ def test_four_thousand_masks(first):
         assert np.array_equal(runs.areas(), coco.area(records))
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_boxes(seed):
-    masks = random_masks(seed)
-    boxes = RLEMasks.from_dense(masks).boxes()
-    expected = coco.toBbox(encode(masks))
-    filled = masks.any((1, 2))
-    assert np.array_equal(boxes[:, :2], expected[:, :2])
-    # pycocotools gives width and height, which are one more than the difference of inclusive ends.
-    assert np.array_equal(
-        boxes[:, 2:] - boxes[:, :2] + 1, np.where(filled[:, None], expected[:, 2:], 0)
-    )
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_iou(seed):
-    masks = random_masks(seed)
-    records = encode(masks)
-    assert np.array_equal(
-        RLEMasks.from_dense(masks).iou(RLEMasks.from_dense(masks[:15])),
-        coco.iou(records, records[:15], [0] * 15),
-    )
-
-
 def test_uncompressed_counts():
     masks = random_masks(6)
     for mask in masks:
@@ -78,30 +52,3 @@ def test_uncompressed_counts():
         counts = np.diff([0, *changes, flat.size]).tolist()
         packed = coco.frPyObjects({"size": list(mask.shape), "counts": counts}, *mask.shape)
         assert RLEMasks.from_coco([counts], mask.shape).to_coco() == [packed["counts"]]
-
-
-def test_real_annotations(real_data):
-    count = 0
-    with tarfile.open(sorted((real_data / "bsds_val").glob("*.tar"))[0]) as tar:
-        for member in tar:
-            if not member.name.endswith(".json") or count > 1000:
-                continue
-            annotations = json.loads(tar.extractfile(member).read())["annotations"]
-            records = [annotation["segmentation"] for annotation in annotations]
-            runs = RLEMasks.from_coco(
-                [record["counts"] for record in records], tuple(records[0]["size"])
-            )
-            assert [text.decode() for text in runs.to_coco()] == [
-                record["counts"] for record in records
-            ]
-            assert np.array_equal(runs.areas(), [annotation["area"] for annotation in annotations])
-            boxes = runs.boxes()
-            assert np.array_equal(
-                np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], 1),
-                [annotation["bbox"] for annotation in annotations],
-            )
-            assert np.array_equal(
-                runs.to_dense(), coco.decode(records).transpose(2, 0, 1).astype(bool)
-            )
-            count += len(records)
-    assert count > 1000

@@ -11,13 +11,14 @@ from gigamask.data import tar
 from gigamask.data.index import build
 from gigamask.datatools import stats as statistics
 from gigamask.synthetic import scenes
+from tests.unit.datatools.test_convert import members
 
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory):
     folder = tmp_path_factory.mktemp("scenes")
     scenes.write(folder, 12, shard_images=5)
-    _, payload = next(_members(folder / "sa_000000.tar"))
+    payload = next(iter(members(folder / "sa_000000.tar").values()))
     tar.write(
         folder / "z.tar",
         [("sa_99.jpg", payload), ("sa_98.jpg", payload), ("sa_98.json", b"broken")],
@@ -25,24 +26,15 @@ def index(tmp_path_factory):
     return build(folder, folder / "index")
 
 
-def _members(path):
-    found, raw = tar.scan(path), path.read_bytes()
-    for name, offset, size in zip(found.names, found.offsets, found.sizes, strict=True):
-        yield name, raw[offset : offset + size]
-
-
 @pytest.mark.slow
 def test_numbers_are_those_of_the_annotations(index):
     stats = statistics.describe(index)
-    annotations = []
-    for path in index.shard_paths[:-1]:
-        with open(path, "rb") as file:
-            raw = file.read()
-        found = tar.scan(path)
-        members = zip(found.names, found.offsets, found.sizes, strict=True)
-        annotations += [
-            json.loads(raw[at : at + size]) for name, at, size in members if name.endswith(".json")
-        ]
+    annotations = [
+        json.loads(raw)
+        for path in index.shard_paths[:-1]
+        for name, raw in members(path).items()
+        if name.endswith(".json")
+    ]
     masks = [(mask, each["image"]) for each in annotations for mask in each["annotations"]]
     assert (stats["images"], stats["masks"], stats["tars"]) == (13, len(masks), 4)
     assert (
@@ -108,7 +100,7 @@ def test_the_table_says_it_in_words(index):
 
 
 def test_an_index_without_masks(tmp_path, index):
-    _, payload = next(_members(tmp_path.__class__(index.shard_paths[0])))
+    payload = next(iter(members(index.shard_paths[0]).values()))
     tar.write(tmp_path / "a.tar", [("sa_1.jpg", payload)])
     stats = statistics.describe(build(tmp_path / "a.tar", tmp_path / "index"))
     assert (stats["masks"], list(stats["granularity"].values())) == (0, [0, 0, 0])

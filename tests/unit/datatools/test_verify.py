@@ -100,7 +100,7 @@ def test_processes_find_the_same(folder):
 def test_harmless_properties_are_counted(tmp_path):
     jpg, record = broken.sound(3)
     held = (
-        broken.members(0, *broken.sound(0))
+        broken.samples(0)
         + broken.members(1, broken.sound(1)[0], None)
         + broken.members(2, None, broken.sound(2)[1])
     )
@@ -230,7 +230,7 @@ def test_checksums_are_compared(tmp_path):
 
 def test_an_index_is_compared_with_its_tars(tmp_path):
     for name in ("a", "b", "c"):
-        tar.write(tmp_path / f"{name}.tar", broken.members(1, *broken.sound(1)))
+        tar.write(tmp_path / f"{name}.tar", broken.samples(1))
     folder = tmp_path / "index"
     index.build([tmp_path], folder)
     reports, stale = verification.verify(folder)
@@ -238,7 +238,7 @@ def test_an_index_is_compared_with_its_tars(tmp_path):
     (tmp_path / "a.tar").unlink()
     tar.write(
         tmp_path / "b.tar",
-        broken.members(1, *broken.sound(1)) + broken.members(2, *broken.sound(2)),
+        broken.samples(1, 2),
     )
     os.utime(tmp_path / "c.tar", ns=(1, 1))
     reports, stale = verification.verify([folder])
@@ -251,7 +251,7 @@ def test_an_index_is_compared_with_its_tars(tmp_path):
 
 
 def test_a_damaged_index_is_said(tmp_path):
-    tar.write(tmp_path / "a.tar", broken.members(1, *broken.sound(1)))
+    tar.write(tmp_path / "a.tar", broken.samples(1))
     index.build([tmp_path], tmp_path / "index")
     (tmp_path / "index" / "masks_area.npy").unlink()
     _, stale = verification.verify(tmp_path / "index")
@@ -267,7 +267,7 @@ def test_a_tar_that_is_gone_with_a_checksum_is_one_line(tmp_path):
 def test_members_that_are_too_large_or_cannot_be_read(tmp_path, monkeypatch):
     tar.write(
         tmp_path / "t.tar",
-        broken.members(1, *broken.sound(1)) + broken.members(2, *broken.sound(2)),
+        broken.samples(1, 2),
     )
     size = len(broken.sound(1)[0])
     monkeypatch.setattr(image, "MAX_BYTES", size - 1)
@@ -360,9 +360,7 @@ def test_members_without_a_partner_are_named(tmp_path):
 @pytest.mark.slow
 def test_every_flipped_bit_is_found_with_recorded_checksums(tmp_path):
     """In a tar of others, without them, most flipped bits are not."""
-    held = [
-        member for number in range(40) for member in broken.members(number, *broken.sound(number))
-    ]
+    held = broken.samples(*range(40))
     path, random = tmp_path / "a.tar", np.random.default_rng(0)
     broken.write_plain(path, held)
     index.build(path, tmp_path / "plain")
@@ -384,7 +382,7 @@ def test_every_flipped_bit_is_found_with_recorded_checksums(tmp_path):
 
 def test_a_flipped_bit_of_a_json_is_found_by_any_index(tmp_path):
     path = tmp_path / "a.tar"
-    broken.write_plain(path, broken.members(0, *broken.sound(0)))
+    broken.write_plain(path, broken.samples(0))
     index.build(path, tmp_path / "index")
     digit = path.read_bytes().index(b'"stability_score": 0.') + len(b'"stability_score": 0.')
     broken.flip(path, 8 * digit)
@@ -395,8 +393,8 @@ def test_a_flipped_bit_of_a_json_is_found_by_any_index(tmp_path):
 
 def test_members_of_a_replaced_tar_are_not_compared(tmp_path):
     path = tmp_path / "a.tar"
-    broken.write_plain(path, broken.members(0, *broken.sound(0)))
+    broken.write_plain(path, broken.samples(0))
     index.build(path, tmp_path / "index", checksums=True)
-    broken.write_plain(path, broken.members(1, *broken.sound(1)))
+    broken.write_plain(path, broken.samples(1))
     [report], stale = verification.verify(tmp_path / "index")
     assert (report.bad_members, len(stale), report.without_checksum) == ([], 1, 1)

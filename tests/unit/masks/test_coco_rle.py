@@ -1,9 +1,10 @@
 """Every malformed text is refused, by name, before anything of the claimed size is made."""
 
+import re
+
 import numpy as np
 import pytest
 
-from gigamask.errors import GigamaskError
 from gigamask.masks.coco_rle import PIXEL_LIMIT, read_spans, write_counts
 from gigamask.masks.rle import RLEMasks
 from tests.errors import error_line
@@ -90,10 +91,8 @@ MALFORMED = {
 @pytest.mark.parametrize("company", [text(6, 8, 6), [20]], ids=["beside text", "beside a list"])
 def test_malformed_counts_are_refused_by_name(name, company):
     counts, message = MALFORMED[name]
-    with pytest.raises(GigamaskError) as caught:
+    with error_line("^" + re.escape(message)):
         RLEMasks.from_coco([company, counts, company], SIZE)
-    assert str(caught.value).startswith(message)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("size", [(0, 5), (5, 0), (-3, 5)])

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from gigamask.masks import rle as runs_module
-from gigamask.masks.devices import decode_rle, encode_boxes
+from gigamask.masks.devices import encode_boxes
 from gigamask.masks.rle import RLEMasks
 from tests.errors import error_line
 
@@ -87,19 +87,6 @@ def test_rows_that_fall_or_leave_the_grid_are_refused(masks, rows):
 def test_a_target_that_is_too_large_is_refused(masks):
     with error_line(r"32769 x 32768.*1073741824"):
         RLEMasks.from_dense(masks).resample(np.zeros(32769, np.int64), np.zeros(32768, np.int64))
-
-
-def test_a_view_of_nothing_is_background(masks):
-    outside = RLEMasks.from_dense(masks).resample(np.full(3, -1), np.arange(5))
-    assert outside.size == (3, 5)
-    assert outside.offsets.tolist() == [0] * 5
-
-
-def test_no_masks_are_dense_too():
-    assert decode_rle(
-        torch.zeros(0, dtype=torch.int32), torch.zeros(1, dtype=torch.int64), (3, 4)
-    ).shape == (0, 3, 4)
-    assert RLEMasks.from_dense(np.zeros((0, 3, 4), bool)).to_dense().shape == (0, 3, 4)
 
 
 def test_masks_in_boxes_are_encoded_as_those_of_the_whole_image(masks):
