@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-import numpy as np
 
 from gigamask.data.annotation import RleSegmentation
 from gigamask.datatools import coco_json
@@ -25,8 +24,6 @@ from gigamask.datatools.formats import ConvertOptions
 from gigamask.datatools.image_files import files_of, meant_size
 from gigamask.datatools.left_out import CROWD, LeftOutEntry, LeftOutRecord
 from gigamask.datatools.objects import (
-    EMPTY,
-    NO_PIXEL,
     Objects,
     SourceImage,
     SourceListing,
@@ -54,13 +51,13 @@ MAX_BEGINNING_BYTES = 1 << 10
 class DecodedAnnotations(NamedTuple):
     """The masks of an image, some of which may be empty.
 
-    `rows` are their annotations by number, `skipped` those that are left out, and `notes` counts
+    `rows` are their annotations by name, `skipped` those that are left out, and `notes` counts
     what was changed.
     """
 
     masks: RLEMasks
-    rows: dict[int, AnnotationRow]
-    skipped: dict[int, LeftOutEntry]
+    rows: dict[str, AnnotationRow]
+    skipped: list[LeftOutEntry]
     notes: dict[str, int]
 
 
@@ -79,13 +76,9 @@ class CocoImage(SourceImage):
     def objects(self, stored: bytes) -> Objects:
         """Decode the masks; broken annotations are left out and listed with their reasons."""
         masks, rows, skipped, notes = self.read_annotations(self.size_of(stored))
-        filled = masks.areas() > 0
-        for i in np.array(list(rows), np.int64)[~filled].tolist():
-            skipped[i] = _skip(self.source, i, rows[i], CorruptSampleError(EMPTY, NO_PIXEL))
-        extras = [extra_fields(row, self.names) for i, row in rows.items() if i not in skipped]
-        left_out = [skipped[i] for i in sorted(skipped)]
-        kept = masks if filled.all() else masks[filled]
-        return Objects(kept, extras, left_out, notes, self.stated_size is not None)
+        extras = [extra_fields(row, self.names) for row in rows.values()]
+        found = Objects(masks, extras, skipped, notes, self.stated_size is not None)
+        return found.without_empty(list(rows))
 
     @property
     def stated_size(self) -> tuple[int, int] | None:
@@ -118,20 +111,21 @@ class CocoImage(SourceImage):
         numbers = sum(bytes(raw).count(b",") for raw in self.annotations)
         check_count(numbers, "numbers", MAX_NUMBERS, self.source)
         outlines = Outlines(size, self.source)
-        rows: dict[int, AnnotationRow] = {}
-        skipped: dict[int, LeftOutEntry] = {}
+        rows: dict[str, AnnotationRow] = {}
+        skipped: list[LeftOutEntry] = []
         for i, raw in enumerate(self.annotations):
-            row = None
+            name = f"{self.source}: its annotation {i}"
             try:
                 row = coco_json.ANNOTATION.decode(raw)
+                name += f" (id {row.id})"
                 if row.iscrowd and not self.keep_crowds:
                     raise CorruptSampleError("is marked iscrowd; --keep-crowds keeps it", CROWD)
                 outlines.add(row.segmentation)
-                rows[i] = row
+                rows[name] = row
             except MaskLimitError:
                 raise
             except (*JSON_ERRORS, GigamaskError) as error:
-                skipped[i] = _skip(self.source, i, row, error)
+                skipped.append(LeftOutEntry.of(name, error, f"{name}: "))
         return DecodedAnnotations(outlines.draw(), rows, skipped, outlines.notes)
 
 
@@ -307,8 +301,3 @@ def _image_rows(
             reason = f"{row.name} (id {key}): {file} in {folder}; give each image its own file"
             skipped.append(LeftOutEntry(row.name, reason, "several images of its name"))
     return found, skipped
-
-
-def _skip(source: str, i: int, row: AnnotationRow | None, error: Exception) -> LeftOutEntry:
-    name = f"{source}: its annotation {i}" + (f" (id {row.id})" if row is not None else "")
-    return LeftOutEntry.of(name, error, f"{name}: ")

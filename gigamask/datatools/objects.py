@@ -3,9 +3,11 @@
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from gigamask.datatools.image_files import SUFFIXES, files_of, read_file
 from gigamask.datatools.left_out import LeftOutEntry, LeftOutRecord
@@ -39,6 +41,18 @@ class Objects:
     skipped: list[LeftOutEntry]
     notes: dict[str, int] = field(default_factory=dict)
     size_is_stated: bool = True
+
+    def without_empty(self, names: Sequence[str]) -> "Objects":
+        """Return the same without masks that cover no pixel, which are left out.
+
+        Args:
+            names: Name of each mask for messages.
+        """
+        filled, error = self.masks.areas() > 0, CorruptSampleError(EMPTY, NO_PIXEL)
+        empty = [names[i] for i in np.flatnonzero(~filled).tolist()]
+        skipped = [*self.skipped, *(LeftOutEntry.of(each, error, f"{each}: ") for each in empty)]
+        extras = [self.extras[i] for i in np.flatnonzero(filled).tolist()]
+        return replace(self, masks=self.masks[filled], extras=extras, skipped=skipped)
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,7 @@ class CocoData:
         size = entry.size_of(stored)
         raw = to_member(stored, fit(stored, size, entry.source), entry.source)
         masks, found, broken, _ = entry.read_annotations(size)
-        self.broken.extend(sample.reason for sample in broken.values())
+        self.broken.extend(sample.reason for sample in broken)
         rows = list(found.values())
         areas = masks.areas().astype(np.float64)
         boxes = (masks.boxes() + np.array([0, 0, 1, 1])).astype(np.float32)

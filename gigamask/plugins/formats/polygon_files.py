@@ -6,13 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from gigamask.data.annotation import MAX_BYTES
 from gigamask.datatools.coco_json import AnnotationRow, Id, StatedId, extra_fields
 from gigamask.datatools.image_files import meant_size
 from gigamask.datatools.left_out import LeftOutEntry
-from gigamask.datatools.objects import EMPTY, NO_PIXEL, Objects, SourceImage
+from gigamask.datatools.objects import Objects, SourceImage
 from gigamask.datatools.outlines import MaskLimitError, Outlines
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.masks.rle import RLEMasks
@@ -87,27 +85,20 @@ class PolygonImage(SourceImage):
         stated = self.stated_size(content)
         size = meant_size(stored, stated, self.source)
         outlines = Outlines(size, self.source)
-        skipped: dict[int, LeftOutEntry] = {}
-        drawn = []
-        found = self.shapes(content, size)
-        for i, each in enumerate(found):
+        skipped, drawn = [], []
+        for each in self.shapes(content, size):
             try:
                 if each.error is not None:
                     raise each.error
                 outlines.add_parts(each.rings, each.masks)
-                drawn.append(i)
+                drawn.append(each)
             except MaskLimitError:
                 raise
             except (*JSON_ERRORS, GigamaskError) as error:
-                skipped[i] = LeftOutEntry.of(self.source, error, f"{each.name}: ")
-        masks = outlines.draw()
-        filled = masks.areas() > 0
-        for i in np.array(drawn, np.int64)[~filled].tolist():
-            error = CorruptSampleError(EMPTY, NO_PIXEL)
-            skipped[i] = LeftOutEntry.of(self.source, error, f"{found[i].name}: ")
-        extras = [self.fields_of(found[i]) for i in drawn if i not in skipped]
-        left_out = [skipped[i] for i in sorted(skipped)]
-        return Objects(masks[filled], extras, left_out, outlines.notes, stated is not None)
+                skipped.append(LeftOutEntry.of(self.source, error, f"{each.name}: "))
+        extras = [self.fields_of(each) for each in drawn]
+        objects = Objects(outlines.draw(), extras, skipped, outlines.notes, stated is not None)
+        return objects.without_empty([each.name for each in drawn])
 
     def fields_of(self, shape: ShapeObject) -> dict[str, Any]:
         """Return the fields of an object besides its mask.

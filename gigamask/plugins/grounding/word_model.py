@@ -69,7 +69,12 @@ class WordModel(TextModel, Model):
             if len(found) > self.max_tokens:
                 self.warn_cut(text)
         rows = [
-            torch.tensor([_hash(word) for word in found[: self.max_tokens] or [text]])
+            torch.tensor(
+                [
+                    int.from_bytes(blake2b(word.encode(), digest_size=7).digest())
+                    for word in found[: self.max_tokens] or [text]
+                ]
+            )
             for text, found in zip(texts, split, strict=True)
         ]
         lengths = torch.tensor([[len(row)] for row in rows])
@@ -89,10 +94,6 @@ class WordModel(TextModel, Model):
         for layer in self.layers:
             x = layer(x, tokens.attention_mask)
         return TextFeatures(x.float(), tokens.attention_mask)
-
-
-def _hash(word: str) -> int:
-    return int.from_bytes(blake2b(word.encode(), digest_size=7).digest())
 
 
 def _buckets(ids: Int64[Tensor, "B T"]) -> Int64[Tensor, "B T H"]:

@@ -21,7 +21,7 @@ from gigamask.plugins.serve.edits import UNEDITED, Edit, ImageEdits, MaskObject,
 from gigamask.plugins.serve.open_images import NotFoundError
 from gigamask.plugins.serve.photographs import utf8_name
 from gigamask.plugins.serve.pictures import file_version
-from gigamask.plugins.serve.project import Project
+from gigamask.plugins.serve.project import Project, replaced
 from gigamask.plugins.serve.prompt_steps import PromptStep, checked_points
 from gigamask.plugins.serve.session import Session, masks_to_json, shown_pixels
 
@@ -68,15 +68,13 @@ class Annotator:
     def open(self, row: int) -> dict[str, Any]:
         """Open an image and return its name, size and objects."""
         key, size = self.with_key(row)
-        stored = self.project.names[row]
-        name = utf8_name(stored)
-        facts = {"row": row, "name": name, "height": size[0], "width": size[1]}
-        facts["shows"] = version_shown(self, row)
-        notes = [self.session.images.get(key).note]
-        if stored != name:
+        stored, edits = self.project.names[row], self.project.read(row, size)
+        notes = [self.session.images.get(key).note, *replaced(self.project, row, edits)]
+        if stored != (name := utf8_name(stored)):
             notes.append("its name is not UTF-8: exports leave it out until it is renamed")
-        facts["note"] = "; ".join(filter(None, notes))
-        return facts | to_json(self.project.read(row, size))
+        facts = {"row": row, "name": name, "height": size[0], "width": size[1]}
+        facts |= {"shows": version_shown(self, row), "note": "; ".join(filter(None, notes))}
+        return facts | to_json(edits)
 
     def with_key(self, row: int) -> tuple[str, Size]:
         """Return the id in the session and the size of an image, opened unless it is."""

@@ -54,8 +54,7 @@ def pair_by_content(project: Project) -> dict[str, str]:
     with project.lock:
         taken = annotated_names(project.folder)
         free = [name for name in project.names if name not in taken]
-        root = Path(project.content.images)
-        pairs = find_by_content(project.folder, project.missing, root, free)
+        pairs = find_by_content(project.folder, project.missing, Path(project.content.images), free)
         for old, new in pairs.items():
             source, target = (annotations_of(project.folder, name) for name in (old, new))
             try:
@@ -67,8 +66,7 @@ def pair_by_content(project: Project) -> dict[str, str]:
                     "pair again"
                 ) from None
             del project.missing[old]
-            row = project.names.index(new)
-            project.summaries.rows.pop(row, None)
+            project.summaries.rows.pop(project.names.index(new), None)
         project.summary()
         return pairs
 

@@ -3,6 +3,7 @@
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b, file_digest
 from pathlib import Path
@@ -86,18 +87,22 @@ def find_by_content(
     Returns:
         New name by old name, of the images that one candidate equals, and no other.
     """
-    wanted = {name: _stated(annotations_of(folder, name)) for name in missing}
-    sizes = {content.bytes for content in wanted.values() if content}
+    wanted: dict[str, FileContent] = {}
+    for name in missing:
+        with suppress(GigamaskError):
+            if content := read_json(annotations_of(folder, name), _Annotated).content:
+                wanted[name] = content
+    sizes = {content.bytes for content in wanted.values()}
     found: Mapping[FileContent, list[str]] = defaultdict(list)
     for name in candidates:
         stamp = stamp_of(root / name)
         if stamp and stamp[0] in sizes and (content := content_of(root / name)):
             found[content].append(name)
-    claims = [content for content in wanted.values() if content]
+    claims = list(wanted.values())
     return {
         name: found[content][0]
         for name, content in wanted.items()
-        if content and len(found[content]) == claims.count(content) == 1
+        if len(found[content]) == claims.count(content) == 1
     }
 
 
@@ -124,10 +129,3 @@ def missing_names(folder: Path, root: str, names: list[str]) -> list[str]:
             f"are not there, such as {missing[0]}; give the folder of the project's images"
         )
     return missing
-
-
-def _stated(path: Path) -> FileContent | None:
-    try:
-        return read_json(path, _Annotated).content
-    except GigamaskError:
-        return None

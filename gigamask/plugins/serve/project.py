@@ -386,6 +386,20 @@ class Project:
         return Path(self.content.images, self.names[row])
 
 
+def replaced(project: Project, row: int, edits: ImageEdits) -> list[str]:
+    """Return a line if the file of an image is not the one that was annotated.
+
+    Args:
+        project: The project.
+        row: Row of the image.
+        edits: Its edits.
+    """
+    contents = {edits.content, content_of(project.path_of(row))} - {None}  # of unknown ones
+    name = utf8_name(project.names[row])
+    line = f"{name}: is another file than the one that was annotated; check its masks"
+    return [line] if len(contents) > 1 else []
+
+
 def read_edits(path: Path) -> ImageEdits:
     """Return the edits in a file; raise `GigamaskError` if it is damaged or not there."""
     return read_json(path, ImageEdits, 4 * MAX_FILE_BYTES)

@@ -21,7 +21,7 @@ from gigamask.errors import GigamaskError
 from gigamask.masks.rle import RLEMasks
 from gigamask.plugins.serve.lost_images import not_utf8, unused
 from gigamask.plugins.serve.photographs import utf8_name
-from gigamask.plugins.serve.project import Project, read_usable
+from gigamask.plugins.serve.project import Project, read_usable, replaced
 from gigamask.plugins.serve.session import MAX_PIXELS, StoppedError, half_of, is_large
 
 DEFAULT_FORMATS = ("coco", "shards")
@@ -52,7 +52,7 @@ def export(
         only_truth: Whether to leave out masks that a model answered and nobody changed.
 
     Returns:
-        Counts of images and masks, the paths, and the reasons for what was left out.
+        Counts of images and masks, the paths, and what was left out or is doubtful, and why.
 
     Raises:
         GigamaskError: There is no accepted object, or the folder cannot be written.
@@ -111,6 +111,7 @@ def _images(
         }
         if not chosen:
             continue
+        skipped |= {line: line for line in replaced(project, row, edits)}  # by no image's name
         path = project.path_of(row)
         height, width = full_size(path, edits.size)
         masks = RLEMasks.from_coco([each.mask for each in chosen.values()], edits.size)

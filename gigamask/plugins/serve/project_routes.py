@@ -129,7 +129,7 @@ class CategoryBody(Body):
 
 
 class CategoriesBody(Body):
-    """All categories of the project."""
+    """Categories to add to those of the project."""
 
     categories: Annotated[list[CategoryBody], Field(min_length=1, max_length=200)]
 
@@ -336,11 +336,11 @@ def loop_routes(state: ProjectState) -> APIRouter:
 
     @router.post("/categories")
     def categories(body: CategoriesBody) -> dict[str, Any]:
-        given = tuple(ObjectCategory(each.name, each.color) for each in body.categories)
-        if len({each.name for each in given}) < len(given):
-            raise GigamaskError("two categories have the same name; give each its own")
-        project.update(categories=given)
-        return {"categories": given}
+        given = {each.name: ObjectCategory(each.name, each.color) for each in body.categories}
+        with project.lock:  # those that another page has added stay
+            kept = {each.name: each for each in project.content.categories}
+            project.update(categories=tuple((given | kept).values()))
+        return {"categories": project.content.categories}
 
     @router.post("/categories/change")
     def changed_category(body: CategoryChangeBody) -> dict[str, int]:

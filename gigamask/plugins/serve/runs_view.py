@@ -37,9 +37,16 @@ class RunsView:
         self._histories: dict[str, tuple[list, History]] = {}
 
     def runs(self) -> list[dict[str, Any]]:
-        """Return a summary of each run, newest first."""
+        """Return a summary of each run, or why it cannot be read, newest first."""
         self._find()
-        return [self._summary_or_fault(name) for name in reversed(self._folders)]
+        found = []
+        for name in reversed(self._folders):
+            try:
+                found.append(self._summary(name))
+            except (GigamaskError, OSError) as error:
+                fault = {"name": name, "step": 0, "steps": None, "live": False, "fault": str(error)}
+                found.append(fault)
+        return found
 
     def run(self, name: str) -> dict[str, Any]:
         """Return the records, evaluations, events, checkpoints and pictures of a run."""
@@ -130,13 +137,6 @@ class RunsView:
             if name not in self._histories or self._histories[name][0] != state:
                 self._histories[name] = state, history.read(folder)
             return self._histories[name][1]
-
-    def _summary_or_fault(self, name: str) -> dict[str, Any]:
-        """Return a run's summary, or why it cannot be read."""
-        try:
-            return self._summary(name)
-        except (GigamaskError, OSError) as error:
-            return {"name": name, "step": 0, "steps": None, "live": False, "fault": str(error)}
 
     def _summary(self, name: str) -> dict[str, Any]:
         read = self._history(name)

@@ -6,7 +6,7 @@ import pytest
 
 from gigamask.plugins.serve.edits import Edit
 from gigamask.plugins.serve.lost_images import notice, pair_by_content, unused
-from gigamask.plugins.serve.project import Project, progress
+from gigamask.plugins.serve.project import Project, progress, replaced
 from gigamask.plugins.serve.project_export import export
 from tests.plugins.serve.unit.test_project import SIZE, photos, project, square  # noqa: F401 (fixtures)
 
@@ -69,6 +69,18 @@ def test_annotations_lost_while_the_page_is_open_are_named_and_the_rest_goes_on(
         [line] = unused(opened)
         assert line.startswith("2.png: its annotations cannot be used: ")
         assert what == "truncated" or "deleted" in line
+
+
+def test_a_photograph_that_was_replaced_is_named(annotated, photos):  # noqa: F811
+    """Its masks are those of another file of the same size; they are exported all the same."""
+    (photos / "0.png").write_bytes((photos / "1.png").read_bytes())
+    (photos / "2.png").unlink()
+    with Project.open(annotated) as opened:
+        rows = [opened.names.index(name) for name in ("0.png", "1.png")]
+        lines = [line for row in rows for line in replaced(opened, row, opened.read(row))]
+        assert lines == ["0.png: is another file than the one that was annotated; check its masks"]
+        told = export(opened, annotated / "export")
+    assert (told["images"], told["skipped"][0]) == (4, lines[0])
 
 
 def test_photographs_deleted_while_the_page_is_open_are_left_out_by_name(annotated, photos):  # noqa: F811

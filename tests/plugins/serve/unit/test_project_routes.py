@@ -118,14 +118,18 @@ def test_wrong_requests_get_one_line_and_change_nothing(unchanged, path, body, s
 
 
 @pytest.mark.slow
-def test_categories_have_different_names(client, project):
-    given = [{"name": "cell", "color": "#112233"}, {"name": "cell", "color": "#445566"}]
-    assert client.post("/api/project/categories", json={"categories": given}).status_code == 422
-    given[1]["name"] = "nucleus"
-    assert client.post("/api/project/categories", json={"categories": given}).json() == {
-        "categories": given
-    }
-    assert [each.name for each in project.content.categories] == ["cell", "nucleus"]
+def test_categories_that_another_page_has_added_stay(client, project):
+    """Each page sends those that it knows, and a new one."""
+    old = {"name": "object", "color": "#0072b2"}
+    cell, nucleus = ({"name": name, "color": "#112233"} for name in ("cell", "nucleus"))
+    for given, found in (
+        ([old, cell], [old, cell]),
+        ([old, nucleus], [old, nucleus, cell]),
+        ([cell | {"color": "#445566"}], [cell, old, nucleus]),
+    ):
+        answer = client.post("/api/project/categories", json={"categories": given})
+        assert answer.json() == {"categories": found}
+    assert [each.name for each in project.content.categories] == ["cell", "object", "nucleus"]
 
 
 @pytest.mark.slow
