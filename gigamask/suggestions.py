@@ -9,13 +9,13 @@ import difflib
 from collections.abc import Collection
 
 COMMANDS = {
-    "segment": "predict inference infer annotate automatic amg generate-masks",
+    "segment": "predict inference infer automatic amg generate-masks",
     "evaluate": "val validation test score",
     "benchmark": "noc clicks leaderboard compare-models",
     "train": "fit finetune fine-tune tune run resume",
     "distill": "student",
     "pretrain": "mae",
-    "serve": "viz visualize gui ui web app gradio browse label",
+    "serve": "annotate viz visualize gui ui web app gradio browse label",
     "synth": "generate simulate fake toy",
     "stats": "info describe summary inspect explore count",
     "ask": "query search find text",

@@ -211,8 +211,7 @@ class ClickScorer:
         part = self.world.local_range(len(self.rows))
         previous = self._previous(model, part.start) if part else None
         rows = self.rows[part.start : part.stop]
-        name = "evaluate" if self.world.size == 1 else "evaluate this process's images"
-        shown = track(rows, name)
+        shown = track(rows, "evaluate")
         most_rows = -(-len(self.rows) // self.world.size)
         for row, image in embed_images(model, self.index, shown, batch_size=1):
             check_stop(self.world)

@@ -25,7 +25,7 @@ MIN_TOKEN_LENGTH = 16
 
 @dataclass(frozen=True)
 class ServeCommand(WindowOptions):
-    """serve a web page: try a model, browse data and samplers, watch runs"""
+    """serve a web page: annotate photographs, try a model, browse data and samplers, watch runs"""
 
     weights: str | None = None
     """model to try: a run folder, a checkpoint, an official .pth, a .safetensors, a Hugging Face
