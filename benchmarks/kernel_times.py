@@ -32,12 +32,20 @@ from gigamask.models.init import build_model
 from gigamask.models.mask_decoder import MaskDecoder
 from gigamask.models.sam.image_encoder import EncoderAttention
 from gigamask.models.transformer import DensePrompt, TwoWayTransformer
-from gigamask.plugins.kernels.decoder import attend, upscaled
+from gigamask.plugins.kernels.decoder import (
+    AFTER_IMAGE,
+    AFTER_TOKENS,
+    attend,
+    predict_heads,
+    token_weights,
+    upscaled,
+)
 from gigamask.plugins.kernels.encoder import attended
 from gigamask.plugins.kernels.image_attention import ImageAttention
 from gigamask.plugins.kernels.mask_loss import FusedSamLoss
 from gigamask.plugins.kernels.next_click import FusedSchedule
 from gigamask.plugins.kernels.token_attention import TokenAttention
+from gigamask.plugins.kernels.token_blocks import Shared, TokensAfterImage, TokensAfterTokens
 from gigamask.profiling.dry_run import tensors_in
 from gigamask.prompts.schedule import InteractiveSchedule
 from gigamask.types import Prediction, PromptRound, Prompts, Targets
@@ -132,8 +140,55 @@ def attention_kernels(model: Any, masks: int) -> Iterator[Operation]:
         yield Operation(f"kernel: image to tokens, {name}", ways, args, False)
 
 
+def normalized(x: Tensor, norm: Tensor) -> Tensor:
+    """Returns the layer norm of rows, by torch."""
+    gain, shift = norm[0].to(x.dtype)
+    return functional.layer_norm(x, x.shape[-1:], gain, shift, 1e-5)
+
+
+def tokens_after_tokens(attended: Tensor, own: Tensor, *weights: Tensor) -> Tensor:
+    """Returns queries for the image tokens after attention among tokens, by torch."""
+    out, out_bias, norm, weight, bias = weights
+    x = normalized(own + functional.linear(attended, out, out_bias), norm)
+    return functional.linear(x + own, weight, bias)
+
+
+def tokens_after_image(attended: Tensor, own: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+    """Returns keys and values of tokens after attention to the image and the MLP, by torch."""
+    out, out_bias, norm, first, first_bias, second, second_bias, last_norm, *pairs = weights
+    x = normalized(own + functional.linear(attended, out, out_bias), norm)
+    hidden = functional.relu(functional.linear(x, first, first_bias))
+    x = normalized(x + functional.linear(hidden, second, second_bias), last_norm)
+    width = attended.shape[1]
+    keys = functional.linear(x + own, *pairs[:2])[:, :width]
+    return keys, functional.linear(x, *pairs[2:])[:, :width]
+
+
+def token_kernels(model: Any, masks: int) -> Iterator[Operation]:
+    """Yields the layers of tokens between their attentions."""
+    like, transformer = model.mask_decoder.iou_token.weight, model.mask_decoder.transformer
+    found = token_weights(transformer, like.dtype)[2:]
+    weights = [each.detach().requires_grad_() for each in found]
+    rows, heads, channels = masks * TOKENS, transformer.num_heads, like.shape[1]
+    shared = Shared(None, heads, 1e-5)
+
+    def after_tokens(attended: Tensor, own: Tensor, *weights: Tensor) -> Tensor:
+        return TokensAfterTokens.apply(shared, attended, own, own, *weights)[0]
+
+    def after_image(attended: Tensor, own: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+        return TokensAfterImage.apply(shared, attended, own, own, *weights)[:3:2]
+
+    own = random(like, rows, channels)
+    args = random(like, rows, channels), own, *weights[:AFTER_TOKENS]
+    ways = {"torch": tokens_after_tokens, "triton": after_tokens}
+    yield Operation("kernel: tokens after tokens", ways, args, False)
+    args = random(like, rows, heads * channels), own, *weights[AFTER_TOKENS:][:AFTER_IMAGE]
+    ways = {"torch": tokens_after_image, "triton": after_image}
+    yield Operation("kernel: tokens after image", ways, args, False)
+
+
 def decoder_operations(model: Any, masks: int) -> Iterator[Operation]:
-    """Yields upscaling and transformer; their methods are replaced when the kernels are used."""
+    """Yields upscaling, heads and transformer, whose methods the kernels replace."""
     decoder, config = model.mask_decoder, model.config
     like, side, dim = decoder.iou_token.weight, config.embedding_size, config.embedding_dim
 
@@ -145,6 +200,8 @@ def decoder_operations(model: Any, masks: int) -> Iterator[Operation]:
     for count in (1, 3):
         args = decoder, make(masks, side * side, dim), make(masks, dim // 8, count), positions
         yield Operation(f"upscaling, {count} logits", ways, args)
+    ways = {"torch": MaskDecoder._heads, "triton": predict_heads}
+    yield Operation("heads", ways, (decoder, make(masks, TOKENS, dim), range(1, 4)))
     ways = {"torch": TwoWayTransformer.attend, "triton": attend}
     for name, dense in (
         ("no mask prompt", DensePrompt(make(dim))),
@@ -246,6 +303,7 @@ def main() -> None:
     print(f"| operation | {' ms | '.join(totals)} ms | fastest |\n|{'---|' * 5}")
     for operation in chain(
         attention_kernels(model, given.masks),
+        token_kernels(model, given.masks),
         decoder_operations(model, given.masks),
         encoder_operations(model),
         round_operations(model, given.masks),

@@ -33,8 +33,8 @@ from gigamask.plugins.kernels.token_layers import SLOTS
 from gigamask.plugins.kernels.upscaling import MAX_MASKS, Upscaling
 
 FLAG = "--kernels triton"
-AFTER_TOKENS, AFTER_IMAGE = 5, 12
-"""Weights of `TokensAfterTokens` and of `TokensAfterImage`."""
+AFTER_TOKENS, AFTER_IMAGE, OF_IMAGE = 5, 12, 3
+"""Weights of `TokensAfterTokens`, of `TokensAfterImage`, and of `ImageAttention`."""
 Tokens = Float[Tensor, "M N C"]
 Affine = tuple[Float[Tensor, "D C"], Float[Tensor, "D"]]
 
@@ -71,6 +71,7 @@ def fused_methods(
     transformer = decoder.transformer
     return [
         (decoder, "upscaled", partial(upscaled, decoder)),
+        (decoder, "_heads", partial(predict_heads, decoder)),
         (transformer, "attend", partial(attend, transformer)),
     ]
 
@@ -107,6 +108,39 @@ def upscaled(
     return Upscaling.apply(width, norm.eps, image, *weights)
 
 
+def predict_heads(
+    decoder: MaskDecoder, tokens: Tokens, mask_tokens: range
+) -> tuple[Float[Tensor, "M c K"], Float[Tensor, "M K"], Float[Tensor, "M K n"] | None]:
+    """Return what `MaskDecoder._heads` does, all heads as one whose weights are blocks.
+
+    Args:
+        decoder: The decoder.
+        tokens: The tokens.
+        mask_tokens: Which mask tokens to use.
+    """
+    count, first = len(mask_tokens), 1 + mask_tokens.start
+
+    def weights() -> Iterator[Tensor]:
+        masks = [decoder.output_hypernetworks_mlps[index] for index in mask_tokens]
+        heads = [decoder.iou_prediction_head, *masks]
+        for number, layers in enumerate(zip(*(head.layers for head in heads), strict=True)):
+            (weight, bias), *others = map(affine, layers)
+            used = slice(mask_tokens.start, mask_tokens.stop) if number == 2 else slice(None)
+            blocks, biases = zip((weight[used], bias[used]), *others, strict=True)
+            yield from (torch.block_diag(*blocks), torch.cat(biases))
+
+    flat = shared(decoder, f"heads {mask_tokens}", lambda: tuple(weights()))
+    own = tokens[:, first : first + count]
+    x = torch.cat([tokens[:, :1], own], 1) if first > 1 else tokens[:, : 1 + count]
+    x = x.flatten(1)
+    for start in (0, 2):
+        x = torch.relu(linear(decoder, x, (flat[start], flat[start + 1])))
+    x = linear(decoder, x, (flat[4], flat[5]))
+    iou, found = x.split([count, x.shape[1] - count], 1)
+    classes = None if decoder.class_head is None else decoder.class_head(own)
+    return found.unflatten(1, (count, -1)).transpose(1, 2), iou, classes
+
+
 def token_weights(transformer: TwoWayTransformer, kind: torch.dtype) -> tuple[Tensor, ...]:
     """Return weights and biases, and norms as kernels read them.
 
@@ -115,7 +149,8 @@ def token_weights(transformer: TwoWayTransformer, kind: torch.dtype) -> tuple[Te
     attended image tokens, the norm, the MLP, the norm, and two projections. One, of tokens with
     position, has the keys of all heads for the image tokens, what is added to their scores, and the
     next block's queries and keys, or in the end the rows of the last attention; one the values of
-    all heads, and the next block's values. Those of the last output.
+    all heads, and the next block's values; and the vectors of the image tokens' sum and norm. Those
+    of the last output.
 
     Args:
         transformer: The transformer.
@@ -123,34 +158,42 @@ def token_weights(transformer: TwoWayTransformer, kind: torch.dtype) -> tuple[Te
     """
     first, second = transformer._blocks
     own, next_own, last = first.self_attn, second.self_attn, transformer.final_attn_token_to_image
-    norms = [getattr(block, f"norm{number}") for block in (first, second) for number in (1, 2, 3)]
-    vectors = torch.stack([each for norm in norms for each in (norm.weight, norm.bias)])
-    wide = vectors.to(torch.promote_types(vectors.dtype, torch.float32)).unflatten(0, (-1, 2))
-    slots = iter(wide[:, None].expand(-1, SLOTS, -1, -1).unbind())
 
-    def block(
-        block: TwoWayAttentionBlock, keys: Sequence[Affine], values: Sequence[Affine]
-    ) -> Iterator[Tensor]:
-        across = block.cross_attn_token_to_image
-        to_tokens, heads = block.cross_attn_image_to_token, transformer.num_heads
-        yield from affine(block.self_attn.out_proj)
-        yield next(slots)
-        yield from by_head(across.q_proj, across.k_proj, heads)[0]
-        yield from out_of(across)
-        yield next(slots)
-        yield from (*affine(block.mlp.lin1), *affine(block.mlp.lin2))
-        yield next(slots)
-        yield from joined(*by_head(to_tokens.k_proj, to_tokens.q_proj, heads), *keys)
-        yield from joined(values_of(to_tokens), *values)
+    def narrowed(*pairs: Affine) -> Iterator[Tensor]:
+        return (each.to(kind).contiguous() for pair in pairs for each in pair)
 
-    queries = affine(next_own.q_proj), affine(next_own.k_proj)
-    found = (
-        *joined(*map(affine, (own.q_proj, own.k_proj, own.v_proj))),
-        *block(first, queries, [affine(next_own.v_proj)]),
-        *block(second, [by_head(last.q_proj, last.k_proj, last.num_heads)[0]], []),
-        *out_of(last),
+    to_image = [*(block.cross_attn_token_to_image for block in transformer._blocks), last]
+    to_tokens = [block.cross_attn_image_to_token for block in transformer._blocks]
+    *rows, (last_rows, _), first_keys, second_keys = by_heads(
+        *((each.q_proj, each.k_proj) for each in to_image),
+        *((each.k_proj, each.q_proj) for each in to_tokens),
+        heads=transformer.num_heads,
     )
-    return tuple(each if each.ndim == 3 else each.to(kind).contiguous() for each in found)
+
+    def block(number: int, keys: list[Affine], values: list[Affine]) -> Iterator[Tensor]:
+        block, across = transformer._blocks[number], to_tokens[number]
+        norms = block.norm1, block.norm2, block.norm3, block.norm4
+        vectors = [each for norm in norms for each in (norm.weight, norm.bias)]
+        wide = torch.stack([*vectors, affine(across.out_proj)[1]])
+        wide = wide.to(torch.promote_types(kind, torch.float32))
+        slots = wide[:6].unflatten(0, (3, 2))[:, None].expand(-1, SLOTS, -1, -1)
+        yield from narrowed(affine(block.self_attn.out_proj))
+        yield slots[0]
+        yield from narrowed(rows[number][0], out_of(to_image[number]))
+        yield slots[1]
+        yield from narrowed(affine(block.mlp.lin1), affine(block.mlp.lin2))
+        yield slots[2]
+        yield from narrowed(joined(*keys), joined(values_of(across), *values))
+        *_, gain, shift, bias = wide
+        yield from (bias, gain, shift)
+
+    keys = [*first_keys, affine(next_own.q_proj), affine(next_own.k_proj)]
+    return (
+        *narrowed(joined(*map(affine, (own.q_proj, own.k_proj, own.v_proj)))),
+        *block(0, keys, [affine(next_own.v_proj)]),
+        *block(1, [*second_keys, last_rows], []),
+        *narrowed(out_of(last)),
+    )
 
 
 def joined(*pairs: Affine) -> Affine:
@@ -165,19 +208,24 @@ def with_bias(layer: nn.Module) -> Float[Tensor, "D C1"]:
     return torch.cat([weight, bias[:, None]], 1)
 
 
-def by_head(tokens: nn.Module, image: nn.Module, heads: int) -> tuple[Affine, Affine]:
-    """Return the projection from tokens to rows whose products with image tokens are the scores of
-    all heads, and to what is added to the scores.
+def by_heads(*pairs: tuple[nn.Module, nn.Module], heads: int) -> list[tuple[Affine, Affine]]:
+    """Return, of each pair, the projection from tokens to rows whose products with image tokens are
+    the scores of all heads, and to what is added to the scores.
 
     Args:
-        tokens: Projection of the tokens to all heads.
-        image: Projection of the image tokens.
+        *pairs: Projection of the tokens to all heads, and projection of the image tokens.
         heads: Number of heads.
     """
-    left, right = (with_bias(each).unflatten(0, (heads, -1)) for each in (image, tokens))
-    found = left.transpose(1, 2) @ right
-    rows, scores = found[:, :-1].flatten(0, 1), found[:, -1]
-    return (rows[:, :-1], rows[:, -1]), (scores[:, :-1], scores[:, -1])
+    weights, biases = zip(*(affine(each) for pair in pairs for each in pair), strict=True)
+    both = torch.cat([torch.stack(weights), torch.stack(biases)[..., None]], 2)
+    tokens, image = both.unflatten(1, (heads, -1)).unflatten(0, (-1, 2)).unbind(1)
+    channels = [weights[0].shape[1], 1]
+    found = (image.transpose(2, 3) @ tokens).split(channels, 2)
+    parts = (each.flatten(1, 2).split(channels, 2) for each in found)
+    rows, scores = (
+        zip(weight.unbind(), bias.squeeze(2).unbind(), strict=True) for weight, bias in parts
+    )
+    return list(zip(rows, scores, strict=True))
 
 
 def values_of(across: DecoderAttention) -> Affine:
@@ -233,8 +281,9 @@ def attend(
     )
     tensors, added = getattr(transformer, ATTRIBUTE, None), cast(Any, None)
     rest = linear(transformer, query_pe, (first, bias))
-    for block, start in zip(blocks, (0, AFTER_TOKENS + AFTER_IMAGE), strict=True):
+    for block, start in zip(blocks, (0, AFTER_TOKENS + AFTER_IMAGE + OF_IMAGE), strict=True):
         middle = start + AFTER_TOKENS
+        end = middle + AFTER_IMAGE
         options = Shared(tensors, transformer.num_heads, block.norm1.eps)
         with planless_attention(images.device):
             q, k, v = rest.view(*shape, -1).chunk(3, -1)
@@ -246,11 +295,13 @@ def attend(
             block.cross_attn_token_to_image, rows.view(*shape, -1), source
         )
         keys, bias, values, rest, added, *more = TokensAfterImage.apply(
-            options, found, added, query_pe, *weights[middle : middle + AFTER_IMAGE]
+            options, found, added, query_pe, *weights[middle:end]
         )
         query_pe = more[0] if more else None
         keys, bias, values = (each.view(*shape, -1) for each in (keys, bias, values))
-        source = update_image(block, keys, bias, values, attention_mask, source)
+        source = update_image(
+            block, [keys, bias, values, *weights[end : end + OF_IMAGE]], attention_mask, source
+        )
     across = transformer.final_attn_token_to_image
     found, source = attend_to_image(across, rest.view(*shape, -1), source)
     tokens = added + linear(transformer, found, (last, last_bias))
@@ -299,9 +350,7 @@ def attend_to_image(
 
 def update_image(
     block: TwoWayAttentionBlock,
-    keys: Float[Tensor, "M N D"],
-    bias: Float[Tensor, "M N H"],
-    values: Float[Tensor, "M N D"],
+    tensors: Sequence[Tensor],
     attention_mask: Bool[Tensor, "M N"] | None,
     source: ImageSource,
 ) -> ImageSource:
@@ -309,18 +358,15 @@ def update_image(
 
     Args:
         block: The block.
-        keys: Projected keys of all heads of the tokens.
-        bias: What is added to their scores.
-        values: Projected values of the tokens.
+        tensors: Keys of all heads, what is added to their scores, values, and bias, gain and shift.
         attention_mask: Which tokens to attend to; None means all.
         source: The image tokens before it.
     """
-    across, norm, kind = block.cross_attn_image_to_token, block.norm4, source.x.dtype
+    (keys, bias, values, *vectors), across = tensors, block.cross_attn_image_to_token
     if attention_mask is not None:
         bias = bias.masked_fill(~attention_mask[..., None], -torch.inf)
     heads = across.num_heads
-    own = (each.to(kind).unflatten(-1, (heads, -1)) for each in (keys, values))
-    vectors = (each.to(kind) for each in (affine(across.out_proj)[1], norm.weight, norm.bias))
-    options = (across.internal_dim // heads) ** -0.5, norm.eps, source.shared
+    own = (each.unflatten(-1, (heads, -1)) for each in (keys, values))
+    options = (across.internal_dim // heads) ** -0.5, block.norm4.eps, source.shared
     x = ImageAttention.apply(*options, *own, bias, *vectors, *source[:5])
     return ImageSource(x, source.positions)

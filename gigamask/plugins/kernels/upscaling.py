@@ -118,6 +118,7 @@ def _forward_kernel(x, weights, logits, numbers, S: tl.constexpr, BT: tl.constex
 def _backward_kernel(x, weights, gradient, found, numbers, S: tl.constexpr, BT: tl.constexpr):
     """Compute the gradients of one of the four pixels of all tokens of a mask."""
     C4: tl.constexpr = S[1]
+    C8: tl.constexpr = S[2]
     P4: tl.constexpr = S[5]
     P8: tl.constexpr = S[6]
     kind = x.dtype.element_ty
@@ -150,15 +151,19 @@ def _backward_kernel(x, weights, gradient, found, numbers, S: tl.constexpr, BT: 
         into = hidden_gradient + ((mask * numbers[0] + rows[:, None]) * 4 + q) * C4 + columns[None]
         tl.store(into, narrow(of_hidden, kind), exists)
     program = mask * 4 + q
-    partial += program * (4 * P4 * P8 + 4 * P8 + 3 * P4)
-    wide = tl.arange(0, 4 * P8)
-    tl.store(partial + columns[:, None] * (4 * P8) + wide[None], of_second)
-    partial += 4 * P4 * P8
-    tl.store(partial + wide, of_second_bias)
-    partial += 4 * P8 + columns
-    tl.store(partial, of_bias)
-    tl.store(partial + P4, of_gain)
-    tl.store(partial + 2 * P4, of_shift)
+    partial += program * (4 * C8 * C4 + C8 + 3 * C4)
+    channel, four = tl.arange(0, 4 * P8) % P8, tl.arange(0, 4 * P8) // P8
+    place = (four * C8 + channel)[None] * C4 + columns[:, None]
+    inside = columns < C4
+    tl.store(partial + place, of_second, inside[:, None] & (channel < C8)[None])
+    partial += 4 * C8 * C4
+    channel = tl.arange(0, P8)
+    of_second_bias = tl.sum(tl.reshape(of_second_bias, [4, P8]), 0)
+    tl.store(partial + channel, of_second_bias, channel < C8)
+    partial += C8 + columns
+    tl.store(partial, of_bias, inside)
+    tl.store(partial + C4, of_gain, inside)
+    tl.store(partial + 2 * C4, of_shift, inside)
     own = tl.where(_is_own_pixel(P8), of_head, 0.0)
     of_masks = tl.sum(tl.sum(tl.reshape(own, [4, P8, 4, 4]), 3), 0)
     place = tl.arange(0, P8)[:, None] * 4 + tl.arange(0, 4)[None]
@@ -219,11 +224,11 @@ def upscale_backward(
 
 
 def _backward_shape(x: Tensor, weights: Any, *_: Any) -> Any:
-    four, eight = _sizes(x, weights)[5:7]
-    partial = 4 * len(x), 4 * four * eight + 4 * eight + 3 * four
+    c4, c8 = _sizes(x, weights)[1:3]
+    eight = padded(c8)
     return (
         x.new_empty(*x.shape[:2], len(weights[0])),
-        x.new_empty(partial, dtype=torch.float32),
+        x.new_empty(4 * len(x), 4 * c8 * c4 + c8 + 3 * c4, dtype=torch.float32),
         x.new_empty(len(x), 4, eight, 4, dtype=torch.float32),
     )
 
@@ -267,23 +272,19 @@ class Upscaling(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # pyrefly: ignore[bad-override]
         x, *weights = ctx.saved_tensors
-        _, c4, c8, masks, _, four, eight, _ = _sizes(x, weights)
+        c4, c8, masks = _sizes(x, weights)[1:4]
         hidden, partial, heads = UPSCALE_BACKWARD(
             x, weights, gradients[0].contiguous(), *ctx.options
         )
-        second, second_bias, *vectors = (
-            partial.sum(0)
-            .to(weights[4].dtype)
-            .split([4 * four * eight, 4 * eight, four, four, four])
-        )
-        second = second.view(four, 4, eight)[:c4, :, :c8].permute(1, 2, 0)
+        sums = partial.sum(0).to(weights[4].dtype)
+        second, second_bias, *vectors = sums.split([4 * c8 * c4, c8, c4, c4, c4])
         return (
             None,
             None,
             hidden @ weights[0],
             hidden.flatten(0, 1).T @ x.flatten(0, 1),
-            *(each[:c4] for each in vectors),
-            second.flatten(0, 1),
-            second_bias.view(4, eight).sum(0)[:c8],
+            *vectors,
+            second.view_as(weights[4]),
+            second_bias,
             heads.sum(1)[:, :c8, :masks],
         )

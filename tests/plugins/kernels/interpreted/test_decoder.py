@@ -86,6 +86,40 @@ def test_methods_are_restored():
     assert "attend" not in vars(model.mask_decoder.transformer)
 
 
+@pytest.mark.parametrize("mask_tokens", [range(1), range(1, 4)])
+def test_heads_equal_those_one_by_one(mask_tokens):
+    model = build_model(replace(CONFIG, class_names=("a", "b")), 0, "cpu")
+    decoder = model.mask_decoder
+    tokens = torch.randn(3, 7, 32, requires_grad=True)
+    weights = [tokens, *decoder.parameters()]
+
+    def results() -> list[torch.Tensor]:
+        found = decoder._heads(tokens, mask_tokens)
+        assert found[1].shape == (3, len(mask_tokens)) and found[2].shape[-1] == 2
+        total = sum(each.square().sum() for each in found)
+        gradients = torch.autograd.grad(total, weights, allow_unused=True)
+        return [*found, *(each for each in gradients if each is not None)]
+
+    wanted = results()
+    with kernels_in(model):
+        assert "_heads" in vars(decoder)
+        found = results()
+    for one, other in zip(found, wanted, strict=True):
+        assert torch.allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_another_activation_is_computed_without_kernels(monkeypatch):
+    model = build_model(CONFIG, 0, "cpu")
+    transformer = model.mask_decoder.transformer
+    transformer.layers[1].mlp.act = nn.GELU()
+    args = torch.randn(1, 16, 32), torch.randn(16, 32), torch.randn(1, 3, 32), torch.zeros(1).long()
+    wanted = transformer.attend(*args, DensePrompt(torch.zeros(32)), None)
+    monkeypatch.setattr("gigamask.plugins.kernels.decoder.TokensAfterTokens", None)
+    with kernels_in(model):
+        found = transformer.attend(*args, DensePrompt(torch.zeros(32)), None)
+    assert all(map(torch.equal, found, wanted))
+
+
 def test_positions_that_are_trained_are_computed_without_kernels():
     model = build_model(CONFIG, 0, "cpu")
     positions = model.prompt_encoder.token_positions().flatten(0, 1).requires_grad_()

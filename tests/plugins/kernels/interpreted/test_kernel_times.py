@@ -20,6 +20,7 @@ def test_kernels_and_torch_are_given_the_same_work():
     model, names = build_model(kernel_times.SMALL, 0, "cpu"), []
     for operation in chain(
         kernel_times.attention_kernels(model, 2),
+        kernel_times.token_kernels(model, 2),
         kernel_times.decoder_operations(model, 2),
         kernel_times.encoder_operations(model),
         kernel_times.round_operations(model, 2),
@@ -30,5 +31,5 @@ def test_kernels_and_torch_are_given_the_same_work():
         )
         assert_close(one, other, 1e-4)
         names.append((operation.name, operation.is_called))
-    assert len(names) == 13
-    assert sum(is_called for _, is_called in names) == 9
+    assert len(names) == 16
+    assert sum(is_called for _, is_called in names) == 10
