@@ -95,7 +95,8 @@ def test_heads_equal_those_one_by_one(mask_tokens):
 
     def results() -> list[torch.Tensor]:
         found = decoder._heads(tokens, mask_tokens)
-        assert found[1].shape == (3, len(mask_tokens)) and found[2].shape[-1] == 2
+        assert found[1].shape == (3, len(mask_tokens))
+        assert found[2].shape[-1] == 2
         total = sum(each.square().sum() for each in found)
         gradients = torch.autograd.grad(total, weights, allow_unused=True)
         return [*found, *(each for each in gradients if each is not None)]
