@@ -219,7 +219,7 @@ def find_tars(paths: Paths) -> list[str]:
 
 
 def find_shards(paths: Paths) -> list[str]:
-    """Return the absolute paths and URLs of the shards, sorted and without duplicates.
+    """Return the absolute paths and URLs of the shards, sorted, each tar once.
 
     Args:
         paths: Tars, folders (their `.tar` files; without any, the folder and its subfolders that
@@ -274,7 +274,13 @@ def find_shards(paths: Paths) -> list[str]:
             raise GigamaskError(storage.is_parquet(path))
         if image_folder.is_image(path):
             raise GigamaskError(f"{path}: is an image; give its folder, or a tar of images")
-    return sorted(set(shards))
+    # Of several paths of a file, as links make them, one.
+    return sorted(
+        {
+            os.path.realpath(path) if os.path.isfile(path) else path: path
+            for path in sorted(shards, reverse=True)
+        }.values()
+    )
 
 
 def build(

@@ -4,10 +4,9 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from gigamask.datatools.image_files import SUFFIXES, files_of, read_file
 from gigamask.datatools.left_out import LeftOutEntry, LeftOutRecord
@@ -49,9 +48,8 @@ class Objects:
             names: Name of each mask for messages.
         """
         filled, error = self.masks.areas() > 0, CorruptSampleError(EMPTY, NO_PIXEL)
-        empty = [names[i] for i in np.flatnonzero(~filled).tolist()]
-        skipped = [*self.skipped, *(LeftOutEntry.of(each, error, f"{each}: ") for each in empty)]
-        extras = [self.extras[i] for i in np.flatnonzero(filled).tolist()]
+        empty = [LeftOutEntry.of(name, error, f"{name}: ") for name in compress(names, ~filled)]
+        extras, skipped = list(compress(self.extras, filled)), [*self.skipped, *empty]
         return replace(self, masks=self.masks[filled], extras=extras, skipped=skipped)
 
 

@@ -158,6 +158,8 @@ def test_paths_are_tars_folders_globs_and_indexes(two, tmp_path, monkeypatch):
         == [first, second]
     )
     assert find_tars(f"{folder}/*1.tar") == [second]
+    (tmp_path / "very_same").symlink_to(folder)
+    assert find_tars([tmp_path / "very_same", folder]) == [first, second]
     monkeypatch.chdir(folder)
     assert find_tars(["sa_000001.tar", f"file://{second}", "../tars/sa_000001.tar", "."]) == [
         first,
