@@ -23,7 +23,6 @@ from filelock import FileLock
 from docs.site_hooks import without_deleted
 from gigamask import plugin, recipes
 from gigamask.cli import main
-from gigamask.data import storage
 from tests.forked import forked  # noqa: F401 (a fixture)
 from tests.journeys import doc_fixtures
 from tests.journeys.pages import DOCS, PAGES, PLUGINS, ROOT, Item, benchmarks, items
@@ -49,11 +48,6 @@ def populated(tmp_path_factory) -> Path:
             doc_fixtures.populate(folder)
             done.touch()
     return folder
-
-
-@pytest.fixture(autouse=True)
-def retry_at_once(monkeypatch):
-    monkeypatch.setattr(storage, "FIRST_WAIT_S", 0.002)
 
 
 @pytest.mark.usefixtures("forked")

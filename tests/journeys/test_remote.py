@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from gigamask.data import index as indexes
-from gigamask.data import storage
 from gigamask.data.loader import SampleSource, batches
 from gigamask.data.sample_config import SampleConfig
 from gigamask.records import SampleRef, StepPlan
@@ -47,11 +46,6 @@ def address(request, tars, tmp_path_factory):
             for path in tars.iterdir():
                 objects.put(path, f"deep/{path.name}")
             yield f"{objects.url}/deep"
-
-
-@pytest.fixture(autouse=True)
-def hurried(monkeypatch):
-    monkeypatch.setattr(storage, "FIRST_WAIT_S", 0.002)
 
 
 def load(folder: Path, workers: int) -> list[Batch]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gigamask.data import checked_files, index_format, storage, tar
+from gigamask.data import checked_files, index_format, tar
 from gigamask.data import index as indexes
 from gigamask.data import shard_index as parts
 from gigamask.data.index import Index, build, extend, find_tars, open_or_build
@@ -626,7 +626,6 @@ def test_an_unsound_index_gives_no_rows(many, tmp_path):
 
 @pytest.mark.slow
 def test_remote_tars_are_indexed_like_local_ones(many, tmp_path, monkeypatch):
-    monkeypatch.setattr(storage, "FIRST_WAIT_S", 0.002)
     here = build(many, tmp_path / "here")
     with FileServer(many) as server:
         there = build(f"{server.url}/*.tar", tmp_path / "there")

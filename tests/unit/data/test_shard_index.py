@@ -20,11 +20,6 @@ from tests.errors import error_line
 from tests.servers import FileServer
 
 
-@pytest.fixture(autouse=True)
-def hurried(monkeypatch):
-    monkeypatch.setattr(storage, "FIRST_WAIT_S", 0.002)
-
-
 @pytest.fixture
 def scenes_tar(tmp_path, entry, jpg):
     """Five images with a json and one without, whose size stands behind a long preview; in a folder

@@ -110,7 +110,6 @@ def test_an_entry_is_its_jpg_and_json_wherever_they_lie(tmp_path, entry, monkeyp
 @pytest.fixture
 def served(tmp_path, entry, monkeypatch):
     """A server of two tars, a local index of them, and one by their addresses."""
-    monkeypatch.setattr(storage, "FIRST_WAIT_S", 0.002)
     folder = tmp_path / "tars"
     for letter, first in (("a", 0), ("b", 10)):
         odd = [

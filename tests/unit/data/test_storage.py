@@ -18,12 +18,6 @@ from tests.servers import FileServer, Hub, ObjectStore
 DATA = bytes(range(256)) * 1200
 
 
-@pytest.fixture(autouse=True)
-def hurried(monkeypatch):
-    """Waits between tries are short here."""
-    monkeypatch.setattr(storage, "FIRST_WAIT_S", 0.002)
-
-
 @pytest.fixture
 def served(tmp_path):
     (tmp_path / "a.tar").write_bytes(DATA)

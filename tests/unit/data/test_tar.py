@@ -6,7 +6,7 @@ import tarfile
 
 import pytest
 
-from gigamask.data import storage, tar
+from gigamask.data import tar
 from gigamask.errors import GigamaskError
 from tests.errors import error_line
 from tests.servers import FileServer
@@ -302,7 +302,6 @@ def test_a_remote_scan_jumps_over_payloads(tmp_path):
 
 
 def test_a_remote_scan_that_fails_is_one_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(storage, "FIRST_WAIT_S", 0.002)
     tar.write(tmp_path / "t.tar", THREE)
     with (
         FileServer(tmp_path, drop_after=100) as server,

@@ -6,13 +6,13 @@ import torch
 from torch import nn
 
 from gigamask.data.dataset import Sa1bDataset
-from gigamask.data.index import build
 from gigamask.data.mask_sampling import MaskFilters
 from gigamask.evaluation import boundary, clicks, embedded_images, figures
 from gigamask.evaluation.clicks import ClickProtocol, ClickResult, MaskScore, evaluate_clicks, table
 from gigamask.models.configs import SamConfig
 from gigamask.models.sam.sam import Sam
 from tests.errors import error_line
+from tests.unit.evaluation.test_in_training import spoil
 
 
 class Answering(Sam):
@@ -38,11 +38,6 @@ class Answering(Sam):
 
 def constant(logit: float) -> Answering:
     return Answering(torch.full((3, 32, 32), logit), [0.1, 0.3, 0.2])
-
-
-@pytest.fixture(scope="module")
-def index(scenes, tmp_path_factory):
-    return build(scenes, tmp_path_factory.mktemp("index") / "index")
 
 
 EVERYTHING = MaskFilters(max_area=None)
@@ -287,12 +282,7 @@ def test_an_unreadable_image_is_left_out_and_named(index, monkeypatch):
     """The jpg's bytes are there, but are no jpg."""
     model = constant(5.0)
     sound = evaluate_clicks(model, index, EVERYTHING, rows=[0, 2, 3]).scores
-    read = Sa1bDataset.read
-
-    def read_broken(self, row):
-        return read(self, row)._replace(jpg=b"no jpg") if row == 1 else read(self, row)
-
-    monkeypatch.setattr(Sa1bDataset, "read", read_broken)
+    spoil(monkeypatch, {1})
     for batch_size in (1, 3, 8):
         model.encoded.clear()
         result = evaluate_clicks(model, index, EVERYTHING, rows=[0, 1, 2, 3], batch_size=batch_size)

@@ -12,7 +12,6 @@ from torch.nn import functional
 from gigamask.data import index as indexes
 from gigamask.data import tar
 from gigamask.data.dataset import Sa1bDataset
-from gigamask.data.index import build
 from gigamask.data.mask_sampling import MaskFilters
 from gigamask.distributed.world import World, init_world
 from gigamask.errors import EvaluationStoppedError
@@ -81,11 +80,6 @@ def scenes(tmp_path_factory):
     folder = tmp_path_factory.mktemp("small")
     synthetic.write(str(folder), 12, seed=7, long_side=(96, 128))
     return folder
-
-
-@pytest.fixture(scope="module")
-def index(scenes, tmp_path_factory):
-    return build(scenes, tmp_path_factory.mktemp("index") / "index")
 
 
 def evaluator(index, rows, best_by="1 click") -> ClickScorer:
@@ -294,7 +288,7 @@ def test_worries(change, told):
     assert all(line.startswith(start) for line, start in zip(found, told, strict=True))
 
 
-def spoil(monkeypatch, index, rows) -> None:
+def spoil(monkeypatch, rows) -> None:
     """Lets the jpgs of some rows be no jpgs."""
     read = Sa1bDataset.read
 
@@ -307,7 +301,7 @@ def spoil(monkeypatch, index, rows) -> None:
 @pytest.mark.slow
 def test_unreadable_images_are_skipped_and_reported(index, monkeypatch):
     sound = evaluator(index, [0, 2, 3]).run(Likeness())
-    spoil(monkeypatch, index, {1, 4})
+    spoil(monkeypatch, {1, 4})
     verdict = evaluator(index, [0, 1, 2, 3, 4]).run(Likeness())
     assert verdict.scores == sound.scores
     assert (
@@ -319,7 +313,7 @@ def test_unreadable_images_are_skipped_and_reported(index, monkeypatch):
 def test_when_no_image_can_be_read_it_is_said_before_training_and_in_it(
     index, monkeypatch, tmp_path
 ):
-    spoil(monkeypatch, index, set(range(12)))
+    spoil(monkeypatch, set(range(12)))
     with error_line(r"--evaluation.data.*2 images.*sa_\d+"):
         evaluator(index, [0, 1]).run(Likeness())
     with error_line(r"5 images"):
@@ -328,7 +322,7 @@ def test_when_no_image_can_be_read_it_is_said_before_training_and_in_it(
 
 def test_one_readable_image_is_enough_to_begin(index, monkeypatch, tmp_path):
     rows = opened(settled(index.folder, tmp_path, images=3)).rows
-    spoil(monkeypatch, index, set(rows[:2]))
+    spoil(monkeypatch, set(rows[:2]))
     assert opened(settled(index.folder, tmp_path, images=3)).rows == rows
 
 

@@ -8,6 +8,8 @@ import torch
 from gigamask.models.configs import tiny
 from gigamask.models.init import build_model
 
+pytestmark = pytest.mark.slow
+
 
 def similarity(custom_init: bool) -> float:
     """Return the share of image tokens that a hypernetwork's mask from their content selects."""
@@ -23,13 +25,11 @@ def similarity(custom_init: bool) -> float:
     return float((own > by_token.mean(1)).float().mean())
 
 
-@pytest.mark.slow
 def test_masks_start_as_similarity():
     assert similarity(custom_init=True) > 0.9
     assert similarity(custom_init=False) < 0.7
 
 
-@pytest.mark.slow
 def test_background_is_the_start():
     """An average token's mask is background nearly everywhere."""
     decoder = build_model(tiny(), 0).mask_decoder
@@ -40,7 +40,6 @@ def test_background_is_the_start():
     assert float(logits.mean()) == pytest.approx(-2.3, abs=0.7)
 
 
-@pytest.mark.slow
 def test_the_embedding_starts_as_a_picture_of_colours():
     """Embeddings of different images differ more than with the ordinary initialization."""
     images = (

@@ -12,6 +12,8 @@ from gigamask.data import process_memory
 from gigamask.distributed.profile_ranges import profile_range
 from gigamask.profiling.profiler import Profile
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 
 
@@ -36,7 +38,6 @@ def steps_of(folder: Path, mark: str = "") -> list[str]:
     )
 
 
-@pytest.mark.slow
 def test_steps_behind_the_warm_up_are_profiled_and_said_once(tmp_path):
     folder = tmp_path / "run" / "profile"
     ((step, line),) = goes_by(Profile(folder, 2, 10, 20, CPU), 10, 20)
@@ -59,7 +60,6 @@ def test_steps_behind_the_warm_up_are_profiled_and_said_once(tmp_path):
     assert "remained" not in report
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("asked", "last", "steps", "fewer"),
     [
@@ -76,7 +76,6 @@ def test_short_trainings_are_profiled_as_far_as_they_go(tmp_path, asked, last, s
     assert ("not profiled, took" in (tmp_path / "profile.md").read_text()) is (last > 1)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("ended", [0, 2, 3])
 def test_a_training_that_ends_before_has_no_profile(tmp_path, ended):
     """At 3 the first step to profile has begun; the next profile finds torch's recorder at rest."""
@@ -89,13 +88,11 @@ def test_a_training_that_ends_before_has_no_profile(tmp_path, ended):
     )
 
 
-@pytest.mark.slow
 def test_a_training_that_ends_amid_them_has_a_profile_of_those_that_were_over(tmp_path):
     ((_, line),) = goes_by(Profile(tmp_path, 9, 0, 20, CPU), 0, 6)
     assert line.startswith("profiled steps 4 to 6, not 9: training had no more; in ")
 
 
-@pytest.mark.slow
 def test_tensors_that_stay_are_named(tmp_path):
     kept = []
     goes_by(Profile(tmp_path, 3, 0, 20, CPU), 0, 20, lambda: kept.append(torch.zeros(2, 31)))
@@ -104,7 +101,6 @@ def test_tensors_that_stay_are_named(tmp_path):
     assert len(kept) == 20
 
 
-@pytest.mark.slow
 def test_each_process_has_files_of_its_own_and_the_first_one_speaks(tmp_path):
     ((_, line),) = goes_by(Profile(tmp_path, 1, 0, 9, CPU, rank=0), 0, 9)
     assert line.endswith(", and those of the other processes")
@@ -118,7 +114,6 @@ def test_each_process_has_files_of_its_own_and_the_first_one_speaks(tmp_path):
 FILES = [("profile", "md"), ("trace", "json.gz")]
 
 
-@pytest.mark.slow
 def test_a_profile_that_cannot_be_written_is_said_and_training_goes_on(tmp_path):
     (tmp_path / "profile").write_text("in the way")
     ((step, line),) = goes_by(Profile(tmp_path / "profile", 1, 0, 9, CPU), 0, 9)
@@ -129,7 +124,6 @@ def test_a_profile_that_cannot_be_written_is_said_and_training_goes_on(tmp_path)
     assert line.endswith("; training continues")
 
 
-@pytest.mark.slow
 def test_a_recorder_that_will_not_start_is_said_and_training_goes_on(tmp_path, monkeypatch):
     def start(recorder):
         raise RuntimeError("profiling is off here")
@@ -168,7 +162,6 @@ class Gpu:
         self.said.append(enabled)
 
 
-@pytest.mark.slow
 def test_on_a_gpu_allocator_statistics_are_reported(tmp_path, monkeypatch):
     gpu = Gpu(monkeypatch)
     ((_, line),) = goes_by(Profile(tmp_path, 1, 0, 9, torch.device("cuda:2")), 0, 9)
@@ -181,7 +174,6 @@ def test_on_a_gpu_allocator_statistics_are_reported(tmp_path, monkeypatch):
     assert "| 7.00 GB | 9.00 GB |" in report
 
 
-@pytest.mark.slow
 def test_an_allocator_without_history_ends_the_profile_and_not_the_training(tmp_path, monkeypatch):
     Gpu(monkeypatch, broken=True)
     ((_, line),) = goes_by(Profile(tmp_path, 1, 0, 9, torch.device("cuda:2")), 0, 9)
@@ -192,7 +184,6 @@ def test_an_allocator_without_history_ends_the_profile_and_not_the_training(tmp_
     assert goes_by(Profile(tmp_path, 1, 0, 1, CPU), 0, 1)[0][1].startswith("profiled step 1; ")
 
 
-@pytest.mark.slow
 def test_a_system_that_does_not_say_what_a_process_holds(tmp_path, monkeypatch):
     monkeypatch.setattr(process_memory, "allocated_bytes", lambda: None)
     goes_by(Profile(tmp_path, 1, 0, 9, CPU), 0, 9)

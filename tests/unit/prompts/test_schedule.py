@@ -21,6 +21,15 @@ MASKS = np.stack([disc(10, 12, 6), disc(20, 16, 9), disc(5, 25, 4), disc(16, 16,
 GUESS = np.stack([disc(13, 12, 6), disc(20, 12, 8), disc(5, 25, 4), disc(12, 16, 3)])
 
 
+def assert_earlier_prompts_stay(rounds):
+    """Each round has the points of the one before, and its mask."""
+    for before, after in itertools.pairwise(rounds):
+        kept = before.prompts.labels.shape[1]
+        assert torch.equal(after.prompts.points_xy_input[:, :kept], before.prompts.points_xy_input)
+        assert torch.equal(after.prompts.labels[:, :kept], before.prompts.labels)
+        assert torch.equal(after.prompts.masks, before.mask_input)
+
+
 def test_eleven_rounds_of_sam(play):
     policy = InteractiveSchedule()
     rounds = play(GUESS, MASKS, policy, pause=0.4)
@@ -33,11 +42,7 @@ def test_eleven_rounds_of_sam(play):
     assert [played.index for played in rounds] == list(range(11))
     assert [played.prompts.multimask_output for played in rounds] == [True] + [False] * 10
     assert [played.prompts.masks is None for played in rounds] == [True] + [False] * 10
-    for before, after in itertools.pairwise(rounds):
-        kept = before.prompts.labels.shape[1]
-        assert torch.equal(after.prompts.points_xy_input[:, :kept], before.prompts.points_xy_input)
-        assert torch.equal(after.prompts.labels[:, :kept], before.prompts.labels)
-        assert torch.equal(after.prompts.masks, before.mask_input)
+    assert_earlier_prompts_stay(rounds)
 
 
 def test_without_pauses_every_round_adds_a_click(play):

@@ -1,5 +1,3 @@
-import itertools
-
 import numpy as np
 import pytest
 import torch
@@ -7,6 +5,7 @@ import torch
 from gigamask.prompts.schedule import InteractiveSchedule
 from gigamask.prompts.two_sided import TwoSidedCorrection
 from tests.errors import error_line
+from tests.unit.prompts.test_schedule import assert_earlier_prompts_stay
 
 
 def rectangle(y0, y1, x0, x1):
@@ -30,12 +29,8 @@ def test_eight_rounds_of_which_seven_add_two_points(play):
     assert [played.prompts.labels.shape for played in rounds] == [(4, 2 + 2 * n) for n in range(8)]
     assert [played.prompts.multimask_output for played in rounds] == [True] + [False] * 7
     assert rounds[0].prompts.masks is None
-    for before, after in itertools.pairwise(rounds):
-        kept = before.prompts.labels.shape[1]
-        assert torch.equal(after.prompts.points_xy_input[:, :kept], before.prompts.points_xy_input)
-        assert torch.equal(after.prompts.labels[:, :kept], before.prompts.labels)
-        assert torch.equal(after.prompts.masks, before.mask_input)
-        assert after.prompts.has_mask_prompt is None
+    assert_earlier_prompts_stay(rounds)
+    assert all(played.prompts.has_mask_prompt is None for played in rounds)
 
 
 def test_the_first_round_is_the_interactive_schedules(make_truth, make_draws):

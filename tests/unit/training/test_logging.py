@@ -32,14 +32,17 @@ def lines_of(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def records(tmp_path, seen, monkeypatch):
-    monkeypatch.setattr(process_memory, "workers_allocated_bytes", lambda: seen)
-    with MetricsLogger(
-        replace(little(), out=str(tmp_path), log_every=2), 0, torch.device("cpu")
-    ) as watch:
+def four_steps(tmp_path, log_every):
+    run = replace(little(), out=str(tmp_path), log_every=log_every)
+    with MetricsLogger(run, 0, torch.device("cpu")) as watch:
         for step in range(1, 5):
             watch.log_step(step, 3, {"loss": 0.5})
     return lines_of(tmp_path)
+
+
+def records(tmp_path, seen, monkeypatch):
+    monkeypatch.setattr(process_memory, "workers_allocated_bytes", lambda: seen)
+    return four_steps(tmp_path, 2)
 
 
 def test_the_largest_loader_process_is_written_down(tmp_path, monkeypatch):
@@ -309,11 +312,6 @@ class Breaking:
 def test_tracker_that_cannot_be_written_does_not_stop_training(tmp_path, monkeypatch, capsys):
     board = Breaking()
     monkeypatch.setattr("gigamask.training.logging.make_trackers", lambda *given: [board])
-    with MetricsLogger(
-        replace(little(), out=str(tmp_path), log_every=1), 0, torch.device("cpu")
-    ) as watch:
-        for step in range(1, 5):
-            watch.log_step(step, 3, {"loss": 0.5})
+    assert len(four_steps(tmp_path, 1)) == 4
     assert board.shown == [1]
     assert capsys.readouterr().err.count("Breaking stopped: No space left on device") == 1
-    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 4

@@ -103,6 +103,13 @@ class SGD(Optimizer):
         return [torch.optim.SGD(model.parameters())]
 
 
+def assert_unchanged(state, before) -> None:
+    assert all(
+        torch.equal(before[name], tensor) for name, tensor in state.model.state_dict().items()
+    )
+    assert not any(tensor.any() for tensor in state.optimizer_tensors().values())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [AdamW(), MuonAdamW(muon_kernels=True), SGD()])
 @pytest.mark.parametrize(
@@ -115,10 +122,7 @@ def test_a_step_that_is_not_finite_or_has_no_mask_changes_nothing(task, optimize
     done = step(task, state, [EMPTY], 1, lr=1e-3, grad_clip=1.0).result()
     assert done.skipped
     assert done.record["skipped"] == 1
-    assert all(
-        torch.equal(before[name], tensor) for name, tensor in state.model.state_dict().items()
-    )
-    assert not any(tensor.any() for tensor in state.optimizer_tensors().values())
+    assert_unchanged(state, before)
     step(Pull(slope=1.0), state, [EMPTY], 1, lr=1e-3, grad_clip=1.0)
     assert not torch.equal(
         before["mask_decoder.iou_token.weight"], state.model.mask_decoder.iou_token.weight
@@ -203,10 +207,7 @@ def one_rank_overflows(run) -> None:
         assert world.gather(outcome) == [outcome] * 2
         assert done.skipped
         assert "loss" in done.record
-    assert all(
-        torch.equal(before[name], tensor) for name, tensor in state.model.state_dict().items()
-    )
-    assert not any(tensor.any() for tensor in state.optimizer_tensors().values())
+    assert_unchanged(state, before)
     destroy_world(world)
 
 

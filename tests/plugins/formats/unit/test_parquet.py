@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from gigamask.data import storage
 from gigamask.datatools import convert as convert_module
 from gigamask.datatools.convert import ConvertOptions, convert
 from gigamask.masks.rle import RLEMasks
@@ -288,7 +287,6 @@ def test_without_pyarrow(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_data_set_of_the_hub(tmp_path, monkeypatch):
-    monkeypatch.setattr(storage, "FIRST_WAIT_S", 0.002)
     path = tmp_path / "hub/datasets/us/cells/main/data/train-00000-of-00001.parquet"
     write(path, rows(ANNOTATIONS))
     with Hub(tmp_path / "hub") as hub:

@@ -1,8 +1,5 @@
 """Folders as other tools write them give the masks and classes that those tools read from them."""
 
-import base64
-import io
-import json
 from pathlib import Path
 
 import numpy as np
@@ -27,34 +24,7 @@ def converted(source: Path, images: Path, out: Path) -> tuple[dict, list[list[tu
     return counts, [[(each.get("category"), each["area"]) for each in of] for of in objects]
 
 
-def test_labelme_and_what_it_exports_to_voc(tmp_path):
-    """Its tutorial: JSON beside the photograph, lists of names, and the result of its exporters."""
-    png = io.BytesIO()
-    Image.fromarray(np.ones((6, 11), bool)).save(png, "PNG")
-    mask = {"shape_type": "mask", "points": [[4, 12], [14, 17]]}
-    mask["mask"] = base64.b64encode(png.getvalue()).decode()
-    polygons = [
-        {"label": label, "points": points, "shape_type": "polygon", "group_id": None, "flags": {}}
-        for label, points in (("shelf", SQUARE), ("__ignore__", TRIANGLE), ("highland", TRIANGLE))
-    ]
-    tutorial = tmp_path / "tutorial"
-    photo(tutorial / "apc.jpg")
-    content = {
-        "version": "5.4.1",
-        "flags": {},
-        "shapes": [*polygons, mask | {"label": "shelf"}],
-        "imagePath": "apc.jpg",
-        "imageData": base64.b64encode((tutorial / "apc.jpg").read_bytes()).decode(),
-        "imageHeight": 20,
-        "imageWidth": 30,
-    }
-    (tutorial / "apc.json").write_text(json.dumps(content))
-    (tutorial / "label_names.txt").write_text("_background_\nhighland\nshelf\n")
-    photo(tutorial / "apc_json" / "img.png")
-    counts, [masks] = converted(tutorial, tutorial, tmp_path / "out")
-    assert masks == [("shelf", 60), ("highland", masks[1][1]), ("shelf", 66)]
-    assert counts["left_out"] == {"images": {}, "masks": {"ignored": 1}}
-
+def test_what_labelme_exports_to_voc(tmp_path):
     voc = tmp_path / "data_dataset_voc"
     photo(voc / "JPEGImages" / "apc.jpg")
     (voc / "class_names.txt").write_text("_background_\nhighland\nshelf\n")

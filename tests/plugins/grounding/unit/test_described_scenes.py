@@ -10,8 +10,9 @@ from gigamask.plugins.grounding.described_scenes import compose_scene, write
 from tests.commands import invoke, refusal
 from tests.plugins.grounding.laws.test_described_scenes import answers
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 def test_files_depend_on_seed_and_number_alone(tmp_path):
     paths, asked = write(tmp_path / "one", 5, seed=3, shard_images=3)
     assert [path.name for path in paths] == ["sa_000000.tar", "sa_000001.tar"]
@@ -33,7 +34,6 @@ def test_files_depend_on_seed_and_number_alone(tmp_path):
     assert both != held
 
 
-@pytest.mark.slow
 def test_queries_name_the_right_masks_of_the_files(tmp_path):
     index = indexes.build(write(tmp_path, 3, seed=1)[0], tmp_path / "index")
     asked = queries.read(tmp_path / "queries.jsonl")
@@ -47,7 +47,6 @@ def test_queries_name_the_right_masks_of_the_files(tmp_path):
         )
 
 
-@pytest.mark.slow
 def test_the_verb_writes_them(tmp_path, capsys):
     words = ["ground", "synth", str(tmp_path), "--images", "3"]
     invoke(*words, "--long-side", "90", "100")

@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 from pycocotools.coco import COCO
 
+from gigamask.cli.main import main
 from gigamask.plugins.serve import server
 from gigamask.plugins.serve.project import Project
 from gigamask.synthetic.cells import compose_cells
@@ -256,7 +257,7 @@ def test_images_of_16_bits_are_shown_and_classes_are_named(
     def start_and_stop(*given):
         with monkeypatch.context() as changed:
             changed.setattr(server, "serve", lambda *_: None)
-            invoke("serve", *words, "--weights", weights, *given)
+            assert main(["serve", *map(str, (*words, "--weights", weights, *given))]) == 0
         return capsys.readouterr().out
 
     assert "replaces" not in start_and_stop("--percentiles", 1, 99)
