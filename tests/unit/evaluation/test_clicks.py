@@ -175,20 +175,7 @@ def test_masks_are_grouped_by_area_fraction():
         "coarse",
         "coarse",
     ]
-    summary = ClickResult(ClickProtocol(clicks=(1, 3)), 1, scores).summary()
-    assert {
-        name: (each["masks"], each["clicks"]) for name, each in summary["granularity"].items()
-    } == {
-        "fine": (1, {"1": pytest.approx(0.2), "3": pytest.approx(0.1)}),
-        "medium": (2, {"1": pytest.approx(0.5), "3": pytest.approx(0.25)}),
-        "coarse": (2, {"1": pytest.approx(0.9), "3": pytest.approx(0.45)}),
-    }
-    assert (
-        summary["granularity"]["coarse"]["oracle"]
-        == summary["granularity"]["coarse"]["box"]
-        == pytest.approx(0.9)
-    )
-    lines = table(summary).splitlines()
+    lines = table(ClickResult(ClickProtocol(clicks=(1, 3)), 1, scores).summary()).splitlines()
     assert [line.split() for line in lines[2:]] == [
         ["all", "0.600", "0.300", "0.600", "0.600", "5"],
         ["±", "0.141", "0.071", "0.141", "0.141"],

@@ -13,9 +13,7 @@ from gigamask.evaluation.embedded_images import embed_image, embed_images
 from gigamask.models.init import build_model
 from tests.errors import error_line
 from tests.little import SPEC
-from tests.unit.evaluation.test_clicks import index
 
-__all__ = ["index"]
 EVERYTHING = MaskFilters(max_area=None)
 
 

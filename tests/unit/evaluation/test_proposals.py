@@ -18,9 +18,7 @@ from gigamask.inference.automatic_mask_generator import MaskProposals
 from gigamask.masks.rle import RLEMasks
 from gigamask.models.init import build_model
 from tests.little import SPEC
-from tests.unit.evaluation.test_clicks import index
 
-__all__ = ["index"]
 EVERYTHING = MaskFilters(max_area=None)
 
 

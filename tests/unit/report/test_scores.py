@@ -9,7 +9,7 @@ from gigamask.models.init import build_model
 from gigamask.report.scores import page
 from tests.html import Page, read
 from tests.little import SPEC
-from tests.unit.evaluation.test_clicks import index
+from tests.unit.evaluation.conftest import index
 
 __all__ = ["index"]
 

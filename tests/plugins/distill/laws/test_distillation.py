@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional
 
 from gigamask import config_files, save_model
+from gigamask.losses.focal_dice import dice_loss, focal_loss
 from gigamask.losses.sam_loss import SamLoss
 from gigamask.models.init import build_model
 from gigamask.models.pretrained import load_sam
@@ -148,14 +149,10 @@ def test_prompts_are_a_plain_loop_of_both_models(tmp_path, scenes, teachers):
         logits, iou = student.decode(own, batch.mask_image, prompts)
         with torch.no_grad():
             answers, scores = teacher.decode(taught, batch.mask_image, given)
-        valid = targets.valid[:, None].expand_as(answers)
-        truth = (answers > 0).double()
-        pixels = functional.binary_cross_entropy_with_logits(logits, truth, reduction="none")
-        bce = (pixels * valid).sum((2, 3)) / valid.sum((2, 3))
-        shown, meant = logits.sigmoid() * valid, truth * valid
-        dice = 1 - (2 * (shown * meant).sum((2, 3)) + 1) / ((shown + meant).sum((2, 3)) + 1)
-        # Balanced focal loss with alpha one half is half the cross entropy.
-        each = 5 * 0.5 * bce + 5 * dice + 0.7 * (iou - scores).square()
+        valid = targets.valid[:, None].expand_as(answers).flatten(0, 1)
+        rows = logits.flatten(0, 1)[:, None], (answers > 0).flatten(0, 1), valid
+        mask_losses = focal_loss(*rows, alpha=0.5, gamma=0.0) + dice_loss(*rows)
+        each = 5 * mask_losses.view_as(iou) + 0.7 * (iou - scores).square()
         loss = loss + each.mean(1).sum()
         row = torch.arange(len(logits))
         best, preferred = iou.argmax(1), scores.argmax(1)
