@@ -55,12 +55,13 @@ class Annotation(msgspec.Struct):
 
 
 class ImageRecord(msgspec.Struct):
-    """The image that a json describes."""
+    """The image that a json describes; `gigamask segment` states the crc32 of its file."""
 
     image_id: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
     width: int
     height: int
     file_name: str = ""
+    source_crc32: int | None = None
 
 
 class Sa1bRecord(msgspec.Struct):

@@ -43,6 +43,12 @@ class InputImage:
     read: Callable[[], bytes]
     is_file: bool = True
 
+    @property
+    def utf8_path(self) -> str:
+        """Path of the image in the output folder; bytes that are not UTF-8 are replaced."""
+        path = Path(self.path).with_name(self.file_name).as_posix()
+        return path.encode("utf-8", "replace").decode()
+
     def decode(self, raw: bytes, pixels: PixelConfig) -> UInt8[np.ndarray, "H W C"]:
         """Return the pixels of the image file as a model sees them.
 

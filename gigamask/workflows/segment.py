@@ -1,14 +1,16 @@
 """Generate all masks of images, as JSONs in SA-1B's format and as tars.
 
 Each JSON is written atomically as soon as it is made, so that the same command resumes after any
-interrupt. `.segment/made.json` in the output folder holds the weights' digest and the settings;
-results of other weights or settings are refused. Unreadable images are skipped and reported, and
-tried again by the next command.
+interrupt; one of another image is neither replaced nor taken for this one's. `.segment/made.json`
+in the output folder holds the weights' digest and the settings; results of other weights or
+settings are refused. Unreadable images are skipped and reported, and tried again by the next
+command.
 """
 
 import contextlib
 import json
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -20,7 +22,7 @@ import msgspec
 import numpy as np
 from jaxtyping import UInt8
 
-from gigamask.data import annotation, image, image_folder, tar, worker_pool
+from gigamask.data import annotation, image, image_folder, index, tar, worker_pool
 from gigamask.data.orientation import as_stored
 from gigamask.datatools.export_formats import ExportedImage, ExportOptions, check_formats, write
 from gigamask.datatools.image_files import fit, to_member
@@ -123,7 +125,7 @@ def segment(
     Raises:
         GigamaskError: No image can be used, or the folder has results of other settings.
     """
-    paths = [str(path) for path in ([images] if isinstance(images, str | Path) else images)]
+    paths = [str(path) for path in index.as_list(images)]
     folder = None if pictures is None else Path(pictures)
     export = to if isinstance(to, ExportOptions) else ExportOptions(tuple(to))
     output = Output(Path(out), export, shard_images, folder)
@@ -213,9 +215,7 @@ def _export(images: Sequence[InputImage], output: Output, counts: SegmentCounts)
 def _exported(source: InputImage, out: Path) -> ExportedImage:
     """Return an image with the masks of its JSON."""
     raw = (out / f"{source.path}.json").read_bytes()
-    path = Path(source.path).with_name(source.file_name)
-    name = path.as_posix().encode("utf-8", "replace").decode()
-    return exported_image(name, raw, source.read)
+    return exported_image(source.utf8_path, raw, source.read)
 
 
 def exported_image(name: str, raw: bytes, read: Callable[[], bytes]) -> ExportedImage:
@@ -310,38 +310,48 @@ def _segment_one(
     report: Callable[[float], object],
 ) -> bool:
     """Write an image's JSON and picture unless they exist; return whether the JSON is new."""
-    path, pixels = output.out / f"{source.path}.json", None
-    entry = _read_done(path, source.name)
+    path, stored = output.out / f"{source.path}.json", source.read()
+    decode = partial(source.decode, stored, generator.model.config.pixels)
+    entry = _read_done(path, source.name, zlib.crc32(stored))
     is_new = entry is None
     if entry is None:
-        stored = source.read()
-        pixels = source.decode(stored, generator.model.config.pixels)
         if image.keeps_its_bytes(stored) and source.file_name.endswith(".jpg"):  # of a tar
             file_name = source.file_name.removesuffix(".jpg") + image.member_suffix(stored)
             source = replace(source, file_name=file_name)
-        proposals = generator.generate_proposals(pixels, report)
-        names = generator.model.config.class_names
-        raw = annotation.encode(make_record(proposals, number, source, names))
+        proposals = generator.generate_proposals(decode(), report)
+        record = make_record(proposals, number, source, generator.model.config.class_names)
+        record["image"]["source_crc32"] = zlib.crc32(stored)
+        raw = annotation.encode(record)
         entry = annotation.parse(raw, source.name)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_bytes(path, raw)
     picture = output.pictures / f"{source.path}.png" if output.pictures else None
     if picture and (is_new or not picture.exists()):
         picture.parent.mkdir(parents=True, exist_ok=True)
-        if pixels is None:
-            pixels = source.decode(source.read(), generator.model.config.pixels)
-        image.write_png(picture, draw_masks(to_rgb(pixels), entry.masks, entry.categories))
+        image.write_png(picture, draw_masks(to_rgb(decode()), entry.masks, entry.categories))
     counts.images += 1
     counts.masks += len(entry.masks)
     counts.existing += not is_new
     return is_new
 
 
-def _read_done(path: Path, name: str) -> ImageAnnotation | None:
-    """Return the annotation written by an earlier command; None if it is missing or damaged."""
-    with contextlib.suppress(FileNotFoundError, CorruptSampleError):
-        return annotation.parse(path.read_bytes(), name)
-    return None
+def _read_done(path: Path, name: str, crc32: int) -> ImageAnnotation | None:
+    """Return the annotation written by an earlier command; None if it is missing or damaged.
+
+    Raises:
+        CorruptSampleError: It is of another image.
+    """
+    try:
+        record = annotation.read(path.read_bytes(), name)
+        found = annotation.check(record, name)
+    except (FileNotFoundError, CorruptSampleError):
+        return None
+    if record.image.source_crc32 != crc32:
+        raise CorruptSampleError(
+            f"{name}: {path} has the masks of another image, or of this one before it was changed; "
+            "remove that file, or choose another --out"
+        )
+    return found
 
 
 def make_record(
@@ -373,12 +383,8 @@ def make_record(
     classes = class_fields(proposals.class_scores, class_names) or []
     for entry, extra in zip(record["annotations"], classes, strict=False):
         entry |= extra
-    relative = Path(source.path).with_name(source.file_name)
-    names = {"file_name": source.file_name, "source": str(relative)}
-    # Names may contain bytes that are not valid UTF-8.
-    record["image"] |= {
-        key: name.encode("utf-8", "replace").decode() for key, name in names.items()
-    }
+    shown = source.utf8_path
+    record["image"] |= {"file_name": shown.rpartition("/")[2], "source": shown}
     return record
 
 

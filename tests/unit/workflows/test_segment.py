@@ -4,6 +4,7 @@ import io
 import json
 import os
 import tarfile
+from dataclasses import replace
 from functools import partial
 
 import cv2
@@ -113,6 +114,18 @@ def test_a_second_command_on_the_folder_is_refused(masks, pictures, tmp_path):
             segment_all(pictures, masks, output)
 
     segment_all(pictures[:1], masks, output, progress=again)
+
+
+def test_masks_of_another_image_are_neither_taken_nor_replaced(masks, pictures, tmp_path):
+    """As of one that has changed, or has the name of one in another folder."""
+    output = Output(tmp_path / "out")
+    segment_all(pictures, masks, output)
+    before = (tmp_path / "out" / "10.json").read_bytes()
+    changed = [replace(pictures[0], read=pictures[1].read), *pictures[1:]]
+    done = segment_all(changed, masks, output)
+    assert (done["images"], done["existing"]) == (3, 3)
+    assert "10.json has the masks of another image" in done["skipped"][0]["reason"]
+    assert (tmp_path / "out" / "10.json").read_bytes() == before
 
 
 def test_unreadable_images_are_reported(masks, pictures, tmp_path, monkeypatch):
