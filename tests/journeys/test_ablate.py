@@ -1,6 +1,5 @@
 """`gigamask ablate`: what it writes, resumes and refuses."""
 
-import json
 import re
 import shutil
 from pathlib import Path
@@ -9,6 +8,7 @@ import pytest
 
 from gigamask.cli.main import INTERRUPTED
 from gigamask.errors import GigamaskError
+from gigamask.serialization import read_json
 from gigamask.synthetic import scenes as synthetic
 from gigamask.training import trainer
 from gigamask.workflows import ablate, training_budget
@@ -48,7 +48,7 @@ def done(command, tmp_path_factory) -> Path:
 def told(folder: Path) -> dict[str, dict]:
     """Returns what each training's scores are."""
     return {
-        str(path.relative_to(folder).parent): json.loads(path.read_text())
+        str(path.relative_to(folder).parent): read_json(path)
         for path in folder.glob("*/*/evaluation.json")
     }
 
@@ -56,10 +56,10 @@ def told(folder: Path) -> dict[str, dict]:
 @pytest.mark.long
 def test_a_table_is_trained_and_scored(done):
     markdown = (done / "ablation.md").read_text()
-    found = json.loads((done / "ablation.json").read_text())
+    found = read_json(done / "ablation.json")
     rows = [line.split()[1] for line in markdown.splitlines() if line.startswith("| ")]
     assert rows == ["variant", "plain", "lanes"]
-    assert json.loads((done.parent / "said.json").read_text()) == found
+    assert read_json(done.parent / "said.json") == found
     assert (found["steps"], found["seeds"]) == (2, 2)
     assert (found["data"]["images"], found["test"]["images"]) == (12, 1)
     masks = {each["masks"] for each in told(done).values()}
@@ -177,7 +177,7 @@ def test_another_training_in_the_folder_is_refused(command, done, tmp_path, caps
         assert message in said.err
     # With other test data it is the same training: it is scored anew.
     invoke(f"{once} 2 --test {other}")
-    assert json.loads((out / "ablation.json").read_text())["test"]["paths"] == [str(other)]
+    assert read_json(out / "ablation.json")["test"]["paths"] == [str(other)]
 
 
 def test_bad_input_is_one_line_before_any_training(command, table, tmp_path, capsys):
@@ -211,8 +211,8 @@ def test_variants_train_for_equal_cpu_minutes(command, table, tmp_path, monkeypa
     words += f" --out {out} --seeds 1 --cpu-minutes 0.01"
     invoke(words)
     told = capsys.readouterr().out
-    found = json.loads((out / "ablation.json").read_text())
-    measured = json.loads((out / "cpu_seconds.json").read_text())
+    found = read_json(out / "ablation.json")
+    measured = read_json(out / "cpu_seconds.json")
     assert found["cpu_minutes"] == 0.01
     for name in ("plain", "double"):
         step_cpu_s = measured[name]["step_cpu_s"]
@@ -230,7 +230,7 @@ def test_variants_train_for_equal_cpu_minutes(command, table, tmp_path, monkeypa
     monkeypatch.setattr(ablate, "train", None)
     invoke(words)
     assert capsys.readouterr().out.partition("\n")[2].startswith(text)
-    assert json.loads((out / "cpu_seconds.json").read_text()) == measured
+    assert read_json(out / "cpu_seconds.json") == measured
     # A variant that is another is measured anew, and its folder has another run.
     (tmp_path / "two.yaml").write_text("plain: []\ndouble: {batch-size: 12}\n")
     assert exit_code(words) == 2

@@ -1,6 +1,5 @@
 """Classes from the masks' categories to predictions, as commands do it."""
 
-import json
 import re
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from gigamask import Sam, SamAutomaticMaskGenerator, SamPredictor
 from gigamask.config_files import load_config
 from gigamask.data import index
 from gigamask.models import state_dict
+from gigamask.serialization import read_json
 from gigamask.synthetic.scenes import compose_scene
 from gigamask.synthetic.shapes import OUTLINES
 from tests.commands import LITTLE, invoke, refusal
@@ -60,7 +60,7 @@ def test_masks_are_written_with_their_classes(run, scenes, tmp_path):
     out, tar = tmp_path / "out", next(scenes.glob("*.tar"))
     segment = f"segment {run} {tar} --out {out} --to shards"
     invoke(segment, lenient, f"--pictures {tmp_path}/pictures")
-    found = [json.loads(path.read_text()) for path in sorted(out.glob("*/sa_*.json"))]
+    found = [read_json(path) for path in sorted(out.glob("*/sa_*.json"))]
     masks = [mask for record in found for mask in record["annotations"]]
     assert len(found) == 12
     for mask in masks:
@@ -91,7 +91,7 @@ def test_classes_are_scored(run, scenes, tmp_path, capsys):
     out = capsys.readouterr().out
     assert "class accuracy:" in out
     assert "with classes:" in out
-    scores = json.loads(path.read_text())
+    scores = read_json(path)
     accuracy, classes = scores["class_accuracy"], scores["automatic"]["classes"]
     assert 0 < accuracy["masks"] < scores["masks"], "parts have no class"
     assert list(accuracy) == ["masks", "1", "2", "3", "5", "9", "box"]

@@ -18,6 +18,7 @@ import pytest
 from gigamask.cli.commands.synth import SynthCommand
 from gigamask.cli.main import INTERRUPTED
 from gigamask.data import index as indexes
+from gigamask.serialization import read_json
 from gigamask.synthetic.scenes import LONG_SIDE
 from gigamask.training.logging import MetricsLogger
 from gigamask.workflows import demo
@@ -56,17 +57,17 @@ def test_scenes_have_the_requested_size_and_one_is_singular(tmp_path, capsys):
 
 def test_synth_index_stats(tmp_path, capsys):
     invoke(f"synth {tmp_path}/scenes --images 5 --seed 3 --json {tmp_path}/synth.json")
-    assert json.loads((tmp_path / "synth.json").read_text())["images"] == 5
+    assert read_json(tmp_path / "synth.json")["images"] == 5
     invoke(f"index {tmp_path}/scenes --out {tmp_path}/index --json {tmp_path}/index.json")
-    report = json.loads((tmp_path / "index.json").read_text())
+    report = read_json(tmp_path / "index.json")
     assert report["images"] == 5
     assert report["masks"] > 10
     capsys.readouterr()
     invoke(f"stats {tmp_path}/index --json {tmp_path}/stats.json")
     assert "masks" in capsys.readouterr().out
-    stats = json.loads((tmp_path / "stats.json").read_text())
+    stats = read_json(tmp_path / "stats.json")
     invoke(f"stats {tmp_path}/scenes/*.tar --json {tmp_path}/again.json")
-    assert json.loads((tmp_path / "again.json").read_text()) == stats
+    assert read_json(tmp_path / "again.json") == stats
 
 
 def test_a_copied_run_resumes_in_its_new_folder(trained, tmp_path, capsys):
@@ -80,7 +81,7 @@ def test_a_copied_run_resumes_in_its_new_folder(trained, tmp_path, capsys):
 
 def test_train_writes_a_run(trained):
     done = {"run": str(trained), "step": 4, "samples": 12, "steps": 4}
-    assert json.loads((trained.parent / "train.json").read_text()) == done
+    assert read_json(trained.parent / "train.json") == done
     told = records(trained)
     assert [record["step"] for record in told] == [1, 2, 3, 4]
     names = "loss focal dice iou_head iou lr grad_norm images_per_s data_time_s memory_gb"
@@ -118,7 +119,7 @@ def test_photos_trains_and_is_scored(kind, scenes, tmp_path, request):
     few = "--steps 1 --batch-size 2 --loader.max-masks 2"
     invoke(f"train photos --data {train_on} --out {run}", few)
     invoke(f"evaluate {run} --data {test_on} --max-images 1 --min-predicted-iou 0.75 --json {told}")
-    assert json.loads(told.read_text())["masks"] > 0
+    assert read_json(told)["masks"] > 0
 
 
 def test_evaluate_writes_scores_and_figures(trained, scenes, tmp_path, capsys):
@@ -130,7 +131,7 @@ def test_evaluate_writes_scores_and_figures(trained, scenes, tmp_path, capsys):
         f"--html {tmp_path}/scores.html --table {tmp_path}/masks.csv",
     )
     assert (tmp_path / "scores.html").read_text().count("<img") == 3
-    scores = json.loads((tmp_path / "scores.json").read_text())
+    scores = read_json(tmp_path / "scores.json")
     assert scores["images"] == 3
     with open(tmp_path / "masks.csv", newline="") as file:
         rows = [*csv.DictReader(file)]
@@ -157,7 +158,7 @@ def test_evaluate_writes_scores_and_figures(trained, scenes, tmp_path, capsys):
     checkpoint = sorted((trained / "checkpoints").iterdir())[-1]
     for weights in (checkpoint, checkpoint / "model.safetensors"):
         invoke(f"evaluate {weights} --data {scenes} --max-images 3 --json {tmp_path}/again.json")
-        again = json.loads((tmp_path / "again.json").read_text())
+        again = read_json(tmp_path / "again.json")
         assert alike(
             {name: again[name] for name in ("clicks", "box")},
             {name: scores[name] for name in ("clicks", "box")},
@@ -190,7 +191,7 @@ def test_an_interrupted_demo_says_so_goes_on_and_leaves_its_report(tmp_path, mon
     assert "interrupted and saved at step 2 of 3; run the same command" in capsys.readouterr().err
     assert not (out / "evaluation.json").exists()
     invoke(words)
-    scores = json.loads((out / "evaluation.json").read_text())
+    scores = read_json(out / "evaluation.json")
     assert (scores["step"], scores["images"]) == (3, 2)
     assert cv2.imread(str(out / "report.png")) is not None
     told = capsys.readouterr().out

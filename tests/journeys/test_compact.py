@@ -1,6 +1,5 @@
 """The recipe `compact`, shrunk: everything that a user does with a model, as they type it."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ from gigamask.inference.predictor import SamPredictor
 from gigamask.models.configs import ConvPyramid, WindowDecoder
 from gigamask.models.embedding_cache import EmbeddingCache
 from gigamask.models.sam.sam import Sam
+from gigamask.serialization import read_json
 from gigamask.synthetic.scenes import compose_scene
 from gigamask.training import checkpoint
 from tests.commands import LITTLE, invoke, refusal
@@ -104,14 +104,14 @@ def test_it_is_evaluated_and_segments(run, scenes, tmp_path):
     told = tmp_path / "told.json"
     words = f"--data {scenes} --max-images 2 --json {told}"
     invoke(f"evaluate {run}", words)
-    scores = json.loads(told.read_text())
+    scores = read_json(told)
     assert scores
     last = checkpoint.newest(run) / checkpoint.MODEL
     invoke(f"evaluate {last}", words)
     out = tmp_path / "out"
     segment = f"segment {run} {scenes} --out {out} {FEW}"
     invoke(segment, f"--cache {tmp_path}/cache --json {told}")
-    done = json.loads(told.read_text())
+    done = read_json(told)
     assert done["images"] == 12
     assert done["masks"] > 12
     assert len(list((tmp_path / "cache").iterdir())) == 12
@@ -214,7 +214,7 @@ def test_a_plan_needs_no_data(tmp_path, capsys):
     told = tmp_path / "plan.json"
     quick = "--optimizer adamw --prompts.clicks 0"  # fake tensors are slow
     invoke("plan compact", SMALL, quick, f"--json {told}")
-    assert json.loads(told.read_text())["peak_bytes"] > 0
+    assert read_json(told)["peak_bytes"] > 0
     assert "M parameters" in capsys.readouterr().out
 
 
@@ -223,4 +223,4 @@ def test_a_sample_is_followed(scenes, tmp_path, capsys):
     words = f"--recipe compact --json {told}"
     invoke(f"follow {scenes}/sa_000000.tar:sa_3", words)
     assert "1 x 97 x 64 x 64" in capsys.readouterr().out.replace(", ", " x ")
-    assert len(json.loads(told.read_text())["steps"]) == 9
+    assert len(read_json(told)["steps"]) == 9

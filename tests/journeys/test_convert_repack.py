@@ -7,6 +7,7 @@ import cv2
 import numpy as np
 import pytest
 
+from gigamask.serialization import read_json
 from gigamask.synthetic.scenes import compose_scene
 from tests.commands import LITTLE, exit_code, invoke, refusal
 
@@ -47,14 +48,14 @@ def test_from_coco_to_training(own, capsys):
         f"convert {own}/instances.json --images {pictures} --out {shards} --shard-images 4",
         f"--json {own}/c.json",
     )
-    done, printed = json.loads((own / "c.json").read_text()), capsys.readouterr().out
+    done, printed = read_json(own / "c.json"), capsys.readouterr().out
     assert f"{shards}: 6 images with {done['masks']} masks" in printed
     assert "0000.png" in printed
     assert f"gigamask stats {shards}" in printed
     invoke(f"stats {shards}")
     assert f"6 images with {done['masks']} masks" in capsys.readouterr().out
     invoke(f"repack {shards} --out {small} --size 128 --json {own}/r.json")
-    done, printed = json.loads((own / "r.json").read_text()), capsys.readouterr().out
+    done, printed = read_json(own / "r.json"), capsys.readouterr().out
     assert f"{small}: 6 images with {done['masks']} masks in 2 tars (0" in printed
     assert "times smaller" in printed
     invoke(f"repack {shards} --out {small} --size 128")
@@ -72,7 +73,7 @@ def test_from_label_images(own, capsys):
 
 def test_what_goes_wrong_is_printed(own, capsys):
     """Names that are no numbers, pictures that are not there, tars that are none."""
-    told = json.loads((own / "instances.json").read_text())
+    told = read_json(own / "instances.json")
     for image in told["images"]:
         image["id"] = f"street {image['id']}"
     for each in told["annotations"]:

@@ -1,13 +1,13 @@
 """`gigamask evaluate` by two processes, as torchrun starts them: the scores of one process, printed
 once."""
 
-import json
 import os
 
 import pytest
 
 from gigamask.errors import GigamaskError
 from gigamask.evaluation import clicks
+from gigamask.serialization import read_json
 from gigamask.synthetic import scenes as synthetic
 from tests.commands import exit_code, invoke
 from tests.little import save_little
@@ -39,7 +39,7 @@ def test_several_processes_print_what_one_does(model, scenes, tmp_path, capfd, c
     alone = capfd.readouterr().out
     fork(count, exit_code, words, tmp_path / "two.json")
     assert capfd.readouterr().out == alone
-    one, two = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("one", "two"))
+    one, two = (read_json(tmp_path / f"{name}.json") for name in ("one", "two"))
     assert two.keys() == one.keys()
     assert "boxes: refined" in alone
     assert "loose boxes: each side moved by noise of 10 %" in alone
@@ -54,7 +54,7 @@ def test_several_processes_print_what_one_does(model, scenes, tmp_path, capfd, c
 def test_more_processes_than_images(model, scenes, tmp_path):
     words = f"evaluate {model} --data {scenes} --max-images 1 --device cpu"
     fork(2, exit_code, words, f"--json {tmp_path}/two.json")
-    assert json.loads((tmp_path / "two.json").read_text())["images"] == 1
+    assert read_json(tmp_path / "two.json")["images"] == 1
 
 
 def codes(words: str, expected: tuple[int, int]) -> int:

@@ -1,6 +1,5 @@
 """`gigamask export` as a user types it: what it writes is what `evaluate` and `--init` read."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -9,6 +8,7 @@ import torch
 from gigamask.models.configs import tiny
 from gigamask.models.init import build_model
 from gigamask.models.state_dict import save_weights, to_official
+from gigamask.serialization import read_json
 from tests.commands import exit_code, invoke, refusal
 from tests.little import save_little
 
@@ -25,7 +25,7 @@ def test_what_is_exported_is_exported_again(weights, to, out, tmp_path, capsys):
     told = tmp_path / "told.json"
     invoke(f"export {weights} --to {to} --out {tmp_path}/{out} --json {told}")
     assert "read back: " in capsys.readouterr().out
-    assert json.loads(told.read_text())["files"] == [str(tmp_path / out)]
+    assert read_json(told)["files"] == [str(tmp_path / out)]
 
 
 @pytest.mark.long
@@ -74,14 +74,14 @@ def test_everything_exported_scores_as_its_source(scenes, tmp_path, monkeypatch)
             invoke(f"export source.safetensors --to {to} --out {name}")
         words = f"--data {scenes} --max-images 2 --json told.json"
         invoke(f"evaluate {name}", words)
-        scores[name] = numbers(json.loads((tmp_path / "told.json").read_text()))
+        scores[name] = numbers(read_json(tmp_path / "told.json"))
     # Addresses in memory decide how a CPU adds, so the last digits vary.
     exact = pytest.approx(scores.pop("source.safetensors"), abs=1e-3)
     assert all(each == exact for each in scores.values())
     eight = replace(tiny(), decoder_num_heads=8)
     save_weights(to_official(build_model(tiny(), 0)), eight, "d.safetensors")
     invoke("evaluate d.safetensors", words)
-    assert numbers(json.loads((tmp_path / "told.json").read_text())) != exact
+    assert numbers(read_json(tmp_path / "told.json")) != exact
     torch.save(dict(torch.load("a.pth")), "bare.pth")
     assert exit_code(f"evaluate bare.pth --data {scenes}") == 2
 

@@ -12,6 +12,7 @@ from PIL import Image
 import gigamask
 from gigamask.config_files import load_config
 from gigamask.models.init import build_model
+from gigamask.serialization import read_json
 from tests.commands import LITTLE, invoke, refusal
 from tests.forked import forked  # noqa: F401 (a fixture)
 from tests.little import SPEC, little
@@ -75,7 +76,7 @@ def test_a_part_is_held_out(here, capsys):
     out = capsys.readouterr()
     config = load_config("run", trust=True)
     counts = [
-        json.loads((Path(path) / "converted.json").read_text())["images"]
+        read_json(Path(path) / "converted.json")["images"]
         for path in (*config.data, *config.evaluation.data)
     ]
     assert counts == [7, 5]
@@ -95,7 +96,7 @@ def test_other_commands_take_the_same_data(here, capsys):
     words = "--data coco.json --images photos --device cpu --json scores.json"
     invoke("evaluate model", words, "--max-images 2")
     assert "masks left out: 1" in capsys.readouterr().out
-    scores = json.loads(Path("scores.json").read_text())
+    scores = read_json("scores.json")
     assert (scores["images"], scores["masks"]) == (2, 2)
     assert Path(scores["data"][0]).parent.parent.name == "coco.json.gigamask"
     invoke("stats photos --masks labels")
@@ -153,7 +154,7 @@ def test_a_script_learns_that_something_was_left_out(here, capsys):
     convert = "convert coco.json --images photos --json told.json"
     invoke(convert, "--out tars")
     assert "--strict: 1 of the images or masks" in refusal(capsys, convert, "--out strict --strict")
-    assert len(json.loads(Path("told.json").read_text())["skipped_masks"]) == 1
+    assert len(read_json("told.json")["skipped_masks"]) == 1
     assert list(Path("strict").glob("*.tar"))
     Path("photos/p0.png").write_bytes(b"no image")
     segment = "segment starter photos/p0.png photos/p1.png --points-per-side 1"

@@ -14,6 +14,7 @@ from gigamask.config_files import load_config
 from gigamask.data.image import decode
 from gigamask.data.index import Index
 from gigamask.models.state_dict import read_weights
+from gigamask.serialization import read_json
 from tests.commands import LITTLE, exit_code, invoke, refusal
 from tests.journeys.runs import CONSTANT_LR, same
 
@@ -29,7 +30,7 @@ def here(tmp_path, monkeypatch) -> Path:
 
 def scores(weights: str, data: str, *words: str) -> dict:
     invoke(f"evaluate {weights} --data {data} --json scores.json", *words)
-    return json.loads(Path("scores.json").read_text())
+    return read_json("scores.json")
 
 
 @pytest.mark.long
@@ -71,7 +72,7 @@ def test_cells_of_16_bits_are_trained_on_scored_and_segmented(here, capsys):
     assert len(Index.open("index")) == 5
     with tarfile.open("out/sa_000000.tar") as archive:
         assert archive.extractfile("sa_0.png").read() == first  # pyrefly: ignore
-    record = json.loads(Path("out/sa_000000/sa_0.json").read_text())
+    record = read_json("out/sa_000000/sa_0.json")
     assert record["image"]["file_name"] == "sa_0.png"
     onnx = pytest.importorskip("onnx")
     invoke("export run --to onnx --out onnx")

@@ -1,10 +1,9 @@
 """`gigamask plan` as a user types it."""
 
-import json
-
 import pytest
 
 from gigamask.recipes.photographs import compact
+from gigamask.serialization import read_json
 from gigamask.synthetic.shapes import OUTLINES
 from tests.commands import LITTLE, exit_code, invoke, refusal
 
@@ -18,7 +17,7 @@ def test_a_plan_is_printed_and_written(tmp_path, capsys):
         "--prompts.clicks 0 --prompts.no-mask-only-rounds"
     )
     invoke(words, f"--config {config} --dollars-per-gpu-hour 3 --efficiency 0.4 --json {told}")
-    found, text = json.loads(told.read_text()), capsys.readouterr().out
+    found, text = read_json(told), capsys.readouterr().out
     assert found["world"] == {"nodes": 2, "gpus_per_node": 3}
     assert (found["masks_per_chunk"], found["rounds"]) == (2, 1)
     assert (found["batch_split"]["images"], found["batch_split"]["busiest"]) == (1, 3)
@@ -92,7 +91,7 @@ def test_classes_are_counted_in_the_data(scenes, tmp_path, capsys):
     for words in ("--classes disc", f"--classes auto --data {scenes}"):
         path = tmp_path / "plan.json"
         invoke("plan compact", words, f"--json {path}")
-        counts.append(json.loads(path.read_text())["parameters"])
+        counts.append(read_json(path)["parameters"])
     inputs = compact().model.iou_hidden + 1
     assert counts[1] - counts[0] == (len(OUTLINES) - 1) * inputs
     assert "--classes auto: " in refusal(capsys, "plan compact --classes auto")

@@ -2,7 +2,6 @@
 several; and where there is nothing to report.
 """
 
-import json
 import re
 import shlex
 import shutil
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gigamask.serialization import read_json
 from gigamask.synthetic import scenes as synthetic
 from tests.browser import opened
 from tests.commands import LITTLE, invoke, refusal
@@ -66,7 +66,7 @@ def test_of_one_run(runs, tmp_path, capsys):
         page.text
     )
     assert any(line.endswith("at least 2 steps trained again") for line in page.text)
-    told = json.loads((tmp_path / "told.json").read_text())["runs"]["again"]
+    told = read_json(tmp_path / "told.json")["runs"]["again"]
     assert told["records"]["step"] == [1, 2, 3, 4]
     assert [each["step"] for each in told["evaluations"]] == [2, 4]
     assert [each["step"] for each in told["starts"]] == [0, 2]
@@ -93,7 +93,7 @@ def test_of_several_side_by_side(runs, tmp_path, monkeypatch):
         assert run["records"]["step"] == [1, 2, 3, 4]
         assert {"loss", "iou", "lr", "waiting", "images_per_s"} <= run["records"].keys()
         assert [each["step"] for each in run["evaluations"]] == [2, 4]
-    told = json.loads((tmp_path / "told.json").read_text())
+    told = read_json(tmp_path / "told.json")
     assert list(told["runs"]) == ["whole", "again"]
     assert told["differences"] == {"optimizer.lr": ["0.001", "0.01"]}
 

@@ -1,6 +1,5 @@
 """Samplers by name, over single masks, with own attributes, from a file, and wrong ones."""
 
-import json
 import re
 from dataclasses import replace
 from itertools import islice
@@ -14,6 +13,7 @@ from gigamask.config_files import parse_train
 from gigamask.data import index as indexes
 from gigamask.data.sample_table import COLUMNS
 from gigamask.files import exclusive_lock
+from gigamask.serialization import read_json
 from gigamask.training.sam_config import SamLoaderConfig
 from gigamask.training.train_data import TrainData
 from tests.commands import LITTLE, exit_code, invoke, refusal
@@ -58,10 +58,7 @@ def test_a_name_trains_and_goes_on(built, tmp_path, name, flags):
 def test_masks_may_be_what_is_sampled(built, tmp_path, name):
     invoke(f"train {LITTLE} --data {built} --out {tmp_path} --sampler {name} --loader.items mask")
     invoke(f"stats {built} --sampler {name} --items mask --json {tmp_path}/told.json")
-    assert (
-        json.loads((tmp_path / "told.json").read_text())["items"]
-        == indexes.Index.open(built).manifest.masks
-    )
+    assert read_json(tmp_path / "told.json")["items"] == indexes.Index.open(built).manifest.masks
 
 
 def test_a_mask_that_is_sampled_is_the_one_that_is_trained_on(built):
@@ -96,7 +93,7 @@ def test_custom_attributes_are_balanced(built, table, tmp_path):
     invoke(f"train {LITTLE} --data {built} --out {tmp_path}/run", given)
     shown = f"--attributes {table} --sampler sharded --sampler.nodes 2 --sampler.column node"
     invoke(f"stats {built}", shown, f"--json {tmp_path}/told.json --picture {tmp_path}/told.png")
-    assert json.loads((tmp_path / "told.json").read_text())["positions"] == 12
+    assert read_json(tmp_path / "told.json")["positions"] == 12
     run = parse_train(f"{LITTLE} --data {built} --out {tmp_path} {given}".split()).run
     index = indexes.Index.open(built)
     kitchens = {index.entry_name(row) for row in range(0, len(index), 3)}

@@ -1,6 +1,5 @@
 """`gigamask segment` as a user types it: JSON files, tars, images of masks, and errors."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import numpy as np
 import pytest
 
 from gigamask.data import annotation
+from gigamask.serialization import read_json
 from gigamask.synthetic.scenes import compose_scene
 from gigamask.workflows.segment import draw_masks
 from tests import little
@@ -40,27 +40,27 @@ def test_tars_are_segmented_into_tars_that_index_reads(weights, scenes, tmp_path
     segment = f"segment {weights} {scenes} --out {out} --to-shards --shard-images 8 {FEW}"
     words = f"{segment} --json {told}"
     invoke(words)
-    done, printed = json.loads(told.read_text()), capsys.readouterr().out
+    done, printed = read_json(told), capsys.readouterr().out
     assert (done["images"], done["existing"], len(done["tars"]), done["skipped"]) == (12, 0, 2, [])
     assert f"{out}: 12 images with {done['masks']} masks" in printed
     assert f"gigamask index {out}" in printed
     entry = annotation.parse((out / "sa_000000" / "sa_3.json").read_bytes(), "sa_3")
     assert len(entry.masks) > 3
     invoke(f"index {out} --out {tmp_path}/index --json {tmp_path}/index.json")
-    report = json.loads((tmp_path / "index.json").read_text())
+    report = read_json(tmp_path / "index.json")
     assert (report["images"], report["masks"], report["skipped"]) == (12, done["masks"], [])
     invoke(f"verify {out}")
     stamps = {
         path: path.stat().st_mtime_ns for path in out.rglob("*") if path.suffix in (".json", ".tar")
     }
     invoke(words)
-    again = json.loads(told.read_text())
+    again = read_json(told)
     assert (again["existing"], again["existing_tars"], again["masks"]) == (12, 2, done["masks"])
     (out / "sa_000000" / "sa_3.json").write_text("{")  # damaged: done again, and its tar with it
     (out / "sa_000001.tar").unlink()
     before = (out / "sa_000000.tar").read_bytes()
     invoke(words)
-    again = json.loads(told.read_text())
+    again = read_json(told)
     assert (again["existing"], again["existing_tars"]) == (11, 0)
     assert (out / "sa_000000.tar").read_bytes() == before
     assert {path for path, stamp in stamps.items() if path.stat().st_mtime_ns == stamp} == {
@@ -80,7 +80,7 @@ def test_pictures_globs_and_an_index_give_jsons_and_pictures(
         for path in out.rglob("[a-z]*.json")
         if ".segment" not in str(path)
     ) == ["deep/one.json", "one.json", "two.json"]
-    told = json.loads((out / "two.json").read_text())
+    told = read_json(out / "two.json")
     assert told["image"]["file_name"] == "two.png"
     names = "id area bbox segmentation predicted_iou stability_score point_coords crop_box"
     assert {*names.split()} == told["annotations"][0].keys()

@@ -1,6 +1,5 @@
 """The weights in the package: useful at once, and found by name wherever weights are asked for."""
 
-import json
 from pathlib import Path
 
 import cv2
@@ -10,6 +9,7 @@ import pytest
 from gigamask import load_model
 from gigamask.models import weight_paths
 from gigamask.models.configs import ConvPyramid, WindowDecoder
+from gigamask.serialization import read_json
 from gigamask.synthetic.dead_leaves import compose_leaves
 from gigamask.synthetic.scenes import seeded, write_scenes
 from tests.commands import invoke, refusal
@@ -34,7 +34,7 @@ def test_it_is_the_small_model_and_fits_in_eight_megabytes():
 def test_it_segments_unseen_scenes(leaves, tmp_path, capsys):
     scores = tmp_path / "scores.json"
     invoke(f"evaluate starter --data {leaves} --json {scores}")
-    read = json.loads(scores.read_text())
+    read = read_json(scores)
     assert read["box"] > 0.8
     assert read["clicks"]["1"] > 0.5
     assert read["clicks"]["9"] > read["clicks"]["3"] > read["clicks"]["1"]
@@ -45,7 +45,7 @@ def test_segment_and_export_take_it_by_name(tmp_path):
     cv2.imwrite(str(photo), compose_leaves(99, 1).pixels[..., ::-1])
     few = f"--points-per-side 6 --out {tmp_path}/masks"
     invoke(f"segment starter {photo}", few)
-    found = json.loads((tmp_path / "masks" / "photo.json").read_text())
+    found = read_json(tmp_path / "masks" / "photo.json")
     assert len(found["annotations"]) > 3
     exported = tmp_path / "copy.safetensors"
     invoke(f"export starter --to safetensors --out {exported}")

@@ -1,7 +1,6 @@
 """Missing images, full disks, and commands that are interrupted or run twice at once."""
 
 import io
-import json
 import os
 import tarfile
 from dataclasses import replace
@@ -19,6 +18,7 @@ from gigamask.errors import GigamaskError
 from gigamask.inference.automatic_mask_generator import MaskProposals, SamAutomaticMaskGenerator
 from gigamask.masks.rle import RLEMasks
 from gigamask.models.init import build_model
+from gigamask.serialization import read_json
 from gigamask.workflows import segment as segmenting
 from gigamask.workflows.input_images import InputImage
 from gigamask.workflows.segment import Output, find_images, make_record, segment_all
@@ -90,7 +90,7 @@ def test_numbers_in_a_tar_are_those_of_this_command(masks, pictures, tmp_path):
     """A json that was made as one of other images is packed under the number it has now."""
     output = Output(tmp_path / "out", ExportOptions(("shards",)))
     segment_all(pictures[2:], masks, output)
-    told = json.loads((tmp_path / "out" / "12.json").read_text())
+    told = read_json(tmp_path / "out" / "12.json")
     assert (told["image"]["image_id"], told["image"]["file_name"], told["image"]["source"]) == (
         12,
         "12.png",
@@ -189,7 +189,7 @@ def test_a_json_has_no_mask_without_pixels_and_no_score_that_is_no_number(pictur
 def test_no_more_masks_are_written_than_readers_take(masks, pictures, tmp_path, monkeypatch):
     monkeypatch.setattr(annotation, "MAX_MASKS", 0)
     segment_all(pictures, masks, Output(tmp_path / "out"))
-    assert json.loads((tmp_path / "out" / "13.json").read_bytes())["annotations"] == []
+    assert read_json(tmp_path / "out" / "13.json")["annotations"] == []
 
 
 @pytest.mark.slow
@@ -249,7 +249,7 @@ def test_masks_are_written_in_other_formats_too(masks, pictures, tmp_path):
     found = segment_all(pictures, masks, output)
     expected = [tmp_path / "out" / "coco.json", tmp_path / "out" / "labels", table]
     assert found["written"] == list(map(str, expected))
-    content = json.loads(expected[0].read_text())
+    content = read_json(expected[0])
     assert len(content["images"]) == 4
     assert len(content["annotations"]) == found["masks"]
     assert {"score", "predicted_iou", "stability_score"} <= content["annotations"][0].keys()

@@ -1,6 +1,5 @@
 """`gigamask benchmark`: archives, shards, reproductions, and wrong arguments."""
 
-import json
 import re
 
 import pytest
@@ -11,6 +10,7 @@ from gigamask.models.init import build_model
 from gigamask.plugins.benchmarks import literature
 from gigamask.plugins.benchmarks.benchmark import BENCHMARKS
 from gigamask.plugins.benchmarks.published import ARCHIVES
+from gigamask.serialization import read_json
 from tests import instances
 from tests.commands import invoke, refusal
 from tests.little import SPEC
@@ -31,7 +31,7 @@ def test_number_of_clicks_beside_the_literature(grabcut, tmp_path, capsys):
     words = ["benchmark", "grabcut", "starter", *CPU, "--json", str(tmp_path / "scores.json")]
     whole = [*words, "--data", str(grabcut.parent), "--pictures", str(tmp_path)]
     invoke(*whole, "--reproduce", "sbd_vit_b")
-    printed, scores = capsys.readouterr().out, json.loads((tmp_path / "scores.json").read_text())
+    printed, scores = capsys.readouterr().out, read_json(tmp_path / "scores.json")
     for row in literature.rows("grabcut"):
         label = f"{row.model} ({row.trained_on})"
         line = next(line for line in printed.splitlines() if line.startswith(label))
@@ -48,7 +48,7 @@ def test_number_of_clicks_beside_the_literature(grabcut, tmp_path, capsys):
     # The masks alone, their photographs elsewhere, and from Python.
     masks, photographs = str(grabcut / "boundary_GT"), str(grabcut / "data_GT")
     invoke(*words, "--data", masks, "--images", photographs, "--answers", "confident")
-    again = json.loads((tmp_path / "scores.json").read_text())
+    again = read_json(tmp_path / "scores.json")
     assert again["answers"]["confident"]["curves"] == confident["curves"]
     found = gigamask.benchmark(
         "grabcut", "starter", grabcut, device="cpu", answers=("best_of_three",)
@@ -61,7 +61,7 @@ def test_shards_are_scored_by_clicks_and_by_masks_of_sa1k(scenes, tmp_path, caps
     words = [*f"starter --data {scenes} --max-images 1".split(), *CPU]
     json_flags = f"--json {tmp_path}/scores.json --answers first_token".split()
     invoke("benchmark", "sa1k", *words, *json_flags)
-    [answer] = json.loads((tmp_path / "scores.json").read_text())["answers"].values()
+    [answer] = read_json(tmp_path / "scores.json")["answers"].values()
     assert list(answer["mIoU"]) == ["1", "2", "3"]
     assert "NoC@90" not in answer
     assert re.search(
@@ -94,7 +94,7 @@ def test_coco_and_lvis_beside_the_literature(tmp_path, capsys):
     (coco / "boxes.json").rename(coco / "source_json_file/coco_vitdet.json")
     figures = ["--pictures", str(tmp_path / "figures")]
     invoke("benchmark", "coco", *words, "--data", coco, *figures)
-    found = json.loads(scores.read_text())["answers"]
+    found = read_json(scores)["answers"]
     assert list(found) == ["confident", "random clicks", "first_token"]
     assert 0 < found["confident"]["AP"] < 1
     assert list(found["confident"]["mIoU"]) == ["1", "3", "5"]
@@ -102,7 +102,7 @@ def test_coco_and_lvis_beside_the_literature(tmp_path, capsys):
     refined = ["--data", str(coco), "--answers", "refined", "confident"]
     invoke("benchmark", "coco", *words, *refined)
     assert "12.jpg" in capsys.readouterr().out
-    partly = json.loads(scores.read_text())
+    partly = read_json(scores)
     assert partly["images"] == 2
     refined = partly["answers"]["refined"]["detected_boxes"]["prompts"]["answer"]
     assert refined.startswith("refined: the single mask for the box and")
@@ -114,7 +114,7 @@ def test_coco_and_lvis_beside_the_literature(tmp_path, capsys):
     boxes = f"--boxes {lvis}/boxes.json --answers first_token".split()
     invoke("benchmark", "lvis", *words, "--data", lvis, *boxes)
     assert "AP frequent" in capsys.readouterr().out
-    [answer] = [each for each in json.loads(scores.read_text())["answers"].values() if "AP" in each]
+    [answer] = [each for each in read_json(scores)["answers"].values() if "AP" in each]
     assert answer["detected_boxes"]["protocol"]["federated"]
     assert answer["detected_boxes"]["found"] == 27, "nobody looked for the category of three"
     (lvis / "bad.json").write_text(
@@ -140,7 +140,7 @@ def test_sbd_is_converted_and_scored(tmp_path, capsys):
 def test_a_reproduction_is_described_without_weights(tmp_path, capsys):
     path = tmp_path / "known.json"
     invoke(f"benchmark --reproduce edge_sam --json {path}")
-    printed, known = capsys.readouterr().out, json.loads(path.read_text())["reproduce"]
+    printed, known = capsys.readouterr().out, read_json(path)["reproduce"]
     assert known["published"]["sa1k"]["box"] == 0.83
     for words in ("planned hours", "another result", "gigamask distill edge_sam"):
         assert words in printed

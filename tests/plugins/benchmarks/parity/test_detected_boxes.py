@@ -1,7 +1,5 @@
 """Mask AP of detected boxes: SAM's predictor called box by box, and pycocotools on what it says."""
 
-import json
-
 import numpy as np
 import pytest
 from pycocotools import mask as codes
@@ -15,6 +13,7 @@ from gigamask.inference.predictor import SamPredictor
 from gigamask.models.init import build_model
 from gigamask.plugins.benchmarks import coco_data
 from gigamask.plugins.benchmarks.detected_boxes import BoxMasks, BoxProtocol
+from gigamask.serialization import read_json
 from tests import instances
 from tests.little import SPEC
 from tests.parity.test_average_precision import statistics
@@ -47,7 +46,7 @@ def answer(predictor: SamPredictor, box: np.ndarray, kind: str) -> np.ndarray:
 
 
 def by_pycocotools(folder, model, kind: str) -> dict[str, float | None]:
-    found, predictor = json.loads((folder / "boxes.json").read_text()), SamPredictor(model)
+    found, predictor = read_json(folder / "boxes.json"), SamPredictor(model)
     for number in {each["image_id"] for each in found}:
         path = folder / "photos" / f"{number}.jpg"
         predictor.set_image(image.decode(path.read_bytes(), ""))
@@ -58,7 +57,7 @@ def by_pycocotools(folder, model, kind: str) -> dict[str, float | None]:
                 mask = np.asfortranarray(answer(predictor, box, kind).astype(np.uint8))
                 each["segmentation"] = codes.encode(mask)
     truth = COCO()
-    truth.dataset = json.loads((folder / "instances.json").read_text())
+    truth.dataset = read_json(folder / "instances.json")
     del truth.dataset["annotations"][-1]  # a broken one, which pycocotools cannot read
     truth.createIndex()
     judge = COCOeval(truth, truth.loadRes(found), "segm")

@@ -2,7 +2,6 @@
 
 import functools
 import hashlib
-import json
 import os
 import re
 import signal
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from gigamask.plugins.download.partial_download import STATE_FOLDER
+from gigamask.serialization import read_json
 from gigamask.synthetic import scenes
 from tests.commands import exit_code, invoke, refusal
 from tests.servers import FileServer
@@ -58,7 +58,7 @@ def test_links_become_verified_data(served, tmp_path, capsys):
     assert re.search(r"fetched +1 ", said)
     assert re.search(r"skipped +2 ", said)
     assert f"gigamask verify {out}" in said
-    report = json.loads((tmp_path / "d.json").read_text())
+    report = read_json(tmp_path / "d.json")
     assert (report["fetched"], report["skipped"], report["without_checksum"]) == (1, 2, 0)
     assert [file["status"] for file in report["files"]] == ["skipped", "fetched", "skipped"]
     invoke(f"verify {out} --checksums {served}/sums.md5")
@@ -75,7 +75,7 @@ def test_what_cannot_be_fetched_is_said_and_ends_with_2(served, tmp_path, capsys
         said = capsys.readouterr()
         assert "sa_000000.tar, sa_000001.tar, sa_000002.tar: HTTP 403 Forbidden" in said.out
         assert "3 of 3 files" in said.err
-        assert json.loads((tmp_path / "d.json").read_text())["failed"] == 3
+        assert read_json(tmp_path / "d.json")["failed"] == 3
         assert "--names sa_000009.tar" in refusal(capsys, command, "--names sa_000009.tar")
         server.status = None
         invoke(command)

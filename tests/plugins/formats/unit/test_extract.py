@@ -1,7 +1,5 @@
 """Tars become what they were converted from, to the pixel."""
 
-import json
-
 import cv2
 import numpy as np
 import pytest
@@ -10,6 +8,7 @@ from PIL import Image
 from gigamask.data import image
 from gigamask.datatools.convert import ConvertOptions, convert
 from gigamask.plugins.formats.extract import ExtractCommand, extract
+from gigamask.serialization import read_json
 from tests.errors import error_line
 
 
@@ -41,7 +40,7 @@ def test_label_images_of_tars_are_those_they_were_made_of(labels, tmp_path):
     assert (result["images"], result["masks"], result["skipped"]) == (2, 4, {})
     for name, pixels in labels.items():
         assert (cv2.imread(str(tmp_path / f"out/labels/{name}.png"), -1) == pixels).all()
-        content = json.loads((tmp_path / f"out/labelme/{name}.json").read_text())
+        content = read_json(tmp_path / f"out/labelme/{name}.json")
         assert (tmp_path / "out/labelme" / content["imagePath"]).resolve().is_file()
     stored = np.asarray(Image.open(tmp_path / "out/images/b.jpg"))
     upright = image.read_stored((tmp_path / "out/images/b.jpg").read_bytes(), "b")
@@ -54,7 +53,7 @@ def test_two_images_of_one_name_keep_both(labels, tmp_path):
         (tmp_path / name / f"{name}.tar").hardlink_to(tmp_path / "tars" / "sa_000000.tar")
     result = extract([tmp_path / "one", tmp_path / "two"], tmp_path / "out")
     assert result["images"] == 4
-    coco = json.loads((tmp_path / "out/coco.json").read_text())
+    coco = read_json(tmp_path / "out/coco.json")
     names = [each["file_name"] for each in coco["images"]]
     assert sorted(names) == ["a.jpg", "b.jpg", "two/sa_0.jpg", "two/sa_1.jpg"]
     assert len({each["id"] for each in coco["images"]}) == 4
@@ -76,7 +75,7 @@ def test_the_command_states_what_it_left_out_and_refuses_folders_of_images(
     assert (result["images"], result["masks"], [*result["skipped"]]) == (1, 2, ["a.jpg"])
     assert "fault" in result
     assert "1 image with 2 masks" in capsys.readouterr().out
-    coco = json.loads((tmp_path / "out/coco.json").read_text())
+    coco = read_json(tmp_path / "out/coco.json")
     assert [each["file_name"] for each in coco["images"]] == ["b.jpg"]
     with error_line("folder of images"):
         extract(tmp_path / "photos", tmp_path / "no")

@@ -14,6 +14,7 @@ from gigamask.data import index as indexes
 from gigamask.data.image import decode
 from gigamask.data.shards import ShardReader
 from gigamask.plugins.grounding.calibration import Confidence
+from gigamask.serialization import read_json
 from gigamask.training import checkpoint
 from tests import little
 from tests.plugins.grounding import asked
@@ -76,14 +77,14 @@ def test_queries_training_and_predictions(tmp_path, capsys, monkeypatch, describ
     assert main([*asked, "--json", "told.json"]) == 0
     said, note = capsys.readouterr().out, "no word of it is in the training queries: zxqv, blorp, 7"
     assert said.count("the red disc: ") == said.count(note) == 1
-    told = json.loads(Path("told.json").read_text())
+    told = read_json("told.json")
     assert told["answers"][1]["note"] == note
 
 
 def test_a_run_is_scored_on_what_it_held_out(run, tmp_path, capsys):
     told = tmp_path / "told.json"
     assert main(f"ground evaluate {run} --json {told} --calibrate --device cpu".split()) == 0
-    printed, summary = capsys.readouterr().out, json.loads(told.read_text())
+    printed, summary = capsys.readouterr().out, read_json(told)
     assert f"{summary['queries']} queries about {summary['images']} images" in printed
     assert str(run / "confidence.json") in printed
     assert 0 < summary["images"] < 6
@@ -92,7 +93,7 @@ def test_a_run_is_scored_on_what_it_held_out(run, tmp_path, capsys):
     assert (summary["val_split"], summary["weights"], summary["run"]) == (0.5, str(run), str(run))
     assert asdict(Confidence.load(str(run))) == summary["confidence"]
     assert main(f"ground evaluate {checkpoint.newest(run)} --json {told}".split()) == 0
-    again = json.loads(told.read_text())
+    again = read_json(told)
     assert again["confidence"] == summary["confidence"], "the saved one is scored"
     assert set(again["refusals"]) == set(again["calibration"]) == {"uncalibrated", "saved"}
     assert again["refusals"]["uncalibrated"] == summary["refusals"]["uncalibrated"]
@@ -106,7 +107,7 @@ def test_a_run_is_scored_on_other_data(run, described, tmp_path, capsys):
     told = tmp_path / "told.json"
     words = (f"--data {tmp_path}/other --queries {tmp_path}/few.jsonl --json {told}").split()
     assert main(["ground", "evaluate", str(run), *words]) == 0
-    summary = json.loads(told.read_text())
+    summary = read_json(told)
     assert (summary["query_files"], summary["val_split"], summary["data"]) == (
         [str(tmp_path / "few.jsonl")],
         0.0,
@@ -116,7 +117,7 @@ def test_a_run_is_scored_on_other_data(run, described, tmp_path, capsys):
     moved = tmp_path / "moved.safetensors"
     shutil.copy(described / "segmenter.safetensors", moved)
     assert main(["ground", "evaluate", str(run), *words, "--segmenter", str(moved)]) == 0
-    assert json.loads(told.read_text())["segmenter"] == str(moved)
+    assert read_json(told)["segmenter"] == str(moved)
 
 
 def test_query_an_image_a_tar_and_an_image_with_annotation(
@@ -127,9 +128,9 @@ def test_query_an_image_a_tar_and_an_image_with_annotation(
     ask, top = ["ask", str(run)], f"--json {told} --top 2".split()
     scene = f"{described}/scenes/sa_000000.tar:0"
     assert main([*ask, scene, *texts, *top, "--pictures", str(drawn)]) == 0
-    printed, answers = capsys.readouterr().out, json.loads(told.read_text())["answers"]
+    printed, answers = capsys.readouterr().out, read_json(told)["answers"]
     assert [each["text"] for each in answers] == texts
-    masks = len(json.loads(picture.with_suffix(".json").read_text())["annotations"])
+    masks = len(read_json(picture.with_suffix(".json"))["annotations"])
     shown = decode(picture.read_bytes(), "photo")
     for number, each in enumerate(answers):
         first, second = each["best"]
@@ -140,12 +141,12 @@ def test_query_an_image_a_tar_and_an_image_with_annotation(
         assert (height - shown.shape[0] >= 24, width) == (True, shown.shape[1]), "a caption below"
     annotation = str(picture.with_suffix(".json"))
     assert main([*ask, str(picture), *texts, "--annotation", annotation, *top]) == 0
-    assert [each["best"] for each in json.loads(told.read_text())["answers"]] == [
+    assert [each["best"] for each in read_json(told)["answers"]] == [
         each["best"] for each in answers
     ]
     words = ["ask", str(checkpoint.newest(run)), str(picture), texts[0], *FEW, *top]
     assert main(words) == 0
-    [found] = json.loads(told.read_text())["answers"]
+    [found] = read_json(told)["answers"]
     assert found["candidates"] > 1
     height, width = shown.shape[:2]
     for x0, y0, x1, y1 in (each["box"] for each in found["best"]):
@@ -232,7 +233,7 @@ def test_invalid_evaluation_flags_are_a_one_line_error(described, run, tmp_path,
 @pytest.mark.long
 def test_invalid_input_is_a_one_line_error(described, run, picture, tmp_path, capsys):
     first = f"{described}/scenes/sa_000000.tar:0"
-    small = json.loads(picture.with_suffix(".json").read_text())
+    small = read_json(picture.with_suffix(".json"))
     (tmp_path / "none.json").write_text(json.dumps({**small, "annotations": []}))
     small["image"] |= {"width": 3, "height": 2}
     small["annotations"] = [

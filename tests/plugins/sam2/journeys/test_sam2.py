@@ -1,6 +1,5 @@
 """A small SAM 2.1 image model, from Meta's file to exports, as users type it."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ from gigamask import load_model
 from gigamask.cli.main import main
 from gigamask.models.init import build_model
 from gigamask.plugins.sam2 import convert
+from gigamask.serialization import read_json
 from tests.journeys.runs import records, same
 from tests.plugins.sam2.models import SAM2
 
@@ -81,9 +81,9 @@ def test_it_is_evaluated_and_segments(run, scenes, tmp_path):
     scores = tmp_path / "scores.json"
     words = ["--data", scenes, "--max-images", 2, "--json", scores]
     assert run_command("evaluate", run, *words) == 0
-    plain = json.loads(scores.read_text())
+    plain = read_json(scores)
     assert run_command("evaluate", run, *words, "--tile", 64) == 0
-    assert json.loads(scores.read_text()) != plain
+    assert read_json(scores) != plain
     (tar, *_) = sorted(Path(scenes).glob("*.tar"))
     assert run_command("segment", run, tar, "--out", tmp_path / "masks", *FEW) == 0
     assert any((tmp_path / "masks").iterdir())

@@ -1,6 +1,5 @@
 """The loop in a real browser: annotate, train, let the model propose, accept, export."""
 
-import json
 import re
 
 import numpy as np
@@ -11,6 +10,7 @@ from pycocotools.coco import COCO
 from gigamask.cli.main import main
 from gigamask.plugins.serve import server
 from gigamask.plugins.serve.project import Project
+from gigamask.serialization import read_json
 from gigamask.synthetic.cells import compose_cells
 from tests.browser import NARROW, opened
 from tests.commands import invoke
@@ -44,7 +44,7 @@ def address(photos):
 
 
 def on_disk(photos, row):
-    return json.loads((photos.parent / "project" / "annotations" / f"{row}.png.json").read_text())
+    return read_json(photos.parent / "project" / "annotations" / f"{row}.png.json")
 
 
 def at(page, across, down):
@@ -212,7 +212,7 @@ def test_the_loop_ends_with_an_export(browser, address, photos, tmp_path):
     told = tmp_path / "told.json"
     shards = project / "export" / "shards"
     invoke("index", shards, "--out", tmp_path / "index", "--json", told)
-    assert json.loads(told.read_text())["masks"] == len(coco.anns)
+    assert read_json(told)["masks"] == len(coco.anns)
 
 
 @pytest.mark.long

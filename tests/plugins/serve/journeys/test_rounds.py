@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from gigamask.plugins.serve import training_round
+from gigamask.serialization import read_json
 from gigamask.training.checkpoint import load_model
 from tests.plugins.serve.annotated import annotated, save_untrained
 from tests.plugins.serve.journeys.test_serve import get, served
@@ -81,7 +82,7 @@ def test_a_round_resumes_exactly(project, tmp_path, monkeypatch):
         made = wait_for(address, "finished")
         result = loop(address)["rounds"][0]
     folder, whole = project / "rounds" / "0001", tmp_path / "whole"
-    steps = json.loads((folder / "round.json").read_text())["steps"]
+    steps = read_json(folder / "round.json")["steps"]
     assert 2 <= stopped_at < killed_at < made == steps
     shutil.copytree(folder, whole, ignore=shutil.ignore_patterns("run", "result.json", ".lock"))
     monkeypatch.setattr(sys, "argv", ["training_round", str(whole)])
@@ -89,6 +90,6 @@ def test_a_round_resumes_exactly(project, tmp_path, monkeypatch):
     resumed, alone = (load_model(str(each / "run"), "cpu").state_dict() for each in (folder, whole))
     assert all(torch.equal(resumed[name], alone[name]) for name in alone)
     assert result.pop("verdict") == "too few to tell"
-    assert result == json.loads((whole / "result.json").read_text())
+    assert result == read_json(whole / "result.json")
     first = load_model(str(tmp_path / "little.safetensors"), "cpu").state_dict()
     assert any(not torch.equal(first[name], alone[name]) for name in alone)

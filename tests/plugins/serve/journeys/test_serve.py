@@ -23,6 +23,7 @@ from gigamask import config_files
 from gigamask.cli.main import main
 from gigamask.masks.rle import RLEMasks
 from gigamask.plugins.serve.command import ServeCommand
+from gigamask.serialization import read_json
 from gigamask.training.trainer import train
 from gigamask.workflows import demo
 from tests.browser import NARROW, SLOW_S, WIDE, opened
@@ -137,7 +138,7 @@ def test_on_other_addresses_the_token_grants_access_once(weights, tmp_path):
         assert json.loads(opened.open(f"{own}api/about", timeout=SLOW_S).read())["weights"] == str(
             weights
         )
-    assert json.loads(told.read_text()) == {"address": address}
+    assert read_json(told) == {"address": address}
 
 
 def choose_file(page, path):
@@ -211,7 +212,7 @@ def saved(page, tmp_path):
         with page.expect_download() as download:
             page.click(button)
         download.value.save_as(tmp_path / name)
-    told = json.loads((tmp_path / "a.json").read_text())
+    told = read_json(tmp_path / "a.json")
     assert told["image"] == {"file_name": "photo.png", "height": 60, "width": 90}
     [mask] = told["annotations"]
     dense = RLEMasks.from_coco([mask["segmentation"]["counts"]], (60, 90)).to_dense()[0]

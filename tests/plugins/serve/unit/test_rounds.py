@@ -55,7 +55,7 @@ def test_the_held_out_image_is_not_trained_on(rounds, monkeypatch):
     start(rounds, monkeypatch, 75)
     folder = rounds.folder / "0001"
     for part, names in (("train", ["1.png", "2.png"]), ("held_out", ["0.png"])):
-        content = json.loads((folder / part / "coco.json").read_text())
+        content = read_json(folder / part / "coco.json")
         assert [each["file_name"] for each in content["images"]] == names
 
 
@@ -117,7 +117,7 @@ def test_a_round_is_trained_compared_and_used(rounds, monkeypatch):
         training_round, "make_config", lambda *given: make_config(*given).with_(processes=1)
     )
     result = run_round(folder)
-    assert json.loads((folder / SETTINGS).read_text())["steps"] == 2
+    assert read_json(folder / SETTINGS)["steps"] == 2
     assert 1 <= result.after <= 20
     status = rounds.status()
     assert status["training"]["state"] == "finished"
