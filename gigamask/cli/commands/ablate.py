@@ -45,8 +45,7 @@ class AblateCommand:
         """Train and evaluate all variants, and return the scores."""
         from gigamask.data.index import find_tars
 
-        find_tars(self.data)
-        find_tars(self.test)
+        find_tars([*self.data, *self.test])
         from gigamask.workflows import ablate
         from gigamask.workflows.training_budget import Budget
 
