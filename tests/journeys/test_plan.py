@@ -55,7 +55,7 @@ def test_help(capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("plan", "plan needs a recipe (tiny, photos, "),
+        ("plan", "plan needs a recipe, such as compact"),
         ("plan tiny --gpu h2000", "no GPU is called 'h2000'; known are b200, h200"),
         ("plan tiny --world 8by8", "GPUs, got '8by8'"),
         ("plan tiny --efficiency 0.3", "--efficiency needs a GPU; give --gpu"),
