@@ -5,6 +5,7 @@ Projections of the image tokens are taken to the side of the prompt tokens, of w
 and their weights are multiplied once for all rounds.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, cast
@@ -15,8 +16,10 @@ from torch import Tensor, nn
 
 from gigamask.distributed.precision import HALF_DTYPES, Precision
 from gigamask.errors import GigamaskError
+from gigamask.masks.devices import no_autocast
 from gigamask.models.layers import LayerNorm2d, layer_norm, planless_attention, working_dtype
 from gigamask.models.mask_decoder import MaskDecoder, upscaling_weights
+from gigamask.models.prompt_encoder import PADDING_LABEL, PromptEncoder
 from gigamask.models.shared_tensors import ATTRIBUTE, affine, linear, shared
 from gigamask.models.transformer import (
     AttentionMask,
@@ -68,11 +71,12 @@ def fused_methods(
         raise GigamaskError(
             f"{FLAG} is for half precision on a GPU (got --precision {precision}); use bf16"
         )
-    transformer = decoder.transformer
+    transformer, encoder = decoder.transformer, cast(PromptEncoder, model.prompt_encoder)
     return [
         (decoder, "upscaled", partial(upscaled, decoder)),
         (decoder, "_heads", partial(predict_heads, decoder)),
         (transformer, "attend", partial(attend, transformer)),
+        (encoder, "points", partial(points, encoder)),
     ]
 
 
@@ -106,6 +110,37 @@ def upscaled(
     width = positions.shape[1]
     weights = w1, b1, gain, shift, w2, b2, heads.to(kind)
     return Upscaling.apply(width, norm.eps, image, *weights)
+
+
+def points(
+    encoder: PromptEncoder, points_xy_input: Float[Tensor, "M N 2"], labels: Int64[Tensor, "M N"]
+) -> Float[Tensor, "M N C"]:
+    """Return what `PromptEncoder.points` does; angles are one product, and sines those of cosines.
+
+    Args:
+        encoder: The encoder.
+        points_xy_input: Points, xy in input pixels.
+        labels: Their labels.
+    """
+    matrix = encoder.pe_layer.positional_encoding_gaussian_matrix
+    embeddings = [encoder.not_a_point_embed, *cast(Any, encoder.point_embeddings)]
+    height, width = encoder.input_image_size
+
+    def tables() -> tuple[Tensor, ...]:
+        x, y = matrix.float() * (2 * math.pi)
+        shift, across = x * (1 / width - 1) + y * (1 / height - 1), x * (2 / width)
+        scale = torch.stack([across, y * (2 / height)]).repeat(1, 2)
+        numbers = torch.arange(PADDING_LABEL, len(embeddings) - 1, device=labels.device)
+        kinds = torch.cat([each.weight for each in embeddings])
+        return kinds, numbers, scale, torch.cat([shift, shift + math.pi / 2])
+
+    kinds, numbers, scale, shift = shared(encoder, "points", tables)
+    flat = labels.reshape(-1, 1)
+    with no_autocast(labels):
+        code = torch.addmm(shift, points_xy_input.flatten(0, 1).float(), scale).sin()
+        code = torch.where(flat >= 0, code.to(kinds.dtype), 0)
+        found = torch.addmm(code, (flat == numbers).to(kinds.dtype), kinds)
+    return found.unflatten(0, labels.shape)
 
 
 def predict_heads(
@@ -174,8 +209,7 @@ def token_weights(transformer: TwoWayTransformer, kind: torch.dtype) -> tuple[Te
         block, across = transformer._blocks[number], to_tokens[number]
         norms = block.norm1, block.norm2, block.norm3, block.norm4
         vectors = [each for norm in norms for each in (norm.weight, norm.bias)]
-        wide = torch.stack([*vectors, affine(across.out_proj)[1]])
-        wide = wide.to(torch.promote_types(kind, torch.float32))
+        wide = torch.stack([*vectors, affine(across.out_proj)[1]]).float()
         slots = wide[:6].unflatten(0, (3, 2))[:, None].expand(-1, SLOTS, -1, -1)
         yield from narrowed(affine(block.self_attn.out_proj))
         yield slots[0]
@@ -202,12 +236,6 @@ def joined(*pairs: Affine) -> Affine:
     return torch.cat(weights), torch.cat(biases)
 
 
-def with_bias(layer: nn.Module) -> Float[Tensor, "D C1"]:
-    """Return the weight of a layer and, as the last column, its bias."""
-    weight, bias = affine(layer)
-    return torch.cat([weight, bias[:, None]], 1)
-
-
 def by_heads(*pairs: tuple[nn.Module, nn.Module], heads: int) -> list[tuple[Affine, Affine]]:
     """Return, of each pair, the projection from tokens to rows whose products with image tokens are
     the scores of all heads, and to what is added to the scores.
@@ -232,8 +260,8 @@ def values_of(across: DecoderAttention) -> Affine:
     """Return the projection from tokens to the values of all heads, as wide as image tokens."""
     heads = across.num_heads
     left = affine(across.out_proj)[0].unflatten(1, (heads, -1)).transpose(0, 1)
-    found = (left @ with_bias(across.v_proj).unflatten(0, (heads, -1))).flatten(0, 1)
-    return found[:, :-1], found[:, -1]
+    weight, bias = (each.unflatten(0, (heads, -1)) for each in affine(across.v_proj))
+    return (left @ weight).flatten(0, 1), (left @ bias[..., None]).flatten()
 
 
 def out_of(across: DecoderAttention) -> Affine:
@@ -275,7 +303,15 @@ def attend(
     kind, shape = images.dtype, tokens.shape[:2]
     query_pe = tokens.to(working_dtype(tokens)).flatten(0, 1)
     (places,) = shared(transformer, "positions", lambda: (positions.to(kind),))
-    source = first_source(images, places, mask_image, dense)
+
+    def added_bias() -> tuple[Tensor]:
+        return (images + dense.bias.to(kind),)
+
+    shares = same_images and dense.name is not None
+    (x,) = shared(transformer, str(dense.name), added_bias) if shares else added_bias()
+    index = None if len(images) == 1 else mask_image
+    projected = (None if each is None else each.to(kind) for each in (dense.features, dense.weight))
+    source = ImageSource(x, places, index, *projected, shared=True)
     first, bias, *weights, last, last_bias = shared(
         transformer, "fused", lambda: token_weights(transformer, kind)
     )
@@ -306,28 +342,6 @@ def attend(
     found, source = attend_to_image(across, rest.view(*shape, -1), source)
     tokens = added + linear(transformer, found, (last, last_bias))
     return layer_norm(tokens, transformer.norm_final_attn).unflatten(0, shape), source.x
-
-
-def first_source(
-    images: Float[Tensor, "B T C"],
-    positions: Float[Tensor, "T C"],
-    mask_image: Int64[Tensor, "M"],
-    dense: DensePrompt,
-) -> ImageSource:
-    """Return the image tokens of masks before the first block.
-
-    Args:
-        images: Image tokens of B images.
-        positions: Their position encoding.
-        mask_image: Index of each mask's image.
-        dense: What is added to the image tokens.
-    """
-    kind, features, weight = images.dtype, dense.features, dense.weight
-    x = images + dense.bias.to(kind)
-    index = None if len(images) == 1 else mask_image
-    if features is None or weight is None:
-        return ImageSource(x, positions, index, shared=True)
-    return ImageSource(x, positions, index, features.to(kind), weight.to(kind), True)
 
 
 def attend_to_image(

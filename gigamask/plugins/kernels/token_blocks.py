@@ -147,13 +147,9 @@ class TokensAfterImage(torch.autograd.Function):
         width, count = attended.shape[1], len(attended)
         keys, values = len(weights[8]), len(weights[10])
         more, rest = keys - width - heads, keys + values - 2 * width - heads
-        ranges = [
-            *(0, 0, 0, width),
-            *(width, 2 * width + rest, 0, heads),
-            *(width + heads, 2 * width, 0, rest),
-            *(keys, width, 0, width),
-            *(keys + width, 2 * width, more, rest),
-        ]
+        ranges = [0, 0, 0, width, width, 2 * width + rest, 0, heads]
+        ranges += [width + heads, 2 * width, 0, rest, keys, width, 0, width]
+        ranges += [keys + width, 2 * width, more, rest]
         last, moved, found = project(y, positions, last_norm, list(weights[8:]), ranges, eps)
         results = found.view(-1).split([count * each for each in (width, width, rest, heads)])
         of_keys, of_values, others, scores = (each.view(count, -1) for each in results)

@@ -6,7 +6,6 @@ Gains and shifts of norms are float32, (SLOTS, 2, C), the same in each slot, so 
 its gradient to a slot of its own. The gradients of weights are left to the caller.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import triton
@@ -26,9 +25,6 @@ from gigamask.plugins.kernels.operators import launch, padded, parts, register, 
 
 SLOTS = 32
 """Programs that share the rows where gradients of norms are summed."""
-Ranges = list[int]
-"""For each range of outputs its first, rows and channels before it in memory, and channels of a
-row there: four numbers each."""
 
 
 @triton.jit
@@ -201,7 +197,8 @@ def project_tokens(
         positions: What is added for the first layer; without, its outputs pass a ReLU.
         norm: Gain and shift of the norm.
         weights: Weight and bias of one or two layers, the second of which reads no positions.
-        ranges: Where outputs are stored.
+        ranges: For each range of outputs its first, the channels of all rows before it in memory,
+            the channels before it in a row there, and those of a row.
         eps: Added to the norm's variance.
     """
     outs = _project_shape(x, positions, norm, weights)
@@ -281,26 +278,15 @@ def _sum_shape(pairs: Any, added: Any, is_backward: bool) -> Any:
     return x.new_empty(len(x), channels), x.new_empty(count, channels)
 
 
-def _flops(weights: Callable[..., list[Any]]) -> Callable[..., int]:
-    """Return a function of the FLOPs of products with weights, from the shapes of arguments.
-
-    Args:
-        weights: Returns the shapes of rows and of all weights.
-    """
-
-    def flops(*shapes: Any) -> int:
-        (rows, *_), *found = weights(*shapes)
-        return sum(2 * 16 * parts(rows, 16) * wide * padded(deep) for wide, deep in found)
-
-    return flops
+def _flops(rows: Any, weights: Any) -> int:
+    """Return the FLOPs of products of rows with weights, from their shapes."""
+    return 2 * rows[0] * sum(wide * deep for wide, deep in weights)
 
 
 PROJECT = register(
-    project_tokens, _project_shape, _flops(lambda x, _, norm, weights, *rest: [x, *weights[::2]])
+    project_tokens, _project_shape, lambda x, _, norm, weights, *rest: _flops(x, weights[::2])
 )
 PROJECT_BACKWARD = register(
-    project_tokens_backward,
-    _project_backward_shape,
-    _flops(lambda tensors, *_: [tensors[1], tensors[3]]),
+    project_tokens_backward, _project_backward_shape, lambda own, *_: _flops(own[1], own[3:])
 )
-SUM = register(sum_tokens, _sum_shape, _flops(lambda pairs, *_: [pairs[0], *pairs[1::2]]))
+SUM = register(sum_tokens, _sum_shape, lambda pairs, *_: _flops(pairs[0], pairs[1::2]))
