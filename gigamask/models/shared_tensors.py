@@ -135,8 +135,7 @@ class SharedTensors:
             ]
             if found:
                 given, totals = zip(*found, strict=True)
-                totals = cast_together(totals, [source.dtype for source in given])
-                torch.autograd.backward(given, totals)
+                torch.autograd.backward(given, cast_together(totals, [x.dtype for x in given]))
 
 
 def shared(

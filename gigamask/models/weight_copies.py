@@ -47,7 +47,7 @@ class WeightCopies:
         ]
         for copy in self.copies:
             copy.grad = None
-        gradients = cast_together([pair[1] for pair in pairs], [pair[0].dtype for pair in pairs])
+        gradients = cast_together([g for _, g in pairs], [weight.dtype for weight, _ in pairs])
         later = []
         for (weight, _), gradient in zip(pairs, gradients, strict=True):
             if weight.grad is None:

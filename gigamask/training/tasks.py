@@ -180,7 +180,7 @@ class SamTask(Task):
         decode = make_decoder(model, embedding, index, self.precision, targets.masks.shape[-1])
         weights = batch.weights[image]
         for sums in self.round_losses(decode, targets, random_inputs, batch.mask_only_round_u):
-            per_mask = sums.per_mask[: len(image)] if count > len(image) else sums.per_mask
+            per_mask = sums.per_mask if index is image else sums.per_mask[: len(image)]
             yield replace(
                 sums,
                 loss=(per_mask * weights).sum(),

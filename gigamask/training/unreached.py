@@ -72,7 +72,7 @@ class Unreached:
         """
         held = [i for i, p in enumerate(parameters) if p in self.here]
         now = [fsdp.to_local(parameters[i]).detach() for i in held]
-        before = torch._foreach_mul(now, 1) if held else []
+        before = now and torch._foreach_mul(now, 1)
         yield
         if self.anywhere is not None:
             before = [
