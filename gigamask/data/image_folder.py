@@ -21,19 +21,21 @@ JPEG = (".jpg", ".jpeg", ".jfif")
 """File name extensions of JPEGs."""
 EXTENSIONS = (*JPEG, ".png", ".webp", ".tif", ".tiff", ".npy")
 """File name extensions of images."""
+UNREAD = (".heic", ".heif", ".avif", ".gif", ".bmp", ".cr2", ".cr3", ".nef", ".arw", ".dng", ".czi")
+"""File name extensions of images that are not read."""
 CONVERTED_SUFFIX = ".gigamask"
 """End of the name of the folder of tars that a training makes of images and masks beside it."""
 
 
 class FolderListing(NamedTuple):
-    """The images of one folder: names, sizes in bytes, number of other files, and state.
+    """The images of one folder: names, sizes in bytes, names of other files, and state.
 
     `state` has the total size, and a version that changes whenever an image changes.
     """
 
     names: list[str]
     sizes: list[int]
-    others: int
+    others: list[str]
     state: FileStat
 
 
@@ -45,6 +47,18 @@ def is_folder(path: str) -> bool:
 def is_image(name: str) -> bool:
     """Return whether a file name has an image extension and is not hidden, as macOS's `._*` are."""
     return name.lower().endswith(EXTENSIONS) and not files.is_foreign(os.path.basename(name))
+
+
+def check_read(name: str, path: str) -> None:
+    """Raise `CorruptSampleError` if a file is an image of a kind that is not read.
+
+    Args:
+        name: Its name in error messages.
+        path: Its path or name.
+    """
+    if path.lower().endswith(UNREAD):
+        kind = path[path.rindex(".") + 1 :].upper()
+        raise CorruptSampleError(f"{name}: {kind} is not read; save it as JPEG, PNG or TIFF")
 
 
 def find_folders(root: str) -> list[str]:
@@ -111,14 +125,14 @@ def is_left_out(name: str) -> bool:
 
 def scan(folder: str) -> FolderListing:
     """List a folder without opening its files; raise OSError if it cannot be read."""
-    images, others = [], 0
+    images, others = [], []
     with os.scandir(folder) as entries:
         for entry in entries:
             if is_image(entry.name) and entry.is_file():
                 status = entry.stat()
                 images.append((entry.name, status.st_size, status.st_mtime_ns))
-            else:
-                others += not entry.is_dir()
+            elif not entry.is_dir():
+                others.append(entry.name)
     images.sort()
     names, sizes = [name for name, _, _ in images], [size for _, size, _ in images]
     text = "\0".join(f"{name}/{size}/{time}" for name, size, time in images)

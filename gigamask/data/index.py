@@ -232,8 +232,12 @@ def find_shards(paths: Paths) -> list[str]:
     shards: list[str] = []
     for path in as_list(paths):
         text = storage.normalize(path)
+        image_folder.check_read(text, text)
         if text.endswith(".json"):
-            raise GigamaskError(f"{path}: annotations need the folder of their images, --images")
+            raise GigamaskError(
+                f"{path}: annotations need the folder of their images: --images, or, for commands "
+                "without it, tars from 'gigamask convert'"
+            )
         if storage.is_remote(text):
             shards += storage.find_tars(text)
         elif is_index(text):

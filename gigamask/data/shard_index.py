@@ -226,6 +226,11 @@ def index_folder(path: str) -> ShardIndex:
         rows.append((0, file.size, -1, 0, image_id, width, height, 0, 0, 0))
         names.append(file_name)
     _check_usable(path, skipped, len(files), "repair it or move it away")
+    for other in listing.others:
+        try:
+            image_folder.check_read(f"{storage.basename(path)}:{other}", other)
+        except CorruptSampleError as bad:
+            skipped.append(SkippedSample(other, str(bad)))
     return ShardIndex(
         TarFile(path, *listing.state),
         _image_columns(rows, names),
@@ -233,7 +238,7 @@ def index_folder(path: str) -> ShardIndex:
             key: np.zeros((0, 4) if key == "box" else 0, dtype)
             for key, dtype in MASK_COLUMNS.items()
         },
-        LeftOut(skipped, 0, listing.others),
+        LeftOut(skipped, 0, len(listing.others)),
     )
 
 

@@ -30,13 +30,14 @@ from gigamask.data import annotation, image, tar
 from gigamask.data.orientation import turn
 from gigamask.datatools.formats import MISSING_PLUGIN, absent, writers
 from gigamask.datatools.image_files import fit, to_member
-from gigamask.errors import CorruptSampleError, GigamaskError
+from gigamask.errors import CorruptSampleError, GigamaskError, counted
 from gigamask.masks.components import column_runs, outlines
 from gigamask.masks.rle import RLEMasks
+from gigamask.serialization import read_json
 
 COCO, SHARDS, TABLE = "coco.json", "shards", "regions.csv"
 PARTIAL, RECORD = ".export", ".exported"
-"""Folder of an unfinished export, and file that names what earlier ones wrote."""
+"""Folder of an unfinished export, and file that names the files and images of earlier ones."""
 SHARD_IMAGES = 500
 MAX_LABEL = 2**16 - 1
 COCO_NAME = re.compile(r"(\d{12})\.jpg", re.ASCII)
@@ -105,6 +106,7 @@ class ExportOptions:
         images: Whether to write the folder `images`: links to the image files, and copies of those
             that have none, or that EXIF turns, which some programs ignore: upright.
         categories: Names of the known categories in order; others follow as they occur.
+        category_ids: Ids of all categories in COCO's file; empty: their numbers from 1.
         owned: Whether the folder is for exports alone, so that all in it may be replaced.
         check: Called before each image; what it raises ends the export.
         skipped: Images that cannot be read, with the reasons; they are added here.
@@ -115,6 +117,7 @@ class ExportOptions:
     table: Path | None = None
     images: bool = False
     categories: tuple[str, ...] = ()
+    category_ids: dict[str, int] = field(default_factory=dict)
     owned: bool = False
     check: Callable[[], object] = lambda: None
     skipped: dict[str, str] = field(default_factory=dict)
@@ -129,6 +132,15 @@ class ExportOptions:
         if not self.numbers:
             self.numbers.update({name: i for i, name in enumerate(self.categories)})
         return self.numbers.setdefault(category or "object", len(self.numbers))
+
+    def id_of(self, category: str) -> int:
+        """Return the id of a category in COCO's file.
+
+        Args:
+            category: As for `number_of`.
+        """
+        number = self.number_of(category)
+        return self.category_ids.get(category, number + 1)
 
 
 Writer = Callable[[Images, Path, ExportOptions], None]
@@ -167,7 +179,9 @@ def write(images: Images, out: Path, options: ExportOptions) -> list[Path]:
             wrote, or a format cannot hold a mask.
     """
     partial, record = out / PARTIAL, out / RECORD
-    own, new = set(record.read_text().splitlines()) if record.exists() else set[str](), set[str]()
+    before = read_json(record, dict) if record.exists() and not options.owned else {}
+    own, earlier = set(before.get("files", ())), set(before.get("images", ()))
+    names, new = set[str](), set[str]()
     chosen: list[Writer] = [_write_images] if options.images else []
     chosen += [plugin.load(writers()[name]) for name in check_formats(options.formats)]
     chosen += [_write_table] if options.table is not None else []
@@ -175,6 +189,7 @@ def write(images: Images, out: Path, options: ExportOptions) -> list[Path]:
     def checked() -> Iterator[ExportedImage]:
         for each in images():
             options.check()
+            names.add(each.name)
             yield each
 
     try:
@@ -189,8 +204,13 @@ def write(images: Images, out: Path, options: ExportOptions) -> list[Path]:
                         f"{out / name}: would be replaced, but no export wrote it; move it, or give"
                         " another folder"
                     )
+            if lost := earlier - names:
+                raise GigamaskError(
+                    f"{out}: holds an export of {counted(len(lost), 'other image')} such as "
+                    f"{min(lost)}; export all together, give another folder, or remove {record}"
+                )
         options.check()
-        files.write_text(record, "".join(f"{name}\n" for name in sorted(own | new)))
+        files.write_text(record, json.dumps({"files": sorted(own | new), "images": sorted(names)}))
         written = []
         for path in sorted(partial.iterdir()):
             table = options.table if path.name == TABLE else None
@@ -232,12 +252,12 @@ def write_coco(images: Images, out: Path, options: ExportOptions) -> None:
                     "bbox": [x0, y0, wide + 1, high + 1],  # COCO's boxes have exclusive ends
                     "iscrowd": 0,
                     "image_id": each.number,
-                    "category_id": 1 + options.number_of(told.pop("category")),
+                    "category_id": options.id_of(told.pop("category")),
                     "id": each.annotation_id(told.pop("id")),
                     **{name: value for name, value in told.items() if value is not None},
                 }
             )
-    categories = [{"id": key + 1, "name": name} for name, key in options.numbers.items()]
+    categories = [{"id": options.id_of(name), "name": name} for name in options.numbers]
     content = {"images": listed, "annotations": annotations, "categories": categories}
     files.write_text(out / COCO, json.dumps(content))
 

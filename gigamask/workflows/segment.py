@@ -9,6 +9,7 @@ command.
 
 import contextlib
 import json
+import os
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -181,7 +182,7 @@ def segment_all(
     if output.to_shards:
         image_folder.check_for_tars(output.out)
     with lock_folder(output.out, STATE_FOLDER, is_part):
-        _prepare_folder(output, generator, is_part, [source.path for source in images])
+        _prepare_folder(output, generator, is_part, images)
         results = worker_pool.parallel_map(run, groups, part or 1, None, SegmentCounts)
     counts = SegmentCounts(skipped=list(skipped))
     for result in results:
@@ -191,17 +192,20 @@ def segment_all(
             f"none of {len(counts.skipped)} images can be used, the first: "
             f"{counts.skipped[0].reason}"
         )
-    written = [] if is_part else _export(images, output, counts)
+    names = generator.model.config.class_names
+    written = [] if is_part else _export(images, output, counts, names)
     reasons = [asdict(sample) for sample in counts.skipped]
-    names = ("images", "masks", "existing", "tars", "existing_tars")
-    found = {name: getattr(counts, name) for name in names}
+    numbers = ("images", "masks", "existing", "tars", "existing_tars")
+    found = {name: getattr(counts, name) for name in numbers}
     return found | {"written": written, "skipped": reasons}
 
 
-def _export(images: Sequence[InputImage], output: Output, counts: SegmentCounts) -> list[str]:
+def _export(
+    images: Sequence[InputImage], output: Output, counts: SegmentCounts, classes: tuple[str, ...]
+) -> list[str]:
     """Write the masks in other formats; note the images that have none of these."""
     formats = tuple(name for name in output.export.formats if name != "shards")
-    options = replace(output.export, formats=formats, skipped={})
+    options = replace(output.export, formats=formats, categories=classes, skipped={})
     if not formats and options.table is None:
         return []
     left_out = {sample.name for sample in counts.skipped}
@@ -226,18 +230,19 @@ def exported_image(name: str, raw: bytes, read: Callable[[], bytes]) -> Exported
         raw: The JSON.
         read: Returns the bytes of the image file.
     """
-    masks = annotation.parse(raw, name).masks
+    entry = annotation.parse(raw, name)
+    categories = entry.categories or [""] * len(entry.masks)
     objects = [
         {
             "id": i,
-            "category": each.get("category", ""),
+            "category": categories[i - 1],
             "score": each.get("class_score", each["predicted_iou"]),
             "predicted_iou": each["predicted_iou"],
             "stability_score": each["stability_score"],
         }
         for i, each in enumerate(msgspec.json.decode(raw)["annotations"], 1)
     ]
-    return ExportedImage(name, masks, objects, read)
+    return ExportedImage(name, entry.masks, objects, read)
 
 
 def _segment_group(
@@ -264,7 +269,10 @@ def _segment_group(
 
 
 def _prepare_folder(
-    output: Output, generator: SamAutomaticMaskGenerator, is_part: bool, names: Sequence[str]
+    output: Output,
+    generator: SamAutomaticMaskGenerator,
+    is_part: bool,
+    images: Sequence[InputImage],
 ) -> None:
     """Record the settings and remove unfinished tars; raise if the folders hold other files."""
     out = output.out
@@ -277,7 +285,10 @@ def _prepare_folder(
         dtype = computed_dtype(generator.predictor.device)
     values = {"weights": weights, "computed": dtype, **vars(generator.config)}
     settings = json.dumps(values, indent=1).encode()
-    path = out / STATE_FOLDER / SETTINGS
+    path, folder = out / STATE_FOLDER / SETTINGS, output.pictures
+    pictures = [folder / f"{source.path}.png" for source in images] if folder else []
+    sources = {os.path.realpath(source.name) for source in images if source.is_file}
+    _refuse_existing([path for path in pictures if os.path.realpath(path) in sources])
     if path.exists():
         if path.read_bytes() != settings:
             raise GigamaskError(
@@ -290,15 +301,18 @@ def _prepare_folder(
             f"--out {out}: holds {len(tars)} other tars, such as {tars[0].name}; "
             "choose another folder"
         )
-    planned = [out / f"{name}.json" for name in names]
-    planned += [output.pictures / f"{name}.png" for name in names] if output.pictures else []
-    for file in planned:
-        if file.exists():
-            raise GigamaskError(
-                f"{file}: would be replaced, but no earlier command into this --out wrote it; "
-                "choose other folders for --out and --pictures"
-            )
+    planned = [out / f"{source.path}.json" for source in images]
+    _refuse_existing([*planned, *pictures])
     write_bytes(path, settings)
+
+
+def _refuse_existing(planned: Sequence[Path]) -> None:
+    """Raise `GigamaskError` if one of the files exists."""
+    if path := next((path for path in planned if path.exists()), None):
+        raise GigamaskError(
+            f"{path}: would be replaced, but no earlier command into this --out wrote it; choose "
+            "other folders for --out and --pictures"
+        )
 
 
 def _segment_one(

@@ -15,7 +15,7 @@ from gigamask.parser import Positional
 
 if TYPE_CHECKING:
     from gigamask.data.index import Index
-    from gigamask.datatools.export_formats import ExportedImage
+    from gigamask.datatools.export_formats import ExportedImage, ExportOptions
 
     Format = str
 else:
@@ -94,7 +94,7 @@ def extract(
         done, total = count(1), len(index) * (1 + len(options.formats))
 
         def images() -> Iterator[ExportedImage]:
-            for each in _images(index, options.skipped):
+            for each in _images(index, options):
                 counts[each.name] = len(each.masks)
                 yield each
                 if progress is not None:
@@ -110,8 +110,9 @@ def extract(
     }
 
 
-def _images(index: Index, skipped: dict[str, str]) -> Iterator[ExportedImage]:
-    """Yield the images of an index, but for those that cannot be read, and note these.
+def _images(index: Index, options: ExportOptions) -> Iterator[ExportedImage]:
+    """Yield the images of an index, but for those that cannot be read, and note these, and the ids
+    of the categories, if each has one.
 
     An image has the name that `gigamask convert` found it by, or, if it has none or another image
     has the same, TAR/IMAGE. Masks keep the values that they had in label images.
@@ -125,7 +126,8 @@ def _images(index: Index, skipped: dict[str, str]) -> Iterator[ExportedImage]:
     from gigamask.errors import CorruptSampleError
     from gigamask.workflows.segment import exported_image
 
-    dataset, names = Sa1bDataset(index), set[str]()
+    dataset, names, skipped = Sa1bDataset(index), set[str](), options.skipped
+    pairs: set[tuple[str, Any]] = set()
     for row in range(len(index)):
         entry = index.entry_name(row)
         try:
@@ -147,9 +149,15 @@ def _images(index: Index, skipped: dict[str, str]) -> Iterator[ExportedImage]:
         except CorruptSampleError as error:
             skipped[entry] = str(error)
             continue
+        pairs |= {
+            (each.get("category", ""), each.get("category_id")) for each in record["annotations"]
+        }
         values = [each.get("label") for each in record["annotations"]]
         if None not in values and len(set(values)) == len(values):
-            pairs = zip(found.objects, values, strict=True)
-            found = replace(found, objects=[{**told, "id": value} for told, value in pairs])
+            told = zip(found.objects, values, strict=True)
+            found = replace(found, objects=[{**each, "id": value} for each, value in told])
         if name not in skipped:
             yield found
+    ids = dict(pairs)
+    if len(pairs) == len(ids) == len({key for key in ids.values() if isinstance(key, int)}):
+        options.category_ids.update(ids)

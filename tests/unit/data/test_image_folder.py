@@ -355,3 +355,12 @@ def test_parquet_is_to_be_converted(tmp_path):
 def test_annotations_are_not_data_without_their_images(path):
     with error_line(r"coco\.json: annotations need .*--images"):
         find_shards(path)
+
+
+def test_images_of_kinds_that_are_not_read_are_named(photos, tmp_path):
+    (photos / "phone.HEIC").write_bytes(b"x")
+    (photos / "notes.txt").write_bytes(b"x")
+    skipped = build(photos, tmp_path / "index").manifest.left_out.skipped
+    assert [each.name for each in skipped] == ["phone.HEIC"]
+    with pytest.raises(CorruptSampleError, match="HEIC is not read"):
+        build(photos / "phone.HEIC", tmp_path / "other")

@@ -171,7 +171,7 @@ def test_an_export_replaces_the_last_one_only_when_it_is_whole(images, tmp_path)
     with error_line("stopped"):
         write(lambda: images[:1], out, ExportOptions(tuple(writers()), check=stop))
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
-    write(lambda: images[:1], out, ExportOptions(("labels",)))
+    write(lambda: images[:1], out, ExportOptions(("labels",), owned=True))
     assert [path.name for path in (out / "labels").rglob("*.png")] == ["a.png"]
 
 
@@ -198,10 +198,12 @@ def test_only_files_of_earlier_exports_are_replaced(images, tmp_path):
     options = ExportOptions(("coco", "labels"))
     written = write(lambda: images, tmp_path, options)
     assert write(lambda: images, tmp_path, options) == written
+    with error_line(r"other image such as more/b.jpg"):
+        write(lambda: images[:1], tmp_path, options)
     own = tmp_path / "mine" / "labels" / "a.png"
     own.parent.mkdir(parents=True)
     own.write_bytes(b"drawn by hand")
-    with pytest.raises(GigamaskError, match="labels: would be replaced"):
+    with error_line("labels: would be replaced"):
         write(lambda: images, tmp_path / "mine", options)
     assert own.read_bytes() == b"drawn by hand"
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["labels"]

@@ -14,7 +14,6 @@ from PIL import Image
 from gigamask.data import annotation, image, tar
 from gigamask.data.orientation import read_orientation, turn
 from gigamask.datatools.export_formats import ExportOptions
-from gigamask.errors import GigamaskError
 from gigamask.inference.automatic_mask_generator import MaskProposals, SamAutomaticMaskGenerator
 from gigamask.masks.rle import RLEMasks
 from gigamask.models.init import build_model
@@ -264,6 +263,6 @@ def test_files_that_it_did_not_write_are_not_replaced(masks, tmp_path, own):
     photo = InputImage(str(tmp_path / "b.png"), "b.png", "b", read)
     (tmp_path / own).parent.mkdir()
     (tmp_path / own).write_bytes(b"drawn by hand")
-    with pytest.raises(GigamaskError, match="would be replaced"):
+    with error_line("would be replaced"):
         segment_all([photo], masks, Output(tmp_path / "out", pictures=tmp_path / "seen"))
     assert (tmp_path / own).read_bytes() == b"drawn by hand"

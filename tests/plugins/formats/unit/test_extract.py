@@ -1,5 +1,7 @@
 """Tars become what they were converted from, to the pixel."""
 
+import json
+
 import cv2
 import numpy as np
 import pytest
@@ -79,3 +81,24 @@ def test_the_command_states_what_it_left_out_and_refuses_folders_of_images(
     assert [each["file_name"] for each in coco["images"]] == ["b.jpg"]
     with error_line("folder of images"):
         extract(tmp_path / "photos", tmp_path / "no")
+
+
+def test_categories_keep_their_ids(tmp_path):
+    Image.fromarray(np.zeros((20, 20, 3), np.uint8)).save(tmp_path / "a.png")
+    square = [[2, 2, 9, 2, 9, 9, 2, 9]]
+    annotations = [
+        {"id": key, "image_id": 1, "category_id": category, "segmentation": square}
+        for key, category in ((5, 51), (6, 3))
+    ]
+    categories = [{"id": 3, "name": "cell"}, {"id": 51, "name": "dirt"}]
+    content = {
+        "images": [{"id": 1, "file_name": "a.png", "height": 20, "width": 20}],
+        "annotations": annotations,
+        "categories": categories,
+    }
+    (tmp_path / "coco.json").write_text(json.dumps(content))
+    convert(tmp_path / "coco.json", tmp_path, tmp_path / "tars", ConvertOptions())
+    extract(tmp_path / "tars", tmp_path / "out")
+    found = json.loads((tmp_path / "out/coco.json").read_text())
+    assert sorted(found["categories"], key=lambda each: each["id"]) == categories
+    assert [each["category_id"] for each in found["annotations"]] == [51, 3]
