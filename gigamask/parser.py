@@ -258,7 +258,9 @@ def _read(
     if loose:
         name, equals, value = loose[0].partition("=")
         hint = ""
-        if "data" in known and os.path.exists(loose[0]):
+        if "project" in known and os.path.isdir(loose[0]):
+            hint = f"; to annotate its images: --images {loose[0]} --project FOLDER"
+        elif "data" in known and os.path.exists(loose[0]):
             hint = f"; perhaps you meant --data {loose[0]}"
         elif equals:  # as ultralytics and Hydra write it
             hint = f"; flags are written as --{name} {value}"

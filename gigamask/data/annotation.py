@@ -109,7 +109,7 @@ def read(raw: bytes, name: str) -> Sa1bRecord:
     except JSON_ERRORS as error:
         raise CorruptSampleError(
             f"{name}: its json of {len(raw)} bytes is not an SA-1B annotation ({error}); "
-            "leave it out or download its tar again"
+            "leave it out, or put the whole file back"
         ) from error
 
 

@@ -181,7 +181,7 @@ def read_stored(
     except Exception as error:  # Pillow and OpenCV have none in common for all that they refuse
         raise CorruptSampleError(
             f"{name}: the {image_format(raw)} of {len(raw)} bytes cannot be decoded "
-            f"({first_line(error)}); leave it out or download its tar again"
+            f"({first_line(error)}); leave it out, or put the whole file back"
         ) from error
 
 
@@ -357,7 +357,7 @@ def _read_header(raw: bytes, name: str) -> tuple[int, int, str | None]:
         except Exception as error:  # Pillow has none in common for all that it refuses
             raise CorruptSampleError(
                 f"{name}: the {len(raw)} bytes are not a valid {image_format(raw)}"
-                f"{_hint(raw, error)}; leave it out or download its tar again"
+                f"{_hint(raw, error)}; leave it out, or put the whole file back"
             ) from error
     if height * width > MAX_PIXELS:
         raise CorruptSampleError(

@@ -629,7 +629,10 @@ def check_resume(
     """
     changed = differences(saved, wanted)
     for name, (before, now) in changed.items():
-        was, new = (" ".join(map(str, v)) if isinstance(v, tuple) else v for v in (before, now))
+        lists = [v if isinstance(v, tuple) else (v,) for v in (before, now)]
+        was, new = (" ".join(str(each).rstrip("/") for each in v) or "empty" for v in lists)
+        if was == new:  # but for a slash after a folder
+            continue
         change = f"--{name} was {was} in {saved.out} and is now {new}"
         if name.startswith(SHAPES):
             raise GigamaskError(

@@ -35,6 +35,7 @@ class InputImage:
         path: Path of its JSON in the output folder, without `.json`.
         read: Returns the bytes of the image file.
         is_file: Whether it is an image file, which is taken upright; images of tars are as stored.
+        file: Its path, if it is an image file that was found.
     """
 
     name: str
@@ -42,6 +43,7 @@ class InputImage:
     path: str
     read: Callable[[], bytes]
     is_file: bool = True
+    file: Path | None = None
 
     @property
     def utf8_path(self) -> str:
@@ -79,7 +81,7 @@ def find_images(paths: Sequence[str], scratch: str) -> tuple[list[InputImage], l
         files, others = _split(path)
         for file in files:
             read = partial(_read_file, file)
-            images.append(InputImage(file, Path(file).name, Path(file).stem, read))
+            images.append(InputImage(file, Path(file).name, Path(file).stem, read, file=Path(file)))
         if others:
             index = indexes.open_or_build(others, scratch)
             for part in index.manifest.parts:
@@ -139,7 +141,8 @@ def _indexed_images(index: Index, path: str) -> Iterator[InputImage]:
         else:
             name, file_name = f"{Path(storage.basename(shard)).stem}/{stem}", f"{stem}.jpg"
         read = partial(_read_image, dataset, row)
-        yield InputImage(index.entry_name(row), file_name, name, read, is_file)
+        file = Path(shard, stem) if is_file else None
+        yield InputImage(index.entry_name(row), file_name, name, read, is_file, file)
 
 
 def _read_image(dataset: "Sa1bDataset", row: int) -> bytes:

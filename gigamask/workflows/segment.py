@@ -205,7 +205,13 @@ def _export(
 ) -> list[str]:
     """Write the masks in other formats; note the images that have none of these."""
     formats = tuple(name for name in output.export.formats if name != "shards")
-    options = replace(output.export, formats=formats, categories=classes, skipped={})
+    options = replace(
+        output.export,
+        formats=formats,
+        images="yolo" in formats,  # whose programs look for them beside the masks
+        categories=classes,
+        skipped={},
+    )
     if not formats and options.table is None:
         return []
     left_out = {sample.name for sample in counts.skipped}
@@ -219,7 +225,8 @@ def _export(
 def _exported(source: InputImage, out: Path) -> ExportedImage:
     """Return an image with the masks of its JSON."""
     raw = (out / f"{source.path}.json").read_bytes()
-    return exported_image(source.utf8_path, raw, source.read)
+    found = exported_image(source.utf8_path, raw, source.read)
+    return replace(found, file=source.file)
 
 
 def exported_image(name: str, raw: bytes, read: Callable[[], bytes]) -> ExportedImage:
@@ -287,7 +294,7 @@ def _prepare_folder(
     settings = json.dumps(values, indent=1).encode()
     path, folder = out / STATE_FOLDER / SETTINGS, output.pictures
     pictures = [folder / f"{source.path}.png" for source in images] if folder else []
-    sources = {os.path.realpath(source.name) for source in images if source.is_file}
+    sources = {os.path.realpath(source.file) for source in images if source.file}
     _refuse_existing([path for path in pictures if os.path.realpath(path) in sources])
     if path.exists():
         if path.read_bytes() != settings:

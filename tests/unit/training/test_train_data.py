@@ -44,3 +44,10 @@ def test_another_seed_is_another_order_on_resume():
     with error_line(r"--seed.*0.*1.*--allow-data-change"):
         check_resume(run, replace(run, seed=1), allow_data_change=False)
     assert check_resume(run, replace(run, seed=1), allow_data_change=True) == {"seed": (0, 1)}
+
+
+def test_a_slash_after_a_folder_is_no_other_data_on_resume():
+    run = replace(little(), data=("tars", "more"))
+    check_resume(run, replace(run, data=("tars/", "more")), allow_data_change=False)
+    with error_line("--data was tars more in .* and is now tars,"):
+        check_resume(run, replace(run, data=("tars",)), allow_data_change=False)
