@@ -185,6 +185,7 @@ def run(
     for flag, paths in (("data", data), ("test", test.paths)):
         if not paths:
             raise GigamaskError(f"--{flag} is required: a tar, a folder of tars or an index")
+        indexes.find_tars(list(paths))
     variants = load_table(table)
     own = (RESULTS, MEASUREMENTS)
     files.check_out(

@@ -43,9 +43,6 @@ class AblateCommand:
 
     def run(self) -> dict[str, Any]:
         """Train and evaluate all variants, and return the scores."""
-        from gigamask.data.index import find_tars
-
-        find_tars([*self.data, *self.test])
         from gigamask.workflows import ablate
         from gigamask.workflows.training_budget import Budget
 
