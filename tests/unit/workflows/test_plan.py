@@ -1,5 +1,6 @@
 """What a run is said to take, against what it takes."""
 
+import gc
 from dataclasses import replace
 from functools import cache
 
@@ -46,6 +47,7 @@ BASE = replace(
 
 def measured(run: TrainConfig) -> int:
     """Returns the largest sum of torch's own allocations in two updates from a micro-batch."""
+    gc.collect()  # what earlier tests left would count as given back
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
     ) as profile:
