@@ -9,7 +9,7 @@ import re
 import secrets
 import stat
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -178,6 +178,20 @@ def check_out(
             f"{out}: is not {kind}, but holds {others[0]}{more}, so nothing is written into it; "
             "give another folder"
         )
+
+
+def check_absent(paths: Iterable[Path], advice: str) -> None:
+    """Check that files that are to be written do not exist.
+
+    Args:
+        paths: The files or folders.
+        advice: Why one that exists is not replaced, and what to do.
+
+    Raises:
+        GigamaskError: One exists.
+    """
+    if path := next((path for path in paths if path.exists()), None):
+        raise GigamaskError(f"{path}: would be replaced, but {advice}")
 
 
 def flush(path: Path) -> None:

@@ -49,16 +49,15 @@ def is_image(name: str) -> bool:
     return name.lower().endswith(EXTENSIONS) and not files.is_foreign(os.path.basename(name))
 
 
-def check_read(name: str, path: str) -> None:
-    """Raise `CorruptSampleError` if a file is an image of a kind that is not read.
+def why_unread(path: str) -> str:
+    """Return why an image of this name is not read; "" if its kind is read, or it is no image.
 
     Args:
-        name: Its name in error messages.
         path: Its path or name.
     """
-    if path.lower().endswith(UNREAD):
-        kind = path[path.rindex(".") + 1 :].upper()
-        raise CorruptSampleError(f"{name}: {kind} is not read; save it as JPEG, PNG or TIFF")
+    if not path.lower().endswith(UNREAD):
+        return ""
+    return f"{path[path.rindex('.') + 1 :].upper()} is not read; save it as JPEG, PNG or TIFF"
 
 
 def find_folders(root: str) -> list[str]:

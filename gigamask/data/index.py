@@ -44,7 +44,7 @@ from gigamask.data.index_format import (
     merge,
 )
 from gigamask.data.shard_index import PART, TarFile, index_shard, stat_shards
-from gigamask.errors import GigamaskError
+from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.files import exclusive_lock
 from gigamask.serialization import check_regular
 
@@ -232,7 +232,8 @@ def find_shards(paths: Paths) -> list[str]:
     shards: list[str] = []
     for path in as_list(paths):
         text = storage.normalize(path)
-        image_folder.check_read(text, text)
+        if reason := image_folder.why_unread(text):
+            raise CorruptSampleError(f"{text}: {reason}")
         if text.endswith(".json"):
             raise GigamaskError(
                 f"{path}: annotations need the folder of their images: --images, or, for commands "

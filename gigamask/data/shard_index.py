@@ -227,10 +227,8 @@ def index_folder(path: str) -> ShardIndex:
         names.append(file_name)
     _check_usable(path, skipped, len(files), "repair it or move it away")
     for other in listing.others:
-        try:
-            image_folder.check_read(f"{storage.basename(path)}:{other}", other)
-        except CorruptSampleError as bad:
-            skipped.append(SkippedSample(other, str(bad)))
+        if reason := image_folder.why_unread(other):
+            skipped.append(SkippedSample(other, f"{storage.basename(path)}:{other}: {reason}"))
     return ShardIndex(
         TarFile(path, *listing.state),
         _image_columns(rows, names),

@@ -198,12 +198,9 @@ def write(images: Images, out: Path, options: ExportOptions) -> list[Path]:
         for write_format in chosen:
             write_format(checked, partial, options)
             new = {path.name for path in partial.iterdir()} - {TABLE}
-            for name in [] if options.owned else sorted(new - own):
-                if (out / name).exists():
-                    raise GigamaskError(
-                        f"{out / name}: would be replaced, but no export wrote it; move it, or give"
-                        " another folder"
-                    )
+            if not options.owned:
+                others = (out / name for name in sorted(new - own))
+                files.check_absent(others, "no export wrote it; move it, or give another folder")
             if lost := earlier - names:
                 raise GigamaskError(
                     f"{out}: holds an export of {counted(len(lost), 'other image')} such as "

@@ -12,7 +12,7 @@ import json
 import os
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ import msgspec
 import numpy as np
 from jaxtyping import UInt8
 
+from gigamask import files
 from gigamask.data import annotation, image, image_folder, index, tar, worker_pool
 from gigamask.data.orientation import as_stored
 from gigamask.datatools.export_formats import ExportedImage, ExportOptions, check_formats, write
@@ -44,6 +45,10 @@ from gigamask.workflows.input_images import InputImage, find_images
 
 STATE_FOLDER = ".segment"
 SETTINGS = "made.json"
+NOT_OURS = (
+    "no earlier command into this --out wrote it; choose other folders for --out and --pictures"
+)
+"""Why a file that exists is not replaced."""
 OPACITY = 0.5
 """Opacity of masks on a picture."""
 
@@ -224,20 +229,22 @@ def _export(
 
 def _exported(source: InputImage, out: Path) -> ExportedImage:
     """Return an image with the masks of its JSON."""
-    raw = (out / f"{source.path}.json").read_bytes()
-    found = exported_image(source.utf8_path, raw, source.read)
-    return replace(found, file=source.file)
+    raw, name = (out / f"{source.path}.json").read_bytes(), source.utf8_path
+    entry, record = annotation.parse(raw, name), msgspec.json.decode(raw)
+    return replace(exported_image(name, entry, record, source.read), file=source.file)
 
 
-def exported_image(name: str, raw: bytes, read: Callable[[], bytes]) -> ExportedImage:
-    """Return an image with the masks of its JSON.
+def exported_image(
+    name: str, entry: ImageAnnotation, record: Mapping[str, Any], read: Callable[[], bytes]
+) -> ExportedImage:
+    """Return an image with its masks.
 
     Args:
         name: Its path among the images.
-        raw: The JSON.
+        entry: Its annotation.
+        record: The same as plain data.
         read: Returns the bytes of the image file.
     """
-    entry = annotation.parse(raw, name)
     categories = entry.categories or [""] * len(entry.masks)
     objects = [
         {
@@ -247,7 +254,7 @@ def exported_image(name: str, raw: bytes, read: Callable[[], bytes]) -> Exported
             "predicted_iou": each["predicted_iou"],
             "stability_score": each["stability_score"],
         }
-        for i, each in enumerate(msgspec.json.decode(raw)["annotations"], 1)
+        for i, each in enumerate(record["annotations"], 1)
     ]
     return ExportedImage(name, entry.masks, objects, read)
 
@@ -295,7 +302,7 @@ def _prepare_folder(
     path, folder = out / STATE_FOLDER / SETTINGS, output.pictures
     pictures = [folder / f"{source.path}.png" for source in images] if folder else []
     sources = {os.path.realpath(source.file) for source in images if source.file}
-    _refuse_existing([path for path in pictures if os.path.realpath(path) in sources])
+    files.check_absent((path for path in pictures if os.path.realpath(path) in sources), NOT_OURS)
     if path.exists():
         if path.read_bytes() != settings:
             raise GigamaskError(
@@ -308,18 +315,8 @@ def _prepare_folder(
             f"--out {out}: holds {len(tars)} other tars, such as {tars[0].name}; "
             "choose another folder"
         )
-    planned = [out / f"{source.path}.json" for source in images]
-    _refuse_existing([*planned, *pictures])
+    files.check_absent([*(out / f"{source.path}.json" for source in images), *pictures], NOT_OURS)
     write_bytes(path, settings)
-
-
-def _refuse_existing(planned: Sequence[Path]) -> None:
-    """Raise `GigamaskError` if one of the files exists."""
-    if path := next((path for path in planned if path.exists()), None):
-        raise GigamaskError(
-            f"{path}: would be replaced, but no earlier command into this --out wrote it; choose "
-            "other folders for --out and --pictures"
-        )
 
 
 def _segment_one(

@@ -132,23 +132,20 @@ def _images(index: Index, options: ExportOptions) -> Iterator[ExportedImage]:
         entry = index.entry_name(row)
         try:
             sample = dataset.read(row)
-            size, record = sample.annotation().size, msgspec.json.decode(sample.json or b"")
-            suffix, source = (
-                image.member_suffix(sample.jpg),
-                Path(record["image"].get("source", "")),
-            )
-            name = (
-                source.with_suffix(suffix).as_posix() if image_folder.is_image(source.name) else ""
-            )
-            if not name or name in names or source.is_absolute() or ".." in source.parts:
-                tar, _, stem = entry.rpartition(":")
-                name = f"{Path(tar).stem}/{stem}{suffix}"
-            names.add(name)
-            read = partial(to_member, sample.jpg, as_stored(sample.jpg, size), name)
-            found = exported_image(name, sample.json or b"", read)
+            annotation, record = sample.annotation(), msgspec.json.decode(sample.json or b"")
         except CorruptSampleError as error:
             skipped[entry] = str(error)
             continue
+        suffix = image.member_suffix(sample.jpg)
+        source = Path(record["image"].get("source", ""))
+        name = source.with_suffix(suffix).as_posix() if image_folder.is_image(source.name) else ""
+        if not name or name in names or source.is_absolute() or ".." in source.parts:
+            tar, _, stem = entry.rpartition(":")
+            name = f"{Path(tar).stem}/{stem}{suffix}"
+        names.add(name)
+        frame = as_stored(sample.jpg, annotation.size)
+        read = partial(to_member, sample.jpg, frame, name)
+        found = exported_image(name, annotation, record, read)
         pairs |= {
             (each.get("category", ""), each.get("category_id")) for each in record["annotations"]
         }
