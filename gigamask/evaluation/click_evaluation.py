@@ -54,8 +54,9 @@ class ClickEvaluation(Evaluator):
         if not self.data:
             return None
         from gigamask.evaluation.in_training import ClickScorer
+        from gigamask.evaluation.seen_images import say_seen
 
-        return ClickScorer.open(
+        scorer = ClickScorer.open(
             self.data,
             f"{config.out}/evaluation",
             self.images,
@@ -64,4 +65,6 @@ class ClickEvaluation(Evaluator):
             world,
             self.precision,
             cast(Any, config).model.pixels,
-        ).run
+        )
+        say_seen(scorer.index, scorer.rows, config.out, config.data)
+        return scorer.run

@@ -367,10 +367,10 @@ def prepare(
     is_finished = state.step >= config.steps
     if is_finished and not is_evaluation_missing(config, state):
         return state, None, None
-    evaluate = config.evaluation.open(config, world)
     if is_finished:
-        return state, None, evaluate
+        return state, None, config.evaluation.open(config, world)
     index = open_index(config)
+    evaluate = config.evaluation.open(config, world)
     description = describe_data(config, index)
     if not allow_data_change:
         check_same_data(config, description)

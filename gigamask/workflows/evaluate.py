@@ -173,11 +173,13 @@ def score(
     Returns:
         The scores on the main process, None on the others.
     """
+    from gigamask.config_files import load_config, run_folder_of
     from gigamask.data import worker_pool
     from gigamask.data.dataset import check_pixels
     from gigamask.data.mask_sampling import MaskFilters
     from gigamask.distributed.precision import autocast, choose_precision, describe_device
     from gigamask.evaluation import clicks
+    from gigamask.evaluation.seen_images import say_seen
     from gigamask.progress import progress_bar, say, track
     from gigamask.workflows.own_data import own_tars
 
@@ -202,6 +204,9 @@ def score(
     images = f"{counted(found.images, 'image')} with {counted(found.masks, 'mask')}"
     computed = f"{describe_device(device)}, {precision}"
     say(f"  {count:,} of {images}, {left_out} left out; {computed}")
+    run = run_folder_of(str(weights)) if isinstance(weights, str | Path) else None
+    if run is not None:
+        say_seen(index, range(count), run, load_config(str(run), options.trust).data)
 
     def evaluate_part() -> ClickResult:
         size = options.batch_size

@@ -84,11 +84,14 @@ def test_a_part_is_held_out(here, capsys):
     assert f"next: gigamask evaluate run --data {config.evaluation.data[0]}" in out.out
 
 
-def test_the_python_api(here):
+def test_the_python_api(here, capsys):
     config = little().with_(data="photos", masks="labels", val_split=0.4, out="run", steps=1)
     run = gigamask.train(config)
     assert Path(run.config.data[0]).parent.parent.name == "labels.gigamask"
     assert run.evaluate(run.config.evaluation.data, max_images=2)["images"] == 2
+    assert "training data" not in capsys.readouterr().out
+    run.evaluate(run.config.data, max_images=2)
+    assert "2 of 2 images are training data of run" in capsys.readouterr().out
 
 
 def test_other_commands_take_the_same_data(here, capsys):

@@ -61,10 +61,11 @@ def test_a_profile_is_written_while_training_goes_on_to_the_same_weights(
 
 
 @pytest.mark.long
-def test_mining_and_evaluation_have_their_own_profile_ranges(scenes, tmp_path):
+def test_mining_and_evaluation_have_their_own_profile_ranges(scenes, tmp_path, capsys):
     out = tmp_path / "run"
     words = f"--mining ohem --evaluation.data {scenes} --evaluation.images 2 --steps 4 --profile 1"
     invoke(TRAIN, f"--data {scenes} --out {out}", words)
+    assert "2 of 2 images are training data of" in capsys.readouterr().out
     assert {"mining", "mining / encode", "mining / rounds", "evaluation"} < set(parts(out))
 
 
