@@ -200,10 +200,7 @@ def score(
     on_image = [proposals.update] if proposals else []
     device = model.device
     precision = choose_precision(options.precision, device)
-    found, left_out = index.manifest, len(index.manifest.left_out.skipped)
-    images = f"{counted(found.images, 'image')} with {counted(found.masks, 'mask')}"
-    computed = f"{describe_device(device)}, {precision}"
-    say(f"  {count:,} of {images}, {left_out} left out; {computed}")
+    say(f"{_images_text(index, count)}; {describe_device(device)}, {precision}")
     run = run_folder_of(str(weights)) if isinstance(weights, str | Path) else None
     if run is not None:
         say_seen(index, range(count), run, load_config(str(run), options.trust).data)
@@ -235,6 +232,13 @@ def score(
     if proposals:
         summary["automatic"] = proposals.summary()
     return Evaluated(model, index, result, summary)
+
+
+def _images_text(index: Index, count: int) -> str:
+    """Return how many of the images are scored, and how many are left out."""
+    found = index.manifest
+    images = f"{counted(found.images, 'image')} with {counted(found.masks, 'mask')}"
+    return f"  {count:,} of {images}, {len(found.left_out.skipped)} left out"
 
 
 def load_model(
