@@ -37,8 +37,9 @@ class ImageAnnotation:
     """The annotation of one image: validated masks at original size, with SA-1B's scores.
 
     `categories` names the category of each mask, "" for a mask without one; it is empty if no mask
-    has one. `ignore` is one mask of the pixels that scores leave out; None: no pixel. `instances`
-    are the fields of COCO's annotations; None: there are none.
+    has one. `source` is the image's name before it was converted, "" if the json states none.
+    `ignore` is one mask of the pixels that scores leave out; None: no pixel. `instances` are the
+    fields of COCO's annotations; None: there are none.
     """
 
     name: str
@@ -47,6 +48,7 @@ class ImageAnnotation:
     predicted_iou: Float32[np.ndarray, "n"]
     stability_score: Float32[np.ndarray, "n"]
     categories: tuple[str, ...] = ()
+    source: str = ""
     ignore: RLEMasks | None = None
     instances: InstanceFields | None = None
 

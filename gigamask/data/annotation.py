@@ -62,6 +62,7 @@ class ImageRecord(msgspec.Struct):
     height: int
     file_name: str = ""
     source_crc32: int | None = None
+    source: object = ""
 
 
 class Sa1bRecord(msgspec.Struct):
@@ -137,7 +138,8 @@ def check(record: Sa1bRecord, name: str, masks: RLEMasks | None = None) -> Image
     predicted_iou = read_scores(annotations, "predicted_iou", name)
     stability_score = read_scores(annotations, "stability_score", name)
     categories = read_categories(record, name)
-    return ImageAnnotation(name, size, masks, predicted_iou, stability_score, categories)
+    source = str(record.image.source or "")
+    return ImageAnnotation(name, size, masks, predicted_iou, stability_score, categories, source)
 
 
 def check_sizes(record: Sa1bRecord, name: str) -> None:

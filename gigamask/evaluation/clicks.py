@@ -494,7 +494,7 @@ def score_group(
             {count: predicted[count][i] for count in protocol.clicks},
             {count: ious[i] for count, (ious, _) in boundaries.items()},
             {count: scores[i] for count, (_, scores) in boundaries.items()},
-            image.annotation.name,
+            image.annotation.source or image.annotation.name,
             {name: values[i] for name, values in hits.items() if classes[i] >= 0},
             loose[i] if loose else None,
         )

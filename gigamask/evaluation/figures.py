@@ -147,7 +147,7 @@ def draw_row(
             panels.append(_round_panel(image, prompt_round, label))
     label = f"box: IoU {score.box:.3f}"
     panels.append(_round_panel(image, protocol.box_round(decode, targets), label))
-    name = image.annotation.name.rpartition(":")[2][-12:]
+    name = score.name.rpartition(":")[2][-16:]
     share = f"{truth.mean():.2%} of the image"
     rgb = to_rgb(image.pixels)
     everything = 0, 0, *truth.shape[::-1]

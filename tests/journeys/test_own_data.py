@@ -97,10 +97,11 @@ def test_the_python_api(here, capsys):
 def test_other_commands_take_the_same_data(here, capsys):
     build_model(SPEC, 4).save_pretrained("model")
     words = "--data coco.json --images photos --device cpu --json scores.json"
-    invoke("evaluate model", words, "--max-images 2")
+    invoke("evaluate model", words, "--max-images 2 --table scores.csv --pictures drawn")
     assert "masks left out: 1" in capsys.readouterr().out
     scores = read_json("scores.json")
     assert (scores["images"], scores["masks"]) == (2, 2)
+    assert ",p0.png," in Path("scores.csv").read_text()
     assert Path(scores["data"][0]).parent.parent.name == "coco.json.gigamask"
     invoke("stats photos --masks labels")
     assert "12 images with 24 masks" in capsys.readouterr().out
