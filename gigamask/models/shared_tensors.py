@@ -62,7 +62,7 @@ class SharedTensors:
         self._products: dict[int, KeptProducts] = {}
         self._sources: dict[tuple[int, str], tuple[Tensor, ...]] = {}
         self._leaves: dict[tuple[int, str], tuple[Tensor, ...]] = {}
-        self._sums: dict[tuple[int, str], list[Tensor | None]] = {}
+        self._sums: dict[Tensor, Tensor] = {}
 
     def get(
         self, key: tuple[int, str], compute: Callable[[], tuple[Tensor, ...]]
@@ -78,7 +78,6 @@ class SharedTensors:
             self._leaves[key] = tuple(
                 tensor.detach().requires_grad_(tensor.requires_grad) for tensor in sources
             )
-            self._sums[key] = [None] * len(sources)
         return self._leaves[key]
 
     def keep(
@@ -108,21 +107,21 @@ class SharedTensors:
     @torch.no_grad()
     def add_gradients(self) -> None:
         """Add the gradients of a round to the sums, in at least float32, and clear them."""
-        sums, gradients = [], []
-        for key, leaves in self._leaves.items():
-            for index, leaf in enumerate(leaves):
-                if leaf.grad is None:
-                    continue
-                gradient, leaf.grad, total = leaf.grad, None, self._sums[key][index]
-                if total is None:
-                    self._sums[key][index] = gradient.to(
-                        torch.promote_types(leaf.dtype, torch.float32)
-                    )
-                else:
-                    sums.append(total)
-                    gradients.append(gradient)
-        if sums:
-            torch._foreach_add_(sums, cast_together(gradients, [total.dtype for total in sums]))
+        leaves = [leaf for each in self._leaves.values() for leaf in each if leaf.grad is not None]
+        kinds = [torch.promote_types(leaf.dtype, torch.float32) for leaf in leaves]
+        later = []
+        for leaf, gradient in zip(
+            leaves,
+            cast_together(cast(list[Tensor], [leaf.grad for leaf in leaves]), kinds),
+            strict=True,
+        ):
+            leaf.grad = None
+            if leaf in self._sums:
+                later.append((self._sums[leaf], gradient))
+            else:
+                self._sums[leaf] = gradient
+        if later:
+            torch._foreach_add_(*zip(*later, strict=True))
 
     def backward(self) -> None:
         """Multiply what is kept, and pass gradients on to what the tensors were computed from."""
@@ -130,9 +129,8 @@ class SharedTensors:
             kept.multiply()
         for key, sources in reversed(self._sources.items()):
             self.add_gradients()  # of tensors computed later, from these
-            found = [
-                pair for pair in zip(sources, self._sums[key], strict=True) if pair[1] is not None
-            ]
+            leaves = zip(sources, self._leaves[key], strict=True)
+            found = [(source, self._sums[leaf]) for source, leaf in leaves if leaf in self._sums]
             if found:
                 given, totals = zip(*found, strict=True)
                 torch.autograd.backward(given, cast_together(totals, [x.dtype for x in given]))
