@@ -3,6 +3,7 @@
 import io
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -10,12 +11,13 @@ from pathlib import Path
 from gigamask.data.annotation import MAX_BYTES, MAX_MASKS
 from gigamask.datatools.coco_json import Id, canonical_id
 from gigamask.datatools.outlines import MAX_NUMBERS, check_count, check_masks
+from gigamask.datatools.sources import CLASS_FILES
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.plugins.formats.polygon_files import PolygonImage, ShapeObject
 from gigamask.serialization import decode_text, read_limited, read_text, read_yaml
 
-DATA, CLASSES = "data.yaml", "classes.txt"
-"""Files with the names of the classes."""
+DATA, YAML = "data.yaml", (".yaml", ".yml")
+"""The file with the names of the classes, and suffixes of others that may have them."""
 OTHER_FILES = re.compile(
     r"(classes|labels?|label_?names|class_?names|label_?map|predefined_classes|obj_train_data"
     r"|train|val|valid|test|notes|license.*|read_?me.*|requirements)",
@@ -97,7 +99,7 @@ def check_task(files: Sequence[Path], folder: Path) -> None:
         GigamaskError: They are labels of another task.
     """
     data = find_data(folder)
-    if data is not None and data.name == DATA and "kpt_shape" in read_yaml(data):
+    if data is not None and data.suffix in YAML and "kpt_shape" in read_yaml(data):
         raise GigamaskError(
             f"{folder}: holds YOLO's keypoints (kpt_shape in {data}), which are no masks; give "
             "labels of segmentation"
@@ -132,10 +134,20 @@ def find_data(folder: Path) -> Path | None:
     """
     folder = folder.absolute()
     for parent in (folder, *folder.parents[:2]):
-        for name in (DATA, CLASSES):
-            if (path := parent / name).is_file():
+        others = [path for name in CLASS_FILES for path in sorted(parent.glob(name))]
+        for path in (parent / DATA, *sorted(others, key=lambda path: path.suffix in YAML)):
+            if path.is_file() and (path.name == DATA or _has_names(path)):
                 return path
     return None
+
+
+def _has_names(path: Path) -> bool:
+    """Return whether a file has names of classes: lines of a text, or in YAML under `names`."""
+    if path.suffix not in YAML:
+        return path.suffix != ".data"
+    with suppress(GigamaskError):  # a file of another program
+        return "names" in read_yaml(path)
+    return False
 
 
 def class_names(folder: Path) -> Mapping[Id, str]:
@@ -150,7 +162,7 @@ def class_names(folder: Path) -> Mapping[Id, str]:
     path = find_data(folder)
     if path is None:
         return {}
-    if path.name == CLASSES:
+    if path.suffix not in YAML:
         lines = read_text(path).splitlines()
         check_count(len(lines), "classes", MAX_MASKS, str(path))
         return {number: line.strip() for number, line in enumerate(lines)}

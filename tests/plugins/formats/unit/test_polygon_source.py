@@ -104,11 +104,15 @@ def test_yolo(photos, tmp_path):
         ("labels/classes.txt", "cat\ndog\n"),
         ("data.yaml", "nc: 2\nnames:\n  0: cat\n  1: dog\n"),
         ("data.yaml", "names: [cat, dog]\n"),
+        ("coco8-seg.yml", "names: [cat, dog]\n"),
+        ("obj.names", "cat\ndog\n"),
     ],
 )
 def test_names_of_yolo_classes(photos, tmp_path, name, text):
-    """A number without a name keeps the number alone."""
+    """A number without a name keeps the number alone. Another program's file has no names."""
     (tmp_path / "labels").mkdir()
+    (tmp_path / "a.yaml").write_text("on: push\n")
+    (tmp_path / "obj.data").write_text("classes = 2\n")
     (tmp_path / name).write_text(text)
     line = " ".join(f"{x / 40} {y / 20}" for x, y in SQUARE)
     (tmp_path / "labels" / "a.txt").write_text(f"1 {line}\n0 {line}\n7 {line}\n")
