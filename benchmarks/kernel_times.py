@@ -1,8 +1,8 @@
 """Times of each of the plugin's kernels beside torch's operations and those compiled by torch.
 
-Each is a forward and a backward pass of one round of SAM in bf16, with 64 masks, or of a block's
-attention in ViT-B for one image; the next click has no gradient. Kernels come first, then what a
-training calls: transformer, upscaling, attention of the encoder, loss and click.
+Each is a forward and a backward pass of one round of SAM in bf16, with 64 masks, or of a block
+of ViT-B for one image; the next click has no gradient. Kernels come first, then what a
+training calls: transformer, upscaling, blocks of the encoder, loss and click.
 First calls, which compile and choose configurations, are not timed; when the time for all is over,
 nothing more is compiled. The last line says, by the sum of what a training calls, what should be
 the default on this device. Prints Markdown.
@@ -17,7 +17,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -30,7 +32,7 @@ from gigamask.losses.sam_loss import SamLoss
 from gigamask.models.configs import SamConfig
 from gigamask.models.init import build_model
 from gigamask.models.mask_decoder import MaskDecoder
-from gigamask.models.sam.image_encoder import EncoderAttention
+from gigamask.models.sam.image_encoder import EncoderBlock
 from gigamask.models.transformer import DensePrompt, TwoWayTransformer
 from gigamask.plugins.kernels.decoder import (
     AFTER_IMAGE,
@@ -40,7 +42,7 @@ from gigamask.plugins.kernels.decoder import (
     token_weights,
     upscaled,
 )
-from gigamask.plugins.kernels.encoder import attended
+from gigamask.plugins.kernels.encoder import attended, transformed
 from gigamask.plugins.kernels.image_attention import ImageAttention
 from gigamask.plugins.kernels.mask_loss import FusedSamLoss
 from gigamask.plugins.kernels.next_click import FusedSchedule
@@ -214,16 +216,17 @@ def decoder_operations(model: Any, masks: int) -> Iterator[Operation]:
 
 
 def encoder_operations(model: Any) -> Iterator[Operation]:
-    """Yields the encoder's attention with its projections, in windows and over the whole grid."""
+    """Yields the encoder's blocks, with attention in windows and over the whole grid."""
     config, like = model.config, model.mask_decoder.iou_token.weight
     side, dim = config.embedding_size, config.embed_dim
-    ways = {"torch": EncoderAttention.forward, "triton": attended}
     for name, window in (("windows", config.window_size), ("global", 0)):
-        attention = EncoderAttention(dim, config.num_heads, side, window)
-        for parameter in attention.parameters():
+        block = EncoderBlock(dim, config.num_heads, side, window, 0.0)
+        for parameter in block.parameters():
             torch.nn.init.normal_(parameter, std=dim**-0.5)
-        args = attention.to(like.device, like.dtype), random(like, 1, side, side, dim)
-        yield Operation(f"encoder, {name}", ways, args)
+        fused: Any = deepcopy(block.to(like.device, like.dtype))
+        fused.attn.forward = partial(attended, fused.attn)
+        ways = {"torch": block, "triton": partial(transformed, fused)}
+        yield Operation(f"encoder block, {name}", ways, (random(like, 1, side, side, dim),))
 
 
 def round_operations(model: Any, masks: int) -> Iterator[Operation]:

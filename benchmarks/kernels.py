@@ -27,6 +27,7 @@ from triton.compiler import ASTSource
 from triton.runtime.autotuner import Autotuner
 
 from gigamask.plugins.kernels import (
+    branch_norm,
     image_attention,
     mask_loss,
     next_click,
@@ -207,6 +208,14 @@ def encoder_launches() -> Iterator[tuple[str, Launch]]:
             ):
                 name = run.__name__.replace("_", " ").removeprefix("window ")
                 yield f"{kind} of {channels}: {name}", recorded(module, run, *args, size)
+        width = heads * channels
+        x, branch = empty(4096, width, dtype=torch.float32), empty(4096, width)
+        vector, options = empty(width, dtype=torch.float32), [1e-6, 1.0]
+        tensors, kind = [x, branch, vector, vector], torch.bfloat16
+        run = branch_norm.branch_norm
+        yield f"sum and norm of {width}", recorded(branch_norm, run, tensors, options, kind)
+        tensors, run = [x, vector, x, branch], branch_norm.branch_norm_backward
+        yield f"sum and norm of {width}, backward", recorded(branch_norm, run, tensors, options, 1)
 
 
 def compiled(launch: Launch, chip: int, config: int) -> Resources:

@@ -81,12 +81,12 @@ class TritonKernels(Kernels):
                 not one of the kernels'.
         """
         from gigamask.plugins.kernels.decoder import fused_methods
-        from gigamask.plugins.kernels.encoder import fused_attentions
+        from gigamask.plugins.kernels.encoder import fused_blocks
         from gigamask.plugins.kernels.mask_loss import fused_loss
         from gigamask.plugins.kernels.next_click import fused_schedule
 
         of_sam = cast(Any, task)
-        methods = [*fused_methods(model, of_sam.precision), *fused_attentions(model)]
+        methods = [*fused_methods(model, of_sam.precision), *fused_blocks(model)]
         loss, schedule = fused_loss(of_sam.loss), fused_schedule(of_sam.schedule)
         for module, name, method in methods:
             setattr(module, name, method)

@@ -1,4 +1,4 @@
-"""The attention of SAM's image encoder with fused kernels."""
+"""The blocks of SAM's image encoder with fused kernels: attention, and norms with sums."""
 
 from collections.abc import Callable
 from functools import partial
@@ -9,10 +9,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from gigamask.models.drop_path import DropPath, add_scaled, branch_scale, is_left_out
+from gigamask.models.layers import working_dtype
 from gigamask.models.sam.attention import rel_pos_attention
-from gigamask.models.sam.image_encoder import EncoderAttention
+from gigamask.models.sam.image_encoder import EncoderAttention, EncoderBlock
 from gigamask.models.shared_tensors import is_plain
 from gigamask.plugins.kernels import window_attention, window_bias
+from gigamask.plugins.kernels.branch_norm import BranchNorm
 from gigamask.plugins.kernels.operators import contiguous
 
 MAX_CHANNELS = 128
@@ -90,15 +93,50 @@ def attended(attention: EncoderAttention, x: Float[Tensor, "B H W C"]) -> Float[
     )
 
 
-def fused_attentions(model: nn.Module) -> list[tuple[nn.Module, str, Callable[..., Any]]]:
+def transformed(
+    block: EncoderBlock, x: Float[Tensor, "B H W C"], drop_path: DropPath | None = None
+) -> Float[Tensor, "B H W C"]:
+    """Return what `EncoderBlock.forward` does.
+
+    Args:
+        block: The block.
+        x: Tokens.
+        drop_path: As of `EncoderBlock.forward`.
+    """
+    branch, factor, kind = None, 1.0, working_dtype(x)
+    for index, (norm, module) in enumerate(((block.norm1, block.attn), (block.norm2, block.mlp))):
+        if is_left_out(drop_path, index, block.drop_rate):
+            continue
+        options = [norm.eps, factor], kind
+        x, found = BranchNorm.apply(options, x, branch, norm.weight, norm.bias)
+        branch, scale = module(found), branch_scale(x, drop_path, index, block.drop_rate)
+        factor = 1.0 if scale is None else scale
+        if isinstance(factor, Tensor) or branch.dtype != kind:
+            x, branch, factor = add_scaled(x, branch, scale), None, 1.0
+    return x if branch is None else add_scaled(x, branch, factor)
+
+
+def fused_blocks(model: nn.Module) -> list[tuple[nn.Module, str, Callable[..., Any]]]:
     """Return the methods to replace: each module, the method's name, and the method with kernels.
 
     Args:
-        model: The model; attention that a program has replaced stays.
+        model: The model; attention, blocks and norms that a program has replaced stay, as do blocks
+            that are recomputed.
     """
+
+    def unchanged(kind: type[nn.Module]) -> list[Any]:
+        forward = cast(Any, kind.forward)
+        return [each for each in model.modules() if each.forward == forward.__get__(each)]
+
+    def is_plain_norm(norm: nn.Module) -> bool:
+        return type(norm) is nn.LayerNorm and not (norm._forward_hooks or norm._forward_pre_hooks)
+
     return [
-        (module, "forward", partial(attended, cast(EncoderAttention, module)))
-        for module in model.modules()
-        if getattr(type(module), "forward", None) is EncoderAttention.forward
-        and getattr(module.attend, "__module__", None) == rel_pos_attention.__module__
+        (each, "forward", partial(attended, each))
+        for each in unchanged(EncoderAttention)
+        if getattr(each.attend, "__module__", None) == rel_pos_attention.__module__
+    ] + [
+        (each, "forward", partial(transformed, each))
+        for each in unchanged(EncoderBlock)
+        if is_plain_norm(each.norm1) and is_plain_norm(each.norm2)
     ]

@@ -16,7 +16,7 @@ from gigamask.plugins.kernels.encoder import (
     MAX_CHANNELS,
     WindowAttention,
     attended,
-    fused_attentions,
+    fused_blocks,
 )
 from tests.plugins.kernels.interpreted import eager
 from tests.plugins.kernels.interpreted.test_decoder import CONFIG, kernels_in
@@ -128,10 +128,10 @@ def test_other_forms_are_computed_without_kernels(monkeypatch):
 
 def test_attention_that_a_program_has_replaced_stays():
     attention, _ = make(SMALL[1])
-    ((module, name, _),) = fused_attentions(torch.nn.Sequential(attention))
+    ((module, name, _),) = fused_blocks(torch.nn.Sequential(attention))
     assert (module, name) == (attention, "forward")
     attention.use_attention(lambda *given: given[0])
-    assert not fused_attentions(torch.nn.Sequential(attention))
+    assert not fused_blocks(torch.nn.Sequential(attention))
 
 
 def test_sums_are_the_same_at_every_call():
