@@ -24,7 +24,7 @@ from gigamask.inference.resize_longest_side import ResizeLongestSide
 from gigamask.inference.tile_decoder import TileDecoder
 from gigamask.inference.tiles import TileGrid
 from gigamask.masks.devices import as_array, is_readable
-from gigamask.masks.transforms import ImageTransform, masks_of_logits, whole_image
+from gigamask.masks.transforms import ImageTransform, masks_of_logits
 from gigamask.models.embedding_cache import EmbeddingCache, ImageEmbedder
 from gigamask.models.prompt_decoder import PromptDecoder, refined
 from gigamask.models.prompt_encoder import make_prompts
@@ -137,8 +137,8 @@ class SamPredictor:
         resized, pixels = [], []
         for number, image in enumerate(images):
             seen = pixels_of(image, f"image {number}", self.model.config.pixels)
-            is_rgb = image_format == "RGB" or isinstance(image, str | Path)
-            pixels.append(seen if is_rgb else seen[..., ::-1])
+            given = "RGB" if isinstance(image, str | Path) else image_format
+            pixels.append(seen if given == self.model.image_format else seen[..., ::-1])
             if self._tile is None:
                 small = self.transform.apply_image(pixels[-1])
                 resized.append(torch.from_numpy(small).permute(2, 0, 1)[None])
@@ -183,8 +183,7 @@ class SamPredictor:
                 f"transformed_image must be 1 x {channels} x h x w with the long side {side}, as "
                 f"transform.apply_image returns it (got {' x '.join(map(str, shape))})"
             )
-        height, width = map(int, original_image_size)
-        whole = whole_image((height, width), side, self.model.config.stretch)
+        whole = self.transform.image_transform(original_image_size)
         _embed(self, [transformed_image], [replace(whole, resized=shape[2:])])
 
     def select(self, number: int) -> None:
@@ -377,8 +376,7 @@ def _transform_of(predictor: SamPredictor) -> ImageTransform:
     """
     if not predictor.is_image_set or predictor.original_size is None:
         raise GigamaskError("no image is set: call set_image first")
-    height, width = map(int, predictor.original_size)
-    whole = predictor.transform.image_transform((height, width))
+    whole = predictor.transform.image_transform(predictor.original_size)
     height, width = map(int, predictor.input_size or whole.resized)
     return replace(whole, resized=(height, width))
 

@@ -127,6 +127,18 @@ def test_a_resized_image_and_blue_first_give_the_same(predictor, pictures):
         assert (predictor.original_size, predictor.input_size) == ((40, 90), (28, 64))
 
 
+def test_the_channels_reach_a_model_in_its_own_order(model, pictures, monkeypatch):
+    monkeypatch.setattr(model, "image_format", "BGR", raising=False)
+    swapped = SamPredictor(model)
+    swapped.set_image(pictures[0])
+    embedding = swapped.get_image_embedding()
+    swapped.set_image(pictures[0][..., ::-1], "BGR")
+    assert torch.equal(swapped.get_image_embedding(), embedding)
+    monkeypatch.undo()
+    swapped.set_image(pictures[0][..., ::-1])
+    assert torch.equal(swapped.get_image_embedding(), embedding)
+
+
 @pytest.mark.slow
 def test_cache_replaces_the_encoder(model, pictures, tmp_path, monkeypatch):
     cache = EmbeddingCache(tmp_path)
