@@ -109,15 +109,18 @@ def _known(values: Sequence[Any]) -> list[float]:
 def best(run: History) -> dict[str, Any] | None:
     """Return the evaluation with the best score, and the score's name as `by`.
 
-    The score is the one that selects the run's best checkpoint. None if there is no evaluation.
+    The score is the one that selects the run's best checkpoint; only evaluations on as many masks
+    and images as the last one count. None if there is no evaluation.
     """
     evaluations = [evaluation for evaluation in run.evaluations if evaluation["scores"]]
     if not evaluations:
         return None
-    last = evaluations[-1]["scores"]
+    last = evaluations[-1]
     best_by = str(run.config.get("evaluation.best-by", ""))
-    by = best_by if best_by in last else next(iter(last))
-    scored = [evaluation for evaluation in evaluations if evaluation["scores"].get(by) is not None]
+    by = best_by if best_by in last["scores"] else next(iter(last["scores"]))
+    scored = [
+        one for one in evaluations if one["of"] == last["of"] and one["scores"].get(by) is not None
+    ]
     if not scored:
         return None
     return max(scored, key=lambda one: (one["scores"][by], one["step"])) | {"by": by}

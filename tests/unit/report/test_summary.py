@@ -46,6 +46,8 @@ def test_the_best_evaluation_is_by_what_the_run_keeps_its_best_by(tmp_path):
         history.read(written(tmp_path / "box", *told, config="evaluation.best-by: box\n"))
     )
     assert (by_box["step"], by_box["by"]) == (3, "box")
+    other = {"step": 4, "evaluation": {"1 click": 0.1}, "of": "15 masks on 3 images"}
+    assert summary.best(history.read(written(tmp_path / "other", *told, other)))["step"] == 4
     assert summary.best(history.read(written(tmp_path / "none", record(1)))) is None
     assert (
         summary.best(
