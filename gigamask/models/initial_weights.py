@@ -124,6 +124,6 @@ def _check_encoder(stated: ImageEncoder, own: ImageEncoder, path: str) -> None:
     if first and second and first != second:
         value = f":{getattr(stated, stated.argument)}" if stated.argument else ""
         raise GigamaskError(
-            f"{path}: has the image encoder {first}, the model has {second}; use --model.encoder "
-            f"{first}{value}"
+            f"{path}: has the image encoder {first}, the model has {second}; choose a recipe with "
+            f"that encoder (compact has starter's), or use --model.encoder {first}{value}"
         )

@@ -156,7 +156,8 @@ def run_commands(tmp_path, scenes, capsys, name, sizes=""):
         line = refusal(capsys, f"export {run} --to {to} --out {tmp_path}/{out}")
         assert f"no image encoder but SAM's ViT; this model has {kind}" in line
     line = refusal(capsys, f"train tiny --data {scenes} --out {tmp_path}/b --init {run}")
-    assert f"has the image encoder {kind}, the model has vit; use --model.encoder {name}" in line
+    assert f"has the image encoder {kind}, the model has vit; choose a recipe" in line
+    assert line.endswith(f"use --model.encoder {name}")
 
 
 @pytest.mark.long
