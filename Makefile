@@ -2,7 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 TORCH := torch==2.13.0
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -rs
+# torch cannot trace the checks of shapes, with which all other tests run.
+COMPILED := $(PYTEST) --no-shape-checks tests/laws/test_compilation.py
 # pip does not compile the modules, of which most are never imported; Python compiles the others once,
 # unless this variable forbids it: then every process of every test would compile them again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -15,9 +17,11 @@ demo: .venv/ready
 # Two processes of one thread each.
 test: .venv/ready
 	$(PYTEST) --durations 15 -m "not long"
+	$(COMPILED) -m "not long"
 
 test-long: .venv/ready
 	$(PYTEST) --durations 15 -m long
+	$(COMPILED) -m long
 
 test-slow: test-long
 	tests/other_machines.sh

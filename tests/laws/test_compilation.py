@@ -49,7 +49,7 @@ def captured(request, monkeypatch):
     """Runs captured graphs by torch's own kernels, and forgets them afterwards."""
     if not request.config.getoption("--no-shape-checks"):
         pytest.skip(
-            "torch cannot trace shape checks: run with --no-shape-checks, as make test does"
+            "torch cannot trace shape checks: run with --no-shape-checks, as make test does beside"
         )
     monkeypatch.setattr(SamTrainConfig, "compile_backend", "aot_eager")
     torch._dynamo.reset()
@@ -101,7 +101,8 @@ def assert_equal(run, batches):
         assert torch.equal(sums.counts, compiled_sums.counts)
         assert sums.sums.keys() == compiled_sums.sums.keys()
         for name, total in sums.sums.items():
-            assert float(compiled_sums.sums[name]) == pytest.approx(float(total), rel=1e-12), name
+            exact = 1e-12 if total.dtype == torch.float64 else 1e-6
+            assert float(compiled_sums.sums[name]) == pytest.approx(float(total), rel=exact), name
         assert (sums.losses - compiled_sums.losses).abs().max() <= 1e-12 * sums.losses.max()
     assert not counters["graph_break"]
     return [count for *_, count in compiled]
@@ -110,6 +111,15 @@ def assert_equal(run, batches):
 def short(clicks=1, **changes):
     """Returns SAM's schedule with fewer rounds."""
     return replace(SAM, clicks=clicks, mask_only_rounds=False, **changes)
+
+
+ONE_ROUND = replace(
+    little(),
+    model=replace(SPEC, depth=1, global_attn_indexes=(0,)),
+    prompts=short(clicks=0),
+    masks_per_chunk=8,
+)
+IN_WINDOWS = replace(little_compact(), prompts=short(3), masks_per_chunk=8)
 
 
 def compact_with_all() -> SamTrainConfig:
@@ -126,7 +136,10 @@ def compact_with_all() -> SamTrainConfig:
     ("recipe", "backend", "prompts"),
     [
         (little, "eager", SAM),
-        (compact_with_all, "aot_eager", short(2, center_click_prob=0.75)),
+        pytest.param(
+            *(compact_with_all, "aot_eager", short(2, center_click_prob=0.75)),
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_gradients_of_rounds_equal_eager_ones_and_graphs_do_not_grow(
@@ -179,6 +192,7 @@ def test_what_else_is_compiled(changes, index, monkeypatch):
     assert_equal(run, batches_of(run, index, [8, 5]))
 
 
+@pytest.mark.long
 def test_a_compiled_training_evaluates_resumes_and_leaves_the_model_as_it_was(
     scenes, tmp_path, monkeypatch
 ):
@@ -242,11 +256,14 @@ def test_two_processes_of_the_command_do_what_one_does(scenes, tmp_path, monkeyp
         assert (weights[name] - weight).abs().max() <= limit, name
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.skipif(
     not shutil.which("g++"), reason="no C++ compiler: the default backend, inductor, is not tested"
 )
-def test_inductor_compiles_one_round_of_the_smallest_model(index, monkeypatch, tmp_path):
+@pytest.mark.parametrize(("run", "counts"), [(ONE_ROUND, [8, 3]), (IN_WINDOWS, [8])])
+def test_inductor_compiles_small_models(run, counts, index, monkeypatch, tmp_path):
+    """One round, and four with prompts of other lengths than the compiled one."""
     monkeypatch.setattr(SamTrainConfig, "compile_backend", "inductor")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr("torch._inductor.config.compile_threads", 1)
@@ -255,6 +272,4 @@ def test_inductor_compiles_one_round_of_the_smallest_model(index, monkeypatch, t
     monkeypatch.setattr("torch._inductor.config.cpp.vec_isa_ok", False)
     monkeypatch.setattr("torch._inductor.config.cpp.simdlen", 0)
     monkeypatch.setattr("torch._inductor.config.cpp_wrapper", True)
-    run = replace(little(), prompts=short(clicks=0), masks_per_chunk=8)
-    run = replace(run, model=replace(SPEC, depth=1, global_attn_indexes=(0,)))
-    assert_equal(run, batches_of(run, index, [8, 3]))
+    assert_equal(run, batches_of(run, index, counts))
