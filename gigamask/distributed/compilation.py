@@ -39,8 +39,8 @@ def compile_function(
     dynamo.config.recompile_limit = limit  # pyrefly: ignore[bad-assignment]
     # torch asks every input for its gradient while it traces.
     warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
-    # With optimized layouts, the backward pass of torch 2.13 wants the strides that attention had in
-    # the round that was compiled, however many prompts there are.
+    # With optimized layouts, the backward pass of torch 2.13 expects the strides that attention had
+    # in the round that was compiled, however many prompts there are.
     options = {"layout_optimization": False} if backend == "inductor" else None
     compiled = torch.compile(function, fullgraph=True, backend=backend, options=options)
 

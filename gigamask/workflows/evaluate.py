@@ -201,8 +201,8 @@ def score(
     device = model.device
     precision = choose_precision(options.precision, device)
     say(f"{_images_text(index, count)}; {describe_device(device)}, {precision}")
-    run = run_folder_of(str(weights)) if isinstance(weights, str | Path) else None
-    if run is not None:
+    name = str(weights) if isinstance(weights, str | Path) else type(weights).__name__
+    if run := run_folder_of(name):
         say_seen(index, range(count), run, load_config(str(run), options.trust).data)
 
     def evaluate_part() -> ClickResult:
@@ -226,7 +226,6 @@ def score(
     proposals = proposals and proposals.gather(world)
     if not world.is_main:
         return None
-    name = type(weights).__name__ if not isinstance(weights, str | Path) else str(weights)
     described = {"weights": name, "data": list(names), "precision": precision}
     summary = {**result.summary(), **described, "skipped": result.skipped}
     if proposals:
