@@ -41,7 +41,7 @@ def compile_function(
     warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
     # With optimized layouts, the backward pass of torch 2.13 expects the strides that attention had
     # in the round that was compiled, however many prompts there are.
-    options = {"layout_optimization": False} if backend == "inductor" else None
+    options: Any = {"layout_optimization": False} if backend == "inductor" else None
     compiled = torch.compile(function, fullgraph=True, backend=backend, options=options)
 
     def call(*args: Any) -> Any:
