@@ -32,6 +32,7 @@ from gigamask.losses.sam_loss import SamLoss
 from gigamask.models.configs import SamConfig
 from gigamask.models.init import build_model
 from gigamask.models.mask_decoder import MaskDecoder
+from gigamask.models.prompt_encoder import PromptEncoder
 from gigamask.models.sam.image_encoder import EncoderBlock
 from gigamask.models.transformer import DensePrompt, TwoWayTransformer
 from gigamask.plugins.kernels.decoder import (
@@ -44,6 +45,7 @@ from gigamask.plugins.kernels.decoder import (
 )
 from gigamask.plugins.kernels.encoder import attended, transformed
 from gigamask.plugins.kernels.image_attention import ImageAttention
+from gigamask.plugins.kernels.mask_features import features
 from gigamask.plugins.kernels.mask_loss import FusedSamLoss
 from gigamask.plugins.kernels.next_click import FusedSchedule
 from gigamask.plugins.kernels.token_attention import TokenAttention
@@ -204,6 +206,9 @@ def decoder_operations(model: Any, masks: int) -> Iterator[Operation]:
         yield Operation(f"upscaling, {count} logits", ways, args)
     ways = {"torch": MaskDecoder._heads, "triton": predict_heads}
     yield Operation("heads", ways, (decoder, make(masks, TOKENS, dim), range(1, 4)))
+    ways = {"torch": PromptEncoder.mask_features, "triton": features}
+    masks_given = make(masks, 4 * side, 4 * side).detach()
+    yield Operation("features of mask prompts", ways, (model.prompt_encoder, masks_given))
     ways = {"torch": TwoWayTransformer.attend, "triton": attend}
     for name, dense in (
         ("no mask prompt", DensePrompt(make(dim))),

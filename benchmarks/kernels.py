@@ -29,6 +29,7 @@ from triton.runtime.autotuner import Autotuner
 from gigamask.plugins.kernels import (
     branch_norm,
     image_attention,
+    mask_features,
     mask_loss,
     next_click,
     token_attention,
@@ -107,6 +108,12 @@ def launches() -> Iterator[tuple[str, Launch]]:
     yield "upscaling", recorded(upscaling, upscaling.upscale, x, weights, 64, 1e-6)
     args = (x, weights, empty(64, 3, 256, 256), 64, 1e-6)
     yield "upscaling, backward", recorded(upscaling, upscaling.upscale_backward, *args)
+    masks, weights = empty(64, 256, 256), empty(256, 2, 19, 16, dtype=torch.float32)
+    run = mask_features.mask_features
+    yield "mask prompts", recorded(mask_features, run, masks, weights, 1e-6)
+    args = (masks, weights, empty(64, 4096, 16), 1e-6)
+    run = mask_features.mask_features_backward
+    yield "mask prompts, backward", recorded(mask_features, run, *args)
     yield from attention_launches()
     yield from token_launches()
     yield from mask_launches()

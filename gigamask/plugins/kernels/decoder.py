@@ -30,6 +30,7 @@ from gigamask.models.transformer import (
 )
 from gigamask.plugins.kernels.image_attention import ImageAttention
 from gigamask.plugins.kernels.image_source import ImageSource
+from gigamask.plugins.kernels.mask_features import are_gelus, features
 from gigamask.plugins.kernels.token_attention import TokenAttention
 from gigamask.plugins.kernels.token_blocks import Shared, TokensAfterImage, TokensAfterTokens
 from gigamask.plugins.kernels.token_layers import SLOTS
@@ -61,7 +62,7 @@ def fused_methods(
             f"{FLAG} is for SAM's mask decoder (got {type(decoder).__name__}); leave the flag out"
         )
     activations = [decoder.output_upscaling[index] for index in (2, 4)]
-    if any(type(each) is not nn.GELU or each.approximate != "none" for each in activations):
+    if not are_gelus(*activations):
         raise GigamaskError(
             f"{FLAG} computes GELU in the upscaling (got {type(activations[0]).__name__}); leave "
             "the flag out"
@@ -77,6 +78,7 @@ def fused_methods(
         (decoder, "_heads", partial(predict_heads, decoder)),
         (transformer, "attend", partial(attend, transformer)),
         (encoder, "points", partial(points, encoder)),
+        (encoder, "mask_features", partial(features, encoder)),
     ]
 
 

@@ -10,7 +10,7 @@ from benchmarks import kernels
 @pytest.mark.parametrize("chip", kernels.CHIPS)
 def test_nothing_is_spilled(chip):
     launches = list(kernels.launches())
-    assert len(launches) == 52
+    assert len(launches) == 54
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(lambda each: kernels.compiled(each[1], chip, 0), launches))
     for (name, _), resources in zip(launches, found, strict=True):

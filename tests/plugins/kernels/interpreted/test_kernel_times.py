@@ -31,5 +31,5 @@ def test_kernels_and_torch_are_given_the_same_work():
         )
         assert_close(one, other, 1e-4)
         names.append((operation.name, operation.is_called))
-    assert len(names) == 16
-    assert sum(is_called for _, is_called in names) == 10
+    assert len(names) == 17
+    assert sum(is_called for _, is_called in names) == 11

@@ -10,6 +10,7 @@ AT_MANY_SHAPES = (
     "test_tokens.py",
     "test_encoder.py",
     "test_branch_norm.py",
+    "test_mask_features.py",
     "test_mask_loss.py",
     "test_next_click.py",
 )
