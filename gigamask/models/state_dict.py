@@ -107,7 +107,7 @@ def load_weights(model: nn.Module, state: State, source: str) -> None:
         source: Where the weights come from, for error messages.
 
     Raises:
-        GigamaskError: A tensor is missing, unknown, of another shape or type, or holds NaN.
+        GigamaskError: A tensor is missing, unknown, or of another shape or type.
     """
     model.load_state_dict(fit_weights(model, state, source))
 
@@ -123,7 +123,7 @@ def fit_weights(model: nn.Module, state: State, source: str, resample: bool = Tr
             RGB inflated to its channels.
 
     Raises:
-        GigamaskError: A tensor is missing, unknown, of another shape or type, or holds NaN.
+        GigamaskError: A tensor is missing, unknown, or of another shape or type.
     """
     own = model.state_dict()
     missing = [name for name in own if name not in state]
@@ -146,10 +146,6 @@ def fit_weights(model: nn.Module, state: State, source: str, resample: bool = Tr
         raise GigamaskError(
             f"{source}: {format_names(wrong)} of type {state[wrong[0]].dtype}, the model's is "
             f"{own[wrong[0]].dtype}; save the weights in float32"
-        )
-    if wrong := [name for name, value in state.items() if value.isnan().any()]:
-        raise GigamaskError(
-            f"{source}: NaN in {format_names(wrong)}; give weights of before the training diverged"
         )
     fitted = {
         name: _fit(value, own[name], name) if resample else value for name, value in state.items()

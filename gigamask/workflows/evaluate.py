@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -173,7 +173,7 @@ def score(
     Returns:
         The scores on the main process, None on the others.
     """
-    from gigamask.config_files import load_config, run_folder_of
+    from gigamask.config_files import read_run_config, run_folder_of
     from gigamask.data import worker_pool
     from gigamask.data.dataset import check_pixels
     from gigamask.data.mask_sampling import MaskFilters
@@ -203,7 +203,8 @@ def score(
     say(f"{_images_text(index, count)}; {describe_device(device)}, {precision}")
     name = str(weights) if isinstance(weights, str | Path) else type(weights).__name__
     if run := run_folder_of(name):
-        say_seen(index, range(count), run, load_config(str(run), options.trust).data)
+        with suppress(GigamaskError):  # its configuration is damaged
+            say_seen(index, range(count), run, read_run_config(str(run)).get("data", ()))
 
     def evaluate_part() -> ClickResult:
         size = options.batch_size

@@ -173,9 +173,6 @@ def test_loading_is_strict(model):
         load_weights(
             target, {**state, "mask_decoder.iou_token.weight": torch.zeros(1, 32)}, "w.pth"
         )
-    with error_line(r"w\.pth.*NaN.*mask_decoder\.iou_token\.weight"):
-        diverged = torch.full((1, 64), torch.nan)
-        load_weights(target, {**state, "mask_decoder.iou_token.weight": diverged}, "w.pth")
     assert_same(before, to_official(target))
 
 

@@ -96,9 +96,10 @@ def test_rounds_as_bf16():
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("sizes", MANY)
-def test_equals_the_eager_at_many_shapes(sizes):
-    check(sizes, torch.float32)
+def test_equals_the_eager_at_many_shapes(sizes, dtype):
+    check(sizes, dtype)
 
 
 @pytest.mark.long

@@ -56,15 +56,21 @@ def test_rounds_as_bf16():
 
 
 @pytest.mark.long
+def test_64_masks_round_as_bf16():
+    check(SamLoss(), 64, 3, (64, 64), torch.bfloat16)
+
+
+@pytest.mark.long
 @settings(max_examples=20, deadline=None)
 @given(
     masks=st.integers(1, 4),
     count=st.integers(1, 4),
     size=st.tuples(st.integers(4, 64), st.integers(4, 64)),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     soft=st.booleans(),
 )
-def test_equals_the_eager_at_any_shape(masks, count, size, soft):
-    check(SamLoss(), masks, count, size, soft=soft)
+def test_equals_the_eager_at_any_shape(masks, count, size, dtype, soft):
+    check(SamLoss(), masks, count, size, dtype, soft)
 
 
 def test_a_small_loss_keeps_its_digits():

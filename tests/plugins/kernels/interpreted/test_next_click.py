@@ -38,6 +38,11 @@ def test_is_the_same_click(count, soft):
 
 
 @pytest.mark.long
+def test_is_the_same_click_for_64_masks():
+    check(*make_round(64, 3, (64, 64)), drawn(64))
+
+
+@pytest.mark.long
 @settings(max_examples=40, deadline=None)
 @given(
     masks=st.integers(1, 5),

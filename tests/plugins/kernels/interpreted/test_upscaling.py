@@ -41,11 +41,12 @@ def test_rounds_as_bf16():
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     "sizes", [(256, 1, 8, 8, 3), (256, 2, 5, 7, 1), (16, 16, 2, 3, 1), (16, 1, 16, 16, 1)]
 )
-def test_equals_the_eager_at_many_shapes(sizes):
-    check(*sizes, torch.float32)
+def test_equals_the_eager_at_many_shapes(sizes, dtype):
+    check(*sizes, dtype)
 
 
 @pytest.mark.long
