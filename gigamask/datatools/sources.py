@@ -2,7 +2,7 @@
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +15,18 @@ CLASS_FILES = (
     *("label_names.txt", "labels.txt", "predefined_classes.txt"),
 )
 """Files with names of classes, in the folders of annotations or images, or up to two above."""
+
+
+def class_files(folder: Path) -> Iterator[Path]:
+    """Yield the files that may name classes: in a folder, then in each of the two above it.
+
+    Args:
+        folder: The folder of annotations or images.
+    """
+    folder = folder.absolute()
+    for parent in (folder, *folder.parents[:2]):
+        for name in CLASS_FILES:
+            yield from sorted(parent.glob(name))
 
 
 class GivenData(NamedTuple):
@@ -113,9 +125,7 @@ class FileSource(Source):
         """
         if not self.annotations.is_dir():
             return []
-        roots = [path.absolute() for path in (self.annotations, self.images)]
-        folders = {parent for root in roots for parent in (root, *root.parents[:2])}
-        return {path for folder in folders for name in CLASS_FILES for path in folder.glob(name)}
+        return {path for root in (self.annotations, self.images) for path in class_files(root)}
 
     def cache_lines(self, listing: SourceListing) -> list[str]:
         """Return a line for every file, and for every image that was left out.

@@ -11,7 +11,7 @@ from pathlib import Path
 from gigamask.data.annotation import MAX_BYTES, MAX_MASKS
 from gigamask.datatools.coco_json import Id, canonical_id
 from gigamask.datatools.outlines import MAX_NUMBERS, check_count, check_masks
-from gigamask.datatools.sources import CLASS_FILES
+from gigamask.datatools.sources import class_files
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.plugins.formats.polygon_files import PolygonImage, ShapeObject
 from gigamask.serialization import decode_text, read_limited, read_text, read_yaml
@@ -132,18 +132,17 @@ def find_data(folder: Path) -> Path | None:
     Args:
         folder: The folder of labels.
     """
-    folder = folder.absolute()
-    for parent in (folder, *folder.parents[:2]):
-        others = [path for name in CLASS_FILES for path in sorted(parent.glob(name))]
-        for path in (parent / DATA, *sorted(others, key=lambda path: path.suffix in YAML)):
-            if path.is_file() and (path.name == DATA or _has_names(path)):
-                return path
-    return None
+
+    def rank(path: Path) -> tuple[int, bool, bool]:
+        return -len(path.parts), path.name != DATA, path.suffix in YAML
+
+    files = sorted(class_files(folder), key=rank)
+    return next((path for path in files if path.is_file() and _has_names(path)), None)
 
 
 def _has_names(path: Path) -> bool:
-    """Return whether a file has names of classes: lines of a text, or in YAML under `names`."""
-    if path.suffix not in YAML:
+    """Return whether a file should name classes: `data.yaml`, YAML with `names`, or lines."""
+    if path.name == DATA or path.suffix not in YAML:
         return path.suffix != ".data"
     with suppress(GigamaskError):  # a file of another program
         return "names" in read_yaml(path)
