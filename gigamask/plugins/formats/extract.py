@@ -137,7 +137,7 @@ def _images(index: Index, options: ExportOptions) -> Iterator[ExportedImage]:
             skipped[entry] = str(error)
             continue
         suffix = image.member_suffix(sample.jpg)
-        source = Path(record["image"].get("source", ""))
+        source = Path(annotation.source)
         name = source.with_suffix(suffix).as_posix() if image_folder.is_image(source.name) else ""
         if not name or name in names or source.is_absolute() or ".." in source.parts:
             tar, _, stem = entry.rpartition(":")
