@@ -32,6 +32,7 @@ from gigamask.plugins.kernels import (
     mask_features,
     mask_loss,
     next_click,
+    operators,
     token_attention,
     token_layers,
     upscaling,
@@ -108,7 +109,7 @@ def launches() -> Iterator[tuple[str, Launch]]:
     yield "upscaling", recorded(upscaling, upscaling.upscale, x, weights, 64, 1e-6)
     args = (x, weights, empty(64, 3, 256, 256), 64, 1e-6)
     yield "upscaling, backward", recorded(upscaling, upscaling.upscale_backward, *args)
-    masks, weights = empty(64, 256, 256), empty(256, 2, 19, 16, dtype=torch.float32)
+    masks, weights = empty(64, 256, 256), empty(operators.SLOTS, 2, 19, 16, dtype=torch.float32)
     run = mask_features.mask_features
     yield "mask prompts", recorded(mask_features, run, masks, weights, 1e-6)
     args = (masks, weights, empty(64, 4096, 16), 1e-6)

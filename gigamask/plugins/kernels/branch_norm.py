@@ -20,10 +20,15 @@ from gigamask.plugins.kernels.blocks import (
     normalize_backward,
     store_rows,
 )
-from gigamask.plugins.kernels.operators import contiguous, launch, padded, parts, register, tuned
-
-SLOTS = 256
-"""Programs of the backward pass, each with a sum of gradients of its own."""
+from gigamask.plugins.kernels.operators import (
+    SLOTS,
+    contiguous,
+    launch,
+    padded,
+    parts,
+    register,
+    tuned,
+)
 
 
 @tuned(({"BR": 4}, 8), ({"BR": 2}, 4))

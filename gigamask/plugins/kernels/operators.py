@@ -16,6 +16,8 @@ from triton.runtime.autotuner import Autotuner
 
 NAMESPACE = "gigamask_kernels"
 LIBRARY = torch.library.Library(NAMESPACE, "DEF")
+SLOTS = 256
+"""Programs of a backward pass over many rows, each with a sum of gradients of its own."""
 
 
 def register(
