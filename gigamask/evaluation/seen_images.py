@@ -8,7 +8,6 @@ import numpy as np
 
 from gigamask.data import index_format
 from gigamask.data.index import Index
-from gigamask.data.index_format import Column
 from gigamask.errors import GigamaskError, counted
 from gigamask.progress import say
 
@@ -24,7 +23,8 @@ def say_seen(index: Index, rows: Sequence[int], run: str | Path, data: Sequence[
         run: The run folder, with the indexes of its tars.
         data: The run's `--data`.
     """
-    scored, seen = _names_by_size(index.images, list(rows)), set()
+    scored = _names_by_size(index.images, np.array(rows))
+    seen = set()
     for path in filter(index_format.is_index, map(Path, [*data, *Path(run).glob("index-*")])):
         with suppress(GigamaskError):  # written by another version, or damaged
             images, _ = index_format.open_columns(path, index_format.read_manifest(path))
@@ -38,7 +38,7 @@ def say_seen(index: Index, rows: Sequence[int], run: str | Path, data: Sequence[
 
 
 def _names_by_size(
-    images: Mapping[str, Column], rows: Sequence[int] | np.ndarray
+    images: Mapping[str, index_format.Column], rows: np.ndarray
 ) -> set[tuple[int, bytes]]:
     """Return the sizes of images' files in bytes, with their names."""
     sizes, names = (images[column][rows].tolist() for column in ("jpg_bytes", "name"))

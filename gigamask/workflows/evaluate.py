@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gigamask.errors import GigamaskError, check_range, counted
 from gigamask.pixels import WindowOptions
+from gigamask.progress import progress_bar, say, track
 from gigamask.workflows.open_data import (
     AnnotationOptions,
     Paths,
@@ -173,14 +174,11 @@ def score(
     Returns:
         The scores on the main process, None on the others.
     """
-    from gigamask.config_files import read_run_config, run_folder_of
     from gigamask.data import worker_pool
     from gigamask.data.dataset import check_pixels
     from gigamask.data.mask_sampling import MaskFilters
     from gigamask.distributed.precision import autocast, choose_precision, describe_device
     from gigamask.evaluation import clicks
-    from gigamask.evaluation.seen_images import say_seen
-    from gigamask.progress import progress_bar, say, track
     from gigamask.workflows.own_data import own_tars
 
     def begin() -> tuple[PromptableModel, tuple[str, ...], Index]:
@@ -200,11 +198,7 @@ def score(
     on_image = [proposals.update] if proposals else []
     device = model.device
     precision = choose_precision(options.precision, device)
-    say(f"{_images_text(index, count)}; {describe_device(device)}, {precision}")
-    name = str(weights) if isinstance(weights, str | Path) else type(weights).__name__
-    if run := run_folder_of(name):
-        with suppress(GigamaskError):  # its configuration is damaged
-            say_seen(index, range(count), run, read_run_config(str(run)).get("data", ()))
+    _say_images(weights, index, count, f"{describe_device(device)}, {precision}")
 
     def evaluate_part() -> ClickResult:
         size = options.batch_size
@@ -227,18 +221,33 @@ def score(
     proposals = proposals and proposals.gather(world)
     if not world.is_main:
         return None
-    described = {"weights": name, "data": list(names), "precision": precision}
-    summary = {**result.summary(), **described, "skipped": result.skipped}
+    summary = {
+        **result.summary(),
+        "weights": str(weights) if isinstance(weights, str | Path) else type(weights).__name__,
+        "data": list(names),
+        "precision": precision,
+        "skipped": result.skipped,
+    }
     if proposals:
         summary["automatic"] = proposals.summary()
     return Evaluated(model, index, result, summary)
 
 
-def _images_text(index: Index, count: int) -> str:
-    """Return how many of the images are scored, and how many are left out."""
+def _say_images(
+    weights: str | Path | PromptableModel, index: Index, count: int, computed: str
+) -> None:
+    """Say how many images are scored and left out, and how many the weights were trained on."""
+    from gigamask.config_files import read_run_config, run_folder_of
+    from gigamask.evaluation.seen_images import say_seen
+
     found = index.manifest
-    images = f"{counted(found.images, 'image')} with {counted(found.masks, 'mask')}"
-    return f"  {count:,} of {images}, {len(found.left_out.skipped)} left out"
+    say(
+        f"  {count:,} of {counted(found.images, 'image')} with {counted(found.masks, 'mask')}, "
+        f"{len(found.left_out.skipped)} left out; {computed}"
+    )
+    if isinstance(weights, str | Path) and (run := run_folder_of(str(weights))):
+        with suppress(GigamaskError, KeyError):  # its configuration is damaged
+            say_seen(index, range(count), run, read_run_config(str(run))["data"])
 
 
 def load_model(
