@@ -101,8 +101,8 @@ def assert_equal(run, batches):
         assert torch.equal(sums.counts, compiled_sums.counts)
         assert sums.sums.keys() == compiled_sums.sums.keys()
         for name, total in sums.sums.items():
-            exact = 1e-12 if total.dtype == torch.float64 else 1e-6
-            assert float(compiled_sums.sums[name]) == pytest.approx(float(total), rel=exact), name
+            limit = 1e-12 if total.dtype == torch.float64 else 1e-6
+            assert float(compiled_sums.sums[name]) == pytest.approx(float(total), rel=limit), name
         assert (sums.losses - compiled_sums.losses).abs().max() <= 1e-12 * sums.losses.max()
     assert not counters["graph_break"]
     return [count for *_, count in compiled]
