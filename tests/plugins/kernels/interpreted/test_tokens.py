@@ -40,6 +40,15 @@ def layer(outputs: int, inputs: int, dtype: torch.dtype) -> list[Tensor]:
     return leaves(*tensors, dtype=dtype)
 
 
+def hidden_layer(outputs: int, inputs: int, dtype: torch.dtype) -> list[Tensor]:
+    """Return a layer before a ReLU: in bf16 none of its outputs is so near zero that rounding
+    decides whether it has a gradient."""
+    weight, bias = layer(outputs, inputs, dtype)
+    if dtype == torch.float32:
+        return [weight, bias]
+    return leaves(weight / 16, torch.where(bias > 0, 1.0, -1.0), dtype=dtype)
+
+
 def after_tokens(heads, attended, tokens, positions, out, out_bias, norm, weight, bias):
     total = F.linear(attended, out, out_bias)
     own = normed(total if tokens is None else tokens + total, norm)
@@ -109,7 +118,7 @@ def check_after_image(rows, heads, wide, dtype, is_last=False):
     weights = [
         *layer(channels, width, dtype),
         own,
-        *layer(2 * channels, channels, dtype),
+        *hidden_layer(2 * channels, channels, dtype),
         *layer(channels, 2 * channels, dtype),
         next_own,
         *layer(width + heads + keys, channels, dtype),
