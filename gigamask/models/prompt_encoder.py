@@ -319,10 +319,7 @@ def make_prompts(
             different numbers of prompts, or masks of another size.
     """
     if (points is None) != (labels is None):
-        given, missing = "point_coords", "point_labels"
-        if points is None:
-            given, missing = missing, given
-        raise GigamaskError(f"{given} needs {missing}: pass both, one label per point")
+        raise GigamaskError("pass both point_coords and point_labels, one label per point")
     tokens, kinds = [], []
     _check_finite(point_coords=points, boxes=boxes, mask_input=masks)
     if points is not None and labels is not None:
@@ -365,7 +362,7 @@ def make_prompts(
 
 def _check_finite(**given: Tensor | None) -> None:
     for name, values in given.items():
-        if values is not None and not torch.isfinite(values).all():
+        if values is not None and not values.isfinite().all():
             raise GigamaskError(f"{name} must be numbers (got NaN or infinity)")
 
 

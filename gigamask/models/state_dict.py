@@ -46,9 +46,20 @@ def read_weights(path: Path | str) -> tuple[State, ModelConfig | None]:
         `infer_config`).
 
     Raises:
-        GigamaskError: There is no such file, it may not be read, is damaged, or does not contain
-            weights.
+        GigamaskError: There is no such file, it may not be read, is damaged, does not contain
+            weights, or a weight is not finite.
     """
+    state, config = _read_any(path)
+    if not all(value.isfinite().all() for value in state.values()):
+        raise GigamaskError(
+            f"{path}: has weights that are NaN or infinite; use those of before the training "
+            "diverged, or save them in float32"
+        )
+    return state, config
+
+
+def _read_any(path: Path | str) -> tuple[State, ModelConfig | None]:
+    """Return the weights of a file, a folder, the Hub or a format of a plugin."""
     from gigamask.models.hub import download, has_file, parse_hub_id
 
     hub = parse_hub_id(path)
@@ -79,8 +90,9 @@ def read_file(file: Path) -> tuple[State, ModelConfig | None]:
     from gigamask.models import lora
 
     manifest.verify_named(file)
-    is_safe = file.suffix == ".safetensors"
-    state, config = (weight_files.read_safetensors if is_safe else weight_files.read_pth)(file)
+    state, config = (
+        weight_files.read_safetensors if file.suffix == ".safetensors" else weight_files.read_pth
+    )(file)
     if lora.has_adapters(state):
         return lora.merge(state, _read_base(file), str(file)), config
     found = (family.from_others(state, config, file) for family in families())

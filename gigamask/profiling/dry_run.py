@@ -217,12 +217,10 @@ def use_gathered_weights(blocks: Iterable[nn.Module], dtype: torch.dtype) -> Non
                 fake = torch.empty(parameter.shape, dtype=dtype)
                 gathered = nn.Parameter(fake, parameter.requires_grad)
                 if gathered.requires_grad:
-                    gathered.register_post_accumulate_grad_hook(_drop_gradient)
+                    gathered.register_post_accumulate_grad_hook(
+                        lambda each: setattr(each, "grad", None)
+                    )
                 module._parameters[name] = gathered
-
-
-def _drop_gradient(parameter: Tensor) -> None:
-    parameter.grad = None
 
 
 @runtime_checkable

@@ -283,15 +283,7 @@ class UniformClicks(PromptSchedule):
     def __post_init__(self) -> None:
         check_range("UniformClicks.clicks", self.clicks, 1, None)
 
-    @property
-    def rounds(self) -> int:
-        """Number of rounds."""
-        return self.clicks
-
-    @property
-    def num_uniforms(self) -> int:
-        """Pairs of uniform numbers per mask: one for each click."""
-        return self.clicks
+    rounds = num_uniforms = CenterClicks.rounds  # a pair of uniform numbers for each click
 
     def next(
         self,

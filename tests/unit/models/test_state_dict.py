@@ -203,6 +203,17 @@ def test_paths_that_hold_no_weights_are_named(tmp_path):
         read_weights(tmp_path / "number.pth")
 
 
+@pytest.mark.parametrize("value", [torch.nan, -torch.inf])
+def test_weights_of_a_diverged_training_are_refused(model, tmp_path, value):
+    state = to_official(model)
+    state["mask_decoder.iou_token.weight"] = torch.full((1, 64), value)
+    torch.save(state, tmp_path / "w.pth")
+    save_weights(state, model.config, tmp_path / "w.safetensors")
+    for name in ("w.pth", "w.safetensors"):
+        with error_line(f"{name}.*NaN or infinite"):
+            read_weights(tmp_path / name)
+
+
 @pytest.mark.slow
 def test_specs_that_cannot_be_used_are_named(model, tmp_path):
     save_file(
