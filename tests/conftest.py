@@ -27,10 +27,12 @@ os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
 torch.backends.mkldnn.enabled = os.environ.get("TEST_MKLDNN", "1") == "1"
 cv2.setNumThreads(1)  # also, a fork of a process whose OpenCV has threads may hang
 # A busy machine is slow, not wrong: it shall print no progress where a test expects an error alone;
-# and forty examples find what a hundred find, or a law says more.
+# and forty examples find what a hundred find, or a law says more. They are the same ones in every
+# run, so that a run fails by what was changed; `--hypothesis-profile random` draws others.
 progress.INTERVAL_S = 3600.0
-hypothesis.settings.register_profile("untimed", deadline=None, max_examples=40)
-hypothesis.settings.load_profile("untimed")
+hypothesis.settings.register_profile("random", deadline=None, max_examples=400)
+hypothesis.settings.register_profile("same", deadline=None, max_examples=40, derandomize=True)
+hypothesis.settings.load_profile("same")
 
 SLOW = ("laws", "journeys", "parity")
 """Folders whose tests are all slow; elsewhere a slow test bears the mark itself."""

@@ -24,6 +24,7 @@ def run_tests(*words: str, interpret: bool = True) -> None:
     """
     paths = [str(FOLDER / word) if word.endswith(".py") else word for word in words]
     command = ["-m", "pytest", "-q", "-x", "--noconftest", "-p", "no:cacheprovider", "-n", "0"]
+    command.append("--hypothesis-seed=0")  # the same examples in every run
     done = subprocess.run(
         [sys.executable, *command, *paths],
         cwd=ROOT,
