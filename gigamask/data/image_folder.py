@@ -17,11 +17,14 @@ from gigamask.data import storage
 from gigamask.data.storage import ByteRange, FileStat
 from gigamask.errors import CorruptSampleError, GigamaskError
 
-JPEG = (".jpg", ".jpeg", ".jfif")
+JPEG = (".jpg", ".jpeg", ".jfif", ".jpe")
 """File name extensions of JPEGs."""
 EXTENSIONS = (*JPEG, ".png", ".webp", ".tif", ".tiff", ".npy")
 """File name extensions of images."""
-UNREAD = (".heic", ".heif", ".avif", ".gif", ".bmp", ".cr2", ".cr3", ".nef", ".arw", ".dng", ".czi")
+UNREAD = (
+    *(".heic", ".heif", ".avif", ".gif", ".bmp", ".cr2", ".cr3", ".nef", ".arw", ".dng", ".czi"),
+    *(".jp2", ".jxl", ".dcm"),
+)
 """File name extensions of images that are not read."""
 CONVERTED_SUFFIX = ".gigamask"
 """End of the name of the folder of tars that a training makes of images and masks beside it."""

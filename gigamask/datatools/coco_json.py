@@ -72,7 +72,7 @@ class CategoryRow(msgspec.Struct, frozen=True):
     """An entry of `categories`."""
 
     id: StatedId
-    name: str
+    name: StatedId
 
 
 class AnnotationImage(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ far as the source has them, or the `label` of a label image.
 
 import shutil
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, count, groupby, islice
 from pathlib import Path
@@ -35,6 +35,8 @@ from gigamask.serialization import read_text
 
 ENDED = "JPEGs without their end marker got it; all of their rows were there"
 """Note of such images."""
+NAMELESS = "masks whose class has a number, but no name in the annotations"
+"""Note of such masks."""
 PARTIAL = ".partial"
 """Subfolder of the output folder for incomplete tars; it is cleared at the start."""
 
@@ -72,7 +74,7 @@ def convert(
     shard_images: int = 500,
     workers: worker_pool.Workers = 1,
     progress: worker_pool.Progress | None = None,
-    select: Callable[[list[str]], Container[str]] = lambda names: names,
+    select: Callable[[list[str]], Container[str]] = set,
 ) -> dict[str, Any]:
     """Convert annotations to shards.
 
@@ -99,20 +101,20 @@ def convert(
         source = of_annotations(str(source), image_folder)
     listing = list_source(source, options)
     chosen = select([each.source for each in listing.images])
-    listing = replace(listing, images=[each for each in listing.images if each.source in chosen])
-    exists = [image.exists() for image in listing.images]
-    images = [image for image, found in zip(listing.images, exists, strict=True) if found]
-    missing = [image for image, found in zip(listing.images, exists, strict=True) if not found]
-    counts = ConvertCounts(left_out=listing.left_out)
-    counts.left_out.images += [
-        LeftOutEntry(
-            image.source,
-            f"{image.source}: {image.path} does not exist; put it there, or correct --images",
-            "no such file",
-        )
-        for image in missing
-    ]
-    _check(source, counts.left_out, len(images))
+    wanted = [each for each in listing.images if each.source in chosen]
+    is_all = len(wanted) == len(listing.images)
+    listing.left_out.check_half(source, len(listing.images))
+    counts = ConvertCounts(left_out=listing.left_out if is_all else LeftOutRecord())
+    images: list[SourceImage] = []
+    for image in wanted:
+        if image.exists():
+            images.append(image)
+            continue
+        reason = f"{image.source}: {image.path} does not exist; put it there, or correct --images"
+        counts.left_out.images.append(LeftOutEntry(image.source, reason, "no such file"))
+    counts.left_out.check_half(source, len(images))
+    if not images and not counts.left_out.images:
+        raise GigamaskError(f"{source}: lists no image; give a file or folder with images")
     is_part = worker_pool.is_part(workers)
     check_for_tars(out)
     with lock_folder(out, PARTIAL, is_part):
@@ -122,6 +124,8 @@ def convert(
         finally:
             if not is_part:
                 shutil.rmtree(work, ignore_errors=True)
+    if not is_all:
+        counts.left_out.add(listing.left_out)
     return {
         "images": counts.images,
         "masks": counts.masks,
@@ -156,8 +160,9 @@ def listed(path: Path | None) -> Callable[[list[str]], Container[str]]:
         GigamaskError: The file cannot be read, or names an image that the source does not have.
     """
     if path is None:
-        return lambda names: names
-    wanted = [compose(name) for name in read_text(path, MAX_LIST_BYTES).split()]
+        return set
+    lines = map(str.strip, read_text(path, MAX_LIST_BYTES).splitlines())
+    wanted = [compose(name) for name in filter(None, lines)]
 
     def select(names: list[str]) -> Container[str]:
         by_stem = {compose(str(Path(name).with_suffix(""))): name for name in names}
@@ -204,7 +209,7 @@ def _write_shards(
     shard_counts = list(chain.from_iterable(counts_of_runs))
     for counts in shard_counts:
         total.add(counts)
-    _check(source, total.left_out, total.images, total.masks)
+    total.left_out.check_half(source, total.images, total.masks)
     total.left_out.check_masks(source, total.images, total.masks)
     filled = [job.path for job, counts in zip(shards, shard_counts, strict=True) if counts.images]
     tars = [out / f"sa_{number:06d}.tar" for number in range(len(filled))]
@@ -282,7 +287,11 @@ def _members(
             continue
         masks = len(objects.masks)
         left_out = LeftOutRecord(masks=objects.skipped, notes=objects.notes)
-        left_out.note(ENDED, int(jpeg_markers.with_end(stored) != stored))
+        left_out.note(
+            NAMELESS,
+            sum("category_id" in each and "category" not in each for each in objects.extras),
+        )
+        left_out.note(ENDED, jpeg_markers.with_end(stored) != stored)
         if frame.orientation != 1:
             left_out.note(_orientation_note(frame, objects.size_is_stated))
         counts.add(ConvertCounts(1, int(masks == 0), masks, left_out))
@@ -314,13 +323,6 @@ def _record(image: SourceImage, objects: Objects) -> bytes:
     for entry, extra in zip(record["annotations"], objects.extras, strict=True):
         entry |= extra
     return annotation.encode(record)
-
-
-def _check(source: object, left_out: LeftOutRecord, images: int, masks: int | None = None) -> None:
-    """Check that there is an image, and that at most half is unusable; masks once they are read."""
-    left_out.check_half(source, images, len(left_out.masks) if masks is None else masks)
-    if not images and not left_out.images:
-        raise GigamaskError(f"{source}: lists no image; give a file or folder with images")
 
 
 def _clear_partial(out: Path, keep: bool) -> Path:

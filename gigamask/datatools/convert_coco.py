@@ -19,9 +19,10 @@ import msgspec
 from gigamask.data.annotation import RleSegmentation
 from gigamask.datatools import coco_json
 from gigamask.datatools.coco_json import AnnotationRow, Id, ImageRow, canonical_id, extra_fields
+from gigamask.datatools.convert_labels import LabelImageSource
 from gigamask.datatools.convert_panoptic import PanopticImage, label_folder
 from gigamask.datatools.formats import ConvertOptions
-from gigamask.datatools.image_files import files_of, meant_size
+from gigamask.datatools.image_files import files_of, fit
 from gigamask.datatools.left_out import CROWD, LeftOutEntry, LeftOutRecord
 from gigamask.datatools.objects import (
     Objects,
@@ -96,7 +97,7 @@ class CocoImage(SourceImage):
         Args:
             stored: The bytes of the image file.
         """
-        return self.size or meant_size(stored, self.stated_size, self.source)
+        return self.size or fit(stored, self.stated_size, self.source).size
 
     def read_annotations(self, size: tuple[int, int]) -> DecodedAnnotations:
         """Decode the masks.
@@ -140,7 +141,14 @@ class CocoSource(FileSource):
         Args:
             annotations: The file or folder of annotations.
             images: The folder of images.
+
+        Raises:
+            GigamaskError: It is a folder without label images whose JSON files are all COCO's.
         """
+        is_folder = annotations.is_dir() and not LabelImageSource.is_format(annotations, images)
+        jsons = files_of(annotations, ".json") if is_folder else []
+        if jsons and all(cls.is_format(each, images) for each in jsons):
+            raise GigamaskError(f"{annotations}: holds COCO's JSON; give the file {jsons[0]}")
         if annotations.suffix != ".json" or not annotations.is_file():
             return False
         with suppress(OSError), open(annotations, "rb") as file:
@@ -246,7 +254,7 @@ def _category_names(entries: Sequence[msgspec.Raw], source: Path) -> dict[Id, st
     for raw in entries:
         with suppress(*JSON_ERRORS):
             row = coco_json.CATEGORY.decode(raw)
-            if (name := names.setdefault(canonical_id(row.id), row.name)) != row.name:
+            if (name := names.setdefault(canonical_id(row.id), str(row.name))) != str(row.name):
                 raise GigamaskError(
                     f"{source}: its category {row.id} is both {name!r} and {row.name!r}; give each "
                     "category an id of its own"

@@ -27,6 +27,7 @@ from gigamask.datatools.sources import FileSource, GivenData, Source
 from gigamask.datatools.voc_classes import Classes
 from gigamask.errors import CorruptSampleError, GigamaskError, counted
 from gigamask.files import expand_home
+from gigamask.masks.components import crop_to_box
 from gigamask.masks.rle import RLEMasks, from_keys
 
 SUFFIXES = (".png", ".tif", ".tiff", ".mat")
@@ -36,6 +37,18 @@ VOID, VOID_COLOR = 255, [224, 224, 192]
 """Palette index of the pixels around objects of VOC, which belong to none, and its color there."""
 VOID_NUMBER = VOID_COLOR[0] + 256 * VOID_COLOR[1] + 65536 * VOID_COLOR[2]
 """Number of that color in images of VOC's layout that are RGB."""
+WHITE = 2**24 - 1
+"""Number of white in images that are RGB."""
+CLASSLESS = f"masks without a class, because no label image in {VOC_CLASSES} has one for them"
+MANY_AREAS = (
+    "label images with more separate areas than values, which gigamask convert --split-components "
+    "makes masks of their own"
+)
+MAYBE_VOID = (
+    "label images with white (255, or 16777215 of RGB) beside other values, which --ignore leaves "
+    "out where it marks no object"
+)
+"""Notes of such masks and label images."""
 GRAY = ("1", "L", "P", "I", "I;16", "I;16B")
 """Pillow's modes with one number per pixel."""
 
@@ -74,18 +87,21 @@ class LabelImage(SourceImage):
         else:
             smoothed_labels.check(labels, self.source)
         masks, values = label_masks(labels, self.source)
+        notes = {} if self.options.split_components else _notes(labels, values)
         extras: list[dict[str, Any]] = [{"label": value} for value in values.tolist()]
         if self.classes is not None:
-            for i, value in self._categories(self.classes, masks).items():
+            found = self._categories(self.classes, masks) if self.classes.is_file() else {}
+            notes = {CLASSLESS: len(values) - len(found)}
+            for i, value in found.items():
                 known = self.known_classes.get(value)
                 extras[i]["category_id"] = value if known is None else known.number
                 if known is not None:
                     extras[i]["category"] = known.name
         if self.options.split_components:
-            parts, owners = _components(labels, masks, values)
+            parts, owners = _components(masks)
             masks, _ = label_masks(parts, self.source)
-            extras = [extras[i] for i in np.searchsorted(values, owners)]
-        return Objects(masks, extras, [])
+            extras = [extras[i] for i in owners]
+        return Objects(masks, extras, [], notes)
 
     def _categories(self, path: Path, masks: RLEMasks) -> dict[int, int]:
         """Return the class that most pixels of a mask have, by the mask's index."""
@@ -152,19 +168,15 @@ class LabelImageSource(FileSource):
 
         inside = labels.absolute(), images.absolute()
         known_classes = voc_classes.read([inside[0].parent, *inside, inside[1].parent])
+        is_voc = inside[0].name in (VOC_OBJECTS, VOC_CLASSES)
 
         def make(number: int, name: str, photo: Path, path: Path) -> LabelImage:
-            classes = class_folder(labels) / path.relative_to(labels)
-            known = classes if classes != path and classes.is_file() else None
-            return LabelImage(number, name, photo, path, known, known_classes, options)
+            classes = (
+                inside[0].with_name(VOC_CLASSES) / path.relative_to(labels) if is_voc else None
+            )
+            return LabelImage(number, name, photo, path, classes, known_classes, options)
 
         return match_images(files, labels, images, make)
-
-
-def class_folder(labels: Path) -> Path:
-    """Return the folder of classes that belongs to one of instances; the same if there is none."""
-    classes = labels.absolute().with_name(VOC_CLASSES)
-    return classes if labels.absolute().name == VOC_OBJECTS and classes.is_dir() else labels
 
 
 def read_labels(path: Path, name: str, void: int = 0) -> Int32[np.ndarray, "H W"]:
@@ -268,28 +280,34 @@ def label_masks(
     runs = flat[edges[:-1]]
     filled = runs != 0
     values, rank = np.unique(runs[filled], return_inverse=True)
-    if len(values) > MAX_MASKS:
-        raise CorruptSampleError(
-            f"{name}: the label image has {len(values)} instances, at most {MAX_MASKS} are read;"
-            " leave it out if it is not one"
-        )
+    check_count(len(values), "values in its label image", MAX_MASKS, name)
     keys = np.concatenate(
         [rank * (pixels + 1) + edges[:-1][filled], rank * (pixels + 1) + edges[1:][filled]]
     )
     return from_keys(labels.shape, len(values), np.sort(keys), pixels + 1), values
 
 
+def _notes(labels: Int32[np.ndarray, "H W"], values: Int32[np.ndarray, "n"]) -> dict[str, int]:
+    """Return notes of values that may be several objects, or none.
+
+    Args:
+        labels: Value of each pixel; 0 is background.
+        values: The values in ascending order.
+    """
+    areas, _ = cv2.connectedComponents((labels != 0).astype(np.uint8), connectivity=8)
+    *_, other, last = 0, 0, *values.tolist()
+    is_void = last in (VOID, WHITE) and 0 < other < last - 1
+    return {MANY_AREAS: int(areas - 1 > len(values)), MAYBE_VOID: int(is_void)}
+
+
 def _components(
-    labels: Int32[np.ndarray, "H W"], masks: RLEMasks, values: Int32[np.ndarray, "n"]
-) -> tuple[Int32[np.ndarray, "H W"], Int32[np.ndarray, "k"]]:
-    """Number the connected components (by edge or corner) from 1; also return their values."""
-    parts = np.zeros_like(labels)
-    counts, total = np.zeros(len(values), np.int64), 0
-    for i, (x0, y0, x1, y1) in enumerate(masks.boxes().tolist()):
-        box = (slice(y0, y1 + 1), slice(x0, x1 + 1))
-        inside = labels[box] == values[i]
+    masks: RLEMasks,
+) -> tuple[Int32[np.ndarray, "H W"], list[int]]:
+    """Number the connected components (by edge or corner) from 1; also return their masks."""
+    parts, owners = np.zeros(masks.size, np.int32), list[int]()
+    for i in range(len(masks)):
+        box, inside = crop_to_box(masks[i : i + 1])
         count, numbered = cv2.connectedComponents(inside.astype(np.uint8), connectivity=8)
-        parts[box][inside] = numbered[inside] + total
-        counts[i] = count - 1
-        total += count - 1
-    return parts, np.repeat(values, counts)
+        parts[box][inside] = numbered[inside] + len(owners)
+        owners += [i] * (count - 1)
+    return parts, owners

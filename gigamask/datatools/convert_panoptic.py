@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 
 import msgspec
 import numpy as np
@@ -29,13 +29,14 @@ class PanopticImage(SourceImage):
 
     def objects(self, stored: bytes) -> Objects:
         """Read one mask for each segment; those that are no color of the PNG are left out."""
-        if not self.annotations:
-            raise CorruptSampleError(f"{self.source}: has no panoptic annotation", "no outline")
+        if (number := len(self.annotations)) != 1:
+            reason = f"{self.source}: has {number} panoptic annotations, it must have one"
+            raise CorruptSampleError(reason, "no outline")
         try:
             row = coco_json.PANOPTIC.decode(self.annotations[0])
         except JSON_ERRORS as error:
             raise CorruptSampleError(f"{self.source}: its annotation is broken ({error})") from None
-        path = self.folder / Path(row.file_name).name
+        path = self.folder / PureWindowsPath(row.file_name).name
         labels = read_labels(path, f"{self.source}: {path.name}")
         if self.size:
             check_size(labels.shape, self.size, f"{self.source}: its {path.name}")

@@ -31,7 +31,7 @@ from gigamask.data.orientation import turn
 from gigamask.datatools.formats import MISSING_PLUGIN, absent, writers
 from gigamask.datatools.image_files import fit, to_member
 from gigamask.errors import CorruptSampleError, GigamaskError, counted
-from gigamask.masks.components import column_runs, outlines
+from gigamask.masks.components import crop_to_box, outlines
 from gigamask.masks.rle import RLEMasks
 from gigamask.serialization import read_json
 
@@ -284,10 +284,8 @@ def write_labels(images: Images, out: Path, options: ExportOptions) -> None:
                     f"{each.name}: object {key} is above {MAX_LABEL}, the most that a label image"
                     " can hold; choose another format"
                 )
-            x0, y0, x1, y1 = each.masks[i : i + 1].boxes()[0].tolist()
-            rows, columns = np.arange(y0, y1 + 1), np.arange(x0, x1 + 1)
-            inside = each.masks[i : i + 1].resample(rows, columns).to_dense()[0]
-            labels[y0 : y1 + 1, x0 : x1 + 1][inside] = key
+            box, inside = crop_to_box(each.masks[i : i + 1])
+            labels[box][inside] = key
         save(each.path(out / "labels", ".png"), cv2.imencode(".png", labels)[1].tobytes())
 
 
@@ -339,17 +337,14 @@ def _write_table(images: Images, out: Path, options: ExportOptions) -> None:
             except CorruptSampleError as error:
                 options.skipped[each.name] = str(error)
                 continue
-            areas, boxes = each.masks.areas().tolist(), each.masks.boxes().tolist()
             for i, told in enumerate(each.objects):
-                x, y0, y1 = column_runs(each.masks[i : i + 1])
-                row = ((y1 - y0) * (y0 + y1 - 1) / 2).sum() / areas[i]
-                column = ((y1 - y0) * x).sum() / areas[i]
-                left, top, right, bottom = boxes[i]
-                lines, columns = np.arange(top, bottom + 1), np.arange(left, right + 1)
-                inside = each.masks[i : i + 1].resample(lines, columns).to_dense()[0]
-                mean = pixels[top : bottom + 1, left : right + 1][inside].mean()
-                box = [top, left, bottom + 1, right + 1]
-                place = [each.name, told["id"], areas[i], row, column, *box]
+                (lines, columns), inside = crop_to_box(each.masks[i : i + 1])
+                area = int(inside.sum())
+                row = inside.sum(1) @ np.arange(lines.start, lines.stop) / area
+                column = inside.sum(0) @ np.arange(columns.start, columns.stop) / area
+                mean = pixels[lines, columns][inside].mean()
+                box = [lines.start, columns.start, lines.stop, columns.stop]
+                place = [each.name, told["id"], area, row, column, *box]
                 rows.writerow([*place, mean, told["category"], told["score"]])
 
 

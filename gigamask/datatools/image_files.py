@@ -95,36 +95,20 @@ def read_file(path: Path, name: str) -> bytes:
         raise CorruptSampleError(f"{name}: {error}") from None
 
 
-def fit(raw: bytes, size: tuple[int, int], name: str) -> Frame:
+def fit(raw: bytes, size: tuple[int, int] | None, name: str) -> Frame:
     """Return which way an image is meant, by the size of its masks.
 
     Args:
         raw: The bytes of the file.
-        size: Height and width of its masks in pixels.
+        size: Height and width of its masks in pixels; None if their file states none.
         name: The image's name in error messages.
 
     Raises:
         CorruptSampleError: The bytes are not an image of this size, as stored or upright.
     """
     frame = orientation.frame_of(raw, size_of(raw, name), size)
-    image.check_size(frame.size, size, f"{name}: the image", "its masks")
+    image.check_size(frame.size, size or frame.size, f"{name}: the image", "its masks")
     return frame
-
-
-def meant_size(raw: bytes, stated: tuple[int, int] | None, name: str) -> tuple[int, int]:
-    """Return height and width of the pixels that the coordinates of an image refer to.
-
-    Args:
-        raw: The bytes of the file.
-        stated: Height and width in the file of coordinates; None if it states none.
-        name: The image's name in error messages.
-
-    Raises:
-        CorruptSampleError: The bytes are not an image, or not one of the stated size.
-    """
-    if stated is not None:
-        return fit(raw, stated, name).size
-    return orientation.frame_of(raw, size_of(raw, name), None).size
 
 
 def to_member(raw: bytes, frame: Frame, name: str) -> bytes:

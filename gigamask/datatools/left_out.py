@@ -5,6 +5,7 @@ A reader raises `CorruptSampleError(reason, kind)` for an image, lists broken ma
 `notes`.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -102,13 +103,13 @@ class LeftOutRecord:
         for text, number in self.notes.items():
             yield f"  {text}: {number:,}"
 
-    def check_half(self, source: object, images: int, masks: int) -> None:
+    def check_half(self, source: object, images: int, masks: float = math.inf) -> None:
         """Raise an error if more than half of the images or of the masks are unusable.
 
         Args:
             source: What is converted.
             images: Number of usable images.
-            masks: Number of usable masks.
+            masks: Number of usable masks; before they are read, they are not checked.
 
         Raises:
             GigamaskError: More than half are unusable.

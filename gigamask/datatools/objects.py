@@ -137,7 +137,7 @@ def image_ids(names: Sequence[str]) -> tuple[list[int], bool]:
     ids = [
         int(name) if name.isascii() and name.isdigit() and len(name) <= 18 else -1 for name in names
     ]
-    if min(ids, default=0) >= 0 and len(set(ids)) == len(ids):
+    if -1 not in ids and len(set(ids)) == len(ids):
         return ids, False
     return list(range(len(names))), True
 
@@ -176,8 +176,7 @@ def match_images(
     found = pair_names(
         stated or [[]] * len(files), [name.as_posix() for name in names], [p.stem for p in files]
     )
-    taken = {each for each in found if isinstance(each, int)}
-    left = [i for i in range(len(photos)) if i not in taken]
+    left = sorted(set(range(len(photos))).difference(found))
     unnamed = [i for i, each in enumerate(found) if each == NO_FILE]
     by_stem = pair_names(
         [_stems_of_images(stems[i]) for i in unnamed],

@@ -90,7 +90,7 @@ class Outlines:
     @property
     def notes(self) -> dict[str, int]:
         """Counts of what was changed."""
-        return {DROPPED: self.dropped} if self.dropped else {}
+        return {DROPPED: self.dropped}
 
     def add(self, segmentation: Polygons | RleSegmentation | None) -> None:
         """Add a mask of COCO's; errors as of `add_polygons` and `add_rle`."""

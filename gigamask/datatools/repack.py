@@ -287,10 +287,8 @@ def repack_image(
     entry = None if raw is None else annotation.parse(raw, name)
     pixels = image.read_stored(jpg, name, entry.size if entry is not None else None)
     if max(pixels.shape[:2]) <= config.size or image.keeps_its_bytes(jpg):
-        masks = 0 if entry is None else len(entry.masks)
-        return RepackedImage(
-            stem, jpg, raw, True, masks, area=0 if entry is None else int(entry.masks.areas().sum())
-        )
+        areas = [] if entry is None else entry.masks.areas().tolist()
+        return RepackedImage(stem, jpg, raw, True, len(areas), area=sum(areas))
     transform = ImageTransform.resize_longest_side(pixels.shape[:2], config.size)
     resized = transform.apply_image(pixels).permute(1, 2, 0).numpy()
     jpg = image.encode_jpeg(resized, config.quality)

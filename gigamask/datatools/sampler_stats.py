@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Int, Int64
+from jaxtyping import Float, Int, Int64
 
 from gigamask.errors import GigamaskError
 from gigamask.interfaces import GRANULARITIES, LossSnapshot, Sampler, SampleTable
@@ -44,7 +44,7 @@ def describe(
         )
     granularity, difficulty = items.columns["granularity"], items.columns["difficulty"]
     tar = items.columns["tar"]
-    all_tars = _present(tar, int(tar.max()) + 1)
+    all_tars = np.bincount(tar) > 0
     order_seconds: list[float] = []
     visits, tars_seen = np.zeros(items.count, np.int64), np.zeros(len(all_tars), bool)
     rows: list[dict[str, Any]] = []
@@ -52,7 +52,7 @@ def describe(
     for visited in _pieces(items, sampler, epochs, pieces, order_seconds):
         np.add.at(visits, visited, 1)
         end += len(visited)
-        tars_here = _present(tar[visited], len(all_tars))
+        tars_here = np.bincount(tar[visited], minlength=len(all_tars)) > 0
         tars_seen |= tars_here
         rows.append(
             {
@@ -112,12 +112,6 @@ def _pieces(
             yield np.concatenate([*rest, sequence[at:stop]])
             rest, at = [], stop
         rest.append(sequence[at:])
-
-
-def _present(numbers: Int[np.ndarray, "n"], count: int) -> Bool[np.ndarray, "count"]:
-    present = np.zeros(count, bool)
-    present[numbers] = True
-    return present
 
 
 def _shares(granularity: Int[np.ndarray, "n"]) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """Names of the classes of label images in Pascal VOC's layout, by value or by color."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,22 +46,19 @@ def read(folders: Sequence[Path]) -> Classes:
         for name in (LISTED, COLORED):
             if (path := folder / name).is_file():
                 lines = [line.strip() for line in read_text(path).splitlines()]
-                lines = [line for line in lines if line and not line.startswith("#")]
+                lines = [line for line in lines if line[:1] not in ("", "#") and line != IGNORED]
                 check_count(len(lines), "classes", MAX_MASKS, str(path))
-                return _colored(lines, path) if name == COLORED else _listed(lines)
+                first = lines[0].partition(":")[0].lower() if lines else ""
+                numbered = enumerate(lines, 1 - (first in BACKGROUND))
+                if name == COLORED:
+                    return _colored(numbered, path)
+                return {number: VocClass(number, each) for number, each in numbered if number}
     return {number: VocClass(number, name) for number, name in enumerate(NAMES, 1)}
 
 
-def _listed(lines: Sequence[str]) -> Classes:
-    lines = [line for line in lines if line != IGNORED]
-    start = 0 if lines[:1] and lines[0].lower() in BACKGROUND else 1
-    return {number: VocClass(number, name) for number, name in enumerate(lines, start) if number}
-
-
-def _colored(lines: Sequence[str], path: Path) -> Classes:
+def _colored(numbered: Iterable[tuple[int, str]], path: Path) -> Classes:
     classes: dict[int, VocClass] = {}
-    start = 0 if lines[:1] and lines[0].partition(":")[0].lower() in BACKGROUND else 1
-    for number, line in enumerate(lines, start):
+    for number, line in numbered:
         name, _, rest = line.partition(":")
         color = rest.partition(":")[0].split(",")
         try:
@@ -70,8 +67,6 @@ def _colored(lines: Sequence[str], path: Path) -> Classes:
             raise GigamaskError(
                 f"{path}: {line[:80]!r} must be a name and a color, such as car:128,0,0::"
             ) from None
-        classes[number] = VocClass(number, name)
-        if (red, green, blue) != (0, 0, 0):
-            classes[red + 256 * green + 65536 * blue] = VocClass(number, name)
-    classes.pop(0, None)
+        for key in {number, red + 256 * green + 65536 * blue} - {0}:
+            classes[key] = VocClass(number, name)
     return classes

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import cv2
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 
 from gigamask.masks.resample import cancel_pairs, offsets_of
 from gigamask.masks.rle import RLEMasks, from_keys
@@ -106,6 +106,17 @@ def _join(
     return label
 
 
+def crop_to_box(mask: RLEMasks) -> tuple[tuple[slice, slice], Bool[np.ndarray, "h w"]]:
+    """Return the rows and columns of a mask's box, and its pixels there.
+
+    Args:
+        mask: One mask, which is not empty.
+    """
+    x0, y0, x1, y1 = mask.boxes()[0].tolist()
+    dense = mask.resample(np.arange(y0, y1 + 1), np.arange(x0, x1 + 1)).to_dense()[0]
+    return (slice(y0, y1 + 1), slice(x0, x1 + 1)), dense
+
+
 def outlines(mask: RLEMasks) -> list[list[Int64[np.ndarray, "_ 2"]]]:
     """Return the outlines of the parts of a mask along the edges of pixels, with their holes.
 
@@ -118,13 +129,12 @@ def outlines(mask: RLEMasks) -> list[list[Int64[np.ndarray, "_ 2"]]]:
     Returns:
         For each part, its outline, and then that of each hole, in the other direction.
     """
-    x0, y0, x1, y1 = mask.boxes()[0].tolist()
-    dense = mask.resample(np.arange(y0, y1 + 1), np.arange(x0, x1 + 1)).to_dense()[0]
+    (rows, columns), dense = crop_to_box(mask)
     # OpenCV's outlines connect the middles of pixels. Of pixels of half the size, those on both
     # sides of an edge at k are 2 k - 1 and 2 k.
     halves = dense.view(np.uint8).repeat(2, 0).repeat(2, 1)
     found, tree = cv2.findContours(halves, cv2.RETR_CCOMP, cv2.CHAIN_APPROX_NONE)
-    corner = np.array([x0, y0])
+    corner = np.array([columns.start, rows.start])
     rings = [corner + _corners((each[:, 0].astype(np.int64) + 1) // 2) for each in found]
     parents = tree[0, :, 3]
     return [

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from gigamask.errors import GigamaskError, check_range, counted
+from gigamask.lazy_numpy import np
 from gigamask.pixels import WindowOptions
 from gigamask.progress import progress_bar, say, track
 from gigamask.workflows.open_data import (
@@ -240,11 +241,19 @@ def _say_images(
     from gigamask.config_files import read_run_config, run_folder_of
     from gigamask.evaluation.seen_images import say_seen
 
-    found = index.manifest
     say(
-        f"  {count:,} of {counted(found.images, 'image')} with {counted(found.masks, 'mask')}, "
-        f"{len(found.left_out.skipped)} left out; {computed}"
+        f"  {count:,} of {counted(index.manifest.images, 'image')} with "
+        f"{counted(index.manifest.masks, 'mask')}, "
+        f"{len(index.manifest.left_out.skipped)} left out; {computed}"
     )
+    areas = index.masks["area"][:]
+    if not areas.all():
+        mask = areas.argmin()
+        row = np.searchsorted(index.images["first_mask"][:], mask, "right") - 1
+        say(
+            f"  masks without a pixel left out: {(areas == 0).sum():,}, such as annotation "
+            f"{mask - index.mask_rows(row).start} of {index.entry_name(row)}"
+        )
     if isinstance(weights, str | Path) and (run := run_folder_of(str(weights))):
         with suppress(GigamaskError, KeyError):  # its configuration is damaged
             say_seen(index, range(count), run, read_run_config(str(run))["data"])

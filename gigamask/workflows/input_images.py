@@ -106,12 +106,10 @@ def _split(path: str) -> tuple[list[str], list[str]]:
     matches = [text]
     if not storage.is_remote(text) and not os.path.exists(text) and glob.has_magic(text):
         matches = sorted(filter(os.path.isfile, glob.glob(text, recursive=True)))
-    files = [
-        match
-        for match in matches
-        if not storage.is_remote(match) and image_folder.is_image(match) and os.path.isfile(match)
-    ]
-    others = [match for match in matches if match not in set(files)]
+    files, others = [], []
+    for each in matches:
+        is_local = not storage.is_remote(each) and os.path.isfile(each)
+        (files if is_local and image_folder.is_image(each) else others).append(each)
     return files, others or ([] if files else [path])
 
 

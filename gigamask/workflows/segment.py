@@ -25,7 +25,7 @@ from jaxtyping import UInt8
 
 from gigamask import files
 from gigamask.data import annotation, image, image_folder, index, tar, worker_pool
-from gigamask.data.orientation import as_stored
+from gigamask.data.orientation import as_stored, read_orientation
 from gigamask.datatools.export_formats import ExportedImage, ExportOptions, check_formats, write
 from gigamask.datatools.image_files import fit, to_member
 from gigamask.datatools.objects import image_ids
@@ -82,13 +82,15 @@ class Output:
 
 @dataclass
 class SegmentCounts:
-    """Counts of images, masks and tars; `existing` and `existing_tars` count those done before."""
+    """Counts of images, masks and tars; `existing` and `existing_tars` count those done before, and
+    `turned` the image files that EXIF turns."""
 
     images: int = 0
     masks: int = 0
     existing: int = 0
     tars: list[str] = field(default_factory=list)
     existing_tars: int = 0
+    turned: int = 0
     skipped: list[SkippedSample] = field(default_factory=list)
 
     def add(self, other: "SegmentCounts") -> None:
@@ -200,7 +202,7 @@ def segment_all(
     names = generator.model.config.class_names
     written = [] if is_part else _export(images, output, counts, names)
     reasons = [asdict(sample) for sample in counts.skipped]
-    numbers = ("images", "masks", "existing", "tars", "existing_tars")
+    numbers = ("images", "masks", "existing", "tars", "existing_tars", "turned")
     found = {name: getattr(counts, name) for name in numbers}
     return found | {"written": written, "skipped": reasons}
 
@@ -350,6 +352,7 @@ def _segment_one(
     counts.images += 1
     counts.masks += len(entry.masks)
     counts.existing += not is_new
+    counts.turned += source.is_file and read_orientation(stored) != 1
     return is_new
 
 

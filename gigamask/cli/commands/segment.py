@@ -94,6 +94,8 @@ class SegmentCommand(WindowOptions, PartOptions):
             f"stability score of at least {result['stability_score_thresh']:.3f}; lower "
             "--pred-iou-thresh and --stability-score-thresh for more masks"
         )
+        if result["turned"]:
+            print(f"  images turned upright, as EXIF says, with their masks: {result['turned']:,}")
         if not result["masks"]:
             print("  no mask passed the thresholds, which are meant for fully trained models")
         if "shards" in self.all_formats:

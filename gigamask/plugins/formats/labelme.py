@@ -4,7 +4,6 @@ import base64
 import binascii
 import math
 import os
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -168,18 +167,14 @@ def _decode_mask(shape: Shape, box: tuple[int, int, int, int], size: tuple[int, 
     return crop_mask(decode_labels(png, "its mask") != 0, (x0, y0), size)
 
 
-def image_names(files: Sequence[Path], folder: Path, image_folder: Path) -> list[list[str]]:
-    """Return where below the folder of images the image of each file may be, by its `imagePath`.
+def image_names(path: Path, folder: Path, image_folder: Path) -> list[str]:
+    """Return where below the folder of images the image of a file may be, by its `imagePath`.
 
     Args:
-        files: Files of LabelMe.
-        folder: Their folder.
+        path: A file of LabelMe.
+        folder: The folder of all.
         image_folder: The folder of images.
     """
-    return [_image_names(path, folder, image_folder) for path in files]
-
-
-def _image_names(path: Path, folder: Path, image_folder: Path) -> list[str]:
     stated = None
     with suppress(GigamaskError):
         raw = read_limited(path, MAX_BYTES)

@@ -20,7 +20,7 @@ from gigamask.data.image import check_size
 from gigamask.datatools.convert_coco import AnnotationRow, CocoImage, Id, extra_fields
 from gigamask.datatools.convert_labels import LabelImage, decode_labels
 from gigamask.datatools.formats import LABEL_FLAGS, ConvertOptions
-from gigamask.datatools.image_files import meant_size, size_of
+from gigamask.datatools.image_files import fit, size_of
 from gigamask.datatools.left_out import LeftOutEntry, LeftOutRecord
 from gigamask.datatools.objects import EMPTY, NO_PIXEL, Objects, SourceImage, SourceListing
 from gigamask.datatools.sources import GivenData, Source, file_line
@@ -366,8 +366,8 @@ def _image_bytes(value: Any, name: str) -> bytes:
 def _meant_size(raw: bytes, stated: tuple[int, int] | None, name: str) -> tuple[int, int]:
     """Return (H, W) of the pixels that masks refer to; masks of another size are refused later."""
     with suppress(CorruptSampleError):
-        return meant_size(raw, stated, name)
-    return meant_size(raw, None, name)
+        return fit(raw, stated, name).size
+    return fit(raw, None, name).size
 
 
 def _size_of_first(masks: Sequence[Any], name: str) -> tuple[int, int] | None:

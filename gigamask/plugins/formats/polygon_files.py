@@ -8,7 +8,7 @@ from typing import Any
 
 from gigamask.data.annotation import MAX_BYTES
 from gigamask.datatools.coco_json import AnnotationRow, Id, StatedId, extra_fields
-from gigamask.datatools.image_files import meant_size
+from gigamask.datatools.image_files import fit
 from gigamask.datatools.left_out import LeftOutEntry
 from gigamask.datatools.objects import Objects, SourceImage
 from gigamask.datatools.outlines import MaskLimitError, Outlines
@@ -83,7 +83,7 @@ class PolygonImage(SourceImage):
         except GigamaskError as error:
             raise CorruptSampleError(f"{self.source}: {error}") from None
         stated = self.stated_size(content)
-        size = meant_size(stored, stated, self.source)
+        size = fit(stored, stated, self.source).size
         outlines = Outlines(size, self.source)
         skipped, drawn = [], []
         for each in self.shapes(content, size):

@@ -48,7 +48,7 @@ class PolygonSource(FileSource):
         options.refuse_labels(self)
         files, folder, images = find(self.annotations, self.images), self.annotations, self.images
         if files[0].suffix.lower() == ".json":
-            stated = labelme.image_names(files, folder, images)
+            stated = [labelme.image_names(path, folder, images) for path in files]
             return match_images(files, folder, images, labelme.LabelMeImage, stated)
         yolo.check_task(files, folder)
         make = partial(yolo.YoloImage, names=yolo.class_names(folder))

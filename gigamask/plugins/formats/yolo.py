@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
+from itertools import cycle, islice
 from pathlib import Path
 
 from gigamask.data.annotation import MAX_BYTES, MAX_MASKS
@@ -26,6 +26,8 @@ OTHER_FILES = re.compile(
 """Names of text files, without suffix, that are no labels unless an image has their name."""
 SAMPLED_FILES, SAMPLED_LINES = 50, 500
 """How much is read to tell oriented boxes from polygons of four corners."""
+MAX_FRACTION = 2
+"""Largest coordinate of a corner; outlines that leave the image have little more than 1."""
 TOLERANCE = 2e-4
 """Largest difference of two diagonals' middles in an oriented box, as a fraction of a side."""
 
@@ -73,10 +75,13 @@ class YoloImage(PolygonImage):
             if len(values) in (4, 5):  # the fifth is a confidence
                 reason = "it is a box, not a polygon; draw its outline"
                 found[-1].error = CorruptSampleError(reason, "box, not a polygon")
-                continue
-            sides = [width, height] * (len(values) // 2 + 1)
-            scaled = [value * side for value, side in zip(values, sides, strict=False)]
-            found[-1].rings.append(scaled)
+            elif any(abs(value) > MAX_FRACTION for value in values):
+                reason = f"it has a coordinate beyond {MAX_FRACTION}; give fractions of the sides"
+                found[-1].error = CorruptSampleError(reason, "pixels, not fractions")
+            else:
+                sides = cycle((width, height))
+                scaled = [value * side for value, side in zip(values, sides, strict=False)]
+                found[-1].rings.append(scaled)
         return found
 
 

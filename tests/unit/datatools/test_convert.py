@@ -17,8 +17,8 @@ from PIL import Image
 
 from gigamask.data import annotation, image
 from gigamask.data import index as indexes
-from gigamask.datatools.convert import PARTIAL, ConvertOptions, convert
-from gigamask.datatools.convert_labels import decode_labels
+from gigamask.datatools.convert import NAMELESS, PARTIAL, ConvertOptions, convert, listed
+from gigamask.datatools.convert_labels import MANY_AREAS, MAYBE_VOID, decode_labels
 from gigamask.files import lock_folder
 from gigamask.masks.rle import RLEMasks
 from tests.errors import error_line
@@ -444,7 +444,26 @@ def test_unusable_label_images_are_left_out_and_named(case):
     assert "9.tif: the label image is 2 pages of 8-bit L pixels" in reasons
     assert "20 x 30 pixels, but its masks 10 x 30" in reasons
     assert "7.png: 2 files have its name" in reasons
-    assert "19999 instances" in reasons
+    assert "19,999 values" in reasons
+
+
+@pytest.mark.parametrize(
+    ("value", "second", "options", "note"),
+    [
+        (1, 1, {}, MANY_AREAS),
+        (1, 1, {"split_components": True}, None),
+        (1, 2, {}, None),
+        (1, 255, {}, MAYBE_VOID),
+        (254, 255, {}, None),
+        (255, 0, {}, None),
+    ],
+)
+def test_values_that_may_be_several_objects_or_none_are_counted(case, value, second, options, note):
+    values = np.zeros((20, 30), np.uint8)
+    values[2:8, 2:8], values[12:18, 12:18] = value, second
+    case.put("1.jpg", jpeg())
+    case.label("1.png", values)
+    assert case.labels(**options)["notes"] == ({note: 1} if note else {})
 
 
 def test_label_images_that_cannot_be_decoded(case):
@@ -521,3 +540,17 @@ def test_a_second_convert_into_the_folder_is_refused(case):
     case.put("1.jpg", jpeg())
     with lock_folder(case.out, PARTIAL), error_line(r"another process"):
         case.coco([row()], [thing()])
+
+
+def test_categories_without_a_name_are_counted(case):
+    case.put("1.jpg", jpeg())
+    case.categories = [{"id": 1, "name": 5}, {"id": 2, "name": None}]
+    things = [thing(category_id=number) for number in (1, 2, 3)]
+    assert case.coco([row()], things)["notes"] == {NAMELESS: 2}
+    assert [each.get("category") for each in case.told(1)["annotations"]] == ["5", None, None]
+
+
+def test_a_list_of_names_with_spaces(tmp_path):
+    path = tmp_path / "names.txt"
+    path.write_text("a b\n\n c \n")
+    assert listed(path)(["a b.jpg", "c.png", "d.png"]) == {"a b.jpg", "c.png"}

@@ -195,6 +195,18 @@ def test_panoptic_segments(tmp_path):
     assert objects.extras == [{"id": 257, "category_id": 3, "category": "cat"}]
     kinds = ["crowd", "no pixel in its image", "not in segments_info"]
     assert [each.kind for each in objects.skipped] == kinds
+    written_on_windows = annotation | {"file_name": "coco\\1.png"}
+    assert len(only(listing(tmp_path, [row()], [written_on_windows])).masks) == 1
+    with error_line("2 panoptic annotations"):
+        only(listing(tmp_path, [row()], [annotation, annotation]))
+
+
+def test_a_folder_of_coco_is_refused_with_its_file(tmp_path):
+    listing(tmp_path, [row()], [mask()])
+    with error_line(r"give the file .*coco\.json"):
+        of_annotations(str(tmp_path), tmp_path / "photos")
+    (tmp_path / "1.png").touch()
+    assert not isinstance(of_annotations(str(tmp_path), tmp_path / "photos"), CocoSource)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from gigamask.datatools import voc_classes
-from gigamask.datatools.convert_labels import LabelImageSource
+from gigamask.datatools.convert_labels import CLASSLESS, LabelImageSource
 from gigamask.datatools.formats import ConvertOptions
 from tests.errors import error_line
 
@@ -68,3 +68,20 @@ def test_a_color_that_is_none_is_refused(tmp_path):
 def test_lists_of_names():
     assert voc_classes.NAMES[0] == voc_classes.read([])[1].name
     assert voc_classes.read([])[20] == (20, "tvmonitor")
+
+
+@pytest.mark.parametrize("kind", ["SegmentationObject", "SegmentationClass"])
+def test_without_its_other_label_image(tmp_path, kind):
+    """The color around objects is no object, and a mask without a class is counted."""
+    pixels = np.zeros((20, 30, 3), np.uint8)
+    pixels[2:18, 2:8], pixels[18] = (128, 0, 0), (224, 224, 192)
+    (tmp_path / "labelmap.txt").write_text(COLORS)
+    for name in (kind, "JPEGImages"):
+        (tmp_path / name).mkdir()
+        Image.fromarray(pixels).save(tmp_path / name / "a.png")
+    found = LabelImageSource(tmp_path / kind, tmp_path / "JPEGImages").listing(ConvertOptions())
+    objects = found.images[0].objects(b"")
+    is_class = kind == "SegmentationClass"
+    named = {"category_id": 1, "category": "cat"} if is_class else {}
+    assert objects.extras == [{"label": 128} | named]
+    assert objects.notes == {CLASSLESS: int(not is_class)}

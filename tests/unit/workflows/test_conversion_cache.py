@@ -10,8 +10,10 @@ import pytest
 from filelock import FileLock, Timeout
 from PIL import Image
 
+from gigamask.datatools.find_source import of_annotations
+from gigamask.datatools.formats import ConvertOptions
 from gigamask.workflows import conversion_cache, own_data
-from gigamask.workflows.conversion_cache import DONE
+from gigamask.workflows.conversion_cache import DONE, convert_once
 from gigamask.workflows.open_data import AnnotationOptions
 from tests.errors import error_line
 
@@ -55,6 +57,25 @@ def counts(found: Path) -> dict:
 
 
 SOURCES = ("c.json", "labels")
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_part_is_not_refused_for_what_the_whole_leaves_out(tmp_path, source):
+    """Two label images and annotations of no image are less than half of ten, more of one."""
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "labels").mkdir()
+    images = [{"id": i, "file_name": f"{i}.png", "width": 40, "height": 20} for i in range(10)]
+    for i in range(12):
+        Image.fromarray(np.eye(20, 40, dtype=np.uint8)).save(tmp_path / f"labels/{i}.png")
+    for i in range(10):
+        photograph(tmp_path, f"{i}", 20 * i)
+    things = [{"id": i, "image_id": i, "segmentation": SQUARE} for i in range(12)]
+    (tmp_path / "c.json").write_text(json.dumps({"images": images, "annotations": things}))
+    found = of_annotations(str(tmp_path / source), tmp_path / "photos")
+    parts = convert_once(found, ConvertOptions(), lambda line: None, False, val_split=0.1)
+    made = [counts(Path(part)) for part in parts]
+    assert [each["images"] for each in made] == [9, 1]
+    assert [len(each["skipped_images"] + each["skipped_masks"]) for each in made] == [2, 2]
 
 
 @pytest.mark.parametrize("source", SOURCES)

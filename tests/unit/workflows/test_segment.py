@@ -228,7 +228,9 @@ def test_files_are_segmented_upright_and_members_of_tars_as_stored(masks, tmp_pa
             pictures=tmp_path / f"{number}" / "seen",
         )
         inputs, _ = find_images([str(tmp_path / name)], str(tmp_path / f"scratch{number}"))
-        (path,) = segment_all(inputs, masks, out)["tars"]
+        made = segment_all(inputs, masks, out)
+        assert made["turned"] == (name != "own.tar")
+        (path,) = made["tars"]
         with tarfile.open(path) as archive:
             raw, record = (archive.extractfile(each).read() for each in archive)  # pyrefly: ignore
         entry = annotation.parse(record, "x")
