@@ -24,6 +24,7 @@ from gigamask.plugins.grounding.text_features import TextFeatures
 from gigamask.plugins.grounding.vocabulary import STOP_WORDS, words
 from gigamask.records import DataCursor, SampleRef, SkippedSample, StepPlan
 from gigamask.rng import make_rng
+from gigamask.samplers.batch_sampler import whole_images
 
 AREA_WEIGHT, LENGTH_WEIGHT, OBJECTS_WEIGHT, RELATIONS_WEIGHT = 0.3, 0.2, 0.3, 0.2
 """Weights of the difficulty ("Curriculum for Spatial Grounding", `compute_grounding_difficulty`).
@@ -113,11 +114,8 @@ class QueryDataset:
     kinds: tuple[str, ...]
     domains: tuple[str, ...]
 
-    def locate(
-        self, items: Int64[np.ndarray, "n"]
-    ) -> tuple[Int64[np.ndarray, "n"], Int64[np.ndarray, "n"]]:
-        """Return the number of each item's query, and -1 in place of a mask number."""
-        return items, np.full(len(items), -1)
+    locate = staticmethod(whole_images)
+    """Returns the number of each item's query, and -1 in place of a mask number."""
 
 
 def open_queries(index: Index, queries: Sequence[Query], seed: int = 0) -> QueryDataset:

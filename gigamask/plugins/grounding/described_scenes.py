@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int64
+from numpy.random import Generator
 
 from gigamask.data import worker_pool
 from gigamask.masks.rle import RLEMasks
@@ -97,17 +98,17 @@ PAIR_SHARE = 1 / 3
 """Share of the scenes with touching objects that have a mask of two of them."""
 
 
-def _star(generator: np.random.Generator) -> Polygons:
+def _star(generator: Generator) -> Polygons:
     angles = np.arange(10) * (np.pi / 5) - np.pi / 2
     return [directions(angles) * np.where(np.arange(10) % 2 == 0, 1.0, 0.45)[:, None]]
 
 
-def _triangle(generator: np.random.Generator) -> Polygons:
+def _triangle(generator: Generator) -> Polygons:
     angles = np.arange(3) * (2 * np.pi / 3) - np.pi / 2
     return [directions(angles)]
 
 
-def _cross(generator: np.random.Generator) -> Polygons:
+def _cross(generator: Generator) -> Polygons:
     inner, outer = 0.32, 0.95
     quarter = np.array([[inner, inner], [inner, outer], [-inner, outer]])
     turns = [
@@ -117,11 +118,11 @@ def _cross(generator: np.random.Generator) -> Polygons:
     return [np.concatenate([quarter @ turn.T for turn in turns])]
 
 
-def _box(generator: np.random.Generator) -> Polygons:
+def _box(generator: Generator) -> Polygons:
     return [np.array([[-0.82, -0.82], [0.82, -0.82], [0.82, 0.82], [-0.82, 0.82]])]
 
 
-SHAPES: dict[str, Callable[[np.random.Generator], Polygons]] = {
+SHAPES: dict[str, Callable[[Generator], Polygons]] = {
     "disc": OUTLINES["ellipse"],
     "box": _box,
     "star": _star,
@@ -247,7 +248,7 @@ def _scene_object(
     )
 
 
-def _ground(generator: np.random.Generator, size: tuple[int, int], color: Color) -> Canvas:
+def _ground(generator: Generator, size: tuple[int, int], color: Color) -> Canvas:
     kind = str(generator.choice(["solid", "cloud"]))
     light, mix = make_pattern(
         generator, kind, size, float(max(size) * generator.uniform(0.05, 0.2))
@@ -267,7 +268,7 @@ def _soften(light: np.ndarray) -> np.ndarray:
     return 1 + (light - 1) / np.float32(3)
 
 
-def _draw_objects(generator: np.random.Generator, canvas: Canvas, ground: Color) -> list[Placed]:
+def _draw_objects(generator: Generator, canvas: Canvas, ground: Color) -> list[Placed]:
     """Paint 8 to 14 objects, as far as they fit, of a few colors and shapes, large ones first."""
     palette = [
         name
@@ -294,7 +295,7 @@ def _draw_objects(generator: np.random.Generator, canvas: Canvas, ground: Color)
 
 
 def _paint_object(
-    generator: np.random.Generator, canvas: Canvas, appearance: Appearance, placed: list[Placed]
+    generator: Generator, canvas: Canvas, appearance: Appearance, placed: list[Placed]
 ) -> Placed | None:
     """Paint an object where it hides little of others; None if no such position is found."""
     height, width = canvas.size
@@ -340,7 +341,7 @@ def _free(
 
 
 def _paint(
-    generator: np.random.Generator,
+    generator: Generator,
     canvas: Canvas,
     appearance: Appearance,
     window: Window,

@@ -8,6 +8,7 @@ and gray stripes as gray, an object above and slightly to the left as left.
 from typing import NamedTuple
 
 import numpy as np
+from numpy.random import Generator
 
 
 class Appearance(NamedTuple):
@@ -176,9 +177,7 @@ def extreme(objects: list[SceneObject], which: str) -> int | None:
     return first if areas[first] >= APART * areas[second] and sides[first] == sides.max() else None
 
 
-def describe_one(
-    generator: np.random.Generator, wanted: Appearance, rank: str | None = None
-) -> str:
+def describe_one(generator: Generator, wanted: Appearance, rank: str | None = None) -> str:
     """Return a phrase for a single object, such as "the large red disc with stripes".
 
     Args:
@@ -191,7 +190,7 @@ def describe_one(
     return f"{article}{superlative}{_noun(generator, wanted, plural=False)}"
 
 
-def describe_all(generator: np.random.Generator, wanted: Appearance, pair: bool = False) -> str:
+def describe_all(generator: Generator, wanted: Appearance, pair: bool = False) -> str:
     """Return a phrase for all objects of an appearance.
 
     Args:
@@ -205,7 +204,7 @@ def describe_all(generator: np.random.Generator, wanted: Appearance, pair: bool 
 
 
 def describe_relation(
-    generator: np.random.Generator, wanted: Appearance, relation: str, anchor: Appearance
+    generator: Generator, wanted: Appearance, relation: str, anchor: Appearance
 ) -> str:
     """Return a phrase for a single object by its relation to another.
 
@@ -220,7 +219,7 @@ def describe_relation(
     return f"{phrase} {words} the {_noun(generator, anchor, plural=False)}"
 
 
-def _noun(generator: np.random.Generator, wanted: Appearance, plural: bool) -> str:
+def _noun(generator: Generator, wanted: Appearance, plural: bool) -> str:
     """Return the phrase without its article; the pattern is before or after the color, or last."""
     noun = wanted.shape or _choose(generator, ANYTHING)
     word = _choose(generator, SYNONYMS.get(noun, (noun,)))
@@ -238,5 +237,5 @@ def _noun(generator: np.random.Generator, wanted: Appearance, plural: bool) -> s
     return " ".join(word for word in (size, *adjectives, *words) if word)
 
 
-def _choose(generator: np.random.Generator, ways: tuple[str, ...] | list[str]) -> str:
+def _choose(generator: Generator, ways: tuple[str, ...] | list[str]) -> str:
     return ways[int(generator.integers(len(ways)))]

@@ -9,7 +9,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
-from hashlib import blake2b
+from hashlib import blake2b, file_digest
 from pathlib import Path
 from typing import Any
 
@@ -95,8 +95,7 @@ class HuggingFaceTextModel(TextModel):
             if path.suffix in DIGEST_SUFFIXES:
                 with path.open("rb") as file:
                     digest.update(f"\0{path.name} {path.stat().st_size}\0".encode())
-                    while block := file.read(1 << 22):
-                        digest.update(block)
+                    file_digest(file, lambda: digest)
         return digest.hexdigest()
 
     def tokenize(self, texts: Sequence[str]) -> Tokens:

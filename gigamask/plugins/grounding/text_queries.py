@@ -12,6 +12,7 @@ from itertools import product
 from typing import NamedTuple
 
 import numpy as np
+from numpy.random import Generator
 
 from gigamask.plugins.grounding import descriptions
 from gigamask.plugins.grounding.descriptions import (
@@ -47,7 +48,10 @@ class Matches(NamedTuple):
     ambiguous: bool
 
 
-def make_queries(generator: np.random.Generator, objects: Sequence[SceneObject]) -> list[TextQuery]:
+Known = dict[Appearance, Matches]
+
+
+def make_queries(generator: Generator, objects: Sequence[SceneObject]) -> list[TextQuery]:
     """Return queries about objects, without duplicates.
 
     Args:
@@ -73,7 +77,7 @@ def make_queries(generator: np.random.Generator, objects: Sequence[SceneObject])
     return list(queries.values())
 
 
-def _appearances(objects: Sequence[SceneObject]) -> dict[Appearance, Matches]:
+def _appearances(objects: Sequence[SceneObject]) -> Known:
     """Return all descriptions of the objects, and the objects that match each."""
     appearances = {
         Appearance(
@@ -103,9 +107,7 @@ def _length(appearance: Appearance) -> int:
     return sum(word is not None for word in appearance)
 
 
-def _by_appearance(
-    generator: np.random.Generator, known: dict[Appearance, Matches]
-) -> Iterator[TextQuery]:
+def _by_appearance(generator: Generator, known: Known) -> Iterator[TextQuery]:
     """Yield queries for one object each, by a description that only it matches."""
     for appearance in _unique(generator, known):
         yield TextQuery(
@@ -113,9 +115,7 @@ def _by_appearance(
         )
 
 
-def _unique(
-    generator: np.random.Generator, known: dict[Appearance, Matches]
-) -> Iterator[Appearance]:
+def _unique(generator: Generator, known: Known) -> Iterator[Appearance]:
     """Yield for each object a description that only it matches, usually a minimal one."""
     unique = {
         appearance: matches.objects[0]
@@ -137,9 +137,7 @@ def _is_minimal(appearance: Appearance, unique: dict[Appearance, int]) -> bool:
     )
 
 
-def _all_of(
-    generator: np.random.Generator, known: dict[Appearance, Matches], count: int
-) -> Iterator[TextQuery]:
+def _all_of(generator: Generator, known: Known, count: int) -> Iterator[TextQuery]:
     """Yield queries for several but not all objects, by descriptions of one to three words."""
     appearances = [
         appearance
@@ -155,7 +153,7 @@ def _all_of(
 
 
 def _by_size(
-    generator: np.random.Generator, objects: Sequence[SceneObject], known: dict[Appearance, Matches]
+    generator: Generator, objects: Sequence[SceneObject], known: Known
 ) -> Iterator[TextQuery]:
     """Yield queries for the largest or smallest object of a description without size."""
     appearances = [
@@ -173,7 +171,7 @@ def _by_size(
 
 
 def _by_relation(
-    generator: np.random.Generator, objects: Sequence[SceneObject], known: dict[Appearance, Matches]
+    generator: Generator, objects: Sequence[SceneObject], known: Known
 ) -> Iterator[TextQuery]:
     """Yield queries for one of several matching objects, by a relation that only it satisfies."""
     for appearance, relation, anchor in _pairings(generator, known):
@@ -197,7 +195,7 @@ def _by_relation(
 
 
 def _absent_relation(
-    generator: np.random.Generator, objects: Sequence[SceneObject], known: dict[Appearance, Matches]
+    generator: Generator, objects: Sequence[SceneObject], known: Known
 ) -> Iterator[TextQuery]:
     """Yield queries with a relation that none of the matching objects satisfies."""
     for appearance, relation, anchor in _pairings(generator, known):
@@ -212,9 +210,7 @@ def _absent_relation(
             yield TextQuery(text, (), "absent")
 
 
-def _pairings(
-    generator: np.random.Generator, known: dict[Appearance, Matches]
-) -> Iterator[tuple[Appearance, str, Appearance]]:
+def _pairings(generator: Generator, known: Known) -> Iterator[tuple[Appearance, str, Appearance]]:
     """Yield triples: description of several objects, relation, and description of one object."""
     appearances = [
         appearance
@@ -238,7 +234,7 @@ def _pairings(
 
 
 def _absent_appearance(
-    generator: np.random.Generator, objects: Sequence[SceneObject], known: dict[Appearance, Matches]
+    generator: Generator, objects: Sequence[SceneObject], known: Known
 ) -> Iterator[TextQuery]:
     """Yield queries that match nothing and differ in one word from an object's description.
 

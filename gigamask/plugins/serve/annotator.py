@@ -6,7 +6,7 @@ them. Every operation is one edit of the project.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import cv2
 import numpy as np
@@ -18,7 +18,7 @@ from gigamask.masks.boundary import farthest_point
 from gigamask.masks.components import connected_components, paste, subtract
 from gigamask.masks.rle import RLEMasks, union
 from gigamask.plugins.serve.edits import UNEDITED, Edit, ImageEdits, MaskObject, Origin
-from gigamask.plugins.serve.open_images import NotFoundError
+from gigamask.plugins.serve.open_images import Json, NotFoundError
 from gigamask.plugins.serve.photographs import utf8_name
 from gigamask.plugins.serve.pictures import file_version
 from gigamask.plugins.serve.project import Project, replaced
@@ -30,7 +30,7 @@ MIN_PART_PX = 4
 POLYGON_ERROR_PX = 1.5
 """How far the corners of a polygon may be from the outline of its mask."""
 MAX_CORNERS = 2000
-DOCUMENT_FIELDS = ("version", "done", "held_out", "status")
+DOCUMENT_FIELDS = ("version", "held_out", "status")
 
 Size = tuple[int, int]
 Point = tuple[float, float]
@@ -65,16 +65,23 @@ class Annotator:
         self.project, self.session = project, session
         self._keys: dict[int, tuple[str, str, Size]] = {}
 
-    def open(self, row: int) -> dict[str, Any]:
+    def open(self, row: int) -> Json:
         """Open an image and return its name, size and objects."""
         key, size = self.with_key(row)
         stored, edits = self.project.names[row], self.project.read(row, size)
         notes = [self.session.images.get(key).note, *replaced(self.project, row, edits)]
         if stored != (name := utf8_name(stored)):
             notes.append("its name is not UTF-8: exports leave it out until it is renamed")
-        facts = {"row": row, "name": name, "height": size[0], "width": size[1]}
-        facts |= {"shows": version_shown(self, row), "note": "; ".join(filter(None, notes))}
-        return facts | to_json(edits)
+        return {
+            "row": row,
+            "name": name,
+            "height": size[0],
+            "width": size[1],
+            "shows": version_shown(self, row),
+            "pixels": key,
+            "note": "; ".join(filter(None, notes)),
+            **to_json(edits),
+        }
 
     def with_key(self, row: int) -> tuple[str, Size]:
         """Return the id in the session and the size of an image, opened unless it is."""
@@ -98,26 +105,15 @@ class Annotator:
             step: The prompt.
         """
         key, size = self.with_key(row)
-        found = self.project.read(row, size)
-        key_of, before = _begin(found, target)
+        key_of, before = _begin(self.project, self.project.read(row, size), target)
         base, steps = before.base, before.steps
         given = None if base is None else RLEMasks.from_coco([base], size)
         if given is not None and not steps and given.areas()[0]:
             steps = (_inside(given),)
         steps = (*steps, step)
         best = self.session.predict(key, steps, base=given, best_only=True)[0]
-        changed = replace(
-            before,
-            mask=best["segmentation"]["counts"],
-            steps=steps,
-            accepted=False,
-            predicted_iou=best["predicted_iou"],
-            stability=best["stability"],
-            origin=_changed_by_a_person(before, "clicked"),
-            model=self.project.content.model,
-        )
-        edit = Edit("prompt", {key_of: changed})
-        return self.project.edit(row, version, edit, size)
+        changed = _answered(self.project, before, steps, best)
+        return self.project.edit(row, version, Edit("prompt", {key_of: changed}), size)
 
     def choose(self, row: int, version: int, target: int) -> ImageEdits:
         """Take the next best of the masks predicted for an object's only prompt.
@@ -135,14 +131,8 @@ class Annotator:
         counts = [each["segmentation"]["counts"] for each in masks]
         now = counts.index(before.mask) if before.mask in counts else -1
         best = masks[(now + 1) % len(masks)]
-        changed = replace(
-            before,
-            mask=best["segmentation"]["counts"],
-            steps=(replace(before.steps[0], chosen=best["number"]),),
-            predicted_iou=best["predicted_iou"],
-            stability=best["stability"],
-            origin=_changed_by_a_person(before, "clicked"),
-        )
+        steps = (replace(before.steps[0], chosen=best["number"]),)
+        changed = _answered(self.project, before, steps, best)
         return self.project.edit(row, version, Edit("prompt", {target: changed}), size)
 
     def stroke(self, row: int, version: int, target: Target, stroke: Stroke) -> ImageEdits:
@@ -156,7 +146,7 @@ class Annotator:
         """
         found = _edits(self, row)
         size = found.size
-        key_of, before = _begin(found, target)
+        key_of, before = _begin(self.project, found, target)
         points = checked_points(stroke.points, size)
         if not len(points) or not 0 <= stroke.radius <= max(size):
             raise GigamaskError(
@@ -195,7 +185,7 @@ class Annotator:
             rings: Corners of outlines and holes, in pixels counted from 0.
         """
         found = _edits(self, row)
-        key_of, before = _begin(found, target)
+        key_of, before = _begin(self.project, found, target)
         corners = [checked_points(ring) for ring in rings]
         if not corners or min(map(len, corners)) < 3 or sum(map(len, corners)) > MAX_CORNERS:
             raise GigamaskError(f"a polygon has 3 corners or more, at most {MAX_CORNERS} in all")
@@ -237,7 +227,7 @@ class Annotator:
         return self._redrawn(row, version, "split", dict.fromkeys(keys, before), parts)
 
     def assign(
-        self, row: int, version: int, targets: Sequence[int], fields: dict[str, Any] | None
+        self, row: int, version: int, targets: Sequence[int], fields: Json | None
     ) -> ImageEdits:
         """Accept, name or categorize objects, or delete them.
 
@@ -248,6 +238,8 @@ class Annotator:
             fields: `accepted`, `name` or `category`; None deletes the objects.
         """
         found = _edits(self, row)
+        if fields and "category" in fields:
+            _check_category(self.project, fields["category"])
         objects = {target: _object(found, target) for target in targets}
         if fields and fields.get("accepted"):
             for target, each in objects.items():
@@ -292,7 +284,7 @@ def _changed_by_a_person(before: MaskObject, how: Literal["drawn", "clicked"]) -
     return "drawn" if before.came == "drawn" and before.mask else how
 
 
-def _assigned(before: MaskObject, fields: dict[str, Any]) -> MaskObject:
+def _assigned(before: MaskObject, fields: Json) -> MaskObject:
     """Return an object with fields that a person who looks at it sets."""
     changed = replace(before, **fields)
     if "accepted" not in fields or before.came not in UNEDITED:
@@ -353,13 +345,14 @@ def version_shown(annotator: Annotator, row: int) -> str:
     return file_version(annotator.project.path_of(row), pixels)
 
 
-def to_json(edits: ImageEdits) -> dict[str, Any]:
+def to_json(edits: ImageEdits) -> Json:
     """Return the objects of an image as JSON, and whether there is something to undo or redo."""
     objects = edits.objects
     masks = RLEMasks.from_coco([each.mask for each in objects.values()], edits.size)
     described = masks_to_json(masks, {})
     return {
         **{name: getattr(edits, name) for name in DOCUMENT_FIELDS},
+        "done": edits.status == "done",
         "can_undo": edits.applied > 0,
         "can_redo": edits.applied < len(edits.edits),
         "objects": [
@@ -385,8 +378,33 @@ def _object(found: ImageEdits, target: int) -> MaskObject:
     return found.objects[target]
 
 
-def _begin(found: ImageEdits, target: Target) -> tuple[int, MaskObject]:
+def _answered(
+    project: Project, before: MaskObject, steps: tuple[PromptStep, ...], best: Json
+) -> MaskObject:
+    """Return an object with the mask that the model in use answered."""
+    return replace(
+        before,
+        mask=best["segmentation"]["counts"],
+        steps=steps,
+        accepted=False,
+        predicted_iou=best["predicted_iou"],
+        stability=best["stability"],
+        origin=_changed_by_a_person(before, "clicked"),
+        model=project.content.model,
+    )
+
+
+def _begin(project: Project, found: ImageEdits, target: Target) -> tuple[int, MaskObject]:
     """Return the id of an object and the object; one of the category `target` if it is new."""
     if isinstance(target, str):
+        _check_category(project, target)
         return found.next_id, MaskObject("", category=target)
     return target, _object(found, target)
+
+
+def _check_category(project: Project, name: str) -> None:
+    """Raise `GigamaskError` if there is no such category, perhaps not any more."""
+    if name not in {each.name for each in project.content.categories}:
+        raise GigamaskError(
+            f"there is no category {name}, perhaps not any more; add it, or load the page again"
+        )

@@ -22,20 +22,20 @@ from pydantic import Field
 from gigamask import __version__, plugin
 from gigamask.errors import GigamaskError
 from gigamask.plugins.serve.dataset_view import MAX_ROWS, DatasetView
-from gigamask.plugins.serve.open_images import NotFoundError
+from gigamask.plugins.serve.open_images import Json, NotFoundError
 from gigamask.plugins.serve.pictures import Shows, picture_response
 from gigamask.plugins.serve.project import StaleError
 from gigamask.plugins.serve.project_routes import (
     Body,
     OtherProjectError,
     ProjectState,
+    Steps,
     identity_of,
     image_routes,
     loop_routes,
     operation_routes,
 )
 from gigamask.plugins.serve.prompt_batches import SupersededError
-from gigamask.plugins.serve.prompt_steps import MAX_PROMPTS, PromptStep
 from gigamask.plugins.serve.runs_view import RunsView
 from gigamask.plugins.serve.sampler_view import SamplerView
 from gigamask.plugins.serve.session import Session, share_image
@@ -60,7 +60,7 @@ Name = Annotated[str, Query(max_length=400)]
 class PredictBody(Body):
     """The prompts on an image, in order."""
 
-    steps: Annotated[list[PromptStep], Field(min_length=1, max_length=MAX_PROMPTS)]
+    steps: Steps
     multimask_output: bool | None = None
 
 
@@ -95,7 +95,8 @@ class AppState:
     def ask_to_stop(self) -> None:
         """Ask all that is being computed to stop."""
         if self.project:
-            self.project.ask_to_stop()
+            self.project.annotator.project.stopping.set()
+            self.project.stop()
         for session in filter(None, (self.session, self.compared)):
             session.stopping.set()
 
@@ -103,8 +104,7 @@ class AppState:
         """Stop all that is being computed, and wait for it; nothing that is saved is lost."""
         self.ask_to_stop()
         if self.project:
-            self.project.proposals.stop(wait=True)
-            self.project.rounds.stop(wait=True)
+            self.project.stop(wait=True)
         for session in filter(None, (self.session, self.compared)):
             session.stop()
 
@@ -147,7 +147,7 @@ def _about_routes(state: AppState) -> APIRouter:
     router = APIRouter(prefix="/api")
 
     @router.get("/about")
-    def about() -> dict[str, Any]:
+    def about() -> Json:
         """Return what this page can show."""
         session, dataset = state.session, state.dataset
         return {
@@ -174,13 +174,13 @@ def _image_routes(state: AppState) -> APIRouter:
     @router.post("")
     async def open_upload(
         request: Request, name: Annotated[str, Query(max_length=200)] = "image"
-    ) -> dict[str, Any]:
+    ) -> Json:
         """Open the JPEG, PNG or WebP in the request body."""
         raw = await request.body()
         return await run_in_threadpool(session().open, raw, name)
 
     @router.post("/from-dataset/{row}")
-    def open_row(row: Row) -> dict[str, Any]:
+    def open_row(row: Row) -> Json:
         """Open an image of the dataset."""
         raw, name, masks = _dataset(state).file(row)
         return session().open(raw, name, masks)
@@ -190,16 +190,16 @@ def _image_routes(state: AppState) -> APIRouter:
         return picture_response(session().jpeg(key), key, key)  # the key is that of its pixels
 
     @router.post("/{key}/embed")
-    def embed(key: str) -> dict[str, Any]:
+    def embed(key: str) -> Json:
         return session().embed(key)
 
     @router.post("/{key}/predict")
-    def predict(key: str, body: PredictBody) -> list[dict[str, Any]]:
+    def predict(key: str, body: PredictBody) -> list[Json]:
         """Predict masks for a sequence of prompts."""
         return session().predict(key, body.steps, body.multimask_output)
 
     @router.post("/{key}/compare")
-    def compare(key: str, body: PredictBody) -> dict[str, Any]:
+    def compare(key: str, body: PredictBody) -> Json:
         """Return the best mask of the second model for the same prompts."""
         compared = _required(state.compared, "--compare WEIGHTS")
         share_image(session(), compared, key)
@@ -207,7 +207,7 @@ def _image_routes(state: AppState) -> APIRouter:
         return compared.predict(key, steps, body.multimask_output, best_only=True)[0]
 
     @router.post("/{key}/all-masks")
-    def all_masks(key: str) -> list[dict[str, Any]]:
+    def all_masks(key: str) -> list[Json]:
         return session().all_masks(key)
 
     @router.get("/{key}/progress")
@@ -216,7 +216,7 @@ def _image_routes(state: AppState) -> APIRouter:
         return {"fraction": session().images.get(key).fraction}
 
     @router.post("/{key}/find")
-    def find(key: str, body: TextBody) -> dict[str, Any]:
+    def find(key: str, body: TextBody) -> Json:
         return session().find(key, body.text)
 
     return router
@@ -230,15 +230,15 @@ def _data_routes(state: AppState) -> APIRouter:
         return SamplerView(_dataset(state).index)
 
     @router.get("")
-    def overview() -> dict[str, Any]:
+    def overview() -> Json:
         return _dataset(state).overview()
 
     @router.get("/images")
-    def images(first: Number = 0, count: Count = 24) -> list[dict[str, Any]]:
+    def images(first: Number = 0, count: Count = 24) -> list[Json]:
         return _dataset(state).images(first, count)
 
     @router.get("/images/{row}")
-    def masks(row: Row) -> dict[str, Any]:
+    def masks(row: Row) -> Json:
         return _dataset(state).masks(row)
 
     @router.get("/images/{row}/jpeg")
@@ -250,17 +250,17 @@ def _data_routes(state: AppState) -> APIRouter:
         return picture_response(_dataset(state).thumbnail(row), _dataset(state).version(row), shows)
 
     @router.get("/statistics")
-    def statistics() -> dict[str, Any]:
+    def statistics() -> Json:
         return _dataset(state).statistics
 
     @router.get("/sampler")
     def sampled(
         name: Name, epoch: Number = 0, position: Number = 0, count: Count = 12, seed: Seed = 0
-    ) -> dict[str, Any]:
+    ) -> Json:
         return samplers().images(name, epoch, position, count, seed)
 
     @router.get("/sampler/statistics")
-    def sampler_statistics(name: Name, seed: Seed = 0) -> dict[str, Any]:
+    def sampler_statistics(name: Name, seed: Seed = 0) -> Json:
         return samplers().statistics(name, seed)
 
     return router
@@ -273,11 +273,11 @@ def _run_routes(state: AppState) -> APIRouter:
         return _required(state.runs, "--runs FOLDER")
 
     @router.get("")
-    def runs() -> list[dict[str, Any]]:
+    def runs() -> list[Json]:
         return view().runs()
 
     @router.get("/run")
-    def run(name: Name) -> dict[str, Any]:
+    def run(name: Name) -> Json:
         return view().run(name)
 
     @router.get("/picture")
@@ -286,11 +286,11 @@ def _run_routes(state: AppState) -> APIRouter:
         return picture_response(raw, version, shows, media_type)
 
     @router.post("/verify")
-    def verify(name: Name, step: Number) -> dict[str, Any]:
+    def verify(name: Name, step: Number) -> Json:
         return view().verify(name, step)
 
     @router.get("/differences")
-    def differences(one: Name, other: Name) -> list[dict[str, Any]]:
+    def differences(one: Name, other: Name) -> list[Json]:
         return view().differences(one, other)
 
     return router

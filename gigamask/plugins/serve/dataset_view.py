@@ -6,7 +6,6 @@ Sampled images are in `sampler_view`, opened images in `session`.
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from gigamask.data.dataset import RawSample, Sa1bDataset
 from gigamask.data.index import Index
 from gigamask.datatools import stats
 from gigamask.masks.rle import RLEMasks
-from gigamask.plugins.serve.open_images import NotFoundError
+from gigamask.plugins.serve.open_images import Json, NotFoundError
 from gigamask.plugins.serve.pictures import version_of
 from gigamask.plugins.serve.session import encode_jpeg, masks_to_json, shrunk
 from gigamask.workflows.segment import draw_masks
@@ -39,7 +38,7 @@ class DatasetView:
         self._dataset, self._lock = Sa1bDataset(index), threading.Lock()
         self._codec = ThreadPoolExecutor(MAX_DECODING)
 
-    def overview(self) -> dict[str, Any]:
+    def overview(self) -> Json:
         """Return the shards, the samples skipped in indexing, and the names of the samplers."""
         parts = self.index.manifest.parts
         first = np.searchsorted(self.index.images["shard"], np.arange(len(parts) + 1)).tolist()
@@ -64,7 +63,7 @@ class DatasetView:
             "broken": report["broken_tars"],
         }
 
-    def images(self, first: int, count: int) -> list[dict[str, Any]]:
+    def images(self, first: int, count: int) -> list[Json]:
         """Return images in the order of the index.
 
         Args:
@@ -76,11 +75,11 @@ class DatasetView:
         return [image_to_json(self.index, row) for row in range(first, last)]
 
     @cached_property
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self) -> Json:
         """The statistics that `gigamask stats` prints, as data."""
         return stats.describe(self.index)
 
-    def masks(self, row: int) -> dict[str, Any]:
+    def masks(self, row: int) -> Json:
         """Return an image with its masks and scores; raise CorruptSampleError if it is corrupt."""
         raw = self._read(row)
         if raw.json is None:
@@ -131,7 +130,7 @@ def _thumbnail(raw: RawSample) -> bytes:
     return encode_jpeg(pixels)
 
 
-def image_to_json(index: Index, row: int) -> dict[str, Any]:
+def image_to_json(index: Index, row: int) -> Json:
     """Return the metadata of an image as JSON-compatible data.
 
     Args:

@@ -119,7 +119,7 @@ class ImageEdits:
         version: Increases with every change.
         edits: The edits, oldest first.
         applied: How many of them are applied; the others were undone.
-        done: Whether the annotator is finished with the image.
+        done: Whether the annotator was finished with the image, as `status` says.
         held_out: Whether it is used to compare models, and never trained on.
         proposed_by: Index of the round whose model proposed masks, as `ProjectFile.model`.
         content: Content of the image file at the first edit, by which it is found if renamed.
@@ -150,8 +150,8 @@ class ImageEdits:
 
     @property
     def status(self) -> Literal["not begun", "proposed", "in progress", "done"]:
-        """How far the image is annotated."""
-        if self.done:
+        """How far the image is annotated; an object that is not accepted any more undoes "done"."""
+        if self.done and all(each.accepted for each in self.objects.values()):
             return "done"
         kinds = {edit.kind for edit in self.edits[: self.applied]}
         if not kinds:

@@ -18,13 +18,14 @@ MOST_NAMED = 3
 
 
 def unused(project: Project) -> list[str]:
-    """Return a line for each image whose annotations are not used, and why."""
+    """Return a line for each image whose annotations are not used, and kind that is not read."""
     lines = [
         f"{utf8_name(name)}: is not in the folder any more, so its "
         + ("annotations" if masks is None else counted(masks, "mask"))
         + " cannot be used; put it back, or pair it with its new name"
         for name, masks in project.missing.items()
     ]
+    lines += project.unread
     lines += [not_utf8(name) for name in project.names if name != utf8_name(name)]
     damaged = [each for each in project.summary() if each["status"] == "damaged"]
     return lines + [

@@ -30,6 +30,8 @@ MIN_CACHED_IMAGES = 2
 STABILITY_OFFSET = 1.0
 """Offset in logits, as in automatic mask generation."""
 
+Json = dict[str, Any]
+"""A JSON object by its fields."""
 LogitBox = tuple[Float32[Tensor, "_ _"], tuple[int, int]]
 
 
@@ -50,8 +52,8 @@ class Answer:
 
     logits: Float[Tensor, "C G G"] | WindowLogits
     iou: Float[Tensor, "C"]
-    classes: list[dict[str, Any]] | None = None
-    shown: dict[int, dict[str, Any]] = field(default_factory=dict)
+    classes: list[Json] | None = None
+    shown: dict[int, Json] = field(default_factory=dict)
 
     def low_res_logits(self, number: int, config: SamConfig) -> Float[Tensor, "G G"]:
         """Return the logits of a mask that the next prompt gets.
@@ -65,7 +67,7 @@ class Answer:
         window = self.logits.select(torch.tensor([number]))
         return window.paste(config.mask_size, config.image_size)[0, 0]
 
-    def show(self, number: int, config: SamConfig, transform: ImageTransform) -> dict[str, Any]:
+    def show(self, number: int, config: SamConfig, transform: ImageTransform) -> Json:
         """Return a mask at the size of the image, as in `masks_to_json`.
 
         Args:
@@ -193,8 +195,8 @@ class OpenImages:
 def masks_to_json(
     masks: RLEMasks,
     scores: dict[str, list[float]],
-    classes: Sequence[dict[str, Any]] | None = None,
-) -> list[dict[str, Any]]:
+    classes: Sequence[Json] | None = None,
+) -> list[Json]:
     """Return each mask as COCO RLE with its area, box, scores and class.
 
     Args:

@@ -1,13 +1,14 @@
 """The photographs of a project: their names, their files of annotations, and their content."""
 
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b, file_digest
 from pathlib import Path
 
+from gigamask.data.image_folder import why_unread
 from gigamask.errors import GigamaskError, counted
 from gigamask.serialization import read_json
 
@@ -41,6 +42,13 @@ def annotations_of(folder: Path, name: str) -> Path:
 def utf8_name(name: str) -> str:
     """Return a file name with escapes for what is not UTF-8."""
     return os.fsencode(name).decode(errors="backslashreplace")
+
+
+def unread_files(root: str) -> list[str]:
+    """Return a line for each kind of photographs below a folder that is not read."""
+    reasons = (why_unread(name) for _, _, names in os.walk(root) for name in names)
+    kinds = Counter(filter(None, reasons)).items()
+    return [f"{counted(number, 'file')} in {root} left out: {reason}" for reason, number in kinds]
 
 
 def stamp_of(path: Path | str) -> tuple[int, ...] | None:

@@ -16,7 +16,8 @@ from fastapi.responses import Response
 from gigamask import __version__
 from gigamask.plugins.serve.photographs import stamp_of
 
-KEPT, NOT_KEPT = "private, max-age=3600", "no-store"
+KEPT = "private, max-age=3600"
+"""Whatever has no such header gets `no-store` (`security`)."""
 
 Shows = Annotated[str, Query(max_length=64)]
 """The version that a page asks for."""
@@ -50,5 +51,5 @@ def picture_response(
         asked: The version in the address of the request.
         media_type: Its media type.
     """
-    kept = KEPT if version and version == asked else NOT_KEPT
-    return Response(raw, media_type=media_type, headers={"cache-control": kept})
+    headers = {"cache-control": KEPT} if version and version == asked else None
+    return Response(raw, media_type=media_type, headers=headers)

@@ -26,12 +26,13 @@ from gigamask.errors import GigamaskError
 from gigamask.files import exclusive_lock, folder_lock
 from gigamask.pixels import WindowOptions
 from gigamask.plugins.serve.edits import Edit, ImageEdits, MaskCost
-from gigamask.plugins.serve.open_images import NotFoundError
+from gigamask.plugins.serve.open_images import Json, NotFoundError
 from gigamask.plugins.serve.photographs import (
     annotations_of,
     content_of,
     missing_names,
     stamp_of,
+    unread_files,
     utf8_name,
 )
 from gigamask.serialization import read_json
@@ -129,7 +130,7 @@ class ImageSummary:
         stamp: That of the file of annotations (`photographs.stamp_of`).
     """
 
-    listed: dict[str, Any]
+    listed: Json
     costs: dict[int, MaskCost] = field(default_factory=dict)
     judged: tuple[tuple[int | None, float, bool], ...] = ()
     stamp: tuple[int, ...] | None = None
@@ -177,6 +178,8 @@ class Project:
             cannot be read; `lost_images` pairs them.
         stopping: Set when the server stops; an export ends then.
         lock: Held while anything is changed.
+        exporting: Held while an export is written.
+        unread: Files that may be photographs and are not read, by kind.
         summaries: What the list says of each image.
     """
 
@@ -186,6 +189,8 @@ class Project:
     missing: dict[str, int | None] = field(default_factory=dict)
     stopping: threading.Event = field(default_factory=threading.Event, repr=False)
     lock: Any = field(default_factory=threading.RLock, repr=False)
+    exporting: Any = field(default_factory=threading.Lock, repr=False)
+    unread: list[str] = field(default_factory=list)
     summaries: Summaries = field(default_factory=Summaries, repr=False)
 
     @classmethod
@@ -237,11 +242,12 @@ class Project:
                     f"--project {folder}: cannot be written ({error.strerror}); give another folder"
                 ) from None
             opened = cls(folder, content or ProjectFile(root), names, missing)
+            opened.unread = unread_files(root)
             if content is None or content.images != root:
                 opened.update(images=root)
             yield opened
 
-    def summary(self) -> list[dict[str, Any]]:
+    def summary(self) -> list[Json]:
         """Return the name, status, counts and open certainties of each image, by row."""
         with self.lock:
             return [_summary_of(self, row).listed for row in range(len(self.names))]
@@ -258,8 +264,12 @@ class Project:
         """
         self.path_of(row)
         path = annotations_of(self.folder, self.names[row])
-        if not path.exists():
+        try:
+            path.stat()
+        except FileNotFoundError:
             return ImageEdits(size or (0, 0))
+        except OSError:  # as of a name that is too long, which the next line says
+            pass
         found = read_edits(path)
         if size is not None and found.size != size:
             raise GigamaskError(
@@ -441,7 +451,7 @@ def write(path: Path, raw: bytes) -> None:
         ) from None
 
 
-def progress(project: Project) -> list[dict[str, Any]]:
+def progress(project: Project) -> list[Json]:
     """Return what masks cost with each model: `round` is 0 for the first.
 
     Returns:

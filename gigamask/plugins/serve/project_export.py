@@ -1,5 +1,7 @@
 """The accepted objects of a project in the formats of other programs."""
 
+import json
+import shutil
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -7,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from gigamask import files
 from gigamask.data import image
 from gigamask.datatools.export_formats import (
     COCO,
@@ -17,14 +20,18 @@ from gigamask.datatools.export_formats import (
     write,
 )
 from gigamask.datatools.image_files import read_file
-from gigamask.errors import GigamaskError
+from gigamask.errors import GigamaskError, counted
 from gigamask.masks.rle import RLEMasks
 from gigamask.plugins.serve.lost_images import not_utf8, unused
 from gigamask.plugins.serve.photographs import utf8_name
+from gigamask.plugins.serve.pictures import version_of
 from gigamask.plugins.serve.project import Project, read_usable, replaced
 from gigamask.plugins.serve.session import MAX_PIXELS, StoppedError, half_of, is_large
+from gigamask.serialization import read_json
 
-DEFAULT_FORMATS = ("coco", "shards")
+DEFAULT_FORMATS = ("shards", "coco")
+STATE = ".state"
+"""Record of the version of the exported masks, and of the names of the files that have them."""
 
 
 def export(
@@ -40,10 +47,12 @@ def export(
 ) -> dict[str, Any]:
     """Write accepted objects; files of an earlier export are replaced once all are written.
 
+    Those of other formats are removed, unless they state the same masks.
+
     Args:
         project: The project.
         out: Folder for the files.
-        rows: Rows of the images; None means all with accepted objects.
+        rows: Rows of the images; None means all with accepted objects, or done without any.
         formats: Names of formats (`datatools.export_formats`).
         polygons: Whether COCO gets polygons of masks without holes.
         table: Whether to write a table of all masks, too.
@@ -57,8 +66,12 @@ def export(
     Raises:
         GigamaskError: There is no accepted object, or the folder cannot be written.
     """
+    lines = []
     if rows is None:
-        rows = [row for row, each in enumerate(project.summary()) if each["accepted"]]
+        rows, lines = range(len(project.names)), unused(project)
+        every = project.summary()
+        if rest := sum(each["objects"] - each["accepted"] - len(each["open"]) for each in every):
+            lines.append(f"{counted(rest, 'object')} left out: not accepted")
 
     def check() -> None:
         if project.stopping.is_set():
@@ -76,27 +89,52 @@ def export(
         skipped=skipped,
     )
     listed = list(_images(project, rows, only_truth, skipped))
-    if not listed:
+    if not any(each.objects for each in listed):
         reason = f" ({next(iter(skipped.values()))})" if skipped else ""
         raise GigamaskError(
             f"no object is accepted that can be exported; accept one, or more{reason}"
         )
-    written = write(lambda: listed, out, options)
-    usable = [each for each in listed if each.name not in skipped]
+
+    def usable() -> list[ExportedImage]:  # what a format cannot read, those after it leave out
+        return [each for each in listed if each.name not in skipped]
+
+    with project.exporting:
+        written = write(usable, out, options)
+        kept = usable()
+        stated = [(each.name, each.masks.to_coco(), each.objects) for each in kept]
+        older = _remove_older(out, version_of(stated, options.categories), written)
     return {
-        "images": len(usable),
-        "masks": sum(len(each.masks) for each in usable),
-        "coco": str(out / COCO),
-        "shards": str(out / SHARDS),
+        "images": len(kept),
+        "masks": sum(len(each.masks) for each in kept),
         "written": [str(path) for path in written],
-        "skipped": list(dict.fromkeys([*skipped.values(), *unused(project)])),
+        "skipped": list(dict.fromkeys([*skipped.values(), *older, *lines])),
     }
+
+
+def _remove_older(out: Path, state: str, written: Sequence[Path]) -> list[str]:
+    """Remove the files of earlier exports that state other masks; return a line for each.
+
+    Args:
+        out: Folder of the exports.
+        state: Version of the masks that were written now.
+        written: The files and folders that have them.
+    """
+    record, names = out / STATE, [path.name for path in written]
+    unknown = ["", COCO, SHARDS, TABLE, "labels", "yolo", "labelme"]  # of an earlier version
+    stated, *before = read_json(record, list[str]) if record.exists() else unknown
+    if stated == state:
+        names += before
+    older = [path for name in {*before} - {*names} if (path := out / name).exists()]
+    for path in older:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    files.write_text(record, json.dumps([state, *names]))
+    return [f"{path}: had other masks, so it was removed; export it again" for path in older]
 
 
 def _images(
     project: Project, rows: Sequence[int], only_truth: bool, skipped: dict[str, str]
 ) -> Iterator[ExportedImage]:
-    """Yield the images with accepted objects; note those that cannot be exported, and why."""
+    """Yield the images with accepted objects, and those that are done without any; note others."""
     for row in rows:
         name, edits = project.names[row], read_usable(project, row)
         if edits is None:
@@ -109,7 +147,7 @@ def _images(
             for key, each in edits.objects.items()
             if each.accepted and (each.is_truth or not only_truth)
         }
-        if not chosen:
+        if not chosen and (edits.objects or edits.status != "done"):
             continue
         skipped |= {line: line for line in replaced(project, row, edits)}  # by no image's name
         path = project.path_of(row)

@@ -25,8 +25,9 @@ from gigamask.plugins.serve.annotator import MAX_CORNERS, Annotator, Stroke, to_
 from gigamask.plugins.serve.categories import change_category
 from gigamask.plugins.serve.dataset_view import MAX_DECODING
 from gigamask.plugins.serve.lost_images import pair_by_content, unused
+from gigamask.plugins.serve.open_images import Json
 from gigamask.plugins.serve.pictures import Shows, picture_response, version_of
-from gigamask.plugins.serve.project import ObjectCategory, Project
+from gigamask.plugins.serve.project import ObjectCategory, Project, StaleError
 from gigamask.plugins.serve.project_export import DEFAULT_FORMATS, export
 from gigamask.plugins.serve.prompt_steps import MAX_PROMPTS, PromptStep
 from gigamask.plugins.serve.proposals import Proposals
@@ -36,14 +37,16 @@ from gigamask.plugins.serve.session import encode_jpeg, is_large, shrunk
 EXPORT = "export"
 THUMBNAIL_PX = 160
 MAX_STROKE_POINTS = 4000
-MAX_OBJECTS = 1000
+MAX_OBJECTS = 5000
 
 Row = Annotated[int, Field(ge=0)]
 Version = Annotated[int, Field(ge=0)]
 Key = Annotated[int, Field(ge=1)]
 Name = Annotated[str, Field(max_length=100)]
 Color = Annotated[str, Field(pattern="^#[0-9a-f]{6}$")]
+Told = Annotated[str, Header(max_length=64)]
 Pair = tuple[float, float]
+Steps = Annotated[list[PromptStep], Field(min_length=1, max_length=MAX_PROMPTS)]
 
 
 class OtherProjectError(GigamaskError):
@@ -59,7 +62,7 @@ class Body(BaseModel):
 class PreviewBody(Body):
     """Prompts whose mask is shown but not kept; a client's newest replaces those that wait."""
 
-    steps: Annotated[list[PromptStep], Field(min_length=1, max_length=MAX_PROMPTS)]
+    steps: Steps
     client: Name = ""
 
 
@@ -176,15 +179,18 @@ class ProjectState:
     proposals: Proposals
     rounds: Rounds
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> Json:
         """Return the state of the loop."""
         return {**self.rounds.status(), "proposing": dict(self.proposals.state)}
 
-    def ask_to_stop(self) -> None:
-        """Ask proposals, export and training to stop."""
-        self.annotator.project.stopping.set()
-        self.proposals.stop()
-        self.rounds.stop()
+    def stop(self, wait: bool = False) -> None:
+        """Stop proposals and training.
+
+        Args:
+            wait: Whether to wait until they have stopped.
+        """
+        self.proposals.stop(wait)
+        self.rounds.stop(wait)
 
 
 def identity_of(project: Project) -> str:
@@ -192,19 +198,25 @@ def identity_of(project: Project) -> str:
     return version_of(os.path.abspath(project.folder), project.content.images, project.names)
 
 
-def _router(project: Project, below: str = "") -> APIRouter:
-    """Return a router that refuses pages of another project: their rows are other photographs."""
+def _router(project: Project, below: str = "", *more: Any) -> APIRouter:
+    """Return a router that refuses pages of another project: their rows are other photographs.
+
+    Args:
+        project: The project.
+        below: Path of the routes below that of the project.
+        *more: Further dependencies.
+    """
 
     identity = identity_of(project)
 
-    def check(x_project: Annotated[str, Header(max_length=64)] = "") -> None:
+    def check(x_project: Told = "") -> None:
         if x_project and x_project != identity:
             raise OtherProjectError(
                 "another project, or other photographs, are served at this address now, so nothing "
                 "is changed; load the page again"
             )
 
-    return APIRouter(prefix=f"/api/project{below}", dependencies=[Depends(check)])
+    return APIRouter(prefix=f"/api/project{below}", dependencies=[Depends(check), *more])
 
 
 def image_routes(annotator: Annotator) -> APIRouter:
@@ -223,7 +235,7 @@ def image_routes(annotator: Annotator) -> APIRouter:
         with project.lock:
             listed = project.summary()
             rows = project.summaries.since(since)
-            content: dict[str, Any] = {
+            content: Json = {
                 "change": project.summaries.changes,
                 "categories": project.content.categories,
                 "missing": len(project.missing),
@@ -234,7 +246,7 @@ def image_routes(annotator: Annotator) -> APIRouter:
         return Response(msgspec.json.encode(content), media_type="application/json")
 
     @router.get("/{row}")
-    def open_image(row: Row) -> dict[str, Any]:
+    def open_image(row: Row) -> Json:
         return annotator.open(row)
 
     @router.get("/{row}/jpeg")
@@ -250,16 +262,16 @@ def image_routes(annotator: Annotator) -> APIRouter:
         return picture_response(raw, version, shows)
 
     @router.post("/{row}/embed")
-    def embed(row: Row) -> dict[str, Any]:
+    def embed(row: Row) -> Json:
         return session.embed(annotator.with_key(row)[0])
 
     @router.post("/{row}/preview")
-    def preview(row: Row, body: PreviewBody) -> dict[str, Any]:
+    def preview(row: Row, body: PreviewBody) -> Json:
         key = annotator.with_key(row)[0]
         return session.predict(key, body.steps, best_only=True, client=body.client or None)[0]
 
     @router.post("/{row}/all-masks")
-    def all_masks(row: Row) -> list[dict[str, Any]]:
+    def all_masks(row: Row) -> list[Json]:
         return session.all_masks(annotator.with_key(row)[0])
 
     return router
@@ -271,24 +283,31 @@ def operation_routes(annotator: Annotator) -> APIRouter:
     Args:
         annotator: The project and its session.
     """
-    router = _router(annotator.project, "/images")
     project = annotator.project
 
+    def check(row: Row, x_pixels: Told = "") -> None:
+        if x_pixels and x_pixels != annotator.with_key(row)[0]:
+            raise StaleError(
+                f"{project.names[row]}: is another picture than the one shown; load it again"
+            )
+
+    router = _router(project, "/images", Depends(check))
+
     @router.post("/{row}/prompt")
-    def prompt(row: Row, body: StepBody) -> dict[str, Any]:
+    def prompt(row: Row, body: StepBody) -> Json:
         return to_json(annotator.prompt(row, body.version, body.target, body.step))
 
     @router.post("/{row}/choose")
-    def choose(row: Row, body: ObjectBody) -> dict[str, Any]:
+    def choose(row: Row, body: ObjectBody) -> Json:
         return to_json(annotator.choose(row, body.version, body.object or 0))
 
     @router.post("/{row}/stroke")
-    def stroke(row: Row, body: StrokeBody) -> dict[str, Any]:
+    def stroke(row: Row, body: StrokeBody) -> Json:
         drawn = Stroke(tuple(body.points), body.radius, body.erase)
         return to_json(annotator.stroke(row, body.version, body.target, drawn))
 
     @router.post("/{row}/polygon")
-    def polygon(row: Row, body: PolygonBody) -> dict[str, Any]:
+    def polygon(row: Row, body: PolygonBody) -> Json:
         return to_json(annotator.polygon(row, body.version, body.target, body.rings))
 
     @router.get("/{row}/corners/{target}")
@@ -296,25 +315,22 @@ def operation_routes(annotator: Annotator) -> APIRouter:
         return annotator.corners(row, target)
 
     @router.post("/{row}/split")
-    def split(row: Row, body: ObjectBody) -> dict[str, Any]:
+    def split(row: Row, body: ObjectBody) -> Json:
         return to_json(annotator.split(row, body.version, body.object or 0))
 
     @router.post("/{row}/assign")
-    def assign(row: Row, body: AssignBody) -> dict[str, Any]:
+    def assign(row: Row, body: AssignBody) -> Json:
         given = {name: getattr(body, name) for name in ("accepted", "name", "category")}
         fields = {name: value for name, value in given.items() if value is not None}
-        known = [each.name for each in project.content.categories]
-        if body.category is not None and body.category not in known:
-            raise GigamaskError(f"there is no category {body.category}; add it first")
         changed = None if body.delete else fields
         return to_json(annotator.assign(row, body.version, body.objects, changed))
 
     @router.post("/{row}/history")
-    def history(row: Row, body: HistoryBody) -> dict[str, Any]:
+    def history(row: Row, body: HistoryBody) -> Json:
         return to_json(project.change(row, body.version, lambda found: found.moved(body.by)))
 
     @router.post("/{row}/done")
-    def done(row: Row, body: DoneBody) -> dict[str, Any]:
+    def done(row: Row, body: DoneBody) -> Json:
         _, size = annotator.with_key(row)
         return to_json(project.mark_done(row, body.version, body.done, size))
 
@@ -331,15 +347,15 @@ def loop_routes(state: ProjectState) -> APIRouter:
     router = _router(project)
 
     @router.post("/pair")
-    def pair() -> dict[str, Any]:
+    def pair() -> Json:
         return {"paired": pair_by_content(project), "unused": unused(project)}
 
     @router.post("/categories")
-    def categories(body: CategoriesBody) -> dict[str, Any]:
+    def categories(body: CategoriesBody) -> Json:
         given = {each.name: ObjectCategory(each.name, each.color) for each in body.categories}
         with project.lock:  # those that another page has added stay
             kept = {each.name: each for each in project.content.categories}
-            project.update(categories=tuple((given | kept).values()))
+            project.update(categories=tuple((kept | given | kept).values()))
         return {"categories": project.content.categories}
 
     @router.post("/categories/change")
@@ -347,7 +363,7 @@ def loop_routes(state: ProjectState) -> APIRouter:
         return change_category(project, body.name, ObjectCategory(body.new_name, body.color))
 
     @router.post("/export")
-    def export_all(body: ExportBody) -> dict[str, Any]:
+    def export_all(body: ExportBody) -> Json:
         check_formats(body.formats, "formats")
         return export(project, project.folder / EXPORT, **vars(body), images=True)
 
@@ -359,36 +375,31 @@ def loop_routes(state: ProjectState) -> APIRouter:
         return FileResponse(path, media_type="application/json", filename=COCO)
 
     @router.get("/loop")
-    def loop() -> dict[str, Any]:
+    def loop() -> Json:
         return state.status()
 
     @router.get("/loop/run")
-    def run(name: Annotated[str, Query(max_length=40)]) -> dict[str, Any]:
+    def run(name: Annotated[str, Query(max_length=40)]) -> Json:
         return state.rounds.runs.run(name)
 
     @router.post("/loop/train")
-    def train(body: TrainBody) -> dict[str, Any]:
+    def train(body: TrainBody) -> None:
         state.rounds.train(body.minutes)
-        return state.status()
 
     @router.post("/loop/use")
-    def use(body: ModelBody) -> dict[str, Any]:
+    def use(body: ModelBody) -> None:
         state.rounds.use(body.model)
-        return state.status()
 
     @router.post("/loop/propose")
-    def propose() -> dict[str, Any]:
+    def propose() -> None:
         state.proposals.start()
-        return state.status()
 
     @router.post("/loop/stop")
-    def stop() -> dict[str, Any]:
-        state.rounds.stop()
-        state.proposals.stop()
-        return state.status()
+    def stop() -> None:
+        state.stop()
 
     @router.post("/loop/accept")
-    def accept(body: AcceptBody) -> dict[str, Any]:
+    def accept(body: AcceptBody) -> Json:
         return {"accepted": state.proposals.accept(body.threshold)}
 
     return router

@@ -14,7 +14,7 @@ from gigamask.inference.amg_config import AutomaticMaskConfig
 from gigamask.inference.automatic_mask_generator import MaskProposals, SamAutomaticMaskGenerator
 from gigamask.inference.classes import class_fields
 from gigamask.plugins.serve.annotator import Annotator
-from gigamask.plugins.serve.edits import Edit, ImageEdits, MaskObject
+from gigamask.plugins.serve.edits import Edit, MaskObject
 from gigamask.plugins.serve.project import read_usable
 from gigamask.plugins.serve.prompt_steps import PromptStep
 from gigamask.plugins.serve.session import StoppedError, generate_proposals
@@ -42,7 +42,13 @@ class Proposals:
             default = annotator.session.model.config.decoder.pred_iou_thresh
             least = max(default, MIN_PREDICTED_IOU)
             self._settings = replace(self._settings, pred_iou_thresh=least)
-        self.state: dict[str, Any] = {"running": False, "done": 0, "total": 0, "fault": None}
+        self.state: dict[str, Any] = {
+            "running": False,
+            "done": 0,
+            "total": 0,
+            "failed": 0,
+            "fault": None,
+        }
         self._stop, self._lock = threading.Event(), threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -54,7 +60,7 @@ class Proposals:
             rows = self._remaining()
             if not rows:
                 raise GigamaskError("no image remains: all are begun or proposed by this model")
-            self.state = {"running": True, "done": 0, "total": len(rows), "fault": None}
+            self.state.update(running=True, done=0, total=len(rows), failed=0, fault=None)
             self._stop.clear()
             self._thread = threading.Thread(target=self._run, args=(rows,), name=THREAD)
             self._thread.start()
@@ -72,23 +78,20 @@ class Proposals:
         for row, each in enumerate(self.project.summary()):
             if not each["open"] or max(each["open"]) < threshold:
                 continue
-            found = read_usable(self.project, row)
-            if found is None:
-                continue
-            chosen = {
-                key: replace(one, accepted=True, origin="accepted in bulk")
-                for key, one in found.objects.items()
-                if one.is_open and one.certainty >= threshold
-            }
-            edit = self.project.stamped(Edit("accept all", dict(chosen)))
-
-            def change(found: ImageEdits, edit: Edit = edit) -> ImageEdits:
-                changed = found.with_edit(edit)
-                rest = [one for one in changed.objects.values() if not one.accepted]
-                return replace(changed, done=not rest)
-
-            self.project.change(row, found.version, change)
-            count += len(chosen)
+            with self.project.lock:  # nobody changes it meanwhile
+                found = read_usable(self.project, row)
+                if found is None:
+                    continue
+                chosen = {
+                    key: replace(one, accepted=True, origin="accepted in bulk")
+                    for key, one in found.objects.items()
+                    if one.is_open and one.certainty >= threshold
+                }
+                changed = found.with_edit(self.project.stamped(Edit("accept all", dict(chosen))))
+                done = all(one.accepted for one in changed.objects.values())
+                finished = replace(changed, done=done)
+                self.project.change(row, found.version, lambda _, finished=finished: finished)
+                count += len(chosen)
         return count
 
     def stop(self, wait: bool = False) -> None:
@@ -103,15 +106,13 @@ class Proposals:
 
     def _remaining(self) -> list[int]:
         """Return the images to propose masks for."""
-        rows = self.project.summary()
-        begun = [each["status"] for each in rows]
         model = self.project.content.model
         return [
             row
-            for row, status in enumerate(begun)
-            if status == "not begun"
+            for row, each in enumerate(self.project.summary())
+            if each["status"] == "not begun"
             or (
-                status == "proposed"
+                each["status"] == "proposed"
                 and (found := read_usable(self.project, row))
                 and found.proposed_by != model
             )
@@ -128,8 +129,9 @@ class Proposals:
                     self._propose(row, generator, model)
                 except StoppedError:
                     return
-                except GigamaskError as error:
-                    self.state["fault"] = str(error)
+                except Exception as error:  # such as too little memory; the others may go well
+                    self.state["fault"] = str(error) or repr(error)
+                    self.state["failed"] += 1
                 self.state["done"] += 1
         finally:
             self.state["running"] = False

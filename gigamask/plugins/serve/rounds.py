@@ -15,7 +15,6 @@ import threading
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from gigamask import files
 from gigamask.data import image
@@ -24,6 +23,7 @@ from gigamask.errors import GigamaskError, counted
 from gigamask.files import exclusive_lock
 from gigamask.plugins.serve.annotator import Annotator
 from gigamask.plugins.serve.lost_images import unused
+from gigamask.plugins.serve.open_images import Json
 from gigamask.plugins.serve.project import TrainingRound, judged, progress
 from gigamask.plugins.serve.project_export import export
 from gigamask.plugins.serve.runs_view import RunsView
@@ -73,6 +73,7 @@ class Rounds:
         self._process: subprocess.Popen | None = None
         self._lock = threading.Lock()
         self.notice: str | None = None
+        self._skipped: list[str] = []
         try:
             self.use(self.project.content.model)
         except GigamaskError as error:
@@ -82,7 +83,7 @@ class Rounds:
             )
             self.use(-1)
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> Json:
         """Return the state of the training, the models, and what masks cost in each round."""
         with self._lock:
             training = self._training()
@@ -94,10 +95,10 @@ class Rounds:
             "weights": self.weights,
             "progress": progress(self.project),
             "judged": judged(self.project),
-            "unused": [*([self.notice] if self.notice else []), *unused(self.project)],
+            "unused": [*filter(None, [self.notice]), *unused(self.project), *self._skipped],
         }
 
-    def train(self, minutes: float) -> dict[str, Any]:
+    def train(self, minutes: float) -> None:
         """Start a training on what is accepted, or continue one that was stopped.
 
         Args:
@@ -121,7 +122,6 @@ class Rounds:
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
                 )
-        return self.status()
 
     def stop(self, wait: bool = False) -> None:
         """Ask the training to stop; it continues later where it was.
@@ -169,14 +169,14 @@ class Rounds:
         found = (path.parent for path in self.folder.glob(f"*/{SETTINGS}"))
         return max((path for path in found if re.fullmatch(r"\d{4}", path.name)), default=None)
 
-    def _training(self) -> dict[str, Any]:
+    def _training(self) -> Json:
         """Return the state of the newest training, and record its result in the project."""
         folder = self._newest()
         if folder is None:
             return {"state": "none"}
         number = int(folder.name)
         begun = history.is_run(folder / RUN)
-        found: dict[str, Any] = {"number": number, "run": f"{folder.name}/{RUN}" if begun else None}
+        found: Json = {"number": number, "run": f"{folder.name}/{RUN}" if begun else None}
         if (folder / RESULT).exists():
             result, known = read_json(folder / RESULT, TrainingRound), self.project.content.rounds
             if result.weights not in {each.weights for each in known}:
@@ -207,10 +207,13 @@ class Rounds:
             number = max(number, int(newest.name) + (newest / RESULT).exists())
         folder = self.folder / f"{number:04d}"
         shutil.rmtree(folder, ignore_errors=True)  # of a training that failed
-        for name, part in (("train", rest), ("held_out", held_out)):
-            # What a model answered and nobody changed, is no truth to compare it with.
-            export(self.project, folder / name, part, only_truth=name == "held_out")
-        settings: dict[str, Any] = {
+        # What a model answered and nobody changed, is no truth to compare it with.
+        self._skipped = [
+            f"training: {line}"
+            for name, part, truth in (("train", rest, False), ("held_out", held_out, True))
+            for line in export(self.project, folder / name, part, only_truth=truth)["skipped"]
+        ]
+        settings: Json = {
             "init": os.path.abspath(self.current) if os.path.exists(self.current) else self.current,
             "minutes": minutes,
             "device": self.device,
@@ -230,8 +233,10 @@ class Rounds:
 
 def _is_deep(folder: Path, name: str) -> bool:
     """Return whether an image has more than 8 bits per channel."""
-    raw = read_file(folder / name, name)
-    return image.keeps_its_bytes(raw) and image.read_stored(raw, name).dtype != "uint8"
+    with suppress(GigamaskError):  # as the export says
+        raw = read_file(folder / name, name)
+        return image.keeps_its_bytes(raw) and image.read_stored(raw, name).dtype != "uint8"
+    return False
 
 
 def _is_locked(path: Path) -> bool:

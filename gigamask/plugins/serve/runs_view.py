@@ -3,11 +3,10 @@
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 from gigamask.errors import GigamaskError
 from gigamask.models import manifest
-from gigamask.plugins.serve.open_images import NotFoundError
+from gigamask.plugins.serve.open_images import Json, NotFoundError
 from gigamask.plugins.serve.photographs import stamp_of
 from gigamask.plugins.serve.pictures import file_version
 from gigamask.report import charts, history
@@ -36,7 +35,7 @@ class RunsView:
         self._folders: dict[str, Path] = {}
         self._histories: dict[str, tuple[list, History]] = {}
 
-    def runs(self) -> list[dict[str, Any]]:
+    def runs(self) -> list[Json]:
         """Return a summary of each run, or why it cannot be read, newest first."""
         self._find()
         found = []
@@ -48,7 +47,7 @@ class RunsView:
                 found.append(fault)
         return found
 
-    def run(self, name: str) -> dict[str, Any]:
+    def run(self, name: str) -> Json:
         """Return the records, evaluations, events, checkpoints and pictures of a run."""
         read = self._history(name)
         return {
@@ -65,7 +64,7 @@ class RunsView:
             "scores": read.scores,
         }
 
-    def differences(self, one: str, other: str) -> list[dict[str, Any]]:
+    def differences(self, one: str, other: str) -> list[Json]:
         """Return the flags that differ between two runs.
 
         Args:
@@ -92,7 +91,7 @@ class RunsView:
         version = file_version(paths[0])
         return read_limited(paths[0], MAX_PICTURE_BYTES), MEDIA_TYPES[paths[0].suffix], version
 
-    def verify(self, name: str, step: int) -> dict[str, Any]:
+    def verify(self, name: str, step: int) -> Json:
         """Read a whole checkpoint and check it against its checksums.
 
         Args:
@@ -138,7 +137,7 @@ class RunsView:
                 self._histories[name] = state, history.read(folder)
             return self._histories[name][1]
 
-    def _summary(self, name: str) -> dict[str, Any]:
+    def _summary(self, name: str) -> Json:
         read = self._history(name)
         written = stamp_of(self._folders[name] / history.METRICS)
         age_s = time.time() - written[1] / 1e9 if written else LIVE_S

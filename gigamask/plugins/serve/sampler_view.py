@@ -5,7 +5,6 @@ The images come from `dataset_view`, the orders from `samplers`, and the statist
 """
 
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from gigamask.data.sample_table import IndexSamples, open_sample_table
 from gigamask.datatools import sampler_stats
 from gigamask.interfaces import LossSnapshot, Sampler
 from gigamask.plugins.serve.dataset_view import MAX_ROWS, image_to_json
-from gigamask.plugins.serve.open_images import NotFoundError
+from gigamask.plugins.serve.open_images import Json, NotFoundError
 from gigamask.samplers.batch_sampler import items_at, order_of
 
 CACHED_ORDERS = 4
@@ -31,9 +30,7 @@ class SamplerView:
         self.index = index
         self._order = lru_cache(CACHED_ORDERS)(self._make_order)
 
-    def images(
-        self, sampler: str, epoch: int, position: int, count: int, seed: int
-    ) -> dict[str, Any]:
+    def images(self, sampler: str, epoch: int, position: int, count: int, seed: int) -> Json:
         """Return the images that a sampler draws.
 
         Args:
@@ -49,7 +46,7 @@ class SamplerView:
         images = [image_to_json(self.index, int(row)) for row in chosen]
         return {"positions": len(rows), "position": position, "images": images}
 
-    def statistics(self, sampler: str, seed: int) -> dict[str, Any]:
+    def statistics(self, sampler: str, seed: int) -> Json:
         """Return statistics of one epoch, chunk by chunk, and of the whole index.
 
         Args:

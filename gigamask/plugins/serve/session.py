@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from hashlib import blake2b
-from typing import Any
 
 import cv2
 import numpy as np
@@ -34,7 +33,7 @@ from gigamask.masks.rle import RLEMasks
 from gigamask.models.embedding_cache import EmbeddingCache
 from gigamask.models.promptable import PromptableModel
 from gigamask.pixels import PREVIEW_PERCENTILES, PixelConfig, to_rgb
-from gigamask.plugins.serve.open_images import OpenImage, OpenImages, masks_to_json
+from gigamask.plugins.serve.open_images import Json, OpenImage, OpenImages, masks_to_json
 from gigamask.plugins.serve.prompt_batches import PromptBatches, PromptRequest, answer_together
 from gigamask.plugins.serve.prompt_steps import PromptStep, check_steps
 
@@ -96,7 +95,7 @@ class Session:
         name: str,
         masks: RLEMasks | None = None,
         halve: bool = False,
-    ) -> dict[str, Any]:
+    ) -> Json:
         """Decode an image and return its id, name and size, and how it is shown, if not as stored.
 
         Args:
@@ -131,7 +130,7 @@ class Session:
         """Return an opened image as a JPEG."""
         return self._codec.submit(encode_jpeg, to_rgb(self.images.get(key).pixels)).result()
 
-    def embed(self, key: str) -> dict[str, Any]:
+    def embed(self, key: str) -> Json:
         """Embed an image, and return the seconds it took and whether it was cached."""
         opened, start_s = self.images.get(key), time.perf_counter()
         with self._model_lock:
@@ -148,7 +147,7 @@ class Session:
         base: RLEMasks | None = None,
         best_only: bool = False,
         client: str | None = None,
-    ) -> list[dict[str, Any]]:
+    ) -> list[Json]:
         """Return the masks for a sequence of prompts, highest predicted IoU first.
 
         Args:
@@ -186,7 +185,7 @@ class Session:
             for number in order[: 1 if best_only else None]
         ]
 
-    def all_masks(self, key: str) -> list[dict[str, Any]]:
+    def all_masks(self, key: str) -> list[Json]:
         """Return all masks that the model finds from a grid of points, with its scores (slow)."""
         opened = self.images.get(key)
         with self._model_lock:
@@ -198,7 +197,7 @@ class Session:
         }
         return masks_to_json(proposals.masks, scores, classes)
 
-    def find(self, key: str, text: str) -> dict[str, Any]:
+    def find(self, key: str, text: str) -> Json:
         """Return the best masks for a text, best first, and how many of all masks fit it.
 
         Args:

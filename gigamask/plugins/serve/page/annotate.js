@@ -8,10 +8,10 @@ import * as queue from "./queue.js";
 import * as stage from "./stage.js";
 import { boxOf, drawBox, drawSteps } from "./marks.js";
 import { belongsTo, namesOf, takesText } from "./keys.js";
-import { $, classCounts, counted, loadPicture, make, request, showMessage, url, withErrorMessages } from "./parts.js";
+import { $, classCounts, counted, download, loadPicture, make, request, save, showMessage, withErrorMessages } from "./parts.js";
 import { contains, decoded, hue } from "./masks.js";
 
-const MODEL = [240, 228, 66], PREVIEW = [86, 180, 233], DRAGGED_PX = 6, NEAR_PX = 9, PREVIEW_MS = 40, LOOK_MS = 700;
+const MODEL = [240, 228, 66], PREVIEW = [86, 180, 233], DRAGGED_PX = 6, NEAR_PX = 9, PREVIEW_MS = 40, LOOK_MS = 700, MOST_POINTS = 4000;
 const TOOLS = { v: "select", p: "point", b: "box", d: "brush", e: "erase", g: "polygon" };
 
 let images = [], order = [], change = 0;
@@ -20,7 +20,9 @@ let wanted = null;     // row of the image that was asked for last
 let active = null;     // id of the object that tools change; null begins one
 let tool = "point";
 let drag = null;       // {kind, from, points, client, last, long, button}
-let rings = null;      // corners of the polygon tool; `closed` if they are those of an object
+let rings = null;      // corners of the polygon tool; `closed` if they are those of an object, whose mask is `counts`
+let named = null;      // id of the object whose name is shown
+let naming = false;    // whether the field of the name waits for what was done before: what is typed are no keys
 let corner = null;     // the corner being dragged
 let hovered = null;    // id of the object under the pointer or in the list
 let preview = null;    // the model's mask under the pointer
@@ -45,11 +47,18 @@ export function start({ writers }) {
   for (const [id, action] of Object.entries(actions)) if ($(`a-${id}`)) $(`a-${id}`).onclick = action;
   for (const id of ["a-contrast", "a-brightness"]) $(id).oninput = () => stage.contrast(Number($("a-contrast").value), Number($("a-brightness").value));
   $("a-order").onchange = sort;
-  $("a-name").onchange = () => { const [id, name] = [active, $("a-name").value.slice(0, 100)]; if (id) act(() => send("assign", { objects: [id], name })); };
+  $("a-name").onchange = () => { const [id, name] = [named, $("a-name").value.slice(0, 100)]; if (id) act(() => send("assign", { objects: [id], name })); };
+  $("a-name").onkeydown = (event) => {
+    if (!["Enter", "Escape"].includes(event.key) || event.isComposing) return;
+    event.preventDefault();   // a browser would empty the field
+    if (event.key === "Escape") $("a-name").value = nameOf(named);   // as it was
+    $("a-marks").focus({ preventScroll: true });
+  };
   $("a-pair").onclick = withErrorMessages(pair);
   addEventListener("keydown", keyed);
   addEventListener("keyup", (event) => { if (event.key === " ") spaced = false; });
-  addEventListener("beforeunload", (event) => { if (queue.busy() && queue.label()) event.preventDefault(); });
+  addEventListener("blur", () => { spaced = false; });
+  addEventListener("beforeunload", (event) => { if ((queue.busy() && queue.label()) || drawing() || typing()) event.preventDefault(); });
   $("annotate").addEventListener("click", giveBackFocus);
   $("annotate").addEventListener("change", giveBackFocus);
   loop.start({ reload: withErrorMessages(refresh), reopen: () => image && open(image.row, true), image: () => image });
@@ -107,8 +116,11 @@ async function pair() {
   await loop.refresh();
 }
 
-/** Opens an image in its turn. */
-function open(row, again = false) { return queue.enqueue("opening", () => load(row, again)); }
+/** Opens an image in its turn; a polygon that is being drawn is kept as an object of the one before. */
+function open(row, again = false) {
+  if (row !== image?.row) closePolygon();
+  return queue.enqueue("opening", () => load(row, again));
+}
 
 /** Loads an image and shows it; its mask preview begins when it is embedded. */
 async function load(row, again = false) {
@@ -151,8 +163,8 @@ function showState() {
 function failed(error, dropped) {
   console.warn(error);
   if (!/cannot be opened$/.test(fault)) fault = "the last change is not saved";
-  if (error.status === 409) $("a-stale").hidden = false;
-  else showMessage(dropped ? `${error.message}; ${counted(dropped, "further action")} not done` : error);
+  const message = dropped ? `${error.message}; ${counted(dropped, "further action")} not done` : error.message;
+  if (error.status === 409) { $("a-stale-why").textContent = message; $("a-stale").hidden = false; } else showMessage(message);
   stage.draw();
 }
 
@@ -162,6 +174,7 @@ function take(found) {
   image = { ...image, ...found, objects: found.objects.map((each) => ({ ...each, mask: known.get(each.segmentation.counts) ?? decoded(each) })) };
   if (active !== null && !image.objects.some(({ id }) => id === active)) active = null;
   preview = null;
+  refreshCorners();
   Object.assign(images[image.row], { status: image.status, objects: image.objects.length, accepted: image.objects.filter(({ accepted }) => accepted).length,
     open: image.objects.filter(isOpen).map((each) => each.certainty), held_out: image.held_out, categories: tally(image.objects.map((each) => each.category)) });
   list.update(image.row);
@@ -193,7 +206,7 @@ function act(work) {
 /** Sends an operation; returns the ids of new objects. */
 async function send(path, body) {
   const before = new Set(image.objects.map(({ id }) => id));
-  const found = await request(`project/images/${image.row}/${path}`, { json: { version: image.version, ...body } });
+  const found = await request(`project/images/${image.row}/${path}`, { json: { version: image.version, ...body }, pixels: image.pixels });
   take(found);
   return found.objects.map(({ id }) => id).filter((id) => !before.has(id));
 }
@@ -239,10 +252,11 @@ function acceptAll() {
 function finish(again, confirmed = false) {
   if (!image || (!touched && performance.now() - shownAt < LOOK_MS)) return;   // nobody can have looked at it
   const { row, done } = image, doubt = doubted;
-  if (rings && !rings.closed) closePolygon();
+  closePolygon();
   queue.enqueue("saving", async () => {
     if (image.row !== row) return;   // pressed twice
     if (done && again) { await send("done", { done: false }); sort(); return; }
+    const next = order[order.indexOf(row) + 1] ?? row;   // before this one, which is done, moves to the end
     if (!image.done) {
       await acceptActive();
       const rest = image.objects.filter(({ accepted }) => !accepted).length;
@@ -255,12 +269,13 @@ function finish(again, confirmed = false) {
       await send("done", { done: true });
       sort();
     }
-    await load(order[order.indexOf(row) + 1] ?? row);
+    await load(next);
   });
 }
 
 /** Opens the next image of the list, or the one before. */
 function step(by) {
+  closePolygon();
   steps += by;
   return queue.enqueue("opening", async () => {
     const index = Math.min(Math.max(order.indexOf(wanted) + steps, 0), order.length - 1);
@@ -279,6 +294,24 @@ function activate(id) {
   stage.draw();
 }
 
+const nameOf = (key) => image?.objects.find(({ id }) => id === key)?.name ?? "";
+
+/** Whether a name is typed that is not saved yet. */
+const typing = () => document.activeElement === $("a-name") && $("a-name").value !== nameOf(named);
+
+/** Whether a polygon is being drawn that is not an object yet. */
+const drawing = () => rings !== null && !rings.closed && rings[0].length > 2;
+
+/** Loads the corners again if the mask that they belong to was changed by other means, as by undo. */
+function refreshCorners() {
+  if (!rings?.closed || rings.counts === countsOf(active)) return;
+  if (rings.moved) { Object.assign(rings, { counts: countsOf(active), moved: false }); return; }   // by these corners
+  rings = corner = null;
+  if (active !== null) withErrorMessages(loadCorners)();
+}
+
+const countsOf = (id) => image.objects.find((each) => each.id === id)?.segmentation.counts;
+
 const select = (id) => queue.enqueue("", () => activate(id));
 
 /** Leaves the object, or the polygon that is being drawn. */
@@ -288,14 +321,15 @@ function leave() {
 }
 
 async function loadCorners() {
-  const { row } = image, id = active;
-  const found = await request(`project/images/${row}/corners/${id}`);
-  if (image.row !== row || active !== id || rings || tool !== "polygon") return;
-  rings = Object.assign(found, { closed: true });
+  const { row } = image, id = active, counts = countsOf(id);
+  const found = await request(`project/images/${row}/corners/${id}`, { pixels: image.pixels });
+  if (image.row !== row || active !== id || rings || tool !== "polygon" || countsOf(id) !== counts) return;
+  rings = Object.assign(found, { closed: true, counts });
   stage.draw();
 }
 
 function choose(chosen) {
+  closePolygon();   // what is drawn is kept, whatever comes next
   tool = chosen;
   for (const button of $("a-tools").children) button.setAttribute("aria-checked", button.dataset.tool === tool);
   $("a-marks").dataset.tool = tool;
@@ -318,7 +352,8 @@ function describe() {
     return make("li", {}, button);
   }));
   $("a-empty").hidden = image.objects.length > 0;
-  $("a-name").value = one?.name ?? "";
+  if (named !== active || !typing()) $("a-name").value = nameOf(active);
+  named = active;
   for (const id of ["a-name", "a-delete", "a-split"]) $(id).disabled = !one;
   $("a-choose").disabled = !(one?.steps.length === 1 && !one.by_model);
   $("a-accept-all").disabled = !image.objects.some(({ accepted }) => !accepted);
@@ -359,7 +394,7 @@ async function exportAll() {
   await slowly("exporting", async () => {
     const wanted = JSON.parse($("a-format").value);
     const { images: count, masks, written, skipped } = await request("project/export", { json: wanted });
-    $("a-exported").replaceChildren(make("p", {}, `${masks} masks of ${count} images: ${written.join(", ")}. `, wanted.formats.includes("coco") ? make("a", { href: url("project/export/coco.json"), download: "coco.json" }, "Download coco.json") : ""),
+    $("a-exported").replaceChildren(make("p", {}, `${masks} masks of ${count} images: ${written.join(", ")}. `, wanted.formats.includes("coco") ? make("button", { type: "button", onclick: withErrorMessages(async () => save(await download("project/export/coco.json"), "coco.json")) }, "Download coco.json") : ""),
       ...skipped.map((reason) => make("p", { className: "bad" }, reason)));
   });
 }
@@ -381,7 +416,8 @@ function pressed(event) {
   $("a-marks").focus({ preventScroll: true });
   $("a-marks").setPointerCapture(event.pointerId);
   pointers.set(event.pointerId, event);
-  if (pointers.size > 1) { drag = null; pinched = stage.pinch(pointers, null); return; }
+  if (pointers.size > 1) { release(); pinched = stage.pinch(pointers, null); return; }
+  corner = null;
   const at = stage.pixel(event), panning = event.button === 1 || spaced || (!stage.inside(event) && tool !== "box");
   const kind = panning ? "pan" : { brush: "stroke", erase: "stroke", box: "box", polygon: "corner" }[tool] ?? (tool === "point" && event.pointerType === "mouse" ? "point" : "click");
   drag = { kind, from: at, points: [at], client: [event.clientX, event.clientY], last: [event.clientX, event.clientY], long: false, button: event.button, erase: tool === "erase" || (kind === "stroke" && event.button === 2) };
@@ -399,7 +435,9 @@ function moved(event) {
   if (drag.kind === "pan" || (drag.kind === "click" && drag.long)) { stage.pan(event.clientX - drag.last[0], event.clientY - drag.last[1]); drag.last = [event.clientX, event.clientY]; return; }
   if (corner) { corner.ring[corner.index] = at; stage.draw(); return; }
   const last = drag.points.at(-1);
-  if (drag.kind === "stroke" && Math.hypot(at[0] - last[0], at[1] - last[1]) >= 1 && drag.points.length < 4000) drag.points.push(at);
+  if (drag.kind === "stroke" && Math.hypot(at[0] - last[0], at[1] - last[1]) >= 1) {
+    if (drag.points.push(at) >= MOST_POINTS) { stroke(); drag.points = [at]; }   // the rest is another edit
+  }
   else if (drag.kind !== "stroke") drag.points = [drag.from, at];
   stage.draw();
 }
@@ -411,12 +449,32 @@ function released(event) {
   const { kind, from, points, long, button, erase } = drag;
   drag = null;
   if (kind === "stroke") draw("stroke", { points, radius: radius(), erase });
-  else if (corner) { corner = null; if (rings?.closed) { const [object, moved] = [active, [...rings]]; act(() => send("polygon", { object, rings: moved })); } }
+  else if (kind === "corner") movedCorners();
   else if (kind === "box" || (kind === "point" && long)) {
     if (long) draw("prompt", { step: { box: boxOf(from, points.at(-1)) } });
   } else if (kind === "point" || (kind === "click" && !long && tool === "point")) draw("prompt", { step: { point: from, foreground: button !== 2 && !event.shiftKey && !$("a-negative").checked } });
   else if (kind === "click" && !long && tool === "select") select(topmost(from)?.id ?? null);
   stage.draw();
+}
+
+const stroke = () => draw("stroke", { points: drag.points, radius: radius(), erase: drag.erase });
+
+/** Ends what one pointer does since a second one came; corners that were moved stay so. */
+function release() {
+  if (drag?.kind === "corner") movedCorners();
+  drag = null;
+}
+
+/** Saves the corners of an object if one was moved, added or removed. */
+function movedCorners() {
+  if (corner && rings?.closed) {
+    const object = active, mine = rings, copy = rings.map((ring) => [...ring]);
+    act(async () => {
+      mine.moved = true;
+      try { await send("polygon", { object, rings: copy }); } catch (error) { Object.assign(mine, { moved: false, counts: "" }); refreshCorners(); throw error; }
+    });
+  }
+  corner = null;
 }
 
 function cancelled(event) { pointers.delete(event.pointerId); drag = corner = pinched = null; stage.draw(); }
@@ -456,7 +514,7 @@ function grab(event) {
   for (const ring of rings) {
     const index = ring.findIndex((each) => far(each) < near);
     if (index < 0) continue;
-    if (event.button === 2 && ring.length > 3) { ring.splice(index, 1); corner = { ring, index: 0 }; return; }
+    if (event.button === 2 && ring.length > 3) { ring.splice(index, 1); corner = {}; movedCorners(); drag = null; stage.draw(); return; }
     if (!rings.closed && index === 0 && ring.length > 2) { drag = null; closePolygon(); return; }
     corner = { ring, index };
     return;
@@ -475,7 +533,7 @@ function grab(event) {
 
 /** Ends the polygon that is being drawn, which is an object of its own. */
 function closePolygon() {
-  if (!rings || rings.closed || rings[0].length < 3) return;
+  if (!drawing()) return;
   const drawn = [...rings];
   rings = null;
   draw("polygon", { rings: drawn }, true);
@@ -490,7 +548,7 @@ const repeated = {   // also while they are held
 const keys = {
   z: actions.undo, y: actions.redo, Enter: actions.accept, Escape: actions.new, Delete: actions.delete, Backspace: actions.delete, s: actions.split, w: actions.choose,
   n: () => finish(false), ArrowRight: actions.next, ArrowDown: actions.next, ArrowLeft: actions.previous, ArrowUp: actions.previous, a: actions["accept-all"], m: actions.everything, x: actions.hide,
-  f: actions.fit, 0: actions.full, "?": actions.help, r: () => $("a-name").focus(), Tab: () => cycle(1), c: () => $("a-contrast").focus(), ...repeated,
+  f: actions.fit, 0: actions.full, "?": actions.help, r: () => { naming = true; queue.enqueue("", () => $("a-name").focus()).then(() => { naming = false; }); }, Tab: () => cycle(1), c: () => $("a-contrast").focus(), ...repeated,
 };
 
 function brush(by) { $("a-radius").value = radius() + by * Math.max(1, Math.round(radius() / 5)); stage.draw(); }
@@ -513,6 +571,7 @@ function actionOf(event) {
 
 function keyed(event) {
   if ($("annotate").hidden || !image || $("a-keys").open || takesText(event.target) || belongsTo(event.target, event.key)) return;
+  if (naming) { event.preventDefault(); return; }
   if (event.key === " ") { spaced = true; event.preventDefault(); return; }
   const [name, action] = actionOf(event);
   if (!action || (name === "Tab" && event.target !== $("a-marks"))) return;

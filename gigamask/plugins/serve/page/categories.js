@@ -57,7 +57,7 @@ async function submit(event) {
   $("a-new-category").value = "";
   $("a-marks").focus({ preventScroll: true });
   if (old === null) {
-    if (!categories.some((each) => each.name === name)) take((await request("project/categories", { json: { categories: [...categories, { name, color }] } })).categories);
+    if (!categories.some((each) => each.name === name)) take((await request("project/categories", { json: { categories: [{ name, color }] } })).categories);
     categorize(name);
     return;
   }

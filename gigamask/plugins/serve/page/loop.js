@@ -9,17 +9,20 @@ let hooks = null, status = null, images = [], visible = false, before = "", know
 
 export function start(given) {
   hooks = given;
-  const post = (path, json) => withErrorMessages(async () => { status = await request(`project/loop/${path}`, { json: json?.() ?? {} }); await refresh(); });
+  const post = (path, json) => withErrorMessages(async () => {
+    try { await request(`project/loop/${path}`, { json: json?.() ?? {} }); } finally { await refresh(); }   // whatever came of it
+  });
   $("a-train").onclick = post("train", () => ({ minutes: Number($("a-minutes").value) }));
   $("a-propose").onclick = post("propose");
   $("a-stop").onclick = post("stop");
-  $("a-model").onchange = post("use", () => ({ model: Number($("a-model").value) }));
+  const use = post("use", () => ({ model: Number($("a-model").value) }));
+  $("a-model").onchange = async () => { await use(); await hooks.reopen(); };   // whose pixels it may read otherwise
   $("a-threshold").oninput = count;
   $("a-accept-certain").onclick = withErrorMessages(async () => {
-    const { accepted } = await request("project/loop/accept", { json: { threshold: Number($("a-threshold").value) } });
-    showMessage(`${counted(accepted, "mask")} accepted`);
-    await hooks.reopen();
-    await refresh();
+    try {
+      const { accepted } = await request("project/loop/accept", { json: { threshold: Number($("a-threshold").value) } });
+      showMessage(`${counted(accepted, "mask")} accepted`);
+    } finally { await hooks.reopen(); await refresh(); }
   });
   setInterval(() => { if (visible && !document.hidden && busy()) withErrorMessages(refresh)(); }, EVERY_MS);
   withErrorMessages(refresh)();
@@ -59,7 +62,7 @@ async function train() {
   $("a-curve").replaceChildren(...(run ? runCharts([run], 0.5).curves.filter(Boolean).slice(0, 2) : []));
   const better = last?.verdict === "better", offered = better || (last?.verdict === "too few to tell" && last.after < last.before), used = model === rounds.length - 1;
   $("a-result").replaceChildren(...(last ? [make("p", { className: better ? "good" : "", title: "mean number of clicks until 90 % of an object's mask is right, at most 20; masks that a model answered and nobody changed are left out" }, `Round ${rounds.length}: ${compared(last)}`),
-  used || !offered ? null : make("button", { type: "button", className: better ? "main" : "", onclick: withErrorMessages(async () => { $("a-model").value = rounds.length - 1; await $("a-model").onchange(); await hooks.reopen(); }) }, "Use the new model")].filter(Boolean) : []));
+  used || !offered ? null : make("button", { type: "button", className: better ? "main" : "", onclick: withErrorMessages(async () => { $("a-model").value = rounds.length - 1; await $("a-model").onchange(); }) }, "Use the new model")].filter(Boolean) : []));
   const names = [[-1, status.weights], ...rounds.map(({ after }, i) => [i, `round ${i + 1} (${after.toFixed(1)} clicks)`])];
   $("a-model").replaceChildren(...names.map(([value, name]) => make("option", { value, selected: value === model }, name)));
   if (watched) $("a-result").scrollIntoView({ block: "nearest" });
@@ -85,11 +88,11 @@ function heldOut() {
 }
 
 function propose() {
-  const { running, done, total, fault } = status.proposing;
+  const { running, done, total, failed, fault } = status.proposing;
   $("a-propose").disabled = running;
-  $("a-proposing").textContent = running ? `image ${done + 1} of ${total}` : total ? `${done} of ${total} images proposed` : "";
+  $("a-proposing").textContent = running ? `image ${done + 1} of ${total}` : total ? `${done - failed} of ${total} images proposed` : "";
   $("a-proposing").classList.toggle("busy", running);
-  if (fault) $("a-proposing").textContent += `; ${fault}`;
+  if (fault) $("a-proposing").textContent += `; ${failed} failed: ${fault}`;
 }
 
 /** Says what to do next, by what is done. */

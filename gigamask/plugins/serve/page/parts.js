@@ -18,23 +18,26 @@ export const pictureUrl = (path, shows) => url(`${path}${path.includes("?") ? "&
 let served = null;     // the project that this page shows; another may be served at its address later
 export const showsProject = (identity) => { served = identity; };
 
-/** Sends a request to the server and returns its JSON; throws an Error with the server's message. */
-export async function request(path, { body, json } = {}) {
+/** Sends a request to the server and returns its JSON; throws an Error with the server's message. `pixels` is the picture that it is about. */
+export async function request(path, { body, json, pixels } = {}) {
   const posted = body !== undefined || json !== undefined;
   const headers = json !== undefined ? { "content-type": "application/json" } : body?.type ? { "content-type": body.type } : {};
-  if (served) headers["x-project"] = served;
+  if (pixels) headers["x-pixels"] = pixels;
   return (await answer(url(path), { method: posted ? "POST" : "GET", body: json !== undefined ? JSON.stringify(json) : body, headers })).json();
 }
 
+/** Returns a file of the server. */
+export const download = async (path) => (await answer(url(path))).blob();
+
 /** Loads a picture as a bitmap. */
 export async function loadPicture(path, shows) {
-  return createImageBitmap(await (await answer(pictureUrl(path, shows), {})).blob());
+  return createImageBitmap(await (await answer(pictureUrl(path, shows))).blob());
 }
 
-async function answer(address, options) {
+async function answer(address, { headers = {}, ...options } = {}) {
   let response;
   try {
-    response = await fetch(address, options);
+    response = await fetch(address, { ...options, headers: served ? { ...headers, "x-project": served } : headers });
   } catch {
     throw new Error("the server does not respond; is 'gigamask serve' still running?");
   }

@@ -3,6 +3,7 @@ import { $, classCounts, loadPicture, make, percent, pictureUrl, request, save, 
 import * as compared from "./compare.js";
 import { boxOf, drawBox, drawSteps } from "./marks.js";
 import { decoded, drawMasks, hue, png } from "./masks.js";
+import { takesText } from "./keys.js";
 import { pixelOf } from "./pointer.js";
 
 const ANSWER = [0, 114, 178], DRAGGED_PX = 6, SAMPLES = 16, POLL_MS = 1000;
@@ -15,6 +16,7 @@ let hovered = null;   // index of the mask under the pointer
 let title = "Masks";
 let mode = "add";
 let drag = null;      // {start, now, button} in image pixels
+let opening = 0;      // number of the latest image that was opened
 let turn = 0;         // number of the latest request; responses to earlier ones are ignored
 let ready = null;     // promise of the embedding
 
@@ -60,17 +62,22 @@ export async function openRow(row) {
 
 async function open(file) {
   if (!file) return;
-  const body = file.type ? file : new Blob([file], { type: "image/jpeg" });
+  const body = file.type.startsWith("image/") ? file : new Blob([file], { type: "image/jpeg" });   // the server looks at the bytes
   await opened(request(`images?name=${encodeURIComponent(file.name || "image")}`, { body }));
 }
 
 async function opened(response) {
+  const mine = ++opening;
   busy("opening");
-  try { await show(await response); } catch (error) { busy(); throw error; }
+  try {
+    const info = await response;
+    if (mine === opening) await show(info);   // else another one was opened since
+  } catch (error) { if (mine === opening) busy(); throw error; }
 }
 
 async function show(info) {
-  const bitmap = await loadPicture(`images/${info.id}/jpeg`, info.id);
+  const mine = opening, bitmap = await loadPicture(`images/${info.id}/jpeg`, info.id);
+  if (mine !== opening) return;
   picture = { ...info, bitmap };
   $("canvas").classList.remove("none");
   $("canvas").style.setProperty("--ratio", info.width / info.height);
@@ -79,11 +86,11 @@ async function show(info) {
   fit();
   for (const id of ["all-masks", "another"]) $(id).disabled = false;
   clear();
-  const mine = picture;
+  const shown = picture;
   busy("encoding");
   ready = request(`images/${info.id}/embed`, { json: {} });
   const { seconds, cached } = await ready;
-  if (picture === mine) busy(false, [cached ? "encoded (cached)" : `encoded in ${seconds.toFixed(seconds < 1 ? 2 : 1)} s`, info.note].filter(Boolean).join("; "));
+  if (picture === shown) busy(false, [cached ? "encoded (cached)" : `encoded in ${seconds.toFixed(seconds < 1 ? 2 : 1)} s`, info.note].filter(Boolean).join("; "));
 }
 
 function close() {
@@ -115,7 +122,7 @@ function clear() {
 }
 
 function keyed(event) {
-  if ($("try").hidden || !picture || /INPUT|SELECT|TEXTAREA/.test(event.target.tagName)) return;
+  if ($("try").hidden || !picture || takesText(event.target) || event.altKey || ((event.ctrlKey || event.metaKey) && event.key !== "z")) return;
   if (event.key === "z" || event.key === "Backspace") { event.preventDefault(); if (steps.length) undo(); }
   else if (event.key === "Escape") clear();
   else if (/^[1-9]$/.test(event.key) && answers[event.key - 1]) pick(event.key - 1);

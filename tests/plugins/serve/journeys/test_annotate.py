@@ -199,7 +199,7 @@ def test_the_loop_ends_with_an_export(browser, address, photos, tmp_path):
         page.click("#a-export")
         page.wait_for_selector("#a-exported:has-text('of 7 images')")
         with page.expect_download() as download:
-            page.click("#a-exported a")
+            page.click("#a-exported button")
         download.value.save_as(tmp_path / "coco.json")
     coco = COCO(str(tmp_path / "coco.json"))
     assert len(coco.imgs) == 7

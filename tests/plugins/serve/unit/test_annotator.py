@@ -14,7 +14,7 @@ from gigamask.inference.amg_config import AutomaticMaskConfig
 from gigamask.inference.automatic_mask_generator import MaskProposals, SamAutomaticMaskGenerator
 from gigamask.masks.rle import RLEMasks
 from gigamask.models.init import build_model
-from gigamask.plugins.serve import project_export, session
+from gigamask.plugins.serve import project_export, proposals, session
 from gigamask.plugins.serve.annotator import Annotator, Stroke, to_json
 from gigamask.plugins.serve.edits import Edit, MaskObject
 from gigamask.plugins.serve.open_images import NotFoundError
@@ -250,7 +250,51 @@ def test_proposals_stop_within_an_image_and_are_waited_for(annotator, monkeypatc
     go_on.set()
     proposals.stop(wait=True)
     assert not [each for each in threading.enumerate() if each.name == THREAD]
-    assert proposals.state == {"running": False, "done": 0, "total": 4, "fault": None}
+    idle = {"running": False, "done": 0, "total": 4, "failed": 0, "fault": None}
+    assert proposals.state == idle
+
+
+@pytest.mark.slow
+def test_images_without_proposals_are_counted_whatever_went_wrong(annotator, monkeypatch):
+    def fail(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(SamAutomaticMaskGenerator, "generate_proposals", fail)
+    state = propose(annotator).state
+    assert (state["running"], state["done"], state["failed"]) == (False, 4, 4)
+    assert state["fault"]
+
+
+@pytest.mark.slow
+def test_another_of_three_masks_is_not_accepted_yet_and_states_its_model(annotator):
+    project = annotator.project
+    annotator.prompt(0, 0, "object", PromptStep(point=(20.0, 10.0)))
+    accepted = replace(project.read(0).objects[1], accepted=True, model=3)
+    project.edit(0, 1, Edit("assign", {1: accepted}))
+    now = annotator.choose(0, 2, 1).objects[1]
+    assert (now.accepted, now.model) == (False, project.content.model)
+
+
+@pytest.mark.slow
+def test_an_image_that_somebody_changes_does_not_end_the_accepting_of_all(annotator, monkeypatch):
+    propose(annotator)
+    real, threads = proposals.read_usable, []
+
+    def read(project, row):
+        found = real(project, row)
+        drawn = row, found.version, "object", Stroke(((10.0, 10.0),), 4.0)
+        threads.append(threading.Thread(target=annotator.stroke, args=drawn))
+        threads[-1].start()
+        return found
+
+    monkeypatch.setattr(proposals, "read_usable", read)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)  # the strokes are refused
+    count = Proposals(annotator, ANY).accept(0.0)
+    for each in threads:
+        each.join()
+    rows = annotator.project.summary()
+    assert count == sum(each["accepted"] for each in rows) > 0
+    assert not any(each["open"] for each in rows)
 
 
 def test_a_session_that_stops_ends_what_it_generates(annotator, session):

@@ -21,6 +21,14 @@ def annotated(tmp_path, photos):  # noqa: F811
     return tmp_path / "project"
 
 
+def test_photographs_that_are_not_read_are_named(annotated, photos):  # noqa: F811
+    (photos / "phone.heic").touch()
+    with Project.open(annotated) as opened:
+        [line] = unused(opened)
+        assert "HEIC is not read" in line
+        assert export(opened, annotated / "export")["skipped"] == [line]
+
+
 def test_renamed_images_are_named_and_paired_by_content(annotated, photos):  # noqa: F811
     (photos / "1.png").rename(photos / "renamed.png")
     (photos / "3.png").unlink()

@@ -9,6 +9,7 @@ from gigamask.plugins.serve.photographs import (
     annotated_names,
     content_of,
     find_by_content,
+    unread_files,
 )
 
 
@@ -39,6 +40,15 @@ def test_each_missing_image_is_found_where_one_candidate_equals_it_and_no_other(
     }
     annotate(tmp_path, "also_old.jpg", contents["new.jpg"])
     assert find_by_content(tmp_path, annotated_names(tmp_path), photos, texts) == {}
+
+
+def test_photographs_of_kinds_that_are_not_read_are_counted(tmp_path):
+    (tmp_path / "phone").mkdir()
+    for name in ("phone/1.heic", "phone/2.heic", "3.bmp", "notes.txt", "4.jpg"):
+        (tmp_path / name).touch()
+    bmp, heic = sorted(unread_files(str(tmp_path)))
+    assert bmp == f"1 file in {tmp_path} left out: BMP is not read; save it as JPEG, PNG or TIFF"
+    assert heic.startswith(f"2 files in {tmp_path} left out: HEIC is not read")
 
 
 def test_a_file_that_cannot_be_read_has_no_content(tmp_path):

@@ -2,6 +2,8 @@
 
 import json
 import os
+import tarfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -292,12 +294,84 @@ def test_accepted_objects_are_exported_as_coco_and_shards(project, tmp_path):
     project.edit(4, 0, Edit("prompt", objects), SIZE)
     for _ in range(2):  # the second replaces the first
         counts = export(project, tmp_path / "export")
-    assert (counts["images"], counts["masks"], counts["skipped"]) == (1, 1, [])
+    assert (counts["images"], counts["masks"]) == (1, 1)
+    assert counts["skipped"] == ["1 object left out: not accepted"]
     assert [path.name for path in tmp_path.glob("export/shards/*.tar")] == ["sa_000000.tar"]
     content = json.loads((tmp_path / "export" / "coco.json").read_text())
     [entry] = content["annotations"]
     assert (entry["category_id"], entry["name"], entry["bbox"]) == (2, "x", [0, 0, 5, 5])
     assert content["images"][0]["file_name"] == "more/4.png"
+
+
+def test_an_image_that_is_done_without_objects_is_exported_as_that(project, tmp_path):
+    project.edit(0, 0, Edit("prompt", {1: square(0)}), SIZE)
+    project.mark_done(1, 0, True, SIZE)
+    out = tmp_path / "export"
+    counts = export(project, out, None, tuple(writers()), table=True, images=True)
+    assert (counts["images"], counts["masks"]) == (2, 1)
+    content = json.loads((out / "coco.json").read_text())
+    assert [each["file_name"] for each in content["images"]] == ["0.png", "1.png"]
+    assert not np.any(Image.open(out / "labels" / "1.png"))
+    assert (out / "yolo" / "labels" / "1.txt").read_text() == ""
+    with tarfile.open(out / "shards" / "sa_000000.tar") as tar:
+        read = [tar.extractfile(name).read() for name in tar.getnames() if name.endswith("json")]
+    assert [len(json.loads(raw)["annotations"]) for raw in read] == [1, 0]
+
+
+def test_an_image_that_cannot_be_read_is_in_no_file_of_an_export(project, tmp_path):
+    for row in (0, 1, 2):
+        project.edit(row, 0, Edit("prompt", {1: square(row)}), SIZE)
+    (tmp_path / "photos" / "0.png").unlink()
+    whole = (tmp_path / "photos" / "1.png").read_bytes()
+    (tmp_path / "photos" / "1.png").write_bytes(whole[: len(whole) // 2])
+    out = tmp_path / "export"
+    told = export(project, out, images=True)
+    content = json.loads((out / "coco.json").read_text())
+    assert [each["file_name"] for each in content["images"]] == ["2.png"]
+    assert (told["images"], told["masks"]) == (1, 1)
+    assert {line[:5] for line in told["skipped"]} == {"0.png", "1.png"}
+
+
+def test_no_file_of_an_export_states_other_masks_than_the_last_one(project, tmp_path):
+    out = tmp_path / "export"
+    project.edit(0, 0, Edit("prompt", {1: square(0)}), SIZE)
+    export(project, out)
+    assert export(project, out, None, ("labels",), table=True)["skipped"] == []
+    kept = {"coco.json", "shards", "labels", "regions.csv"}
+    assert kept <= {path.name for path in out.iterdir()}, "all state the same masks"
+    project.edit(1, 0, Edit("prompt", {1: square(1)}), SIZE)
+    told = export(project, out, None, ("labels",))["skipped"]
+    assert [line.split(":")[0] for line in sorted(told)] == [
+        str(out / name) for name in ("coco.json", "regions.csv", "shards")
+    ]
+    assert {path.name for path in out.iterdir() if path.name[0] != "."} == {"labels"}
+    (out / ".state").unlink()  # as of an earlier version
+    (out / "coco.json").write_text("{}")
+    (out / "notes.txt").write_text("mine")
+    assert len(export(project, out, None, ("labels",))["skipped"]) == 1
+    assert {path.name for path in out.iterdir() if path.name[0] != "."} == {"labels", "notes.txt"}
+
+
+def test_two_exports_at_once_are_both_whole(project, tmp_path):
+    for row in range(5):
+        project.edit(row, 0, Edit("prompt", {1: square(row)}), SIZE)
+    formats = [("coco", "shards"), ("labels",)] * 4
+    with ThreadPoolExecutor(8) as threads:
+        for told in threads.map(lambda one: export(project, tmp_path / "out", None, one), formats):
+            assert told["masks"] == 5
+    assert len(list(tmp_path.glob("out/labels/**/*.png"))) == 5
+    assert len(json.loads((tmp_path / "out" / "coco.json").read_text())["annotations"]) == 5
+
+
+def test_a_name_that_is_too_long_for_annotations_is_said_and_the_others_go_on(tmp_path, photos):
+    name = "é" * 125 + ".png"
+    (photos / name).write_bytes((photos / "0.png").read_bytes())
+    with Project.open(tmp_path / "project", photos) as opened:
+        opened.edit(0, 0, Edit("prompt", {1: square(0)}), SIZE)
+        rows = {each["name"]: each["status"] for each in opened.summary()}
+        assert (rows["0.png"], rows[name]) == ("in progress", "damaged")
+        with error_line("File name too long"):
+            opened.read(opened.names.index(name))
 
 
 def test_a_second_server_is_refused_also_if_the_lock_file_is_deleted(tmp_path, photos):

@@ -19,6 +19,7 @@ from gigamask.plugins.serve.session import Session
 
 IMAGE = "/api/project/images/0"
 STROKE = {"version": 0, "points": [[5, 5]], "radius": 3}
+PROMPT = {"version": 1, "step": {"point": [3, 4]}}
 
 
 @contextmanager
@@ -124,12 +125,56 @@ def test_categories_that_another_page_has_added_stay(client, project):
     cell, nucleus = ({"name": name, "color": "#112233"} for name in ("cell", "nucleus"))
     for given, found in (
         ([old, cell], [old, cell]),
-        ([old, nucleus], [old, nucleus, cell]),
-        ([cell | {"color": "#445566"}], [cell, old, nucleus]),
+        ([old, nucleus], [old, cell, nucleus]),  # whose numbers in exports stay
+        ([cell | {"color": "#445566"}], [old, cell, nucleus]),
     ):
         answer = client.post("/api/project/categories", json={"categories": given})
         assert answer.json() == {"categories": found}
-    assert [each.name for each in project.content.categories] == ["cell", "object", "nucleus"]
+    assert [each.name for each in project.content.categories] == ["object", "cell", "nucleus"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("stroke", {"points": [[5, 5]], "radius": 3}),
+        ("prompt", {"step": {"point": [5, 5]}}),
+        ("polygon", {"rings": [[[1, 1], [9, 1], [9, 9]]]}),
+    ],
+)
+def test_a_category_that_another_page_has_renamed_does_not_come_back(unchanged, path, body):
+    project, client = unchanged
+    answer = client.post(f"{IMAGE}/{path}", json={"version": 0, "category": "cat", **body})
+    assert (answer.status_code, project.read(0).version) == (422, 0)
+    assert "there is no category cat, perhaps not any more" in answer.text
+
+
+@pytest.mark.slow
+def test_a_picture_that_was_replaced_while_it_was_shown_is_not_annotated(client, project):
+    headers = {"x-pixels": client.get(IMAGE).json()["pixels"]}
+    photo = project.path_of(0)
+    photo.touch()  # the same picture
+    assert client.post(f"{IMAGE}/stroke", json=STROKE, headers=headers).status_code == 200
+    Image.fromarray(np.full((30, 40, 3), 9, np.uint8)).save(photo)
+    answer = client.post(f"{IMAGE}/prompt", json=PROMPT, headers=headers)
+    assert (answer.status_code, len(project.read(0).edits)) == (409, 1)
+    assert "is another picture than the one shown" in answer.json()["error"]
+    headers = {"x-pixels": client.get(IMAGE).json()["pixels"]}
+    assert client.post(f"{IMAGE}/prompt", json=PROMPT, headers=headers).status_code == 200
+
+
+@pytest.mark.slow
+def test_an_object_that_is_not_accepted_any_more_is_not_in_an_image_that_is_done(client):
+    def post(path, **body):
+        version = client.get(IMAGE).json()["version"]
+        told = client.post(f"{IMAGE}/{path}", json={"version": version, **body}).json()
+        return told["status"], told["done"]
+
+    post("prompt", step={"point": [5, 5]})
+    post("stroke", object=1, points=[[5, 5]], radius=3)
+    post("assign", objects=[1], accepted=True)
+    assert post("done", done=True) == ("done", True)
+    assert post("stroke", object=1, points=[[9, 9]], radius=3) == ("in progress", False)
+    assert post("assign", objects=[1], accepted=True) == ("done", True)
 
 
 @pytest.mark.slow
@@ -171,7 +216,7 @@ def test_only_pictures_of_the_version_that_was_asked_for_are_kept_by_browsers(
 
     def kept(shows):
         pictures = [client.get(f"{IMAGE}/{kind}?shows={shows}") for kind in ("jpeg", "thumbnail")]
-        [told] = {each.headers["cache-control"] for each in pictures}
+        [told] = {each.headers.get("cache-control", "") for each in pictures}
         return told.startswith("private, max-age"), pictures[0].content
 
     first = listed()

@@ -51,6 +51,15 @@ def test_how_a_training_ended_is_said(rounds, monkeypatch, code, state):
     assert found.get("fault") == (None if state == "stopped" else "what went wrong")
 
 
+def test_what_a_training_leaves_out_is_said(rounds, monkeypatch):
+    rounds.project.path_of(2).unlink()
+    start(rounds, monkeypatch, 75)
+    [line] = rounds.status()["unused"]
+    assert line.startswith("training: 2.png: ")
+    content = read_json(rounds.folder / "0001" / "train" / "coco.json")
+    assert [each["file_name"] for each in content["images"]] == ["1.png"]
+
+
 def test_the_held_out_image_is_not_trained_on(rounds, monkeypatch):
     start(rounds, monkeypatch, 75)
     folder = rounds.folder / "0001"

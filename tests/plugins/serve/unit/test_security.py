@@ -72,6 +72,7 @@ def test_its_own_names_are_known(host):
     assert status == 200
     assert "default-src 'none'" in headers["content-security-policy"]
     assert headers["x-content-type-options"] == "nosniff"
+    assert headers["cache-control"] == "no-store", "unless the page says otherwise"
 
 
 @pytest.mark.parametrize(
