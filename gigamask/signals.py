@@ -3,9 +3,9 @@
 import os
 import select
 import signal
+import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
 STOP_SIGNALS = tuple(
@@ -15,30 +15,31 @@ STOP_SIGNALS = tuple(
 )
 """Ctrl-C, batch systems, closed terminals, and the warning that batch scripts ask for before their
 time is over. Windows has the first two only."""
-Handler = Callable[[int, FrameType | None], object]
 
 
 @contextmanager
 def stop_signals_handled(
-    handle: Handler, numbers: Collection[int] = STOP_SIGNALS
+    handle: Callable[..., object], numbers: Collection[int] = STOP_SIGNALS
 ) -> Iterator[frozenset[int]]:
-    """Handle stop signals in the main thread.
+    """Handle stop signals, none outside of the main thread, where Python cannot.
 
     One that is ignored stays ignored, as SIGHUP under `nohup`. SIGHUP, SIGUSR1 and SIGUSR2 stay
     with a program that calls gigamask and handles them itself.
 
     Args:
-        handle: The handler.
+        handle: Called with the number of a signal, and with the signals that are handled.
         numbers: The signals.
 
     Yields:
         The signals that are handled.
     """
-    before = {number: signal.getsignal(number) for number in numbers if not _is_kept(number)}
-    for number in before:
-        signal.signal(number, handle)
+    is_main = threading.current_thread() is threading.main_thread()
+    before = {n: signal.getsignal(n) for n in numbers if is_main and not _is_kept(n)}
+    handled = frozenset(before)
+    for number in handled:
+        signal.signal(number, lambda number, _: handle(number, handled))
     try:
-        yield frozenset(before)
+        yield handled
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

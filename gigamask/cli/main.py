@@ -6,13 +6,11 @@ import gc
 import os
 import signal
 import sys
-import threading
 import traceback
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
-from types import FrameType
 from typing import Any
 
 from gigamask import files, plugin, progress
@@ -100,12 +98,8 @@ def stop_signals_raised(received: list[int]) -> Iterator[None]:
     Args:
         received: Where the signal's number is added.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handled: set[int] = set()
 
-    def stop(number: int, frame: FrameType | None) -> None:
+    def stop(number: int, handled: frozenset[int]) -> None:
         received.append(number)
         for each in handled:  # a second one must not interrupt the clean-up
             signal.signal(each, signal.SIG_IGN)
@@ -113,8 +107,7 @@ def stop_signals_raised(received: list[int]) -> Iterator[None]:
             discard_if_closed(stream)
         raise KeyboardInterrupt
 
-    with stop_signals_handled(stop, set(STOP_SIGNALS) - {signal.SIGINT}) as numbers:
-        handled |= numbers
+    with stop_signals_handled(stop, set(STOP_SIGNALS) - {signal.SIGINT}):
         yield
 
 

@@ -7,9 +7,9 @@ than its own size. `file_name` is looked for below the folder of images as `name
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -20,13 +20,12 @@ from gigamask.data.annotation import RleSegmentation
 from gigamask.datatools import coco_json
 from gigamask.datatools.coco_json import AnnotationRow, Id, ImageRow, canonical_id, extra_fields
 from gigamask.datatools.convert_labels import LabelImageSource
-from gigamask.datatools.convert_panoptic import PanopticImage, label_folder
+from gigamask.datatools.convert_panoptic import CocoEntry, PanopticImage, label_folder
 from gigamask.datatools.formats import ConvertOptions
 from gigamask.datatools.image_files import files_of, fit
 from gigamask.datatools.left_out import CROWD, LeftOutEntry, LeftOutRecord
 from gigamask.datatools.objects import (
     Objects,
-    SourceImage,
     SourceListing,
     image_ids,
 )
@@ -63,16 +62,8 @@ class DecodedAnnotations(NamedTuple):
 
 
 @dataclass(frozen=True)
-class CocoImage(SourceImage):
-    """One image, its undecoded annotations, and the names of categories by id.
-
-    `size` is (H, W); None if the annotations do not state it.
-    """
-
-    size: tuple[int, int] | None
-    annotations: list[msgspec.Raw]
-    keep_crowds: bool
-    names: Mapping[Id, str] = field(default_factory=dict)
+class CocoImage(CocoEntry):
+    """An image whose annotations are outlines or run lengths."""
 
     def objects(self, stored: bytes) -> Objects:
         """Decode the masks; broken annotations are left out and listed with their reasons."""

@@ -18,13 +18,22 @@ from gigamask.serialization import JSON_ERRORS
 
 
 @dataclass(frozen=True)
-class PanopticImage(SourceImage):
-    """One image, its panoptic annotation, and the names of categories by id."""
+class CocoEntry(SourceImage):
+    """One image, its undecoded annotations, and the names of categories by id.
+
+    `size` is (H, W); None if the annotations do not state it.
+    """
 
     size: tuple[int, int] | None
     annotations: list[msgspec.Raw]
     keep_crowds: bool
     names: Mapping[Id, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PanopticImage(CocoEntry):
+    """An image whose annotation is the name of a PNG in a folder, and its segments."""
+
     folder: Path = Path()
 
     def objects(self, stored: bytes) -> Objects:

@@ -238,7 +238,7 @@ class SamPredictor:
             coords = self.transform.apply_coords(as_array(point_coords), size)
             points = torch.as_tensor(coords)[None].float()
         if point_labels is not None:
-            labels = torch.from_numpy(as_array(point_labels).astype(np.int64))[None]
+            labels = torch.from_numpy(as_array(point_labels).astype(np.float64))[None]
         if box is not None:
             boxes = torch.as_tensor(self.transform.apply_boxes(_one_box(box), size)).float()
         if mask_input is not None:
@@ -328,7 +328,7 @@ class SamPredictor:
             with self.autocast():
                 return self.crop_decoders[self._selected].embed_whole()
         assert self.features is not None
-        return self.features
+        return self.features.to(self.device)  # of the model, which may have moved
 
 
 def pixels_of(

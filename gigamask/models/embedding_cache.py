@@ -253,7 +253,8 @@ class ImageEmbedder:
     def encoder_digest(self) -> str:
         """Return a digest of the weights that make the embedding, and of its compute dtype.
 
-        Weights are digested again only after they have changed.
+        Weights are digested again only after they have changed, which their norms show, too: torch
+        does not count what a program does to `Parameter.data`.
         """
         decoder = self.model.mask_decoder.state_dict()
         state = {
@@ -262,12 +263,13 @@ class ImageEmbedder:
             "mean": self.model.pixel_mean,
             "deviation": self.model.pixel_std,
         }
-        versions = tuple((tensor.data_ptr(), tensor._version) for tensor in state.values())
+        floats = [each for each in state.values() if each.is_floating_point()]
+        norms = torch.stack(torch._foreach_norm(floats, dtype=torch.float32)).tolist()
+        counts = (0 if each.is_inference() else each._version for each in state.values())
+        versions = (*norms, *counts, *(each.data_ptr() for each in state.values()))
         if versions != self._versions:
             config = replace(self.model.config, drop_path_rate=0.0)
             self._versions, self._digest = versions, digest_weights(state, str(config))
         device_type = self.model.device.type
-        dtype = ""
-        if torch.is_autocast_enabled(device_type):
-            dtype = str(torch.get_autocast_dtype(device_type))
-        return f"{self._digest} {dtype}"
+        enabled = torch.is_autocast_enabled(device_type)
+        return f"{self._digest} {torch.get_autocast_dtype(device_type) if enabled else ''}"

@@ -8,7 +8,7 @@ and the activations of training need no more memory than those of a frozen layer
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -85,19 +85,20 @@ def add_adapters(model: nn.Module, lora: LoRA, seed: int) -> None:
         seed: Seed of the initial values.
 
     Raises:
-        GigamaskError: There is no such layer, or the rank is larger than a layer.
+        GigamaskError: A kind has no layer, or the rank is larger than a layer.
     """
     layers = dict(_frozen_layers(model, lora.last))
-    chosen = {path: rows for path, layer in layers.items() if (rows := _rows(path, layer, lora))}
-    if not chosen:
+    for kind in lora.on:
+        alone = replace(lora, on=(kind,))
+        if any(_rows(path, layer, alone) for path, layer in layers.items()):
+            continue
         names = sorted({path.rpartition(".")[2] for path in layers})
         raise GigamaskError(
-            f"--lora.on {' '.join(lora.on)}: no frozen linear layer of that kind; choose attention "
-            f"or all, or from {', '.join(names) or 'none: the model has no frozen linear layer'}"
+            f"--lora.on {kind}: no frozen linear layer of that kind, in the encoder blocks that "
+            f"--lora.last counts; choose attention or all, or from {', '.join(names) or 'none'}"
         )
-    for path, parts in chosen.items():
-        layer = layers[path]
-        for rows in parts:
+    for path, layer in layers.items():
+        for rows in _rows(path, layer, lora):
             if lora.rank > min(rows[1] - rows[0], layer.in_features):
                 raise GigamaskError(
                     f"--lora {lora.rank}: larger than {path}, which has {layer.in_features} inputs "
@@ -118,11 +119,15 @@ def _init(down: nn.Parameter, seed: int, name: str) -> None:
 def _frozen_layers(model: nn.Module, last: int | None) -> Iterator[tuple[str, nn.Linear]]:
     """Yield the linear layers with frozen weights by path, those of the last encoder blocks only.
 
+    None if there are no encoder blocks to count.
+
     Args:
         model: The model.
         last: Number of encoder blocks; None means all.
     """
     blocks = getattr(model, "encoder_blocks", [])
+    if last is not None and not blocks:
+        return
     skipped = {
         id(module)
         for block in (blocks[: max(0, len(blocks) - last)] if last is not None else [])

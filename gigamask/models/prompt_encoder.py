@@ -323,11 +323,10 @@ def make_prompts(
     tokens, kinds = [], []
     _check_finite(point_coords=points, boxes=boxes, mask_input=masks)
     if points is not None and labels is not None:
-        labels = labels.long()
         _check_points(points, labels)
         padding = int(boxes is None)
         tokens.append(functional.pad(points, (0, 0, 0, padding)))
-        kinds.append(functional.pad(labels, (0, padding), value=PADDING_LABEL))
+        kinds.append(functional.pad(labels.long(), (0, padding), value=PADDING_LABEL))
     if boxes is not None:
         if boxes.ndim != 2 or boxes.shape[1] != 4:
             raise GigamaskError(f"boxes must be prompts x 4 (x0 y0 x1 y1), got {_shape(boxes)}")
@@ -372,11 +371,12 @@ def _check_points(points: Tensor, labels: Tensor) -> None:
             "point_coords must be prompts x points x 2 and point_labels prompts x points, "
             f"got {_shape(points)} and {_shape(labels)}"
         )
-    unknown = labels[(labels < PADDING_LABEL) | (labels > 1)]
+    whole = labels.long()
+    unknown = labels[(whole != labels.double()) | (whole < PADDING_LABEL) | (whole > 1)]
     if len(unknown):
         raise GigamaskError(
             "point_labels must be 1 (foreground), 0 (background) or -1 (no point), "
-            f"got {int(unknown[0])}; pass a box as `boxes`"
+            f"got {unknown[0].item():g}; pass a box as `boxes`"
         )
 
 

@@ -3,8 +3,8 @@
 State dicts of SAM have Meta's names and shapes.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ def preprocess(
     )
 
 
-class OfficialInterface(nn.Module, ABC):
+class OfficialInterface(nn.Module):
     """The attributes and methods of Meta's `Sam`."""
 
     config: SamConfig
@@ -53,28 +53,10 @@ class OfficialInterface(nn.Module, ABC):
     image_format: str = "RGB"
     """order of the channels"""
 
-    @abstractmethod
-    def encode(
-        self, images: UInt8[Tensor, "B N S S"], input_sizes: Int64[Tensor, "B 2"]
-    ) -> Float[Tensor, "B C E E"]:
-        """Return the image embedding.
-
-        Args:
-            images: Channels in 0..255.
-            input_sizes: Height and width of each image without padding, at the top left.
-        """
-
-    @abstractmethod
-    def decode(
-        self, embedding: Float[Tensor, "B C E E"], mask_image: Int64[Tensor, "M"], prompts: Prompts
-    ) -> tuple[Float[Tensor, "M K G G"], Float[Tensor, "M K"]]:
-        """Return mask logits and predicted IoU of M prompts.
-
-        Args:
-            embedding: Embeddings of B images.
-            mask_image: Index of each prompt's image.
-            prompts: The prompts.
-        """
+    encode: Callable[..., Tensor]
+    """as `PromptableModel.encode`"""
+    decode: Callable[..., tuple[Tensor, Tensor]]
+    """as `PromptableModel.decode`"""
 
     def forward(
         self, batched_input: Sequence[dict[str, Any]], multimask_output: bool

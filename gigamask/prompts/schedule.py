@@ -78,12 +78,9 @@ class InteractiveSchedule(NoisyBoxes):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range("InteractiveSchedule.center_click_prob", self.center_click_prob, 0, 1)
-        check_range(
-            "InteractiveSchedule.clicks", self.clicks, 1 if self.mask_only_rounds else 0, None
-        )
-        check_range("InteractiveSchedule.box_prob", self.box_prob, 0, 1)
-        check_range("InteractiveSchedule.corrected", self.corrected, 0, 1)
+        check_range("InteractiveSchedule.clicks", self.clicks, int(self.mask_only_rounds), None)
+        for name in ("center_click_prob", "box_prob", "corrected"):
+            check_range(f"InteractiveSchedule.{name}", getattr(self, name), 0, 1)
 
     @property
     def rounds(self) -> int:

@@ -3,19 +3,19 @@
 from typing import Any
 
 from gigamask.report.history import History
-from gigamask.report.summary import waiting
+from gigamask.report.summary import comparable, waiting
 
 MAX_POINTS = 600
 """Maximum number of points of a curve; more records are averaged in groups of neighbors."""
 
 
 def curves(run: History) -> dict[str, Any]:
-    """Return the records, the scores in training, and the steps at which training resumed."""
+    """Return the records, the comparable evaluations, and the steps at which training resumed."""
     waiting_percent = [None if share is None else 100 * share for share in waiting(run)]
     records = run.records | ({"waiting": waiting_percent} if waiting_percent else {})
     return {
         "records": downsample(records),
-        "evaluations": [{key: one[key] for key in ("step", "scores")} for one in run.evaluations],
+        "evaluations": [{key: one[key] for key in ("step", "scores")} for one in comparable(run)],
         "resumed": [event["step"] for event in run.faults["resumed"] if event["step"]],
     }
 

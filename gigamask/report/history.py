@@ -87,7 +87,7 @@ class History:
         origin: Command, versions and revision of each start.
         records: Metrics as columns of equal length; None where a step has no value.
         evaluations: Evaluations in training, each with `step`, `scores`, what they are means `of`,
-            `warnings` and `seconds`.
+            the `subject` that was scored, `warnings` and `seconds`.
         faults: Events by kind (`KINDS`), each with `step`.
         starts: Starts of training, each with `step`, `time` and `device`.
         checkpoints: The checkpoints, oldest first.
@@ -300,20 +300,13 @@ def _resolve(
         step = event["step"]
         back = _is_record(event) and step <= last
         if "started" in event or back:
-            if back:
-                starts.append({"step": None, "time": None, "device": None})
-            else:
-                starts.append(
-                    {"step": step, "time": event["started"], "device": event.get("device")}
-                )
-                faults["corrupt_checkpoints"] += [
-                    {"step": step, "checkpoint": name}
-                    for name in event.get("corrupt_checkpoints", ())
-                ]
+            start = {"step": None if back else step, "time": event.get("started")}
+            starts.append(start | {"device": event.get("device")})
+            faults["corrupt_checkpoints"] += [
+                {"step": step, "checkpoint": name} for name in event.get("corrupt_checkpoints", ())
+            ]
             if last or step or len(starts) > 1:
-                faults["resumed"].append(
-                    {"step": starts[-1]["step"], "time": starts[-1]["time"], "reached": last}
-                )
+                faults["resumed"].append(start | {"reached": last})
             first_again = step if back else step + 1
             for earlier in (valid, *(faults[kind] for kind in REPEATED_EVENTS)):
                 while earlier and earlier[-1]["step"] >= first_again:
@@ -356,6 +349,7 @@ def _evaluation(event: dict[str, Any]) -> dict[str, Any]:
         "scores": scores,
         "standard_error": errors,
         "of": event.get("of", ""),
+        "subject": event.get("subject", ""),
         "warnings": event.get("warnings", []),
         "seconds": event.get("seconds"),
     }
@@ -406,11 +400,11 @@ def _checkpoints(folder: Path, contents: bool, damaged: list[str]) -> list[Check
         except (OSError, ValueError, OverflowError) as error:
             damaged.append(f"{path}: not a checkpoint ({error})")
             continue
-        step, by = path.name.removeprefix("step_"), fields.get("scored_by")
+        by = fields.get("scored_by")
         checkpoints.append(
             Checkpoint(
                 path.name,
-                count_of({"step": step}, "step") or 0,
+                manifest.step_of(path) or 0,
                 count_of(fields, "samples"),
                 size,
                 written,
@@ -435,7 +429,5 @@ def _pictures(folder: Path, damaged: list[str]) -> list[Picture]:
         if folder.is_symlink() or path.is_symlink() or not path.is_file():
             damaged.append(f"{path}: not a regular file")
             continue
-        step = path.stem.removeprefix("step_")
-        number = count_of({"step": step}, "step") if step != path.stem else None
-        pictures.append(Picture(str(path), path.stem, number))
+        pictures.append(Picture(str(path), path.stem, manifest.step_of(path.with_suffix(""))))
     return sorted(pictures, key=lambda one: (one.step is None, one.step or 0, one.name))

@@ -242,6 +242,11 @@ def evaluations(runs: Runs, reports: Mapping[str, Any]) -> str:
         if count > len(rows) and len(runs) == 1
         else ""
     )
+    others = count - sum(len(summary.comparable(run)) for run in evaluated.values())
+    if others:
+        omitted += note(
+            f"Curves leave out {counted(others, 'evaluation')} of other data than the last."
+        )
     explanation = note(EXPLAINED) if "oracle" in names else ""
     body = table(["", *names, "of", "seconds", "warnings"], rows)
     return f"{html.charts('score-charts')}{explanation}{body}{omitted}"

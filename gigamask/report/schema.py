@@ -24,6 +24,7 @@ class MetricsEvent(TypedDict, total=False):
     corrupt_checkpoints: list[str]
     evaluation: dict[str, Any]
     of: str
+    subject: str
     standard_error: dict[str, Any]
     warnings: list[str]
     seconds: Number

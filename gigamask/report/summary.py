@@ -109,21 +109,30 @@ def _known(values: Sequence[Any]) -> list[float]:
 def best(run: History) -> dict[str, Any] | None:
     """Return the evaluation with the best score, and the score's name as `by`.
 
-    The score is the one that selects the run's best checkpoint; only evaluations on as many masks
-    and images as the last one count. None if there is no evaluation.
+    The score is the one that selects the run's best checkpoint; only those of `comparable` count.
+    None if there is no evaluation.
     """
-    evaluations = [evaluation for evaluation in run.evaluations if evaluation["scores"]]
+    evaluations = comparable(run)
     if not evaluations:
         return None
     last = evaluations[-1]
     best_by = str(run.config.get("evaluation.best-by", ""))
     by = best_by if best_by in last["scores"] else next(iter(last["scores"]))
-    scored = [
-        one for one in evaluations if one["of"] == last["of"] and one["scores"].get(by) is not None
+    scored = [one | {"by": by} for one in evaluations if one["scores"].get(by) is not None]
+    return max(scored, key=lambda one: (one["scores"][by], one["step"]), default=None)
+
+
+def comparable(run: History) -> list[dict[str, Any]]:
+    """Return the evaluations of what the last one scored: the same masks, images and precision.
+
+    Of those that do not state it, as of earlier versions, only the numbers are compared.
+    """
+    evaluations = [evaluation for evaluation in run.evaluations if evaluation["scores"]]
+    return [
+        one
+        for one in evaluations
+        if one["of"] == evaluations[-1]["of"] and one["subject"] in ("", evaluations[-1]["subject"])
     ]
-    if not scored:
-        return None
-    return max(scored, key=lambda one: (one["scores"][by], one["step"])) | {"by": by}
 
 
 def recovered(run: History) -> dict[str, list[str]]:

@@ -250,27 +250,20 @@ def iter_segments(
         The steps known so far, which may be loaded ahead. Request the next segment after the losses
         of this one are recorded.
     """
+    rounds = -(-batch_size // (world_size * micro_batch_size))
+
+    def steps(start: int, known: float) -> Iterator[StepPlan]:
+        while start < known:
+            end = start + batch_size
+            sample_refs = sequence.sample_refs(np.arange(start + rank, end, world_size), start)
+            micro_batches = tuple(
+                sample_refs[i * micro_batch_size : (i + 1) * micro_batch_size]
+                for i in range(rounds)
+            )
+            yield StepPlan(micro_batches, start, end)
+            start = end
+
     while True:
         known = sequence.prepare(consumed, batch_size)
-        yield _steps(sequence, consumed, known, batch_size, micro_batch_size, rank, world_size)
+        yield steps(consumed, known)
         consumed = int(known)
-
-
-def _steps(
-    sequence: SampleSequence,
-    consumed: int,
-    known: float,
-    batch_size: int,
-    micro_batch_size: int,
-    rank: int,
-    world_size: int,
-) -> Iterator[StepPlan]:
-    rounds = -(-batch_size // (world_size * micro_batch_size))
-    while consumed < known:
-        end = consumed + batch_size
-        sample_refs = sequence.sample_refs(np.arange(consumed + rank, end, world_size), consumed)
-        micro_batches = tuple(
-            sample_refs[i * micro_batch_size : (i + 1) * micro_batch_size] for i in range(rounds)
-        )
-        yield StepPlan(micro_batches, consumed, end)
-        consumed = end

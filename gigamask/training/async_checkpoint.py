@@ -1,10 +1,12 @@
 """Asynchronous checkpoints: the state is copied, then written by a thread, one at a time.
 
-A failed save, as on a full disk, loses only that checkpoint: the failure is logged, older
-checkpoints are kept, and the save is retried. While the main process waits for an earlier write,
-the other processes wait for it without a timeout, however slow the disk is.
+A failed save, as on a full disk or to a run folder that was moved, loses only that checkpoint: the
+failure is logged, older checkpoints are kept, and the save is retried. While the main process waits
+for an earlier write, the other processes wait for it without a timeout, however slow the disk is.
 """
 
+import errno
+import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -54,6 +56,7 @@ class AsyncCheckpointer:
         self._retention = Retention(config.keep, self._saved)
         self._unrecorded: list[tuple[Path, float, str]] = []
         self._failed_s: float | None = None
+        self._folder = os.stat(config.out if self._world.is_main else os.curdir)
 
     @property
     def overdue(self) -> bool:
@@ -75,7 +78,7 @@ class AsyncCheckpointer:
         self._step, self._saved, snapshot = state.step, None, self._snapshot(state)
         if snapshot:
             self._writing = self._executor.submit(
-                checkpoint.write, snapshot, self._config, self._retention
+                _write, self._folder, snapshot, self._config, self._retention
             )
         self._world.barrier()
 
@@ -101,6 +104,7 @@ class AsyncCheckpointer:
                 self._unrecorded.remove(score)
 
     def _record(self, score: tuple[Path, float, str]) -> bool:
+        _check_folder(self._folder, self._config)
         checkpoint.record_score(*score, self._config.keep, self._retention)
         return True
 
@@ -117,7 +121,7 @@ class AsyncCheckpointer:
         self._record_scores()
         missing = self._world.is_main and not (self._saved and self._step == state.step)
         if any(self._world.gather(missing)) and (snapshot := self._snapshot(state)):
-            checkpoint.write(snapshot, self._config, self._retention)
+            _write(self._folder, snapshot, self._config, self._retention)
 
     def wait(self) -> None:
         """Wait until nothing is being written."""
@@ -153,3 +157,16 @@ class AsyncCheckpointer:
     def __exit__(self, *_: object) -> None:
         self.wait()
         self._executor.shutdown()
+
+
+def _write(
+    found: os.stat_result, snapshot: checkpoint.Snapshot, config: TrainConfig, retention: Retention
+) -> Path:
+    _check_folder(found, config)
+    return checkpoint.write(snapshot, config, retention)
+
+
+def _check_folder(found: os.stat_result, config: TrainConfig) -> None:
+    """Raise `OSError` if the run folder is not the one found at the start, but another run's."""
+    if not os.path.samestat(found, os.stat(config.out)):
+        raise OSError(errno.ENOENT, "was replaced while it was trained", config.out)

@@ -35,7 +35,7 @@ from gigamask.models.manifest import (
     MANIFEST,
     MODEL,
     checkpoint_name,
-    newest,
+    newest,  # noqa: F401 (for the trainer, which loads it here)
     verify,
 )
 from gigamask.models.model import Model
@@ -152,26 +152,13 @@ def write_base(state: TrainState, config: TrainConfig) -> None:
     state.base = {"bytes": path.stat().st_size, "crc32": crc32(path)}
 
 
-def save(state: TrainState, config: TrainConfig) -> Path:
-    """Save a state to the run folder.
-
-    Args:
-        state: The state.
-        config: The configuration.
-
-    Returns:
-        The folder of the checkpoint.
-    """
-    return write(Snapshot.from_state(state), config)
-
-
-def write(snapshot: Snapshot, config: TrainConfig, retention: Retention | None = None) -> Path:
+def write(snapshot: Snapshot, config: TrainConfig, retention: Retention) -> Path:
     """Write a checkpoint to the run folder, read it back, and remove those not to be kept.
 
     Args:
         snapshot: Content of the checkpoint.
         config: The configuration.
-        retention: Decides what is kept; None means the newest `keep` and the best.
+        retention: Decides what is kept.
 
     Returns:
         The folder of the checkpoint.
@@ -179,7 +166,6 @@ def write(snapshot: Snapshot, config: TrainConfig, retention: Retention | None =
     Raises:
         OSError: It cannot be written, or not be read back as it was written.
     """
-    retention = retention or Retention(config.keep)
     folder = Path(config.out) / "checkpoints"
     final = folder / checkpoint_name(snapshot.step)
     part = folder / f".{final.name}{PART}"
@@ -247,25 +233,12 @@ def record_score(
     retention.prune(checkpoint.parent, checkpoint)
 
 
-def resume(config: TrainConfig, device: torch.device) -> TrainState | None:
-    """Load the newest intact checkpoint of a run.
-
-    Args:
-        config: The configuration.
-        device: Device to train on.
-
-    Returns:
-        The state; None if the run has no checkpoint yet.
-
-    Raises:
-        GigamaskError: The checkpoint does not fit the configuration.
-    """
-    folder = newest(Path(config.out))
-    return None if folder is None else load_state(config, device, folder)
-
-
 def load_state(
-    config: TrainConfig, device: torch.device, folder: Path, world: World | None = None
+    config: TrainConfig,
+    device: torch.device,
+    folder: Path,
+    world: World,
+    damaged: tuple[str, ...] = (),
 ) -> TrainState:
     """Load a checkpoint of a run without verifying its checksums; a collective operation.
 
@@ -275,14 +248,13 @@ def load_state(
         config: The configuration.
         device: Device to train on.
         folder: The checkpoint, which `newest` has verified in the main process.
-        world: The processes of the run; None means only this one.
+        world: The processes of the run.
+        damaged: Names of the newer checkpoints, which are damaged.
 
     Raises:
         GigamaskError: The checkpoint does not fit the configuration.
     """
     from gigamask.models.lora import join_trained
-
-    world = world or World()
 
     def read(name: str) -> dict[str, Tensor]:
         def read_file() -> dict[str, Tensor]:
@@ -303,7 +275,7 @@ def load_state(
     base = read(f"../{BASE}") if manifest.get("base") else {}
     state = TrainState.from_model(build_to_load(config, device), config)
     state.base = manifest.get("base")
-    state.resumed = Resumed(folder, "scored_by" in manifest)
+    state.resumed = Resumed(folder, "scored_by" in manifest, damaged)
     state_dict.load_weights(state.model, join_trained(read(weights), base), str(folder))
     if state.average is not None:
         averaged = read(MODEL)

@@ -257,12 +257,16 @@ class MetricsLogger:
         """
         seconds = time.perf_counter() - self._last_s  # since the record of the same step
         scores, errors = evaluation.scores, evaluation.errors
+        known = {
+            "of": evaluation.of,
+            "subject": evaluation.subject,
+            "standard_error": _rounded(errors),
+        }
         self.write(
             {
                 "step": step,
                 "evaluation": _rounded(scores),
-                **({"of": evaluation.of} if evaluation.of else {}),
-                **({"standard_error": _rounded(errors)} if errors else {}),
+                **{name: value for name, value in known.items() if value},
                 "warnings": evaluation.warnings,
                 "seconds": round(seconds, 3),
             }

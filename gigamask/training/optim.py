@@ -59,16 +59,21 @@ class AdamW(Optimizer):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_positive("layer_decay", self.layer_decay)
-        check_range("encoder_lr_scale", self.encoder_lr_scale, 0, None)
-        check_range("weight_decay", self.weight_decay, 0, None)
+        for name in ("encoder_lr_scale", "weight_decay"):
+            check_range(name, getattr(self, name), 0, None)
         for beta in self.betas:
             check_range("betas", beta, 0, BELOW_ONE)
 
     def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
         """Return a fused AdamW; `lr_scale` of a group multiplies the scheduled learning rate."""
+        return self._adamw(model, dict(model.named_parameters()))
+
+    def _adamw(
+        self, model: nn.Module, parameters: dict[str, nn.Parameter]
+    ) -> list[torch.optim.Optimizer]:
         import torch
 
-        groups = self._groups(model, dict(model.named_parameters()))
+        groups = self._groups(model, parameters)
         return (
             [torch.optim.AdamW(groups, lr=self.lr, betas=self.betas, fused=True)] if groups else []
         )
@@ -149,8 +154,6 @@ class MuonAdamW(AdamW):
 
     def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
         """Return Muon for matrices (and kernels) with weight decay, and AdamW for the rest."""
-        import torch
-
         from gigamask.training.muon import Muon
 
         matrices = {
@@ -160,15 +163,8 @@ class MuonAdamW(AdamW):
         }
         others = {name: p for name, p in model.named_parameters() if name not in matrices}
         muon_groups = self._groups(model, matrices, self.muon_lr / self.lr)
-        adamw_groups = self._groups(model, others)
-        optimizers: list[torch.optim.Optimizer] = []
-        if muon_groups:
-            optimizers.append(Muon(muon_groups, self.muon_lr, self.momentum))
-        if adamw_groups:
-            optimizers.append(
-                torch.optim.AdamW(adamw_groups, lr=self.lr, betas=self.betas, fused=True)
-            )
-        return optimizers
+        muon = [Muon(muon_groups, self.muon_lr, self.momentum)] if muon_groups else []
+        return [*muon, *self._adamw(model, others)]
 
     def _uses_muon(self, parameter: nn.Parameter) -> bool:
         """Return whether a parameter is a matrix, or a kernel that is one when flattened."""
@@ -190,7 +186,8 @@ def has_weight_decay(name: str, ndim: int) -> bool:
         ndim: Number of its dimensions.
 
     Returns:
-        False for biases, norms, absolute and relative position embeddings, and tokens.
+        False for biases, norms, absolute and relative position embeddings, tokens, and the
+        projections between tokens and image, whose names contain `_token`, too.
     """
     return ndim > 1 and not _NO_DECAY.search(name)
 

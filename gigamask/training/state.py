@@ -265,37 +265,31 @@ class TrainState:
             GigamaskError: Entries are missing or unknown.
         """
         names = {parameter: name for name, parameter in self.model.named_parameters()}
-        remaining = dict(tensors)
-        missing = []
+        entries: dict[str, dict[str, Tensor]] = {}
+        for entry, value in tensors.items():
+            key, _, name = entry.partition("/")
+            entries.setdefault(name, {})[key] = value
+        mismatches = []
         for optimizer in self.optimizers:
-            parameters = {names[p]: p for group in optimizer.param_groups for p in group["params"]}
-            entries = [
-                (key, name)
-                for key, _, name in (entry.partition("/") for entry in tensors)
-                if name in parameters
-            ]
-            quantized = {name for key, name in entries if key == "qmap1"}
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            found = {p: entries.pop(names[p], {}) for p in parameters}
             keys = {
-                is_quantized: sorted(
-                    {key for key, name in entries if (name in quantized) == is_quantized}
-                )
-                for is_quantized in (False, True)
-            }
-            for name, parameter in parameters.items():
-                expected = keys[name in quantized]
-                missing += [f"{key}/{name}" for key in expected if f"{key}/{name}" not in remaining]
-                entry = {
-                    key: remaining.pop(f"{key}/{name}")
-                    for key in expected
-                    if f"{key}/{name}" in remaining
+                quantized: {
+                    k for own in found.values() if ("qmap1" in own) == quantized for k in own
                 }
+                for quantized in (False, True)
+            }
+            for parameter, own in found.items():
+                absent = keys["qmap1" in own] - own.keys()
+                mismatches += [f"{key}/{names[parameter]}" for key in sorted(absent)]
                 optimizer.state[parameter] = {
                     key: int(value)
                     if value.dtype == torch.int64
                     else fsdp.distribute_like(value, parameter)
-                    for key, value in entry.items()
+                    for key, value in own.items()
                 }
-        if mismatches := [*missing, *remaining]:
+        mismatches += [f"{key}/{name}" for name, own in entries.items() for key in own]
+        if mismatches:
             raise GigamaskError(
                 f"{source}: {len(mismatches)} optimizer entries are missing or unknown, such as "
                 f"{mismatches[0]}; keep --freeze and --optimizer as they were, or start a new run "

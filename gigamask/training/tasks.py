@@ -155,7 +155,9 @@ class SamTask(Task):
                 group = batch if chosen is None else batch.select(chosen.nonzero()[:, 0])
                 fill = 1 if chosen is None or not self.loss.supports_filling else FILL
                 task = replace(self, schedule=schedule)
-                for part in _chunks(len(group.mask_image), self.masks_per_chunk):
+                count = len(group.mask_image)
+                for start in range(0, count, self.masks_per_chunk):
+                    part = slice(start, min(start + self.masks_per_chunk, count))
                     for sums in task._chunk_rounds(model, group, embedding, part, fill):
                         yield sums
                         copies.add_gradients()
@@ -226,11 +228,6 @@ class SamTask(Task):
         if self.loss.num_uniforms:
             targets = replace(targets, shift=random_inputs.clicks[:, -1])
         return targets, random_inputs
-
-
-def _chunks(masks: int, size: int) -> Iterator[slice]:
-    for start in range(0, masks, size):
-        yield slice(start, min(start + size, masks))
 
 
 def casts_itself(model: PromptableModel) -> bool:

@@ -11,7 +11,6 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -329,11 +328,8 @@ def lock_and_resume(
     folder, damaged = world.gather(world.run_on_all(find))[0]
     if folder is None:
         return None
-    load = partial(checkpoint.load_state, config, device, folder, world)
-    state = world.run_on_all(load)
-    if state.resumed:
-        state.resumed = replace(state.resumed, damaged=damaged)
-    return state
+    load = partial(checkpoint.load_state, config, device, folder, world, damaged)
+    return world.run_on_all(load)
 
 
 def prepare(
@@ -364,11 +360,9 @@ def prepare(
     state = saved or TrainState.initialize(config, device, config.init)
     if config.lora.rank and saved is None and world.is_main:
         checkpoint.write_base(state, config)
-    is_finished = state.step >= config.steps
-    if is_finished and not is_evaluation_missing(config, state):
-        return state, None, None
-    if is_finished:
-        return state, None, config.evaluation.open(config, world)
+    if state.step >= config.steps:
+        is_missing = is_evaluation_missing(config, state)
+        return state, None, config.evaluation.open(config, world) if is_missing else None
     index = open_index(config)
     evaluate = config.evaluation.open(config, world)
     description = describe_data(config, index)
@@ -388,27 +382,20 @@ def prepare(
 def stop_signals_collected(received: list[int], verbose: bool = True) -> Iterator[None]:
     """Catch the stop signals; a SIGINT after one of them interrupts at once.
 
-    Outside the main thread, where Python cannot handle signals, nothing is caught.
-
     Args:
         received: Gets the number of each signal that arrives.
         verbose: Whether to print at once that the step will be finished.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handled: set[int] = set()
 
-    def handle(number: int, frame: FrameType | None) -> None:
+    def handle(number: int, handled: frozenset[int]) -> None:
         received.append(number)
         if signal.SIGINT in handled:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
     with (
         stop_signals_handled(handle) as numbers,
-        _acknowledged(numbers) if verbose else nullcontext(),
+        _acknowledged(numbers) if numbers and verbose else nullcontext(),
     ):
-        handled |= numbers
         yield
 
 

@@ -85,9 +85,18 @@ class Run:
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """The records of `metrics.jsonl`, one dictionary per logged step or event."""
-        lines = (self.folder / "metrics.jsonl").read_text().splitlines()
-        return [json.loads(line) for line in lines if line.strip()]
+        """The records of `metrics.jsonl`, one dictionary per logged step or event.
+
+        Of steps that were trained again after a restart, the later ones.
+        """
+        events: list[dict[str, Any]] = []
+        for line in (self.folder / "metrics.jsonl").read_text().splitlines():
+            with suppress(ValueError):  # a killed process leaves half a line
+                event = json.loads(line)
+                if "started" in event:
+                    events = [each for each in events if each["step"] <= event["step"]]
+                events.append(event)
+        return events
 
     def evaluate(self, data: Paths, **options: Any) -> dict[str, Any]:
         """Evaluate the model on annotated images.
@@ -436,7 +445,8 @@ def train_in_world(
 
     def on_start() -> None:
         for name, (before, now) in changes.items():
-            print(f"--{name}: changed from {before} to {now}", flush=True)
+            unused = ", without effect: the checkpoint has its weights" * (name == "init")
+            print(f"--{name}: changed from {before} to {now}{unused}", flush=True)
         config_files.save_config(config)
 
     remaining: list[int] = []

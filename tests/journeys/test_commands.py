@@ -96,8 +96,10 @@ def test_the_same_command_and_resume_continue(trained, tmp_path, scenes, capsys)
     out = tmp_path / "run"
     command = f"train {LITTLE} --data {scenes} --out {out}"
     invoke(command, "--steps 2")
-    invoke(command, "--steps 3")
-    assert "--steps: changed from 2 to 3" in capsys.readouterr().out
+    invoke(command, "--steps 3 --init other")
+    said = capsys.readouterr().out
+    assert "--steps: changed from 2 to 3\n" in said
+    assert "--init: changed from None to other, without effect: the checkpoint has" in said
     invoke(f"train --resume {out} --steps 4")
     assert [record["step"] for record in records(out)] == [1, 2, 3, 4]
     assert "finished" not in capsys.readouterr().out

@@ -27,7 +27,7 @@ with warnings.catch_warnings():
     from transformers import SamModel
 
 # Shapes do not tell the decoder's heads; an official file's model has 8.
-EVALUATED = ["step", "evaluation", "of", "standard_error", "warnings", "seconds"]
+EVALUATED = ["step", "evaluation", "of", "subject", "standard_error", "warnings", "seconds"]
 OFFICIAL = replace(SPEC, decoder_num_heads=8, drop_path_rate=0.0)
 TRAIN = f"train {LITTLE} --model.decoder-num-heads 8 --model.drop-path-rate 0"
 

@@ -12,6 +12,7 @@ import gigamask
 from gigamask import config_files
 from gigamask.cli.main import commands as installed
 from gigamask.training import checkpoint
+from gigamask.training.retention import Retention
 from gigamask.training.state import TrainState
 from gigamask.workflows.train import Run
 from tests.commands import exit_code, invoke, refusal
@@ -66,7 +67,7 @@ def run(tmp_path, marker) -> Path:
     state = TrainState.initialize(config, torch.device("cpu"))
     snapshot = checkpoint.Snapshot.from_state(state)
     odd = snapshot.model | {"image_encoder.odd": torch.zeros(1)}
-    folder = checkpoint.write(replace(snapshot, model=odd), config)
+    folder = checkpoint.write(replace(snapshot, model=odd), config, Retention(config.keep))
     (tmp_path / "run" / "checkpoints" / "best").symlink_to(folder.name)
     (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1, "loss": 1, "images_per_s": 1}\n')
     return tmp_path / "run"

@@ -26,6 +26,7 @@ from gigamask.training.state import TrainState
 from gigamask.training.step import StepMetrics, accumulate
 from gigamask.training.train_data import TrainData, open_index
 from gigamask.training.trainer import train
+from tests.checkpoints import resume
 from tests.errors import error_line
 from tests.journeys.runs import lines
 from tests.little import SPEC, little, little_classes
@@ -181,7 +182,7 @@ def test_an_average_cannot_begin_or_end_on_resume(tmp_path, scenes, before, now)
     with error_line(rf"^--ema was {before} .* is now {now}: .*--init"):
         check_resume(run, other, allow_data_change=True)
     with error_line(rf"average of the weights, but --ema is {now}; .*--init"):
-        checkpoint.resume(other, torch.device("cpu"))
+        resume(other, torch.device("cpu"))
     if before:
         changed = replace(run, ema=0.99)
         assert check_resume(run, changed, allow_data_change=False) == {"ema": (0.9, 0.99)}

@@ -11,7 +11,9 @@ from PIL import Image
 
 from gigamask.inference.predictor import SamPredictor
 from gigamask.models.embedding_cache import EmbeddingCache
+from gigamask.models.init import build_model
 from tests.errors import error_line
+from tests.little import SPEC
 
 
 @pytest.fixture
@@ -179,12 +181,13 @@ POINT, LABEL = np.array([[1, 2]]), np.array([1])
     ("words", "message"),
     [
         ({"point_coords": POINT}, r"point_coords.*point_labels"),
-        ({"point_labels": LABEL}, r"point_labels.*point_coords"),
+        ({"point_labels": LABEL}, r"both point_coords and point_labels"),
         (
             {"point_coords": POINT, "point_labels": np.array([1, 1])},
             r"point_coords.*1 x 1 x 2.*1 x 2",
         ),
         ({"point_coords": POINT, "point_labels": np.array([2])}, r"point_labels.*2"),
+        ({"point_coords": POINT, "point_labels": np.array([0.7])}, r"point_labels.* got 0.7"),
         (
             {"mask_input": np.ones((32, 32))},
             r"mask_input.*prompts x 1 x 32 x 32.*1 x 32 x 32",
@@ -408,3 +411,11 @@ def test_the_path_of_a_photograph_is_read_upright(model, tmp_path):
         assert (predictor.features == of_pixels.features).all()
     with error_line(r"none\.png"):
         predictor.set_image(tmp_path / "none.png")
+
+
+def test_the_embedding_follows_a_model_that_moves():
+    """To the meta device, of which every machine has one."""
+    predictor = SamPredictor(build_model(SPEC, seed=0).eval())
+    predictor.set_image(np.zeros((48, 64, 3), np.uint8))
+    predictor.model.to("meta")
+    assert predictor.get_image_embedding().device.type == "meta"

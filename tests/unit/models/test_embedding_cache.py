@@ -171,6 +171,23 @@ def check_key(spec, *joined):
     assert moving == {"image_encoder", *joined}
 
 
+def test_the_key_changes_with_weights_whose_data_a_program_changes():
+    """As peft does when it merges an adapter, which counts in no version of the tensor."""
+    embedder = ImageEmbedder(build_model(SPEC, seed=0), None)
+    weight = embedder.model.image_encoder.blocks[0].attn.qkv.weight
+    before, digest, version = weight.detach().clone(), embedder.encoder_digest(), weight._version
+    weight.data += 0.5
+    assert embedder.encoder_digest() != digest
+    weight.data.copy_(before)
+    assert (embedder.encoder_digest(), weight._version) == (digest, version)
+
+
+def test_a_model_that_was_built_for_inference_alone_has_a_key():
+    with torch.inference_mode():
+        digest = ImageEmbedder(build_model(SPEC, seed=0), None).encoder_digest()
+    assert digest == ImageEmbedder(build_model(SPEC, seed=0), None).encoder_digest()
+
+
 def test_the_file_of_another_key_is_not_taken(tmp_path):
     cache = EmbeddingCache(tmp_path)
     cache.put("a", embedding(1))

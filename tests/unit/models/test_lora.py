@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -10,6 +12,7 @@ from gigamask.models.lora_config import LoRA
 from gigamask.training.optim import select_trained
 from tests.errors import error_line
 from tests.little import COMPACT, SPEC, little
+from tests.own_components import Pooled
 
 ALL_FROZEN = ("image_encoder", "prompt_encoder", "mask_decoder")
 DIM = SPEC.embed_dim
@@ -136,12 +139,29 @@ def test_what_unfreeze_names():
     ("options", "found"),
     [
         ({"on": ("lin3",)}, "lin3.*attention or all, or from .*lin1"),
+        ({"on": ("attention", "lin3")}, "--lora.on lin3: no frozen linear layer"),
         ({"rank": 17}, "--lora 17: larger than .*16 inputs"),
     ],
 )
 def test_layers_and_ranks_that_there_are_not(options, found):
     with error_line(found):
         adapted(**options)
+
+
+@pytest.mark.parametrize(
+    ("last", "found"),
+    [(None, {"image_encoder.layers.0.linear", "image_encoder.layers.1.linear"}), (1, None)],
+)
+def test_the_last_blocks_of_an_encoder_that_lists_none(monkeypatch, last, found):
+    monkeypatch.setattr(Pooled, "blocks", lambda self, encoder: [])
+    model = replace(little(), model=replace(SPEC, encoder=Pooled())).build()
+    lora_settings = LoRA(rank=2, on=("linear",), last=last)
+    if found:
+        select_trained(model, (), lora=lora_settings)
+        assert set(adapters_of(model)) == found
+        return
+    with error_line("--lora.on linear: .*blocks that --lora.last counts.* from none"):
+        select_trained(model, (), lora=lora_settings)
 
 
 @pytest.mark.parametrize(

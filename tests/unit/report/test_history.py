@@ -60,6 +60,7 @@ def test_a_run_that_went_through(tmp_path):
                 "warnings": ["oh"],
                 "seconds": 1.5,
                 "of": "7 masks on 2 images",
+                "subject": "box of 7",
                 "standard_error": {"box": 0.04, "wrong image": "?"},
             },
             record(20, float("nan")),
@@ -75,6 +76,7 @@ def test_a_run_that_went_through(tmp_path):
             "scores": {"box": 0.5, "wrong image": None},
             "standard_error": {"box": 0.04, "wrong image": None},
             "of": "7 masks on 2 images",
+            "subject": "box of 7",
             "warnings": ["oh"],
             "seconds": 1.5,
         }

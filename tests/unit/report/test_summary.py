@@ -2,7 +2,7 @@
 
 import pytest
 
-from gigamask.report import history, summary
+from gigamask.report import charts, history, page, summary
 from tests.unit.report.test_history import record, written
 
 
@@ -57,6 +57,35 @@ def test_the_best_evaluation_is_by_what_the_run_keeps_its_best_by(tmp_path):
         )
         is None
     )
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "compared"),
+    [("a", "b", [6, 8]), ("", "b", [2, 4, 6, 8]), ("a", "a", [2, 4, 6, 8])],
+)
+def test_only_scores_of_the_same_data_are_compared(tmp_path, first, last, compared):
+    """Other data, of as many masks and images; none are stated by earlier versions."""
+    told = [
+        {
+            "step": step,
+            "evaluation": {"box": score},
+            "of": "9 masks on 2 images",
+            "subject": subject,
+        }
+        for step, score, subject in (
+            (2, 0.9, first),
+            (4, 0.8, first),
+            (6, 0.3, last),
+            (8, 0.2, last),
+        )
+    ]
+    run = history.read(written(tmp_path / "run", *told))
+    assert [one["step"] for one in summary.comparable(run)] == compared
+    assert [one["step"] for one in charts.curves(run)["evaluations"]] == compared
+    assert summary.best(run)["step"] == compared[0]
+    runs = {"run": run}
+    told = page.page(runs, summary.summarize(runs, {"run": None}))
+    assert ("2 evaluations of other data" in told) == (len(compared) == 2)
 
 
 def test_every_event_of_a_run_is_listed(tmp_path):

@@ -1,5 +1,6 @@
 """Saves that happen behind the training's back, and what becomes of those that fail."""
 
+import shutil
 import threading
 import time
 from dataclasses import replace
@@ -12,6 +13,7 @@ from gigamask.models import manifest
 from gigamask.training import async_checkpoint, checkpoint
 from gigamask.training.async_checkpoint import AsyncCheckpointer
 from gigamask.training.trainer import train
+from tests.checkpoints import resume
 from tests.laws.test_training import run_in, same
 from tests.little import little
 from tests.unit.training.test_checkpoint import state_at
@@ -19,6 +21,7 @@ from tests.unit.training.test_checkpoint import state_at
 
 @pytest.fixture
 def run(tmp_path):
+    (tmp_path / "run").mkdir()
     return replace(little(), out=str(tmp_path / "run"), data=("x",))
 
 
@@ -42,7 +45,7 @@ def test_written_state_is_that_of_the_call(run, monkeypatch):
             tensor.zero_()
         assert kept(run) == []
         go_on.set()
-    resumed = checkpoint.resume(run, torch.device("cpu"))
+    resumed = resume(run, torch.device("cpu"))
     loaded = resumed.model.state_dict()
     assert all(torch.equal(loaded[name], tensor) for name, tensor in asked.items())
     assert all(torch.equal(resumed.average[name], tensor) for name, tensor in average.items())
@@ -100,6 +103,46 @@ def test_failed_score_is_reported(run, monkeypatch):
         kept_by.record_score(0.5, "box")
     assert [line for line, _ in told] == [
         "step 1 score not recorded: [Errno 28] No space left on device: 'weights'"
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("is_replaced", "reason"),
+    [
+        (False, "No such file or directory"),
+        (True, "was replaced while it was trained"),
+    ],
+)
+def test_a_run_folder_that_is_moved_gets_no_checkpoint_until_it_is_back(
+    run, tmp_path, is_replaced, reason
+):
+    """Another run may be in its place by then, which must stay as it is."""
+    told, out = [], Path(run.out)
+    with AsyncCheckpointer(run, lambda *said: told.append(said)) as kept_by:
+        kept_by.save(state_at(run, 1))
+        kept_by.wait()
+        out.rename(tmp_path / "moved")
+        if is_replaced:
+            shutil.copytree(tmp_path / "moved", out)
+        kept_by.record_score(0.5, "box")
+        kept_by.save(state_at(run, 2))
+        kept_by.wait()
+        with pytest.raises(OSError, match=reason):
+            kept_by.finish(state_at(run, 2))
+        assert kept(run) == ["step_00000001"] * is_replaced
+        if is_replaced:
+            assert "score" not in manifest.verify(out / "checkpoints" / "step_00000001")
+            out.rename(tmp_path / "other")
+        (tmp_path / "moved").rename(out)
+        kept_by.finish(state_at(run, 2))
+    assert kept(run) == ["step_00000001", "step_00000002"]
+    reason = f"{reason}: '{out}'"
+    assert all(line.endswith(reason) for line, _ in told)
+    assert [line.partition(":")[0] for line, _ in told] == [
+        *["step 1 score not recorded"] * (1 + is_replaced),
+        "step 2 not saved, training continues and retries in 60 s",
+        *["step 2 score not recorded"] * is_replaced,
     ]
 
 

@@ -20,7 +20,9 @@ from gigamask.models import manifest, state_dict, weight_files
 from gigamask.models.model import Model
 from gigamask.samplers.loss_history import LossHistory
 from gigamask.training import checkpoint, retention
+from gigamask.training.retention import Retention
 from gigamask.training.state import TrainState, build_to_load
+from tests.checkpoints import resume, save
 from tests.errors import error_line
 from tests.limits import files_limited
 from tests.little import little, little_compact
@@ -44,7 +46,7 @@ def state_at(run, step):
 
 
 def test_no_checkpoint_is_none(run):
-    assert checkpoint.resume(run, CPU) is None
+    assert resume(run, CPU) is None
 
 
 @pytest.mark.slow
@@ -61,8 +63,8 @@ def test_no_checkpoint_is_none(run):
     ],
 )
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(run, damage, named):
-    checkpoint.save(state_at(run, 1), run)
-    newest = checkpoint.save(state_at(run, 2), run)
+    save(state_at(run, 1), run)
+    newest = save(state_at(run, 2), run)
     victim, told = newest / checkpoint.OPTIMIZER, newest / checkpoint.MANIFEST
     content = victim.read_bytes()
     if damage == "flip":
@@ -78,14 +80,14 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(run, damage, n
     with error_line(named):
         manifest.verify(newest)
     with pytest.warns(UserWarning, match="step_00000002.*going back to the checkpoint before it"):
-        assert checkpoint.resume(run, CPU).step == 1
+        assert resume(run, CPU).step == 1
 
 
 @pytest.mark.slow
 def test_flipped_bits_are_all_found(run, record_property):
     """Three hundred of them, anywhere in any file."""
     record_property("tried", 300)
-    folder, chance = checkpoint.save(state_at(run, 1), run), np.random.default_rng(0)
+    folder, chance = save(state_at(run, 1), run), np.random.default_rng(0)
     files = {path: path.read_bytes() for path in sorted(folder.iterdir())}
     assert {path.name for path in files} == {
         checkpoint.MODEL,
@@ -156,7 +158,7 @@ def test_a_checkpoint_that_may_not_be_read_is_not_called_damaged(run, name, monk
     monkeypatch.setattr(manifest, "crc32", deny(manifest.crc32))
     monkeypatch.setattr(pathlib.Path, "read_bytes", deny(pathlib.Path.read_bytes))
     for use in (
-        lambda: checkpoint.resume(run, CPU),
+        lambda: resume(run, CPU),
         lambda: state_dict.read_weights(run.out),
         lambda: manifest.verify(folder),
     ):
@@ -166,12 +168,12 @@ def test_a_checkpoint_that_may_not_be_read_is_not_called_damaged(run, name, monk
 
 @pytest.mark.slow
 def test_where_every_checkpoint_is_damaged_it_is_said(run):
-    (checkpoint.save(state_at(run, 1), run) / checkpoint.MODEL).unlink()
+    (save(state_at(run, 1), run) / checkpoint.MODEL).unlink()
     with (
         pytest.warns(UserWarning, match="going back"),
         error_line("1 checkpoint"),
     ):
-        checkpoint.resume(run, CPU)
+        resume(run, CPU)
 
 
 OPERATIONS = [
@@ -210,18 +212,22 @@ def test_a_crash_anywhere_in_a_save_leaves_the_newest_complete_checkpoint(run, m
         for whole in [checkpoint.Snapshot.from_state(with_book(state_at(run, step)))]
     )
     gc.freeze()  # of what is imported, which every collection below would walk through
-    checkpoint.record_score(checkpoint.write(first, run), 0.5, "box", run.keep)
+    checkpoint.record_score(checkpoint.write(first, run, Retention(run.keep)), 0.5, "box", run.keep)
     folder.rename(before)
     for k in itertools.count(1):
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(before, folder, symlinks=True)
         with failing(monkeypatch, k) as left:
             try:
-                checkpoint.record_score(checkpoint.write(second, run), 0.7, "box", run.keep)
+                checkpoint.record_score(
+                    checkpoint.write(second, run, Retention(run.keep)), 0.7, "box", run.keep
+                )
             except (OSError, GigamaskError):
                 assert not left
         assert checkpoint.newest(pathlib.Path(run.out)).name in ("step_00000001", "step_00000002")
-        checkpoint.record_score(checkpoint.write(second, run), 0.7, "box", run.keep)
+        checkpoint.record_score(
+            checkpoint.write(second, run, Retention(run.keep)), 0.7, "box", run.keep
+        )
         assert sorted(path.name for path in folder.iterdir()) == ["best", "step_00000002"]
         assert manifest.verify(folder / "best")["score"] == 0.7
         if left:
@@ -268,7 +274,7 @@ def test_a_disk_that_is_full_says_so(run):
             files_limited(most),
             pytest.raises(OSError, match=rf"^\[Errno {errno.EFBIG}\] File too large: '.*/{name}'$"),
         ):
-            checkpoint.save(state, run)
+            save(state, run)
     with (
         pytest.raises(OSError, match=rf"^\[Errno {errno.EIO}\] "),
         files.report_write_errors(pathlib.Path("x")),
@@ -287,7 +293,7 @@ def test_optimizer_entries_must_match(run):
 
 def keep(state, run, score: float | None):
     """Save the state, record its score if there is one, and return the folder."""
-    folder = checkpoint.save(state, run)
+    folder = save(state, run)
     if score is not None:
         checkpoint.record_score(folder, score, run.evaluation.best_by, run.keep)
     return folder
@@ -328,9 +334,7 @@ def test_the_best_checkpoint_stays_beside_the_newest(run, scores, steps, best):
     for state.step, score in enumerate(scores, 1):
         keep(state, run, score)
     assert kept(run) == (steps, best)
-    assert checkpoint.resume(run, CPU).step == len(scores), (
-        "going on is from the newest, not from the best"
-    )
+    assert resume(run, CPU).step == len(scores), "going on is from the newest, not from the best"
 
 
 @pytest.mark.slow
@@ -366,7 +370,7 @@ def test_a_save_that_failed_before_it_linked_is_made_up_for_by_the_next(run, mon
     state = state_at(run, 1)
     keep(state, run, 0.5)
     state.step = 2
-    second = checkpoint.save(state, run)
+    second = save(state, run)
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint.Path, "symlink_to", fail)
         with pytest.raises(OSError, match="full"):

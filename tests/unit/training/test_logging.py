@@ -63,6 +63,7 @@ def test_what_an_evaluation_found_is_written_down_and_said(tmp_path, capsys, bes
         best_by,
         ("it does not look",),
         of="9 masks on 2 images",
+        subject="box of these",
         errors={"box": 0.0123},
     )
     with logger(tmp_path) as watch:
@@ -75,6 +76,7 @@ def test_what_an_evaluation_found_is_written_down_and_said(tmp_path, capsys, bes
             "step": 3,
             "evaluation": {"1 click": 0.412346, "box": 0.75},
             "of": "9 masks on 2 images",
+            "subject": "box of these",
             "standard_error": {"box": 0.0123},
             "warnings": ["it does not look"],
         }.items()

@@ -24,7 +24,7 @@ def write(run, step: int, retention: Retention | None = None) -> Path:
     tensors = {"a": torch.tensor([float(step)])}
     nothing = (None, None, None, None)
     snapshot = checkpoint.Snapshot(step, step, SPEC, tensors, None, tensors, *nothing)
-    return checkpoint.write(snapshot, run, retention)
+    return checkpoint.write(snapshot, run, retention or Retention(run.keep))
 
 
 def contents(path: Path) -> dict[str, bytes]:

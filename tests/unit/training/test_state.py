@@ -10,12 +10,12 @@ from gigamask.data.index import build as build_index
 from gigamask.models import state_dict
 from gigamask.models.configs import MAEConfig
 from gigamask.models.init import build_model
-from gigamask.training import checkpoint
 from gigamask.training.config import check_resume
 from gigamask.training.optim import MuonAdamW, select_trained
 from gigamask.training.state import TrainState
 from gigamask.training.step import step
 from gigamask.training.train_data import TrainData
+from tests.checkpoints import resume, save
 from tests.errors import error_line
 from tests.little import little
 
@@ -179,13 +179,13 @@ def test_what_no_weights_were_loaded_into_is_not_frozen(tmp_path):
 def test_what_is_frozen_may_not_change_on_resume(tmp_path, batch, before, now):
     run = replace(little(), out=str(tmp_path), freeze=before)
     state, _ = after_steps(run, batch, steps=1)
-    folder = checkpoint.save(state, run)
+    folder = save(state, run)
     other = replace(run, freeze=now)
     with error_line(r"^--freeze.*--init"):
         check_resume(run, other, allow_data_change=True)
     act = rf"--freeze and --optimizer .*: --init {folder} and another --out"
     with error_line(rf"^{folder}.*exp_avg.*{act}"):
-        checkpoint.resume(other, CPU)
+        resume(other, CPU)
     started = TrainState.initialize(other, CPU, str(folder))
     assert all(
         torch.equal(tensor, started.model.state_dict()[name])

@@ -1,3 +1,4 @@
+import json
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ from gigamask.config_files import TrainFlags
 from gigamask.distributed import local_processes, precision
 from gigamask.distributed.world import World
 from gigamask.workflows.train import (
+    Run,
     choose_micro_batch_size,
     count_processes,
     open_world,
@@ -18,6 +20,18 @@ from gigamask.workflows.train import (
 )
 from tests.errors import error_line
 from tests.little import little
+
+
+def test_metrics_are_those_that_count(tmp_path):
+    """Killed while it wrote a line after step 3, and begun again at the checkpoint of step 1."""
+    start, again = ({"step": step, "started": "2026-01-02"} for step in (0, 1))
+    steps = [{"step": step, "loss": step / 4} for step in (1, 2, 3)]
+    later = [{"step": step, "loss": step / 2} for step in (2, 3)]
+    before, after = (
+        "\n".join(map(json.dumps, each)) for each in ([start, *steps], [again, *later])
+    )
+    (tmp_path / "metrics.jsonl").write_text(f'{before}\n{{"step": 4, "lo\n{after}\n{{"st')
+    assert Run(tmp_path, little(), 3).metrics == [start, steps[0], again, *later]
 
 
 @pytest.mark.parametrize(

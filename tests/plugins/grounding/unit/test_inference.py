@@ -15,8 +15,8 @@ from gigamask.plugins.grounding.inference import (
     draw_result,
     load_model,
 )
-from gigamask.training import checkpoint
 from gigamask.training.state import TrainState
+from tests.checkpoints import save
 from tests.errors import error_line
 from tests.plugins.grounding.asked import run_in
 
@@ -40,7 +40,7 @@ def saved(run, step=1):
         for parameter in state.model.parameters():
             parameter.add_(0.1 * step)
     state.step = step
-    checkpoint.save(state, run)
+    save(state, run)
     return state.model
 
 
