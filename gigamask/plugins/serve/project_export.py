@@ -12,8 +12,6 @@ import numpy as np
 from gigamask import files
 from gigamask.data import image
 from gigamask.datatools.export_formats import (
-    COCO,
-    SHARDS,
     TABLE,
     ExportedImage,
     ExportOptions,
@@ -120,8 +118,7 @@ def _remove_older(out: Path, state: str, written: Sequence[Path]) -> list[str]:
         written: The files and folders that have them.
     """
     record, names = out / STATE, [path.name for path in written]
-    unknown = ["", COCO, SHARDS, TABLE, "labels", "yolo", "labelme"]  # of an earlier version
-    stated, *before = read_json(record, list[str]) if record.exists() else unknown
+    stated, *before = read_json(record, list[str]) if record.exists() else [""]
     if stated == state:
         names += before
     older = [path for name in {*before} - {*names} if (path := out / name).exists()]
