@@ -88,7 +88,9 @@ def test_a_job_that_fails_is_not_requeued(scenes, slurm, capsys):
     invoke(*words(scenes, "run", "--submit", "slurm", "--submit-gpus", "0"))
     wait_until(lambda: (slurm / "100.pid").exists())
     wait_until(lambda: saved_step(Path("run")) >= 1)
-    os.kill(child_of(int((slurm / "100.pid").read_text())), signal.SIGKILL)
+    step = psutil.Process(child_of(int((slurm / "100.pid").read_text())))
+    for process in (step, *step.children(recursive=True)):  # as Slurm does
+        process.kill()
     wait_until(lambda: not (slurm / "100.queued").exists())
     assert (slurm / "100.state").read_text().startswith("FAILED")
     assert not (slurm / "100.requeue").exists()
