@@ -383,20 +383,24 @@ def loop_routes(state: ProjectState) -> APIRouter:
         return state.rounds.runs.run(name)
 
     @router.post("/loop/train")
-    def train(body: TrainBody) -> None:
+    def train(body: TrainBody) -> Json:
         state.rounds.train(body.minutes)
+        return state.status()
 
     @router.post("/loop/use")
-    def use(body: ModelBody) -> None:
+    def use(body: ModelBody) -> Json:
         state.rounds.use(body.model)
+        return state.status()
 
     @router.post("/loop/propose")
-    def propose() -> None:
+    def propose() -> Json:
         state.proposals.start()
+        return state.status()
 
     @router.post("/loop/stop")
-    def stop() -> None:
+    def stop() -> Json:
         state.stop()
+        return state.status()
 
     @router.post("/loop/accept")
     def accept(body: AcceptBody) -> Json:
