@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch._dynamo.utils import counters
+from torch._inductor import config as inductor
 
 from gigamask import config_files
 from gigamask.cli.main import main
@@ -268,10 +269,7 @@ def test_inductor_compiles_small_models(run, counts, index, monkeypatch, tmp_pat
     """One round, and four with prompts of other lengths than the compiled one."""
     monkeypatch.setattr(SamTrainConfig, "compile_backend", "inductor")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr("torch._inductor.config.compile_threads", 1)
     # Not optimized, not vectorized, and one file a graph in place of one a kernel.
-    monkeypatch.setattr("torch._inductor.config.aot_inductor.debug_compile", True)
-    monkeypatch.setattr("torch._inductor.config.cpp.vec_isa_ok", False)
-    monkeypatch.setattr("torch._inductor.config.cpp.simdlen", 0)
-    monkeypatch.setattr("torch._inductor.config.cpp_wrapper", True)
-    assert_equal(run, batches_of(run, index, counts))
+    quick = {"aot_inductor.debug_compile": True, "cpp.vec_isa_ok": False, "cpp.simdlen": 0}
+    with inductor.patch(quick | {"cpp_wrapper": True, "compile_threads": 1}):
+        assert_equal(run, batches_of(run, index, counts))
