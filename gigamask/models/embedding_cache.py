@@ -188,10 +188,14 @@ class ImageEmbedder:
     Args:
         model: Model whose encoder is used.
         cache: Cache of embeddings; None embeds every image.
+        watched: Whether a program may change the model's `Parameter.data`, as peft does when it
+            merges, which torch does not count: then each image reads all weights.
     """
 
-    def __init__(self, model: PromptableModel, cache: EmbeddingCache | None) -> None:
-        self.model, self.cache = model, cache
+    def __init__(
+        self, model: PromptableModel, cache: EmbeddingCache | None, watched: bool = True
+    ) -> None:
+        self.model, self.cache, self.watched = model, cache, watched
         self._versions: tuple = ()
         self._digest = ""
 
@@ -253,8 +257,7 @@ class ImageEmbedder:
     def encoder_digest(self) -> str:
         """Return a digest of the weights that make the embedding, and of its compute dtype.
 
-        Weights are digested again only after they have changed, which their norms show, too: torch
-        does not count what a program does to `Parameter.data`.
+        Weights are digested again only after they have changed.
         """
         decoder = self.model.mask_decoder.state_dict()
         state = {
@@ -264,7 +267,11 @@ class ImageEmbedder:
             "deviation": self.model.pixel_std,
         }
         floats = [each for each in state.values() if each.is_floating_point()]
-        norms = torch.stack(torch._foreach_norm(floats, dtype=torch.float32)).tolist()
+        norms = (
+            torch.stack(torch._foreach_norm(floats, dtype=torch.float32)).tolist()
+            if self.watched
+            else ()
+        )
         counts = (0 if each.is_inference() else each._version for each in state.values())
         versions = (*norms, *counts, *(each.data_ptr() for each in state.values()))
         if versions != self._versions:

@@ -35,6 +35,6 @@ class FrozenEncoder:
             precision: Precision of the model.
         """
         if self._embedder is None or self._embedder.model is not model:
-            self._embedder = ImageEmbedder(model, self._cache)
+            self._embedder = ImageEmbedder(model, self._cache, watched=False)
         with profile_range("encode"), torch.no_grad(), autocast(precision, batch.images.device):
             return self._embedder.embed_batch(batch.images, batch.input_sizes)

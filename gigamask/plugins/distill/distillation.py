@@ -45,7 +45,7 @@ class Teacher:
         self, model: PromptableModel, precision: Precision, cache: EmbeddingCache | None
     ) -> None:
         self.model, self.precision = model, precision
-        self._embedder = ImageEmbedder(model, cache)
+        self._embedder = ImageEmbedder(model, cache, watched=False)
         model.eval().requires_grad_(False)
 
     @torch.no_grad()
