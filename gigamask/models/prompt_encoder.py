@@ -372,7 +372,7 @@ def _check_points(points: Tensor, labels: Tensor) -> None:
             f"got {_shape(points)} and {_shape(labels)}"
         )
     whole = labels.long()
-    unknown = labels[(whole != labels.double()) | (whole < PADDING_LABEL) | (whole > 1)]
+    unknown = labels[(whole != labels) | (whole < PADDING_LABEL) | (whole > 1)]
     if len(unknown):
         raise GigamaskError(
             "point_labels must be 1 (foreground), 0 (background) or -1 (no point), "

@@ -3,7 +3,7 @@
 State dicts of SAM have Meta's names and shapes.
 """
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from inspect import signature
 from pathlib import Path
@@ -42,7 +42,7 @@ def preprocess(
     )
 
 
-class OfficialInterface(nn.Module):
+class OfficialInterface(nn.Module, ABC):
     """The attributes and methods of Meta's `Sam`."""
 
     config: SamConfig
