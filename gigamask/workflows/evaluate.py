@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from gigamask.errors import GigamaskError, check_range, counted
-from gigamask.lazy_numpy import np
 from gigamask.pixels import WindowOptions
 from gigamask.progress import progress_bar, say, track
 from gigamask.workflows.open_data import (
@@ -246,13 +245,14 @@ def _say_images(
         f"{counted(index.manifest.masks, 'mask')}, "
         f"{len(index.manifest.left_out.skipped)} left out; {computed}"
     )
-    areas = index.masks["area"][:]
+    first = index.images["first_mask"][: count + 1]
+    areas = index.masks["area"][: first[-1]]
     if not areas.all():
         mask = areas.argmin()
-        row = np.searchsorted(index.images["first_mask"][:], mask, "right") - 1
+        row = first.searchsorted(mask, "right") - 1
         say(
             f"  masks without a pixel left out: {(areas == 0).sum():,}, such as annotation "
-            f"{mask - index.mask_rows(row).start} of {index.entry_name(row)}"
+            f"{mask - first[row]} of {index.entry_name(row)}"
         )
     if isinstance(weights, str | Path) and (run := run_folder_of(str(weights))):
         with suppress(GigamaskError, KeyError):  # its configuration is damaged

@@ -20,6 +20,8 @@ def test_masks_without_a_pixel_are_named(tmp_path, capsys):
         members += [(f"sa_{number}.jpg", jpg), (f"sa_{number}.json", annotation.encode(record))]
     tar.write(tmp_path / "a.tar", iter(members))
     found = index.open_or_build([str(tmp_path / "a.tar")], str(tmp_path / "index"))
+    _say_images(None, found, 1, "cpu")
+    assert "without a pixel" not in capsys.readouterr().out, "of the images that are scored"
     _say_images(None, found, 2, "cpu")
     said = capsys.readouterr().out
     assert "masks without a pixel left out: 2, such as annotation 0 of a.tar:sa_1" in said
