@@ -49,7 +49,11 @@ def is_folder(path: str) -> bool:
 
 def is_image(name: str) -> bool:
     """Return whether a file name has an image extension and is not hidden, as macOS's `._*` are."""
-    return name.lower().endswith(EXTENSIONS) and not files.is_foreign(os.path.basename(name))
+    return _has_extension(name, EXTENSIONS)
+
+
+def _has_extension(path: str, extensions: tuple[str, ...]) -> bool:
+    return path.lower().endswith(extensions) and not files.is_foreign(os.path.basename(path))
 
 
 def why_unread(path: str) -> str:
@@ -58,7 +62,7 @@ def why_unread(path: str) -> str:
     Args:
         path: Its path or name.
     """
-    if not path.lower().endswith(UNREAD):
+    if not _has_extension(path, UNREAD):
         return ""
     return f"{path[path.rindex('.') + 1 :].upper()} is not read; save it as JPEG, PNG or TIFF"
 

@@ -358,7 +358,8 @@ def test_annotations_are_not_data_without_their_images(path):
 
 
 def test_images_of_kinds_that_are_not_read_are_named(photos, tmp_path):
-    (photos / "phone.HEIC").write_bytes(b"x")
+    for name in ("phone.HEIC", "._phone.HEIC"):
+        (photos / name).write_bytes(b"x")
     (photos / "notes.txt").write_bytes(b"x")
     skipped = build(photos, tmp_path / "index").manifest.left_out.skipped
     assert [each.name for each in skipped] == ["phone.HEIC"]
