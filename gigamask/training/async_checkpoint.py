@@ -56,7 +56,8 @@ class AsyncCheckpointer:
         self._retention = Retention(config.keep, self._saved)
         self._unrecorded: list[tuple[Path, float, str]] = []
         self._failed_s: float | None = None
-        self._folder = os.stat(config.out if self._world.is_main else os.curdir)
+        path = config.out if self._world.is_main else os.curdir
+        self._in_folder = partial(_in_folder, os.stat(path), path)
 
     @property
     def overdue(self) -> bool:
@@ -78,7 +79,7 @@ class AsyncCheckpointer:
         self._step, self._saved, snapshot = state.step, None, self._snapshot(state)
         if snapshot:
             self._writing = self._executor.submit(
-                _write, self._folder, snapshot, self._config, self._retention
+                self._in_folder, checkpoint.write, snapshot, self._config, self._retention
             )
         self._world.barrier()
 
@@ -104,8 +105,7 @@ class AsyncCheckpointer:
                 self._unrecorded.remove(score)
 
     def _record(self, score: tuple[Path, float, str]) -> bool:
-        _check_folder(self._folder, self._config)
-        checkpoint.record_score(*score, self._config.keep, self._retention)
+        self._in_folder(checkpoint.record_score, *score, self._config.keep, self._retention)
         return True
 
     def finish(self, state: TrainState) -> None:
@@ -121,7 +121,7 @@ class AsyncCheckpointer:
         self._record_scores()
         missing = self._world.is_main and not (self._saved and self._step == state.step)
         if any(self._world.gather(missing)) and (snapshot := self._snapshot(state)):
-            _write(self._folder, snapshot, self._config, self._retention)
+            self._in_folder(checkpoint.write, snapshot, self._config, self._retention)
 
     def wait(self) -> None:
         """Wait until nothing is being written."""
@@ -159,14 +159,20 @@ class AsyncCheckpointer:
         self._executor.shutdown()
 
 
-def _write(
-    found: os.stat_result, snapshot: checkpoint.Snapshot, config: TrainConfig, retention: Retention
-) -> Path:
-    _check_folder(found, config)
-    return checkpoint.write(snapshot, config, retention)
+def _in_folder(
+    found: os.stat_result, out: str, function: Callable[..., Result], *given: Any
+) -> Result:
+    """Call a function, unless the run folder is not the one found at the start.
 
+    Args:
+        found: The run folder at the start.
+        out: Its path.
+        function: Writes to it.
+        *given: Its arguments.
 
-def _check_folder(found: os.stat_result, config: TrainConfig) -> None:
-    """Raise `OSError` if the run folder is not the one found at the start, but another run's."""
-    if not os.path.samestat(found, os.stat(config.out)):
-        raise OSError(errno.ENOENT, "was replaced while it was trained", config.out)
+    Raises:
+        OSError: Another folder, such as that of another run, or none is there.
+    """
+    if not os.path.samestat(found, os.stat(out)):
+        raise OSError(errno.ENOENT, "was replaced while it was trained", out)
+    return function(*given)

@@ -201,10 +201,7 @@ def segment_all(
         )
     names = generator.model.config.class_names
     written = [] if is_part else _export(images, output, counts, names)
-    reasons = [asdict(sample) for sample in counts.skipped]
-    numbers = ("images", "masks", "existing", "tars", "existing_tars", "turned")
-    found = {name: getattr(counts, name) for name in numbers}
-    return found | {"written": written, "skipped": reasons}
+    return asdict(counts) | {"written": written}
 
 
 def _export(
