@@ -66,8 +66,8 @@ def export(
     """
     lines = []
     if rows is None:
-        rows, lines = range(len(project.names)), unused(project)
-        every = project.summary()
+        every, lines = project.summary(), unused(project)
+        rows = [i for i, each in enumerate(every) if each["accepted"] or each["status"] == "done"]
         if rest := sum(each["objects"] - each["accepted"] - len(each["open"]) for each in every):
             lines.append(f"{counted(rest, 'object')} left out: not accepted")
 

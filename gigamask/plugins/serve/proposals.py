@@ -88,8 +88,9 @@ class Proposals:
                     if one.is_open and one.certainty >= threshold
                 }
                 changed = found.with_edit(self.project.stamped(Edit("accept all", dict(chosen))))
-                done = all(one.accepted for one in changed.objects.values())
-                finished = replace(changed, done=done)
+                finished = replace(
+                    changed, done=all(one.accepted for one in changed.objects.values())
+                )
                 self.project.change(row, found.version, lambda _, finished=finished: finished)
                 count += len(chosen)
         return count

@@ -436,7 +436,7 @@ function moved(event) {
   if (corner) { corner.ring[corner.index] = at; stage.draw(); return; }
   const last = drag.points.at(-1);
   if (drag.kind === "stroke" && Math.hypot(at[0] - last[0], at[1] - last[1]) >= 1) {
-    if (drag.points.push(at) >= MOST_POINTS) { stroke(); drag.points = [at]; }   // the rest is another edit
+    if (drag.points.push(at) >= MOST_POINTS) { stroke(drag); drag.points = [at]; }   // the rest is another edit
   }
   else if (drag.kind !== "stroke") drag.points = [drag.from, at];
   stage.draw();
@@ -448,7 +448,7 @@ function released(event) {
   if (!drag || !image) return;
   const { kind, from, points, long, button, erase } = drag;
   drag = null;
-  if (kind === "stroke") draw("stroke", { points, radius: radius(), erase });
+  if (kind === "stroke") stroke({ points, erase });
   else if (kind === "corner") movedCorners();
   else if (kind === "box" || (kind === "point" && long)) {
     if (long) draw("prompt", { step: { box: boxOf(from, points.at(-1)) } });
@@ -457,7 +457,7 @@ function released(event) {
   stage.draw();
 }
 
-const stroke = () => draw("stroke", { points: drag.points, radius: radius(), erase: drag.erase });
+const stroke = ({ points, erase }) => draw("stroke", { points, radius: radius(), erase });
 
 /** Ends what one pointer does since a second one came; corners that were moved stay so. */
 function release() {
