@@ -60,6 +60,12 @@ def saved(page):
     page.wait_for_selector("#a-state:has-text('all saved')")
 
 
+def open_named(page, name):
+    page.click(f"#a-images button[title^='{name}']")
+    page.wait_for_selector(f"#a-title:has-text('{name}')")
+    saved(page)
+
+
 def objects(page, count):
     page.wait_for_function(
         "count => document.querySelectorAll('#a-objects li').length === count", arg=count

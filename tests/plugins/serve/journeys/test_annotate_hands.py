@@ -10,7 +10,7 @@ from PIL import Image
 
 from tests.browser import opened
 from tests.plugins.serve.annotated import save_untrained
-from tests.plugins.serve.journeys.test_annotate import objects, saved
+from tests.plugins.serve.journeys.test_annotate import objects, open_named, saved
 from tests.plugins.serve.journeys.test_serve import served
 
 pytestmark = pytest.mark.long
@@ -72,9 +72,7 @@ def test_a_click_is_the_pixel_that_is_seen_there_on_every_screen(browser, place)
 
     with opened(browser, address) as page:
         saved(page)
-        page.click("#a-images button[title^='marked.png']")
-        page.wait_for_selector("#a-title:has-text('marked.png')")
-        saved(page)
+        open_named(page, "marked.png")
         page.route("**/prompt", answer)
         screen = page.context.new_cdp_session(page)
 
@@ -144,16 +142,10 @@ def thumbnail(page):
     )
 
 
-def open_named(page, name):
-    page.click(f"#a-images button[title^='{name}.jpg']")
-    page.wait_for_selector(f"#a-title:has-text('{name}.jpg')")
-    saved(page)
-
-
 def hands(page, folder, part):
     first, second, third, fourth = (f"{part}/{name}" for name in COLORS)
     saved(page)
-    open_named(page, first)
+    open_named(page, f"{first}.jpg")
     page.route("**/prompt", lambda route: (time.sleep(0.3), route.continue_()))
     click(page, 0.4, 0.5)
     page.keyboard.press("Enter")
@@ -186,17 +178,17 @@ def hands(page, folder, part):
     page.wait_for_selector("#a-empty-done:not([hidden])")
     saved(page)
     assert [on_disk(folder, name)[1] for name in (second, third, fourth)] == [True, False, False]
-    open_named(page, second)
+    open_named(page, f"{second}.jpg")
     red, green, _ = thumbnail(page)
     assert green > red, "the thumbnail is of this image, not of the one before"
     page.reload()
     saved(page)
-    open_named(page, second)
+    open_named(page, f"{second}.jpg")
     assert max(thumbnail(page)) > 60, "not black after a reload"
     paint(folder / "photos" / f"{fourth}.jpg", (240, 240, 240))
     page.reload()
     saved(page)
-    open_named(page, fourth)
+    open_named(page, f"{fourth}.jpg")
     shown = page.evaluate(MIDDLE)
     assert min(shown) > 200, "a photograph that was edited is shown as it is"
     page.wait_for_timeout(800)  # a look

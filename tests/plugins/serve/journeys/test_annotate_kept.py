@@ -9,7 +9,7 @@ from PIL import Image
 
 from tests.browser import opened
 from tests.plugins.serve.annotated import save_untrained
-from tests.plugins.serve.journeys.test_annotate import at, objects, saved
+from tests.plugins.serve.journeys.test_annotate import at, objects, open_named, saved
 from tests.plugins.serve.journeys.test_serve import served
 
 pytestmark = pytest.mark.long
@@ -18,10 +18,10 @@ SQUARE = ((0.2, 0.2), (0.6, 0.2), (0.6, 0.6), (0.2, 0.6))
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """Address and folder of a page with four photographs."""
+    """Address and folder of a page with six photographs; no two tests annotate the same."""
     folder = tmp_path_factory.mktemp("kept")
     (folder / "photos").mkdir()
-    for i in range(4):
+    for i in range(6):
         picture(folder, i, 40 * i)
     words = ("--project", folder / "project", "--images", folder / "photos")
     with served(*words, "--weights", save_untrained(folder), "--no-token") as address:
@@ -94,8 +94,7 @@ def test_a_polygon_that_is_left_is_kept(browser, place):
     with opened(browser, address) as page:
         saved(page)
         for leave in ("b", "ArrowRight"):
-            page.click("#a-images button[title^='1.png']")
-            page.wait_for_selector("#a-title:has-text('1.png')")
+            open_named(page, "1.png")
             page.keyboard.press("Escape")  # no object, whose corners would be moved
             saved(page)
             polygon(page, SQUARE[:3])
@@ -109,9 +108,7 @@ def test_a_name_is_kept_while_it_is_typed(browser, place):
     address, folder = place
     with opened(browser, address) as page:
         saved(page)
-        page.click("#a-images button[title^='2.png']")
-        page.wait_for_selector("#a-title:has-text('2.png')")
-        saved(page)
+        open_named(page, "2.png")
         page.keyboard.press("d")
         page.mouse.click(*at(page, 0.5, 0.5))
         objects(page, 1)
@@ -134,16 +131,17 @@ def test_the_next_image_is_not_one_that_is_done_and_a_replaced_one_is_said(brows
     address, folder = place
     with opened(browser, address) as page:
         saved(page)
-        page.click("#a-images button[title^='2.png']")
-        page.wait_for_selector("#a-title:has-text('2.png')")
-        saved(page)
         page.select_option("#a-order", "open")
+        open_named(page, "4.png")
+        page.keyboard.press("d")
+        page.mouse.click(*at(page, 0.5, 0.5))
+        objects(page, 1)
         page.keyboard.press("a")
         page.wait_for_selector("#a-accept-all[disabled]")
         page.keyboard.press("n")
-        page.wait_for_selector("#a-title:has-text('3.png')")
+        page.wait_for_selector("#a-title:has-text('5.png')")
         saved(page)
-        picture(folder, 3, 250)
+        picture(folder, 5, 250)
         page.keyboard.press("d")
         page.mouse.click(*at(page, 0.5, 0.5))
         page.wait_for_selector("#a-stale:has-text('is another picture than the one shown')")
