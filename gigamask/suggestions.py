@@ -32,6 +32,17 @@ COMMANDS = {
     "export": "onnx save deploy to-onnx huggingface",
 }
 """Commands, each with other names that users try, but for those that are found by likeness."""
+OF_PLUGINS = {
+    "ablate": "ablate",
+    "ask": "grounding",
+    "benchmark": "benchmarks",
+    "distill": "distill",
+    "download": "download",
+    "extract": "formats",
+    "ground": "grounding",
+    "serve": "serve",
+}
+"""Commands of gigamask's plugins, which may have been deleted, and the plugin of each."""
 
 FLAGS = {
     "--lr": "learning-rate base-lr max-lr peak-lr",

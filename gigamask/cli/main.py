@@ -27,7 +27,7 @@ PIPE_CLOSED = 141
 CORE = (
     *("convert", "synth", "index", "verify", "stats", "repack", "masks", "memory"),
     *("plan", "pretrain", "train", "evaluate", "export", "segment"),
-    *("ablate", "report", "follow", "demo"),
+    *("report", "follow", "demo"),
 )
 """Commands of the core in the order of use. Each is a module of `cli.commands` with a class
 `NAMECommand` and optionally a function `parse`; those of `TRAINING` share a module."""
@@ -159,10 +159,12 @@ def run_command(arguments: list[str]) -> int:
             return run_training(command, rest[words - 1 :])
     known = commands()
     if name not in known:
-        from gigamask.suggestions import suggest_command
+        from gigamask.suggestions import OF_PLUGINS, suggest_command
 
         near = suggest_command(name, known)
         hint = f"perhaps you meant {near}" if near else f"choose one of {', '.join(known)}"
+        if name in OF_PLUGINS:
+            hint = f"it needs gigamask's plugin {OF_PLUGINS[name]}, which is not installed"
         raise GigamaskError(f"unknown command {name!r}; {hint}; see 'gigamask --help'")
     from gigamask import launch, parser
 

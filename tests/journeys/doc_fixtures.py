@@ -131,7 +131,6 @@ def _write_configs(folder: Path) -> None:
         | {"model": {"image-size": 64}, "loader": {"workers": 0, "max-masks": 2}},
         substitutions.SMALL_MAE: SMALL_RUN
         | {"model": flags_of(MAE, "normalize_pixels"), "micro-batch-size": 2},
-        "two.yaml": {"plain": [], "lanes": {"sampler": "streamed", "sampler.lanes": 2}},
     }
     for name, content in configs.items():
         (folder / name).write_text(yaml.safe_dump(content))

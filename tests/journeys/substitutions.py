@@ -28,7 +28,6 @@ REPLACED = [
     (r"--max-images \d+", "--max-images 1", "one image"),
     (r"--workers \d+", "--workers 1", "one core"),
     (r"--loader.workers \d+", "--loader.workers 0", "in this process"),
-    (r"--parallel-runs \d", "--parallel-runs 1", "one core"),
     (
         r"--model.image-size 512",
         "--model.image-size 128",
@@ -41,12 +40,6 @@ REPLACED = [
     ),
     (r"--size 1024", "--size 64", "scenes are smaller than 1024 px"),
     (r"--evaluation.interval \d+", "--evaluation.interval 1", "trainings have two steps"),
-    (
-        r"^ablate (samplers|losses)",
-        "ablate two.yaml",
-        "two variants; tests/journeys/test_ablate.py has the others",
-    ),
-    (r" --cpu-minutes \d+", "", "one step; tests/journeys/test_ablate.py measures steps"),
     (r" --compile\b", "", "minutes on a CPU; tests/laws/test_compilation.py trains with it"),
     (r" --push \S+", "", "no network; tests/journeys/test_export.py plays the Hub"),
     (r"^demo\b.*", "demo --help", "tests/journeys/test_commands.py runs it"),
@@ -89,12 +82,6 @@ ADDED = [
     ),
     (r"^plan .*--gpu", "", "--device auto", "the small config is for a CPU, the plan for a GPU"),
     (r"^plan mae_", f"--config {SMALL_MAE}", "", "as for SAM"),
-    (
-        r"^ablate",
-        "",
-        "--recipe small.py:small --steps 1 --seeds 1 --max-images 1",
-        "one step of a small model, one seed, one image",
-    ),
     (
         r"^(segment|ask) (?!.*--points-per-side)(?!.*\.tar:)",
         "",

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gigamask import plugin
+from gigamask.suggestions import OF_PLUGINS
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = sorted(path.parent.name for path in (ROOT / "gigamask" / "plugins").glob("*/__init__.py"))
@@ -90,7 +91,9 @@ def test_a_plugin_may_be_deleted(scenes, tmp_path, name):
     out = run(HELP + STEP, str(scenes), str(tmp_path / "run"), *SMALL, package=tmp_path)
     shown = json.loads(out.splitlines()[0])
     assert "train" in shown
-    assert not shown.keys() & {*record.commands, *record.trainings}
+    added = {*record.commands, *record.trainings}
+    assert not shown.keys() & added
+    assert {OF_PLUGINS[command.split()[0]] for command in added} <= {name}
     everything = "".join(shown.values())
     for recipes in record.recipes.values():
         assert not any(f"  {recipe} " in everything for recipe in recipes)

@@ -9,9 +9,7 @@ from gigamask.data.mask_sampling import MaskFilters
 from gigamask.evaluation.click_evaluation import ClickEvaluation
 from gigamask.inference.amg_config import AutomaticMaskConfig
 from gigamask.models.init import build_model
-from gigamask.workflows import ablate
 from gigamask.workflows.evaluate import EvaluateOptions
-from gigamask.workflows.training_budget import Budget
 from tests.commands import refusal
 from tests.errors import error_line
 from tests.little import SPEC, little
@@ -46,13 +44,6 @@ def test_its_limits_are_allowed(name, value):
     CHECKS[name](value)
 
 
-def test_an_ablation_refuses_a_threshold_before_it_trains(tmp_path):
-    with error_line("--min-predicted-iou"):
-        ablate.run(
-            "losses", "tiny", ["x"], ablate.TestSet(("x",), None, 5.0), "out", Budget(), 1, 1
-        )
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
@@ -62,7 +53,6 @@ def test_an_ablation_refuses_a_threshold_before_it_trains(tmp_path):
         "segment w.pth x --out {out} --cache-gb -1",
         "ask run x.jpg red --pred-iou-thresh 7",
         "evaluate w.pth --data x --device cpu --min-predicted-iou 5",
-        "ablate losses --data x --test x --out {out} --min-predicted-iou 5",
         "train tiny --data x --out {out} --evaluation.min-predicted-iou 5",
         "train tiny --data x --out {out} --loader.filters.min-predicted-iou 5",
         "train tiny --data x --out {out} --loader.filters.min-stability 5",

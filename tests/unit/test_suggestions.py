@@ -8,7 +8,7 @@ from gigamask.suggestions import COMMANDS, FLAGS, suggest_command, suggest_flag
     ("word", "command"),
     [
         *(("predict", "segment"), ("Infer", "segment"), ("val", "evaluate"), ("test", "evaluate")),
-        *(("fit", "train"), ("finetune", "train"), ("import", "convert"), ("sweep", "ablate")),
+        *(("fit", "train"), ("finetune", "train"), ("import", "convert")),
         *(("generate", "synth"), ("info", "stats"), ("evalute", "evaluate"), ("zzz", None)),
     ],
 )

@@ -1,6 +1,6 @@
 """Train variants of a recipe with the same budget and several seeds, and compare their scores.
 
-The budget is a number of steps, or CPU minutes (`workflows.training_budget`).
+The budget is a number of steps, or CPU minutes (`budget`).
 
 Every run has a folder `OUT/VARIANT/seed_K`, which contains `evaluation.json` once it is scored.
 Finished runs are not repeated; interrupted ones are resumed.
@@ -29,18 +29,13 @@ from gigamask.data.mask_sampling import MaskFilters
 from gigamask.data.sample_table import COARSE_ABOVE, FINE_BELOW
 from gigamask.errors import GigamaskError, TrainingInterruptedError, check_range, counted
 from gigamask.evaluation import clicks
+from gigamask.plugins.ablate.budget import MEASUREMENTS, Budget, cpu_time_s, step_cpu_seconds
+from gigamask.plugins.ablate.tables import TABLES
 from gigamask.serialization import read_json, read_yaml
 from gigamask.training.checkpoint import load_model
 from gigamask.training.config import SAME_SAMPLES, TrainConfig, check_at_least
 from gigamask.training.train_data import read_data_record
 from gigamask.training.trainer import train
-from gigamask.workflows.ablation_tables import TABLES
-from gigamask.workflows.training_budget import (
-    MEASUREMENTS,
-    Budget,
-    cpu_time_s,
-    step_cpu_seconds,
-)
 
 COMMON_FLAGS = ("data", "out", "steps", "seed")
 """Flags that variants must not change, so that all are trained alike."""

@@ -2,8 +2,6 @@
 
 import json
 import os
-import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,15 +11,13 @@ import torch
 
 from gigamask import config_files, files
 from gigamask.distributed.precision import choose_device
-from gigamask.errors import GigamaskError, TrainingInterruptedError
-from gigamask.interfaces import NoEvaluation
+from gigamask.errors import GigamaskError
 from gigamask.serialization import read_json
 from gigamask.training.sam_config import SamTrainConfig
-from gigamask.training.trainer import train
+from gigamask.workflows.step_time import WARM_UP_STEPS, measure_step
 
 MEASUREMENTS = "cpu_seconds.json"
 """File of an ablation with the CPU seconds of a step of each variant."""
-WARM_UP_STEPS = 2
 STEPS = WARM_UP_STEPS + 21
 """Steps that are trained to measure twenty of them: each is measured before the next one."""
 
@@ -89,51 +85,17 @@ def step_cpu_seconds(
         key["config"] = json.loads(json.dumps(stated, default=str))
         record = known.get(variant, {})
         if {name: record.get(name) for name in key} != key:
+            if (device := choose_device(config.device).type) != "cpu":
+                raise GigamaskError(
+                    f"--cpu-minutes is for trainings on a CPU, this one is on {device}; use "
+                    "--steps, or --device cpu in the recipe"
+                )
             record = key | {"step_cpu_s": measure_step(config, config.steps)}
             known[variant] = record
             files.write_text(path, json.dumps(known, indent=1) + "\n")
             print(f"{variant}: {record['step_cpu_s']:.3f} CPU s per step", flush=True)
         found[variant] = record["step_cpu_s"]
     return found
-
-
-def measure_step(config: SamTrainConfig, steps: int) -> float:
-    """Return the mean CPU seconds of a training step, which include the reading of data.
-
-    Args:
-        config: Configuration of a training of `steps` steps; its output folder is not used.
-        steps: Steps to train, more than `WARM_UP_STEPS`; all but those are measured.
-
-    Raises:
-        GigamaskError: The training is not on a CPU, or cannot run.
-        TrainingInterruptedError: It was interrupted.
-    """
-    if (device := choose_device(config.device).type) != "cpu":
-        raise GigamaskError(
-            f"--cpu-minutes is for trainings on a CPU, this one is on {device}; use --steps, or "
-            "--device cpu in the recipe"
-        )
-    times: list[float] = []
-
-    def observe(step: int, is_last: bool) -> list[tuple[str, dict[str, Any]]]:
-        if not is_last:
-            times.append(time.process_time())
-        return []
-
-    with tempfile.TemporaryDirectory() as folder:
-        short = replace(
-            config,
-            out=folder,
-            log_every=steps,
-            save_every=steps,
-            evaluation=NoEvaluation(),
-            # In this process, whose CPU time is measured.
-            loader=replace(config.loader, workers=0),
-        )
-        state = train(short, make_observers=lambda step, device: (observe,))
-    if state.step < steps:
-        raise TrainingInterruptedError("interrupted while the CPU time of a step was measured")
-    return (times[-1] - times[WARM_UP_STEPS]) / (len(times) - 1 - WARM_UP_STEPS)
 
 
 def cpu_time_s() -> float:

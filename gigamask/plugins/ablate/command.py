@@ -43,12 +43,12 @@ class AblateCommand:
 
     def run(self) -> dict[str, Any]:
         """Train and evaluate all variants, and return the scores."""
-        from gigamask.workflows import ablate
-        from gigamask.workflows.training_budget import Budget
+        from gigamask.plugins.ablate import ablation
+        from gigamask.plugins.ablate.budget import Budget
 
         budget = Budget(self.steps, self.cpu_minutes)
-        test = ablate.TestSet(self.test, self.max_images, self.min_predicted_iou)
-        return ablate.run(
+        test = ablation.TestSet(self.test, self.max_images, self.min_predicted_iou)
+        return ablation.run(
             self.table,
             self.recipe,
             self.data,

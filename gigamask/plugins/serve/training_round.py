@@ -35,8 +35,8 @@ from gigamask.serialization import read_json
 from gigamask.training.checkpoint import load_model
 from gigamask.training.sam_config import SamTrainConfig
 from gigamask.workflows.open_data import open_or_build_temporary
+from gigamask.workflows.step_time import measure_step
 from gigamask.workflows.train import count_processes, train
-from gigamask.workflows.training_budget import measure_step
 
 TARGET_IOU = 0.9
 MEASURED_STEPS = 5

@@ -9,6 +9,7 @@ import pytest
 
 from gigamask.cli import main
 from gigamask.cli.commands.verify import VerifyCommand
+from tests.commands import refusal
 
 COMMANDS = """
 import contextlib, io, sys
@@ -143,6 +144,11 @@ def test_a_command_says_what_it_does_before_it_begins(scenes, tmp_path, capsys):
     assert len(first) < 300
     assert main.main(["verify", str(scenes), "--progress", "none"]) == 0
     assert capsys.readouterr().out.startswith("1 tar: ")
+
+
+def test_a_command_of_a_plugin_that_was_deleted_names_it(monkeypatch, capsys):
+    monkeypatch.setattr("gigamask.plugin.installed", lambda: ())
+    assert "plugin formats, which is not installed" in refusal(capsys, "extract in --out out")
 
 
 def test_every_command_has_a_line_in_the_overview():

@@ -19,7 +19,6 @@ from tests.commands import refusal
         ("train tiny data=photos epochs=3", "--data photos"),
         ("train data=photos epochs=3", "such as compact"),
         ("evaluate starter --data photos --json photos/a.json", "would replace annotations"),
-        ("ablate losses --data no --test photos --out r", "no: no such path"),
     ],
 )
 def test_the_next_step_is_named(words, said, tmp_path, monkeypatch, capsys):

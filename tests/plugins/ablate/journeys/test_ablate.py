@@ -8,10 +8,10 @@ import pytest
 
 from gigamask.cli.main import INTERRUPTED
 from gigamask.errors import GigamaskError
+from gigamask.plugins.ablate import ablation, budget
 from gigamask.serialization import read_json
 from gigamask.synthetic import scenes as synthetic
 from gigamask.training import trainer
-from gigamask.workflows import ablate, training_budget
 from tests.commands import LITTLE, exit_code, invoke, refusal
 from tests.journeys.scores import alike
 
@@ -139,7 +139,7 @@ def test_trainings_side_by_side_are_the_same(command, done, tmp_path):
 
 @pytest.mark.long
 def test_a_failed_training_does_not_keep_the_others(command, tmp_path, monkeypatch, capsys):
-    train, once = ablate.train, f"{command} --out {tmp_path}/out --seeds 1 --steps 1"
+    train, once = ablation.train, f"{command} --out {tmp_path}/out --seeds 1 --steps 1"
 
     def failing(run, **given):
         if "plain" in run.out:
@@ -147,7 +147,7 @@ def test_a_failed_training_does_not_keep_the_others(command, tmp_path, monkeypat
         return train(run, **given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ablate, "train", failing)
+        patch.setattr(ablation, "train", failing)
         assert exit_code(once) == 2
     said = capsys.readouterr()
     line = said.err.splitlines()[-1]
@@ -190,6 +190,8 @@ def test_bad_input_is_one_line_before_any_training(command, table, tmp_path, cap
         command.replace(str(table), f"{tmp_path}/odd.yaml"): "variant bad: ",
         f"{command} --out {tmp_path}/photos": "but holds 1.jpg",
         f"{command} --steps 1 --cpu-minutes 1": "--steps and --cpu-minutes are both given",
+        f"{command} --min-predicted-iou 5": "--min-predicted-iou is 5.0, but",
+        f"{command} --data no": "no: no such path",
         re.sub(r"--test \S+", "--test", command): "--test is required",
     }
     for words, message in wrong.items():
@@ -206,7 +208,7 @@ def test_variants_train_for_equal_cpu_minutes(command, table, tmp_path, monkeypa
     """A variant whose steps cost about twice the CPU time has about half of them."""
     (tmp_path / "two.yaml").write_text("plain: []\ndouble: {batch-size: 9}\n")
     out = tmp_path / "out"
-    monkeypatch.setattr(training_budget, "STEPS", training_budget.WARM_UP_STEPS + 5)
+    monkeypatch.setattr(budget, "STEPS", budget.WARM_UP_STEPS + 5)
     words = command.replace(str(table), f"{tmp_path}/two.yaml")
     words += f" --out {out} --seeds 1 --cpu-minutes 0.01"
     invoke(words)
@@ -227,7 +229,7 @@ def test_variants_train_for_equal_cpu_minutes(command, table, tmp_path, monkeypa
     [head] = [line for line in text.splitlines() if line.startswith("| variant")]
     assert [cell.strip() for cell in head.split("|")[1:4]] == ["variant", "steps", "CPU minutes"]
     # What was measured stays, so that the same command has nothing left to do.
-    monkeypatch.setattr(ablate, "train", None)
+    monkeypatch.setattr(ablation, "train", None)
     invoke(words)
     assert capsys.readouterr().out.partition("\n")[2].startswith(text)
     assert read_json(out / "cpu_seconds.json") == measured
@@ -241,6 +243,6 @@ def test_variants_train_for_equal_cpu_minutes(command, table, tmp_path, monkeypa
 
 
 def test_cpu_minutes_are_for_a_cpu(command, tmp_path, monkeypatch, capsys):
-    device = training_budget.torch.device("cuda")
-    monkeypatch.setattr(training_budget, "choose_device", lambda name: device)
+    device = budget.torch.device("cuda")
+    monkeypatch.setattr(budget, "choose_device", lambda name: device)
     assert "use --steps" in refusal(capsys, command, f"--out {tmp_path}/out --cpu-minutes 1")

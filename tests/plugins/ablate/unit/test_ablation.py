@@ -6,10 +6,10 @@ import pytest
 
 from gigamask import registry
 from gigamask.errors import GigamaskError
-from gigamask.workflows import ablate
+from gigamask.plugins.ablate import ablation
+from tests.commands import LITTLE
 from tests.errors import error_line
 
-LITTLE = f"{Path(__file__).resolve().parents[2] / 'little.py'}:little"
 WORDS = f"{LITTLE} --data some.tar --steps 4".split()
 
 
@@ -27,7 +27,7 @@ def test_a_file_says_flags_as_words_or_as_values(tmp_path):
        optimizer.lr: 1e-4, init: null}
     dashes: {--batch-size: 2}
     """
-    assert ablate.load_table(written(tmp_path, text)) == {
+    assert ablation.load_table(written(tmp_path, text)) == {
         "plain": [],
         "words": "--sampler streamed --sampler.lanes 2".split(),
         "values": (
@@ -36,7 +36,7 @@ def test_a_file_says_flags_as_words_or_as_values(tmp_path):
         ).split(),
         "dashes": ["--batch-size", "2"],
     }
-    assert ablate.load_table(written(tmp_path, '{"a": ["--batch-size", 2], "b": {}}')) == {
+    assert ablation.load_table(written(tmp_path, '{"a": ["--batch-size", 2], "b": {}}')) == {
         "a": ["--batch-size", "2"],
         "b": [],
     }
@@ -56,23 +56,23 @@ def test_a_file_says_flags_as_words_or_as_values(tmp_path):
 )
 def test_a_file_that_is_no_table_is_one_line(tmp_path, text, message):
     with pytest.raises(GigamaskError) as caught:
-        ablate.load_table(written(tmp_path, text))
+        ablation.load_table(written(tmp_path, text))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_an_unknown_table_names_the_known_ones():
     with error_line(r"'samplerz'"):
-        ablate.load_table("samplerz")
+        ablation.load_table("samplerz")
 
 
 @pytest.mark.slow
 def test_trainings_are_planned_seed_by_seed():
-    trainings = ablate.plan_runs({"a": [], "b": ["--sampler", "streamed"]}, WORDS, "out", 2)
+    trainings = ablation.plan_runs({"a": [], "b": ["--sampler", "streamed"]}, WORDS, "out", 2)
     assert [(each.variant, each.seed, each.out) for each in trainings] == [
         (variant, seed, f"out/{variant}/seed_{seed}") for seed in (0, 1) for variant in ("a", "b")
     ]
-    runs = [ablate.config_of(each) for each in trainings]
+    runs = [ablation.config_of(each) for each in trainings]
     assert [run.seed for run in runs] == [0, 0, 1, 1]
     assert {(run.data, run.steps) for run in runs} == {(("some.tar",), 4)}
     assert registry.name_of_component("sampler", runs[1].sampler) == "streamed"
@@ -93,19 +93,21 @@ def test_trainings_are_planned_seed_by_seed():
 )
 def test_a_plan_refuses_before_anything_is_trained(table, message):
     with error_line(f"^{message}"):
-        ablate.plan_runs(table, WORDS, "out", 1)
+        ablation.plan_runs(table, WORDS, "out", 1)
 
 
 def test_a_variant_states_no_epochs():
     with error_line(r"^variant a: --epochs cannot be used here"):
-        ablate.plan_runs({"a": ["--epochs", "3"]}, ["tiny", "--data", "some.tar"], "out", 1)
+        ablation.plan_runs({"a": ["--epochs", "3"]}, ["tiny", "--data", "some.tar"], "out", 1)
 
 
 @pytest.mark.long
 @pytest.mark.usefixtures("no_shape_checks")
 def test_every_table_of_ours_parses():
-    for table in ablate.TABLES.values():
-        assert len(ablate.plan_runs(table, ["tiny", "--data", "some.tar"], "out", 1)) == len(table)
+    for table in ablation.TABLES.values():
+        assert len(ablation.plan_runs(table, "tiny --data some.tar".split(), "out", 1)) == len(
+            table
+        )
 
 
 def scored(clicks: float, fine: float | None, seconds: float | None) -> dict:
@@ -118,7 +120,7 @@ def scored(clicks: float, fine: float | None, seconds: float | None) -> dict:
 
 def test_scores_are_means_over_seeds_with_their_spread():
     trainings = [
-        ablate.AblationRun(variant, seed, (), "") for seed in (0, 1) for variant in ("a", "b")
+        ablation.AblationRun(variant, seed, (), "") for seed in (0, 1) for variant in ("a", "b")
     ]
     found = [
         scored(0.5, None, 10.0),
@@ -126,13 +128,13 @@ def test_scores_are_means_over_seeds_with_their_spread():
         scored(0.7, None, None),
         {"fault": "b, seed 1: too hot"},
     ]
-    gathered = {name: ablate._summarize(name, ["--flag"], trainings, found) for name in ("a", "b")}
+    gathered = {name: ablation._summarize(name, ["--flag"], trainings, found) for name in "ab"}
     assert gathered["a"]["mean"]["1 click"] == pytest.approx(0.6)
     assert gathered["a"]["spread"]["1 click"] == pytest.approx(0.1 * 2**0.5)
     assert gathered["b"]["faults"] == ["b, seed 1: too hot"]
     data = {"paths": ["x"], "images": 3, "masks": 5}
     about = {"table": "t", "recipe": "tiny", "steps": 4, "seeds": 2, "data": data, "test": data}
-    lines = ablate.markdown(about | {"variants": gathered}).splitlines()
+    lines = ablation.markdown(about | {"variants": gathered}).splitlines()
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
         for line in lines
