@@ -36,7 +36,6 @@ from gigamask.data.sample_table import open_sample_table
 from gigamask.data.shard_index import IMAGE_COLUMNS, MASK_COLUMNS, LeftOut, ShardSummary, TarFile
 from gigamask.datatools.convert import convert
 from gigamask.datatools.formats import ConvertOptions
-from gigamask.datatools.repack import RepackConfig, repack
 from gigamask.datatools.verify import verify
 from gigamask.rng import make_rng
 from gigamask.samplers.batch_sampler import SampleSequence
@@ -239,10 +238,17 @@ def write_small(folder: Path, tars: int) -> None:
     (folder / "coco.json").write_text(json.dumps({"images": images, "annotations": rows}))
 
 
+def repack(folder: Path) -> None:
+    """Repacks tars, with the plugin of that name."""
+    from gigamask.plugins.repack import repack
+
+    repack.repack([str(folder / "tars")], folder / "small", repack.RepackConfig(64))
+
+
 COMMANDS: dict[str, Callable[[Path], object]] = {
     "index": lambda folder: indexes.build([folder / "tars"], folder / "index"),
     "verify": lambda folder: verify([str(folder / "tars")]),
-    "repack": lambda folder: repack([str(folder / "tars")], folder / "small", RepackConfig(64)),
+    "repack": repack,
     "convert": lambda folder: convert(
         folder / "coco.json", folder / "images", folder / "made", ConvertOptions(), IMAGES_A_TAR
     ),

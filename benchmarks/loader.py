@@ -42,7 +42,6 @@ from gigamask.data import index as indexes
 from gigamask.data.dataset import Sa1bDataset, build_sample
 from gigamask.data.process_memory import in_bytes
 from gigamask.data.sample_config import SampleConfig
-from gigamask.datatools import repack
 from gigamask.profiling import loader_memory
 from gigamask.records import DataCursor, SampleRef, StepPlan
 from gigamask.rng import make_rng
@@ -268,6 +267,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     given = parser.parse_args()
+    from gigamask.plugins.repack import repack
+
     torch.set_num_threads(1)
     cv2.setNumThreads(1)
     with tempfile.TemporaryDirectory() as folder:

@@ -28,9 +28,9 @@ from gigamask.data.dataset import Sa1bDataset
 from gigamask.data.loader import SampleSource
 from gigamask.data.sample_config import SampleConfig
 from gigamask.data.shards import ShardReader
-from gigamask.datatools.repack import RepackConfig, repack
 from gigamask.masks.rle import RLEMasks
 from gigamask.masks.transforms import ImageTransform
+from gigamask.plugins.repack.repack import RepackConfig, repack
 from gigamask.records import SampleRef
 from gigamask.rng import make_rng
 from gigamask.types import RandomSpec

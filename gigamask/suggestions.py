@@ -40,6 +40,7 @@ OF_PLUGINS = {
     "download": "download",
     "extract": "formats",
     "ground": "grounding",
+    "repack": "repack",
     "serve": "serve",
 }
 """Commands of gigamask's plugins, which may have been deleted, and the plugin of each."""

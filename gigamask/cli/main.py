@@ -25,7 +25,7 @@ PIPE_CLOSED = 141
 """Exit code that a shell reports for a program ended by SIGPIPE."""
 
 CORE = (
-    *("convert", "synth", "index", "verify", "stats", "repack", "masks", "memory"),
+    *("convert", "synth", "index", "verify", "stats", "masks", "memory"),
     *("plan", "pretrain", "train", "evaluate", "export", "segment"),
     *("report", "follow", "demo"),
 )

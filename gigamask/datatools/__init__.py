@@ -1,1 +1,1 @@
-"""Tools that prepare data: download, conversion, verification, repacking and statistics."""
+"""Tools that prepare data: conversion, verification and statistics."""

@@ -38,7 +38,6 @@ REPLACED = [
         " --mask-size 32 --image-size 64",
         "the small model's mask size and image size",
     ),
-    (r"--size 1024", "--size 64", "scenes are smaller than 1024 px"),
     (r"--evaluation.interval \d+", "--evaluation.interval 1", "trainings have two steps"),
     (r" --compile\b", "", "minutes on a CPU; tests/laws/test_compilation.py trains with it"),
     (r" --push \S+", "", "no network; tests/journeys/test_export.py plays the Hub"),

@@ -9,7 +9,7 @@ import pytest
 
 from gigamask.serialization import read_json
 from gigamask.synthetic.scenes import compose_scene
-from tests.commands import LITTLE, exit_code, invoke, refusal
+from tests.commands import LITTLE, invoke, refusal
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def own(tmp_path) -> Path:
 
 
 def test_from_coco_to_training(own, capsys):
-    pictures, shards, small = str(own / "pictures"), str(own / "shards"), str(own / "small")
+    pictures, shards = str(own / "pictures"), str(own / "shards")
     invoke(
         f"convert {own}/instances.json --images {pictures} --out {shards} --shard-images 4",
         f"--json {own}/c.json",
@@ -54,14 +54,8 @@ def test_from_coco_to_training(own, capsys):
     assert f"gigamask stats {shards}" in printed
     invoke(f"stats {shards}")
     assert f"6 images with {done['masks']} masks" in capsys.readouterr().out
-    invoke(f"repack {shards} --out {small} --size 128 --json {own}/r.json")
-    done, printed = read_json(own / "r.json"), capsys.readouterr().out
-    assert f"{small}: 6 images with {done['masks']} masks in 2 tars (0" in printed
-    assert "times smaller" in printed
-    invoke(f"repack {shards} --out {small} --size 128")
-    assert "2 tars (2" in capsys.readouterr().out
-    invoke(f"index {small} --out {small}/index")
-    invoke(f"train {LITTLE} --data {small}/index --out {own}/run --steps 2")
+    invoke(f"index {shards} --out {shards}/index")
+    invoke(f"train {LITTLE} --data {shards}/index --out {own}/run --steps 2")
 
 
 def test_from_label_images(own, capsys):
@@ -72,7 +66,7 @@ def test_from_label_images(own, capsys):
 
 
 def test_what_goes_wrong_is_printed(own, capsys):
-    """Names that are no numbers, pictures that are not there, tars that are none."""
+    """Names that are no numbers, pictures that are not there."""
     told = read_json(own / "instances.json")
     for image in told["images"]:
         image["id"] = f"street {image['id']}"
@@ -90,9 +84,3 @@ def test_what_goes_wrong_is_printed(own, capsys):
     assert "crowd: 1; " in printed
     assert "0003.png" in printed
     assert "masks left out: 9" in printed
-    (own / "shards" / "z.tar").write_bytes(b"")
-    assert exit_code(f"repack {own}/shards --out {own}/small --size 300") == 2
-    printed = capsys.readouterr()
-    assert "small already" in printed.out
-    assert "tars skipped: 1\n" in printed.out
-    assert "1 tar could not be repacked" in printed.err

@@ -4,26 +4,22 @@ room.
 The disk is a limit on the size of files, at several sizes: the first byte, headers, most of a file.
 """
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from tests import little
-from tests.commands import exit_code, invoke
-from tests.limits import files_limited
+from tests.commands import invoke
+from tests.limits import LIMITS_BYTES, check_full_disk
 from tests.tiers import long_after
 
 SPEC = replace(little.SPEC, custom_init=True)
 FEW = "--points-per-side 2 --pred-iou-thresh 0 --stability-score-thresh 0 --box-nms-thresh 0.95"
 TRAIN = "--steps 2 --batch-size 2 --evaluation none --loader.workers 0 --device cpu"
-LIMITS_BYTES = (0, 200, 3_000, 40_000)
 COMMANDS = {
     "synth": "synth {out} --images 3 --json {out}.json",
     "index": "index {scenes} --out {out} --json {out}.json",
     "verify": "verify {scenes} --json {out}.json",
-    "repack": "repack {scenes} --out {out} --size 64 --json {out}.json",
     "convert": "convert {labels} --images {photos} --out {out} --json {out}.json",
     "masks": "masks {scenes} --out {out} --mask-size 64 --image-size 256 --json {out}.json",
     "segment": "segment {weights} {photos} --out {out} --to shards --pictures {out}/seen --json "
@@ -67,16 +63,6 @@ def places(scenes, tmp_path_factory) -> dict[str, str]:
     }
 
 
-def written(folder: Path) -> list[Path]:
-    """All files that are not the work in progress of a command to be run again."""
-    return sorted(
-        path
-        for path in folder.rglob("*")
-        if path.is_file()
-        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-    )
-
-
 @pytest.mark.parametrize("command", long_after(len(COMMANDS) - 5, list(COMMANDS)))
 def test_a_full_disk_is_one_line_and_leaves_no_half_file(
     command, places, tmp_path, capsys, record_property
@@ -84,37 +70,4 @@ def test_a_full_disk_is_one_line_and_leaves_no_half_file(
     record_property("tried", len(LIMITS_BYTES))
     if command == "onnx":
         pytest.importorskip("onnxruntime")
-    words = COMMANDS[command]
-    whole = tmp_path / "whole"
-    whole.mkdir()
-    invoke(words.format(out=whole / "out", **places))
-    sizes = {path.relative_to(whole): path.stat().st_size for path in written(whole)}
-    assert sizes
-    refused = 0
-    for limit in LIMITS_BYTES:
-        folder = tmp_path / str(limit)
-        folder.mkdir()
-        again = words.format(out=folder / "out", **places)
-        capsys.readouterr()
-        with files_limited(limit):
-            code = exit_code(again)
-        lines = capsys.readouterr().err.splitlines()
-        refused += code != 0
-        if code:
-            assert code == 2, lines
-            assert any("File too large" in line for line in lines), lines
-        for path in written(folder):
-            if command != "train":  # metrics.jsonl grows in place
-                assert path.stat().st_size == sizes[path.relative_to(folder)], path
-        if code:
-            invoke(again)
-            assert {path.relative_to(folder) for path in written(folder)} >= {*sizes} - _logs(sizes)
-        if (folder / "out.json").exists():
-            json.loads((folder / "out.json").read_text())
-        assert not list(folder.rglob("*.partial"))
-    assert refused
-
-
-def _logs(sizes: dict[Path, int]) -> set[Path]:
-    """Files whose names depend on the time."""
-    return {path for path in sizes if "tensorboard" in path.parts}
+    check_full_disk(COMMANDS[command].format(out="{out}", **places), tmp_path, capsys)

@@ -44,7 +44,6 @@ def test_nothing_is_written_among_images(photos, tmp_path, capsys):
         f"index {shards} --out {folder}": "is not an index, but holds 0.JPEG and 3 more",
         f"masks {shards} --out {folder}": "is not a mask store",
         f"masks {photos} --out {tmp_path}/masks": "has no masks",
-        f"repack {shards} --out {folder}": "is not a folder of tars, but holds 0.JPEG and 2 more",
         f"synth {folder}": "is not a folder of tars",
         f"segment starter {folder} --out {folder} --to shards": "is not a folder of tars",
         f"demo --out {folder}": "is not a run folder",
@@ -62,7 +61,6 @@ def test_nothing_is_written_among_images(photos, tmp_path, capsys):
 def test_what_needs_tars_or_masks_says_so_in_one_line(photos, tmp_path, capsys):
     for words, told in {
         f"verify {photos}": f"tar cf shard.tar -C {photos}/class0 .",
-        f"repack {photos} --out {tmp_path}/small": "class0: is a folder of images where tars are",
         f"train tiny --data {photos} --out {tmp_path}/run": "is a folder of images where tars are",
         f"index {photos}/class0/0.JPEG --out {tmp_path}/index": "0.JPEG: is an image",
     }.items():

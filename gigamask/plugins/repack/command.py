@@ -34,8 +34,8 @@ class RepackCommand(PartOptions):
         from gigamask.cli.commands.output import print_skipped
         from gigamask.data import worker_pool
         from gigamask.data.process_memory import in_bytes
-        from gigamask.datatools.repack import RepackConfig, repack
         from gigamask.errors import counted
+        from gigamask.plugins.repack.repack import RepackConfig, repack
         from gigamask.progress import progress_bar
 
         config = RepackConfig(self.size, self.quality)

@@ -118,7 +118,6 @@ def test_a_wrong_path_is_found_before_torch_is_imported(scenes):
         "verify nowhere": nothing,
         "stats nowhere": nothing,
         "masks nowhere --out o": nothing,
-        "repack nowhere --out o": nothing,
         "convert nowhere.json --images nowhere --out o": "nowhere: is not a folder",
         "follow nowhere.tar:1": nothing,
         "memory sample nowhere.tar:1": nothing,

@@ -17,7 +17,7 @@ from gigamask.data.mask_sampling import MaskFilters
 from gigamask.data.sample_config import SampleConfig
 from gigamask.data.sample_table import open_sample_table
 from gigamask.data.shards import ShardReader
-from gigamask.datatools import repack, verify
+from gigamask.datatools import verify
 from gigamask.errors import CorruptSampleError
 from gigamask.records import SampleRef, StepPlan
 from gigamask.types import RandomSpec
@@ -305,8 +305,6 @@ def test_what_needs_tars_says_so(photos, tmp_path):
     for path in (photos, index.folder):
         with error_line(message):
             verify.verify(path)
-        with error_line(message):
-            repack.repack(path, tmp_path / "small", repack.RepackConfig(64))
     assert verify.check_index(index.folder) == []
     (photos / "a.JPEG").write_bytes(b"x")
     [stale] = verify.check_index(index.folder)

@@ -7,6 +7,7 @@ import json
 import os
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 from PIL import Image
@@ -15,10 +16,10 @@ from gigamask.data import annotation, image, tar
 from gigamask.data import index as indexes
 from gigamask.data.loader import SampleSource
 from gigamask.data.sample_config import SampleConfig
-from gigamask.datatools.repack import RepackConfig, repack
 from gigamask.files import exclusive_lock
 from gigamask.masks.rle import RLEMasks
 from gigamask.masks.transforms import ImageTransform
+from gigamask.plugins.repack.repack import RepackConfig, repack
 from gigamask.records import SampleRef
 from gigamask.synthetic import scenes as synthetic
 from gigamask.types import RandomSpec
@@ -145,16 +146,17 @@ def test_training_sees_nearly_the_same(tmp_path):
 
 def test_small_images_are_copied_byte_for_byte(tmp_path):
     raw = entry(1)
-    others = [("sa_2.jpg", jpeg()), ("sa_3.jpg", jpeg(100, 50))]
+    deep = cv2.imencode(".png", np.arange(5000, dtype=np.uint16).reshape(100, 50))[1].tobytes()
+    others = [("sa_2.jpg", jpeg()), ("sa_3.jpg", jpeg(100, 50)), ("sa_4.png", deep)]
     odd = [("notes.txt", b""), ("sa_9.json", b"{}")]
     tar.write(tmp_path / "in" / "a.tar", [*raw, *others, *odd])
     done = repack(tmp_path / "in", tmp_path / "out", RepackConfig(80))
-    expected = {"tars": 1, "images": 3, "copied": 2, "masks": 3, "dropped_masks": 0}
+    expected = {"tars": 1, "images": 4, "copied": 3, "masks": 3, "dropped_masks": 0}
     assert (expected | {"other_files": 2}).items() <= done.items()
     found = members(tmp_path / "out" / "a.tar")
-    assert list(found) == ["sa_1.jpg", "sa_1.json", "sa_2.jpg", "sa_3.jpg"]
+    assert list(found) == ["sa_1.jpg", "sa_1.json", "sa_2.jpg", "sa_3.jpg", "sa_4.png"]
     assert dict(raw).items() <= found.items()
-    assert found["sa_2.jpg"] == jpeg()
+    assert (found["sa_2.jpg"], found["sa_4.png"]) == (jpeg(), deep)
     assert image.size(found["sa_3.jpg"], "x") == (80, 40)
 
 
@@ -339,6 +341,12 @@ def test_errors(tmp_path, monkeypatch):
         repack(source, tmp_path / "more", RepackConfig(64))
     with error_line(r"a.tar.*Not a directory"):
         repack(source, source, RepackConfig(64))
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "1.jpg").write_bytes(jpeg())
+    with error_line(r"photos: is a folder of images where tars are expected"):
+        repack(tmp_path / "photos", out, RepackConfig(64))
+    with error_line(r"photos: is not a folder of tars, but holds 1.jpg"):
+        repack(source, tmp_path / "photos", RepackConfig(64))
 
     def full(path, given):
         raise OSError(28, "No space left on device")
