@@ -25,9 +25,11 @@ if TYPE_CHECKING:
 
 # Position embeddings and tokens, by their official names; biases and norms have one dimension.
 _NO_DECAY = re.compile(
-    r"pos_embed|position_embed|position_bias|rel_pos|_token|mask_tokens|point_embeddings"
+    r"pos_embed|position_embed|position_bias|rel_pos|_tokens?(\.weight)?$|point_embeddings"
     r"|not_a_point_embed|no_mask_embed|no_mem_embed"
 )
+# The decoder's attention between tokens and image, which learns less with Muon (docs/log.md).
+_NO_MUON = re.compile(r"_attn_(token_to_image|image_to_token)\.")
 # What precedes the blocks: SAM's patch and position embeddings, and the embeddings of backbones.
 _STEM = re.compile(
     r"image_encoder\.((trunk\.)?(patch_embed|pos_embed)|stem\.|backbone\.(\w+\.)?embed)"
@@ -153,24 +155,27 @@ class MuonAdamW(AdamW):
         check_range("momentum", self.momentum, 0, BELOW_ONE)
 
     def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
-        """Return Muon for matrices (and kernels) with weight decay, and AdamW for the rest."""
+        """Return Muon for matrices (and kernels) with weight decay, and AdamW for the rest.
+
+        AdamW keeps the decoder's attention between tokens and image.
+        """
         from gigamask.training.muon import Muon
 
+        others = dict(model.named_parameters())
         matrices = {
-            name: p
+            name: others.pop(name)
             for name, p in model.named_parameters()
-            if has_weight_decay(name, p.ndim) and self._uses_muon(p)
+            if has_weight_decay(name, p.ndim) and self._uses_muon(name, p)
         }
-        others = {name: p for name, p in model.named_parameters() if name not in matrices}
         muon_groups = self._groups(model, matrices, self.muon_lr / self.lr)
         muon = [Muon(muon_groups, self.muon_lr, self.momentum)] if muon_groups else []
         return [*muon, *self._adamw(model, others)]
 
-    def _uses_muon(self, parameter: nn.Parameter) -> bool:
+    def _uses_muon(self, name: str, parameter: nn.Parameter) -> bool:
         """Return whether a parameter is a matrix, or a kernel that is one when flattened."""
         if parameter.ndim == 4 and self.muon_kernels:
             return min(len(parameter), parameter[0].numel()) > 1
-        return parameter.ndim == 2
+        return parameter.ndim == 2 and not _NO_MUON.search(name)
 
 
 def _check_positive(name: str, value: int | float) -> None:
@@ -186,8 +191,7 @@ def has_weight_decay(name: str, ndim: int) -> bool:
         ndim: Number of its dimensions.
 
     Returns:
-        False for biases, norms, absolute and relative position embeddings, tokens, and the
-        projections between tokens and image, whose names contain `_token`, too.
+        False for biases, norms, absolute and relative position embeddings, and tokens.
     """
     return ndim > 1 and not _NO_DECAY.search(name)
 

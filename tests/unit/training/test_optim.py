@@ -21,19 +21,13 @@ from tests.little import SPEC
 
 def test_what_decays():
     model = build_model(SPEC, 0)
-    decayed = {name for name, p in model.named_parameters() if has_weight_decay(name, p.ndim)}
-    assert "image_encoder.blocks.0.attn.qkv.weight" in decayed
-    assert "mask_decoder.output_upscaling.0.weight" in decayed
-    for name in model.state_dict():
-        if (
-            name.endswith("bias")
-            or "norm" in name
-            or "pos" in name
-            or "token" in name
-            or "embed.weight" in name
-            or "point_embeddings" in name
-        ):
-            assert name not in decayed, name
+    for name, p in model.named_parameters():
+        exempt = p.ndim == 1 or any(
+            part in name
+            for part in ("pos_embed", "rel_pos", "iou_token", "mask_tokens", "point_embeddings")
+        )
+        exempt |= name.startswith("prompt_encoder.no")
+        assert has_weight_decay(name, p.ndim) != exempt, name
 
 
 def test_groups_hold_every_parameter_once_with_its_scale():
@@ -58,6 +52,7 @@ def test_muon_takes_the_matrices_and_adamw_the_rest():
     assert len(matrices | others) == len(list(model.parameters()))
     assert id(model.image_encoder.blocks[0].attn.qkv.weight) in matrices
     assert {
+        id(model.mask_decoder.transformer.final_attn_token_to_image.q_proj.weight),
         id(model.mask_decoder.mask_tokens.weight),
         id(model.image_encoder.neck[0].weight),
         id(model.image_encoder.pos_embed),
@@ -151,7 +146,8 @@ def test_muon_skips_parameters_without_a_gradient():
 def test_with_only_matrices_or_only_others_left_there_is_one_optimizer(matrices, kinds):
     model = build_model(SPEC, 0)
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_((parameter.ndim == 2 and has_weight_decay(name, 2)) == matrices)
+        is_matrix = parameter.ndim == 2 and has_weight_decay(name, 2) and "_attn_" not in name
+        parameter.requires_grad_(is_matrix == matrices)
         parameter.grad = torch.ones_like(parameter) if parameter.requires_grad else None
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     optimizers = MuonAdamW().build(model)
