@@ -15,8 +15,8 @@ import tempfile
 from itertools import product
 from pathlib import Path
 
+from gigamask.plugins.scenes.dead_leaves import compose_leaves
 from gigamask.synthetic import scenes
-from gigamask.synthetic.dead_leaves import compose_leaves
 
 FEW, MANY = 5, 25
 """Steps of the two runs."""

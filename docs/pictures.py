@@ -14,12 +14,12 @@ import numpy as np
 from matplotlib.figure import Figure
 from skimage import data
 
-from gigamask import SamPredictor, load_model
+from gigamask import SamPredictor, load_model, plugin
+from gigamask.cli.commands.synth import KINDS
 from gigamask.data.image import write_png
 from gigamask.errors import counted
 from gigamask.evaluation.figures import FigurePanel, draw_panel, join_panels
 from gigamask.report import history
-from gigamask.synthetic import cells, clutter, dead_leaves, scenes
 from gigamask.workflows.segment import draw_masks
 
 FOLDER = Path(__file__).parent / "images"
@@ -59,17 +59,11 @@ def photograph_row(predictor: SamPredictor, name: str) -> np.ndarray:
 
 def scene_rows() -> list[np.ndarray]:
     """Return a row for each kind of synthetic scene: three scenes, their masks drawn."""
-    kinds = {
-        "objects": scenes.compose_scene,
-        "dead_leaves": dead_leaves.compose_leaves,
-        "clutter": clutter.compose_clutter,
-        "cells": cells.compose_cells,
-    }
     rows = []
-    for name, compose in kinds.items():
+    for name, where in KINDS.items():
         row = []
         for number in range(3):
-            scene = compose(seed=0, number=number)
+            scene = plugin.load(where)(seed=0, number=number)
             height, width = scene.pixels.shape[:2]
             empty = np.zeros((height, width), bool)
             panel = FigurePanel(f"--kind {name}", empty)

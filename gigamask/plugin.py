@@ -54,6 +54,8 @@ class Plugin:
             with `is_elsewhere` and a context manager `launch(name, arguments, out)`, which yields
             the command that is left to run here, or None.
         functions: Functions of the Python API, such as `gigamask.NAME`.
+        scenes: The function that draws the scenes of each `gigamask synth --kind`, a
+            `synthetic.scenes.SyntheticScene` from a seed, its number and `long_side`.
         text_predictors: Functions that open an `inference.text_predictor.TextPredictor`.
     """
 
@@ -71,6 +73,7 @@ class Plugin:
     writers: References = field(default_factory=dict)
     launchers: References = field(default_factory=dict)
     functions: References = field(default_factory=dict)
+    scenes: References = field(default_factory=dict)
     text_predictors: References = field(default_factory=dict)
 
 

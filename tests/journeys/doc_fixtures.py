@@ -67,6 +67,9 @@ def populate(folder: Path) -> None:
         "scenes": 2,
         "train": 3,
         "val": 2,
+        "leaves": 2,
+        "more_leaves": 2,
+        "clutter": 2,
     }.items():
         scenes.write(
             str(folder / name), images, seed=len(name), shard_images=2, long_side=(96, 128)

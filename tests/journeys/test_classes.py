@@ -116,6 +116,6 @@ def test_what_cannot_be_trained_is_one_line(run, command, tmp_path, words, found
 
 
 def test_data_without_categories_are_one_line(tmp_path, capsys):
-    invoke(f"synth {tmp_path}/leaves --kind dead_leaves --images 2")
-    words = f"--data {tmp_path}/leaves --out {tmp_path}/out --classes auto"
+    invoke(f"synth {tmp_path}/cells --kind cells --images 2")
+    words = f"--data {tmp_path}/cells --out {tmp_path}/out --classes auto"
     assert "no mask of --data" in refusal(capsys, f"train {LITTLE}_compact", words)

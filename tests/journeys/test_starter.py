@@ -10,16 +10,15 @@ from gigamask import load_model
 from gigamask.models import weight_paths
 from gigamask.models.configs import ConvPyramid, WindowDecoder
 from gigamask.serialization import read_json
-from gigamask.synthetic.dead_leaves import compose_leaves
-from gigamask.synthetic.scenes import seeded, write_scenes
+from gigamask.synthetic import scenes as synthetic
 from tests.commands import invoke, refusal
 from tests.journeys.runs import records
 
 
 @pytest.fixture(scope="module")
-def leaves(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("leaves")
-    write_scenes(folder, 6, seeded(compose_leaves, 99))
+def unseen(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("unseen")
+    synthetic.write(folder, 6, seed=99)
     return folder
 
 
@@ -31,9 +30,9 @@ def test_it_is_the_small_model_and_fits_in_eight_megabytes():
 
 
 @pytest.mark.long
-def test_it_segments_unseen_scenes(leaves, tmp_path, capsys):
+def test_it_segments_unseen_scenes(unseen, tmp_path, capsys):
     scores = tmp_path / "scores.json"
-    invoke(f"evaluate starter --data {leaves} --json {scores}")
+    invoke(f"evaluate starter --data {unseen} --json {scores}")
     read = read_json(scores)
     assert read["box"] > 0.8
     assert read["clicks"]["1"] > 0.5
@@ -42,7 +41,7 @@ def test_it_segments_unseen_scenes(leaves, tmp_path, capsys):
 
 def test_segment_and_export_take_it_by_name(tmp_path):
     photo = tmp_path / "photo.png"
-    cv2.imwrite(str(photo), compose_leaves(99, 1).pixels[..., ::-1])
+    cv2.imwrite(str(photo), synthetic.compose_scene(99, 1).pixels[..., ::-1])
     few = f"--points-per-side 6 --out {tmp_path}/masks"
     invoke(f"segment starter {photo}", few)
     found = read_json(tmp_path / "masks" / "photo.json")
@@ -54,12 +53,12 @@ def test_segment_and_export_take_it_by_name(tmp_path):
 
 
 @pytest.mark.long
-def test_training_starts_from_it(leaves, tmp_path):
+def test_training_starts_from_it(unseen, tmp_path):
     losses = {}
     small = "--steps 1 --batch-size 2 --micro-batch-size 2 --log-every 1 --loader.workers 0"
     for name, flags in {"random": "", "starter": "--init starter"}.items():
         run = tmp_path / name
-        invoke(f"train compact --data {leaves} --out {run}", flags, small)
+        invoke(f"train compact --data {unseen} --out {run}", flags, small)
         losses[name] = records(run)[-1]["loss"]
     assert losses["starter"] < 0.7 * losses["random"]
 
@@ -73,8 +72,8 @@ def test_a_folder_of_that_name_is_meant_instead(tmp_path, monkeypatch, capsys):
     )
 
 
-def test_a_misspelled_name_says_what_there_is(leaves, tmp_path, capsys):
-    words = f"--data {leaves} --out {tmp_path}/run"
+def test_a_misspelled_name_says_what_there_is(unseen, tmp_path, capsys):
+    words = f"--data {unseen} --out {tmp_path}/run"
     assert "or starter" in refusal(capsys, "train compact --init startr", words)
 
 

@@ -97,4 +97,5 @@ def test_a_plugin_may_be_deleted(scenes, tmp_path, name):
     everything = "".join(shown.values())
     for recipes in record.recipes.values():
         assert not any(f"  {recipe} " in everything for recipe in recipes)
-    assert not any(each in everything for each in (*record.readers, *record.writers))
+    named = (*record.readers, *record.writers, *record.scenes)
+    assert not any(each in everything for each in named)

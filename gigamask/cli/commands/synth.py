@@ -5,9 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from shlex import quote
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from gigamask import plugin
 from gigamask.parser import Positional
+
+CORE = {
+    "objects": "gigamask.synthetic.scenes:compose_scene",
+    "cells": "gigamask.synthetic.cells:compose_cells",
+}
+KINDS = {**CORE, **plugin.merged("scenes", CORE)}
+"""What draws the scenes of each kind, those of plugins last."""
+
+if TYPE_CHECKING:
+    Kind = str
+else:
+    Kind = Literal[tuple(KINDS)]
 
 
 @dataclass(frozen=True)
@@ -18,10 +31,8 @@ class SynthCommand:
     """output folder for the tars"""
     images: int = 256
     """number of scenes"""
-    kind: Literal["objects", "dead_leaves", "clutter", "cells"] = "objects"
-    """objects with parts; or textured shapes that cover the image, whose statistics resemble
-    photographs; or those with things of parts, thin structures, piles, writing and shadows, at all
-    sizes; or micrographs of cells that touch"""
+    kind: Kind = "objects"
+    """objects with parts; or micrographs of cells that touch; or scenes of a plugin"""
     bits: Literal[8, 16] = 8
     """bits of a pixel: 8 in JPEGs, or 16 in gray PNGs of --kind cells"""
     seed: int = 0
@@ -42,7 +53,7 @@ class SynthCommand:
         """Write the scenes, and return their number and tars."""
         from gigamask.errors import GigamaskError, check_range, counted
         from gigamask.progress import progress_bar
-        from gigamask.synthetic import cells, clutter, dead_leaves, scenes
+        from gigamask.synthetic import scenes
 
         if self.crowded and self.kind != "objects":
             raise GigamaskError(
@@ -52,13 +63,9 @@ class SynthCommand:
         if self.bits != 8 and self.kind != "cells":
             raise GigamaskError(f"--bits {self.bits} is for --kind cells (got {self.kind})")
         check_range("--crowded", self.crowded, 0, 1)
-        kinds = {
-            "objects": partial(scenes.compose_scene, crowded=self.crowded),
-            "cells": partial(cells.compose_cells, bits=self.bits),
-            "clutter": clutter.compose_clutter,
-            "dead_leaves": dead_leaves.compose_leaves,
-        }
-        compose = scenes.seeded(kinds[self.kind], self.seed, self.long_side)
+        options = {"objects": {"crowded": self.crowded}, "cells": {"bits": self.bits}}
+        draw = partial(plugin.load(KINDS[self.kind]), **options.get(self.kind, {}))
+        compose = scenes.seeded(draw, self.seed, self.long_side)
         with progress_bar("synth") as progress:
             paths = scenes.write_scenes(
                 self.folder,

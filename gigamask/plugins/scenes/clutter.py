@@ -11,8 +11,7 @@ from functools import partial
 import cv2
 import numpy as np
 
-from gigamask.rng import make_rng
-from gigamask.synthetic.dead_leaves import (
+from gigamask.plugins.scenes.dead_leaves import (
     LeafCanvas,
     cast_shadow,
     draw_ground,
@@ -21,6 +20,7 @@ from gigamask.synthetic.dead_leaves import (
     pick_colors,
     random_outline,
 )
+from gigamask.rng import make_rng
 from gigamask.synthetic.scenes import (
     LONG_SIDE,
     SyntheticScene,

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
+from gigamask.data.index import build
 from gigamask.synthetic.cells import MIN_AREA_PX, compose_cells
+from tests.commands import invoke, refusal
 
 
 @pytest.mark.slow
@@ -26,3 +28,16 @@ def test_cells_touch_without_overlap_and_stand_out():
         assert masks[np.arange(len(masks)), points[:, 1], points[:, 0]].all()
     assert min(contrasts) > 0.5
     assert touching >= 3
+
+
+@pytest.mark.slow
+def test_the_command_writes_those_of_its_seed(tmp_path, capsys):
+    invoke(f"synth {tmp_path}/out --kind cells --images 2 --seed 3")
+    one, again, other = (compose_cells(seed, 1) for seed in (3, 3, 4))
+    assert np.array_equal(one.pixels, again.pixels)
+    assert len(one.masks) != len(other.masks)
+    index = build(tmp_path / "out", tmp_path / "index")
+    assert len(index) == 2
+    assert index.manifest.masks == len(one.masks) + len(compose_cells(3, 0).masks)
+    line = refusal(capsys, f"synth {tmp_path}/out --kind cells --crowded 0.5")
+    assert "--kind cells cannot be combined with --" in line

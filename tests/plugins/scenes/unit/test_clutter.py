@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from gigamask.synthetic import clutter
-from gigamask.synthetic.clutter import compose_clutter
+from gigamask.plugins.scenes import clutter
+from gigamask.plugins.scenes.clutter import compose_clutter
 from gigamask.synthetic.shapes import Window
-from tests.unit.synthetic.steps import steps
+from tests.plugins.scenes.steps import steps
 
 
 @pytest.fixture(scope="module")

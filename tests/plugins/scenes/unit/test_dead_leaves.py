@@ -4,9 +4,9 @@ are."""
 import numpy as np
 import pytest
 
-from gigamask.synthetic.dead_leaves import compose_leaves
+from gigamask.plugins.scenes.dead_leaves import compose_leaves
 from gigamask.synthetic.scenes import compose_scene
-from tests.unit.synthetic.steps import steps
+from tests.plugins.scenes.steps import steps
 
 
 @pytest.mark.slow

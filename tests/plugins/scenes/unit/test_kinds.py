@@ -6,12 +6,11 @@ import tarfile
 import numpy as np
 import pytest
 
-from gigamask.synthetic.cells import compose_cells
-from gigamask.synthetic.clutter import compose_clutter
-from gigamask.synthetic.dead_leaves import compose_leaves
+from gigamask.plugins.scenes.clutter import compose_clutter
+from gigamask.plugins.scenes.dead_leaves import compose_leaves
 from tests.commands import invoke, refusal
 
-KINDS = {"cells": compose_cells, "clutter": compose_clutter, "dead_leaves": compose_leaves}
+KINDS = {"clutter": compose_clutter, "dead_leaves": compose_leaves}
 
 
 @pytest.mark.slow
