@@ -26,8 +26,7 @@ PIPE_CLOSED = 141
 
 CORE = (
     *("convert", "synth", "index", "verify", "stats", "masks", "memory"),
-    *("plan", "pretrain", "train", "evaluate", "export", "segment"),
-    *("report", "follow", "demo"),
+    *("plan", "pretrain", "train", "evaluate", "export", "segment", "report", "follow", "demo"),
 )
 """Commands of the core in the order of use. Each is a module of `cli.commands` with a class
 `NAMECommand` and optionally a function `parse`; those of `TRAINING` share a module."""
@@ -216,10 +215,7 @@ def commands() -> dict[str, str]:
     """Return a reference to the class of each command, of the core and of plugins; "" for those
     that train recipes."""
     package = "gigamask.cli.commands"
-    core = {
-        name: "" if name in TRAINING else f"{package}.{name}:{name.capitalize()}Command"
-        for name in CORE
-    }
+    core = {name: f"{package}.{name}:{name.capitalize()}Command" for name in CORE}
     added = {name: "" for name in trainings() if " " not in name}
     return core | added | plugin.merged("commands", core)
 

@@ -27,7 +27,7 @@ def measure_step(config: SamTrainConfig, steps: int) -> float:
     """
     times: list[float] = []
 
-    def observe(step: int, is_last: bool) -> list[tuple[str, dict[str, Any]]]:
+    def observe(step: int, is_last: bool) -> list[Any]:
         if not is_last:
             times.append(time.process_time())
         return []

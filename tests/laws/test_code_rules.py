@@ -100,7 +100,7 @@ def over_cap(source: str, name: str, nodes: Iterable[ast.AST] | None = None) -> 
 def test_mass_only_falls():
     """In code tokens; the design wants 250,000 and 90,000."""
     found = totals(count_source())
-    assert found["core"] <= 300_345
+    assert found["core"] <= 300_341
     assert found["plugins"] <= 157_634
 
 
