@@ -15,6 +15,7 @@ from gigamask.models.sam.attention import (
     rel_pos_attention_chunked,
     rel_pos_attention_reference,
 )
+from tests.saved_tensors import saved_tensors
 
 
 def inputs(batch, heads, height, width, dim, dtype=torch.float64):
@@ -121,9 +122,6 @@ def test_autocast_takes_half_queries_and_float_tables():
 
 def test_no_more_than_queries_keys_and_values_are_kept():
     q, k, v, rows, columns = inputs(1, 3, 16, 16, 8, torch.float32)
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(
-        lambda tensor: kept.append(tensor.numel()) or tensor, lambda tensor: tensor
-    ):
+    with saved_tensors() as kept:
         rel_pos_attention_chunked(q, k, v, get_rel_pos(rows), get_rel_pos(columns))
-    assert sum(kept) <= 3 * q.numel() + 2 * 16 * 16 * 8 + 4 * 16 * 16
+    assert sum(tensor.numel() for tensor in kept) <= 3 * q.numel() + 2 * 16 * 16 * 8 + 4 * 16 * 16

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.utils.parametrizations import spectral_norm
 
 from gigamask.distributed.activation_checkpointing import checkpoint_blocks
 from gigamask.models.init import build_model
 from tests.errors import error_line
 from tests.little import SPEC, little
+from tests.saved_tensors import saved_tensors, storage_bytes
 
 DEEP = replace(SPEC, depth=6, global_attn_indexes=(2, 5), drop_path_rate=0.5)
 IMAGES = torch.randint(
@@ -29,29 +29,15 @@ def encoded(every: int | None) -> tuple[torch.Tensor, dict[str, torch.Tensor], i
     model = build_model(DEEP, 0).double()
     if every is not None:
         checkpoint_blocks(model.image_encoder.blocks, every)
-    kept = []
-
-    def keep(tensor):
-        kept.append(tensor)
-        return tensor
-
-    with saved_tensors_hooks(keep, lambda tensor: tensor):
+    with saved_tensors() as kept:
         embedding = model.encode(IMAGES, SIZES, DRAWN)
     (embedding * torch.arange(embedding.numel()).view_as(embedding).sin()).sum().backward()
-    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    storages = {
-        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in kept
-    }
     gradients = {
         name: parameter.grad
         for name, parameter in model.named_parameters()
         if parameter.grad is not None
     }
-    return (
-        embedding,
-        gradients,
-        sum(size for place, size in storages.items() if place not in weights),
-    )
+    return embedding, gradients, storage_bytes(kept, besides=model.parameters())
 
 
 @pytest.mark.slow

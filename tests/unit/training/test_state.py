@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch.autograd.graph import saved_tensors_hooks
 
 from gigamask.data.index import build as build_index
 from gigamask.models import state_dict
@@ -18,6 +17,7 @@ from gigamask.training.train_data import TrainData
 from tests.checkpoints import resume, save
 from tests.errors import error_line
 from tests.little import little
+from tests.saved_tensors import saved_tensors, storage_bytes
 
 CPU = torch.device("cpu")
 MASKS = ("prompt_encoder.mask_downscaling",)
@@ -78,25 +78,16 @@ def test_what_is_frozen_does_not_change_and_all_else_does(batch, parts, optimize
 
 def saved_for_encoder(run, batch) -> int:
     """Bytes that the graph keeps for the encoder's backward pass, weights aside."""
-    model, kept, marks = TrainState.initialize(run, CPU).model, [], []
-
-    def keep(tensor):
-        kept.append(tensor)
-        return tensor
+    model, marks = TrainState.initialize(run, CPU).model, []
 
     def cut(whole):
         marks.append(len(kept))
         return whole.detach().requires_grad_(whole.requires_grad)
 
-    with saved_tensors_hooks(keep, lambda tensor: tensor):
+    with saved_tensors() as kept:
         next(run.task(CPU).compute_losses(model, batch, cut)).loss.backward()
     assert len(kept) > marks[0], "the decoder learns"
-    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    storages = {
-        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
-        for tensor in kept[: marks[0]]
-    }
-    return sum(size for place, size in storages.items() if place not in weights)
+    return storage_bytes(kept[: marks[0]], besides=model.parameters())
 
 
 @pytest.mark.slow
