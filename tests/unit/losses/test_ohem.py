@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gigamask.losses.ohem import OHEM, NoMining
-from tests.errors import error_line
 
 NAN = math.nan
 LOSSES = st.lists(st.sampled_from([0.0, 0.5, 1.0, 1.5, 7.0, math.inf, NAN]), max_size=40)
@@ -42,21 +41,6 @@ def test_the_hardest_of_all_or_of_every_stratum_are_kept(group_by, losses, share
             places[inside] for inside in plainly([losses[place] for place in places], share, least)
         }
     assert kept(OHEM(share, least, group_by), losses, strata) == expected
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("keep_ratio", 0.0),
-        ("keep_ratio", 1.5),
-        ("keep_ratio", NAN),
-        ("min_kept", -1),
-        ("group_by", "color"),
-    ],
-)
-def test_impossible_mining_is_refused(name, value):
-    with error_line(rf"OHEM\.{name}\b.*{value}"):
-        OHEM(**{name: value})
 
 
 def test_without_mining_every_mask_that_is_there_is_kept():

@@ -213,20 +213,3 @@ def test_a_model_without_windows_is_refused(case):
     bare = replace(round, prediction=replace(round.prediction, in_window=None))
     with error_line(r"--loss window.*compact.*--loss sam$"):
         WindowLoss()(bare, targets)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("bce_weight", -1.0),
-        ("dice_weight", -0.1),
-        ("iou_weight", float("nan")),
-        ("choice_weight", -2.0),
-        ("choice_sharpness", 0.0),
-        ("smooth", 0.0),
-        ("smooth", float("nan")),
-    ],
-)
-def test_impossible_values_are_named(name, value):
-    with error_line(rf"WindowLoss\.{name}.*{value}"):
-        WindowLoss(**{name: value})

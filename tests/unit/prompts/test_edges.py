@@ -8,7 +8,7 @@ import torch
 
 from gigamask.prompts.mixed import MixedPrompts
 from gigamask.prompts.rounds import run_rounds
-from gigamask.prompts.schedule import InteractiveSchedule
+from gigamask.prompts.schedule import CenterClicks, InteractiveSchedule
 from gigamask.prompts.two_sided import TwoSidedCorrection
 from gigamask.types import Prediction, RandomInputs, Targets
 
@@ -93,7 +93,7 @@ def test_no_prompt_waits_for_the_device(policy):
     assert len(list(run_rounds(decode, truth, policy, draws, 0.3))) == policy.rounds
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+@pytest.mark.parametrize("policy", [*POLICIES, CenterClicks(3)], ids=repr)
 def test_no_masks_play_every_round(policy, play):
     none = np.zeros((0, SIDE, SIDE), bool)
     assert len(play(none, none, policy, pause=0.4)) == policy.rounds

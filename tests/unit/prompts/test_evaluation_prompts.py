@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from gigamask.prompts.schedule import BoxPrompt, CenterClicks, UniformClicks
-from tests.errors import error_line
 
 
 def rectangle(y0, y1, x0, x1, shape=(20, 30)):
@@ -72,40 +71,17 @@ def test_uniform_clicks_are_positive_and_do_not_look_at_the_prediction(play, mak
     assert UniformClicks(3).num_uniforms == UniformClicks(3).rounds == 3
 
 
-def test_a_box_is_refined_with_its_mask(play):
-    truth = rectangle(2, 18, 4, 14)[None]
-    schedule = BoxPrompt(refine=True)
-    first, second = play(truth, truth, schedule)
-    assert schedule.rounds == 2
-    assert (first.prompts.multimask_output, second.prompts.multimask_output) == (True, False)
+@pytest.mark.parametrize("refine", [False, True])
+def test_a_box_is_two_exact_corners_which_may_be_refined_with_its_mask(play, refine):
+    truth, schedule = rectangle(2, 18, 4, 14)[None], BoxPrompt(refine=refine)
+    first, *more = rounds = play(truth, truth, schedule)
+    assert (len(rounds), schedule.num_uniforms) == (1 + refine, 0)
+    assert schedule.rounds == len(rounds)
     assert first.prompts.masks is None
-    assert torch.equal(second.prompts.masks, first.mask_input)
-    assert torch.equal(second.prompts.points_xy_input, first.prompts.points_xy_input)
-
-
-def test_no_masks_play_too(play):
-    none = np.zeros((0, 8, 8), bool)
-    rounds = play(none, none, CenterClicks(clicks=3))
-    assert [played.prompts.labels.shape for played in rounds] == [(0, 2), (0, 3), (0, 4)]
-
-
-def test_clicks_are_in_input_pixels_of_uneven_cells(play, make_truth):
-    truth = rectangle(6, 9, 20, 23)[None]
-    [played] = play(truth, make_truth(truth, cell_xy=(2.0, 3.0)), CenterClicks(clicks=1))
-    assert played.prompts.points_xy_input[0, 0].tolist() == [21.5 * 2 - 0.5, 7.5 * 3 - 0.5]
-
-
-def test_a_box_is_one_round_of_two_exact_corners(play):
-    truth = rectangle(2, 18, 4, 14)[None]
-    [played] = play(truth, truth, BoxPrompt())
-    assert played.prompts.points_xy_input.tolist() == [[[16, 8], [55, 71]]]
-    assert played.prompts.labels.tolist() == [[2, 3]]
-    assert played.prompts.masks is None
-    assert played.prompts.multimask_output
-    assert (BoxPrompt().rounds, BoxPrompt().num_uniforms) == (1, 0)
-
-
-@pytest.mark.parametrize("policy", [CenterClicks, UniformClicks])
-def test_policies_without_a_click_are_refused(policy):
-    with error_line(rf"^{policy.__name__}.clicks.*0"):
-        policy(clicks=0)
+    assert first.prompts.multimask_output
+    for played in rounds:
+        assert played.prompts.points_xy_input.tolist() == [[[16, 8], [55, 71]]]
+        assert played.prompts.labels.tolist() == [[2, 3]]
+    for second in more:
+        assert not second.prompts.multimask_output
+        assert torch.equal(second.prompts.masks, first.mask_input)

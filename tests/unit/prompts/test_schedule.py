@@ -140,19 +140,3 @@ def test_too_few_draws_are_refused(make_truth, make_draws, policy):
         message = rf"^{type(policy).__name__} .*{needed}.*\(got {given}\).*RandomSpec.clicks"
         with error_line(message):
             policy.next(None, truth, draws, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"clicks": 0}, "clicks is 0"),
-        ({"clicks": -1, "mask_only_rounds": False}, "clicks is -1"),
-        ({"box_prob": 1.5}, "box_prob is 1.5"),
-        ({"box_noise": -0.1}, "box_noise is -0.1"),
-        ({"box_noise_limit_px": float("nan")}, "box_noise_limit_px is nan"),
-        ({"center_click_prob": -0.5}, "center_click_prob is -0.5"),
-    ],
-)
-def test_impossible_schedules_are_refused(values, message):
-    with error_line(rf"InteractiveSchedule\.{message}"):
-        InteractiveSchedule(**values)

@@ -1,10 +1,8 @@
 import numpy as np
-import pytest
 import torch
 
 from gigamask.prompts.schedule import InteractiveSchedule
 from gigamask.prompts.two_sided import TwoSidedCorrection
-from tests.errors import error_line
 from tests.unit.prompts.test_schedule import assert_earlier_prompts_stay
 
 
@@ -64,9 +62,3 @@ def test_labels_are_those_of_the_sides_and_an_empty_side_is_padding(play):
 def test_without_corrections_there_is_the_first_round(play):
     policy = TwoSidedCorrection(corrections=0)
     assert len(play(GUESS, MASKS, policy)) == policy.rounds == policy.num_uniforms == 1
-
-
-@pytest.mark.parametrize(("name", "value"), [("corrections", -1), ("box_prob", 1.5)])
-def test_impossible_corrections_are_refused(name, value):
-    with error_line(rf"TwoSidedCorrection\.{name} is {value}"):
-        TwoSidedCorrection(**{name: value})
