@@ -82,12 +82,13 @@ def write_plain(path: Path, held: list[tuple[str, bytes]]) -> None:
 
 
 def flip(path: Path, bit: int) -> None:
-    """Flips one bit of a file, whose times stay as they were."""
+    """Flips one bit of a file, a negative one from its end; the file's times stay as they were."""
     times = path.stat()
+    at = bit // 8 % times.st_size
     with open(path, "r+b") as file:
-        file.seek(bit // 8)
+        file.seek(at)
         [byte] = file.read(1)
-        file.seek(bit // 8)
+        file.seek(at)
         file.write(bytes([byte ^ 1 << bit % 8]))
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 

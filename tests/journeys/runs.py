@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from gigamask.models import manifest
 from gigamask.models.convert import MAE_PARTS, MAE_PATCHES
 from gigamask.training import checkpoint
 
@@ -34,6 +35,25 @@ PRETRAIN = (
     "--device cpu --log-every 1"
 )
 """A pre-training of a little encoder."""
+
+
+def wait_until(condition: Callable[[], object], timeout_s: float = 300.0) -> None:
+    """Wait until a condition holds, and fail if it does not in time.
+
+    Args:
+        condition: What is asked again and again.
+        timeout_s: Most seconds.
+    """
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def newest_step(out: Path) -> int:
+    """The step of the newest checkpoint of a run; 0 without any."""
+    found = manifest.list_checkpoints(out / "checkpoints")
+    return int(found[-1].name[-8:]) if found else 0
 
 
 def lines(run: Path) -> list[dict[str, Any]]:

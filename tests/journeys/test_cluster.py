@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,11 +12,10 @@ import numpy as np
 import psutil
 import pytest
 
-from gigamask.models import manifest
 from gigamask.training import checkpoint
 from tests.commands import LITTLE, exit_code, invoke
 from tests.journeys.pages import DOCS, ROOT
-from tests.journeys.runs import CONSTANT_LR, same, weights
+from tests.journeys.runs import CONSTANT_LR, newest_step, same, wait_until, weights
 from tests.ranks import environment, fork, free_port
 
 ENVIRONMENT = {
@@ -52,10 +50,11 @@ def test_a_process_killed_and_all_of_them_stopped_change_nothing(scenes, tmp_pat
         text=True,
     )
     try:
-        at = reached(tmp_path / "run", 2)
+        wait_until(lambda: newest_step(tmp_path / "run") >= 2)
+        at = newest_step(tmp_path / "run")
         killed = psutil.Process(disturbed.pid).children()[1]
         killed.kill()
-        reached(tmp_path / "run", at + 3)
+        wait_until(lambda: newest_step(tmp_path / "run") >= at + 3)
         assert killed.pid not in {each.pid for each in psutil.Process(disturbed.pid).children()}
         disturbed.terminate()
         said = disturbed.communicate(timeout=40)[1]
@@ -65,25 +64,11 @@ def test_a_process_killed_and_all_of_them_stopped_change_nothing(scenes, tmp_pat
                 process.kill()
         disturbed.kill()
     assert "another process ended or did not answer" in said
-    steps = newest(tmp_path / "run") + 2
+    steps = newest_step(tmp_path / "run") + 2
     for out in ("run", "whole"):
         fork(2, exit_code, words, f"--steps {steps} --out {tmp_path}/{out}")
-    assert newest(tmp_path / "run") == steps
+    assert newest_step(tmp_path / "run") == steps
     assert same(tmp_path / "run", tmp_path / "whole")
-
-
-def reached(out: Path, step: int, timeout_s: float = 60) -> int:
-    """Waits for a step to be saved; returns the newest."""
-    deadline = time.monotonic() + timeout_s
-    while newest(out) < step and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert newest(out) >= step
-    return newest(out)
-
-
-def newest(out: Path) -> int:
-    found = manifest.list_checkpoints(out / "checkpoints")
-    return int(found[-1].name[-8:]) if found else 0
 
 
 HANGING = """

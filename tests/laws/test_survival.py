@@ -18,7 +18,6 @@ import torch
 from gigamask import registry
 from gigamask.distributed.world import check_stop, destroy_world, init_world
 from gigamask.interfaces import EvaluationResult, Evaluator
-from gigamask.models import manifest
 from gigamask.samplers.batch_sampler import SampleSequence, iter_segments
 from gigamask.samplers.hard_examples import LossWeighted
 from gigamask.samplers.loss_history import LossHistory
@@ -27,7 +26,7 @@ from gigamask.training.async_checkpoint import AsyncCheckpointer
 from gigamask.training.logging import MetricsLogger
 from gigamask.training.train_data import open_index
 from gigamask.training.trainer import train
-from tests.journeys.runs import lines
+from tests.journeys.runs import lines, newest_step
 from tests.laws.test_training import exit_code_of, run_in, same
 from tests.ranks import fork
 
@@ -48,7 +47,8 @@ def test_thirty_kills_at_any_moment(tmp_path, scenes, record_property):
         "sampler": LossWeighted(per_epoch=8),
     }
     whole = train(run_in(tmp_path / "whole", scenes, **parts))
-    run = run_in(tmp_path / "killed", scenes, **parts)
+    out = tmp_path / "killed"
+    run = run_in(out, scenes, **parts)
     context = multiprocessing.get_context(
         "fork"
     )  # so that the thirty need not start Python; torch computes with one thread here
@@ -56,8 +56,8 @@ def test_thirty_kills_at_any_moment(tmp_path, scenes, record_property):
     for _ in range(KILLS):
         process = context.Process(target=train, args=(run,))
         process.start()
-        before = newest(run)
-        while newest(run) == before and process.is_alive() and time.monotonic() < deadline:
+        before = newest_step(out)
+        while newest_step(out) == before and process.is_alive() and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(chance.uniform(0, 0.05))
         process.kill()
@@ -65,11 +65,11 @@ def test_thirty_kills_at_any_moment(tmp_path, scenes, record_property):
         assert process.exitcode == -signal.SIGKILL, (
             "it was to be killed before its end; give it more steps"
         )
-        reached.append(newest(run))
+        reached.append(newest_step(out))
     assert reached == sorted(reached)
     assert 0 < reached[0] < reached[-1] < steps
     assert same(whole, train(run))
-    assert not list((Path(run.out) / "checkpoints").glob(".*.part"))
+    assert not list((out / "checkpoints").glob(".*.part"))
 
 
 @dataclass(frozen=True)
@@ -214,9 +214,3 @@ def test_every_sampler_goes_on_with_other_processes(tmp_path, scenes, name):
         for part, begin in zip(ranks, (0, 1, 4), strict=True):
             steps += refs_of_steps(run, saved, part, begin, {0: 1, 1: 4, 4: 9}[begin])
         assert steps == whole, ranks
-
-
-def newest(run) -> int:
-    """Returns the step of the newest checkpoint, 0 without any."""
-    found = manifest.list_checkpoints(Path(run.out) / "checkpoints")
-    return int(found[-1].name[-8:]) if found else 0
