@@ -28,8 +28,9 @@ def options_of(script: str) -> dict[str, str]:
     return dict(re.findall(r"^#SBATCH --([a-z-]+)=?(.*)$", script, re.MULTILINE))
 
 
-def run_job(state: Path, job: int, script: Path) -> None:
+def run_job(state: Path, job: int) -> None:
     """Run a job, or each task of a job array; again while it asks to be requeued."""
+    script = state / f"{job}.sh"
     options = options_of(script.read_text())
     tasks = options["array"].partition("%")[0].split(",") if "array" in options else [""]
     for number, task in enumerate(tasks):
@@ -76,7 +77,7 @@ def main(name: str, words: list[str]) -> int:
         )
         print(f"{job};cluster")
     elif name == "run":
-        run_job(state, int(words[0]), state / f"{words[0]}.sh")
+        run_job(state, int(words[0]))
     elif name == "squeue":
         (state / f"{words[-1]}.asked").touch()
         print("job" if (state / f"{words[-1]}.queued").exists() else "", end="")

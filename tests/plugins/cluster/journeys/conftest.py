@@ -1,13 +1,11 @@
 """A folder of its own for each test, and Slurm's commands."""
 
 import os
-from pathlib import Path
 
 import pytest
 
+from tests.journeys.pages import ROOT
 from tests.plugins.cluster import fake_slurm
-
-ROOT = Path(__file__).resolve().parents[4]
 
 
 @pytest.fixture(autouse=True)

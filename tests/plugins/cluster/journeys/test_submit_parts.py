@@ -1,11 +1,10 @@
 """Commands that `--submit` runs in parts: the joined result is that of one process."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
-import time
+from contextlib import chdir
 from pathlib import Path
 
 import numpy as np
@@ -19,11 +18,11 @@ from gigamask.plugins.cluster import local_jobs
 from gigamask.rng import make_rng
 from gigamask.synthetic import scenes as synthetic
 from tests import little
-from tests.commands import invoke, refusal
+from tests.commands import LITTLE, invoke, refusal
 from tests.forked import forked  # noqa: F401 (a fixture)
+from tests.journeys.runs import wait_until
 from tests.plugins.cluster import fake_slurm
 
-ROOT = Path(__file__).resolve().parents[4]
 THRESHOLDS = ("--points-per-side 4 --pred-iou-thresh 0 --stability-score-thresh 0").split()
 
 
@@ -34,8 +33,9 @@ def inputs(tmp_path_factory):
     synthetic.write(folder / "tars", 15, shard_images=3)
     invoke(f"index {folder}/tars --out {folder}/index")
     little.save_little(folder)
-    for name in ("labels", "photos"):
+    for name in ("labels", "photos", "changed"):
         (folder / name).mkdir()
+    (folder / "changed" / "part-0.json").write_text('{"total": 4, "results": []}')
     rng = np.random.default_rng(0)
     for number in range(7):
         labels = np.kron(rng.integers(0, 3, (4, 6)), np.ones((8, 8))).astype(np.uint8)
@@ -45,6 +45,7 @@ def inputs(tmp_path_factory):
     return folder
 
 
+TRAIN = f"train {LITTLE} --data {{0}}/tars --out run --submit"
 COMMANDS = {
     "verify": "verify {0}/index",
     "index": "index {0}/tars --out out --checksums",
@@ -60,10 +61,8 @@ COMMANDS = {
 
 def run_in(folder: str, words: list[str]) -> tuple[dict, dict[str, bytes]]:
     """Run a command in a new folder; return its JSON and the files in `out`."""
-    before = Path.cwd()
     Path(folder).mkdir()
-    os.chdir(folder)
-    try:
+    with chdir(folder):
         invoke(*words, "--json", "result.json")
         files = {
             str(path): path.read_bytes()
@@ -72,14 +71,13 @@ def run_in(folder: str, words: list[str]) -> tuple[dict, dict[str, bytes]]:
         }
         assert not list(Path().glob("sub*/*"))
         return json.loads(Path("result.json").read_bytes()), files
-    finally:
-        os.chdir(before)
 
 
 @pytest.mark.long
 @pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_parts_give_the_result_of_one_process(name, inputs):
+def test_the_parts_give_the_result_of_one_process(name, inputs, monkeypatch):
+    """The first part is killed, and runs again."""
     words = COMMANDS[name].format(inputs).split()
     if words[0] == "segment":
         words += THRESHOLDS
@@ -87,8 +85,18 @@ def test_the_parts_give_the_result_of_one_process(name, inputs):
         store = f"--out {inputs}/store --mask-size 32 --image-size 64".split()
         invoke("masks", inputs / "index", *store)
     plain = run_in("plain", words)
-    local = "--submit local --submit-jobs 3 --submit-folder 'sub mitted'"
+    begin, started = local_jobs.subprocess.Popen, []
+
+    def start(*given, **options):
+        started.append(begin(*given, **options))
+        if len(started) == 1:
+            started[0].kill()
+        return started[-1]
+
+    monkeypatch.setattr(local_jobs.subprocess, "Popen", start)
+    local = "--submit local --submit-jobs 3 --submit-parallel 2 --submit-folder 'sub mitted'"
     joined = run_in("joined", [*words, local])
+    assert (len(started), started[0].wait()) == (4, -signal.SIGKILL)
     if name == "evaluate":  # two evaluations differ by rounding; the next test is exact
         for key in ("clicks", "oracle", "box", "boundary_iou", "boundary_f"):
             assert joined[0][key] == pytest.approx(plain[0][key], abs=5e-3), key
@@ -102,15 +110,15 @@ def test_joined_scores_are_exact(inputs, tmp_path, monkeypatch, capfd):
 
     def score(model, image, row, mask_indices, protocol):
         assert model is not None
-        values = [
-            make_rng(0, "scores", row, int(mask)).random(20).tolist() for mask in mask_indices
-        ]
-        values[0][9] = float("nan") if row == 3 else values[0][9]
-        by_clicks = [dict(zip(protocol.clicks, value, strict=False)) for value in values]
-        return [
-            clicks.MaskScore(row, int(mask), *value[:1], by, value[8], value[9], 900, by)
-            for mask, value, by in zip(mask_indices, values, by_clicks, strict=True)
-        ]
+        found = []
+        for mask in mask_indices.tolist():
+            values = make_rng(0, "scores", row, mask).random(20).tolist()
+            box = values[9] if row != 3 or found else float("nan")
+            by_clicks = dict(zip(protocol.clicks, values, strict=False))
+            found.append(
+                clicks.MaskScore(row, mask, values[0], by_clicks, values[8], box, 900, by_clicks)
+            )
+        return found
 
     monkeypatch.setattr(clicks, "score_group", score)
     words = COMMANDS["evaluate"].format(inputs).replace(" --boundaries", "").split()
@@ -136,34 +144,15 @@ def test_more_parts_than_tars_on_slurm(inputs, slurm):
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("forked")
-def test_a_part_that_is_killed_runs_again(inputs, monkeypatch):
-    words = COMMANDS["masks"].format(inputs).split()
-    plain = run_in("plain", words)
-    begin, started = local_jobs.subprocess.Popen, []
-
-    def start(*given, **options):
-        started.append(begin(*given, **options))
-        if len(started) == 1:
-            started[0].kill()
-        return started[-1]
-
-    monkeypatch.setattr(local_jobs.subprocess, "Popen", start)
-    flags = "--submit local --submit-jobs 2 --submit-parallel 2".split()
-    assert run_in("joined", [*words, *flags]) == plain
-    assert (len(started), started[0].wait()) == (3, -signal.SIGKILL)
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("where", ["local", "slurm"])
 @pytest.mark.usefixtures("slurm")
 def test_a_part_that_fails_twice_is_named_with_its_log(where, inputs, tmp_path, capsys):
     tars = tmp_path / "tars"
     tars.mkdir()
-    (tars / "a.tar").write_bytes((inputs / "tars" / "sa_000000.tar").read_bytes())
-    (tars / "b.tar").write_bytes((inputs / "tars" / "sa_000001.tar").read_bytes()[:3000])
-    flags = ["--submit", where, "--submit-jobs", "2"]
-    line = refusal(capsys, "index", tars, "--out", "out", *flags)
+    whole = (inputs / "tars" / "sa_000000.tar").read_bytes()
+    (tars / "a.tar").write_bytes(whole)
+    (tars / "b.tar").write_bytes(whole[:3000])
+    line = refusal(capsys, f"index {tars} --out out --submit {where} --submit-jobs 2")
     (log,) = Path("submitted").glob("index-*/1.log")
     assert f"part 1 of 2 failed twice ({'exit code 2' if where == 'local' else 'job 200_1'}" in line
     assert f"see {log.absolute()}" in line
@@ -178,13 +167,9 @@ def test_sigterm_stops_the_parts(where, inputs, slurm):
     submitted = subprocess.Popen(
         [sys.executable, "-m", "gigamask", *words], stderr=subprocess.PIPE, text=True
     )
-    deadline = time.monotonic() + 30
-    parts: list[psutil.Process] = []
-    while not parts and not (slurm / "100.asked").exists():
-        assert time.monotonic() < deadline
-        if where == "local":
-            parts = psutil.Process(submitted.pid).children()
-        time.sleep(0.01)
+    children = psutil.Process(submitted.pid).children
+    wait_until((slurm / "100.asked").exists if where == "slurm" else children)
+    parts = children() if where == "local" else []
     submitted.terminate()
     assert "stopped by SIGTERM" in submitted.communicate(timeout=60)[1]
     assert submitted.returncode == 128 + signal.SIGTERM
@@ -201,15 +186,16 @@ def test_sigterm_stops_the_parts(where, inputs, slurm):
         ("verify {0}/tars --submit local --submit-parallel 0", "--submit-parallel is 0"),
         (f"{COMMANDS['evaluate']} --submit local --submit-jobs 0", "--submit-jobs is 0"),
         (f"{COMMANDS['evaluate']} --automatic --submit local", "--automatic keeps all"),
+        (f"{TRAIN} local --submit-nodes 2", "--submit local has one machine"),
+        (f"{TRAIN} slurm --submit-time 'a day'", "--submit-time must be one word"),
+        (f"{TRAIN} slurm --submit-time soon", "--submit-time must be minutes"),
+        (f"{TRAIN} slurm --submit-gpus -1", "--submit-gpus is -1"),
+        (f"{TRAIN} slurm --submit-sbatch --account=x", "--account"),
+        (f"{TRAIN} slurm --submit-folder 'a b'", "cannot write logs"),
+        (f"{TRAIN} pbs", "--submit must be one of none, local, slurm"),
+        ("verify {0}/tars --part join/1@{0}/changed", "the data changed meanwhile"),
     ],
 )
-def test_wrong_flags_give_one_line(words, message, inputs, capsys):
+def test_wrong_flags_give_one_line(words, message, inputs, slurm, capsys):
     assert message in refusal(capsys, words.format(inputs))
-
-
-def test_data_that_changed_between_the_parts_is_refused(inputs, tmp_path, capsys):
-    content = {"total": 4, "results": []}
-    (tmp_path / "part-0.json").write_text(json.dumps(content))
-    assert "the data changed meanwhile" in refusal(
-        capsys, f"verify {inputs}/tars --part join/1@{tmp_path}"
-    )
+    assert not list(slurm.glob("*.sh"))
