@@ -23,6 +23,11 @@ def save_untrained(folder: Path, **changes) -> Path:
     return path
 
 
+def picture(height: int = 40, width: int = 60, seed: int = 0) -> np.ndarray:
+    """Return random pixels."""
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
 @contextmanager
 def annotated(folder: Path, size: tuple[int, int]) -> Iterator[Project]:
     """Yield a project of images of (H, W) in `folder/photos`; the first is held out."""
@@ -32,8 +37,7 @@ def annotated(folder: Path, size: tuple[int, int]) -> Iterator[Project]:
     dense[0, height // 3 : 2 * height // 3, width // 3 : 2 * width // 3] = True
     mask = RLEMasks.from_dense(dense).to_coco()[0].decode()
     for row in range(3):
-        pixels = np.random.default_rng(row).integers(0, 256, (*size, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / "photos" / f"{row}.png")
+        Image.fromarray(picture(*size, row)).save(folder / "photos" / f"{row}.png")
     with Project.open(folder / "project", folder / "photos") as project:
         for row in range(3):
             project.edit(row, 0, Edit("stroke", {1: MaskObject(mask, accepted=True)}), size)

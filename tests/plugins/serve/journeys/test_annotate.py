@@ -15,7 +15,7 @@ from gigamask.synthetic.cells import compose_cells
 from tests.browser import NARROW, opened
 from tests.commands import invoke
 from tests.plugins.serve.annotated import save_untrained
-from tests.plugins.serve.journeys.test_serve import choose_file, served
+from tests.plugins.serve.journeys.test_serve import ANY_MASKS, annotating, choose_file, served
 
 
 @pytest.fixture(scope="module")
@@ -34,12 +34,7 @@ def photos(tmp_path_factory):
 @pytest.fixture(scope="module")
 def address(photos):
     folder = photos.parent
-    weights = save_untrained(folder)
-    flags = ("--points-per-side", 2, "--pred-iou-thresh", 0, "--stability-score-thresh", 0)
-    with served(
-        *("--project", folder / "project", "--images", photos),
-        *("--weights", weights, "--compare", weights, *flags),
-    ) as address:
+    with annotating(folder, "--compare", save_untrained(folder), *ANY_MASKS) as address:
         yield address
 
 
@@ -257,7 +252,6 @@ def test_images_of_16_bits_are_shown_and_classes_are_named(
     for i in range(2):
         Image.fromarray(compose_cells(0, i, (96, 96), 16).pixels).save(tmp_path / f"cells/{i}.png")
     weights = save_untrained(tmp_path, class_names=("cell", "dirt"))
-    flags = ("--points-per-side", 2, "--pred-iou-thresh", 0, "--stability-score-thresh", 0)
     words = ("--project", tmp_path / "project", "--images", tmp_path / "cells")
 
     def start_and_stop(*given):
@@ -267,7 +261,7 @@ def test_images_of_16_bits_are_shown_and_classes_are_named(
         return capsys.readouterr().out
 
     assert "replaces" not in start_and_stop("--percentiles", 1, 99)
-    with served(*words, "--weights", weights, *flags) as address:
+    with served(*words, "--weights", weights, *ANY_MASKS) as address:
         with opened(browser, address) as page:
             saved(page)
             page.wait_for_selector("#a-note:has-text('uint16, percentiles 1 99')")

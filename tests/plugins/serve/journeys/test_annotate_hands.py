@@ -9,9 +9,8 @@ import pytest
 from PIL import Image
 
 from tests.browser import opened
-from tests.plugins.serve.annotated import save_untrained
 from tests.plugins.serve.journeys.test_annotate import objects, open_named, saved
-from tests.plugins.serve.journeys.test_serve import served
+from tests.plugins.serve.journeys.test_serve import annotating
 
 pytestmark = pytest.mark.long
 COLORS = {"0": (200, 30, 30), "1": (30, 160, 30), "2": (30, 30, 200), "3": (200, 200, 30)}
@@ -48,8 +47,7 @@ def place(tmp_path_factory):
     x, y = MARK_XY
     pixels[y - 4 : y + 5, x - 4 : x + 5] = (255, 0, 255)
     Image.fromarray(pixels).save(folder / "photos" / "marked.png")
-    words = ("--project", folder / "project", "--images", folder / "photos")
-    with served(*words, "--weights", save_untrained(folder), "--no-token") as address:
+    with annotating(folder) as address:
         yield address, folder
 
 

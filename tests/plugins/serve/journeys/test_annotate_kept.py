@@ -8,9 +8,8 @@ import pytest
 from PIL import Image
 
 from tests.browser import opened
-from tests.plugins.serve.annotated import save_untrained
 from tests.plugins.serve.journeys.test_annotate import at, objects, open_named, saved
-from tests.plugins.serve.journeys.test_serve import served
+from tests.plugins.serve.journeys.test_serve import annotating
 
 pytestmark = pytest.mark.long
 SQUARE = ((0.2, 0.2), (0.6, 0.2), (0.6, 0.6), (0.2, 0.6))
@@ -23,8 +22,7 @@ def place(tmp_path_factory):
     (folder / "photos").mkdir()
     for i in range(6):
         picture(folder, i, 40 * i)
-    words = ("--project", folder / "project", "--images", folder / "photos")
-    with served(*words, "--weights", save_untrained(folder), "--no-token") as address:
+    with annotating(folder) as address:
         yield address, folder
 
 
@@ -48,6 +46,11 @@ def polygon(page, corners):
         page.mouse.click(*at(page, *corner))
 
 
+def settled(page):
+    page.wait_for_timeout(300)
+    saved(page)
+
+
 def drag(page, start, end, button="left", steps=4):
     page.mouse.move(*start)
     page.mouse.down(button=button)
@@ -69,22 +72,18 @@ def test_corners_are_those_of_the_mask_that_is_saved(browser, place):
         page.wait_for_timeout(300)  # the corners come
         square = mask(folder, "0")
         drag(page, at(page, 0.6, 0.6), at(page, 0.8, 0.8))
-        page.wait_for_timeout(300)
-        saved(page)
+        settled(page)
         assert mask(folder, "0") != square
         page.keyboard.press("z")
-        page.wait_for_timeout(300)
-        saved(page)
+        settled(page)
         assert mask(folder, "0") == square
         drag(page, at(page, 0.2, 0.2), at(page, 0.1, 0.1))
-        page.wait_for_timeout(300)
-        saved(page)
+        settled(page)
         kinds, found = on_disk(folder, "0")
         assert kinds == ["polygon", "polygon"]
         x, y = at(page, 0.6, 0.2)
         drag(page, (x, y), (x + 2, y + 1), "right", 2)  # a hand that is not still
-        page.wait_for_timeout(300)
-        saved(page)
+        settled(page)
         shapes = page.evaluate("async () => (await fetch('api/project/images/0/corners/1')).json()")
         assert np.allclose(sorted(shapes[0]), [[9, 6], [18, 36], [54, 36]], atol=1), found
 
@@ -99,8 +98,7 @@ def test_a_polygon_that_is_left_is_kept(browser, place):
             saved(page)
             polygon(page, SQUARE[:3])
             page.keyboard.press(leave)
-            page.wait_for_timeout(300)
-            saved(page)
+            settled(page)
         assert on_disk(folder, "1")[0] == ["polygon", "polygon"]
 
 

@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 
 import psutil
@@ -15,10 +14,10 @@ import torch
 from gigamask.plugins.serve import training_round
 from gigamask.serialization import read_json
 from gigamask.training.checkpoint import load_model
+from tests.journeys.runs import wait_until
 from tests.plugins.serve.annotated import annotated, save_untrained
 from tests.plugins.serve.journeys.test_serve import get, served
 
-DEADLINE_S = 120
 RUN = "/run?name=0001%2Frun"
 
 
@@ -54,15 +53,17 @@ def loop(address, path="", body=None):
 
 def wait_for(address, state, step=0):
     """Wait until the training is in a state and has made a step; return its step."""
-    deadline_s = time.monotonic() + DEADLINE_S
-    while time.monotonic() < deadline_s:
+
+    def made():
+        return loop(address, RUN).get("step") or 0
+
+    def reached():
         training = loop(address)["training"]
         assert training["state"] in ("running", state), training
-        made = loop(address, RUN).get("step") or 0
-        if training["state"] == state and made >= step:
-            return made
-        time.sleep(0.1)
-    raise AssertionError(f"step {step}, {state}: not within {DEADLINE_S} s")
+        return training["state"] == state and made() >= step
+
+    wait_until(reached, 120)
+    return made()
 
 
 @pytest.mark.long

@@ -32,6 +32,8 @@ from tests.little import little
 from tests.plugins.serve.annotated import save_untrained
 from tests.plugins.serve.unit.test_runs_view import write_records
 
+ANY_MASKS = "--points-per-side 2 --pred-iou-thresh 0 --stability-score-thresh 0".split()
+
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory):
@@ -57,6 +59,14 @@ def served(*words):
     finally:
         process.kill()
         process.communicate()
+
+
+@contextmanager
+def annotating(folder, *flags):
+    """Starts the page with a project of `folder/photos`, and an untrained model."""
+    places = ("--project", folder / "project", "--images", folder / "photos")
+    with served(*places, "--weights", save_untrained(folder), *flags) as address:
+        yield address
 
 
 def get(address, headers=None, body=None):
@@ -119,9 +129,7 @@ def runs(tmp_path_factory, scenes):
 @pytest.fixture(scope="module")
 def address(weights, scenes, runs):
     """Where a page with all but texts is served."""
-    shown = "--weights", weights, "--data", scenes, "--runs", runs
-    thresholds = "--points-per-side", 4, "--pred-iou-thresh", 0, "--stability-score-thresh", 0
-    with served(*shown, *thresholds) as address:
+    with served("--weights", weights, "--data", scenes, "--runs", runs, *ANY_MASKS) as address:
         yield address
 
 
@@ -165,9 +173,12 @@ def pixels(page):
     return page.evaluate("document.getElementById('canvas').toDataURL()")
 
 
-def test_dropped_image_is_clicked_and_segmented(browser, address, tmp_path):
+def test_what_is_no_picture_is_said_and_one_is_clicked_and_segmented(browser, address, tmp_path):
     Image.effect_noise((90, 60), 80).convert("RGB").save(tmp_path / "photo.png")
+    (tmp_path / "photo.jpg").write_bytes(b"no picture")
     with opened(browser, address) as page:
+        choose_file(page, tmp_path / "photo.jpg")
+        page.wait_for_selector("#toast:has-text('photo.jpg: the 10 bytes are not a valid JPEG')")
         choose_file(page, tmp_path / "photo.png")
         page.wait_for_selector("#state:has-text('encoded in')")
         bare = pixels(page)
@@ -218,15 +229,6 @@ def saved(page, tmp_path):
     dense = RLEMasks.from_coco([mask["segmentation"]["counts"]], (60, 90)).to_dense()[0]
     assert (np.array(Image.open(tmp_path / "a.png").convert("L")) == 255 * dense).all()
     assert dense.sum() == mask["area"]
-
-
-@pytest.mark.long
-def test_what_is_no_picture_is_said(browser, address, tmp_path):
-    (tmp_path / "photo.jpg").write_bytes(b"no picture")
-    with opened(browser, address) as page:
-        choose_file(page, tmp_path / "photo.jpg")
-        page.wait_for_selector("#toast:has-text('photo.jpg: the 10 bytes are not a valid JPEG')")
-        assert page.is_visible("#invite")
 
 
 @pytest.mark.long
@@ -295,7 +297,9 @@ def test_words_find_masks(browser, scenes, request, tmp_path):
 
 
 @pytest.mark.long
-def test_two_running_trainings_are_displayed_side_by_side(browser, address, runs):
+def test_trainings_are_displayed_side_by_side_and_their_checkpoints_verified(
+    browser, address, runs
+):
     ahead_s = time.time() + 3600  # so that it counts as live however long the browser takes
     os.utime(runs / "a" / "metrics.jsonl", (ahead_s, ahead_s))
     with opened(browser, f"{address}#runs") as page:
@@ -310,12 +314,6 @@ def test_two_running_trainings_are_displayed_side_by_side(browser, address, runs
         with open(runs / "a" / "metrics.jsonl", "a") as file:
             file.write(json.dumps({"step": 37, **skipped}) + "\n")
         page.wait_for_selector("#faults li:has-text('<b>cut short</b>')")
-
-
-@pytest.mark.long
-def test_checkpoints_are_verified_from_the_page(browser, address):
-    with opened(browser, f"{address}#runs") as page:
-        page.wait_for_selector("#curves figure")
         page.select_option("#run-a", "done")
         page.click("#checkpoints button")
         page.wait_for_selector("#checkpoints .good")

@@ -25,8 +25,10 @@ from gigamask.plugins.serve.proposals import THREAD, Proposals, without_overlaps
 from gigamask.plugins.serve.session import StoppedError
 from tests.errors import error_line
 from tests.little import SPEC
+from tests.plugins.serve.annotated import picture
 
 SIZE = (30, 40)
+DOT, CLICK = Stroke(((10.0, 10.0),), 4.0), PromptStep(point=(20.0, 10.0))
 ANY = AutomaticMaskConfig(points_per_side=4, pred_iou_thresh=0.0, stability_score_thresh=0.0)
 
 
@@ -34,8 +36,7 @@ ANY = AutomaticMaskConfig(points_per_side=4, pred_iou_thresh=0.0, stability_scor
 def annotator(tmp_path, session):
     (tmp_path / "photos").mkdir()
     for i in range(3):
-        pixels = np.random.default_rng(i).integers(0, 256, (*SIZE, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(tmp_path / "photos" / f"{i}.png")
+        Image.fromarray(picture(*SIZE, i)).save(tmp_path / "photos" / f"{i}.png")
     (tmp_path / "photos" / "bad.jpg").write_bytes(b"no image")
     with Project.open(tmp_path / "project", tmp_path / "photos") as project:
         yield Annotator(project, session)
@@ -47,14 +48,14 @@ def dense(found, key):
 
 @pytest.mark.slow
 def test_prompts_on_an_object_are_the_sessions_steps(annotator):
-    first, second = PromptStep(point=(20.0, 10.0)), PromptStep(point=(5.0, 5.0), foreground=False)
-    found = annotator.prompt(0, 0, "object", first)
+    second = PromptStep(point=(5.0, 5.0), foreground=False)
+    found = annotator.prompt(0, 0, "object", CLICK)
     found = annotator.prompt(0, 1, 1, second)
     key, size = annotator.with_key(0)
     assert size == SIZE
-    best = annotator.session.predict(key, [first, second])[0]
+    best = annotator.session.predict(key, [CLICK, second])[0]
     assert found.objects[1].mask == best["segmentation"]["counts"]
-    assert found.objects[1].steps == (first, second)
+    assert found.objects[1].steps == (CLICK, second)
     assert found.objects[1].predicted_iou == best["predicted_iou"]
     shown = annotator.open(0)
     assert shown["objects"][0]["segmentation"] == best["segmentation"]
@@ -64,18 +65,17 @@ def test_prompts_on_an_object_are_the_sessions_steps(annotator):
 def test_prompts_after_a_stroke_continue_from_the_drawn_mask(annotator):
     found = annotator.stroke(0, 0, "object", Stroke(((10.0, 10.0), (30.0, 10.0)), 4.0))
     drawn = found.objects[1].mask
-    step = PromptStep(point=(20.0, 10.0))
-    found = annotator.prompt(0, 1, 1, step)
+    found = annotator.prompt(0, 1, 1, CLICK)
     base = RLEMasks.from_coco([drawn], SIZE)
     key, _ = annotator.with_key(0)
     inside, *rest = found.objects[1].steps
-    assert rest == [step]
+    assert rest == [CLICK]
     assert base.to_dense()[0][int(inside.point[1]), int(inside.point[0])]
-    with_base = annotator.session.predict(key, [inside, step], base=base)
+    with_base = annotator.session.predict(key, [inside, CLICK], base=base)
     assert len(with_base) == 1  # a correction, which is not ambiguous
     assert found.objects[1].mask == with_base[0]["segmentation"]["counts"]
     empty = RLEMasks.from_dense(np.zeros((1, *SIZE), bool))
-    other = annotator.session.predict(key, [inside, step], base=empty)
+    other = annotator.session.predict(key, [inside, CLICK], base=empty)
     assert other[0]["predicted_iou"] != with_base[0]["predicted_iou"]
 
 
@@ -108,7 +108,7 @@ def test_polygons_have_holes_and_come_back_as_corners(annotator):
 
 
 def test_objects_are_named_accepted_and_deleted(annotator):
-    annotator.stroke(0, 0, "object", Stroke(((10.0, 10.0),), 4.0))
+    annotator.stroke(0, 0, "object", DOT)
     found = annotator.assign(0, 1, [1], {"accepted": True, "name": "left"})
     assert (found.objects[1].accepted, found.objects[1].name) == (True, "left")
     annotator.stroke(0, 2, 1, Stroke(((10.0, 10.0),), 30.0, erase=True))
@@ -124,10 +124,9 @@ def test_objects_are_named_accepted_and_deleted(annotator):
 
 
 def test_an_image_is_opened_again_when_it_was_dropped(annotator, model):
-    step = PromptStep(point=(20.0, 10.0))
-    before = annotator.prompt(0, 0, "object", step).objects[1].mask
+    before = annotator.prompt(0, 0, "object", CLICK).objects[1].mask
     annotator.session.use_model(model)
-    assert annotator.prompt(0, 1, "object", step).objects[2].mask == before
+    assert annotator.prompt(0, 1, "object", CLICK).objects[2].mask == before
 
 
 def propose(annotator):
@@ -141,7 +140,7 @@ def propose(annotator):
 
 @pytest.mark.slow
 def test_remaining_images_get_proposals_and_the_certain_ones_are_accepted(annotator):
-    annotator.stroke(0, 0, "object", Stroke(((10.0, 10.0),), 4.0))
+    annotator.stroke(0, 0, "object", DOT)
     proposals = propose(annotator)
     assert proposals.state["done"] == proposals.state["total"] == 3
     assert "bad.jpg" in proposals.state["fault"]
@@ -216,8 +215,7 @@ def test_images_annotated_at_half_their_size_are_exported_at_full_size(
     exif = Image.Exif()
     exif[0x0112] = orientation
     photos = Path(annotator.project.content.images)
-    pixels = np.random.default_rng(0).integers(0, 256, (*SIZE, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(photos / "0.png", exif=exif)
+    Image.fromarray(picture(*SIZE)).save(photos / "0.png", exif=exif)
     for module in (session, project_export):
         monkeypatch.setattr(module, "MAX_PIXELS", SIZE[0] * SIZE[1] // 2)
     half = (20, 15) if orientation == 6 else (15, 20)
@@ -268,7 +266,7 @@ def test_images_without_proposals_are_counted_whatever_went_wrong(annotator, mon
 @pytest.mark.slow
 def test_another_of_three_masks_is_not_accepted_yet_and_states_its_model(annotator):
     project = annotator.project
-    annotator.prompt(0, 0, "object", PromptStep(point=(20.0, 10.0)))
+    annotator.prompt(0, 0, "object", CLICK)
     accepted = replace(project.read(0).objects[1], accepted=True, model=3)
     project.edit(0, 1, Edit("assign", {1: accepted}))
     now = annotator.choose(0, 2, 1).objects[1]
@@ -282,7 +280,7 @@ def test_an_image_that_somebody_changes_does_not_end_the_accepting_of_all(annota
 
     def read(project, row):
         found = real(project, row)
-        drawn = row, found.version, "object", Stroke(((10.0, 10.0),), 4.0)
+        drawn = row, found.version, "object", DOT
         threads.append(threading.Thread(target=annotator.stroke, args=drawn))
         threads[-1].start()
         return found
@@ -315,12 +313,12 @@ def test_masks_remember_how_they_came_and_by_which_model(annotator):
     assert came(found, first) == ("proposed", -1, False)
     found = annotator.assign(1, found.version, [first], {"accepted": True})
     assert came(found, first) == ("accepted", -1, False)
-    found = annotator.stroke(1, found.version, first, Stroke(((10.0, 10.0),), 4.0))
+    found = annotator.stroke(1, found.version, first, DOT)
     found = annotator.assign(1, found.version, [first], {"accepted": True, "name": "x"})
     assert came(found, first) == ("corrected", -1, True)
-    found = annotator.stroke(1, found.version, "object", Stroke(((10.0, 10.0),), 4.0))
+    found = annotator.stroke(1, found.version, "object", DOT)
     assert came(found, found.next_id - 1) == ("drawn", None, False), "not accepted yet"
-    found = annotator.prompt(1, found.version, "object", PromptStep(point=(20.0, 10.0)))
+    found = annotator.prompt(1, found.version, "object", CLICK)
     key = found.next_id - 1
     found = annotator.assign(1, found.version, [key], {"accepted": True})
     assert came(found, key) == ("clicked", -1, True)

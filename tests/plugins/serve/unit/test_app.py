@@ -13,12 +13,13 @@ from gigamask.plugins.serve.dataset_view import MAX_ROWS
 from gigamask.plugins.serve.prompt_steps import PromptStep
 from gigamask.plugins.serve.session import Session
 from tests.little import SPEC
-from tests.plugins.serve.unit.test_session import picture, png
+from tests.plugins.serve.annotated import picture
+from tests.plugins.serve.unit.test_session import encode
 
 
 def shown(client):
     return client.post(
-        "/api/images?name=a.png", content=png(picture()), headers={"content-type": "image/png"}
+        "/api/images?name=a.png", content=encode(picture()), headers={"content-type": "image/png"}
     ).json()["id"]
 
 
@@ -73,7 +74,7 @@ def test_a_second_model_answers_the_same_prompts(session, model):
     steps = {"steps": [{"point": [3, 4], "chosen": 1}, {"point": [9, 9]}]}
     found = client.post(f"/api/images/{shown(client)}/compare", json=steps).json()
     alone = Session(other)
-    key = alone.open(png(picture()), "a")["id"]
+    key = alone.open(encode(picture()), "a")["id"]
     expected = alone.predict(key, [PromptStep(point=(3.0, 4.0)), PromptStep(point=(9.0, 9.0))])
     assert found == expected[0]
 

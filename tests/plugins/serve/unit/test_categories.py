@@ -3,10 +3,9 @@
 import pytest
 
 from gigamask.plugins.serve.categories import change_category
-from gigamask.plugins.serve.edits import Edit
 from gigamask.plugins.serve.project import ObjectCategory, Project
 from tests.errors import error_line
-from tests.plugins.serve.unit.test_project import SIZE, photos, square  # noqa: F401 (a fixture)
+from tests.plugins.serve.unit.test_project import edit, photos, square  # noqa: F401 (a fixture)
 
 
 @pytest.fixture
@@ -14,12 +13,12 @@ def folder(tmp_path, photos):  # noqa: F811
     """A project with objects of two categories in two images, of which one is missing."""
     with Project.open(tmp_path / "project", photos) as opened:
         opened.update(categories=tuple(ObjectCategory(name, "#000000") for name in ("cat", "dog")))
-        opened.edit(0, 0, Edit("prompt", {1: square(0, category="cat")}), SIZE)
-        opened.edit(0, 1, Edit("prompt", {2: square(1, category="dog")}), SIZE)
-        opened.edit(0, 2, Edit("prompt", {3: square(2, category="cat")}), SIZE)
+        edit(opened, 0, 0, {1: square(0, category="cat")})
+        edit(opened, 0, 1, {2: square(1, category="dog")})
+        edit(opened, 0, 2, {3: square(2, category="cat")})
         opened.change(0, 3, lambda found: found.moved(-1))
-        opened.edit(1, 0, Edit("prompt", {1: square(0, category="cat")}), SIZE)
-        opened.edit(2, 0, Edit("prompt", {1: square(0, category="dog")}), SIZE)
+        edit(opened, 1, 0, {1: square(0, category="cat")})
+        edit(opened, 2, 0, {1: square(0, category="dog")})
     (photos / "1.png").unlink()
     return tmp_path / "project"
 

@@ -56,21 +56,15 @@ def test_masks_are_those_of_the_json(dataset, index):
     json.dumps(told, allow_nan=False)
 
 
-def test_pictures_are_the_stored_pixels_and_thumbnails_are_small(dataset, index):
+def test_pictures_are_the_stored_pixels_and_thumbnails_are_small_and_show_the_masks(dataset, index):
     raw = ShardReader(index.shard_paths).read_entry(index, 0)[0]
     stored, sent = image.decode(raw, "a"), simplejpeg.decode_jpeg(dataset.jpeg(0))
     assert sent.shape == stored.shape
     assert np.abs(sent.astype(int) - stored).mean() < 4
-    small = simplejpeg.decode_jpeg(dataset.thumbnail(0))
-    assert max(small.shape) == min(THUMBNAIL_PX, max(stored.shape))
-
-
-def test_thumbnails_show_the_masks(dataset, index):
-    raw, masks = ShardReader(index.shard_paths).read_entry(index, 0)[0], dataset.file(0)[2]
-    covered = masks.to_dense().any(0).astype(np.uint8)
     small = simplejpeg.decode_jpeg(dataset.thumbnail(0)).astype(int)
-    size = small.shape[1::-1]
-    plain = cv2.resize(image.decode(raw, "a"), size, interpolation=cv2.INTER_AREA)
+    assert max(small.shape) == min(THUMBNAIL_PX, max(stored.shape))
+    covered, size = dataset.file(0)[2].to_dense().any(0).astype(np.uint8), small.shape[1::-1]
+    plain = cv2.resize(stored, size, interpolation=cv2.INTER_AREA)
     changed = np.abs(small - plain).mean(-1)
     covered = cv2.resize(covered, size, interpolation=cv2.INTER_NEAREST).astype(bool)
     assert changed[covered].mean() > 30

@@ -4,11 +4,10 @@ import json
 
 import pytest
 
-from gigamask.plugins.serve.edits import Edit
 from gigamask.plugins.serve.lost_images import notice, pair_by_content, unused
 from gigamask.plugins.serve.project import Project, progress, replaced
 from gigamask.plugins.serve.project_export import export
-from tests.plugins.serve.unit.test_project import SIZE, photos, project, square  # noqa: F401 (fixtures)
+from tests.plugins.serve.unit.test_project import edit, photos, square  # noqa: F401 (a fixture)
 
 
 @pytest.fixture
@@ -16,7 +15,7 @@ def annotated(tmp_path, photos):  # noqa: F811
     """The folder of a project of which all five images have a mask."""
     with Project.open(tmp_path / "project", photos) as opened:
         for row in range(5):
-            opened.edit(row, 0, Edit("prompt", {1: square(row)}), SIZE)
+            edit(opened, row)
         assert notice(opened) is None
     return tmp_path / "project"
 

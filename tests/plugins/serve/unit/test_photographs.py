@@ -38,6 +38,7 @@ def test_each_missing_image_is_found_where_one_candidate_equals_it_and_no_other(
     assert find_by_content(tmp_path, missing, photos, [*texts, "gone.jpg"]) == {
         "old.jpg": "new.jpg"
     }
+    assert content_of(photos / "gone.jpg") is None
     annotate(tmp_path, "also_old.jpg", contents["new.jpg"])
     assert find_by_content(tmp_path, annotated_names(tmp_path), photos, texts) == {}
 
@@ -49,7 +50,3 @@ def test_photographs_of_kinds_that_are_not_read_are_counted(tmp_path):
     bmp, heic = sorted(unread_files(str(tmp_path)))
     assert bmp == f"1 file in {tmp_path} left out: BMP is not read; save it as JPEG, PNG or TIFF"
     assert heic.startswith(f"2 files in {tmp_path} left out: HEIC is not read")
-
-
-def test_a_file_that_cannot_be_read_has_no_content(tmp_path):
-    assert content_of(tmp_path / "none") is None

@@ -19,6 +19,7 @@ from gigamask.plugins.serve.edits import Edit, MaskObject
 from gigamask.plugins.serve.project import Project, StaleError, judged, progress
 from gigamask.plugins.serve.project_export import export
 from tests.errors import error_line
+from tests.plugins.serve.annotated import picture
 
 SIZE = (30, 40)
 
@@ -29,9 +30,8 @@ def photos(tmp_path):
     folder = tmp_path / "photos"
     (folder / "more").mkdir(parents=True)
     for i in range(5):
-        pixels = np.random.default_rng(i).integers(0, 256, (*SIZE, 3), dtype=np.uint8)
         name = f"more/{i}.png" if i == 4 else f"{i}.png"
-        Image.fromarray(pixels).save(folder / name)
+        Image.fromarray(picture(*SIZE, i)).save(folder / name)
     return folder
 
 
@@ -49,15 +49,20 @@ def square(at, accepted=True, **more):
     return MaskObject(counts.decode(), accepted=accepted, **more)
 
 
+def edit(project, row, version=0, objects=None, kind="prompt"):
+    """Edit an image of a project, or draw a square on it."""
+    return project.edit(row, version, Edit(kind, objects or {1: square(row)}), SIZE)
+
+
 def check_refused(message, *places):
     with error_line(message), Project.open(*places):
         pass
 
 
 def test_edits_are_undone_to_the_beginning_and_redone(project):
-    found = project.edit(0, 0, Edit("prompt", {1: square(0)}), SIZE)
-    found = project.edit(0, 1, Edit("prompt", {2: square(9, name="b")}), SIZE)
-    found = project.edit(0, 2, Edit("delete", {1: None}), SIZE)
+    found = edit(project, 0)
+    found = edit(project, 0, 1, {2: square(9, name="b")})
+    found = edit(project, 0, 2, {1: None}, "delete")
     assert list(found.objects) == [2]
     assert found.next_id == 3
     for version in (3, 4, 5):
@@ -68,21 +73,21 @@ def test_edits_are_undone_to_the_beginning_and_redone(project):
         project.change(0, 6, lambda each: each.moved(-1))
     found = project.change(0, 6, lambda each: each.moved(2))
     assert list(found.objects) == [1, 2]
-    found = project.edit(0, 7, Edit("prompt", {3: square(3)}), SIZE)
+    found = edit(project, 0, 7, {3: square(3)})
     assert [edit.kind for edit in found.edits] == ["prompt", "prompt", "prompt"]
     assert project.read(0) == found
 
 
 def test_a_stale_edit_is_refused_and_changes_nothing(project):
-    project.edit(1, 0, Edit("prompt", {1: square(0)}), SIZE)
+    edit(project, 1)
     with pytest.raises(StaleError, match=r"1\.png: was changed elsewhere"):
-        project.edit(1, 0, Edit("prompt", {1: square(5)}), SIZE)
-    assert project.read(1).objects[1].mask == square(0).mask
+        edit(project, 1, 0, {1: square(5)})
+    assert project.read(1).objects[1].mask == square(1).mask
 
 
 def test_a_project_is_opened_again_as_it_was(tmp_path, photos):
     with Project.open(tmp_path / "project", photos) as project:
-        project.edit(4, 0, Edit("prompt", {1: square(0)}), SIZE)
+        edit(project, 4)
         project.update(categories=(projects.ObjectCategory("cell", "#ff0000"),))
         before = project.summary()
     moved = photos.rename(tmp_path / "moved")
@@ -92,11 +97,6 @@ def test_a_project_is_opened_again_as_it_was(tmp_path, photos):
         assert project.content.categories[0].name == "cell"
     message = r"1 annotated image of .*, such as more/4\.png"
     check_refused(message, tmp_path / "project", moved / "more")
-
-
-def test_a_project_within_its_images_would_take_its_exports_for_images(tmp_path, photos):
-    for folder in (photos, photos / "annotated"):
-        check_refused("lies in --images", folder, photos)
 
 
 def test_a_window_is_kept_and_its_change_is_said(tmp_path, photos):
@@ -125,44 +125,46 @@ def test_a_project_that_cannot_be_read_is_left_alone(content, message, tmp_path,
 
 
 def test_what_cannot_be_opened_is_said(tmp_path, photos):
+    for folder in (photos, photos / "annotated"):  # its exports would be taken for images
+        check_refused("lies in --images", folder, photos)
     check_refused("no project yet", tmp_path / "new")
     (tmp_path / "file").touch()
     check_refused("cannot be written", tmp_path / "file" / "project", photos)
 
 
 def test_a_failed_save_is_said_and_the_image_stays_as_it_was(project, monkeypatch):
-    project.edit(0, 0, Edit("prompt", {1: square(0)}), SIZE)
+    edit(project, 0)
 
     def full(path, content):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(projects.files, "write_bytes", full)
     with error_line(r"0\.png\.json: cannot be saved \(No space"):
-        project.edit(0, 1, Edit("delete", {1: None}), SIZE)
+        edit(project, 0, 1, {1: None}, "delete")
     assert list(project.read(0).objects) == [1]
     assert project.summary()[0]["objects"] == 1
 
 
 def test_a_damaged_file_is_listed_and_never_overwritten(project):
-    project.edit(0, 0, Edit("prompt", {1: square(0)}), SIZE)
+    edit(project, 0)
     path = project.folder / "annotations" / "0.png.json"
     path.write_text("{")
     project.summaries.rows.clear()
     assert project.summary()[0]["status"] == "damaged"
     with error_line("not valid JSON"):
-        project.edit(0, 1, Edit("delete", {1: None}), SIZE)
+        edit(project, 0, 1, {1: None}, "delete")
     assert path.read_text() == "{"
 
 
 def test_an_image_of_another_size_is_refused(project):
-    project.edit(0, 0, Edit("prompt", {1: square(0)}), SIZE)
+    edit(project, 0)
     with error_line("31 x 40 pixels, but was annotated with 30 x 40"):
         project.read(0, (31, 40))
 
 
 def test_a_tenth_of_the_images_done_is_held_out_for_good(project):
     for row in range(3):
-        project.edit(row, 0, Edit("prompt", {1: square(0)}), SIZE)
+        edit(project, row)
         project.mark_done(row, 1, True, SIZE)
     assert [each["held_out"] for each in project.summary()] == [True, False, False, False, False]
     assert project.mark_done(0, 2, False, SIZE).held_out
@@ -172,7 +174,7 @@ def test_a_tenth_of_the_images_done_is_held_out_for_good(project):
 def test_old_edits_are_merged_when_the_file_would_grow_without_limit(project, monkeypatch):
     monkeypatch.setattr(projects, "MAX_FILE_BYTES", 1500)
     for version in range(12):
-        found = project.edit(0, version, Edit("stroke", {version % 3 + 1: square(version)}), SIZE)
+        found = edit(project, 0, version, {version % 3 + 1: square(version)}, "stroke")
     assert len(found.edits) < 12
     assert found.edits[0].kind == "merge"
     assert [found.objects[key].mask for key in (1, 2, 3)] == [square(at).mask for at in (9, 10, 11)]
@@ -182,16 +184,16 @@ def test_what_masks_cost_is_counted_for_the_model_in_use_and_by_how_they_came(pr
     times = iter([0.0, 10.0, 12.0, 100.0, 101.0, 102.0])
     monkeypatch.setattr(projects.time, "time", lambda: next(times))
     one = square(0, accepted=False, origin="clicked")
-    project.edit(0, 0, Edit("prompt", {1: one}), SIZE)
-    project.edit(0, 1, Edit("prompt", {1: one}), SIZE)
-    project.edit(0, 2, Edit("assign", {1: replace(one, accepted=True)}), SIZE)
+    edit(project, 0, 0, {1: one})
+    edit(project, 0, 1, {1: one})
+    edit(project, 0, 2, {1: replace(one, accepted=True)}, "assign")
     project.update(rounds=(projects.TrainingRound("w", 9.0, 4.0),))
-    project.edit(0, 3, Edit("prompt", {2: one}), SIZE)
+    edit(project, 0, 3, {2: one})
     seen = replace(one, by_model=True, accepted=True, origin="accepted")
-    project.edit(0, 4, Edit("assign", {2: seen}), SIZE)
+    edit(project, 0, 4, {2: seen}, "assign")
     project.update(model=0)
     unseen = {3: replace(seen, origin="accepted in bulk"), 4: square(3, origin="drawn")}
-    project.edit(0, 5, Edit("accept all", unseen), SIZE)
+    edit(project, 0, 5, unseen, "accept all")
     clicks_s = 12.0 + edits.IDLE_S + 1.0
     assert progress(project) == [
         {
@@ -213,14 +215,14 @@ def test_what_masks_cost_is_counted_for_the_model_in_use_and_by_how_they_came(pr
 
 def test_what_masks_cost_is_known_without_reading_files_that_nobody_changed(project, monkeypatch):
     for row in (0, 1):
-        project.edit(row, 0, Edit("prompt", {1: square(0)}), SIZE)
+        edit(project, row)
     before = progress(project)
     read, paths = projects.read_edits, []
     monkeypatch.setattr(projects, "read_edits", lambda path: paths.append(path) or read(path))
     assert progress(project) == before
     assert paths == []
     one, two = (project.folder / "annotations" / f"{row}.png.json" for row in (0, 1))
-    project.edit(0, 1, Edit("prompt", {2: square(9)}), SIZE)
+    edit(project, 0, 1, {2: square(9)})
     two.write_bytes(one.read_bytes())  # as if put back from a copy
     paths.clear()
     assert [each["masks"] for each in progress(project)] == [4]
@@ -232,13 +234,13 @@ def test_of_proposals_that_a_person_judged_those_kept_are_counted_for_the_model_
     proposed = square(
         0, False, by_model=True, origin="proposed", model=-1, predicted_iou=0.9, stability=0.7
     )
-    project.edit(0, 0, Edit("propose", dict.fromkeys(range(1, 6), proposed)), SIZE)
+    edit(project, 0, 0, dict.fromkeys(range(1, 6), proposed), "propose")
     assert sum(of for of, _ in judged(project)) == 0
     looked_at = replace(proposed, accepted=True, origin="accepted")
     unseen = replace(looked_at, origin="accepted in bulk")
-    project.edit(0, 1, Edit("assign", {1: looked_at, 2: unseen}), SIZE)
-    project.edit(0, 2, Edit("prompt", {3: replace(proposed, origin="corrected")}), SIZE)
-    project.edit(0, 3, Edit("delete", {4: None}), SIZE)  # and nobody has looked at 5
+    edit(project, 0, 1, {1: looked_at, 2: unseen}, "assign")
+    edit(project, 0, 2, {3: replace(proposed, origin="corrected")})
+    edit(project, 0, 3, {4: None}, "delete")  # and nobody has looked at 5
     assert {i: each for i, each in enumerate(judged(project)) if each[0]} == {80: (3, 1)}
     project.change(0, 4, lambda found: found.moved(-1))
     assert judged(project)[80] == (2, 1)
@@ -248,9 +250,9 @@ def test_of_proposals_that_a_person_judged_those_kept_are_counted_for_the_model_
 
 def test_what_a_model_answered_and_nobody_changed_is_not_held_out(project, tmp_path):
     proposed = square(0, by_model=True, origin="accepted")
-    project.edit(0, 0, Edit("assign", {1: proposed}), SIZE)
+    edit(project, 0, 0, {1: proposed}, "assign")
     assert not project.mark_done(0, 1, True, SIZE).held_out
-    project.edit(1, 0, Edit("assign", {1: proposed, 2: square(9, origin="drawn")}), SIZE)
+    edit(project, 1, 0, {1: proposed, 2: square(9, origin="drawn")}, "assign")
     assert project.mark_done(1, 1, True, SIZE).held_out
     assert [each["truth"] for each in project.summary()[:2]] == [0, 1]
     assert export(project, tmp_path / "all", [0, 1])["masks"] == 3
@@ -279,7 +281,7 @@ def test_a_name_that_is_not_utf8_is_left_out_of_exports_and_said(tmp_path, photo
     (photos / os.fsdecode(b"caf\xe9.png")).write_bytes((photos / "0.png").read_bytes())
     with Project.open(tmp_path / "project", photos) as opened:
         for row in range(6):
-            opened.edit(row, 0, Edit("prompt", {1: square(row)}), SIZE)
+            edit(opened, row)
         told = export(opened, tmp_path / "export", None, tuple(writers()), table=True, images=True)
     assert told["masks"] == 5
     [line] = told["skipped"]
@@ -291,7 +293,7 @@ def test_accepted_objects_are_exported_as_coco_and_shards(project, tmp_path):
     with error_line("no object is accepted"):
         export(project, tmp_path / "export")
     objects = {1: square(0, category="b", name="x"), 2: square(9, accepted=False)}
-    project.edit(4, 0, Edit("prompt", objects), SIZE)
+    edit(project, 4, 0, objects)
     for _ in range(2):  # the second replaces the first
         counts = export(project, tmp_path / "export")
     assert (counts["images"], counts["masks"]) == (1, 1)
@@ -304,7 +306,7 @@ def test_accepted_objects_are_exported_as_coco_and_shards(project, tmp_path):
 
 
 def test_an_image_that_is_done_without_objects_is_exported_as_that(project, tmp_path):
-    project.edit(0, 0, Edit("prompt", {1: square(0)}), SIZE)
+    edit(project, 0)
     project.mark_done(1, 0, True, SIZE)
     out = tmp_path / "export"
     counts = export(project, out, None, tuple(writers()), table=True, images=True)
@@ -320,7 +322,7 @@ def test_an_image_that_is_done_without_objects_is_exported_as_that(project, tmp_
 
 def test_an_image_that_cannot_be_read_is_in_no_file_of_an_export(project, tmp_path):
     for row in (0, 1, 2):
-        project.edit(row, 0, Edit("prompt", {1: square(row)}), SIZE)
+        edit(project, row)
     (tmp_path / "photos" / "0.png").unlink()
     whole = (tmp_path / "photos" / "1.png").read_bytes()
     (tmp_path / "photos" / "1.png").write_bytes(whole[: len(whole) // 2])
@@ -334,12 +336,12 @@ def test_an_image_that_cannot_be_read_is_in_no_file_of_an_export(project, tmp_pa
 
 def test_no_file_of_an_export_states_other_masks_than_the_last_one(project, tmp_path):
     out = tmp_path / "export"
-    project.edit(0, 0, Edit("prompt", {1: square(0)}), SIZE)
+    edit(project, 0)
     export(project, out)
     assert export(project, out, None, ("labels",), table=True)["skipped"] == []
     kept = {"coco.json", "shards", "labels", "regions.csv"}
     assert kept <= {path.name for path in out.iterdir()}, "all state the same masks"
-    project.edit(1, 0, Edit("prompt", {1: square(1)}), SIZE)
+    edit(project, 1)
     told = export(project, out, None, ("labels",))["skipped"]
     assert [line.split(":")[0] for line in sorted(told)] == [
         str(out / name) for name in ("coco.json", "regions.csv", "shards")
@@ -355,7 +357,7 @@ def test_no_file_of_an_export_states_other_masks_than_the_last_one(project, tmp_
 
 def test_two_exports_at_once_are_both_whole(project, tmp_path):
     for row in range(5):
-        project.edit(row, 0, Edit("prompt", {1: square(row)}), SIZE)
+        edit(project, row)
     formats = [("coco", "shards"), ("labels",)] * 4
     with ThreadPoolExecutor(8) as threads:
         for told in threads.map(lambda one: export(project, tmp_path / "out", None, one), formats):
@@ -368,7 +370,7 @@ def test_a_name_that_is_too_long_for_annotations_is_said_and_the_others_go_on(tm
     name = "é" * 125 + ".png"
     (photos / name).write_bytes((photos / "0.png").read_bytes())
     with Project.open(tmp_path / "project", photos) as opened:
-        opened.edit(0, 0, Edit("prompt", {1: square(0)}), SIZE)
+        edit(opened, 0)
         rows = {each["name"]: each["status"] for each in opened.summary()}
         assert (rows["0.png"], rows[name]) == ("in progress", "damaged")
         with error_line("File name too long"):

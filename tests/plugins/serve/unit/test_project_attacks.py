@@ -10,22 +10,16 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-from fastapi.testclient import TestClient
 
 from gigamask.errors import GigamaskError
-from gigamask.plugins.serve.annotator import Annotator
-from gigamask.plugins.serve.app import AppState, build
 from gigamask.plugins.serve.categories import change_category
-from gigamask.plugins.serve.edits import Edit
 from gigamask.plugins.serve.project import ObjectCategory, Project
 from gigamask.plugins.serve.project_export import export
-from gigamask.plugins.serve.project_routes import ProjectState
-from gigamask.plugins.serve.proposals import Proposals
-from gigamask.plugins.serve.rounds import Rounds
 from tests.errors import error_line
 from tests.limits import files_limited
 from tests.plugins.serve.annotated import annotated
-from tests.plugins.serve.unit.test_project import SIZE, square
+from tests.plugins.serve.unit.test_project import SIZE, edit, square
+from tests.plugins.serve.unit.test_project_routes import client_of
 
 pytestmark = pytest.mark.long
 
@@ -47,21 +41,18 @@ def folder(tmp_path):
 def use(folder, session):
     """Open a project and ask for all that a page asks for; return what was refused."""
     refused = []
-    with Project.open(folder) as project:
-        annotator = Annotator(project, session)
-        state = ProjectState(annotator, Proposals(annotator), Rounds(annotator, "little", "cpu"))
-        with TestClient(build(AppState(session, weights="little", project=state))) as client:
-            about = "/api/project"
-            paths = [f"{about}/images", f"{about}/loop", f"{about}/images/0", f"{about}/images/1"]
-            for answer in [*map(client.get, paths), client.post(f"{about}/export", json={})]:
-                assert answer.status_code < 500, answer.text
-                if answer.status_code >= 400:
-                    assert "\n" not in answer.text
-                    refused.append(answer.text)
-            listed = client.get(f"{about}/images").json()["images"]
-            row = [each["name"] for each in listed].index("2.png")
-            rest = client.get(f"{about}/images/{row}")
-            assert rest.status_code == 200 or listed[row]["status"] == "damaged", rest.text
+    with Project.open(folder) as project, client_of(project, session) as client:
+        about = "/api/project"
+        paths = [f"{about}/images", f"{about}/loop", f"{about}/images/0", f"{about}/images/1"]
+        for answer in [*map(client.get, paths), client.post(f"{about}/export", json={})]:
+            assert answer.status_code < 500, answer.text
+            if answer.status_code >= 400:
+                assert "\n" not in answer.text
+                refused.append(answer.text)
+        listed = client.get(f"{about}/images").json()["images"]
+        row = [each["name"] for each in listed].index("2.png")
+        rest = client.get(f"{about}/images/{row}")
+        assert rest.status_code == 200 or listed[row]["status"] == "damaged", rest.text
     return refused
 
 
@@ -75,7 +66,7 @@ def edit_until_killed(folder, pipe):
             elif i % 7 == 6:
                 project.mark_done(row, edits.version, True, SIZE)
             else:
-                project.edit(row, edits.version, Edit("prompt", {i: square(i % 20)}), SIZE)
+                edit(project, row, edits.version, {i: square(i % 20)})
             if i % 5 == 4:
                 name = project.content.categories[0].name
                 change_category(project, name, ObjectCategory(f"c{i}", "#123456"))
@@ -191,11 +182,8 @@ def test_odd_files_and_folders_hang_nothing(name, folder, session, record_proper
 
 
 def test_on_a_full_disk_nothing_changes_and_it_works_once_there_is_room(folder, record_property):
-    def edit(project):
-        project.edit(1, project.read(1).version, Edit("prompt", {9: square(9)}), SIZE)
-
     acts = [
-        edit,
+        lambda project: edit(project, 1, project.read(1).version, {9: square(9)}),
         lambda project: project.mark_done(1, project.read(1).version, False, SIZE),
         lambda project: project.change(1, project.read(1).version, lambda each: each.moved(-1)),
         lambda project: project.update(model=0),

@@ -22,6 +22,12 @@ STROKE = {"version": 0, "points": [[5, 5]], "radius": 3}
 PROMPT = {"version": 1, "step": {"point": [3, 4]}}
 
 
+def client_of(project, session):
+    annotator = Annotator(project, session)
+    state = ProjectState(annotator, Proposals(annotator), Rounds(annotator, "little", "cpu"))
+    return TestClient(build(AppState(session, weights="little", project=state)))
+
+
 @contextmanager
 def served(folder, session):
     """Yield a project with a client of its page."""
@@ -30,9 +36,7 @@ def served(folder, session):
         Image.fromarray(np.zeros((30, 40, 3), np.uint8)).save(folder / "photos" / name)
     (folder / "photos" / "c.jpg").write_bytes(b"no image")
     with Project.open(folder / "project", folder / "photos") as project:
-        annotator = Annotator(project, session)
-        state = ProjectState(annotator, Proposals(annotator), Rounds(annotator, "starter"))
-        yield project, TestClient(build(AppState(session, weights="little", project=state)))
+        yield project, client_of(project, session)
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from gigamask.plugins.serve.prompt_batches import (
 from gigamask.plugins.serve.prompt_steps import PromptStep
 from gigamask.training.checkpoint import load_model
 from tests.errors import error_line
+from tests.plugins.serve.annotated import picture
 
 FIRST, SECOND = PromptStep(point=(20.0, 10.0)), PromptStep(point=(33.0, 30.0), foreground=False)
 BASE = np.zeros((1, 40, 60), bool)
@@ -29,8 +30,7 @@ BASE[0, 5:30, 10:40] = True
 
 
 def open_image(model, seed=0, **options) -> OpenImage:
-    pixels = np.random.default_rng(seed).integers(0, 256, (40, 60, 3), dtype=np.uint8)
-    predictor = SamPredictor(model, **options)
+    predictor, pixels = SamPredictor(model, **options), picture(seed=seed)
     predictor.set_image(pixels)
     return OpenImage("a", pixels, predictor)
 
@@ -149,11 +149,3 @@ def test_an_error_of_the_model_reaches_all_who_wait(model, monkeypatch):
     monkeypatch.setattr(model, "decode", broken)
     with pytest.raises(RuntimeError, match="no memory"):
         PromptBatches().answer(PromptRequest(open_image(model), (FIRST,)))
-
-
-def test_prompts_are_answered_while_another_image_is_embedded(session):
-    pixels = np.zeros((40, 60, 3), np.uint8)
-    session.images.add("a", OpenImage("a", pixels, SamPredictor(session.model)))
-    session.embed("a")
-    with session._model_lock:
-        assert session.predict("a", [FIRST], best_only=True)

@@ -41,6 +41,13 @@ def start(rounds, monkeypatch, code):
     return rounds.status()["training"]
 
 
+@pytest.fixture
+def folder(rounds, monkeypatch):
+    """Of a training that was stopped."""
+    start(rounds, monkeypatch, 75)
+    return rounds.folder / "0001"
+
+
 @pytest.mark.parametrize(
     ("code", "state"), [(75, "stopped"), (KILL, "stopped"), (2, "failed"), (1, "failed")]
 )
@@ -60,9 +67,7 @@ def test_what_a_training_leaves_out_is_said(rounds, monkeypatch):
     assert [each["file_name"] for each in content["images"]] == ["1.png"]
 
 
-def test_the_held_out_image_is_not_trained_on(rounds, monkeypatch):
-    start(rounds, monkeypatch, 75)
-    folder = rounds.folder / "0001"
+def test_the_held_out_image_is_not_trained_on(folder):
     for part, names in (("train", ["1.png", "2.png"]), ("held_out", ["0.png"])):
         content = read_json(folder / part / "coco.json")
         assert [each["file_name"] for each in content["images"]] == names
@@ -73,10 +78,8 @@ def settings_of(folder):
 
 
 @pytest.mark.slow
-def test_images_of_16_bits_are_trained_on_as_they_are_shown(rounds, monkeypatch):
+def test_images_of_16_bits_are_trained_on_as_they_are_shown(rounds, folder):
     """By the window that the page was given, or else by percentiles; others state neither."""
-    start(rounds, monkeypatch, 75)
-    folder = rounds.folder / "0001"
     assert settings_of(folder).pixels is None
     photos, session = Path(rounds.project.content.images), rounds.annotator.session
     deep = np.random.default_rng(0).integers(3000, 5001, SIZE, dtype=np.uint16)
@@ -101,9 +104,7 @@ def test_models_without_a_window_read_images_by_that_of_the_project(rounds):
 
 
 @pytest.mark.slow
-def test_two_categories_are_trained_as_classes(rounds, monkeypatch):
-    start(rounds, monkeypatch, 75)
-    folder = rounds.folder / "0001"
+def test_two_categories_are_trained_as_classes(rounds, folder):
     assert make_config(folder, settings_of(folder)).model.class_names == ()
     both = (*rounds.project.content.categories, ObjectCategory("cell", "#112233"))
     rounds.project.update(categories=both)
@@ -112,9 +113,7 @@ def test_two_categories_are_trained_as_classes(rounds, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_round_is_trained_compared_and_used(rounds, monkeypatch):
-    start(rounds, monkeypatch, 75)
-    folder = rounds.folder / "0001"
+def test_a_round_is_trained_compared_and_used(rounds, folder, monkeypatch):
     settings = settings_of(folder)
     assert settings.init == rounds.weights
     config = make_config(folder, replace(settings, steps=2))

@@ -12,7 +12,15 @@ def samplers(index):
 
 
 @pytest.mark.parametrize(
-    "sampler", ["random", "curriculum", "stratified_granularity", "loss_weighted", "replay"]
+    "sampler",
+    [
+        "random",
+        "curriculum",
+        "stratified_granularity",
+        "loss_weighted",
+        "replay",
+        "relevance_diversity",
+    ],
 )
 def test_what_a_sampler_draws_is_its_order(samplers, sampler):
     whole = samplers.images(sampler, 1, 0, 200, seed=5)
@@ -27,10 +35,6 @@ def test_sampler_exposure_is_sent_in_chunks(samplers):
     assert told["positions"] == 12
     assert len(told["pieces"]) == 5
     assert told["pieces"][-1]["end"] == 12
-
-
-def test_relevance_diversity_needs_an_index_only(samplers):
-    assert samplers.images("relevance_diversity", 0, 0, 3, 0)
 
 
 def test_no_file_is_loaded_because_a_page_names_it(samplers, tmp_path):

@@ -35,18 +35,30 @@ from gigamask.plugins.serve.session import (
 )
 from tests.errors import error_line
 from tests.little import SPEC
+from tests.plugins.serve.annotated import picture
 
+CLICK, POINT = PromptStep(point=(20.0, 10.0)), (np.array([[20.0, 10.0]]), np.array([1]))
 ANY_MASKS = AutomaticMaskConfig(points_per_side=2, pred_iou_thresh=0.0, stability_score_thresh=0.0)
 
 
-def picture(height=40, width=60, seed=0):
-    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
-
-
-def png(pixels) -> bytes:
+def encode(pixels, kind="PNG", **options) -> bytes:
     raw = io.BytesIO()
-    Image.fromarray(pixels).save(raw, "PNG")
+    Image.fromarray(pixels).save(raw, kind, **options)
     return raw.getvalue()
+
+
+@pytest.fixture
+def key(session):
+    """Of an open picture."""
+    return session.open(encode(picture()), "a")["id"]
+
+
+@pytest.fixture
+def predictor(model):
+    """Has the same picture."""
+    found = SamPredictor(model)
+    found.set_image(picture())
+    return found
 
 
 def masks_of(answers):
@@ -54,13 +66,9 @@ def masks_of(answers):
     return [RLEMasks.from_coco([rle["counts"]], tuple(rle["size"])).to_dense()[0] for rle in shown]
 
 
-def test_three_masks_of_a_prompt_are_the_predictors_best_first(session, model):
-    pixels = picture()
-    key = session.open(png(pixels), "a")["id"]
-    found = session.predict(key, [PromptStep(point=(20.0, 10.0))])
-    predictor = SamPredictor(model)
-    predictor.set_image(pixels)
-    masks, iou, _ = predictor.predict(np.array([[20.0, 10.0]]), np.array([1]))
+def test_three_masks_of_a_prompt_are_the_predictors_best_first(session, key, predictor):
+    found = session.predict(key, [CLICK])
+    masks, iou, _ = predictor.predict(*POINT)
     order = np.argsort(-iou, kind="stable")
     assert [each["number"] for each in found] == order.tolist()
     assert [each["predicted_iou"] for each in found] == pytest.approx(iou[order].tolist(), abs=1e-4)
@@ -69,14 +77,10 @@ def test_three_masks_of_a_prompt_are_the_predictors_best_first(session, model):
         assert each["area"] == masks[number].sum()
 
 
-def test_further_prompt_uses_the_chosen_mask(session, model):
-    pixels = picture()
-    key = session.open(png(pixels), "a")["id"]
-    predictor = SamPredictor(model)
-    predictor.set_image(pixels)
+def test_further_prompt_uses_the_chosen_mask(session, key, predictor):
     points, labels = np.array([[20.0, 10.0], [50.0, 30.0]]), np.array([1, 0])
     _, iou, low = predictor.predict(points[:1], labels[:1])
-    steps = [PromptStep(point=(20.0, 10.0)), PromptStep(point=(50.0, 30.0), foreground=False)]
+    steps = [CLICK, PromptStep(point=(50.0, 30.0), foreground=False)]
     for chosen, fed in ((None, int(iou.argmax())), (0, 0), (2, 2)):
         [found] = session.predict(key, [replace(steps[0], chosen=chosen), steps[1]])
         masks, score, _ = predictor.predict(
@@ -86,11 +90,7 @@ def test_further_prompt_uses_the_chosen_mask(session, model):
         assert (masks_of([found])[0] == masks[0]).all()
 
 
-def test_box_is_combined_with_points_and_the_last_box_counts(session, model):
-    pixels = picture()
-    key = session.open(png(pixels), "a")["id"]
-    predictor = SamPredictor(model)
-    predictor.set_image(pixels)
+def test_box_is_combined_with_points_and_the_last_box_counts(session, key, predictor):
     boxes = [(5.0, 5.0, 20.0, 20.0), (10.0, 8.0, 50.0, 36.0)]
     _, iou, low = predictor.predict(box=np.array(boxes[0]), refine=1)
     found = session.predict(
@@ -106,8 +106,7 @@ def test_box_is_combined_with_points_and_the_last_box_counts(session, model):
     assert len(session.predict(key, steps, multimask_output=True)) == 3
 
 
-def test_repeated_prompts_are_cached(session, monkeypatch):
-    key = session.open(png(picture()), "a")["id"]
+def test_repeated_prompts_are_cached(session, key, monkeypatch):
     steps = [PromptStep(point=(float(x), 10.0)) for x in range(5)]
     first = session.predict(key, steps)
     asked, predict = [], session.model.predict
@@ -121,17 +120,17 @@ def test_repeated_prompts_are_cached(session, monkeypatch):
 
 
 def test_a_picture_is_embedded_once_and_the_same_bytes_are_the_same_picture(session):
-    told = session.open(png(picture()), "a")
+    told = session.open(encode(picture()), "a")
     facts = {"name": "a", "height": 40, "width": 60, "masks": None, "note": ""}
-    assert told == {"id": told["id"], **facts}
+    assert told == facts | {"id": told["id"]}
     assert session.embed(told["id"])["cached"] is False
     assert session.embed(told["id"])["cached"] is True
-    assert session.open(png(picture()), "b")["id"] == told["id"]
-    assert session.open(png(picture(seed=1)), "a")["id"] != told["id"]
+    assert session.open(encode(picture()), "b")["id"] == told["id"]
+    assert session.open(encode(picture(seed=1)), "a")["id"] != told["id"]
 
 
 def test_embeddings_and_predictions_count_in_the_limit(session, monkeypatch):
-    keys = [session.open(png(picture(seed=seed)), "a")["id"] for seed in range(3)]
+    keys = [session.open(encode(picture(seed=seed)), "a")["id"] for seed in range(3)]
     pixel_bytes = 40 * 60 * 3
     monkeypatch.setattr(open_images, "MAX_CACHED_BYTES", 3 * pixel_bytes)
     opened = session.images.get(keys[2])
@@ -140,7 +139,7 @@ def test_embeddings_and_predictions_count_in_the_limit(session, monkeypatch):
     assert opened.cached_bytes == pixel_bytes + opened.predictor.features.nbytes
     with pytest.raises(NotFoundError, match="no longer cached"):
         session.jpeg(keys[0])
-    session.open(png(picture(seed=3)), "a")
+    session.open(encode(picture(seed=3)), "a")
     with pytest.raises(NotFoundError, match="no longer cached"):
         session.jpeg(keys[1])
     before = opened.cached_bytes
@@ -165,7 +164,7 @@ def test_one_upload_is_decoded_at_a_time(session, monkeypatch):
 
     monkeypatch.setattr(sessions.image, "read_stored", slow)
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda seed: session.open(png(picture(seed=seed)), "a"), range(8)))
+        list(pool.map(lambda seed: session.open(encode(picture(seed=seed)), "a"), range(8)))
     assert most == [1] * 8
 
 
@@ -175,72 +174,66 @@ def test_images_of_16_bits_are_opened_by_the_models_window(model):
     shown = np.repeat(np.rint(deep / 10).astype(np.uint8)[..., None], 3, 2)
     predictor = SamPredictor(own)
     predictor.set_image(shown)
-    files = [io.BytesIO() for _ in range(3)]
-    Image.fromarray(deep).save(files[0], "PNG")
-    Image.fromarray(deep).save(files[1], "TIFF")
-    np.save(files[2], deep)
-    session = Session(own)
-    keys = {session.open(file.getvalue(), "a")["id"] for file in files}
-    assert len(keys) == 1, "the same pixels"
-    (key,) = keys
+    array = io.BytesIO()
+    np.save(array, deep)
+    session, files = Session(own), (encode(deep, "PNG"), encode(deep, "TIFF"), array.getvalue())
+    [key] = {session.open(file, "a")["id"] for file in files}  # the same pixels
     decoded = np.array(Image.open(io.BytesIO(session.jpeg(key))))
     assert np.abs(decoded.astype(int) - shown).mean() < 6
-    [best, *_] = session.predict(key, [PromptStep(point=(20.0, 10.0))])
-    masks, _, _ = predictor.predict(np.array([[20.0, 10.0]]), np.array([1]))
+    [best, *_] = session.predict(key, [CLICK])
+    masks, _, _ = predictor.predict(*POINT)
     assert (masks_of([best])[0] == masks[best["number"]]).all()
-    assert session.open(files[0].getvalue(), "a")["note"] == "uint16, window 0 2550"
+    assert session.open(files[0], "a")["note"] == "uint16, window 0 2550"
 
 
-def test_images_of_16_bits_are_opened_by_percentiles_without_a_window(model):
+def test_images_of_16_bits_are_opened_by_percentiles_without_a_window(session):
     deep = np.random.default_rng(0).integers(3000, 5001, (40, 60), dtype=np.uint16)
-    raw = io.BytesIO()
-    Image.fromarray(deep).save(raw, "PNG")
-    session = Session(model)
-    told = session.open(raw.getvalue(), "a")
+    told = session.open(encode(deep), "a")
     assert told["note"] == "uint16, percentiles 0.5 99.5 of each image"
     seen = session.images.get(told["id"]).pixels
     assert (seen == PixelConfig(percentiles=(0.5, 99.5)).to_uint8(deep[..., None], "a")).all()
     assert seen.std() > 60
 
 
-def test_pictures_are_shown_while_the_model_is_at_work(session):
-    key = session.open(png(picture()), "a")["id"]
+def test_pictures_are_shown_and_prompts_answered_while_another_is_embedded(session, key):
+    session.embed(key)
     with session._model_lock:
+        assert session.predict(key, [CLICK], best_only=True)
         assert session.jpeg(key)
-        assert session.open(png(picture(seed=1)), "b")["id"] != key
+        assert session.open(encode(picture(seed=1)), "b")["id"] != key
 
 
 def test_a_picture_with_masks_of_its_own_stays_as_it_is_stored(session):
-    pixels, raw, exif = picture(16, 32), io.BytesIO(), Image.Exif()
+    exif = Image.Exif()
     exif[0x0112] = 6
-    Image.fromarray(pixels).save(raw, "PNG", exif=exif)
+    raw = encode(picture(16, 32), exif=exif)
     own = RLEMasks.from_dense(np.eye(16, 32, dtype=bool)[None])
-    told = session.open(raw.getvalue(), "tar:a", own)
+    told = session.open(raw, "tar:a", own)
     assert (told["height"], told["width"], told["masks"]) == (16, 32, 1)
-    assert session.open(raw.getvalue(), "a")["height"] == 32
+    assert session.open(raw, "a")["height"] == 32
 
 
 def test_everything_is_segmented_from_a_point_grid(model):
     session = Session(model, mask_settings=ANY_MASKS)
-    key = session.open(png(picture()), "a")["id"]
+    key = session.open(encode(picture()), "a")["id"]
     found = session.all_masks(key)
     assert found
     assert session.all_masks(key) == found
     assert {"predicted_iou", "stability"} <= found[0].keys()
     own = RLEMasks.from_dense(np.eye(40, 60, dtype=bool)[None])
-    annotated = session.open(png(picture()), "tar:a", own)["id"]
+    annotated = session.open(encode(picture()), "tar:a", own)["id"]
     assert session.all_masks(annotated) == found, "the model's masks, not the annotations"
 
 
 def test_masks_have_the_likeliest_class_and_its_probability():
     config = replace(SPEC, custom_init=True, class_names=("cat", "dog"))
     session = Session(build_model(config, 0).eval(), mask_settings=ANY_MASKS)
-    key = session.open(png(picture()), "a")["id"]
+    key = session.open(encode(picture()), "a")["id"]
     predictor = SamPredictor(session.model)
     predictor.set_image(picture())
-    predictor.predict(np.array([[20.0, 10.0]]), np.array([1]))
+    predictor.predict(*POINT)
     scores = predictor.class_scores[0]
-    for each in session.predict(key, [PromptStep(point=(20.0, 10.0))]):
+    for each in session.predict(key, [CLICK]):
         best = int(scores[each["number"]].argmax())
         assert (each["category_id"], each["category"]) == (best, ("cat", "dog")[best])
         assert each["class_score"] == pytest.approx(float(scores[each["number"], best]), abs=1e-5)
@@ -251,7 +244,9 @@ def test_masks_have_the_likeliest_class_and_its_probability():
 def test_large_pictures_are_answered_by_tiles_and_small_ones_are_not(model):
     tiles = {"tile": 32, "halo": 8}
     session = Session(model, mask_settings=replace(ANY_MASKS, **tiles))
-    small, large = (session.open(png(picture(*size)), "a")["id"] for size in ((20, 30), (40, 60)))
+    small, large = (
+        session.open(encode(picture(*size)), "a")["id"] for size in ((20, 30), (40, 60))
+    )
     assert not session.images.get(small).predictor.crop_decoders
     opened = session.images.get(large)
     session.embed(large)
@@ -275,7 +270,7 @@ def test_large_pictures_are_answered_by_tiles_and_small_ones_are_not(model):
 
 def test_the_jpeg_of_a_picture_has_its_pixels_and_nothing_else(session):
     smooth = cv2.GaussianBlur(picture(64, 64), (31, 31), 0)
-    raw = session.jpeg(session.open(png(smooth), "a")["id"])
+    raw = session.jpeg(session.open(encode(smooth), "a")["id"])
     assert np.abs(simplejpeg.decode_jpeg(raw).astype(int) - smooth).mean() < 2
     assert b"Exif" not in raw
 
@@ -296,8 +291,7 @@ def test_the_jpeg_of_a_picture_has_its_pixels_and_nothing_else(session):
         ),
     ],
 )
-def test_prompts_that_are_none_are_refused(session, steps, words):
-    key = session.open(png(picture()), "a")["id"]
+def test_prompts_that_are_none_are_refused(session, key, steps, words):
     with error_line(words):
         session.predict(key, steps)
 
@@ -305,7 +299,7 @@ def test_prompts_that_are_none_are_refused(session, steps, words):
 def test_pictures_that_are_too_large_or_none_are_refused(session, monkeypatch):
     monkeypatch.setattr(sessions, "MAX_PIXELS", 100)
     with error_line("40 x 60 pixels, at most 100"):
-        session.open(png(picture()), "a")
+        session.open(encode(picture()), "a")
     with pytest.raises(CorruptSampleError, match="not a valid JPEG"):
         session.open(b"<svg onload=alert(1)>", "a")
 
@@ -313,15 +307,16 @@ def test_pictures_that_are_too_large_or_none_are_refused(session, monkeypatch):
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "16 bits", "npy"])
 def test_images_above_the_limit_are_opened_at_half_their_size_if_asked(session, monkeypatch, kind):
     smooth = cv2.GaussianBlur(picture(41, 60), (9, 9), 0)
-    raw = io.BytesIO()
-    if kind == "16 bits":
-        Image.fromarray(smooth[..., 0].astype(np.uint16) * 40).save(raw, "PNG")
-    elif kind == "npy":
-        np.save(raw, smooth)
-    else:
-        Image.fromarray(smooth).save(raw, kind, **({"quality": 95} if kind == "JPEG" else {}))
+    array = io.BytesIO()
+    np.save(array, smooth)
+    raw = {
+        "PNG": encode(smooth),
+        "JPEG": encode(smooth, "JPEG", quality=95),
+        "16 bits": encode(smooth[..., 0].astype(np.uint16) * 40),
+        "npy": array.getvalue(),
+    }[kind]
     monkeypatch.setattr(sessions, "MAX_PIXELS", 1000)
-    told = session.open(raw.getvalue(), "a", halve=True)
+    told = session.open(raw, "a", halve=True)
     assert (told["height"], told["width"]) == (21, 30)
     assert "half of 60 x 41 pixels" in told["note"]
     pixels = session.images.get(told["id"]).pixels.astype(float)
@@ -331,11 +326,11 @@ def test_images_above_the_limit_are_opened_at_half_their_size_if_asked(session, 
         assert np.corrcoef(pixels[..., 0].ravel(), means[..., 0].ravel())[0, 1] > 0.99
     else:
         assert np.abs(pixels - means).mean() < 3
-    [best, *_] = session.predict(told["id"], [PromptStep(point=(20.0, 10.0))])
+    [best, *_] = session.predict(told["id"], [CLICK])
     assert best["segmentation"]["size"] == [21, 30]
     monkeypatch.setattr(sessions, "MAX_PIXELS", 600)
     with error_line("41 x 60 pixels, at most 2,400"):
-        session.open(raw.getvalue(), "a", halve=True)
+        session.open(raw, "a", halve=True)
 
 
 @pytest.mark.long
@@ -391,7 +386,7 @@ def test_words_find_masks_of_the_picture(model, num_matches, told):
     for number in range(4):
         dense[number, : number + 1] = True
     session = Session(model, Asks(num_matches))
-    key = session.open(png(picture()), "a", RLEMasks.from_dense(dense))["id"]
+    key = session.open(encode(picture()), "a", RLEMasks.from_dense(dense))["id"]
     found = session.find(key, "the widest")
     assert (found["num_matches"], len(found["answers"])) == (num_matches, told)
     assert found["candidates"] == 4, "the empty one is none"
@@ -403,12 +398,13 @@ def test_words_find_masks_of_the_picture(model, num_matches, told):
         session.find(key, "!!!")
 
 
-def test_words_are_refused_where_nobody_knows_them_or_there_is_nothing_to_choose(session, model):
-    key = session.open(png(picture()), "a")["id"]
+def test_words_are_refused_where_nobody_knows_them_or_there_is_nothing_to_choose(
+    session, key, model
+):
     with error_line("--grounding RUN"):
         session.find(key, "red")
     texts = Session(model, Asks(0))
-    key = texts.open(png(picture()), "a", RLEMasks.from_dense(np.zeros((1, 40, 60), bool)))["id"]
+    key = texts.open(encode(picture()), "a", RLEMasks.from_dense(np.zeros((1, 40, 60), bool)))["id"]
     with error_line("none to choose from"):
         texts.find(key, "red")
 
@@ -425,12 +421,11 @@ def test_described_masks_say_what_they_are():
     ]
 
 
-def test_empty_unstable_masks_of_an_untrained_model_have_scores(session, monkeypatch):
+def test_empty_unstable_masks_of_an_untrained_model_have_scores(session, key, monkeypatch):
     monkeypatch.setattr(
         open_images,
         "calculate_stability_score",
         lambda logits, offset: torch.full((len(logits),), float("nan")),
     )
-    key = session.open(png(picture()), "a")["id"]
     found = session.predict(key, [PromptStep(point=(1.0, 1.0))])
     assert [each["stability"] for each in found] == [0.0] * 3
