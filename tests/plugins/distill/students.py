@@ -12,13 +12,15 @@ from gigamask.training.config import LoaderConfig
 from gigamask.training.optim import AdamW, WarmupCosine
 from tests.little import little, little_compact
 
+HERE = Path(__file__).resolve()
+
 
 def little_student() -> DistillTrainConfig:
     """The little model as the student of another of its kind, in two phases."""
     base = little()
     return DistillTrainConfig(
         **{item.name: getattr(base, item.name) for item in fields(base) if item.name != "recipe"},
-        recipe=f"{Path(__file__).resolve()}:little_student",
+        recipe=f"{HERE}:little_student",
         features=FeaturesStage(steps=4, batch_size=3, lr=1e-3),
     )
 
@@ -28,7 +30,7 @@ def little_compact_student() -> DistillTrainConfig:
     base = little_compact()
     return replace(
         little_student(),
-        recipe=f"{Path(__file__).resolve()}:little_compact_student",
+        recipe=f"{HERE}:little_compact_student",
         model=base.model,
         prompts=base.prompts,
         loss=WindowLoss(iou_weight=0.0, choice_weight=0.0),
@@ -40,7 +42,7 @@ def little_compact_student() -> DistillTrainConfig:
 def little_sami() -> SAMITrainConfig:
     """A masked autoencoder that predicts the embedding of the little model."""
     return SAMITrainConfig(
-        recipe=f"{Path(__file__).resolve()}:little_sami",
+        recipe=f"{HERE}:little_sami",
         model=MAEConfig(
             image_size=32,
             patch_size=8,

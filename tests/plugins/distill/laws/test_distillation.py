@@ -25,10 +25,7 @@ from gigamask.training.trainer import train
 from gigamask.types import Prompts
 from gigamask.workflows.train import opening
 from tests.journeys.runs import same
-from tests.little import (
-    COMPACT,
-    SPEC,
-)
+from tests.little import COMPACT, SPEC
 from tests.plugins.distill.students import little_compact_student, little_student
 
 

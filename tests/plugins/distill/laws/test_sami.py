@@ -112,11 +112,8 @@ def test_a_stopped_training_resumes_bit_for_bit(tmp_path, scenes, weights):
 def test_by_command(tmp_path, scenes, weights, capsys):
     """Pre-trained, resumed, planned; then the encoder of a SAM."""
     data = ["--data", str(scenes)]
-    words, run, out = (
-        [little_sami().recipe, "--teacher", str(weights)],
-        tmp_path / "run",
-        tmp_path / "sam",
-    )
+    words = [little_sami().recipe, "--teacher", str(weights)]
+    run, out = tmp_path / "run", tmp_path / "sam"
     invoke("plan", *words)
     invoke("pretrain", *words, *data, "--out", run, "--steps", "2")
     assert "gigamask train efficient_sam" in capsys.readouterr().out
