@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gigamask import config_files
+from gigamask.data import index as indexes
 from gigamask.data import tar
 from gigamask.data.index import Index
 from gigamask.data.shards import ShardReader
@@ -15,6 +16,8 @@ from gigamask.training.optim import AdamW, WarmupCosine
 
 SPEC = GroundingModelConfig(embedding_dim=16, text_dim=16, dim=16, layers=2, heads=2, crop_side=4)
 RECIPE = f"{Path(__file__).resolve()}:asking"
+DAMAGES = [lambda raw: raw[:-1], lambda raw: raw[:-1] + bytes([raw[-1] ^ 1]), lambda raw: b""]
+"""What may be left of a file."""
 
 
 def asking() -> GroundingTrainConfig:
@@ -50,7 +53,9 @@ def run_in(folder: Path, described: Path, lora_rank: int = 0, **changes) -> Grou
 
 
 def write_spoilt(index: Index, folder: Path, cut: Collection[int], without: Collection[int] = ()):
-    """Write a tar of the images of an index, with some JPEGs cut short and some JSONs left out."""
+    """Write a tar of the images of an index, with some JPEGs cut short and some JSONs left out, and
+    return its index.
+    """
     shards, members = ShardReader(index.shard_paths), []
     for row in range(len(index)):
         jpg, json_bytes = shards.read_entry(index, row)
@@ -58,6 +63,7 @@ def write_spoilt(index: Index, folder: Path, cut: Collection[int], without: Coll
         members += [] if row in without else [(f"sa_{row}.json", json_bytes)]
     shards.close()
     tar.write(folder / "sa_000000.tar", members)
+    return indexes.open_or_build([str(folder)], str(folder / "index"))
 
 
 def flags(described: Path, out: Path) -> list[str]:

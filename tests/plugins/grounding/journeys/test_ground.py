@@ -1,6 +1,7 @@
 """Finding masks by text: queries, training, evaluation and `ask`."""
 
 import json
+import shlex
 import shutil
 from contextlib import suppress
 from dataclasses import asdict
@@ -9,36 +10,33 @@ from pathlib import Path
 import cv2
 import pytest
 
-from gigamask.cli.main import main as command
 from gigamask.data import index as indexes
 from gigamask.data.image import decode
 from gigamask.data.shards import ShardReader
 from gigamask.plugins.grounding.calibration import Confidence
 from gigamask.serialization import read_json
 from gigamask.training import checkpoint
-from tests import little
+from tests.commands import LITTLE, exit_code, invoke
 from tests.plugins.grounding import asked
 
-FEW = (
-    "--points-per-side 4 --pred-iou-thresh 0 --stability-score-thresh 0 --box-nms-thresh 0.95"
-).split()
+FEW = "--points-per-side 4 --pred-iou-thresh 0 --stability-score-thresh 0 --box-nms-thresh 0.95"
 
 
-def main(words: list[str]) -> int:
+def main(words: str, *more: object) -> int:
     """Run a command; the recipe of most runs here is not built in."""
-    trusted = words[:1] == ["ask"] or words[:2] == ["ground", "evaluate"]
-    return command([*words, *(["--trust"] if trusted else [])])
+    trust = "--trust" if words.startswith(("ask", "ground evaluate")) else ""
+    return exit_code(words, *more, trust)
 
 
-def ground(described: Path, out: Path, *words: object) -> int:
-    return main(["ground", "train", asked.RECIPE, *asked.flags(described, out), *map(str, words)])
+def ground(described: Path, out: Path, words: str) -> int:
+    return main(f"ground train {asked.RECIPE}", *asked.flags(described, out), words)
 
 
 @pytest.fixture(scope="module")
 def run(described, tmp_path_factory) -> Path:
     """A run of four updates, in which half of the images are held out."""
     out = tmp_path_factory.mktemp("ground") / "run"
-    assert ground(described, out, "--val-split", "0.5") == 0
+    assert ground(described, out, "--val-split 0.5") == 0
     return out
 
 
@@ -59,22 +57,22 @@ def picture(described, tmp_path_factory) -> Path:
 def test_queries_training_and_predictions(tmp_path, capsys, monkeypatch, described):
     """The commands in a row, with the recipe's text model and a segmenter of the same width."""
     monkeypatch.chdir(tmp_path)
-    assert main("ground synth scenes --images 4".split()) == 0
+    assert main("ground synth scenes --images 4") == 0
     assert "scenes/queries.jsonl" in capsys.readouterr().out
     words = (
         "ground train ground_tiny --data scenes --queries scenes/queries.jsonl --segmenter "
         f"{described}/segmenter.safetensors --out runs/words --steps 2 --batch-size 4 "
         "--micro-batch-size 4 --model.embedding-dim 16 --model.dim 16 --val-split 0.6 --device cpu"
     )
-    assert main(words.split()) == 0
+    assert main(words) == 0
     assert capsys.readouterr().out.endswith(
         'next: gigamask ask runs/words IMAGE "WORDS", or gigamask ground evaluate runs/words '
         "--calibrate\n"
     )
-    assert main(["ground", "evaluate", "runs/words"]) == 0
+    assert main("ground evaluate runs/words") == 0
     assert " nonsense" in capsys.readouterr().out.splitlines()[-1]
-    asked = ["ask", "runs/words", "scenes/sa_000000.tar:0", "the red disc", "zxqv blorp 7"]
-    assert main([*asked, "--json", "told.json"]) == 0
+    asked = "ask runs/words scenes/sa_000000.tar:0 'the red disc' 'zxqv blorp 7' --json told.json"
+    assert main(asked) == 0
     said, note = capsys.readouterr().out, "no word of it is in the training queries: zxqv, blorp, 7"
     assert said.count("the red disc: ") == said.count(note) == 1
     told = read_json("told.json")
@@ -83,7 +81,7 @@ def test_queries_training_and_predictions(tmp_path, capsys, monkeypatch, describ
 
 def test_a_run_is_scored_on_what_it_held_out(run, tmp_path, capsys):
     told = tmp_path / "told.json"
-    assert main(f"ground evaluate {run} --json {told} --calibrate --device cpu".split()) == 0
+    assert main(f"ground evaluate {run} --json {told} --calibrate --device cpu") == 0
     printed, summary = capsys.readouterr().out, read_json(told)
     assert f"{summary['queries']} queries about {summary['images']} images" in printed
     assert str(run / "confidence.json") in printed
@@ -92,7 +90,7 @@ def test_a_run_is_scored_on_what_it_held_out(run, tmp_path, capsys):
     assert {"segmenter", "data", "query_files", "protocol", "skipped"} < summary.keys()
     assert (summary["val_split"], summary["weights"], summary["run"]) == (0.5, str(run), str(run))
     assert asdict(Confidence.load(str(run))) == summary["confidence"]
-    assert main(f"ground evaluate {checkpoint.newest(run)} --json {told}".split()) == 0
+    assert main(f"ground evaluate {checkpoint.newest(run)} --json {told}") == 0
     again = read_json(told)
     assert again["confidence"] == summary["confidence"], "the saved one is scored"
     assert set(again["refusals"]) == set(again["calibration"]) == {"uncalibrated", "saved"}
@@ -105,8 +103,8 @@ def test_a_run_is_scored_on_other_data(run, described, tmp_path, capsys):
     queries = (tmp_path / "other" / "queries.jsonl").read_text().splitlines()
     (tmp_path / "few.jsonl").write_text("\n".join(queries[:5]) + "\n")
     told = tmp_path / "told.json"
-    words = (f"--data {tmp_path}/other --queries {tmp_path}/few.jsonl --json {told}").split()
-    assert main(["ground", "evaluate", str(run), *words]) == 0
+    words = f"ground evaluate {run} --data {tmp_path}/other --queries {tmp_path}/few.jsonl"
+    assert main(f"{words} --json {told}") == 0
     summary = read_json(told)
     assert (summary["query_files"], summary["val_split"], summary["data"]) == (
         [str(tmp_path / "few.jsonl")],
@@ -116,7 +114,7 @@ def test_a_run_is_scored_on_other_data(run, described, tmp_path, capsys):
     assert "5 queries about 1 image" in capsys.readouterr().out
     moved = tmp_path / "moved.safetensors"
     shutil.copy(described / "segmenter.safetensors", moved)
-    assert main(["ground", "evaluate", str(run), *words, "--segmenter", str(moved)]) == 0
+    assert main(f"{words} --json {told} --segmenter {moved}") == 0
     assert read_json(told)["segmenter"] == str(moved)
 
 
@@ -125,9 +123,9 @@ def test_query_an_image_a_tar_and_an_image_with_annotation(
 ):
     told, drawn = tmp_path / "told.json", tmp_path / "drawn"
     texts = ["the red disc", "the large blue box left of the small ring"]
-    ask, top = ["ask", str(run)], f"--json {told} --top 2".split()
+    words = f"{shlex.join(texts)} --json {told} --top 2"
     scene = f"{described}/scenes/sa_000000.tar:0"
-    assert main([*ask, scene, *texts, *top, "--pictures", str(drawn)]) == 0
+    assert main(f"ask {run} {scene} {words} --pictures {drawn}") == 0
     printed, answers = capsys.readouterr().out, read_json(told)["answers"]
     assert [each["text"] for each in answers] == texts
     masks = len(read_json(picture.with_suffix(".json"))["annotations"])
@@ -139,14 +137,13 @@ def test_query_an_image_a_tar_and_an_image_with_annotation(
         assert f"mask {first['mask']}: confidence {first['confidence']:.3f}, x " in printed
         height, width = cv2.imread(str(drawn / f"{number}.png")).shape[:2]
         assert (height - shown.shape[0] >= 24, width) == (True, shown.shape[1]), "a caption below"
-    annotation = str(picture.with_suffix(".json"))
-    assert main([*ask, str(picture), *texts, "--annotation", annotation, *top]) == 0
+    annotation = picture.with_suffix(".json")
+    assert main(f"ask {run} {picture} {words} --annotation {annotation}") == 0
     assert [each["best"] for each in read_json(told)["answers"]] == [
         each["best"] for each in answers
     ]
-    words = ["ask", str(checkpoint.newest(run)), str(picture), texts[0], *FEW, *top]
-    assert main(words) == 0
-    [found] = read_json(told)["answers"]
+    assert main(f"ask {checkpoint.newest(run)} {picture} {words} {FEW}") == 0
+    found, _ = read_json(told)["answers"]
     assert found["candidates"] > 1
     height, width = shown.shape[:2]
     for x0, y0, x1, y1 in (each["box"] for each in found["best"]):
@@ -161,17 +158,15 @@ def test_a_png_and_an_image_without_a_json(run, picture, tmp_path, capsys):
     cv2.imwrite(str(tmp_path / "photo.png"), pixels[..., ::-1])
     tar.write(tmp_path / "bare.tar", [("sa_5.jpg", picture.read_bytes())])
     for image in (tmp_path / "photo.png", f"{tmp_path}/bare.tar:5"):
-        assert main(["ask", str(run), str(image), "red", *FEW]) == 0
+        assert main(f"ask {run} {image} red {FEW}") == 0
         assert "red: " in capsys.readouterr().out
 
 
 def test_parts_are_chosen_by_name(described, tmp_path):
-    parts = (
-        "--sampler relevance_diversity --text.lora-rank 2 --optimizer muon --precision bf16"
-    ).split()
+    parts = "--sampler relevance_diversity --text.lora-rank 2 --optimizer muon --precision bf16"
     run = tmp_path / "run"
-    assert ground(described, run, "--steps", 2, *parts) == 0
-    assert main(["ask", str(run), f"{described}/scenes/sa_000000.tar:1", "the box"]) == 0
+    assert ground(described, run, f"--steps 2 {parts}") == 0
+    assert main(f"ask {run} {described}/scenes/sa_000000.tar:1 'the box'") == 0
 
 
 def test_help_is_there(capsys):
@@ -184,55 +179,54 @@ def test_help_is_there(capsys):
         ("ask --help", "--annotation"),
     ):
         with suppress(SystemExit):
-            assert main(words.split()) == 0
+            assert exit_code(words) == 0
         assert message in capsys.readouterr().out, words
 
 
 def refused(capsys, words, message):
     capsys.readouterr()
-    assert main([str(word) for word in words]) == 2, words
+    assert main(words) == 2, words
     said = capsys.readouterr().err
     assert message.lower() in said.lower(), said
     assert said.count("\n") == 1, said
 
 
 def test_invalid_training_flags_are_a_one_line_error(described, run, tmp_path, capsys):
-    flags, out = asked.flags(described, tmp_path / "run"), tmp_path / "run"
-    train = ["ground", "train", asked.RECIPE]
+    out = tmp_path / "run"
+    train = f"train {asked.RECIPE} {' '.join(asked.flags(described, out))}"
     for words, message in (
-        ([*train, *flags, "--segmenter", run], str(run)),
-        ([*train, *flags, "--model.embedding-dim", "64"], "--model.embedding-dim is 64"),
-        ([*train, *flags, "--text.name", tmp_path / "gone"], "gone"),
-        (["ground", "train", "tiny"], "recipe tiny is for 'gigamask train', not"),
-        (["train", asked.RECIPE, *flags], "is for 'gigamask ground train', not"),
-        (["ground", "train"], "needs a recipe (ground, ground_tiny, or file.py:function)"),
-        (["ground", "train", "--resume", tmp_path / "gone"], "no such folder"),
-        (["ground", "train", "--resume", run, "--max-masks", "3"], "--max-masks was"),
-        (["ground", "test"], "'ground test'"),
+        (f"ground {train} --segmenter {run}", str(run)),
+        (f"ground {train} --model.embedding-dim 64", "--model.embedding-dim is 64"),
+        (f"ground {train} --text.name {tmp_path}/gone", "gone"),
+        ("ground train tiny", "recipe tiny is for 'gigamask train', not"),
+        (train, "is for 'gigamask ground train', not"),
+        ("ground train", "needs a recipe (ground, ground_tiny, or file.py:function)"),
+        (f"ground train --resume {tmp_path}/gone", "no such folder"),
+        (f"ground train --resume {run} --max-masks 3", "--max-masks was"),
+        ("ground test", "'ground test'"),
     ):
         refused(capsys, words, message)
         assert not (out / "checkpoints").exists(), words
-    assert main(f"ground train --resume {run} --max-masks 5 --allow-data-change".split()) == 0
+    assert main(f"ground train --resume {run} --max-masks 5 --allow-data-change") == 0
 
 
 def test_invalid_evaluation_flags_are_a_one_line_error(described, run, tmp_path, capsys):
-    evaluate, plain, segmented = ["ground", "evaluate"], tmp_path / "plain", tmp_path / "tiny"
-    words = f"train {little.__file__}:little --data {described}/scenes --steps 1 --out"
-    assert main([*words.split(), str(segmented)]) == 0
-    assert ground(described, plain, "--steps", 1) == 0
+    plain, segmented = tmp_path / "plain", tmp_path / "tiny"
+    invoke(f"train {LITTLE} --data {described}/scenes --steps 1 --out {segmented}")
+    assert ground(described, plain, "--steps 1") == 0
     for words, message in (
-        ([*evaluate], "missing"),
-        ([*evaluate, segmented], f"{segmented}: "),
-        ([*evaluate, plain], "--data PATH... --queries FILE..."),
-        ([*evaluate, run, "--data", described / "scenes"], "--data and --queries"),
-        (["ask", segmented, tmp_path / "x.jpg", "red"], f"{segmented}: "),
+        ("ground evaluate", "missing"),
+        (f"ground evaluate {segmented}", f"{segmented}: "),
+        (f"ground evaluate {plain}", "--data PATH... --queries FILE..."),
+        (f"ground evaluate {run} --data {described}/scenes", "--data and --queries"),
+        (f"ask {segmented} {tmp_path}/x.jpg red", f"{segmented}: "),
     ):
         refused(capsys, words, message)
 
 
 @pytest.mark.long
 def test_invalid_input_is_a_one_line_error(described, run, picture, tmp_path, capsys):
-    first = f"{described}/scenes/sa_000000.tar:0"
+    tar = f"{described}/scenes/sa_000000.tar"
     small = read_json(picture.with_suffix(".json"))
     (tmp_path / "none.json").write_text(json.dumps({**small, "annotations": []}))
     small["image"] |= {"width": 3, "height": 2}
@@ -245,21 +239,18 @@ def test_invalid_input_is_a_one_line_error(described, run, picture, tmp_path, ca
     shutil.copytree(run, empty)
     shutil.rmtree(empty / "checkpoints")
     for words, message in (
-        (["ask"], "missing"),
-        (["ask", run, first], "TEXT"),
-        (["ask", run, first, "red", "--top", "0"], "--top"),
-        (["ask", run, tmp_path, "red"], f"{tmp_path}: is a folder"),
-        (["ask", run, f"{described}/scenes/sa_000000.tar:77", "red"], "77"),
-        (["ask", run, described / "scenes" / "sa_000000.tar", "red"], "sa_000000.tar:sa_1"),
-        (["ask", run, picture, "red", "--annotation", tmp_path / "gone.json"], "gone.json: "),
-        (["ask", run, picture, "red", "--annotation", tmp_path / "small.json"], "2 x 3"),
-        (["ask", run, picture, "red", "--annotation", tmp_path / "no.json"], "no.json: its json"),
-        (["ask", run, picture, "red", "--annotation", tmp_path / "none.json"], "none.json: "),
-        (
-            ["ask", run, picture, *"red --points-per-side 2 --pred-iou-thresh 1".split()],
-            "--pred-iou-thresh",
-        ),
-        (["ask", empty, first, "red"], f"{empty}: "),
-        (["ask", run / "checkpoints", first, "red"], f"pass {run}"),
+        ("ask", "missing"),
+        (f"ask {run} {tar}:0", "TEXT"),
+        (f"ask {run} {tar}:0 red --top 0", "--top"),
+        (f"ask {run} {tmp_path} red", f"{tmp_path}: is a folder"),
+        (f"ask {run} {tar}:77 red", "77"),
+        (f"ask {run} {tar} red", "sa_000000.tar:sa_1"),
+        (f"ask {run} {picture} red --annotation {tmp_path}/gone.json", "gone.json: "),
+        (f"ask {run} {picture} red --annotation {tmp_path}/small.json", "2 x 3"),
+        (f"ask {run} {picture} red --annotation {tmp_path}/no.json", "no.json: its json"),
+        (f"ask {run} {picture} red --annotation {tmp_path}/none.json", "none.json: "),
+        (f"ask {run} {picture} red --points-per-side 2 --pred-iou-thresh 1", "--pred-iou-thresh"),
+        (f"ask {empty} {tar}:0 red", f"{empty}: "),
+        (f"ask {run}/checkpoints {tar}:0 red", f"pass {run}"),
     ):
         refused(capsys, words, message)

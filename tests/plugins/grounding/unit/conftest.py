@@ -6,6 +6,8 @@ from gigamask.data import index as indexes
 from gigamask.data import tar
 from gigamask.plugins.grounding import queries
 from gigamask.plugins.grounding.data import open_queries
+from tests.plugins.grounding.asked import run_in
+from tests.plugins.grounding.texts import KINDS, write
 from tests.plugins.grounding.unit.test_data import pair
 
 
@@ -17,6 +19,17 @@ def index(described, tmp_path_factory):
 @pytest.fixture(scope="module")
 def dataset(described, index):
     return open_queries(index, queries.read(described / "scenes" / "queries.jsonl"))
+
+
+@pytest.fixture
+def run(tmp_path, described):
+    return run_in(tmp_path / "run", described)
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory):
+    """Those of the text models of all kinds."""
+    return {kind: write(kind, tmp_path_factory.mktemp(kind)) for kind in KINDS}
 
 
 @pytest.fixture

@@ -26,8 +26,14 @@ from tests.plugins.grounding.asked import SPEC, run_in
 
 
 @pytest.fixture
-def run(tmp_path, described):
-    return run_in(tmp_path / "run", described)
+def asked(run):
+    return queries.read(run.queries)
+
+
+@pytest.fixture
+def half(run):
+    """Holds out half of the images."""
+    return replace(run, val_split=0.5)
 
 
 @pytest.mark.slow
@@ -131,10 +137,8 @@ def images(asked):
     return {query.image for query in asked}
 
 
-def test_whole_images_are_held_out_by_name(run, index):
-    asked = queries.read(run.queries)
+def test_whole_images_are_held_out_by_name(run, half, asked, index):
     assert split_queries(run, asked, index) == (asked, [])
-    half = replace(run, val_split=0.5)
     kept, out = split_queries(half, asked, index)
     assert kept
     assert out
@@ -149,11 +153,10 @@ def test_whole_images_are_held_out_by_name(run, index):
 
 
 @pytest.mark.slow
-def test_what_is_held_out_does_not_depend_on_what_else_is_indexed(run, index, tmp_path):
+def test_what_is_held_out_does_not_depend_on_what_else_is_indexed(half, asked, index, tmp_path):
     """Neither on other tars nor on the folder that a tar lies in."""
     described_scenes.write(tmp_path / "more", 2, seed=9, first=500)
-    both = indexes.open_or_build([str(tmp_path / "more"), *run.data], str(tmp_path / "index"))
-    asked, half = queries.read(run.queries), replace(run, val_split=0.5)
+    both = indexes.open_or_build([str(tmp_path / "more"), *half.data], str(tmp_path / "index"))
     assert len(both) == len(index) + 2
     assert split_queries(half, asked, both) == split_queries(half, asked, index)
     more = [*queries.read(tmp_path / "more" / "queries.jsonl"), *asked]
@@ -169,15 +172,14 @@ def test_minilm_is_named_with_its_files_elsewhere():
     assert registry.name_of_component("text", replace(MINILM, sha256="")) == "huggingface"
 
 
-def test_holding_out_everything_is_named(run, index):
+def test_holding_out_everything_is_named(run, asked, index):
     with error_line(r"^--val-split 0.999999 "):
-        split_queries(replace(run, val_split=0.999999), queries.read(run.queries), index)
+        split_queries(replace(run, val_split=0.999999), asked, index)
 
 
-def test_the_source_of_data_is_what_is_not_held_out(run, index):
-    half = replace(run, val_split=0.5)
+def test_the_source_of_data_is_what_is_not_held_out(half, asked, index):
     source = half.data_source(index)
-    kept = split_queries(half, queries.read(run.queries), index)[0]
+    kept = split_queries(half, asked, index)[0]
     made = source.make_loader(False)
     assert source.items.count == len(kept) + round(len(kept) / 10)
     assert list(made.dataset.queries[: len(kept)]) == kept
@@ -185,9 +187,7 @@ def test_the_source_of_data_is_what_is_not_held_out(run, index):
 
 
 @pytest.mark.slow
-def test_training_has_nonsense_that_no_mask_fits(run, index):
-    asked = queries.read(run.queries)
-
+def test_training_has_nonsense_that_no_mask_fits(run, asked, index):
     def nonsense(**changes):
         loader = replace(run, **changes).data_source(index).make_loader(False)
         return loader.dataset.queries[len(asked) :]
@@ -216,14 +216,14 @@ def test_queries_of_images_elsewhere_are_named(run, index, tmp_path):
 
 
 @pytest.mark.slow
-def test_training_and_evaluation_share_what_is_loaded_and_read(run, monkeypatch):
+def test_training_and_evaluation_share_what_is_loaded_and_read(half, monkeypatch):
     loaded, read = [], []
     load, begin = mask_features.load_model, queries.read
     monkeypatch.setattr(
         mask_features, "load_model", lambda *given: loaded.append(given) or load(*given)
     )
     monkeypatch.setattr(queries, "read", lambda paths: read.append(paths) or begin(paths))
-    run = replace(run, val_split=0.5, evaluation=GroundingEvalConfig(count=10))
+    run = replace(half, evaluation=GroundingEvalConfig(count=10))
     run.check_inputs()
     evaluated = run.evaluation.open(run, World()).__self__.loader
     trained = run.data_source(evaluated.index).make_loader(False)
@@ -239,16 +239,16 @@ def test_nothing_to_evaluate_on(run):
 
 
 @pytest.mark.slow
-def test_other_data_may_be_evaluated_on(run, tmp_path):
-    _, asked = described_scenes.write(tmp_path / "more", 1, seed=9, first=40)
+def test_other_data_may_be_evaluated_on(half, asked, tmp_path):
+    _, others = described_scenes.write(tmp_path / "more", 1, seed=9, first=40)
     watching = GroundingEvalConfig(
         data=(str(tmp_path / "more"),), queries=(str(tmp_path / "more" / "queries.jsonl"),)
     )
-    index, dataset = evaluation_set(replace(run, evaluation=watching))
-    assert (len(index), list(dataset.queries)) == (1, asked)
-    run = replace(run, val_split=0.5)
-    trained = training_set(run)
+    index, dataset = evaluation_set(replace(half, evaluation=watching))
+    assert (len(index), list(dataset.queries)) == (1, others)
+    trained = training_set(half)
     assert len(trained[0]) == 6
-    assert list(trained[1].queries) == split_queries(run, queries.read(run.queries), trained[0])[0]
-    assert training_set(replace(run, data=(str(tmp_path / "gone"),))) is None
-    assert training_set(replace(run, queries=(str(tmp_path / "gone"),))) is None
+    assert list(trained[1].queries) == split_queries(half, asked, trained[0])[0]
+    gone = (str(tmp_path / "gone"),)
+    assert training_set(replace(half, data=gone)) is None
+    assert training_set(replace(half, queries=gone)) is None

@@ -165,8 +165,7 @@ def test_no_query_is_a_batch_too(asker):
 def test_queries_of_an_image_that_cannot_be_read_are_left_out_and_named(
     dataset, index, extractor, tmp_path
 ):
-    write_spoilt(index, tmp_path, [1])
-    spoilt = indexes.open_or_build([str(tmp_path)], str(tmp_path / "index"))
+    spoilt = write_spoilt(index, tmp_path, [1])
     asked = [query for query in dataset.queries if query.image in ("sa_0.jpg", "sa_1.jpg")]
     made = QueryLoader(
         open_queries(spoilt, asked), spoilt, MaskFeatureExtractor(extractor.model, SPEC), read, 4, 0

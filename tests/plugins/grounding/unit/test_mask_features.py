@@ -27,7 +27,7 @@ from gigamask.plugins.grounding.mask_features import (
 from gigamask.plugins.grounding.soft_masks import soft_masks
 from tests import little
 from tests.errors import error_line
-from tests.plugins.grounding.asked import SPEC, run_in, untrained, write_spoilt
+from tests.plugins.grounding.asked import DAMAGES, SPEC, run_in, untrained, write_spoilt
 
 SIDE = little.SPEC.image_size
 
@@ -211,9 +211,7 @@ def test_other_weights_or_settings_have_separate_features(sam, index, tmp_path):
     assert (other.encoded, finer.encoded, len(list((tmp_path / "kept").iterdir()))) == (1, 1, 3)
 
 
-@pytest.mark.parametrize(
-    "damage", [lambda raw: raw[:-1], lambda raw: raw[:-1] + bytes([raw[-1] ^ 1]), lambda raw: b""]
-)
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_entry_is_computed_anew(sam, index, tmp_path, damage):
     [wanted] = described_rows(
         MaskFeatureExtractor(sam, SPEC, EmbeddingCache(tmp_path, None)), index, [0]
@@ -244,8 +242,7 @@ def test_memory_holds_what_was_used_last(sam, index):
 
 
 def test_images_that_cannot_be_described_are_named_and_others_are_not_lost(sam, index, tmp_path):
-    write_spoilt(index, tmp_path, cut=[1], without=[2])
-    spoilt = indexes.open_or_build([str(tmp_path)], str(tmp_path / "index"))
+    spoilt = write_spoilt(index, tmp_path, cut=[1], without=[2])
     made = MaskFeatureExtractor(sam, SPEC, EmbeddingCache(tmp_path / "kept", None))
     good, cut, bare = described_rows(made, spoilt, [0, 1, 2])
     assert isinstance(good, torch.Tensor)

@@ -20,18 +20,9 @@ from gigamask.profiling.dry_run import AllocationTracker
 from gigamask.profiling.sample_memory import held_bytes
 from gigamask.training.optim import AdamW, AdamW8bit
 from tests.errors import error_line
-from tests.plugins.grounding.texts import write
 
 MODEL = GroundingModelConfig(embedding_dim=16, text_dim=16, dim=16, layers=2)
 COUNTS = {"images": 2, "queries": 3, "tokens": 20, "masks": 5}
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    return {
-        kind: write(kind, tmp_path_factory.mktemp(kind))
-        for kind in ("llama", "qwen3", "t5", "gpt2", "clip", "siglip", "bart")
-    }
 
 
 def prepared(encoder):

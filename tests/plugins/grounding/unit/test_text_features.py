@@ -13,6 +13,7 @@ from gigamask.plugins.grounding.text_features import (
     TextModel,
     Tokens,
 )
+from tests.plugins.grounding.asked import DAMAGES
 
 
 class Letters(TextModel):
@@ -76,9 +77,7 @@ def test_a_file_is_read_by_the_next(tmp_path, dtype):
     assert found.features.dtype == torch.float32
 
 
-@pytest.mark.parametrize(
-    "damage", [lambda raw: raw[:-1], lambda raw: raw[:-1] + bytes([raw[-1] ^ 1]), lambda raw: b""]
-)
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_file_is_computed_anew(tmp_path, damage):
     TextFeatureStore(Letters(), tmp_path).get(["abc"])
     path = tmp_path / "letters.words"

@@ -19,6 +19,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from gigamask.errors import GigamaskError
 from gigamask.plugins.grounding.text_encoders import MINILM, HuggingFace
 from gigamask.plugins.grounding.text_models import HuggingFaceTextModel, load_weights
+from tests.broken import flip
 from tests.errors import error_line
 from tests.plugins.grounding.texts import write
 
@@ -36,11 +37,6 @@ KINDS = {
     "siglip": "SiglipTextModel",
 }
 KINDS |= {"gpt2": "GPT2Model", "qwen3": "Qwen3Model", "llama": "LlamaModel"}
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    return {kind: write(kind, tmp_path_factory.mktemp(kind)) for kind in KINDS}
 
 
 def made(folder, **options):
@@ -142,9 +138,7 @@ def test_the_digest_is_of_the_content(folders, tmp_path):
     assert made(here).digest == made(there, revision=REVISION).digest
     (there / "README.md").write_text("not read")
     assert made(here).digest == made(there, revision=REVISION).digest
-    raw = bytearray((there / "model.safetensors").read_bytes())
-    raw[-1] ^= 1
-    (there / "model.safetensors").write_bytes(raw)
+    flip(there / "model.safetensors", -1)
     assert made(here).digest != made(there).digest
 
 
@@ -300,9 +294,7 @@ def test_weights_with_another_sha256_are_refused(folders, tmp_path):
     weights = tmp_path / "model" / "model.safetensors"
     right = hashlib.sha256(weights.read_bytes()).hexdigest()
     made(tmp_path / "model", sha256=right)
-    raw = bytearray(weights.read_bytes())
-    raw[-1] ^= 1
-    weights.write_bytes(raw)
+    flip(weights, -1)
     with error_line(rf"SHA-256 [0-9a-f]{{64}}, not {right}\b"):
         made(tmp_path / "model", sha256=right)
     with error_line(rf"{MINILM.sha256}\b.*--text.sha256 ''"):
