@@ -94,14 +94,27 @@ def count_tests() -> Counter[str]:
     return tests
 
 
+def parts(counts: Counter[str]) -> Counter[str]:
+    """Return the code tokens of the core and of each plugin.
+
+    Args:
+        counts: Result of `count_source` or `count_tests`.
+    """
+    found = Counter()
+    for name, count in counts.items():
+        is_plugin = name.startswith("plugins/") and (ROOT / "gigamask" / name).is_dir()
+        found[name if is_plugin else "core"] += count
+    return found
+
+
 def totals(source: Counter[str]) -> dict[str, int]:
     """Return the code tokens of the core and of all plugins.
 
     Args:
         source: Result of `count_source`.
     """
-    added = sum(count for name, count in source.items() if name.startswith("plugins/"))
-    return {"core": source.total() - added, "plugins": added}
+    core = parts(source)["core"]
+    return {"core": core, "plugins": source.total() - core}
 
 
 def main() -> None:
@@ -114,10 +127,10 @@ def main() -> None:
     for name in sorted(source.keys() | tests.keys(), key=lambda name: -source[name] - tests[name]):
         row = f"{name:24}{source[name]:9,}{tests[name]:9,}  {' '.join(sorted(packages[name]))}"
         print(row.rstrip())
-    for what, count in totals(source).items():
-        print(f"{what:24}{count:9,}")
-    ratio = tests.total() / source.total()
-    print(f"{'all':24}{source.total():9,}{tests.total():9,}  {ratio:.3f} times the source")
+    tested = parts(tests)
+    for name, count in parts(source).items():
+        print(f"{name:24}{count:9,}{tested[name]:9,}  {tested[name] / count:.3f} times the source")
+    print(f"{'plugins':24}{totals(source)['plugins']:9,}")
 
 
 if __name__ == "__main__":

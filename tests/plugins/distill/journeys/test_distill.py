@@ -8,7 +8,6 @@ from PIL import Image
 
 import gigamask
 from gigamask import recipes
-from gigamask.cli.main import main
 from gigamask.models.configs import vit_h
 from gigamask.models.init import build_model
 from gigamask.models.sam.sam import Sam
@@ -20,13 +19,13 @@ from tests.plugins.distill.students import little_student
 STUDENT = f"{Path(__file__).resolve().parents[1] / 'students.py'}:little_student"
 
 
-def distill(*words: object) -> int:
-    return main(["distill", STUDENT, *map(str, words)])
+def distill(words: str) -> None:
+    invoke(f"distill {STUDENT}", words)
 
 
 def test_two_phases_by_one_command(scenes, weights, tmp_path, capsys):
-    words = ["--teacher", weights, "--data", scenes, "--features.steps", 3, "--steps", 2]
-    assert distill(*words, "--out", tmp_path / "run") == 0
+    words = f"--teacher {weights} --data {scenes} --features.steps 3 --steps 2"
+    distill(f"{words} --out {tmp_path}/run")
     printed = capsys.readouterr().out
     assert f"stage 1 of 2: 3 steps in {tmp_path / 'run' / 'features'}" in printed
     assert f"next: gigamask evaluate {tmp_path / 'run' / 'prompts'}" in printed
@@ -43,8 +42,8 @@ def test_two_phases_by_one_command(scenes, weights, tmp_path, capsys):
 def test_another_teacher_does_not_go_on(scenes, tmp_path, capsys):
     path = tmp_path / "teacher.safetensors"
     gigamask.save_model(build_model(SPEC, 7), path)
-    words = ["--data", scenes, "--phase", "features", "--steps", 1, "--out", tmp_path / "run"]
-    assert distill("--teacher", path, *words) == 0
+    words = f"--data {scenes} --phase features --steps 1 --out {tmp_path}/run"
+    distill(f"--teacher {path} {words}")
     invoke(f"distill --resume {tmp_path}/run --steps 2")
     gigamask.save_model(build_model(SPEC, 8), path)
     said = refusal(capsys, f"distill --resume {tmp_path}/run --steps 3")
@@ -56,8 +55,8 @@ def test_photographs_without_masks_suffice_for_features(weights, tmp_path):
     folder.mkdir()
     for number in range(3):
         Image.effect_noise((90, 60), 80).convert("RGB").save(folder / f"{number}.jpg")
-    words = ["--teacher", weights, "--data", folder, "--phase", "features", "--steps", 1]
-    assert distill(*words, "--out", tmp_path / "run") == 0
+    words = f"--teacher {weights} --data {folder} --phase features --steps 1"
+    distill(f"{words} --out {tmp_path}/run")
 
 
 def test_in_python(scenes, weights, tmp_path):
@@ -98,15 +97,14 @@ def test_a_plan_counts_the_teacher():
     ],
 )
 def test_wrong_uses_are_one_line(scenes, weights, tmp_path, capsys, words, message):
-    given = ["--teacher", weights, "--data", scenes, "--out", tmp_path / "run", "--steps", 1]
-    assert message in refusal(capsys, "distill", STUDENT, *given, words)
+    given = f"--teacher {weights} --data {scenes} --out {tmp_path}/run --steps 1"
+    assert message in refusal(capsys, f"distill {STUDENT}", given, words)
     assert not (tmp_path / "run").exists() or not any((tmp_path / "run").rglob("step_*"))
 
 
 def test_a_student_with_another_embedding_learns_by_prompts(scenes, weights, tmp_path):
     """Nothing of the teacher fits but the images."""
-    words = ["--teacher", weights, "--data", scenes, "--features.steps", 0, "--steps", 1]
-    words += ["--no-teacher-decoder", "--model.patch-size", 16]
-    assert distill(*words, "--out", tmp_path / "run") == 0
+    words = f"--teacher {weights} --data {scenes} --features.steps 0 --steps 1"
+    distill(f"{words} --no-teacher-decoder --model.patch-size 16 --out {tmp_path}/run")
     config = Sam.from_pretrained(tmp_path / "run").config
     assert config == replace(SPEC, patch_size=16)

@@ -7,6 +7,7 @@ from gigamask.serialization import read_json
 from gigamask.synthetic import scenes as synthetic
 from tests.commands import exit_code, invoke, refusal
 from tests.limits import check_full_disk
+from tests.plugins.repack.unit.test_repack import check_same_tars
 
 
 def test_what_is_printed(scenes, tmp_path, capsys):
@@ -37,8 +38,7 @@ def test_the_parts_give_the_result_of_one_process(tmp_path):
             main(f"{words}/joined --part {number}/2@{tmp_path}/parts".split())
     invoke(f"{words}/joined --part join/2@{tmp_path}/parts --json {tmp_path}/joined.json")
     assert read_json(tmp_path / "joined.json") == read_json(tmp_path / "plain.json")
-    for path in (tmp_path / "plain").glob("*.tar"):
-        assert (tmp_path / "joined" / path.name).read_bytes() == path.read_bytes()
+    check_same_tars(tmp_path / "joined", tmp_path / "plain")
 
 
 def test_a_full_disk_is_one_line_and_leaves_no_half_file(scenes, tmp_path, capsys):
