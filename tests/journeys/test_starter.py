@@ -75,16 +75,3 @@ def test_a_folder_of_that_name_is_meant_instead(tmp_path, monkeypatch, capsys):
 def test_a_misspelled_name_says_what_there_is(unseen, tmp_path, capsys):
     words = f"--data {unseen} --out {tmp_path}/run"
     assert "or starter" in refusal(capsys, "train compact --init startr", words)
-
-
-def test_a_model_of_words_is_trained_on_its_masks_and_asked(tmp_path, capsys):
-    scenes = tmp_path / "scenes"
-    invoke(f"ground synth {scenes} --images 4")
-    train = f"ground train ground_tiny --segmenter starter --data {scenes} --steps 2"
-    train += f" --queries {scenes}/queries.jsonl --out {tmp_path}/words"
-    assert "the segmenter's embedding has 97 channels; pass 97" in refusal(capsys, train)
-    invoke(train, "--model.embedding-dim 97")
-    image = f"{next(scenes.glob('*.tar'))}:sa_0"
-    capsys.readouterr()
-    invoke(f"ask {tmp_path}/words {image} 'the largest circle'")
-    assert "\nthe largest circle: " in capsys.readouterr().out

@@ -120,7 +120,6 @@ def test_a_component_names_the_value_that_it_refuses(component, values):
         "segment w.pth x --out {out} --pred-iou-thresh 7",
         "segment w.pth x --out {out} --stability-score-thresh 7",
         "segment w.pth x --out {out} --cache-gb -1",
-        "ask run x.jpg red --pred-iou-thresh 7",
         "evaluate w.pth --data x --device cpu --min-predicted-iou 5",
         "train tiny --data x --out {out} --evaluation.min-predicted-iou 5",
         "train tiny --data x --out {out} --loader.filters.min-predicted-iou 5",

@@ -12,7 +12,6 @@ from tests.commands import refusal
         ("segment photos starter --out m", "'gigamask segment starter photos'"),
         ("train starter --data photos --out r", "compact --init starter"),
         ("evaluate starter photos", "--data photos"),
-        ("serve photos", "--images photos --project FOLDER"),
         ("evaluate photos --data starter", "'gigamask evaluate starter --data photos'"),
         ("evaluate photos --data run", "'gigamask evaluate run --data photos'"),
         ("segment starter photos --out m --conf 0.3", "--pred-iou-thresh"),

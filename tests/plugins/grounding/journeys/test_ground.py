@@ -16,7 +16,7 @@ from gigamask.data.shards import ShardReader
 from gigamask.plugins.grounding.calibration import Confidence
 from gigamask.serialization import read_json
 from gigamask.training import checkpoint
-from tests.commands import LITTLE, exit_code, invoke
+from tests.commands import LITTLE, exit_code, invoke, refusal
 from tests.plugins.grounding import asked
 
 FEW = "--points-per-side 4 --pred-iou-thresh 0 --stability-score-thresh 0 --box-nms-thresh 0.95"
@@ -254,3 +254,16 @@ def test_invalid_input_is_a_one_line_error(described, run, picture, tmp_path, ca
         (f"ask {run}/checkpoints {tar}:0 red", f"pass {run}"),
     ):
         refused(capsys, words, message)
+
+
+def test_a_model_of_words_is_trained_on_the_starters_masks_and_asked(tmp_path, capsys):
+    scenes = tmp_path / "scenes"
+    invoke(f"ground synth {scenes} --images 4")
+    train = f"ground train ground_tiny --segmenter starter --data {scenes} --steps 2"
+    train += f" --queries {scenes}/queries.jsonl --out {tmp_path}/words"
+    assert "the segmenter's embedding has 97 channels; pass 97" in refusal(capsys, train)
+    invoke(train, "--model.embedding-dim 97")
+    image = f"{next(scenes.glob('*.tar'))}:sa_0"
+    capsys.readouterr()
+    invoke(f"ask {tmp_path}/words {image} 'the largest circle'")
+    assert "\nthe largest circle: " in capsys.readouterr().out

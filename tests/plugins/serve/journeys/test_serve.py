@@ -82,6 +82,7 @@ def get(address, headers=None, body=None):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
+        (["."], "--images . --project FOLDER"),
         (["--weights", "none.pth"], "none.pth"),
         (["--data", "none.tar"], "none.tar: no such path"),
         (["--runs", "none"], "--runs none: is not a folder"),
