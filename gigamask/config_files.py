@@ -27,7 +27,7 @@ from gigamask.errors import GigamaskError
 from gigamask.launch import with_launchers
 from gigamask.parser import FLAT, HIDDEN, Given, Words
 from gigamask.serialization import CLASS, decode_yaml, flatten_yaml, read_yaml
-from gigamask.training.config import TrainConfig, check_resume, limit_warmup
+from gigamask.training.config import TrainConfig, check_resume, differences, limit_warmup
 
 Command = TypeVar("Command")
 CONFIG, CHECKPOINTS, LOCK = "config.yaml", "checkpoints", "lock"
@@ -302,6 +302,24 @@ def check_run_out(config: TrainConfig) -> None:
                 "give a new folder, such as --out runs/mine"
             )
     files.check_out(out, "a run folder", may_stay)
+
+
+def check_used(config: TrainConfig) -> None:
+    """Check that each value in which a training differs from its recipe has an effect.
+
+    Args:
+        config: The training.
+
+    Raises:
+        GigamaskError: A value has none.
+    """
+    changed = differences(recipes.make(config.recipe or type(config)()), config)
+    for flag, why in config.unused.items():
+        if flag in changed:
+            value = str(changed[flag][1]).strip("(,)")
+            raise GigamaskError(
+                f"--{flag} {value}: has no effect, since {why}; leave it out, or change that"
+            )
 
 
 def may_stay(entry: os.DirEntry[str]) -> bool:

@@ -281,6 +281,11 @@ class TrainConfig(ABC):
         find_tars(self.data)
 
     @property
+    def unused(self) -> dict[str, str]:
+        """Why values have no effect, by flag without dashes."""
+        return {}
+
+    @property
     def has_checkpoint(self) -> bool:
         """Whether the run folder holds a checkpoint."""
         return bool(list_checkpoints(Path(self.out) / "checkpoints"))

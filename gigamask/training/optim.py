@@ -213,13 +213,19 @@ def select_trained(
         seed: Seed of their initial values.
 
     Raises:
-        GigamaskError: A name is unknown, or nothing is left to train.
+        GigamaskError: A name is unknown or changes nothing, or nothing is left to train.
     """
     for name in (*freeze, *(["image_encoder"] if lora.rank else [])):
         for parameter in _parameters_of(model, "--freeze", name):
             parameter.requires_grad_(False)
     for name in unfreeze:
-        for parameter in _parameters_of(model, "--unfreeze", name):
+        parameters = _parameters_of(model, "--unfreeze", name)
+        if all(parameter.requires_grad for parameter in parameters):
+            raise GigamaskError(
+                f"--unfreeze {name}: nothing of it is frozen; freeze it with --freeze, or leave "
+                "the name out"
+            )
+        for parameter in parameters:
             parameter.requires_grad_(True)
     if lora.rank:
         from gigamask.models.lora import add_adapters
@@ -234,10 +240,11 @@ def _parameters_of(model: nn.Module, flag: str, name: str) -> list[nn.Parameter]
     parameters = dict(model.named_parameters())
     if flag == "--unfreeze" and name == "norms":
         norms = [module for module in model.modules() if "norm" in type(module).__name__.lower()]
-        return [parameter for norm in norms for parameter in norm.parameters(recurse=False)]
-    if flag == "--unfreeze" and name == "biases":
-        return [p for full, p in parameters.items() if full.endswith("bias")]
-    found = [p for full, p in parameters.items() if f"{full}.".startswith(f"{name}.")]
+        found = [parameter for norm in norms for parameter in norm.parameters(recurse=False)]
+    elif flag == "--unfreeze" and name == "biases":
+        found = [p for full, p in parameters.items() if full.endswith("bias")]
+    else:
+        found = [p for full, p in parameters.items() if f"{full}.".startswith(f"{name}.")]
     if not found:
         modules = ", ".join(name for name, _ in model.named_children())
         more = "norms, biases, " if flag == "--unfreeze" else ""

@@ -35,6 +35,9 @@ MAX_LISTED = 8
 DECODER_PARTS = ("prompt_encoder", "mask_decoder")
 """Modules of a SAM behind its image encoder."""
 
+VIT_SIZES = (
+    "model.embed-dim model.depth model.num-heads model.window-size model.global-attn-indexes"
+)
 SMALL_WIDTH = 256
 """Image encoders narrower than this are small: see `recipes.mae.pretraining_for`."""
 
@@ -219,6 +222,26 @@ class SamTrainConfig(OwnDataOptions, ImageTrainConfig):
             frozen_encoder=cached,
             kernels=self.kernels,
         )
+
+    @property
+    def unused(self) -> dict[str, str]:
+        """Why values have no effect, by flag without dashes."""
+        model, rate = self.model, self.model.drop_path_rate
+        is_own, decay = model.has_custom_encoder, getattr(self.optimizer, "layer_decay", 1)
+        skips = is_own or not rate or model.encoder.drop_path_blocks(model)
+        rows = (
+            (self.lora.rank, "lora.alpha lora.on lora.last", "--lora is 0"),
+            (model.class_names, "class-weight ignore-other-classes", "--classes is empty"),
+            (is_own or model.encoder_name == "vit", VIT_SIZES, "it is for --model.encoder vit"),
+            (skips, "model.drop-path-rate", "the image encoder has no drop path"),
+            (rate, "drop-path-mode", "--model.drop-path-rate is 0"),
+            (
+                decay == 1 or self.build("meta").encoder_blocks,
+                "optimizer.layer-decay",
+                "the image encoder lists no blocks",
+            ),
+        )
+        return {flag: why for used, flags, why in rows if not used for flag in flags.split()}
 
     def data_source(self, index: Index) -> DataSource:
         """Return a source of samples, after checking the categories of their masks.

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gigamask.config_files import check_used
 from gigamask.data import storage
 from gigamask.errors import GigamaskError
 from gigamask.models.weight_paths import STARTER
@@ -80,6 +81,7 @@ def check_phase(config: ImageTrainConfig, earlier: Sequence[str]) -> list[str]:
     """
     absent = (*earlier, *config.other_weights)
     replace(config, init=config.init or PLACEHOLDER).check()
+    check_used(config)
     init, model, assumed = config.init or "", config.build("meta"), []
     assumed += config.check_plan(model)
     select_trained(model, config.freeze, config.unfreeze, config.lora)

@@ -133,6 +133,10 @@ def test_what_unfreeze_names():
     token = {"mask_decoder.iou_token.weight"}
     assert trained("mask_decoder.iou_token") == token
     assert trained("norms", "mask_decoder.iou_token") == norms | token
+    plain = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    for nothing in ("norms", "biases", "1"):
+        with error_line(f"--unfreeze {nothing}: "):
+            select_trained(plain, ["0"], [nothing])
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,8 @@ def check_plan(words, scenes, tmp_path):
         "tiny --data nowhere",
         "tiny --evaluation.data nowhere",
         "tiny --init nowhere.pth",
+        "compact --model.depth 24",
+        "tiny --unfreeze norms",
         "mae_tiny",
         "mae_tiny --optimizer.lr -1",
     ],
