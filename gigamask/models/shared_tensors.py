@@ -9,13 +9,13 @@ tokens keeps inputs and gradients of outputs, and multiplies those of all rounds
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import cast
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from gigamask.errors import GigamaskError
 
@@ -30,31 +30,18 @@ class KeptProducts:
     """Inputs of a linear layer and gradients of its outputs, not multiplied yet.
 
     Attributes:
-        leaves: Weight and bias of the layer.
-        values: Both, detached, with which the layer computes.
+        weight: Weight of the layer, a leaf.
+        bias: Its bias, a leaf.
         inputs: Inputs of each round.
         gradients: Gradients of the outputs.
         rows: Rows of all inputs.
     """
 
-    leaves: Sequence[Tensor]
-    values: Sequence[Tensor]
+    weight: Float[Tensor, "D C"]
+    bias: Float[Tensor, "D"]
     inputs: list[Float[Tensor, "R C"]] = field(default_factory=list)
     gradients: list[Float[Tensor, "R D"]] = field(default_factory=list)
     rows: int = 0
-
-    def keep(self, x: Float[Tensor, "... C"], gradient: Float[Tensor, "... D"]) -> None:
-        """Keep what gradients of weight and bias are computed from, as a hook of the outputs.
-
-        Args:
-            x: The inputs.
-            gradient: Gradient of the outputs.
-        """
-        self.inputs.append(x.flatten(0, -2))
-        self.gradients.append(gradient.flatten(0, -2))
-        self.rows += len(self.inputs[-1])
-        if self.rows > MAX_KEPT_ROWS:
-            self.multiply()
 
     @torch.no_grad()
     def multiply(self) -> None:
@@ -63,7 +50,7 @@ class KeptProducts:
             return
         gradient = torch.cat(self.gradients)
         found = gradient.T @ torch.cat(self.inputs), gradient.sum(0)
-        for leaf, more in zip(self.leaves, found, strict=True):
+        for leaf, more in zip((self.weight, self.bias), found, strict=True):
             leaf.grad = more if leaf.grad is None else leaf.grad + more
         self.inputs, self.gradients, self.rows = [], [], 0
 
@@ -93,17 +80,29 @@ class SharedTensors:
             )
         return self._leaves[key]
 
-    def products(self, *leaves: Tensor) -> KeptProducts:
-        """Return what keeps a linear layer's inputs and gradients of outputs.
+    def keep(
+        self,
+        weight: Float[Tensor, "D C"],
+        bias: Float[Tensor, "D"],
+        inputs: Float[Tensor, "R C"],
+        gradient: Float[Tensor, "R D"],
+    ) -> None:
+        """Keep what the gradients of a linear layer's weight and bias are computed from.
 
         Args:
-            *leaves: Weight and bias of the layer.
+            weight: The weight, a leaf.
+            bias: The bias, a leaf.
+            inputs: The layer's inputs.
+            gradient: Gradient of its outputs.
         """
-        kept = self._products.get(id(leaves[0]))
+        kept = self._products.get(id(weight))
         if kept is None:
-            kept = KeptProducts(leaves, [leaf.detach() for leaf in leaves])
-            self._products[id(leaves[0])] = kept
-        return kept
+            kept = self._products[id(weight)] = KeptProducts(weight, bias)
+        kept.inputs.append(inputs)
+        kept.gradients.append(gradient)
+        kept.rows += len(inputs)
+        if kept.rows > MAX_KEPT_ROWS:
+            kept.multiply()
 
     @torch.no_grad()
     def add_gradients(self) -> None:
@@ -204,21 +203,30 @@ def linear(
         return module(x)
     weight, bias = joined or cast(tuple[Tensor, Tensor], (module.weight, module.bias))
     tensors = getattr(module, ATTRIBUTE, None)
-    if (
-        tensors is not None
-        and x.requires_grad
-        and torch.is_grad_enabled()
-        and weight.is_leaf
-        and weight.requires_grad
-        and bias.is_leaf
-        and bias.requires_grad
-        and x.dtype == weight.dtype
-    ):
-        kept = tensors.products(weight, bias)
-        out = F.linear(x, *kept.values)
-        out.register_hook(partial(kept.keep, x))
-        return out
-    return F.linear(x, weight, bias)
+    trained = all(each.is_leaf and each.requires_grad for each in (weight, bias))
+    if tensors is None or not trained or x.dtype != weight.dtype:
+        return F.linear(x, weight, bias)
+    return _Linear.apply(x, weight, bias, tensors)
+
+
+class _Linear(torch.autograd.Function):
+    """A linear layer that leaves the gradients of weight and bias to `SharedTensors`."""
+
+    @staticmethod
+    def forward(
+        ctx, x: Tensor, weight: Tensor, bias: Tensor, tensors: SharedTensors
+    ) -> Float[Tensor, "... D"]:
+        ctx.save_for_backward(x, weight, bias)
+        ctx.tensors = tensors
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # pyrefly: ignore[bad-override]
+        (x, weight, bias), gradient = ctx.saved_tensors, gradients[0].flatten(0, -2)
+        ctx.tensors.keep(weight, bias, x.flatten(0, -2), gradient)
+        more = (gradient @ weight).view(x.shape) if ctx.needs_input_grad[0] else None
+        return more, None, None, None
 
 
 @contextmanager

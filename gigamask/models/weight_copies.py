@@ -86,15 +86,21 @@ def weight_copies(
         if weight is not None and dtype is not None
     ]
     weights = [weight for _, _, weight, _ in owners]
-    with torch.no_grad():
-        values = cast_together(
-            weights, [dtype if is_cast and dtype else w.dtype for _, _, w, is_cast in owners]
+    copies = [
+        nn.Parameter(
+            torch.empty_like(weight, dtype=dtype) if is_cast else weight.detach(),
+            weight.requires_grad,
         )
-    copies = [nn.Parameter(x, w.requires_grad) for x, w in zip(values, weights, strict=True)]
+        for _, _, weight, is_cast in owners
+    ]
+    half = [index for index, owner in enumerate(owners) if owner[-1]]
+    if half:
+        with torch.no_grad():
+            torch._foreach_copy_([copies[index] for index in half], [weights[i] for i in half])
     for (own, name, _, _), copy in zip(owners, copies, strict=True):
         own[name] = copy
     try:
-        with sharing(modules, share) as shared:
+        with sharing(modules, share and dtype is not None) as shared:
             yield WeightCopies(weights, copies, shared)
     finally:
         for own, name, weight, _ in owners:

@@ -7,7 +7,7 @@ function: a reference, the only one that stores the (heads, N, N) bias; a chunke
 on CPUs; and an augmented one, a single call of a fused kernel for GPUs.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 
 import torch
@@ -62,8 +62,7 @@ def get_rel_pos(table: Float[Tensor, "L d"], size: int | None = None) -> Float[T
     """
     most = len(table) // 2 + 1
     size = most if size is None else size
-    if size < most:
-        table = table[most - size : len(table) - (most - size)]
+    table = table[most - size : len(table) - (most - size)]
     return table.unfold(0, size, 1).transpose(1, 2)
 
 
@@ -83,8 +82,7 @@ def rel_pos_attention_reference(
         rows: Vector of each pair of rows, from `get_rel_pos`.
         columns: Vector of each pair of columns.
     """
-    biases = _biases(q, rows.flip(1), columns.flip(1))
-    _, by_row, by_column = (x.flatten(1, 2) for x in biases)
+    by_row, by_column = _biases(q.flatten(0, 1), rows.flip(1), columns.flip(1))
     bias = (by_row[..., :, None] + by_column[..., None, :]).flatten(2).view(*q.shape[:3], -1)
     return ((q * q.shape[-1] ** -0.5) @ k.transpose(2, 3) + bias).softmax(-1) @ v
 
@@ -110,14 +108,14 @@ def rel_pos_attention_augmented(
         columns: Vector of each pair of columns.
     """
     h, w, d = len(rows), len(columns), q.shape[-1]
+    by_row, by_column = _biases(q.flatten(0, 1), rows, columns)
     heads, head_size = q.shape[:2], flash_head_size(d + h + w, _compute_capability(q.device))
     spare = head_size - (d + h + w)
     make = _key_channels.__wrapped__ if torch.compiler.is_compiling() else _key_channels
     # Fake tensors of one mode cannot be used in another.
     channels = make(h, w, d, spare, q.dtype, q.device, getattr(q, "fake_mode", None))
-    biases = _biases(q, rows, columns)
-    zeros = channels[0, 0, h + w :].expand(*biases[0].shape[:3], spare)
-    queries = torch.cat([*biases, zeros], -1).view(*q.shape[:3], -1)
+    zeros = channels[0, 0, h + w :].expand(*q.shape[:3], spare)
+    queries = torch.cat([q, by_row.unflatten(0, heads), by_column.unflatten(0, heads), zeros], -1)
     keys = torch.cat([k.unflatten(2, (h, w)), channels.expand(*heads, -1, -1, -1)], -1)
     out = F.scaled_dot_product_attention(
         queries, keys.flatten(2, 3), F.pad(v, (0, head_size - d)), scale=d**-0.5
@@ -196,15 +194,13 @@ def rel_pos_attention_chunked(
 
 
 def _biases(
-    q: Float[Tensor, "*heads N d"], rows: Float[Tensor, "h h d"], columns: Float[Tensor, "w w d"]
-) -> tuple[Float[Tensor, "X h w d"], Float[Tensor, "X h w h"], Float[Tensor, "X h w w"]]:
-    """Return queries on the grid of their tokens, and their biases for rows and columns of keys."""
-    h, w = len(rows), len(columns)
-    grid = q.reshape(-1, h, w, q.shape[-1])
-    by_row = torch.bmm(grid.transpose(0, 1).flatten(1, 2), rows.transpose(1, 2))
-    by_column = torch.bmm(grid.permute(2, 0, 1, 3).flatten(1, 2), columns.transpose(1, 2))
-    by_row, by_column = by_row.view(h, -1, w, h), by_column.view(w, -1, h, w)
-    return grid, by_row.transpose(0, 1), by_column.permute(1, 2, 0, 3)
+    q: Float[Tensor, "X N d"], rows: Float[Tensor, "h h d"], columns: Float[Tensor, "w w d"]
+) -> tuple[Float[Tensor, "X N h"], Float[Tensor, "X N w"]]:
+    """Return each query's bias for every row and for every column of keys."""
+    grid = q.unflatten(1, (len(rows), len(columns)))
+    return torch.einsum("xijd,iud->xiju", grid, rows).flatten(1, 2), torch.einsum(
+        "xijd,jvd->xijv", grid, columns
+    ).flatten(1, 2)
 
 
 def _chunks(count: int, tokens: int) -> Iterator[tuple[slice, slice]]:
@@ -217,10 +213,9 @@ def _chunks(count: int, tokens: int) -> Iterator[tuple[slice, slice]]:
 
 
 def _chunk_weights(
-    buffer: Tensor, q: Tensor, k: Tensor, biases: Sequence[Tensor], head: slice, query: slice
+    buffer: Tensor, q: Tensor, k: Tensor, by_row: Tensor, by_column: Tensor
 ) -> Float[Tensor, "x m N"]:
     """Return a chunk's attention weights; its scores overwrite `buffer`."""
-    q, k, by_row, by_column = q[head, query], k[head], *(x[head, query] for x in biases)
     heads, queries, tokens = len(q), q.shape[1], k.shape[1]
     scores = buffer[: heads * queries * tokens].view(heads, queries, tokens)
     grid = scores.view(heads, queries, by_row.shape[-1], by_column.shape[-1])
@@ -237,11 +232,17 @@ class _Chunked(torch.autograd.Function):
         ctx.save_for_backward(q, k, v, rows, columns)
         with torch.autocast(q.device.type, enabled=False):
             wide_q, wide_k, wide_v, wide_rows, wide_columns = _widen(q, k, v, rows, columns)
-            _, *biases = (x.flatten(1, 2) for x in _biases(wide_q, wide_rows, wide_columns))
+            by_row, by_column = _biases(wide_q, wide_rows, wide_columns)
             out = torch.empty_like(wide_v)
             buffer = wide_q.new_empty(max(CHUNK, wide_q.shape[1]))
             for head, query in _chunks(*wide_q.shape[:2]):
-                weights = _chunk_weights(buffer, wide_q, wide_k, biases, head, query)
+                weights = _chunk_weights(
+                    buffer,
+                    wide_q[head, query],
+                    wide_k[head],
+                    by_row[head, query],
+                    by_column[head, query],
+                )
                 torch.bmm(weights, wide_v[head], out=out[head, query])
             return out.view(q.shape).to(q.dtype)
 
@@ -272,12 +273,14 @@ def _chunked_gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of the five inputs, recomputing scores chunk by chunk."""
     h, w, scale = len(rows), len(columns), q.shape[-1] ** -0.5
-    _, *biases = (x.flatten(1, 2) for x in _biases(q, rows, columns))
-    row_grads, column_grads = map(torch.empty_like, biases)
+    by_row, by_column = _biases(q, rows, columns)
+    row_grads, column_grads = torch.empty_like(by_row), torch.empty_like(by_column)
     q_grads, k_grads, v_grads = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
     buffer = q.new_empty(max(CHUNK, q.shape[1]))
     for head, query in _chunks(*q.shape[:2]):
-        weights = _chunk_weights(buffer, q, k, biases, head, query)
+        weights = _chunk_weights(
+            buffer, q[head, query], k[head], by_row[head, query], by_column[head, query]
+        )
         v_grads[head].baddbmm_(weights.transpose(1, 2), gradient[head, query])
         scores = buffer[: weights.numel()].view_as(weights)
         torch.bmm(gradient[head, query], v[head].transpose(1, 2), out=scores)

@@ -44,10 +44,11 @@ def weight_gradients(
         x: The layer's inputs.
         given: Gradient of its outputs.
     """
-    if pair[0].requires_grad:
-        if shared.tensors is None or not all(each.is_leaf for each in pair):
-            return given.T @ x, given.sum(0)
-        shared.tensors.products(*pair).keep(x, given)
+    if not pair[0].requires_grad:
+        return None, None
+    if shared.tensors is None or not all(each.is_leaf for each in pair):
+        return given.T @ x, given.sum(0)
+    shared.tensors.keep(*pair, x, given)
     return None, None
 
 
