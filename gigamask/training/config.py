@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_type_hints
 
 import msgspec
@@ -166,6 +167,7 @@ class TrainConfig(ABC):
     kernels = TORCH_KERNELS  # a field where a SAM is trained
     data_weights: ClassVar[tuple[int, ...]] = ()  # a field where samples are images or masks
     is_finding_classes = False  # a property where masks can have classes
+    unused: ClassVar[Mapping[str, str]] = MappingProxyType({})  # a property where values may be
 
     @abstractmethod
     def build(self, device: str = "cpu") -> Model:
@@ -279,11 +281,6 @@ class TrainConfig(ABC):
         from gigamask.data.index import find_tars
 
         find_tars(self.data)
-
-    @property
-    def unused(self) -> dict[str, str]:
-        """Why values have no effect, by flag without dashes."""
-        return {}
 
     @property
     def has_checkpoint(self) -> bool:

@@ -141,7 +141,7 @@ class SamTrainConfig(OwnDataOptions, ImageTrainConfig):
             )
         self.kernels.check(self)
         if self.embedding_cache:
-            self._check_embedding_cache()
+            _check_embedding_cache(self)
         if self.compile and not self.loss.supports_filling:
             raise GigamaskError(
                 f"--compile fills up the masks of a chunk, for which the loss "
@@ -154,27 +154,6 @@ class SamTrainConfig(OwnDataOptions, ImageTrainConfig):
                 "masks, unlike --prompts.corrected; leave one of them out"
             )
         return super().check()
-
-    def _check_embedding_cache(self) -> None:
-        check_cacheable(self.loader, "--embedding-cache")
-        changed = [
-            *([f"--lora {self.lora.rank}"] if self.lora.rank else []),
-            *(name for name in self.unfreeze if not name.startswith(DECODER_PARTS)),
-        ]
-        if changed:
-            raise GigamaskError(
-                f"--embedding-cache keeps the embeddings of a frozen encoder, which {changed[0]} "
-                "changes; leave one of them out"
-            )
-        if "image_encoder" not in self.freeze:
-            raise GigamaskError(
-                "--embedding-cache keeps the embeddings of a frozen encoder; give --freeze "
-                "image_encoder, or leave the flag out"
-            )
-        if self.model.decoder.trains_embedding:
-            raise GigamaskError(
-                "--embedding-cache: the decoder trains a part of the embedding; leave the flag out"
-            )
 
     def build(self, device: str = "cpu") -> PromptableModel:
         """Build the model and initialize it from the seed; on the meta device, without storage."""
@@ -224,7 +203,7 @@ class SamTrainConfig(OwnDataOptions, ImageTrainConfig):
         )
 
     @property
-    def unused(self) -> dict[str, str]:
+    def unused(self) -> dict[str, str]:  # pyrefly: ignore[bad-override]
         """Why values have no effect, by flag without dashes."""
         model, rate = self.model, self.model.drop_path_rate
         is_own, decay = model.has_custom_encoder, getattr(self.optimizer, "layer_decay", 1)
@@ -303,6 +282,28 @@ class SamTrainConfig(OwnDataOptions, ImageTrainConfig):
             stretch=self.model.stretch,
             class_names=self.model.class_names,
             pixels=self.model.pixels,
+        )
+
+
+def _check_embedding_cache(config: SamTrainConfig) -> None:
+    check_cacheable(config.loader, "--embedding-cache")
+    changed = [
+        *([f"--lora {config.lora.rank}"] if config.lora.rank else []),
+        *(name for name in config.unfreeze if not name.startswith(DECODER_PARTS)),
+    ]
+    if changed:
+        raise GigamaskError(
+            f"--embedding-cache keeps the embeddings of a frozen encoder, which {changed[0]} "
+            "changes; leave one of them out"
+        )
+    if "image_encoder" not in config.freeze:
+        raise GigamaskError(
+            "--embedding-cache keeps the embeddings of a frozen encoder; give --freeze "
+            "image_encoder, or leave the flag out"
+        )
+    if config.model.decoder.trains_embedding:
+        raise GigamaskError(
+            "--embedding-cache: the decoder trains a part of the embedding; leave the flag out"
         )
 
 

@@ -16,7 +16,8 @@ import pytest
 import yaml
 
 from tests.commands import LITTLE
-from tests.journeys.test_cluster import ENVIRONMENT, PAGE, newest, reached
+from tests.journeys.runs import newest_step, wait_until
+from tests.journeys.test_cluster import ENVIRONMENT, PAGE
 from tests.ranks import free_port
 
 SKYPILOT, PYTORCHJOB = map(yaml.safe_load, re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL))
@@ -160,12 +161,12 @@ def test_two_machines_are_stopped_and_go_on(scenes, tmp_path, engine):
 
     machines = start(100_000)
     try:
-        reached(tmp_path / "run", 2, BUSY_S)
+        wait_until(lambda: newest_step(tmp_path / "run") >= 2, BUSY_S)
         for machine in machines:  # as both pods are signaled, or all machines of a cancelled job
             machine.send_signal(signal.SIGTERM)
         said = [machine.communicate(timeout=BUSY_S)[1] for machine in machines]
         assert all(machine.returncode for machine in machines), said
-        saved = newest(tmp_path / "run")
+        saved = newest_step(tmp_path / "run")
         machines = start(saved + 2)
         said = [machine.communicate(timeout=BUSY_S)[1] for machine in machines]
         assert [machine.returncode for machine in machines] == [0, 0], said
@@ -175,4 +176,4 @@ def test_two_machines_are_stopped_and_go_on(scenes, tmp_path, engine):
                 for process in psutil.Process(machine.pid).children(recursive=True):
                     process.kill()
             machine.kill()
-    assert newest(tmp_path / "run") == saved + 2
+    assert newest_step(tmp_path / "run") == saved + 2

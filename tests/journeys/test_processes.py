@@ -16,8 +16,8 @@ from gigamask.training import checkpoint
 from tests.commands import LITTLE, exit_code, invoke
 from tests.errors import error_line
 from tests.forked import COMMAND, Fork
-from tests.journeys.runs import CONSTANT_LR, records, same
-from tests.journeys.test_cluster import ENVIRONMENT, reached
+from tests.journeys.runs import CONSTANT_LR, newest_step, records, same, wait_until
+from tests.journeys.test_cluster import ENVIRONMENT
 from tests.ranks import fork
 
 SCRIPT = """
@@ -54,7 +54,7 @@ def ended(process, out):
 def endless(words, tmp_path):
     """A training that does not end by itself, after two steps; its processes are killed at last."""
     process = train(words, tmp_path / "run", "--steps 100000")
-    reached(tmp_path / "run", 2)
+    wait_until(lambda: newest_step(tmp_path / "run") >= 2)
     others = psutil.Process(process.pid).children(recursive=True)
     yield process, others
     process.kill()
