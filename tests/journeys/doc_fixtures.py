@@ -122,14 +122,15 @@ def flags_of(config: Any, *without: str) -> dict[str, Any]:
     }
 
 
+VIT_SIZES = ("embed_dim", "depth", "num_heads", "window_size", "global_attn_indexes")
+
+
 def _write_configs(folder: Path) -> None:
+    sam = SMALL_RUN | {"masks-per-chunk": 8, "loader": {"workers": 0, "max-masks": 4}}
+    parts = ("custom_init", "encoder", "decoder")
     configs = {
-        substitutions.SMALL: SMALL_RUN
-        | {
-            "model": flags_of(MODEL, "custom_init", "encoder", "decoder"),
-            "masks-per-chunk": 8,
-            "loader": {"workers": 0, "max-masks": 4},
-        },
+        substitutions.SMALL: sam | {"model": flags_of(MODEL, *parts)},
+        substitutions.SMALL_OTHER: sam | {"model": flags_of(MODEL, *parts, *VIT_SIZES)},
         substitutions.SMALL_COMPACT: SMALL_RUN
         | {"model": {"image-size": 64}, "loader": {"workers": 0, "max-masks": 2}},
         substitutions.SMALL_MAE: SMALL_RUN

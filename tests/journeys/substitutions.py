@@ -11,6 +11,9 @@ from importlib import import_module
 from tests.journeys.pages import ROOT
 
 SMALL, SMALL_COMPACT, SMALL_MAE = "small.yaml", "small_compact.yaml", "small_mae.yaml"
+OTHER_ENCODER = r"--model\.encoder (?!vit\b)|^\w+ (edge_sam|mobile_sam|efficient_sam)"
+SMALL_OTHER = "small_other.yaml"
+"""In place of `SMALL`, without the sizes of a ViT, for encoders that have their own."""
 FEW = "--points-per-side 4 --pred-iou-thresh 0 --stability-score-thresh 0 --box-nms-thresh 0.95"
 SEGMENTING = (
     r"(tiny|sbd_vit_b|sam_vit_\w|efficient_sam|mixed_prompts|one_gpu|finetune\w*|\w+\.py:\w+)"
@@ -145,6 +148,8 @@ def small(words: str) -> list[str]:
         if re.search(pattern, words):
             arguments[after:after] = early.split()
             arguments += late.split()
+    if re.search(OTHER_ENCODER, words):
+        arguments = [SMALL_OTHER if each == SMALL else each for each in arguments]
     return arguments
 
 
