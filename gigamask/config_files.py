@@ -313,12 +313,17 @@ def check_used(config: TrainConfig) -> None:
     Raises:
         GigamaskError: A value has none.
     """
-    changed = differences(recipes.make(config.recipe or type(config)()), config)
+    try:
+        recipe = recipes.make(config.recipe or type(config)())
+    except GigamaskError:  # the user's own, which is elsewhere now
+        return
+    changed = differences(recipe, config)
     for flag, why in config.unused.items():
         if flag in changed:
-            value = str(changed[flag][1]).strip("(,)")
+            _, value = changed[flag]
             raise GigamaskError(
-                f"--{flag} {value}: has no effect, since {why}; leave it out, or change that"
+                f"--{flag} {str(value).strip('(,)')}: has no effect, since {why}; leave it out, or "
+                "change that"
             )
 
 

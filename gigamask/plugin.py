@@ -24,6 +24,8 @@ from gigamask.errors import GigamaskError
 GROUP = "gigamask.plugins"
 References = Mapping[str, str]
 """References, `package.module:attribute`, by the name that a user types."""
+MISSING = "gigamask's plugin {}, which is not installed"
+"""How an error names a plugin."""
 
 
 @dataclass(frozen=True)

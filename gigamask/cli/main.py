@@ -160,10 +160,12 @@ def run_command(arguments: list[str]) -> int:
     if name not in known:
         from gigamask.suggestions import OF_PLUGINS, suggest_command
 
-        near = suggest_command(name, known)
-        hint = f"perhaps you meant {near}" if near else f"choose one of {', '.join(known)}"
         if name in OF_PLUGINS:
-            hint = f"it needs gigamask's plugin {OF_PLUGINS[name]}, which is not installed"
+            hint = f"it needs {plugin.MISSING.format(OF_PLUGINS[name])}"
+        elif near := suggest_command(name, known):
+            hint = f"perhaps you meant {near}"
+        else:
+            hint = f"choose one of {', '.join(known)}"
         raise GigamaskError(f"unknown command {name!r}; {hint}; see 'gigamask --help'")
     from gigamask import launch, parser
 
@@ -214,8 +216,7 @@ def trainings() -> dict[str, str]:
 def commands() -> dict[str, str]:
     """Return a reference to the class of each command, of the core and of plugins; "" for those
     that train recipes."""
-    package = "gigamask.cli.commands"
-    core = {name: f"{package}.{name}:{name.capitalize()}Command" for name in CORE}
+    core = {name: f"gigamask.cli.commands.{name}:{name.capitalize()}Command" for name in CORE}
     added = {name: "" for name in trainings() if " " not in name}
     return core | added | plugin.merged("commands", core)
 

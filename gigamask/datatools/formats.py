@@ -22,7 +22,7 @@ WRITERS: References = {
 """The `export_formats.Writer` of each format by the name that a user types."""
 OF_PLUGIN = ("LabelMe", "YOLO", "parquet")
 """Formats that gigamask's plugin `formats` reads, which may have been deleted."""
-MISSING_PLUGIN = "gigamask's plugin formats, which is not installed"
+MISSING_PLUGIN = plugin.MISSING.format("formats")
 LABEL_FLAGS = "--split-components, --ignore, --binary and --nearest-value"
 """Flags of label images."""
 

@@ -239,8 +239,12 @@ def _parameters_of(model: nn.Module, flag: str, name: str) -> list[nn.Parameter]
     """Return the parameters that a flag names: of a module, one, all norms or all biases."""
     parameters = dict(model.named_parameters())
     if flag == "--unfreeze" and name == "norms":
-        norms = [module for module in model.modules() if "norm" in type(module).__name__.lower()]
-        found = [parameter for norm in norms for parameter in norm.parameters(recurse=False)]
+        found = [
+            parameter
+            for module in model.modules()
+            if "norm" in type(module).__name__.lower()
+            for parameter in module.parameters(recurse=False)
+        ]
     elif flag == "--unfreeze" and name == "biases":
         found = [p for full, p in parameters.items() if full.endswith("bias")]
     else:

@@ -206,16 +206,22 @@ class SamTrainConfig(OwnDataOptions, ImageTrainConfig):
     def unused(self) -> dict[str, str]:  # pyrefly: ignore[bad-override]
         """Why values have no effect, by flag without dashes."""
         model, rate = self.model, self.model.drop_path_rate
-        is_own, decay = model.has_custom_encoder, getattr(self.optimizer, "layer_decay", 1)
-        skips = is_own or not rate or model.encoder.drop_path_blocks(model)
+        is_own, is_vit = model.has_custom_encoder, model.encoder_name == "vit"
         rows = (
             (self.lora.rank, "lora.alpha lora.on lora.last", "--lora is 0"),
             (model.class_names, "class-weight ignore-other-classes", "--classes is empty"),
-            (is_own or model.encoder_name == "vit", VIT_SIZES, "it is for --model.encoder vit"),
-            (skips, "model.drop-path-rate", "the image encoder has no drop path"),
+            (is_own or is_vit, VIT_SIZES, "it is for --model.encoder vit"),
+            (
+                is_own or not rate or model.encoder.drop_path_blocks(model),
+                "model.drop-path-rate",
+                "the image encoder has no drop path",
+            ),
             (rate, "drop-path-mode", "--model.drop-path-rate is 0"),
             (
-                decay == 1 or self.build("meta").encoder_blocks,
+                # The model is built, which imports torch, only where it must be.
+                is_vit
+                or getattr(self.optimizer, "layer_decay", 1) == 1
+                or self.build("meta").encoder_blocks,
                 "optimizer.layer-decay",
                 "the image encoder lists no blocks",
             ),

@@ -239,8 +239,8 @@ def resolve(
     """
     changes = config_files.check_run_folder(config, allow_data_change)
     if not config.has_checkpoint:
-        config_files.check_used(config)
         config.check_inputs(earlier)
+        config_files.check_used(config)
     return changes
 
 

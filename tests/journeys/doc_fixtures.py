@@ -26,6 +26,7 @@ from gigamask.models.configs import MAEConfig
 from gigamask.models.init import build_model
 from gigamask.synthetic import scenes
 from gigamask.synthetic.scenes import compose_scene
+from gigamask.training import sam_config
 from tests import instances
 from tests.journeys import substitutions
 from tests.journeys.pages import PAGES, ROOT, items
@@ -122,7 +123,7 @@ def flags_of(config: Any, *without: str) -> dict[str, Any]:
     }
 
 
-VIT_SIZES = ("embed_dim", "depth", "num_heads", "window_size", "global_attn_indexes")
+VIT_SIZES = sam_config.VIT_SIZES.replace("model.", "").replace("-", "_").split()
 
 
 def _write_configs(folder: Path) -> None:

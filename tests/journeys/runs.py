@@ -56,6 +56,18 @@ def newest_step(out: Path) -> int:
     return int(found[-1].name[-8:]) if found else 0
 
 
+def wait_for_step(out: Path, step: int, timeout_s: float = 300.0) -> int:
+    """Wait until a run has a checkpoint of a step or a later one, and return the newest one's.
+
+    Args:
+        out: The run folder.
+        step: The step.
+        timeout_s: Most seconds.
+    """
+    wait_until(lambda: newest_step(out) >= step, timeout_s)
+    return newest_step(out)
+
+
 def lines(run: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl."""
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

@@ -15,7 +15,7 @@ import pytest
 from gigamask.training import checkpoint
 from tests.commands import LITTLE, exit_code, invoke
 from tests.journeys.pages import DOCS, ROOT
-from tests.journeys.runs import CONSTANT_LR, newest_step, same, wait_until, weights
+from tests.journeys.runs import CONSTANT_LR, newest_step, same, wait_for_step, weights
 from tests.ranks import environment, fork, free_port
 
 ENVIRONMENT = {
@@ -50,11 +50,10 @@ def test_a_process_killed_and_all_of_them_stopped_change_nothing(scenes, tmp_pat
         text=True,
     )
     try:
-        wait_until(lambda: newest_step(tmp_path / "run") >= 2)
-        at = newest_step(tmp_path / "run")
+        at = wait_for_step(tmp_path / "run", 2)
         killed = psutil.Process(disturbed.pid).children()[1]
         killed.kill()
-        wait_until(lambda: newest_step(tmp_path / "run") >= at + 3)
+        wait_for_step(tmp_path / "run", at + 3)
         assert killed.pid not in {each.pid for each in psutil.Process(disturbed.pid).children()}
         disturbed.terminate()
         said = disturbed.communicate(timeout=40)[1]

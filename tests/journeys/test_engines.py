@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from tests.commands import LITTLE
-from tests.journeys.runs import newest_step, wait_until
+from tests.journeys.runs import newest_step, wait_for_step
 from tests.journeys.test_cluster import ENVIRONMENT, PAGE
 from tests.ranks import free_port
 
@@ -161,7 +161,7 @@ def test_two_machines_are_stopped_and_go_on(scenes, tmp_path, engine):
 
     machines = start(100_000)
     try:
-        wait_until(lambda: newest_step(tmp_path / "run") >= 2, BUSY_S)
+        wait_for_step(tmp_path / "run", 2, BUSY_S)
         for machine in machines:  # as both pods are signaled, or all machines of a cancelled job
             machine.send_signal(signal.SIGTERM)
         said = [machine.communicate(timeout=BUSY_S)[1] for machine in machines]

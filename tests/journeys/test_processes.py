@@ -12,11 +12,10 @@ import pytest
 
 from gigamask.cli.main import INTERRUPTED
 from gigamask.distributed.local_processes import start_world
-from gigamask.training import checkpoint
 from tests.commands import LITTLE, exit_code, invoke
 from tests.errors import error_line
 from tests.forked import COMMAND, Fork
-from tests.journeys.runs import CONSTANT_LR, newest_step, records, same, wait_until
+from tests.journeys.runs import CONSTANT_LR, newest_step, records, same, wait_for_step
 from tests.journeys.test_cluster import ENVIRONMENT
 from tests.ranks import fork
 
@@ -54,7 +53,7 @@ def ended(process, out):
 def endless(words, tmp_path):
     """A training that does not end by itself, after two steps; its processes are killed at last."""
     process = train(words, tmp_path / "run", "--steps 100000")
-    wait_until(lambda: newest_step(tmp_path / "run") >= 2)
+    wait_for_step(tmp_path / "run", 2)
     others = psutil.Process(process.pid).children(recursive=True)
     yield process, others
     process.kill()
@@ -93,7 +92,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(words, endless, tmp_path):
     assert "interrupted and saved" in told
     assert "Traceback" not in told
     assert not any(each.is_running() and each.status() != "zombie" for each in others)
-    step = int(checkpoint.newest(tmp_path / "run").name[-8:])
+    step = newest_step(tmp_path / "run")
     code, told = ended(train(words, tmp_path / "run", f"--steps {step + 2}"), tmp_path / "run")
     assert code == 0, told
     fork(2, exit_code, words, f"--steps {step + 2} --out {tmp_path}/whole")

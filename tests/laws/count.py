@@ -107,16 +107,6 @@ def parts(counts: Counter[str]) -> Counter[str]:
     return found
 
 
-def totals(source: Counter[str]) -> dict[str, int]:
-    """Return the code tokens of the core and of all plugins.
-
-    Args:
-        source: Result of `count_source`.
-    """
-    core = parts(source)["core"]
-    return {"core": core, "plugins": source.total() - core}
-
-
 def main() -> None:
     """Print the table."""
     source, tests, packages = count_source(), count_tests(), defaultdict(set)
@@ -130,7 +120,7 @@ def main() -> None:
     tested = parts(tests)
     for name, count in parts(source).items():
         print(f"{name:24}{count:9,}{tested[name]:9,}  {tested[name] / count:.3f} times the source")
-    print(f"{'plugins':24}{totals(source)['plugins']:9,}")
+    print(f"{'plugins':24}{source.total() - parts(source)['core']:9,}")
 
 
 if __name__ == "__main__":

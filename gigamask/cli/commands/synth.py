@@ -14,7 +14,7 @@ CORE = {
     "objects": "gigamask.synthetic.scenes:compose_scene",
     "cells": "gigamask.synthetic.cells:compose_cells",
 }
-KINDS = {**CORE, **plugin.merged("scenes", CORE)}
+KINDS = CORE | plugin.merged("scenes", CORE)
 """What draws the scenes of each kind, those of plugins last."""
 
 if TYPE_CHECKING:

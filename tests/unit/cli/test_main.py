@@ -106,6 +106,7 @@ def test_a_wrong_path_is_found_before_torch_is_imported(scenes):
     nothing = "no such"
     lines = {
         "train tiny --data nowhere --out r": nothing,
+        "train sam_vit_b --data nowhere --out r": nothing,
         "train tiny --data nowhere.json --images nowhere --out r": nothing,
         "train compact --data pyproject.toml --masks nowhere --out r": nothing,
         f"train tiny --data {scenes} --init nowhere --out r": nothing,

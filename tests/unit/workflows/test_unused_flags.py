@@ -30,3 +30,4 @@ def test_a_value_without_effect_is_refused(recipe, given, other):
     with error_line(f"--{flag} .*no effect"):
         check_used(config.with_(**given))
     check_used(config.with_(**(given | other)))
+    check_used(config.with_(recipe="elsewhere.py:moved", **given))

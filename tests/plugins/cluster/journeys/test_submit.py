@@ -10,7 +10,7 @@ import pytest
 
 from tests.commands import LITTLE, invoke, refusal
 from tests.forked import COMMAND, Fork, forked  # noqa: F401 (a fixture)
-from tests.journeys.runs import CONSTANT_LR, newest_step, same, wait_until
+from tests.journeys.runs import CONSTANT_LR, newest_step, same, wait_for_step, wait_until
 from tests.plugins.cluster import fake_slurm
 
 MORE = ["--steps", "40", *CONSTANT_LR, "--device", "cpu"]
@@ -41,7 +41,7 @@ def test_a_training_on_slurm_is_requeued_and_ends_as_if_never_stopped(
     flags += "--submit-partition a100 --submit-sbatch account=vision".split()
     invoke(*words(scenes, "run", *MORE, *flags))
     assert "job 100: 1 x 1 processes" in capsys.readouterr().out
-    wait_until(lambda: newest_step(Path("run")) >= 2)
+    wait_for_step(Path("run"), 2)
     shell = int((slurm / "100.pid").read_text())
     if cause == "time limit":
         os.kill(shell, signal.SIGUSR1)
@@ -64,7 +64,7 @@ def test_a_training_on_slurm_is_requeued_and_ends_as_if_never_stopped(
 def test_a_job_that_fails_is_not_requeued(scenes, slurm, capsys):
     invoke(*words(scenes, "run", "--submit", "slurm", "--submit-gpus", "0"))
     wait_until(lambda: (slurm / "100.pid").exists())
-    wait_until(lambda: newest_step(Path("run")) >= 1)
+    wait_for_step(Path("run"), 1)
     step = psutil.Process(child_of(int((slurm / "100.pid").read_text())))
     for process in (step, *step.children(recursive=True)):  # as Slurm does
         process.kill()
@@ -79,7 +79,7 @@ def test_a_local_training_that_is_killed_goes_on(scenes, slurm, undisturbed):
     """The command that submitted it starts it again."""
     command = [*COMMAND, *words(scenes, "run", *MORE, "--submit", "local")]
     submitted = Fork(command, os.environ)
-    wait_until(lambda: newest_step(Path("run")) >= 2)
+    wait_for_step(Path("run"), 2)
     os.kill(child_of(submitted.pid), signal.SIGKILL)
     assert submitted.wait(90) == 0
     assert newest_step(Path("run")) == 40
