@@ -35,8 +35,8 @@ from gigamask.data import index as indexes
 from gigamask.data import tar
 from gigamask.datatools.convert import convert
 from gigamask.datatools.formats import ConvertOptions
+from gigamask.plugins.memory import large_sample
 from gigamask.rng import make_rng
-from gigamask.synthetic import large_sample
 
 IMAGES, MASKS, SIZE = 24, 100, (1500, 2250)
 COCO_ANNOTATIONS, COCO_MASKS, COCO_SIZE, COCO_PHOTOS = 20_000, 7.3, (480, 640), 8

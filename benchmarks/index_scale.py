@@ -37,10 +37,10 @@ from gigamask.data.shard_index import IMAGE_COLUMNS, MASK_COLUMNS, LeftOut, Shar
 from gigamask.datatools.convert import convert
 from gigamask.datatools.formats import ConvertOptions
 from gigamask.datatools.verify import verify
+from gigamask.plugins.memory import large_sample
 from gigamask.rng import make_rng
 from gigamask.samplers.batch_sampler import SampleSequence
 from gigamask.samplers.random import Random
-from gigamask.synthetic import large_sample
 from tests.orders import iter_steps
 
 IMAGES, MASKS_AN_IMAGE, TARS = 11_186_078, 98.3, 1000

@@ -42,10 +42,9 @@ from gigamask.data import index as indexes
 from gigamask.data.dataset import Sa1bDataset, build_sample
 from gigamask.data.process_memory import in_bytes
 from gigamask.data.sample_config import SampleConfig
-from gigamask.profiling import loader_memory
+from gigamask.plugins.memory import large_sample, loader_memory
 from gigamask.records import DataCursor, SampleRef, StepPlan
 from gigamask.rng import make_rng
-from gigamask.synthetic import large_sample
 from gigamask.types import RandomSpec
 
 SIDE, GRID, MASKS, TAKEN, TARS = 1024, 256, 100, 64, 4

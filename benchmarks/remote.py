@@ -24,10 +24,10 @@ from gigamask.data.mask_sampling import MaskFilters
 from gigamask.data.sample_config import SampleConfig
 from gigamask.data.sample_table import open_sample_table
 from gigamask.interfaces import Sampler
+from gigamask.plugins.memory import large_sample
 from gigamask.samplers.batch_sampler import SampleSequence
 from gigamask.samplers.random import Random
 from gigamask.samplers.shards import Streamed
-from gigamask.synthetic import large_sample
 from gigamask.types import RandomSpec
 from tests.orders import iter_steps
 

@@ -37,9 +37,9 @@ from gigamask.data.dataset import Sa1bDataset, build_sample
 from gigamask.data.loader import BatchJob, SampleSource, collate
 from gigamask.data.sample_config import SampleConfig
 from gigamask.masks.transforms import ImageTransform
+from gigamask.plugins.memory import large_sample
 from gigamask.records import DataCursor, SampleRef
 from gigamask.rng import make_rng
-from gigamask.synthetic import large_sample
 from gigamask.types import RandomSpec
 
 SIDE, GRID, MASKS, TAKEN, IMAGES, ROUNDS = 1024, 256, 100, 64, 4, 9

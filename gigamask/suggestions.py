@@ -40,6 +40,7 @@ OF_PLUGINS = {
     "download": "download",
     "extract": "formats",
     "ground": "grounding",
+    "memory": "memory",
     "repack": "repack",
     "serve": "serve",
 }

@@ -25,7 +25,7 @@ PIPE_CLOSED = 141
 """Exit code that a shell reports for a program ended by SIGPIPE."""
 
 CORE = (
-    *("convert", "synth", "index", "verify", "stats", "masks", "memory"),
+    *("convert", "synth", "index", "verify", "stats", "masks"),
     *("plan", "pretrain", "train", "evaluate", "export", "segment", "report", "follow", "demo"),
 )
 """Commands of the core in the order of use. Each is a module of `cli.commands` with a class

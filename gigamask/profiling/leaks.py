@@ -8,7 +8,7 @@ each represented by its median. A leak is suspected if, over at least `MIN_STEPS
 `MIN_SAMPLES` samples,
 
 - the last block exceeds the first by `MIN_BYTES` and `MIN_SHARE`. Runs without a leak varied by at
-  most 15 MB, single samples of a loader process by 20 MB (`profiling.loader_memory`);
+  most 15 MB, single samples of a loader process by 20 MB (the plugin `memory`);
 - the growth is at least `MIN_BYTES_PER_STEP`: one page per update is 0.7 GB in SAM's 180,000;
 - every block exceeds the one before it, unlike after a single jump;
 - the later half grew at least `STEADY` times as much as the earlier half. The ratio is 1 for a

@@ -18,7 +18,7 @@ from gigamask.data.sample_table import open_sample_table
 from gigamask.errors import GigamaskError
 from gigamask.interfaces import LossSnapshot
 from gigamask.masks.rle import RLEMasks
-from gigamask.profiling.sample_memory import held_bytes
+from gigamask.profiling.held_bytes import held_bytes
 from gigamask.prompts.rounds import run_rounds
 from gigamask.records import DataCursor, SampleRef
 from gigamask.training.config import item_sampler

@@ -34,8 +34,8 @@ from gigamask.profiling.dry_run import (
 )
 from gigamask.profiling.flops import FlopMeter, StepFlops
 from gigamask.profiling.gpus import Gpu
+from gigamask.profiling.held_bytes import held_bytes
 from gigamask.profiling.memory_plan import BatchSplit, Cluster, StateBytes
-from gigamask.profiling.sample_memory import held_bytes
 from gigamask.training.config import ImageTrainConfig, item_sampler
 from gigamask.training.optim import AdamW, AdamW8bit, select_trained
 from gigamask.training.state import TrainState

@@ -93,18 +93,6 @@ ADDED = [
     (r"^segment .*--points-per-side", "", FEW, "as above"),
     (r"^evaluate (?!.*--max-images)", "", "--max-images 1", "one image"),
     (r"^evaluate .*--automatic", "", "--points-per-side 4", "16 points"),
-    (
-        r"^memory sample",
-        "",
-        "--height 150 --width 225 --masks 10",
-        "a tenth of the height and width",
-    ),
-    (
-        r"^memory loader",
-        "",
-        "--batches 9 --workers 1 --recipe small.py:small",
-        "the fewest batches that show growth, of one loader process",
-    ),
     (r"^follow .*", "", "--recipe small.py:small", "a small model"),
 ]
 """Pattern, flags after the recipe (or the command), flags at the end, reason; all that match."""

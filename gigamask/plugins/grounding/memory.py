@@ -24,8 +24,8 @@ from gigamask.plugins.grounding.model_config import GroundingModelConfig
 from gigamask.plugins.grounding.text_encoders import HuggingFace, require
 from gigamask.profiling.dry_run import Device, fake_tensors, to_fake
 from gigamask.profiling.gpus import GPUS
+from gigamask.profiling.held_bytes import held_bytes
 from gigamask.profiling.memory_plan import GIB
-from gigamask.profiling.sample_memory import held_bytes
 from gigamask.training.config import check_at_least
 from gigamask.training.optim import AdamW
 

@@ -123,7 +123,6 @@ def test_a_wrong_path_is_found_before_torch_is_imported(scenes):
         "masks nowhere --out o": nothing,
         "convert nowhere.json --images nowhere --out o": "nowhere: is not a folder",
         "follow nowhere.tar:1": nothing,
-        "memory sample nowhere.tar:1": nothing,
         "plan tiny --gpu nowhere": "no GPU is called",
         "benchmark davis starter --data nowhere": nothing,
     }

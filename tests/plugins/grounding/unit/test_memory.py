@@ -17,7 +17,7 @@ from gigamask.plugins.grounding.model_config import GroundingModelConfig
 from gigamask.plugins.grounding.text_encoders import HuggingFace
 from gigamask.plugins.grounding.text_models import load_weights, quiet
 from gigamask.profiling.dry_run import AllocationTracker
-from gigamask.profiling.sample_memory import held_bytes
+from gigamask.profiling.held_bytes import held_bytes
 from gigamask.training.optim import AdamW, AdamW8bit
 from tests.errors import error_line
 

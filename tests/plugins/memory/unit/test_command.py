@@ -2,8 +2,8 @@
 
 import pytest
 
-from gigamask.cli.commands import memory
 from gigamask.data import process_memory
+from gigamask.plugins.memory import command as memory
 from tests.errors import error_line
 
 pytestmark = pytest.mark.skipif(not process_memory.PROC.is_dir(), reason="this system has no /proc")
@@ -64,7 +64,7 @@ def test_what_cannot_be_measured_is_named(scenes, tmp_path):
 
 def test_an_image_without_json_is_named(tmp_path):
     from gigamask.data import tar
-    from gigamask.synthetic import large_sample
+    from gigamask.plugins.memory import large_sample
 
     tar.write(tmp_path / "a.tar", [("sa_1.jpg", large_sample.make((9, 9), 1)[0])])
     with error_line(r"^a.tar:sa_1"):

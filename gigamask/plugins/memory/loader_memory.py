@@ -17,7 +17,7 @@ import numpy as np
 from gigamask.data import process_memory, worker_pool
 from gigamask.data.process_memory import ProcessMemory, in_bytes
 from gigamask.errors import GigamaskError
-from gigamask.profiling.sample_memory import held_bytes
+from gigamask.profiling.held_bytes import held_bytes
 from gigamask.types import Batch, BatchProtocol
 
 MIN_BATCHES = 9

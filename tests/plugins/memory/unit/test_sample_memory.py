@@ -8,9 +8,8 @@ from gigamask.data import annotation, process_memory
 from gigamask.data.loader import collate
 from gigamask.data.process_memory import in_bytes
 from gigamask.errors import CorruptSampleError
-from gigamask.profiling import sample_memory
+from gigamask.plugins.memory import large_sample, sample_memory
 from gigamask.records import DataCursor
-from gigamask.synthetic import large_sample
 
 
 def test_decoded_figures_are_sa1bs():

@@ -7,8 +7,8 @@ import pytest
 
 from gigamask.data import loader, process_memory
 from gigamask.data.process_memory import ProcessMemory
-from gigamask.profiling import loader_memory
-from gigamask.profiling.sample_memory import held_bytes
+from gigamask.plugins.memory import loader_memory
+from gigamask.profiling.held_bytes import held_bytes
 from gigamask.training import train_data
 from tests.errors import error_line
 from tests.little import little

@@ -29,14 +29,14 @@ class SampleMemory:
 
     def run(self) -> dict[str, Any]:
         """Measure, print and return the bytes."""
-        from gigamask.synthetic import large_sample
+        from gigamask.plugins.memory import large_sample
 
         if self.sample is None:
             name = "synthetic sample"
             jpg, json = large_sample.make((self.height, self.width), self.masks)
         else:
             name, jpg, json = self._read(self.sample)
-        from gigamask.profiling import sample_memory
+        from gigamask.plugins.memory import sample_memory
 
         result = sample_memory.measure(jpg, json, name)
         print(sample_memory.table(result))
@@ -75,7 +75,7 @@ class LoaderMemory:
         """Load batches, print the memory of each process, and return it."""
         from gigamask import recipes
         from gigamask.data import loader
-        from gigamask.profiling import loader_memory
+        from gigamask.plugins.memory import loader_memory
         from gigamask.progress import progress_bar
         from gigamask.training import train_data
 

@@ -5,12 +5,11 @@ The peak is the largest RSS of a fresh process (VmHWM) while it makes the sample
 
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import numpy as np
-from torch import Tensor
 
 from gigamask.data import annotation, process_memory
 from gigamask.data.dataset import build_sample
@@ -18,6 +17,7 @@ from gigamask.data.image import encode_jpeg
 from gigamask.data.loader import collate
 from gigamask.data.process_memory import in_bytes
 from gigamask.data.sample_config import SampleConfig
+from gigamask.profiling.held_bytes import held_bytes
 from gigamask.records import DataCursor, ImageAnnotation, SampleRef
 from gigamask.types import Batch, RandomSpec, Sample
 
@@ -144,19 +144,6 @@ def _peak_increase(jpg: bytes, json: bytes, name: str) -> int:
     before = process_memory.rss_bytes()
     make_sample(jpg, json, name)
     return process_memory.peak_rss_bytes() - before
-
-
-def held_bytes(value: Any) -> int:
-    """Return the bytes of all tensors, arrays and byte strings in a value."""
-    if isinstance(value, Tensor | np.ndarray):
-        return value.nbytes
-    if isinstance(value, bytes):
-        return len(value)
-    if isinstance(value, tuple | list):
-        return sum(map(held_bytes, value))
-    if is_dataclass(value):
-        return sum(held_bytes(getattr(value, field.name)) for field in fields(value))
-    return 0
 
 
 def table(found: dict[str, Any]) -> str:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gigamask.data import annotation, image
-from gigamask.synthetic import large_sample
+from gigamask.plugins.memory import large_sample
 from tests.errors import error_line
 
 
