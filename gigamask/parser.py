@@ -286,16 +286,13 @@ def _convert(leaf: Leaf, given: Given) -> Any:
     if NoneType in get_args(leaf.kind) and text in ("null", "None", ["null"]):
         return None
     words = [text] if isinstance(text, str) else text
-    for spelled in (words, [NUMBER.sub(_as_json, word) for word in words]):
+    in_json = [NUMBER.sub(lambda n: f"{n[1]}{n[2] or 0}.{n[3] or 0}", word) for word in words]
+    for spelled in (words, in_json):
         with suppress(msgspec.ValidationError):
             listed = spelled[0] if leaf.words == 1 and isinstance(text, str) else spelled
             return msgspec.convert(listed, leaf.kind, strict=False)
     typed, wanted = " ".join(words), _type(leaf.kind)[1]
     raise GigamaskError(f"{given.name(leaf.name)} must be {wanted} (got {typed!r})")
-
-
-def _as_json(number: re.Match[str]) -> str:
-    return f"{number[1]}{number[2] or 0}.{number[3] or 0}"
 
 
 def _type(kind: Any) -> tuple[str, str]:

@@ -187,21 +187,19 @@ def write(
     folder: Path | str,
     images: int,
     seed: int = 0,
-    shard_images: int = 500,
-    first: int = 0,
     long_side: tuple[int, int] = LONG_SIDE,
+    **numbering: Any,
 ) -> list[Path]:
-    """Write `images` scenes of objects, numbered from `first` on; see `write_scenes`.
+    """Write scenes of objects.
 
     Args:
         folder: The folder for the shards.
         images: Number of scenes.
         seed: Random seed of the scenes.
-        shard_images: Scenes per shard; scene N is in shard `N // shard_images`.
-        first: Number of the first scene.
         long_side: Range of the images' longer side in pixels.
+        numbering: `shard_images` and `first` of `write_scenes`.
     """
-    return write_scenes(folder, images, seeded(compose_scene, seed, long_side), shard_images, first)
+    return write_scenes(folder, images, seeded(compose_scene, seed, long_side), **numbering)
 
 
 def seeded(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from functools import partial
-from shlex import quote
+from shlex import join
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from gigamask import plugin
@@ -39,6 +40,8 @@ class SynthCommand:
     """random seed; the seed and a scene's number determine the scene, byte for byte"""
     first: int = 0
     """number of the first scene"""
+    data: tuple[str, ...] = ()
+    """tars of photographs with masks, or an index of them, for kinds that are made of them"""
     crowded: float = 0.0
     """fraction of scenes with many small objects, whose masks mostly cover less than 1 % of the
     image"""
@@ -54,18 +57,24 @@ class SynthCommand:
         from gigamask.errors import GigamaskError, check_range, counted
         from gigamask.progress import progress_bar
         from gigamask.synthetic import scenes
+        from gigamask.workflows.open_data import open_index
 
-        if self.crowded and self.kind != "objects":
-            raise GigamaskError(
-                f"--kind {self.kind} cannot be combined with --crowded {self.crowded}; leave one of"
-                " them out"
-            )
-        if self.bits != 8 and self.kind != "cells":
-            raise GigamaskError(f"--bits {self.bits} is for --kind cells (got {self.kind})")
         check_range("--crowded", self.crowded, 0, 1)
-        options = {"objects": {"crowded": self.crowded}, "cells": {"bits": self.bits}}
-        draw = partial(plugin.load(KINDS[self.kind]), **options.get(self.kind, {}))
-        compose = scenes.seeded(draw, self.seed, self.long_side)
+        draw = {kind: plugin.load(reference) for kind, reference in KINDS.items()}
+        options: dict[str, Any] = {}
+        for name in ("crowded", "bits", "data"):
+            kinds = [kind for kind in KINDS if name in inspect.signature(draw[kind]).parameters]
+            if self.kind in kinds:
+                options[name] = getattr(self, name)
+            elif getattr(self, name) != getattr(SynthCommand, name):
+                raise GigamaskError(f"--{name} is for --kind {', '.join(kinds)} (got {self.kind})")
+        if "data" in options:
+            if not self.data:
+                raise GigamaskError(
+                    f"--kind {self.kind} needs photographs; give their tars to --data"
+                )
+            options["data"] = str(open_index(self.data).folder)
+        compose = scenes.seeded(partial(draw[self.kind], **options), self.seed, self.long_side)
         with progress_bar("synth") as progress:
             paths = scenes.write_scenes(
                 self.folder,
@@ -77,5 +86,6 @@ class SynthCommand:
             )
         print(f"{counted(self.images, 'scene')} in {counted(len(paths), 'tar')} in {self.folder}")
         window = " --percentiles 0.5 99.5" if self.bits == 16 else ""
-        print(f"next: gigamask train tiny --data {quote(self.folder)}{window} --out runs/tiny")
+        data, recipe = join([*self.data, self.folder]), "compact" if self.data else "tiny"
+        print(f"next: gigamask train {recipe} --data {data}{window} --out runs/{recipe}")
         return {"images": self.images, "tars": [str(path) for path in paths]}

@@ -1,4 +1,4 @@
-"""Synthetic scenes that resemble photographs: dead leaves and clutter."""
+"""Scenes that resemble photographs: dead leaves, clutter, and photographs pasted together."""
 
 from gigamask.plugin import Plugin
 
@@ -7,5 +7,6 @@ PLUGIN = Plugin(
     scenes={
         "dead_leaves": "gigamask.plugins.scenes.dead_leaves:compose_leaves",
         "clutter": "gigamask.plugins.scenes.clutter:compose_clutter",
+        "pasted": "gigamask.plugins.scenes.pasted:compose_pasted",
     },
 )

@@ -40,4 +40,4 @@ def test_the_command_writes_those_of_its_seed(tmp_path, capsys):
     assert len(index) == 2
     assert index.manifest.masks == len(one.masks) + len(compose_cells(3, 0).masks)
     line = refusal(capsys, f"synth {tmp_path}/out --kind cells --crowded 0.5")
-    assert "--kind cells cannot be combined with --" in line
+    assert "--crowded is for --kind objects" in line
