@@ -10,7 +10,7 @@ from collections.abc import Iterator
 START, END = b"\xff\xd8", b"\xff\xd9"
 _FRAMES = (0xC0, 0xC1, 0xC2)
 """Markers of the frame header: baseline, extended and progressive."""
-_SCAN = 0xDA
+SCAN = 0xDA
 _WITHOUT_LENGTH = (0x01, *range(0xD0, 0xD8))
 """Markers that no segment follows."""
 _COEFFICIENTS = 64
@@ -25,17 +25,17 @@ def with_end(raw: bytes) -> bytes:
     if not raw.startswith(START) or raw.endswith(END):
         return raw
     ended = raw + (END[1:] if raw.endswith(END[:1]) else END)
-    markers = [marker for marker, _ in _segments(raw)]
+    markers = [marker for marker, _ in segments(raw)]
     return raw if END[1] in markers or not _has_all_scans(ended) else ended
 
 
 def _has_all_scans(raw: bytes) -> bool:
     """Return whether every coefficient of every component is stated to its last bit."""
     missing: dict[int, set[int]] = {}
-    for marker, segment in _segments(raw):
+    for marker, segment in segments(raw):
         if marker in _FRAMES and len(segment) >= 6 + 3 * segment[5]:
             missing = {segment[6 + 3 * i]: set(range(_COEFFICIENTS)) for i in range(segment[5])}
-        elif marker == _SCAN and len(segment) >= 4 + 2 * segment[0]:
+        elif marker == SCAN and len(segment) >= 4 + 2 * segment[0]:
             count = segment[0]
             first, last, bits = segment[1 + 2 * count : 4 + 2 * count]
             if bits & 15 == 0:  # the last bit of these coefficients
@@ -44,8 +44,12 @@ def _has_all_scans(raw: bytes) -> bool:
     return bool(missing) and not any(missing.values())
 
 
-def _segments(raw: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield each marker with its segment, passing over what is coded between them."""
+def segments(raw: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield each marker with its segment, passing over what is coded between them.
+
+    Args:
+        raw: The file.
+    """
     at = raw.find(b"\xff", 2)
     while 0 <= at < len(raw) - 1:
         marker = raw[at + 1]

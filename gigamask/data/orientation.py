@@ -11,20 +11,21 @@ Decoders turn a TIFF themselves, so its decoded pixels are upright.
 import io
 import warnings
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Shaped, UInt8
 from PIL import ExifTags, Image
 
-from gigamask.data import image
+from gigamask.data import image, jpeg_markers
 from gigamask.pixels import RGB, PixelConfig
 from gigamask.serialization import read_limited
 
 _SWAPS_SIDES = (5, 6, 7, 8)
 _INVERSE = {6: 8, 8: 6}
 """Orientations that another one undoes; the others undo themselves."""
-_EXIF_SEGMENT = b"Exif\0\0"
+_APP1, _EXIF_SEGMENT = 0xE1, b"Exif\0\0"
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Frame:
 def read_orientation(raw: bytes) -> int:
     """Return the EXIF orientation of an image file, 1 to 8; 1 if it states none that is valid."""
     kind = image.image_format(raw)
-    if kind == "NPY" or (kind == "JPEG" and _EXIF_SEGMENT not in raw):
+    if kind == "NPY" or (kind == "JPEG" and not _exif(raw)):
         return 1
     try:
         with warnings.catch_warnings():
@@ -62,6 +63,12 @@ def read_orientation(raw: bytes) -> int:
     except Exception:  # Pillow has none in common for broken EXIF, without which the image is read
         return 1
     return found if isinstance(found, int) and 1 <= found <= 8 else 1
+
+
+def _exif(raw: bytes) -> list[bytes]:
+    """Return the EXIF segments of a JPEG, which lie before its first scan."""
+    header = takewhile(lambda each: each[0] != jpeg_markers.SCAN, jpeg_markers.segments(raw))
+    return [each for marker, each in header if marker == _APP1 and each.startswith(_EXIF_SEGMENT)]
 
 
 def frame_of(raw: bytes, size: tuple[int, int], stated: tuple[int, int] | None) -> Frame:
@@ -154,12 +161,7 @@ def upright_pixels(
 
 def without_exif(raw: bytes) -> bytes:
     """Return a JPEG without its EXIF; its pixels are the same bytes."""
-    kept, start = [raw[:2]], 2
-    while raw[start : start + 1] == b"\xff" and raw[start + 1 : start + 2] != b"\xda":
-        end = start + 2 + int.from_bytes(raw[start + 2 : start + 4])
-        if end <= start + 3:  # no length: fill bytes, or damage
-            break
-        if raw[start + 1] != 0xE1 or raw[start + 4 : start + 10] != _EXIF_SEGMENT:
-            kept.append(raw[start:end])
-        start = end
-    return b"".join([*kept, raw[start:]])
+    for segment in _exif(raw):
+        size = (len(segment) + 2).to_bytes(2)
+        raw = raw.replace(b"\xff" + bytes([_APP1]) + size + segment, b"", 1)
+    return raw
