@@ -37,6 +37,7 @@ MAX_EXTENSION_BYTES = 2**20
 WINDOW_BYTES = 2**18
 _CHUNK = 8192
 _ZEROS = bytes(BLOCK)
+_EMPTY = tarfile.TarInfo().tobuf(tarfile.USTAR_FORMAT)
 _REGULAR = ord("0")
 _WITHOUT_PAYLOAD = b"123456"
 _EXTENSIONS = b"xgLK"
@@ -123,7 +124,14 @@ def _header(path: Path, name: str, payload: bytes) -> bytes:
     info = tarfile.TarInfo(name)
     info.size = size = len(payload)
     try:
-        header = bytearray(info.tobuf(tarfile.USTAR_FORMAT, "utf-8", "strict"))
+        short = name.encode()
+        if (
+            len(short) <= tarfile.LENGTH_NAME and size < 8**11
+        ):  # the library takes five times as long
+            header = bytearray(_EMPTY)
+            header[: len(short)], header[124:135] = short, b"%011o" % size
+        else:
+            header = bytearray(info.tobuf(tarfile.USTAR_FORMAT, "utf-8", "strict"))
     except ValueError as error:
         raise GigamaskError(
             f"{path}: member {name!r} of {size} bytes does not fit a ustar header ({error}); "
