@@ -8,16 +8,16 @@ boxes are one pixel too small.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import msgspec
 import numpy as np
-from jaxtyping import Float, Float32, Int
+from jaxtyping import Float, Float32, Int, Int64
 
 from gigamask.data.image import MAX_PIXELS, check_size
 from gigamask.errors import CorruptSampleError, GigamaskError
-from gigamask.masks.rle import RLEMasks
+from gigamask.masks.rle import RLEMasks, spans_of, write_masks
 from gigamask.records import ImageAnnotation
 from gigamask.serialization import JSON_ERRORS
 
@@ -234,6 +234,7 @@ def image_record(
     predicted_iou: Float[np.ndarray, "n"],
     stability_score: Float[np.ndarray, "n"],
     crops: Int[np.ndarray, "n 4"] | None = None,
+    fields: Sequence[dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """Return the annotation of the image `sa_<image_id>`.
 
@@ -246,13 +247,12 @@ def image_record(
         stability_score: Stability score of each mask.
         crops: Image crop that each mask was made from, xyxy in pixels with exclusive ends; None for
             the whole image.
+        fields: What `mask_fields` returned of the masks, if it was called for several images.
 
     Returns:
         The json as a dict.
     """
     height, width = masks.size
-    if crops is None:
-        crops = np.tile([0, 0, width, height], (len(masks), 1))
     return {
         "image": {
             "image_id": image_id,
@@ -262,33 +262,62 @@ def image_record(
         },
         "annotations": [
             {
-                **fields,
+                **shape,
                 "predicted_iou": float(predicted_iou[i]),
                 "point_coords": [[float(points_xy[i, 0]), float(points_xy[i, 1])]],
                 "crop_box": [float(x0), float(y0), float(x1 - x0), float(y1 - y0)],
                 "id": ids[i],
                 "stability_score": float(stability_score[i]),
             }
-            for i, (fields, (x0, y0, x1, y1)) in enumerate(
-                zip(mask_fields(masks), crops.tolist(), strict=True)
+            for i, (shape, (x0, y0, x1, y1)) in enumerate(
+                zip(
+                    mask_fields([masks]) if fields is None else fields,
+                    [(0, 0, width, height)] * len(masks) if crops is None else crops.tolist(),
+                    strict=True,
+                )
             )
         ],
     }
 
 
-def mask_fields(masks: RLEMasks) -> list[dict[str, Any]]:
-    """Return the fields `bbox`, `area` and `segmentation` of each mask."""
-    size, spans = list(masks.size), masks.spans()
+def image_records(
+    images: Sequence[tuple[int, RLEMasks, Sequence[int]]],
+) -> Iterator[dict[str, Any]]:
+    """Yield annotations whose scores are 1 and whose points are in the middle of the masks.
+
+    The middle is that of the pixels in column order.
+
+    Args:
+        images: Number, masks and ids of the masks of each image.
+    """
+    parts, start = [masks for _, masks, _ in images], 0
+    fields, spans, heights = mask_fields(parts), spans_of(parts), _heights(parts)
+    middles = spans.points(np.full((len(fields), 1), 0.5), heights)[:, 0]
+    for image_id, masks, ids in images:
+        own, ones = slice(start, start + len(masks)), np.ones(len(masks))
+        start = own.stop
+        yield image_record(image_id, masks, ids, middles[own], ones, ones, fields=fields[own])
+
+
+def _heights(images: Sequence[RLEMasks]) -> Int64[np.ndarray, "n"]:
+    """Return the height of each mask of several images."""
+    return np.repeat([masks.size[0] for masks in images], list(map(len, images)))
+
+
+def mask_fields(images: Sequence[RLEMasks]) -> list[dict[str, Any]]:
+    """Return the fields `bbox`, `area` and `segmentation` of each mask of several images."""
+    spans = spans_of(images)
     return [
         {
             "bbox": [float(x0), float(y0), float(x1 - x0), float(y1 - y0)],
             "area": area,
             "segmentation": {"size": size, "counts": counts.decode()},
         }
-        for (x0, y0, x1, y1), area, counts in zip(
-            spans.boxes(size[0]).tolist(),
+        for (x0, y0, x1, y1), area, size, counts in zip(
+            spans.boxes(_heights(images)).tolist(),
             spans.areas().tolist(),
-            masks.to_coco(),
+            [list(masks.size) for masks in images for _ in range(len(masks))],
+            write_masks(images),
             strict=True,
         )
     ]

@@ -15,8 +15,6 @@ from itertools import chain, count, groupby, islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from gigamask import plugin
 from gigamask.data import annotation, jpeg_markers, tar, worker_pool
 from gigamask.data.image import member_suffix
@@ -26,7 +24,11 @@ from gigamask.datatools.find_source import list_source, of_annotations
 from gigamask.datatools.formats import ConvertOptions
 from gigamask.datatools.image_files import fit, to_member
 from gigamask.datatools.left_out import LeftOutEntry, LeftOutRecord
-from gigamask.datatools.objects import Objects, SourceImage
+from gigamask.datatools.objects import (
+    ImageObjects,
+    Objects,
+    SourceImage,
+)
 from gigamask.datatools.pairing import MAX_LIST_BYTES, compose
 from gigamask.datatools.sources import Source
 from gigamask.errors import CorruptSampleError, GigamaskError, counted
@@ -252,11 +254,13 @@ def write_shards(
         The counts of the contents of each.
     """
     images = [image for shard in shards for image in shard.images]
-    stored, written = type(images[0]).read_all(images), []
+    kind, written = type(images[0]), []
+    stored = kind.read_all(images)
     for shard in shards:
         counts = ConvertCounts()
         try:
-            tar.write(shard.path, _members(islice(stored, len(shard.images)), counts))
+            read = kind.all_objects(islice(stored, len(shard.images)))
+            tar.write(shard.path, _members(read, counts))
         except OSError as error:
             raise GigamaskError(
                 f"{shard.path}: cannot be written ({error.strerror}); free space on the disk and"
@@ -269,34 +273,34 @@ def write_shards(
 
 
 def _members(
-    images: Iterable[tuple[SourceImage, bytes | CorruptSampleError]], counts: ConvertCounts
+    groups: Iterable[list[ImageObjects]], counts: ConvertCounts
 ) -> Iterator[tuple[str, bytes]]:
-    """Yield a tar's members, one image at a time, and add to the counts."""
-    for image, stored in images:
-        try:
-            if isinstance(stored, CorruptSampleError):
-                raise stored
-            where = f"{plugin.reference(type(image))}.objects"
-            objects = plugin.expect(image.objects(stored), Objects, where)
-            frame = fit(stored, objects.masks.size, image.source)
-            member = to_member(stored, frame, image.source)
-            raw = _record(image, objects)
-            annotation.check(annotation.read(raw, image.source), image.source, objects.masks)
-        except CorruptSampleError as bad:
-            counts.left_out.images.append(LeftOutEntry.of(image.source, bad))
-            continue
-        masks = len(objects.masks)
-        left_out = LeftOutRecord(masks=objects.skipped, notes=objects.notes)
-        left_out.note(
-            NAMELESS,
-            sum("category_id" in each and "category" not in each for each in objects.extras),
-        )
-        left_out.note(ENDED, jpeg_markers.with_end(stored) != stored)
-        if frame.orientation != 1:
-            left_out.note(_orientation_note(frame, objects.size_is_stated))
-        counts.add(ConvertCounts(1, int(masks == 0), masks, left_out))
-        yield f"sa_{image.number}{member_suffix(member)}", member
-        yield f"sa_{image.number}.json", raw
+    """Yield a tar's members, one group of images at a time, and add to the counts."""
+    for group in groups:
+        raws = iter(_records([each for each in group if not isinstance(each[2], Exception)]))
+        for image, stored, objects in group:
+            try:
+                if isinstance(objects, CorruptSampleError):
+                    raise objects
+                raw = next(raws)
+                frame = fit(stored, objects.masks.size, image.source)
+                member = to_member(stored, frame, image.source)
+                annotation.check(annotation.read(raw, image.source), image.source, objects.masks)
+            except CorruptSampleError as bad:
+                counts.left_out.images.append(LeftOutEntry.of(image.source, bad))
+                continue
+            masks = len(objects.masks)
+            left_out = LeftOutRecord(masks=objects.skipped, notes=objects.notes)
+            left_out.note(
+                NAMELESS,
+                sum("category_id" in each and "category" not in each for each in objects.extras),
+            )
+            left_out.note(ENDED, jpeg_markers.with_end(stored) != stored)
+            if frame.orientation != 1:
+                left_out.note(_orientation_note(frame, objects.size_is_stated))
+            counts.add(ConvertCounts(1, int(masks == 0), masks, left_out))
+            yield f"sa_{image.number}{member_suffix(member)}", member
+            yield f"sa_{image.number}.json", raw
 
 
 def _orientation_note(frame: Frame, size_is_stated: bool) -> str:
@@ -310,19 +314,20 @@ def _orientation_note(frame: Frame, size_is_stated: bool) -> str:
     return f"images taken {what}, by the size of their masks"
 
 
-def _record(image: SourceImage, objects: Objects) -> bytes:
-    """Return the json of one image."""
-    masks, ones = objects.masks, np.ones(len(objects.masks))
-    ids = [
-        extra.get("id", image.number * annotation.MAX_MASKS + i)
-        for i, extra in enumerate(objects.extras)
-    ]
-    middles = masks.sample_points(np.full((len(masks), 1), 0.5))[:, 0]
-    record = annotation.image_record(image.number, masks, ids, middles, ones, ones)
-    record["image"]["source"] = image.source
-    for entry, extra in zip(record["annotations"], objects.extras, strict=True):
-        entry |= extra
-    return annotation.encode(record)
+def _records(images: Sequence[tuple[SourceImage, object, Objects]]) -> Iterator[bytes]:
+    """Yield the json of each image of a group."""
+    entries = []
+    for image, _, objects in images:
+        plugin.expect(objects, Objects, f"{plugin.reference(type(image))}.objects")
+        first = image.number * annotation.MAX_MASKS
+        ids = [extra.get("id", i) for i, extra in enumerate(objects.extras, first)]
+        entries.append((image.number, objects.masks, ids))
+    records = annotation.image_records(entries)
+    for record, (image, _, objects) in zip(records, images, strict=True):
+        record["image"]["source"] = image.source
+        for entry, extra in zip(record["annotations"], objects.extras, strict=True):
+            entry |= extra
+        yield annotation.encode(record)
 
 
 def _clear_partial(out: Path, keep: bool) -> Path:

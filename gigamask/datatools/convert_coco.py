@@ -7,12 +7,12 @@ than its own size. `file_name` is looked for below the folder of images as `name
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -25,9 +25,14 @@ from gigamask.datatools.formats import ConvertOptions
 from gigamask.datatools.image_files import files_of, fit
 from gigamask.datatools.left_out import CROWD, LeftOutEntry, LeftOutRecord
 from gigamask.datatools.objects import (
+    GROUP_BYTES,
+    IMAGE_BYTES,
+    ImageObjects,
     Objects,
     SourceListing,
+    attempt,
     image_ids,
+    in_groups,
 )
 from gigamask.datatools.outlines import (
     MAX_NUMBERS,
@@ -35,11 +40,11 @@ from gigamask.datatools.outlines import (
     Outlines,
     check_count,
     check_masks,
+    draw_rings,
 )
 from gigamask.datatools.pairing import NO_FILE, names_within, pair_names
 from gigamask.datatools.sources import FileSource
 from gigamask.errors import CorruptSampleError, GigamaskError
-from gigamask.masks.rle import RLEMasks
 from gigamask.serialization import JSON_ERRORS
 
 TWICE = "id of several images"
@@ -48,28 +53,48 @@ BEGINNING = re.compile(rb'\s*{\s*"(info|licenses|images|annotations|categories)"
 MAX_BEGINNING_BYTES = 1 << 10
 
 
-class DecodedAnnotations(NamedTuple):
-    """The masks of an image, some of which may be empty.
+class Annotations(NamedTuple):
+    """The masks of an image to draw, their rows by name, what is left out, and how many numbers."""
 
-    `rows` are their annotations by name, `skipped` those that are left out, and `notes` counts
-    what was changed.
-    """
-
-    masks: RLEMasks
+    outlines: Outlines
     rows: dict[str, AnnotationRow]
     skipped: list[LeftOutEntry]
-    notes: dict[str, int]
+    numbers: int
 
 
 @dataclass(frozen=True)
 class CocoImage(CocoEntry):
     """An image whose annotations are outlines or run lengths."""
 
+    @classmethod
+    def all_objects(
+        cls, images: Iterable[tuple["CocoImage", bytes | CorruptSampleError]]
+    ) -> Iterator[list[ImageObjects]]:
+        """Yield what `objects` returns of groups of images, whose polygons are drawn at once."""
+        read = (
+            (image, stored, attempt(image.read_annotations, attempt(image.size_of, stored)))
+            for image, stored in images
+        )
+        for group in in_groups(read, _bytes, GROUP_BYTES):
+            draw_rings([found.outlines for *_, found in group if isinstance(found, tuple)])
+            yield [
+                (image, stored, attempt(image.objects_of, found)) for image, stored, found in group
+            ]
+
     def objects(self, stored: bytes) -> Objects:
         """Decode the masks; broken annotations are left out and listed with their reasons."""
-        masks, rows, skipped, notes = self.read_annotations(self.size_of(stored))
+        return self.objects_of(self.read_annotations(self.size_of(stored)))
+
+    def objects_of(self, read: Annotations) -> Objects:
+        """Draw the masks; those that are empty are left out.
+
+        Args:
+            read: The annotations.
+        """
+        outlines, rows, skipped, _ = read
         extras = [extra_fields(row, self.names) for row in rows.values()]
-        found = Objects(masks, extras, skipped, notes, self.stated_size is not None)
+        is_stated = self.stated_size is not None
+        found = Objects(outlines.draw(), extras, skipped, outlines.notes, is_stated)
         return found.without_empty(list(rows))
 
     @property
@@ -90,8 +115,8 @@ class CocoImage(CocoEntry):
         """
         return self.size or fit(stored, self.stated_size, self.source).size
 
-    def read_annotations(self, size: tuple[int, int]) -> DecodedAnnotations:
-        """Decode the masks.
+    def read_annotations(self, size: tuple[int, int]) -> Annotations:
+        """Decode the annotations; broken ones are left out and listed with their reasons.
 
         Args:
             size: Height and width of the image in pixels.
@@ -118,7 +143,7 @@ class CocoImage(CocoEntry):
                 raise
             except (*JSON_ERRORS, GigamaskError) as error:
                 skipped.append(LeftOutEntry.of(name, error, f"{name}: "))
-        return DecodedAnnotations(outlines.draw(), rows, skipped, outlines.notes)
+        return Annotations(outlines, rows, skipped, numbers)
 
 
 @dataclass(frozen=True)
@@ -205,6 +230,14 @@ class CocoSource(FileSource):
         """
         folders = {each.folder for each in listing.images if isinstance(each, PanopticImage)}
         return {path for folder in folders for path in files_of(folder)}
+
+
+def _bytes(read: tuple[CocoImage, Any, Annotations | CorruptSampleError]) -> int:
+    """Return about how many bytes an image takes with its annotations and its masks."""
+    _, stored, found = read
+    if isinstance(found, CorruptSampleError):
+        return IMAGE_BYTES
+    return IMAGE_BYTES + len(stored) + 8 * (found.numbers + found.outlines.length)
 
 
 def find_images(names: Sequence[str], folder: Path) -> list[Path | str]:

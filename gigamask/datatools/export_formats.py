@@ -238,7 +238,7 @@ def write_coco(images: Images, out: Path, options: ExportOptions) -> None:
         height, width = each.masks.size
         names = {"id": each.number, "file_name": each.name}
         listed.append({**names, "height": height, "width": width})
-        for i, fields in enumerate(annotation.mask_fields(each.masks)):
+        for i, fields in enumerate(annotation.mask_fields([each.masks])):
             told = dict(each.objects[i])
             x0, y0, wide, high = fields["bbox"]
             shape = _polygons(each.masks[i : i + 1]) if options.polygons else None
@@ -314,10 +314,8 @@ def _members(
         except CorruptSampleError as error:
             options.skipped[each.name] = str(error)
             continue
-        ones = np.ones(len(each.masks))
-        middles = each.masks.sample_points(0.5 * ones[:, None])[:, 0]
         ids = [each.annotation_id(told["id"]) for told in each.objects]
-        record = annotation.image_record(each.number, each.masks, ids, middles, ones, ones)
+        (record,) = annotation.image_records([(each.number, each.masks, ids)])
         name = f"sa_{each.number}{image.member_suffix(member)}"
         record["image"] |= {"source": each.name, "file_name": name}
         for entry, told in zip(record["annotations"], each.objects, strict=True):

@@ -2,11 +2,13 @@
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
 
 from gigamask.datatools.image_files import SUFFIXES, files_of, read_file
 from gigamask.datatools.left_out import LeftOutEntry, LeftOutRecord
@@ -20,6 +22,34 @@ EMPTY = (
 )
 NO_PIXEL = "no pixel in its image"
 """Kind of such masks."""
+GROUP_BYTES, IMAGE_BYTES = 2**23, 2**18
+"""Bytes at which a group of images ends, and those that each counts in addition to its own: more
+than 32 images save no time."""
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def in_groups(
+    items: Iterable[Item], weight: Callable[[Item], float], limit: int
+) -> Iterator[list[Item]]:
+    """Yield items in groups, for each of which a calculation is done once.
+
+    Args:
+        items: The items.
+        weight: Returns the weight of one.
+        limit: The weight at which a group ends.
+    """
+    group: list[Item] = []
+    total = 0.0
+    for item in items:
+        group.append(item)
+        total += weight(item)
+        if total >= limit:
+            yield group
+            group, total = [], 0.0
+    if group:
+        yield group
 
 
 @dataclass(frozen=True)
@@ -47,10 +77,29 @@ class Objects:
         Args:
             names: Name of each mask for messages.
         """
-        filled, error = self.masks.areas() > 0, CorruptSampleError(EMPTY, NO_PIXEL)
+        filled = np.diff(self.masks.offsets) > 0
+        if filled.all():
+            return self
+        error = CorruptSampleError(EMPTY, NO_PIXEL)
         empty = [LeftOutEntry.of(name, error, f"{name}: ") for name in compress(names, ~filled)]
         extras, skipped = list(compress(self.extras, filled)), [*self.skipped, *empty]
         return replace(self, masks=self.masks[filled], extras=extras, skipped=skipped)
+
+
+def attempt(call: Callable[..., Result], *given: Any) -> Result | CorruptSampleError:
+    """Return what a function returns of some arguments, or why an image is left out.
+
+    Args:
+        call: The function.
+        *given: Its arguments; the first of them that is an error is returned.
+    """
+    try:
+        for each in given:
+            if isinstance(each, CorruptSampleError):
+                return each
+        return call(*given)
+    except CorruptSampleError as bad:
+        return bad
 
 
 @dataclass(frozen=True)
@@ -96,6 +145,18 @@ class SourceImage(ABC):
             except CorruptSampleError as bad:
                 yield image, bad
 
+    @classmethod
+    def all_objects(
+        cls, images: Iterable[tuple[Any, bytes | CorruptSampleError]]
+    ) -> Iterator[list["ImageObjects"]]:
+        """Yield groups of images with their masks, or why they are left out.
+
+        Args:
+            images: What `read_all` yields.
+        """
+        for image, stored in images:
+            yield [(image, stored, attempt(image.objects, stored))]
+
     @abstractmethod
     def objects(self, stored: bytes) -> Objects:
         """Read the masks.
@@ -106,6 +167,10 @@ class SourceImage(ABC):
         Raises:
             CorruptSampleError: The image must be left out.
         """
+
+
+ImageObjects = tuple[SourceImage, Any, Any]
+"""An image, the bytes of its file, and its `Objects` or the error for which it is left out."""
 
 
 @dataclass(frozen=True)

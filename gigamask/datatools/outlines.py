@@ -7,15 +7,18 @@ pycocotools; time and memory grow with the length of their outlines, not with th
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 
 import numpy as np
 from faster_coco_eval import mask_api_new_cpp  # pyrefly: ignore[missing-module-attribute]  (compiled, without stubs)
-from jaxtyping import Bool, Float64
+from jaxtyping import Bool
 
 from gigamask.data.annotation import MAX_MASKS, MAX_SIDE, RleSegmentation
 from gigamask.data.image import check_size
+from gigamask.datatools.objects import in_groups
 from gigamask.errors import CorruptSampleError
-from gigamask.masks.rle import RLEMasks, union
+from gigamask.masks.rle import RLEMasks, read_masks, union
 
 MAX_COORDINATE = 2 * MAX_SIDE
 """Largest coordinate of a corner in pixels; the time to draw an outline grows with its length."""
@@ -72,17 +75,19 @@ def check_masks(count: int, name: str) -> None:
     check_count(count, "masks", MAX_MASKS, name)
 
 
-@dataclass
+@dataclass(eq=False)
 class Outlines:
-    """The polygons and run lengths of an image's masks, in order, until they are drawn.
+    """The masks of an image, in order, until they are drawn.
 
-    `dropped` is the number of rings that are no area and were left out beside valid ones.
+    `rings` has the number of each mask of polygons, its rings and their length, `parts` what is
+    decoded, and the number of the mask of each. `dropped` is the number of rings that are no area
+    and were left out beside valid ones.
     """
 
     size: tuple[int, int]
     name: str
-    rings: list[tuple[int, list[float], float]] = field(default_factory=list)
-    rle: list[tuple[int, RLEMasks]] = field(default_factory=list)
+    rings: list[tuple[int, list[list[float]], float]] = field(default_factory=list)
+    parts: list[tuple[list[int], RLEMasks]] = field(default_factory=list)
     masks: int = 0
     dropped: int = 0
     run_bytes: int = 0
@@ -91,6 +96,11 @@ class Outlines:
     def notes(self) -> dict[str, int]:
         """Counts of what was changed."""
         return {DROPPED: self.dropped}
+
+    @property
+    def length(self) -> int:
+        """Length of all rings in pixels."""
+        return round(sum(length for _, _, length in self.rings))
 
     def add(self, segmentation: Polygons | RleSegmentation | None) -> None:
         """Add a mask of COCO's; errors as of `add_polygons` and `add_rle`."""
@@ -115,27 +125,24 @@ class Outlines:
             nested = [[value for value in polygons if not isinstance(value, list)]]
         elif len(nested) < len(polygons):
             raise CorruptSampleError("it mixes polygons and numbers; write it again", "no outline")
-        corners = [_corners(i, numbers) for i, numbers in enumerate(nested)]
-        rings = [ring for ring in corners if isinstance(ring, np.ndarray)]
+        found = [_measured(i, numbers) for i, numbers in enumerate(nested)]
+        rings = [each for each in found if not isinstance(each, str)]
         if not rings:
-            raise CorruptSampleError(str(corners[0]), NO_AREA)
-        if max(self.size) > 2 and all(ring.min() >= 0 and ring.max() <= 1 for ring in rings):
+            raise CorruptSampleError(str(found[0]), NO_AREA)
+        if max(self.size) > 2 and all(max(ring) <= 1 and min(ring) >= 0 for ring, _ in rings):
             raise CorruptSampleError(
                 "its coordinates are from 0 to 1, as fractions of the image's size; give pixels",
                 "fractions, not pixels",
             )
-        lengths = [
-            float(np.abs(ring - ring[np.arange(-1, len(ring) - 1)]).max(1).sum()) for ring in rings
-        ]
-        if sum(lengths) > MAX_OUTLINE:
+        length = sum(length for _, length in rings)
+        if length > MAX_OUTLINE:
             raise CorruptSampleError(
-                f"its outline is {sum(lengths):.0f} px long, at most {MAX_OUTLINE} are drawn; "
+                f"its outline is {length:.0f} px long, at most {MAX_OUTLINE} are drawn; "
                 "remove it or write it again",
                 BEYOND,
             )
-        for ring, length in zip(rings, lengths, strict=True):
-            self.rings.append((self.masks, ring.ravel().tolist(), length))
-        self.dropped += len(corners) - len(rings)
+        self.rings.append((self.masks, [ring for ring, _ in rings], length))
+        self.dropped += len(nested) - len(rings)
         self.masks += 1
 
     def add_parts(self, polygons: Sequence[Sequence[float | None]], masks: list[RLEMasks]) -> None:
@@ -152,7 +159,7 @@ class Outlines:
             self.add_polygons([list(ring) for ring in polygons])
         else:
             self.masks += 1
-        self.rle += [(self.masks - 1, mask) for mask in masks]
+        self.parts += [([self.masks - 1], mask) for mask in masks]
 
     def add_rle(self, segmentation: RleSegmentation) -> None:
         """Add a mask given as run lengths; raise GigamaskError if they are invalid."""
@@ -165,41 +172,38 @@ class Outlines:
     def draw(self) -> RLEMasks:
         """Return all masks, some of which may be empty; raise `MaskLimitError` beyond limits."""
         check_masks(self.masks, self.name)
-        total = round(sum(length for _, _, length in self.rings))
-        check_count(total, "pixels of outlines", MAX_IMAGE_OUTLINE, self.name)
-        parts = [mask for _, mask in self.rle]
-        owners = [owner for owner, _ in self.rle]
-        runs = sum(len(mask.bounds) for mask in parts)
-        for some in self._chunks():
-            rows = sorted({owner for owner, _ in some})
-            drawn = mask_api_new_cpp.frPoly([ring for _, ring in some], *self.size)
-            rings = RLEMasks.from_coco([rle["counts"] for rle in drawn], self.size)
-            if len(rows) < len(some):
-                groups = np.searchsorted(rows, [owner for owner, _ in some])
-                rings = union(rings, groups, len(rows))
-            parts.append(rings)
-            owners += rows
-            runs += len(parts[-1].bounds)
-            check_count(runs, "runs of masks", MAX_RUNS, self.name)
+        check_count(self.length, "pixels of outlines", MAX_IMAGE_OUTLINE, self.name)
+        draw_rings([self])
+        parts = [part for _, part in self.parts] or [RLEMasks.from_coco([], self.size)]
+        runs = sum(len(part.bounds) for part in parts)
         check_count(runs, "runs of masks", MAX_RUNS, self.name)
-        if len(parts) == 1 and not self.rle:
-            return parts[0]
-        every = RLEMasks.concatenate(parts or [RLEMasks.from_coco([], self.size)])
-        if len(set(owners)) < len(owners):  # a mask of polygons and of PNGs, as LabelMe can group
-            return union(every, np.array(owners, np.int64), self.masks)
-        return every[np.argsort(owners, kind="stable")]
+        masks = RLEMasks.concatenate(parts)
+        numbers = [number for some, _ in self.parts for number in some]
+        if numbers == list(range(self.masks)):
+            return masks
+        return union(masks, np.array(numbers, np.int64), self.masks)
 
-    def _chunks(self) -> list[list[tuple[int, list[float]]]]:
-        """Divide the rings into parts of whole masks that are drawn at once."""
-        chunks: list[list[tuple[int, list[float]]]] = []
-        left = 0.0
-        for i, (owner, ring, length) in enumerate(self.rings):
-            if i == 0 or (left < length and owner != self.rings[i - 1][0]):
-                chunks.append([])
-                left = MAX_OUTLINE
-            chunks[-1].append((owner, ring))
-            left -= length
-        return chunks
+
+def draw_rings(images: Sequence[Outlines]) -> None:
+    """Draw the polygons of several images at once, for `Outlines.draw` to return.
+
+    Args:
+        images: The masks of each; those beyond the limits are left as they are.
+    """
+    images = [image for image in images if image.length <= MAX_IMAGE_OUTLINE]
+    masks_of_images = ((image, *mask) for image in images for mask in image.rings)
+    for some in in_groups(masks_of_images, itemgetter(3), MAX_OUTLINE):
+        own = [(image, list(masks)) for image, masks in groupby(some, itemgetter(0))]
+        drawn = [
+            mask_api_new_cpp.frPoly([ring for mask in masks for ring in mask[2]], *image.size)
+            for image, masks in own
+        ]
+        counts = [[rle["counts"] for rle in each] for each in drawn]
+        parts = read_masks(counts, [image.size for image, _ in own])
+        for (image, masks), part in zip(own, parts, strict=True):
+            image.parts.append(([number for _, number, rings, _ in masks for _ in rings], part))
+    for image in images:
+        image.rings.clear()
 
 
 def crop_mask(
@@ -222,31 +226,33 @@ def crop_mask(
     return RLEMasks(size, bounds, np.array([0, len(bounds)], np.int64))
 
 
-def _corners(i: int, numbers: Sequence[float | None]) -> Float64[np.ndarray, "k 2"] | str:
-    """Return a polygon's corners, or why it has no area; raise an error if it cannot be drawn."""
+def _measured(i: int, numbers: Sequence[float | None]) -> tuple[list[float], float] | str:
+    """Return a polygon and its length, or why it has no area; raise an error if it cannot be drawn.
+
+    Most have so few corners that NumPy would take longer.
+    """
+    too_few = (
+        f"polygon {i} has {len(numbers)} numbers, it needs an even number of at least 6 (three"
+        " corners); remove it or write it again"
+    )
     if len(numbers) % 2:
-        raise CorruptSampleError(
-            f"polygon {i} has {len(numbers)} numbers, it needs an even number of at least 6 (three"
-            " corners); remove it or write it again",
-            "odd number of coordinates",
-        )
-    ring = np.array(numbers, np.float64).reshape(-1, 2)
-    wrong = ~(np.abs(ring) <= MAX_COORDINATE)  # NaN too
-    if wrong.any():
-        number = ring[wrong][0]
-        stated = "that is NaN, infinite or null" if np.isnan(number) else f"of {number:g}"
+        raise CorruptSampleError(too_few, "odd number of coordinates")
+    known = [x for x in numbers if x is not None and abs(x) <= MAX_COORDINATE]  # not NaN
+    if len(known) < len(numbers):
+        number = next(x for x in numbers if x is None or not abs(x) <= MAX_COORDINATE)
+        is_nan = number is None or number != number
+        stated = "that is NaN, infinite or null" if is_nan else f"of {number:g}"
         raise CorruptSampleError(
             f"polygon {i} has a coordinate {stated}, at most {MAX_COORDINATE} px from"
             " 0 are allowed; remove it",
             "coordinates beyond the limits",
         )
     if len(numbers) < 6:
-        return (
-            f"polygon {i} has {len(numbers)} numbers, it needs an even number of at least 6 (three"
-            " corners); remove it or write it again"
-        )
-    arms = ring - ring[0]
-    longest = arms[np.abs(arms).argmax() // 2]
-    if not (arms[:, 0] * longest[1] != arms[:, 1] * longest[0]).any():
+        return too_few
+    xs, ys = known[0::2], known[1::2]
+    arms = [(x - xs[0], y - ys[0]) for x, y in zip(xs, ys, strict=True)]
+    far_x, far_y = max(arms, key=lambda arm: max(abs(arm[0]), abs(arm[1])))
+    if not any(x * far_y != y * far_x for x, y in arms):
         return f"polygon {i} is a line or a point without area; draw its outline"
-    return ring
+    sides = zip(xs, xs[-1:] + xs, ys, ys[-1:] + ys, strict=False)
+    return known, sum(max(abs(x1 - x0), abs(y1 - y0)) for x1, x0, y1, y0 in sides)

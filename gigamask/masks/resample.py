@@ -4,7 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Int32, Int64
+from jaxtyping import Bool, Float64, Int32, Int64
+
+from gigamask.errors import GigamaskError
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,32 @@ class Spans:
         boxes = np.tile(np.array([0, 0, -1, -1], np.int32), (len(counts), 1))
         boxes[filled] = np.stack([begin[heads] // tall, y0, (self.end[tails] - 1) // tall, y1], 1)
         return boxes
+
+    def points(
+        self, uniforms: Float64[np.ndarray, "n k"], heights: int | Int64[np.ndarray, "n"]
+    ) -> Int64[np.ndarray, "n k 2"]:
+        """Return foreground pixels xy: for each uniform u, the floor(u * area)-th in column order.
+
+        Args:
+            uniforms: Numbers in [0, 1] for each mask.
+            heights: Height of all masks, or of each.
+
+        Raises:
+            GigamaskError: A mask is empty.
+        """
+        covered = self.covered()
+        areas = np.diff(covered[self.offsets])
+        if not areas.all():
+            mask = int((areas == 0).argmax())
+            raise GigamaskError(f"mask {mask} is empty, so it has no foreground point; remove it")
+        # Numbers just below 1 become 1 when they are rounded to float32.
+        ranks = (
+            np.minimum((uniforms * areas[:, None]).astype(np.int64), areas[:, None] - 1)
+            + covered[self.offsets[:-1], None]
+        )
+        span = np.searchsorted(covered, ranks, "right") - 1
+        tall = np.broadcast_to(heights, areas.shape)[:, None]
+        return np.stack(np.divmod(self.begin[span] + ranks - covered[span], tall), -1)
 
     def counter(self, pixels: int) -> Callable[[Int64[np.ndarray, "k"]], Int64[np.ndarray, "k"]]:
         """Return a function that counts the foreground pixels before positions.

@@ -5,12 +5,11 @@ The cost grows with the masks' boundaries, not with their pixels.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, chain, pairwise
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int32, Int64
 
-from gigamask.errors import GigamaskError
 from gigamask.masks.coco_rle import check_size, read_spans, write_counts
 from gigamask.masks.resample import (
     Spans,
@@ -66,17 +65,11 @@ class RLEMasks:
         Raises:
             GigamaskError: A mask is not valid; the message has its index.
         """
-        check_size(size)
-        spans = read_spans(counts, np.full((len(counts), 2), size))
-        stride = size[0] * size[1] + 1  # keeps the end of a mask apart from the start of the next
-        shift = spans.owner() * stride
-        keys = np.stack([spans.begin + shift, spans.end + shift], 1).ravel()
-        return from_keys(size, len(counts), cancel_pairs(keys), stride)
+        return read_masks([counts], [size])[0]
 
     def to_coco(self) -> list[bytes]:
         """Return the masks as COCO's compressed counts, byte for byte as pycocotools does."""
-        lengths, offsets = _lengths(self)
-        return write_counts(lengths, offsets)
+        return write_masks([self])
 
     @classmethod
     def from_dense(cls, masks: Bool[np.ndarray, "n H W"]) -> "RLEMasks":
@@ -92,7 +85,7 @@ class RLEMasks:
     def to_dense(self) -> Bool[np.ndarray, "n H W"]:
         """Decode the masks, as a transposed view because runs are column-major."""
         height, width = self.size
-        lengths, offsets = _lengths(self)
+        lengths, offsets = _lengths([self])
         index = repeat_index(np.diff(offsets))[1]
         return (
             np.repeat((index & 1).astype(bool), lengths)
@@ -102,12 +95,7 @@ class RLEMasks:
 
     def spans(self) -> Spans:
         """Return the foreground as half-open intervals of positions."""
-        counts = np.diff(self.offsets)
-        bounds = self.bounds.astype(np.int64)
-        odd = np.flatnonzero(counts & 1)
-        if odd.size:
-            bounds = np.insert(bounds, self.offsets[odd + 1], self.size[0] * self.size[1])
-        return Spans(bounds[0::2], bounds[1::2], offsets_of((counts + 1) >> 1))
+        return spans_of([self])
 
     def areas(self) -> Int64[np.ndarray, "n"]:
         """Return each mask's number of foreground pixels."""
@@ -143,26 +131,11 @@ class RLEMasks:
         return shared / np.maximum(union, 1)
 
     def sample_points(self, uniforms: Float64[np.ndarray, "n k"]) -> Int64[np.ndarray, "n k 2"]:
-        """Return foreground pixels xy: for each uniform u, the floor(u * area)-th in column order.
+        """Return foreground pixels xy as `Spans.points` does.
 
         The pixels are uniform in the mask if u is uniform in [0, 1).
-
-        Raises:
-            GigamaskError: A mask is empty.
         """
-        spans = self.spans()
-        covered = spans.covered()
-        areas = np.diff(covered[spans.offsets])
-        if not areas.all():
-            mask = int((areas == 0).argmax())
-            raise GigamaskError(f"mask {mask} is empty, so it has no foreground point; remove it")
-        # Numbers just below 1 become 1 when they are rounded to float32.
-        ranks = (
-            np.minimum((uniforms * areas[:, None]).astype(np.int64), areas[:, None] - 1)
-            + covered[spans.offsets[:-1], None]
-        )
-        span = np.searchsorted(covered, ranks, "right") - 1
-        return np.stack(np.divmod(spans.begin[span] + ranks - covered[span], self.size[0]), -1)
+        return self.spans().points(uniforms, self.size[0])
 
     def resample(
         self, rows: Int64[np.ndarray, "h"], columns: Int64[np.ndarray, "w"], flip: bool = False
@@ -190,20 +163,63 @@ class RLEMasks:
         sizes = {part.size for part in parts}
         if len(sizes) != 1:
             raise ValueError(f"masks to concatenate must have the same size, got {sorted(sizes)}")
-        counts = np.concatenate([np.diff(part.offsets) for part in parts])
-        return RLEMasks(
-            parts[0].size, np.concatenate([part.bounds for part in parts]), offsets_of(counts)
-        )
+        bounds, counts, _ = _join(parts)
+        return RLEMasks(parts[0].size, bounds, offsets_of(counts))
 
 
-def _lengths(masks: RLEMasks) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "n1"]]:
+def read_masks(
+    counts: Sequence[Sequence[bytes | str | Sequence]], sizes: Sequence[tuple[int, int]]
+) -> list[RLEMasks]:
+    """Decode masks of several images in COCO's format at once.
+
+    Args:
+        counts: Counts of each mask of each image, compressed strings or lists of integers.
+        sizes: Size of each image, (H, W).
+
+    Raises:
+        GigamaskError: A mask is not valid; the message has its index among all.
+    """
+    pixels, numbers = [check_size(size) for size in sizes], [len(each) for each in counts]
+    spans = read_spans(list(chain.from_iterable(counts)), np.repeat(sizes, numbers, 0))
+    stride = max(pixels) + 1  # keeps the end of a mask apart from the start of the next
+    shift = spans.owner() * stride
+    keys = np.stack([spans.begin + shift, spans.end + shift], 1).ravel()
+    return _split(sizes, numbers, cancel_pairs(keys), stride)
+
+
+def write_masks(parts: Sequence[RLEMasks]) -> list[bytes]:
+    """Return masks of several images as COCO's compressed counts, as pycocotools does."""
+    return write_counts(*_lengths(parts))
+
+
+def spans_of(parts: Sequence[RLEMasks]) -> Spans:
+    """Return the foreground of masks of several images."""
+    bounds, counts, pixels = _join(parts)
+    bounds = bounds.astype(np.int64)
+    odd = np.flatnonzero(counts & 1)
+    if odd.size:
+        bounds = np.insert(bounds, np.cumsum(counts)[odd], pixels[odd])
+    return Spans(bounds[0::2], bounds[1::2], offsets_of((counts + 1) >> 1))
+
+
+def _join(
+    parts: Sequence[RLEMasks],
+) -> tuple[Int32[np.ndarray, "T"], Int64[np.ndarray, "n"], Int64[np.ndarray, "n"]]:
+    """Return the bounds of all masks, and the number of bounds and of pixels of each."""
+    return (
+        np.concatenate([part.bounds for part in parts]),
+        np.concatenate([part.offsets[1:] - part.offsets[:-1] for part in parts]),
+        np.repeat([part.size[0] * part.size[1] for part in parts], [len(part) for part in parts]),
+    )
+
+
+def _lengths(parts: Sequence[RLEMasks]) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "n1"]]:
     """Return the run lengths of all masks, background first, and the start of each mask's."""
-    pixels, indices = masks.size[0] * masks.size[1], np.arange(len(masks))
-    owner = np.repeat(indices, np.diff(masks.offsets))
-    ends = np.empty(len(masks.bounds) + len(masks), np.int64)
-    ends[np.arange(len(owner)) + owner] = masks.bounds + owner * pixels
-    ends[masks.offsets[1:] + indices] = (indices + 1) * pixels
-    return np.diff(ends, prepend=0), masks.offsets + np.arange(len(masks) + 1)
+    bounds, counts, pixels = _join(parts)
+    edges = offsets_of(pixels)
+    ends = bounds + np.repeat(edges[:-1], counts)
+    ends = np.insert(ends, np.cumsum(counts), edges[1:])
+    return np.diff(ends, prepend=0), offsets_of(counts + 1)
 
 
 def _blocks(counts: Int64[np.ndarray, "p"]) -> list[tuple[int, int]]:
@@ -233,12 +249,30 @@ def from_keys(
         keys: Bounds of mask i plus i * stride; a bound at the end of the grid is dropped.
         stride: Distance between masks, at least H * W.
     """
-    offsets = np.searchsorted(keys, np.arange(count + 1) * stride)
-    bounds = keys - np.repeat(np.arange(count) * stride, np.diff(offsets))
-    dropped = np.flatnonzero(bounds >= size[0] * size[1])
+    return _split([size], [count], keys, stride)[0]
+
+
+def _split(
+    sizes: Sequence[tuple[int, int]],
+    numbers: Sequence[int],
+    keys: Int64[np.ndarray, "k"],
+    stride: int,
+) -> list[RLEMasks]:
+    """Return the masks of several images, of which each has a size and a number of masks."""
+    edges = [0, *accumulate(numbers)]
+    offsets = np.searchsorted(keys, np.arange(edges[-1] + 1) * stride)
+    lengths = np.diff(offsets)
+    bounds = keys - np.repeat(np.arange(edges[-1]) * stride, lengths)
+    pixels = np.array([height * width for height, width in sizes])
+    limits = np.repeat(np.repeat(pixels, numbers), lengths) if len(sizes) > 1 else pixels
+    dropped = np.flatnonzero(bounds >= limits)
     if dropped.size:
         bounds, offsets = np.delete(bounds, dropped), offsets - np.searchsorted(dropped, offsets)
-    return RLEMasks(size, bounds.astype(np.int32), offsets)
+    bounds = bounds.astype(np.int32)
+    return [
+        RLEMasks(size, bounds[own[0] : own[-1]], own - own[0])
+        for size, own in zip(sizes, (offsets[i : j + 1] for i, j in pairwise(edges)), strict=True)
+    ]
 
 
 def union(masks: RLEMasks, groups: Int64[np.ndarray, "n"], count: int) -> RLEMasks:
@@ -253,8 +287,10 @@ def union(masks: RLEMasks, groups: Int64[np.ndarray, "n"], count: int) -> RLEMas
     of, bound = repeat_index(lengths)
     # A run that reaches the end of the grid is closed there, or it would extend into the next mask.
     odd = groups[lengths % 2 == 1]
-    keys = np.concatenate([groups[of] * (pixels + 1) + masks.bounds, odd * (pixels + 1) + pixels])
-    steps = np.concatenate([1 - 2 * (bound & 1), np.full(len(odd), -1)])
-    places, inverse = np.unique(keys, return_inverse=True)
-    covered = np.cumsum(np.bincount(inverse, steps, len(places))) > 0
-    return from_keys(masks.size, count, places[np.diff(covered, prepend=False)], pixels + 1)
+    begins = groups[of] * (pixels + 1) + masks.bounds
+    # Ends are odd, so that what begins where another ends is sorted before it.
+    keys = np.concatenate([2 * begins + (bound & 1), 2 * (odd * (pixels + 1) + pixels) + 1])
+    keys.sort()
+    ends = keys & 1
+    depth = np.cumsum(1 - 2 * ends)
+    return from_keys(masks.size, count, keys[depth == 1 - ends] >> 1, pixels + 1)

@@ -3,6 +3,7 @@
 import io
 import json
 import tarfile
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -16,7 +17,7 @@ from gigamask.data import index as indexes
 from gigamask.data.shards import ShardReader
 from gigamask.datatools.convert import ConvertOptions, convert
 from gigamask.datatools.convert_coco import CocoImage
-from gigamask.datatools.outlines import _corners
+from gigamask.datatools.outlines import _measured
 
 # pycocotools 2.0 decodes through an old array protocol, which numpy 2 warns about.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -59,7 +60,7 @@ def segmentation(random: np.random.Generator, height: int, width: int) -> list |
 def as_coco_does(segmentation: list | dict, height: int, width: int) -> np.ndarray:
     """The mask as `COCO.annToMask` makes it, without the rings that are no area."""
     if isinstance(segmentation, list):
-        segmentation = [ring for ring in segmentation if not isinstance(_corners(0, ring), str)]
+        segmentation = [ring for ring in segmentation if not isinstance(_measured(0, ring), str)]
         if not segmentation:
             return np.zeros((height, width), bool)
         return coco.decode(coco.merge(coco.frPyObjects(segmentation, height, width))).astype(bool)
@@ -70,7 +71,7 @@ def as_coco_does(segmentation: list | dict, height: int, width: int) -> np.ndarr
 
 def test_a_thousand_annotations():
     random = np.random.default_rng(5)
-    empty = 0
+    every, images, empty = [], [], 0
     for _ in range(40):
         height, width = map(int, random.integers(1, 120, 2))
         given = [segmentation(random, height, width) for _ in range(25)]
@@ -79,14 +80,18 @@ def test_a_thousand_annotations():
             msgspec.Raw(json.dumps({"segmentation": each, "id": i, "image_id": 1}).encode())
             for i, each in enumerate(given)
         ]
-        objects = CocoImage(1, "1.png", Path("1.png"), (height, width), raws, False).objects(b"")
+        every.append(expected)
+        images.append((CocoImage(1, "", Path(), (height, width), raws, False), b""))
+    groups = list(CocoImage.all_objects(images))
+    assert len(groups) < 20
+    for (*_, objects), expected in zip(chain(*groups), every, strict=True):
         filled = [i for i, mask in enumerate(expected) if mask.any()]
         assert [extra["id"] for extra in objects.extras] == filled
         assert np.array_equal(
             objects.masks.to_dense(),
-            np.array([expected[i] for i in filled]).reshape(-1, height, width),
+            np.array([expected[i] for i in filled]).reshape(-1, *expected[0].shape),
         )
-        assert len(objects.skipped) == len(given) - len(filled)
+        assert len(objects.skipped) == 25 - len(filled)
         empty += len(objects.skipped)
     assert empty > 20
 

@@ -335,7 +335,7 @@ def _resize_record(
     )
     scale = np.array([width / transform.original[1], height / transform.original[0]] * 2)
     annotations = []
-    for old, shape, coords in zip(entries, annotation.mask_fields(masks), pixels, strict=True):
+    for old, shape, coords in zip(entries, annotation.mask_fields([masks]), pixels, strict=True):
         new = old | shape
         if "point_coords" in old:
             new["point_coords"] = list(islice(points, len(coords.point_coords)))

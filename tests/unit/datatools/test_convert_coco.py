@@ -10,7 +10,7 @@ from PIL import Image
 
 from gigamask.datatools import convert_coco, outlines
 from gigamask.datatools.coco_json import canonical_id
-from gigamask.datatools.convert_coco import CocoSource
+from gigamask.datatools.convert_coco import CocoImage, CocoSource
 from gigamask.datatools.find_source import of_annotations
 from gigamask.datatools.formats import ConvertOptions
 from gigamask.datatools.objects import Objects, SourceListing
@@ -227,6 +227,19 @@ def test_limits_of_an_image(tmp_path, monkeypatch, annotations, datum):
     monkeypatch.setattr(outlines.mask_api_new_cpp, "frPoly", draw)
     with pytest.raises(outlines.MaskLimitError, match=datum):
         only(listing(tmp_path, [row()], annotations))
+
+
+@pytest.mark.parametrize(("limit", "groups"), [(1, 3), (2**20, 1)])
+def test_an_image_that_fails_costs_no_other_of_its_group(tmp_path, monkeypatch, limit, groups):
+    monkeypatch.setattr(convert_coco, "GROUP_BYTES", limit)
+    monkeypatch.setattr(convert_coco, "MAX_NUMBERS", 50)
+    names = ("0.jpg", "1.jpg", "2.jpg")
+    annotations = [mask(0), mask(1, segmentation=[[1, 2] * 50]), mask(2)]
+    images = listing(tmp_path, list(map(row, range(3), names)), annotations, names).images
+    found = list(CocoImage.all_objects(CocoImage.read_all(images)))
+    assert len(found) == groups
+    kinds = [type(objects) for group in found for *_, objects in group]
+    assert kinds == [Objects, outlines.MaskLimitError, Objects]
 
 
 def test_masks_that_are_drawn_in_parts_keep_their_order(tmp_path, monkeypatch):

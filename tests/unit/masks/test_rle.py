@@ -6,7 +6,7 @@ import torch
 
 from gigamask.masks import rle as runs_module
 from gigamask.masks.devices import encode_boxes
-from gigamask.masks.rle import RLEMasks
+from gigamask.masks.rle import RLEMasks, read_masks, write_masks
 from tests.errors import error_line
 
 
@@ -52,6 +52,14 @@ def test_overlaps_in_small_blocks_are_the_same(masks, monkeypatch):
 def test_masks_of_two_sizes_have_no_overlap(masks):
     with pytest.raises(ValueError, match=r"\(6, 5\).*\(5, 5\)"):
         RLEMasks.from_dense(masks).iou(RLEMasks.from_dense(masks[:, :5]))
+
+
+def test_masks_of_two_sizes_are_read_and_written_at_once(masks):
+    parts = [RLEMasks.from_dense(each) for each in (masks, masks[:0], masks[:, :5])]
+    counts = [part.to_coco() for part in parts]
+    assert write_masks(parts) == [*counts[0], *counts[2]]
+    for part, again in zip(parts, read_masks(counts, [p.size for p in parts]), strict=True):
+        assert np.array_equal(part.to_dense(), again.to_dense())
 
 
 def test_an_empty_mask_has_no_points(masks):
