@@ -1,5 +1,6 @@
 """A real browser for pages and reports."""
 
+import re
 import shutil
 from contextlib import contextmanager
 
@@ -39,7 +40,8 @@ def opened(browser, address, size=WIDE, **more):
         "console",
         lambda line: (
             wrong.append(line.text)
-            if line.type == "error" and "status of 4" not in line.text
+            if line.type == "error"
+            and not re.search("status of 4|net::ERR_CONNECTION_RESET", line.text)
             else None
         ),
     )

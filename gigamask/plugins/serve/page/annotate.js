@@ -11,7 +11,8 @@ import { belongsTo, namesOf, takesText } from "./keys.js";
 import { $, classCounts, counted, download, loadPicture, make, request, save, showMessage, withErrorMessages } from "./parts.js";
 import { contains, decoded, hue } from "./masks.js";
 
-const MODEL = [240, 228, 66], PREVIEW = [86, 180, 233], DRAGGED_PX = 6, NEAR_PX = 9, PREVIEW_MS = 40, LOOK_MS = 700, MOST_POINTS = 4000;
+const MODEL = [240, 228, 66], PREVIEW = [86, 180, 233], DRAGGED_PX = 6, NEAR_PX = 9, PREVIEW_MS = 40, LOOK_MS = 700, RETRY_MS = 1000, MOST_POINTS = 4000;
+const NOT_SAVED = "the last change is not saved";
 const TOOLS = { v: "select", p: "point", b: "box", d: "brush", e: "erase", g: "polygon" };
 
 let images = [], order = [], change = 0;
@@ -30,6 +31,7 @@ let asked = 0, newest = 0, pointer = null;
 let everything = null; // all masks of the model, if they are shown
 let hidden = false, spaced = false, steps = 0;
 let shownAt = 0, touched = false, doubted = 0;   // when the image was shown, whether it was worked on since, when "done" was doubted
+let lost = null;       // {row, version} of the image when the answer to a change was lost
 let ready = Promise.resolve(), encoding = 0, slow = "", fault = "";
 const pointers = new Map(), client = crypto.getRandomValues(new Uint32Array(2)).join("-");
 let pinched = null;
@@ -162,10 +164,28 @@ function showState() {
 /** Says that an action failed, and how many that waited for it are not done either. */
 function failed(error, dropped) {
   console.warn(error);
-  if (!/cannot be opened$/.test(fault)) fault = "the last change is not saved";
+  if (!/cannot be opened$/.test(fault)) fault = NOT_SAVED;
+  if (error.status === undefined && queue.label() === "saving" && !lost) {
+    lost = image;
+    queue.enqueue("", recover);
+  }
   const message = dropped ? `${error.message}; ${counted(dropped, "further action")} not done` : error.message;
   if (error.status === 409) { $("a-stale-why").textContent = message; $("a-stale").hidden = false; } else showMessage(message);
   stage.draw();
+}
+
+/** Finds out, as soon as the server answers, whether a change whose answer was lost is saved, and shows what is. */
+async function recover() {
+  if (!lost) return;   // the server has answered about an image since
+  const { row, version, objects } = lost;
+  let found;
+  try { found = await request(`project/images/${row}`); } catch { setTimeout(() => queue.enqueue("", recover), RETRY_MS); return; }
+  if (found.version === version) { lost = null; return; }   // it never came
+  take(found);
+  const made = image.objects.find(({ id }) => objects.every((each) => each.id !== id));
+  if (made) activate(made.id);
+  if (fault === NOT_SAVED) fault = "";
+  showMessage("the last change is saved: only the answer of the server was lost");
 }
 
 /** Takes the server's objects of the image. */
@@ -173,7 +193,7 @@ function take(found) {
   const known = new Map(image.objects.map((each) => [each.segmentation.counts, each.mask]));
   image = { ...image, ...found, objects: found.objects.map((each) => ({ ...each, mask: known.get(each.segmentation.counts) ?? decoded(each) })) };
   if (active !== null && !image.objects.some(({ id }) => id === active)) active = null;
-  preview = null;
+  preview = lost = null;
   refreshCorners();
   Object.assign(images[image.row], { status: image.status, objects: image.objects.length, accepted: image.objects.filter(({ accepted }) => accepted).length,
     open: image.objects.filter(isOpen).map((each) => each.certainty), held_out: image.held_out, categories: tally(image.objects.map((each) => each.category)) });

@@ -10,9 +10,10 @@ from PIL import Image
 
 from tests.browser import opened
 from tests.plugins.serve.journeys.test_annotate import objects, open_named, saved
-from tests.plugins.serve.journeys.test_serve import annotating
+from tests.plugins.serve.journeys.test_serve import annotating, click
 
 pytestmark = pytest.mark.long
+MARKS = "#a-marks"
 COLORS = {"0": (200, 30, 30), "1": (30, 160, 30), "2": (30, 30, 200), "3": (200, 200, 30)}
 MARK_XY = (1700, 1100)
 SCALES = (1.25, 1.5, 2, 3, 1)
@@ -127,11 +128,6 @@ def on_disk(folder, name):
     return found, edits["done"]
 
 
-def click(page, across, down):
-    box = page.locator("#a-marks").bounding_box()
-    page.mouse.click(box["x"] + across * box["width"], box["y"] + down * box["height"])
-
-
 def thumbnail(page):
     """Returns the color at the middle of the first object's thumbnail."""
     return page.evaluate(
@@ -145,9 +141,9 @@ def hands(page, folder, part):
     saved(page)
     open_named(page, f"{first}.jpg")
     page.route("**/prompt", lambda route: (time.sleep(0.3), route.continue_()))
-    click(page, 0.4, 0.5)
+    click(page, 0.4, 0.5, MARKS)
     page.keyboard.press("Enter")
-    click(page, 0.6, 0.5)
+    click(page, 0.6, 0.5, MARKS)
     page.keyboard.press("Enter")
     page.keyboard.press("n")  # before either mask has come
     page.keyboard.press("n")
@@ -163,7 +159,7 @@ def hands(page, folder, part):
     assert page.inner_text("#a-title") == f"{second}.jpg"
     assert not on_disk(folder, second)[1]
     page.keyboard.press("d")
-    click(page, 0.5, 0.5)
+    click(page, 0.5, 0.5, MARKS)
     objects(page, 1)
     assert page.is_hidden("#a-empty-done")
     page.keyboard.press("Enter")

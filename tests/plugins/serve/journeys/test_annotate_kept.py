@@ -26,6 +26,18 @@ def place(tmp_path_factory):
         yield address, folder
 
 
+@pytest.fixture
+def folder(place):
+    return place[1]
+
+
+@pytest.fixture
+def page(browser, place):
+    with opened(browser, place[0]) as page:
+        saved(page)
+        yield page
+
+
 def picture(folder, number, shade):
     pixels = np.full((60, 90, 3), shade, np.uint8)
     Image.fromarray(pixels).save(folder / "photos" / f"{number}.png")
@@ -51,6 +63,13 @@ def settled(page):
     saved(page)
 
 
+def dot(page):
+    """Draws a dot, which is the only object."""
+    page.keyboard.press("d")
+    page.mouse.click(*at(page, 0.5, 0.5))
+    objects(page, 1)
+
+
 def drag(page, start, end, button="left", steps=4):
     page.mouse.move(*start)
     page.mouse.down(button=button)
@@ -62,89 +81,95 @@ def mask(folder, name):
     return on_disk(folder, name)[1]["1"]["mask"]
 
 
-def test_corners_are_those_of_the_mask_that_is_saved(browser, place):
-    address, folder = place
-    with opened(browser, address) as page:
+def test_corners_are_those_of_the_mask_that_is_saved(page, folder):
+    polygon(page, SQUARE)
+    page.keyboard.press("Enter")
+    objects(page, 1)
+    page.wait_for_timeout(300)  # the corners come
+    square = mask(folder, "0")
+    drag(page, at(page, 0.6, 0.6), at(page, 0.8, 0.8))
+    settled(page)
+    assert mask(folder, "0") != square
+    page.keyboard.press("z")
+    settled(page)
+    assert mask(folder, "0") == square
+    drag(page, at(page, 0.2, 0.2), at(page, 0.1, 0.1))
+    settled(page)
+    kinds, found = on_disk(folder, "0")
+    assert kinds == ["polygon", "polygon"]
+    x, y = at(page, 0.6, 0.2)
+    drag(page, (x, y), (x + 2, y + 1), "right", 2)  # a hand that is not still
+    settled(page)
+    shapes = page.evaluate("async () => (await fetch('api/project/images/0/corners/1')).json()")
+    assert np.allclose(sorted(shapes[0]), [[9, 6], [18, 36], [54, 36]], atol=1), found
+
+
+def test_a_polygon_that_is_left_is_kept(page, folder):
+    for leave in ("b", "ArrowRight"):
+        open_named(page, "1.png")
+        page.keyboard.press("Escape")  # no object, whose corners would be moved
         saved(page)
-        polygon(page, SQUARE)
-        page.keyboard.press("Enter")
-        objects(page, 1)
-        page.wait_for_timeout(300)  # the corners come
-        square = mask(folder, "0")
-        drag(page, at(page, 0.6, 0.6), at(page, 0.8, 0.8))
+        polygon(page, SQUARE[:3])
+        page.keyboard.press(leave)
         settled(page)
-        assert mask(folder, "0") != square
-        page.keyboard.press("z")
-        settled(page)
-        assert mask(folder, "0") == square
-        drag(page, at(page, 0.2, 0.2), at(page, 0.1, 0.1))
-        settled(page)
-        kinds, found = on_disk(folder, "0")
-        assert kinds == ["polygon", "polygon"]
-        x, y = at(page, 0.6, 0.2)
-        drag(page, (x, y), (x + 2, y + 1), "right", 2)  # a hand that is not still
-        settled(page)
-        shapes = page.evaluate("async () => (await fetch('api/project/images/0/corners/1')).json()")
-        assert np.allclose(sorted(shapes[0]), [[9, 6], [18, 36], [54, 36]], atol=1), found
+    assert on_disk(folder, "1")[0] == ["polygon", "polygon"]
 
 
-def test_a_polygon_that_is_left_is_kept(browser, place):
-    address, folder = place
-    with opened(browser, address) as page:
-        saved(page)
-        for leave in ("b", "ArrowRight"):
-            open_named(page, "1.png")
-            page.keyboard.press("Escape")  # no object, whose corners would be moved
-            saved(page)
-            polygon(page, SQUARE[:3])
-            page.keyboard.press(leave)
-            settled(page)
-        assert on_disk(folder, "1")[0] == ["polygon", "polygon"]
+def test_a_name_is_kept_while_it_is_typed(page, folder):
+    open_named(page, "2.png")
+    dot(page)
+    page.route("**/stroke", lambda route: (time.sleep(1), route.continue_()))
+    page.keyboard.press("r")
+    page.keyboard.type("cat")
+    page.keyboard.press("Enter")
+    page.mouse.click(*at(page, 0.3, 0.5))
+    page.keyboard.press("r")  # before the stroke is saved
+    page.keyboard.type("a")  # is no key
+    page.wait_for_function("() => document.activeElement.id === 'a-name'")
+    page.keyboard.type("s")
+    page.keyboard.press("Escape")  # as it was
+    saved(page)
+    [found] = on_disk(folder, "2")[1].values()
+    assert (found["name"], found["accepted"]) == ("cat", False)
 
 
-def test_a_name_is_kept_while_it_is_typed(browser, place):
-    address, folder = place
-    with opened(browser, address) as page:
-        saved(page)
-        open_named(page, "2.png")
-        page.keyboard.press("d")
-        page.mouse.click(*at(page, 0.5, 0.5))
-        objects(page, 1)
-        page.route("**/stroke", lambda route: (time.sleep(1), route.continue_()))
-        page.keyboard.press("r")
-        page.keyboard.type("cat")
-        page.keyboard.press("Enter")
-        page.mouse.click(*at(page, 0.3, 0.5))
-        page.keyboard.press("r")  # before the stroke is saved
-        page.keyboard.type("a")  # is no key
-        page.wait_for_function("() => document.activeElement.id === 'a-name'")
-        page.keyboard.type("s")
-        page.keyboard.press("Escape")  # as it was
-        saved(page)
-        [found] = on_disk(folder, "2")[1].values()
-        assert (found["name"], found["accepted"]) == ("cat", False)
+def test_the_next_image_is_not_one_that_is_done_and_a_replaced_one_is_said(page, folder):
+    page.select_option("#a-order", "open")
+    open_named(page, "4.png")
+    dot(page)
+    page.keyboard.press("a")
+    page.wait_for_selector("#a-accept-all[disabled]")
+    page.keyboard.press("n")
+    page.wait_for_selector("#a-title:has-text('5.png')")
+    saved(page)
+    picture(folder, 5, 250)
+    page.keyboard.press("d")
+    page.mouse.click(*at(page, 0.5, 0.5))
+    page.wait_for_selector("#a-stale:has-text('is another picture than the one shown')")
+    page.click("#a-reload")
+    page.wait_for_selector("#a-stale", state="hidden")
+    saved(page)
+    page.mouse.click(*at(page, 0.5, 0.5))
+    objects(page, 1)
 
 
-def test_the_next_image_is_not_one_that_is_done_and_a_replaced_one_is_said(browser, place):
-    address, folder = place
-    with opened(browser, address) as page:
-        saved(page)
-        page.select_option("#a-order", "open")
-        open_named(page, "4.png")
-        page.keyboard.press("d")
-        page.mouse.click(*at(page, 0.5, 0.5))
-        objects(page, 1)
-        page.keyboard.press("a")
-        page.wait_for_selector("#a-accept-all[disabled]")
-        page.keyboard.press("n")
-        page.wait_for_selector("#a-title:has-text('5.png')")
-        saved(page)
-        picture(folder, 5, 250)
-        page.keyboard.press("d")
-        page.mouse.click(*at(page, 0.5, 0.5))
-        page.wait_for_selector("#a-stale:has-text('is another picture than the one shown')")
-        page.click("#a-reload")
-        page.wait_for_selector("#a-stale", state="hidden")
-        saved(page)
-        page.mouse.click(*at(page, 0.5, 0.5))
-        objects(page, 1)
+def test_a_change_whose_answer_is_lost_is_saved_and_one_that_never_came_is_not(page, folder):
+    def lose(route):
+        route.abort("connectionreset")
+
+    open_named(page, "3.png")
+    page.keyboard.press("d")
+    page.route("**/stroke", lambda route: (route.fetch(), lose(route)))
+    page.route("**/images/3", lose)  # nor can the page ask
+    page.mouse.click(*at(page, 0.3, 0.5))
+    page.wait_for_selector("#a-state:has-text('the last change is not saved')")
+    page.unroute_all()
+    objects(page, 1)
+    page.route("**/stroke", lose)
+    page.mouse.click(*at(page, 0.5, 0.5))
+    page.wait_for_timeout(500)
+    assert page.inner_text("#a-state") == "the last change is not saved"
+    page.unroute_all()
+    page.mouse.click(*at(page, 0.7, 0.5))
+    settled(page)
+    assert on_disk(folder, "3")[0] == ["stroke", "stroke"]

@@ -156,8 +156,8 @@ def choose_file(page, path):
     page.set_input_files("#file", path)
 
 
-def click(page, across, down, **more):
-    box = page.locator("#canvas").bounding_box()
+def click(page, across, down, canvas="#canvas", **more):
+    box = page.locator(canvas).bounding_box()
     page.mouse.click(box["x"] + across * box["width"], box["y"] + down * box["height"], **more)
 
 

@@ -305,14 +305,23 @@ def test_accepted_objects_are_exported_as_coco_and_shards(project, tmp_path):
     assert content["images"][0]["file_name"] == "more/4.png"
 
 
+def names(out):
+    """Returns the names of the images in COCO's file of an export."""
+    return [each["file_name"] for each in json.loads((out / "coco.json").read_text())["images"]]
+
+
+def listed(out):
+    """Returns the names of the files of an export."""
+    return {path.name for path in out.iterdir() if path.name[0] != "."}
+
+
 def test_an_image_that_is_done_without_objects_is_exported_as_that(project, tmp_path):
     edit(project, 0)
     project.mark_done(1, 0, True, SIZE)
     out = tmp_path / "export"
     counts = export(project, out, None, tuple(writers()), table=True, images=True)
     assert (counts["images"], counts["masks"]) == (2, 1)
-    content = json.loads((out / "coco.json").read_text())
-    assert [each["file_name"] for each in content["images"]] == ["0.png", "1.png"]
+    assert names(out) == ["0.png", "1.png"]
     assert not np.any(Image.open(out / "labels" / "1.png"))
     assert (out / "yolo" / "labels" / "1.txt").read_text() == ""
     with tarfile.open(out / "shards" / "sa_000000.tar") as tar:
@@ -328,8 +337,7 @@ def test_an_image_that_cannot_be_read_is_in_no_file_of_an_export(project, tmp_pa
     (tmp_path / "photos" / "1.png").write_bytes(whole[: len(whole) // 2])
     out = tmp_path / "export"
     told = export(project, out, images=True)
-    content = json.loads((out / "coco.json").read_text())
-    assert [each["file_name"] for each in content["images"]] == ["2.png"]
+    assert names(out) == ["2.png"]
     assert (told["images"], told["masks"]) == (1, 1)
     assert {line[:5] for line in told["skipped"]} == {"0.png", "1.png"}
 
@@ -346,13 +354,13 @@ def test_no_file_of_an_export_states_other_masks_than_the_last_one(project, tmp_
     assert [line.split(":")[0] for line in sorted(told)] == [
         str(out / name) for name in ("coco.json", "regions.csv", "shards")
     ]
-    assert {path.name for path in out.iterdir() if path.name[0] != "."} == {"labels"}
+    assert listed(out) == {"labels"}
     mine = {"coco.json", "notes.txt"}
     for name in mine:
         (out / name).write_text("{}")
     (out / ".state").unlink()  # as of an earlier version
     assert not export(project, out, None, ("labels",))["skipped"]
-    assert {path.name for path in out.iterdir() if path.name[0] != "."} == {"labels"} | mine
+    assert listed(out) == {"labels"} | mine
 
 
 def test_two_exports_at_once_are_both_whole(project, tmp_path):
