@@ -39,7 +39,7 @@ from gigamask.profiling.dry_run import (
     PhaseTask,
     blank_batch,
 )
-from gigamask.profiling.memory_plan import Cluster
+from gigamask.profiling.gpus import Cluster
 from gigamask.prompts.schedule import InteractiveSchedule
 from gigamask.recipes import find
 from gigamask.training.optim import AdamW

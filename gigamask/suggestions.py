@@ -12,7 +12,7 @@ COMMANDS = {
     "segment": "predict inference infer automatic amg generate-masks",
     "evaluate": "val validation test score",
     "benchmark": "noc clicks leaderboard compare-models",
-    "train": "fit finetune fine-tune tune run resume",
+    "train": "yolo fit finetune fine-tune tune run resume",
     "distill": "student",
     "pretrain": "mae",
     "serve": "annotate viz visualize gui ui web app gradio browse label",
@@ -162,6 +162,7 @@ def suggest_flag(flag: str, known: Collection[str], positional: Collection[str] 
     }
     hints = [hint for hint, others in FLAGS.items() if name in others.split()]
     candidates = [
+        *difflib.get_close_matches(f"--{name}", known, 1, cutoff=0.94),
         *(hint for hint in hints if hint.split()[0] in known),
         *(arguments[hint] for hint in (f"--{name}", *hints) if hint in arguments),
         *sorted((other for other in known if other.endswith(f".{name}")), key=len),

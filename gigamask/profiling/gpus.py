@@ -8,6 +8,7 @@ matrix products by default (`torch.backends.cuda.matmul`).
 
 import difflib
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -35,6 +36,29 @@ class Gpu:
                 f" {' or '.join(self.tflops)}"
             )
         return self.tflops[precision] * 1e12
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Machines with the same number of GPUs each, and one process for every GPU."""
+
+    nodes: int
+    gpus_per_node: int
+
+    @property
+    def size(self) -> int:
+        """Number of processes."""
+        return self.nodes * self.gpus_per_node
+
+    @classmethod
+    def parse(cls, text: str) -> "Cluster":
+        """Parse `32x8` (nodes x GPUs per node), or `256` for one machine."""
+        found = re.fullmatch(r"(?:([1-9]\d*)x)?([1-9]\d*)", text)
+        if found is None:
+            raise GigamaskError(
+                f"--world must be NODESxGPUS, such as 32x8, or a number of GPUs, got {text!r}"
+            )
+        return cls(int(found[1] or 1), int(found[2]))
 
 
 def _gpu(name: str, gib: float, half: float, single: float, source: str) -> Gpu:

@@ -9,14 +9,12 @@ are all-reduced where they are.
 """
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gigamask.distributed.fsdp import Parallel
-from gigamask.errors import GigamaskError
-from gigamask.profiling.gpus import Gpu
+from gigamask.profiling.gpus import Cluster, Gpu
 
 STATE_KINDS = ("weights", "gradients", "optimizer")
 GIB = 2**30
@@ -31,29 +29,6 @@ EXPECTED = {"a step of ViT-H in 146 ms on an H100, counted, not measured": 0.161
 """Fractions of the GPUs' peak FLOP/s that are assumed, with `PUBLISHED`, if the user sets none."""
 LOADED_PER_S = 25
 """Images per second of one loader process from SA-1B's tars (docs/measurements/loader.md)."""
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """Machines with the same number of GPUs each, and one process for every GPU."""
-
-    nodes: int
-    gpus_per_node: int
-
-    @property
-    def size(self) -> int:
-        """Number of processes."""
-        return self.nodes * self.gpus_per_node
-
-    @classmethod
-    def parse(cls, text: str) -> "Cluster":
-        """Parse `32x8` (nodes x GPUs per node), or `256` for one machine."""
-        found = re.fullmatch(r"(?:([1-9]\d*)x)?([1-9]\d*)", text)
-        if found is None:
-            raise GigamaskError(
-                f"--world must be NODESxGPUS, such as 32x8, or a number of GPUs, got {text!r}"
-            )
-        return cls(int(found[1] or 1), int(found[2]))
 
 
 @dataclass(frozen=True)

@@ -33,9 +33,9 @@ from gigamask.profiling.dry_run import (
     use_gathered_weights,
 )
 from gigamask.profiling.flops import FlopMeter, StepFlops
-from gigamask.profiling.gpus import Gpu
+from gigamask.profiling.gpus import Cluster, Gpu
 from gigamask.profiling.held_bytes import held_bytes
-from gigamask.profiling.memory_plan import BatchSplit, Cluster, StateBytes
+from gigamask.profiling.memory_plan import BatchSplit, StateBytes
 from gigamask.training.config import ImageTrainConfig, item_sampler
 from gigamask.training.optim import AdamW, AdamW8bit, select_trained
 from gigamask.training.state import TrainState

@@ -406,7 +406,7 @@ def choose_micro_batch_size(config: TrainConfig, world: World) -> TrainConfig:
             return saved.micro_batch_size or 1
         if device.type != "cuda" or not isinstance(config, ImageTrainConfig):
             return 1
-        from gigamask.profiling.memory_plan import Cluster
+        from gigamask.profiling.gpus import Cluster
         from gigamask.workflows.plan import Hardware, largest_micro_batch
 
         precise = replace(config, precision=choose_precision(config.precision, device))

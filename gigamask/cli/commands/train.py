@@ -113,7 +113,7 @@ def fitted(flags: TrainFlags, memory: str) -> TrainFlags:
         memory: The memory, as in `--fit`.
     """
     from gigamask.distributed.precision import choose_device
-    from gigamask.profiling.memory_plan import Cluster
+    from gigamask.profiling.gpus import Cluster
     from gigamask.workflows.fit import fit
     from gigamask.workflows.plan import Hardware
 

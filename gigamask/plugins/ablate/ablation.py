@@ -30,8 +30,8 @@ from gigamask.data.sample_table import COARSE_ABOVE, FINE_BELOW
 from gigamask.errors import GigamaskError, TrainingInterruptedError, check_range, counted
 from gigamask.evaluation import clicks
 from gigamask.plugins.ablate.budget import MEASUREMENTS, Budget, cpu_time_s, step_cpu_seconds
-from gigamask.plugins.ablate.tables import TABLES
-from gigamask.serialization import read_json, read_yaml
+from gigamask.plugins.ablate.tables import load_table
+from gigamask.serialization import read_json
 from gigamask.training.checkpoint import load_model
 from gigamask.training.config import SAME_SAMPLES, TrainConfig, check_at_least
 from gigamask.training.train_data import read_data_record
@@ -97,55 +97,6 @@ class TestSet:
     min_predicted_iou: float | None = None
 
 
-def load_table(name: str) -> dict[str, list[str]]:
-    """Return a table of variants.
-
-    Args:
-        name: Name of a built-in table, or a YAML or JSON file of `variant: [--flag, value]` or
-            `variant: {flag: value}`.
-
-    Returns:
-        Flags of `gigamask train` by variant.
-
-    Raises:
-        GigamaskError: There is no such table or file, or the file is invalid.
-    """
-    if name in TABLES:
-        return TABLES[name]
-    path = Path(name)
-    if not path.is_file():
-        raise GigamaskError(
-            f"no table or file {name!r}; choose one of {', '.join(TABLES)}, or a YAML file of your "
-            "own"
-        )
-    example = "write 'variant: [--flag, value]' or 'variant: {flag: value}' lines"
-    try:
-        content = read_yaml(path)
-    except GigamaskError as error:
-        raise GigamaskError(f"{error}; {example}") from None
-    if not content:
-        raise GigamaskError(f"{path}: has no variants; {example}")
-    return {variant: _flags(flags, f"{path}: {variant}") for variant, flags in content.items()}
-
-
-def _flags(content: Any, name: str) -> list[str]:
-    """Return the flags of one variant of a file."""
-    if not content:
-        return []
-    if isinstance(content, list) and all(isinstance(word, str) for word in content):
-        return content
-    if not isinstance(content, dict) or any(isinstance(value, dict) for value in content.values()):
-        raise GigamaskError(
-            f"{name}: must be a list of flags or 'flag: value' lines; "
-            "write [--sampler, random] or {sampler: random}"
-        )
-    words = []
-    for flag, value in content.items():
-        values = value or ["[]"] if isinstance(value, list) else [value or "null"]
-        words += [f"--{flag.removeprefix('--')}", *values]
-    return words
-
-
 def run(
     table: str,
     recipe: str,
@@ -159,7 +110,7 @@ def run(
     """Train and score every variant with every seed, and print the table of scores.
 
     Args:
-        table: As for `load_table`.
+        table: As for `tables.load_table`.
         recipe: Recipe that the variants change.
         data: Training data: tars, folders of tars, globs, or an index.
         test: Data to score on.
@@ -177,12 +128,7 @@ def run(
     """
     check_at_least(1, seeds=seeds, parallel_runs=parallel_runs, max_images=test.max_images)
     check_range("--min-predicted-iou", test.min_predicted_iou, 0, 1)
-    for flag, paths in (("data", data), ("test", test.paths)):
-        if not paths:
-            raise GigamaskError(f"--{flag} is required: a tar, a folder of tars or an index")
-        indexes.find_tars(list(paths))
-    variants = load_table(table)
-    own = (RESULTS, MEASUREMENTS)
+    variants, own = load_table(table), (RESULTS, MEASUREMENTS)
     files.check_out(
         out, "a folder of an ablation", lambda one: config_files.may_stay(one) or one.name in own
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from gigamask.errors import GigamaskError
 from gigamask.parser import Positional
 
 
@@ -43,6 +44,14 @@ class AblateCommand:
 
     def run(self) -> dict[str, Any]:
         """Train and evaluate all variants, and return the scores."""
+        from gigamask.data.index import find_tars
+        from gigamask.plugins.ablate.tables import load_table
+
+        load_table(self.table)
+        for flag, paths in (("data", self.data), ("test", self.test)):
+            if not paths:
+                raise GigamaskError(f"--{flag} is required: a tar, a folder of tars or an index")
+            find_tars(paths)
         from gigamask.plugins.ablate import ablation
         from gigamask.plugins.ablate.budget import Budget
 

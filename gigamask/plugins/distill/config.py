@@ -14,6 +14,7 @@ from gigamask.data.sample_config import SampleConfig
 from gigamask.errors import GigamaskError, check_range
 from gigamask.interfaces import Task
 from gigamask.models.configs import DECODER_PREFIX
+from gigamask.plugins.distill.teacher_weights import check_teacher
 from gigamask.training.config import ImageTrainConfig, check_at_least
 from gigamask.training.optim import AdamW, MuonAdamW, WarmupCosine
 from gigamask.training.sam_config import SamTrainConfig, check_cacheable
@@ -173,10 +174,10 @@ class DistillTrainConfig(Taught, SamTrainConfig):
         Raises:
             GigamaskError: Something is missing, or the student does not fit the teacher.
         """
-        from gigamask.models.pretrained import load_sam
-        from gigamask.plugins.distill.teachers import check_student, check_teacher
-
         check_teacher(self.teacher)
+        from gigamask.models.pretrained import load_sam
+        from gigamask.plugins.distill.teachers import check_student
+
         teacher = load_sam(self.teacher).config
         check_student(self.model, teacher, self.teacher, self.phase == "features")
         super().check_inputs(earlier)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from gigamask.interfaces import Task
 from gigamask.plugins.distill.config import Taught
+from gigamask.plugins.distill.teacher_weights import check_teacher
 from gigamask.training.mae_config import MAETrainConfig
 
 if TYPE_CHECKING:
@@ -33,10 +34,10 @@ class SAMITrainConfig(Taught, MAETrainConfig):
         Raises:
             GigamaskError: Something is missing, or the model does not fit the teacher.
         """
-        from gigamask.models.pretrained import load_sam
-        from gigamask.plugins.distill.teachers import check_sami_teacher, check_teacher
-
         check_teacher(self.teacher)
+        from gigamask.models.pretrained import load_sam
+        from gigamask.plugins.distill.teachers import check_sami_teacher
+
         check_sami_teacher(self.model, load_sam(self.teacher).config, self.teacher)
         super().check_inputs(earlier)
 

@@ -12,22 +12,9 @@ from gigamask.models.configs import DECODER_PREFIX, MAEConfig, SamConfig, vit_h
 from gigamask.models.initial_weights import CLASS_HEAD, DECODER
 from gigamask.models.pretrained import load_sam
 from gigamask.models.promptable import PromptableModel
-from gigamask.models.weight_paths import check_weights_exist, may_be_weights
+from gigamask.models.weight_paths import may_be_weights
+from gigamask.plugins.distill.teacher_weights import check_teacher
 from gigamask.training.config import ImageTrainConfig
-
-
-def check_teacher(teacher: str) -> None:
-    """Check that there are weights of a teacher.
-
-    Raises:
-        GigamaskError: None are named, or they do not exist.
-    """
-    if not teacher:
-        raise GigamaskError(
-            "--teacher is required: the weights of a SAM, such as sam_vit_h_4b8939.pth or a "
-            "run folder"
-        )
-    check_weights_exist(teacher, f"--teacher {teacher}")
 
 
 def planned_teacher(teacher: str, image_size: int = 1024) -> PromptableModel:

@@ -111,7 +111,6 @@ def parse(arguments: Sequence[str]) -> SampleMemory | LoaderMemory:
         raise SystemExit(0)
     if name not in KINDS:
         raise GigamaskError(
-            f"unknown command 'memory {name}'; choose {' or '.join(KINDS)}; "
-            "see 'gigamask memory --help'"
+            f"memory needs {' or '.join(KINDS)} (got {name!r}); see 'gigamask memory --help'"
         )
     return parser.parse(KINDS[name], rest, f"gigamask memory {name}")

@@ -29,6 +29,21 @@ class _Annotated:
     content: FileContent | None = None
 
 
+def folder_of_images(path: str | Path) -> str:
+    """Return the absolute path of a folder of images.
+
+    Args:
+        path: The folder.
+
+    Raises:
+        GigamaskError: It is none.
+    """
+    root = os.path.abspath(path)
+    if not os.path.isdir(root):
+        raise GigamaskError(f"--images {root}: is not a folder; give the one of the images")
+    return root
+
+
 def annotations_of(folder: Path, name: str) -> Path:
     """Return the file of the edits of an image.
 

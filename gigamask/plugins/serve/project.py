@@ -30,6 +30,7 @@ from gigamask.plugins.serve.open_images import Json, NotFoundError
 from gigamask.plugins.serve.photographs import (
     annotations_of,
     content_of,
+    folder_of_images,
     missing_names,
     stamp_of,
     unread_files,
@@ -215,9 +216,7 @@ class Project:
                 f"--project {folder}: is no project yet; give the folder of its images with "
                 "--images"
             )
-        root = os.path.abspath(images if images is not None else str(content and content.images))
-        if not os.path.isdir(root):
-            raise GigamaskError(f"--images {root}: is not a folder; give the one of the images")
+        root = folder_of_images(images if images is not None else str(content and content.images))
         if Path(os.path.abspath(folder)).is_relative_to(root):
             raise GigamaskError(
                 f"--project {folder}: lies in --images {root}, so that its exports would be images "

@@ -12,8 +12,8 @@ from gigamask.distributed.fsdp import shardable_parameters
 from gigamask.losses.ohem import OHEM
 from gigamask.profiling.dry_run import blank_batch
 from gigamask.profiling.flops import StepFlops
-from gigamask.profiling.gpus import find
-from gigamask.profiling.memory_plan import Cluster, StateBytes, peak_phase
+from gigamask.profiling.gpus import Cluster, find
+from gigamask.profiling.memory_plan import StateBytes, peak_phase
 from gigamask.prompts.schedule import InteractiveSchedule
 from gigamask.recipes import mae_tiny, mae_vit_l, sam_vit_h, tiny
 from gigamask.recipes.sam import finetune

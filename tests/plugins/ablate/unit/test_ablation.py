@@ -7,6 +7,7 @@ import pytest
 from gigamask import registry
 from gigamask.errors import GigamaskError
 from gigamask.plugins.ablate import ablation
+from gigamask.plugins.ablate.tables import TABLES, load_table
 from tests.commands import LITTLE
 from tests.errors import error_line
 
@@ -27,7 +28,7 @@ def test_a_file_says_flags_as_words_or_as_values(tmp_path):
        optimizer.lr: 1e-4, init: null}
     dashes: {--batch-size: 2}
     """
-    assert ablation.load_table(written(tmp_path, text)) == {
+    assert load_table(written(tmp_path, text)) == {
         "plain": [],
         "words": "--sampler streamed --sampler.lanes 2".split(),
         "values": (
@@ -36,7 +37,7 @@ def test_a_file_says_flags_as_words_or_as_values(tmp_path):
         ).split(),
         "dashes": ["--batch-size", "2"],
     }
-    assert ablation.load_table(written(tmp_path, '{"a": ["--batch-size", 2], "b": {}}')) == {
+    assert load_table(written(tmp_path, '{"a": ["--batch-size", 2], "b": {}}')) == {
         "a": ["--batch-size", "2"],
         "b": [],
     }
@@ -56,14 +57,14 @@ def test_a_file_says_flags_as_words_or_as_values(tmp_path):
 )
 def test_a_file_that_is_no_table_is_one_line(tmp_path, text, message):
     with pytest.raises(GigamaskError) as caught:
-        ablation.load_table(written(tmp_path, text))
+        load_table(written(tmp_path, text))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_an_unknown_table_names_the_known_ones():
     with error_line(r"'samplerz'"):
-        ablation.load_table("samplerz")
+        load_table("samplerz")
 
 
 @pytest.mark.slow
@@ -104,7 +105,7 @@ def test_a_variant_states_no_epochs():
 @pytest.mark.long
 @pytest.mark.usefixtures("no_shape_checks")
 def test_every_table_of_ours_parses():
-    for table in ablation.TABLES.values():
+    for table in TABLES.values():
         assert len(ablation.plan_runs(table, "tiny --data some.tar".split(), "out", 1)) == len(
             table
         )

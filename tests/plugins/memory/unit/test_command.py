@@ -39,7 +39,7 @@ def test_the_loader_of_a_recipe(scenes, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("", r"sample or loader; see 'gigamask memory --help'$"),
+        ("", r"sample or loader .*; see 'gigamask memory --help'$"),
         ("smaple", r"smaple'.*; see 'gigamask memory --help'$"),
         ("sample --heigth 3", r"--heigth; perhaps you meant --height; "),
         ("loader", r"missing --data"),
