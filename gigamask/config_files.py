@@ -116,6 +116,7 @@ class StageFlags:
     """Stages to train one after the other."""
 
     heading: ClassVar[str] = "stages"
+    needs_flags: ClassVar = {"mae_steps": "stages", "decoder_steps": "stages"}
 
     stages: str | None = None
     """stages to train one after the other, each in its own folder in --out: mae,decoder,joint or a

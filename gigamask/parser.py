@@ -175,12 +175,31 @@ def parse_words(
             names = (leaf.metavar or f"--{leaf.name}" for leaf in missing)
             raise GigamaskError(f"missing {', '.join(names)}")
         changes: dict[tuple[str, ...], dict[str, Any]] = {}
+        chosen = {name: leaf.default for name, leaf in known.items()}
         for name, value in given.items():
             *path, last = known[name].path
-            changes.setdefault(tuple(path), {})[last] = _convert(known[name], value)
+            chosen[name] = _convert(known[name], value)
+            changes.setdefault(tuple(path), {})[last] = chosen[name]
+        _check_used(known, chosen)
         return _build(kind, values, changes, known, given), given
     except GigamaskError as error:
         raise GigamaskError(f"{error}; see '{prog} --help'") from None
+
+
+def _check_used(known: Mapping[str, Leaf], chosen: Mapping[str, Any]) -> None:
+    """Refuse a value without effect: its class states in `needs_flags` which flag it needs, which
+    value of it, or which of several, as in "cache", "gpu or fit", "to coco" or "verify false"."""
+    for name, leaf in known.items():
+        needs = getattr(leaf.owner, "needs_flags", NONE).get(leaf.path[-1])
+        if not needs or chosen[name] == leaf.default:
+            continue
+        pairs = (need.partition(" ") for need in needs.split(" or "))
+        found = ((chosen.get(flag, 1), value) for flag, _, value in pairs)  # 1: a component
+        if not any(value in str(given).lower() if value else given for given, value in found):
+            raise GigamaskError(
+                f"--{name}: has no effect without --{needs.replace(' or ', ' or --')} (got "
+                f"{chosen[name]}); give that, too, or leave it out"
+            )
 
 
 def values_of(config: Any) -> dict[str, Any]:
@@ -258,8 +277,8 @@ def _read(
         hint = ""
         if "project" in known and os.path.isdir(loose[0]):
             hint = f"; to annotate its images: --images {loose[0]} --project FOLDER"
-        elif "data" in known and os.path.exists(loose[0]):
-            hint = f"; perhaps you meant --data {loose[0]}"
+        elif os.path.exists(loose[0]) and (flags := [*filter(known.get, ("data", "images"))]):
+            hint = f"; perhaps you meant --{flags[0]} {loose[0]}"
         elif equals:  # as ultralytics and Hydra write it
             hint = f"; flags are written as --{name} {value}"
         raise GigamaskError(f"unexpected argument {loose[0]!r}{hint}")

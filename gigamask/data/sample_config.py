@@ -18,16 +18,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnDataOptions:
-    """Annotations in other formats than SA-1B's; each field is a flag of the commands that read
-    them."""
+class MaskOptions:
+    """What counts as a mask in annotations of other formats than SA-1B's."""
 
-    images: str | None = None
-    """folder of images, if --data is their annotations, such as COCO's JSON; or the column of
-    images of a table, if its name does not say so"""
-    masks: str | None = None
-    """annotations, such as COCO's JSON or a folder of label images, if --data is the folder of
-    images; or the column of masks of a table"""
     keep_crowds: bool = False
     """COCO: keep annotations marked iscrowd, as brush masks of CVAT and RectLabel are"""
     ignore: tuple[int, ...] = ()
@@ -37,6 +30,19 @@ class OwnDataOptions:
     were resized with smoothing"""
     nearest_value: bool = False
     """label images: give pixels of smoothed edges the value of the nearest region"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnDataOptions(MaskOptions):
+    """Annotations in other formats than SA-1B's; each field is a flag of the commands that read
+    them."""
+
+    images: str | None = None
+    """folder of images, if --data is their annotations, such as COCO's JSON; or the column of
+    images of a table, if its name does not say so"""
+    masks: str | None = None
+    """annotations, such as COCO's JSON or a folder of label images, if --data is the folder of
+    images; or the column of masks of a table"""
 
 
 @dataclass(frozen=True)

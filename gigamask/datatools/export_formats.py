@@ -110,6 +110,7 @@ class ExportOptions:
         owned: Whether the folder is for exports alone, so that all in it may be replaced.
         check: Called before each image; what it raises ends the export.
         skipped: Images that cannot be read, with the reasons; they are added here.
+        notes: Lines about what a format cannot hold; they are added here.
     """
 
     formats: tuple[str, ...] = ("coco",)
@@ -121,6 +122,7 @@ class ExportOptions:
     owned: bool = False
     check: Callable[[], object] = lambda: None
     skipped: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
     numbers: dict[str, int] = field(default_factory=dict, init=False)
 
     def number_of(self, category: str) -> int:
@@ -268,13 +270,14 @@ def _polygons(mask: RLEMasks) -> list[list[int]] | None:
 
 
 def write_labels(images: Images, out: Path, options: ExportOptions) -> None:
-    """Write 16-bit label images.
+    """Write 16-bit label images, and note the objects that have no pixel in them.
 
     Args:
         images: Returns the images.
         out: The folder.
         options: What is written.
     """
+    covered = 0
     for each in with_own_files(images):
         labels = np.zeros(each.masks.size, np.uint16)
         for i in np.argsort(-each.masks.areas(), kind="stable"):
@@ -286,7 +289,13 @@ def write_labels(images: Images, out: Path, options: ExportOptions) -> None:
                 )
             box, inside = crop_to_box(each.masks[i : i + 1])
             labels[box][inside] = key
+        shown = set[int]().union(*(np.unique(row).tolist() for row in labels)) - {0}
+        covered += len(each.objects) - len(shown)
         save(each.path(out / "labels", ".png"), cv2.imencode(".png", labels)[1].tobytes())
+    if covered:
+        options.notes.append(
+            f"{counted(covered, 'object')} left out of the label images: others cover all pixels"
+        )
 
 
 def write_shards(images: Images, out: Path, options: ExportOptions) -> None:

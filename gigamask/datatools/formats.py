@@ -6,6 +6,7 @@ Imports nothing that reads or writes them, so that trainings on tars and `--help
 from dataclasses import dataclass, replace
 
 from gigamask import plugin
+from gigamask.data.sample_config import MaskOptions
 from gigamask.errors import GigamaskError
 from gigamask.plugin import References
 
@@ -52,21 +53,12 @@ def absent() -> list[str]:
     return [name for name in OF_PLUGIN if name not in plugin.merged("readers")]
 
 
-@dataclass(frozen=True)
-class ConvertOptions:
-    """What counts as a mask: crowds, and values in label images.
+@dataclass(frozen=True, kw_only=True)
+class ConvertOptions(MaskOptions):
+    """What counts as a mask: crowds, and values in label images."""
 
-    `split_components` makes one mask per connected component instead of one per value; `ignore` are
-    values that are not objects, besides 0 and 255 in the palette of VOC; `binary` makes one mask of
-    all values from this one on; `nearest_value` gives pixels of smoothed edges the value of the
-    nearest region.
-    """
-
-    keep_crowds: bool = False
     split_components: bool = False
-    ignore: tuple[int, ...] = ()
-    binary: int | None = None
-    nearest_value: bool = False
+    """label images: make each connected component a mask of its own"""
 
     @property
     def has_labels(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from gigamask.errors import GigamaskError, check_range
 
@@ -23,6 +23,12 @@ class AutomaticMaskConfig:
     The two thresholds are by default those of the model's decoder: SAM's are too strict for models
     that are less certain.
     """
+
+    needs_flags: ClassVar = {
+        "crop_nms_thresh": "crop-n-layers or tile or min-mask-region-area",
+        "crop_overlap_ratio": "crop-n-layers",
+        "crop_n_points_downscale_factor": "crop-n-layers",
+    }
 
     points_per_side: int | None = 32
     """points along each side of the image; None with point_grids"""

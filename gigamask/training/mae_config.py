@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from gigamask.data.sample_config import SampleConfig
 from gigamask.interfaces import Task
 from gigamask.models.configs import MAEConfig
-from gigamask.training.config import ImageTrainConfig
+from gigamask.samplers.validation import unread_attributes
+from gigamask.training.config import ImageTrainConfig, item_sampler
 
 if TYPE_CHECKING:
     import torch
@@ -41,6 +42,12 @@ class MAETrainConfig(ImageTrainConfig):
         from gigamask.training.mae_task import MAETask
 
         return MAETask(choose_precision(self.precision, device))
+
+    @property
+    def unused(self) -> dict[str, str]:  # pyrefly: ignore[bad-override]
+        """Why values have no effect, by flag without dashes."""
+        why = "it is relative to the prompt encoder and mask decoder, of which a MAE has none"
+        return unread_attributes(item_sampler(self)) | {"optimizer.encoder-lr-scale": why}
 
     @property
     def items(self) -> Literal["image"]:

@@ -18,7 +18,13 @@ from gigamask.losses.sam_loss import SamLoss
 from gigamask.models.configs import FIND_CLASSES, SamConfig
 from gigamask.models.lora_config import LoRA
 from gigamask.prompts.schedule import InteractiveSchedule
-from gigamask.training.config import ImageTrainConfig, LoaderConfig, check_at_least
+from gigamask.samplers.validation import unread_attributes
+from gigamask.training.config import (
+    ImageTrainConfig,
+    LoaderConfig,
+    check_at_least,
+    item_sampler,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -208,6 +214,11 @@ class SamTrainConfig(OwnDataOptions, ImageTrainConfig):
         model, rate = self.model, self.model.drop_path_rate
         is_own, is_vit = model.has_custom_encoder, model.encoder_name == "vit"
         rows = (
+            (
+                self.items == "image",
+                "loader.max-masks loader.mask-sampler",
+                "--loader.items mask draws masks one by one",
+            ),
             (self.lora.rank, "lora.alpha lora.on lora.last", "--lora is 0"),
             (model.class_names, "class-weight ignore-other-classes", "--classes is empty"),
             (is_own or is_vit, VIT_SIZES, "it is for --model.encoder vit"),
@@ -226,7 +237,8 @@ class SamTrainConfig(OwnDataOptions, ImageTrainConfig):
                 "the image encoder lists no blocks",
             ),
         )
-        return {flag: why for used, flags, why in rows if not used for flag in flags.split()}
+        unused = {flag: why for used, flags, why in rows if not used for flag in flags.split()}
+        return unused | unread_attributes(item_sampler(self))
 
     def data_source(self, index: Index) -> DataSource:
         """Return a source of samples, after checking the categories of their masks.

@@ -7,7 +7,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from gigamask.errors import GigamaskError, check_range, counted
 from gigamask.pixels import WindowOptions
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions(AnnotationOptions, WindowOptions):
     """Options of an evaluation; each field is a flag of `gigamask evaluate`."""
+
+    needs_flags: ClassVar = {"points_per_side": "automatic"}
 
     min_predicted_iou: float | None = None
     """evaluate only on masks with at least this predicted_iou in their annotation"""
@@ -187,7 +189,7 @@ def score(
         model.set_window(options.window, options.percentiles)
         tars = own_tars(data, options, print if world.is_main else lambda line: None)
         index = stack.enter_context(open_or_build_temporary(tars))
-        check_pixels(index, model.config.pixels)
+        check_pixels(index, model.config.pixels, bool(options.flags))
         return model, tars, index
 
     with progress_bar("read model and data"):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from gigamask.config_files import check_run_out, config_to_resume
 from gigamask.data import storage
 from gigamask.data.index_format import is_index
+from gigamask.data.sample_config import MaskOptions
 from gigamask.errors import GigamaskError, abridged, check_range
 from gigamask.evaluation.click_evaluation import ClickEvaluation
 from gigamask.files import find_tars
@@ -24,9 +25,6 @@ from gigamask.training.sam_config import SamTrainConfig
 if TYPE_CHECKING:
     from gigamask.datatools.sources import Source
     from gigamask.workflows.open_data import AnnotationOptions, Paths
-
-OPTIONS = ("keep_crowds", "ignore", "binary", "nearest_value")
-"""Fields of `datatools.formats.ConvertOptions` that all commands have that read annotations."""
 
 Config = TypeVar("Config", bound=TrainConfig)
 
@@ -117,7 +115,7 @@ def _options_of(given: Any) -> dict[str, Any]:
     Args:
         given: An object with these fields, or its class for their defaults.
     """
-    return {name: getattr(given, name) for name in OPTIONS}
+    return {name: getattr(given, name) for name in MaskOptions.__annotations__}
 
 
 def _refuse_options(options: SamTrainConfig | AnnotationOptions, data: Sequence[str]) -> None:

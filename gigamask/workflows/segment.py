@@ -82,8 +82,9 @@ class Output:
 
 @dataclass
 class SegmentCounts:
-    """Counts of images, masks and tars; `existing` and `existing_tars` count those done before, and
-    `turned` the image files that EXIF turns."""
+    """Counts of images, masks and tars; `existing` and `existing_tars` count those done before,
+    `turned` the image files that EXIF turns, and `kept` those that may have more than 8 bits;
+    `notes` are lines about what a format cannot hold."""
 
     images: int = 0
     masks: int = 0
@@ -91,6 +92,8 @@ class SegmentCounts:
     tars: list[str] = field(default_factory=list)
     existing_tars: int = 0
     turned: int = 0
+    kept: int = 0
+    notes: list[str] = field(default_factory=list)
     skipped: list[SkippedSample] = field(default_factory=list)
 
     def add(self, other: "SegmentCounts") -> None:
@@ -215,6 +218,7 @@ def _export(
         images="yolo" in formats,  # whose programs look for them beside the masks
         categories=classes,
         skipped={},
+        notes=counts.notes,
     )
     if not formats and options.table is None:
         return []
@@ -349,6 +353,7 @@ def _segment_one(
     counts.images += 1
     counts.masks += len(entry.masks)
     counts.existing += not is_new
+    counts.kept += image.keeps_its_bytes(stored)
     counts.turned += source.is_file and read_orientation(stored) != 1
     return is_new
 

@@ -46,9 +46,6 @@ def make_stages(
     given = {stage: number for stage, number in steps.items() if number is not None}
     check_at_least(1, **{f"{stage}_steps": number for stage, number in steps.items()})
     if names is None:
-        if given:
-            stage = next(iter(given))
-            raise GigamaskError(f"--{stage}-steps needs --stages (for example {','.join(STAGES)})")
         return config.phases()
     stages = tuple(name.strip() for name in names.split(","))
     _check(config, names, stages, given)

@@ -231,7 +231,6 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, scenes, trained, capsys
         f"index {bare} --out {tmp_path}/i": "bare.tar",
         f"index {tmp_path}/cut.tar --out {tmp_path}/i": "cut.tar: member",
         "stats": "no path was given",
-        f"stats {scenes} --attributes none.csv": "--attributes need --sampler NAME",
         f"synth {bare} --images 1": "bare.tar: cannot be a folder of tars",
         train: "--data is required",
         f"{train} --data {scenes} --loader.filters.min-predicted-iou 1": "none of 12 images has",

@@ -41,7 +41,6 @@ def test_what_is_wrong_is_one_line(weights, tmp_path, capsys):
         (f"{weights} {out}", "--to"),
         (f"{tmp_path}/none.pth --to official {out}", "none.pth: no such file"),
         (f"{weights} --to official {out}", "file that ends in .pth"),
-        (f"{weights} --to safetensors {out} --precision fp16", "is for --to onnx"),
         (
             f"{weights} --to official --out {tmp_path}/new/a.pth",
             "new does not exist",

@@ -71,7 +71,7 @@ def test_help(capsys):
             "plan tiny --gpu h200 --dollars-per-gpu-hour -1",
             "--dollars-per-gpu-hour must be > 0, got -1.0",
         ),
-        ("plan tiny --spare-gib -1", "--spare-gib must be >= 0, got -1.0"),
+        ("plan tiny --gpu h200 --spare-gib -1", "--spare-gib must be >= 0, got -1.0"),
         (
             "plan tiny --json nowhere/plan.json",
             "--json nowhere/plan.json: cannot be written",

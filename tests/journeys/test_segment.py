@@ -131,7 +131,7 @@ def test_invalid_input_is_a_one_line_error(weights, pictures, tmp_path, capsys):
     for words, message in {
         f"{weights} {out}": "image",
         out: "missing weights",
-        f"{held} --shard-images 0": "--shard-images must be at least 1 (got 0)",
+        f"{held} --to-shards --shard-images 0": "--shard-images must be at least 1 (got 0)",
         f"{held} --cache c --cache-gb 0": "0 bytes",
         held: "holds results of other weights or settings",
         f"{held} {FEW} --precision bf16": "holds results of other weights or settings",

@@ -195,7 +195,7 @@ REFUSED = [
     ),
     (
         "--mae-steps 3",
-        "--mae-steps needs --stages",
+        "--mae-steps: has no effect without --stages",
     ),
     (
         "--stages joint --decoder-steps 3",

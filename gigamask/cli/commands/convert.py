@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, Any
 
 from gigamask.datatools import formats
 from gigamask.launch import PartOptions
-from gigamask.parser import Positional
+from gigamask.parser import FLAT, Positional
 
 
 @dataclass(frozen=True)
@@ -32,17 +32,7 @@ class ConvertCommand(PartOptions):
     default: all"""
     shard_images: int = 500
     """images per tar"""
-    keep_crowds: bool = False
-    """COCO: keep annotations marked iscrowd"""
-    split_components: bool = False
-    """label images: make each connected component a mask of its own"""
-    ignore: tuple[int, ...] = ()
-    """label images: pixel values to ignore, besides 0 and the 255 around objects of Pascal VOC"""
-    binary: int | None = None
-    """label images: make one mask of all pixels with this value or more, such as 128 for masks that
-    were resized with smoothing"""
-    nearest_value: bool = False
-    """label images: give pixels of smoothed edges the value of the nearest region"""
+    options: Annotated[formats.ConvertOptions, FLAT] = field(default_factory=formats.ConvertOptions)
     strict: bool = False
     """end with exit code 2 if an image or a mask was left out; the tars are written all the same"""
     workers: int = 1
@@ -59,16 +49,13 @@ class ConvertCommand(PartOptions):
         from gigamask.errors import counted
         from gigamask.progress import progress_bar
 
-        options = formats.ConvertOptions(
-            self.keep_crowds, self.split_components, self.ignore, self.binary, self.nearest_value
-        )
         folder = None if self.images is None else Path(self.images)
         source, out = of_annotations(self.source, folder, self.masks), Path(self.out)
         workers = worker_pool.workers_of(self.part, self.workers)
         select = listed(None if self.list is None else Path(self.list))
         with progress_bar("convert") as progress:
             result = convert(
-                source, None, out, options, self.shard_images, workers, progress, select
+                source, None, out, self.options, self.shard_images, workers, progress, select
             )
         images, masks = counted(result["images"], "image"), counted(result["masks"], "mask")
         print(f"{self.out}: {images} with {masks} in {counted(len(result['tars']), 'tar')}")

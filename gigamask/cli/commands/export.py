@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from gigamask.export import formats
 from gigamask.parser import Positional
@@ -23,6 +23,14 @@ else:
 @dataclass(frozen=True)
 class ExportCommand:
     """write weights as Meta's .pth, Hugging Face, ONNX or others, and verify them"""
+
+    needs_flags: ClassVar = {
+        "precision": "to onnx",
+        "return_single_mask": "to onnx",
+        "license": " or ".join(
+            f"to {name}" for name in formats.names() if formats.find(name).is_folder
+        ),
+    }
 
     weights: Annotated[str, Positional("WEIGHTS")]
     """a run folder, a checkpoint, a .pth, a .safetensors, a Hugging Face folder or id, or starter,
@@ -63,12 +71,6 @@ class ExportCommand:
                 f"{self.to})"
             )
         given = {"precision": self.precision, "return_single_mask": self.return_single_mask}
-        for name, value in given.items():
-            if value not in ("fp32", False) and name not in chosen.options:
-                words = f"{name.replace('_', '-')}{'' if value is True else f' {value}'}"
-                raise GigamaskError(
-                    f"--{words} is for --to onnx (got --to {self.to}); leave it out"
-                )
         if not out.absolute().parent.is_dir():
             raise GigamaskError(
                 f"--out {out}: the folder {out.parent} does not exist; create it, or choose another"

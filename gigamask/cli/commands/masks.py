@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from shlex import quote
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from gigamask.launch import PartOptions
 from gigamask.parser import Positional
@@ -13,6 +13,8 @@ from gigamask.parser import Positional
 @dataclass(frozen=True)
 class MasksCommand(PartOptions):
     """precompute low-resolution masks (bit-packed, 8 KB each), so that training reads no JSON"""
+
+    needs_flags: ClassVar = dict.fromkeys(("mask_size", "image_size", "mirrored"), "verify false")
 
     paths: Annotated[tuple[str, ...], Positional("PATH ...")]
     """an index, or tars, which are indexed temporarily"""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from gigamask import config_files, recipes
 from gigamask.errors import GigamaskError
@@ -23,6 +23,8 @@ USAGE = (
 @dataclass(frozen=True)
 class PlanCommand:
     """plan a run without a GPU: memory by kind, FLOPs, hours, and changes that make it fit"""
+
+    needs_flags: ClassVar = {"spare_gib": "gpu or fit"}
 
     run_planned: Annotated[TrainConfig, FLAT]
     gpu: str | None = None
@@ -54,6 +56,7 @@ class PlanCommand:
 
         if self.gpu is not None:
             gpus.find(self.gpu)
+        gpus.Cluster.parse(self.world)
         config = recipes.require_images(self.run_planned)
         if config.is_finding_classes:
             if not config.data:
@@ -87,7 +90,7 @@ class PlanCommand:
         self, config: ImageTrainConfig, memory: str
     ) -> tuple[SamTrainConfig, DryRun | None]:
         """Return the configuration that fits into memory and its dry run; print what was chosen."""
-        from gigamask.profiling.memory_plan import Cluster
+        from gigamask.profiling.gpus import Cluster
         from gigamask.workflows.fit import fit_and_measure
         from gigamask.workflows.plan import Hardware
 

@@ -7,7 +7,7 @@ import tempfile
 from dataclasses import dataclass, field
 from functools import partial
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from gigamask.datatools import formats
 from gigamask.errors import check_range
@@ -30,6 +30,12 @@ MAX_CACHE_GB = 1e9
 @dataclass(frozen=True)
 class SegmentCommand(WindowOptions, PartOptions):
     """generate all masks of images, as JSONs in SA-1B's format and in others; resumable"""
+
+    needs_flags: ClassVar = {
+        "polygons": "to coco",
+        "cache_gb": "cache",
+        "shard_images": "to-shards or to shards",
+    }
 
     weights: Annotated[str, Positional("WEIGHTS")]
     """a run folder, a checkpoint, a .pth, a .safetensors, a Hugging Face folder or id, or starter,
@@ -96,6 +102,8 @@ class SegmentCommand(WindowOptions, PartOptions):
         )
         if result["turned"]:
             print(f"  images turned upright, as EXIF says, with their masks: {result['turned']:,}")
+        if self.flags and not result["kept"]:
+            print(f"  {self.flags} changed nothing: no image has more than 8 bits per channel")
         if not result["masks"]:
             print("  no mask passed the thresholds, which are meant for fully trained models")
         if "shards" in self.all_formats:
@@ -103,8 +111,8 @@ class SegmentCommand(WindowOptions, PartOptions):
                 f"  {counted(len(result['tars']), 'tar')} ({result['existing_tars']} done before)"
             )
         print_skipped("images", [sample["reason"] for sample in result["skipped"]])
-        for path in result["written"]:
-            print(f"  {path}")
+        for line in (*result["notes"], *result["written"]):
+            print(f"  {line}")
         if "shards" in self.all_formats:
             index = quote(os.path.join(self.out, "index"))
             print(f"next: gigamask index {quote(self.out)} --out {index}")

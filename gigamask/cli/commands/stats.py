@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from gigamask.errors import GigamaskError, abridged
 from gigamask.parser import Positional
@@ -14,6 +14,8 @@ from gigamask.workflows.open_data import AnnotationOptions, open_or_build_tempor
 @dataclass(frozen=True)
 class StatsCommand(AnnotationOptions):
     """describe tars or an index (masks per image, areas, scores, sizes), or what a sampler draws"""
+
+    needs_flags: ClassVar = dict.fromkeys(("epochs", "seed", "items", "attributes"), "sampler")
 
     paths: Annotated[tuple[str, ...], Positional("PATH ...")]
     """an index, or tars, which are indexed temporarily; or one path with --images or --masks"""
@@ -35,8 +37,6 @@ class StatsCommand(AnnotationOptions):
 
     def run(self) -> dict[str, Any]:
         """Print and return the statistics."""
-        if self.sampler is None and (self.attributes or self.items != "image" or self.epochs != 1):
-            raise GigamaskError("--epochs, --items and --attributes need --sampler NAME")
         from gigamask.datatools import plots, stats
         from gigamask.workflows import own_data
 
@@ -60,8 +60,11 @@ class StatsCommand(AnnotationOptions):
         from gigamask.data.sample_table import open_sample_table
         from gigamask.datatools import plots, sampler_stats
         from gigamask.registry import name_of_component
+        from gigamask.samplers.validation import unread_attributes
 
         sampler: Any = self.sampler  # `parse` has replaced the name with the sampler
+        for why in unread_attributes(sampler).values() if self.attributes else ():
+            raise GigamaskError(f"--attributes {self.attributes}: has no effect, since {why}")
         table = attributes.read(self.attributes, index) if self.attributes else None
         items = open_sample_table(index, MaskFilters(), self.items, table, self.seed).items
         result = sampler_stats.describe(items, sampler, self.epochs)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from gigamask.datatools import formats
 from gigamask.parser import Positional
@@ -25,6 +25,8 @@ else:
 @dataclass(frozen=True)
 class ExtractCommand:
     """write the images and masks of tars as COCO's instances, label images, YOLO or LabelMe"""
+
+    needs_flags: ClassVar = {"polygons": "to coco"}
 
     data: Annotated[tuple[str, ...], Positional("DATA ...")]
     """tars, folders of tars, globs, or an index"""
@@ -50,8 +52,8 @@ class ExtractCommand:
         images, masks = counted(result["images"], "image"), counted(result["masks"], "mask")
         print(f"{self.out}: {images} with {masks}")
         print_skipped("images", list(result["skipped"].values()))
-        for path in result["written"]:
-            print(f"  {path}")
+        for line in (*result["notes"], *result["written"]):
+            print(f"  {line}")
         if self.strict and result["skipped"]:
             result["fault"] = f"--strict: {len(result['skipped'])} images were left out, see above"
         return result
@@ -74,7 +76,8 @@ def extract(
         progress: Called as `progress(done, total)` after each image in each format.
 
     Returns:
-        Counts of images and masks, the files and folders, and the skipped images with reasons.
+        Counts of images and masks, the files and folders, the skipped images with reasons, and
+        lines about what a format cannot hold.
 
     Raises:
         GigamaskError: The data cannot be read, or the folder not be written.
@@ -107,6 +110,7 @@ def extract(
         "masks": sum(written_masks),
         "written": [str(path) for path in written],
         "skipped": options.skipped,
+        "notes": options.notes,
     }
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from gigamask import plugin
 from gigamask.errors import GigamaskError
 from gigamask.inference.amg_config import AutomaticMaskConfig
 from gigamask.parser import FLAT
 from gigamask.pixels import WindowOptions
+from gigamask.plugins.serve.photographs import folder_of_images
 
 if TYPE_CHECKING:
     from gigamask.inference.text_predictor import TextPredictor
@@ -26,6 +27,8 @@ MIN_TOKEN_LENGTH = 16
 @dataclass(frozen=True)
 class ServeCommand(WindowOptions):
     """serve a web page: annotate photographs, try a model, browse data and samplers, watch runs"""
+
+    needs_flags: ClassVar = {"images": "project"}
 
     weights: str | None = None
     """model to try: a run folder, a checkpoint, an official .pth, a .safetensors, a Hugging Face
@@ -112,8 +115,8 @@ class ServeCommand(WindowOptions):
             raise GigamaskError(
                 f"--port must be 0 to {2**16 - 1}; 0 picks a free one (got {self.port})"
             )
-        if self.images is not None and self.project is None:
-            raise GigamaskError(f"--images {self.images}: is for --project, which is missing")
+        if self.images is not None:
+            folder_of_images(self.images)
         token = self.token
         short = token is not None and len(token) < MIN_TOKEN_LENGTH
         if token is not None and (short or not token.isascii() or not token.isalnum()):

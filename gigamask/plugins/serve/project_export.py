@@ -105,7 +105,7 @@ def export(
         "images": len(kept),
         "masks": sum(len(each.masks) for each in kept),
         "written": [str(path) for path in written],
-        "skipped": list(dict.fromkeys([*skipped.values(), *older, *lines])),
+        "skipped": list(dict.fromkeys([*skipped.values(), *options.notes, *older, *lines])),
     }
 
 

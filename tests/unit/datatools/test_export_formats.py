@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import tarfile
+from dataclasses import replace
 from functools import partial
 
 import cv2
@@ -192,6 +193,16 @@ def test_an_image_that_cannot_be_read_is_left_out_with_the_reason(photos, images
     write(lambda: images, tmp_path / "out", options)
     assert list(options.skipped) == ["a.png"]
     assert len(parsed(tmp_path / "out" / "shards")) == 1
+
+
+def test_an_object_that_others_cover_in_a_label_image_is_said(images, tmp_path):
+    dense = images[0].masks.to_dense()
+    dense[2] = dense[0] | dense[1]
+    options = ExportOptions(("labels", "coco"))
+    write(lambda: [replace(images[0], masks=RLEMasks.from_dense(dense))], tmp_path, options)
+    [line] = options.notes
+    assert line.startswith("1 object left out of the label images")
+    assert not options.skipped
 
 
 def test_only_files_of_earlier_exports_are_replaced(images, tmp_path):
