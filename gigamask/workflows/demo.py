@@ -53,11 +53,12 @@ def run(out: str, train_images: int, test_images: int, steps: int | None) -> dic
         ("train", train_images, TRAIN_SEED),
         ("test", test_images, TEST_SEED),
     ):
-        if not (folder / name / "index").exists():
+        shards = folder / name
+        if not (shards / "index").exists():
             print(f"{name}: {images} synthetic scenes", flush=True)
             with progress_bar(name):
-                scenes.write(str(folder / name), images, seed=seed)
-            index = indexes.build(folder / name, str(folder / name / "index"))
+                scenes.write(shards, images, seed=seed)
+            index = indexes.build(shards, shards / "index")
             print(f"  {counted(len(index), 'image')}, {counted(index.manifest.masks, 'mask')}")
     data = (str(folder / "train" / "index"),)
     steps = steps or STEPS

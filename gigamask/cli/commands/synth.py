@@ -60,21 +60,22 @@ class SynthCommand:
         from gigamask.workflows.open_data import open_index
 
         check_range("--crowded", self.crowded, 0, 1)
-        draw = {kind: plugin.load(reference) for kind, reference in KINDS.items()}
-        options: dict[str, Any] = {}
+        options = {}
         for name in ("crowded", "bits", "data"):
-            kinds = [kind for kind in KINDS if name in inspect.signature(draw[kind]).parameters]
-            if self.kind in kinds:
+            if _takes(self.kind, name):
                 options[name] = getattr(self, name)
             elif getattr(self, name) != getattr(SynthCommand, name):
-                raise GigamaskError(f"--{name} is for --kind {', '.join(kinds)} (got {self.kind})")
+                kinds = ", ".join(kind for kind in KINDS if _takes(kind, name))
+                raise GigamaskError(f"--{name} is for --kind {kinds} (got {self.kind})")
         if "data" in options:
             if not self.data:
                 raise GigamaskError(
                     f"--kind {self.kind} needs photographs; give their tars to --data"
                 )
             options["data"] = str(open_index(self.data).folder)
-        compose = scenes.seeded(partial(draw[self.kind], **options), self.seed, self.long_side)
+        compose = scenes.seeded(
+            partial(plugin.load(KINDS[self.kind]), **options), self.seed, self.long_side
+        )
         with progress_bar("synth") as progress:
             paths = scenes.write_scenes(
                 self.folder,
@@ -89,3 +90,8 @@ class SynthCommand:
         data, recipe = join([*self.data, self.folder]), "compact" if self.data else "tiny"
         print(f"next: gigamask train {recipe} --data {data}{window} --out runs/{recipe}")
         return {"images": self.images, "tars": [str(path) for path in paths]}
+
+
+def _takes(kind: str, name: str) -> bool:
+    """Return whether scenes of a kind depend on a flag."""
+    return name in inspect.signature(plugin.load(KINDS[kind])).parameters
