@@ -67,7 +67,7 @@ def test_few_images_are_read_ahead_and_none_when_the_rest_is_not_wanted(index, m
         next(found)
         assert len(told) <= 2 + 2
         found.close()
-    assert not any(thread.is_alive() for _, thread in told)
+    assert not told[0][1].is_alive()
     assert len(told) <= 2 + 2
     assert [row for row, _ in told] == list(range(len(told)))
     assert len({thread for _, thread in told}) == 1, "a reader belongs to one thread"
