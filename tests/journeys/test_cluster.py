@@ -56,7 +56,7 @@ def test_a_process_killed_and_all_of_them_stopped_change_nothing(scenes, tmp_pat
         wait_for_step(tmp_path / "run", at + 3)
         assert killed.pid not in {each.pid for each in psutil.Process(disturbed.pid).children()}
         disturbed.terminate()
-        said = disturbed.communicate(timeout=40)[1]
+        said = disturbed.communicate(timeout=150)[1]
     finally:
         with suppress(psutil.NoSuchProcess):
             for process in psutil.Process(disturbed.pid).children(recursive=True):
