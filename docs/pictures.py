@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from skimage import data
 
 from gigamask import SamPredictor, load_model, plugin
-from gigamask.cli.commands.synth import KINDS
+from gigamask.cli.commands.synth import KINDS, takes
 from gigamask.data.image import write_png
 from gigamask.errors import counted
 from gigamask.evaluation.figures import FigurePanel, draw_panel, join_panels
@@ -58,10 +58,10 @@ def photograph_row(predictor: SamPredictor, name: str) -> np.ndarray:
 
 
 def scene_rows() -> list[np.ndarray]:
-    """Return a row for each kind of synthetic scene: three scenes, their masks drawn."""
+    """Return a row for each kind of scene without photographs: three, their masks drawn."""
     rows = []
     for name, where in KINDS.items():
-        if name == "pasted":  # made of photographs
+        if takes(name, "data"):
             continue
         row = []
         for number in range(3):

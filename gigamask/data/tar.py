@@ -125,9 +125,8 @@ def _header(path: Path, name: str, payload: bytes) -> bytes:
     info.size = size = len(payload)
     try:
         short = name.encode()
-        if (
-            len(short) <= tarfile.LENGTH_NAME and size < 8**11
-        ):  # the library takes five times as long
+        # The library takes five times as long.
+        if len(short) <= tarfile.LENGTH_NAME and size < 8**11:
             header = bytearray(_EMPTY)
             header[: len(short)], header[124:135] = short, b"%011o" % size
         else:

@@ -24,11 +24,7 @@ from gigamask.datatools.find_source import list_source, of_annotations
 from gigamask.datatools.formats import ConvertOptions
 from gigamask.datatools.image_files import fit, to_member
 from gigamask.datatools.left_out import LeftOutEntry, LeftOutRecord
-from gigamask.datatools.objects import (
-    ImageObjects,
-    Objects,
-    SourceImage,
-)
+from gigamask.datatools.objects import ImageObjects, Objects, SourceImage
 from gigamask.datatools.pairing import MAX_LIST_BYTES, compose
 from gigamask.datatools.sources import Source
 from gigamask.errors import CorruptSampleError, GigamaskError, counted

@@ -82,6 +82,11 @@ def names() -> tuple[str, ...]:
     return (*FORMATS, *plugin.merged("exporters", FORMATS))
 
 
+def folders() -> list[str]:
+    """Return the names of the formats that are folders."""
+    return [name for name in names() if find(name).is_folder]
+
+
 def find(name: str) -> ExportFormat:
     """Return a format by name, which must be one of `names()`."""
     return FORMATS.get(name) or plugin.load(plugin.merged("exporters")[name])

@@ -13,19 +13,20 @@ if TYPE_CHECKING:
     from gigamask.interfaces import Sampler, SampleTable
 
 
-def unread_attributes(sampler: Sampler) -> dict[str, str]:
-    """Return why a table of attributes has no effect, by flag; nothing if it may have one.
+UNREAD = "the sampler names no column of it, as multi_attribute does by --sampler.attributes"
+"""Why a table of attributes has no effect."""
+
+
+def reads_attributes(sampler: Sampler) -> bool:
+    """Return whether a sampler reads a table of attributes, as one that is not built in may.
 
     Args:
-        sampler: The sampler; one that is not built in may.
+        sampler: The sampler.
     """
     given = vars(sampler)
     names = {given.get("attribute"), given.get("column"), *given.get("attributes", ())}
     is_own = not type(sampler).__module__.startswith("gigamask.")
-    if is_own or names - {None, "granularity", "tar", "source"}:
-        return {}
-    why = "the sampler names no column of it, as multi_attribute does by --sampler.attributes"
-    return {"loader.attributes": why}
+    return is_own or bool(names - {None, "granularity", "tar", "source"})
 
 
 def check_positive(sampler: Sampler, *names: str) -> None:

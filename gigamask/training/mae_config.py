@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from gigamask.data.sample_config import SampleConfig
 from gigamask.interfaces import Task
 from gigamask.models.configs import MAEConfig
-from gigamask.samplers.validation import unread_attributes
+from gigamask.samplers.validation import UNREAD, reads_attributes
 from gigamask.training.config import ImageTrainConfig, item_sampler
 
 if TYPE_CHECKING:
@@ -47,7 +47,8 @@ class MAETrainConfig(ImageTrainConfig):
     def unused(self) -> dict[str, str]:  # pyrefly: ignore[bad-override]
         """Why values have no effect, by flag without dashes."""
         why = "it is relative to the prompt encoder and mask decoder, of which a MAE has none"
-        return unread_attributes(item_sampler(self)) | {"optimizer.encoder-lr-scale": why}
+        unread = {} if reads_attributes(item_sampler(self)) else {"loader.attributes": UNREAD}
+        return unread | {"optimizer.encoder-lr-scale": why}
 
     @property
     def items(self) -> Literal["image"]:

@@ -18,7 +18,7 @@ from gigamask.losses.sam_loss import SamLoss
 from gigamask.models.configs import FIND_CLASSES, SamConfig
 from gigamask.models.lora_config import LoRA
 from gigamask.prompts.schedule import InteractiveSchedule
-from gigamask.samplers.validation import unread_attributes
+from gigamask.samplers.validation import UNREAD, reads_attributes
 from gigamask.training.config import (
     ImageTrainConfig,
     LoaderConfig,
@@ -219,6 +219,7 @@ class SamTrainConfig(OwnDataOptions, ImageTrainConfig):
                 "loader.max-masks loader.mask-sampler",
                 "--loader.items mask draws masks one by one",
             ),
+            (reads_attributes(item_sampler(self)), "loader.attributes", UNREAD),
             (self.lora.rank, "lora.alpha lora.on lora.last", "--lora is 0"),
             (model.class_names, "class-weight ignore-other-classes", "--classes is empty"),
             (is_own or is_vit, VIT_SIZES, "it is for --model.encoder vit"),
@@ -237,8 +238,7 @@ class SamTrainConfig(OwnDataOptions, ImageTrainConfig):
                 "the image encoder lists no blocks",
             ),
         )
-        unused = {flag: why for used, flags, why in rows if not used for flag in flags.split()}
-        return unused | unread_attributes(item_sampler(self))
+        return {flag: why for used, flags, why in rows if not used for flag in flags.split()}
 
     def data_source(self, index: Index) -> DataSource:
         """Return a source of samples, after checking the categories of their masks.

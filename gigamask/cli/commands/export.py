@@ -27,9 +27,7 @@ class ExportCommand:
     needs_flags: ClassVar = {
         "precision": "to onnx",
         "return_single_mask": "to onnx",
-        "license": " or ".join(
-            f"to {name}" for name in formats.names() if formats.find(name).is_folder
-        ),
+        "license": " or ".join(f"to {name}" for name in formats.folders()),
     }
 
     weights: Annotated[str, Positional("WEIGHTS")]
@@ -65,10 +63,9 @@ class ExportCommand:
         out = Path(self.out)
         chosen = formats.find(self.to)
         if self.push is not None and not (chosen.is_folder and is_hub_id(self.push)):
-            folders = [name for name in formats.names() if formats.find(name).is_folder]
             raise GigamaskError(
-                f"--push {self.push}: expected USER/NAME and --to {', '.join(folders)} (got --to "
-                f"{self.to})"
+                f"--push {self.push}: expected USER/NAME and --to {', '.join(formats.folders())} "
+                f"(got --to {self.to})"
             )
         given = {"precision": self.precision, "return_single_mask": self.return_single_mask}
         if not out.absolute().parent.is_dir():

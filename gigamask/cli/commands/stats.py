@@ -60,11 +60,11 @@ class StatsCommand(AnnotationOptions):
         from gigamask.data.sample_table import open_sample_table
         from gigamask.datatools import plots, sampler_stats
         from gigamask.registry import name_of_component
-        from gigamask.samplers.validation import unread_attributes
+        from gigamask.samplers.validation import UNREAD, reads_attributes
 
         sampler: Any = self.sampler  # `parse` has replaced the name with the sampler
-        for why in unread_attributes(sampler).values() if self.attributes else ():
-            raise GigamaskError(f"--attributes {self.attributes}: has no effect, since {why}")
+        if self.attributes and not reads_attributes(sampler):
+            raise GigamaskError(f"--attributes {self.attributes}: has no effect, since {UNREAD}")
         table = attributes.read(self.attributes, index) if self.attributes else None
         items = open_sample_table(index, MaskFilters(), self.items, table, self.seed).items
         result = sampler_stats.describe(items, sampler, self.epochs)

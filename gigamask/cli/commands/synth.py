@@ -62,10 +62,10 @@ class SynthCommand:
         check_range("--crowded", self.crowded, 0, 1)
         options = {}
         for name in ("crowded", "bits", "data"):
-            if _takes(self.kind, name):
+            if takes(self.kind, name):
                 options[name] = getattr(self, name)
             elif getattr(self, name) != getattr(SynthCommand, name):
-                kinds = ", ".join(kind for kind in KINDS if _takes(kind, name))
+                kinds = ", ".join(kind for kind in KINDS if takes(kind, name))
                 raise GigamaskError(f"--{name} is for --kind {kinds} (got {self.kind})")
         if "data" in options:
             if not self.data:
@@ -92,6 +92,11 @@ class SynthCommand:
         return {"images": self.images, "tars": [str(path) for path in paths]}
 
 
-def _takes(kind: str, name: str) -> bool:
-    """Return whether scenes of a kind depend on a flag."""
+def takes(kind: str, name: str) -> bool:
+    """Return whether scenes of a kind depend on a flag.
+
+    Args:
+        kind: The kind.
+        name: The flag, without dashes.
+    """
     return name in inspect.signature(plugin.load(KINDS[kind])).parameters

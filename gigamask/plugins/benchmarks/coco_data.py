@@ -113,15 +113,15 @@ class CocoData:
         read = entry.read_annotations(size)
         self.broken.extend(sample.reason for sample in read.skipped)
         masks, rows = read.outlines.draw(), list(read.rows.values())
-        areas = masks.areas().astype(float)
-        boxes = (masks.boxes() + np.r_[0, 0, 1, 1]).astype(np.float32)
+        areas = masks.areas().astype(np.float64)
+        boxes = (masks.boxes() + np.array([0, 0, 1, 1])).astype(np.float32)
         for i, annotation in enumerate(rows):
             areas[i] = _stated_area(annotation.area, areas[i])
             boxes[i] = _stated_box(annotation.bbox, boxes[i])
         instances = InstanceFields(
             entry.number,
-            np.array([_category(each) for each in rows], int),
-            np.array([each.iscrowd for each in rows], bool),
+            np.array([_category(each) for each in rows], np.int64),
+            np.array([bool(annotation.iscrowd) for annotation in rows], bool),
             areas,
             boxes,
         )
@@ -246,7 +246,7 @@ def _group(
     path: Path,
 ) -> dict[int, Boxes]:
     """Check the detections, and return them by image id, in their order."""
-    ids = np.array([each.image_id for each in found], int)
+    ids = np.array([each.image_id for each in found], np.int64)
     classes = np.array([each.category_id for each in found], np.int64)
     xywh = np.array([each.bbox for each in found], np.float64)
     scores = np.array([each.score for each in found], np.float64)

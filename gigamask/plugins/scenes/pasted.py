@@ -64,13 +64,14 @@ def compose_pasted(
     """
     generator = make_rng(seed, "pasted", number)
     ground = _draw_photograph(generator, data)
-    side = generator.integers(long_side[0], long_side[1] + 1)
+    side = generator.integers(*long_side, endpoint=True)
     height, width = ground.annotation.size
     scale = min(1.0, side / max(height, width))
     parts = [_cut(ground, slice(None), (0, 0, width, height), scale)]
-    pixels, size = parts[0].pixels, parts[0].pixels.shape[:2]
+    pixels = parts[0].pixels
+    size = pixels.shape[:2]
     visible = [parts[0].masks.copy()]
-    for _ in range(generator.integers(THINGS[0], THINGS[1] + 1)):
+    for _ in range(generator.integers(*THINGS, endpoint=True)):
         thing = _draw_thing(generator, _draw_photograph(generator, data), max(size))
         height, width = thing.pixels.shape[:2]
         y, x = generator.integers(0, size) - (height // 2, width // 2)
@@ -102,13 +103,11 @@ def _opened(data: str) -> tuple[Index, ShardReader]:
 
 
 def _draw_photograph(generator: np.random.Generator, data: str) -> AnnotatedImage:
-    """Return a random photograph that has masks."""
+    """Return a random photograph that has masks; unlike `Sa1bDataset`, without torch."""
     index, shards = _opened(data)
     for row in generator.integers(len(index), size=TRIES).tolist():
-        masks, (jpg, json) = index.mask_rows(row), shards.read_entry(index, row)
-        if json and masks.start < masks.stop:
-            name = index.entry_name(row)
-            entry = annotation.parse(json, name)
+        name, (jpg, json) = index.entry_name(row), shards.read_entry(index, row)
+        if json and (entry := annotation.parse(json, name)).masks.areas().any():
             return AnnotatedImage(image.decode(jpg, name, entry.size), entry)
     raise GigamaskError(
         f"--data: none of {TRIES} random photographs has a mask; give photographs with masks"

@@ -82,17 +82,21 @@ def test_command_writes_the_same_with_any_number_of_workers(coins, tmp_path):
     assert one == two
 
 
-def test_photographs_must_be_given_and_have_masks(coins, tmp_path, capsys):
+@pytest.mark.parametrize("masks", [0, 1])
+def test_photographs_must_have_masks_that_are_not_empty(tmp_path, masks):
+    empty = SyntheticScene(
+        np.zeros((8, 8, 3), np.uint8),
+        RLEMasks.from_dense(np.zeros((masks, 8, 8), bool)),
+        np.ones(masks),
+        np.ones(masks),
+        np.zeros((masks, 2), np.int64),
+    )
+    write_scenes(tmp_path, 1, lambda _: empty)
+    with error_line("--data"):
+        pasted.compose_pasted(0, 0, data=str(open_index(tmp_path).folder))
+
+
+def test_photographs_must_be_given(coins, tmp_path, capsys):
     assert "--data" in refusal(capsys, f"synth {tmp_path}/out --kind pasted")
     assert "--data" in refusal(capsys, f"synth {tmp_path}/out --data {coins}")
     assert not (tmp_path / "out").exists()
-    empty = SyntheticScene(
-        np.zeros((8, 8, 3), np.uint8),
-        RLEMasks.from_dense(np.zeros((0, 8, 8), bool)),
-        np.zeros(0),
-        np.zeros(0),
-        np.zeros((0, 2), np.int64),
-    )
-    write_scenes(tmp_path / "empty", 1, lambda _: empty)
-    with error_line("--data"):
-        pasted.compose_pasted(0, 0, data=str(open_index(tmp_path / "empty").folder))
