@@ -8,9 +8,10 @@ import pytest
 
 from gigamask.plugins.scenes.clutter import compose_clutter
 from gigamask.plugins.scenes.dead_leaves import compose_leaves
+from gigamask.plugins.scenes.figures import compose_figures
 from tests.commands import invoke, refusal
 
-KINDS = {"clutter": compose_clutter, "dead_leaves": compose_leaves}
+KINDS = {"clutter": compose_clutter, "dead_leaves": compose_leaves, "figures": compose_figures}
 
 
 @pytest.mark.slow
