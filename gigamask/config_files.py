@@ -330,7 +330,7 @@ def check_used(config: TrainConfig) -> None:
 
 def may_stay(entry: os.DirEntry[str]) -> bool:
     """Return whether an entry may stay in a folder of runs: a folder, or a log of the user's."""
-    return entry.is_dir() or entry.name.startswith(".") or entry.name.endswith(LOGS)
+    return entry.is_dir() or entry.name.endswith(LOGS)
 
 
 def check_run_folder(config: TrainConfig, allow_data_change: bool) -> dict[str, tuple[Any, Any]]:

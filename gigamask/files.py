@@ -158,7 +158,8 @@ def check_out(
     """Check that an output folder does not hold what its new contents would mix with.
 
     Args:
-        out: The folder; one that does not exist yet, or is empty, is fine.
+        out: The folder; one that does not exist yet is fine, and so is an empty one, or one of
+            hidden files, such as what a killed process left unfinished.
         kind: What the folder is to be, such as "an index".
         allowed: Returns whether an entry may stay beside the new contents.
 
@@ -167,7 +168,9 @@ def check_out(
     """
     try:
         with os.scandir(out) as entries:
-            others = sorted(entry.name for entry in entries if not allowed(entry))
+            others = sorted(
+                entry.name for entry in entries if not (is_foreign(entry.name) or allowed(entry))
+            )
     except FileNotFoundError:
         return
     except NotADirectoryError as error:

@@ -65,12 +65,12 @@ def populate(folder: Path) -> None:
         "bsds_val": 2,
         "coco128": 3,
         "coco_tiny_train": 3,
-        "scenes": 2,
         "train": 3,
         "val": 2,
-        "leaves": 2,
-        "more_leaves": 2,
-        "clutter": 2,
+        **dict.fromkeys(
+            "scenes leaves more_leaves clutter last/composites last/clutter last/leaves".split(),
+            2,
+        ),
     }.items():
         scenes.write(
             str(folder / name), images, seed=len(name), shard_images=2, long_side=(96, 128)

@@ -270,7 +270,7 @@ def test_pages_of_the_core_use_no_plugin():
         words |= {*record.writers, *record.scenes}
         for names in (*record.recipes.values(), *record.components.values()):
             words |= names.keys()
-    words -= {"huggingface", "clutter", "figures"}  # also the name of an export, and of folders
+    words -= {"huggingface", "clutter"}  # also the name of an export, and of a folder
     used = {
         f"{page}:{item.line}: {word}"
         for page in PAGES

@@ -7,7 +7,7 @@ PLUGIN = Plugin(
     scenes={
         "dead_leaves": "gigamask.plugins.scenes.dead_leaves:compose_leaves",
         "clutter": "gigamask.plugins.scenes.clutter:compose_clutter",
-        "figures": "gigamask.plugins.scenes.figures:compose_figures",
+        "composites": "gigamask.plugins.scenes.composites:compose_composites",
         "pasted": "gigamask.plugins.scenes.pasted:compose_pasted",
     },
 )

@@ -14,6 +14,7 @@ from PIL import Image
 
 from gigamask.cli.main import main
 from gigamask.evaluation import clicks
+from gigamask.files import PARTIAL
 from gigamask.plugins.cluster import local_jobs
 from gigamask.rng import make_rng
 from gigamask.synthetic import scenes as synthetic
@@ -67,7 +68,7 @@ def run_in(folder: str, words: list[str]) -> tuple[dict, dict[str, bytes]]:
         files = {
             str(path): path.read_bytes()
             for path in sorted(Path("out").rglob("*"))
-            if path.is_file()
+            if path.is_file() and path.suffix != PARTIAL  # of the part that was killed
         }
         assert not list(Path().glob("sub*/*"))
         return json.loads(Path("result.json").read_bytes()), files

@@ -7,11 +7,15 @@ import numpy as np
 import pytest
 
 from gigamask.plugins.scenes.clutter import compose_clutter
+from gigamask.plugins.scenes.composites import compose_composites
 from gigamask.plugins.scenes.dead_leaves import compose_leaves
-from gigamask.plugins.scenes.figures import compose_figures
 from tests.commands import invoke, refusal
 
-KINDS = {"clutter": compose_clutter, "dead_leaves": compose_leaves, "figures": compose_figures}
+KINDS = {
+    "clutter": compose_clutter,
+    "dead_leaves": compose_leaves,
+    "composites": compose_composites,
+}
 
 
 @pytest.mark.slow

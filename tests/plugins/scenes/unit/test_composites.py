@@ -3,23 +3,23 @@
 import numpy as np
 import pytest
 
-from gigamask.plugins.scenes import figures
-from gigamask.plugins.scenes.figures import FigureCanvas, compose_figures, make_species
+from gigamask.plugins.scenes import composites
+from gigamask.plugins.scenes.composites import CompositeCanvas, compose_composites, make_species
 
 
 @pytest.fixture(scope="module")
 def drawn():
     """Twelve scenes, and their canvases."""
     canvases = []
-    photograph = figures.photograph
+    photograph = composites.photograph
 
     def kept(generator, canvas, *given):
         canvases.append(canvas)
         return photograph(generator, canvas, *given)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(figures, "photograph", kept)
-        scenes = [compose_figures(3, number) for number in range(12)]
+        patch.setattr(composites, "photograph", kept)
+        scenes = [compose_composites(3, number) for number in range(12)]
     return list(zip(scenes, canvases, strict=True))
 
 
@@ -53,12 +53,12 @@ def test_parts_of_a_species_follow_what_they_are_attached_to():
         species = make_species(np.random.default_rng(seed))
         assert species[0].parent == 0
         assert all(part.parent < index for index, part in enumerate(species) if index)
-        assert all(0 <= part.material < figures.MATERIALS[1] for part in species)
+        assert all(0 <= part.material < composites.MATERIALS[1] for part in species)
 
 
 def test_things_of_a_species_have_one_form_and_different_colors():
     size, generator = (120, 240), np.random.default_rng(1)
-    canvas = FigureCanvas(
+    canvas = CompositeCanvas(
         np.zeros(size, np.uint8),
         np.ones(size, np.float32),
         np.zeros(size, np.float32),
@@ -69,7 +69,7 @@ def test_things_of_a_species_have_one_form_and_different_colors():
     )
     species = make_species(generator)
     for x in (60.0, 180.0):
-        canvas.draw_figure(species, np.array([x, 60.0]), 30.0)
+        canvas.draw_composite(species, np.array([x, 60.0]), 30.0)
     regions = np.array(canvas.parents[1:])
     first, second = np.split(np.arange(1, len(canvas.parents)), 2)
     assert len(first) == len(species)

@@ -39,7 +39,7 @@ MAX_REGIONS = 160
 
 
 @dataclass(frozen=True)
-class FigurePart:
+class CompositePart:
     """A part of a species.
 
     Attributes:
@@ -56,12 +56,12 @@ class FigurePart:
 
 
 @dataclass(kw_only=True)
-class FigureCanvas(ClutterCanvas):
+class CompositeCanvas(ClutterCanvas):
     """A canvas for things of several materials."""
 
     min_shares = (0.0005, 0.0005)
 
-    def draw_figure(self, species: list[FigurePart], center: Points, radius: float) -> None:
+    def draw_composite(self, species: list[CompositePart], center: Points, radius: float) -> None:
         """Draw a thing of a species.
 
         Args:
@@ -89,7 +89,7 @@ class FigureCanvas(ClutterCanvas):
             pattern = fractal_pattern(generator, window.pixels.shape, 4 * int(radius) + 8)
             numbers[index] = self.paint(window, pattern, materials[part.material], parent)
 
-    def draw_figures(self, species: list[FigurePart], center: Points, radius: float) -> None:
+    def draw_composites(self, species: list[CompositePart], center: Points, radius: float) -> None:
         """Draw a group of things of a species, such as a crowd, a herd or parked cars.
 
         Args:
@@ -105,10 +105,10 @@ class FigureCanvas(ClutterCanvas):
         centers = center + generator.normal(0, 1, (count, 2)) * spread
         for place in centers[np.argsort(centers[:, 1])]:  # who stands below stands in front
             if len(self.parents) + len(species) < MAX_REGIONS:
-                self.draw_figure(species, place, radius * np.exp(generator.normal(0, 0.12)))
+                self.draw_composite(species, place, radius * np.exp(generator.normal(0, 0.12)))
 
 
-def make_species(generator: np.random.Generator) -> list[FigurePart]:
+def make_species(generator: np.random.Generator) -> list[CompositePart]:
     """Return the parts of a random species, the trunk first.
 
     Args:
@@ -117,20 +117,20 @@ def make_species(generator: np.random.Generator) -> list[FigurePart]:
     materials = int(generator.integers(*MATERIALS))
     half = generator.uniform((0.2, 0.3), (0.7, 0.65))
     trunk = placed(random_outline(generator)[0], affine(axes=half))
-    parts = [FigurePart(trunk, 0, 0)]
+    parts = [CompositePart(trunk, 0, 0)]
 
     def attach(outline: Points, parent: int = 0, material: int | None = None) -> int:
         if material is None:
             material = int(generator.integers(materials))
         is_behind = not parent and generator.random() < 0.3
-        parts.append(FigurePart(outline, parent, material, is_behind))
+        parts.append(CompositePart(outline, parent, material, is_behind))
         return len(parts) - 1
 
     level = generator.uniform(-0.5, 0.6) * half[1]
     for _ in range(generator.integers(3)):  # trousers, a roof, a belly
         below = trunk[trunk[:, 1] > level]
         if len(below) > 2:
-            parts.append(FigurePart(below, 0, int(generator.integers(materials))))
+            parts.append(CompositePart(below, 0, int(generator.integers(materials))))
         level += generator.uniform(0.2, 0.6) * half[1]
     is_mirrored = generator.random() < 0.65
     for _ in range(generator.integers(4)):
@@ -155,7 +155,7 @@ def make_species(generator: np.random.Generator) -> list[FigurePart]:
         scale = generator.uniform(0.25, 0.8) * area / (columns, rows)
         for place in np.ndindex(int(columns), int(rows)):
             center = corner + area * (np.add(place, 0.5) / (columns, rows) * 2 - 1)
-            parts.append(FigurePart(placed(inset, affine(center, scale)), 0, material))
+            parts.append(CompositePart(placed(inset, affine(center, scale)), 0, material))
     return parts
 
 
@@ -177,7 +177,7 @@ def _limb(generator: np.random.Generator, half: Points) -> list[Points]:
     return segments
 
 
-def compose_figures(
+def compose_composites(
     seed: int, number: int, long_side: tuple[int, int] = LONG_SIDE
 ) -> SyntheticScene:
     """Draw a scene.
@@ -189,7 +189,9 @@ def compose_figures(
     """
     generator = make_rng(seed, "figures", number)
     sun = directions(generator.uniform(0, 2 * np.pi, 1))[0] * generator.uniform(0, 2)
-    canvas = draw_ground(generator, long_side, partial(FigureCanvas, generator=generator, sun=sun))
+    canvas = draw_ground(
+        generator, long_side, partial(CompositeCanvas, generator=generator, sun=sun)
+    )
     draw_land(generator, canvas)
     count = int(np.exp(generator.uniform(*np.log(DRAWN))))
     shares = np.exp(generator.uniform(*np.log(RADIUS_SHARE), size=count))
@@ -203,7 +205,7 @@ def compose_figures(
             elif kind < 0.36:
                 canvas.draw_thin(center, radius)
             else:
-                draw = canvas.draw_figures if kind < 0.68 else canvas.draw_figure
+                draw = canvas.draw_composites if kind < 0.68 else canvas.draw_composite
                 draw(species, center, radius)
     wholes = np.flatnonzero(np.array(canvas.parents) == 0)[1:]
     canvas.kinds.update(dict.fromkeys(wholes.tolist(), "thing"))
