@@ -78,7 +78,7 @@ def test_a_plan_counts_the_teacher():
     config = config.with_(prompts__clicks=0, prompts__mask_only_rounds=False)
     assumed = gigamask.plan(config.with_(teacher="nowhere.pth", teacher_decoder=False))
     assert assumed["phases"]["update"]["weights"] > bytes_of_huge
-    known = gigamask.plan(config.with_(teacher="starter"))
+    known = gigamask.plan(config.with_(teacher="starter", model__image_size=320))
     assert known["phases"]["update"]["weights"] < bytes_of_huge / 100
     assert known["flops_per_image"]["rounds"] > 0
 

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.usefixtures("no_shape_checks"), pytest.mark.slow]
         "compact_student",
         "compact_student --teacher starter",
         "compact_student --teacher starter --model.image-size 128",
-        "compact_student --teacher starter --features.steps -1",
+        "compact_student --teacher starter --model.image-size 320 --features.steps -1",
     ],
 )
 def test_what_training_refuses_the_plan_refuses_or_states(words, scenes, tmp_path):
