@@ -5,14 +5,17 @@ structures (branches, fences, poles, arcs and rings); and rows and piles of smal
 patterned patches and shadows have no masks. The bytes of image N depend only on (seed, N).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 import cv2
 import numpy as np
+from jaxtyping import Float64
 
 from gigamask.plugins.scenes.dead_leaves import (
     LeafCanvas,
+    Painted,
     cast_shadow,
     draw_ground,
     draw_land,
@@ -224,14 +227,11 @@ def compose_clutter(
         long_side: Range of the longer side in pixels.
     """
     generator = make_rng(seed, "clutter", number)
-    sun = directions(generator.uniform(0, 2 * np.pi, 1))[0] * generator.uniform(0, 2)
-    canvas = draw_ground(generator, long_side, partial(ClutterCanvas, generator=generator, sun=sun))
+    canvas = draw_sunlit_ground(generator, long_side, ClutterCanvas)
     # The ground has a mask as everything that lies on it has.
     canvas.add(generator, Window(0, 0, np.ones(canvas.size, np.uint8)), 0)
     draw_land(generator, canvas)
-    count = int(np.exp(generator.uniform(*np.log(DRAWN))))
-    shares = np.exp(generator.uniform(*np.log(RADIUS_SHARE), size=count))
-    for share in back_to_front(generator, shares, 0.5):
+    for share in draw_radii(generator, DRAWN, RADIUS_SHARE, 0.5):
         center = generator.uniform(-0.03, 1.03, 2) * canvas.size[::-1]
         draw = (*[canvas.draw_thing] * 3, canvas.draw_thin, canvas.draw_group)
         if len(canvas.parents) < MAX_REGIONS:
@@ -241,6 +241,39 @@ def compose_clutter(
     octaves = np.log2(masks.areas()).astype(int)
     rare = np.tril(octaves[:, None] == octaves).sum(1) <= MAX_PER_OCTAVE
     return photograph(generator, canvas, masks[np.flatnonzero(rare)], (0.6, 1.25))
+
+
+def draw_sunlit_ground(
+    generator: np.random.Generator, long_side: tuple[int, int], kind: Callable[..., Painted]
+) -> Painted:
+    """Return a canvas of random size with a textured ground, and a random sun.
+
+    Args:
+        generator: Random numbers.
+        long_side: Range of the longer side in pixels.
+        kind: Makes the canvas.
+    """
+    sun = directions(generator.uniform(0, 2 * np.pi, 1))[0] * generator.uniform(0, 2)
+    return draw_ground(generator, long_side, partial(kind, generator=generator, sun=sun))
+
+
+def draw_radii(
+    generator: np.random.Generator,
+    counts: tuple[int, int],
+    shares: tuple[float, float],
+    spread: float,
+) -> Float64[np.ndarray, "n"]:
+    """Return radii that are uniform in their logarithm, in the order of drawing.
+
+    Args:
+        generator: Random numbers.
+        counts: Range of their number.
+        shares: Range of the radii, as fractions of the long side.
+        spread: How much chance has a say in the order.
+    """
+    count = int(np.exp(generator.uniform(*np.log(counts))))
+    radii = np.exp(generator.uniform(*np.log(shares), size=count))
+    return back_to_front(generator, radii, spread)
 
 
 def _branches(generator: np.random.Generator) -> Polygons:

@@ -6,13 +6,11 @@ things, with all their parts. The bytes of image N depend only on (seed, N).
 """
 
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
-from gigamask.plugins.scenes.clutter import ClutterCanvas
+from gigamask.plugins.scenes.clutter import ClutterCanvas, draw_radii, draw_sunlit_ground
 from gigamask.plugins.scenes.dead_leaves import (
-    draw_ground,
     draw_land,
     fractal_pattern,
     pick_colors,
@@ -22,7 +20,6 @@ from gigamask.rng import make_rng
 from gigamask.synthetic.scenes import (
     LONG_SIDE,
     SyntheticScene,
-    back_to_front,
     photograph,
     visible_masks,
 )
@@ -98,7 +95,7 @@ class CompositeCanvas(ClutterCanvas):
             radius: Half of their height in pixels.
         """
         generator = self.generator
-        count = int(generator.integers(2, 8))
+        count = generator.integers(2, 8)
         radius = min(radius, 0.12 * max(self.size))
         spread = radius * generator.uniform(1, 3) * np.sqrt(count)
         spread = np.array([spread, spread * generator.uniform(0.1, 0.6)])
@@ -119,9 +116,10 @@ def make_species(generator: np.random.Generator) -> list[CompositePart]:
     trunk = placed(random_outline(generator)[0], affine(axes=half))
     parts = [CompositePart(trunk, 0, 0)]
 
-    def attach(outline: Points, parent: int = 0, material: int | None = None) -> int:
-        if material is None:
-            material = int(generator.integers(materials))
+    def pick_material() -> int:
+        return int(generator.integers(materials))
+
+    def attach(outline: Points, parent: int, material: int) -> int:
         is_behind = not parent and generator.random() < 0.3
         parts.append(CompositePart(outline, parent, material, is_behind))
         return len(parts) - 1
@@ -130,28 +128,28 @@ def make_species(generator: np.random.Generator) -> list[CompositePart]:
     for _ in range(generator.integers(3)):  # trousers, a roof, a belly
         below = trunk[trunk[:, 1] > level]
         if len(below) > 2:
-            parts.append(CompositePart(below, 0, int(generator.integers(materials))))
+            parts.append(CompositePart(below, 0, pick_material()))
         level += generator.uniform(0.2, 0.6) * half[1]
     is_mirrored = generator.random() < 0.65
     for _ in range(generator.integers(4)):
-        limb, material = _limb(generator, half), int(generator.integers(materials))
+        limb, material = _limb(generator, half), pick_material()
         for side in (1, -1)[: 1 + is_mirrored]:
             parent = 0
             for number, segment in enumerate(limb):
-                changes = number and generator.random() < 0.5
-                parent = attach(segment * (side, 1), parent, None if changes else material)
+                own = pick_material() if number and generator.random() < 0.5 else material
+                parent = attach(segment * (side, 1), parent, own)
     if generator.random() < 0.6:
         size = generator.uniform(0.14, 0.32) * np.array([generator.uniform(0.7, 1.2), 1])
-        place = (generator.normal(0, 0.15), -half[1] - 0.6 * size[1])
+        place = generator.normal(0, 0.15), -half[1] - 0.6 * size[1]
         head = placed(random_outline(generator)[0], affine(place, size))
-        number = attach(head)
+        number = attach(head, 0, pick_material())
         hair = head[head[:, 1] < place[1] - generator.uniform(-0.3, 0.6) * size[1]]
         if len(hair) > 2:
-            attach(hair, number)
+            attach(hair, number, pick_material())
     if generator.random() < 0.4:  # windows, buttons, eyes, wheels
         rows, columns = generator.integers(1, 4, 2)
         area, corner = half * generator.uniform(0.3, 1.3, 2), generator.uniform(-0.4, 0.6) * half
-        inset, material = random_outline(generator)[0], int(generator.integers(materials))
+        inset, material = random_outline(generator)[0], pick_material()
         scale = generator.uniform(0.25, 0.8) * area / (columns, rows)
         for place in np.ndindex(int(columns), int(rows)):
             center = corner + area * (np.add(place, 0.5) / (columns, rows) * 2 - 1)
@@ -169,9 +167,9 @@ def _limb(generator: np.random.Generator, half: Points) -> list[Points]:
     for _ in range(generator.integers(1, 4)):
         along = directions(np.array([angle]))[0]
         outline = circle() if generator.random() < 0.7 else random_outline(generator)[0]
-        axes = (0.62 * length, width)
-        segments.append(placed(outline, affine(start + along * length / 2, axes, angle)))
-        start = start + along * length
+        transform = affine(start + along * length / 2, (0.62 * length, width), angle)
+        segments.append(placed(outline, transform))
+        start += along * length
         angle += generator.normal(0, 0.5)
         length, width = length * generator.uniform(0.5, 1), width * generator.uniform(0.6, 1.3)
     return segments
@@ -187,16 +185,12 @@ def compose_composites(
         number: Number of the scene.
         long_side: Range of the longer side in pixels.
     """
+    # The stream's name is that of the scenes that the starter was trained on.
     generator = make_rng(seed, "figures", number)
-    sun = directions(generator.uniform(0, 2 * np.pi, 1))[0] * generator.uniform(0, 2)
-    canvas = draw_ground(
-        generator, long_side, partial(CompositeCanvas, generator=generator, sun=sun)
-    )
+    canvas = draw_sunlit_ground(generator, long_side, CompositeCanvas)
     draw_land(generator, canvas)
-    count = int(np.exp(generator.uniform(*np.log(DRAWN))))
-    shares = np.exp(generator.uniform(*np.log(RADIUS_SHARE), size=count))
-    for share in back_to_front(generator, shares, 0.3):
-        center = generator.uniform(0, 1, 2) * canvas.size[::-1]
+    for share in draw_radii(generator, DRAWN, RADIUS_SHARE, 0.3):
+        center = generator.random(2) * canvas.size[::-1]
         radius, species = share * max(canvas.size), make_species(generator)
         if len(canvas.parents) + len(species) < MAX_REGIONS:
             kind = generator.random()

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.usefixtures("no_shape_checks"), pytest.mark.slow]
         "sami_vit_t --teacher nowhere.pth",
         "sami_vit_t --teacher starter",
         "compact_student",
-        "compact_student --teacher starter",
+        "compact_student --teacher starter --model.image-size 320",
         "compact_student --teacher starter --model.image-size 128",
         "compact_student --teacher starter --model.image-size 320 --features.steps -1",
     ],

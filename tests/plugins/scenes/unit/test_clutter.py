@@ -6,6 +6,7 @@ import pytest
 from gigamask.plugins.scenes import clutter
 from gigamask.plugins.scenes.clutter import compose_clutter
 from gigamask.synthetic.shapes import Window
+from tests.plugins.scenes import canvases
 from tests.plugins.scenes.steps import steps
 
 
@@ -15,19 +16,10 @@ def scenes():
 
 
 @pytest.mark.slow
-def test_masks_are_exact_and_lie_in_one_another_or_apart(monkeypatch):
+def test_masks_are_exact_and_lie_in_one_another_or_apart():
     """Each is what is visible of a region with its parts, or of two objects that touch."""
-    canvases = []
-    photograph = clutter.photograph
-
-    def kept(generator, canvas, *given):
-        canvases.append(canvas)
-        return photograph(generator, canvas, *given)
-
-    monkeypatch.setattr(clutter, "photograph", kept)
-    for number in range(4):
-        masks = compose_clutter(3, number).masks.to_dense()
-        canvas = canvases[-1]
+    for scene, canvas in canvases.drawn(clutter, compose_clutter, range(4)):
+        masks = scene.masks.to_dense()
         regions = len(canvas.parents)
         inside = np.eye(regions, dtype=bool)
         for region in range(regions - 1, 0, -1):
@@ -68,16 +60,8 @@ def test_points_lie_in_their_masks_and_many_masks_in_others(scenes):
 
 def test_marks_are_not_regions():
     generator = np.random.default_rng(0)
-    size, window = (64, 96), Window(8, 8, np.ones((48, 80), np.uint8))
-    canvas = clutter.ClutterCanvas(
-        np.zeros(size, np.uint8),
-        np.ones(size, np.float32),
-        np.zeros(size, np.float32),
-        colors=[np.full(3, 100.0)],
-        seconds=[np.full(3, 150.0)],
-        generator=generator,
-        sun=np.zeros(2),
-    )
+    window = Window(8, 8, np.ones((48, 80), np.uint8))
+    canvas = canvases.blank(clutter.ClutterCanvas, (64, 96), generator)
     number = canvas.add(generator, window, 0)
     owner, light = canvas.owner.copy(), canvas.light.copy()
     for _ in range(8):

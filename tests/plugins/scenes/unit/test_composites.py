@@ -5,22 +5,13 @@ import pytest
 
 from gigamask.plugins.scenes import composites
 from gigamask.plugins.scenes.composites import CompositeCanvas, compose_composites, make_species
+from tests.plugins.scenes import canvases
 
 
 @pytest.fixture(scope="module")
 def drawn():
     """Twelve scenes, and their canvases."""
-    canvases = []
-    photograph = composites.photograph
-
-    def kept(generator, canvas, *given):
-        canvases.append(canvas)
-        return photograph(generator, canvas, *given)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(composites, "photograph", kept)
-        scenes = [compose_composites(3, number) for number in range(12)]
-    return list(zip(scenes, canvases, strict=True))
+    return canvases.drawn(composites, compose_composites, range(12))
 
 
 @pytest.mark.slow
@@ -57,16 +48,8 @@ def test_parts_of_a_species_follow_what_they_are_attached_to():
 
 
 def test_things_of_a_species_have_one_form_and_different_colors():
-    size, generator = (120, 240), np.random.default_rng(1)
-    canvas = CompositeCanvas(
-        np.zeros(size, np.uint8),
-        np.ones(size, np.float32),
-        np.zeros(size, np.float32),
-        colors=[np.full(3, 100.0)],
-        seconds=[np.full(3, 150.0)],
-        generator=generator,
-        sun=np.zeros(2),
-    )
+    generator = np.random.default_rng(1)
+    canvas = canvases.blank(CompositeCanvas, (120, 240), generator)
     species = make_species(generator)
     for x in (60.0, 180.0):
         canvas.draw_composite(species, np.array([x, 60.0]), 30.0)
