@@ -20,10 +20,10 @@ test: .venv/ready
 	$(COMPILED) -m "not long"
 
 test-long: .venv/ready
-	$(PYTEST) --durations 15 -m long
-	$(COMPILED) -m long
+	$(PYTEST) --durations 15 -m "long and not exhaustive" --no-shape-checks
 
 test-slow: test-long
+	$(PYTEST) --durations 15 -m exhaustive --no-shape-checks
 	tests/other_machines.sh
 	tests/versions.sh oldest .venv/oldest
 	tests/versions.sh newest .venv/newest

@@ -1,4 +1,4 @@
-"""Which parameters of a test `make test` leaves to `make test-slow`."""
+"""Which parameters of a test `make test` leaves to `make test-long`."""
 
 from collections.abc import Sequence
 from typing import Any

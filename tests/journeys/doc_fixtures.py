@@ -18,7 +18,6 @@ import numpy as np
 import torch
 import yaml
 
-from gigamask.cli.main import main
 from gigamask.data import index as indexes
 from gigamask.data.dataset import Sa1bDataset
 from gigamask.models import convert, state_dict, weight_files
@@ -28,8 +27,9 @@ from gigamask.synthetic import scenes
 from gigamask.synthetic.scenes import compose_scene
 from gigamask.training import sam_config
 from tests import instances
-from tests.journeys import substitutions
+from tests.commands import invoke
 from tests.journeys.pages import PAGES, ROOT, items
+from tests.journeys.substitutions import SMALL, SMALL_COMPACT, SMALL_MAE, SMALL_OTHER
 from tests.little import SPEC
 
 # SAM's recipes have eight decoder heads, which cannot be inferred from shapes.
@@ -127,15 +127,15 @@ VIT_SIZES = sam_config.VIT_SIZES.replace("model.", "").replace("-", "_").split()
 
 
 def _write_configs(folder: Path) -> None:
-    sam = SMALL_RUN | {"masks-per-chunk": 8, "loader": {"workers": 0, "max-masks": 4}}
+    few = SMALL_RUN | {"prompts": {"clicks": 1}}
+    sam = few | {"masks-per-chunk": 8, "loader": {"workers": 0, "max-masks": 2}}
     parts = ("custom_init", "encoder", "decoder")
     configs = {
-        substitutions.SMALL: sam | {"model": flags_of(MODEL, *parts)},
-        substitutions.SMALL_OTHER: sam | {"model": flags_of(MODEL, *parts, *VIT_SIZES)},
-        substitutions.SMALL_COMPACT: SMALL_RUN
+        SMALL: sam | {"model": flags_of(MODEL, *parts)},
+        SMALL_OTHER: sam | {"model": flags_of(MODEL, *parts, *VIT_SIZES)},
+        SMALL_COMPACT: few
         | {"model": {"image-size": 64}, "loader": {"workers": 0, "max-masks": 2}},
-        substitutions.SMALL_MAE: SMALL_RUN
-        | {"model": flags_of(MAE, "normalize_pixels"), "micro-batch-size": 2},
+        SMALL_MAE: SMALL_RUN | {"model": flags_of(MAE, "normalize_pixels"), "micro-batch-size": 2},
     }
     for name, content in configs.items():
         (folder / name).write_text(yaml.safe_dump(content))
@@ -207,18 +207,14 @@ def _write_weights_and_runs(folder: Path) -> None:
     )
     for name, images in (("train", 3), ("test", 2)):
         scenes.write(str(folder / "runs/demo" / name), images, seed=len(name), long_side=(96, 128))
-    for run, recipe, data in (
-        ("demo", "compact", "runs/demo/train"),
-        ("tiny", "tiny", "runs/demo/train"),
-        ("vit_b", "sam_vit_b", "disk/index"),
-        ("photos", "photos", "bsds_train"),
-        ("plain", "tiny --model.patch-size 4", "bsds_train"),
+    for run, recipe, config, data in (
+        ("demo", "compact", SMALL_COMPACT, "runs/demo/train"),
+        ("tiny", "tiny", SMALL, "runs/demo/train"),
+        ("vit_b", "sam_vit_b", SMALL, "disk/index"),
+        ("photos", "photos", SMALL_COMPACT, "bsds_train"),
+        ("plain", "tiny", SMALL, "bsds_train --model.patch-size 4"),
     ):
-        is_compact = recipe in ("compact", "photos")
-        config = str(folder / (substitutions.SMALL_COMPACT if is_compact else substitutions.SMALL))
-        paths = ["--data", str(folder / data), "--out", str(folder / "runs" / run)]
-        words = [*recipe.split(), *paths, "--steps", "2"]
-        words[1:1] = ["--config", config]
-        assert main(["train", *words]) == 0
+        paths = f"--config {folder / config} --out {folder}/runs/{run} --data {folder}/{data}"
+        invoke("train", recipe, paths, "--steps 2")
     for run in ("mine", "sweep"):
         shutil.copytree(folder / "runs/tiny", folder / "runs" / run)

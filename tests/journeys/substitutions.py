@@ -41,6 +41,7 @@ REPLACED = [
         " --mask-size 32 --image-size 64",
         "the small model's mask size and image size",
     ),
+    (r"--loader.max-masks \d+", "--loader.max-masks 2", "two masks of an image"),
     (r"--evaluation.interval \d+", "--evaluation.interval 1", "trainings have two steps"),
     (r" --compile\b", "", "minutes on a CPU; tests/laws/test_compilation.py trains with it"),
     (r" --push \S+", "", "no network; tests/journeys/test_export.py plays the Hub"),

@@ -32,6 +32,7 @@ for line in sys.stdin.read().splitlines():
 
 
 @pytest.mark.long
+@pytest.mark.exhaustive
 def test_they_run():
     """All in one process, which imports torch once; types are not checked at run time there, which
     would take longer than they do."""

@@ -260,6 +260,7 @@ def test_two_processes_of_the_command_do_what_one_does(scenes, tmp_path, monkeyp
 
 
 @pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.skipif(
     not shutil.which("g++"), reason="no C++ compiler: the default backend, inductor, is not tested"

@@ -78,24 +78,25 @@ def test_the_tests_of_the_core_import_no_plugin():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", NAMES)
-def test_a_plugin_may_be_deleted(scenes, tmp_path, name):
-    """What it adds is gone from the help, and all else works.
+@pytest.mark.parametrize("names", [NAMES, *([name] for name in NAMES)], ids="+".join)
+def test_plugins_may_be_deleted(scenes, tmp_path, names):
+    """What they add is gone from the help, and the core trains without any.
 
-    No module of the rest needs it: the import contract, which names no plugin, forbids that.
+    No module of the rest needs them: the import contract, which names no plugin, forbids that.
     """
-    checked = shutil.ignore_patterns("*jaxtyping*")  # bytecode of this process
+    checked = shutil.ignore_patterns("*jaxtyping*", *names)  # bytecode of this process
     shutil.copytree(ROOT / "gigamask", tmp_path / "gigamask", ignore=checked)
-    shutil.rmtree(tmp_path / "gigamask" / "plugins" / name)
-    (record,) = (each for each in plugin.installed() if each.name == name)
-    out = run(HELP + STEP, str(scenes), str(tmp_path / "run"), *SMALL, package=tmp_path)
+    records = [each for each in plugin.installed() if each.name in names]
+    code = HELP if len(names) == 1 else HELP + STEP
+    out = run(code, str(scenes), str(tmp_path / "run"), *SMALL, package=tmp_path)
     shown = json.loads(out.splitlines()[0])
     assert "train" in shown
-    added = {*record.commands, *record.trainings}
+    added = {command for record in records for command in (*record.commands, *record.trainings)}
     assert not shown.keys() & added
-    assert {OF_PLUGINS[command.split()[0]] for command in added} <= {name}
+    assert {OF_PLUGINS[command.split()[0]] for command in added} <= set(names)
     everything = "".join(shown.values())
-    for recipes in record.recipes.values():
-        assert not any(f"  {recipe} " in everything for recipe in recipes)
-    named = (*record.readers, *record.writers, *record.scenes)
-    assert not any(each in everything for each in named)
+    for record in records:
+        for recipes in record.recipes.values():
+            assert not any(f"  {recipe} " in everything for recipe in recipes)
+        named = (*record.readers, *record.writers, *record.scenes)
+        assert not any(each in everything for each in named)

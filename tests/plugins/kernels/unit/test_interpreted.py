@@ -4,17 +4,14 @@ import pytest
 
 from tests.plugins.kernels.interpreter import run_tests
 
-AT_MANY_SHAPES = (
+OF_MANY_SECONDS = (
     "test_upscaling.py",
-    "test_attention.py",
-    "test_tokens.py",
     "test_encoder.py",
     "test_branch_norm.py",
     "test_mask_features.py",
-    "test_mask_loss.py",
-    "test_next_click.py",
 )
-FILES = *AT_MANY_SHAPES, "test_decoder.py"
+AT_MANY_SHAPES = "test_attention.py", "test_tokens.py", "test_mask_loss.py", "test_next_click.py"
+FILES = *OF_MANY_SECONDS, *AT_MANY_SHAPES, "test_decoder.py"
 
 
 @pytest.mark.slow
@@ -23,12 +20,18 @@ def test_kernels_equal_the_eager_operations():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("file", [*AT_MANY_SHAPES, "test_kernel_times.py"])
-def test_kernels_equal_the_eager_operations_at_many_shapes(file):
-    run_tests(file, "-m", "long")
+def test_kernels_equal_the_eager_operations_at_many_shapes():
+    run_tests(*AT_MANY_SHAPES, "test_kernel_times.py", "-m", "long")
 
 
 @pytest.mark.long
+@pytest.mark.exhaustive
+def test_slow_kernels_equal_the_eager_operations_at_many_shapes():
+    run_tests(*OF_MANY_SECONDS, "-m", "long")
+
+
+@pytest.mark.long
+@pytest.mark.exhaustive
 def test_trainings_equal_those_without_kernels():
     run_tests("test_training.py")
 
