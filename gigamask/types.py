@@ -195,13 +195,13 @@ class Batch:
 
     def to(self, device: torch.device | str) -> "Batch":
         """Return the batch on `device`, except what the CPU reads: `rle_offsets`, `drop_path`."""
-        batch = _map_tensors(self, lambda tensor: tensor.to(device, non_blocking=True))
+        batch = map_tensors(lambda tensor: tensor.to(device, non_blocking=True), self)
         random_inputs = replace(batch.random_inputs, drop_path=self.random_inputs.drop_path)
         return replace(batch, rle_offsets=self.rle_offsets, random_inputs=random_inputs)
 
     def pin_memory(self) -> "Batch":
         """Return the batch in pinned memory; torch's `DataLoader` calls this."""
-        return _map_tensors(self, lambda tensor: tensor.pin_memory())
+        return map_tensors(lambda tensor: tensor.pin_memory(), self)
 
     def dense(self, start: int, stop: int) -> Bool[Tensor, "m G G"]:
         """Decode masks on the batch's device.
@@ -283,29 +283,24 @@ class PaddedBatch:
     classes: Int64[Tensor, "B N"] | None = None
 
 
-_Record = TypeVar("_Record", bound="Batch | RandomInputs | WindowLogits | Prediction")
+_Record = TypeVar(
+    "_Record", bound="Batch | RandomInputs | Targets | Prompts | WindowLogits | Prediction"
+)
 
 
-def _map_tensors(record: _Record, function: Callable[[Tensor], Tensor]) -> _Record:
-    """Return the record with `function` applied to each tensor, also of records in it."""
+def map_tensors(function: Callable[..., Tensor], *records: _Record) -> _Record:
+    """Return the first record with `function` of each tensor, and of those of the other records.
+
+    Records in the records are treated alike.
+    """
     changes: dict[str, Any] = {}
-    for item in fields(record):
-        value = getattr(record, item.name)
-        if isinstance(value, Tensor):
-            changes[item.name] = function(value)
-        elif isinstance(value, RandomInputs | WindowLogits):
-            changes[item.name] = _map_tensors(value, function)
-    return replace(record, **changes)
-
-
-_Masks = TypeVar("_Masks", "Targets", "Prompts")
-
-
-def _rows(record: _Masks, index: Int64[Tensor, "R"]) -> _Masks:
-    """Return the rows at `index` of each tensor."""
-    values = {item.name: getattr(record, item.name) for item in fields(record)}
-    tensors = {name: value[index] for name, value in values.items() if isinstance(value, Tensor)}
-    return replace(record, **tensors)
+    for item in fields(records[0]):
+        values = [getattr(record, item.name) for record in records]
+        if isinstance(values[0], Tensor):
+            changes[item.name] = function(*values)
+        elif isinstance(values[0], RandomInputs | WindowLogits):
+            changes[item.name] = map_tensors(function, *values)
+    return replace(records[0], **changes)
 
 
 class cached_tensor:  # noqa: N801  (a decorator, like `functools.cached_property`)
@@ -392,7 +387,7 @@ class Targets:
         Args:
             index: Which ones.
         """
-        return _rows(self, index)
+        return map_tensors(lambda each: each[index], self)
 
     def filled(self, count: int) -> "Targets":
         """Return `count` masks: these, then copies of the last one that do not count.
@@ -402,7 +397,7 @@ class Targets:
         """
         row = torch.arange(count, device=self.masks.device)
         index = row.clamp(max=len(self.masks) - 1)
-        return replace(_rows(self, index), counted=row < len(self.masks))
+        return replace(map_tensors(lambda each: each[index], self), counted=row < len(self.masks))
 
     @cached_tensor
     def foreground(self) -> Bool[Tensor, "M H W"]:
@@ -460,7 +455,7 @@ class Prompts:
         Args:
             index: Which ones.
         """
-        return _rows(self, index)
+        return map_tensors(lambda each: each[index], self)
 
 
 @dataclass(frozen=True)
@@ -566,7 +561,16 @@ class Prediction:
         Args:
             count: Number of masks of a prompt.
         """
-        return _map_tensors(self, lambda each: each.reshape(-1, count, *each.shape[2:]))
+        return map_tensors(lambda each: each.reshape(-1, count, *each.shape[2:]), self)
+
+    def better(self, other: "Prediction") -> "Prediction":
+        """Return each mask, or that of `other` where its predicted IoU is higher."""
+        chosen = other.iou_predictions > self.iou_predictions
+        return map_tensors(
+            lambda one, two: torch.where(chosen[(..., *[None] * (one.ndim - 2))], two, one),
+            self,
+            other,
+        )
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ class ClickProtocol(CropOptions):
     oracle: str = "best of the three masks after one click"
     box: str = "the exact box of the mask, three masks"
     refine: bool = False
-    """decode each box once more, with the mask that it got"""
+    """decode each box once more, with the mask that it got; the higher predicted IoU answers"""
     box_noise: float = 0.0
     """also score a loose box of each mask: standard deviation of the noise on each side, relative
     to its width or height; always the same for a mask, and without a limit in pixels, so that all
@@ -124,8 +124,10 @@ class ClickProtocol(CropOptions):
             targets: The masks in the boxes.
         """
         schedule = BoxPrompt(self.multimask != "never", self.refine)
-        *_, answer = run_rounds(self._choose(decode, targets), targets, schedule)
-        return answer
+        first, *again = run_rounds(self._choose(decode, targets), targets, schedule)
+        for each in again:
+            first = replace(first, prediction=first.prediction.better(each.prediction))
+        return first
 
     def loosened(
         self, targets: Targets, row: int, mask_indices: Sequence[int] | np.ndarray

@@ -223,7 +223,7 @@ class SamPredictor:
             multimask_output: Whether to predict three masks instead of one.
             return_logits: Whether to return masks as logits instead of bools.
             refine: How often each mask is passed back with its prompt, and replaced by the single
-                mask that is predicted for both.
+                mask that is predicted for both, if its predicted IoU is higher.
 
         Returns:
             Masks at the size of the original image, their predicted IoU, and low-resolution logits

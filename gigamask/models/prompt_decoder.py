@@ -9,7 +9,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from gigamask.models.promptable import PromptableModel
-from gigamask.types import MaskDecoderOutput, Prediction, Prompts
+from gigamask.types import MaskDecoderOutput, Prediction, Prompts, map_tensors
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +42,7 @@ class PromptDecoder:
 
     def output(self, prompts: Prompts) -> MaskDecoderOutput:
         """Return what the model predicts; masks in windows are not pasted."""
-        prompts = _to_device(prompts, self.embedding.device)
+        prompts = map_tensors(lambda each: each.to(self.embedding.device), prompts)
         index = self.image_index
         if index is None:
             count = len(prompts.labels)
@@ -60,7 +60,7 @@ class PromptDecoder:
 def refined(
     decode: Callable[[Prompts], Prediction], prompts: Prompts, prediction: Prediction
 ) -> Prediction:
-    """Return each mask decoded once more: the single mask for its prompt and itself.
+    """Return each mask, or the single mask for its prompt and itself if that promises a higher IoU.
 
     Args:
         decode: Predicts masks from prompts.
@@ -70,14 +70,4 @@ def refined(
     low = prediction.low_res_logits
     rows = torch.arange(len(low), device=prompts.labels.device).repeat_interleave(low.shape[1])
     each = replace(prompts.select(rows), masks=low.flatten(0, 1), multimask_output=False)
-    return decode(each).regrouped(low.shape[1])
-
-
-def _to_device(prompts: Prompts, device: torch.device) -> Prompts:
-    masks = prompts.masks
-    return replace(
-        prompts,
-        points_xy_input=prompts.points_xy_input.to(device),
-        labels=prompts.labels.to(device),
-        masks=None if masks is None else masks.to(device),
-    )
+    return prediction.better(decode(each).regrouped(low.shape[1]))

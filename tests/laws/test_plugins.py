@@ -21,11 +21,11 @@ STEP = """
 import json, sys
 from gigamask.cli.main import main
 words = "--steps 1 --batch-size 2 --loader.workers 0 --evaluation none --device cpu".split()
-words += ["--data", sys.argv[1], "--out", sys.argv[2], *sys.argv[3:]]
+words += "--model.image-size 64 --prompts.clicks 0 --micro-batch-size 1".split()
+words += ["--data", sys.argv[1], "--out", sys.argv[2]]
 assert main(["train", "tiny", *words]) == 0
 print(json.dumps([name for name in sys.modules if f"{name}.".startswith("gigamask.")]))
 """
-SMALL = ("--model.image-size", "64", "--prompts.clicks", "0", "--micro-batch-size", "1")
 HELP = """
 import io, json
 from contextlib import redirect_stdout, suppress
@@ -87,8 +87,8 @@ def test_plugins_may_be_deleted(scenes, tmp_path, names):
     checked = shutil.ignore_patterns("*jaxtyping*", *names)  # bytecode of this process
     shutil.copytree(ROOT / "gigamask", tmp_path / "gigamask", ignore=checked)
     records = [each for each in plugin.installed() if each.name in names]
-    code = HELP if len(names) == 1 else HELP + STEP
-    out = run(code, str(scenes), str(tmp_path / "run"), *SMALL, package=tmp_path)
+    code = HELP + STEP * (names == NAMES)
+    out = run(code, str(scenes), str(tmp_path / "run"), package=tmp_path)
     shown = json.loads(out.splitlines()[0])
     assert "train" in shown
     added = {command for record in records for command in (*record.commands, *record.trainings)}
