@@ -124,10 +124,9 @@ class ClickProtocol(CropOptions):
             targets: The masks in the boxes.
         """
         schedule = BoxPrompt(self.multimask != "never", self.refine)
-        first, *again = run_rounds(self._choose(decode, targets), targets, schedule)
-        for each in again:
-            first = replace(first, prediction=first.prediction.better(each.prediction))
-        return first
+        rounds = [*run_rounds(self._choose(decode, targets), targets, schedule)]
+        prediction = rounds[0].prediction.better(rounds[-1].prediction)
+        return replace(rounds[0], prediction=prediction)
 
     def loosened(
         self, targets: Targets, row: int, mask_indices: Sequence[int] | np.ndarray
