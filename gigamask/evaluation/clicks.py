@@ -73,7 +73,7 @@ class ClickProtocol(CropOptions):
     oracle: str = "best of the three masks after one click"
     box: str = "the exact box of the mask, three masks"
     refine: bool = False
-    """decode each box once more, with the mask that it got; the higher predicted IoU answers"""
+    """decode each box once more, with the mask that it got; the higher predicted IoU decides"""
     box_noise: float = 0.0
     """also score a loose box of each mask: standard deviation of the noise on each side, relative
     to its width or height; always the same for a mask, and without a limit in pixels, so that all
