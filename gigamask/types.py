@@ -397,7 +397,7 @@ class Targets:
         """
         row = torch.arange(count, device=self.masks.device)
         index = row.clamp(max=len(self.masks) - 1)
-        return replace(map_tensors(lambda each: each[index], self), counted=row < len(self.masks))
+        return replace(self.select(index), counted=row < len(self.masks))
 
     @cached_tensor
     def foreground(self) -> Bool[Tensor, "M H W"]:

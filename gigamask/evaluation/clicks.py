@@ -124,9 +124,10 @@ class ClickProtocol(CropOptions):
             targets: The masks in the boxes.
         """
         schedule = BoxPrompt(self.multimask != "never", self.refine)
-        rounds = [*run_rounds(self._choose(decode, targets), targets, schedule)]
-        prediction = rounds[0].prediction.better(rounds[-1].prediction)
-        return replace(rounds[0], prediction=prediction)
+        answer, *again = run_rounds(self._choose(decode, targets), targets, schedule)
+        if again:
+            answer = replace(answer, prediction=answer.prediction.better(again[0].prediction))
+        return answer
 
     def loosened(
         self, targets: Targets, row: int, mask_indices: Sequence[int] | np.ndarray
@@ -480,8 +481,7 @@ def score_group(
     if protocol.box_noise:
         of_loose = protocol.loosened(targets, row, mask_indices)
         loose = _best_ious(protocol.box_round(best_of_box, of_loose), targets)
-    box = _best_ious(of_box, targets)
-    hits["box"] = _class_hits(of_box, classes)
+    box, hits["box"] = _best_ious(of_box, targets), _class_hits(of_box, classes)
     areas = image.annotation.areas[mask_indices].tolist()
     return [
         MaskScore(

@@ -87,11 +87,12 @@ def populate(folder: Path) -> None:
     shutil.copytree(folder / "disk/sa1b", folder / "disk/sa1b_1024")
     rows = [f"sa_{n},street,{'europe' if n % 2 else 'asia'}\n" for n in range(4)]
     (folder / "domains.csv").write_text("name,domain,region\n" + "".join(rows))
-    checksums = [
-        f"{hashlib.md5(path.read_bytes()).hexdigest()}  {path.name}\n"
-        for path in sorted((folder / "disk/sa1b").glob("*.tar"))
-    ]
-    (folder / "checksums.txt").write_text("".join(checksums))
+    (folder / "checksums.txt").write_text(
+        "".join(
+            f"{hashlib.md5(path.read_bytes()).hexdigest()}  {path.name}\n"
+            for path in sorted((folder / "disk/sa1b").glob("*.tar"))
+        )
+    )
     _write_weights_and_runs(folder)
     for name, lvis in (("coco", False), ("lvis", True)):
         instances.write(folder / name, build_model(MODEL, 0).eval(), lvis)
@@ -127,14 +128,13 @@ VIT_SIZES = sam_config.VIT_SIZES.replace("model.", "").replace("-", "_").split()
 
 
 def _write_configs(folder: Path) -> None:
-    few = SMALL_RUN | {"prompts": {"clicks": 1}}
-    sam = few | {"masks-per-chunk": 8, "loader": {"workers": 0, "max-masks": 2}}
+    few = SMALL_RUN | {"prompts": {"clicks": 1}, "loader": {"workers": 0, "max-masks": 2}}
+    sam = few | {"masks-per-chunk": 8}
     parts = ("custom_init", "encoder", "decoder")
     configs = {
         SMALL: sam | {"model": flags_of(MODEL, *parts)},
         SMALL_OTHER: sam | {"model": flags_of(MODEL, *parts, *VIT_SIZES)},
-        SMALL_COMPACT: few
-        | {"model": {"image-size": 64}, "loader": {"workers": 0, "max-masks": 2}},
+        SMALL_COMPACT: few | {"model": {"image-size": 64}},
         SMALL_MAE: SMALL_RUN | {"model": flags_of(MAE, "normalize_pixels"), "micro-batch-size": 2},
     }
     for name, content in configs.items():
@@ -207,14 +207,13 @@ def _write_weights_and_runs(folder: Path) -> None:
     )
     for name, images in (("train", 3), ("test", 2)):
         scenes.write(str(folder / "runs/demo" / name), images, seed=len(name), long_side=(96, 128))
-    for run, recipe, config, data in (
-        ("demo", "compact", SMALL_COMPACT, "runs/demo/train"),
-        ("tiny", "tiny", SMALL, "runs/demo/train"),
-        ("vit_b", "sam_vit_b", SMALL, "disk/index"),
-        ("photos", "photos", SMALL_COMPACT, "bsds_train"),
-        ("plain", "tiny", SMALL, "bsds_train --model.patch-size 4"),
+    for run, words, data in (
+        ("demo", f"compact --config {folder}/{SMALL_COMPACT}", "runs/demo/train"),
+        ("tiny", f"tiny --config {folder}/{SMALL}", "runs/demo/train"),
+        ("vit_b", f"sam_vit_b --config {folder}/{SMALL}", "disk/index"),
+        ("photos", f"photos --config {folder}/{SMALL_COMPACT}", "bsds_train"),
+        ("plain", f"tiny --config {folder}/{SMALL} --model.patch-size 4", "bsds_train"),
     ):
-        paths = f"--config {folder / config} --out {folder}/runs/{run} --data {folder}/{data}"
-        invoke("train", recipe, paths, "--steps 2")
+        invoke(f"train {words} --steps 2 --out {folder}/runs/{run} --data {folder}/{data}")
     for run in ("mine", "sweep"):
         shutil.copytree(folder / "runs/tiny", folder / "runs" / run)

@@ -21,11 +21,11 @@ STEP = """
 import json, sys
 from gigamask.cli.main import main
 words = "--steps 1 --batch-size 2 --loader.workers 0 --evaluation none --device cpu".split()
-words += "--model.image-size 64 --prompts.clicks 0 --micro-batch-size 1".split()
-words += ["--data", sys.argv[1], "--out", sys.argv[2]]
+words += ["--data", sys.argv[1], "--out", sys.argv[2], *sys.argv[3:]]
 assert main(["train", "tiny", *words]) == 0
 print(json.dumps([name for name in sys.modules if f"{name}.".startswith("gigamask.")]))
 """
+SMALL = ("--model.image-size", "64", "--prompts.clicks", "0", "--micro-batch-size", "1")
 HELP = """
 import io, json
 from contextlib import redirect_stdout, suppress
@@ -86,16 +86,15 @@ def test_plugins_may_be_deleted(scenes, tmp_path, names):
     """
     checked = shutil.ignore_patterns("*jaxtyping*", *names)  # bytecode of this process
     shutil.copytree(ROOT / "gigamask", tmp_path / "gigamask", ignore=checked)
-    records = [each for each in plugin.installed() if each.name in names]
-    code = HELP + STEP * (names == NAMES)
-    out = run(code, str(scenes), str(tmp_path / "run"), package=tmp_path)
+    words = HELP + STEP * (names == NAMES), str(scenes), str(tmp_path / "run"), *SMALL
+    out = run(*words, package=tmp_path)
     shown = json.loads(out.splitlines()[0])
     assert "train" in shown
-    added = {command for record in records for command in (*record.commands, *record.trainings)}
-    assert not shown.keys() & added
-    assert {OF_PLUGINS[command.split()[0]] for command in added} <= set(names)
     everything = "".join(shown.values())
-    for record in records:
+    for record in (each for each in plugin.installed() if each.name in names):
+        added = {*record.commands, *record.trainings}
+        assert not shown.keys() & added
+        assert {OF_PLUGINS[command.split()[0]] for command in added} <= {record.name}
         for recipes in record.recipes.values():
             assert not any(f"  {recipe} " in everything for recipe in recipes)
         named = (*record.readers, *record.writers, *record.scenes)

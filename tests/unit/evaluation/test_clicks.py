@@ -133,6 +133,7 @@ def test_boxes_are_refined_and_loosened_alike_in_any_group(index, monkeypatch):
     assert 0.05 < ((loose - exact).flatten(1) / size).std() < 0.15
     summary = results[0].summary()
     plain = evaluate_clicks(model, index, EVERYTHING, ClickProtocol(clicks=(1,)), rows=[2])
+    assert "loose_box" not in plain.summary()
     assert summary["box"] == plain.summary()["box"]  # the first mask promises more
     assert "loose box" not in table(plain.summary())
     assert summary["loose_box"] == np.mean([score.loose_box for score in results[0].scores])

@@ -196,18 +196,17 @@ def test_what_tiles_cannot_is_one_line(by_color):
 def test_a_refinement_is_each_mask_passed_back_if_that_promises_more(spec, options):
     predictor = SamPredictor(build_model(spec, 0).eval(), **options)
     predictor.set_image(np.random.default_rng(0).integers(0, 256, (60, 90, 3), np.uint8))
-    box = torch.tensor([[5.0, 4.0, 20.0, 16.0]])
-    prompt = torch.tensor([[[9.0, 30.0]]]), torch.ones(1, 1), box
-    plain = predictor.predict_torch(*prompt)
-    for count in (1, 2):
-        wanted = []
-        for number in range(3):
-            mask = [each[:, number : number + 1] for each in plain]
-            again = predictor.predict_torch(*prompt, mask[2], False)
-            wanted.append(max(mask, again, key=lambda each: each[1]))
-        plain = [torch.cat(parts, 1) for parts in zip(*wanted, strict=True)]
-        found = predictor.predict_torch(*prompt, refine=count)
-        assert torch.equal(found[0], plain[0])
-        torch.testing.assert_close(found[1:], tuple(plain[1:]), atol=1e-4, rtol=1e-4)
+    box, point = torch.tensor([[5.0, 4.0, 20.0, 16.0]]), torch.tensor([[[9.0, 30.0]]])
+    for prompt in ((None, None, box), (point, torch.ones(1, 1), None)):
+        plain = predictor.predict_torch(*prompt)
+        for count in (1, 2):
+            wanted = []
+            for mask in zip(*(each.split(1, 1) for each in plain), strict=True):
+                again = predictor.predict_torch(*prompt, mask[2], False)
+                wanted.append(max(mask, again, key=lambda each: each[1]))
+            plain = [torch.cat(parts, 1) for parts in zip(*wanted, strict=True)]
+            found = predictor.predict_torch(*prompt, refine=count)
+            assert torch.equal(found[0], plain[0])
+            torch.testing.assert_close(found[1:], tuple(plain[1:]), atol=1e-4, rtol=1e-4)
     with error_line(r"^refine must be .*\(got -1\)$"):
         predictor.predict(box=box[0], refine=-1)

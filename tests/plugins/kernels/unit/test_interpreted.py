@@ -20,14 +20,16 @@ def test_kernels_equal_the_eager_operations():
 
 
 @pytest.mark.long
-def test_kernels_equal_the_eager_operations_at_many_shapes():
-    run_tests(*AT_MANY_SHAPES, "test_kernel_times.py", "-m", "long")
-
-
-@pytest.mark.long
-@pytest.mark.exhaustive
-def test_slow_kernels_equal_the_eager_operations_at_many_shapes():
-    run_tests(*OF_MANY_SECONDS, "-m", "long")
+@pytest.mark.parametrize(
+    "file",
+    [
+        *AT_MANY_SHAPES,
+        "test_kernel_times.py",
+        *(pytest.param(file, marks=pytest.mark.exhaustive) for file in OF_MANY_SECONDS),
+    ],
+)
+def test_kernels_equal_the_eager_operations_at_many_shapes(file):
+    run_tests(file, "-m", "long")
 
 
 @pytest.mark.long
