@@ -13,7 +13,7 @@ from gigamask.training.sam_config import SamTrainConfig
 from gigamask.types import Batch, LossSums
 from tests.little import little
 
-STEPS = 300
+STEPS = 400
 
 
 @dataclass(frozen=True)

@@ -51,9 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         Ctrl-C, 143: SIGTERM); 141 if the reader of standard output has exited.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    received: list[int] = []
     try:
-        with warnings.catch_warnings(), stop_signals_raised(received):
+        with warnings.catch_warnings(), stop_signals_raised():
             warnings.showwarning = print_warning
             try:
                 code = copy_context().run(run_command, arguments)
@@ -63,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
             return code
     except GigamaskError as error:
-        print(f"gigamask: {error}", file=sys.stderr)
+        print_line(error)
         return INTERRUPTED if isinstance(error, TrainingInterruptedError) else 2
     except BrokenPipeError:
         if not discard_if_closed(sys.stdout):
@@ -74,40 +73,45 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         is_file = isinstance(error, FileExistsError | NotADirectoryError)
         act = "give a folder" if is_file else "check the path, its permissions and the disk"
-        print(f"gigamask: {error.filename}: {error.strerror}; {act}", file=sys.stderr)
+        print_line(f"{error.filename}: {error.strerror}; {act}")
         return 2
-    except KeyboardInterrupt:
-        number = signal.Signals(received[0] if received else signal.SIGINT)
-        print(f"gigamask: stopped by {number.name}; run the same command again", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        if isinstance(failure := interrupt.__context__, GigamaskError):  # it was being cleaned up
+            print_line(failure)
+        number = signal.Signals(*interrupt.args or [signal.SIGINT])
+        print_line(f"stopped by {number.name}; run the same command again")
         return SIGNALED + number
     except Exception as error:
         from gigamask.recipes.user_code import describe_error
 
         if (line := describe_error(error)) is None:
             raise
-        print(f"gigamask: {line}", file=sys.stderr)
+        print_line(line)
         traceback.print_exception(error)
         return 1
 
 
 @contextmanager
-def stop_signals_raised(received: list[int]) -> Iterator[None]:
+def stop_signals_raised() -> Iterator[None]:
     """Raise `KeyboardInterrupt` on any stop signal, so that temporary files are removed.
 
-    Args:
-        received: Where the signal's number is added.
+    Its argument is the signal's number, but Python's own for SIGINT has none.
     """
 
     def stop(number: int, handled: frozenset[int]) -> None:
-        received.append(number)
         for each in handled:  # a second one must not interrupt the clean-up
             signal.signal(each, signal.SIG_IGN)
         for stream in (sys.stdout, sys.stderr):  # nor an output that has closed
             discard_if_closed(stream)
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt(number)
 
     with stop_signals_handled(stop, set(STOP_SIGNALS) - {signal.SIGINT}):
         yield
+
+
+def print_line(message: object) -> None:
+    """Print a line on standard error."""
+    print(f"gigamask: {message}", file=sys.stderr)
 
 
 def print_warning(message: Warning | str, *_where: Any, **_named: Any) -> None:
@@ -119,7 +123,7 @@ def print_warning(message: Warning | str, *_where: Any, **_named: Any) -> None:
         _named: The same, by name.
     """
     with suppress(OSError):  # a closed terminal
-        print(f"gigamask: {message}", file=sys.stderr)
+        print_line(message)
 
 
 def expand_home_of(argument: str) -> str:

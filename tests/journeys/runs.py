@@ -6,10 +6,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from safetensors.torch import load_file
 
@@ -48,6 +49,14 @@ def wait_until(condition: Callable[[], object], timeout_s: float = 300.0) -> Non
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def kill_all(process: subprocess.Popen) -> None:
+    """Kill a process and all that it has started."""
+    with suppress(psutil.NoSuchProcess):
+        for each in psutil.Process(process.pid).children(recursive=True):
+            each.kill()
+    process.kill()
 
 
 def newest_step(out: Path) -> int:

@@ -2,10 +2,8 @@
 
 import os
 import re
-import signal
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +13,7 @@ import pytest
 from gigamask.training import checkpoint
 from tests.commands import LITTLE, exit_code, invoke
 from tests.journeys.pages import DOCS, ROOT
-from tests.journeys.runs import CONSTANT_LR, newest_step, same, wait_for_step, weights
+from tests.journeys.runs import CONSTANT_LR, kill_all, newest_step, same, wait_for_step, weights
 from tests.ranks import environment, fork, free_port
 
 ENVIRONMENT = {
@@ -33,13 +31,11 @@ def test_a_process_killed_and_all_of_them_stopped_change_nothing(scenes, tmp_pat
     and the same command goes on. Bit for bit."""
     sizes = "--save-every 1 --batch-size 4 --micro-batch-size 2"
     words = " ".join([f"train {LITTLE} --data {scenes} {sizes}", *CONSTANT_LR])
-    export, torchrun, *_ = (
-        line for line in PAGE.splitlines() if line.startswith(("    export", "    torchrun"))
-    )
+    export, torchrun, *_ = re.findall(r"(?m)^    (export .*|torchrun .*)", PAGE)
     torchrun, count = re.subn(
         r"--nproc-per-node 8 (.*) train sam_vit_b --data /sa1b --init \S+ --out \S+",
         rf"--nproc-per-node 2 \1 {words} --steps 100000 --out {tmp_path / 'run'}",
-        torchrun.strip(),
+        torchrun,
     )
     assert count == 1
     disturbed = subprocess.Popen(
@@ -54,14 +50,11 @@ def test_a_process_killed_and_all_of_them_stopped_change_nothing(scenes, tmp_pat
         killed = psutil.Process(disturbed.pid).children()[1]
         killed.kill()
         wait_for_step(tmp_path / "run", at + 3)
-        assert killed.pid not in {each.pid for each in psutil.Process(disturbed.pid).children()}
+        assert not killed.is_running()
         disturbed.terminate()
         said = disturbed.communicate(timeout=150)[1]
     finally:
-        with suppress(psutil.NoSuchProcess):
-            for process in psutil.Process(disturbed.pid).children(recursive=True):
-                process.kill()
-        disturbed.kill()
+        kill_all(disturbed)
     assert "another process ended or did not answer" in said
     steps = newest_step(tmp_path / "run") + 2
     for out in ("run", "whole"):
@@ -112,11 +105,9 @@ def test_one_that_hangs_is_given_up_and_the_run_goes_on(scenes, tmp_path):
         said = hanging[0].communicate(timeout=60)[1]
         assert hanging[0].returncode == 2
         assert re.search(
-            r"^gigamask: process 0 of 2: another process .*\(.*\); run the same command",
-            said,
-            re.MULTILINE,
+            r"(?m)^gigamask: process 0 of 2: another process .*\(.*\); run the same command", said
         )
-        hanging[1].send_signal(signal.SIGKILL)
+        hanging[1].kill()
         told = hanging[1].communicate()[1]
     finally:
         for process in hanging:

@@ -5,18 +5,16 @@ The lines run on this machine as on two, are stopped, and run again.
 
 import re
 import shlex
-import signal
 import subprocess
 from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
-import psutil
 import pytest
 import yaml
 
 from tests.commands import LITTLE
-from tests.journeys.runs import newest_step, wait_for_step
+from tests.journeys.runs import kill_all, newest_step, wait_for_step
 from tests.journeys.test_cluster import ENVIRONMENT, PAGE
 from tests.ranks import free_port
 
@@ -163,7 +161,7 @@ def test_two_machines_are_stopped_and_go_on(scenes, tmp_path, engine):
     try:
         wait_for_step(tmp_path / "run", 2, BUSY_S)
         for machine in machines:  # as both pods are signaled, or all machines of a cancelled job
-            machine.send_signal(signal.SIGTERM)
+            machine.terminate()
         said = [machine.communicate(timeout=BUSY_S)[1] for machine in machines]
         assert all(machine.returncode for machine in machines), said
         saved = newest_step(tmp_path / "run")
@@ -172,8 +170,5 @@ def test_two_machines_are_stopped_and_go_on(scenes, tmp_path, engine):
         assert [machine.returncode for machine in machines] == [0, 0], said
     finally:
         for machine in machines:
-            with suppress(psutil.NoSuchProcess):
-                for process in psutil.Process(machine.pid).children(recursive=True):
-                    process.kill()
-            machine.kill()
+            kill_all(machine)
     assert newest_step(tmp_path / "run") == saved + 2

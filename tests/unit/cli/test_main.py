@@ -10,6 +10,7 @@ import pytest
 from gigamask import plugin
 from gigamask.cli import main
 from gigamask.cli.commands.verify import VerifyCommand
+from gigamask.errors import GigamaskError
 from tests.commands import refusal
 
 COMMANDS = """
@@ -28,16 +29,12 @@ MAIN = "import sys; from gigamask.cli.main import main; sys.exit(main(sys.argv[1
 @pytest.mark.slow
 def test_a_closed_pipe_ends_a_command_quietly():
     """As with `| head -1`: no traceback, and the exit code of a shell."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", MAIN, "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    assert process.stdout
-    assert process.stderr
-    process.stdout.close()
-    error = process.stderr.read()
-    process.stderr.close()
-    assert process.wait() == main.PIPE_CLOSED
-    assert error == b""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-c", MAIN, "--help"]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (main.PIPE_CLOSED, b"")
 
 
 @pytest.mark.parametrize(
@@ -59,11 +56,25 @@ def test_a_signal_is_one_line_and_leaves_no_file(tmp_path, monkeypatch, capsys, 
     monkeypatch.setattr("gigamask.synthetic.scenes.record", signaled)
     monkeypatch.setattr(os, "unlink", twice)
     assert main.main(f"synth {tmp_path}/out --images 2".split()) == 128 + number
-    name = signal.Signals(number).name
     printed = capsys.readouterr().err.lstrip()  # rich before 14.3.4 leaves an empty line
-    assert printed == f"gigamask: stopped by {name}; run the same command again\n"
+    assert printed == f"gigamask: stopped by {number.name}; run the same command again\n"
     assert not list((tmp_path / "out").iterdir())
     assert signal.getsignal(number) == handler
+
+
+def test_a_signal_during_clean_up_does_not_hide_the_failure(monkeypatch, capsys):
+    """As when torchrun stops the processes that fail since another was killed."""
+
+    def failing(arguments):
+        try:
+            raise GigamaskError("another process ended")
+        finally:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(main, "run_command", failing)
+    assert main.main(["train"]) == 128 + signal.SIGTERM
+    stopped = "gigamask: stopped by SIGTERM; run the same command again\n"
+    assert capsys.readouterr().err == f"gigamask: another process ended\n{stopped}"
 
 
 def test_another_broken_pipe_is_an_error(monkeypatch):

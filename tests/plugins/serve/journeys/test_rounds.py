@@ -2,19 +2,16 @@
 
 import json
 import shutil
-import signal
 import subprocess
-import sys
 from contextlib import contextmanager
 
-import psutil
 import pytest
 import torch
 
 from gigamask.plugins.serve import training_round
 from gigamask.serialization import read_json
 from gigamask.training.checkpoint import load_model
-from tests.journeys.runs import wait_until
+from tests.journeys.runs import GIGAMASK, kill_all, wait_until
 from tests.plugins.serve.annotated import annotated, save_untrained
 from tests.plugins.serve.journeys.test_serve import get, served
 
@@ -33,15 +30,14 @@ def project(tmp_path):
 @contextmanager
 def killed(*words):
     """Start the page, and kill it and the processes that it started in the end."""
-    command = [sys.executable, "-m", "gigamask", "serve", "--no-token", "--port", "0"]
-    command += ["--progress", "none"]  # the first line is the address
-    command += map(str, words)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    command = f"{GIGAMASK} serve --no-token --port 0 --progress none".split()  # an address first
+    with subprocess.Popen(
+        [*command, *map(str, words)], stdout=subprocess.PIPE, text=True
+    ) as process:
         try:
             yield process.stdout.readline().strip()
         finally:
-            for each in [*psutil.Process(process.pid).children(recursive=True), process]:
-                each.send_signal(signal.SIGKILL)
+            kill_all(process)
 
 
 def loop(address, path="", body=None):
