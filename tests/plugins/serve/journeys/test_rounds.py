@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+import sys
 from contextlib import contextmanager
 
 import pytest
