@@ -1,13 +1,14 @@
 """`gigamask export` as a user types it: what it writes is what `evaluate` and `--init` read."""
 
 from dataclasses import replace
+from unittest.mock import Mock, call
 
 import pytest
 import torch
 
 from gigamask.models.configs import tiny
 from gigamask.models.init import build_model
-from gigamask.models.state_dict import save_weights, to_official
+from gigamask.models.state_dict import read_weights, save_weights, to_official
 from gigamask.serialization import read_json
 from tests.commands import exit_code, invoke, refusal
 from tests.little import save_little
@@ -28,6 +29,16 @@ def test_what_is_exported_is_exported_again(weights, to, out, tmp_path, capsys):
     assert read_json(told)["files"] == [str(tmp_path / out)]
 
 
+def test_weights_for_another_input_size_differ_in_position_tables_alone(weights, tmp_path):
+    out = tmp_path / "larger.safetensors"
+    invoke(f"export {weights} --to safetensors --image-size 96 --out {out}")
+    (before, _), (after, config) = map(read_weights, (weights, out))
+    assert config.image_size == 96
+    changed = [name for name, value in before.items() if not torch.equal(after[name], value)]
+    assert changed
+    assert all("pos_embed" in name or "rel_pos" in name for name in changed)
+
+
 @pytest.mark.long
 def test_onnx_export_prints_its_difference(weights, tmp_path, capsys):
     invoke(f"export {weights} --to onnx --out {tmp_path}/onnx")
@@ -41,10 +52,8 @@ def test_what_is_wrong_is_one_line(weights, tmp_path, capsys):
         (f"{weights} {out}", "--to"),
         (f"{tmp_path}/none.pth --to official {out}", "none.pth: no such file"),
         (f"{weights} --to official {out}", "file that ends in .pth"),
-        (
-            f"{weights} --to official --out {tmp_path}/new/a.pth",
-            "new does not exist",
-        ),
+        (f"{weights} --to official --out {tmp_path}/new/a.pth", "new does not exist"),
+        (f"{weights} --to official --image-size 100 {out}.pth", "image_size must be a multiple"),
     ):
         assert message in refusal(capsys, "export", words)
 
@@ -86,35 +95,23 @@ def test_everything_exported_scores_as_its_source(scenes, tmp_path, monkeypatch)
 
 
 def test_a_folder_is_sent_to_the_hub_with_its_card(weights, tmp_path, capsys, monkeypatch):
-    calls = []
-
-    def create_repo(api, *given, **named):
-        calls.append(("create", given, named))
-
-    def upload_folder(api, **named):
-        calls.append(
-            ("upload", sorted(path.name for path in named["folder_path"].iterdir()), named)
-        )
-        return "https://hub/us/mine/commit/1"
-
-    monkeypatch.setattr("huggingface_hub.HfApi.create_repo", create_repo)
-    monkeypatch.setattr("huggingface_hub.HfApi.upload_folder", upload_folder)
+    hub = Mock()
+    hub.upload.return_value = "https://hub/us/mine/commit/1"
+    monkeypatch.setattr("huggingface_hub.HfApi.create_repo", hub.create)
+    monkeypatch.setattr("huggingface_hub.HfApi.upload_folder", hub.upload)
     out = tmp_path / "hf"
-    words = f"export {weights} --to huggingface --out {out} --license mit"
-    invoke(words, "--push us/mine")
+    invoke(f"export {weights} --to huggingface --out {out} --license mit --push us/mine")
     assert "https://hub/us/mine/commit/1" in capsys.readouterr().out
+    created, uploaded = hub.mock_calls
+    assert created == call.create("us/mine", exist_ok=True)
+    assert uploaded.kwargs["repo_id"] == "us/mine"
     names = ["README.md", "config.json", "model.safetensors", "preprocessor_config.json"]
-    assert [call[0] for call in calls] == ["create", "upload"]
-    assert calls[0][1:] == (("us/mine",), {"exist_ok": True})
-    assert calls[1][1] == names
-    assert calls[1][2]["repo_id"] == "us/mine"
+    assert sorted(path.name for path in uploaded.kwargs["folder_path"].iterdir()) == names
     assert "license: mit" in (out / "README.md").read_text()
 
 
 def test_what_cannot_be_sent_is_one_line(weights, tmp_path, capsys, monkeypatch):
-    def refuse(*_: object, **__: object) -> None:
-        raise RuntimeError("401 Unauthorized\nand more")
-
+    refuse = Mock(side_effect=RuntimeError("401 Unauthorized\nand more"))
     monkeypatch.setattr("huggingface_hub.HfApi.create_repo", refuse)
     out = f"--out {tmp_path}/hf"
     for words, message in (
@@ -123,6 +120,5 @@ def test_what_cannot_be_sent_is_one_line(weights, tmp_path, capsys, monkeypatch)
         (f"--to huggingface {out} --push us/mine", "not sent (401 Unauthorized)"),
     ):
         assert exit_code(f"export {weights} {words}") == 2
-        told = [line for line in capsys.readouterr().err.splitlines() if "gigamask:" in line]
-        assert len(told) == 1
-        assert message in told[0]
+        (told,) = (line for line in capsys.readouterr().err.splitlines() if "gigamask:" in line)
+        assert message in told

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -27,6 +27,7 @@ class ExportCommand:
     needs_flags: ClassVar = {
         "precision": "to onnx",
         "return_single_mask": "to onnx",
+        "image_size": "to official or to huggingface or to safetensors or to onnx",
         "license": " or ".join(f"to {name}" for name in formats.folders()),
     }
 
@@ -37,6 +38,9 @@ class ExportCommand:
     """output format"""
     out: str
     """output file (official: .pth, safetensors) or folder (all others)"""
+    image_size: int | None = None
+    """side of the input in pixels; default: that of the weights. Small things are often answered
+    better with a larger one, without training (docs/elsewhere.md)"""
     precision: Literal["fp32", "fp16"] = "fp32"
     """onnx: fp16 stores weights in half precision and multiplies in it, as autocast does"""
     return_single_mask: bool = False
@@ -74,12 +78,21 @@ class ExportCommand:
             )
         check_weights_exist(self.weights)
         with progress_bar("export"):
+            from gigamask.models.pretrained import load_sam
+            from gigamask.report import history
             from gigamask.training.checkpoint import load_model
 
             config_of = partial(config_files.config_of_weights, trust=self.trust)
             model = load_model(self.weights, "cpu", config_of)
-            run = self._read_run() if chosen.is_folder else None
-            base = self._read_base() if "base" in chosen.options else None
+            if self.image_size is not None:
+                resized = replace(model.config, image_size=self.image_size)
+                model = load_sam(self.weights, resized)
+            folder, run, base = config_files.run_folder_of(self.weights), None, None
+            if folder and chosen.is_folder:
+                run = history.read(folder)
+            if folder and "base" in chosen.options:
+                with suppress(GigamaskError):
+                    base = config_files.read_run_config(str(folder)).get("init")
             options = given | {"weights": self.weights, "base": base}
             result = chosen.write(model, out, options)
         if chosen.is_folder:
@@ -96,24 +109,6 @@ class ExportCommand:
             result["pushed"] = upload(out, self.push)
             print(result["pushed"])
         return {"weights": self.weights, "to": self.to} | result
-
-    def _read_base(self) -> str | None:
-        """Read what the training of the weights started from; None if it is not known."""
-        from gigamask import config_files
-        from gigamask.errors import GigamaskError
-
-        folder = config_files.run_folder_of(self.weights)
-        with suppress(GigamaskError):
-            return config_files.read_run_config(str(folder)).get("init") if folder else None
-        return None
-
-    def _read_run(self) -> History | None:
-        """Read the run folder that the weights belong to; None if they belong to none."""
-        from gigamask import config_files
-        from gigamask.report import history
-
-        folder = config_files.run_folder_of(self.weights)
-        return None if folder is None else history.read(folder)
 
     def _write_card(self, chosen: ExportFormat, out: Path, run: History | None) -> Path:
         """Write the model card, and return its file."""

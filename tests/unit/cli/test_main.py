@@ -31,8 +31,9 @@ def test_a_closed_pipe_ends_a_command_quietly():
     """As with `| head -1`: no traceback, and the exit code of a shell."""
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-c", MAIN, "--help"]
-    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE)
+    done = subprocess.run(
+        [sys.executable, "-c", MAIN, "--help"], stdout=writer, stderr=subprocess.PIPE
+    )
     os.close(writer)
     assert (done.returncode, done.stderr) == (main.PIPE_CLOSED, b"")
 
@@ -45,15 +46,14 @@ def test_a_signal_is_one_line_and_leaves_no_file(tmp_path, monkeypatch, capsys, 
     """Also if a batch system repeats it while files are removed."""
     handler, unlink = signal.getsignal(number), os.unlink
 
-    def signaled(*given, **named):
-        signal.raise_signal(number)
-
     def twice(path):
         for _ in range(times - 1):
             signal.raise_signal(number)
         unlink(path)
 
-    monkeypatch.setattr("gigamask.synthetic.scenes.record", signaled)
+    monkeypatch.setattr(
+        "gigamask.synthetic.scenes.record", lambda *_, **__: signal.raise_signal(number)
+    )
     monkeypatch.setattr(os, "unlink", twice)
     assert main.main(f"synth {tmp_path}/out --images 2".split()) == 128 + number
     printed = capsys.readouterr().err.lstrip()  # rich before 14.3.4 leaves an empty line

@@ -57,7 +57,7 @@ def test_config_is_inferred_from_safetensors(model, tmp_path):
     official.write_safetensors(model, tmp_path / "model.safetensors")
     state, spec = state_dict.read_weights(tmp_path / "model.safetensors")
     assert spec == SPEC
-    assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
+    torch.testing.assert_close(state, model.state_dict(), rtol=0, atol=0)
 
 
 @pytest.mark.slow
@@ -179,7 +179,7 @@ def test_a_folder_is_hugging_faces(model, tmp_path):
         np.array(processor["image_mean"]) * 255, model.pixel_mean.flatten(), atol=1e-3
     )
     state, spec = state_dict.read_weights(tmp_path / "hf")
-    assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
+    torch.testing.assert_close(state, model.state_dict(), rtol=0, atol=0)
     assert replace(spec, drop_path_rate=SPEC.drop_path_rate, custom_init=SPEC.custom_init) == SPEC
 
 
