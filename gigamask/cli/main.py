@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as interrupt:
         if isinstance(failure := interrupt.__context__, GigamaskError):  # it was being cleaned up
             print_line(failure)
-        number = signal.Signals(*interrupt.args or [signal.SIGINT])
+        number = signal.Signals(next(iter(interrupt.args), signal.SIGINT))
         print_line(f"stopped by {number.name}; run the same command again")
         return SIGNALED + number
     except Exception as error:

@@ -87,9 +87,8 @@ class ExportCommand:
             if self.image_size is not None:
                 resized = replace(model.config, image_size=self.image_size)
                 model = load_sam(self.weights, resized)
-            folder, run, base = config_files.run_folder_of(self.weights), None, None
-            if folder and chosen.is_folder:
-                run = history.read(folder)
+            folder, base = config_files.run_folder_of(self.weights), None
+            run = history.read(folder) if folder and chosen.is_folder else None
             if folder and "base" in chosen.options:
                 with suppress(GigamaskError):
                     base = config_files.read_run_config(str(folder)).get("init")
