@@ -117,12 +117,11 @@ def started(words: str, run: Path) -> Iterator[subprocess.Popen]:
         start_new_session=True,
         text=True,
     )
-    deadline, metrics = time.monotonic() + 120, run / "metrics.jsonl"
+    metrics = run / "metrics.jsonl"
     try:
-        while process.poll() is None and time.monotonic() < deadline:
-            if metrics.exists() and metrics.stat().st_size:
-                break
-            time.sleep(0.05)
+        wait_until(
+            lambda: process.poll() is not None or (metrics.exists() and metrics.stat().st_size), 120
+        )
         yield process
     finally:
         process.kill()

@@ -95,18 +95,21 @@ def test_everything_exported_scores_as_its_source(scenes, tmp_path, monkeypatch)
 
 
 def test_a_folder_is_sent_to_the_hub_with_its_card(weights, tmp_path, capsys, monkeypatch):
-    hub = Mock()
-    hub.upload.return_value = "https://hub/us/mine/commit/1"
+    hub, listed, address = Mock(), [], "https://hub/us/mine/commit/1"
+
+    def upload(repo_id, folder_path):
+        listed.extend(sorted(path.name for path in folder_path.iterdir()))
+        return address
+
+    hub.upload.side_effect = upload
     monkeypatch.setattr("huggingface_hub.HfApi.create_repo", hub.create)
     monkeypatch.setattr("huggingface_hub.HfApi.upload_folder", hub.upload)
     out = tmp_path / "hf"
     invoke(f"export {weights} --to huggingface --out {out} --license mit --push us/mine")
-    assert "https://hub/us/mine/commit/1" in capsys.readouterr().out
-    created, uploaded = hub.mock_calls
-    assert created == call.create("us/mine", exist_ok=True)
-    assert uploaded.kwargs["repo_id"] == "us/mine"
-    names = ["README.md", "config.json", "model.safetensors", "preprocessor_config.json"]
-    assert sorted(path.name for path in uploaded.kwargs["folder_path"].iterdir()) == names
+    assert address in capsys.readouterr().out
+    assert listed == ["README.md", "config.json", "model.safetensors", "preprocessor_config.json"]
+    sent = call.upload(repo_id="us/mine", folder_path=out)
+    assert hub.mock_calls == [call.create("us/mine", exist_ok=True), sent]
     assert "license: mit" in (out / "README.md").read_text()
 
 
