@@ -472,7 +472,7 @@ class WindowLogits:
 
     def select(self, index: Int64[Tensor, "M"]) -> "WindowLogits":
         """Return one window of each prompt."""
-        at = torch.arange(len(index), device=index.device), index
+        at = torch.arange(index.shape[0], device=index.device), index
         return WindowLogits(self.logits[at][:, None], self.windows[at][:, None])
 
     def paste(self, side: int, image_size: int) -> Float[Tensor, "M K G G"]:
@@ -528,7 +528,7 @@ class MaskDecoderOutput(NamedTuple):
             index: Which one.
         """
         masks, iou, classes = self.masks, self.iou_predictions, self.class_logits
-        at = torch.arange(len(index), device=index.device), index
+        at = torch.arange(index.shape[0], device=index.device), index
         return MaskDecoderOutput(
             self.windows.select(index) if self.windows else cast(Tensor, masks)[at][:, None],
             iou.gather(1, index[:, None]),
@@ -564,12 +564,11 @@ class Prediction:
         return map_tensors(lambda each: each.reshape(-1, count, *each.shape[2:]), self)
 
     def better(self, other: "Prediction") -> "Prediction":
-        """Return each mask, or that of `other` where its predicted IoU is higher."""
+        """Return each mask, or that of `other` where its predicted IoU is higher; on the grid."""
         chosen = other.iou_predictions > self.iou_predictions
         return map_tensors(
             lambda one, two: torch.where(chosen[(..., *[None] * (one.ndim - 2))], two, one),
-            self,
-            other,
+            *(replace(each, in_window=None) for each in (self, other)),
         )
 
 

@@ -34,9 +34,9 @@ class PromptDecoder:
 
     def __call__(self, prompts: Prompts) -> Prediction:
         """Return logits at the desired size, predicted IoU and low-resolution logits per prompt."""
-        output, config = self.output(prompts), self.model.config
+        output = self.output(prompts)
         with self.autocast():
-            low = output.low_res_logits(config.mask_size, config.image_size)
+            low = self.model.on_grid(output)
         logits = low if self.resize is None else self.resize(low)
         return Prediction(logits, output.iou_predictions, low, output.windows, output.class_logits)
 

@@ -281,8 +281,16 @@ class PromptableModel(PretrainedModel, OfficialInterface):
         Returns:
             Logits on the G x G grid, and predicted IoU; K is 3 with `multimask_output`, else 1.
         """
-        output, config = self.predict(embedding, mask_image, prompts), self.config
-        return output.low_res_logits(config.mask_size, config.image_size), output.iou_predictions
+        output = self.predict(embedding, mask_image, prompts)
+        return self.on_grid(output), output.iou_predictions
+
+    def on_grid(self, output: MaskDecoderOutput) -> Float[Tensor, "M K G G"]:
+        """Return masks on the G x G grid.
+
+        Args:
+            output: What the mask decoder predicts, on the grid or in windows.
+        """
+        return output.low_res_logits(self.config.mask_size, self.config.image_size)
 
     @abstractmethod
     def predict(

@@ -1,5 +1,6 @@
 """The model of `compact`: SAM's interface over an encoder and a decoder of its own."""
 
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -8,11 +9,11 @@ from torch import Tensor, nn
 
 from gigamask.masks.devices import is_readable
 from gigamask.models.compact.decoder import SAMPLES, TOKENS, WindowMaskDecoder
-from gigamask.models.compact.prompt_maps import MIDDLE_WINDOW
+from gigamask.models.compact.prompt_maps import MIDDLE_WINDOW, PromptShapes
 from gigamask.models.configs import ConvPyramid, WindowDecoder
 from gigamask.models.prompt_encoder import PromptEncoder
 from gigamask.models.promptable import PromptableModel
-from gigamask.types import MaskDecoderOutput, Prompts
+from gigamask.types import MaskDecoderOutput, Prompts, WindowLogits
 
 
 class CompactSam(PromptableModel):
@@ -34,7 +35,8 @@ class CompactSam(PromptableModel):
 
         Without `multimask_output`, a mask prompt is answered in the middle window, and other
         prompts in that of three with the highest predicted IoU; in training, a box, too, is
-        answered in the middle window, which takes a third of the time.
+        answered in the middle window, which takes a third of the time. Outside of training, a
+        correction is then answered once more, in a closer window around its last click.
 
         Args:
             embedding: Embeddings of B images.
@@ -45,9 +47,11 @@ class CompactSam(PromptableModel):
         output: MaskDecoderOutput = self.mask_decoder(
             embedding, mask_image, prompts, self.prompt_encoder, all_windows
         )
-        if prompts.multimask_output or not all_windows:
+        if prompts.multimask_output:
             return output
-        return output.select(self._single(output, prompts))
+        if all_windows:
+            output = output.select(self._single(output, prompts))
+        return output if self.training else self._closer(output, embedding, mask_image, prompts)
 
     def predict_all(
         self, embedding: Float[Tensor, "B C E E"], mask_image: Int64[Tensor, "M"], prompts: Prompts
@@ -60,12 +64,32 @@ class CompactSam(PromptableModel):
             prompts: The prompts, with masks and `has_mask_prompt`.
         """
         output = self.predict(embedding, mask_image, prompts)
-        low = output.low_res_logits(self.config.mask_size, self.config.image_size)
-        single = self._single(output, prompts)
-        at = torch.arange(single.shape[0]), single
-        parts = [low, output.iou_predictions]
-        parts += [] if output.class_logits is None else [output.class_logits]
-        return MaskDecoderOutput(*[torch.cat([part[at][:, None], part], 1) for part in parts])
+        single = output.select(self._single(output, prompts))
+        single = self._closer(single, embedding, mask_image, prompts)
+        pairs = [(self.on_grid(single), self.on_grid(output))]
+        pairs += [pair for pair in zip(single[1:], output[1:], strict=True) if pair[0] is not None]
+        return MaskDecoderOutput(*[torch.cat(pair, 1) for pair in pairs])
+
+    def _closer(
+        self,
+        output: MaskDecoderOutput,
+        embedding: Float[Tensor, "B C E E"],
+        mask_image: Int64[Tensor, "M"],
+        prompts: Prompts,
+    ) -> MaskDecoderOutput:
+        """Return the single masks, those of corrections answered again around the last click."""
+        corrects = PromptShapes.from_prompts(prompts).corrects
+        if prompts.masks is None or (is_readable(corrects) and not corrects.any()):
+            return output
+        low = self.on_grid(output)
+        again = replace(prompts, masks=low[:, 0])
+        answer: MaskDecoderOutput = self.mask_decoder(
+            embedding, mask_image, again, self.prompt_encoder, all_windows=False, closer=True
+        )
+        windows = cast(WindowLogits, answer.masks)
+        ones = answer._replace(masks=replace(windows, logits=torch.ones_like(windows.logits)))
+        shown = (self.on_grid(ones) > 0) & corrects[:, None, None, None]
+        return output._replace(masks=torch.where(shown, self.on_grid(answer), low))
 
     def _is_certain(self, prompts: Prompts) -> bool:
         """Return whether the middle window surely answers all prompts, which a GPU is not asked."""

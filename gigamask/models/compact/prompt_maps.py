@@ -18,6 +18,8 @@ from gigamask.types import Prompts
 
 MIN_ASPECT, MIN_SIDE = 0.35, 0.05
 """Smallest side of a window around a box or a mask, as fractions of its long side and the input."""
+CLOSER = 0.5
+"""Side of the window around the last click of a correction, as a fraction of the mask's."""
 GAUSSIANS = (0.05, 0.2)
 """Standard deviations of the maps of clicks, as fractions of the window."""
 DISC = 0.22
@@ -40,14 +42,13 @@ BOX, CLICK, CORRECTION = 0, 1, 4
 
 
 @dataclass(frozen=True)
-class PromptShapes:
-    """Clicks, boxes and earlier masks of M prompts, in input pixels.
+class Clicks:
+    """Clicks of M prompts, and what else they have.
 
     Attributes:
         points: Positions of the points.
         positive: Which points are foreground clicks.
         negative: Which points are background clicks.
-        box: Edges of the box; 0 without one.
         has_box: Which prompts have a box.
         has_mask: Which prompts have a mask prompt.
     """
@@ -55,9 +56,19 @@ class PromptShapes:
     points: Float[Tensor, "M N 2"]
     positive: Bool[Tensor, "M N"]
     negative: Bool[Tensor, "M N"]
-    box: Float[Tensor, "M 4"]
     has_box: Bool[Tensor, "M"]
     has_mask: Bool[Tensor, "M"]
+
+
+@dataclass(frozen=True)
+class PromptShapes(Clicks):
+    """Clicks, boxes and earlier masks of M prompts, in input pixels.
+
+    Attributes:
+        box: Edges of the box; 0 without one.
+    """
+
+    box: Float[Tensor, "M 4"]
 
     @classmethod
     def from_prompts(cls, prompts: Prompts) -> "PromptShapes":
@@ -72,7 +83,7 @@ class PromptShapes:
         if has_mask is None:
             has_mask = torch.full_like(labels[:, :1].sum(1), prompts.masks is not None).bool()
         return cls(
-            points, labels == 1, labels == 0, torch.cat(corners, 1), prompts.has_box, has_mask
+            points, labels == 1, labels == 0, prompts.has_box, has_mask, torch.cat(corners, 1)
         )
 
     @property
@@ -81,6 +92,25 @@ class PromptShapes:
         click = CLICK + torch.arange(3, device=self.points.device)
         kinds = torch.where(self.has_box[:, None], BOX, click)
         return torch.where(self.has_mask[:, None], CORRECTION, kinds)
+
+    @property
+    def corrects(self) -> Bool[Tensor, "M"]:
+        """Which prompts have a mask prompt, and a click after another click or a box."""
+        return self.has_mask & ((self.positive | self.negative).sum(1) + self.has_box > 1)
+
+    def closer_window(self, masks: Float[Tensor, "M G G"], side: int) -> Float[Tensor, "M 1 4"]:
+        """Return the edges of a square around the last click, half as large as the mask.
+
+        Args:
+            masks: Logits of the masks.
+            side: Side of the model input in pixels.
+        """
+        clicks = F.pad((self.positive | self.negative).long().cumsum(1), (1, 0))
+        at = torch.arange(clicks.shape[0], device=clicks.device), clicks.argmax(1)
+        last_click = F.pad(self.points, (0, 0, 1, 0))[at]
+        first, last = mask_extent(masks, side)
+        size = (CLOSER * (last - first).amax(1)).clamp(min=MIN_SIDE * side)
+        return _around(last_click, last_click, size[:, None, None].expand(-1, 1, 2))
 
     def windows(
         self, masks: Float[Tensor, "M G G"] | None, config: WindowDecoder, side: int
@@ -161,33 +191,23 @@ def _widen(sides: Float[Tensor, "M 3 2"], side: int) -> Float[Tensor, "M 3 2"]:
 
 
 def _around(
-    first: Float[Tensor, "M 2"], last: Float[Tensor, "M 2"], sides: Float[Tensor, "M 3 2"]
-) -> Float[Tensor, "M 3 4"]:
+    first: Float[Tensor, "M 2"], last: Float[Tensor, "M 2"], sides: Float[Tensor, "M K 2"]
+) -> Float[Tensor, "M K 4"]:
     center = ((first + last) / 2)[:, None]
     return torch.cat([center - sides / 2, center + sides / 2], 2)
 
 
 @dataclass(frozen=True)
-class WindowPrompts:
+class WindowPrompts(Clicks):
     """Clicks, boxes and earlier masks of R windows, relative to them.
 
     Attributes:
-        points: Positions of the points.
-        positive: Which points are foreground clicks.
-        negative: Which points are background clicks.
         center: Center of the box, or of the clicks.
         radius: Half the width and height of the box, or the radius of a click's disc.
-        has_box: Which windows have a box.
-        has_mask: Which windows have a mask prompt.
     """
 
-    points: Float[Tensor, "R N 2"]
-    positive: Bool[Tensor, "R N"]
-    negative: Bool[Tensor, "R N"]
     center: Float[Tensor, "R 2"]
     radius: Float[Tensor, "R 2"]
-    has_box: Bool[Tensor, "R"]
-    has_mask: Bool[Tensor, "R"]
 
     @classmethod
     def from_shapes(cls, shapes: PromptShapes, windows: Float[Tensor, "M K 4"]) -> "WindowPrompts":
@@ -205,12 +225,9 @@ class WindowPrompts:
         has_box = repeat["has_box"][:, None]
         return cls(
             (repeat["points"] - first[:, None]) / size[:, None],
-            repeat["positive"],
-            repeat["negative"],
+            *(repeat[name] for name in ("positive", "negative", "has_box", "has_mask")),
             torch.where(has_box, box.mean(1), 0.5),
             torch.where(has_box, (box[:, 1] - box[:, 0]) / 2, DISC).clamp(min=1e-3),
-            repeat["has_box"],
-            repeat["has_mask"],
         )
 
     def ellipse_distance(self, samples: int) -> Float[Tensor, "R n n"]:

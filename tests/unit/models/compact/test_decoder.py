@@ -8,7 +8,12 @@ import torch
 from torch import Tensor
 
 from gigamask.masks.windows import paste
-from gigamask.models.compact.prompt_maps import MIDDLE_WINDOW, masks_in_windows
+from gigamask.models.compact.prompt_maps import (
+    CLOSER,
+    MIDDLE_WINDOW,
+    mask_extent,
+    masks_in_windows,
+)
 from gigamask.models.init import build_model
 from gigamask.models.prompt_decoder import PromptDecoder
 from gigamask.models.sam.sam import Sam
@@ -111,6 +116,8 @@ def test_tokens_that_only_pad_change_nothing(case):
 @pytest.mark.slow
 def test_single_output_is_the_best_of_three_or_the_middle_window(case):
     model, embedding, prompts = case
+    prompts = replace(prompts, labels=prompts.labels.index_fill(1, torch.tensor([1, 2]), -1))
+    prompts.labels[[1, 4], 1] = 3
     mixed = replace(prompts, has_mask_prompt=HAS_MASK)
     three, iou, *_ = model.predict(embedding, MASK_IMAGE, mixed)
     single, own, *_ = model.predict(embedding, MASK_IMAGE, replace(mixed, multimask_output=False))
@@ -124,6 +131,34 @@ def test_single_output_is_the_best_of_three_or_the_middle_window(case):
     single, own, *_ = model.predict(embedding, MASK_IMAGE, replace(prompts, multimask_output=False))
     assert torch.allclose(single.logits[:, 0], three.logits[:, MIDDLE_WINDOW], atol=1e-9)
     assert torch.allclose(own[:, 0], iou[:, MIDDLE_WINDOW], atol=1e-9)
+
+
+@pytest.mark.slow
+def test_a_correction_is_answered_again_around_its_last_click(case):
+    """A mask prompt and a click after another prompt, in rows 0 and 4; the rest of the mask stays,
+    and training answers once."""
+    model, embedding, prompts = case
+    single = replace(prompts, multimask_output=False)
+    model.train()
+    try:
+        before, same = model.decode(embedding, MASK_IMAGE, single)
+    finally:
+        model.eval()
+    found, iou = model.decode(embedding, MASK_IMAGE, single)
+    assert torch.equal(iou, same)
+    is_other = (found != before)[:, 0]
+    assert is_other.flatten(1).any(1).tolist() == [True, False, False, False, True]
+    cells = torch.arange(64) + 0.5
+    for row, last in ((0, 1), (4, 2)):
+        first, end = mask_extent(before[row], 64)
+        reach = CLOSER * float((end - first).max()) / 2
+        x, y = (prompts.points_xy_input[row, last] + 0.5).tolist()
+        inside = ((cells - x).abs() <= reach) & ((cells - y).abs() <= reach)[:, None]
+        assert torch.equal(is_other[row], inside)
+    every = model.predict_all(
+        embedding, MASK_IMAGE, replace(prompts, has_mask_prompt=HAS_MASK | True)
+    )
+    assert torch.allclose(every[0][:, :1], found, rtol=1e-9, atol=1e-9)
 
 
 def test_in_training_the_middle_window_answers_a_box(case):
