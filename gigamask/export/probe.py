@@ -84,7 +84,7 @@ def draw_prompts(
     answers: Answers | None = None,
     tolerance: float = TOLERANCE,
 ) -> tuple[Prompts, Prompts, Prompts]:
-    """Return points, a box, and a point with a mask, which lie on no tie of a model's answers.
+    """Return points, a box, and points with a mask, which lie on no tie of a model's answers.
 
     Args:
         model: The model.
@@ -110,7 +110,7 @@ def draw_prompts(
             corners = torch.cat([first[:, :1], last], 1)
             return Prompts(corners, torch.tensor([[2, 3]]), None, True)
         mask = torch.from_numpy(rng.normal(0, 5, (1, mask_size, mask_size)).astype("float32"))
-        return Prompts(first[:, :2], torch.tensor([[1, -1]]), mask, False)
+        return Prompts(first, torch.tensor([[1, 0, -1]]), mask, False)
 
     def settle(kind: int) -> Prompts:
         tried: list[tuple[float, Prompts]] = []
