@@ -66,9 +66,13 @@ class CompactSam(PromptableModel):
         output = self.predict(embedding, mask_image, prompts)
         single = output.select(self._single(output, prompts))
         single = self._closer(single, embedding, mask_image, prompts)
-        pairs = [(self.on_grid(single), self.on_grid(output))]
-        pairs += [pair for pair in zip(single[1:], output[1:], strict=True) if pair[0] is not None]
-        return MaskDecoderOutput(*[torch.cat(pair, 1) for pair in pairs])
+        masks = torch.cat([self.on_grid(single), self.on_grid(output)], 1)
+        rest = [
+            torch.cat([one, three], 1)
+            for one, three in zip(single[1:], output[1:], strict=True)
+            if one is not None and three is not None
+        ]
+        return MaskDecoderOutput(masks, *rest)
 
     def _closer(
         self,

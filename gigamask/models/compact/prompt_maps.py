@@ -225,7 +225,10 @@ class WindowPrompts(Clicks):
         has_box = repeat["has_box"][:, None]
         return cls(
             (repeat["points"] - first[:, None]) / size[:, None],
-            *(repeat[name] for name in ("positive", "negative", "has_box", "has_mask")),
+            repeat["positive"],
+            repeat["negative"],
+            repeat["has_box"],
+            repeat["has_mask"],
             torch.where(has_box, box.mean(1), 0.5),
             torch.where(has_box, (box[:, 1] - box[:, 0]) / 2, DISC).clamp(min=1e-3),
         )
