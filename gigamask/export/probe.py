@@ -146,9 +146,10 @@ def _nearby(embedding: Tensor, change: float) -> list[Tensor]:
 def keep_if_equal(suffix: str | None = None) -> Callable[[Exporter], Exporter]:
     """Decorate an exporter `write(model, out, ...)`, so that nothing is left if it raises.
 
-    It writes into a temporary folder, in `out` if that is a folder, else beside it, where it also
-    compares what it wrote; then the files get their names, those of an earlier export are replaced,
-    and others stay. `out` is checked, and the result must state the `files`.
+    The model is exported as it predicts, not as it trains. It is written into a temporary folder,
+    in `out` if that is a folder, else beside it, and compared there; then the files get their
+    names, those of an earlier export are replaced, and others stay. `out` is checked, and the
+    result must state the `files`.
 
     Args:
         suffix: End of the name of the exporter's file; None if it writes a folder.
@@ -165,6 +166,8 @@ def keep_if_equal(suffix: str | None = None) -> Callable[[Exporter], Exporter]:
             beside = final if final.is_dir() else final.parent  # on the same disk
             folder = Path(tempfile.mkdtemp(files.PARTIAL, f".{final.name[:200]}.", beside))
             staged = folder / os.path.basename(os.path.abspath(out))
+            was_training = model.training
+            model.eval()
             try:
                 result = write(model, staged, *args, **options)
                 written = [Path(path).relative_to(staged) for path in result["files"]]
@@ -179,6 +182,7 @@ def keep_if_equal(suffix: str | None = None) -> Callable[[Exporter], Exporter]:
                     error.filename = str(error.filename).replace(str(staged), str(out))
                 raise
             finally:
+                model.train(was_training)
                 shutil.rmtree(folder)
 
         return keeping

@@ -77,7 +77,7 @@ class WindowMaskDecoder(nn.Module):
         prompts: Prompts,
         prompt_encoder: PromptEncoder,
         all_windows: bool,
-        closer: bool = False,
+        closer: Float[Tensor, "M 1 4"] | None = None,
     ) -> MaskDecoderOutput:
         """Return logits in windows, predicted IoU, and logits of classes if the model has them.
 
@@ -88,15 +88,14 @@ class WindowMaskDecoder(nn.Module):
             prompt_encoder: SAM's prompt encoder, for windows.
             all_windows: Whether to answer in all three windows of each prompt, or in the middle
                 one.
-            closer: Whether to answer in a window around each prompt's last click instead.
+            closer: Edges of one window for each prompt to answer in instead.
         """
         embedding, prompts = widened(embedding, prompts)
         shapes = PromptShapes.from_prompts(prompts)
         windows, kinds = shapes.windows(prompts.masks, self.decoder, self.side), shapes.kinds
         if not all_windows:
             windows, kinds = windows[:, 1:2], kinds[:, 1:2]
-        if closer and prompts.masks is not None:
-            windows = shapes.closer_window(prompts.masks, self.side)
+        windows = windows if closer is None else closer
         count = int(windows.shape[1])
         flat, kind = windows.flatten(0, 1), kinds.flatten()
         coarse, fine = self._sample(embedding, mask_image, flat, count)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from gigamask.masks.devices import is_readable
 from gigamask.models.compact.decoder import SAMPLES, TOKENS, WindowMaskDecoder
-from gigamask.models.compact.prompt_maps import MIDDLE_WINDOW, PromptShapes
+from gigamask.models.compact.prompt_maps import MIDDLE_WINDOW, PromptShapes, widened
 from gigamask.models.configs import ConvPyramid, WindowDecoder
 from gigamask.models.prompt_encoder import PromptEncoder
 from gigamask.models.promptable import PromptableModel
@@ -82,13 +82,16 @@ class CompactSam(PromptableModel):
         prompts: Prompts,
     ) -> MaskDecoderOutput:
         """Return the single masks, those of corrections answered again around the last click."""
-        corrects = PromptShapes.from_prompts(prompts).corrects
+        embedding, prompts = widened(embedding, prompts)
+        shapes = PromptShapes.from_prompts(prompts)
+        corrects = shapes.corrects
         if prompts.masks is None or (is_readable(corrects) and not corrects.any()):
             return output
+        window = shapes.closer_window(prompts.masks, self.config.image_size)
         low = self.on_grid(output)
         again = replace(prompts, masks=low[:, 0])
         answer: MaskDecoderOutput = self.mask_decoder(
-            embedding, mask_image, again, self.prompt_encoder, all_windows=False, closer=True
+            embedding, mask_image, again, self.prompt_encoder, all_windows=False, closer=window
         )
         windows = cast(WindowLogits, answer.masks)
         ones = answer._replace(masks=replace(windows, logits=torch.ones_like(windows.logits)))

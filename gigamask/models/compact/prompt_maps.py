@@ -99,10 +99,10 @@ class PromptShapes(Clicks):
         return self.has_mask & ((self.positive | self.negative).sum(1) + self.has_box > 1)
 
     def closer_window(self, masks: Float[Tensor, "M G G"], side: int) -> Float[Tensor, "M 1 4"]:
-        """Return the edges of a square around the last click, half as large as the mask.
+        """Return the edges of a square around the last click, half as large as the earlier mask.
 
         Args:
-            masks: Logits of the masks.
+            masks: Logits of mask prompts.
             side: Side of the model input in pixels.
         """
         clicks = F.pad((self.positive | self.negative).long().cumsum(1), (1, 0))

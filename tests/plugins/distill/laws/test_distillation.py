@@ -186,7 +186,8 @@ def test_micro_batches_and_chunks_change_no_gradient(tmp_path, scenes, teachers,
 
 
 def test_each_answer_in_a_window_learns_the_teachers(tmp_path, scenes, teachers):
-    """A student equal to its teacher has nothing to learn but certainty."""
+    """A student equal to its teacher has nothing to learn but certainty; the teacher's corrections,
+    answered again in a closer window, change the third round's question a little."""
     own = teachers["compact"]
     (run,) = phases_in(tmp_path, scenes, own, little_compact_student, seed=7, init=str(own))
     batch, *_ = batches(run)
@@ -194,7 +195,7 @@ def test_each_answer_in_a_window_learns_the_teachers(tmp_path, scenes, teachers)
     assert len(sums) == 3 * -(-len(batch.mask_image) // run.masks_per_chunk)
     for each in sums:
         assert float(each.parts["iou"] / each.count) == pytest.approx(1.0)
-        assert float(each.parts["iou_difference"]) == 0.0
+        assert float(each.parts["iou_difference"]) == pytest.approx(0.0, abs=1e-9)
 
 
 @pytest.mark.parametrize("phase", ["features", "prompts"])

@@ -150,7 +150,7 @@ def test_a_correction_is_answered_again_around_its_last_click(case):
     assert is_other.flatten(1).any(1).tolist() == [True, False, False, False, True]
     cells = torch.arange(64) + 0.5
     for row, last in ((0, 1), (4, 2)):
-        first, end = mask_extent(before[row], 64)
+        first, end = mask_extent(prompts.masks[row, None], 64)
         reach = CLOSER * float((end - first).max()) / 2
         x, y = (prompts.points_xy_input[row, last] + 0.5).tolist()
         inside = ((cells - x).abs() <= reach) & ((cells - y).abs() <= reach)[:, None]
