@@ -82,20 +82,21 @@ class CompactSam(PromptableModel):
         prompts: Prompts,
     ) -> MaskDecoderOutput:
         """Return the single masks, those of corrections answered again around the last click."""
+        if (masks := prompts.masks) is None:
+            return output
         embedding, prompts = widened(embedding, prompts)
         shapes = PromptShapes.from_prompts(prompts)
-        corrects = shapes.corrects
-        if prompts.masks is None or (is_readable(corrects) and not corrects.any()):
+        if is_readable(masks) and not shapes.corrects.any():
             return output
-        window = shapes.closer_window(prompts.masks, self.config.image_size)
+        window = shapes.closer_window(masks, self.config.image_size)
         low = self.on_grid(output)
         again = replace(prompts, masks=low[:, 0])
         answer: MaskDecoderOutput = self.mask_decoder(
-            embedding, mask_image, again, self.prompt_encoder, all_windows=False, closer=window
+            embedding, mask_image, again, self.prompt_encoder, False, closer=window
         )
         windows = cast(WindowLogits, answer.masks)
         ones = answer._replace(masks=replace(windows, logits=torch.ones_like(windows.logits)))
-        shown = (self.on_grid(ones) > 0) & corrects[:, None, None, None]
+        shown = (self.on_grid(ones) > 0) & shapes.corrects[:, None, None, None]
         return output._replace(masks=torch.where(shown, self.on_grid(answer), low))
 
     def _is_certain(self, prompts: Prompts) -> bool:
