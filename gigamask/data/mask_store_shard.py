@@ -22,6 +22,7 @@ from gigamask import files
 from gigamask.data import annotation, storage
 from gigamask.data.checked_files import CheckedArray, encode_json, read_json, write_array
 from gigamask.data.index import Index
+from gigamask.data.index_format import is_index
 from gigamask.data.shard_index import read_payloads
 from gigamask.data.storage import ByteRange
 from gigamask.errors import CorruptSampleError, GigamaskError
@@ -333,8 +334,8 @@ def read_manifest(folder: Path) -> MaskStoreManifest:
         GigamaskError: The folder has no valid manifest of this schema.
     """
     path = folder / MANIFEST
-    if not path.exists():
+    if is_index(folder) or not path.exists():
         raise GigamaskError(
-            f"{folder}: is not a mask store (it has no {MANIFEST}); build one with 'gigamask masks'"
+            f"{folder}: is not a mask store (no {MANIFEST} of one); build one with 'gigamask masks'"
         )
     return read_json(path, MaskStoreManifest, REBUILD, SCHEMA)

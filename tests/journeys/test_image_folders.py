@@ -18,7 +18,7 @@ def photos(tmp_path):
         path = tmp_path / "photos" / f"class{number % 2}" / f"{number}.JPEG"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(
-            simplejpeg.encode_jpeg(generator.integers(0, 256, (30, 40 + number, 3), dtype=np.uint8))
+            simplejpeg.encode_jpeg(generator.integers(0, 256, (30, 40 + number, 3), np.uint8))
         )
     return tmp_path / "photos"
 
@@ -28,7 +28,7 @@ def test_a_folder_of_images_is_indexed_and_described(photos, tmp_path, capsys):
     report = json.loads((tmp_path / "index.json").read_text())
     counts = {"images": 6, "masks": 0, "shards": 2, "without_json": 6, "scanned": 2}
     assert counts.items() <= report.items()
-    for path in (photos, tmp_path / "index"):
+    for path in photos, tmp_path / "index":
         invoke(f"stats {path} --picture {tmp_path}/stats.png")
     assert "6" in capsys.readouterr().out
 
@@ -43,6 +43,7 @@ def test_nothing_is_written_among_images(photos, tmp_path, capsys):
     for words, told in {
         f"index {shards} --out {folder}": "is not an index, but holds 0.JPEG and 3 more",
         f"masks {shards} --out {folder}": "is not a mask store",
+        f"masks {shards} --out {tmp_path}/index": "is not a mask store",
         f"masks {photos} --out {tmp_path}/masks": "has no masks",
         f"synth {folder}": "is not a folder of tars",
         f"segment starter {folder} --out {folder} --to shards": "is not a folder of tars",

@@ -233,11 +233,8 @@ class WindowPrompts(Clicks):
             torch.where(has_box, (box[:, 1] - box[:, 0]) / 2, DISC).clamp(min=1e-3),
         )
 
-    def ellipse_distance(self, samples: int) -> Float[Tensor, "R n n"]:
-        """Return each sample's distance from the center of the box or click, 1 at the boundary."""
-        return self._offsets(samples).square().sum(3).sqrt()
-
     def _offsets(self, samples: int) -> Float[Tensor, "R n n 2"]:
+        """Return each sample's offset from the center of the box or click, 1 at the boundary."""
         centers = (torch.arange(samples, device=self.center.device) + 0.5) / samples
         grid = torch.stack(torch.meshgrid(centers, centers, indexing="xy"), 2)
         return (grid - self.center[:, None, None]) / self.radius[:, None, None]
@@ -249,7 +246,8 @@ class WindowPrompts(Clicks):
             masks: Logits of mask prompts in the windows.
             samples: Samples along each side of a window, n.
         """
-        shape = (PRIOR_SLOPE * (1.05 - self.ellipse_distance(samples))).clamp(*PRIOR_RANGE)
+        distance = self._offsets(samples).square().sum(3).sqrt()
+        shape = (PRIOR_SLOPE * (1.05 - distance)).clamp(*PRIOR_RANGE)
         if masks is None:
             return shape
         return torch.where(self.has_mask[:, None, None], masks.clamp(-MAX_LOGIT, MAX_LOGIT), shape)
