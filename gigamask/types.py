@@ -434,6 +434,8 @@ class Prompts:
         has_mask_prompt: Which masks have a mask prompt; None: all, if `masks` is not None.
         token_mask: False for tokens that only pad a shorter prompt, which nothing attends to; None:
             no padding.
+        closer: Whether to average the mask prompts with answers in closer windows, of models that
+            answer in windows.
     """
 
     points_xy_input: Float[Tensor, "M N 2"]
@@ -442,6 +444,7 @@ class Prompts:
     multimask_output: bool
     has_mask_prompt: Bool[Tensor, "M"] | None = None
     token_mask: Bool[Tensor, "M N"] | None = None
+    closer: bool = False
 
     @property
     def has_box(self) -> Bool[Tensor, "M"]:

@@ -34,6 +34,7 @@ from gigamask.evaluation.embedded_images import (
 from gigamask.evaluation.score_names import BOXES_AND_ORACLE, by_prompt
 from gigamask.interfaces import GRANULARITIES
 from gigamask.losses.iou import mask_iou
+from gigamask.models.prompt_decoder import refined
 from gigamask.models.promptable import PromptableModel
 from gigamask.prompts.boxes import add_box_noise
 from gigamask.prompts.rounds import run_rounds
@@ -123,11 +124,10 @@ class ClickProtocol(CropOptions):
             decode: Predicts masks from prompts.
             targets: The masks in the boxes.
         """
-        schedule = BoxPrompt(self.multimask != "never", self.refine)
-        answer, *again = run_rounds(self._choose(decode, targets), targets, schedule)
-        if again:
-            answer = replace(answer, prediction=answer.prediction.better(again[0].prediction))
-        return answer
+        decode = self._choose(decode, targets)
+        [answer] = run_rounds(decode, targets, BoxPrompt(self.multimask != "never"))
+        prediction = refined(decode, answer.prompts, answer.prediction, int(self.refine))
+        return replace(answer, prediction=prediction)
 
     def loosened(
         self, targets: Targets, row: int, mask_indices: Sequence[int] | np.ndarray

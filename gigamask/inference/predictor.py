@@ -304,9 +304,7 @@ class SamPredictor:
             resize = None if by_boxes else transform.logits_to_original
             decoder = PromptDecoder(self.model, embedding, resize=resize)
         with self.autocast():
-            prediction = decoder(prompts)
-            for _ in range(refine):
-                prediction = refined(decoder, prompts, prediction)
+            prediction = refined(decoder, prompts, decoder(prompts), refine)
         if prediction.class_logits is not None:
             self.class_scores = class_scores(prediction.class_logits)
         low, threshold = prediction.low_res_logits, self.model.mask_threshold

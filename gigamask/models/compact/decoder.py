@@ -23,6 +23,7 @@ from gigamask.models.compact.prompt_maps import (
     likeness,
     masks_in_windows,
     propagated,
+    quarters,
     repeat_rows,
     widened,
 )
@@ -77,7 +78,6 @@ class WindowMaskDecoder(nn.Module):
         prompts: Prompts,
         prompt_encoder: PromptEncoder,
         all_windows: bool,
-        closer: Float[Tensor, "M 1 4"] | None = None,
     ) -> MaskDecoderOutput:
         """Return logits in windows, predicted IoU, and logits of classes if the model has them.
 
@@ -87,15 +87,15 @@ class WindowMaskDecoder(nn.Module):
             prompts: M prompts.
             prompt_encoder: SAM's prompt encoder, for windows.
             all_windows: Whether to answer in all three windows of each prompt, or in the middle
-                one.
-            closer: Edges of one window for each prompt to answer in instead.
+                one; with `closer`, in four that cover the smallest.
         """
         embedding, prompts = widened(embedding, prompts)
         shapes = PromptShapes.from_prompts(prompts)
         windows, kinds = shapes.windows(prompts.masks, self.decoder, self.side), shapes.kinds
-        if not all_windows:
+        if prompts.closer:
+            windows, kinds = quarters(windows[:, 0]), kinds[:, :1].expand(-1, 4)
+        elif not all_windows:
             windows, kinds = windows[:, 1:2], kinds[:, 1:2]
-        windows = windows if closer is None else closer
         count = int(windows.shape[1])
         flat, kind = windows.flatten(0, 1), kinds.flatten()
         coarse, fine = self._sample(embedding, mask_image, flat, count)

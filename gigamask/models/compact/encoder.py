@@ -67,8 +67,7 @@ class ConvNorm(nn.Module):
             valid: Valid pixels of the result; None: all are valid.
         """
         x = self.norm(self.conv(x), valid)
-        x = F.relu(x) if self.relu else x
-        return x if valid is None else x * valid
+        return _times(F.relu(x) if self.relu else x, valid)
 
 
 class ResidualBlock(nn.Module):
@@ -208,20 +207,14 @@ class ConvPyramidEncoder(nn.Module):
         coarse, mask = maps[-1], masks[-1]
         count = coarse[:, :1][0].numel() if mask is None else mask.sum((2, 3))
         coarse = F.relu(coarse + self.context(coarse.sum((2, 3)) / count)[..., None, None])
-        joined = []
         for level in (2, 1, 0):
-            finer = maps[level]
+            finer, mask = maps[level], masks[level]
             # Nearest neighbor, so that padding is not mixed in.
             above = F.interpolate(self.lateral[level](coarse), scale_factor=2.0)
-            coarse = self.joined[level](
-                _times(finer + above[..., : finer.shape[2], : finer.shape[3]], masks[level]),
-                masks[level],
-            )
-            joined.append(coarse)
-        fine, out = (
-            _times(self.fine_out(joined[2]), masks[0]),
-            _times(self.out(joined[1]), masks[1]),
-        )
+            finer = finer + above[..., : finer.shape[2], : finer.shape[3]]
+            coarse = maps[level] = self.joined[level](_times(finer, mask), mask)
+        fine = _times(self.fine_out(coarse), masks[0])
+        out = _times(self.out(maps[1]), masks[1])
         fine = F.pad(fine, (0, fine.shape[3] % 2, 0, fine.shape[2] % 2))
         inside = torch.ones_like(out[:, :1]) if masks[1] is None else masks[1].to(out.dtype)
         return torch.cat([inside, out, F.pixel_unshuffle(fine, 2)], 1)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from gigamask.masks.devices import is_readable
 from gigamask.models.compact.decoder import SAMPLES, TOKENS, WindowMaskDecoder
-from gigamask.models.compact.prompt_maps import MIDDLE_WINDOW, PromptShapes, widened
+from gigamask.models.compact.prompt_maps import MIDDLE_WINDOW, PromptShapes
 from gigamask.models.configs import ConvPyramid, WindowDecoder
 from gigamask.models.prompt_encoder import PromptEncoder
 from gigamask.models.promptable import PromptableModel
@@ -36,22 +36,28 @@ class CompactSam(PromptableModel):
         Without `multimask_output`, a mask prompt is answered in the middle window, and other
         prompts in that of three with the highest predicted IoU; in training, a box, too, is
         answered in the middle window, which takes a third of the time. Outside of training, a
-        correction is then answered once more, in a closer window around its last click.
+        correction is then averaged with answers in four windows that cover it, as `closer` asks.
 
         Args:
             embedding: Embeddings of B images.
             mask_image: Index of each prompt's image, ascending.
             prompts: The prompts.
         """
-        all_windows = prompts.multimask_output or not self._is_certain(prompts)
+        # Whether the middle window surely answers all prompts, which a GPU is not asked.
+        is_certain = prompts.masks is not None and prompts.has_mask_prompt is None
+        if self.training and is_readable(prompts.labels):
+            is_certain = is_certain or bool(prompts.has_box.all())
+        all_windows = prompts.multimask_output or not is_certain
         output: MaskDecoderOutput = self.mask_decoder(
             embedding, mask_image, prompts, self.prompt_encoder, all_windows
         )
+        if prompts.closer:
+            return self._averaged(cast(Tensor, prompts.masks), output)
         if prompts.multimask_output:
             return output
         if all_windows:
             output = output.select(self._single(output, prompts))
-        return output if self.training else self._closer(output, embedding, mask_image, prompts)
+        return output if self.training else self._corrected(output, embedding, mask_image, prompts)
 
     def predict_all(
         self, embedding: Float[Tensor, "B C E E"], mask_image: Int64[Tensor, "M"], prompts: Prompts
@@ -65,7 +71,7 @@ class CompactSam(PromptableModel):
         """
         output = self.predict(embedding, mask_image, prompts)
         single = output.select(self._single(output, prompts))
-        single = self._closer(single, embedding, mask_image, prompts)
+        single = self._corrected(single, embedding, mask_image, prompts)
         masks = torch.cat([self.on_grid(single), self.on_grid(output)], 1)
         rest = [
             torch.cat([one, three], 1)
@@ -74,36 +80,35 @@ class CompactSam(PromptableModel):
         ]
         return MaskDecoderOutput(masks, *rest)
 
-    def _closer(
+    def _corrected(
         self,
         output: MaskDecoderOutput,
         embedding: Float[Tensor, "B C E E"],
         mask_image: Int64[Tensor, "M"],
         prompts: Prompts,
     ) -> MaskDecoderOutput:
-        """Return the single masks, those of corrections answered again around the last click."""
-        if (masks := prompts.masks) is None:
+        """Return the single masks, those of corrections averaged with answers in closer windows."""
+        if prompts.masks is None:
             return output
-        embedding, prompts = widened(embedding, prompts)
-        shapes = PromptShapes.from_prompts(prompts)
-        if is_readable(masks) and not shapes.corrects.any():
+        corrects = PromptShapes.from_prompts(prompts).corrects
+        if is_readable(corrects) and not corrects.any():
             return output
-        window = shapes.closer_window(masks, self.config.image_size)
         low = self.on_grid(output)
-        again = replace(prompts, masks=low[:, 0])
-        answer: MaskDecoderOutput = self.mask_decoder(
-            embedding, mask_image, again, self.prompt_encoder, False, closer=window
-        )
-        windows = cast(WindowLogits, answer.masks)
-        ones = answer._replace(masks=replace(windows, logits=torch.ones_like(windows.logits)))
-        shown = (self.on_grid(ones) > 0) & shapes.corrects[:, None, None, None]
-        return output._replace(masks=torch.where(shown, self.on_grid(answer), low))
+        again = replace(prompts, masks=low[:, 0], multimask_output=False, closer=True)
+        closer, _ = self.decode(embedding, mask_image, again)
+        return output._replace(masks=torch.where(corrects[:, None, None, None], closer, low))
 
-    def _is_certain(self, prompts: Prompts) -> bool:
-        """Return whether the middle window surely answers all prompts, which a GPU is not asked."""
-        if prompts.masks is not None and prompts.has_mask_prompt is None:
-            return True
-        return self.training and is_readable(prompts.labels) and bool(prompts.has_box.all())
+    def _averaged(
+        self, masks: Float[Tensor, "M G G"], answer: MaskDecoderOutput
+    ) -> MaskDecoderOutput:
+        """Return the means of mask prompts and of the answers in closer windows."""
+        windows = cast(WindowLogits, answer.masks)
+        ones = replace(windows, logits=torch.ones_like(windows.logits))
+        shown = ones.paste(masks.shape[-1], self.config.image_size) > 0
+        number = shown.sum(1)
+        mean = (self.on_grid(answer) * shown).sum(1) / number.clamp(min=1)
+        masks = torch.where(number > 0, (masks + mean) / 2, masks)
+        return MaskDecoderOutput(masks[:, None], answer.iou_predictions.mean(1, keepdim=True))
 
     def _single(self, output: MaskDecoderOutput, prompts: Prompts) -> Int64[Tensor, "M"]:
         """Return which of the three windows has the single mask of each prompt."""

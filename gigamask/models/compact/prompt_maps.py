@@ -18,8 +18,8 @@ from gigamask.types import Prompts
 
 MIN_ASPECT, MIN_SIDE = 0.35, 0.05
 """Smallest side of a window around a box or a mask, as fractions of its long side and the input."""
-CLOSER = 0.5
-"""Side of the window around the last click of a correction, as a fraction of the mask's."""
+QUARTER = 0.6
+"""Sides of four windows that cover another, as a fraction of its sides."""
 GAUSSIANS = (0.05, 0.2)
 """Standard deviations of the maps of clicks, as fractions of the window."""
 DISC = 0.22
@@ -98,20 +98,6 @@ class PromptShapes(Clicks):
         """Which prompts have a mask prompt, and a click after another click or a box."""
         return self.has_mask & ((self.positive | self.negative).sum(1) + self.has_box > 1)
 
-    def closer_window(self, masks: Float[Tensor, "M G G"], side: int) -> Float[Tensor, "M 1 4"]:
-        """Return the edges of a square around the last click, half as large as the earlier mask.
-
-        Args:
-            masks: Logits of mask prompts.
-            side: Side of the model input in pixels.
-        """
-        clicks = F.pad((self.positive | self.negative).long().cumsum(1), (1, 0))
-        at = torch.arange(clicks.shape[0], device=clicks.device), clicks.argmax(1)
-        last_click = F.pad(self.points, (0, 0, 1, 0))[at]
-        first, last = mask_extent(masks, side)
-        size = (CLOSER * (last - first).amax(1)).clamp(min=MIN_SIDE * side)
-        return _around(last_click, last_click, size[:, None, None].expand(-1, 1, 2))
-
     def windows(
         self, masks: Float[Tensor, "M G G"] | None, config: WindowDecoder, side: int
     ) -> Float[Tensor, "M 3 4"]:
@@ -152,6 +138,19 @@ class PromptShapes(Clicks):
         around_mask = _around(mask_first, mask_last, _widen(mask_sides, side))
         use_mask = self.has_mask & ~is_empty[:, 0]
         return torch.where(use_mask[:, None, None], around_mask, windows)
+
+
+def quarters(windows: Float[Tensor, "M 4"]) -> Float[Tensor, "M 4 4"]:
+    """Return the edges of four windows that cover each window.
+
+    Args:
+        windows: Edges of the windows.
+    """
+    first, last = windows[:, None].chunk(2, 2)
+    ends = torch.arange(2, device=windows.device)
+    sides = QUARTER * (last - first)
+    start = first + torch.cartesian_prod(ends, ends) * (last - first - sides)
+    return torch.cat([start, start + sides], 2)
 
 
 def mask_extent(
@@ -263,10 +262,9 @@ class WindowPrompts(Clicks):
         across = (centers - self.points[..., :1]).square()
         down = (centers - self.points[..., 1:]).square()
         squared = down[..., :, None] + across[..., None, :]
+        one = (0, 0, 0, 0, 0, 1)  # a map of 0 is appended, so that there is always one
         clicks = [
-            (torch.exp(-squared / (2 * deviation**2)) * chosen[..., None, None]).amax(1)
-            if chosen.shape[1]
-            else torch.zeros_like(self.center[:, 0])[:, None, None].expand(-1, samples, samples)
+            F.pad(torch.exp(-squared / (2 * deviation**2)) * chosen[..., None, None], one).amax(1)
             for chosen in (self.positive, self.negative)
             for deviation in GAUSSIANS
         ]

@@ -11,6 +11,7 @@ from gigamask.inference.predictor import SamPredictor
 from gigamask.masks.rle import RLEMasks
 from gigamask.models.configs import ConvPyramid, WindowDecoder
 from gigamask.models.init import build_model
+from gigamask.models.prompt_encoder import make_prompts
 from gigamask.types import MaskDecoderOutput
 from tests.errors import error_line
 from tests.little import SPEC
@@ -193,6 +194,7 @@ def test_what_tiles_cannot_is_one_line(by_color):
 
 @pytest.mark.parametrize("options", [{}, {"tile": 40, "halo": 8}], ids=str)
 @pytest.mark.parametrize("spec", [SPEC, WINDOWED], ids=["plain", "windowed"])
+@torch.no_grad()
 def test_a_refinement_is_each_mask_passed_back_if_that_promises_more(spec, options):
     predictor = SamPredictor(build_model(spec, 0).eval(), **options)
     predictor.set_image(np.random.default_rng(0).integers(0, 256, (60, 90, 3), np.uint8))
@@ -205,8 +207,20 @@ def test_a_refinement_is_each_mask_passed_back_if_that_promises_more(spec, optio
                 again = predictor.predict_torch(*prompt, mask[2], False)
                 wanted.append(max(mask, again, key=lambda each: each[1]))
             plain = [torch.cat(parts, 1) for parts in zip(*wanted, strict=True)]
-            found = predictor.predict_torch(*prompt, refine=count)
-            assert torch.equal(found[0], plain[0])
-            torch.testing.assert_close(found[1:], tuple(plain[1:]), atol=1e-4, rtol=1e-4)
+            found, expected = predictor.predict_torch(*prompt, refine=count), plain
+            if spec == WINDOWED and not options:  # the chosen masks are looked at more closely
+                ask = make_prompts(*prompt, None, False, predictor.model.config.mask_size)
+                closer = [
+                    predictor.model.decode(
+                        predictor.get_image_embedding(),
+                        torch.zeros(1, dtype=torch.int64),
+                        replace(ask, masks=mask[:, 0], closer=True),
+                    )[0]
+                    for mask in plain[2].split(1, 1)
+                ]
+                expected = [found[0], plain[1], torch.cat(closer, 1)]
+                assert not torch.allclose(expected[2], plain[2])
+            assert torch.equal(found[0], expected[0])
+            torch.testing.assert_close(found[1:], tuple(expected[1:]), atol=1e-4, rtol=1e-4)
     with error_line(r"^refine must be .*\(got -1\)$"):
         predictor.predict(box=box[0], refine=-1)

@@ -187,7 +187,7 @@ def test_micro_batches_and_chunks_change_no_gradient(tmp_path, scenes, teachers,
 
 
 def test_each_answer_in_a_window_learns_the_teachers(tmp_path, scenes, teachers, monkeypatch):
-    """A student equal to its teacher has nothing to learn but certainty, beside the closer window
+    """A student equal to its teacher has nothing to learn but certainty, beside the closer windows
     of corrections, in which a model in training does not answer."""
     monkeypatch.setattr(PromptShapes, "corrects", torch.zeros(1, dtype=torch.bool))
     own = teachers["compact"]

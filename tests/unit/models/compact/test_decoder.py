@@ -9,9 +9,9 @@ from torch import Tensor
 
 from gigamask.masks.windows import paste
 from gigamask.models.compact.prompt_maps import (
-    CLOSER,
     MIDDLE_WINDOW,
-    mask_extent,
+    QUARTER,
+    PromptShapes,
     masks_in_windows,
 )
 from gigamask.models.init import build_model
@@ -134,9 +134,8 @@ def test_single_output_is_the_best_of_three_or_the_middle_window(case):
 
 
 @pytest.mark.slow
-def test_a_correction_is_answered_again_around_its_last_click(case):
-    """A mask prompt and a click after another prompt, in rows 0 and 4; the rest of the mask stays,
-    and training answers once."""
+def test_a_correction_is_averaged_with_answers_in_four_windows(case):
+    """A mask prompt and a click after another prompt, in rows 0 and 4; training answers once."""
     model, embedding, prompts = case
     single = replace(prompts, multimask_output=False)
     model.train()
@@ -148,13 +147,21 @@ def test_a_correction_is_answered_again_around_its_last_click(case):
     assert torch.equal(iou, same)
     is_other = (found != before)[:, 0]
     assert is_other.flatten(1).any(1).tolist() == [True, False, False, False, True]
-    cells = torch.arange(64) + 0.5
-    for row, last in ((0, 1), (4, 2)):
-        first, end = mask_extent(prompts.masks[row, None], 64)
-        reach = CLOSER * float((end - first).max()) / 2
-        x, y = (prompts.points_xy_input[row, last] + 0.5).tolist()
-        inside = ((cells - x).abs() <= reach) & ((cells - y).abs() <= reach)[:, None]
-        assert torch.equal(is_other[row], inside)
+    again = replace(single, masks=before[:, 0], closer=True)
+    answer = model.mask_decoder(embedding, MASK_IMAGE, again, model.prompt_encoder, False)
+    shape, cells = PromptShapes.from_prompts(again), torch.arange(64) + 0.5
+    around = shape.windows(again.masks, model.config.decoder, 64)[:, 0]
+    for row in (0, 4):
+        windows = answer.masks.windows[row]
+        assert torch.allclose(windows[[0, 3], [0, 2]], around[row, [0, 2]], atol=1e-9)
+        sides = (around[row, 2:] - around[row, :2]) * QUARTER
+        assert torch.allclose(windows[:, 2:] - windows[:, :2], sides.expand(4, 2))
+        x0, y0, x1, y1 = windows.T[..., None]
+        inside = ((cells >= x0) & (cells < x1))[:, None] & ((cells >= y0) & (cells < y1))[..., None]
+        pasted = (model.on_grid(answer)[row] * inside).sum(0) / inside.sum(0)
+        mean = (before[row, 0] + pasted) / 2
+        expected = torch.where(inside.any(0), mean, before[row, 0])
+        assert torch.allclose(found[row, 0], expected, atol=1e-9)
     every = model.predict_all(
         embedding, MASK_IMAGE, replace(prompts, has_mask_prompt=HAS_MASK | True)
     )
