@@ -149,7 +149,8 @@ def quarters(windows: Float[Tensor, "M 4"]) -> Float[Tensor, "M 4 4"]:
     first, last = windows[:, None].chunk(2, 2)
     ends = torch.arange(2, device=windows.device)
     sides = QUARTER * (last - first)
-    start = first + torch.cartesian_prod(ends, ends) * (last - first - sides)
+    corners = torch.stack(torch.meshgrid(ends, ends, indexing="xy"), 2).flatten(0, 1)
+    start = first + corners * (last - first - sides)
     return torch.cat([start, start + sides], 2)
 
 
