@@ -103,7 +103,7 @@ class CompactSam(PromptableModel):
     ) -> MaskDecoderOutput:
         """Return the means of mask prompts and of the answers in closer windows."""
         windows = cast(WindowLogits, answer.masks)
-        ones = replace(windows, logits=torch.ones_like(windows.logits))
+        ones = replace(windows, logits=windows.logits * 0 + 1)  # ONNX would fix a shape
         shown = ones.paste(masks.shape[-1], self.config.image_size) > 0
         number = shown.sum(1)
         mean = (self.on_grid(answer) * shown).sum(1) / number.clamp(min=1)
