@@ -11,6 +11,7 @@ from gigamask.inference.predictor import SamPredictor
 from gigamask.masks.rle import RLEMasks
 from gigamask.models.configs import ConvPyramid, WindowDecoder
 from gigamask.models.init import build_model
+from gigamask.models.prompt_decoder import PromptDecoder
 from gigamask.models.prompt_encoder import make_prompts
 from gigamask.types import MaskDecoderOutput
 from tests.errors import error_line
@@ -210,16 +211,17 @@ def test_a_refinement_is_each_mask_passed_back_if_that_promises_more(spec, optio
             found, expected = predictor.predict_torch(*prompt, refine=count), plain
             if spec == WINDOWED and not options:  # the chosen masks are looked at more closely
                 ask = make_prompts(*prompt, None, False, predictor.model.config.mask_size)
-                closer = [
-                    predictor.model.decode(
-                        predictor.get_image_embedding(),
-                        torch.zeros(1, dtype=torch.int64),
-                        replace(ask, masks=mask[:, 0], closer=True),
-                    )[0]
-                    for mask in plain[2].split(1, 1)
-                ]
-                expected = [found[0], plain[1], torch.cat(closer, 1)]
-                assert not torch.allclose(expected[2], plain[2])
+                decode = PromptDecoder(predictor.model, predictor.get_image_embedding())
+                low = torch.cat(
+                    [
+                        decode(replace(ask, masks=mask[:, 0], closer=True)).low_res_logits
+                        for mask in plain[2].split(1, 1)
+                    ],
+                    1,
+                )
+                assert not torch.allclose(low, plain[2])
+                whole = predictor.transform.image_transform((60, 90))
+                expected = whole.logits_to_original(low) > 0, plain[1], low
             assert torch.equal(found[0], expected[0])
             torch.testing.assert_close(found[1:], tuple(expected[1:]), atol=1e-4, rtol=1e-4)
     with error_line(r"^refine must be .*\(got -1\)$"):

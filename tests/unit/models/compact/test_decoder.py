@@ -149,9 +149,9 @@ def test_a_correction_is_averaged_with_answers_in_four_windows(case):
     assert is_other.flatten(1).any(1).tolist() == [True, False, False, False, True]
     again = replace(single, masks=before[:, 0], closer=True)
     answer = model.mask_decoder(embedding, MASK_IMAGE, again, model.prompt_encoder, False)
-    shape, cells = PromptShapes.from_prompts(again), torch.arange(64) + 0.5
-    around = shape.windows(again.masks, model.config.decoder, 64)[:, 0]
-    for row in (0, 4):
+    cells = torch.arange(64) + 0.5
+    around = PromptShapes.from_prompts(again).windows(again.masks, model.config.decoder, 64)[:, 0]
+    for row in 0, 4:
         windows = answer.masks.windows[row]
         assert torch.allclose(windows[[0, 3], [0, 2]], around[row, [0, 2]], atol=1e-9)
         sides = (around[row, 2:] - around[row, :2]) * QUARTER
@@ -159,13 +159,13 @@ def test_a_correction_is_averaged_with_answers_in_four_windows(case):
         x0, y0, x1, y1 = windows.T[..., None]
         inside = ((cells >= x0) & (cells < x1))[:, None] & ((cells >= y0) & (cells < y1))[..., None]
         pasted = (model.on_grid(answer)[row] * inside).sum(0) / inside.sum(0)
-        mean = (before[row, 0] + pasted) / 2
-        expected = torch.where(inside.any(0), mean, before[row, 0])
+        was = before[row, 0]
+        expected = torch.where(inside.any(0), (was + pasted) / 2, was)
         assert torch.allclose(found[row, 0], expected, atol=1e-9)
     every = model.predict_all(
         embedding, MASK_IMAGE, replace(prompts, has_mask_prompt=HAS_MASK | True)
     )
-    assert torch.allclose(every[0][:, :1], found, rtol=1e-9, atol=1e-9)
+    assert torch.allclose(every.masks[:, :1], found, rtol=1e-9, atol=1e-9)
 
 
 def test_in_training_the_middle_window_answers_a_box(case):
