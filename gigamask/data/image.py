@@ -12,9 +12,10 @@ The format is detected from the first bytes, because some of ImageNet's .JPEG fi
 import io
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -55,8 +56,8 @@ _MAGIC = {
 }
 _HIGH_BIT_DEPTH_MODES = ("I", "F")
 """Prefixes of Pillow's modes with more than 8 bits per channel, all of them gray."""
-_BITS_PER_SAMPLE = 258
-"""TIFF's tag."""
+_BITS_PER_SAMPLE, _PHOTOMETRIC, _PLANES, _SAMPLE_FORMAT = 258, 262, 284, 339
+"""TIFF's tags."""
 
 
 def size(raw: bytes, name: str) -> tuple[int, int]:
@@ -230,13 +231,10 @@ def _read_pages(
 ) -> np.ndarray:
     """Return the pages of a TIFF that have the size of the first, or the only page, as channels."""
     is_color = not image.mode.startswith(_HIGH_BIT_DEPTH_MODES)
-    if deep_color and is_color and bits_of(image, raw) > 8:  # which Pillow reduces
-        image.load()  # reports damage better than OpenCV
-        bgr = cv2.imdecode(np.frombuffer(raw, np.uint8), cv2.IMREAD_UNCHANGED)
-        if bgr is None:
-            raise ValueError("OpenCV cannot read it")
-        alpha = bgr[..., 3:] if channels == 4 else bgr[..., :0]
-        return np.concatenate([bgr[..., 2::-1], alpha], 2)
+    is_deep = is_color and bits_of(image, raw) > 8
+    if is_deep and _tags(image).get(_PLANES) == 2:  # which neither Pillow nor OpenCV reads
+        raise ValueError("its colors of 16 bits are in separate planes; write them interleaved")
+    is_deep &= deep_color
     pages, first, count = [], image.size, 0
     for number in range(MAX_CHANNELS + 1 if image.format == "TIFF" else 1):
         try:
@@ -248,7 +246,11 @@ def _read_pages(
         count += 1
         if count * math.prod(first) > 3 * MAX_PIXELS:
             raise ValueError(f"{count} pages of {first[1]} x {first[0]}, more than are read")
-        if channels is None or count <= channels:
+        if is_deep and count > 1:
+            raise ValueError("its colors of 16 bits are on several pages; write a .npy")
+        if is_deep:
+            pages.append(_deep_page(image, raw, channels == 4))
+        elif channels is None or count <= channels:
             pages.append(_page(image, half, channels == 4))
     if len(pages) < count:  # the model reads fewer, which it reports
         return np.broadcast_to(pages[0][..., :1], (*pages[0].shape[:2], count))
@@ -257,16 +259,55 @@ def _read_pages(
     return pages[0] if len(pages) == 1 else np.concatenate(pages, 2)
 
 
+def _deep_page(image: Image.Image, raw: bytes, keep_alpha: bool) -> np.ndarray:
+    """Return colors of 16 bits, which Pillow reduces."""
+    image.load()  # reports damage better than OpenCV
+    bgr = cv2.imdecode(np.frombuffer(raw, np.uint8), cv2.IMREAD_UNCHANGED)
+    if bgr is None:
+        raise ValueError("OpenCV cannot read it")
+    return np.concatenate([bgr[..., 2::-1], bgr[..., 3:] if keep_alpha else bgr[..., :0]], 2)
+
+
 def _page(image: Image.Image, half: bool, keep_alpha: bool) -> np.ndarray:
     """Return the pixels of one page; palettes and other color spaces become RGB."""
-    if image.mode.startswith(_HIGH_BIT_DEPTH_MODES):
-        stored = np.array(image)[..., None]
-        return stored.astype(stored.dtype.newbyteorder("="), copy=False)
+    stored = as_stated(np.array(image), image)
+    if image.mode.startswith(_HIGH_BIT_DEPTH_MODES) or stored.dtype == np.int8:
+        return stored[..., None]
     mode = "L" if image.mode in ("1", "L", "LA") else "RGB"
     if keep_alpha and image.mode == "RGBA":
         mode = "RGBA"
     stored = np.array(image.convert(mode).reduce(2 if half else 1))
     return stored.reshape(*stored.shape[:2], -1)
+
+
+def as_stated(pixels: np.ndarray, image: Image.Image) -> np.ndarray:
+    """Return pixels in the type that a TIFF states, where Pillow knows no such mode.
+
+    Args:
+        pixels: Pixels as Pillow has decoded them.
+        image: The image that Pillow has opened.
+    """
+    pixels = pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
+    tags = _tags(image)
+    is_signed = 2 in tags.get(_SAMPLE_FORMAT, ())
+    if image.mode == "L" and is_signed:
+        return pixels.view(np.int8)
+    if image.mode == "I" and not is_signed and 32 in tags.get(_BITS_PER_SAMPLE, ()):
+        return pixels.view(np.uint32)
+    return pixels
+
+
+def is_inverted(image: Image.Image) -> bool:
+    """Return whether an image is a TIFF whose 0 is white, which Pillow inverts.
+
+    Args:
+        image: The image that Pillow has opened.
+    """
+    return _tags(image).get(_PHOTOMETRIC) == 0
+
+
+def _tags(image: Image.Image) -> Mapping[int, Any]:
+    return getattr(image, "tag_v2", {})
 
 
 def bits_of(image: Image.Image, raw: bytes) -> int:
@@ -278,7 +319,7 @@ def bits_of(image: Image.Image, raw: bytes) -> int:
     """
     if image.format == "PNG":
         return raw[24]
-    return max(getattr(image, "tag_v2", {}).get(_BITS_PER_SAMPLE, (8,)))
+    return max(_tags(image).get(_BITS_PER_SAMPLE, (8,)))
 
 
 def _read_array(raw: bytes) -> np.ndarray:

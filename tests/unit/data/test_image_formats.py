@@ -12,6 +12,7 @@ from PIL import Image
 from gigamask.data import image
 from gigamask.errors import CorruptSampleError, PixelFormatError
 from gigamask.pixels import PixelConfig
+from tests.tiffs import tiff
 
 CHANCE = np.random.default_rng(0)
 DEEP = CHANCE.integers(0, 65536, (12, 17, 4), dtype=np.uint16)
@@ -73,6 +74,35 @@ def test_floats_and_signed_numbers_of_a_tiff():
     big_endian = DEEP[..., 0].astype(">u2")
     raw = saved(DEEP[..., 0])
     assert (image.read_stored(npy(big_endian), "x") == image.read_stored(raw, "x")).all()
+
+
+@pytest.mark.parametrize("deep_color", [True, False])
+def test_colors_of_16_bits_in_separate_planes_are_refused(deep_color):
+    rgb = DEEP[..., :3]
+    stored = image.read_stored(tiff(rgb, photometric=2), "x", deep_color=deep_color)
+    assert (stored == (rgb if deep_color else rgb >> 8)).all()
+    with pytest.raises(CorruptSampleError, match=r"x: .*separate planes"):
+        image.read_stored(tiff(rgb, 2, photometric=2), "x", deep_color=deep_color)
+    small = (rgb >> 8).astype(np.uint8)
+    assert (image.read_stored(tiff(small, 2, photometric=2), "x") == small).all()
+
+
+def test_several_pages_of_colors_of_16_bits_are_refused():
+    pages = [np.ascontiguousarray(DEEP[..., order]) for order in ([0, 1, 2], [3, 1, 0])]
+    raw = cv2.imencodemulti(".tiff", pages)[1].tobytes()
+    with pytest.raises(CorruptSampleError, match=r"x: .*several pages"):
+        image.read_stored(raw, "x")
+
+
+@pytest.mark.parametrize(("kind", "sample_format"), [("u4", 1), ("i4", 2), ("i1", 2), ("u1", 1)])
+def test_whole_numbers_have_the_sign_that_is_stated(kind, sample_format):
+    numbers = CHANCE.integers(0, 256, (12, 17 * np.dtype(kind).itemsize), np.uint8).view(kind)
+    stored = image.read_stored(tiff(numbers, sample_format=sample_format), "x")
+    assert (stored.dtype, (stored[..., 0] == numbers).all()) == (np.dtype(kind), True)
+    if kind == "i1":
+        signed = PixelConfig(1, window=(-128.0, 127.0))
+        shown = image.decode(tiff(numbers, sample_format=2), "x", pixels=signed)
+        assert (shown[..., 0] == numbers.astype(int) + 128).all()
 
 
 def test_pages_are_channels():
