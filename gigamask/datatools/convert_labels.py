@@ -37,6 +37,8 @@ VOID, VOID_COLOR = 255, [224, 224, 192]
 """Palette index of the pixels around objects of VOC, which belong to none, and its color there."""
 VOID_NUMBER = VOID_COLOR[0] + 256 * VOID_COLOR[1] + 65536 * VOID_COLOR[2]
 """Number of that color in images of VOC's layout that are RGB."""
+MAX_VALUE = 2**31 - 1
+"""Largest value of a label image."""
 WHITE = 2**24 - 1
 """Number of white in images that are RGB."""
 CLASSLESS = f"masks without a class, because no label image in {VOC_CLASSES} has one for them"
@@ -69,7 +71,9 @@ class LabelImage(SourceImage):
 
     def objects(self, stored: bytes) -> Objects:
         """Read one mask per value, or per connected component of a value."""
-        return self.objects_of(read_labels(self.label, self.source))
+        return self.objects_of(
+            read_labels(self.label, self.source, brightest=self.options.binary is not None)
+        )
 
     def objects_of(self, labels: Int32[np.ndarray, "H W"]) -> Objects:
         """Return one mask per value of a label image, or per connected component of a value.
@@ -81,7 +85,7 @@ class LabelImage(SourceImage):
         if self.classes is not None:
             labels[labels == VOID_NUMBER] = 0
         if self.options.binary is not None:
-            labels = smoothed_labels.binarize(labels, self.options.binary)
+            labels = (labels >= self.options.binary).astype(np.int32)
         elif self.options.nearest_value:
             labels = smoothed_labels.to_nearest_value(labels)
         else:
@@ -141,8 +145,8 @@ class LabelImageSource(FileSource):
             annotations: The file or folder of annotations.
             images: The folder of images, which may lie in it.
         """
-        is_apart = annotations.is_dir() and annotations != images
-        files = files_of(annotations, *SUFFIXES) if is_apart else []
+        labels, images = annotations.absolute(), images.absolute()
+        files = files_of(labels, *SUFFIXES) if labels.is_dir() and labels != images else []
         return not all(path.is_relative_to(images) for path in files)
 
     def listing(self, options: ConvertOptions, with_annotations: bool = True) -> SourceListing:
@@ -179,13 +183,16 @@ class LabelImageSource(FileSource):
         return match_images(files, labels, images, make)
 
 
-def read_labels(path: Path, name: str, void: int = 0) -> Int32[np.ndarray, "H W"]:
+def read_labels(
+    path: Path, name: str, void: int = 0, brightest: bool = False
+) -> Int32[np.ndarray, "H W"]:
     """Return the value of each pixel of a label image.
 
     Args:
         path: A PNG, a TIFF, or a .mat file of SBD's instances.
         name: The image's name in error messages.
         void: Value returned for pixels that VOC's palette marks as belonging to no object.
+        brightest: Whether the value of a color is its brightest channel.
 
     Raises:
         CorruptSampleError: It cannot be read, or is no label image.
@@ -193,16 +200,19 @@ def read_labels(path: Path, name: str, void: int = 0) -> Int32[np.ndarray, "H W"
     """
     if path.suffix == ".mat":
         return _read_mat(path, name)
-    return decode_labels(read_file(path, name), name, void)
+    return decode_labels(read_file(path, name), name, void, brightest)
 
 
-def decode_labels(raw: bytes, name: str, void: int = 0) -> Int32[np.ndarray, "H W"]:
+def decode_labels(
+    raw: bytes, name: str, void: int = 0, brightest: bool = False
+) -> Int32[np.ndarray, "H W"]:
     """Return the value of each pixel of a label image.
 
     Args:
         raw: The bytes of a PNG or a TIFF.
         name: The image's name in error messages.
         void: As for `read_labels`.
+        brightest: As for `read_labels`.
 
     Raises:
         CorruptSampleError: It cannot be decoded, or is no label image.
@@ -221,9 +231,17 @@ def decode_labels(raw: bytes, name: str, void: int = 0) -> Int32[np.ndarray, "H 
                     f"{label.mode} pixels, it must be one, gray, palette or 8-bit RGB; save it so, "
                     "or as COCO's JSON"
                 )
-            pixels = turn_upright(np.array(label), raw)
-            if label.mode == "L":  # Pillow spreads gray of 2 and 4 bits to 0..255
+            pixels = turn_upright(image.as_stated(np.array(label), label), raw)
+            if pixels.dtype == np.uint8 and label.mode == "L":
+                if image.is_inverted(label):  # values are meant, not their looks
+                    pixels = 255 - pixels
+                # Pillow spreads gray of 2 and 4 bits to 0..255
                 pixels //= 255 // (2 ** min(bits, 8) - 1)
+            if pixels.max(initial=0) > MAX_VALUE:
+                raise CorruptSampleError(
+                    f"{name}: its label image has a value of {pixels.max()}, the largest is "
+                    f"{MAX_VALUE}; number the objects from 1"
+                )
             palette = label.getpalette()
             if palette and palette[3 * VOID :][:3] == VOID_COLOR:
                 pixels[pixels == VOID] = void
@@ -233,7 +251,9 @@ def decode_labels(raw: bytes, name: str, void: int = 0) -> Int32[np.ndarray, "H 
         raise CorruptSampleError(
             f"{name}: its label image cannot be decoded ({error}); save it again or leave it out"
         ) from error
-    if pixels.ndim == 3:  # red + 256 green + 65536 blue
+    if pixels.ndim == 3 and brightest:
+        pixels = pixels.max(2)
+    elif pixels.ndim == 3:  # red + 256 green + 65536 blue
         return np.pad(pixels, [(0, 0), (0, 0), (0, 1)]).view("<i4")[..., 0]
     return pixels.astype(np.int32)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from gigamask import plugin
 from gigamask.data.sample_config import MaskOptions
-from gigamask.errors import GigamaskError
+from gigamask.errors import GigamaskError, check_range
 from gigamask.plugin import References
 
 READERS: References = {
@@ -59,6 +59,9 @@ class ConvertOptions(MaskOptions):
 
     split_components: bool = False
     """label images: make each connected component a mask of its own"""
+
+    def __post_init__(self) -> None:
+        check_range("--binary", self.binary, 1, None)
 
     @property
     def has_labels(self) -> bool:

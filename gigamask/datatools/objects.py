@@ -196,11 +196,11 @@ class SourceListing:
 def image_ids(names: Sequence[str]) -> tuple[list[int], bool]:
     """Return an id for each image, and whether the ids are new.
 
-    If all names are distinct whole numbers, they become the ids; otherwise images are numbered
-    from 0.
+    If all names are distinct whole numbers, of at most 14 digits so that ids of masks fit in 64
+    bits, they become the ids; otherwise images are numbered from 0.
     """
     ids = [
-        int(name) if name.isascii() and name.isdigit() and len(name) <= 18 else -1 for name in names
+        int(name) if name.isascii() and name.isdigit() and len(name) <= 14 else -1 for name in names
     ]
     if -1 not in ids and len(set(ids)) == len(ids):
         return ids, False
@@ -234,8 +234,8 @@ def match_images(
     Returns:
         The images, and the files that were left out with their reasons.
     """
-    of_masks = set(files)
-    photos = [path for path in files_of(image_folder, *SUFFIXES) if path not in of_masks]
+    of_masks = {path.absolute() for path in files}
+    photos = [path for path in files_of(image_folder, *SUFFIXES) if path.absolute() not in of_masks]
     names = [path.relative_to(image_folder) for path in photos]
     stems = [path.relative_to(folder).with_suffix("").as_posix() for path in files]
     found = pair_names(

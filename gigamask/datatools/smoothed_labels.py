@@ -22,8 +22,6 @@ EDGE_SHARE = 0.75
 """Largest share of pixels at edges; beyond, objects are too small to tell."""
 MAX_SIDE = 4096
 """Pixels; of larger images, the middle is looked at."""
-GRAY_AS_RGB = 1 + 256 + 65536
-"""Factor of the numbers of gray pixels that are saved in three channels."""
 _KERNEL = np.ones((3, 3), np.uint8)
 
 
@@ -63,17 +61,6 @@ def check(labels: Int32[np.ndarray, "H W"], name: str) -> None:
             "(one mask: values from 128) or --nearest-value",
             "smoothed edges",
         )
-
-
-def binarize(labels: Int32[np.ndarray, "H W"], threshold: int) -> Int32[np.ndarray, "H W"]:
-    """Return 1 where a label image has a threshold or more, and 0 elsewhere.
-
-    Args:
-        labels: Value of each pixel; gray saved in three channels counts as gray.
-        threshold: Lowest value of the mask.
-    """
-    is_gray = not (labels % GRAY_AS_RGB).any()
-    return (labels >= (threshold * GRAY_AS_RGB if is_gray else threshold)).astype(np.int32)
 
 
 def to_nearest_value(labels: Int32[np.ndarray, "H W"]) -> Int32[np.ndarray, "H W"]:

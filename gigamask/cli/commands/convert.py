@@ -61,8 +61,8 @@ class ConvertCommand(PartOptions):
         print(f"{self.out}: {images} with {masks} in {counted(len(result['tars']), 'tar')}")
         if result["renumbered"]:
             print(
-                "  the image names are not distinct integers: images are numbered from 0, and each "
-                "JSON records its 'source'"
+                "  the image names are not distinct integers of at most 14 digits: images are "
+                "numbered from 0, and each JSON records its 'source'"
             )
         for line in lines(result, self.json or ""):
             print(line)

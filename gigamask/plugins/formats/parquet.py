@@ -183,7 +183,8 @@ class ParquetRow(SourceImage):
             raise CorruptSampleError(f"{self.source}: its {self.table.masks} is null; leave it out")
         is_json = isinstance(masks, bytes) and masks.lstrip()[:1] in (b"{", b"[")
         if self.table.kind == "labels" and not is_json:
-            labels = decode_labels(_image_bytes(masks, self.source), self.source)
+            raw, is_binary = _image_bytes(masks, self.source), self.options.binary is not None
+            labels = decode_labels(raw, self.source, brightest=is_binary)
             number, source, path = self.number, self.source, self.path
             image = LabelImage(number, source, path, path, None, {}, self.options)
             return image.objects_of(labels)

@@ -22,6 +22,7 @@ from gigamask.datatools.convert_labels import MANY_AREAS, MAYBE_VOID, decode_lab
 from gigamask.files import lock_folder
 from gigamask.masks.rle import RLEMasks
 from tests.errors import error_line
+from tests.tiffs import tiff
 
 SQUARE = [[4, 4, 14, 4, 14, 10, 4, 10]]
 
@@ -378,6 +379,57 @@ def test_negative_values_are_background(case):
     case.label("a.tif", Image.fromarray(labels().astype(np.int32) - 1))
     assert case.labels()["masks"] == 2
     assert [each["label"] for each in case.told(0)["annotations"]] == [2, 199]
+
+
+def test_zero_is_background_also_where_it_is_white():
+    values = labels().astype(np.uint8)
+    for photometric in (0, 1):
+        assert (decode_labels(tiff(values, photometric=photometric), "x") == values).all()
+
+
+def test_values_beyond_32_bits_are_refused():
+    values = np.uint32([[0, 7, 2**31]])
+    assert decode_labels(tiff(values[:, :2]), "x").tolist() == [[0, 7]]
+    with error_line("x: .*2147483648.*number the objects"):
+        decode_labels(tiff(values), "x")
+
+
+@pytest.mark.parametrize("kind", ["colors", "gray as colors", "gray"])
+def test_one_mask_from_a_threshold_of_the_brightest_channel(case, kind):
+    drawn = np.zeros((10, 15, 3), np.uint8)
+    drawn[1:5, 1:5], drawn[6:9, 1:9], drawn[1:5, 9:13] = (255, 0, 0), (0, 250, 40), 255
+    drawn = np.array(Image.fromarray(drawn).resize((30, 20), Image.Resampling.BICUBIC))
+    brightest = drawn.max(2)
+    case.put("a.jpg", jpeg())
+    case.label(
+        "a.png",
+        {"colors": drawn, "gray": brightest}.get(kind, np.stack([brightest] * 3, -1)),
+    )
+    assert case.labels(binary=128)["masks"] == 1
+    (dense,) = annotation.parse(case.members()["sa_0.json"], "x").masks.to_dense()
+    assert (dense == (brightest >= 128)).all()
+    with error_line("--binary is 0.*at least 1"):
+        ConvertOptions(binary=0)
+
+
+def test_relative_and_absolute_paths_of_one_folder(case, monkeypatch):
+    monkeypatch.chdir(case.folder)
+    case.put("1.jpg", jpeg())
+    case.label("../pictures/labels/1.png", labels())
+    for source in ("pictures/labels", case.pictures / "labels"):
+        for pictures in ("pictures", case.pictures):
+            out = case.folder / f"{Path(source).is_absolute()} {Path(pictures).is_absolute()}"
+            done = convert(Path(source), Path(pictures), out, ConvertOptions())
+            assert (done["images"], done["images_without_label"]) == (1, 0)
+
+
+@pytest.mark.parametrize(("name", "number"), [("1" * 14, int("1" * 14)), ("1" * 15, 0)])
+def test_ids_of_masks_have_at_most_64_bits(case, name, number):
+    case.put(f"{name}.jpg", jpeg())
+    case.label(f"{name}.png", labels())
+    assert case.labels()["renumbered"] == (number == 0)
+    last = case.told(number)["annotations"][-1]["id"]
+    assert (last, last < 2**63) == (number * annotation.MAX_MASKS + 1, True)
 
 
 def test_folders_may_be_links(case):

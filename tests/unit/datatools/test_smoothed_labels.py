@@ -54,13 +54,6 @@ def test_clean_label_images_are_left_alone():
         smoothed_labels.check(labels.astype(np.int32), "a")
 
 
-@pytest.mark.parametrize("factor", [1, smoothed_labels.GRAY_AS_RGB])
-def test_one_mask_from_a_threshold(factor):
-    labels = resized(DISC, Image.BILINEAR) * factor
-    found = smoothed_labels.binarize(labels, 128)
-    np.testing.assert_array_equal(found, resized(DISC, Image.BILINEAR) >= 128)
-
-
 def test_the_nearest_value():
     found = smoothed_labels.to_nearest_value(resized(OBJECTS, Image.BILINEAR))
     expected = resized(OBJECTS, Image.NEAREST)
