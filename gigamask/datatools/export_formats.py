@@ -15,6 +15,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import islice
@@ -27,9 +28,9 @@ from jaxtyping import Float64
 
 from gigamask import files, plugin
 from gigamask.data import annotation, image, tar
-from gigamask.data.orientation import turn
+from gigamask.data.orientation import Frame, turn
 from gigamask.datatools.formats import MISSING_PLUGIN, absent, writers
-from gigamask.datatools.image_files import fit, to_member
+from gigamask.datatools.image_files import fit, is_jpeg, to_member
 from gigamask.errors import CorruptSampleError, GigamaskError, counted
 from gigamask.masks.components import crop_to_box, outlines
 from gigamask.masks.rle import RLEMasks
@@ -370,10 +371,21 @@ def _write_images(images: Images, out: Path, options: ExportOptions) -> None:
             if each.file and frame.orientation == 1:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.symlink_to(each.file.absolute())
+            elif each.file and not is_jpeg(raw):
+                save(path, _upright(raw, frame, each.name))
             else:
                 save(path, to_member(raw, frame, each.name))
         except CorruptSampleError as error:
             options.skipped[each.name] = str(error)
+
+
+def _upright(raw: bytes, frame: Frame, name: str) -> bytes:
+    """Return an image file that is turned, in its own format and without loss."""
+    pixels = turn(image.read_stored(raw, name), frame.turn)
+    with suppress(cv2.error, TypeError):
+        if pixels.shape[2] in (1, 3):
+            return cv2.imencode(PurePosixPath(name).suffix, pixels[..., ::-1])[1].tobytes()
+    raise CorruptSampleError(f"{name}: cannot be turned as its EXIF says; save it upright")
 
 
 def with_own_files(images: Images) -> Iterator[ExportedImage]:

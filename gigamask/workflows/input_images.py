@@ -106,6 +106,14 @@ def _split(path: str) -> tuple[list[str], list[str]]:
     matches = [text]
     if not storage.is_remote(text) and not os.path.exists(text) and glob.has_magic(text):
         matches = sorted(filter(os.path.isfile, glob.glob(text, recursive=True)))
+        if any(map(image_folder.is_image, matches)):  # other files are left out, as in folders
+            matches = [
+                each
+                for each in matches
+                if image_folder.is_image(each)
+                or each.endswith(".tar")
+                or image_folder.why_unread(each)
+            ]
     files, others = [], []
     for each in matches:
         is_local = not storage.is_remote(each) and os.path.isfile(each)

@@ -256,6 +256,7 @@ def exported_image(
             "score": each.get("class_score", each["predicted_iou"]),
             "predicted_iou": each["predicted_iou"],
             "stability_score": each["stability_score"],
+            "iscrowd": each.get("iscrowd"),
         }
         for i, each in enumerate(record["annotations"], 1)
     ]

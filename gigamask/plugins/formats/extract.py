@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from gigamask.datatools import formats
 from gigamask.parser import Positional
 
+OF_MASKS = (".txt", ".json", ".mat")
+"""Suffixes of files of masks, by whose names images are converted."""
+
 if TYPE_CHECKING:
     from gigamask.data.index import Index
     from gigamask.datatools.export_formats import ExportedImage, ExportOptions
@@ -140,9 +143,11 @@ def _images(index: Index, options: ExportOptions) -> Iterator[ExportedImage]:
         except CorruptSampleError as error:
             skipped[entry] = str(error)
             continue
-        suffix = image.member_suffix(sample.jpg)
-        source = Path(annotation.source)
-        name = source.with_suffix(suffix).as_posix() if image_folder.is_image(source.name) else ""
+        suffix, source = image.member_suffix(sample.jpg), Path(annotation.source)
+        if source.suffix.lower() in (image_folder.JPEG if suffix == ".jpg" else (suffix,)):
+            suffix = source.suffix
+        is_name = source.suffix in OF_MASKS or image_folder.is_image(source.name)
+        name = source.with_suffix(suffix).as_posix() if is_name else ""
         if not name or name in names or source.is_absolute() or ".." in source.parts:
             tar, _, stem = entry.rpartition(":")
             name = f"{Path(tar).stem}/{stem}{suffix}"
@@ -162,3 +167,7 @@ def _images(index: Index, options: ExportOptions) -> Iterator[ExportedImage]:
     ids = dict(pairs)
     if len(pairs) == len(ids) == len({key for key in ids.values() if isinstance(key, int)}):
         options.category_ids.update(ids)
+    elif any(key is not None for _, key in pairs):
+        options.notes.append(
+            "categories are numbered anew: some have no id, or share one or a name"
+        )

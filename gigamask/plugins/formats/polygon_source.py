@@ -52,7 +52,10 @@ class PolygonSource(FileSource):
             return match_images(files, folder, images, labelme.LabelMeImage, stated)
         yolo.check_task(files, folder)
         make = partial(yolo.YoloImage, names=yolo.class_names(folder))
-        return match_images(files, folder, images, make)
+        listing = match_images(files, folder, images, make)
+        if names := yolo.find_data(folder):
+            listing.left_out.note(f"images whose classes {names} names", len(listing.images))
+        return listing
 
 
 def find(folder: Path, image_folder: Path) -> list[Path]:
@@ -68,9 +71,9 @@ def find(folder: Path, image_folder: Path) -> list[Path]:
     Raises:
         GigamaskError: It holds files of both formats.
     """
-    found = files_of(folder, *SUFFIXES)
-    if folder != image_folder:  # which may lie in it
-        found = [path for path in found if not path.is_relative_to(image_folder)]
+    found, inside = files_of(folder, *SUFFIXES), image_folder.absolute()
+    if folder.absolute() != inside:  # which may lie in it
+        found = [path for path in found if not path.absolute().is_relative_to(inside)]
     if not found:
         return []
     images = files_of(image_folder, *IMAGE_SUFFIXES)

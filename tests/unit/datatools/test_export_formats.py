@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import tarfile
+import zlib
 from dataclasses import replace
 from functools import partial
 
@@ -14,7 +15,8 @@ from PIL import Image
 from pycocotools.coco import COCO
 
 from gigamask import plugin
-from gigamask.data import annotation
+from gigamask.data import annotation, image
+from gigamask.data.orientation import turn
 from gigamask.datatools.convert import ConvertOptions, convert
 from gigamask.datatools.export_formats import ExportedImage, ExportOptions, write
 from gigamask.datatools.formats import writers
@@ -129,6 +131,37 @@ def test_images_agree_with_masks_also_where_exif_is_ignored(images, tmp_path):
         assert path.is_symlink() == (each.name == "a.png")
         pixels = np.array(Image.open(path)).astype(int)
         assert np.abs(pixels - cv2.imread(str(each.file))[..., ::-1]).mean() < 4
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6])
+@pytest.mark.parametrize("name", ["8.png", "16.png", "rgb16.png", "8.webp", "8.tif", "16.tif"])
+def test_images_that_exif_turns_are_written_upright_in_their_own_format(
+    tmp_path, name, orientation
+):
+    stored = np.random.default_rng(0).integers(0, 2**16, (9, 14, 3), np.uint16)
+    stored = stored if "16" in name else (stored >> 8).astype(np.uint8)
+    stored = stored[..., 0] if name.startswith("16") else stored
+    file, exif = tmp_path / name, Image.Exif()
+    exif[0x0112] = orientation
+    if name == "rgb16.png":
+        raw = cv2.imencode(".png", stored[..., ::-1])[1].tobytes()
+        block = b"eXIf" + exif.tobytes()[6:]
+        chunk = (len(block) - 4).to_bytes(4) + block + zlib.crc32(block).to_bytes(4)
+        file.write_bytes(raw[:33] + chunk + raw[33:])
+    else:
+        Image.fromarray(stored).save(file, exif=exif, lossless=True)
+    upright = turn(stored, orientation)
+    masks = RLEMasks.from_dense(np.ones((1, *upright.shape[:2]), bool))
+    told = [{"id": 1, "category": "", "score": None}]
+    each = ExportedImage(name, masks, told, partial(read_file, file, name), file)
+    options = ExportOptions(images=True)
+    write(lambda: [each], tmp_path / "out", options)
+    assert options.skipped == {}
+    written = tmp_path / "out/images" / name
+    assert image.image_format(written.read_bytes()) == image.image_format(file.read_bytes())
+    found = image.read_stored(written.read_bytes(), name)
+    assert found.dtype == stored.dtype
+    assert (found == np.atleast_3d(upright)).all()
 
 
 def test_the_table_states_what_regionprops_does(images, tmp_path):

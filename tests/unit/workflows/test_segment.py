@@ -208,6 +208,15 @@ def test_no_path_is_no_image(tmp_path):
         find_images([], str(tmp_path))
 
 
+def test_other_files_of_a_glob_of_images_are_left_out_as_in_a_folder(pictures, tmp_path):
+    (tmp_path / "pictures/notes.txt").write_text("no image")
+    found, _ = find_images([str(tmp_path / "pictures/*")], str(tmp_path / "scratch"))
+    assert [each.path for each in found] == [each.path for each in pictures]
+    (tmp_path / "pictures/a.heic").write_bytes(b"no image")
+    with error_line(r"a\.heic.*HEIC is not read"):
+        find_images([str(tmp_path / "pictures/*")], str(tmp_path / "scratch"))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("orientation", [3, 6])
 def test_files_are_segmented_upright_and_members_of_tars_as_stored(masks, tmp_path, orientation):

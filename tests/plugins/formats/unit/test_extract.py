@@ -102,3 +102,37 @@ def test_categories_keep_their_ids(tmp_path):
     found = json.loads((tmp_path / "out/coco.json").read_text())
     assert sorted(found["categories"], key=lambda each: each["id"]) == categories
     assert [each["category_id"] for each in found["annotations"]] == [51, 3]
+
+
+def test_crowds_stay_and_new_ids_of_categories_are_said(tmp_path):
+    Image.fromarray(np.zeros((20, 20, 3), np.uint8)).save(tmp_path / "a.JPG")
+    square = {"image_id": 1, "segmentation": [[2, 2, 9, 2, 9, 9, 2, 9]]}
+    content = {
+        "images": [{"id": 1, "file_name": "a.JPG", "height": 20, "width": 20}],
+        "annotations": [
+            {"id": key, "category_id": key, "iscrowd": key - 3, **square} for key in (3, 4)
+        ],
+        "categories": [{"id": key, "name": "cell"} for key in (3, 4)],
+    }
+    (tmp_path / "coco.json").write_text(json.dumps(content))
+    options = ConvertOptions(keep_crowds=True)
+    convert(tmp_path / "coco.json", tmp_path, tmp_path / "tars", options)
+    assert "numbered anew" in extract(tmp_path / "tars", tmp_path / "out")["notes"][0]
+    found = json.loads((tmp_path / "out/coco.json").read_text())
+    assert [each["iscrowd"] for each in found["annotations"]] == [0, 1]
+    assert found["images"][0]["file_name"] == "a.JPG"
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".json"])
+def test_images_of_yolo_and_labelme_keep_their_names(tmp_path, suffix):
+    (tmp_path / "photos/train").mkdir(parents=True)
+    (tmp_path / "labels/train").mkdir(parents=True)
+    Image.fromarray(np.zeros((20, 20, 3), np.uint8)).save(tmp_path / "photos/train/7.jpg")
+    shape = {"label": "cell", "points": [[2, 2], [9, 2], [9, 9]], "shape_type": "polygon"}
+    content = {"shapes": [shape], "imageHeight": 20, "imageWidth": 20, "imagePath": "7.jpg"}
+    text = "0 .1 .1 .5 .1 .5 .5" if suffix == ".txt" else json.dumps(content)
+    (tmp_path / f"labels/train/7{suffix}").write_text(text)
+    convert(tmp_path / "labels", tmp_path / "photos", tmp_path / "tars", ConvertOptions())
+    extract(tmp_path / "tars", tmp_path / "out")
+    found = json.loads((tmp_path / "out/coco.json").read_text())
+    assert [each["file_name"] for each in found["images"]] == ["train/7.jpg"]

@@ -122,6 +122,7 @@ def test_names_of_yolo_classes(photos, tmp_path, name, text):
     parsed = parse(json.dumps(records["a.txt"]).encode(), "a")
     assert parsed.categories == ("dog", "cat", "7")
     assert counts["skipped_images"] == []
+    assert counts["notes"][f"images whose classes {tmp_path / name} names"] == 1
 
 
 def test_a_data_yaml_without_names_is_refused(photos, tmp_path):
