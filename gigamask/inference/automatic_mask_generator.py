@@ -163,7 +163,7 @@ class SamAutomaticMaskGenerator:
             raise GigamaskError(
                 f"output_mode must be one of {', '.join(OUTPUT_MODES)} (got {self.output_mode!r})"
             )
-        thresholds = config.thresholds(self.model.config.decoder)
+        thresholds = config.thresholds(self.predictor.model.config.decoder)
         self.pred_iou_thresh, self.stability_score_thresh = thresholds
         if self.point_grids is None:
             sides = map(config.points_in_layer, range(layers + 1))
@@ -194,7 +194,7 @@ class SamAutomaticMaskGenerator:
         proposals = self.generate_proposals(image)
         encoded = encode_masks(proposals.masks, self.output_mode)
         pixels = proposals.masks.areas().tolist()
-        classes = class_fields(proposals.class_scores, self.model.config.class_names)
+        classes = class_fields(proposals.class_scores, self.predictor.model.config.class_names)
         return [
             {
                 "segmentation": encoded[i],
@@ -222,7 +222,7 @@ class SamAutomaticMaskGenerator:
             progress: Called before each batch of points with the fraction of the image that is
                 done; what it raises, such as a request to stop, ends the generation.
         """
-        image = pixels_of(image, "image", self.model.config.pixels)
+        image = pixels_of(image, "image", self.predictor.model.config.pixels)
         size = (image.shape[0], image.shape[1])
         if self.tile is not None and max(size) > self.tile:
             grid = TileGrid(size, self.tile, check_tiles(self.tile, self.halo))
@@ -252,7 +252,7 @@ class SamAutomaticMaskGenerator:
         ]
         proposals = MaskProposals.concatenate(parts)
         tile_index = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-        cell = grid.tile / self.model.config.mask_size
+        cell = grid.tile / self.predictor.model.config.mask_size
         groups = match_masks(
             proposals.masks, proposals.predicted_iou, tile_index, grid, CUT_CELLS * cell
         )
@@ -270,7 +270,7 @@ class SamAutomaticMaskGenerator:
         grid = as_array(self.point_grids[layer]).astype(np.float64).reshape(-1, 2)
         points = grid * np.array([x1 - x0, y1 - y0])
         size, step = (image.shape[0], image.shape[1]), self.points_per_batch
-        parts = [_no_proposals(crop, len(self.model.config.class_names))]
+        parts = [_no_proposals(crop, len(self.predictor.model.config.class_names))]
         for i in range(0, len(points), step):
             progress(i / len(points))
             parts.append(self._process_batch(points[i : i + step], crop, size))
@@ -302,20 +302,20 @@ class SamAutomaticMaskGenerator:
             None,
             None,
             True,
-            self.model.config.mask_size,
+            self.predictor.model.config.mask_size,
         )
         with predictor.autocast():
-            prediction = PromptDecoder(self.model, predictor.get_image_embedding())(prompts)
+            prediction = PromptDecoder(predictor.model, predictor.get_image_embedding())(prompts)
         low = prediction.low_res_logits.flatten(0, 1)
         iou = prediction.iou_predictions.float().flatten()
         named = prediction.class_logits
         named = None if named is None else class_scores(named.flatten(0, 1)).cpu().numpy()
         mask_points = np.repeat(points, prediction.iou_predictions.shape[1], axis=0)
-        least_iou, least_stability = self.config.thresholds(self.model.config.decoder)
+        least_iou, least_stability = self.config.thresholds(self.predictor.model.config.decoder)
         good = torch.nonzero((iou > least_iou) | (least_iou <= 0))[:, 0]
-        offset, threshold = self.stability_score_offset, self.model.mask_threshold
+        offset, threshold = self.stability_score_offset, self.predictor.model.mask_threshold
         numbers, iou_of = good.cpu().numpy(), iou.cpu().numpy()
-        order, found = [], [_no_proposals(crop, len(self.model.config.class_names))]
+        order, found = [], [_no_proposals(crop, len(self.predictor.model.config.class_names))]
         for group in _groups(logit_stacks(transform, low[good], min(threshold - offset, 0.0))):
             stability = [
                 calculate_stability_score(logits, offset, threshold) for _, logits, _ in group

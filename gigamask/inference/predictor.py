@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -73,12 +74,16 @@ class SamPredictor:
             raise GigamaskError(
                 f"a model is needed, not its path: gigamask.load_model({str(sam_model)!r})"
             )
-        self.model, self.precision = sam_model, precision
+        self._cache, self.precision = cache, precision
         self._tile, self._halo = tile, check_tiles(tile, halo)
-        config = sam_model.config
-        self.transform = ResizeLongestSide(config.image_size, config.stretch)
-        self._embedder = ImageEmbedder(sam_model, cache)
+        self.model = sam_model
         self.reset_image()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "model":  # a program may set another
+            self.transform = ResizeLongestSide(value.config.image_size, value.config.stretch)
+            self._embedder = ImageEmbedder(value, self._cache)
 
     @property
     def device(self) -> torch.device:
@@ -299,7 +304,7 @@ class SamPredictor:
         if self.crop_decoders:
             decoder = self.crop_decoders[self._selected]
         else:
-            embedding = self.get_image_embedding()
+            embedding = _embedding_of(self)
             by_boxes = is_readable(embedding) and not return_logits
             resize = None if by_boxes else transform.logits_to_original
             decoder = PromptDecoder(self.model, embedding, resize=resize)
@@ -325,8 +330,11 @@ class SamPredictor:
         if self.crop_decoders:
             with self.autocast():
                 return self.crop_decoders[self._selected].embed_whole()
-        assert self.features is not None
-        return self.features.to(self.device)  # of the model, which may have moved
+        return _embedding_of(self).contiguous()  # as programs send it to others
+
+
+class NoImageError(GigamaskError, RuntimeError):
+    """No image is set; Meta's class raises a RuntimeError."""
 
 
 def pixels_of(
@@ -373,10 +381,19 @@ def _transform_of(predictor: SamPredictor) -> ImageTransform:
         GigamaskError: No image is set.
     """
     if not predictor.is_image_set or predictor.original_size is None:
-        raise GigamaskError("no image is set: call set_image first")
+        raise NoImageError("no image is set: call set_image first")
     whole = predictor.transform.image_transform(predictor.original_size)
-    height, width = map(int, predictor.input_size or whole.resized)
+    if predictor.input_size is None:
+        return whole
+    height, width = map(int, predictor.input_size)
     return replace(whole, resized=(height, width))
+
+
+def _embedding_of(predictor: SamPredictor) -> Float[Tensor, "1 C E E"]:
+    """Return the embedding of the image, on the device of the model, which may have moved."""
+    _transform_of(predictor)
+    assert predictor.features is not None
+    return predictor.features.to(predictor.device)
 
 
 def _embed(

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, Int, UInt8
+from jaxtyping import Float, Float32, Int, Shaped
 from PIL import Image
 from torch import Tensor
 
 from gigamask.masks.transforms import ImageTransform, resize, whole_image
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class ResizeLongestSide:
     """Scales images, points and boxes so that the long side has `target_length` pixels.
 
@@ -42,10 +42,11 @@ class ResizeLongestSide:
         """
         return whole_image((int(oldh), int(oldw)), int(long_side_length)).resized
 
-    def apply_image(self, image: UInt8[np.ndarray, "H W C"]) -> UInt8[np.ndarray, "h w C"]:
-        """Resize an image with Pillow's antialiased bilinear filter."""
+    def apply_image(self, image: Shaped[np.ndarray, "H W *C"]) -> Shaped[np.ndarray, "h w *C"]:
+        """Resize an image or a mask with Pillow's antialiased bilinear filter."""
         height, width = self.image_transform(image.shape[:2]).resized
-        planes = [image] if image.shape[2] == 3 else list(np.moveaxis(image, 2, 0))
+        is_one = image.ndim == 2 or image.shape[2] == 3
+        planes = [image] if is_one else list(np.moveaxis(image, 2, 0))
         resized = [
             np.array(
                 Image.fromarray(np.ascontiguousarray(plane)).resize(
@@ -54,7 +55,7 @@ class ResizeLongestSide:
             )
             for plane in planes
         ]
-        return resized[0] if image.shape[2] == 3 else np.stack(resized, 2)
+        return resized[0] if is_one else np.stack(resized, 2)
 
     def apply_image_torch(self, image: Float[Tensor, "B C H W"]) -> Float[Tensor, "B C h w"]:
         """Resize images with torch, antialiased; values may differ by one from `apply_image`."""

@@ -24,7 +24,7 @@ from torch.nn import functional
 from gigamask import files
 from gigamask.errors import GigamaskError
 from gigamask.masks.devices import no_autocast
-from gigamask.models.promptable import PromptableModel
+from gigamask.models.promptable import PromptableModel, warn_of_replaced
 
 SUFFIX = ".embedding"
 STALE_S = 3600.0
@@ -206,6 +206,7 @@ class ImageEmbedder:
         Args:
             resized: Images `(1, 3, h, w)` in 0..255 whose long side is the model's image size.
         """
+        warn_of_replaced(self.model, "preprocess", "postprocess_masks")
         if self.cache is None:
             return self._encode(resized)
         kind = self.encoder_digest() + " half" * self.cache.half

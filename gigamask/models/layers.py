@@ -48,15 +48,25 @@ def planless_attention(device: torch.device) -> contextlib.AbstractContextManage
 
 
 def embedding(count: int, dim: int) -> nn.Embedding:
-    """Return an embedding without values; the model's initialization or its weights set them.
-
-    torch's own would load its compiler on the meta device, which takes a CPU second and more.
+    """Return an embedding of normal values.
 
     Args:
         count: Number of embeddings.
         dim: Width of each.
     """
-    return nn.Embedding.from_pretrained(torch.empty(count, dim), freeze=False)
+    return nn.Embedding.from_pretrained(normal(count, dim), freeze=False)
+
+
+def normal(*shape: int) -> Tensor:
+    """Return normal values, as in Meta's classes; a model's initialization or weights replace them.
+
+    On the meta device torch would load its compiler for them, which takes a CPU second and more.
+
+    Args:
+        *shape: The shape.
+    """
+    values = torch.empty(shape)
+    return values if values.is_meta else values.normal_()
 
 
 def layer_norm(x: Float[Tensor, "... C"], norm: nn.LayerNorm) -> Float[Tensor, "... C"]:

@@ -313,8 +313,7 @@ class MaskDecoder(nn.Module):
                 added there, and the index of each mask's image.
         """
         first, second = (upscaling_weights(self.output_upscaling, index) for index in (0, 3))
-        norm = cast(LayerNorm2d, self.output_upscaling[1])
-        activation, last_activation = self.output_upscaling[2], self.output_upscaling[4]
+        _, norm, activation, _, last_activation = cast(Iterable[Any], self.output_upscaling)
 
         twice = F.linear(image, *first).unflatten(-1, (4, -1))
         if finer is not None:

@@ -8,7 +8,7 @@ synchronization and includes every embedding in every step.
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ from torch.nn import functional
 from gigamask.errors import GigamaskError
 from gigamask.masks.devices import no_autocast
 from gigamask.models.configs import SamConfig
-from gigamask.models.layers import LayerNorm2d, embedding, layer_norm
+from gigamask.models.layers import LayerNorm2d, embedding, layer_norm, normal
 from gigamask.models.shared_tensors import shared
 from gigamask.models.transformer import DensePrompt
 from gigamask.types import Prompts
@@ -39,7 +39,7 @@ class PositionEmbeddingRandom(nn.Module):
 
     def __init__(self, num_pos_feats: int = 64) -> None:
         super().__init__()
-        self.register_buffer("positional_encoding_gaussian_matrix", torch.empty(2, num_pos_feats))
+        self.register_buffer("positional_encoding_gaussian_matrix", normal(2, num_pos_feats))
 
     def forward(self, size: tuple[int, int]) -> Float[Tensor, "C H W"]:
         """Return the encoding of the centers of a grid, as Meta's class does.
@@ -74,6 +74,10 @@ class PositionEmbeddingRandom(nn.Module):
         down, across = ((torch.arange(side, device=device) + 0.5) / side for side in size)
         xy = [across.expand(len(down), -1), down[:, None].expand(-1, len(across))]
         return self.encode(torch.stack(xy, -1))
+
+    def _pe_encoding(self, coords: Float[Tensor, "... 2"]) -> Float[Tensor, "... C"]:
+        """Return `encode`, by the name that exporters of Meta's repository call."""
+        return self.encode(coords)
 
     def encode(self, xy: Float[Tensor, "... 2"]) -> Float[Tensor, "... C"]:
         """Return the encoding of positions in [0, 1].
@@ -223,9 +227,8 @@ class PromptEncoder(nn.Module):
         The last layer, a 1 x 1 convolution, is folded into the mask decoder's projections. The
         other convolutions do not overlap, so they are computed as matrix products over 2 x 2 cells.
         """
-        first, second = (cast(nn.Conv2d, self.mask_downscaling[index]) for index in (0, 3))
-        norm, last_norm = (cast(LayerNorm2d, self.mask_downscaling[index]) for index in (1, 4))
-        activation, last_activation = self.mask_downscaling[2], self.mask_downscaling[5]
+        layers = cast(Iterable[Any], self.mask_downscaling)
+        first, norm, activation, second, last_norm, last_activation, _ = layers
         height, width = self.image_embedding_size
         cells = (
             masks.to(first.weight.dtype)
@@ -328,6 +331,8 @@ def make_prompts(
         tokens.append(functional.pad(points, (0, 0, 0, padding)))
         kinds.append(functional.pad(labels.long(), (0, padding), value=PADDING_LABEL))
     if boxes is not None:
+        if boxes.shape[1:] == (1, 4):  # which Meta's takes, too
+            boxes = boxes[:, 0]
         if boxes.ndim != 2 or boxes.shape[1] != 4:
             raise GigamaskError(f"boxes must be prompts x 4 (x0 y0 x1 y1), got {_shape(boxes)}")
         tokens.append(boxes.view(-1, 2, 2))
@@ -350,9 +355,8 @@ def make_prompts(
         device = None if masks is None else masks.device
         tokens = [torch.zeros(count, 0, 2, device=device)]
         kinds = [torch.zeros(count, 0, dtype=torch.int64, device=device)]
-    dtype = max((token.dtype for token in tokens), key=lambda dtype: dtype.itemsize)
     return Prompts(
-        torch.cat([token.to(dtype) for token in tokens], 1),
+        torch.cat(tokens, 1),  # of several types, in the widest
         torch.cat(kinds, 1),
         None if masks is None else masks[:, 0].expand(count, -1, -1),
         multimask_output,

@@ -3,6 +3,7 @@
 State dicts of SAM have Meta's names and shapes.
 """
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from inspect import signature
@@ -42,10 +43,40 @@ def preprocess(
     )
 
 
+def _is_of_gigamask(method: Callable | None) -> bool:
+    return method is None or method.__module__.startswith("gigamask.")
+
+
+def warn_of_replaced(model: "OfficialInterface", *names: str) -> None:
+    """Warn of methods that a program has replaced, but that predictors do not call.
+
+    Args:
+        model: The model, of whose prompt encoder and mask decoder `forward` is looked at.
+        *names: Methods of the model.
+    """
+    methods = {"prompt_encoder": ("forward",), "mask_decoder": ("forward", "predict_masks")}
+    parts = [(part, methods[name]) for name, part in model.named_children() if name in methods]
+    found = [
+        f"{type(owner).__name__}.{name}"
+        for owner, each in [(model, names), *parts]
+        for name in each
+        if name in vars(owner) or not _is_of_gigamask(getattr(type(owner), name, None))
+    ]
+    if found:
+        warnings.warn(
+            f"{', '.join(found)}: replaced by this program, but not called here, where methods "
+            "that train many masks at once answer; call the modules instead "
+            "(docs/segment_anything.md)",
+            stacklevel=4,
+        )
+
+
 class OfficialInterface(nn.Module, ABC):
     """The attributes and methods of Meta's `Sam`."""
 
     config: SamConfig
+    prompt_encoder: PromptEncoder
+    mask_decoder: Any
     pixel_mean: Tensor
     pixel_std: Tensor
     mask_threshold: float = 0.0
@@ -79,6 +110,7 @@ class OfficialInterface(nn.Module, ABC):
         Raises:
             GigamaskError: An image is larger than the model's input, or prompts are invalid.
         """
+        warn_of_replaced(self, "preprocess")
         side, mask_size, device = self.config.image_size, self.config.mask_size, self.device
         images = [record["image"] for record in batched_input]
         if any(max(image.shape[1:]) > side for image in images):
@@ -153,8 +185,6 @@ class PromptableModel(PretrainedModel, OfficialInterface):
     Its parts have the names of Meta's `Sam`, and it can be called as that.
     """
 
-    prompt_encoder: PromptEncoder
-    mask_decoder: Any
     answers_in_windows: bool = False
     """whether `predict` returns masks in windows around the prompt"""
     embedding_parts: tuple[str, ...] = ()
@@ -165,6 +195,7 @@ class PromptableModel(PretrainedModel, OfficialInterface):
         self.config = config
         self.image_encoder = config.encoder.build(config)
         self.prompt_encoder, self.mask_decoder = self.build_decoder()
+        vars(self.image_encoder)["takes_parts"] = config.rectangular
         for name, values in zip(("pixel_mean", "pixel_std"), config.pixel_scale, strict=True):
             self.register_buffer(name, torch.tensor(values).view(-1, 1, 1), persistent=False)
 
@@ -264,9 +295,10 @@ class PromptableModel(PretrainedModel, OfficialInterface):
             return encode_rectangles(encoder, pixels, input_sizes, drop_path, patch)
         if self.config.encoder.takes_input_sizes:
             return self.image_encoder(pixels, drop_path, input_sizes)
-        # A program's own in the place of SAM's may take pixels alone, as Meta's does.
-        takes_drop_path = len(signature(self.image_encoder.forward).parameters) > 1
-        return self.image_encoder(pixels, *[drop_path] * takes_drop_path)
+        # A program's own in the place of SAM's may take pixels alone, or have other arguments.
+        if drop_path is None or len(signature(self.image_encoder.forward).parameters) == 1:
+            return self.image_encoder(pixels)
+        return self.image_encoder(pixels, drop_path)
 
     def decode(
         self, embedding: Float[Tensor, "B C E E"], mask_image: Int64[Tensor, "M"], prompts: Prompts

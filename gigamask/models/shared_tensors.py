@@ -150,14 +150,25 @@ def shared(
     return compute() if tensors is None else tensors.get((id(module), name), compute)
 
 
-def is_linear(module: nn.Module) -> bool:
-    """Return whether a module computes what `nn.Linear` does from its weight and bias."""
-    return getattr(type(module), "forward", None) is nn.Linear.forward
-
-
 def is_plain(module: nn.Module) -> bool:
-    """Return whether `is_linear`, and no hook of a program's waits for a call."""
-    return is_linear(module) and not (module._forward_hooks or module._forward_pre_hooks)
+    """Return whether a module is a linear layer, and no hook of a program's waits for a call."""
+    return is_own(module, nn.Linear)
+
+
+def is_own(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Return whether a program has neither replaced what a module computes nor hooked into it.
+
+    Args:
+        module: The module.
+        kind: The class that computes it otherwise.
+    """
+    after = module._forward_hooks, module._backward_hooks, module._backward_pre_hooks
+    return _has_forward_of(module, kind) and not any((module._forward_pre_hooks, *after))
+
+
+def _has_forward_of(module: nn.Module, kind: type[nn.Module]) -> bool:
+    is_replaced = "forward" in vars(module)
+    return getattr(type(module), "forward", None) is kind.forward and not is_replaced
 
 
 def affine(module: nn.Module) -> tuple[Float[Tensor, "D C"], Float[Tensor, "D"]]:
@@ -169,9 +180,10 @@ def affine(module: nn.Module) -> tuple[Float[Tensor, "D C"], Float[Tensor, "D"]]
     Raises:
         GigamaskError: It is not affine.
     """
-    if is_linear(module):
+    # A hook before the call may set the weight.
+    if _has_forward_of(module, nn.Linear) and not module._forward_pre_hooks:
         return cast(tuple[Tensor, Tensor], (module.weight, module.bias))
-    inner = [cast(Tensor, each.weight) for each in module.modules() if is_linear(each)]
+    inner = [each.weight for each in module.modules() if isinstance(each, nn.Linear)]
     if not inner:
         raise GigamaskError(f"{type(module).__name__} in the mask decoder has no linear layer")
     zero = torch.zeros_like(inner[0][:1])

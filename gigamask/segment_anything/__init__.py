@@ -13,13 +13,18 @@ from gigamask.models.build_sam import (
     build_sam_vit_l,
     sam_model_registry,
 )
+from gigamask.segment_anything import automatic_mask_generator, modeling, predictor, utils
 
 __all__ = [
     "SamAutomaticMaskGenerator",
     "SamPredictor",
+    "automatic_mask_generator",
     "build_sam",
     "build_sam_vit_b",
     "build_sam_vit_h",
     "build_sam_vit_l",
+    "modeling",
+    "predictor",
     "sam_model_registry",
+    "utils",
 ]

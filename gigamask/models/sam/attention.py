@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from gigamask.errors import GigamaskError
 
 CHUNK = 1 << 20
 """Number of scores in memory at a time: two float32 arrays of 4 MiB, about one core's share of the
@@ -30,6 +31,8 @@ def rel_pos_attention(
 ) -> Float[Tensor, "B n N d"]:
     """Compute attention with relative positions, using the implementation for the device.
 
+    A trace or an exported program gets the reference: exporters drop what others write in place.
+
     Args:
         q: Queries of N = h * w tokens, n heads and B images or windows.
         k: Keys.
@@ -37,7 +40,9 @@ def rel_pos_attention(
         rows: Vector of each pair of rows, from `get_rel_pos`.
         columns: Vector of each pair of columns.
     """
-    return attention_for_device(q.device.type)(q, k, v, rows.to(q.dtype), columns.to(q.dtype))
+    is_exported = torch.jit.is_tracing() or torch.compiler.is_exporting()
+    attend = attention_for_device("meta" if is_exported else q.device.type)
+    return attend(q, k, v, rows.to(q.dtype), columns.to(q.dtype))
 
 
 def attention_for_device(device: str) -> Callable[..., Tensor]:
@@ -247,8 +252,12 @@ class _Chunked(torch.autograd.Function):
             return out.view(q.shape).to(q.dtype)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx, *gradients):  # pyrefly: ignore[bad-override]  (the decorator's type)
+    def backward(ctx, *gradients):
+        if torch.is_grad_enabled():  # torch's once_differentiable may return wrong ones instead
+            raise GigamaskError(
+                "attention has no second derivatives (create_graph=True) unless each block has "
+                "attn.use_attention(gigamask.models.sam.attention.rel_pos_attention_reference)"
+            )
         q, k, v, rows, columns = ctx.saved_tensors
         with torch.autocast(q.device.type, enabled=False):
             wide = _widen(q, k, v, rows, columns)

@@ -13,11 +13,12 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from gigamask.errors import GigamaskError
 from gigamask.interfaces import ImageEncoderModule
 from gigamask.models.drop_path import DropPath, add_scaled, branch_scale, by_block, is_left_out
 from gigamask.models.layers import MLPBlock, PatchEmbed, smoothing_layers
 from gigamask.models.sam.attention import get_rel_pos, rel_pos_attention
-from gigamask.models.shared_tensors import is_plain
+from gigamask.models.shared_tensors import is_own, is_plain
 
 POSITION_GAIN, PATCH_GAIN, BRANCH_GAIN = 0.25, 2.0, 0.3
 """Custom initialization: factors of the position embedding, the patch embedding and the residual
@@ -79,8 +80,8 @@ class EncoderAttention(nn.Module):
         self.proj = nn.Linear(dim, dim)
         self.rel_pos_h = self.rel_pos_w = None
         if use_rel_pos:
-            self.rel_pos_h = nn.Parameter(torch.empty(2 * (window or side) - 1, dim // heads))
-            self.rel_pos_w = nn.Parameter(torch.empty(2 * (window or side) - 1, dim // heads))
+            self.rel_pos_h = nn.Parameter(torch.zeros(2 * (window or side) - 1, dim // heads))
+            self.rel_pos_w = nn.Parameter(torch.zeros(2 * (window or side) - 1, dim // heads))
 
     def initial_value(self, name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
         """Return zeros for relative positions.
@@ -188,7 +189,13 @@ class EncoderBlock(nn.Module):
             x: Tokens.
             scale: Factor of the branch, for each image or for all; None means 1.
         """
-        return add_scaled(x, self.attn(self.norm1(x)), scale)
+        tokens = self.norm1(x)
+        if not self.window_size or is_own(self.attn, EncoderAttention):
+            return add_scaled(x, self.attn(tokens), scale)
+        windows, padded = window_partition(tokens, self.window_size)
+        attended = self.attn(windows)
+        size = (tokens.shape[1], tokens.shape[2])
+        return add_scaled(x, window_unpartition(attended, self.window_size, padded, size), scale)
 
     def transform(
         self, x: Float[Tensor, "B H W C"], scale: float | Float[Tensor, "*any"] | None
@@ -206,6 +213,7 @@ class ImageEncoderViT(nn.Module, ImageEncoderModule):
     """SAM's image encoder; activation checkpointing and sharding wrap its `blocks`.
 
     Attributes:
+        takes_parts: Whether images are encoded without their padding.
         leaves_out_branches: Whether a branch that all images skip is not computed. Not if it is
             sharded, since all processes must exchange its weights and gradients.
     """
@@ -240,10 +248,10 @@ class ImageEncoderViT(nn.Module, ImageEncoderModule):
             use_rel_pos: Whether attention has relative positions.
         """
         super().__init__()
-        self.leaves_out_branches, self.img_size = True, img_size
-        size = img_size // patch_size
+        self.leaves_out_branches, self.takes_parts, self.img_size = True, False, img_size
+        self.side = size = img_size // patch_size
         self.patch_embed = PatchEmbed(patch_size, embed_dim, in_chans)
-        self.pos_embed = nn.Parameter(torch.empty(1, size, size, embed_dim))
+        self.pos_embed = nn.Parameter(torch.zeros(1, size, size, embed_dim))
         self.blocks = nn.ModuleList(
             EncoderBlock(
                 embed_dim,
@@ -287,8 +295,17 @@ class ImageEncoderViT(nn.Module, ImageEncoderModule):
             pixels: Normalized pixels, zero in the padding; a square, or the part of it at the top
                 left that `encode_rectangles` selects.
             drop_path: Uniform numbers that decide which branches are skipped; None in evaluation.
+
+        Raises:
+            GigamaskError: The pixels have another size, and the model is not `rectangular`.
         """
         x = self.patch_embed(pixels)
+        is_square = torch.jit.is_tracing() or x.shape[1:3] == (self.side, self.side)
+        if not self.takes_parts and not is_square:
+            raise GigamaskError(
+                f"the image encoder has positions for {self.side} x {self.side} patches (got "
+                f"{x.shape[1]} x {x.shape[2]}); gigamask export --image-size resizes them"
+            )
         x = x + self.pos_embed[:, : x.shape[1], : x.shape[2]]
         uniforms = by_block(drop_path, self.leaves_out_branches)
         for index, block in enumerate(self.blocks):

@@ -3,12 +3,14 @@
 import copy
 import inspect
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from gigamask.inference.automatic_mask_generator import SamAutomaticMaskGenerator
 from gigamask.inference.predictor import SamPredictor
 from gigamask.models.embedding_cache import EmbeddingCache
 from gigamask.models.init import build_model
@@ -45,7 +47,9 @@ def test_shapes_and_what_is_remembered(model, pictures):
         (28, 64),
     )
     assert predictor.get_image_embedding().shape == (1, 16, 8, 8)
-    assert predictor.features is predictor.get_image_embedding()
+    embedding = predictor.get_image_embedding()
+    assert predictor.features.equal(embedding)
+    assert embedding.is_contiguous()  # as programs send it to others
     masks, scores, low = asked(predictor)
     assert (masks.shape, masks.dtype, scores.shape, low.shape, low.dtype) == (
         (3, 40, 90),
@@ -419,3 +423,30 @@ def test_the_embedding_follows_a_model_that_moves():
     predictor.set_image(np.zeros((48, 64, 3), np.uint8))
     predictor.model.to("meta")
     assert predictor.get_image_embedding().device.type == "meta"
+
+
+def test_a_program_may_set_another_model(model, pictures):
+    small = build_model(replace(SPEC, image_size=32), 1).eval()
+    predictor, generator = SamPredictor(model), SamAutomaticMaskGenerator(model, points_per_side=2)
+    predictor.model, generator.predictor = small, SamPredictor(small)
+    expected = SamPredictor(small)
+    for each in (predictor, expected):
+        each.set_image(pictures[0])
+    prompt = {"point_coords": np.array([[20, 20]]), "point_labels": np.array([1])}
+    for found, wanted in zip(predictor.predict(**prompt), expected.predict(**prompt), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+    wanted = SamAutomaticMaskGenerator(small, points_per_side=2).generate_proposals(pictures[0])
+    found = generator.generate_proposals(pictures[0])
+    np.testing.assert_array_equal(found.predicted_iou, wanted.predicted_iou)
+
+
+@pytest.mark.parametrize("kind", [np.array, torch.tensor, tuple])
+def test_sizes_that_a_program_sets_are_of_any_type(model, pictures, kind):
+    predictor = SamPredictor(model)
+    with pytest.raises(RuntimeError, match="no image is set"):
+        predictor.predict(box=np.array([1, 2, 30, 30]))
+    predictor.set_image(pictures[0])
+    before = predictor.predict(box=np.array([1, 2, 30, 30]))
+    predictor.input_size = kind([28, 64])
+    for found, wanted in zip(predictor.predict(box=np.array([1, 2, 30, 30])), before, strict=True):
+        np.testing.assert_array_equal(found, wanted)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from gigamask.inference.resize_longest_side import ResizeLongestSide
 
@@ -41,3 +42,12 @@ def test_training_resizes_pixels_to_one_level():
     training = transform.image_transform((100, 150)).apply_image(picture)
     training = training.permute(1, 2, 0).numpy()
     assert np.abs(transform.apply_image(picture).astype(int) - training).max() <= 1
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32, np.int32])
+def test_a_mask_is_resized_as_an_image_of_one_channel(dtype):
+    mask = np.random.default_rng(0).integers(0, 2, (30, 47)).astype(dtype)
+    transform = ResizeLongestSide(32)
+    transform.target_length = 64  # which programs set
+    resized = Image.fromarray(mask).resize((64, 41), Image.Resampling.BILINEAR)
+    np.testing.assert_array_equal(transform.apply_image(mask), np.array(resized))
