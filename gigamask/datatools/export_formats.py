@@ -108,7 +108,7 @@ class ExportOptions:
             that have none, or that EXIF turns, which some programs ignore: upright.
         categories: Names of the known categories in order; others follow as they occur.
         category_ids: Ids of all categories in COCO's file; empty: their numbers from 1.
-        owned: Whether the folder is for exports alone, so that all in it may be replaced.
+        owned: Whether the folder is for these exports alone, so that the images may be others.
         check: Called before each image; what it raises ends the export.
         skipped: Images that cannot be read, with the reasons; they are added here.
         notes: Lines about what a format cannot hold; they are added here.
@@ -182,8 +182,9 @@ def write(images: Images, out: Path, options: ExportOptions) -> list[Path]:
             wrote, or a format cannot hold a mask.
     """
     partial, record = out / PARTIAL, out / RECORD
-    before = read_json(record, dict) if record.exists() and not options.owned else {}
+    before = read_json(record, dict) if record.exists() else {}
     own, earlier = set(before.get("files", ())), set(before.get("images", ()))
+    earlier = set() if options.owned else earlier
     names, new = set[str](), set[str]()
     chosen: list[Writer] = [_write_images] if options.images else []
     chosen += [plugin.load(writers()[name]) for name in check_formats(options.formats)]
@@ -201,9 +202,8 @@ def write(images: Images, out: Path, options: ExportOptions) -> list[Path]:
         for write_format in chosen:
             write_format(checked, partial, options)
             new = {path.name for path in partial.iterdir()} - {TABLE}
-            if not options.owned:
-                others = (out / name for name in sorted(new - own))
-                files.check_absent(others, "no export wrote it; move it, or give another folder")
+            others = (out / name for name in sorted(new - own))
+            files.check_absent(others, "no export wrote it; move it, or give another folder")
             if lost := earlier - names:
                 raise GigamaskError(
                     f"{out}: holds an export of {counted(len(lost), 'other image')} such as "

@@ -6,6 +6,7 @@ back.
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from gigamask.datatools.export_formats import ExportOptions, Images, save, with_own_files
@@ -20,7 +21,11 @@ def write_yolo(images: Images, out: Path, options: ExportOptions) -> None:
         out: The folder.
         options: What is written.
     """
-    for each in with_own_files(images):
+    for given in with_own_files(images):
+        # YOLO takes the last folder `images` of a path for the one beside `labels`.
+        folders = ["images_" if part == "images" else part for part in given.name.split("/")[:-1]]
+        name = "/".join([*folders, PurePosixPath(given.name).name])
+        each = replace(given, name=name)
         sides = each.masks.size[::-1]
         lines = []
         for i, told in enumerate(each.objects):
@@ -30,7 +35,7 @@ def write_yolo(images: Images, out: Path, options: ExportOptions) -> None:
             lines.append(" ".join([str(number), *(f"{value:.8g}" for value in values)]))
         text = "".join(f"{line}\n" for line in lines)
         save(each.path(out / "yolo" / "labels", ".txt"), text.encode())
-        if os.path.lexists(image := out / "images" / each.name):
+        if os.path.lexists(image := out / "images" / given.name):
             link = out / "yolo" / "images" / each.name  # YOLO finds labels beside it
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(os.path.relpath(image, link.parent))

@@ -105,7 +105,8 @@ class Annotator:
             step: The prompt.
         """
         key, size = self.with_key(row)
-        key_of, before = _begin(self.project, self.project.read(row, size), target)
+        adds = step.box is not None or step.foreground
+        key_of, before = _begin(self.project, self.project.read(row, size), target, adds)
         base, steps = before.base, before.steps
         given = None if base is None else RLEMasks.from_coco([base], size)
         if given is not None and not steps and given.areas()[0]:
@@ -146,14 +147,15 @@ class Annotator:
         """
         found = _edits(self, row)
         size = found.size
-        key_of, before = _begin(self.project, found, target)
+        key_of, before = _begin(self.project, found, target, not stroke.erase)
         points = checked_points(stroke.points, size)
-        if not len(points) or not 0 <= stroke.radius <= max(size):
+        if not len(points) or stroke.radius < 0:
             raise GigamaskError(
-                f"the radius of a stroke must be 0 to {max(size)} (got {stroke.radius}), and it"
-                " needs a point; draw it again"
+                f"the radius of a stroke must be at least 0 (got {stroke.radius}), and it needs a"
+                " point; draw it again"
             )
-        path, width = np.round(points).astype(np.int32), max(1, round(2 * stroke.radius))
+        path = np.round(points).astype(np.int32)
+        width = max(1, round(2 * min(stroke.radius, max(size))))
 
         def draw(dense: UInt8[np.ndarray, "h w"], paths: list[Int32[np.ndarray, "_ 2"]]) -> None:
             if len(path) == 1:
@@ -206,8 +208,13 @@ class Annotator:
         outlines, _ = cv2.findContours(
             dense.view(np.uint8), cv2.RETR_CCOMP, cv2.CHAIN_APPROX_NONE, offset=corner
         )
-        polygons = [cv2.approxPolyDP(each, POLYGON_ERROR_PX, True)[:, 0] for each in outlines]
-        return [each.tolist() for each in polygons if len(each) >= 3]
+        polygons = []
+        for each in outlines:
+            ring = cv2.approxPolyDP(each, POLYGON_ERROR_PX, True)
+            if len(ring) < 3:  # a fiber or a dot keeps its outline, of three points or more
+                ring = np.concatenate([each, each[-1:], each[-1:]])
+            polygons.append(ring[:, 0].tolist())
+        return polygons
 
     def split(self, row: int, version: int, target: int) -> ImageEdits:
         """Make each connected part of an object an object of its own; the largest keeps its id.
@@ -394,9 +401,20 @@ def _answered(
     )
 
 
-def _begin(project: Project, found: ImageEdits, target: Target) -> tuple[int, MaskObject]:
-    """Return the id of an object and the object; one of the category `target` if it is new."""
+def _begin(
+    project: Project, found: ImageEdits, target: Target, adds: bool = True
+) -> tuple[int, MaskObject]:
+    """Return the id of an object and the object; one of the category `target` if it is new.
+
+    Args:
+        project: The project.
+        found: What the image has.
+        target: Id of the object; the name of its category begins one.
+        adds: Whether the edit adds pixels, without which none begins.
+    """
     if isinstance(target, str):
+        if not adds:
+            raise GigamaskError("no object is selected to remove from; select one first (V)")
         _check_category(project, target)
         return found.next_id, MaskObject("", category=target)
     return target, _object(found, target)

@@ -315,7 +315,7 @@ def _fault(request: Request, error: Exception) -> JSONResponse:
 def _invalid(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    place = ".".join(map(str, first["loc"][1:]))
+    place = ".".join(map(str, first["loc"][1:])) or "the request"
     # pydantic says "Input should be greater than 0".
     rule = first["msg"].replace("Input should", "must", 1)
     return JSONResponse({"error": f"{place} {rule}"}, 422)

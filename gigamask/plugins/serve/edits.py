@@ -161,14 +161,18 @@ class ImageEdits:
     def with_edit(self, edit: Edit) -> "ImageEdits":
         """Return the edits with one more; those that were undone are dropped."""
         edits = (*self.edits[: self.applied], edit)
-        return replace(self, edits=edits, applied=len(edits))
+        return self._changed_to(replace(self, edits=edits, applied=len(edits)))
+
+    def _changed_to(self, after: "ImageEdits") -> "ImageEdits":
+        """Return other edits, with which the image is not done if its last object is gone."""
+        return replace(after, done=self.done and bool(after.objects or not self.objects))
 
     def moved(self, by: int) -> "ImageEdits":
         """Return the edits with more of them applied, or fewer if `by` is negative."""
         applied = self.applied + by
         if not 0 <= applied <= len(self.edits):
             raise GigamaskError(f"there is nothing to {'undo' if by < 0 else 'redo'}")
-        return replace(self, applied=applied)
+        return self._changed_to(replace(self, applied=applied))
 
     def costs(self) -> "dict[int, MaskCost]":
         """Return what the accepted masks cost by the model that was in use, 0 for the first."""

@@ -39,6 +39,8 @@ from gigamask.plugins.serve.photographs import (
 from gigamask.serialization import read_json
 
 VERSION = 1
+EXPORT = "export"
+"""Folder of what is exported."""
 PROJECT = "project.json"
 MAX_FILE_BYTES = 2**24
 """Limit of one image's edits; beyond it, the older half becomes one edit."""
@@ -217,10 +219,11 @@ class Project:
                 "--images"
             )
         root = folder_of_images(images if images is not None else str(content and content.images))
-        if Path(os.path.abspath(folder)).is_relative_to(root):
+        here, seen = Path(os.path.realpath(folder)), Path(os.path.realpath(root))
+        if here.is_relative_to(seen) or seen.is_relative_to(here / EXPORT):
             raise GigamaskError(
-                f"--project {folder}: lies in --images {root}, so that its exports would be images "
-                "of it; give a folder beside that"
+                f"--project {folder}: lies in --images {root}, or these in its folder {EXPORT}, so "
+                "that its exports would be images of it; give a folder beside that"
             )
         names = sorted(
             os.path.relpath(os.path.join(found, name), root)
@@ -346,7 +349,7 @@ class Project:
         """
         with self.lock:
             finished = [each for each in self.summary() if each["status"] == "done"]
-            held_out = sum(each["held_out"] for each in finished)
+            held_out = sum(each["held_out"] and each["truth"] > 0 for each in finished)
             wanted = math.ceil((len(finished) + 1) / HELD_OUT_OF) > held_out
 
             def mark(found: ImageEdits) -> ImageEdits:

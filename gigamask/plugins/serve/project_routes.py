@@ -27,14 +27,13 @@ from gigamask.plugins.serve.dataset_view import MAX_DECODING
 from gigamask.plugins.serve.lost_images import pair_by_content, unused
 from gigamask.plugins.serve.open_images import Json
 from gigamask.plugins.serve.pictures import Shows, picture_response, version_of
-from gigamask.plugins.serve.project import ObjectCategory, Project, StaleError
+from gigamask.plugins.serve.project import EXPORT, ObjectCategory, Project, StaleError
 from gigamask.plugins.serve.project_export import DEFAULT_FORMATS, export
 from gigamask.plugins.serve.prompt_steps import MAX_PROMPTS, PromptStep
 from gigamask.plugins.serve.proposals import Proposals
 from gigamask.plugins.serve.rounds import Rounds
 from gigamask.plugins.serve.session import encode_jpeg, is_large, shrunk
 
-EXPORT = "export"
 THUMBNAIL_PX = 160
 MAX_STROKE_POINTS = 4000
 MAX_OBJECTS = 5000

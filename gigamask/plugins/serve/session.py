@@ -37,6 +37,8 @@ from gigamask.plugins.serve.open_images import Json, OpenImage, OpenImages, mask
 from gigamask.plugins.serve.prompt_batches import PromptBatches, PromptRequest, answer_together
 from gigamask.plugins.serve.prompt_steps import PromptStep, check_steps
 
+MAX_JPEG_SIDE = 65_500
+"""Longest side of a JPEG, as which images are shown, in libjpeg-turbo."""
 MAX_PIXELS = 2**25
 """Limit of an opened image, 33 megapixels: it is sent to the browser in full, and its masks are
 resized to it."""
@@ -113,6 +115,11 @@ class Session:
             raise GigamaskError(
                 f"{name}: has {height} x {width} pixels, at most {limit:,} are accepted;"
                 " scale it down first"
+            )
+        if max(size) > (1 + half) * MAX_JPEG_SIDE:
+            raise GigamaskError(
+                f"{name}: has {height} x {width} pixels, a side may have {MAX_JPEG_SIDE:,}; cut or "
+                "scale it first"
             )
         key, opened = self._codec.submit(self._decode, raw, name, masks, half).result()
         height, width = opened.size

@@ -136,7 +136,10 @@ async function load(row, again = false) {
   const same = image?.row === row, kept = same ? image.objects : [];
   everything = null;
   for (const id of ["a-stale", "a-both", "a-empty-done"]) $(id).hidden = true;
-  if (!same) { active = null; rings = null; touched = false; }
+  if (!same) {
+    if (drag && drag.kind !== "pan") showMessage("the image was left before this was drawn; draw it again");
+    active = null; rings = null; touched = false; drag = corner = null;
+  }
   doubted = 0;
   image = { ...info, objects: kept };
   stage.show(bitmap, info);   // before the objects, whose thumbnails are cut from it
@@ -164,6 +167,7 @@ function showState() {
 /** Says that an action failed, and how many that waited for it are not done either. */
 function failed(error, dropped) {
   console.warn(error);
+  steps = 0;
   if (!/cannot be opened$/.test(fault)) fault = NOT_SAVED;
   if (error.status === undefined && queue.label() === "saving" && !lost) {
     lost = image;
@@ -270,13 +274,14 @@ function acceptAll() {
 
 /** Marks the image as done and opens the next; `again` is from the button, which also opens a done image again. */
 function finish(again, confirmed = false) {
-  if (!image || (!touched && performance.now() - shownAt < LOOK_MS)) return;   // nobody can have looked at it
+  if (!image) { step(1); return; }
+  if (!touched && performance.now() - shownAt < LOOK_MS) return;   // nobody can have looked at it
   const { row, done } = image, doubt = doubted;
   closePolygon();
   queue.enqueue("saving", async () => {
     if (image.row !== row) return;   // pressed twice
     if (done && again) { await send("done", { done: false }); sort(); return; }
-    const next = order[order.indexOf(row) + 1] ?? row;   // before this one, which is done, moves to the end
+    const next = order[order.indexOf(wanted) + 1] ?? row;   // before this one, which is done, moves to the end; one that failed to open is passed
     if (!image.done) {
       await acceptActive();
       const rest = image.objects.filter(({ accepted }) => !accepted).length;
@@ -590,10 +595,11 @@ function actionOf(event) {
 }
 
 function keyed(event) {
-  if ($("annotate").hidden || !image || $("a-keys").open || takesText(event.target) || belongsTo(event.target, event.key)) return;
+  if ($("annotate").hidden || $("a-keys").open || takesText(event.target) || belongsTo(event.target, event.key)) return;
   if (naming) { event.preventDefault(); return; }
   if (event.key === " ") { spaced = true; event.preventDefault(); return; }
   const [name, action] = actionOf(event);
+  if (!image && ![keys.n, actions.next, actions.previous, actions.help].includes(action)) return;
   if (!action || (name === "Tab" && event.target !== $("a-marks"))) return;
   event.preventDefault();
   if (!event.repeat || repeated[name]) action();

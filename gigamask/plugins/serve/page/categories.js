@@ -1,6 +1,8 @@
 // The categories of a project: choose one for new objects, add, rename, merge, recolour and delete.
 import { $, counted, make, request, showMessage, withErrorMessages } from "./parts.js";
 
+const COLORS = ["#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#f0e442", "#000000"];   // Okabe and Ito's
+
 let categories = [], category = "", hooks = null, editing = null;
 
 /** Prepares the categories; the hooks are `images`, `act`, `send`, `active`, `refresh`, `reopen` and `redraw`. */
@@ -58,6 +60,7 @@ async function submit(event) {
   $("a-marks").focus({ preventScroll: true });
   if (old === null) {
     if (!categories.some((each) => each.name === name)) take((await request("project/categories", { json: { categories: [{ name, color }] } })).categories);
+    $("a-color").value = COLORS[(COLORS.indexOf(color) + 1) % COLORS.length];   // of the next one
     categorize(name);
     return;
   }

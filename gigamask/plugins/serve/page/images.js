@@ -74,6 +74,7 @@ function draw() {
 function entry(row) {
   const picture = make("img", { alt: "" }), button = make("button", { type: "button", onclick: () => open(row) }, picture, make("span"));
   picture.onerror = () => { button.classList.add("bad"); };
+  picture.onload = () => { button.classList.remove("bad"); };
   button.dataset.row = row;
   return make("li", {}, button);
 }

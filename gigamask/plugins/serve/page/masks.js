@@ -64,10 +64,10 @@ export function drawMasks(masks, colours, [height, width], { alpha = 120, line =
 }
 
 /** Returns a mask as a PNG, white on black. */
-export async function png({ x: x0, y: y0, width: wide, data }, [height, width]) {
+export async function png(masks, [height, width]) {
   const canvas = new OffscreenCanvas(width, height), context = canvas.getContext("2d");
   const image = context.createImageData(width, height), out = new Uint32Array(image.data.buffer).fill(0xff000000);
-  data.forEach((inside, i) => {
+  for (const { x: x0, y: y0, width: wide, data } of masks) data.forEach((inside, i) => {
     if (inside) out[(y0 + Math.floor(i / wide)) * width + x0 + (i % wide)] = 0xffffffff;
   });
   context.putImageData(image, 0, 0);

@@ -287,13 +287,16 @@ function paint() {
   if (drag?.long) drawBox(context, drag.start, drag.now, unit);
 }
 
+/** Returns the masks to save: all, or the chosen one. */
+const saved = () => answers.filter((_, i) => together || i === picked);
+
 async function savePng() {
-  save(await png(answers[picked].mask, [picture.height, picture.width]), `${stem()}_mask.png`);
+  save(await png(saved().map(({ mask }) => mask), [picture.height, picture.width]), `${stem()}_mask.png`);
 }
 
 async function saveRle() {
-  const annotations = answers.filter((_, i) => together || i === picked).map(({ segmentation, area, box: [x0, y0, x1, y1], predicted_iou, stability, category_id, category, class_score }) => ({
-    segmentation, area, bbox: [x0, y0, x1 - x0, y1 - y0], predicted_iou, stability_score: stability, category_id, category, class_score,
+  const annotations = saved().map(({ segmentation, area, box: [x0, y0, x1, y1], predicted_iou, stability, category_id, category, class_score }) => ({
+    segmentation, area, bbox: [x0, y0, x1 - x0 + 1, y1 - y0 + 1], predicted_iou, stability_score: stability, category_id, category, class_score,
   }));
   const content = { image: { file_name: picture.name, height: picture.height, width: picture.width }, annotations };
   save(new Blob([JSON.stringify(content)], { type: "application/json" }), `${stem()}_masks.json`);

@@ -107,6 +107,30 @@ def test_polygons_have_holes_and_come_back_as_corners(annotator):
         annotator.polygon(0, 2, 1, [[(1, 1), (2, 2)]])
 
 
+def test_thin_and_small_parts_and_holes_have_corners_too(annotator):
+    annotator.polygon(0, 0, "object", [[(2.0, 2.0), (9.0, 2.0), (9.0, 9.0), (2.0, 9.0)]])
+    annotator.stroke(0, 1, 1, Stroke(((2.0, 15.0), (37.0, 20.0)), 0.5))  # a fiber
+    annotator.stroke(0, 2, 1, Stroke(((30.0, 27.0),), 0.0))  # a dot
+    found = annotator.stroke(0, 3, 1, Stroke(((5.0, 5.0),), 0.0, erase=True))
+    corners = annotator.corners(0, 1)
+    assert len(corners) == 4
+    assert (dense(annotator.polygon(0, 4, 1, corners), 1) == dense(found, 1)).all()
+
+
+def test_what_removes_needs_an_object(annotator):
+    for removed in (
+        lambda: annotator.stroke(0, 0, "object", Stroke(((9.0, 9.0),), 3.0, erase=True)),
+        lambda: annotator.prompt(0, 0, "object", PromptStep(point=(9.0, 9.0), foreground=False)),
+    ):
+        with error_line("no object is selected"):
+            removed()
+    assert not annotator.project.read(0).edits
+
+
+def test_a_brush_wider_than_the_image_fills_it(annotator):
+    assert dense(annotator.stroke(0, 0, "object", Stroke(((9.0, 9.0),), 500.0)), 1).all()
+
+
 def test_objects_are_named_accepted_and_deleted(annotator):
     annotator.stroke(0, 0, "object", DOT)
     found = annotator.assign(0, 1, [1], {"accepted": True, "name": "left"})
