@@ -205,6 +205,9 @@ def test_an_export_replaces_the_last_one_only_when_it_is_whole(images, tmp_path)
     with error_line("stopped"):
         write(lambda: images[:1], out, ExportOptions(tuple(writers()), check=stop))
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    (tmp_path / "own" / "labels").mkdir(parents=True)
+    with error_line("labels.*no export wrote it"):
+        write(lambda: images, tmp_path / "own", ExportOptions(("labels",), owned=True))
     write(lambda: images[:1], out, ExportOptions(("labels",), owned=True))
     assert [path.name for path in (out / "labels").rglob("*.png")] == ["a.png"]
 

@@ -217,23 +217,3 @@ def keyboards(page):
     page.click("#a-hide")
     page.keyboard.press("Enter")  # accepts, and does not press the button again
     assert page.get_attribute("#a-hide", "aria-pressed") == "true"
-
-
-def test_pictures_that_cannot_be_opened_are_passed(browser, tmp_path):
-    (tmp_path / "photos").mkdir()
-    for name in ("0 broken", "2 broken"):
-        (tmp_path / "photos" / f"{name}.jpg").write_bytes(b"no picture")
-    for name in "13":
-        paint(tmp_path / "photos" / f"{name}.jpg", COLORS[name])
-    with annotating(tmp_path) as address, opened(browser, address) as page:
-        page.wait_for_selector("text=0 broken.jpg cannot be opened")
-        page.keyboard.press("n")
-        page.wait_for_selector("#a-title:has-text('1.jpg')")
-        saved(page)
-        page.keyboard.press("d")
-        click(page, 0.5, 0.5, MARKS)
-        objects(page, 1)
-        page.keyboard.press("n")
-        page.wait_for_selector("text=2 broken.jpg cannot be opened")
-        page.keyboard.press("n")
-        page.wait_for_selector("#a-title:has-text('3.jpg')")
