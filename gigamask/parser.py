@@ -419,18 +419,22 @@ def check_writable(flag: str, path: str | None) -> None:
         path: The file, if one was named.
 
     Raises:
-        GigamaskError: It is a folder, or in a folder that does not exist, or holds annotations.
+        GigamaskError: It is a folder, or in a folder that does not exist, or holds annotations,
+            weights, an image or settings.
     """
     if not path:
         return
     if os.path.isdir(path) or not os.path.isdir(os.path.dirname(path) or "."):
         raise GigamaskError(f"{flag} {path}: cannot be written; pass a file in an existing folder")
     with suppress(FileNotFoundError), open(path, "rb") as file:
-        if ANNOTATIONS.search(file.read(1 << 16)):
+        begin = file.read(1 << 16)
+        if ANNOTATIONS.search(begin):
             raise GigamaskError(
                 f"{flag} {path}: would replace annotations by results; give the annotations as "
                 "data, and the results another file"
             )
+        if b"\0" in begin or path.endswith((".yaml", ".yml")):
+            raise GigamaskError(f"{flag} {path}: holds no results; give these another file")
 
 
 def write_json(path: str | None, content: dict[str, Any]) -> None:

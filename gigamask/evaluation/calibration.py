@@ -63,7 +63,7 @@ def calibrate(predicted: Float[np.ndarray, "n"], actual: Float[np.ndarray, "n"])
             mask = int((~np.isfinite(values)).argmax())
             raise GigamaskError(
                 f"the {name} IoU of mask {mask} must be finite (got {values[mask]}): "
-                "leave this mask out"
+                "leave this mask out, or take other weights if these diverged"
             )
     edges = np.arange(BINS + 1) / BINS
     bin_index = np.searchsorted(edges[1:-1], predicted, "right")

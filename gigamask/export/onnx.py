@@ -283,8 +283,14 @@ def _halve(path: Path) -> None:
     weights = {tensor.name: tensor for tensor in graph.initializer}
     halves: set[str] = set()
     nodes = []
+    doubles = {
+        value.name
+        for value in onnx.shape_inference.infer_shapes(model).graph.value_info
+        if value.type.tensor_type.elem_type == TensorProto.DOUBLE
+    }
     for node in graph.node:
-        if node.op_type not in HALVED or any(COORDINATES in name for name in node.input):
+        is_place = any(COORDINATES in name or name in doubles for name in node.input)
+        if node.op_type not in HALVED or is_place:
             nodes.append(node)
             continue
         for i, name in enumerate(node.input):

@@ -238,6 +238,8 @@ def compare(
                 f"{reader} returns {name} of shape {tuple(other.shape)}, the model of "
                 f"{tuple(tensor.shape)}: the export is not a copy of the model"
             )
+        if not tensor.isfinite().all():
+            raise GigamaskError(f"the weights give a {name} that is not finite; they diverged")
         difference = largest_difference({name: tensor}, actual)
         if not difference <= tolerance:
             raise GigamaskError(

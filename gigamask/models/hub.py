@@ -51,7 +51,7 @@ def parse_hub_id(path: Path | str) -> tuple[str, str | None] | None:
     return None
 
 
-def upload(folder: Path, hub_id: str) -> str:
+def upload(folder: Path, hub_id: str, written: Sequence[str]) -> str:
     """Send a folder to the Hub, as a new model or a new commit of one.
 
     Args:
@@ -73,7 +73,8 @@ def upload(folder: Path, hub_id: str) -> str:
         ) from None
     try:
         HfApi().create_repo(hub_id, exist_ok=True)
-        return str(HfApi().upload_folder(repo_id=hub_id, folder_path=folder))
+        names = [Path(path).relative_to(folder).as_posix() for path in written]
+        return str(HfApi().upload_folder(repo_id=hub_id, folder_path=folder, allow_patterns=names))
     except Exception as error:  # the HTTP library's, and those of the Hub
         raise GigamaskError(
             f"--push {hub_id}: not sent ({first_line(error)}); the folder {folder} is written: log "

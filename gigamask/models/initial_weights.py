@@ -44,13 +44,21 @@ def load_init(model: Model, path: str) -> set[str]:
             _check_encoder(config.encoder, model.config.encoder, path)
         weights, loaded = _fit_class_head(model, weights, config, path)
         state_dict.load_weights(model, weights, path)
-    own = model.config.decoder_num_heads
-    # With relative positions, shapes determine the encoder's heads, but not the decoder's.
-    if config and (heads := config.decoder_num_heads) != own:
-        raise GigamaskError(
-            f"{path}: has {heads} attention heads in the mask decoder, the model has "
-            f"{own}; use --model.decoder-num-heads {heads}"
-        )
+    # With relative positions, shapes determine the encoder's heads, but not these.
+    unseen = {"decoder_num_heads": "attention heads in the mask decoder"}
+    if any(".attn.rel_pos_" in name for name in weights):
+        unseen |= {
+            "window_size": "tokens along a window",
+            "global_attn_indexes": "as global blocks",
+        }
+    for name, words in unseen.items():
+        given, own = (getattr(each, name) for each in (config or model.config, model.config))
+        if given != own:
+            flag = name.replace("_", "-")
+            text = " ".join(map(str, given)) if isinstance(given, tuple) else given
+            raise GigamaskError(
+                f"{path}: has {given} {words}, the model has {own}; use --model.{flag} {text}"
+            )
     return loaded
 
 

@@ -296,7 +296,11 @@ class PromptableModel(PretrainedModel, OfficialInterface):
         if self.config.encoder.takes_input_sizes:
             return self.image_encoder(pixels, drop_path, input_sizes)
         # A program's own in the place of SAM's may take pixels alone, or have other arguments.
-        if drop_path is None or len(signature(self.image_encoder.forward).parameters) == 1:
+        more = [*signature(self.image_encoder.forward).parameters.values()][1:2]
+        needs_one = any(
+            each.default is each.empty and each.kind < each.VAR_POSITIONAL for each in more
+        )
+        if not more or (drop_path is None and not needs_one):
             return self.image_encoder(pixels)
         return self.image_encoder(pixels, drop_path)
 

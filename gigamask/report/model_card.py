@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from gigamask import files, plugin
+from gigamask.errors import GigamaskError
 from gigamask.evaluation.score_names import by_prompt, score_texts
 from gigamask.export.formats import ExportFormat
 from gigamask.models.configs import find_part
@@ -18,12 +19,23 @@ from gigamask.models.hub import parse_hub_id
 from gigamask.report.history import History
 from gigamask.report.summary import differing_flags
 
-CARD = "README.md"
+CARD, MARK = "README.md", "exported by gigamask"
 UNINFORMATIVE = re.compile(
     r"(out|recipe|data|init|device|processes|save-every|keep|log-every|wandb|timeout-s"
     r"|loader\.(workers|read-ahead-mb|mask-store)|evaluation\..*|embedding-cache)"
 )
 """Flags that do not say what was trained, or that other parts of the card state."""
+
+
+def check_card(out: Path) -> None:
+    """Raise `GigamaskError` if a folder holds a README that no export wrote.
+
+    Args:
+        out: The folder for an exported model.
+    """
+    card = out / CARD
+    if card.is_file() and MARK not in card.read_text(encoding="utf-8", errors="replace"):
+        raise GigamaskError(f"--out {out}: holds a {CARD} that no export wrote; give a folder")
 
 
 def write_card(
@@ -64,8 +76,7 @@ def write_card(
     parts = [
         f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n",
         f"# {name}\n",
-        "A promptable segmenter (Segment Anything), exported by gigamask "
-        f"{metadata.version('gigamask')}.\n",
+        f"A promptable segmenter (Segment Anything), {MARK} {metadata.version('gigamask')}.\n",
         export_format.loading.format(name=name, base=hub[0] if hub else "BASE", **kinds),
         *([] if run is None else _of_run(run, recipe, step)),
         "## License\n",

@@ -141,7 +141,8 @@ class MuonAdamW(AdamW):
     """
 
     muon_lr: float = 0.02
-    """peak learning rate of Muon's matrices, scheduled and decayed by layer like --lr"""
+    """peak learning rate of Muon's matrices, scheduled and decayed by layer like --lr, which alone
+    changes it in proportion"""
     momentum: float = 0.95
     """momentum of Muon"""
     muon_kernels: bool = False

@@ -60,7 +60,7 @@ def train(
         config: The configuration.
         world: The processes that train together; None means only this one.
         allow_data_change: Continue even if the data have changed.
-        on_start: Called in the main process once everything is open.
+        on_start: Called in the main process once everything is open, if anything remains to do.
         make_observers: Called in each process with the number of finished steps and the device, if
             steps remain; returns observers of the loop.
 
@@ -79,10 +79,10 @@ def train(
             state, data, evaluate = world.main_first(
                 partial(prepare, config, world, device, allow_data_change, saved)
             )
-        if world.is_main:
-            on_start()
         if data is None and evaluate is None:
             return state
+        if world.is_main:
+            on_start()
         stack.enter_context(float32_products(config.tf32))
         stack.enter_context(stop_signals_collected(signals, world.is_main))
         state.shard(config, world)

@@ -108,6 +108,9 @@ def test_the_same_command_and_resume_continue(trained, tmp_path, scenes, capsys)
     assert f"the training is finished, in {out}/checkpoints/step_00000004" in printed
     assert f"gigamask train --resume {out} --steps 8" in printed
     assert f"next: gigamask evaluate {out}" in printed
+    before = (out / "config.yaml").read_text()
+    invoke(f"train --resume {out} --steps 3")
+    assert (out / "config.yaml").read_text() == before
 
 
 @pytest.mark.long

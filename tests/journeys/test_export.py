@@ -1,7 +1,7 @@
 """`gigamask export` as a user types it: what it writes is what `evaluate` and `--init` read."""
 
 from dataclasses import replace
-from unittest.mock import Mock, call
+from unittest.mock import ANY, Mock, call
 
 import pytest
 import torch
@@ -97,18 +97,23 @@ def test_everything_exported_scores_as_its_source(scenes, tmp_path, monkeypatch)
 def test_a_folder_is_sent_to_the_hub_with_its_card(weights, tmp_path, capsys, monkeypatch):
     hub, listed, address = Mock(), [], "https://hub/us/mine/commit/1"
 
-    def upload(repo_id, folder_path):
-        listed.extend(sorted(path.name for path in folder_path.iterdir()))
+    def upload(repo_id, folder_path, allow_patterns):
+        listed.extend(sorted(allow_patterns))
         return address
 
     hub.upload.side_effect = upload
     monkeypatch.setattr("huggingface_hub.HfApi.create_repo", hub.create)
     monkeypatch.setattr("huggingface_hub.HfApi.upload_folder", hub.upload)
     out = tmp_path / "hf"
+    out.mkdir()
+    (out / "README.md").write_text("# Mine")
+    assert exit_code(f"export {weights} --to huggingface --out {out}") == 2
+    assert "README.md that no export wrote" in capsys.readouterr().err
+    (out / "README.md").rename(out / "private.md")  # which is not sent
     invoke(f"export {weights} --to huggingface --out {out} --license mit --push us/mine")
     assert address in capsys.readouterr().out
     assert listed == ["README.md", "config.json", "model.safetensors", "preprocessor_config.json"]
-    sent = call.upload(repo_id="us/mine", folder_path=out)
+    sent = call.upload(repo_id="us/mine", folder_path=out, allow_patterns=ANY)
     assert hub.mock_calls == [call.create("us/mine", exist_ok=True), sent]
     assert "license: mit" in (out / "README.md").read_text()
 

@@ -339,3 +339,18 @@ def test_null_is_typed_as_in_files(value):
     assert (run.micro_batch_size, run.init, run.out) == (None, None, "null")
     with error_line("--steps must be a whole number"):
         config_files.parse_train(["tiny", "--steps", value])
+
+
+def test_lr_alone_changes_both_rates_of_muon(tmp_path):
+    both = tiny().optimizer
+    (tmp_path / "slow.yaml").write_text(f"optimizer: {{lr: {both.lr / 4}}}")
+    for words, factor in (
+        (["--lr", str(both.lr / 4)], 1 / 4),
+        (["--config", str(tmp_path / "slow.yaml")], 1 / 4),
+        (["--lr", str(both.lr / 4), "--optimizer.muon-lr", str(both.muon_lr)], 1),
+        (["--optimizer", "muon"], 1),
+    ):
+        found = parse_train(["tiny", "--data", "a", "--out", "b", *words]).run.optimizer
+        assert found.muon_lr == pytest.approx(factor * both.muon_lr)
+    adamw = parse_train(["tiny", "--data", "a", "--out", "b", "--optimizer", "adamw", "--lr", "1"])
+    assert adamw.run.optimizer.lr == 1

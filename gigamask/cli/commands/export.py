@@ -63,6 +63,7 @@ class ExportCommand:
         from gigamask.models.hub import is_hub_id, upload
         from gigamask.models.weight_paths import check_weights_exist
         from gigamask.progress import progress_bar
+        from gigamask.report.model_card import check_card
 
         out = Path(self.out)
         chosen = formats.find(self.to)
@@ -77,6 +78,8 @@ class ExportCommand:
                 f"--out {out}: the folder {out.parent} does not exist; create it, or choose another"
             )
         check_weights_exist(self.weights)
+        if chosen.is_folder:
+            check_card(out)
         with progress_bar("export"):
             from gigamask.models.pretrained import load_sam
             from gigamask.report import history
@@ -105,7 +108,7 @@ class ExportCommand:
         else:
             print("read back: all outputs are equal")
         if self.push is not None:
-            result["pushed"] = upload(out, self.push)
+            result["pushed"] = upload(out, self.push, result["files"])
             print(result["pushed"])
         return {"weights": self.weights, "to": self.to} | result
 

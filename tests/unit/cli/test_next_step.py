@@ -18,12 +18,13 @@ from tests.commands import refusal
         ("train tiny data=photos epochs=3", "--data photos"),
         ("train data=photos epochs=3", "such as compact"),
         ("evaluate starter --data photos --json photos/a.json", "would replace annotations"),
+        ("evaluate starter --data photos --json photos/a.jpg", "holds no results"),
     ],
 )
 def test_the_next_step_is_named(words, said, tmp_path, monkeypatch, capsys):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos/a.json").write_text('{"version": "5", "shapes": []}')
     (tmp_path / "run/checkpoints").mkdir(parents=True)
-    (tmp_path / "photos/a.jpg").write_bytes(b"")
+    (tmp_path / "photos/a.jpg").write_bytes(b"\xff\xd8\xff\xe0\x00")
     monkeypatch.chdir(tmp_path)
     assert said in refusal(capsys, words)

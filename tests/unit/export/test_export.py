@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from gigamask import files
+from gigamask import files, load_model
 from gigamask.errors import GigamaskError
 from gigamask.export import huggingface, official, onnx
 from gigamask.export.probe import Probe, compare, draw_prompts, keep_if_equal
@@ -287,6 +287,12 @@ def test_onnx_in_half_precision_embeds_several_images(model, tmp_path, monkeypat
     with error_line(r"onnxruntime returns .* more than 1e-09"):
         onnx.write_onnx(model, tmp_path / "refused", "fp16")
     assert not (tmp_path / "refused").exists()
+
+
+@pytest.mark.long
+def test_the_packaged_model_in_half_precision(tmp_path):
+    """It computes where its windows lie in float64."""
+    assert 1e-5 < onnx.write_onnx(load_model("starter"), tmp_path, "fp16")["difference"] < 1e-2
 
 
 def test_what_differs_is_said():

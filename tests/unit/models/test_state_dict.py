@@ -513,6 +513,12 @@ def test_weights_that_do_not_fit_name_the_recipe_that_does(model, tmp_path):
     fewer = build_model(replace(tiny(), decoder_num_heads=4), 0)
     with error_line(r"2 attention heads.*--model\.decoder-num-heads 2"):
         fewer.load_init(str(tmp_path / "tiny.safetensors"))
+    for change, said in (
+        ({"window_size": 4}, f"--model.window-size {tiny().window_size}$"),
+        ({"global_attn_indexes": (0,)}, "--model.global-attn-indexes "),
+    ):
+        with error_line(said):
+            build_model(replace(tiny(), **change), 0).load_init(str(tmp_path / "tiny.safetensors"))
 
 
 def test_recipes_named_for_sizes_train_them():
