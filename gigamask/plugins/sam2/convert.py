@@ -6,6 +6,7 @@ memory and video are left out.
 """
 
 import re
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -192,6 +193,49 @@ def _is_of(state: State, config: SamConfig) -> bool:
     shape = None if positions is None else tuple(positions.shape[1:3])
     hiera = cast(Hiera, config.encoder)
     return ((hiera.embed_dim, hiera.position_size), sum(hiera.depths)) == (shape, depth)
+
+
+UNSEEN = ("attention_heads", "heads_per_stage", "size_per_stage", "attention_blocks", "patch_size")
+"""Ends of names in config.json of `Sam2Model` whose values no tensor shows."""
+
+
+def with_huggingface_config(config: SamConfig, content: dict[str, Any], name: str) -> SamConfig:
+    """Return the configuration of published sizes with what a config.json of `Sam2Model` states.
+
+    Args:
+        config: The configuration that the sizes of the tensors determine.
+        content: The content of config.json, which leaves out what is as in transformers' default.
+        name: The file, for errors.
+
+    Raises:
+        GigamaskError: It states what neither the tensors nor the flags of the model do.
+    """
+    stated, decoder = _flat(content), cast(Sam2Decoder, config.decoder)
+    of_decoder = {
+        "dynamic_multimask": "dynamic_multimask_via_stability",
+        "stability_delta": "dynamic_multimask_stability_delta",
+        "stability_threshold": "dynamic_multimask_stability_thresh",
+    }
+    chosen = {
+        field: stated.get(f"mask_decoder_config.{theirs}", getattr(decoder, field))
+        for field, theirs in of_decoder.items()
+    }
+    side = stated.get("prompt_encoder_config.image_size", config.image_size)
+    config = replace(config, image_size=side, decoder=replace(decoder, **chosen))
+    for key, value in _flat(huggingface_config(config)).items():
+        if key.endswith(UNSEEN) and stated.get(key, value) != value:
+            raise GigamaskError(
+                f"{name}: {key} is {stated[key]}, but SAM 2.1 of these sizes has {value}"
+            )
+    return config
+
+
+def _flat(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    found = {}
+    for key, value in content.items():
+        is_part = isinstance(value, dict)
+        found |= _flat(value, f"{prefix}{key}.") if is_part else {f"{prefix}{key}": value}
+    return found
 
 
 def huggingface_config(config: SamConfig) -> dict[str, Any]:

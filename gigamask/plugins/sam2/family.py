@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import Any
 
 from gigamask.models.configs import ModelConfig, SamConfig
-from gigamask.models.families import ModelFamily
+from gigamask.models.families import MAX_CONFIG_BYTES, ModelFamily
 from gigamask.models.weight_files import State, read_pth
 from gigamask.plugins.sam2 import convert
+from gigamask.serialization import read_json
 
 
 class Sam2Family(ModelFamily):
@@ -29,6 +30,10 @@ class Sam2Family(ModelFamily):
             state = convert.from_meta(state, str(source))
         elif convert.is_huggingface(state):
             state = convert.from_huggingface(state)
+            config, path = convert.infer_config(state), source.with_name("config.json")
+            if not stated and config and path.is_file():
+                content = read_json(path, dict, MAX_CONFIG_BYTES)
+                return state, convert.with_huggingface_config(config, content, str(path))
         else:
             return None
         return state, stated or convert.infer_config(state)

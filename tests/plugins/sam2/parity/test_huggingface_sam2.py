@@ -294,3 +294,16 @@ def test_metas_names():
         "sam_mask_decoder.output_upscaling.3.weight",
     }
     assert not any(re.search(r"lin1|lin2", name) for name in names)
+
+
+def test_what_their_configuration_states_is_read_or_refused(tmp_path):
+    config = configs.sam2_tiny()
+    theirs_of(replace(config, image_size=512)).config.save_pretrained(tmp_path)
+    content = json.loads((tmp_path / "config.json").read_text())
+    content["mask_decoder_config"]["dynamic_multimask_via_stability"] = False
+    found = convert.with_huggingface_config(config, content, "c")
+    assert (found.image_size, found.decoder.dynamic_multimask) == (512, False)
+    assert replace(found, image_size=1024, decoder=config.decoder) == config
+    content["vision_config"]["backbone_config"]["global_attention_blocks"] = [5, 6, 9]
+    with error_line(r"c: .*global_attention_blocks is \[5, 6, 9\], but SAM 2.1"):
+        convert.with_huggingface_config(config, content, "c")
