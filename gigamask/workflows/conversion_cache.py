@@ -86,7 +86,12 @@ def convert_once(
         out = folder / part
         make = partial(convert, source, None, out, options, select=select)
         advise = f"{advice}, and give --data SHARDS"
-        counts = reuse_or_make(out, make, advise, report)
+        try:
+            counts = reuse_or_make(out, make, advise, report)
+        except GigamaskError as error:
+            if not val_split:
+                raise
+            raise GigamaskError(f"of --val-split {val_split:g}, for {part}: {error}") from None
         counts = counts | {"images_without_label": listing.unlabeled}  # photographs may be added
         left_out[f"{out}"] = _report(f"{out}", counts, report)
     for path, number in left_out.items():

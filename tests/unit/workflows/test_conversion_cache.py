@@ -76,6 +76,11 @@ def test_a_part_is_not_refused_for_what_the_whole_leaves_out(tmp_path, source):
     made = [counts(Path(part)) for part in parts]
     assert [each["images"] for each in made] == [9, 1]
     assert [len(each["skipped_images"] + each["skipped_masks"]) for each in made] == [2, 2]
+    for i in range(1, 10):
+        (tmp_path / f"labels/{i}.png").unlink()  # of one image nothing is left to train on
+    one = of_annotations(str(tmp_path / "labels"), tmp_path / "photos")
+    with error_line("of --val-split 0.1, for train: .*labels"):
+        convert_once(one, ConvertOptions(), lambda line: None, False, val_split=0.1)
 
 
 @pytest.mark.parametrize("source", SOURCES)
