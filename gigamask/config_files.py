@@ -27,7 +27,13 @@ from gigamask.errors import GigamaskError
 from gigamask.launch import with_launchers
 from gigamask.parser import FLAT, HIDDEN, Given, Words
 from gigamask.serialization import CLASS, decode_yaml, flatten_yaml, read_yaml
-from gigamask.training.config import TrainConfig, check_resume, differences, limit_warmup
+from gigamask.training.config import (
+    TrainConfig,
+    check_resume,
+    differences,
+    limit_warmup,
+    scale_rates,
+)
 
 Command = TypeVar("Command")
 CONFIG, CHECKPOINTS, LOCK = "config.yaml", "checkpoints", "lock"
@@ -175,7 +181,7 @@ def parse_train(arguments: Sequence[str], command: str = "train") -> TrainFlags:
         raise GigamaskError(
             f"--resume takes the place of the recipe: gigamask {command} --resume {flags.resume}"
         )
-    flags = replace(flags, run=_with_muon_lr(flags.run, saved, given))
+    flags = replace(flags, run=scale_rates(flags.run, saved, given))
     is_set = any(name.startswith("schedule.warmup") for name in given)
     flags = replace(flags, keep_warmup=resuming or is_set)
     if flags.epochs is not None:
@@ -191,20 +197,6 @@ def parse_train(arguments: Sequence[str], command: str = "train") -> TrainFlags:
             "command that started the stages again, or leave out --stages"
         )
     return flags
-
-
-def _with_muon_lr(
-    config: TrainConfig, before: TrainConfig, given: Mapping[str, Given]
-) -> TrainConfig:
-    """Return a configuration whose other learning rate keeps its ratio to --lr, if only that is
-    given."""
-    rates, now = vars(before.optimizer), config.optimizer
-    if "muon_lr" not in rates or type(now) is not type(before.optimizer):
-        return config
-    if "optimizer.lr" not in given or {"optimizer.muon_lr", "optimizer.muon-lr"} & given.keys():
-        return config
-    scaled: dict[str, Any] = {"muon_lr": rates["muon_lr"] * now.lr / rates["lr"]}
-    return replace(config, optimizer=replace(now, **scaled))
 
 
 def parse_recipe(arguments: Sequence[str], command: str, kind: type[Command]) -> Command:

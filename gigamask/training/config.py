@@ -193,7 +193,8 @@ class TrainConfig(ABC):
             **changes: Values by field name; fields of a section are written `section__field`, as
                 in `with_(data="scenes/", steps=500, optimizer__lr=1e-4)`, or passed as
                 `**{"optimizer.lr": 1e-4}`. Fewer steps also limit the warm-up, as `limit_warmup`
-                says, unless a field of the schedule is changed too.
+                says, unless a field of the schedule is changed too; `optimizer.lr` alone also
+                changes `optimizer.muon_lr`, in proportion.
 
         Raises:
             GigamaskError: There is no such field, or the value is of another type.
@@ -201,6 +202,7 @@ class TrainConfig(ABC):
         config = self
         for name, value in changes.items():
             config = _with_field(config, name.replace("__", ".").split("."), value, name)
+        config = scale_rates(config, self, [name.replace("__", ".") for name in changes])
         if any(name.startswith("schedule") for name in changes):
             return config
         return limit_warmup(config, self.steps)
@@ -486,6 +488,24 @@ def limit_warmup(config: Config, full_steps: int) -> Config:
     if config.steps >= full_steps:
         return config
     return replace(config, schedule=config.schedule.shortened(int(config.steps * MAX_WARMUP_SHARE)))
+
+
+def scale_rates(config: Config, before: Config, changed: Collection[str]) -> Config:
+    """Return a training whose `muon_lr` keeps its ratio to `lr` if only that was changed.
+
+    Args:
+        config: The training.
+        before: The training that it was.
+        changed: Names of what was changed, such as "optimizer.lr".
+    """
+    old, new = before.optimizer, config.optimizer
+    given = {name.replace("-", "_") for name in changed}
+    if type(new) is not type(old) or "optimizer.lr" not in given or "optimizer.muon_lr" in given:
+        return config
+    scaled: dict[str, Any] = {
+        name: rate * new.lr / old.lr for name, rate in vars(old).items() if name == "muon_lr"
+    }
+    return replace(config, optimizer=replace(new, **scaled))
 
 
 def _with_field(config: Any, path: list[str], value: Any, name: str) -> Any:

@@ -352,5 +352,11 @@ def test_lr_alone_changes_both_rates_of_muon(tmp_path):
     ):
         found = parse_train(["tiny", "--data", "a", "--out", "b", *words]).run.optimizer
         assert found.muon_lr == pytest.approx(factor * both.muon_lr)
+    assert (
+        tiny().with_(optimizer__lr=both.lr / 4).optimizer
+        == parse_train(
+            ["tiny", "--data", "a", "--out", "b", "--lr", str(both.lr / 4)]
+        ).run.optimizer
+    )
     adamw = parse_train(["tiny", "--data", "a", "--out", "b", "--optimizer", "adamw", "--lr", "1"])
     assert adamw.run.optimizer.lr == 1
