@@ -20,6 +20,28 @@ MAX_CONFIG_BYTES = 1 << 20
 """Largest config.json that is read."""
 
 
+def check_processor(config: SamConfig, weights: Path) -> None:
+    """Check that a preprocessor_config.json beside weights has the pixels that the model sees.
+
+    Args:
+        config: Configuration of the model.
+        weights: The file of the weights.
+
+    Raises:
+        GigamaskError: It scales pixels by another mean or standard deviation.
+    """
+    path = weights.with_name("preprocessor_config.json")
+    stated = read_json(path, dict, MAX_CONFIG_BYTES) if path.is_file() else {}
+    for name, own in zip(("image_mean", "image_std"), config.pixel_scale, strict=True):
+        expected = [round(value / 255, 3) for value in own]
+        found = stated.get(name) or expected
+        values = found if isinstance(found, list) else [found]
+        if [round(each, 3) if isinstance(each, float) else each for each in values] != expected:
+            raise GigamaskError(
+                f"{path}: {name} is {found}, the model's is {expected}; train it with these again"
+            )
+
+
 class ModelFamily(ABC):
     """A published family of models, whose weights have names of their own in others' files."""
 
@@ -116,6 +138,7 @@ class SamFamily(ModelFamily):
                     f"{path}: contradicts the configuration in {source.name}; export the folder "
                     "again"
                 )
+        check_processor(config, source)
         return convert.from_huggingface(state), config
 
     def to_meta(self, state: State) -> State:

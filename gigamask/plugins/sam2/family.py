@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from gigamask.models.configs import ModelConfig, SamConfig
-from gigamask.models.families import MAX_CONFIG_BYTES, ModelFamily
+from gigamask.models.families import MAX_CONFIG_BYTES, ModelFamily, check_processor
 from gigamask.models.weight_files import State, read_pth
 from gigamask.plugins.sam2 import convert
 from gigamask.serialization import read_json
@@ -33,7 +33,9 @@ class Sam2Family(ModelFamily):
             config, path = convert.infer_config(state), source.with_name("config.json")
             if not stated and config and path.is_file():
                 content = read_json(path, dict, MAX_CONFIG_BYTES)
-                return state, convert.with_huggingface_config(config, content, str(path))
+                config = convert.with_huggingface_config(config, content, str(path))
+                check_processor(config, source)
+                return state, config
         else:
             return None
         return state, stated or convert.infer_config(state)

@@ -178,6 +178,10 @@ def test_a_folder_is_hugging_faces(model, tmp_path):
     state, spec = state_dict.read_weights(tmp_path / "hf")
     torch.testing.assert_close(state, model.state_dict(), rtol=0, atol=0)
     assert replace(spec, drop_path_rate=SPEC.drop_path_rate, custom_init=SPEC.custom_init) == SPEC
+    processor["image_mean"] = [0.5] * 3
+    (tmp_path / "hf" / "preprocessor_config.json").write_text(json.dumps(processor))
+    with error_line(r"preprocessor_config.json: image_mean is \[0.5, .*the model's is \[0.485"):
+        state_dict.read_weights(tmp_path / "hf")
 
 
 @pytest.mark.slow
