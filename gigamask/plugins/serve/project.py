@@ -219,8 +219,9 @@ class Project:
                 "--images"
             )
         root = folder_of_images(images if images is not None else str(content and content.images))
-        seen, exported = Path(root).resolve(), (folder / EXPORT).resolve()
-        if folder.resolve().is_relative_to(seen) or seen.is_relative_to(exported):
+        real = [Path(os.path.realpath(each)) for each in (folder, root, folder / EXPORT)]
+        here, seen, exported = real
+        if here.is_relative_to(seen) or seen.is_relative_to(exported):
             raise GigamaskError(
                 f"--project {folder}: lies in --images {root}, or these in its folder {EXPORT}, so "
                 "that its exports would be images of it; give a folder beside that"
