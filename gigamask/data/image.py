@@ -265,14 +265,15 @@ def _deep_page(image: Image.Image, raw: bytes, keep_alpha: bool) -> np.ndarray:
     bgr = cv2.imdecode(np.frombuffer(raw, np.uint8), cv2.IMREAD_UNCHANGED)
     if bgr is None:
         raise ValueError("OpenCV cannot read it")
-    return np.concatenate([bgr[..., 2::-1], bgr[..., 3:] if keep_alpha else bgr[..., :0]], 2)
+    return np.concatenate([bgr[..., 2::-1], bgr[..., 3 : 3 + keep_alpha]], 2)
 
 
 def _page(image: Image.Image, half: bool, keep_alpha: bool) -> np.ndarray:
     """Return the pixels of one page; palettes and other color spaces become RGB."""
-    stored = as_stated(np.array(image), image)
-    if image.mode.startswith(_HIGH_BIT_DEPTH_MODES) or stored.dtype == np.int8:
-        return stored[..., None]
+    if image.mode.startswith(("L", *_HIGH_BIT_DEPTH_MODES)):
+        stored = as_stated(np.array(image), image)
+        if stored.dtype != np.uint8:
+            return stored[..., None]
     mode = "L" if image.mode in ("1", "L", "LA") else "RGB"
     if keep_alpha and image.mode == "RGBA":
         mode = "RGBA"

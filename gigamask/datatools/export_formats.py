@@ -183,8 +183,8 @@ def write(images: Images, out: Path, options: ExportOptions) -> list[Path]:
     """
     partial, record = out / PARTIAL, out / RECORD
     before = read_json(record, dict) if record.exists() else {}
-    own, earlier = set(before.get("files", ())), set(before.get("images", ()))
-    earlier = set() if options.owned else earlier
+    own = set(before.get("files", ()))
+    earlier = set() if options.owned else set(before.get("images", ()))
     names, new = set[str](), set[str]()
     chosen: list[Writer] = [_write_images] if options.images else []
     chosen += [plugin.load(writers()[name]) for name in check_formats(options.formats)]

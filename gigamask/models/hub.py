@@ -52,11 +52,12 @@ def parse_hub_id(path: Path | str) -> tuple[str, str | None] | None:
 
 
 def upload(folder: Path, hub_id: str, written: Sequence[str]) -> str:
-    """Send a folder to the Hub, as a new model or a new commit of one.
+    """Send files of a folder to the Hub, as a new model or a new commit of one.
 
     Args:
         folder: The folder.
         hub_id: The model's id.
+        written: The files, in the folder.
 
     Returns:
         The address of the commit.

@@ -219,8 +219,8 @@ class Project:
                 "--images"
             )
         root = folder_of_images(images if images is not None else str(content and content.images))
-        real = [Path(os.path.realpath(each)) for each in (folder, root, folder / EXPORT)]
-        here, seen, exported = real
+        places = folder, root, folder / EXPORT
+        here, seen, exported = (Path(os.path.realpath(each)) for each in places)
         if here.is_relative_to(seen) or seen.is_relative_to(exported):
             raise GigamaskError(
                 f"--project {folder}: lies in --images {root}, or these in its folder {EXPORT}, so "

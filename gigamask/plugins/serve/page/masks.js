@@ -63,7 +63,7 @@ export function drawMasks(masks, colours, [height, width], { alpha = 120, line =
   return canvas;
 }
 
-/** Returns a mask as a PNG, white on black. */
+/** Returns masks as a PNG, white on black. */
 export async function png(masks, [height, width]) {
   const canvas = new OffscreenCanvas(width, height), context = canvas.getContext("2d");
   const image = context.createImageData(width, height), out = new Uint32Array(image.data.buffer).fill(0xff000000);
