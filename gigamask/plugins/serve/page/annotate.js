@@ -358,7 +358,7 @@ function choose(chosen) {
   tool = chosen;
   for (const button of $("a-tools").children) button.setAttribute("aria-checked", button.dataset.tool === tool);
   $("a-marks").dataset.tool = tool;
-  $("a-radius-label").hidden = !["brush", "erase"].includes(tool);
+  $("a-radius-label").classList.toggle("unused", !["brush", "erase"].includes(tool));   // it keeps its place
   rings = null;
   queue.enqueue("", () => { if (image) activate(active); });
 }
@@ -377,6 +377,7 @@ function describe() {
     return make("li", {}, button);
   }));
   $("a-empty").hidden = image.objects.length > 0;
+  if (named !== active) showChosen($("a-objects"));
   if (named !== active || !typing()) $("a-name").value = nameOf(active);
   named = active;
   for (const id of ["a-name", "a-delete", "a-split"]) $(id).disabled = !one;
@@ -388,6 +389,12 @@ function describe() {
   $("a-title").textContent = `${image.name}${image.held_out ? ", held out" : ""}`;
   $("a-title").title = `${image.name}, ${image.width} x ${image.height}${image.held_out ? "; held out to compare models, never trained on" : ""}`;
   showState();
+}
+
+/** Scrolls a list, and nothing around it, to its pressed button. */
+function showChosen(list) {
+  const [around, button] = [list, list.querySelector("[aria-pressed=true]")].map((each) => each?.getBoundingClientRect());
+  if (button) list.scrollTop += Math.min(0, button.top - around.top) + Math.max(0, button.bottom - around.bottom);
 }
 
 async function showEverything() {
