@@ -358,7 +358,7 @@ function choose(chosen) {
   tool = chosen;
   for (const button of $("a-tools").children) button.setAttribute("aria-checked", button.dataset.tool === tool);
   $("a-marks").dataset.tool = tool;
-  $("a-radius-label").classList.toggle("unused", !["brush", "erase"].includes(tool));   // it keeps its place
+  $("a-radius-label").hidden = !["brush", "erase"].includes(tool);
   rings = null;
   queue.enqueue("", () => { if (image) activate(active); });
 }
