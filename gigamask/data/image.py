@@ -89,8 +89,10 @@ def check_size(
     """
     if found != size:
         sides = [" x ".join(map(str, each)) for each in (found, size)]
+        turned = " (a quarter turn, as of EXIF)" if found == size[::-1] else ""
         raise CorruptSampleError(
-            f"{name} has {sides[0]} pixels, but {other} {sides[1]}; correct it or leave it out",
+            f"{name} has {sides[0]} pixels, but {other} {sides[1]}, height x width{turned}; "
+            "correct it or leave it out",
             OTHER_SIZE,
         )
 

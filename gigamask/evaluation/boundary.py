@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float64
+from jaxtyping import Bool, Float64, Shaped
 
 from gigamask.masks.boundary import dilate, inner_band, mask_extent, outline
 
@@ -35,8 +35,8 @@ class BoundaryProtocol:
 
 
 def boundary_f(
-    predicted: Bool[np.ndarray, "n H W"],
-    truth: Bool[np.ndarray, "n H W"],
+    predicted: Shaped[np.ndarray, "n H W"],
+    truth: Shaped[np.ndarray, "n H W"],
     protocol: BoundaryProtocol | None = None,
 ) -> Float64[np.ndarray, "n"]:
     """Return each mask's boundary F, the harmonic mean of precision and recall of its outline.
@@ -46,20 +46,18 @@ def boundary_f(
     matches an empty one.
 
     Args:
-        predicted: Predicted masks at the size of the stored image.
+        predicted: Predicted masks at the size of the stored image; 0 is background.
         truth: Annotated masks.
         protocol: Tolerance; the default is DAVIS's.
     """
     radius = (protocol or BoundaryProtocol()).tolerance_px(predicted.shape[1:])
-    return np.array(
-        [_f(outline(a), outline(b), radius) for a, b in zip(predicted, truth, strict=True)],
-        np.float64,
-    )
+    pairs = zip(predicted.astype(bool), truth.astype(bool), strict=True)
+    return np.array([_f(outline(a), outline(b), radius) for a, b in pairs], np.float64)
 
 
 def boundary_iou(
-    predicted: Bool[np.ndarray, "n H W"],
-    truth: Bool[np.ndarray, "n H W"],
+    predicted: Shaped[np.ndarray, "n H W"],
+    truth: Shaped[np.ndarray, "n H W"],
     protocol: BoundaryProtocol | None = None,
 ) -> Float64[np.ndarray, "n"]:
     """Return the IoU of the bands inside each mask's boundary and its annotation's.
@@ -68,18 +66,13 @@ def boundary_iou(
     the published code divides 0 by 0 there.
 
     Args:
-        predicted: Predicted masks at the size of the stored image.
+        predicted: Predicted masks at the size of the stored image; 0 is background.
         truth: Annotated masks.
         protocol: Width of the bands; the default is that of boundary-iou-api.
     """
     width = (protocol or BoundaryProtocol()).band_px(predicted.shape[1:])
-    return np.array(
-        [
-            _iou(inner_band(a, width), inner_band(b, width))
-            for a, b in zip(predicted, truth, strict=True)
-        ],
-        np.float64,
-    )
+    pairs = zip(predicted.astype(bool), truth.astype(bool), strict=True)
+    return np.array([_iou(inner_band(a, width), inner_band(b, width)) for a, b in pairs])
 
 
 def _f(predicted: Bool[np.ndarray, "H W"], truth: Bool[np.ndarray, "H W"], radius: int) -> float:

@@ -117,14 +117,17 @@ class ClickProtocol(CropOptions):
             random_inputs = RandomInputs(none, uniforms.to(targets.masks.device), *noise)
         return run_rounds(self._choose(decode, targets), targets, schedule, random_inputs, 0.0)
 
-    def box_round(self, decode: Callable[[Prompts], Prediction], targets: Targets) -> PromptRound:
+    def box_round(
+        self, model: PromptableModel, image: EmbeddedImage, targets: Targets
+    ) -> PromptRound:
         """Return the round of the box; the answer is at its `best_index`.
 
         Args:
-            decode: Predicts masks from prompts.
+            model: Model that answers.
+            image: The image.
             targets: The masks in the boxes.
         """
-        decode = self._choose(decode, targets)
+        decode = self._choose(image.decoder(model, self, not self.chosen_by_truth), targets)
         [answer] = run_rounds(decode, targets, BoxPrompt(self.multimask != "never"))
         prediction = refined(decode, answer.prompts, answer.prediction, int(self.refine))
         return replace(answer, prediction=prediction)
@@ -166,7 +169,8 @@ EFFICIENTVIT_SAM = ClickProtocol(
     multimask="always",
     annotated_box=True,
     answer="the mask with the highest predicted IoU of three",
-    box="the annotated box, from x, y to x + width, y + height; three masks",
+    box="of a benchmark, the annotated box, from x, y to x + width, y + height, of other data the "
+    "exact box of the mask; three masks",
 )
 """As EfficientViT-SAM's code (eval_efficientvit_sam_model.py in mit-han-lab/efficientvit), which
 also scores crowds."""
@@ -367,7 +371,8 @@ def evaluate_clicks(
         protocol: How the masks are scored.
         rows: Rows of the images; None means all.
         batch_size: Images per pass of the encoder; changes scores only by rounding.
-        callbacks: Called for each image that has a mask to evaluate.
+        callbacks: Called for each image that has a mask to evaluate, and, if the model has classes,
+            for each image without annotated masks, in which all that is found is wrong.
 
     Returns:
         The scores of all masks, by image.
@@ -405,7 +410,8 @@ def evaluate_protocols(
     was_training = model.training
     model.eval()
     results = [ClickResult(protocol, 0, [], []) for protocol in protocols]
-    rows = scored_rows(images, range(len(images)) if rows is None else rows, filters)
+    empty = bool(callbacks and model.config.class_names)
+    rows = scored_rows(images, range(len(images)) if rows is None else rows, filters, empty)
     with torch.inference_mode():
         for row, image in embed_images(model, images, rows, batch_size):
             if isinstance(image, CorruptSampleError):
@@ -420,7 +426,8 @@ def evaluate_protocols(
                 for group in image.groups(mask_indices):
                     result.scores.extend(score_group(model, image, row, group, result.protocol))
                 elapsed_s = result.prompting_s + time.perf_counter() - start
-                results[i] = replace(result, images=result.images + 1, prompting_s=elapsed_s)
+                images_done = result.images + (len(mask_indices) > 0)
+                results[i] = replace(result, images=images_done, prompting_s=elapsed_s)
             for callback in callbacks:
                 callback(model, image, mask_indices)
     model.train(was_training)
@@ -476,11 +483,10 @@ def score_group(
                 boundary.boundary_iou(*masks).tolist(),
                 boundary.boundary_f(*masks).tolist(),
             )
-    best_of_box = image.decoder(model, protocol, not protocol.chosen_by_truth)
-    of_box, loose = protocol.box_round(best_of_box, targets), None
+    of_box, loose = protocol.box_round(model, image, targets), None
     if protocol.box_noise:
         of_loose = protocol.loosened(targets, row, mask_indices)
-        loose = _best_ious(protocol.box_round(best_of_box, of_loose), targets)
+        loose = _best_ious(protocol.box_round(model, image, of_loose), targets)
     box, hits["box"] = _best_ious(of_box, targets), _class_hits(of_box, classes)
     areas = image.annotation.areas[mask_indices].tolist()
     return [

@@ -151,16 +151,29 @@ def scored_masks(index: Index, row: int, filters: MaskFilters) -> Int64[np.ndarr
     return np.flatnonzero(keep & (columns["area"][rows] > 0))
 
 
-def scored_rows(images: ImageSource, rows: Iterable[int], filters: MaskFilters) -> Iterator[int]:
+def scored_rows(
+    images: ImageSource, rows: Iterable[int], filters: MaskFilters, with_empty: bool = False
+) -> Iterator[int]:
     """Yield the rows that have a mask to evaluate; without an index, which knows them, all rows.
 
     Args:
         images: Index of the images, or the images.
         rows: Rows of the images.
         filters: As for `scored_masks`.
+        with_empty: Whether to yield those of images whose annotation has no mask, too.
     """
-    index = images if isinstance(images, Index) else None
-    return (row for row in rows if index is None or len(scored_masks(index, row, filters)))
+    if not isinstance(images, Index):
+        return iter(rows)
+    columns = images.images
+
+    def is_empty(row: int) -> bool:
+        return columns["masks"][row] == 0 and columns["json_offset"][row] >= 0
+
+    return (
+        row
+        for row in rows
+        if len(scored_masks(images, row, filters)) or (with_empty and is_empty(row))
+    )
 
 
 def embed_images(

@@ -146,7 +146,7 @@ def draw_row(
             label = f"{counted(count, 'click')}: IoU {score.clicks[count]:.3f}"
             panels.append(_round_panel(image, prompt_round, label))
     label = f"box: IoU {score.box:.3f}"
-    panels.append(_round_panel(image, protocol.box_round(decode, targets), label))
+    panels.append(_round_panel(image, protocol.box_round(model, image, targets), label))
     name = score.name.rpartition(":")[2][-16:]
     share = f"{truth.mean():.2%} of the image"
     rgb = to_rgb(image.pixels)

@@ -80,7 +80,7 @@ def iou_summary(result: ClickResult) -> dict[str, Any]:
         "mIoU": {str(i + 1): float(mean) for i, mean in enumerate(curves.mean(0))},
         "oracle": float(np.mean([score.oracle for score in result.scores])),
         "box": float(np.mean([score.box for score in result.scores])),
-        "seconds_per_click": result.prompting_s / curves.size,
+        "seconds_per_prompt": _seconds_per_prompt(result),
         "protocol": asdict(result.protocol),
         "curves": dict(zip(_names(result), curves.round(4).tolist(), strict=True)),
     }
@@ -102,7 +102,6 @@ def noc_summary(result: ClickResult) -> dict[str, Any]:
 def instance_summary(result: ClickResult) -> dict[str, Any]:
     """Return the mean IoU by clicks, and of boxes by size; the clicks need not be consecutive."""
     summary = result.summary()
-    prompts = len(result.scores) * max(result.protocol.clicks)
     return {
         "images": result.images,
         "masks": summary["masks"],
@@ -110,14 +109,24 @@ def instance_summary(result: ClickResult) -> dict[str, Any]:
         "oracle": summary["oracle"],
         "box": summary["box"],
         **{f"box {size}": means["box"] for size, means in summary["size"].items()},
-        "seconds_per_click": result.prompting_s / prompts,
+        "seconds_per_prompt": _seconds_per_prompt(result),
         "protocol": summary["protocol"],
     }
 
 
+def _seconds_per_prompt(result: ClickResult) -> float:
+    """Return the mean time of a click or box, with its simulation and score."""
+    return result.prompting_s / (len(result.scores) * (max(result.protocol.clicks) + 1))
+
+
 def _names(result: ClickResult) -> list[str]:
-    """Return the name of each mask."""
-    return [f"{score.name}:{score.mask_index}" for score in result.scores]
+    """Return the name of each mask, with its image's row if images have the same name."""
+    images = {score.row: score.name for score in result.scores}
+    is_unique = len(set(images.values())) == len(images)
+    return [
+        f"{score.name}:{score.mask_index}" + (f" of row {score.row}" * (not is_unique))
+        for score in result.scores
+    ]
 
 
 def write_worst(

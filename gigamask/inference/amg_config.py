@@ -127,7 +127,7 @@ def check_tiles(tile: int | None, halo: int | None) -> int:
     """
     if tile is None:
         if halo is not None:
-            raise GigamaskError(f"halo {halo} is the overlap of tiles: give tile, too")
+            raise GigamaskError(f"halo {halo} is the overlap of tiles: set their side, too")
         return 0
     if tile < MIN_TILE_PX:
         raise GigamaskError(f"tile must be at least {MIN_TILE_PX} pixels (got {tile})")

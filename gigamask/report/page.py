@@ -293,7 +293,12 @@ def final_scores(runs: Runs, reports: Mapping[str, Any]) -> str:
             )
             errors = by_prompt(run.scores.get("standard_error", {}))
             cells = score_texts(by_prompt(run.scores), errors, PROMPTS)
-            rows.append([f"{name}, evaluation.json", *cells, " on ".join(counts)])
+            label = f"{name}, evaluation.json"
+            if "weights" in run.scores:
+                label += f" of {run.scores['weights']}"
+            refined = run.scores.get("protocol", {}).get("refine")
+            of = " on ".join(counts) + ", boxes refined" * bool(refined)
+            rows.append([label, *cells, of])
         if best and "1 click" in best["scores"]:
             cells = score_texts(best["scores"], best["standard_error"], PROMPTS)
             rows.append([f"{name}, best in training, step {best['step']:,}", *cells, best["of"]])
@@ -302,6 +307,9 @@ def final_scores(runs: Runs, reports: Mapping[str, Any]) -> str:
     head = ["mean IoU", *PROMPTS, "of"]
     filled = [i for i, cells in enumerate(zip(*rows, strict=True)) if any(cells)]
     body = table([head[i] for i in filled], [[row[i] for i in filled] for row in rows])
+    subjects = {best.get("subject") for name in runs if (best := reports[name]["best"])}
+    if len(subjects) > 1:
+        body += note("The runs were scored in training on different images or masks.")
     evaluation, calibration = next(iter(runs.values())).scores, _calibration(runs)
     if evaluation and calibration:
         body += f"<h3>By size</h3>{scores.scores(evaluation)}"

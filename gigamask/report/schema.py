@@ -93,4 +93,5 @@ class Scores(TypedDict, total=False):
     size: dict[Literal["small", "medium", "large"], MaskScores]
     calibration: CalibrationScores
     data: list[str]
+    weights: str
     protocol: dict[str, str | int | float | bool | list[int] | None]

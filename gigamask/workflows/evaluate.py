@@ -36,7 +36,7 @@ class EvaluateOptions(AnnotationOptions, WindowOptions):
     min_predicted_iou: float | None = None
     """evaluate only on masks with at least this predicted_iou in their annotation"""
     max_images: int | None = None
-    """number of images to use, from the start of the data; default: all"""
+    """number of images to use, the first in the order of their paths; default: all"""
     feed_mask: bool = True
     """feed the previously predicted mask back with each further click, unless the protocol of the
     clicks does not"""

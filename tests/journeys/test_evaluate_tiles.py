@@ -44,7 +44,7 @@ def test_tiles_are_scored_and_recorded(model, scenes, tmp_path):
     ("flags", "message"),
     [
         ("--tile 64 --halo 33", "--halo must be 0 to 32"),
-        ("--halo 4", "--halo 4 is the overlap of tiles"),
+        ("--halo 4", "--halo 4 is the overlap of tiles: set their side, too"),
         ("--tile 8", "--tile must be at least 32"),
     ],
 )

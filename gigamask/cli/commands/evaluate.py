@@ -61,6 +61,13 @@ class EvaluateCommand(EvaluateOptions, PartOptions):
 
         check_writable("--html", self.html)
         check_writable("--table", self.table)
+        written = [path for path in (self.html, self.table, self.json) if path]
+        if len(set(written)) < len(written):
+            raise GigamaskError(
+                f"--html, --table and --json name one file, {written[-1]}; give each its own"
+            )
+        if self.pictures:
+            files.check_out(self.pictures, "pictures", lambda entry: True)
         part = part_of(self.part)
         # Of several processes, only one states what is wrong.
         if os.environ.get("WORLD_SIZE", "1") == "1":
@@ -88,6 +95,8 @@ class EvaluateCommand(EvaluateOptions, PartOptions):
         from gigamask.report import scores
 
         model, index, result = evaluated.model, evaluated.index, evaluated.result
+        if self.table:
+            files.write_text(self.table, result.csv())
         print(clicks.table(evaluated.summary))
         if self.automatic:
             print(proposals.table(evaluated.summary["automatic"]))
@@ -100,7 +109,6 @@ class EvaluateCommand(EvaluateOptions, PartOptions):
         for path in paths:
             print(path)
         if self.table:
-            files.write_text(self.table, result.csv())
             print(self.table)
         if self.html:
             files.write_text(self.html, scores.page(evaluated.summary, paths))

@@ -353,9 +353,11 @@ def train_and_score(training: AblationRun, data: str, test: TestSet) -> dict[str
     filters = MaskFilters(max_area=None, min_predicted_iou=test.min_predicted_iou)
     model = load_model(config.out, config.device, lambda path: config)
     rows = range(len(index))[: test.max_images]
+    result = clicks.evaluate_clicks(model, index, filters, rows=rows)
     scores: dict[str, Any] = {
-        **clicks.evaluate_clicks(model, index, filters, rows=rows).summary(),
+        **result.summary(),
         **measured,
+        "skipped": result.skipped,
         "seed": training.seed,
         "steps": config.steps,
         "seconds": round(trained_s, 1) if is_new else None,
@@ -363,6 +365,8 @@ def train_and_score(training: AblationRun, data: str, test: TestSet) -> dict[str
     }
     files.write_text(path, json.dumps(scores, indent=1) + "\n")
     of = f"{counted(scores['masks'], 'mask')} on {counted(scores['images'], 'image')}"
+    for reason in result.skipped:
+        print(f"  skipped {reason}")
     print(
         f"{name}: IoU {scores['clicks']['1']:.3f} after one click of {of}, {trained_s:.0f} s",
         flush=True,

@@ -36,7 +36,7 @@ class AblateCommand:
     parallel_runs: int = 1
     """number of runs to train in parallel, sharing the CPU cores or the GPU"""
     max_images: int | None = None
-    """number of test images to use, from the start of the data; default: all"""
+    """number of test images to use, the first in the order of their paths; default: all"""
     min_predicted_iou: float | None = None
     """evaluate only on masks with at least this predicted_iou in their annotation"""
     json: str | None = None

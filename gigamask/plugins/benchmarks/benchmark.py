@@ -88,7 +88,7 @@ class BenchmarkOptions:
     """boxes of a detector in COCO's results format, for the mask AP of coco and lvis; default:
     coco_vitdet.json or lvis_vitdet.json in --data or its source_json_file"""
     max_images: int | None = None
-    """number of images to use, from the start of the data; default: all"""
+    """number of images to use, the first in the order of their paths; default: all"""
     min_predicted_iou: float | None = None
     """of shards, use only masks with at least this predicted_iou; default: 0.75 for bsds"""
     batch_size: int = 4

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+from gigamask import files
 from gigamask.errors import GigamaskError
 from gigamask.parser import Positional
 from gigamask.plugins.benchmarks.benchmark import BenchmarkOptions, find
@@ -72,15 +73,19 @@ class BenchmarkCommand(BenchmarkOptions):
         from gigamask.plugins.benchmarks import benchmark
 
         check_weights_exist(weights)
+        if self.pictures:
+            files.check_out(self.pictures, "pictures", lambda entry: True)
         done = benchmark.run(name, weights, self.data, self, stack)
         from gigamask.distributed.precision import autocast
         from gigamask.evaluation import figures, noc
 
         print(benchmark.table(done.summary))
         for answer, scores in done.summary["answers"].items():
-            if "seconds_per_click" in scores:
-                print(f"{answer}: {1000 * scores['seconds_per_click']:.0f} ms per click")
-        if benchmark.find(name).instances and "AP" not in done.summary["answers"]["confident"]:
+            if "seconds_per_prompt" in scores:
+                print(f"{answer}: {1000 * scores['seconds_per_prompt']:.0f} ms per prompt")
+        if benchmark.find(name).instances and not any(
+            "AP" in scores for scores in done.summary["answers"].values()
+        ):
             print(f"no mask AP: {benchmark.NO_BOXES}")
         first = self.answers[0]
         if "failed" in done.summary["answers"].get(first, {}):

@@ -131,7 +131,9 @@ class PublishedImages:
         image = self.images[row]
         masks, ignore = _read_masks(image.masks, self.archive.kind, image.name)
         if not masks.areas().any():
-            raise CorruptSampleError(f"{image.name}: its mask has no object, every pixel is 0")
+            raise CorruptSampleError(
+                f"{image.name}: its mask has no object, no pixel that counts as foreground"
+            )
         ones = np.ones(len(masks), np.float32)
         annotation = ImageAnnotation(image.name, masks.size, masks, ones, ones, ignore=ignore)
         return AnnotatedImage(image.pixels(masks.size), annotation)
@@ -182,10 +184,15 @@ def open_masks(name: str, folder: Path, photographs: Index) -> PublishedImages:
     def read(row: int, size: tuple[int, int]) -> UInt8[np.ndarray, "H W 3"]:
         return dataset.read(row, with_json=False).pixels(size)
 
-    readers: dict[str, PixelReader] = {}
+    rows: dict[str, int] = {}
     for row in range(len(photographs)):
-        stem = Path(photographs.entry_name(row).rpartition(":")[2]).stem.removeprefix("sa_")
-        readers[compose(stem)] = partial(read, row)
+        entry = photographs.entry_name(row)
+        stem = compose(Path(entry.rpartition(":")[2]).stem.removeprefix("sa_"))
+        if (first := rows.setdefault(stem, row)) != row:
+            raise GigamaskError(
+                f"--images: {photographs.entry_name(first)} and {entry} have the same name; give "
+                "those that belong to the masks alone"
+            )
     by_stem: dict[str, Path] = {}
     for path in files_of(folder, *MASK_FORMATS):
         if (other := by_stem.setdefault(compose(path.stem), path)) != path:
@@ -193,8 +200,8 @@ def open_masks(name: str, folder: Path, photographs: Index) -> PublishedImages:
                 f"--data {folder}: {other.relative_to(folder)} and {path.relative_to(folder)} have "
                 "the same name; give the folder that holds the masks alone"
             )
-    names = list(by_stem)
-    return _pair(name, names, readers, folder)
+    readers = {stem: partial(read, row) for stem, row in rows.items()}
+    return _pair(name, list(by_stem), readers, folder)
 
 
 def _pair(

@@ -16,6 +16,7 @@ def test_f_within_the_tolerance_is_one_and_beyond_it_falls():
     """100 x 100 has a diagonal of 141.4 and a tolerance of 1.13, which is 2 pixels."""
     assert BoundaryProtocol().tolerance_px((100, 100)) == 2
     assert boundary_f(square(20, 60), square(21, 61)).item() == 1
+    assert boundary_f(255 * square(20, 60).astype(np.uint8), square(21, 61)).item() == 1
     assert 0 < boundary_f(square(20, 60), square(24, 64)).item() < 0.2
 
 

@@ -130,7 +130,7 @@ def test_summary_lists_failures_and_curves():
         assert failed == expected
         assert summary["failures"][percent] == len(failed)
     assert len(noc.worst_lines(summary, 1)) == min(1, summary["failures"]["90"])
-    assert summary["seconds_per_click"] > 0
+    assert summary["seconds_per_prompt"] > 0
 
 
 @pytest.mark.slow

@@ -1,12 +1,17 @@
 """Automatic masks of models with known predictions, compared with the ground truth."""
 
+import json
+import tarfile
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
+from gigamask.data.index import build
 from gigamask.data.mask_sampling import MaskFilters
 from gigamask.evaluation import clicks
-from gigamask.evaluation.embedded_images import scored_masks
+from gigamask.evaluation.embedded_images import scored_masks, scored_rows
 from gigamask.evaluation.proposals import (
     ProposalRecall,
     class_table,
@@ -66,6 +71,22 @@ def test_classified_masks_are_matched_within_their_classes():
     assert result["by_class"] == {"a": {"AP": pytest.approx(51 / 101), "AP50": 51 / 101}}
     assert result["AP"] == pytest.approx(51 / 101)
     assert "a                                0.505   0.505" in class_table(result)
+
+
+def test_what_is_found_in_images_without_masks_counts_for_classes(tmp_path, scenes):
+    with tarfile.open(next(scenes.glob("*.tar"))) as shard:
+        shard.extractall(tmp_path, members=list(shard)[:4], filter="data")
+    first, _ = sorted(tmp_path.glob("*.json"))
+    first.write_text(json.dumps(json.loads(first.read_text()) | {"annotations": []}))
+    with tarfile.open(tmp_path / "some.tar", "w") as shard:
+        for path in sorted(tmp_path.glob("*.j*")):
+            shard.add(path, path.name)
+    index = build(tmp_path / "some.tar", tmp_path / "index")
+    rows = [list(scored_rows(index, range(2), EVERYTHING, empty)) for empty in (False, True)]
+    assert rows == [[1], [0, 1]]
+    model = build_model(replace(SPEC, class_names=("object",)), 0)
+    found = measure(model, index, EVERYTHING, proposal_config(2), range(2))
+    assert (found["images"], found["classes"]["images"]) == (2, 2)
 
 
 @pytest.mark.slow

@@ -17,7 +17,8 @@ FULL = {
     "size": {},
     "calibration": {"expected_error": 0.25, "bias": 0.0, "correlation": 0.5, "bins": [BIN]},
     "data": ["a.tar"],
-    "protocol": {},
+    "weights": "starter",
+    "protocol": {"refine": True},
 }
 
 
@@ -30,6 +31,7 @@ def test_scores_by_size_and_calibration_are_shown_if_they_are_complete(missing, 
     best = {"step": 3, "scores": {"1 click": 0.5}, "standard_error": {"1 click": 0.125}, "of": ""}
     text = page.final_scores(runs, {"a": {"best": best}})
     assert ("By size" in text) == ("reliability" in page.chart_data(runs)) == is_shown
-    assert "300 masks on 9 images" in text
+    assert "evaluation.json of starter" in text
+    assert "300 masks on 9 images, boxes refined" in text
     assert text.count("0.500 ± 0.500") == 1
     assert "0.500 ± 0.125" in text

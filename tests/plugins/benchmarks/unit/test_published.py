@@ -1,5 +1,6 @@
 """Readers of published benchmarks, on archives in their layouts."""
 
+import shutil
 import sys
 
 import numpy as np
@@ -47,6 +48,10 @@ def test_masks_find_their_photographs_in_shards(tmp_path, scenes):
     with error_line(r"elsewhere.bmp and scribbles/elsewhere.png have the"):
         open_masks("grabcut", masks, photographs)
     (masks / "scribbles" / "elsewhere.png").unlink()
+    shutil.copytree(tmp_path / "GrabCut/data_GT", tmp_path / "again")
+    twice = build([tmp_path / "GrabCut/data_GT", tmp_path / "again"], tmp_path / "twice")
+    with error_line("data_GT:.* and again:.* have the same name"):
+        open_masks("grabcut", masks, twice)
     with error_line(r"no file has the name of an image.*GrabCut\.zip"):
         open_masks("grabcut", masks, build(scenes, tmp_path / "other"))
 
