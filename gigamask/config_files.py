@@ -140,8 +140,9 @@ class TrainFlags(StageFlags, RunFlags):
     strict: bool = False
     """with --images or --masks: end with exit code 2 before training if any of them is left out"""
     fit: str | None = None
-    """memory of the GPU, or of the process on a CPU, such as 8GB: the plan chooses micro-batch,
-    masks per chunk, activation checkpointing, and adapters or a frozen encoder, so that it fits"""
+    """memory of the GPU, or of the tensors on a CPU, where Python and torch need half a gigabyte
+    more, such as 8GB: the plan chooses micro-batch, masks per chunk, activation checkpointing, and
+    adapters or a frozen encoder, so that it fits"""
 
 
 def parse_train(arguments: Sequence[str], command: str = "train") -> TrainFlags:

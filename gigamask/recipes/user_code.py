@@ -51,12 +51,22 @@ def find_object(name: str) -> Any:
 
 
 def name_of_class(kind: type) -> str:
-    """Return the name by which `find_object` finds a class."""
+    """Return the name by which `find_object` finds a class.
+
+    Raises:
+        GigamaskError: It was defined at a prompt or in a notebook, where nothing can find it.
+    """
     module = sys.modules.get(kind.__module__)
     is_importable = module is not None and getattr(module.__spec__, "name", None) == kind.__module__
     if is_importable and not getattr(module, "_gigamask_file", False):
         return f"{kind.__module__}:{kind.__qualname__}"
-    return f"{os.path.abspath(inspect.getfile(kind))}:{kind.__qualname__}"
+    try:
+        return f"{os.path.abspath(inspect.getfile(kind))}:{kind.__qualname__}"
+    except (OSError, TypeError):
+        raise GigamaskError(
+            f"{kind.__qualname__}: a run cannot find what is defined at a prompt or in a notebook "
+            "when it is resumed; put it into a .py file, and import it"
+        ) from None
 
 
 def describe_error(error: BaseException) -> str | None:
@@ -146,6 +156,8 @@ def load_module(name: str) -> ModuleType:
 def load_file(name: str) -> ModuleType:
     """Import a file once, under its stem, so that workers find its classes by the same name.
 
+    The script that runs is not imported again.
+
     Raises:
         GigamaskError: There is no such file, or importing it raises.
     """
@@ -155,10 +167,10 @@ def load_file(name: str) -> ModuleType:
             f"{path}: no such Python file{relative_to(path)}; pass one before the colon, as in "
             "mine.py:name"
         )
-    if path.stem in sys.modules and getattr(sys.modules[path.stem], "__file__", None) == str(
-        path.resolve()
-    ):
-        return sys.modules[path.stem]
+    for loaded in (sys.modules.get(path.stem), sys.modules["__main__"]):
+        file = getattr(loaded, "__file__", None)
+        if loaded is not None and file and Path(file).resolve() == path.resolve():
+            return loaded
     spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
     assert spec is not None
     assert spec.loader is not None

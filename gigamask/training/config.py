@@ -193,8 +193,9 @@ class TrainConfig(ABC):
             **changes: Values by field name; fields of a section are written `section__field`, as
                 in `with_(data="scenes/", steps=500, optimizer__lr=1e-4)`, or passed as
                 `**{"optimizer.lr": 1e-4}`. Fewer steps also limit the warm-up, as `limit_warmup`
-                says, unless a field of the schedule is changed too; `optimizer.lr` alone also
-                changes `optimizer.muon_lr`, in proportion.
+                says, unless a field of the schedule is changed too, and more steps later do not
+                lift the limit; `optimizer.lr` alone also changes `optimizer.muon_lr`, in
+                proportion.
 
         Raises:
             GigamaskError: There is no such field, or the value is of another type.
@@ -653,7 +654,10 @@ def check_resume(
     for name, (before, now) in changed.items():
         lists = [v if isinstance(v, tuple) else (v,) for v in (before, now)]
         was, new = (" ".join(str(each).rstrip("/") for each in v) or "empty" for v in lists)
-        if was == new:  # but for a slash after a folder
+        # But for a slash after a folder; and other paths of the same data are the same data, which
+        # `check_same_data` compares, unless each path has a weight.
+        has_record = (Path(wanted.out) / DATA).is_file()
+        if was == new or (name == "data" and has_record and not wanted.data_weights):
             continue
         change = f"--{name} was {was} in {saved.out} and is now {new}"
         if name.startswith(SHAPES):

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -68,9 +68,10 @@ def train(
         The final state.
     """
     signals: list[int] = []
+    begun: list[bool] = []  # until then, no limit of time ends what a killed run had left to do
     world = world or World()
     asked = world.stop_requested
-    world = replace(world, stop_requested=lambda: bool(signals) or asked())
+    world = replace(world, stop_requested=lambda: bool(signals) or (bool(begun) and asked()))
     device = choose_device(config.check().device)
     item_sampler(config).check(config.batch_size, world.size, world.nodes)
     with ExitStack() as stack:
@@ -96,6 +97,7 @@ def train(
             loop = _Loop(config, world, device, state, evaluate, logger, saver)
             if evaluate and is_evaluation_missing(config, state):
                 loop.evaluate(evaluate)
+            begun.append(True)
             world.barrier()  # the main process alone has written files and opened trackers
             if data is not None and not state.stopping:
                 gc.freeze()  # or each full collection visits a million objects of torch, in .3 s
@@ -169,9 +171,10 @@ class _Loop:
         with (
             config.task(self.device).compiled(state.model) as task,
             training_mode(state.model, config.seed, self.world) as of_step,
+            # Closed also if an error, which may be kept, ends it: its workers would be waited for.
+            closing(data.batches(self.world, pin=self.device.type == "cuda")) as batches_of_steps,
         ):
             set_clock(True)
-            batches_of_steps = data.batches(self.world, pin=self.device.type == "cuda")
             for batches in self.logger.time_data(batches_of_steps):
                 requests = self.world.stop_requested(), saver.overdue
                 with of_step(state.step):

@@ -157,6 +157,8 @@ def train(
         if any(later.has_checkpoint for later in phases[number + 1 :]):
             continue
         run, stopped = _train_phase(phase, changed[number], allow_data_change, is_over)
+        if stopped and run.finished and (left := phases[number + 1 :]):
+            return Run(Path(left[0].out), left[0], 0)
         if stopped:
             break
     return run

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from gigamask import registry
-from gigamask.distributed.world import check_stop, destroy_world, init_world
+from gigamask.distributed.world import World, check_stop, destroy_world, init_world
 from gigamask.interfaces import EvaluationResult, Evaluator
 from gigamask.samplers.batch_sampler import SampleSequence, iter_segments
 from gigamask.samplers.hard_examples import LossWeighted
@@ -88,6 +88,7 @@ class Score(Evaluator):
                 os.kill(os.getpid(), self.number)
                 check_stop(world)
                 raise AssertionError
+            check_stop(world)
             return EvaluationResult({"any": math.sin(1e6 * total)}, "any")
 
         return evaluate
@@ -115,6 +116,14 @@ def test_kills_in_every_evaluation_change_neither_scores_nor_the_best(
     assert best[0] == best[1]
     assert same(train(run), train(whole)), "nothing remains"
     assert evaluations(whole) == evaluations(run)
+
+
+@pytest.mark.slow
+def test_a_limit_of_time_does_not_end_what_a_start_begins_with(tmp_path, scenes):
+    """Or a run whose time is short would begin the same evaluation again and again."""
+    run = run_in(tmp_path / "run", scenes, steps=4, evaluation=Score(2))
+    over = World(stop_requested=lambda: True)
+    assert [train(run, over).step for _ in range(4)] == [1, 2, 3, 4]
 
 
 def evaluations(run) -> list[tuple[int, dict]]:

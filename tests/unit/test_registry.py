@@ -1,3 +1,4 @@
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -7,7 +8,7 @@ import yaml
 from gigamask import config_files, registry
 from gigamask.config_files import check_run_folder, load_config, parse_train, save_config
 from gigamask.data.augment import HorizontalFlip
-from gigamask.recipes import tiny
+from gigamask.recipes import tiny, user_code
 from gigamask.samplers.random import Random
 from gigamask.samplers.shards import Streamed
 from gigamask.samplers.stratified import RELEVANCE
@@ -165,3 +166,21 @@ def test_every_component_of_every_recipe_has_a_name():
 
 def test_relevance_diversity_is_stratified_by_relevance():
     assert registry.make_component("sampler", "relevance_diversity").attributes == RELEVANCE
+
+
+def test_classes_of_the_script_that_runs_are_found_in_it(tmp_path, monkeypatch):
+    """Its second import would run it again, and give classes of another name."""
+    main = sys.modules["__main__"]
+    script = tmp_path / "script.py"
+    script.write_text("raise AssertionError")
+    monkeypatch.setattr(main, "__file__", str(script), raising=False)
+    monkeypatch.setattr(main, "Own", Own, raising=False)
+    assert user_code.find_object(f"{script}:Own") is Own
+    monkeypatch.delattr(main, "__file__")
+    monkeypatch.setattr(Own, "__module__", "__main__")
+    with error_line("Own: .* in a notebook .* put it into a .py file"):
+        user_code.name_of_class(Own)
+
+
+class Own:
+    pass

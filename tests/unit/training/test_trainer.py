@@ -19,6 +19,7 @@ from gigamask.distributed.precision import LossScaler
 from gigamask.samplers.loss_history import LossHistory
 from gigamask.signals import STOP_SIGNALS
 from gigamask.training import checkpoint, step, trainer
+from gigamask.training.async_checkpoint import AsyncCheckpointer
 from gigamask.training.optim import MuonAdamW
 from gigamask.training.state import TrainState
 from gigamask.training.trainer import stop_signals_collected
@@ -150,6 +151,21 @@ def test_a_training_stops_where_a_late_result_says_so(tmp_path, scenes, monkeypa
     assert [record["step"] for record in records(tmp_path / "run")] == [1, 2, 3, 4]
     assert checkpoint.newest(tmp_path / "run").name == "step_00000004"
     assert trainer.train(config).step == 7
+
+
+@pytest.mark.slow
+def test_an_error_that_is_kept_leaves_no_process(tmp_path, scenes, monkeypatch):
+    """Python waits at its end for processes of the loader, which ignore SIGTERM."""
+
+    def fail(self, state) -> None:
+        raise OSError("full")
+
+    monkeypatch.setattr(AsyncCheckpointer, "finish", fail)
+    run = run_in(tmp_path / "run", scenes, steps=1)
+    run = replace(run, loader=replace(run.loader, workers=1))
+    with pytest.raises(OSError, match="full") as kept:
+        trainer.train(run)
+    assert not multiprocessing.active_children(), kept
 
 
 def test_a_step_is_late_only_where_the_next_one_does_not_need_its_result():
