@@ -31,6 +31,7 @@ from gigamask.errors import GigamaskError
 from gigamask.files import relative_to
 
 GROUP = "gigamask.components"
+_IMPORTED: list[Path] = []
 
 
 def find_object(name: str) -> Any:
@@ -177,13 +178,31 @@ def load_file(name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     module._gigamask_file = True  # pyrefly: ignore[missing-attribute]
     sys.modules[path.stem] = module
+    _IMPORTED.append(path)
     try:
         spec.loader.exec_module(module)
+    except GigamaskError:
+        raise
     except Exception as error:
         raise GigamaskError(
             f"{path}: importing it raised {type(error).__name__}: {error}"
         ) from error
+    finally:
+        _IMPORTED.remove(path)
     return module
+
+
+def check_no_import() -> None:
+    """Check that no file of the user's is being imported, as by the processes of a training.
+
+    Raises:
+        GigamaskError: One is, so it does at its import what is for its run alone.
+    """
+    if _IMPORTED:
+        raise GigamaskError(
+            f"{_IMPORTED[-1]} trains when it is imported, as its processes do to find its classes; "
+            "put what it does below 'if __name__ == \"__main__\":'"
+        )
 
 
 def _shapes(name: str, value: Any) -> Iterator[str]:

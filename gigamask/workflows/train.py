@@ -20,6 +20,7 @@ from gigamask import config_files, recipes
 from gigamask.errors import GigamaskError, abridged, check_range, counted
 from gigamask.models.manifest import list_checkpoints
 from gigamask.progress import progress_bar, say
+from gigamask.recipes import user_code
 from gigamask.training.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -150,6 +151,7 @@ def train(
     """
     from gigamask.workflows.own_data import use_own_data
 
+    user_code.check_no_import()
     is_over = time_limit(max_minutes)
     phases = use_own_data(recipes.make(config).with_(**changes)).phases()
     changed = resolve_all(phases, allow_data_change)
