@@ -27,7 +27,7 @@ class WindowLoss(Loss):
 
     A click trains the mask of the smallest of its three windows that holds the target; a box or an
     earlier mask leaves no doubt what is meant and trains all three. Every window trains its
-    predicted IoU.
+    predicted IoU, except closer windows, of which none holds the mask.
     """
 
     bce_weight: float = 1.5
@@ -90,12 +90,10 @@ class WindowLoss(Loss):
             "dice": (dice * weights).sum(1),
             "iou_head": iou_prediction_loss(predicted, actual, "mse").mean(1),
         }
-        per_mask = (
-            self.bce_weight * terms["bce"]
-            + self.dice_weight * terms["dice"]
-            + self.iou_weight * terms["iou_head"]
-        )
-        if self.choice_weight:
+        per_mask = self.bce_weight * terms["bce"] + self.dice_weight * terms["dice"]
+        if not round.prompts.closer:
+            per_mask = per_mask + self.iou_weight * terms["iou_head"]
+        if self.choice_weight and not round.prompts.closer:
             wide = predicted.to(torch.promote_types(predicted.dtype, torch.float32))
             chosen = (self.choice_sharpness * wide).softmax(1)
             terms["choice"] = 1 - (chosen * actual).sum(1)

@@ -15,6 +15,7 @@ from gigamask.data.sample_config import OwnDataOptions, SampleConfig
 from gigamask.errors import GigamaskError, abridged, check_range
 from gigamask.interfaces import Kernels, Loss, Mining, NoMining, PromptSchedule, Task
 from gigamask.losses.sam_loss import SamLoss
+from gigamask.losses.window_loss import WindowLoss
 from gigamask.models.configs import FIND_CLASSES, SamConfig
 from gigamask.models.lora_config import LoRA
 from gigamask.prompts.schedule import InteractiveSchedule
@@ -153,6 +154,13 @@ class SamTrainConfig(OwnDataOptions, ImageTrainConfig):
                 f"--compile fills up the masks of a chunk, for which the loss "
                 f"{type(self.loss).__name__} must leave masks with a False Targets.counted out of "
                 "its sums and have the property supports_filling; leave the flag out"
+            )
+        if getattr(self.prompts, "closer_rounds", False) and (
+            self.compile or not isinstance(self.loss, WindowLoss)
+        ):
+            raise GigamaskError(
+                "--prompts.closer-rounds is for models that answer in windows, with --loss window "
+                "and without --compile; leave it out"
             )
         if self.prompts.has_groups and (self.compile or not self.mining.keeps_all):
             raise GigamaskError(

@@ -53,6 +53,14 @@ def test_without_pauses_every_round_adds_a_click(play):
         assert [played.prompts.labels.shape[1] for played in rounds] == list(range(2, 3 + clicks))
 
 
+@pytest.mark.parametrize(("pause", "closer"), [(0.4, [4]), (0.45, [10])])
+def test_one_of_the_rounds_without_a_click_may_be_closer(play, pause, closer):
+    rounds = play(GUESS, MASKS, InteractiveSchedule(closer_rounds=True), pause=pause)
+    assert [played.index for played in rounds if played.prompts.closer] == closer
+    with error_line("closer-rounds are two of --prompts.mask-only-rounds"):
+        InteractiveSchedule(closer_rounds=True, mask_only_rounds=False)
+
+
 def test_each_click_uses_its_own_random_numbers_wherever_the_mask_only_round_is(play):
     points = [
         play(GUESS, MASKS, InteractiveSchedule(), pause=pause)[-1].prompts.points_xy_input
