@@ -117,18 +117,16 @@ class ClickProtocol(CropOptions):
             random_inputs = RandomInputs(none, uniforms.to(targets.masks.device), *noise)
         return run_rounds(self._choose(decode, targets), targets, schedule, random_inputs, 0.0)
 
-    def box_round(
-        self, model: PromptableModel, image: EmbeddedImage, targets: Targets
-    ) -> PromptRound:
+    def box_round(self, model: PromptableModel, image: EmbeddedImage, of: Targets) -> PromptRound:
         """Return the round of the box; the answer is at its `best_index`.
 
         Args:
             model: Model that answers.
             image: The image.
-            targets: The masks in the boxes.
+            of: The masks in the boxes.
         """
-        decode = self._choose(image.decoder(model, self, not self.chosen_by_truth), targets)
-        [answer] = run_rounds(decode, targets, BoxPrompt(self.multimask != "never"))
+        decode = self._choose(image.decoder(model, self, not self.chosen_by_truth), of)
+        [answer] = run_rounds(decode, of, BoxPrompt(self.multimask != "never"))
         prediction = refined(decode, answer.prompts, answer.prediction, int(self.refine))
         return replace(answer, prediction=prediction)
 
@@ -169,8 +167,7 @@ EFFICIENTVIT_SAM = ClickProtocol(
     multimask="always",
     annotated_box=True,
     answer="the mask with the highest predicted IoU of three",
-    box="of a benchmark, the annotated box, from x, y to x + width, y + height, of other data the "
-    "exact box of the mask; three masks",
+    box="in benchmarks the annotated box, x, y to x + width, y + height, else the exact one; three",
 )
 """As EfficientViT-SAM's code (eval_efficientvit_sam_model.py in mit-han-lab/efficientvit), which
 also scores crowds."""
@@ -460,7 +457,6 @@ def score_group(
         protocol: How the masks are scored.
     """
     targets = image.targets(mask_indices, protocol.annotated_box)
-    decode = image.decoder(model, protocol)
     height, width = image.transform.original
     clicks: dict[int, list[float]] = {}
     oracle: list[float] = []
@@ -468,7 +464,7 @@ def score_group(
     boundaries: dict[int, tuple[list[float], list[float]]] = {}
     classes = image.annotation.classes(model.config.class_names)[mask_indices]
     hits: dict[str, list[bool]] = {}
-    for prompt_round in protocol.rounds(decode, targets, row, mask_indices):
+    for prompt_round in protocol.rounds(image.decoder(model, protocol), targets, row, mask_indices):
         count = prompt_round.index + 1
         ious = mask_iou(prompt_round.prediction.logits, targets.masks, targets.valid)
         if count == 1:

@@ -28,7 +28,7 @@ from gigamask.types import (
     PromptRound,
     RandomInputs,
     Targets,
-    WindowLogits,
+    map_tensors,
 )
 
 
@@ -250,12 +250,4 @@ def _separate(prediction: Prediction) -> Prediction:
     def single(tensor: Tensor) -> Tensor:
         return tensor.flatten(0, 1)[:, None]
 
-    windows = prediction.in_window
-    if windows is not None:
-        windows = WindowLogits(single(windows.logits), single(windows.windows))
-    return Prediction(
-        single(prediction.logits),
-        single(prediction.iou_predictions),
-        single(prediction.low_res_logits),
-        windows,
-    )
+    return replace(map_tensors(single, prediction), class_logits=None)

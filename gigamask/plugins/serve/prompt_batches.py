@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -26,7 +27,7 @@ from gigamask.models.prompt_encoder import make_prompts
 from gigamask.models.promptable import PromptableModel
 from gigamask.plugins.serve.open_images import Answer, OpenImage
 from gigamask.plugins.serve.prompt_steps import MAX_PROMPTS, PromptStep
-from gigamask.types import Prompts, WindowLogits
+from gigamask.types import Prompts, map_tensors
 
 MAX_BATCH = 16
 """Most prompts decoded together: it limits memory, and how long the first waits for the others."""
@@ -245,10 +246,13 @@ def _decode(group: Sequence[tuple[PromptRequest, Prompts]]) -> None:
         if windows is None:
             logits = cast(Tensor, masks)[row].float().cpu()
         else:
-            parts = vars(windows).values()
-            logits = WindowLogits(*(part[row : row + 1].float().cpu() for part in parts))
+            logits = map_tensors(partial(_row, row), windows)
         classes = _classes(predictor.model, found.class_logits, row)
         request.take(Answer(logits, found.iou_predictions[row].float().cpu(), classes))
+
+
+def _row(row: int, tensor: Tensor) -> Tensor:
+    return tensor[row : row + 1].float().cpu()
 
 
 def _classes(
