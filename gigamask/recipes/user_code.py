@@ -168,9 +168,9 @@ def load_file(name: str) -> ModuleType:
             f"{path}: no such Python file{relative_to(path)}; pass one before the colon, as in "
             "mine.py:name"
         )
-    for loaded in (sys.modules.get(path.stem), sys.modules["__main__"]):
+    for loaded in (sys.modules.get(path.stem), sys.modules.get("__main__")):
         file = getattr(loaded, "__file__", None)
-        if loaded is not None and file and Path(file).resolve() == path.resolve():
+        if loaded and file and Path(file).resolve() == path.resolve():
             return loaded
     spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
     assert spec is not None
@@ -181,8 +181,6 @@ def load_file(name: str) -> ModuleType:
     _IMPORTED.append(path)
     try:
         spec.loader.exec_module(module)
-    except GigamaskError:
-        raise
     except Exception as error:
         raise GigamaskError(
             f"{path}: importing it raised {type(error).__name__}: {error}"
@@ -200,8 +198,8 @@ def check_no_import() -> None:
     """
     if _IMPORTED:
         raise GigamaskError(
-            f"{_IMPORTED[-1]} trains when it is imported, as its processes do to find its classes; "
-            "put what it does below 'if __name__ == \"__main__\":'"
+            "it trains when it is imported, as processes of a training do to find its classes; put "
+            "what it does below 'if __name__ == \"__main__\":'"
         )
 
 

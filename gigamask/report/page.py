@@ -309,7 +309,9 @@ def final_scores(runs: Runs, reports: Mapping[str, Any]) -> str:
     body = table([head[i] for i in filled], [[row[i] for i in filled] for row in rows])
     subjects = {best.get("subject") for name in runs if (best := reports[name]["best"])}
     if len(subjects) > 1:
-        body += note("The runs were scored in training on different images or masks.")
+        body += note(
+            "In training, the runs were scored on different images or in other precisions."
+        )
     evaluation, calibration = next(iter(runs.values())).scores, _calibration(runs)
     if evaluation and calibration:
         body += f"<h3>By size</h3>{scores.scores(evaluation)}"

@@ -184,7 +184,7 @@ def test_classes_of_the_script_that_runs_are_found_in_it(tmp_path, monkeypatch):
 
 def test_a_file_that_trains_when_it_is_imported_is_told_how_not_to(tmp_path):
     (tmp_path / "unguarded.py").write_text("import gigamask\ngigamask.train('tiny')\n")
-    with error_line("unguarded.py trains when it is imported.*__main__"):
+    with error_line("unguarded.py: .* it trains when it is imported.*__main__"):
         user_code.load_file(str(tmp_path / "unguarded.py"))
 
 
