@@ -140,8 +140,8 @@ class TrainFlags(StageFlags, RunFlags):
     strict: bool = False
     """with --images or --masks: end with exit code 2 before training if any of them is left out"""
     fit: str | None = None
-    """memory of the GPU, or of the tensors on a CPU, where Python and torch need half a gigabyte
-    more, such as 8GB: the plan chooses micro-batch, masks per chunk, activation checkpointing, and
+    """memory such as 8GB, of the GPU, or of the tensors on a CPU, where Python and torch need half
+    a gigabyte more: the plan chooses micro-batch, masks per chunk, activation checkpointing, and
     adapters or a frozen encoder, so that it fits"""
 
 

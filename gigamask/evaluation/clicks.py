@@ -167,7 +167,7 @@ EFFICIENTVIT_SAM = ClickProtocol(
     multimask="always",
     annotated_box=True,
     answer="the mask with the highest predicted IoU of three",
-    box="in benchmarks the annotated box, x, y to x + width, y + height, else the exact one; three",
+    box="of benchmarks the annotated box (x, y, width, height), else the exact one; three masks",
 )
 """As EfficientViT-SAM's code (eval_efficientvit_sam_model.py in mit-han-lab/efficientvit), which
 also scores crowds."""

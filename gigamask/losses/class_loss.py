@@ -71,5 +71,5 @@ class ClassLoss(Loss):
             loss=sums.loss + self.weight * targets.total(losses),
             per_mask=sums.per_mask + self.weight * losses,
             parts=sums.parts | {name: targets.total(values) for name, values in parts.items()},
-            part_counts=dict.fromkeys(parts, count),
+            part_counts=sums.part_counts | dict.fromkeys(parts, count),
         )

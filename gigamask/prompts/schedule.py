@@ -65,9 +65,6 @@ class InteractiveSchedule(NoisyBoxes):
     """rounds that add a click"""
     mask_only_rounds: bool = True
     """add two rounds without a new point: one before a randomly chosen click, and one at the end"""
-    closer_rounds: bool = False
-    """answer one of these two rounds, at random, in closer windows, as models that answer in
-    windows refine their masks in use"""
     box_prob: float = 0.5
     """probability that the first prompt of a mask is a box, otherwise a point"""
     corrected: float = 1.0
@@ -78,6 +75,9 @@ class InteractiveSchedule(NoisyBoxes):
     center_click_prob: float = 0.0
     """probability that a click is the pixel farthest from the boundary of the mask, or of its error
     region, as in evaluation; otherwise it is uniform in that region, as in SAM"""
+    closer_rounds: bool = False
+    """answer one of the two rounds without a new point, at random, in closer windows, as models
+    that answer in windows refine their masks in use"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -86,7 +86,7 @@ class InteractiveSchedule(NoisyBoxes):
             check_range(f"InteractiveSchedule.{name}", getattr(self, name), 0, 1)
         if self.closer_rounds and not self.mask_only_rounds:
             raise GigamaskError(
-                "--prompts.closer-rounds are two of --prompts.mask-only-rounds: set these, too"
+                "--prompts.closer-rounds changes one of --prompts.mask-only-rounds: set these, too"
             )
 
     @property

@@ -307,7 +307,8 @@ def final_scores(runs: Runs, reports: Mapping[str, Any]) -> str:
     head = ["mean IoU", *PROMPTS, "of"]
     filled = [i for i, cells in enumerate(zip(*rows, strict=True)) if any(cells)]
     body = table([head[i] for i in filled], [[row[i] for i in filled] for row in rows])
-    subjects = {best.get("subject") for name in runs if (best := reports[name]["best"])}
+    stated = [best.get("subject", "") for name in runs if (best := reports[name]["best"])]
+    subjects = {subject.partition(" on ")[2] for subject in stated if subject}
     if len(subjects) > 1:
         body += note(
             "In training, the runs were scored on different images or in other precisions."

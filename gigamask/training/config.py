@@ -654,10 +654,8 @@ def check_resume(
     for name, (before, now) in changed.items():
         lists = [v if isinstance(v, tuple) else (v,) for v in (before, now)]
         was, new = (" ".join(str(each).rstrip("/") for each in v) or "empty" for v in lists)
-        # But for a slash after a folder; and other paths of the same data are the same data, which
-        # `check_same_data` compares, unless each path has a weight.
-        has_record = (Path(wanted.out) / DATA).is_file()
-        if was == new or (name == "data" and has_record and not wanted.data_weights):
+        files = [[os.path.realpath(str(each)) for each in v] for v in lists]
+        if was == new or (name == "data" and files[0] == files[1]):  # but for how paths are written
             continue
         change = f"--{name} was {was} in {saved.out} and is now {new}"
         if name.startswith(SHAPES):

@@ -15,7 +15,6 @@ from gigamask.data.sample_config import OwnDataOptions, SampleConfig
 from gigamask.errors import GigamaskError, abridged, check_range
 from gigamask.interfaces import Kernels, Loss, Mining, NoMining, PromptSchedule, Task
 from gigamask.losses.sam_loss import SamLoss
-from gigamask.losses.window_loss import WindowLoss
 from gigamask.models.configs import FIND_CLASSES, SamConfig
 from gigamask.models.lora_config import LoRA
 from gigamask.prompts.schedule import InteractiveSchedule
@@ -302,13 +301,14 @@ class SamTrainConfig(OwnDataOptions, ImageTrainConfig):
 
 def _check_rounds(config: SamTrainConfig) -> None:
     """Raise `GigamaskError` if the rounds of prompts do not go with what computes them."""
-    if getattr(config.prompts, "closer_rounds", False) and (
-        config.compile or not isinstance(config.loss, WindowLoss)
-    ):
-        raise GigamaskError(
-            "--prompts.closer-rounds is for models that answer in windows, with --loss window "
-            "and without --compile; leave it out"
-        )
+    if getattr(config.prompts, "closer_rounds", False):
+        from gigamask.losses.window_loss import WindowLoss
+
+        if config.compile or not isinstance(config.loss, WindowLoss):
+            raise GigamaskError(
+                "--prompts.closer-rounds is for models that answer in windows, with --loss window "
+                "and without --compile; leave it out"
+            )
     if config.prompts.has_groups and (config.compile or not config.mining.keeps_all):
         raise GigamaskError(
             f"{'--compile' if config.compile else '--mining'} needs the same rounds for all "

@@ -20,7 +20,6 @@ from gigamask import config_files, recipes
 from gigamask.errors import GigamaskError, abridged, check_range, counted
 from gigamask.models.manifest import list_checkpoints
 from gigamask.progress import progress_bar, say
-from gigamask.recipes import user_code
 from gigamask.training.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -42,11 +41,13 @@ class Run:
         folder: The run folder.
         config: The configuration it was trained with.
         step: Steps trained so far.
+        phases_left: Phases of the training that have not begun.
     """
 
     folder: Path
     config: TrainConfig
     step: int
+    phases_left: int = 0
 
     @classmethod
     def open(cls, folder: str | Path, trust: bool = False) -> Run:
@@ -70,8 +71,8 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether all steps of the configuration are done."""
-        return self.step >= self.config.steps
+        """Whether all steps of the configuration are done, and no phase is left."""
+        return self.step >= self.config.steps and not self.phases_left
 
     @cached_property
     def model(self) -> nn.Module:
@@ -149,6 +150,7 @@ def train(
     Raises:
         GigamaskError: The configuration, the data or the folder cannot be used.
     """
+    from gigamask.recipes import user_code
     from gigamask.workflows.own_data import use_own_data
 
     user_code.check_no_import()
@@ -158,16 +160,19 @@ def train(
     for number, phase in enumerate(phases):
         if any(later.has_checkpoint for later in phases[number + 1 :]):
             continue
-        run, stopped = _train_phase(phase, changed[number], allow_data_change, is_over)
-        if stopped and run.finished and (left := phases[number + 1 :]):
-            return Run(Path(left[0].out), left[0], 0)
+        left = len(phases) - number - 1
+        run, stopped = _train_phase(phase, left, changed[number], allow_data_change, is_over)
         if stopped:
             break
     return run
 
 
 def _train_phase(
-    config: TrainConfig, changes: Changes, allow_data_change: bool, is_over: Callable[[], bool]
+    config: TrainConfig,
+    left: int,
+    changes: Changes,
+    allow_data_change: bool,
+    is_over: Callable[[], bool],
 ) -> tuple[Run, bool]:
     """Train a configuration; return its run, and whether a signal or the time ended it."""
     from gigamask.workflows.own_data import find_classes
@@ -184,7 +189,8 @@ def _train_phase(
                 changes = resolve(config, allow_data_change)
             config = choose_micro_batch_size(config, world)
             state = train_in_world(config, changes, world, allow_data_change)
-    return Run(Path(config.out), config, state.step), state.step < config.steps or state.stopping
+    stopped = state.step < config.steps or state.stopping
+    return Run(Path(config.out), config, state.step, left if stopped else 0), stopped
 
 
 def time_limit(minutes: float | None) -> Callable[[], bool]:

@@ -46,9 +46,10 @@ def test_tiles_are_scored_and_recorded(model, scenes, tmp_path):
         ("--tile 64 --halo 33", "--halo must be 0 to 32"),
         ("--halo 4", "--halo 4 is the overlap of tiles: set their side, too"),
         ("--tile 8", "--tile must be at least 32"),
+        ("--table one --html ./one", "--html ./one, --table one, --json None: give each a file"),
     ],
 )
-def test_tiles_that_make_no_sense(flags, message, model, scenes, capsys):
+def test_flags_that_make_no_sense(flags, message, model, scenes, capsys):
     assert message in refusal(capsys, f"evaluate {model} --data {scenes} --device cpu", flags)
 
 

@@ -61,10 +61,11 @@ class EvaluateCommand(EvaluateOptions, PartOptions):
 
         check_writable("--html", self.html)
         check_writable("--table", self.table)
-        written = [path for path in (self.html, self.table, self.json) if path]
+        written = [os.path.realpath(path) for path in (self.html, self.table, self.json) if path]
         if len(set(written)) < len(written):
             raise GigamaskError(
-                f"--html, --table and --json name one file, {written[-1]}; give each its own"
+                f"--html {self.html}, --table {self.table}, --json {self.json}: give each a file "
+                "of its own"
             )
         if self.pictures:
             files.check_out(self.pictures, "pictures", lambda entry: True)

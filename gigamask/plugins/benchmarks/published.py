@@ -184,21 +184,21 @@ def open_masks(name: str, folder: Path, photographs: Index) -> PublishedImages:
     def read(row: int, size: tuple[int, int]) -> UInt8[np.ndarray, "H W 3"]:
         return dataset.read(row, with_json=False).pixels(size)
 
-    rows: dict[str, int] = {}
-    for row in range(len(photographs)):
-        entry = photographs.entry_name(row)
-        stem = compose(Path(entry.rpartition(":")[2]).stem.removeprefix("sa_"))
-        if (first := rows.setdefault(stem, row)) != row:
-            raise GigamaskError(
-                f"--images: {photographs.entry_name(first)} and {entry} have the same name; give "
-                "those that belong to the masks alone"
-            )
     by_stem: dict[str, Path] = {}
     for path in files_of(folder, *MASK_FORMATS):
         if (other := by_stem.setdefault(compose(path.stem), path)) != path:
             raise GigamaskError(
                 f"--data {folder}: {other.relative_to(folder)} and {path.relative_to(folder)} have "
                 "the same name; give the folder that holds the masks alone"
+            )
+    rows: dict[str, int] = {}
+    for row in range(len(photographs)):
+        entry = photographs.entry_name(row)
+        stem = compose(Path(entry.rpartition(":")[2]).stem.removeprefix("sa_"))
+        if (first := rows.setdefault(stem, row)) != row and stem in by_stem:
+            raise GigamaskError(
+                f"--images: {photographs.entry_name(first)} and {entry} have the same name; give "
+                "those that belong to the masks alone"
             )
     readers = {stem: partial(read, row) for stem, row in rows.items()}
     return _pair(name, list(by_stem), readers, folder)

@@ -131,6 +131,8 @@ def test_summary_lists_failures_and_curves():
         assert summary["failures"][percent] == len(failed)
     assert len(noc.worst_lines(summary, 1)) == min(1, summary["failures"]["90"])
     assert summary["seconds_per_prompt"] > 0
+    again = replace(result, scores=[*result.scores, replace(result.scores[0], row=9)])
+    assert len(noc.noc_summary(again)["curves"]) == 4
 
 
 @pytest.mark.slow

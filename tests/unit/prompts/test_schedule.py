@@ -10,6 +10,7 @@ from gigamask.prompts.schedule import InteractiveSchedule, UniformClicks
 from gigamask.prompts.two_sided import TwoSidedCorrection
 from gigamask.types import Prediction, PromptRound, RandomInputs
 from tests.errors import error_line
+from tests.little import little
 
 
 def disc(x, y, radius, side=32):
@@ -57,8 +58,10 @@ def test_without_pauses_every_round_adds_a_click(play):
 def test_one_of_the_rounds_without_a_click_may_be_closer(play, pause, closer):
     rounds = play(GUESS, MASKS, InteractiveSchedule(closer_rounds=True), pause=pause)
     assert [played.index for played in rounds if played.prompts.closer] == closer
-    with error_line("closer-rounds are two of --prompts.mask-only-rounds"):
+    with error_line("closer-rounds changes one of --prompts.mask-only-rounds"):
         InteractiveSchedule(closer_rounds=True, mask_only_rounds=False)
+    with error_line("closer-rounds is for models that answer in windows"):
+        replace(little(), prompts=InteractiveSchedule(closer_rounds=True)).check()
 
 
 def test_each_click_uses_its_own_random_numbers_wherever_the_mask_only_round_is(play):

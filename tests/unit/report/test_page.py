@@ -35,3 +35,9 @@ def test_scores_by_size_and_calibration_are_shown_if_they_are_complete(missing, 
     assert "300 masks on 9 images, boxes refined" in text
     assert text.count("0.500 ± 0.500") == 1
     assert "0.500 ± 0.125" in text
+    best = [best | {"subject": f"{name} on rows"} for name in ("any", "box")]
+    reports = {name: {"best": each} for name, each in zip("ab", best, strict=True)}
+    two = {"a": runs["a"], "b": runs["a"]}
+    assert "different images" not in page.final_scores(two, reports)
+    best[1]["subject"] = "any on others"
+    assert "different images" in page.final_scores(two, reports)

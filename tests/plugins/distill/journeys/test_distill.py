@@ -63,7 +63,7 @@ def test_in_python(scenes, weights, tmp_path):
     places = {"teacher": str(weights), "data": (str(scenes),), "out": str(tmp_path / "run")}
     config = little_student().with_(**places, steps=1, features__steps=1)
     begun = gigamask.distill(config, max_minutes=0)
-    assert (begun.folder, begun.finished) == (tmp_path / "run" / "prompts", False)
+    assert (begun.folder, begun.step, begun.finished) == (tmp_path / "run" / "features", 1, False)
     run = gigamask.distill(config)
     assert (run.folder, run.finished) == (tmp_path / "run" / "prompts", True)
     assert gigamask.train(config).step == 1  # everything is done
