@@ -68,7 +68,8 @@ def populate(folder: Path) -> None:
         "train": 3,
         "val": 2,
         **dict.fromkeys(
-            "scenes leaves more_leaves clutter last/composites last/clutter last/leaves".split(),
+            "scenes leaves more_leaves clutter last/composites last/clutter last/leaves "
+            "fifth/composites fifth/more_composites fifth/clutter fifth/leaves".split(),
             2,
         ),
     }.items():

@@ -103,9 +103,8 @@ class Answer:
     @property
     def nbytes(self) -> int:
         """Bytes of the logits and of the masks that were shown."""
-        parts = (
-            vars(self.logits).values() if isinstance(self.logits, WindowLogits) else [self.logits]
-        )
+        kept = self.logits
+        parts = [kept.logits, kept.windows] if isinstance(kept, WindowLogits) else [kept]
         masks = list(self.shown.values())
         return sum(part.nbytes for part in parts) + sum(
             len(each["segmentation"]["counts"]) for each in masks
