@@ -31,7 +31,7 @@ from gigamask.errors import GigamaskError
 from gigamask.files import relative_to
 
 GROUP = "gigamask.components"
-_IMPORTED: list[Path] = []
+_IMPORTING: list[Path] = []
 
 
 def find_object(name: str) -> Any:
@@ -178,7 +178,7 @@ def load_file(name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     module._gigamask_file = True  # pyrefly: ignore[missing-attribute]
     sys.modules[path.stem] = module
-    _IMPORTED.append(path)
+    _IMPORTING.append(path)
     try:
         spec.loader.exec_module(module)
     except Exception as error:
@@ -186,7 +186,7 @@ def load_file(name: str) -> ModuleType:
             f"{path}: importing it raised {type(error).__name__}: {error}"
         ) from error
     finally:
-        _IMPORTED.remove(path)
+        _IMPORTING.remove(path)
     return module
 
 
@@ -196,7 +196,7 @@ def check_no_import() -> None:
     Raises:
         GigamaskError: One is, so it does at its import what is for its run alone.
     """
-    if _IMPORTED:
+    if _IMPORTING:
         raise GigamaskError(
             "it trains when it is imported, as processes of a training do to find its classes; put "
             "what it does below 'if __name__ == \"__main__\":'"

@@ -654,8 +654,8 @@ def check_resume(
     for name, (before, now) in changed.items():
         lists = [v if isinstance(v, tuple) else (v,) for v in (before, now)]
         was, new = (" ".join(str(each).rstrip("/") for each in v) or "empty" for v in lists)
-        files = [[os.path.realpath(str(each)) for each in v] for v in lists]
-        if was == new or (name == "data" and files[0] == files[1]):  # but for how paths are written
+        same_files = name == "data" and len({tuple(map(os.path.realpath, v)) for v in lists}) == 1
+        if was == new or same_files:  # but for how paths are written
             continue
         change = f"--{name} was {was} in {saved.out} and is now {new}"
         if name.startswith(SHAPES):

@@ -96,7 +96,7 @@ class EvaluateCommand(EvaluateOptions, PartOptions):
         from gigamask.report import scores
 
         model, index, result = evaluated.model, evaluated.index, evaluated.result
-        if self.table:
+        if self.table:  # before what may fail, such as pictures, or a pipe that is closed
             files.write_text(self.table, result.csv())
         print(clicks.table(evaluated.summary))
         if self.automatic:
