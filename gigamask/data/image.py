@@ -56,6 +56,8 @@ _MAGIC = {
 }
 _HIGH_BIT_DEPTH_MODES = ("I", "F")
 """Prefixes of Pillow's modes with more than 8 bits per channel, all of them gray."""
+_DEEP_GRAY_ALPHA = b"\x10\x04"
+"""Bits and color type of a gray PNG of 16 bits with alpha, which Pillow opens as colors."""
 _BITS_PER_SAMPLE, _PHOTOMETRIC, _PLANES, _SAMPLE_FORMAT = 258, 262, 284, 339
 """TIFF's tags."""
 
@@ -232,6 +234,8 @@ def _read_pages(
     image: Image.Image, raw: bytes, half: bool, channels: int | None, deep_color: bool
 ) -> np.ndarray:
     """Return the pages of a TIFF that have the size of the first, or the only page, as channels."""
+    if image.format == "PNG" and raw[24:26] == _DEEP_GRAY_ALPHA:
+        return _deep_page(image, raw, keep_alpha=False)[..., :1]
     is_color = not image.mode.startswith(_HIGH_BIT_DEPTH_MODES)
     is_deep = is_color and bits_of(image, raw) > 8
     if is_deep and _tags(image).get(_PLANES) == 2:  # which neither Pillow nor OpenCV reads

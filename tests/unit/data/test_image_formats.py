@@ -66,6 +66,20 @@ def test_colors_of_16_bits(extension, channels):
     assert (image.decode(raw, "x") == DEEP[..., :3] >> 8).all(), "as Pillow reads them"
 
 
+def test_gray_of_16_bits_with_alpha():
+    pixels = DEEP[..., :2]
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels)
+    parts = (b"IHDR" + struct.pack(">IIBBBBB", 17, 12, 16, 4, 0, 0, 0), b"IDAT" + zlib.compress(rows))
+    raw = b"\x89PNG\r\n\x1a\n"
+    for part in (*parts, b"IEND"):
+        raw += struct.pack(">I", len(part) - 4) + part + struct.pack(">I", zlib.crc32(part))
+    for deep_color in (True, False):
+        stored = image.read_stored(raw, "x", (12, 17), deep_color=deep_color)
+        assert (stored == pixels[..., :1]).all()
+    with pytest.raises(PixelFormatError, match=r"x: .*uint16.*--window"):
+        image.decode(raw, "x")
+
+
 def test_floats_and_signed_numbers_of_a_tiff():
     floats = CHANCE.normal(size=(5, 6)).astype(np.float32)
     assert (image.read_stored(saved(floats), "x")[..., 0] == floats).all()
