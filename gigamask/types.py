@@ -570,13 +570,21 @@ class Prediction:
         """
         return map_tensors(lambda each: each.reshape(-1, count, *each.shape[2:]), self)
 
-    def better(self, other: "Prediction") -> "Prediction":
-        """Return each mask, or that of `other` where its predicted IoU is higher; on the grid."""
-        chosen = other.iou_predictions > self.iou_predictions
-        return map_tensors(
+    def better(self, other: "Prediction", averaged: Bool[Tensor, "M"]) -> "Prediction":
+        """Return each mask, or that of `other` where its predicted IoU is higher; on the grid.
+
+        Args:
+            other: Other masks for the same prompts.
+            averaged: Prompts whose logits become the means of both, without a choice.
+        """
+        chosen = (other.iou_predictions > self.iou_predictions) & ~averaged[:, None]
+        found = map_tensors(
             lambda one, two: torch.where(chosen[(..., *[None] * (one.ndim - 2))], two, one),
             *(replace(each, in_window=None) for each in (self, other)),
         )
+        share = torch.where(averaged[:, None], 0.5, chosen.to(self.logits.dtype))[..., None, None]
+        low = self.low_res_logits.lerp(other.low_res_logits, share)
+        return replace(found, logits=self.logits.lerp(other.logits, share), low_res_logits=low)
 
 
 @dataclass(frozen=True)

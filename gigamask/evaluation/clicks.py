@@ -74,7 +74,7 @@ class ClickProtocol(CropOptions):
     oracle: str = "best of the three masks after one click"
     box: str = "the exact box of the mask, three masks"
     refine: bool = False
-    """decode each box once more, with the mask that it got; the higher predicted IoU decides"""
+    """decode each box and each first click once more, with the masks that it got"""
     box_noise: float = 0.0
     """also score a loose box of each mask: standard deviation of the noise on each side, relative
     to its width or height; always the same for a mask, and without a limit in pixels, so that all
@@ -115,7 +115,8 @@ class ClickProtocol(CropOptions):
             uniforms, none = torch.from_numpy(np.stack(drawn)), torch.zeros(len(drawn))
             noise = none.new_zeros(len(drawn), 4), none.new_zeros(1, 0, 2)
             random_inputs = RandomInputs(none, uniforms.to(targets.masks.device), *noise)
-        return run_rounds(self._choose(decode, targets), targets, schedule, random_inputs, 0.0)
+        decode = self._choose(self._refine(decode), targets)
+        return run_rounds(decode, targets, schedule, random_inputs, 0.0)
 
     def box_round(self, model: PromptableModel, image: EmbeddedImage, of: Targets) -> PromptRound:
         """Return the round of the box; the answer is at its `best_index`.
@@ -145,6 +146,19 @@ class ClickProtocol(CropOptions):
         of_all = noise.to(targets.boxes_input), self.box_noise, math.inf, targets.extent
         boxes = add_box_noise(targets.boxes_input, targets.scale_xy, *of_all)
         return replace(targets, boxes_input=boxes)
+
+    def _refine(self, decode: Callable[[Prompts], Prediction]) -> Callable[[Prompts], Prediction]:
+        """Return the decoder, or one that refines masks for clicks, as `SamPredictor` does."""
+        if not self.refine:
+            return decode
+
+        def decode_refined(prompts: Prompts) -> Prediction:
+            first = decode(prompts)
+            if prompts.masks is not None:
+                return first
+            return replace(refined(decode, prompts, first), low_res_logits=first.low_res_logits)
+
+        return decode_refined
 
     def _choose(
         self, decode: Callable[[Prompts], Prediction], targets: Targets
@@ -559,7 +573,7 @@ def table(summary: dict) -> str:
     if few:
         lines.append(f"±: standard error of the mean, of fewer than {FEW_MASKS} masks")
     if summary["protocol"]["refine"]:
-        lines.append("boxes: refined, decoded once more with the mask that they got")
+        lines.append("boxes and first clicks: refined, decoded once more with the masks they got")
     if noise := summary["protocol"]["box_noise"]:
         lines.append(f"loose boxes: each side moved by noise of {100 * noise:g} % of the box")
     for name, title in (("boundary_iou", "Boundary IoU"), ("boundary_f", "boundary F")):

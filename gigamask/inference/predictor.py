@@ -228,11 +228,13 @@ class SamPredictor:
             multimask_output: Whether to predict three masks instead of one.
             return_logits: Whether to return masks as logits instead of bools.
             refine: How often each mask is passed back with its prompt, and replaced by the single
-                mask that is predicted for both, if its predicted IoU is higher.
+                mask that is predicted for both, if its predicted IoU is higher; masks for clicks
+                alone become the mean of both.
 
         Returns:
             Masks at the size of the original image, their predicted IoU, and low-resolution logits
-            that can be passed as `mask_input`.
+            that can be passed as `mask_input`; of clicks alone, those before they are refined, from
+            which further clicks go on better.
 
         Raises:
             GigamaskError: No image is set, or a prompt has a wrong shape or label.
@@ -309,7 +311,8 @@ class SamPredictor:
             resize = None if by_boxes else transform.logits_to_original
             decoder = PromptDecoder(self.model, embedding, resize=resize)
         with self.autocast():
-            prediction = refined(decoder, prompts, decoder(prompts), refine)
+            first = decoder(prompts)
+            prediction = refined(decoder, prompts, first, refine)
         if prediction.class_logits is not None:
             self.class_scores = class_scores(prediction.class_logits)
         low, threshold = prediction.low_res_logits, self.model.mask_threshold
@@ -318,7 +321,8 @@ class SamPredictor:
             masks = masks.unflatten(0, low.shape[:2])
         else:
             masks = prediction.logits if return_logits else prediction.logits > threshold
-        return masks, prediction.iou_predictions, low
+        fed = first.low_res_logits if boxes is None else low
+        return masks, prediction.iou_predictions, fed
 
     def get_image_embedding(self) -> Float[Tensor, "1 C E E"]:
         """Return the embedding of the image.

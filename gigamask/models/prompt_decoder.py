@@ -63,9 +63,11 @@ def refined(
     prediction: Prediction,
     times: int = 1,
 ) -> Prediction:
-    """Return each mask, or the single mask for its prompt and itself if that promises a higher IoU.
+    """Return masks that were decoded again, each with its prompt and itself as a mask prompt.
 
-    A mask that was answered in a window is then averaged with answers in four closer windows.
+    For a box, the answer with the higher predicted IoU is kept. For clicks alone it is the mean of
+    both, with the predicted IoU of the first, which chooses among masks better. A mask that was
+    answered in a window is then averaged with answers in four closer windows.
 
     Args:
         decode: Predicts masks from prompts.
@@ -81,5 +83,5 @@ def refined(
         again = decode(replace(each, masks=masks, closer=closer)).regrouped(count)
         if closer:
             return replace(prediction, logits=again.logits, low_res_logits=again.low_res_logits)
-        prediction = prediction.better(again)
+        prediction = prediction.better(again, averaged=~prompts.has_box)
     return prediction

@@ -297,7 +297,7 @@ def final_scores(runs: Runs, reports: Mapping[str, Any]) -> str:
             if "weights" in run.scores:
                 label += f" of {run.scores['weights']}"
             refined = run.scores.get("protocol", {}).get("refine")
-            of = " on ".join(counts) + ", boxes refined" * bool(refined)
+            of = " on ".join(counts) + ", boxes and first clicks refined" * bool(refined)
             rows.append([label, *cells, of])
         if best and "1 click" in best["scores"]:
             cells = score_texts(best["scores"], best["standard_error"], PROMPTS)

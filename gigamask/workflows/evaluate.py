@@ -45,8 +45,7 @@ class EvaluateOptions(AnnotationOptions, WindowOptions):
     EfficientSAM's tables (random clicks) or EfficientViT-SAM's (always the most confident of three
     masks)"""
     refine: bool = False
-    """decode the box of each mask once more, with the mask that it got; the higher predicted IoU
-    decides"""
+    """decode the box and the first click of each mask once more, with the masks that they got"""
     box_noise: float = 0.0
     """also score loose boxes: standard deviation of noise on each side, relative to the width or
     height, such as 0.1"""

@@ -41,7 +41,7 @@ def test_several_processes_print_what_one_does(model, scenes, tmp_path, capfd, c
     assert capfd.readouterr().out == alone
     one, two = (read_json(tmp_path / f"{name}.json") for name in ("one", "two"))
     assert two.keys() == one.keys()
-    assert "boxes: refined" in alone
+    assert "boxes and first clicks: refined" in alone
     assert "loose boxes: each side moved by noise of 10 %" in alone
     for name in ("clicks", "oracle", "box", "loose_box", "images", "masks"):
         assert two[name] == pytest.approx(one[name], abs=1e-6)

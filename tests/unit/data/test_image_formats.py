@@ -69,7 +69,10 @@ def test_colors_of_16_bits(extension, channels):
 def test_gray_of_16_bits_with_alpha():
     pixels = DEEP[..., :2]
     rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels)
-    parts = (b"IHDR" + struct.pack(">IIBBBBB", 17, 12, 16, 4, 0, 0, 0), b"IDAT" + zlib.compress(rows))
+    parts = (
+        b"IHDR" + struct.pack(">IIBBBBB", 17, 12, 16, 4, 0, 0, 0),
+        b"IDAT" + zlib.compress(rows),
+    )
     raw = b"\x89PNG\r\n\x1a\n"
     for part in (*parts, b"IEND"):
         raw += struct.pack(">I", len(part) - 4) + part + struct.pack(">I", zlib.crc32(part))

@@ -196,19 +196,22 @@ def test_what_tiles_cannot_is_one_line(by_color):
 @pytest.mark.parametrize("options", [{}, {"tile": 40, "halo": 8}], ids=str)
 @pytest.mark.parametrize("spec", [SPEC, WINDOWED], ids=["plain", "windowed"])
 @torch.no_grad()
-def test_a_refinement_is_each_mask_passed_back_if_that_promises_more(spec, options):
+def test_a_refined_mask_is_the_better_one_for_a_box_and_the_mean_for_clicks(spec, options):
     predictor = SamPredictor(build_model(spec, 0).eval(), **options)
     predictor.set_image(np.random.default_rng(0).integers(0, 256, (60, 90, 3), np.uint8))
     box, point = torch.tensor([[5.0, 4.0, 20.0, 16.0]]), torch.tensor([[[9.0, 30.0]]])
     for prompt in ((None, None, box), (point, torch.ones(1, 1), None)):
-        plain = predictor.predict_torch(*prompt)
+        first = plain = predictor.predict_torch(*prompt, return_logits=True)
         for count in (1, 2):
             wanted = []
             for mask in zip(*(each.split(1, 1) for each in plain), strict=True):
-                again = predictor.predict_torch(*prompt, mask[2], False)
-                wanted.append(max(mask, again, key=lambda each: each[1]))
+                again = predictor.predict_torch(*prompt, mask[2], False, return_logits=True)
+                mean = (mask[0] + again[0]) / 2, mask[1], (mask[2] + again[2]) / 2
+                is_box = prompt[2] is not None
+                wanted.append(max(mask, again, key=lambda each: each[1]) if is_box else mean)
             plain = [torch.cat(parts, 1) for parts in zip(*wanted, strict=True)]
-            found, expected = predictor.predict_torch(*prompt, refine=count), plain
+            found = predictor.predict_torch(*prompt, return_logits=True, refine=count)
+            expected = plain
             if spec == WINDOWED and not options:  # the chosen masks are looked at more closely
                 ask = make_prompts(*prompt, None, False, predictor.model.config.mask_size)
                 decode = PromptDecoder(predictor.model, predictor.get_image_embedding())
@@ -221,8 +224,12 @@ def test_a_refinement_is_each_mask_passed_back_if_that_promises_more(spec, optio
                 )
                 assert not torch.allclose(low, plain[2])
                 whole = predictor.transform.image_transform((60, 90))
-                expected = whole.logits_to_original(low) > 0, plain[1], low
-            assert torch.equal(found[0], expected[0])
-            torch.testing.assert_close(found[1:], tuple(expected[1:]), atol=1e-4, rtol=1e-4)
+                expected = whole.logits_to_original(low), plain[1], low
+            # Further clicks go on from the masks of a click before they were refined.
+            fed = expected[2] if prompt[2] is not None else first[2]
+            expected = expected[0], expected[1], fed
+            torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+            masks = predictor.predict_torch(*prompt, refine=count)[0]
+            assert (masks == (found[0] > 0)).float().mean() > 0.999
     with error_line(r"^refine must be .*\(got -1\)$"):
         predictor.predict(box=box[0], refine=-1)

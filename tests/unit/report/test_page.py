@@ -32,7 +32,7 @@ def test_scores_by_size_and_calibration_are_shown_if_they_are_complete(missing, 
     text = page.final_scores(runs, {"a": {"best": best}})
     assert ("By size" in text) == ("reliability" in page.chart_data(runs)) == is_shown
     assert "evaluation.json of starter" in text
-    assert "300 masks on 9 images, boxes refined" in text
+    assert "300 masks on 9 images, boxes and first clicks refined" in text
     assert text.count("0.500 ± 0.500") == 1
     assert "0.500 ± 0.125" in text
     best = [best | {"subject": f"{name} on rows"} for name in ("any", "box")]
