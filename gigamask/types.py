@@ -468,12 +468,10 @@ class WindowLogits:
     Attributes:
         logits: n x n samples in each window.
         windows: Edges x0 y0 x1 y1 of the windows: input pixel x covers [x, x + 1].
-        whole: The one mask that all windows of a prompt are parts of; None: each is a mask.
     """
 
     logits: Float[Tensor, "M K n n"]
     windows: Float[Tensor, "M K 4"]
-    whole: Float[Tensor, "M 1 G G"] | None = None
 
     def select(self, index: Int64[Tensor, "M"]) -> "WindowLogits":
         """Return one window of each prompt."""
@@ -489,8 +487,6 @@ class WindowLogits:
         """
         from gigamask.masks.windows import paste
 
-        if self.whole is not None:
-            return self.whole
         dtype = torch.promote_types(self.logits.dtype, torch.float32)
         flat, windows = (each.flatten(0, 1).to(dtype) for each in (self.logits, self.windows))
         pasted = paste(flat, windows * (side / image_size), side, OUTSIDE_LOGIT)

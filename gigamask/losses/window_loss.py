@@ -27,7 +27,7 @@ class WindowLoss(Loss):
 
     A click trains the mask of the smallest of its three windows that holds the target; a box or an
     earlier mask leaves no doubt what is meant and trains all three. Every window trains its
-    predicted IoU, except closer windows, of which none holds the mask.
+    predicted IoU.
     """
 
     bce_weight: float = 1.5
@@ -85,13 +85,17 @@ class WindowLoss(Loss):
         weights = window_weights(covered, round.prompts)
         actual = mask_iou(prediction.logits, targets.foreground, targets.valid)
         predicted = prediction.iou_predictions
-        terms = {"bce": (bce * weights).sum(1), "dice": (dice * weights).sum(1)}
-        per_mask = self.bce_weight * terms["bce"] + self.dice_weight * terms["dice"]
-        predicts_iou = not round.prompts.closer
-        if predicts_iou:
-            terms["iou_head"] = iou_prediction_loss(predicted, actual, "mse").mean(1)
-            per_mask = per_mask + self.iou_weight * terms["iou_head"]
-        if self.choice_weight and predicts_iou:
+        terms = {
+            "bce": (bce * weights).sum(1),
+            "dice": (dice * weights).sum(1),
+            "iou_head": iou_prediction_loss(predicted, actual, "mse").mean(1),
+        }
+        per_mask = (
+            self.bce_weight * terms["bce"]
+            + self.dice_weight * terms["dice"]
+            + self.iou_weight * terms["iou_head"]
+        )
+        if self.choice_weight:
             wide = predicted.to(torch.promote_types(predicted.dtype, torch.float32))
             chosen = (self.choice_sharpness * wide).softmax(1)
             terms["choice"] = 1 - (chosen * actual).sum(1)
@@ -102,7 +106,6 @@ class WindowLoss(Loss):
             count=targets.count,
             parts={name: targets.total(part.detach()) for name, part in parts.items()},
             per_mask=per_mask,
-            part_counts={name: targets.count for name in ("iou_head", "choice") if name in terms},
         )
 
     def _mask_losses(

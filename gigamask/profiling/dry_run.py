@@ -295,7 +295,7 @@ def blank_batch(
             drop_path=torch.ones(images, random_spec.blocks, 2),
             patches=zeros(images, random_spec.patches),
         ),
-        mask_only_round_u=0.99,  # the last round, which is measured, has closer windows
+        mask_only_round_u=0.5,
         cursor=DataCursor(images),
         classes=zeros(masks, dtype=torch.int64) if sample_config.class_names else None,
     )

@@ -75,19 +75,12 @@ class InteractiveSchedule(NoisyBoxes):
     center_click_prob: float = 0.0
     """probability that a click is the pixel farthest from the boundary of the mask, or of its error
     region, as in evaluation; otherwise it is uniform in that region, as in SAM"""
-    closer_rounds: bool = False
-    """answer one of the two rounds without a new point, at random, in closer windows, as models
-    that answer in windows refine their masks in use"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range("InteractiveSchedule.clicks", self.clicks, int(self.mask_only_rounds), None)
         for name in ("center_click_prob", "box_prob", "corrected"):
             check_range(f"InteractiveSchedule.{name}", getattr(self, name), 0, 1)
-        if self.closer_rounds and not self.mask_only_rounds:
-            raise GigamaskError(
-                "--prompts.closer-rounds changes one of --prompts.mask-only-rounds: set these, too"
-            )
 
     @property
     def rounds(self) -> int:
@@ -119,7 +112,7 @@ class InteractiveSchedule(NoisyBoxes):
         first = random_inputs.first_prompt.cpu()
         # What the uniform number has beyond its first twelve bits is another one.
         corrected = (first * 4096) % 1 < self.corrected
-        alone = replace(self, clicks=0, mask_only_rounds=False, closer_rounds=False, corrected=1.0)
+        alone = replace(self, clicks=0, mask_only_rounds=False, corrected=1.0)
         boxes = replace(alone, box_prob=1.0, multimask=False)
         return [
             (corrected, replace(self, corrected=1.0)),
@@ -152,10 +145,7 @@ class InteractiveSchedule(NoisyBoxes):
         if self.mask_only_rounds:
             mask_only_index = 1 + int(mask_only_round_u * self.clicks)
         if index == mask_only_index or index > self.clicks + self.mask_only_rounds:
-            # What the uniform number has beyond the choice of the round is another one.
-            is_first = (mask_only_round_u * self.clicks) % 1 < 0.5
-            closer = self.closer_rounds and is_first == (index == mask_only_index)
-            return replace(_repeat_prompts(previous), closer=closer)
+            return _repeat_prompts(previous)
         uniforms = random_inputs.clicks[:, index - (index > mask_only_index)]
         return self.add_click(previous, targets, uniforms)
 

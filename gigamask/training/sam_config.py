@@ -154,7 +154,11 @@ class SamTrainConfig(OwnDataOptions, ImageTrainConfig):
                 f"{type(self.loss).__name__} must leave masks with a False Targets.counted out of "
                 "its sums and have the property supports_filling; leave the flag out"
             )
-        _check_rounds(self)
+        if self.prompts.has_groups and (self.compile or not self.mining.keeps_all):
+            raise GigamaskError(
+                f"{'--compile' if self.compile else '--mining'} needs the same rounds for all "
+                "masks, unlike --prompts.corrected; leave one of them out"
+            )
         return super().check()
 
     def build(self, device: str = "cpu") -> PromptableModel:
@@ -296,23 +300,6 @@ class SamTrainConfig(OwnDataOptions, ImageTrainConfig):
             stretch=self.model.stretch,
             class_names=self.model.class_names,
             pixels=self.model.pixels,
-        )
-
-
-def _check_rounds(config: SamTrainConfig) -> None:
-    """Raise `GigamaskError` if the rounds of prompts do not go with what computes them."""
-    if getattr(config.prompts, "closer_rounds", False):
-        from gigamask.losses.window_loss import WindowLoss
-
-        if config.compile or not isinstance(config.loss, WindowLoss):
-            raise GigamaskError(
-                "--prompts.closer-rounds is for models that answer in windows, with --loss window "
-                "and without --compile; leave it out"
-            )
-    if config.prompts.has_groups and (config.compile or not config.mining.keeps_all):
-        raise GigamaskError(
-            f"{'--compile' if config.compile else '--mining'} needs the same rounds for all "
-            "masks, unlike --prompts.corrected; leave one of them out"
         )
 
 

@@ -36,8 +36,7 @@ class CompactSam(PromptableModel):
         Without `multimask_output`, a mask prompt is answered in the middle window, and other
         prompts in that of three with the highest predicted IoU; in training, a box, too, is
         answered in the middle window, which takes a third of the time. Outside of training, a
-        correction is then averaged with answers in four windows that cover it, as `closer` asks; in
-        training, `closer` also returns these.
+        correction is then averaged with answers in four windows that cover it, as `closer` asks.
 
         Args:
             embedding: Embeddings of B images.
@@ -108,11 +107,8 @@ class CompactSam(PromptableModel):
         shown = ones.paste(masks.shape[-1], self.config.image_size) > 0
         number = shown.sum(1)
         mean = (self.on_grid(answer) * shown).sum(1) / number.clamp(min=1)
-        masks = torch.where(number > 0, (masks + mean) / 2, masks)[:, None]
-        iou = answer.iou_predictions.mean(1, keepdim=True)
-        if self.training:  # the loss is that of the windows
-            return MaskDecoderOutput(replace(windows, whole=masks.detach()), iou)
-        return MaskDecoderOutput(masks, iou)
+        masks = torch.where(number > 0, (masks + mean) / 2, masks)
+        return MaskDecoderOutput(masks[:, None], answer.iou_predictions.mean(1, keepdim=True))
 
     def _single(self, output: MaskDecoderOutput, prompts: Prompts) -> Int64[Tensor, "M"]:
         """Return which of the three windows has the single mask of each prompt."""

@@ -151,10 +151,6 @@ class DistillTrainConfig(Taught, SamTrainConfig):
         check_range("--teacher-iou-weight", self.teacher_iou_weight, 0, None)
         if self.compile:
             raise GigamaskError("--compile is for 'gigamask train'; leave the flag out")
-        if getattr(self.prompts, "closer_rounds", False):
-            raise GigamaskError(
-                "--prompts.closer-rounds is for 'gigamask train'; leave the flag out"
-            )
         if self.model.class_names:
             raise GigamaskError(
                 "--classes is for 'gigamask train', since a teacher of other classes has no "

@@ -109,13 +109,6 @@ def test_values_are_those_of_a_sum_over_samples(case):
     assert terms.per_mask.requires_grad, "so that a task can weight it"
 
 
-def test_closer_windows_train_their_masks_alone(case):
-    round, targets = case
-    closer = replace(round, prompts=replace(round.prompts, closer=True))
-    alone = WindowLoss(iou_weight=0.0, choice_weight=0.0)(round, targets)
-    assert torch.equal(WindowLoss()(closer, targets).per_mask, alone.per_mask)
-
-
 COVERED = torch.tensor([[0.94, 0.95, 1.0], [1.0, 1.0, 1.0], [0.1, 0.2, 0.3], [0.96, 0.97, 1.0]])
 
 

@@ -10,7 +10,6 @@ from gigamask.prompts.schedule import InteractiveSchedule, UniformClicks
 from gigamask.prompts.two_sided import TwoSidedCorrection
 from gigamask.types import Prediction, PromptRound, RandomInputs
 from tests.errors import error_line
-from tests.little import little
 
 
 def disc(x, y, radius, side=32):
@@ -52,16 +51,6 @@ def test_without_pauses_every_round_adds_a_click(play):
         rounds = play(GUESS, MASKS, policy, pause=0.4)
         assert len(rounds) == policy.rounds == 1 + clicks
         assert [played.prompts.labels.shape[1] for played in rounds] == list(range(2, 3 + clicks))
-
-
-@pytest.mark.parametrize(("pause", "closer"), [(0.4, [4]), (0.45, [10])])
-def test_one_of_the_rounds_without_a_click_may_be_closer(play, pause, closer):
-    rounds = play(GUESS, MASKS, InteractiveSchedule(closer_rounds=True), pause=pause)
-    assert [played.index for played in rounds if played.prompts.closer] == closer
-    with error_line("closer-rounds changes one of --prompts.mask-only-rounds"):
-        InteractiveSchedule(closer_rounds=True, mask_only_rounds=False)
-    with error_line("closer-rounds is for models that answer in windows"):
-        replace(little(), prompts=InteractiveSchedule(closer_rounds=True)).check()
 
 
 def test_each_click_uses_its_own_random_numbers_wherever_the_mask_only_round_is(play):
