@@ -115,8 +115,7 @@ class ClickProtocol(CropOptions):
             uniforms, none = torch.from_numpy(np.stack(drawn)), torch.zeros(len(drawn))
             noise = none.new_zeros(len(drawn), 4), none.new_zeros(1, 0, 2)
             random_inputs = RandomInputs(none, uniforms.to(targets.masks.device), *noise)
-        decode = self._choose(self._refine(decode), targets)
-        return run_rounds(decode, targets, schedule, random_inputs, 0.0)
+        return run_rounds(self._answering(decode, targets), targets, schedule, random_inputs, 0.0)
 
     def box_round(self, model: PromptableModel, image: EmbeddedImage, of: Targets) -> PromptRound:
         """Return the round of the box; the answer is at its `best_index`.
@@ -126,10 +125,8 @@ class ClickProtocol(CropOptions):
             image: The image.
             of: The masks in the boxes.
         """
-        decode = self._choose(image.decoder(model, self, not self.chosen_by_truth), of)
-        [answer] = run_rounds(decode, of, BoxPrompt(self.multimask != "never"))
-        prediction = refined(decode, answer.prompts, answer.prediction, int(self.refine))
-        return replace(answer, prediction=prediction)
+        decode = self._answering(image.decoder(model, self, not self.chosen_by_truth), of)
+        return next(run_rounds(decode, of, BoxPrompt(self.multimask != "never")))
 
     def loosened(
         self, targets: Targets, row: int, mask_indices: Sequence[int] | np.ndarray
@@ -147,32 +144,22 @@ class ClickProtocol(CropOptions):
         boxes = add_box_noise(targets.boxes_input, targets.scale_xy, *of_all)
         return replace(targets, boxes_input=boxes)
 
-    def _refine(self, decode: Callable[[Prompts], Prediction]) -> Callable[[Prompts], Prediction]:
-        """Return the decoder, or one that refines masks for clicks, as `SamPredictor` does."""
-        if not self.refine:
-            return decode
-
-        def decode_refined(prompts: Prompts) -> Prediction:
-            first = decode(prompts)
-            if prompts.masks is not None:
-                return first
-            return replace(refined(decode, prompts, first), low_res_logits=first.low_res_logits)
-
-        return decode_refined
-
-    def _choose(
+    def _answering(
         self, decode: Callable[[Prompts], Prediction], targets: Targets
     ) -> Callable[[Prompts], Prediction]:
-        """Return the decoder; with the actual IoU as the predicted one if that chooses the mask."""
-        if not self.chosen_by_truth:
-            return decode
+        """Return the decoder, its first answers refined, and rated by actual IoU if that chooses."""
 
-        def decode_best(prompts: Prompts) -> Prediction:
-            prediction = decode(prompts)
-            ious = mask_iou(prediction.logits, targets.masks, targets.valid)
-            return replace(prediction, iou_predictions=ious)
+        def answer(prompts: Prompts) -> Prediction:
+            found = decode(prompts)
+            if self.refine and prompts.masks is None:
+                low = found.low_res_logits
+                found = replace(refined(decode, prompts, found), low_res_logits=low)
+            if self.chosen_by_truth:
+                ious = mask_iou(found.logits, targets.masks, targets.valid)
+                found = replace(found, iou_predictions=ious)
+            return found
 
-        return decode_best
+        return answer
 
 
 EFFICIENTVIT_SAM = ClickProtocol(
@@ -583,9 +570,8 @@ def table(summary: dict) -> str:
     if accuracy := summary.get("class_accuracy"):
         values = "".join(f"  {accuracy[name]:.3f} ({name})" for name in (*summary["clicks"], "box"))
         lines.append(f"class accuracy:{values}  (clicks, box; {accuracy['masks']:,} masks)")
-    error, correlation = (
-        summary["calibration"][name] for name in ("expected_error", "correlation")
-    )
+    calibrated = summary["calibration"]
+    error, correlation = calibrated["expected_error"], calibrated["correlation"]
     if error is not None:
         suffix = "" if correlation is None else f", correlation {correlation:.2f}"
         lines.append(

@@ -10,14 +10,8 @@ from gigamask.evaluation import clicks
 from gigamask.serialization import read_json
 from gigamask.synthetic import scenes as synthetic
 from tests.commands import exit_code, invoke
-from tests.little import save_little
 from tests.ranks import fork
 from tests.tiers import long_after
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> str:
-    return save_little(tmp_path_factory.mktemp("weights"))
 
 
 @pytest.fixture(scope="module")
@@ -28,11 +22,11 @@ def scenes(tmp_path_factory) -> str:
 
 
 @pytest.mark.parametrize("count", long_after(1, [2, 3]))
-def test_several_processes_print_what_one_does(model, scenes, tmp_path, capfd, count):
+def test_several_processes_print_what_one_does(weights, scenes, tmp_path, capfd, count):
     """Three images between two, to the bit but for rounding; an odd one out shows that order is
     kept."""
     words = (
-        f"evaluate {model} --data {scenes} --max-images 3 --batch-size 1 --device cpu "
+        f"evaluate {weights} --data {scenes} --max-images 3 --batch-size 1 --device cpu "
         "--automatic --points-per-side 3 --refine --box-noise 0.1 --json"
     )
     invoke(words, tmp_path / "one.json")
@@ -51,8 +45,8 @@ def test_several_processes_print_what_one_does(model, scenes, tmp_path, capfd, c
         )
 
 
-def test_more_processes_than_images(model, scenes, tmp_path):
-    words = f"evaluate {model} --data {scenes} --max-images 1 --device cpu"
+def test_more_processes_than_images(weights, scenes, tmp_path):
+    words = f"evaluate {weights} --data {scenes} --max-images 1 --device cpu"
     fork(2, exit_code, words, f"--json {tmp_path}/two.json")
     assert read_json(tmp_path / "two.json")["images"] == 1
 
@@ -70,21 +64,21 @@ def codes(words: str, expected: tuple[int, int]) -> int:
     ("words", "line", "expected"),
     [
         ("evaluate gone.pth", "gone.pth", (2, 2)),
-        ("evaluate {model} --points-per-side 0 --automatic", "--points-per-side", (2, 2)),
-        ("evaluate {model} --batch-size 0", "batch", (2, 2)),
-        ("evaluate {model} --box-noise -0.1", "--box-noise is -0.1", (2, 2)),
-        ("evaluate {model} --min-predicted-iou 1", "no mask to evaluate", (2, 0)),
+        ("evaluate {weights} --points-per-side 0 --automatic", "--points-per-side", (2, 2)),
+        ("evaluate {weights} --batch-size 0", "batch", (2, 2)),
+        ("evaluate {weights} --box-noise -0.1", "--box-noise is -0.1", (2, 2)),
+        ("evaluate {weights} --min-predicted-iou 1", "no mask to evaluate", (2, 0)),
     ],
 )
-def test_error_common_to_all_ranks_is_printed_once(model, scenes, capfd, words, line, expected):
-    asked = f"{words.format(model=model)} --data {scenes} --max-images 2 --device cpu"
+def test_error_common_to_all_ranks_is_printed_once(weights, scenes, capfd, words, line, expected):
+    asked = f"{words.format(weights=weights)} --data {scenes} --max-images 2 --device cpu"
     fork(2, codes, asked, expected)
     told = capfd.readouterr().err.splitlines()
     assert [each for each in told if line in each] == told
     assert len(told) == 1, told
 
 
-def test_what_is_wrong_for_one_ends_all(model, scenes, capfd, monkeypatch):
+def test_what_is_wrong_for_one_ends_all(weights, scenes, capfd, monkeypatch):
     """The second process cannot go on."""
     score = clicks.score_group
 
@@ -94,7 +88,7 @@ def test_what_is_wrong_for_one_ends_all(model, scenes, capfd, monkeypatch):
         return score(*given)
 
     monkeypatch.setattr(clicks, "score_group", failing)
-    words = f"evaluate {model} --data {scenes} --max-images 2 --device cpu"
+    words = f"evaluate {weights} --data {scenes} --max-images 2 --device cpu"
     fork(2, codes, words, (2, 2))
     done = capfd.readouterr()
     assert done.err == "gigamask: the second image is too much; leave it out\n"

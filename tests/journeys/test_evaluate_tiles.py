@@ -7,12 +7,6 @@ import pytest
 import gigamask
 from gigamask.synthetic import scenes as synthetic
 from tests.commands import invoke, refusal
-from tests.little import save_little
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> str:
-    return save_little(tmp_path_factory.mktemp("weights"))
 
 
 @pytest.fixture(scope="module")
@@ -23,8 +17,8 @@ def scenes(tmp_path_factory) -> str:
 
 
 @pytest.mark.long
-def test_tiles_are_scored_and_recorded(model, scenes, tmp_path):
-    words = f"evaluate {model} --data {scenes} --device cpu --json"
+def test_tiles_are_scored_and_recorded(weights, scenes, tmp_path):
+    words = f"evaluate {weights} --data {scenes} --device cpu --json"
     ways = {
         "plain": "",
         "tiles": "--tile 64 --halo 16 --automatic --points-per-side 2",
@@ -36,7 +30,7 @@ def test_tiles_are_scored_and_recorded(model, scenes, tmp_path):
     assert tiled["masks"] == plain["masks"] > 0
     assert tiled["clicks"] != plain["clicks"]
     assert tiled["automatic"]["settings"]["tile"] == 64
-    found = gigamask.evaluate(model, scenes, device="cpu", tile=64, halo=16)
+    found = gigamask.evaluate(weights, scenes, device="cpu", tile=64, halo=16)
     assert found["box"] == pytest.approx(tiled["box"], abs=1e-6)
 
 
@@ -49,14 +43,14 @@ def test_tiles_are_scored_and_recorded(model, scenes, tmp_path):
         ("--table one --html ./one", "--html ./one, --table one, --json None: give each a file"),
     ],
 )
-def test_flags_that_make_no_sense(flags, message, model, scenes, capsys):
-    assert message in refusal(capsys, f"evaluate {model} --data {scenes} --device cpu", flags)
+def test_flags_that_make_no_sense(flags, message, weights, scenes, capsys):
+    assert message in refusal(capsys, f"evaluate {weights} --data {scenes} --device cpu", flags)
 
 
-def test_the_precision_changes_scores_a_little_and_is_recorded(model, scenes):
+def test_the_precision_changes_scores_a_little_and_is_recorded(weights, scenes):
     found = {
         precision: gigamask.evaluate(
-            model, scenes, device="cpu", precision=precision, automatic=True, points_per_side=4
+            weights, scenes, device="cpu", precision=precision, automatic=True, points_per_side=4
         )
         for precision in ("auto", "fp32", "bf16")
     }

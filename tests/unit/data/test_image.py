@@ -135,12 +135,19 @@ def test_damaged_png_and_webp_are_named(kind):
         image.decode(raw, "x", (64, 48))
 
 
+def with_header(png: bytes, width: int, height: int, color_type: int | None = None) -> bytes:
+    """Return a PNG that states another size, and another color type if one is given."""
+    color = png[25] if color_type is None else color_type
+    head = png[12:16] + struct.pack(">IIBB", width, height, png[24], color) + png[26:29]
+    return png[:12] + head + struct.pack(">I", zlib.crc32(head)) + png[33:]
+
+
 @pytest.mark.parametrize("side", [12000, 60000])
 def test_a_png_bomb_is_seen_in_the_header(side):
-    raw = kept(Image.new("RGB", (8, 8)), "PNG")
-    head = raw[12:16] + struct.pack(">II", side, side) + raw[24:29]
-    with pytest.raises(CorruptSampleError, match=r"x: .*PNG"):
-        image.size(raw[:12] + head + struct.pack(">I", zlib.crc32(head)) + raw[33:], "x")
+    bomb = with_header(kept(Image.new("RGB", (8, 8)), "PNG"), side, side)
+    for read in (image.size, image.decode):
+        with pytest.raises(CorruptSampleError, match=r"x: .*PNG"):
+            read(bomb, "x")
 
 
 def test_damaged_jpegs_are_named():

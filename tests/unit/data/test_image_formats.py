@@ -2,7 +2,6 @@
 
 import io
 import struct
-import zlib
 
 import cv2
 import numpy as np
@@ -13,6 +12,7 @@ from gigamask.data import image
 from gigamask.errors import CorruptSampleError, PixelFormatError
 from gigamask.pixels import PixelConfig
 from tests.tiffs import tiff
+from tests.unit.data.test_image import with_header
 
 CHANCE = np.random.default_rng(0)
 DEEP = CHANCE.integers(0, 65536, (12, 17, 4), dtype=np.uint16)
@@ -68,17 +68,11 @@ def test_colors_of_16_bits(extension, channels):
 
 def test_gray_of_16_bits_with_alpha():
     pixels = DEEP[..., :2]
-    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels)
-    parts = (
-        b"IHDR" + struct.pack(">IIBBBBB", 17, 12, 16, 4, 0, 0, 0),
-        b"IDAT" + zlib.compress(rows),
-    )
-    raw = b"\x89PNG\r\n\x1a\n"
-    for part in (*parts, b"IEND"):
-        raw += struct.pack(">I", len(part) - 4) + part + struct.pack(">I", zlib.crc32(part))
+    unfiltered = [cv2.IMWRITE_PNG_FILTER, cv2.IMWRITE_PNG_FILTER_NONE]
+    twice_as_wide = cv2.imencode(".png", pixels.reshape(12, 34), unfiltered)[1].tobytes()
+    raw = with_header(twice_as_wide, 17, 12, color_type=4)
     for deep_color in (True, False):
-        stored = image.read_stored(raw, "x", (12, 17), deep_color=deep_color)
-        assert (stored == pixels[..., :1]).all()
+        assert (image.read_stored(raw, "x", deep_color=deep_color) == pixels[..., :1]).all()
     with pytest.raises(PixelFormatError, match=r"x: .*uint16.*--window"):
         image.decode(raw, "x")
 
@@ -197,12 +191,8 @@ def test_damaged_files_are_named():
 
 
 def test_bombs_are_seen_in_the_header():
-    raw = saved(DEEP[..., 0], kind="PNG")
-    head = raw[12:16] + struct.pack(">II", 60_000, 60_000) + raw[24:29]
-    bomb = raw[:12] + head + struct.pack(">I", zlib.crc32(head)) + raw[33:]
-    for content in (bomb, header("(60000, 60000)")):
-        with pytest.raises(CorruptSampleError, match=r"60000|PNG"):
-            image.decode(content, "x", pixels=WINDOW)
+    with pytest.raises(CorruptSampleError, match="60000"):
+        image.decode(header("(60000, 60000)"), "x", pixels=WINDOW)
     tiff = bytearray(saved(DEEP[..., 0]))
     start = struct.unpack("<I", tiff[4:8])[0] + 2
     for entry in range(start, start + 24, 12):  # width and height

@@ -207,8 +207,8 @@ def test_a_refined_mask_is_the_better_one_for_a_box_and_the_mean_for_clicks(spec
             for mask in zip(*(each.split(1, 1) for each in plain), strict=True):
                 again = predictor.predict_torch(*prompt, mask[2], False, return_logits=True)
                 mean = (mask[0] + again[0]) / 2, mask[1], (mask[2] + again[2]) / 2
-                is_box = prompt[2] is not None
-                wanted.append(max(mask, again, key=lambda each: each[1]) if is_box else mean)
+                better = max(mask, again, key=lambda each: each[1])
+                wanted.append(mean if prompt[2] is None else better)
             plain = [torch.cat(parts, 1) for parts in zip(*wanted, strict=True)]
             found = predictor.predict_torch(*prompt, return_logits=True, refine=count)
             expected = plain
@@ -226,9 +226,8 @@ def test_a_refined_mask_is_the_better_one_for_a_box_and_the_mean_for_clicks(spec
                 whole = predictor.transform.image_transform((60, 90))
                 expected = whole.logits_to_original(low), plain[1], low
             # Further clicks go on from the masks of a click before they were refined.
-            fed = expected[2] if prompt[2] is not None else first[2]
-            expected = expected[0], expected[1], fed
-            torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+            fed = first[2] if prompt[2] is None else expected[2]
+            torch.testing.assert_close(found, (*expected[:2], fed), atol=1e-4, rtol=1e-4)
             masks = predictor.predict_torch(*prompt, refine=count)[0]
             assert (masks == (found[0] > 0)).float().mean() > 0.999
     with error_line(r"^refine must be .*\(got -1\)$"):

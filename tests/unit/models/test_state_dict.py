@@ -8,7 +8,6 @@ from safetensors.torch import save_file
 
 from gigamask import recipes
 from gigamask.models.configs import (
-    MAEConfig,
     SamConfig,
     mae_tiny,
     tiny,
@@ -39,6 +38,7 @@ from gigamask.models.state_dict import (
 from gigamask.models.weight_files import make_spec
 from tests.errors import error_line
 from tests.little import COMPACT
+from tests.unit.models.test_mae import SPEC
 
 
 @pytest.fixture(scope="module")
@@ -413,16 +413,7 @@ def test_an_image_encoder_starts_from_a_masked_autoencoder(mae, tmp_path, wrap):
 
 
 def test_positions_and_patches_of_a_masked_autoencoder_are_fitted():
-    config = MAEConfig(
-        image_size=70,
-        patch_size=14,
-        embed_dim=24,
-        depth=2,
-        num_heads=2,
-        decoder_dim=16,
-        decoder_depth=1,
-        decoder_num_heads=2,
-    )
+    config = replace(SPEC, image_size=70, patch_size=14, num_heads=2, decoder_num_heads=2)
     mae = build_model(config, 0)
     sam = build_model(
         replace(

@@ -4,24 +4,13 @@ import pytest
 import torch
 
 from gigamask.data.sample_config import SampleConfig
-from gigamask.models.configs import MAEConfig
 from gigamask.models.init import build_model
 from gigamask.models.mae import MAE
 from gigamask.profiling.dry_run import blank_batch
 from gigamask.rng import make_rng
 from gigamask.training.mae_task import MAETask
 from gigamask.types import Batch, RandomSpec
-
-SPEC = MAEConfig(
-    image_size=32,
-    patch_size=4,
-    embed_dim=24,
-    depth=2,
-    num_heads=3,
-    decoder_dim=16,
-    decoder_depth=1,
-    decoder_num_heads=4,
-)
+from tests.unit.models.test_mae import SPEC
 
 
 def batch_of(images: int, sizes: list[tuple[int, int]] | None = None) -> Batch:

@@ -43,6 +43,7 @@ pytestmark = pytest.mark.usefixtures("no_shape_checks")
 BASE = replace(
     little(), precision="fp32", prompts=InteractiveSchedule(clicks=1, mask_only_rounds=False)
 )
+BIG = replace(BASE, micro_batch_size=8, masks_per_chunk=64, loader=SamLoaderConfig(max_masks=64))
 
 
 def measured(run: TrainConfig) -> int:
@@ -223,13 +224,7 @@ def test_only_flags_that_can_lower_the_peak_are_options():
     def flags(run: TrainConfig, hardware: Hardware = Hardware()) -> list[list[str]]:  # noqa: B008
         return [[flag for flag, _ in family] for family in memory_options(run, hardware)]
 
-    big = replace(
-        BASE,
-        masks_per_chunk=64,
-        micro_batch_size=8,
-        batch_size=8,
-        loader=SamLoaderConfig(max_masks=64),
-    )
+    big = replace(BIG, batch_size=8)
     assert flags(big) == [
         ["--masks-per-chunk 16", "--masks-per-chunk 4"],
         [f"--activation-checkpointing {blocks}" for blocks in (4, 2, 1)],
@@ -344,14 +339,7 @@ def test_all_together_is_tried_where_nothing_alone_is_enough(quick):
 
 def tried(less: int) -> tuple[int, list[dict]]:
     """Return the peak of a run, and the suggestions for a GPU with `less` bytes less."""
-    run = replace(
-        BASE,
-        micro_batch_size=8,
-        batch_size=16,
-        masks_per_chunk=64,
-        loader=SamLoaderConfig(max_masks=64),
-        device="cuda",
-    )
+    run = replace(BIG, batch_size=16, device="cuda")
     hardware = Hardware(cluster=Cluster(1, 2), spare_gib=0.0)
     most = make_plan(run, hardware)["peak_bytes"]
     return most, make_plan(run, replace(hardware, gpu=find(f"mine={(most - less) / 2**30!r},1")))[
