@@ -147,7 +147,7 @@ class ClickProtocol(CropOptions):
     def _answering(
         self, decode: Callable[[Prompts], Prediction], targets: Targets
     ) -> Callable[[Prompts], Prediction]:
-        """Return the decoder, its first answers refined, and rated by actual IoU if that chooses."""
+        """Return the decoder, its first answers refined, rated by actual IoU if that chooses."""
 
         def answer(prompts: Prompts) -> Prediction:
             found = decode(prompts)
