@@ -578,9 +578,11 @@ class Prediction:
             lambda one, two: torch.where(chosen[(..., *[None] * (one.ndim - 2))], two, one),
             *(replace(each, in_window=None) for each in (self, other)),
         )
-        share = torch.where(averaged[:, None], 0.5, chosen.to(self.logits.dtype))[..., None, None]
-        low = self.low_res_logits.lerp(other.low_res_logits, share)
-        return replace(found, logits=self.logits.lerp(other.logits, share), low_res_logits=low)
+        mean = averaged[:, None, None, None]
+        logits = torch.where(mean, (self.logits + other.logits) / 2, found.logits)
+        low = (self.low_res_logits + other.low_res_logits) / 2
+        low = torch.where(mean, low, found.low_res_logits)
+        return replace(found, logits=logits, low_res_logits=low)
 
 
 @dataclass(frozen=True)

@@ -146,8 +146,8 @@ def test_a_first_click_is_refined_as_an_answer_alone(index):
     model = Answering(torch.tensor([5.0, -3, -4])[:, None, None].expand(3, 32, 32), [0.1, 0.3, 0.2])
     protocol = ClickProtocol((1, 2), refine=True)
     [score, *_] = evaluate_clicks(model, index, EVERYTHING, protocol, rows=[2]).scores
-    assert score.clicks[1] == pytest.approx(score.area_fraction, abs=1e-6), "of masks of 1"
-    assert score.predicted[1] == pytest.approx(0.3)
+    expected = pytest.approx((score.area_fraction, 0.3), abs=1e-6)
+    assert (score.clicks[1], score.predicted[1]) == expected
     fed = torch.cat([each.masks for each in model.asked if each.labels.shape[1] == 3])
     assert (fed == -3).all()
 
