@@ -212,9 +212,7 @@ def test_a_refined_mask_is_the_better_one_for_a_box_and_the_mean_for_clicks(spec
             plain = [torch.cat(parts, 1) for parts in zip(*wanted, strict=True)]
             found = predictor.predict_torch(*prompt, return_logits=True, refine=count)
             expected = plain
-            if (
-                spec == WINDOWED and "tile" not in options
-            ):  # the chosen masks are looked at more closely
+            if spec == WINDOWED and "tile" not in options:  # they are looked at more closely
                 ask = make_prompts(*prompt, None, False, predictor.model.config.mask_size)
                 decode = PromptDecoder(predictor.model, predictor.get_image_embedding())
                 low = torch.cat(
