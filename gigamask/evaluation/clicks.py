@@ -152,8 +152,7 @@ class ClickProtocol(CropOptions):
         def answer(prompts: Prompts) -> Prediction:
             found = decode(prompts)
             if self.refine and prompts.masks is None:
-                low = found.low_res_logits
-                found = replace(refined(decode, prompts, found), low_res_logits=low)
+                found = refined(decode, prompts, found)
             if self.chosen_by_truth:
                 ious = mask_iou(found.logits, targets.masks, targets.valid)
                 found = replace(found, iou_predictions=ious)

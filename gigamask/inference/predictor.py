@@ -311,18 +311,16 @@ class SamPredictor:
             resize = None if by_boxes else transform.logits_to_original
             decoder = PromptDecoder(self.model, embedding, resize=resize)
         with self.autocast():
-            first = decoder(prompts)
-            prediction = refined(decoder, prompts, first, refine)
+            prediction = refined(decoder, prompts, decoder(prompts), refine)
         if prediction.class_logits is not None:
             self.class_scores = class_scores(prediction.class_logits)
-        low, threshold = prediction.low_res_logits, self.model.mask_threshold
+        masks, threshold = prediction.logits, self.model.mask_threshold
         if by_boxes:
-            masks = masks_of_logits(transform, low.flatten(0, 1), threshold)
-            masks = masks.unflatten(0, low.shape[:2])
-        else:
-            masks = prediction.logits if return_logits else prediction.logits > threshold
-        fed = first.low_res_logits if boxes is None else low
-        return masks, prediction.iou_predictions, fed
+            masks = masks_of_logits(transform, masks.flatten(0, 1), threshold)
+            masks = masks.unflatten(0, prediction.iou_predictions.shape)
+        elif not return_logits:
+            masks = masks > threshold
+        return masks, prediction.iou_predictions, prediction.low_res_logits
 
     def get_image_embedding(self) -> Float[Tensor, "1 C E E"]:
         """Return the embedding of the image.

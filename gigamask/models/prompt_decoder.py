@@ -67,7 +67,8 @@ def refined(
 
     For a box, the answer with the higher predicted IoU is kept. For clicks alone it is the mean of
     both, with the predicted IoU of the first, which chooses among masks better. A mask that was
-    answered in a window is then averaged with answers in four closer windows.
+    answered in a window is then averaged with answers in four closer windows. The low-resolution
+    logits of clicks alone stay the first, from which further clicks go on better.
 
     Args:
         decode: Predicts masks from prompts.
@@ -75,13 +76,19 @@ def refined(
         prediction: The masks.
         times: How often masks are passed back; 0 returns the prediction.
     """
-    count, in_window = prediction.logits.shape[1], prediction.in_window
+    count, found = prediction.logits.shape[1], prediction
     rows = torch.arange(len(prompts.labels), device=prompts.labels.device)
     each = replace(prompts.select(rows.repeat_interleave(count)), multimask_output=False)
-    for closer in [False] * times + [True] * (times > 0 and in_window is not None):
-        masks = prediction.low_res_logits.flatten(0, 1)
-        again = decode(replace(each, masks=masks, closer=closer)).regrouped(count)
-        if closer:
-            return replace(prediction, logits=again.logits, low_res_logits=again.low_res_logits)
-        prediction = prediction.better(again, averaged=~prompts.has_box)
-    return prediction
+
+    def again(closer: bool) -> Prediction:
+        masks = found.low_res_logits.flatten(0, 1)
+        return decode(replace(each, masks=masks, closer=closer)).regrouped(count)
+
+    for _ in range(times):
+        found = found.better(again(False), averaged=~prompts.has_box)
+    if times and prediction.in_window is not None:
+        nearer = again(True)
+        found = replace(found, logits=nearer.logits, low_res_logits=nearer.low_res_logits)
+    of_box = prompts.has_box[:, None, None, None]
+    low = torch.where(of_box, found.low_res_logits, prediction.low_res_logits)
+    return replace(found, low_res_logits=low)

@@ -238,7 +238,7 @@ def _decode(group: Sequence[tuple[PromptRequest, Prompts]]) -> None:
         found = decoder(prompts)
         per_mask = replace(decoder, image_index=rows.repeat_interleave(found.logits.shape[1]))
         found = refined(per_mask, prompts, found)
-        masks, windows = found.low_res_logits, found.in_window
+        masks, windows = found.logits, found.in_window
     else:
         found = decoder.output(prompts)
         masks, windows = found.masks, found.windows
