@@ -6,6 +6,7 @@ import subprocess
 import sys
 from contextlib import chdir
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 import psutil
@@ -18,6 +19,7 @@ from gigamask.files import PARTIAL
 from gigamask.plugins.cluster import local_jobs
 from gigamask.rng import make_rng
 from gigamask.synthetic import scenes as synthetic
+from tests import forked as forks
 from tests import little
 from tests.commands import LITTLE, invoke, refusal
 from tests.forked import forked  # noqa: F401 (a fixture)
@@ -86,13 +88,17 @@ def test_the_parts_give_the_result_of_one_process(name, inputs, monkeypatch):
         store = f"--out {inputs}/store --mask-size 32 --image-size 64".split()
         invoke("masks", inputs / "index", *store)
     plain = run_in("plain", words)
-    begin, started = local_jobs.subprocess.Popen, []
+    begin, started, lock = local_jobs.subprocess.Popen, [], Lock()
 
     def start(*given, **options):
-        started.append(begin(*given, **options))
-        if len(started) == 1:
-            started[0].kill()
-        return started[-1]
+        with lock, monkeypatch.context() as patched:
+            if not started:  # it waits, and so is not done before it is killed
+                patched.setattr(forks, "main", lambda _: signal.pause())
+            process = begin(*given, **options)
+            if not started:
+                process.kill()
+            started.append(process)
+        return process
 
     monkeypatch.setattr(local_jobs.subprocess, "Popen", start)
     local = "--submit local --submit-jobs 3 --submit-parallel 2 --submit-folder 'sub mitted'"
