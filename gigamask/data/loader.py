@@ -415,9 +415,12 @@ class Loader:
                 f" while samples from {plan.samples_before} on were being loaded "
                 f"({', '.join(names)}{more})"
             )
+        cause, fewer = "often for lack of memory", " with fewer --loader.workers"
+        if reason.startswith("exit code") and "-" not in reason:  # it was not killed
+            cause, fewer = "for an error that is printed above", ""
         return GigamaskError(
-            f"a loader worker died ({reason}){samples}, often for lack of memory; run the same "
-            "command again with fewer --loader.workers to continue from the last checkpoint"
+            f"a loader worker died ({reason}){samples}, {cause}; run the same command again"
+            f"{fewer} to continue from the last checkpoint"
         )
 
 

@@ -236,15 +236,21 @@ class Deadly(SampleSource):
     def sample(self, ref, entry=None):
         if ref.row == 3:
             os.kill(os.getpid(), signal.SIGKILL)
+        if ref.row == 5:
+            os._exit(1)
         return super().sample(ref, entry)
 
 
 @pytest.mark.slow
-def test_a_dead_worker_is_named_with_what_was_waited_for(index, swept):
+@pytest.mark.parametrize(
+    ("row", "cause"),
+    [(3, "often .* memory; .* --loader.workers to"), (5, "for an error .* above; .* again to")],
+)
+def test_a_dead_worker_is_named_with_what_was_waited_for(index, swept, row, cause):
     source = Deadly(str(index.folder), ASSEMBLY, CHANCE)
-    steps = batches(source, [step([3, 4], samples=7)], workers=1)
-    names = r"sa_000000.tar:sa_3, sa_000000.tar:sa_4"
-    message = rf"a loader worker died \(.* from 7 on .*\({names}\).*--loader.workers"
+    steps = batches(source, [step([row, 4], samples=7)], workers=1)
+    names = rf"sa_000000.tar:sa_{row}, sa_000000.tar:sa_4"
+    message = rf"a loader worker died \(.* from 7 on .*\({names}\), {cause} continue"
     with error_line(message) as caught:
         next(steps)
     assert "\n" not in str(caught.value)
