@@ -89,9 +89,9 @@ def installed() -> tuple[Plugin, ...]:
             if not isinstance(record, Plugin):
                 raise TypeError(f"it must be a {__name__}.Plugin (got {type(record).__name__})")
             found.append(record)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             missing = error.name if isinstance(error, ModuleNotFoundError) else None
-            if missing and f"{point.module}.".startswith(f"{missing}."):
+            if missing == point.module and missing.startswith("gigamask."):
                 continue  # its folder was deleted
             warnings.warn(
                 f"plugin {point.name} = {point.value} raised {type(error).__name__}: {error}; it "
@@ -106,14 +106,16 @@ def merged(what: str, core: Collection[str] = ()) -> dict[str, Any]:
 
     Args:
         what: Name of a field of `Plugin`; mappings below a name are merged, too.
-        core: Names of the core, which no plugin can take.
+        core: Names of the core, which no plugin can take, or the core's mapping.
     """
     found: dict[str, Any] = {}
-    owners: dict[tuple[str, ...], str] = {(name,): "gigamask itself" for name in core}
+    values = core if isinstance(core, Mapping) else dict.fromkeys(core)
+    owners: dict[tuple[str, ...], str] = {
+        place: "gigamask itself" for name in values for place in _places(name, values[name])
+    }
     for plugin in installed():
         for name, value in getattr(plugin, what).items():
-            nested = isinstance(value, Mapping)
-            places = [(name, each) for each in value] if nested else [(name,)]
+            nested, places = isinstance(value, Mapping), _places(name, value)
             taken = {place[-1] for place in places if place in owners}
             for place in places:
                 if place in owners:
@@ -126,6 +128,11 @@ def merged(what: str, core: Collection[str] = ()) -> dict[str, Any]:
             elif not taken:
                 found[name] = value
     return found
+
+
+def _places(name: str, value: Any) -> list[tuple[str, ...]]:
+    """Return the path of a name, or those of the names below it."""
+    return [(name, each) for each in value] if isinstance(value, Mapping) else [(name,)]
 
 
 @cache

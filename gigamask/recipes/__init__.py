@@ -116,7 +116,7 @@ def _references(command: str | None = None) -> dict[str, str]:
     return {
         name: reference
         for each in (commands() if command is None else [command])
-        for of_command in (CORE, plugin.merged("recipes"))
+        for of_command in (CORE, plugin.merged("recipes", CORE))
         for name, reference in of_command.get(each, {}).items()
     }
 

@@ -65,9 +65,10 @@ def photos() -> SamTrainConfig:
     return replace(
         base,
         recipe="photos",
-        steps=3000,
+        steps=2800,
         micro_batch_size=3,
         loader=replace(base.loader, workers=0),
-        schedule=WarmupCosine(warmup_steps=5, min_lr_ratio=0.01),
+        prompts=replace(base.prompts, mask_only_rounds=True, box_noise=0.1, box_noise_varies=True),
+        schedule=WarmupCosine(warmup_steps=30, min_lr_ratio=0.01),
         save_every=500,
     )

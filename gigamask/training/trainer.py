@@ -1,6 +1,7 @@
 """The training loop: continue a run from its last checkpoint to its last step."""
 
 import gc
+import math
 import signal
 import socket
 import sys
@@ -17,7 +18,7 @@ import torch
 
 from gigamask.distributed.precision import choose_device, float32_products
 from gigamask.distributed.world import World, dump_stacks_on_hang, meet
-from gigamask.errors import EvaluationStoppedError
+from gigamask.errors import EvaluationStoppedError, GigamaskError
 from gigamask.files import exclusive_lock
 from gigamask.interfaces import EvaluationResult, Task
 from gigamask.progress import progress_bar, say
@@ -255,12 +256,17 @@ def _launch(
     requests: tuple[bool, ...],
 ) -> _Launched:
     """Queue one step, and average the weights."""
+    lr = config.optimizer.lr * config.schedule.factor(state.step, config.steps)
+    if not math.isfinite(lr):
+        raise GigamaskError(
+            f"the learning rate of step {state.step + 1} is {lr}: --schedule must return numbers"
+        )
     result = step(
         task,
         state,
         [batch.to(device) for batch in batches],
         config.batch_size,
-        config.optimizer.lr * config.schedule.factor(state.step, config.steps),
+        lr,
         config.optimizer.grad_clip,
         world,
         requests,

@@ -232,6 +232,7 @@ def test_a_single_record_is_said_and_not_drawn(browser, tmp_path):
             "--out missing/report.html: cannot be written",
         ),
         ("run --out bare", "--out bare: cannot be written"),
+        ("run --out run/metrics.jsonl", "--out run/metrics.jsonl: is not a report"),
         ("run --json missing/told.json", "--json missing/told.json: cannot be written"),
     ],
 )
@@ -242,3 +243,12 @@ def test_wrong_uses_are_one_line(words, said, tmp_path, monkeypatch, capsys):
     (tmp_path / "bare").mkdir()
     assert said in refusal(capsys, "report", words)
     assert not (tmp_path / "run" / "report.html").exists()
+
+
+def test_what_has_no_records_yet_is_left_out_of_a_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path / "run", record(1))
+    written(tmp_path / "empty")
+    for _ in range(2):  # an old report is replaced
+        assert list(invoke(f"report {tmp_path}")["runs"]) == ["run"]
+    assert "left out" in capsys.readouterr().err

@@ -121,12 +121,14 @@ def test_a_broken_plugin_is_named_and_left_out(tmp_path, record):
     assert "plugin broken = broken:PLUGIN raised" in done.stderr
 
 
-def test_a_plugin_whose_folder_was_deleted_is_no_fault(tmp_path):
+@pytest.mark.parametrize(("module", "lines"), [("gigamask.plugins.gone", 0), ("gon", 1)])
+def test_only_a_plugin_of_gigamask_may_be_deleted_without_a_word(tmp_path, module, lines):
     install(tmp_path, "gone", "PLUGIN = None")
-    (tmp_path / "gone" / "__init__.py").unlink()
-    (tmp_path / "gone").rmdir()
+    points = tmp_path / "gone-1.dist-info" / "entry_points.txt"
+    points.write_text(f"[gigamask.plugins]\ngone = {module}:PLUGIN\n")
     done = run(tmp_path, "--help")
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr.count("\n")) == (0, lines)
+    assert done.stderr.count(f"No module named '{module}'") == lines
 
 
 def test_names_of_all_plugins_are_merged_and_one_that_is_taken_is_a_warning(monkeypatch):
@@ -143,6 +145,9 @@ def test_names_of_all_plugins_are_merged_and_one_that_is_taken_is_a_warning(monk
         assert plugin.merged("recipes") == {"train": {"r": "a:r", "s": "b:s", "t": "c:t"}}
     with pytest.warns(UserWarning, match="plugin b adds y to commands, which gigamask itself"):
         assert plugin.merged("commands", ["y"]) == {"x": "a:X", "z": "c:Z"}
+    with pytest.warns(UserWarning, match="plugin c adds t to recipes, which gigamask itself"):
+        left = plugin.merged("recipes", {"train": {"t": "core:t"}})
+    assert left == {"train": {"r": "a:r", "s": "b:s"}}
 
 
 @pytest.mark.slow

@@ -46,9 +46,16 @@ class ReportCommand:
             name: history.read(folder, self.verify)
             for name, folder in zip(names, folders, strict=True)
         }
-        if empty := [run for run in runs.values() if run.empty]:
-            why = empty[0].damaged[0] if empty[0].damaged else "train the run first"
-            raise GigamaskError(f"{empty[0].folder}: has no records yet ({why}); leave it out")
+        if out.exists() and not out.read_bytes()[:15].lower().startswith(b"<!doctype html>"):
+            raise GigamaskError(f"--out {out}: is not a report; give the page another file")
+        given = {Path(path) for path in self.runs}
+        for name, run in list(runs.items()):
+            why = run.damaged[0] if run.damaged else "train the run first"
+            if run.empty and (run.folder in given or len(runs) == 1):
+                raise GigamaskError(f"{run.folder}: has no records yet ({why}); leave it out")
+            if run.empty:
+                del runs[name]
+                print(f"gigamask: left out {run.folder}: has no records yet", file=sys.stderr)
         for line in [line for run in runs.values() for line in run.damaged]:
             print(f"gigamask: left out {line}", file=sys.stderr)
         recipes = {

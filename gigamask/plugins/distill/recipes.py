@@ -12,7 +12,7 @@ from gigamask.losses.window_loss import WindowLoss
 from gigamask.models.configs import ConvPyramid, SamConfig
 from gigamask.plugins.distill.config import DistillTrainConfig, FeaturesStage
 from gigamask.prompts.schedule import InteractiveSchedule
-from gigamask.recipes.photographs import photos
+from gigamask.recipes.photographs import compact, photos
 from gigamask.registry import make_component
 from gigamask.training.optim import AdamW, MuonAdamW, WarmupCosine
 from gigamask.training.sam_config import SamLoaderConfig
@@ -93,7 +93,7 @@ def compact_student() -> DistillTrainConfig:
         ema=base.ema,
         features=FeaturesStage(steps=700, batch_size=6, lr=2e-3, min_lr_ratio=0.1, warmup_steps=5),
         loader=base.loader,
-        prompts=base.prompts,
+        prompts=compact().prompts,
         loss=WindowLoss(iou_weight=0.0, choice_weight=0.0),
         teacher_iou_weight=4.0,
         optimizer=replace(cast(MuonAdamW, base.optimizer), lr=2e-4, muon_lr=2e-3),

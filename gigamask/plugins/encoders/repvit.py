@@ -21,6 +21,24 @@ SQUEEZE = 4
 """Channels for each channel in the middle of squeeze and excitation."""
 
 
+class StemConv2d(nn.Conv2d):
+    """A convolution whose biases begin random, too, as torch's do.
+
+    With biases of 0, padding would be 0 in all layers, and each layer norm of zeros multiplies the
+    gradient by 1,000.
+    """
+
+    def initial_value(self, name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
+        """Return uniform numbers up to the inverse root of the inputs of a pixel.
+
+        Args:
+            name: Its name in the module.
+            shape: Its shape.
+            generator: Its random generator.
+        """
+        return (2 * torch.rand(shape, generator=generator) - 1) / self.weight[0].numel() ** 0.5
+
+
 class SqueezeExcite(nn.Module):
     """Scales each channel by a function of the means of all (Hu et al. 2018)."""
 
@@ -111,10 +129,10 @@ class RepViTEncoder(nn.Module, ImageEncoderModule):
             )
         first = widths[0]
         self.stem = nn.Sequential(
-            nn.Conv2d(in_chans, first // 2, 3, 2, padding=1),
+            StemConv2d(in_chans, first // 2, 3, 2, padding=1),
             LayerNorm2d(first // 2),
             nn.GELU(),
-            nn.Conv2d(first // 2, first, 3, 2, padding=1),
+            StemConv2d(first // 2, first, 3, 2, padding=1),
             LayerNorm2d(first),
         )
         count = sum(depths) + len(depths) - 1

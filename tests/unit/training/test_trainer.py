@@ -20,9 +20,10 @@ from gigamask.samplers.loss_history import LossHistory
 from gigamask.signals import STOP_SIGNALS
 from gigamask.training import checkpoint, step, trainer
 from gigamask.training.async_checkpoint import AsyncCheckpointer
-from gigamask.training.optim import MuonAdamW
+from gigamask.training.optim import MuonAdamW, WarmupCosine
 from gigamask.training.state import TrainState
 from gigamask.training.trainer import stop_signals_collected
+from tests.errors import error_line
 from tests.journeys.runs import same
 from tests.laws.test_training import run_in
 from tests.little import little
@@ -151,6 +152,12 @@ def test_a_training_stops_where_a_late_result_says_so(tmp_path, scenes, monkeypa
     assert [record["step"] for record in records(tmp_path / "run")] == [1, 2, 3, 4]
     assert checkpoint.newest(tmp_path / "run").name == "step_00000004"
     assert trainer.train(config).step == 7
+
+
+def test_a_rate_that_is_no_number_stops_before_it_ruins_the_weights(tmp_path, scenes, monkeypatch):
+    monkeypatch.setattr(WarmupCosine, "factor", lambda *_: math.nan)
+    with error_line(r"^the learning rate of step 1 is nan: --schedule"):
+        trainer.train(run_in(tmp_path / "run", scenes, steps=1))
 
 
 @pytest.mark.slow

@@ -63,6 +63,17 @@ def test_repvit_joins_its_last_two_stages():
     torch.testing.assert_close(encoder(images, None), encoder.neck(joined))
 
 
+def test_gradients_of_padded_images_are_as_small_as_others():
+    encoder, images = (
+        build_model(SamConfig(image_size=64, encoder=RepViT()), 0).image_encoder,
+        pixels(),
+    )
+    images[:, :, 40:] = 0
+    encoder(images, None)[:, :, :, ::2].mean().backward()
+    norms = [parameter.grad.norm() for parameter in encoder.parameters()]
+    assert torch.stack(norms).norm() < 100
+
+
 @pytest.mark.parametrize("patch_size", [8, 16, 32])
 def test_repvit_has_any_of_its_strides(patch_size):
     spec = replace(spec_of(REPVIT), patch_size=patch_size)
