@@ -249,6 +249,7 @@ def test_what_has_no_records_yet_is_left_out_of_a_folder(tmp_path, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     written(tmp_path / "run", record(1))
     written(tmp_path / "empty")
-    for _ in range(2):  # an old report is replaced
-        assert list(invoke(f"report {tmp_path}")["runs"]) == ["run"]
+    for told in ("first.json", "second.json"):  # an old report is replaced
+        invoke(f"report {tmp_path} --json {told}")
+        assert list(read_json(tmp_path / told)["runs"]) == ["run"]
     assert "left out" in capsys.readouterr().err
