@@ -149,7 +149,9 @@ def predict(run: SamTrainConfig, world: World) -> dict[str, float]:
     began = time.process_time()
     hardware = plan.Hardware(cluster=Cluster(world.nodes, world.size // world.nodes))
     held = plan.bytes_by_phase(
-        run, hardware, plan.dry_run(run, plan.device_of(run), run.micro_batch_size)
+        run,
+        hardware,
+        plan.dry_run(run, plan.device_of(run), run.micro_batch_size, hardware.cluster.size),
     )
     phases = {phase: sum(kinds.values()) for phase, kinds in held.items()}
     return {

@@ -24,6 +24,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gigamask.data.sample_config import SampleConfig
 from gigamask.distributed.fsdp import shardable_parameters
+from gigamask.distributed.gradient_exchange import GradientExchange
+from gigamask.distributed.world import World
 from gigamask.interfaces import PromptSchedule, Task
 from gigamask.models.sam.attention import attention_for_device
 from gigamask.records import DataCursor
@@ -230,6 +232,19 @@ class MemoryCounter(Protocol):
     current: int
 
     def take_peak(self) -> int: ...
+
+
+class KeptGradients(GradientExchange):
+    """The gradients of several processes, which keep their memory; none are sent."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        super().__init__(parameters, World())
+
+    def start(self) -> None:
+        """Send nothing."""
+
+    def finish(self) -> None:
+        """Wait for nothing."""
 
 
 class PhasePeaks:

@@ -90,6 +90,7 @@ def bytes_by_phase(
     parallel: Parallel,
     cluster: Cluster,
     gathered: float,
+    cleared_bytes: int = 0,
 ) -> dict[str, dict[str, int]]:
     """Return the bytes of each kind at the peak of each phase, for the busiest process.
 
@@ -101,10 +102,13 @@ def bytes_by_phase(
         parallel: `ddp`, `fsdp` or `hsdp`.
         cluster: The machines that the state is sharded over.
         gathered: Bytes of a gathered weight divided by those of the sharded one (0.5 in bf16).
+        cleared_bytes: Bytes of the gradients that the dry run cleared, by which its peaks and
+            activations are too few.
 
     Returns:
         Bytes by phase and kind. `activations` are kept for the backward pass; `temporary` is
-        short-lived memory, such as a round with its loss.
+        short-lived memory, such as a round with its loss. Gradients that do not exist yet are not
+        counted.
     """
     shards = {"ddp": 1, "fsdp": cluster.size, "hsdp": cluster.gpus_per_node}[parallel]
     held = {
@@ -119,11 +123,13 @@ def bytes_by_phase(
     }
     found = {}
     for phase, peak in peaks.items():
-        activations = 0 if phase == "update" else min(activation_bytes, peak)
+        activations = 0 if phase == "update" else cleared_bytes + min(activation_bytes, peak)
+        temporary = round(peak - activations + extra.get(phase, 0))
         found[phase] = held | {
+            "gradients": held["gradients"] + min(temporary, 0),
             "batch": batch_bytes,
             "activations": activations,
-            "temporary": round(peak - activations + extra.get(phase, 0)),
+            "temporary": max(temporary, 0),
         }
     return found
 

@@ -76,7 +76,7 @@ def fit_and_measure(
         split = BatchSplit.from_batch_size(
             single.batch_size, single.micro_batch_size, hardware.cluster.size
         )
-        result = dry_run(single, device_of(single), split.micro_batch_size)
+        result = dry_run(single, device_of(single), split.micro_batch_size, hardware.cluster.size)
         for changed in _same_gradients(single):
             measured = dry_run_change(single, changed, result)
             phases = bytes_by_phase(changed, hardware, measured)

@@ -23,6 +23,7 @@ from gigamask.profiling import gpus, memory_plan
 from gigamask.profiling.dry_run import (
     Device,
     FakeScalars,
+    KeptGradients,
     PhaseBatches,
     PhasePeaks,
     PhaseTask,
@@ -74,7 +75,8 @@ class DryRun:
     """Memory of a step with one micro-batch of `images` images.
 
     `peaks` are the bytes of each phase above `state`; `activation_bytes` is what the encoder keeps
-    for its backward pass; `parameters` holds the number of all and of trained parameters.
+    for its backward pass, both without `cleared_bytes`, gradients that do not exist before it;
+    `parameters` holds the number of all and of trained parameters.
     """
 
     images: int
@@ -82,6 +84,8 @@ class DryRun:
     activation_bytes: int
     state: StateBytes
     parameters: tuple[int, int]
+    processes: int = 1
+    cleared_bytes: int = 0
 
     def with_rounds_of(self, other: DryRun) -> DryRun:
         """Return this dry run with the rounds of another, corrected for its own activations."""
@@ -162,7 +166,9 @@ def make_plan(
         config.batch_size, config.micro_batch_size, hardware.cluster.size
     )
     step_flops = count_flops(config)
-    result = measured or dry_run(config, device_of(config), split.micro_batch_size)
+    result = measured or dry_run(
+        config, device_of(config), split.micro_batch_size, hardware.cluster.size
+    )
     phases = bytes_by_phase(config, hardware, result)
     peak_phase, peak_bytes = memory_plan.peak_phase(phases)
     flops = {
@@ -294,7 +300,7 @@ def largest_micro_batch(
 
     def peak_bytes(size: int) -> int:
         sized = replace(config, micro_batch_size=size)
-        result = dry_run(sized, "cuda", size)
+        result = dry_run(sized, "cuda", size, hardware.cluster.size)
         if dry_runs is not None:
             dry_runs[size] = result
         phases = bytes_by_phase(sized, hardware, result)
@@ -336,6 +342,7 @@ def bytes_by_phase(
         config.parallel,
         hardware.cluster,
         gathered=0.5 if config.precision in HALF_DTYPES else 1.0,
+        cleared_bytes=result.cleared_bytes,
     )
 
 
@@ -393,9 +400,9 @@ def dry_run_change(config: ImageTrainConfig, changed: ImageTrainConfig, result: 
     device, images = device_of(changed), min(changed.micro_batch_size or 1, result.images)
     reduced = changed.planning.smaller_config(config)
     if reduced is None:
-        return dry_run(changed, device, images)
+        return dry_run(changed, device, images, result.processes)
     phase, smaller = reduced
-    measured = dry_run(smaller, device, images)
+    measured = dry_run(smaller, device, images, result.processes)
     return (
         measured.with_rounds_of(result) if phase == "encoder" else result.with_rounds_of(measured)
     )
@@ -429,13 +436,14 @@ def memory_options(
     return [family for family in found if family]
 
 
-def dry_run(config: ImageTrainConfig, device: Device, images: int) -> DryRun:
+def dry_run(config: ImageTrainConfig, device: Device, images: int, processes: int = 1) -> DryRun:
     """Run one training step with fake tensors, on one micro-batch.
 
     Args:
         config: The configuration, after `resolve`.
         device: The device to plan for, `cuda` or `cpu`.
         images: Number of images in the micro-batch.
+        processes: Number of processes; several keep the encoder's gradients between steps.
 
     Returns:
         The memory of the step.
@@ -454,6 +462,9 @@ def dry_run(config: ImageTrainConfig, device: Device, images: int) -> DryRun:
         state.model.train()
         for each in state.optimizers:  # creates the optimizer state
             each.step()
+        if processes > 1:
+            encoder = state.model.encoder
+            state.exchange = KeptGradients(p for p in encoder.parameters() if p.requires_grad)
         phase_peaks = PhasePeaks(tracker)
         batches = PhaseBatches(
             [blank_batch(config.sample_config, config.random_spec, images, at_once)]
@@ -469,7 +480,10 @@ def dry_run(config: ImageTrainConfig, device: Device, images: int) -> DryRun:
         step(task, state, batches, images, 0.0, config.optimizer.grad_clip)
         phase_peaks.enter("update")
         counts = sum(each.numel() for each in parameters), trained
-        return DryRun(images, phase_peaks.peaks, phase_peaks.activation_bytes, held, counts)
+        kept = set(state.exchange.parameters) if state.exchange else set()
+        cleared = sum(each.nbytes for each in parameters if each.requires_grad and each not in kept)
+        found = phase_peaks.peaks, phase_peaks.activation_bytes
+        return DryRun(images, *found, held, counts, processes, cleared)
 
 
 def count_flops(config: ImageTrainConfig) -> StepFlops:

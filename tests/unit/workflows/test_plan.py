@@ -176,11 +176,22 @@ def test_partial_dry_runs_of_changes_equal_whole_ones(change):
     assert part.activation_bytes == whole.activation_bytes
 
 
+def test_several_processes_keep_the_gradients_of_the_encoder():
+    one, two = (dry_run(BASE, "cpu", 2, processes) for processes in (1, 2))
+    kept = sum(each.nbytes for each in BASE.build("meta").encoder.parameters())
+    assert two.activation_bytes - one.activation_bytes == kept
+    assert one.cleared_bytes - two.cleared_bytes == kept
+    for hardware, result in ((Hardware(), one), (Hardware(cluster=Cluster(1, 2)), two)):
+        phases = bytes_by_phase(BASE, hardware, result)
+        assert all(count >= 0 for kinds in phases.values() for count in kinds.values())
+        assert phases["forward"]["activations"] == one.activation_bytes + one.cleared_bytes
+
+
 @pytest.mark.slow
 def test_which_part_of_a_change_is_run(monkeypatch):
     dry_runs = []
 
-    def noted(run, device, images):
+    def noted(run, device, images, processes):
         dry_runs.append((run.model.depth, run.masks_per_chunk, run.loader.max_masks, images))
         return base()
 
@@ -267,7 +278,7 @@ def quick(monkeypatch):
         *(dict.fromkeys(("weights", "gradients", "optimizer"), held) for held in (80.0, 20.0, 10.0))
     )
 
-    def fake(run: TrainConfig, device: str, images: int) -> DryRun:
+    def fake(run: TrainConfig, device: str, images: int, processes: int = 1) -> DryRun:
         kept = round(
             1000
             * images
@@ -357,7 +368,7 @@ def test_the_largest_micro_batch_that_fits_shares_the_images_evenly(monkeypatch)
     known = {size: dry_run(each, "cuda", size) for size, each in sized.items()}
     made = []
     monkeypatch.setattr(
-        planning, "dry_run", lambda run, device, images: made.append(images) or known[images]
+        planning, "dry_run", lambda run, device, images, _: made.append(images) or known[images]
     )
     peaks = {
         size: peak_phase(bytes_by_phase(each, hardware, known[size]))[1]
