@@ -6,7 +6,8 @@ Three ways, each in our own code, from random weights, in one process:
   box, or one to three clicks; cross-entropy and dice.
 - ritm: a small HRNet trained as RITM is (Sofiiuk et al. 2021): up to three clicks are simulated
   without gradients, each with the previous mask, the next one is learned from; normalized focal
-  loss; from the second click on, it looks at a crop around the previous mask. It takes no boxes.
+  loss; three of four masks are shown in a crop around them. From the second click on, it looks at
+  a crop around the previous mask. It takes no boxes.
 - sam: SAM's modules at the sizes of the recipe `tiny`, trained on one round, a box or a click.
 
 All are scored as `gigamask evaluate` scores, by the plain loop of `benchmarks.evaluate`. Prints a
@@ -49,6 +50,8 @@ MASKS = 8
 """Masks of an image in a step."""
 ZOOM = 1.4
 """Side of the crop around the previous mask, relative to the mask's, as in RITM."""
+CROPPED, WIDEST = 0.75, 4.0
+"""Share of RITM's masks that are shown in a crop, and its largest side, relative to the mask's."""
 
 
 def block(inside: int, outside: int, stride: int = 1) -> nn.Sequential:
@@ -211,6 +214,22 @@ def around(mask: np.ndarray, points: np.ndarray) -> tuple[int, int, int, int]:
     return int(top), int(left), int(bottom), int(right)
 
 
+def whole(mask: np.ndarray) -> tuple[slice, slice]:
+    return slice(0, mask.shape[0]), slice(0, mask.shape[1])
+
+
+def around_object(mask: np.ndarray, generator: np.random.Generator) -> tuple[slice, slice]:
+    """Returns the rows and columns of a random crop that holds the mask, or of the whole."""
+    if generator.random() > CROPPED:
+        return whole(mask)
+    x0, y0, x1, y1 = box_of(mask).astype(int)
+    side = max(max(x1 - x0, y1 - y0) * generator.uniform(ZOOM, WIDEST), 32)
+    starts = generator.uniform(np.array([y1, x1]) - side, np.array([y0, x0]) + 1)
+    low = np.maximum(starts, 0).astype(int)
+    high = np.minimum(np.maximum(starts + side + 1, (y1 + 1, x1 + 1)), mask.shape).astype(int)
+    return slice(low[0], high[0]), slice(low[1], high[1])
+
+
 def visits(
     index: Index, filters: MaskFilters, generator: np.random.Generator
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -238,11 +257,17 @@ def train_maps(
     loss_of_maps = cross_entropy_and_dice if boxes else normalized_focal
     optimizer = torch.optim.Adam(net.parameters(), 1e-3)
     for optimizer_step, (image, masks) in until(optimizer, data, seconds):
-        x = torch.from_numpy(normal(to_input(image)))
-        truths = [to_input(mask.astype(np.float32)) > 0.5 for mask in masks]
+        crops = [whole(mask) if boxes else around_object(mask, generator) for mask in masks]
+        truths = [
+            to_input(mask[crop].astype(np.float32)) > 0.5
+            for mask, crop in zip(masks, crops, strict=True)
+        ]
+        crops = [crop for crop, truth in zip(crops, truths, strict=True) if truth.any()]
         truths = [truth for truth in truths if truth.any()]
         if not truths:
             continue
+        shown = {str(crop): normal(to_input(image[crop])) for crop in crops}
+        x = torch.from_numpy(np.stack([shown[str(crop)] for crop in crops]))
         boxed = [generator.random() < boxes for _ in truths]
         points = [np.zeros((0, 2)) for _ in truths]
         labels = [np.zeros(0, int) for _ in truths]
@@ -258,9 +283,7 @@ def train_maps(
                 maps_of(points[i], labels[i], box_of(truth) if boxed[i] else None, previous[i])
                 for i, truth in enumerate(truths)
             ]
-            stack = torch.cat(
-                [x.expand(len(maps), -1, -1, -1), torch.from_numpy(np.stack(maps))], 1
-            )
+            stack = torch.cat([x, torch.from_numpy(np.stack(maps))], 1)
             with torch.set_grad_enabled(last == 1):
                 logits = net(stack)[:, 0]
             previous = list(logits.detach().numpy())
