@@ -91,7 +91,7 @@ def installed() -> tuple[Plugin, ...]:
             found.append(record)
         except (Exception, SystemExit) as error:
             missing = error.name if isinstance(error, ModuleNotFoundError) else None
-            if missing == point.module and missing.startswith("gigamask."):
+            if missing == point.module and point.module.startswith("gigamask."):
                 continue  # its folder was deleted
             warnings.warn(
                 f"plugin {point.name} = {point.value} raised {type(error).__name__}: {error}; it "

@@ -2,11 +2,13 @@
 
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
+from threading import Lock
 from types import SimpleNamespace
 from typing import IO
 
@@ -69,3 +71,23 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     if find_spec("gigamask.plugins.cluster"):
         local_jobs = import_module("gigamask.plugins.cluster.local_jobs")
         monkeypatch.setattr(local_jobs, "subprocess", own)
+
+
+@pytest.fixture
+def started(forked: None, monkeypatch: pytest.MonkeyPatch) -> list[Fork]:
+    """The processes that `--submit local` has started; the first waits, and is killed."""
+    local_jobs = import_module("gigamask.plugins.cluster.local_jobs")
+    processes, lock, begin = list[Fork](), Lock(), local_jobs.subprocess.Popen
+
+    def start(command: Sequence[str], **options: object) -> Fork:
+        with lock, monkeypatch.context() as patched:
+            if not processes:
+                patched.setattr(f"{__name__}.main", lambda _: signal.pause())
+            process = begin(command, **options)
+            if not processes:
+                process.kill()
+            processes.append(process)
+        return process
+
+    monkeypatch.setattr(local_jobs.subprocess, "Popen", start)
+    return processes

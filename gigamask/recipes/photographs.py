@@ -1,6 +1,7 @@
 """Recipes that train `compact` on photographs: small models that learn in minutes."""
 
 from dataclasses import replace
+from typing import cast
 
 from gigamask.data.augment import ColorJitter, LargeScaleJitter
 from gigamask.data.mask_sampling import MaskFilters
@@ -68,7 +69,12 @@ def photos() -> SamTrainConfig:
         steps=2800,
         micro_batch_size=3,
         loader=replace(base.loader, workers=0),
-        prompts=replace(base.prompts, mask_only_rounds=True, box_noise=0.1, box_noise_varies=True),
+        prompts=replace(
+            cast(InteractiveSchedule, base.prompts),
+            mask_only_rounds=True,
+            box_noise=0.1,
+            box_noise_varies=True,
+        ),
         schedule=WarmupCosine(warmup_steps=30, min_lr_ratio=0.01),
         save_every=500,
     )

@@ -48,14 +48,13 @@ class ReportCommand:
         }
         if out.exists() and not out.read_bytes()[:15].lower().startswith(b"<!doctype html>"):
             raise GigamaskError(f"--out {out}: is not a report; give the page another file")
-        given = {Path(path) for path in self.runs}
-        for name, run in list(runs.items()):
+        empty = {name: run for name, run in runs.items() if run.empty}
+        for run in empty.values():
             why = run.damaged[0] if run.damaged else "train the run first"
-            if run.empty and (run.folder in given or len(runs) == 1):
-                raise GigamaskError(f"{run.folder}: has no records yet ({why}); leave it out")
-            if run.empty:
-                del runs[name]
-                print(f"gigamask: left out {run.folder}: has no records yet", file=sys.stderr)
+            if len(empty) == len(runs):
+                raise GigamaskError(f"{run.folder}: has no records yet ({why})")
+            print(f"gigamask: left out {run.folder}: no records yet ({why})", file=sys.stderr)
+        runs = {name: run for name, run in runs.items() if name not in empty}
         for line in [line for run in runs.values() for line in run.damaged]:
             print(f"gigamask: left out {line}", file=sys.stderr)
         recipes = {

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from contextlib import chdir
 from pathlib import Path
-from threading import Lock
 
 import numpy as np
 import psutil
@@ -16,13 +15,11 @@ from PIL import Image
 from gigamask.cli.main import main
 from gigamask.evaluation import clicks
 from gigamask.files import PARTIAL
-from gigamask.plugins.cluster import local_jobs
 from gigamask.rng import make_rng
 from gigamask.synthetic import scenes as synthetic
-from tests import forked as forks
 from tests import little
 from tests.commands import LITTLE, invoke, refusal
-from tests.forked import forked  # noqa: F401 (a fixture)
+from tests.forked import forked, started  # noqa: F401 (fixtures)
 from tests.journeys.runs import wait_until
 from tests.plugins.cluster import fake_slurm
 
@@ -77,9 +74,8 @@ def run_in(folder: str, words: list[str]) -> tuple[dict, dict[str, bytes]]:
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_parts_give_the_result_of_one_process(name, inputs, monkeypatch):
+def test_the_parts_give_the_result_of_one_process(name, inputs, started):  # noqa: F811
     """The first part is killed, and runs again."""
     words = COMMANDS[name].format(inputs).split()
     if words[0] == "segment":
@@ -88,19 +84,6 @@ def test_the_parts_give_the_result_of_one_process(name, inputs, monkeypatch):
         store = f"--out {inputs}/store --mask-size 32 --image-size 64".split()
         invoke("masks", inputs / "index", *store)
     plain = run_in("plain", words)
-    begin, started, lock = local_jobs.subprocess.Popen, [], Lock()
-
-    def start(*given, **options):
-        with lock, monkeypatch.context() as patched:
-            if not started:  # it waits, and so is not done before it is killed
-                patched.setattr(forks, "main", lambda _: signal.pause())
-            process = begin(*given, **options)
-            if not started:
-                process.kill()
-            started.append(process)
-        return process
-
-    monkeypatch.setattr(local_jobs.subprocess, "Popen", start)
     local = "--submit local --submit-jobs 3 --submit-parallel 2 --submit-folder 'sub mitted'"
     joined = run_in("joined", [*words, local])
     assert (len(started), started[0].wait()) == (4, -signal.SIGKILL)
