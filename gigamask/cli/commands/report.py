@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -46,8 +47,9 @@ class ReportCommand:
             name: history.read(folder, self.verify)
             for name, folder in zip(names, folders, strict=True)
         }
-        if out.exists() and not out.read_bytes()[:15].lower().startswith(b"<!doctype html>"):
-            raise GigamaskError(f"--out {out}: is not a report; give the page another file")
+        with suppress(FileNotFoundError), out.open("rb") as old:
+            if old.read(15).lower() != b"<!doctype html>":
+                raise GigamaskError(f"--out {out}: is not a report; give the page another file")
         empty = {name: run for name, run in runs.items() if run.empty}
         for run in empty.values():
             why = run.damaged[0] if run.damaged else "train the run first"
