@@ -70,7 +70,7 @@ def populate(folder: Path) -> None:
         **dict.fromkeys(
             "scenes leaves more_leaves clutter last/composites last/clutter last/leaves "
             "fifth/composites fifth/more_composites fifth/clutter fifth/leaves "
-            "sixth/composites sixth/more_composites sixth/clutter sixth/leaves".split(),
+            "runs/pasted4000 sixth/composites sixth/more_composites sixth/clutter sixth/leaves".split(),
             2,
         ),
     }.items():
