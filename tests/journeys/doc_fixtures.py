@@ -69,8 +69,8 @@ def populate(folder: Path) -> None:
         "val": 2,
         **dict.fromkeys(
             "scenes leaves more_leaves clutter last/composites last/clutter last/leaves "
-            "fifth/composites fifth/more_composites fifth/clutter fifth/leaves "
-            "runs/pasted4000 sixth/composites sixth/more_composites sixth/clutter sixth/leaves".split(),
+            "fifth/composites fifth/more_composites fifth/clutter fifth/leaves runs/pasted4000 "
+            "sixth/composites sixth/more_composites sixth/clutter sixth/leaves".split(),
             2,
         ),
     }.items():
