@@ -76,6 +76,8 @@ def refined(
         prediction: The masks.
         times: How often masks are passed back; 0 returns the prediction.
     """
+    if not times:
+        return prediction
     count, found = prediction.logits.shape[1], prediction
     rows = torch.arange(len(prompts.labels), device=prompts.labels.device)
     each = replace(prompts.select(rows.repeat_interleave(count)), multimask_output=False)
@@ -86,9 +88,10 @@ def refined(
 
     for _ in range(times):
         found = found.better(again(False), averaged=~prompts.has_box)
-    if times and prediction.in_window is not None:
+    if prediction.in_window is not None:
         nearer = again(True)
         found = replace(found, logits=nearer.logits, low_res_logits=nearer.low_res_logits)
-    of_box = prompts.has_box[:, None, None, None]
-    low = torch.where(of_box, found.low_res_logits, prediction.low_res_logits)
+    low = torch.where(
+        prompts.has_box[:, None, None, None], found.low_res_logits, prediction.low_res_logits
+    )
     return replace(found, low_res_logits=low)

@@ -482,8 +482,8 @@ def dry_run(config: ImageTrainConfig, device: Device, images: int, processes: in
         counts = sum(each.numel() for each in parameters), trained
         kept = set(state.exchange.parameters) if state.exchange else set()
         cleared = sum(each.nbytes for each in parameters if each.requires_grad and each not in kept)
-        found = phase_peaks.peaks, phase_peaks.activation_bytes
-        return DryRun(images, *found, held, counts, processes, cleared)
+        activations = phase_peaks.activation_bytes
+        return DryRun(images, phase_peaks.peaks, activations, held, counts, processes, cleared)
 
 
 def count_flops(config: ImageTrainConfig) -> StepFlops:

@@ -64,10 +64,8 @@ def test_repvit_joins_its_last_two_stages():
 
 
 def test_gradients_of_padded_images_are_as_small_as_others():
-    encoder, images = (
-        build_model(SamConfig(image_size=64, encoder=RepViT()), 0).image_encoder,
-        pixels(),
-    )
+    encoder = build_model(SamConfig(image_size=64, encoder=RepViT()), 0).image_encoder
+    images = pixels()
     images[:, :, 40:] = 0
     encoder(images, None)[:, :, :, ::2].mean().backward()
     norms = [parameter.grad.norm() for parameter in encoder.parameters()]
