@@ -7,7 +7,6 @@ the last value winning, and read once into the dataclasses.
 from __future__ import annotations
 
 import json
-import math
 import os
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 import yaml
 
 from gigamask import files, parser, recipes, registry
-from gigamask.errors import GigamaskError
+from gigamask.errors import GigamaskError, check_positive
 from gigamask.launch import with_launchers
 from gigamask.parser import FLAT, HIDDEN, Given, Words
 from gigamask.serialization import CLASS, decode_yaml, flatten_yaml, read_yaml
@@ -188,8 +187,7 @@ def parse_train(arguments: Sequence[str], command: str = "train") -> TrainFlags:
     if flags.epochs is not None:
         if "steps" in given and not given["steps"].file:
             raise GigamaskError("--epochs and --steps cannot be combined; give one of them")
-        if not 0 < flags.epochs < math.inf:
-            raise GigamaskError(f"--epochs must be > 0 and finite (got {flags.epochs})")
+        check_positive("--epochs", flags.epochs)
     if not isinstance(flags, TrainFlags):
         return kinds[0](**parser.values_of(flags))
     if resuming and flags.stages is not None:

@@ -3,7 +3,11 @@
 Each message is one line with the name, the value, the limit and what to do.
 """
 
+import math
+import sys
 from collections.abc import Iterable
+from numbers import Real
+from typing import Any
 
 
 class GigamaskError(ValueError):
@@ -85,19 +89,45 @@ def score_text(score: float | None, error: float | None = None) -> str:
 
 
 def check_range(
-    name: str, value: int | float | None, least: int | float, most: int | float | None
+    name: str, value: int | float | None, least: int | float, most: int | float | None = None
 ) -> None:
     """Check that a value, if it is set, lies in a range.
 
     Args:
         name: Flag or field, for the message.
-        value: Value to check; NaN is always out of range, None never.
+        value: Value to check; NaN and what is no number are always out of range, None never.
         least: Smallest allowed value.
         most: Largest allowed value; None: no upper limit.
 
     Raises:
         GigamaskError: The value is out of range.
     """
-    if value is not None and not (least <= value and (most is None or value <= most)):
+    if not _lies(value, least, math.inf if most is None else most):
         limits = f"at least {least}" if most is None else f"between {least} and {most}"
-        raise GigamaskError(f"{name} is {value}, but must be {limits}")
+        raise GigamaskError(f"{name} must be {limits} (got {value})")
+
+
+def check_positive(name: str, value: float | None) -> None:
+    """Check that a value, if it is set, is more than 0 and finite; otherwise like `check_range`."""
+    if not _lies(value, math.ulp(0), sys.float_info.max):
+        raise GigamaskError(f"{name} must be > 0 and finite (got {value})")
+
+
+def check_counts(config: object, *names: str) -> None:
+    """Check that fields, if they are set, are at least 1, in a list each.
+
+    Args:
+        config: A configuration or a component of one.
+        *names: Names of its fields.
+
+    Raises:
+        GigamaskError: A field is less than 1.
+    """
+    for name in names:
+        value = getattr(config, name)
+        for number in value if isinstance(value, tuple) else (value,):
+            check_range(f"{type(config).__name__}.{name}", number, 1)
+
+
+def _lies(value: Any, least: float, most: float) -> bool:
+    return value is None or (isinstance(value, Real) and least <= float(value) <= most)

@@ -7,14 +7,13 @@ without it.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
-from gigamask.errors import GigamaskError, check_range
+from gigamask.errors import check_positive, check_range
 from gigamask.lazy_numpy import np
 
 if TYPE_CHECKING:
@@ -365,8 +364,7 @@ class Evaluator(ABC):
 
     def check(self) -> None:
         """Raise `GigamaskError` if the settings are not valid."""
-        if self.interval < 1:
-            raise GigamaskError(f"--evaluation.interval must be at least 1 (got {self.interval})")
+        check_range("--evaluation.interval", self.interval, 1)
 
     def check_inputs(self) -> None:
         """Raise `GigamaskError` if data that `open` needs is missing; called before training."""
@@ -411,11 +409,8 @@ class Optimizer(ABC):
     """whether it works on shards of parameters (DTensor), as --parallel fsdp and hsdp need"""
 
     def __post_init__(self) -> None:
-        check_range("lr", self.lr, 0, None)
-        if self.grad_clip is not None and not 0 < self.grad_clip < math.inf:
-            raise GigamaskError(
-                f"grad_clip must be positive and finite, or None (got {self.grad_clip})"
-            )
+        check_range("lr", self.lr, 0)
+        check_positive("grad_clip", self.grad_clip)
 
     @abstractmethod
     def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:

@@ -125,7 +125,7 @@ class LargeScaleJitter(Augment):
     with few different sizes"""
 
     def __post_init__(self) -> None:
-        check_range(f"{type(self).__name__}.multiple", self.multiple, 1, None)
+        check_range(f"{type(self).__name__}.multiple", self.multiple, 1)
         _check_scales(type(self).__name__, self.low, self.high)
         _check_flip(f"{type(self).__name__}.flip", self.flip)
 
@@ -168,8 +168,7 @@ class RandomCrop(Augment):
     """probability of a horizontal flip"""
 
     def __post_init__(self) -> None:
-        if self.side < 1:
-            raise GigamaskError(f"RandomCrop.side must be at least 1 (got {self.side})")
+        check_range("RandomCrop.side", self.side, 1)
         _check_flip("RandomCrop.flip", self.flip)
 
     def get_transform(

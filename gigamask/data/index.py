@@ -23,7 +23,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -44,6 +44,7 @@ from gigamask.data.index_format import (
     merge,
 )
 from gigamask.data.shard_index import PART, TarFile, index_shard, stat_shards
+from gigamask.data.storage import Paths, path_list
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.files import exclusive_lock
 from gigamask.serialization import check_regular
@@ -51,8 +52,6 @@ from gigamask.serialization import check_regular
 LOCK = "lock"
 MAX_NAMES = 8
 """Maximum number of broken shards that an error lists."""
-
-Paths = str | Path | Sequence[str | Path]
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,11 +198,6 @@ class BuildResult(NamedTuple):
     reused: int
 
 
-def as_list(paths: Paths) -> list[str | Path]:
-    """Return one path or several as a list."""
-    return [paths] if isinstance(paths, str | Path) else list(paths)
-
-
 def find_tars(paths: Paths) -> list[str]:
     """Return `find_shards(paths)`; raise GigamaskError if an image folder is among them."""
     shards = find_shards(paths)
@@ -230,7 +224,7 @@ def find_shards(paths: Paths) -> list[str]:
         GigamaskError: A path does not exist, matches nothing, or is an image or JSON.
     """
     shards: list[str] = []
-    for path in as_list(paths):
+    for path in path_list(paths):
         text = storage.normalize(path)
         if reason := image_folder.why_unread(text):
             raise CorruptSampleError(f"{text}: {reason}")
@@ -347,7 +341,7 @@ def extend(
     if not is_index(out):
         files.check_out(out, "an index")
     shards = find_tars(paths) if checksums else find_shards(paths)
-    normalized = [storage.normalize(path) for path in as_list(paths)]
+    normalized = [storage.normalize(path) for path in path_list(paths)]
     indexes = [Path(path) for path in normalized if is_index(path)]
     try:
         with _only_writer(out) as work:
@@ -403,7 +397,7 @@ def _extend_by_parts(
     shards = find_shards(paths)
     folders = [part.folder / f"index-{number}" for number in range(part.count)]
     if part.number is not None:
-        indexes = [Path(path) for path in [out, *as_list(paths)] if is_index(path)]
+        indexes = [Path(path) for path in [out, *path_list(paths)] if is_index(path)]
         known = {tar for path in indexes for tar in index_format.read_manifest(path).tars}
         share = _stat_shards(list(part.share(shards)))
         own = [stored.path for stored in share if stored not in known]
@@ -411,7 +405,7 @@ def _extend_by_parts(
             extend(own, folders[part.number], part.workers, progress, *flags)
         part.finish(len(shards), [len(own)])
     scanned = sum(part.join(len(shards), int))
-    paths = [*as_list(paths), *filter(is_index, folders)]
+    paths = [*path_list(paths), *filter(is_index, folders)]
     result = extend(paths, out, part.workers, progress, *flags)
     return BuildResult(result.index, result.scanned + scanned, result.reused - scanned)
 
@@ -434,7 +428,7 @@ def open_or_build(paths: Paths, cache: str | Path) -> Index:
     Raises:
         GigamaskError: A shard is unusable, or the index cannot be written.
     """
-    paths = as_list(paths)
+    paths = path_list(paths)
     if len(paths) == 1 and is_index(paths[0]):
         return Index.open(paths[0])
     shards = find_shards(paths)

@@ -29,7 +29,7 @@ from gigamask.data.index import Index
 from gigamask.data.mask_sampling import CandidateMasks
 from gigamask.data.mask_store_shard import MANIFEST, SCHEMA, MaskStoreManifest
 from gigamask.data.sample_config import SampleConfig
-from gigamask.errors import GigamaskError
+from gigamask.errors import GigamaskError, check_range
 from gigamask.files import check_out, write_bytes
 from gigamask.masks.rle import RLEMasks
 from gigamask.masks.transforms import ImageTransform
@@ -241,11 +241,8 @@ def build(
     Raises:
         GigamaskError: A size is out of range, the folder holds something else, or the disk is full.
     """
-    if not (0 < mask_size <= MAX_MASK_SIZE and image_size >= 1):
-        raise GigamaskError(
-            f"--mask-size must be 1 to {MAX_MASK_SIZE} (got {mask_size}) and --image-size at least "
-            f"1 (got {image_size})"
-        )
+    check_range("--mask-size", mask_size, 1, MAX_MASK_SIZE)
+    check_range("--image-size", image_size, 1)
     if not index.manifest.masks:
         raise GigamaskError(
             f"{index.shard_paths[0]}: has no masks, so there is nothing to store; give tars with "

@@ -12,9 +12,10 @@ import posixpath
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
+from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple, TypeVar
 
@@ -45,7 +46,22 @@ _VERSIONS = (
 _BUGS = (TypeError, AttributeError, NotImplementedError, AssertionError, ImportError)
 _PERMANENT = {errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.ENAMETOOLONG}
 
+Paths = str | Path | Sequence[str | Path]
+"""Tars, folders of tars, globs, URLs, or an index."""
 Result = TypeVar("Result")
+
+
+def path_list(paths: Paths) -> tuple[str, ...]:
+    """Return one or several paths as strings.
+
+    Raises:
+        GigamaskError: They are something else, such as None.
+    """
+    listed = list(paths) if isinstance(paths, Iterable) and not isinstance(paths, str) else [paths]
+    for path in listed:
+        if not isinstance(path, str | Path):
+            raise GigamaskError(f"{path!r} is not a path, nor a list of paths")
+    return tuple(map(str, listed))
 
 
 class ByteRange(NamedTuple):

@@ -26,7 +26,7 @@ from typing import Any, NoReturn, TypeVar
 import msgspec
 
 from gigamask import files
-from gigamask.errors import GigamaskError
+from gigamask.errors import GigamaskError, check_range
 from gigamask.signals import STOP_SIGNALS
 
 Item = TypeVar("Item")
@@ -183,8 +183,7 @@ def parallel_map(
             return workers.join(len(items), kind)
         share = workers.share(items)
         workers.finish(len(items), parallel_map(function, share, workers.workers, progress))
-    if workers < 1:
-        raise GigamaskError(f"--workers must be at least 1 (got {workers})")
+    check_range("--workers", workers, 1)
     results: dict[int, Result] = {}
 
     def collect(position: int, result: Result) -> None:

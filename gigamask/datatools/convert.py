@@ -27,7 +27,7 @@ from gigamask.datatools.left_out import LeftOutEntry, LeftOutRecord
 from gigamask.datatools.objects import ImageObjects, Objects, SourceImage
 from gigamask.datatools.pairing import MAX_LIST_BYTES, compose
 from gigamask.datatools.sources import Source
-from gigamask.errors import CorruptSampleError, GigamaskError, counted
+from gigamask.errors import CorruptSampleError, GigamaskError, check_range, counted
 from gigamask.files import find_tars, lock_folder
 from gigamask.serialization import read_text
 
@@ -93,8 +93,7 @@ def convert(
         GigamaskError: More than half of the images or of the masks are unusable, or there is no
             mask; no tar is kept.
     """
-    if shard_images < 1:
-        raise GigamaskError(f"--shard-images must be at least 1 (got {shard_images} images)")
+    check_range("--shard-images", shard_images, 1)
     if isinstance(source, Path):
         source = of_annotations(str(source), image_folder)
     listing = list_source(source, options)

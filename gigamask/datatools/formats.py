@@ -61,7 +61,7 @@ class ConvertOptions(MaskOptions):
     """label images: make each connected component a mask of its own"""
 
     def __post_init__(self) -> None:
-        check_range("--binary", self.binary, 1, None)
+        check_range("--binary", self.binary, 1)
 
     @property
     def has_labels(self) -> bool:

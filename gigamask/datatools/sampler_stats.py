@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int, Int64
 
-from gigamask.errors import GigamaskError
+from gigamask.errors import GigamaskError, check_range
 from gigamask.interfaces import GRANULARITIES, LossSnapshot, Sampler, SampleTable
 from gigamask.samplers.batch_sampler import items_at, order_of
 
@@ -36,8 +36,7 @@ def describe(
     Raises:
         GigamaskError: There is nothing to visit.
     """
-    if epochs < 1:
-        raise GigamaskError(f"--epochs is {epochs}, but must be at least 1")
+    check_range("--epochs", epochs, 1)
     if not items.count:
         raise GigamaskError(
             "there are no items to sample: no image has a mask that passes; give tars with masks"

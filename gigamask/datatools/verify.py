@@ -40,6 +40,7 @@ from gigamask.data.shard_index import (
     read_size,
     stat_shard,
 )
+from gigamask.data.storage import Paths, path_list
 from gigamask.datatools import checksums
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.records import ImageAnnotation
@@ -92,7 +93,7 @@ class TarReport:
 
 
 def verify(
-    paths: index.Paths,
+    paths: Paths,
     sums: Mapping[str, str] | None = None,
     decode: bool = True,
     workers: worker_pool.Workers = 1,
@@ -112,7 +113,7 @@ def verify(
     """
     recorded = {
         rows.summary.tar.path: rows
-        for path in index.as_list(paths)
+        for path in path_list(paths)
         if index_format.is_index(path)
         for rows in index_format.rows_of_index(Path(path))
     }
@@ -121,7 +122,7 @@ def verify(
         for path in index.find_tars(paths)
     ]
     reports = worker_pool.parallel_map(operator.call, checks, workers, progress, TarReport)
-    return reports, [fault for path in index.as_list(paths) for fault in check_index(path)]
+    return reports, [fault for path in path_list(paths) for fault in check_index(path)]
 
 
 def summary(reports: Iterable[TarReport]) -> dict[str, int]:

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -25,10 +25,11 @@ def choose_device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
-    except RuntimeError:
+    except (RuntimeError, TypeError):
         raise GigamaskError(
             f"--device must be auto, cpu, cuda, cuda:N or mps (got {name!r}); "
-            f"{f'perhaps cuda:{name}; ' * name.isdigit()}leave it out to use a GPU if there is one"
+            + f"perhaps cuda:{name}; " * str(name).isdigit()
+            + "leave it out to use a GPU if there is one"
         ) from None
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise GigamaskError(
@@ -61,7 +62,12 @@ def choose_precision(name: TrainingPrecision, device: torch.device) -> Precision
         name: Value of --precision; "auto" is bf16 on a GPU and fp32 on a CPU, and "fastest" is bf16
             also on a CPU that multiplies it in hardware.
         device: Device to compute on.
+
+    Raises:
+        GigamaskError: There is no such precision.
     """
+    if name not in (known := get_args(TrainingPrecision)):
+        raise GigamaskError(f"precision must be one of {', '.join(known)} (got {name!r})")
     if name not in ("auto", "fastest"):
         return name
     is_fast = device.type == "cuda" or (name == "fastest" and multiplies_bf16(device))

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from gigamask.errors import check_range
 from gigamask.interfaces import Evaluator
-from gigamask.training.config import check_at_least
 
 if TYPE_CHECKING:
     from gigamask.distributed.world import World
@@ -34,7 +33,7 @@ class ClickEvaluation(Evaluator):
 
     def check(self) -> None:
         super().check()
-        check_at_least(1, **{"evaluation.images": self.images})
+        check_range("--evaluation.images", self.images, 1)
         check_range("--evaluation.min-predicted-iou", self.min_predicted_iou, 0, 1)
 
     def check_inputs(self) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from gigamask.data.dataset import AnnotatedImages, Sa1bDataset
 from gigamask.data.index import Index
 from gigamask.data.mask_sampling import MaskFilters
-from gigamask.errors import CorruptSampleError, GigamaskError
+from gigamask.errors import CorruptSampleError, check_range
 from gigamask.inference.amg_config import check_tiles
 from gigamask.inference.tile_decoder import TileDecoder
 from gigamask.inference.tiles import TileGrid
@@ -190,8 +190,7 @@ def embed_images(
     Raises:
         GigamaskError: `batch_size` is less than 1.
     """
-    if batch_size < 1:
-        raise GigamaskError(f"batch_size must be at least 1 image (got {batch_size})")
+    check_range("batch_size", batch_size, 1)
     ahead = _read_ahead(
         annotated_images(images, model.config.pixels), rows, model.config, batch_size
     )

@@ -69,9 +69,7 @@ class AutomaticMaskConfig:
             "min_mask_region_area": 0,
         }
         for name, minimum in minima.items():
-            value = getattr(self, name)
-            if value is not None and value < minimum:
-                raise GigamaskError(f"{name} must be at least {minimum} (got {value})")
+            check_range(name, getattr(self, name), minimum)
         for name in (
             *("pred_iou_thresh", "stability_score_thresh"),
             *("box_nms_thresh", "crop_nms_thresh"),
@@ -129,11 +127,7 @@ def check_tiles(tile: int | None, halo: int | None) -> int:
         if halo is not None:
             raise GigamaskError(f"halo {halo} is the overlap of tiles: set their side, too")
         return 0
-    if tile < MIN_TILE_PX:
-        raise GigamaskError(f"tile must be at least {MIN_TILE_PX} pixels (got {tile})")
+    check_range("tile", tile, MIN_TILE_PX)
     halo = tile // 8 if halo is None else halo
-    if not 0 <= halo <= tile // 2:
-        raise GigamaskError(
-            f"halo must be 0 to {tile // 2} pixels, half of tile {tile} (got {halo})"
-        )
+    check_range(f"halo of tile {tile}", halo, 0, tile // 2)
     return halo

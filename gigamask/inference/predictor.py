@@ -29,7 +29,7 @@ from gigamask.masks.transforms import ImageTransform, masks_of_logits
 from gigamask.models.embedding_cache import EmbeddingCache, ImageEmbedder
 from gigamask.models.prompt_decoder import PromptDecoder, refined
 from gigamask.models.prompt_encoder import make_prompts
-from gigamask.models.promptable import PromptableModel
+from gigamask.models.promptable import PromptableModel, require_model
 from gigamask.pixels import PixelConfig
 
 MASK_THRESHOLD = 0.0
@@ -70,10 +70,7 @@ class SamPredictor:
         halo: int | None = None,
         precision: PrecisionName = "auto",
     ) -> None:
-        if isinstance(sam_model, str | Path):
-            raise GigamaskError(
-                f"a model is needed, not its path: gigamask.load_model({str(sam_model)!r})"
-            )
+        require_model(sam_model)
         self._cache, self.precision = cache, precision
         self._tile, self._halo = tile, check_tiles(tile, halo)
         self.model = sam_model

@@ -38,7 +38,7 @@ class OHEM(Mining):
             raise GigamaskError(
                 f"OHEM.keep_ratio must be above 0 and at most 1 (got {self.keep_ratio})"
             )
-        check_range("OHEM.min_kept", self.min_kept, 0, None)
+        check_range("OHEM.min_kept", self.min_kept, 0)
         if self.group_by not in get_args(GroupBy):
             raise GigamaskError(
                 f"OHEM.group_by must be one of {', '.join(get_args(GroupBy))} "

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Literal, get_args
 
-from gigamask.errors import GigamaskError, check_range
+from gigamask.errors import GigamaskError, check_positive, check_range
 from gigamask.interfaces import Loss
 
 if TYPE_CHECKING:
@@ -78,15 +78,11 @@ class SamLoss(Loss):
             "num_points",
             "ohem_min_pixels",
         ):
-            check_range(f"SamLoss.{name}", getattr(self, name), 0, None)
+            check_range(f"SamLoss.{name}", getattr(self, name), 0)
         for name in ("alpha", "importance_sample_ratio"):
             check_range(f"SamLoss.{name}", getattr(self, name), 0, 1)
-        check_range("SamLoss.oversample_ratio", self.oversample_ratio, 1, None)
-        if not self.smooth > 0:
-            raise GigamaskError(
-                f"SamLoss.smooth must be above 0, or the dice loss of an empty mask is undefined "
-                f"(got {self.smooth})"
-            )
+        check_range("SamLoss.oversample_ratio", self.oversample_ratio, 1)
+        check_positive("SamLoss.smooth", self.smooth)  # for the dice of empty masks
         if self.ohem_pixel_ratio is not None and not 0 < self.ohem_pixel_ratio <= 1:
             raise GigamaskError(
                 "SamLoss.ohem_pixel_ratio must be above 0 and at most 1, or None for all pixels "

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gigamask.errors import GigamaskError, check_range
+from gigamask.errors import GigamaskError, check_positive, check_range
 from gigamask.interfaces import Loss
 
 if TYPE_CHECKING:
@@ -46,10 +46,9 @@ class WindowLoss(Loss):
 
     def __post_init__(self) -> None:
         for name in ("bce_weight", "dice_weight", "iou_weight", "choice_weight"):
-            check_range(f"WindowLoss.{name}", getattr(self, name), 0, None)
+            check_range(f"WindowLoss.{name}", getattr(self, name), 0)
         for name in ("choice_sharpness", "smooth"):
-            if not getattr(self, name) > 0:
-                raise GigamaskError(f"WindowLoss.{name} must be > 0 (got {getattr(self, name)})")
+            check_positive(f"WindowLoss.{name}", getattr(self, name))
 
     @property
     def supports_filling(self) -> bool:

@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast
 
 from gigamask import plugin
-from gigamask.errors import GigamaskError
+from gigamask.errors import GigamaskError, check_counts, check_range
 from gigamask.interfaces import ImageEncoder
 from gigamask.models.encoder_configs import (
     ConvPyramid,
     ViT,
     ViTSmall,
     ViTTiny,
-    check_counts,
     check_multiple,
 )
 from gigamask.pixels import PixelConfig
@@ -399,10 +398,7 @@ class MAEConfig(ModelConfig):
         check_multiple(self, "decoder_dim", self.decoder_num_heads, "decoder_num_heads")
         for name in ("embed_dim", "decoder_dim"):
             check_multiple(self, name, 4, "the position embedding")
-        if self.feature_channels < 0:
-            raise GigamaskError(
-                f"MAEConfig.feature_channels must be at least 0 (got {self.feature_channels})"
-            )
+        check_range("MAEConfig.feature_channels", self.feature_channels, 0)
         if not 0 < self.mask_ratio < 1:
             raise GigamaskError(f"MAEConfig.mask_ratio must be in (0, 1) (got {self.mask_ratio})")
         if not 0 < self.visible < self.patches:

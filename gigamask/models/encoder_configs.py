@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gigamask.errors import GigamaskError
+from gigamask.errors import GigamaskError, check_counts, check_range
 from gigamask.interfaces import ImageEncoder
 
 if TYPE_CHECKING:
@@ -139,8 +139,8 @@ class ConvPyramid(ImageEncoder):
             raise GigamaskError(
                 f"ConvPyramid.widths must be positive multiples of 8 (got {self.widths})"
             )
-        if any(depth < 0 for depth in self.depths):
-            raise GigamaskError(f"ConvPyramid.depths must be at least 0 (got {self.depths})")
+        for depth in self.depths:
+            check_range("ConvPyramid.depths", depth, 0)
 
     def build(self, model: Any) -> nn.Module:
         """Build the image encoder of a SAM."""
@@ -157,21 +157,6 @@ class ConvPyramid(ImageEncoder):
     def max_width(self, model: Any) -> int:
         """Return the channels of the widest stage."""
         return max(self.widths)
-
-
-def check_counts(config: object, *names: str) -> None:
-    """Check that fields are at least 1.
-
-    Args:
-        config: A configuration.
-        *names: Names of its fields.
-
-    Raises:
-        GigamaskError: A field is smaller.
-    """
-    for name in names:
-        if (value := getattr(config, name)) < 1:
-            raise GigamaskError(f"{type(config).__name__}.{name} must be at least 1 (got {value})")
 
 
 def check_multiple(config: object, name: str, divisor: int, reason: str) -> None:

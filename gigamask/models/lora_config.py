@@ -3,10 +3,9 @@
 Imports no torch, so that `--help` is fast.
 """
 
-import math
 from dataclasses import dataclass
 
-from gigamask.errors import GigamaskError
+from gigamask.errors import GigamaskError, check_positive, check_range
 
 
 @dataclass(frozen=True)
@@ -33,10 +32,8 @@ class LoRA:
                 f"--lora needs a rank of at least 0 and layers in --lora.on (got {self.rank} and "
                 f"{' '.join(self.on) or 'none'})"
             )
-        if self.alpha is not None and not 0 < self.alpha < math.inf:
-            raise GigamaskError(f"--lora.alpha must be > 0 and finite (got {self.alpha})")
-        if self.last is not None and self.last < 0:
-            raise GigamaskError(f"--lora.last must be at least 0 (got {self.last})")
+        check_positive("--lora.alpha", self.alpha)
+        check_range("--lora.last", self.last, 0)
 
     @property
     def scale(self) -> float:

@@ -43,6 +43,24 @@ def preprocess(
     )
 
 
+def require_model(model: Any) -> None:
+    """Check that a model is one that predictors can use.
+
+    Args:
+        model: The model.
+
+    Raises:
+        GigamaskError: It is something else, such as a path.
+    """
+    if isinstance(model, str | Path):
+        raise GigamaskError(f"a model is needed, not its path: gigamask.load_model({str(model)!r})")
+    if not isinstance(model, nn.Module) or not hasattr(model, "config"):
+        raise GigamaskError(
+            "a model is needed, such as gigamask.load_model('starter') returns (got "
+            f"{type(model).__name__})"
+        )
+
+
 def _is_of_gigamask(method: Callable | None) -> bool:
     return method is None or method.__module__.startswith("gigamask.")
 

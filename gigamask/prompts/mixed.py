@@ -62,7 +62,7 @@ class MixedPrompts(NoisyBoxes):
         if abs((total := sum(self.point_count_probs)) - 1) > 1e-6:
             raise GigamaskError(f"MixedPrompts.point_count_probs must sum to 1 (got {total:.6g})")
         check_range("MixedPrompts.positive_prob", self.positive_prob, 0, 1)
-        check_range("MixedPrompts.mask_logit", self.mask_logit, 0, None)
+        check_range("MixedPrompts.mask_logit", self.mask_logit, 0)
 
     @property
     def rounds(self) -> int:

@@ -35,8 +35,8 @@ class NoisyBoxes(PromptSchedule):
 
     def __post_init__(self) -> None:
         name = type(self).__name__
-        check_range(f"{name}.box_noise", self.box_noise, 0, None)
-        check_range(f"{name}.box_noise_limit_px", self.box_noise_limit_px, 0, None)
+        check_range(f"{name}.box_noise", self.box_noise, 0)
+        check_range(f"{name}.box_noise_limit_px", self.box_noise_limit_px, 0)
 
     def noisy_boxes(self, targets: Targets, random_inputs: RandomInputs) -> Float[Tensor, "M 4"]:
         """Return the boxes of the targets with noise, xyxy in input pixels.
@@ -78,7 +78,7 @@ class InteractiveSchedule(NoisyBoxes):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range("InteractiveSchedule.clicks", self.clicks, int(self.mask_only_rounds), None)
+        check_range("InteractiveSchedule.clicks", self.clicks, int(self.mask_only_rounds))
         for name in ("center_click_prob", "box_prob", "corrected"):
             check_range(f"InteractiveSchedule.{name}", getattr(self, name), 0, 1)
 
@@ -213,7 +213,7 @@ class CenterClicks(PromptSchedule):
     """predict three masks for the first click, as SAM does, for every click, or never"""
 
     def __post_init__(self) -> None:
-        check_range("CenterClicks.clicks", self.clicks, 1, None)
+        check_range("CenterClicks.clicks", self.clicks, 1)
 
     @property
     def rounds(self) -> int:
@@ -278,7 +278,7 @@ class UniformClicks(PromptSchedule):
     """number of clicks, one per round"""
 
     def __post_init__(self) -> None:
-        check_range("UniformClicks.clicks", self.clicks, 1, None)
+        check_range("UniformClicks.clicks", self.clicks, 1)
 
     rounds = num_uniforms = CenterClicks.rounds  # a pair of uniform numbers for each click
 

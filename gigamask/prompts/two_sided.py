@@ -37,7 +37,7 @@ class TwoSidedCorrection(NoisyBoxes):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range("TwoSidedCorrection.corrections", self.corrections, 0, None)
+        check_range("TwoSidedCorrection.corrections", self.corrections, 0)
         check_range("TwoSidedCorrection.box_prob", self.box_prob, 0, 1)
 
     @property

@@ -130,6 +130,8 @@ def make(name: str | TrainConfig | Callable[[], TrainConfig]) -> TrainConfig:
     if isinstance(name, TrainConfig):
         return name
     recipe = find(name) if isinstance(name, str) else name
+    if not callable(recipe):
+        raise GigamaskError(f"a recipe, its name or a configuration is needed (got {name!r})")
     try:
         config = recipe()
     except GigamaskError:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from gigamask.errors import check_counts
 from gigamask.interfaces import Sampler
 from gigamask.samplers.feistel import cycle, group_by_label
-from gigamask.samplers.validation import check, check_positive, column
+from gigamask.samplers.validation import check, column
 
 if TYPE_CHECKING:
     from jaxtyping import Float64, Int64, Shaped
@@ -38,7 +39,7 @@ class Curriculum(Sampler):
     def __post_init__(self) -> None:
         check(self, "start", 0 < self.start <= 1, "a share > 0 and <= 1")
         check(self, "epochs", 0 <= self.epochs < float("inf"), "finite and >= 0")
-        check_positive(self, "stages")
+        check_counts(self, "stages")
 
     def share(self, epochs: float) -> float:
         """Return the share of the items that is included after this many epochs."""
@@ -88,7 +89,7 @@ class AdaptiveCurriculum(Sampler):
         check(self, "start", 0 < self.start <= 1, "a share > 0 and <= 1")
         check(self, "growth", 0 < self.growth <= 1, "a share > 0 and <= 1")
         check(self, "threshold", self.threshold > 0, "> 0")
-        check_positive(self, "window", "per_epoch")
+        check_counts(self, "window", "per_epoch")
 
     @property
     def decay(self) -> float:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gigamask.errors import check_counts
 from gigamask.interfaces import Sampler, WeightedOrder
 from gigamask.rng import make_rng
 from gigamask.samplers.feistel import cycle
-from gigamask.samplers.validation import check, check_positive
+from gigamask.samplers.validation import check
 
 if TYPE_CHECKING:
     from jaxtyping import Float32, Float64, Int64
@@ -48,7 +49,7 @@ class LossWeighted(Sampler):
         check(self, "ema", 0 <= self.ema < 1, ">= 0 and < 1")
         drawable = self.floor > 0 or not self.importance
         check(self, "floor", drawable, "> 0 with importance, so that every item can be drawn")
-        check_positive(self, "per_epoch")
+        check_counts(self, "per_epoch")
 
     @property
     def decay(self) -> float:
@@ -132,7 +133,7 @@ class Replay(Sampler):
     def __post_init__(self) -> None:
         check(self, "share", 0 <= self.share < 1, ">= 0 and < 1")
         check(self, "percentile", 0 <= self.percentile <= 100, "from 0 to 100")
-        check_positive(self, "size", "recent", "per_epoch")
+        check_counts(self, "size", "recent", "per_epoch")
 
     @property
     def decay(self) -> float:

@@ -45,7 +45,7 @@ class LazyShuffle(Sampler):
     """items per chunk: larger mixes better, smaller reads more locally; None: no chunks"""
 
     def __post_init__(self) -> None:
-        check_range("LazyShuffle.chunk", self.chunk, 1, None)
+        check_range("LazyShuffle.chunk", self.chunk, 1)
 
     def order(self, table: SampleTable, epoch: int, history: LossSnapshot | None) -> Order:
         """Return the permutation of `epoch`; only requested positions are evaluated.

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gigamask.errors import GigamaskError
+from gigamask.errors import GigamaskError, check_counts
 from gigamask.interfaces import Sampler
 from gigamask.lazy_numpy import np
 from gigamask.rng import make_rng
@@ -28,7 +28,7 @@ from gigamask.samplers.feistel import (
     permute,
     permute_each,
 )
-from gigamask.samplers.validation import check_positive, column
+from gigamask.samplers.validation import column
 
 if TYPE_CHECKING:
     from jaxtyping import Int64
@@ -51,7 +51,7 @@ class TarSubset(Sampler):
     """take exactly per-tar items of each tar and shuffle all together, instead of tar by tar"""
 
     def __post_init__(self) -> None:
-        check_positive(self, "per_tar")
+        check_counts(self, "per_tar")
 
     def order(self, table: SampleTable, epoch: int, history: LossSnapshot | None) -> Order:
         """Return the order of `epoch`.
@@ -99,7 +99,7 @@ class StreamingTars(Sampler):
     """tars per epoch"""
 
     def __post_init__(self) -> None:
-        check_positive(self, "tars")
+        check_counts(self, "tars")
 
     def order(self, table: SampleTable, epoch: int, history: LossSnapshot | None) -> Order:
         """Return the order of `epoch`.
@@ -150,7 +150,7 @@ class Streamed(Sampler):
     """items shuffled together: larger mixes better, smaller reads more sequentially"""
 
     def __post_init__(self) -> None:
-        check_positive(self, "lanes", "buffer")
+        check_counts(self, "lanes", "buffer")
 
     def order(self, table: SampleTable, epoch: int, history: LossSnapshot | None) -> Order:
         """Return the order of `epoch`.
@@ -204,7 +204,7 @@ class Sharded(Sampler):
     """attribute with each item's node, from 0; None: tar t of T is on node t * nodes // T"""
 
     def __post_init__(self) -> None:
-        check_positive(self, "nodes")
+        check_counts(self, "nodes")
 
     def check(self, batch_size: int, world_size: int, nodes: int) -> None:
         """Check that no node needs items of another.

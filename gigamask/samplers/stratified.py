@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from gigamask.errors import GigamaskError
+from gigamask.errors import GigamaskError, check_counts
 from gigamask.interfaces import GRANULARITIES, Sampler
 from gigamask.rng import make_rng
 from gigamask.samplers.feistel import LazyOrder, balanced_items, permute, permute_each
 from gigamask.samplers.strata import Strata, stratum_numbers
-from gigamask.samplers.validation import check, check_positive, column
+from gigamask.samplers.validation import check, column
 
 if TYPE_CHECKING:
     from jaxtyping import Int64, Integer
@@ -45,7 +45,7 @@ class Stratified(Sampler):
     def __post_init__(self) -> None:
         names = "at least one column of integers, such as granularity"
         check(self, "attributes", len(self.attributes) > 0, names)
-        check_positive(self, "per_stratum")
+        check_counts(self, "per_stratum")
 
     def strata(self, table: SampleTable) -> Integer[np.ndarray, "count"]:
         """Return the stratum of each item."""
@@ -112,7 +112,7 @@ class InterleavedStrata(Sampler):
             len(self.ratio) == count and min(self.ratio, default=-1) >= 0 and any(self.ratio)
         )
         check(self, "ratio", valid, words)
-        check_positive(self, "ranks", "per_epoch")
+        check_counts(self, "ranks", "per_epoch")
 
     def check(self, batch_size: int, world_size: int, nodes: int) -> None:
         """Check that every process holds the ratio.

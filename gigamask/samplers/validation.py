@@ -29,21 +29,6 @@ def reads_attributes(sampler: Sampler) -> bool:
     return is_own or bool(names - {None, "granularity", "tar", "source"})
 
 
-def check_positive(sampler: Sampler, *names: str) -> None:
-    """Check that integer fields are at least 1 or None.
-
-    Args:
-        sampler: Sampler whose fields are checked.
-        *names: Names of the fields.
-
-    Raises:
-        GigamaskError: A field is less than 1.
-    """
-    for name in names:
-        value = getattr(sampler, name)
-        check(sampler, name, value is None or value >= 1, "at least 1")
-
-
 def check(sampler: Sampler, name: str, valid: bool, requirement: str) -> None:
     """Raise an error that names the field and its value, unless `valid`.
 

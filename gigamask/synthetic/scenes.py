@@ -249,10 +249,10 @@ def write_scenes(
     Raises:
         GigamaskError: A number is out of range, or a shard exists with other images.
     """
-    check_range("--images", images, 1, None)
-    check_range("--shard-images", shard_images, 1, None)
-    check_range("--first", first, 0, None)
-    check_range("--workers", workers, 1, None)
+    check_range("--images", images, 1)
+    check_range("--shard-images", shard_images, 1)
+    check_range("--first", first, 0)
+    check_range("--workers", workers, 1)
     folder = Path(folder)
     check_for_tars(folder)
     folder.mkdir(parents=True, exist_ok=True)

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
-import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args, get_type_hints
 
 import msgspec
 
 from gigamask.data.augment import Augment, ColorJitter, NoAugment
-from gigamask.errors import GigamaskError, abridged, check_range
+from gigamask.errors import GigamaskError, abridged, check_positive, check_range
 from gigamask.interfaces import (
     Evaluator,
     Kernels,
@@ -82,8 +81,8 @@ class LoaderConfig:
     process holds 2 x --micro-batch-size of them; 0 fetches each image separately"""
 
     def __post_init__(self) -> None:
-        numbers = {"loader.workers": self.workers, "loader.read_ahead_mb": self.read_ahead_mb}
-        check_at_least(0, **numbers)
+        check_range("--loader.workers", self.workers, 0)
+        check_range("--loader.read-ahead-mb", self.read_ahead_mb, 0)
 
 
 @dataclass(frozen=True)
@@ -200,11 +199,9 @@ class TrainConfig(ABC):
         Raises:
             GigamaskError: There is no such field, or the value is of another type.
         """
-        config = self
-        for name, value in changes.items():
-            config = _with_field(config, name.replace("__", ".").split("."), value, name)
-        config = scale_rates(config, self, [name.replace("__", ".") for name in changes])
-        if any(name.startswith("schedule") for name in changes):
+        paths = {name.replace("__", ".").replace("-", "_"): changes[name] for name in changes}
+        config = scale_rates(with_fields(self, paths), self, list(paths))
+        if any(path.startswith("schedule") for path in paths):
             return config
         return limit_warmup(config, self.steps)
 
@@ -223,24 +220,15 @@ class TrainConfig(ABC):
         Raises:
             GigamaskError: A value is invalid.
         """
-        check_at_least(
-            1,
-            steps=self.steps,
-            batch_size=self.batch_size,
-            save_every=self.save_every,
-            keep=self.keep,
-            log_every=self.log_every,
-            processes=self.processes,
-            micro_batch_size=self.micro_batch_size,
-        )
+        for name in (
+            *("steps", "batch_size", "save_every", "keep", "log_every", "processes"),
+            "micro_batch_size",
+        ):
+            check_range(f"--{name.replace('_', '-')}", getattr(self, name), 1)
         check_range("--max-bad-fraction", self.max_bad_fraction, 0, 1)
         check_range("--ema", self.ema, 0, BELOW_ONE)
         self.evaluation.check()
-        if not 0 < self.timeout_s < math.inf:
-            raise GigamaskError(
-                f"--timeout-s must be > 0 and finite (got {self.timeout_s}): choose more seconds "
-                "than the longest step takes"
-            )
+        check_positive("--timeout-s", self.timeout_s)
         if self.parallel != "ddp" and not self.optimizer.supports_sharding:
             raise GigamaskError(
                 f"--parallel {self.parallel} shards parameters, which "
@@ -445,7 +433,7 @@ def item_sampler(config: TrainConfig) -> Sampler:
         return config.sampler
     from gigamask.samplers.stratified import InterleavedStrata
 
-    check_at_least(1, data_weights=min(weights))
+    check_range("--data-weights", min(weights), 1)
     if len(weights) != len(config.data):
         raise GigamaskError(
             f"--data-weights needs a number for each of {len(config.data)} paths of --data "
@@ -509,30 +497,56 @@ def scale_rates(config: Config, before: Config, changed: Collection[str]) -> Con
     return replace(config, optimizer=replace(new, **scaled))
 
 
-def _with_field(config: Any, path: list[str], value: Any, name: str) -> Any:
-    """Return a copy of a dataclass with the value at `path` replaced; file paths become str."""
-    field_name = path[0].replace("-", "_")
-    known = {leaf.name: getattr(config, leaf.name) for leaf in fields(config)}
-    if field_name not in known:
-        near = [
-            f"{section}__{field_name}"
-            for section, part in known.items()
-            if is_dataclass(part) and field_name in (leaf.name for leaf in fields(part))
-        ]
-        near += difflib.get_close_matches(field_name, known, 1) or ["steps"] * (name == "epochs")
-        hint = f"; perhaps you meant {near[0]}" if near else f"; it has {', '.join(known)}"
-        raise GigamaskError(f"{type(config).__name__} has no field {name!r}{hint}")
-    before = known[field_name]
-    if len(path) > 1:
-        value = _with_field(before, path[1:], value, name)
-    elif is_dataclass(before) and not is_dataclass(value):
+def with_fields(config: Any, changes: Mapping[str, Any], section: str = "") -> Any:
+    """Return a copy of a dataclass with all changes made at once; file paths become str.
+
+    Args:
+        config: The dataclass.
+        changes: New values by field, such as "steps", or by path, such as "model.num_heads".
+        section: Where the dataclass is, such as "model__".
+
+    Raises:
+        GigamaskError: There is no such field, or the value is of another type.
+    """
+    if not is_dataclass(config):
         raise GigamaskError(
-            f"{name} must be an object, such as {type(before).__name__}(), or {name}__FIELD one of "
-            f"its fields (got {value!r})"
+            f"{section.removesuffix('__')} has no fields (got {section}{next(iter(changes))})"
         )
-    elif not is_dataclass(before):
-        value = _of_type(config, field_name, value, name)
-    return replace(config, **{field_name: value})
+    known = {leaf.name: getattr(config, leaf.name) for leaf in fields(config)}
+    values: dict[str, Any] = {}
+    parts: dict[str, dict[str, Any]] = {}
+    for path, value in changes.items():
+        field_name, _, rest = path.partition(".")
+        _check_field(config, known, field_name, section + path.replace(".", "__"))
+        if rest:
+            parts.setdefault(field_name, {})[rest] = value
+        else:
+            values[field_name] = _of_type(config, field_name, value, section + field_name)
+    for field_name, part in parts.items():
+        before = values.get(field_name, known[field_name])
+        values[field_name] = with_fields(before, part, f"{section}{field_name}__")
+    return replace(config, **values)
+
+
+def _check_field(config: Any, known: Mapping[str, Any], field_name: str, name: str) -> None:
+    """Check that a dataclass has a field.
+
+    Args:
+        config: The dataclass.
+        known: Its values by field.
+        field_name: The field.
+        name: The field as given.
+    """
+    if field_name in known:
+        return
+    near = [
+        f"{section}__{field_name}"
+        for section, part in known.items()
+        if is_dataclass(part) and field_name in (leaf.name for leaf in fields(part))
+    ]
+    near += difflib.get_close_matches(field_name, known, 1) or ["steps"] * (name == "epochs")
+    hint = f"; perhaps you meant {near[0]}" if near else f"; it has {', '.join(known)}"
+    raise GigamaskError(f"{type(config).__name__} has no field {name!r}{hint}")
 
 
 def _of_type(config: Any, field_name: str, value: Any, name: str) -> Any:
@@ -544,9 +558,17 @@ def _of_type(config: Any, field_name: str, value: Any, name: str) -> Any:
         value: The value; one path or text stands for a list of one, and 1e4 for a whole number.
         name: The field as given.
     """
+    before = getattr(config, field_name)
+    if is_dataclass(before) and is_dataclass(value):
+        return value
+    if is_dataclass(before):
+        raise GigamaskError(
+            f"{name} must be an object, such as {type(before).__name__}(), or {name}__FIELD one of "
+            f"its fields (got {value!r})"
+        )
     kind = get_type_hints(type(config))[field_name]
     try:
-        if isinstance(getattr(config, field_name), tuple):
+        if isinstance(before, tuple):
             value = (value,) if isinstance(value, str | Path) else tuple(value)
         plain = msgspec.to_builtins(  # of paths, and of NumPy's numbers
             value, enc_hook=lambda each: each.item() if hasattr(each, "item") else os.fspath(each)
@@ -554,24 +576,9 @@ def _of_type(config: Any, field_name: str, value: Any, name: str) -> Any:
         return msgspec.convert(plain, kind, strict=False)
     except (msgspec.ValidationError, TypeError):
         wanted = getattr(kind, "__name__", kind)
+        if wanted == "Literal":
+            wanted = f"one of {', '.join(get_args(kind))}"
         raise GigamaskError(f"{name} must be {wanted} (got {value!r})") from None
-
-
-def check_at_least(least: int, **numbers: int | None) -> None:
-    """Check that numbers, if they are set, are large enough.
-
-    Args:
-        least: Smallest valid value.
-        **numbers: Values by field name, such as `batch_size`.
-
-    Raises:
-        GigamaskError: A number is smaller.
-    """
-    for name, value in numbers.items():
-        if value is not None and value < least:
-            raise GigamaskError(
-                f"--{name.replace('_', '-')} must be at least {least} (got {value})"
-            )
 
 
 def flatten_config(config: Any, prefix: str = "") -> dict[str, Any]:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Self
 
-from gigamask.errors import GigamaskError, check_range
+from gigamask.errors import GigamaskError, check_positive, check_range
 from gigamask.interfaces import LRSchedule, Optimizer
 from gigamask.models.lora_config import LoRA
 
@@ -60,9 +60,9 @@ class AdamW(Optimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_positive("layer_decay", self.layer_decay)
+        check_positive("layer_decay", self.layer_decay)
         for name in ("encoder_lr_scale", "weight_decay"):
-            check_range(name, getattr(self, name), 0, None)
+            check_range(name, getattr(self, name), 0)
         for beta in self.betas:
             check_range("betas", beta, 0, BELOW_ONE)
 
@@ -150,9 +150,9 @@ class MuonAdamW(AdamW):
     supports_sharding: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        check_positive("lr", self.lr)  # Muon's lr_scale is relative to it
         super().__post_init__()
-        _check_positive("lr", self.lr)  # Muon's lr_scale is relative to it
-        _check_positive("muon_lr", self.muon_lr)
+        check_positive("muon_lr", self.muon_lr)
         check_range("momentum", self.momentum, 0, BELOW_ONE)
 
     def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
@@ -177,11 +177,6 @@ class MuonAdamW(AdamW):
         if parameter.ndim == 4 and self.muon_kernels:
             return min(len(parameter), parameter[0].numel()) > 1
         return parameter.ndim == 2 and not _NO_MUON.search(name)
-
-
-def _check_positive(name: str, value: int | float) -> None:
-    if not 0 < value < math.inf:
-        raise GigamaskError(f"{name} must be > 0 and finite (got {value})")
 
 
 def has_weight_decay(name: str, ndim: int) -> bool:
@@ -319,7 +314,7 @@ class Warmup(LRSchedule):
     """steps of linear warm-up; if not set, at most a quarter of --steps below the recipe's"""
 
     def __post_init__(self) -> None:
-        check_range("warmup_steps", self.warmup_steps, 0, None)
+        check_range("warmup_steps", self.warmup_steps, 0)
 
     def shortened(self, warmup: int) -> Self:
         return replace(self, warmup_steps=min(self.warmup_steps, max(0, warmup)))

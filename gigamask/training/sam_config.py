@@ -22,7 +22,6 @@ from gigamask.samplers.validation import UNREAD, reads_attributes
 from gigamask.training.config import (
     ImageTrainConfig,
     LoaderConfig,
-    check_at_least,
     item_sampler,
 )
 
@@ -105,12 +104,10 @@ class SamTrainConfig(OwnDataOptions, ImageTrainConfig):
         Raises:
             GigamaskError: A value is invalid.
         """
-        check_at_least(
-            1,
-            **{"masks_per_chunk": self.masks_per_chunk, "loader.max_masks": self.loader.max_masks},
-        )
-        check_at_least(0, activation_checkpointing=self.activation_checkpointing)
-        check_range("--class-weight", self.class_weight, 0, None)
+        check_range("--masks-per-chunk", self.masks_per_chunk, 1)
+        check_range("--loader.max-masks", self.loader.max_masks, 1)
+        check_range("--activation-checkpointing", self.activation_checkpointing, 0)
+        check_range("--class-weight", self.class_weight, 0)
         if self.model.class_names and self.loader.mask_store:
             raise GigamaskError(
                 f"--loader.mask-store {self.loader.mask_store} has no categories, which --classes "

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from gigamask.workflows.open_data import Paths, open_index, path_list
+from gigamask.data.storage import Paths, path_list
+from gigamask.workflows.open_data import open_index
 
 if TYPE_CHECKING:
     from gigamask.training.config import TrainConfig

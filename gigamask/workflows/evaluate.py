@@ -12,14 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from gigamask.errors import GigamaskError, check_range, counted
 from gigamask.pixels import WindowOptions
 from gigamask.progress import progress_bar, say, track
-from gigamask.workflows.open_data import (
-    AnnotationOptions,
-    Paths,
-    open_or_build_temporary,
-)
+from gigamask.workflows.open_data import AnnotationOptions, open_or_build_temporary
 
 if TYPE_CHECKING:
     from gigamask.data.index import Index
+    from gigamask.data.storage import Paths
     from gigamask.data.worker_pool import Part
     from gigamask.distributed.world import World
     from gigamask.evaluation.clicks import ClickProtocol, ClickResult
@@ -73,11 +70,11 @@ class EvaluateOptions(AnnotationOptions, WindowOptions):
     def check(self) -> None:
         """Raise `GigamaskError` if a value is invalid."""
         from gigamask.inference.amg_config import AutomaticMaskConfig
-        from gigamask.training.config import check_at_least
 
         check_range("--min-predicted-iou", self.min_predicted_iou, 0, 1)
         check_range("--box-noise", self.box_noise, 0, 1)
-        check_at_least(1, max_images=self.max_images, batch_size=self.batch_size)
+        check_range("--max-images", self.max_images, 1)
+        check_range("--batch-size", self.batch_size, 1)
         try:
             AutomaticMaskConfig(
                 points_per_side=self.points_per_side, tile=self.tile, halo=self.halo
@@ -144,8 +141,9 @@ def evaluate(weights: str | Path | PromptableModel, data: Paths, **options: Any)
     """
     from gigamask.distributed.precision import choose_device
     from gigamask.distributed.world import destroy_world, init_world
+    from gigamask.training.config import with_fields
 
-    evaluate_options = EvaluateOptions(**options)
+    evaluate_options = with_fields(EvaluateOptions(), options)
     world = init_world(os.environ, choose_device(evaluate_options.device))
     try:
         with ExitStack() as stack:
@@ -280,9 +278,11 @@ def load_model(
     """
     from gigamask.config_files import config_of_weights
     from gigamask.distributed.precision import choose_device
+    from gigamask.models.promptable import require_model
     from gigamask.training import checkpoint
 
     if not isinstance(weights, str | Path):
+        require_model(weights)
         return weights.to(choose_device(device)).eval()
     return checkpoint.load_model(str(weights), device, partial(config_of_weights, trust=trust))
 
@@ -298,7 +298,9 @@ def save_model(model: PromptableModel, path: str | Path) -> None:
         GigamaskError: The file cannot be written, or its contents differ when read back.
     """
     from gigamask.export import huggingface, official
+    from gigamask.models.promptable import require_model
 
+    require_model(model)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     writers = {".pth": official.write_pth, ".safetensors": official.write_safetensors}

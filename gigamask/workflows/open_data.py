@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gigamask.data.sample_config import OwnDataOptions
+from gigamask.data.storage import Paths, path_list
 from gigamask.errors import GigamaskError
 
 if TYPE_CHECKING:
@@ -22,15 +23,6 @@ class AnnotationOptions(OwnDataOptions):
 
     strict: bool = False
     """with --images or --masks: end with exit code 2 if any image or mask is left out"""
-
-
-Paths = str | Path | Sequence[str | Path]
-"""Tars, folders of tars, globs, URLs, or an index."""
-
-
-def path_list(paths: Paths) -> tuple[str, ...]:
-    """Return one or several paths as strings."""
-    return (str(paths),) if isinstance(paths, str | Path) else tuple(str(path) for path in paths)
 
 
 @contextmanager
@@ -71,10 +63,8 @@ def open_index(paths: Paths, out: str | Path | None = None) -> Index:
 
     if out is not None:
         return indexes.open_or_build(path_list(paths), str(out))
-    folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-    index = indexes.open_or_build(path_list(paths), folder.name)
-    _TEMPORARY.append(folder)
-    return index
+    _TEMPORARY.append(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
+    return indexes.open_or_build(path_list(paths), _TEMPORARY[-1].name)
 
 
 _TEMPORARY: list[tempfile.TemporaryDirectory] = []

@@ -23,8 +23,9 @@ from gigamask.training.config import TrainConfig
 from gigamask.training.sam_config import SamTrainConfig
 
 if TYPE_CHECKING:
+    from gigamask.data.storage import Paths
     from gigamask.datatools.sources import Source
-    from gigamask.workflows.open_data import AnnotationOptions, Paths
+    from gigamask.workflows.open_data import AnnotationOptions
 
 Config = TypeVar("Config", bound=TrainConfig)
 
@@ -84,9 +85,7 @@ def own_tars(
         GigamaskError: The files are not in a known format, do not pair, or nothing is left; or
             anything is left out of a strict reading.
     """
-    from gigamask.workflows.open_data import path_list
-
-    given = path_list(paths)
+    given = storage.path_list(paths)
     source = _source(given, options.images, options.masks)
     if source is None:
         _refuse_options(options, given)
@@ -102,9 +101,8 @@ def check_data(paths: Paths, options: AnnotationOptions) -> None:
         options: As for `own_tars`.
     """
     from gigamask.data.index import find_shards
-    from gigamask.workflows.open_data import path_list
 
-    given = path_list(paths)
+    given = storage.path_list(paths)
     if _source(given, options.images, options.masks) is None:
         find_shards([path for path in given if not storage.is_remote(storage.normalize(path))])
 

@@ -17,7 +17,7 @@ from torch import nn
 from gigamask import recipes
 from gigamask.distributed import fsdp
 from gigamask.distributed.precision import HALF_DTYPES, choose_precision
-from gigamask.errors import GigamaskError
+from gigamask.errors import GigamaskError, check_positive, check_range
 from gigamask.interfaces import PromptSchedule
 from gigamask.profiling import gpus, memory_plan
 from gigamask.profiling.dry_run import (
@@ -124,15 +124,10 @@ def plan(
     for name, value in (("efficiency", efficiency), ("dollars-per-gpu-hour", dollars_per_gpu_hour)):
         if value is not None and gpu is None:
             raise GigamaskError(f"--{name} needs a GPU; give --gpu")
-        if value is not None and not value > 0:
-            raise GigamaskError(f"--{name} must be > 0, got {value}")
-    if efficiency is not None and efficiency > 1:
-        raise GigamaskError(
-            f"--efficiency must be at most 1, a share of the GPU's peak, got {efficiency}"
-        )
-    if not spare_gib >= 0:
-        raise GigamaskError(f"--spare-gib must be >= 0, got {spare_gib}")
-    found = gpus.find(gpu) if gpu is not None else None
+        check_positive(f"--{name}", value)
+    check_range("--efficiency, a share of the GPU's peak,", efficiency, 0, 1)
+    check_range("--spare-gib", spare_gib, 0)
+    found = gpus.find(str(gpu)) if gpu is not None else None
     cluster = Cluster.parse(str(world))
     hardware = Hardware(found, cluster, efficiency, dollars_per_gpu_hour, spare_gib)
     made = recipes.require_images(recipes.make(config))

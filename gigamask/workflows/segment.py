@@ -24,13 +24,14 @@ import numpy as np
 from jaxtyping import UInt8
 
 from gigamask import files
-from gigamask.data import annotation, image, image_folder, index, tar, worker_pool
+from gigamask.data import annotation, image, image_folder, tar, worker_pool
 from gigamask.data.orientation import as_stored, read_orientation
+from gigamask.data.storage import path_list
 from gigamask.datatools.export_formats import ExportedImage, ExportOptions, check_formats, write
 from gigamask.datatools.image_files import fit, to_member
 from gigamask.datatools.objects import image_ids
 from gigamask.distributed.precision import computed_dtype
-from gigamask.errors import CorruptSampleError, GigamaskError
+from gigamask.errors import CorruptSampleError, GigamaskError, check_range
 from gigamask.files import PARTIAL, find_tars, is_partial, lock_folder, write_bytes
 from gigamask.inference.automatic_mask_generator import MaskProposals, SamAutomaticMaskGenerator
 from gigamask.inference.classes import class_fields
@@ -76,8 +77,7 @@ class Output:
 
     def __post_init__(self) -> None:
         check_formats(self.export.formats)
-        if self.shard_images < 1:
-            raise GigamaskError(f"--shard-images must be at least 1 (got {self.shard_images})")
+        check_range("--shard-images", self.shard_images, 1)
 
 
 @dataclass
@@ -136,7 +136,7 @@ def segment(
     Raises:
         GigamaskError: No image can be used, or the folder has results of other settings.
     """
-    paths = [str(path) for path in index.as_list(images)]
+    paths = path_list(images)
     folder = None if pictures is None else Path(pictures)
     export = to if isinstance(to, ExportOptions) else ExportOptions(tuple(to))
     output = Output(Path(out), export, shard_images, folder)

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from gigamask.errors import GigamaskError
+from gigamask.errors import GigamaskError, check_range
 from gigamask.models.lora_config import LoRA
-from gigamask.training.config import TrainConfig, check_at_least
+from gigamask.training.config import TrainConfig
 from gigamask.training.sam_config import SamTrainConfig
 
 STAGES = ("mae", "decoder", "joint")
@@ -44,7 +44,8 @@ def make_stages(
             or weights are missing or would not be used.
     """
     given = {stage: number for stage, number in steps.items() if number is not None}
-    check_at_least(1, **{f"{stage}_steps": number for stage, number in steps.items()})
+    for stage, number in steps.items():
+        check_range(f"--{stage}-steps", number, 1)
     if names is None:
         return config.phases()
     stages = tuple(name.strip() for name in names.split(","))

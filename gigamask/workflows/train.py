@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from gigamask.data.storage import Paths
     from gigamask.distributed.world import World
     from gigamask.training.logging import Observer
     from gigamask.training.mae_config import MAETrainConfig
     from gigamask.training.state import TrainState
-    from gigamask.workflows.open_data import Paths
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ def time_limit(minutes: float | None) -> Callable[[], bool]:
     Raises:
         GigamaskError: It is negative or not a number.
     """
-    check_range("--max-minutes", minutes, 0, None)
+    check_range("--max-minutes", minutes, 0)
     end_s = math.inf if minutes is None else time.monotonic() + 60 * minutes
     return lambda: time.monotonic() >= end_s
 

@@ -66,7 +66,11 @@ def codes(words: str, expected: tuple[int, int]) -> int:
         ("evaluate gone.pth", "gone.pth", (2, 2)),
         ("evaluate {weights} --points-per-side 0 --automatic", "--points-per-side", (2, 2)),
         ("evaluate {weights} --batch-size 0", "batch", (2, 2)),
-        ("evaluate {weights} --box-noise -0.1", "--box-noise is -0.1", (2, 2)),
+        (
+            "evaluate {weights} --box-noise -0.1",
+            "--box-noise must be between 0 and 1 (got -0.1)",
+            (2, 2),
+        ),
         ("evaluate {weights} --min-predicted-iou 1", "no mask to evaluate", (2, 0)),
     ],
 )

@@ -61,17 +61,17 @@ def test_help(capsys):
         ("plan tiny --efficiency 0.3", "--efficiency needs a GPU; give --gpu"),
         (
             "plan tiny --gpu h200 --efficiency 0",
-            "--efficiency must be > 0, got 0.0",
+            "--efficiency must be > 0 and finite (got 0.0)",
         ),
         (
             "plan tiny --gpu h200 --efficiency 30",
-            "--efficiency must be at most 1, a share of the GPU's peak, got 30.0",
+            "--efficiency, a share of the GPU's peak, must be between 0 and 1 (got 30.0)",
         ),
         (
             "plan tiny --gpu h200 --dollars-per-gpu-hour -1",
-            "--dollars-per-gpu-hour must be > 0, got -1.0",
+            "--dollars-per-gpu-hour must be > 0 and finite (got -1.0)",
         ),
-        ("plan tiny --gpu h200 --spare-gib -1", "--spare-gib must be >= 0, got -1.0"),
+        ("plan tiny --gpu h200 --spare-gib -1", "--spare-gib must be at least 0 (got -1.0)"),
         (
             "plan tiny --json nowhere/plan.json",
             "--json nowhere/plan.json: cannot be written",

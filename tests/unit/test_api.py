@@ -51,6 +51,10 @@ def test_with_changes_fields_and_fields_of_sections(tmp_path):
     assert (config.data, config.out) == ((str(tmp_path / "scenes"),), str(tmp_path / "run"))
     assert (config.steps, config.optimizer.lr) == (7, 0.5)
     assert recipes.tiny().with_(**{"loader.max-masks": 3}).loader.max_masks == 3
+    model = recipes.tiny().with_(model__embed_dim=60, model__num_heads=5).model  # 64 and 4 before
+    assert (model.embed_dim, model.num_heads) == (60, 5)
+    with error_line(r"steps has no fields .got steps__x"):
+        recipes.tiny().with_(steps__x=3)
     sampler = samplers.Curriculum()
     assert recipes.tiny().with_(sampler=sampler, data=["a", "b"]).sampler is sampler
     with error_line(r"stepz.*steps"):
@@ -146,6 +150,39 @@ def test_what_a_user_types_first(scenes, tmp_path, no_shape_checks):
     with error_line(r"photo\.jpg.*cannot be read"):
         predictor.set_image("photo.jpg")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda _: gigamask.train("tiny", max_minutes="x"), r"--max-minutes .*at least 0 .got x"),
+        (lambda _: gigamask.train(None), r"a recipe, its name or .*None"),
+        (lambda _: gigamask.plan("tiny", gpu=3), r"no GPU is called '3'"),
+        (lambda data: gigamask.evaluate("starter", data, max_images="x"), r"max_images .*int.*'x'"),
+        (lambda data: gigamask.evaluate("starter", data, image=3), r"'image'; perhaps .*images"),
+        (lambda data: gigamask.evaluate("starter", data, precision="fp8"), r"one of auto, .*'fp8'"),
+        (lambda data: gigamask.evaluate(None, data), r"a model is needed.*NoneType"),
+        (lambda _: gigamask.evaluate("starter", None), r"None is not a path"),
+        (lambda _: gigamask.load_model("starter", device=3), r"--device must be .*got 3"),
+        (lambda _: gigamask.open_index(3), r"3 is not a path"),
+        (lambda _: gigamask.SamPredictor(None), r"a model is needed.*NoneType"),
+        (
+            lambda _: gigamask.SamAutomaticMaskGenerator(
+                gigamask.load_model("starter", device="cpu"), points_per_side="x"
+            ),
+            r"points_per_side must be at least 1 .got x",
+        ),
+    ],
+)
+def test_values_of_another_type_are_refused(call, message, scenes, no_shape_checks):
+    with error_line(message):
+        call(scenes)
+
+
+def test_predictions_refuse_a_precision_that_is_none(no_shape_checks):
+    predictor = gigamask.SamPredictor(gigamask.load_model("starter", device="cpu"), precision="fp8")
+    with error_line(r"precision must be one of auto, .*'fp8'"):
+        predictor.set_image(np.zeros((8, 8, 3), np.uint8))
 
 
 def test_open_index_keeps_a_new_index_or_not(scenes, tmp_path):

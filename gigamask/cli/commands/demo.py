@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from gigamask.errors import check_range
+
 
 @dataclass(frozen=True)
 class DemoCommand:
@@ -23,10 +25,9 @@ class DemoCommand:
 
     def run(self) -> dict[str, Any]:
         """Run the demo, and return the scores."""
-        from gigamask.training.config import check_at_least
         from gigamask.workflows import demo
 
-        check_at_least(
-            1, train_images=self.train_images, test_images=self.test_images, steps=self.steps
-        )
+        check_range("--train-images", self.train_images, 1)
+        check_range("--test-images", self.test_images, 1)
+        check_range("--steps", self.steps, 1)
         return demo.run(self.out, self.train_images, self.test_images, self.steps)

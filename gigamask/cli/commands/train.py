@@ -13,11 +13,11 @@ from typing import Any
 
 from gigamask import config_files, recipes, registry
 from gigamask.config_files import TrainFlags
-from gigamask.errors import GigamaskError, counted
+from gigamask.errors import GigamaskError, check_range, counted
 from gigamask.launch import is_elsewhere, launched
 from gigamask.parser import check_writable
 from gigamask.signals import discard_if_closed
-from gigamask.training.config import TrainConfig, check_at_least, differences
+from gigamask.training.config import TrainConfig, differences
 from gigamask.training.sam_config import SamTrainConfig
 from gigamask.workflows.train import (
     choose_micro_batch_size,
@@ -49,7 +49,7 @@ def run(command: str, arguments: list[str]) -> tuple[str | None, dict[str, Any]]
     flags = config_files.parse_train(arguments, command)
     is_over = time_limit(flags.max_minutes)
     check_writable("--json", flags.json)
-    check_at_least(1, profile=flags.profile)
+    check_range("--profile", flags.profile, 1)
     if not flags.print_config:
         from gigamask.workflows.own_data import use_own_data
 

@@ -33,7 +33,7 @@ from gigamask.plugins.ablate.budget import MEASUREMENTS, Budget, cpu_time_s, ste
 from gigamask.plugins.ablate.tables import load_table
 from gigamask.serialization import read_json
 from gigamask.training.checkpoint import load_model
-from gigamask.training.config import SAME_SAMPLES, TrainConfig, check_at_least
+from gigamask.training.config import SAME_SAMPLES, TrainConfig
 from gigamask.training.train_data import read_data_record
 from gigamask.training.trainer import train
 
@@ -126,7 +126,9 @@ def run(
     Raises:
         GigamaskError: An argument is invalid, or a folder contains a different run.
     """
-    check_at_least(1, seeds=seeds, parallel_runs=parallel_runs, max_images=test.max_images)
+    check_range("--seeds", seeds, 1)
+    check_range("--parallel-runs", parallel_runs, 1)
+    check_range("--max-images", test.max_images, 1)
     check_range("--min-predicted-iou", test.min_predicted_iou, 0, 1)
     variants, own = load_table(table), (RESULTS, MEASUREMENTS)
     files.check_out(

@@ -11,7 +11,7 @@ import torch
 
 from gigamask import config_files, files
 from gigamask.distributed.precision import choose_device
-from gigamask.errors import GigamaskError
+from gigamask.errors import GigamaskError, check_positive
 from gigamask.serialization import read_json
 from gigamask.training.sam_config import SamTrainConfig
 from gigamask.workflows.step_time import WARM_UP_STEPS, measure_step
@@ -39,8 +39,7 @@ class Budget:
             return
         if self.steps is not None:
             raise GigamaskError("--steps and --cpu-minutes are both given; leave one out")
-        if not 0 < self.cpu_minutes < float("inf"):
-            raise GigamaskError(f"--cpu-minutes must be > 0 (got {self.cpu_minutes})")
+        check_positive("--cpu-minutes", self.cpu_minutes)
 
     @property
     def flags(self) -> list[str]:

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from gigamask.data.storage import Paths, path_list
 from gigamask.errors import GigamaskError, abridged, check_range, counted
 from gigamask.evaluation.score_names import by_prompt
-from gigamask.workflows.open_data import Paths, open_or_build_temporary, path_list
+from gigamask.workflows.open_data import open_or_build_temporary
 
 if TYPE_CHECKING:
     from gigamask.data.index import Index
@@ -102,10 +103,10 @@ class BenchmarkOptions:
 
     def check(self) -> None:
         """Raise `GigamaskError` if a value is invalid."""
-        from gigamask.training.config import check_at_least
 
         check_range("--min-predicted-iou", self.min_predicted_iou, 0, 1)
-        check_at_least(1, max_images=self.max_images, batch_size=self.batch_size)
+        check_range("--max-images", self.max_images, 1)
+        check_range("--batch-size", self.batch_size, 1)
         if not self.answers or len(set(self.answers)) < len(self.answers):
             raise GigamaskError(
                 "--answers must name confident, first_token, best_of_three or refined, each once "
@@ -142,8 +143,10 @@ def benchmark(
     Raises:
         GigamaskError: The benchmark, the weights or the data cannot be used.
     """
+    from gigamask.training.config import with_fields
+
     with ExitStack() as stack:
-        return run(name, weights, data, BenchmarkOptions(**options), stack).summary
+        return run(name, weights, data, with_fields(BenchmarkOptions(), options), stack).summary
 
 
 def run(

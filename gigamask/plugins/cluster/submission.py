@@ -54,7 +54,7 @@ class SubmitOptions:
 
     def check_submission(self) -> None:
         """Raise `GigamaskError` if a value is invalid."""
-        check_range("--submit-gpus", self.submit_gpus, 0, None)
+        check_range("--submit-gpus", self.submit_gpus, 0)
         for flag in ("partition", "time", "container"):
             value = getattr(self, f"submit_{flag}") or ""
             if re.search(r"\s", value):
@@ -84,7 +84,7 @@ class SubmitTrainingOptions(SubmitOptions):
     def check_submission(self) -> None:
         """Raise `GigamaskError` if a value is invalid."""
         super().check_submission()
-        check_range("--submit-nodes", self.submit_nodes, 1, None)
+        check_range("--submit-nodes", self.submit_nodes, 1)
         if self.submit_nodes > 1 and self.submit == "local":
             raise GigamaskError(
                 f"--submit-nodes is {self.submit_nodes}, but --submit local has one machine; "
@@ -107,7 +107,7 @@ class SubmitPartsOptions(SubmitOptions):
         """Raise `GigamaskError` if a value is invalid."""
         super().check_submission()
         check_range("--submit-jobs", self.submit_jobs, 1, 1000)
-        check_range("--submit-parallel", self.submit_parallel, 1, None)
+        check_range("--submit-parallel", self.submit_parallel, 1)
 
 
 MODEL_COMMANDS = ("train", "pretrain", "distill", "ground train", "evaluate", "segment")

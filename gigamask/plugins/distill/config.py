@@ -15,7 +15,7 @@ from gigamask.errors import GigamaskError, check_range
 from gigamask.interfaces import Task
 from gigamask.models.configs import DECODER_PREFIX
 from gigamask.plugins.distill.teacher_weights import check_teacher
-from gigamask.training.config import ImageTrainConfig, check_at_least
+from gigamask.training.config import ImageTrainConfig
 from gigamask.training.optim import AdamW, MuonAdamW, WarmupCosine
 from gigamask.training.sam_config import SamTrainConfig, check_cacheable
 
@@ -46,12 +46,12 @@ class FeaturesStage:
     """its weight decay"""
 
     def __post_init__(self) -> None:
-        least_0 = {"features.steps": self.steps, "features.warmup_steps": self.warmup_steps}
-        check_at_least(0, **least_0)
-        check_at_least(1, **{"features.batch_size": self.batch_size})
-        check_range("features.lr", self.lr, 0, None)
-        check_range("features.weight_decay", self.weight_decay, 0, None)
-        check_range("features.min_lr_ratio", self.min_lr_ratio, 0, 1)
+        check_range("--features.steps", self.steps, 0)
+        check_range("--features.warmup-steps", self.warmup_steps, 0)
+        check_range("--features.batch-size", self.batch_size, 1)
+        check_range("--features.lr", self.lr, 0)
+        check_range("--features.weight-decay", self.weight_decay, 0)
+        check_range("--features.min-lr-ratio", self.min_lr_ratio, 0, 1)
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class DistillTrainConfig(Taught, SamTrainConfig):
         Raises:
             GigamaskError: A value is invalid.
         """
-        check_range("--teacher-iou-weight", self.teacher_iou_weight, 0, None)
+        check_range("--teacher-iou-weight", self.teacher_iou_weight, 0)
         if self.compile:
             raise GigamaskError("--compile is for 'gigamask train'; leave the flag out")
         if self.model.class_names:

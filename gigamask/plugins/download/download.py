@@ -28,7 +28,7 @@ from urllib3.exceptions import (
 )
 
 from gigamask.datatools.checksums import digest
-from gigamask.errors import GigamaskError
+from gigamask.errors import GigamaskError, check_range
 from gigamask.files import lock_folder
 from gigamask.plugins.download.links import Link
 from gigamask.plugins.download.partial_download import (
@@ -107,8 +107,7 @@ def download(
     Raises:
         GigamaskError: Another download uses the folder, or the disk has no room.
     """
-    if workers < 1:
-        raise GigamaskError(f"the number of download workers must be at least 1 (got {workers})")
+    check_range("--workers", workers, 1)
     folder = Path(out)
     running = _Downloader(workers, progress, proxy, pause_s, warn)
     with lock_folder(folder, STATE_FOLDER), running as downloader:

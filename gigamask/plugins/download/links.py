@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from gigamask.errors import GigamaskError
+from gigamask.errors import GigamaskError, check_range
 from gigamask.serialization import read_lines
 
 MAX_NAME_BYTES = 200
@@ -87,8 +87,7 @@ def choose(
     Raises:
         GigamaskError: A name matches no link, or `count` is below 1.
     """
-    if count is not None and count < 1:
-        raise GigamaskError(f"--count must be at least 1 (got --count {count})")
+    check_range("--count", count, 1)
     chosen = [
         link
         for link in links

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from gigamask.errors import GigamaskError
+from gigamask.errors import GigamaskError, check_counts
 from gigamask.interfaces import PIXEL_MEAN, PIXEL_STD, ImageEncoder
 
 if TYPE_CHECKING:
@@ -34,8 +34,7 @@ class RepViT(ImageEncoder):
             raise GigamaskError(
                 f"RepViT.widths must be positive multiples of 4 (got {self.widths})"
             )
-        if any(depth < 1 for depth in self.depths):
-            raise GigamaskError(f"RepViT.depths must be at least 1 (got {self.depths})")
+        check_counts(self, "depths")
 
     def build(self, model: Any) -> nn.Module:
         """Build the image encoder of a SAM."""

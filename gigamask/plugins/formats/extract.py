@@ -86,8 +86,8 @@ def extract(
         GigamaskError: The data cannot be read, or the folder not be written.
     """
     from gigamask.data import index as indexes
+    from gigamask.data.storage import path_list
     from gigamask.datatools.export_formats import ExportOptions, write
-    from gigamask.workflows.open_data import path_list
 
     options = ExportOptions(tuple(to), polygons, images=True)
     with tempfile.TemporaryDirectory() as scratch:

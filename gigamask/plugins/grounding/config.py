@@ -9,11 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from gigamask.errors import GigamaskError
+from gigamask.errors import GigamaskError, check_range
 from gigamask.interfaces import EvaluationResult, Evaluator, Mining, NoMining, Task
 from gigamask.plugins.grounding.model_config import GroundingModelConfig
 from gigamask.plugins.grounding.text_encoders import MINILM, TextEncoder
-from gigamask.training.config import TrainConfig, check_at_least
+from gigamask.training.config import TrainConfig
 
 if TYPE_CHECKING:
     import torch
@@ -52,7 +52,7 @@ class GroundingEvalConfig(Evaluator):
     def check(self) -> None:
         """Raise `GigamaskError` if a value is invalid."""
         super().check()
-        check_at_least(1, **{"evaluation.count": self.count})
+        check_range("--evaluation.count", self.count, 1)
         if bool(self.data) != bool(self.queries):
             raise GigamaskError(
                 "--evaluation.data and --evaluation.queries need each other; pass both, or "
@@ -132,7 +132,7 @@ class GroundingTrainConfig(TrainConfig):
         Raises:
             GigamaskError: A value is invalid.
         """
-        check_at_least(1, max_masks=self.max_masks)
+        check_range("--max-masks", self.max_masks, 1)
         if not self.queries:
             raise GigamaskError(
                 "--queries is required: JSONL files of texts with their target masks; make "
@@ -142,12 +142,8 @@ class GroundingTrainConfig(TrainConfig):
             raise GigamaskError("--segmenter is required: the weights of a trained segmenter")
         if not 0 <= self.val_split < 1:
             raise GigamaskError(f"--val-split must be in [0, 1), got {self.val_split}")
-        if not 0 <= self.nonsense_fraction <= 1:
-            raise GigamaskError(
-                f"--nonsense-fraction must be in [0, 1], got {self.nonsense_fraction}"
-            )
-        if not self.alignment_weight >= 0:
-            raise GigamaskError(f"--alignment-weight must be >= 0, got {self.alignment_weight}")
+        check_range("--nonsense-fraction", self.nonsense_fraction, 0, 1)
+        check_range("--alignment-weight", self.alignment_weight, 0)
         if self.parallel != "ddp":
             raise GigamaskError(
                 f"--parallel must be ddp, got {self.parallel}: grounding trains no image encoder "

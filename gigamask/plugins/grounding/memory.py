@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gigamask.distributed.precision import HALF_DTYPES
+from gigamask.errors import check_range
 from gigamask.models.configs import SamConfig
 from gigamask.models.init import build_model
 from gigamask.plugins.grounding import text_models
@@ -26,7 +27,6 @@ from gigamask.profiling.dry_run import Device, fake_tensors, to_fake
 from gigamask.profiling.gpus import GPUS
 from gigamask.profiling.held_bytes import held_bytes
 from gigamask.profiling.memory_plan import GIB
-from gigamask.training.config import check_at_least
 from gigamask.training.optim import AdamW
 
 LLAMA_2_7B = {
@@ -58,13 +58,9 @@ class GroundingSetup:
 
     def check(self) -> None:
         """Raise `GigamaskError` if a size is invalid."""
-        check_at_least(
-            1,
-            tokens=self.text.max_tokens,
-            images=self.images,
-            queries=self.queries,
-            masks=self.masks,
-        )
+        check_range("--tokens", self.text.max_tokens, 1)
+        for name in ("images", "queries", "masks"):
+            check_range(f"--{name}", getattr(self, name), 1)
 
 
 def plan(setup: GroundingSetup, spare_gib: float = 1.5) -> dict[str, Any]:

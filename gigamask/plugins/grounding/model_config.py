@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gigamask.errors import check_counts
 from gigamask.models.configs import ModelConfig
-from gigamask.models.encoder_configs import check_counts, check_multiple
+from gigamask.models.encoder_configs import check_multiple
 
 COLOR_FEATURES = 6
 """Number of color features of a mask: mean and standard deviation of red, green and blue."""

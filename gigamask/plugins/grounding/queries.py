@@ -20,7 +20,8 @@ from jaxtyping import Int64
 
 from gigamask import files
 from gigamask.data import image_folder
-from gigamask.data.index import Index, as_list
+from gigamask.data.index import Index
+from gigamask.data.storage import path_list
 from gigamask.errors import GigamaskError
 from gigamask.serialization import JSON_ERRORS, check_regular
 
@@ -100,7 +101,7 @@ def read(paths: str | Path | Sequence[str | Path]) -> list[Query]:
         GigamaskError: A file cannot be read or has no query, or a line is not a query.
     """
     queries: list[Query] = []
-    for path in as_list(paths):
+    for path in path_list(paths):
         count = len(queries)
         check_regular(path)
         try:

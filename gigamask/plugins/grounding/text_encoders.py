@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gigamask.errors import GigamaskError
+from gigamask.errors import GigamaskError, check_range
 from gigamask.plugins.grounding.text_options import HuggingFaceOptions
 
 if TYPE_CHECKING:
@@ -91,8 +91,7 @@ class WordTransformer(TextEncoder):
 
     def __post_init__(self) -> None:
         for name in ("dim", "layers", "heads", "max_tokens"):
-            if getattr(self, name) < 1:
-                raise GigamaskError(f"{name} must be >= 1, got {getattr(self, name)}")
+            check_range(name, getattr(self, name), 1)
         if self.dim % self.heads or self.dim % 4:
             raise GigamaskError(
                 f"dim must be a multiple of 4 and of heads {self.heads}, got {self.dim}"

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gigamask import rng
 from gigamask.distributed.precision import HALF_DTYPES, choose_precision
-from gigamask.errors import GigamaskError
+from gigamask.errors import GigamaskError, check_range
 from gigamask.plugins.grounding.text_features import TextFeatures, TextModel, Tokens
 from gigamask.plugins.grounding.text_options import HuggingFaceOptions
 
@@ -162,13 +162,11 @@ class HuggingFaceTextModel(TextModel):
         prefix = f"text model {self._options.name!r}"
         layer, limit = self._options.layer, self._options.max_tokens
         blocks = self.base.config.num_hidden_layers
-        if not -1 <= layer <= blocks:
-            raise GigamaskError(f"{prefix}: layer must be in [-1, {blocks}], got {layer}")
+        check_range(f"{prefix}: layer", layer, -1, blocks)
         least = self._tokenizer.num_special_tokens_to_add() + 1
         positions = getattr(self.base.config, "max_position_embeddings", math.inf)
         most = min(positions, self._tokenizer.model_max_length)
-        if not least <= limit <= most:
-            raise GigamaskError(f"{prefix}: max_tokens must be in [{least}, {most}], got {limit}")
+        check_range(f"{prefix}: max_tokens", limit, least, most)
 
     def _apply(
         self, fn: Callable[[Tensor], Tensor], recurse: bool = True

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from gigamask.errors import GigamaskError, first_line
+from gigamask.errors import GigamaskError, check_range, first_line
 
 DOWNLOADED = ("*.json", "*.jinja", "*.model", "*.safetensors", "*.txt")
 """Files of a model that are downloaded: configuration, tokenizer and weights."""
@@ -47,8 +47,7 @@ class HuggingFaceOptions:
 
     def __post_init__(self) -> None:
         for name, least in (("lora_rank", 0), ("lora_alpha", 1), ("max_tokens", 1)):
-            if getattr(self, name) < least:
-                raise GigamaskError(f"{name} must be >= {least}, got {getattr(self, name)}")
+            check_range(name, getattr(self, name), least)
 
     @property
     def trainable(self) -> bool:

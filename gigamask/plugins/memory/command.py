@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from gigamask import parser
-from gigamask.errors import GigamaskError
+from gigamask.errors import GigamaskError, check_range
 from gigamask.parser import Positional
 
 
@@ -79,8 +79,7 @@ class LoaderMemory:
         from gigamask.progress import progress_bar
         from gigamask.training import train_data
 
-        if self.workers < 1:
-            raise GigamaskError(f"--workers must be at least 1 (got {self.workers})")
+        check_range("--workers", self.workers, 1)
         recipe = recipes.require_images(recipes.make(self.recipe))
         with tempfile.TemporaryDirectory() as folder, progress_bar("load") as progress:
             settings = replace(recipe.loader, workers=self.workers)

@@ -28,11 +28,12 @@ from gigamask import files
 from gigamask.data import annotation, image, storage, tar, worker_pool
 from gigamask.data.image import member_suffix
 from gigamask.data.image_folder import check_for_tars
-from gigamask.data.index import Paths, as_list, find_tars
+from gigamask.data.index import find_tars
 from gigamask.data.index_format import is_index, read_manifest
 from gigamask.data.shard_index import ShardIndex, index_tar, stat_shard
 from gigamask.data.shards import ShardReader
-from gigamask.errors import CorruptSampleError, GigamaskError
+from gigamask.data.storage import Paths, path_list
+from gigamask.errors import CorruptSampleError, GigamaskError, check_range
 from gigamask.files import lock_folder
 from gigamask.masks.rle import RLEMasks
 from gigamask.records import SkippedSample
@@ -158,8 +159,7 @@ def repack(
     Raises:
         GigamaskError: The settings are invalid, or `out` cannot be used.
     """
-    if config.size < MIN_SIZE:
-        raise GigamaskError(f"--size must be at least {MIN_SIZE} pixels (got --size {config.size})")
+    check_range("--size", config.size, MIN_SIZE)
     if not 1 <= config.quality <= 100:
         raise GigamaskError(
             f"--quality must be a JPEG quality of 1 to 100 (got --quality {config.quality})"
@@ -169,7 +169,7 @@ def repack(
     check_for_tars(out)
     tars = find_tars(paths)
     _check_names(tars, out, config)
-    manifests = [read_manifest(Path(path)) for path in as_list(paths) if is_index(path)]
+    manifests = [read_manifest(Path(path)) for path in path_list(paths) if is_index(path)]
     salvaged = {
         part.tar.path for manifest in manifests for part in manifest.parts if part.left_out.broken
     }

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from gigamask.errors import GigamaskError, check_range
+from gigamask.errors import GigamaskError, check_counts, check_range
 from gigamask.interfaces import ImageEncoder
 from gigamask.models.configs import Decoder, SamConfig
-from gigamask.models.encoder_configs import check_counts, check_multiple
+from gigamask.models.encoder_configs import check_multiple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,11 +38,8 @@ class Hiera(ImageEncoder):
     initializes_itself: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_counts(self, "embed_dim", "num_heads", "position_size")
+        check_counts(self, "embed_dim", "num_heads", "position_size", "depths", "window_sizes")
         check_multiple(self, "embed_dim", self.num_heads, "num_heads")
-        for name in ("depths", "window_sizes"):
-            if any(value < 1 for value in getattr(self, name)):
-                raise GigamaskError(f"Hiera.{name} must be at least 1 (got {getattr(self, name)})")
         if any(side % 2 for side in self.window_sizes[:3]):
             raise GigamaskError(
                 "Hiera.window_sizes at strides 4, 8 and 16 must be even, since the resolution is "
@@ -98,7 +95,7 @@ class Sam2Decoder(Decoder):
     trains_embedding: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_range("Sam2Decoder.stability_delta", self.stability_delta, 0, None)
+        check_range("Sam2Decoder.stability_delta", self.stability_delta, 0)
         check_range("Sam2Decoder.stability_threshold", self.stability_threshold, 0, 1)
 
     def check(self, model: SamConfig) -> None:

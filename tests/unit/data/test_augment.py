@@ -138,7 +138,7 @@ def test_sizes_are_multiples_and_what_is_shown_keeps_its_scale():
             y0, x0, y1, x1 = drawn[1].crop
             assert 0 <= y0 < y1 <= size[0]
             assert 0 <= x0 < x1 <= size[1]
-    with error_line(r"LargeScaleJitter\.multiple is 0, but must be at least 1"):
+    with error_line(r"LargeScaleJitter\.multiple must be at least 1 .got 0"):
         LargeScaleJitter(multiple=0)
 
 

@@ -408,7 +408,7 @@ def test_one_mask_from_a_threshold_of_the_brightest_channel(case, kind):
     assert case.labels(binary=128)["masks"] == 1
     (dense,) = annotation.parse(case.members()["sa_0.json"], "x").masks.to_dense()
     assert (dense == (brightest >= 128)).all()
-    with error_line("--binary is 0.*at least 1"):
+    with error_line("--binary must be at least 1 .got 0"):
         ConvertOptions(binary=0)
 
 

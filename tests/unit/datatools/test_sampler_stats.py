@@ -101,7 +101,7 @@ def test_an_order_worked_out_lazily_is_looked_at_whole():
 
 
 def test_what_cannot_be_described_is_one_line():
-    with error_line(r"^--epochs is 0, but must be at least 1$"):
+    with error_line(r"^--epochs must be at least 1 .got 0.$"):
         sampler_stats.describe(SIX, Random(), epochs=0)
     none = SampleTable(0, {name: column[:0] for name, column in SIX.columns.items()})
     with error_line(r"^there are no items to sample"):
@@ -141,7 +141,7 @@ def test_the_verb_takes_a_sampler_with_its_fields(scenes, tmp_path, capsys):
         "--sampler streamd": "--sampler 'streamd' is unknown; choose from random",
         "--sampler streamed --sampler.lane 2": "perhaps you meant --sampler.lanes",
         "--sampler.lanes 2": "--sampler.lanes",
-        "--sampler random --epochs 0": "--epochs is 0",
+        "--sampler random --epochs 0": "--epochs must be at least 1 (got 0)",
     }
     for flags, message in cases.items():
         assert message in refusal(capsys, f"stats {scenes}", flags)

@@ -79,5 +79,5 @@ def test_a_short_last_chunk_comes_at_any_place():
 
 
 def test_a_chunk_has_an_item():
-    with error_line("chunk is 0"):
+    with error_line("chunk must be at least 1 .got 0"):
         LazyShuffle(chunk=0)

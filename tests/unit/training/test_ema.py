@@ -117,5 +117,5 @@ def test_a_skipped_step_moves_the_average_towards_weights_that_it_leaves(
 
 @pytest.mark.parametrize("decay", [-0.1, 1.0, 2.0, math.nan])
 def test_decays_that_are_none_are_refused(decay):
-    with error_line(rf"^--ema is {decay}, but must be between 0 and 0.99"):
+    with error_line(rf"^--ema must be between 0 and 0.99\d* .got {decay}.$"):
         replace(little(), data=("x",), ema=decay).check()

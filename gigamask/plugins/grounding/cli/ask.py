@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
-from gigamask.errors import GigamaskError, counted
+from gigamask.errors import GigamaskError, check_range, counted
 from gigamask.inference.amg_config import AutomaticMaskConfig
 from gigamask.parser import FLAT, Positional
 
@@ -54,8 +54,7 @@ class AskCommand:
         from gigamask.plugins.grounding.cli.ground import load_config
         from gigamask.plugins.grounding.vocabulary import check_text
 
-        if self.top < 1:
-            raise GigamaskError(f"--top must be >= 1, got {self.top}")
+        check_range("--top", self.top, 1)
         if not self.texts:
             raise GigamaskError('TEXT is required, e.g. gigamask ask RUN IMAGE "the red box"')
         for text in self.texts:

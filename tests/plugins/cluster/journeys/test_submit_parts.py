@@ -172,14 +172,23 @@ def test_sigterm_stops_the_parts(where, inputs, slurm):
     [
         ("verify {0}/tars --part 3/3@.", "--part must be NUMBER/COUNT@FOLDER"),
         ("verify {0}/tars --part join/1@.", "part 0 has not ended"),
-        ("verify {0}/tars --submit local --submit-jobs 0", "--submit-jobs is 0"),
-        ("verify {0}/tars --submit local --submit-parallel 0", "--submit-parallel is 0"),
-        (f"{COMMANDS['evaluate']} --submit local --submit-jobs 0", "--submit-jobs is 0"),
+        (
+            "verify {0}/tars --submit local --submit-jobs 0",
+            "--submit-jobs must be between 1 and 1000 (got 0)",
+        ),
+        (
+            "verify {0}/tars --submit local --submit-parallel 0",
+            "--submit-parallel must be at least 1 (got 0)",
+        ),
+        (
+            f"{COMMANDS['evaluate']} --submit local --submit-jobs 0",
+            "--submit-jobs must be between 1 and 1000 (got 0)",
+        ),
         (f"{COMMANDS['evaluate']} --automatic --submit local", "--automatic keeps all"),
         (f"{TRAIN} local --submit-nodes 2", "--submit local has one machine"),
         (f"{TRAIN} slurm --submit-time 'a day'", "--submit-time must be one word"),
         (f"{TRAIN} slurm --submit-time soon", "--submit-time must be minutes"),
-        (f"{TRAIN} slurm --submit-gpus -1", "--submit-gpus is -1"),
+        (f"{TRAIN} slurm --submit-gpus -1", "--submit-gpus must be at least 0 (got -1)"),
         (f"{TRAIN} slurm --submit-sbatch --account=x", "--account"),
         (f"{TRAIN} slurm --submit-folder 'a b'", "cannot write logs"),
         (f"{TRAIN} pbs", "--submit must be one of none, local, slurm"),

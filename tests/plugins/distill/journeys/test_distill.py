@@ -92,7 +92,7 @@ def test_a_plan_counts_the_teacher():
         ("--model.image-size 32", "use --model.image-size 64"),
         ("--model.patch-size 16", "the phase features needs equal ones"),
         ("--compile", "--compile is for 'gigamask train'"),
-        ("--teacher-iou-weight -1", "--teacher-iou-weight is -1.0"),
+        ("--teacher-iou-weight -1", "--teacher-iou-weight must be at least 0 (got -1.0)"),
         ("--features.steps -1", "--features.steps must be at least 0"),
         ("--model.decoder-mlp 16 --features.steps 0", "a decoder needs --model.embedding-dim"),
         ("--teacher-cache c --loader.augment scale_jitter", "use --loader.augment none or flip"),
