@@ -306,6 +306,8 @@ def make_component(kind: str, name: str) -> Any:
             f"--{kind}: {attribute}.{required[0]} in {path} has no default; every field needs one, "
             "and flags change it"
         )
+    if missing := sorted(component.__abstractmethods__):
+        raise GigamaskError(f"--{kind}: {attribute} in {path} has no method {' or '.join(missing)}")
     return component()
 
 
@@ -321,7 +323,7 @@ def _choices(kind: str) -> str:
     """Return the names of a kind of component, for an error message."""
     from gigamask.recipes import user_code
 
-    listed = [*names(kind), *user_code.entry_points(kind)]
+    listed = list(dict.fromkeys([*names(kind), *user_code.entry_points(kind)]))
     if kind == "model.encoder":
         arguments = {name: getattr(find_part("encoder", name), "argument", "") for name in listed}
         listed = [f"{name}:{field.upper()}" if field else name for name, field in arguments.items()]

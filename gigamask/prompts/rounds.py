@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
+from gigamask.errors import GigamaskError
 from gigamask.interfaces import PromptSchedule
 from gigamask.types import Prediction, PromptRound, Prompts, RandomInputs, Targets
 
@@ -25,9 +26,14 @@ def run_rounds(
         schedule: Chooses the prompts of each round.
         random_inputs: Random numbers of the masks; None if the schedule uses none.
         mask_only_round_u: Uniform number in [0, 1) that picks the round without a new point.
+
+    Raises:
+        GigamaskError: The schedule has no round.
     """
     index = 0
     prompts = schedule.next(None, targets, random_inputs, mask_only_round_u)
+    if prompts is None:
+        raise GigamaskError(f"{type(schedule).__name__}.next gave no prompts for the first round")
     while prompts is not None:
         prompt_round = PromptRound(index, prompts, decode(prompts))
         yield prompt_round

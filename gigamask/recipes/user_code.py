@@ -21,6 +21,7 @@ import re
 import sys
 import traceback
 from collections.abc import Iterator
+from dataclasses import is_dataclass
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -77,8 +78,8 @@ def describe_error(error: BaseException) -> str | None:
         error: The exception.
 
     Returns:
-        File, line, class, method and the exception; None if no component of the user's own is
-        among the frames of its traceback.
+        File, line, class, method and the exception; the exception and the components of the
+        user's own, if gigamask's code raised it where they are used; None where there are none.
     """
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
         owner = frame.f_locals.get("cls", type(frame.f_locals.get("self")))
@@ -89,11 +90,11 @@ def describe_error(error: BaseException) -> str | None:
         is_own = not module.startswith("gigamask.")
         if "_gigamask_file" in frame.f_globals or (is_component and is_own):
             place = f"{frame.f_code.co_filename}:{line}: {frame.f_code.co_qualname}"
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
             given = frame.f_code.co_varnames[: frame.f_code.co_argcount]
             shapes = [each for name in given for each in _shapes(name, frame.f_locals.get(name))]
             got = f" (it was given {', '.join(shapes)})" if shapes else ""
-            return f"{place} raised {reason}{got}; this code is your own, its traceback follows"
+            raised = f"raised {_reason(error)}{got}"
+            return f"{place} {raised}; this code is your own, its traceback follows"
     # A loader process sends its traceback as text.
     modules = [vars(module) for module in list(sys.modules.values()) if module]
     files = {names["__file__"] for names in modules if "_gigamask_file" in names}
@@ -102,7 +103,25 @@ def describe_error(error: BaseException) -> str | None:
             reason = str(error).strip().splitlines()[-1]
             place = f"{path}:{line}: {name}"
             return f"{place} raised {reason}; this code is your own, its traceback follows"
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if names := _own_components(frame.f_locals.get("config")):
+            return (
+                f"{_reason(error)}; perhaps a method of your own {' or '.join(names)} returns "
+                "another type or shape than docs/extend.md says; the traceback follows"
+            )
     return None
+
+
+def _reason(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _own_components(config: Any) -> list[str]:
+    """Return the classes of a configuration's components that are not gigamask's."""
+    parts = [part for part in getattr(config, "__dict__", {}).values() if is_dataclass(part)]
+    own = [type(part) for part in parts if not type(part).__module__.startswith("gigamask.")]
+    inner = [name for part in parts for name in _own_components(part)]
+    return [*(kind.__qualname__ for kind in own), *inner]
 
 
 def entry_points(kind: str) -> dict[str, metadata.EntryPoint]:

@@ -277,6 +277,7 @@ def open_world(
     arguments: Sequence[str],
     environment: MutableMapping[str, str],
     is_over: Callable[[], bool] = lambda: False,
+    epochs: float | None = None,
 ) -> Iterator[World]:
     """Join the processes of torchrun, or start those that train a small model on a CPU.
 
@@ -287,6 +288,7 @@ def open_world(
         arguments: Arguments of `gigamask` for processes to start.
         environment: Environment variables.
         is_over: Returns whether the training's time is over.
+        epochs: Its length, if steps do not state it.
 
     Yields:
         The processes that train together.
@@ -294,7 +296,7 @@ def open_world(
     Raises:
         GigamaskError: The environment or `config.processes` does not fit the device.
     """
-    say(opening(config))
+    say(opening(config, epochs))
     with progress_bar("load torch"):
         import torch
 
@@ -324,15 +326,21 @@ def open_world(
             raise
 
 
-def opening(config: TrainConfig) -> str:
-    """Return a line about a training, of what is known before torch and the data are read."""
+def opening(config: TrainConfig, epochs: float | None = None) -> str:
+    """Return a line about a training, of what is known before torch and the data are read.
+
+    Args:
+        config: The configuration.
+        epochs: Its length, if steps do not state it.
+    """
+    length = counted(config.steps, "step") if epochs is None else f"{epochs:g} epochs"
     data = " ".join(getattr(config.evaluation, "data", ()))
     scores = f"evaluated on {data} every {counted(config.evaluation.interval, 'step')}"
     start = f"from {config.phases()[0].init or 'random weights'}"
     if config.has_checkpoint:
         start = "resumed"
     return (
-        f"{config.command} {config.recipe}, {start}: {counted(config.steps, 'step')} of "
+        f"{config.command} {config.recipe}, {start}: {length} of "
         f"{config.batch_size} samples from {abridged(config.data)} to {config.out}, "
         f"{scores + ' and at the end' if data else 'without --evaluation.data'}"
     )

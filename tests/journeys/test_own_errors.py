@@ -7,8 +7,10 @@ from tests.commands import LITTLE, exit_code, refusal
 CODE = """
 from dataclasses import dataclass
 from gigamask.data.augment import HorizontalFlip
+from gigamask.interfaces import LRSchedule, PromptSchedule
 from gigamask.losses.sam_loss import SamLoss
 from gigamask.samplers.random import Random
+from gigamask.training.optim import AdamW
 
 @dataclass(frozen=True)
 class BadLoss(SamLoss):
@@ -25,6 +27,20 @@ class BadSampler(Random):
     def order(self, table, epoch, history):
         import numpy
         return numpy.zeros(2).reshape(3)
+
+@dataclass(frozen=True)
+class NoTorch(AdamW):
+    def build(self, model):
+        return None
+
+@dataclass(frozen=True)
+class NoPrompts(PromptSchedule):
+    def next(self, previous, targets, random_inputs, mask_only_round_u):
+        return None
+
+@dataclass(frozen=True)
+class NoFactor(LRSchedule):
+    pass
 
 @dataclass(frozen=True)
 class BadStart(Random):
@@ -80,3 +96,22 @@ def test_a_loss_of_another_shape_is_told_what_it_got_and_gave(scenes, tmp_path, 
     line = refusal(capfd, f"train {LITTLE}", words, f"--loss {tmp_path}/bad_parts.py:FlatLoss")
     assert "FlatLoss.mask_losses: each term must have one value per mask" in line
     assert line.endswith("(got focal of [])")
+
+
+@pytest.mark.parametrize(
+    ("flag", "name", "code", "said"),
+    [
+        ("--optimizer", "NoTorch", 1, "not iterable; perhaps a method of your own NoTorch returns"),
+        ("--prompts", "NoPrompts", 2, "NoPrompts.next gave no prompts for the first round"),
+        ("--schedule", "NoFactor", 2, "NoFactor in {path} has no method factor"),
+    ],
+)
+def test_what_returns_another_type_is_named(flag, name, code, said, scenes, tmp_path, capfd):
+    path = tmp_path / "bad_parts.py"
+    path.write_text(CODE)
+    words = f"--data {scenes} --out {tmp_path}/run --loader.workers 0"
+    assert exit_code(f"train {LITTLE}", words, f"{flag} {path}:{name}") == code
+    lines = capfd.readouterr().err.splitlines()
+    (first,) = [line for line in lines if line.startswith("gigamask: ")]
+    assert said.format(path=path) in first
+    assert any(line.startswith("Traceback") for line in lines) == (code == 1)

@@ -67,7 +67,7 @@ def run(command: str, arguments: list[str]) -> tuple[str | None, dict[str, Any]]
         if here is None:
             return None, {}
     words = [*command.split(), *arguments]
-    with open_world(flags.run, words, os.environ, is_over) as world:
+    with open_world(flags.run, words, os.environ, is_over, flags.epochs) as world:
         if flags.epochs is not None or flags.run.is_finding_classes:
             # The main process builds the index if there is none; the others read it.
             verbose = world.is_main and not flags.print_config
@@ -212,7 +212,8 @@ def summary(result: dict[str, Any], staged: bool, config: TrainConfig) -> str:
         following = following.partition(" --data")[0]
     if held_out := getattr(config.evaluation, "data", ()):
         following = following.replace("HELD_OUT_TARS", " ".join(map(quote, held_out)))
-    if " evaluate " in following and config_files.own_code(config_files.read_run_config(out)):
+    own = config_files.own_code(config_files.read_run_config(out))
+    if " evaluate " in following and any(flag.startswith("model") for flag in own):
         following += " --trust"
     done = f"{counted(step, 'step')}, {counted(result['samples'], 'sample')}"
     return f"{out}: {done}\nnext: {following}"

@@ -15,6 +15,7 @@ from gigamask.workflows.train import (
     choose_micro_batch_size,
     count_processes,
     open_world,
+    opening,
     steps_for_epochs,
     train,
 )
@@ -42,6 +43,7 @@ def test_epochs_become_steps(tmp_path, scenes, epochs, batch_size, steps, capsys
         little(), data=(str(scenes),), out=str(tmp_path / "run"), batch_size=batch_size
     )
     assert steps_for_epochs(config, epochs) == (steps, 12)
+    assert f": {epochs:g} epochs of {batch_size} samples" in opening(config, epochs)
     flags = use_index(TrainFlags(config, epochs=epochs))
     assert flags == TrainFlags(replace(config, steps=steps))
     assert f"{steps} step{'s' * (steps > 1)} (12 samples" in capsys.readouterr().out
