@@ -113,6 +113,21 @@ def check_positive(name: str, value: float | None) -> None:
         raise GigamaskError(f"{name} must be > 0 and finite (got {value})")
 
 
+def check_choice(name: str, value: Any, choices: Iterable[Any]) -> None:
+    """Check that a value is one of those that there are.
+
+    Args:
+        name: Flag or field, for the message.
+        value: Value to check.
+        choices: The values that there are.
+
+    Raises:
+        GigamaskError: The value is not among them.
+    """
+    if value not in (known := list(choices)):
+        raise GigamaskError(f"{name} must be one of {', '.join(known)} (got {value!r})")
+
+
 def check_counts(config: object, *names: str) -> None:
     """Check that fields, if they are set, are at least 1, in a list each.
 

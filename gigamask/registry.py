@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import reduce
 from typing import Any
 
@@ -203,7 +203,7 @@ def select_components(config: TrainConfig, chosen: Mapping[str, str]) -> TrainCo
                 f"--{kind} {name}: recipe {config.recipe} has no {kind}; it has {', '.join(known)}"
             )
         if name != name_of_component(kind, get_component(config, kind)):
-            config = _replace(config, kind.split("."), make_component(kind, name))
+            config = config.with_(**{kind: make_component(kind, name)})
     return config
 
 
@@ -309,14 +309,6 @@ def make_component(kind: str, name: str) -> Any:
     if missing := sorted(component.__abstractmethods__):
         raise GigamaskError(f"--{kind}: {attribute} in {path} has no method {' or '.join(missing)}")
     return component()
-
-
-def _replace(record: Any, path: list[str], value: Any) -> Any:
-    """Return a copy of a nested dataclass with the value at `path` replaced."""
-    name = path[0].replace("-", "_")
-    if len(path) > 1:
-        value = _replace(getattr(record, name), path[1:], value)
-    return replace(record, **{name: value})
 
 
 def _choices(kind: str) -> str:

@@ -14,7 +14,7 @@ from contextvars import copy_context
 from typing import Any
 
 from gigamask import files, plugin, progress
-from gigamask.errors import GigamaskError, TrainingInterruptedError, abridged
+from gigamask.errors import GigamaskError, TrainingInterruptedError, abridged, check_choice
 from gigamask.signals import STOP_SIGNALS, discard_if_closed, stop_signals_handled
 
 INTERRUPTED = 75
@@ -205,9 +205,7 @@ def choose_progress(arguments: Iterable[str]) -> list[str]:
             others.append(word)
             continue
         value = value if equals else next(words, "")
-        if value not in progress.MODES:
-            choices = ", ".join(progress.MODES)
-            raise GigamaskError(f"--progress must be one of {choices} (got {value!r})")
+        check_choice("--progress", value, progress.MODES)
         progress.CHOSEN.set(progress.CHOSEN.get() or value)
     return others or [""]
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from gigamask.errors import GigamaskError, counted
+from gigamask.errors import GigamaskError, check_choice, counted
 
 Precision = Literal["fp32", "bf16", "fp16"]
 PrecisionName = Literal["auto", "fp32", "bf16", "fp16"]
@@ -66,8 +66,7 @@ def choose_precision(name: TrainingPrecision, device: torch.device) -> Precision
     Raises:
         GigamaskError: There is no such precision.
     """
-    if name not in (known := get_args(TrainingPrecision)):
-        raise GigamaskError(f"precision must be one of {', '.join(known)} (got {name!r})")
+    check_choice("precision", name, get_args(TrainingPrecision))
     if name not in ("auto", "fastest"):
         return name
     is_fast = device.type == "cuda" or (name == "fastest" and multiplies_bf16(device))

@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float, Float32, Float64, Int64
 from torch import Tensor
 
 from gigamask.distributed.precision import PrecisionName
-from gigamask.errors import GigamaskError
+from gigamask.errors import GigamaskError, check_choice
 from gigamask.inference.amg_config import AutomaticMaskConfig, check_tiles
 from gigamask.inference.classes import class_fields, class_scores
 from gigamask.inference.predictor import MASK_THRESHOLD, SamPredictor, pixels_of
@@ -159,10 +159,7 @@ class SamAutomaticMaskGenerator:
                 f"point_grids must have one grid for the image and each of {layers} layers of "
                 f"crops (got {len(self.point_grids)})"
             )
-        if self.output_mode not in OUTPUT_MODES:
-            raise GigamaskError(
-                f"output_mode must be one of {', '.join(OUTPUT_MODES)} (got {self.output_mode!r})"
-            )
+        check_choice("output_mode", self.output_mode, OUTPUT_MODES)
         thresholds = config.thresholds(self.predictor.model.config.decoder)
         self.pred_iou_thresh, self.stability_score_thresh = thresholds
         if self.point_grids is None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gigamask.data.orientation import upright_pixels
 from gigamask.distributed.precision import PrecisionName, prediction_autocast
-from gigamask.errors import GigamaskError
+from gigamask.errors import GigamaskError, check_choice
 from gigamask.inference.amg_config import check_tiles
 from gigamask.inference.classes import class_scores
 from gigamask.inference.resize_longest_side import ResizeLongestSide
@@ -129,10 +129,7 @@ class SamPredictor:
             GigamaskError: An image has another shape or type or cannot be read, or the format is
                 unknown.
         """
-        if image_format not in IMAGE_FORMATS:
-            raise GigamaskError(
-                f"image_format must be one of {', '.join(IMAGE_FORMATS)} (got {image_format!r})"
-            )
+        check_choice("image_format", image_format, IMAGE_FORMATS)
         if not len(images):
             raise GigamaskError("no image to embed: pass at least one")
         self.reset_image()  # should one be refused, prompts do not refer to the image before

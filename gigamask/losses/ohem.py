@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
-from gigamask.errors import GigamaskError, check_range
+from gigamask.errors import GigamaskError, check_choice, check_range
 from gigamask.interfaces import Mining
 from gigamask.interfaces import NoMining as NoMining
 
@@ -39,11 +39,7 @@ class OHEM(Mining):
                 f"OHEM.keep_ratio must be above 0 and at most 1 (got {self.keep_ratio})"
             )
         check_range("OHEM.min_kept", self.min_kept, 0)
-        if self.group_by not in get_args(GroupBy):
-            raise GigamaskError(
-                f"OHEM.group_by must be one of {', '.join(get_args(GroupBy))} "
-                f"(got {self.group_by!r})"
-            )
+        check_choice("OHEM.group_by", self.group_by, get_args(GroupBy))
 
     @property
     def use_sampler_strata(self) -> bool:

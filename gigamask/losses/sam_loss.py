@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Literal, get_args
 
-from gigamask.errors import GigamaskError, check_positive, check_range
+from gigamask.errors import GigamaskError, check_choice, check_positive, check_range
 from gigamask.interfaces import Loss
 
 if TYPE_CHECKING:
@@ -93,11 +93,7 @@ class SamLoss(Loss):
             ("iou_supervision", IouSupervision),
             ("iou_loss", IouLoss),
         ):
-            if getattr(self, name) not in get_args(choices):
-                raise GigamaskError(
-                    f"SamLoss.{name} must be one of {', '.join(get_args(choices))} "
-                    f"(got {getattr(self, name)!r})"
-                )
+            check_choice(f"SamLoss.{name}", getattr(self, name), get_args(choices))
 
     @property
     def supports_filling(self) -> bool:
