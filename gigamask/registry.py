@@ -306,7 +306,7 @@ def make_component(kind: str, name: str) -> Any:
             f"--{kind}: {attribute}.{required[0]} in {path} has no default; every field needs one, "
             "and flags change it"
         )
-    if missing := sorted(component.__abstractmethods__):
+    if missing := sorted(getattr(component, "__abstractmethods__", ())):
         raise GigamaskError(f"--{kind}: {attribute} in {path} has no method {' or '.join(missing)}")
     return component()
 

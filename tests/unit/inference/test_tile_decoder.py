@@ -187,7 +187,7 @@ def test_several_images_and_prompts_without_a_place(by_color, asked, scene):
 
 
 def test_what_tiles_cannot_is_one_line(by_color):
-    with error_line(r"halo.*0 to 32.*40"):
+    with error_line(r"halo of tile 64 must be between 0 and 32.*40"):
         SamPredictor(by_color, tile=64, halo=40)
     with error_line(r"^tile crops.*set_torch_image"):
         SamPredictor(by_color, tile=64).set_torch_image(torch.zeros(1, 3, 64, 48), (64, 48))
