@@ -140,7 +140,7 @@ def check_counts(config: object, *names: str) -> None:
     """
     for name in names:
         value = getattr(config, name)
-        for number in value if isinstance(value, tuple) else (value,):
+        for number in value if isinstance(value, tuple | list) else (value,):
             check_range(f"{type(config).__name__}.{name}", number, 1)
 
 

@@ -104,9 +104,10 @@ def describe_error(error: BaseException) -> str | None:
             place = f"{path}:{line}: {name}"
             return f"{place} raised {reason}; this code is your own, its traceback follows"
     for frame, _ in traceback.walk_tb(error.__traceback__):
-        if names := _own_components(frame.f_locals.get("config")):
+        names = _own_components(frame.f_locals.get("config"))
+        if names and "memory" not in (reason := _reason(error)).lower():
             return (
-                f"{_reason(error)}; perhaps a method of your own {' or '.join(names)} returns "
+                f"{reason}; perhaps a method of your own {' or '.join(names)} returns "
                 "another type or shape than docs/extend.md says; the traceback follows"
             )
     return None
