@@ -58,7 +58,7 @@ _HIGH_BIT_DEPTH_MODES = ("I", "F")
 """Prefixes of Pillow's modes with more than 8 bits per channel, all of them gray."""
 _DEEP_GRAY_ALPHA = b"\x10\x04"
 """Bits and color type of a gray PNG of 16 bits with alpha, which Pillow opens as colors."""
-_BITS_PER_SAMPLE, _PHOTOMETRIC, _PLANES, _SAMPLE_FORMAT = 258, 262, 284, 339
+_BITS_PER_SAMPLE, _PHOTOMETRIC, _SAMPLES, _PLANES, _SAMPLE_FORMAT = 258, 262, 277, 284, 339
 """TIFF's tags."""
 
 
@@ -280,6 +280,8 @@ def _page(image: Image.Image, half: bool, keep_alpha: bool) -> np.ndarray:
         stored = as_stated(np.array(image), image)
         if stored.dtype != np.uint8:
             return stored[..., None]
+    if (samples := _tags(image).get(_SAMPLES, 1)) > 4:  # Pillow reads three, and alpha
+        raise ValueError(f"it has {samples} channels in one page; write a page for each, or a .npy")
     mode = "L" if image.mode in ("1", "L", "LA") else "RGB"
     if keep_alpha and image.mode == "RGBA":
         mode = "RGBA"

@@ -50,7 +50,8 @@ MAYBE_VOID = (
     "label images with white (255, or 16777215 of RGB) beside other values, which --ignore leaves "
     "out where it marks no object"
 )
-"""Notes of such masks and label images."""
+THIN = "values without 3 x 3 pixels of their own, which --nearest-value gave to their neighbors"
+"""Notes of such masks, label images and values."""
 GRAY = ("1", "L", "P", "I", "I;16", "I;16B")
 """Pillow's modes with one number per pixel."""
 
@@ -82,12 +83,13 @@ class LabelImage(SourceImage):
             labels: Value of each pixel; ignored ones are set to 0.
         """
         labels[np.isin(labels, self.options.ignore) | (labels < 0)] = 0
+        thin = 0
         if self.classes is not None:
             labels[labels == VOID_NUMBER] = 0
         if self.options.binary is not None:
             labels = (labels >= self.options.binary).astype(np.int32)
         elif self.options.nearest_value:
-            labels = smoothed_labels.to_nearest_value(labels)
+            labels, thin = smoothed_labels.to_nearest_value(labels)
         else:
             smoothed_labels.check(labels, self.source)
         masks, values = label_masks(labels, self.source)
@@ -105,7 +107,7 @@ class LabelImage(SourceImage):
             parts, owners = _components(masks)
             masks, _ = label_masks(parts, self.source)
             extras = [extras[i] for i in owners]
-        return Objects(masks, extras, [], notes)
+        return Objects(masks, extras, [], notes | {THIN: thin})
 
     def _categories(self, path: Path, masks: RLEMasks) -> dict[int, int]:
         """Return the class that most pixels of a mask have, by the mask's index."""
@@ -232,6 +234,8 @@ def decode_labels(
                     "or as COCO's JSON"
                 )
             pixels = turn_upright(image.as_stated(np.array(label), label), raw)
+            if label.mode == "1" and image.is_inverted(label):
+                pixels = ~pixels
             if pixels.dtype == np.uint8 and label.mode == "L":
                 if image.is_inverted(label):  # values are meant, not their looks
                     pixels = 255 - pixels

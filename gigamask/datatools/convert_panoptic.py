@@ -45,7 +45,10 @@ class PanopticImage(CocoEntry):
             row = coco_json.PANOPTIC.decode(self.annotations[0])
         except JSON_ERRORS as error:
             raise CorruptSampleError(f"{self.source}: its annotation is broken ({error})") from None
-        path = self.folder / PureWindowsPath(row.file_name).name
+        stated = PureWindowsPath(row.file_name)
+        path = self.folder / stated.name
+        if not stated.anchor and ".." not in stated.parts:
+            path = self.folder / stated.as_posix()
         labels = read_labels(path, f"{self.source}: {path.name}")
         if self.size:
             check_size(labels.shape, self.size, f"{self.source}: its {path.name}")

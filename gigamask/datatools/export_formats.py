@@ -205,9 +205,12 @@ def write(images: Images, out: Path, options: ExportOptions) -> list[Path]:
             others = (out / name for name in sorted(new - own))
             files.check_absent(others, "no export wrote it; move it, or give another folder")
             if lost := earlier - names:
+                act = f"export all together, give another folder, or remove {record}"
+                if why := options.skipped.get(min(lost)):
+                    act = f"it is left out now: {why}"
                 raise GigamaskError(
                     f"{out}: holds an export of {counted(len(lost), 'other image')} such as "
-                    f"{min(lost)}; export all together, give another folder, or remove {record}"
+                    f"{min(lost)}; {act}"
                 )
         options.check()
         files.write_text(record, json.dumps({"files": sorted(own | new), "images": sorted(names)}))

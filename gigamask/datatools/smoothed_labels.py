@@ -63,21 +63,28 @@ def check(labels: Int32[np.ndarray, "H W"], name: str) -> None:
         )
 
 
-def to_nearest_value(labels: Int32[np.ndarray, "H W"]) -> Int32[np.ndarray, "H W"]:
+def to_nearest_value(
+    labels: Int32[np.ndarray, "H W"],
+) -> tuple[Int32[np.ndarray, "H W"], int]:
     """Return a label image in which pixels of rims have the value of the nearest region.
 
     Args:
         labels: Value of each pixel; regions are at least 3 x 3 pixels.
+
+    Returns:
+        The label image, and the number of values that are lost though not all their pixels lie
+        between a lower and a higher one, as those of rims do.
     """
-    _, is_region, _ = _regions(labels)
+    _, is_region, is_rim = _regions(labels)
     if not is_region.any():
-        return labels
+        return labels, 0
+    lost = np.setdiff1d(labels[~is_rim], np.append(labels[is_region], 0))
     _, nearest = cv2.distanceTransformWithLabels(
         (~is_region).astype(np.uint8), cv2.DIST_L2, cv2.DIST_MASK_5, labelType=cv2.DIST_LABEL_PIXEL
     )
     value_of = np.zeros(int(nearest.max()) + 1, np.int32)
     value_of[nearest[is_region]] = labels[is_region]
-    return value_of[nearest]
+    return value_of[nearest], len(lost)
 
 
 def _regions(labels: Int32[np.ndarray, "H W"]) -> Regions:

@@ -2,9 +2,10 @@
 
 import glob
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,19 +63,43 @@ class InputImage:
         return decode(raw, self.name, pixels=pixels)
 
 
-def find_images(paths: Sequence[str], scratch: str) -> tuple[list[InputImage], list[SkippedSample]]:
+def outputs_of_images(
+    out: str | Path, formats: Iterable[str], pictures: str | Path | None
+) -> list[str]:
+    """Return the folders in which segmenting writes files that are images.
+
+    Args:
+        out: The output folder.
+        formats: Formats that are written in it besides JSONs.
+        pictures: Folder of the images with their masks; None for none.
+    """
+    has_images = bool(set(formats) - {"coco"})
+    return [str(folder) for folder in (has_images and out, pictures) if folder]
+
+
+def find_images(
+    paths: Sequence[str], scratch: str, written: Sequence[str] = ()
+) -> tuple[list[InputImage], list[SkippedSample]]:
     """Find the images at the given paths.
 
     Args:
         paths: Images, folders of images or of tars, tars, globs of either, or an index.
         scratch: Folder for the indexes of tars that have none.
+        written: Folders in which images will be written.
 
     Returns:
         The images in order, and the samples of tars that are known to be unusable.
 
     Raises:
-        GigamaskError: There are no images, or two would have the same JSON.
+        GigamaskError: There are no images, two would have the same JSON, or what is written would
+            be among them.
     """
+    for folder, path in product(written, paths):
+        if os.path.isdir(path) and Path(folder).resolve().is_relative_to(Path(path).resolve()):
+            raise GigamaskError(
+                f"{folder}: is in {path}, so that the same command again would also segment the "
+                "images that are written there; give a folder outside of it"
+            )
     images: list[InputImage] = []
     skipped: list[SkippedSample] = []
     for path in paths:

@@ -42,7 +42,7 @@ from gigamask.pixels import to_rgb
 from gigamask.records import ImageAnnotation, SkippedSample
 from gigamask.rng import make_rng
 from gigamask.workflows.evaluate import load_model
-from gigamask.workflows.input_images import InputImage, find_images
+from gigamask.workflows.input_images import InputImage, find_images, outputs_of_images
 
 STATE_FOLDER = ".segment"
 SETTINGS = "made.json"
@@ -142,7 +142,8 @@ def segment(
     output = Output(Path(out), export, shard_images, folder)
     masks = SamAutomaticMaskGenerator(load_model(weights, device, trust), **generator)
     with tempfile.TemporaryDirectory() as scratch:
-        inputs, skipped = find_images(paths, scratch)
+        written = outputs_of_images(out, export.formats, pictures)
+        inputs, skipped = find_images(paths, scratch, written)
         return segment_all(inputs, masks, output, skipped)
 
 
@@ -212,21 +213,24 @@ def _export(
 ) -> list[str]:
     """Write the masks in other formats; note the images that have none of these."""
     formats = tuple(name for name in output.export.formats if name != "shards")
+    left_out = {sample.name: sample.reason for sample in counts.skipped}
     options = replace(
         output.export,
         formats=formats,
         images="yolo" in formats,  # whose programs look for them beside the masks
         categories=classes,
-        skipped={},
+        skipped={each.utf8_path: left_out[each.name] for each in images if each.name in left_out},
         notes=counts.notes,
     )
     if not formats and options.table is None:
         return []
-    left_out = {sample.name for sample in counts.skipped}
+    known = set(options.skipped)
     usable = [source for source in images if source.name not in left_out]
     exported = lambda: (_exported(source, output.out) for source in usable)  # noqa: E731
     written = write(exported, output.out, options)
-    counts.skipped += [SkippedSample(name, reason) for name, reason in options.skipped.items()]
+    counts.skipped += [
+        SkippedSample(name, why) for name, why in options.skipped.items() if name not in known
+    ]
     return [str(path) for path in written]
 
 

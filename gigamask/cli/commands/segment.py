@@ -82,7 +82,7 @@ class SegmentCommand(WindowOptions, PartOptions):
         from gigamask.data.worker_pool import part_of
         from gigamask.errors import counted
         from gigamask.models.weight_paths import check_order, check_weights_exist
-        from gigamask.workflows.input_images import find_images
+        from gigamask.workflows.input_images import find_images, outputs_of_images
 
         part = part_of(self.part)
         check_range("--cache-gb", self.cache_gb, 0, MAX_CACHE_GB)
@@ -90,7 +90,8 @@ class SegmentCommand(WindowOptions, PartOptions):
             check_order(self.weights, last, "gigamask segment {} {}")
         check_weights_exist(self.weights)
         with tempfile.TemporaryDirectory() as scratch:
-            result = self._segment(*find_images(self.images, scratch), part)
+            written = outputs_of_images(self.out, self.all_formats, self.pictures)
+            result = self._segment(*find_images(self.images, scratch, written), part)
         mean = result["masks"] / result["images"]
         images, masks = counted(result["images"], "image"), counted(result["masks"], "mask")
         count = f"{images} with {masks}, {mean:.1f} per image"

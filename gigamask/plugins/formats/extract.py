@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count
+from itertools import compress, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -122,7 +122,8 @@ def _images(index: Index, options: ExportOptions) -> Iterator[ExportedImage]:
     of the categories, if each has one.
 
     An image has the name that `gigamask convert` found it by, or, if it has none or another image
-    has the same, TAR/IMAGE. Masks keep the values that they had in label images.
+    has the same, TAR/IMAGE, and TAR_2/IMAGE if another has that, too. Masks keep the values that
+    they had in label images.
     """
     import msgspec
 
@@ -130,10 +131,11 @@ def _images(index: Index, options: ExportOptions) -> Iterator[ExportedImage]:
     from gigamask.data.dataset import Sa1bDataset
     from gigamask.data.orientation import as_stored
     from gigamask.datatools.image_files import to_member
-    from gigamask.errors import CorruptSampleError
+    from gigamask.errors import CorruptSampleError, counted
     from gigamask.workflows.segment import exported_image
 
     dataset, names, skipped = Sa1bDataset(index), set[str](), options.skipped
+    notes, empty = dict.fromkeys(options.notes), 0
     pairs: set[tuple[str, Any]] = set()
     for row in range(len(index)):
         entry = index.entry_name(row)
@@ -150,24 +152,31 @@ def _images(index: Index, options: ExportOptions) -> Iterator[ExportedImage]:
         name = source.with_suffix(suffix).as_posix() if is_name else ""
         if not name or name in names or source.is_absolute() or ".." in source.parts:
             tar, _, stem = entry.rpartition(":")
-            name = f"{Path(tar).stem}/{stem}{suffix}"
+            name, copies = f"{Path(tar).stem}/{stem}{suffix}", count(2)
+            while name in names:
+                name = f"{Path(tar).stem}_{next(copies)}/{stem}{suffix}"
         names.add(name)
         frame = as_stored(sample.jpg, annotation.size)
         read = partial(to_member, sample.jpg, frame, name)
         found = exported_image(name, annotation, record, read)
         pairs |= {
-            (each.get("category", ""), each.get("category_id")) for each in record["annotations"]
+            (told["category"], each.get("category_id"))
+            for told, each in zip(found.objects, record["annotations"], strict=True)
         }
         values = [each.get("label") for each in record["annotations"]]
         if None not in values and len(set(values)) == len(values):
             told = zip(found.objects, values, strict=True)
             found = replace(found, objects=[{**each, "id": value} for each, value in told])
+        has_pixels = found.masks.areas() > 0
+        empty += int((~has_pixels).sum())
         if name not in skipped:
-            yield found
+            objects = tuple(compress(found.objects, has_pixels))
+            yield replace(found, masks=found.masks[has_pixels], objects=objects)
     ids = dict(pairs)
     if len(pairs) == len(ids) == len({key for key in ids.values() if isinstance(key, int)}):
         options.category_ids.update(ids)
     elif any(key is not None for _, key in pairs):
-        options.notes.append(
-            "categories are numbered anew: some have no id, or share one or a name"
-        )
+        notes["categories are numbered anew: some have no id, or share one or a name"] = None
+    if empty:
+        notes[f"{counted(empty, 'mask')} without a pixel left out"] = None
+    options.notes[:] = notes
