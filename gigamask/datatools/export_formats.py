@@ -205,7 +205,7 @@ def write(images: Images, out: Path, options: ExportOptions) -> list[Path]:
             others = (out / name for name in sorted(new - own))
             files.check_absent(others, "no export wrote it; move it, or give another folder")
             if lost := earlier - names:
-                act = f"export all together, give another folder, or remove {record}"
+                act = f"export all together, give another folder, or remove {record} and its files"
                 if why := options.skipped.get(min(lost)):
                     act = f"it is left out now: {why}"
                 raise GigamaskError(

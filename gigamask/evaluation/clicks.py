@@ -35,7 +35,7 @@ from gigamask.evaluation.score_names import BOXES_AND_ORACLE, by_prompt
 from gigamask.interfaces import GRANULARITIES
 from gigamask.losses.iou import mask_iou
 from gigamask.models.prompt_decoder import refined
-from gigamask.models.promptable import PromptableModel
+from gigamask.models.promptable import PromptableModel, evaluated
 from gigamask.prompts.boxes import add_box_noise
 from gigamask.prompts.rounds import run_rounds
 from gigamask.prompts.schedule import BoxPrompt, CenterClicks, UniformClicks
@@ -404,12 +404,10 @@ def evaluate_protocols(
     Returns:
         The scores by each protocol.
     """
-    was_training = model.training
-    model.eval()
     results = [ClickResult(protocol, 0, [], []) for protocol in protocols]
     empty = bool(callbacks and model.config.class_names)
     rows = scored_rows(images, range(len(images)) if rows is None else rows, filters, empty)
-    with torch.inference_mode():
+    with evaluated(model), torch.inference_mode():
         for row, image in embed_images(model, images, rows, batch_size):
             if isinstance(image, CorruptSampleError):
                 results[0].skipped.append(str(image))
@@ -427,7 +425,6 @@ def evaluate_protocols(
                 results[i] = replace(result, images=images_done, prompting_s=elapsed_s)
             for callback in callbacks:
                 callback(model, image, mask_indices)
-    model.train(was_training)
     return results
 
 

@@ -19,7 +19,7 @@ from gigamask.evaluation.embedded_images import (
     annotated_images,
     embed_image,
 )
-from gigamask.models.promptable import PromptableModel
+from gigamask.models.promptable import PromptableModel, evaluated
 from gigamask.pixels import to_rgb
 from gigamask.types import PromptRound, Prompts
 
@@ -100,14 +100,11 @@ def draw_rows(
     masks_of = [(score.row, score.mask_index) for score in scores]
     unique = dict(zip(masks_of, scores, strict=True))
     rows = {}
-    was_training = model.training
-    model.eval()
-    with torch.inference_mode():
+    with evaluated(model), torch.inference_mode():
         for row, masks in groupby(sorted(unique), key=itemgetter(0)):
             image = embed_image(model, dataset, row)
             for mask in masks:
                 rows[mask] = draw_row(model, image, unique[mask], protocol)
-    model.train(was_training)
     return [rows[mask] for mask in masks_of]
 
 

@@ -42,7 +42,7 @@ from gigamask.evaluation.score_names import EXPLAINED, by_prompt
 from gigamask.inference.amg_config import AutomaticMaskConfig
 from gigamask.inference.automatic_mask_generator import calculate_stability_score
 from gigamask.interfaces import EvaluationResult
-from gigamask.models.promptable import PromptableModel
+from gigamask.models.promptable import PromptableModel, evaluated
 from gigamask.pixels import RGB, PixelConfig
 from gigamask.progress import say, track
 from gigamask.rng import make_rng
@@ -159,15 +159,10 @@ class ClickScorer:
             GigamaskError: No image can be read.
             EvaluationStoppedError: A stop signal has arrived.
         """
-        was_training = model.training
-        model.eval()
         device = model.device
         precision = choose_precision(self.precision, device)
-        try:
-            with torch.inference_mode(), autocast(precision, device):
-                result = self._evaluate(model)
-        finally:
-            model.train(was_training)
+        with evaluated(model), torch.inference_mode(), autocast(precision, device):
+            result = self._evaluate(model)
         if precision != "fp32":  # scores of different precisions are not compared
             result = replace(result, subject=f"{result.subject}, {precision}")
         return result

@@ -159,6 +159,11 @@ class SamAutomaticMaskGenerator:
                 f"point_grids must have one grid for the image and each of {layers} layers of "
                 f"crops (got {len(self.point_grids)})"
             )
+        for grid in self.point_grids or ():
+            if not np.size(grid) or np.min(grid) < 0 or np.max(grid) > 1:
+                raise GigamaskError(
+                    "point_grids must have points in [0, 1], relative to a crop's width and height"
+                )
         check_choice("output_mode", self.output_mode, OUTPUT_MODES)
         thresholds = config.thresholds(self.predictor.model.config.decoder)
         self.pred_iou_thresh, self.stability_score_thresh = thresholds

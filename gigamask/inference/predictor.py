@@ -175,6 +175,7 @@ class SamPredictor:
                 "tile crops the image before it is resized: call set_image instead of "
                 "set_torch_image, or make the predictor without tile"
             )
+        transformed_image = torch.as_tensor(transformed_image)
         side, shape = self.model.config.image_size, tuple(transformed_image.shape)
         channels = self.model.config.in_channels
         if len(shape) != 4 or shape[:2] != (1, channels) or max(shape[2:]) != side:
@@ -182,7 +183,12 @@ class SamPredictor:
                 f"transformed_image must be 1 x {channels} x h x w with the long side {side}, as "
                 f"transform.apply_image returns it (got {' x '.join(map(str, shape))})"
             )
-        whole = self.transform.image_transform(original_image_size)
+        original = tuple(original_image_size)
+        if len(original) != 2 or min(original) < 1:
+            raise GigamaskError(f"original_image_size must be height and width (got {original})")
+        if not transformed_image.isfinite().all():
+            raise GigamaskError("transformed_image must be numbers (got NaN or infinity)")
+        whole = self.transform.image_transform(original)
         _embed(self, [transformed_image], [replace(whole, resized=shape[2:])])
 
     def select(self, number: int) -> None:

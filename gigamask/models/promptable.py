@@ -5,7 +5,8 @@ State dicts of SAM have Meta's names and shapes.
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,18 @@ def require_model(model: Any) -> None:
             "a model is needed, such as gigamask.load_model('starter') returns (got "
             f"{type(model).__name__})"
         )
+
+
+@contextmanager
+def evaluated(model: nn.Module) -> Iterator[None]:
+    """Set a model to evaluation within the context, and its modules back to what they were."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, is_training in modes:
+            module.training = is_training
 
 
 def _is_of_gigamask(method: Callable | None) -> bool:

@@ -18,8 +18,8 @@ class DataLoader:
     """Iterable over the batches of images and masks that a recipe trains on.
 
     Each iteration yields the batches of one epoch and drops an incomplete last batch; the next
-    iteration continues with the next epoch. Order, masks, augmentation and random numbers are those
-    of training with the recipe's seed.
+    iteration, also after one that was left early, is the next epoch. Order, masks, augmentation and
+    random numbers are those of training with the recipe's seed.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class DataLoader:
             config = replace(config, loader=replace(config.loader, workers=num_workers))
         self.config = replace(config, micro_batch_size=config.batch_size).check()
         self.index = open_index(self.config.data)
-        self._samples = 0
+        self._epoch = 0
         self._samples_per_epoch = TrainData(self.config, self.index).samples_per_epoch
 
     def __len__(self) -> int:
@@ -68,11 +68,12 @@ class DataLoader:
         from gigamask.records import DataCursor
         from gigamask.training.train_data import TrainData
 
-        steps = TrainData(self.config, self.index, DataCursor(self._samples)).batches()
+        start = DataCursor(self._epoch * self._samples_per_epoch)
+        self._epoch += 1
+        steps = TrainData(self.config, self.index, start).batches()
         try:
             for _ in range(len(self)):
                 (batch,) = next(steps)
-                self._samples = batch.cursor.samples
                 yield batch
         finally:
             steps.close()

@@ -266,7 +266,8 @@ def load_model(
 
     Args:
         weights: A run folder, a checkpoint, an official .pth, a .safetensors, a Hugging Face
-            folder or id, "starter", or a model, which is only moved to the device.
+            folder or id, "starter", or a model, which is only moved to the device, not set to
+            evaluation.
         device: cpu, cuda, cuda:N, or auto for cuda if available.
         trust: Whether to run code that a run folder names and that is not built in.
 
@@ -283,7 +284,7 @@ def load_model(
 
     if not isinstance(weights, str | Path):
         require_model(weights)
-        return weights.to(choose_device(device)).eval()
+        return weights.to(choose_device(device))
     return checkpoint.load_model(str(weights), device, partial(config_of_weights, trust=trust))
 
 

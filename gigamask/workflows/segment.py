@@ -37,7 +37,7 @@ from gigamask.inference.automatic_mask_generator import MaskProposals, SamAutoma
 from gigamask.inference.classes import class_fields
 from gigamask.masks.rle import RLEMasks
 from gigamask.models.embedding_cache import digest_weights
-from gigamask.models.promptable import PromptableModel
+from gigamask.models.promptable import PromptableModel, evaluated
 from gigamask.pixels import to_rgb
 from gigamask.records import ImageAnnotation, SkippedSample
 from gigamask.rng import make_rng
@@ -141,7 +141,7 @@ def segment(
     export = to if isinstance(to, ExportOptions) else ExportOptions(tuple(to))
     output = Output(Path(out), export, shard_images, folder)
     masks = SamAutomaticMaskGenerator(load_model(weights, device, trust), **generator)
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch, evaluated(masks.model):
         written = outputs_of_images(out, export.formats, pictures)
         inputs, skipped = find_images(paths, scratch, written)
         return segment_all(inputs, masks, output, skipped)

@@ -76,7 +76,7 @@ class Run:
 
     @cached_property
     def model(self) -> nn.Module:
-        """The trained model in evaluation mode, on the device of the configuration."""
+        """The model of the newest checkpoint, in evaluation mode, on the configuration's device."""
         from gigamask.distributed.precision import choose_device
         from gigamask.models import state_dict
 

@@ -199,6 +199,11 @@ def test_the_loader_yields_epochs_one_after_the_other(scenes):
     assert first != second
     again = gigamask.DataLoader(scenes, little(), batch_size=4, num_workers=0)
     assert [batch.names for batch in again] == first
+    uneven = gigamask.DataLoader(scenes, little(), batch_size=5, num_workers=0)
+    next(iter(uneven))
+    for _ in range(3):  # epochs of 12, of which two are dropped
+        names = sum((batch.names for batch in uneven), ())
+        assert len(names) == len(set(names)) == 10
 
 
 @pytest.mark.long

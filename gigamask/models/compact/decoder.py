@@ -89,6 +89,10 @@ class WindowMaskDecoder(nn.Module):
             all_windows: Whether to answer in all three windows of each prompt, or in the middle
                 one; with `closer`, in four that cover the smallest.
         """
+        half, device = self.kind_embed.weight.dtype, embedding.device.type
+        if half in (torch.bfloat16, torch.float16) and not torch.is_autocast_enabled(device):
+            with torch.autocast(device, half):  # places and masks are in float32
+                return self.forward(embedding, mask_image, prompts, prompt_encoder, all_windows)
         embedding, prompts = widened(embedding, prompts)
         shapes = PromptShapes.from_prompts(prompts)
         windows, kinds = shapes.windows(prompts.masks, self.decoder, self.side), shapes.kinds

@@ -385,6 +385,9 @@ def test_zero_is_background_also_where_it_is_white():
     values = labels().astype(np.uint8)
     for photometric in (0, 1):
         assert (decode_labels(tiff(values, photometric=photometric), "x") == values).all()
+        Image.fromarray(values > 0).save(file := io.BytesIO(), "TIFF", tiffinfo={262: photometric})
+        # Of one bit, which Pillow writes inverted where 0 is white.
+        assert (decode_labels(file.getvalue(), "x") == ((values > 0) == photometric)).all()
 
 
 def test_values_beyond_32_bits_are_refused():
@@ -541,7 +544,7 @@ def test_a_picture_that_vanishes(case, monkeypatch):
 
 def test_errors(case, monkeypatch):
     case.put("1.jpg", jpeg())
-    with error_line("0 images"):
+    with error_line("--shard-images must be at least 1 .got 0"):
         case.coco([row()], [thing()], shard_images=0)
     with error_line(r"--images .*nowhere"):
         convert(case.folder / "instances.json", case.folder / "nowhere", case.out, ConvertOptions())

@@ -55,9 +55,12 @@ def test_clean_label_images_are_left_alone():
 
 
 def test_the_nearest_value():
-    found = smoothed_labels.to_nearest_value(resized(OBJECTS, Image.BILINEAR))
+    found, _ = smoothed_labels.to_nearest_value(resized(OBJECTS, Image.BILINEAR))
     expected = resized(OBJECTS, Image.NEAREST)
     assert (found != expected).mean() < 0.03
     assert set(np.unique(found)) == set(range(13))
     clean = OBJECTS.astype(np.int32)
-    np.testing.assert_array_equal(smoothed_labels.to_nearest_value(clean), clean)
+    np.testing.assert_array_equal(smoothed_labels.to_nearest_value(clean)[0], clean)
+    clean[20, 5:60] = 50  # a line of one pixel
+    found, lost = smoothed_labels.to_nearest_value(clean)
+    assert (lost, 50 in found) == (1, False)

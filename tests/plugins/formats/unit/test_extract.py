@@ -60,6 +60,37 @@ def test_two_images_of_one_name_keep_both(labels, tmp_path):
     assert sorted(names) == ["a.jpg", "b.jpg", "two/sa_0.jpg", "two/sa_1.jpg"]
     assert len({each["id"] for each in coco["images"]}) == 4
     assert all((tmp_path / "out/images" / name).is_file() for name in names)
+    copy = tmp_path / "three/two.tar"
+    copy.parent.mkdir()
+    copy.write_bytes((tmp_path / "two/two.tar").read_bytes())
+    tars = [tmp_path / name for name in ("one", "two", "three")]
+    assert extract(tars, tmp_path / "all", ("coco", "labels"))["images"] == 6
+    coco = read_json(tmp_path / "all/coco.json")
+    assert "two_2/sa_0.jpg" in {each["file_name"] for each in coco["images"]}
+    assert [len({each["id"] for each in coco[kind]}) for kind in ("images", "annotations")] == [
+        6,
+        12,
+    ]
+
+
+def test_categories_without_a_name_and_masks_without_a_pixel_are_kept_apart(tmp_path):
+    (tmp_path / "photos").mkdir()
+    Image.new("RGB", (20, 20)).save(tmp_path / "photos/a.jpg")
+    box = [2, 2, 9, 2, 9, 9, 2, 9]
+    annotations = [
+        {"id": number, "image_id": 0, "category_id": number, "segmentation": [box]}
+        for number in (7, 2)
+    ]
+    image_row = {"id": 0, "file_name": "a.jpg", "width": 20, "height": 20}
+    categories = [{"id": 2, "name": "cell"}]
+    content = {"images": [image_row], "annotations": annotations, "categories": categories}
+    (tmp_path / "coco.json").write_text(json.dumps(content))
+    convert(tmp_path / "coco.json", tmp_path / "photos", tmp_path / "tars", ConvertOptions())
+    result = extract(tmp_path / "tars", tmp_path / "out", ("coco", "labels"))
+    assert result["notes"] == ["1 object left out of the label images: others cover all pixels"]
+    coco = read_json(tmp_path / "out/coco.json")
+    assert {each["id"]: each["name"] for each in coco["categories"]} == {7: "7", 2: "cell"}
+    assert [each["category_id"] for each in coco["annotations"]] == [7, 2]
     convert(
         tmp_path / "out/coco.json", tmp_path / "out/images", tmp_path / "again", ConvertOptions()
     )
