@@ -35,6 +35,8 @@ def tiff(
     add(278, height)
     add(279, *[len(data) // count] * count)
     add(284, planes)
+    if photometric == 2 and channels > 3:
+        add(338, *[0] * (channels - 3))
     add(339, *[sample_format] * channels)
     entries, more = b"", b""
     after = at + 2 + 12 * len(tags) + 4

@@ -46,9 +46,9 @@ class PanopticImage(CocoEntry):
         except JSON_ERRORS as error:
             raise CorruptSampleError(f"{self.source}: its annotation is broken ({error})") from None
         stated = PureWindowsPath(row.file_name)
-        path = self.folder / stated.name
-        if not stated.anchor and ".." not in stated.parts:
-            path = self.folder / stated.as_posix()
+        path = self.folder / stated.as_posix()
+        if stated.anchor or ".." in stated.parts or not path.is_file():
+            path = self.folder / stated.name
         labels = read_labels(path, f"{self.source}: {path.name}")
         if self.size:
             check_size(labels.shape, self.size, f"{self.source}: its {path.name}")

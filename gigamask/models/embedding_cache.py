@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from gigamask import files
-from gigamask.errors import check_counts
+from gigamask.errors import GigamaskError
 from gigamask.masks.devices import no_autocast
 from gigamask.models.promptable import PromptableModel, warn_of_replaced
 
@@ -45,7 +45,11 @@ class EmbeddingCache:
     """store embeddings in float16; they are rounded to it when they are computed, too"""
 
     def __post_init__(self) -> None:
-        check_counts(self, "limit_bytes")
+        if self.limit_bytes is not None and self.limit_bytes < 1:
+            raise GigamaskError(
+                f"EmbeddingCache.limit_bytes must be at least 1 (got {self.limit_bytes} bytes): "
+                "allow room for one embedding, or pass None for no limit"
+            )
 
     def get(self, key: str) -> Tensor | None:
         """Return the embedding of a key, on the CPU; None if it is missing or damaged."""

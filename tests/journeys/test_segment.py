@@ -137,6 +137,8 @@ def test_invalid_input_is_a_one_line_error(weights, pictures, tmp_path, capsys):
         f"{held} {FEW} --precision bf16": "holds results of other weights or settings",
         f"{other} {pictures} {out} {FEW}": "holds results of other weights or settings",
         f"{weights} {pictures} --out {tmp_path}/full": "1 other tars, such as sa_1.tar",
+        f"{weights} {pictures} --out {pictures}/new --to labels": "new: is in",
+        f"{weights} {pictures} {out} --pictures {pictures}/seen": "seen: is in",
     }.items():
         assert message in refusal(capsys, "segment", words, "--progress none").lower(), words
 

@@ -98,6 +98,13 @@ def test_colors_of_16_bits_in_separate_planes_are_refused(deep_color):
     assert (image.read_stored(tiff(small, 2, photometric=2), "x") == small).all()
 
 
+def test_more_channels_than_are_read_are_refused():
+    five = np.zeros((6, 8, 5), np.uint8)
+    with pytest.raises(CorruptSampleError, match=r"5 channels in one page"):
+        image.read_stored(tiff(five, photometric=2), "x")
+    assert image.read_stored(tiff(five[..., :4], photometric=2), "x").shape == (6, 8, 3)
+
+
 def test_several_pages_of_colors_of_16_bits_are_refused():
     pages = [np.ascontiguousarray(DEEP[..., order]) for order in ([0, 1, 2], [3, 1, 0])]
     raw = cv2.imencodemulti(".tiff", pages)[1].tobytes()

@@ -197,6 +197,10 @@ def test_panoptic_segments(tmp_path):
     assert [each.kind for each in objects.skipped] == kinds
     written_on_windows = annotation | {"file_name": "coco\\1.png"}
     assert len(only(listing(tmp_path, [row()], [written_on_windows])).masks) == 1
+    (tmp_path / "coco" / "a").mkdir()
+    Image.fromarray(colors[::-1]).save(tmp_path / "coco" / "a" / "1.png")
+    found = listing(tmp_path, [row()], [annotation | {"file_name": "a/1.png"}])
+    assert only(found).masks.boxes().tolist() == [[2, 14, 5, 17]]
     with error_line("2 panoptic annotations"):
         only(listing(tmp_path, [row()], [annotation, annotation]))
 

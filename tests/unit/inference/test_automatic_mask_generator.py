@@ -312,6 +312,11 @@ def test_the_cache_is_used(discs, image, tmp_path):
             r"crop_n_points_downscale_factor 2.*layer 2.*points_per_side 3",
         ),
         ({"points_per_side": None}, r"points_per_side.*point_grids"),
+        (
+            {"points_per_side": None, "point_grids": [np.full((1, 2), 60.0)]},
+            r"point_grids.*\[0, 1\]",
+        ),
+        ({"points_per_side": None, "point_grids": [np.zeros((0, 2))]}, r"point_grids.*\[0, 1\]"),
         ({"point_grids": [np.zeros((1, 2))]}, r"points_per_side.*point_grids"),
         (
             {"points_per_side": None, "point_grids": [np.zeros((1, 2))], "crop_n_layers": 1},

@@ -368,6 +368,12 @@ def test_images_that_are_none_are_one_line(model, pictures):
         predictor.set_images([])
     with error_line(r"64.*1 x 3 x 40 x 90"):
         predictor.set_torch_image(torch.zeros(1, 3, 40, 90), (40, 90))
+    with error_line(r"original_image_size.*40, 90, 3"):
+        predictor.set_torch_image(torch.zeros(1, 3, 28, 64), (40, 90, 3))
+    with error_line(r"original_image_size.*0, 90"):
+        predictor.set_torch_image(torch.zeros(1, 3, 28, 64), (0, 90))
+    with error_line(r"transformed_image must be numbers"):
+        predictor.set_torch_image(torch.full((1, 3, 28, 64), torch.nan), (40, 90))
     with error_line(r"image 0.*0"):
         predictor.select(0)
 

@@ -7,6 +7,7 @@ from torch import nn
 from gigamask.interfaces import PIXEL_MEAN
 from gigamask.models.configs import tiny, vit_b, vit_h, vit_l
 from gigamask.models.init import build_model
+from gigamask.models.promptable import evaluated
 from gigamask.models.sam.image_encoder import sine_positions
 from gigamask.models.transformer import TIE_SCALE
 from gigamask.types import Prompts
@@ -305,3 +306,13 @@ def test_custom_encoder_replaces_the_vit():
     model.image_encoder = Means()
     images = torch.zeros(1, 3, 128, 128, dtype=torch.uint8)
     assert model.encode(images, torch.tensor([[128, 128]])).shape == (1, 64, 16, 16)
+
+
+def test_evaluation_leaves_each_module_in_its_mode():
+    model = build_model(COMPACT, 0).train()
+    model.mask_decoder.eval()
+    with evaluated(model):
+        assert not any(module.training for module in model.modules())
+    assert model.training
+    assert model.image_encoder.training
+    assert not model.mask_decoder.training

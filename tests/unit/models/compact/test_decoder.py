@@ -16,6 +16,7 @@ from gigamask.models.compact.prompt_maps import (
 )
 from gigamask.models.init import build_model
 from gigamask.models.prompt_decoder import PromptDecoder
+from gigamask.models.prompt_encoder import make_prompts
 from gigamask.models.sam.sam import Sam
 from gigamask.types import OUTSIDE_LOGIT, Prompts
 from tests.little import COMPACT
@@ -368,3 +369,16 @@ def test_points_are_encoded_where_they_are_in_the_window(case):
     for corners, size in zip(box[:, :2], COMPACT.decoder.box_windows, strict=True):
         edges = torch.tensor([-0.5, 0.5]).double()[:, None].expand(2, 2) / size
         assert torch.allclose(corners, 0.5 + edges)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_weights_answer_as_others_do(dtype):
+    boxes, answers = torch.tensor([[10.0, 12, 40, 50], [3, 3, 60, 30]]), []
+    for model in (random_model(), random_model().to(dtype)):
+        pixels, size = torch.zeros(1, 3, 64, 64, dtype=torch.uint8), torch.tensor([[64, 64]])
+        prompts = make_prompts(None, None, boxes, None, True, model.config.mask_size)
+        with torch.no_grad():
+            embedding = model.encode(pixels, size, None)
+            answers.append(model.predict(embedding, torch.tensor([0, 0]), prompts))
+    exact, half = (answer.iou_predictions.float() for answer in answers)
+    assert torch.allclose(exact, half, atol=0.05)
