@@ -108,7 +108,15 @@ def check_range(
 
 
 def check_positive(name: str, value: float | None) -> None:
-    """Check that a value, if it is set, is more than 0 and finite; otherwise like `check_range`."""
+    """Check that a value, if it is set, is more than 0 and finite.
+
+    Args:
+        name: As for `check_range`.
+        value: As for `check_range`.
+
+    Raises:
+        GigamaskError: It is not.
+    """
     if not _lies(value, math.ulp(0), sys.float_info.max):
         raise GigamaskError(f"{name} must be > 0 and finite (got {value})")
 

@@ -107,7 +107,7 @@ class LabelImage(SourceImage):
             parts, owners = _components(masks)
             masks, _ = label_masks(parts, self.source)
             extras = [extras[i] for i in owners]
-        return Objects(masks, extras, [], notes | {THIN: thin})
+        return Objects(masks, extras, [], notes | ({THIN: thin} if thin else {}))
 
     def _categories(self, path: Path, masks: RLEMasks) -> dict[int, int]:
         """Return the class that most pixels of a mask have, by the mask's index."""

@@ -130,7 +130,7 @@ def to_member(raw: bytes, frame: Frame, name: str) -> bytes:
     is_as_stored, has_no_turn = frame.turn == 1, frame.orientation == 1
     if image.keeps_its_bytes(raw):
         stored = image.read_stored(raw, name)
-        if is_as_stored and (has_no_turn or image.image_format(raw) == "TIFF"):
+        if is_as_stored and has_no_turn:
             return raw
         array = io.BytesIO()
         np.save(array, orientation.turn(stored, frame.turn), allow_pickle=False)

@@ -51,7 +51,7 @@ class RepackCommand(PartOptions):
             sizes = f"{in_bytes(before)} to {in_bytes(after)}"
             print(f"  from {sizes}, {before / after:.2g} times smaller")
         for name, meaning in (
-            ("copied", "images were small already"),
+            ("copied", "images copied: small already, or TIFFs, arrays or of 16 bits"),
             ("dropped_masks", "masks have no pixel left"),
             ("other_files", "other members skipped"),
         ):

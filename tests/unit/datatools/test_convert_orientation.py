@@ -70,7 +70,7 @@ def converted(source: Path, photos: Path, out: Path, **options) -> tuple[dict, d
             for each in (".jpg", ".npy", ".tif", ".png")
             if f"{name[:-5]}{each}" in files
         )
-        assert read_orientation(member) == 1 or image.image_format(member) == "TIFF"
+        assert read_orientation(member) == 1
         pixels = image.decode(member, name).astype(int)
         red = (pixels[..., 0] > 170) & (pixels[..., 1] < 80)
         entry = parse(raw, name)

@@ -23,7 +23,7 @@ def test_what_is_printed(scenes, tmp_path, capsys):
     (tmp_path / "z.tar").write_bytes(b"")
     assert exit_code(f"repack {scenes} {tmp_path}/z.tar --out {tmp_path}/large --size 5000") == 2
     printed = capsys.readouterr()
-    assert "12 images were small already" in printed.out
+    assert "12 images copied: small already" in printed.out
     assert "tars skipped: 1\n" in printed.out
     assert "1 tar could not be repacked" in printed.err
     assert "no such" in refusal(capsys, f"repack nowhere --out {tmp_path}/out")
