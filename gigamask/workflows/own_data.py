@@ -186,10 +186,11 @@ def _evaluation_of_tars(
     evaluation = config.evaluation
     if not isinstance(evaluation, ClickEvaluation):
         return evaluation
-    source = _source(evaluation.data, None, None)
+    columns = config.images, config.masks
+    is_json = all(path.endswith(".json") for path in evaluation.data) and bool(evaluation.data)
+    source = _source(evaluation.data, config.images if is_json else None, None)
     if source is None:
         return evaluation
-    columns = config.images, config.masks
     is_same = type(_source(config.data, *columns)) is type(source)
     images, masks = columns if is_same else (None, None)
     from gigamask.workflows.open_data import AnnotationOptions

@@ -106,6 +106,11 @@ def test_other_commands_take_the_same_data(here, capsys):
     invoke("stats photos --masks labels")
     assert "12 images with 24 masks" in capsys.readouterr().out
     assert "one path" in refusal(capsys, "stats photos coco.json --masks labels")
+    Path("held_out.json").write_bytes(Path("coco.json").read_bytes())
+    held_out = "--evaluation.data held_out.json --evaluation.interval 1 --steps 1"
+    invoke(f"train {LITTLE} --out run --data coco.json --images photos", held_out)
+    (found,) = load_config("run", trust=True).evaluation.data
+    assert Path(found).parent.parent.name == "held_out.json.gigamask"
 
 
 def voc_palette() -> list[int]:
