@@ -130,6 +130,7 @@ def _images(index: Index, options: ExportOptions) -> Iterator[ExportedImage]:
     from gigamask.data import image, image_folder
     from gigamask.data.dataset import Sa1bDataset
     from gigamask.data.orientation import as_stored
+    from gigamask.datatools.export_formats import MAX_LABEL
     from gigamask.datatools.image_files import to_member
     from gigamask.errors import CorruptSampleError, counted
     from gigamask.workflows.segment import exported_image
@@ -164,7 +165,9 @@ def _images(index: Index, options: ExportOptions) -> Iterator[ExportedImage]:
             for told, each in zip(found.objects, record["annotations"], strict=True)
         }
         values = [each.get("label") for each in record["annotations"]]
-        if None not in values and len(set(values)) == len(values):
+        if max((value or 0 for value in values), default=0) > MAX_LABEL:
+            notes[f"values of label images above {MAX_LABEL:,} are numbered anew"] = None
+        elif None not in values and len(set(values)) == len(values):
             told = zip(found.objects, values, strict=True)
             found = replace(found, objects=[{**each, "id": value} for each, value in told])
         has_pixels = found.masks.areas() > 0

@@ -167,3 +167,18 @@ def test_images_of_yolo_and_labelme_keep_their_names(tmp_path, suffix):
     extract(tmp_path / "tars", tmp_path / "out")
     found = json.loads((tmp_path / "out/coco.json").read_text())
     assert [each["file_name"] for each in found["images"]] == ["train/7.jpg"]
+
+
+def test_values_beyond_16_bits_are_numbered_anew(tmp_path):
+    for folder in ("photos", "labels"):
+        (tmp_path / folder).mkdir()
+    pixels = np.zeros((20, 20, 3), np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "photos/a.png")
+    pixels[2:8, 2:8], pixels[10:15, 3:9] = (255, 0, 200), (0, 3, 0)
+    Image.fromarray(pixels).save(tmp_path / "labels/a.png")
+    convert(tmp_path / "labels", tmp_path / "photos", tmp_path / "tars", ConvertOptions())
+    result = extract(tmp_path / "tars", tmp_path / "out", ("coco", "labels"))
+    assert result["notes"] == ["values of label images above 65,535 are numbered anew"]
+    found = cv2.imread(str(tmp_path / "out/labels/a.png"), -1)
+    assert np.unique(found).tolist() == [0, 1, 2]
+    assert ((found > 0) == (pixels > 0).any(2)).all()
