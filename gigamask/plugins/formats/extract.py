@@ -136,7 +136,7 @@ def _images(index: Index, options: ExportOptions) -> Iterator[ExportedImage]:
     from gigamask.workflows.segment import exported_image
 
     dataset, names, skipped = Sa1bDataset(index), set[str](), options.skipped
-    notes, empty = dict.fromkeys(options.notes), 0
+    notes, empty = set[str](), 0
     pairs: set[tuple[str, Any]] = set()
     for row in range(len(index)):
         entry = index.entry_name(row)
@@ -166,7 +166,7 @@ def _images(index: Index, options: ExportOptions) -> Iterator[ExportedImage]:
         }
         values = [each.get("label") for each in record["annotations"]]
         if max((value or 0 for value in values), default=0) > MAX_LABEL:
-            notes[f"values of label images above {MAX_LABEL:,} are numbered anew"] = None
+            notes.add(f"values of label images above {MAX_LABEL:,} are numbered anew")
         elif None not in values and len(set(values)) == len(values):
             told = zip(found.objects, values, strict=True)
             found = replace(found, objects=[{**each, "id": value} for each, value in told])
@@ -179,7 +179,7 @@ def _images(index: Index, options: ExportOptions) -> Iterator[ExportedImage]:
     if len(pairs) == len(ids) == len({key for key in ids.values() if isinstance(key, int)}):
         options.category_ids.update(ids)
     elif any(key is not None for _, key in pairs):
-        notes["categories are numbered anew: some have no id, or share one or a name"] = None
+        notes.add("categories are numbered anew: some have no id, or share one or a name")
     if empty:
-        notes[f"{counted(empty, 'mask')} without a pixel left out"] = None
-    options.notes[:] = notes
+        notes.add(f"{counted(empty, 'mask')} without a pixel left out")
+    options.notes.extend(sorted(notes - set(options.notes)))
