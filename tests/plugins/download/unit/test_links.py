@@ -105,5 +105,5 @@ def test_a_subset_by_name_and_by_count():
     assert links.choose(many, ("sa_000021.tar", "sa_00000?.tar"), 11) == [*many[:10], many[21]]
     with error_line(r"--names sa_000031.tar.*30.*sa_0000"):
         links.choose(many, ("sa_000001.tar", "sa_000031.tar"))
-    with error_line(r"--count 0"):
+    with error_line(r"--count must be at least 1 .got 0"):
         links.choose(many, count=0)

@@ -44,8 +44,8 @@ def half(run):
         ({"segmenter": ""}, r"^--segmenter\b"),
         ({"val_split": 1.0}, r"^--val-split\b.* 1.0$"),
         ({"val_split": float("nan")}, r"^--val-split\b.* nan$"),
-        ({"nonsense_fraction": float("nan")}, r"^--nonsense-fraction\b.* nan$"),
-        ({"alignment_weight": float("nan")}, r"^--alignment-weight\b.* nan$"),
+        ({"nonsense_fraction": float("nan")}, r"^--nonsense-fraction\b.* .got nan.$"),
+        ({"alignment_weight": float("nan")}, r"^--alignment-weight\b.* .got nan.$"),
         (
             {"evaluation": GroundingEvalConfig(data=("x",))},
             r"^--evaluation.data and --evaluation.queries\b",

@@ -134,7 +134,10 @@ def test_hiera_alone_has_sams_decoder(scenes, tmp_path):
         ("sam2_tiny --model.encoder.global-attn-indexes 12", "must be in 0 to 11"),
         ("sam2_tiny --model.encoder.num-heads 5", "multiple of 5"),
         ("sam2_tiny --model.encoder.depths 1 0 1 1", "depths must be at least 1"),
-        ("sam2_tiny --model.decoder.stability-threshold 2", "stability-threshold is 2.0"),
+        (
+            "sam2_tiny --model.decoder.stability-threshold 2",
+            "stability-threshold must be between 0 and 1 (got 2.0)",
+        ),
         ("tiny --model.decoder sam2", "sam2 needs --model.encoder hiera"),
     ],
 )
