@@ -136,7 +136,7 @@ def test_hiera_alone_has_sams_decoder(scenes, tmp_path):
         ("sam2_tiny --model.encoder.depths 1 0 1 1", "depths must be at least 1"),
         (
             "sam2_tiny --model.decoder.stability-threshold 2",
-            "stability-threshold must be between 0 and 1 (got 2.0)",
+            "must be between 0 and 1 (got 2.0)",
         ),
         ("tiny --model.decoder sam2", "sam2 needs --model.encoder hiera"),
     ],
