@@ -261,8 +261,10 @@ def match_images(
         problem = (
             f"there is no image {Path(name).stem} with {', '.join(SUFFIXES)}" if is_none else each
         )
-        parent = (image_folder / name).parent
-        reason = f"{name}: {problem} in {parent}; put one image of this name there"
+        parent, act = (image_folder / name).parent, "put one image of this name there"
+        if path == image_folder / name:
+            act = "this file is read as annotations; give photographs another folder than masks"
+        reason = f"{name}: {problem} in {parent}; {act}"
         kind = "no image of its name" if is_none else "several images of its name"
         left_out.images.append(LeftOutEntry(name, reason, kind))
     return SourceListing(images, left_out, renumbered, len(photos) - len(images))

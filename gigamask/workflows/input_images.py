@@ -119,7 +119,7 @@ def find_images(
         if source.path in names:
             raise GigamaskError(
                 f"{names[source.path]} and {source.name} would both be written to "
-                f"{source.path}.json; segment them with different --out"
+                f"{source.path}.json; name them apart, or segment each folder into another --out"
             )
         names[source.path] = source.name
     return images, skipped

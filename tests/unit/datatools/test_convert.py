@@ -415,6 +415,13 @@ def test_one_mask_from_a_threshold_of_the_brightest_channel(case, kind):
         ConvertOptions(binary=0)
 
 
+def test_photographs_among_label_images_are_not_taken_for_missing_ones(case):
+    Image.new("RGB", (30, 20)).save(file := io.BytesIO(), "PNG")
+    case.put("a.png", file.getvalue())
+    with error_line("a.png: .*this file is read as annotations; give photographs another folder"):
+        convert(case.pictures, case.pictures, case.out, ConvertOptions())
+
+
 def test_relative_and_absolute_paths_of_one_folder(case, monkeypatch):
     monkeypatch.chdir(case.folder)
     case.put("1.jpg", jpeg())

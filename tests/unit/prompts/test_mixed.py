@@ -194,7 +194,10 @@ def test_it_says_how_many_draws_it_spends_and_spends_them(
         ({"mask_prob": 0.4}, "point_prob, box_prob and mask_prob.*1.2"),
         ({"point_count_probs": (0.5, 0.4)}, "point_count_probs.*0.9"),
         ({"point_count_probs": ()}, r"point_count_probs.*\(got 0\)"),
-        ({"point_count_probs": (-0.1, 1.0)}, "point_count_probs is -0.1"),
+        (
+            {"point_count_probs": (-0.1, 1.0)},
+            r"point_count_probs must be between 0 and 1 \(got -0.1\)",
+        ),
     ],
 )
 def test_impossible_mixes_are_refused(values, message):

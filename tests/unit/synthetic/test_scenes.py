@@ -171,8 +171,8 @@ def test_progress_counts_the_images(tmp_path):
     "wrong", [{"images": 0}, {"images": 1, "shard_images": 0}, {"images": 1, "first": -1}]
 )
 def test_counts_that_are_none_are_refused(tmp_path, wrong):
-    flag = f"--{[*wrong][-1].replace('_', '-')} is {[*wrong.values()][-1]}"
-    with error_line(flag):
+    name, value = [*wrong.items()][-1]
+    with error_line(rf"--{name.replace('_', '-')} must be at least \d \(got {value}\)"):
         write(tmp_path, **wrong)
 
 
