@@ -114,7 +114,10 @@ class Annotator:
         steps = (*steps, step)
         best = self.session.predict(key, steps, base=given, best_only=True)[0]
         changed = _answered(self.project, before, steps, best)
-        return self.project.edit(row, version, Edit("prompt", {key_of: changed}), size)
+        with self.project.lock:
+            if isinstance(target, str):  # it may have been renamed meanwhile
+                self.project.check_category(target)
+            return self.project.edit(row, version, Edit("prompt", {key_of: changed}), size)
 
     def choose(self, row: int, version: int, target: int) -> ImageEdits:
         """Take the next best of the masks predicted for an object's only prompt.
@@ -191,8 +194,10 @@ class Annotator:
         corners = [checked_points(ring) for ring in rings]
         if not corners or min(map(len, corners)) < 3 or sum(map(len, corners)) > MAX_CORNERS:
             raise GigamaskError(f"a polygon has 3 corners or more, at most {MAX_CORNERS} in all")
-        limit = np.array(found.size[::-1]) - 1
-        rounded = [np.round(ring.clip(0, limit)).astype(np.int32) for ring in corners]
+        limit = np.array(found.size[::-1])
+        if any((ring < 0).any() or (ring > limit).any() for ring in corners):
+            raise GigamaskError(f"corners must lie in the image of {limit[0]} x {limit[1]} pixels")
+        rounded = [np.round(ring.clip(0, limit - 1)).astype(np.int32) for ring in corners]
         drawn = _drawn(found.size, rounded, lambda dense, paths: cv2.fillPoly(dense, paths, 1))
         return self._redrawn(row, version, "polygon", {key_of: before}, drawn)
 
@@ -246,7 +251,7 @@ class Annotator:
         """
         found = _edits(self, row)
         if fields and "category" in fields:
-            _check_category(self.project, fields["category"])
+            self.project.check_category(fields["category"])
         objects = {target: _object(found, target) for target in targets}
         if fields and fields.get("accepted"):
             for target, each in objects.items():
@@ -415,14 +420,6 @@ def _begin(
     if isinstance(target, str):
         if not adds:
             raise GigamaskError("no object is selected to remove from; select one first (V)")
-        _check_category(project, target)
+        project.check_category(target)
         return found.next_id, MaskObject("", category=target)
     return target, _object(found, target)
-
-
-def _check_category(project: Project, name: str) -> None:
-    """Raise `GigamaskError` if there is no such category, perhaps not any more."""
-    if name not in {each.name for each in project.content.categories}:
-        raise GigamaskError(
-            f"there is no category {name}, perhaps not any more; add it, or load the page again"
-        )

@@ -149,7 +149,11 @@ def _images(
         skipped |= {line: line for line in replaced(project, row, edits)}  # by no image's name
         path = project.path_of(row)
         height, width = full_size(path, edits.size)
-        masks = RLEMasks.from_coco([each.mask for each in chosen.values()], edits.size)
+        try:
+            masks = RLEMasks.from_coco([each.mask for each in chosen.values()], edits.size)
+        except GigamaskError as error:
+            skipped[name] = f"{name}: {error}"
+            continue
         if (height, width) != edits.size:
             masks = masks.resample(np.arange(height) // 2, np.arange(width) // 2)
         objects = [

@@ -326,7 +326,8 @@ def operation_routes(annotator: Annotator) -> APIRouter:
 
     @router.post("/{row}/history")
     def history(row: Row, body: HistoryBody) -> Json:
-        return to_json(project.change(row, body.version, lambda found: found.moved(body.by)))
+        _, size = annotator.with_key(row)
+        return to_json(project.change(row, body.version, lambda found: found.moved(body.by), size))
 
     @router.post("/{row}/done")
     def done(row: Row, body: DoneBody) -> Json:

@@ -13,6 +13,7 @@ from gigamask.errors import GigamaskError
 from gigamask.inference.amg_config import AutomaticMaskConfig
 from gigamask.inference.automatic_mask_generator import MaskProposals, SamAutomaticMaskGenerator
 from gigamask.inference.classes import class_fields
+from gigamask.masks.rle import RLEMasks
 from gigamask.plugins.serve.annotator import Annotator
 from gigamask.plugins.serve.edits import Edit, MaskObject
 from gigamask.plugins.serve.project import read_usable
@@ -147,7 +148,10 @@ class Proposals:
         found = self.project.read(row, size)
         if found.version != version or found.status not in ("not begun", "proposed"):
             return
-        changes: dict[int, MaskObject | None] = dict.fromkeys(found.objects)
+        accepted = [each.mask for each in found.objects.values() if not each.is_open]
+        proposals = apart_from(proposals, RLEMasks.from_coco(accepted, found.size))
+        replaced = (key for key, each in found.objects.items() if each.is_open)
+        changes: dict[int, MaskObject | None] = dict.fromkeys(replaced)
         first = found.next_id
         known = [each.name for each in self.project.content.categories]
         classes = class_fields(proposals.class_scores, generator.model.config.class_names)
@@ -170,6 +174,18 @@ class Proposals:
         self.project.change(
             row, version, lambda one: replace(one.with_edit(edit), proposed_by=model), size
         )
+
+
+def apart_from(proposals: MaskProposals, masks: RLEMasks) -> MaskProposals:
+    """Return the proposals that no mask mostly covers or lies within.
+
+    Args:
+        proposals: The proposals of one image.
+        masks: What it has.
+    """
+    shared = proposals.masks.intersections(masks)
+    smaller = np.minimum(proposals.masks.areas()[:, None], masks.areas())
+    return proposals[np.flatnonzero((shared <= MAX_OVERLAP * smaller).all(1))]
 
 
 def without_overlaps(proposals: MaskProposals) -> MaskProposals:

@@ -33,7 +33,9 @@ from gigamask.serialization import read_json
 from gigamask.training.checkpoint import load_model
 
 ROUNDS = "rounds"
-SETTINGS, RESULT, LOG, LOCK, RUN = "round.json", "result.json", "log.txt", ".lock", "run"
+SETTINGS, RESULT, LOG, LOCK, PID, RUN = (
+    *("round.json", "result.json", "log.txt", ".lock", "pid", "run"),
+)
 COMMAND = ("-m", "gigamask.plugins.serve.training_round")
 """Arguments of Python that train a round, before its folder."""
 KILLED = -9
@@ -122,6 +124,7 @@ class Rounds:
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
                 )
+            files.write_text(folder / PID, str(self._process.pid))
 
     def stop(self, wait: bool = False) -> None:
         """Ask the training to stop; it continues later where it was.
@@ -129,7 +132,10 @@ class Rounds:
         Args:
             wait: Whether to wait until it has.
         """
-        process = self._process
+        process, folder = self._process, self._newest()
+        if process is None and folder is not None and _is_locked(folder / LOCK):
+            with suppress(ProcessLookupError):  # of a server that has ended
+                os.kill(int((folder / PID).read_text()), signal.SIGTERM)
         if process is None or process.poll() is not None:
             return
         with suppress(ProcessLookupError):

@@ -16,6 +16,7 @@ from gigamask.masks.rle import RLEMasks
 from gigamask.models.init import build_model
 from gigamask.plugins.serve import project_export, proposals, session
 from gigamask.plugins.serve.annotator import Annotator, Stroke, to_json
+from gigamask.plugins.serve.categories import change_category
 from gigamask.plugins.serve.edits import Edit, MaskObject
 from gigamask.plugins.serve.open_images import NotFoundError
 from gigamask.plugins.serve.project import ObjectCategory, Project
@@ -106,8 +107,9 @@ def test_polygons_have_holes_and_come_back_as_corners(annotator):
     again = dense(annotator.polygon(0, 2, 1, corners), 1)
     assert (again ^ mask).sum() <= 0.05 * mask.sum()
     assert not (again ^ mask)[27:].any()  # the fiber
-    with error_line("3 corners"):
-        annotator.polygon(0, 3, 1, [[(1, 1), (2, 2)]])
+    for ring, said in (([(1, 1), (2, 2)], "3 corners"), ([(0, -1), (2, 0), (2, 2)], "lie in the")):
+        with error_line(said):
+            annotator.polygon(0, 3, 1, [ring])
 
 
 def test_objects_are_named_accepted_and_deleted(annotator):
@@ -173,6 +175,36 @@ def test_proposals_get_the_category_of_their_class_if_there_is_one(annotator, na
     propose(annotator)
     objects = annotator.project.read(0).objects.values()
     assert {each.category for each in objects} == {category}
+
+
+@pytest.mark.slow
+def test_another_model_leaves_what_was_accepted(annotator):
+    proposals = propose(annotator)
+    certain = sorted(value for each in annotator.project.summary() for value in each["open"])
+    proposals.accept(certain[-1])
+    before = [annotator.project.read(row).objects for row in (0, 1)]
+    annotator.project.update(model=7)
+    propose(annotator)
+    for row, objects in enumerate(before):
+        kept = {key: each for key, each in objects.items() if each.accepted}
+        found = annotator.project.read(row).objects
+        assert {key: found[key] for key in kept} == kept
+        assert len(found) >= len(kept)
+
+
+def test_a_category_that_is_renamed_while_a_click_is_answered_gets_no_object(
+    annotator, monkeypatch
+):
+    real = annotator.session.predict
+
+    def renamed(*given, **named):
+        change_category(annotator.project, "object", ObjectCategory("x", "#123456"))
+        return real(*given, **named)
+
+    monkeypatch.setattr(annotator.session, "predict", renamed)
+    with error_line("there is no category object"):
+        annotator.prompt(0, 0, "object", CLICK)
+    assert annotator.project.read(0, (4, 4)).version == 0
 
 
 @pytest.mark.slow

@@ -307,6 +307,13 @@ def test_accepted_objects_are_exported_as_coco_and_shards(project, tmp_path):
     assert content["images"][0]["file_name"] == "more/4.png"
 
 
+def test_a_damaged_mask_leaves_its_image_out(project, tmp_path):
+    edit(project, 0, 0, {1: replace(square(0), mask="0")})
+    edit(project, 1)
+    told = export(project, tmp_path / "export")
+    assert (told["masks"], told["skipped"][0][:16]) == (1, "0.png: mask 0: r")
+
+
 def test_an_image_whose_last_object_is_gone_is_not_done(project):
     edit(project, 0)
     project.mark_done(0, 1, True, SIZE)

@@ -86,6 +86,9 @@ def test_an_image_is_opened_drawn_on_and_marked_as_done(client, session, monkeyp
     assert client.get(f"{IMAGE}/corners/1").json()
     named = {"version": 1, "objects": [1], "accepted": True, "name": "x"}
     assert client.post(f"{IMAGE}/assign", json=named).json()["objects"][0]["name"] == "x"
+    other = f"{IMAGE[:-1]}1"
+    client.post(f"{other}/history", json={"version": 0, "by": 0})
+    assert client.post(f"{other}/stroke", json=STROKE | {"version": 1}).status_code == 200
     done = client.post(f"{IMAGE}/done", json={"version": 2, "done": True}).json()
     assert (done["status"], done["held_out"]) == ("done", True)
     undone = client.post(f"{IMAGE}/history", json={"version": 3, "by": -2}).json()
