@@ -116,7 +116,7 @@ class Annotator:
         changed = _answered(self.project, before, steps, best)
         with self.project.lock:
             if isinstance(target, str):  # it may have been renamed meanwhile
-                self.project.check_category(target)
+                _check_category(self.project, target)
             return self.project.edit(row, version, Edit("prompt", {key_of: changed}), size)
 
     def choose(self, row: int, version: int, target: int) -> ImageEdits:
@@ -251,7 +251,7 @@ class Annotator:
         """
         found = _edits(self, row)
         if fields and "category" in fields:
-            self.project.check_category(fields["category"])
+            _check_category(self.project, fields["category"])
         objects = {target: _object(found, target) for target in targets}
         if fields and fields.get("accepted"):
             for target, each in objects.items():
@@ -420,6 +420,14 @@ def _begin(
     if isinstance(target, str):
         if not adds:
             raise GigamaskError("no object is selected to remove from; select one first (V)")
-        project.check_category(target)
+        _check_category(project, target)
         return found.next_id, MaskObject("", category=target)
     return target, _object(found, target)
+
+
+def _check_category(project: Project, name: str) -> None:
+    """Raise `GigamaskError` if there is no such category, perhaps not any more."""
+    if name not in {each.name for each in project.content.categories}:
+        raise GigamaskError(
+            f"there is no category {name}, perhaps not any more; add it, or load the page again"
+        )

@@ -335,13 +335,6 @@ class Project:
         stamped = self.stamped(edit)
         return self.change(row, version, lambda found: found.with_edit(stamped), size)
 
-    def check_category(self, name: str) -> None:
-        """Raise `GigamaskError` if there is no such category, perhaps not any more."""
-        if name not in {each.name for each in self.content.categories}:
-            raise GigamaskError(
-                f"there is no category {name}, perhaps not any more; add it, or load the page again"
-            )
-
     def stamped(self, edit: Edit) -> Edit:
         """Return an edit with the time and the model in use."""
         return replace(edit, time=time.time(), round=self.content.model + 1)

@@ -182,14 +182,12 @@ def test_another_model_leaves_what_was_accepted(annotator):
     proposals = propose(annotator)
     certain = sorted(value for each in annotator.project.summary() for value in each["open"])
     proposals.accept(certain[-1])
-    before = [annotator.project.read(row).objects for row in (0, 1)]
+    before = [annotator.project.read(row).objects for row in range(3)]
     annotator.project.update(model=7)
     propose(annotator)
     for row, objects in enumerate(before):
-        kept = {key: each for key, each in objects.items() if each.accepted}
         found = annotator.project.read(row).objects
-        assert {key: found[key] for key in kept} == kept
-        assert len(found) >= len(kept)
+        assert all(found[key] == each for key, each in objects.items() if each.accepted)
 
 
 def test_a_category_that_is_renamed_while_a_click_is_answered_gets_no_object(
@@ -204,7 +202,6 @@ def test_a_category_that_is_renamed_while_a_click_is_answered_gets_no_object(
     monkeypatch.setattr(annotator.session, "predict", renamed)
     with error_line("there is no category object"):
         annotator.prompt(0, 0, "object", CLICK)
-    assert annotator.project.read(0, (4, 4)).version == 0
 
 
 @pytest.mark.slow
