@@ -134,7 +134,7 @@ class Rounds:
         """
         process, folder = self._process, self._newest()
         if process is None and folder is not None and _is_locked(folder / LOCK):
-            with suppress(ProcessLookupError):  # of a server that has ended
+            with suppress(OSError):  # of a server that has ended
                 os.kill(int((folder / PID).read_text()), signal.SIGTERM)
         if process is None or process.poll() is not None:
             return
