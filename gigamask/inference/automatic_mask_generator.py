@@ -159,8 +159,8 @@ class SamAutomaticMaskGenerator:
                 f"point_grids must have one grid for the image and each of {layers} layers of "
                 f"crops (got {len(self.point_grids)})"
             )
-        for grid in self.point_grids or ():
-            if not np.size(grid) or np.min(grid) < 0 or np.max(grid) > 1:
+        for grid in map(as_array, () if self.point_grids is None else self.point_grids):
+            if not grid.size or grid.min() < 0 or grid.max() > 1:
                 raise GigamaskError(
                     "point_grids must have points in [0, 1], relative to a crop's width and height"
                 )

@@ -230,7 +230,7 @@ def test_crop_boxes_overlap_and_end_with_the_image():
 
 
 def test_custom_grids(discs, image):
-    grids = [np.array([[0.5, 0.5]]), np.array([[0.25, 0.5], [0.75, 0.5]])]
+    grids = [torch.tensor([[0.5, 0.5]]), np.array([[0.25, 0.5], [0.75, 0.5]])]
     found = SamAutomaticMaskGenerator(
         discs, points_per_side=None, point_grids=grids[:1], **NOTHING_FILTERED
     ).generate_proposals(image)
@@ -313,7 +313,7 @@ def test_the_cache_is_used(discs, image, tmp_path):
         ),
         ({"points_per_side": None}, r"points_per_side.*point_grids"),
         (
-            {"points_per_side": None, "point_grids": [np.full((1, 2), 60.0)]},
+            {"points_per_side": None, "point_grids": np.full((1, 1, 2), 60.0)},
             r"point_grids.*\[0, 1\]",
         ),
         ({"points_per_side": None, "point_grids": [np.zeros((0, 2))]}, r"point_grids.*\[0, 1\]"),
