@@ -21,7 +21,7 @@ from torch import Tensor
 from gigamask import files
 from gigamask.errors import GigamaskError
 from gigamask.models.pretrained import load_sam
-from gigamask.models.promptable import PromptableModel
+from gigamask.models.promptable import PromptableModel, evaluated
 from gigamask.rng import make_rng
 from gigamask.types import Prompts
 
@@ -166,10 +166,9 @@ def keep_if_equal(suffix: str | None = None) -> Callable[[Exporter], Exporter]:
             beside = final if final.is_dir() else final.parent  # on the same disk
             folder = Path(tempfile.mkdtemp(files.PARTIAL, f".{final.name[:200]}.", beside))
             staged = folder / os.path.basename(os.path.abspath(out))
-            was_training = model.training
-            model.eval()
             try:
-                result = write(model, staged, *args, **options)
+                with evaluated(model):
+                    result = write(model, staged, *args, **options)
                 written = [Path(path).relative_to(staged) for path in result["files"]]
                 for path in written:
                     (final / path).parent.mkdir(exist_ok=True)
@@ -182,7 +181,6 @@ def keep_if_equal(suffix: str | None = None) -> Callable[[Exporter], Exporter]:
                     error.filename = str(error.filename).replace(str(staged), str(out))
                 raise
             finally:
-                model.train(was_training)
                 shutil.rmtree(folder)
 
         return keeping

@@ -28,7 +28,7 @@ from gigamask.masks.devices import as_array, is_readable
 from gigamask.masks.transforms import ImageTransform, masks_of_logits
 from gigamask.models.embedding_cache import EmbeddingCache, ImageEmbedder
 from gigamask.models.prompt_decoder import PromptDecoder, refined
-from gigamask.models.prompt_encoder import make_prompts
+from gigamask.models.prompt_encoder import check_finite, make_prompts
 from gigamask.models.promptable import PromptableModel, require_model
 from gigamask.pixels import PixelConfig
 
@@ -186,8 +186,7 @@ class SamPredictor:
         original = tuple(original_image_size)
         if len(original) != 2 or min(original) < 1:
             raise GigamaskError(f"original_image_size must be height and width (got {original})")
-        if not transformed_image.isfinite().all():
-            raise GigamaskError("transformed_image must be numbers (got NaN or infinity)")
+        check_finite(transformed_image=transformed_image)
         whole = self.transform.image_transform(original)
         _embed(self, [transformed_image], [replace(whole, resized=shape[2:])])
 

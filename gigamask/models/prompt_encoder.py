@@ -324,7 +324,7 @@ def make_prompts(
     if (points is None) != (labels is None):
         raise GigamaskError("pass both point_coords and point_labels, one label per point")
     tokens, kinds = [], []
-    _check_finite(point_coords=points, boxes=boxes, mask_input=masks)
+    check_finite(point_coords=points, boxes=boxes, mask_input=masks)
     if points is not None and labels is not None:
         _check_points(points, labels)
         padding = int(boxes is None)
@@ -363,7 +363,15 @@ def make_prompts(
     )
 
 
-def _check_finite(**given: Tensor | None) -> None:
+def check_finite(**given: Tensor | None) -> None:
+    """Check that values, if they are set, are neither NaN nor infinite.
+
+    Args:
+        **given: The values by name.
+
+    Raises:
+        GigamaskError: Some are.
+    """
     for name, values in given.items():
         if values is not None and not values.isfinite().all():
             raise GigamaskError(f"{name} must be numbers (got NaN or infinity)")

@@ -119,7 +119,7 @@ def test_interrupted_in_a_stage_and_run_again_ends_the_same(
     invoke(words)  # what is finished is left as it is
     assert capsys.readouterr().out.endswith(
         f"{out / 'joint'}: 3 steps, 9 samples\nnext: gigamask evaluate {out / 'joint'} --data "
-        f"HELD_OUT_TARS\n"
+        "HELD_OUT_TARS\n"
     )
 
 

@@ -103,7 +103,6 @@ class BenchmarkOptions:
 
     def check(self) -> None:
         """Raise `GigamaskError` if a value is invalid."""
-
         check_range("--min-predicted-iou", self.min_predicted_iou, 0, 1)
         check_range("--max-images", self.max_images, 1)
         check_range("--batch-size", self.batch_size, 1)

@@ -17,6 +17,7 @@ from gigamask.distributed.profile_ranges import profile_range
 from gigamask.distributed.world import World, check_stop
 from gigamask.errors import GigamaskError, counted, score_text
 from gigamask.interfaces import EvaluationResult
+from gigamask.models.promptable import evaluated
 from gigamask.plugins.grounding.calibration import (
     Confidence,
     ScoredQueries,
@@ -98,10 +99,10 @@ def score_queries(
         Scores in the dataset's order, and why images could not be read.
     """
     device, results, reasons = next(model.parameters()).device, [], []
-    dataset, was_training = loader.dataset, model.training
-    model.eval()
+    dataset = loader.dataset
     numbers = np.argsort(dataset.rows, kind="stable").tolist()  # grouped by image
-    with torch.inference_mode(), closing(ShardReader(loader.index.shard_paths)) as shards:
+    shards_of = closing(ShardReader(loader.index.shard_paths))
+    with evaluated(model), torch.inference_mode(), shards_of as shards:
         for start in range(0, len(numbers), BATCH_SIZE):
             chunk = numbers[start : start + BATCH_SIZE]
             sample_refs = [SampleRef(0, number, number, batch_index=number) for number in chunk]
@@ -116,7 +117,6 @@ def score_queries(
                     results.append(QueryScores(number, np.append(row[:count], row[-1])))
             if progress:
                 progress(start + len(chunk), len(numbers))
-    model.train(was_training)
     return sorted(results, key=lambda result: result.number), list(dict.fromkeys(reasons))
 
 
@@ -333,13 +333,9 @@ class GroundingEvaluator:
             for _ in range(0, len(dataset.rows), BATCH_SIZE):
                 check_stop(self.world)
             return None
-        was_training = model.training
-        try:
-            results, reasons = score_queries(
-                model, self.loader, lambda *done_and_total: check_stop(self.world)
-            )
-        finally:
-            model.train(was_training)
+        results, reasons = score_queries(
+            model, self.loader, lambda *done_and_total: check_stop(self.world)
+        )
         summary = evaluate(results, dataset, index, skipped=reasons).summary()
         scores = {name: summary[key] for name, key in DISPLAYED.items() if summary[key] is not None}
         best_by = self.best_by if self.best_by in scores else "answered"
