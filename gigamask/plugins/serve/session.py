@@ -52,9 +52,9 @@ class StoppedError(GigamaskError):
 class Session:
     """A segmenter, optionally a grounding model, and the opened images; thread-safe.
 
-    One thread at a time embeds images, finds all masks or answers a text. Prompts on embedded
-    images are answered meanwhile (`prompt_batches`), and images can be opened and shown, one
-    at a time, since decoding a small file may take 100 MB and more.
+    One thread at a time embeds images, and one finds all masks or answers a text. Prompts on
+    embedded images are answered meanwhile (`prompt_batches`), and images can be opened and shown,
+    one at a time, since decoding a small file may take 100 MB and more.
     """
 
     def __init__(
@@ -75,7 +75,8 @@ class Session:
         self.model, self.text_model = model, text_model
         self._mask_settings, self._cache = mask_settings or AutomaticMaskConfig(), cache
         self.images = OpenImages()
-        self._model_lock, self._batches = threading.Lock(), PromptBatches()
+        self._embed_lock, self._search_lock = threading.Lock(), threading.Lock()
+        self._batches = PromptBatches()
         # Threads of their own would each keep the memory of their largest image.
         self._codec = ThreadPoolExecutor(1)
         self.stopping = threading.Event()
@@ -88,7 +89,7 @@ class Session:
 
     def use_model(self, model: PromptableModel) -> None:
         """Segment with another model from now on; opened images are dropped."""
-        with self._model_lock:
+        with self._search_lock, self._embed_lock:
             self.model, self.images = model, OpenImages()
 
     def open(
@@ -140,7 +141,7 @@ class Session:
     def embed(self, key: str) -> Json:
         """Embed an image, and return the seconds it took and whether it was cached."""
         opened, start_s = self.images.get(key), time.perf_counter()
-        with self._model_lock:
+        with self._embed_lock:
             cached = opened.predictor.is_image_set
             _embed(opened)
         self.images.trim()
@@ -175,10 +176,10 @@ class Session:
         check_steps(opened.size, steps)
         request = PromptRequest(opened, tuple(steps), multimask_output, base, client)
         if not opened.predictor.is_image_set:
-            with self._model_lock:
+            with self._embed_lock:
                 _embed(opened)
         if opened.predictor.crop_decoders:  # which embed, too
-            with self._model_lock:
+            with self._embed_lock:
                 answer_together([request])
             answer = request.future.result()
         else:
@@ -195,7 +196,7 @@ class Session:
     def all_masks(self, key: str) -> list[Json]:
         """Return all masks that the model finds from a grid of points, with its scores (slow)."""
         opened = self.images.get(key)
-        with self._model_lock:
+        with self._search_lock:
             proposals = self._proposals(opened)
             classes = class_fields(proposals.class_scores, self.model.config.class_names)
         scores = {
@@ -219,7 +220,7 @@ class Session:
         if self.text_model is None:
             raise GigamaskError("there is no model for text; start the page with --grounding RUN")
         self.text_model.check(text)
-        with self._model_lock:
+        with self._search_lock:
             annotated = opened.annotated_masks
             masks = self._proposals(opened).masks if annotated is None else annotated
             masks = masks[np.flatnonzero(masks.areas())]

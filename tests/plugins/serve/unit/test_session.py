@@ -197,10 +197,12 @@ def test_images_of_16_bits_are_opened_by_percentiles_without_a_window(session):
 
 def test_pictures_are_shown_and_prompts_answered_while_another_is_embedded(session, key):
     session.embed(key)
-    with session._model_lock:
+    with session._embed_lock:
         assert session.predict(key, [CLICK], best_only=True)
         assert session.jpeg(key)
-        assert session.open(encode(picture(seed=1)), "b")["id"] != key
+        other = session.open(encode(picture(seed=1)), "b")["id"]
+    with session._search_lock:
+        assert session.predict(other, [CLICK])
 
 
 def test_a_picture_with_masks_of_its_own_stays_as_it_is_stored(session):
