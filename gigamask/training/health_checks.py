@@ -69,8 +69,8 @@ class HealthChecks:
             self.logger.print(
                 f"step {step} skipped: its gradient is not finite, or it has no mask: {names}"
             )
-            if self.skipped_in_a_row == MAX_SKIPPED_IN_A_ROW:
+            if self.skipped_in_a_row == min(MAX_SKIPPED_IN_A_ROW, self.config.steps):
                 raise GigamaskError(
-                    f"{self.config.out}: {MAX_SKIPPED_IN_A_ROW} steps in a row were skipped, the "
+                    f"{self.config.out}: {self.skipped_in_a_row} steps in a row were skipped, the "
                     f"last one with {names}; lower --optimizer.lr, or check the data"
                 )

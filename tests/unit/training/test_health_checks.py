@@ -64,6 +64,7 @@ def test_no_bad_sample_is_allowed_if_the_fraction_is_0(guard):
 
 
 def test_skipped_steps_in_a_row_stop_the_run(guard):
+    guard.config = replace(guard.config, steps=99)
     for step in range(MAX_SKIPPED_IN_A_ROW - 1):
         guard.check(step, [batch_with()], skipped=True)
     guard.check(50, [batch_with()], skipped=False)
@@ -71,3 +72,10 @@ def test_skipped_steps_in_a_row_stop_the_run(guard):
         guard.check(step, [batch_with()], skipped=True)
     with error_line(r"10.*--optimizer.lr"):
         guard.check(99, [batch_with()], skipped=True)
+
+
+def test_a_short_run_whose_steps_are_all_skipped_fails(guard):
+    guard.config = replace(guard.config, steps=2)
+    guard.check(1, [batch_with()], skipped=True)
+    with error_line(r" 2 steps in a row were skipped"):
+        guard.check(2, [batch_with()], skipped=True)
