@@ -126,6 +126,10 @@ class ExportOptions:
     notes: list[str] = field(default_factory=list)
     numbers: dict[str, int] = field(default_factory=dict, init=False)
 
+    def __post_init__(self) -> None:
+        if self.table is not None and self.table.is_dir():
+            raise GigamaskError(f"--table {self.table}: is a folder; give a file")
+
     def number_of(self, category: str) -> int:
         """Return the number of a category, from 0.
 
@@ -182,10 +186,10 @@ def write(images: Images, out: Path, options: ExportOptions) -> list[Path]:
             wrote, or a format cannot hold a mask.
     """
     partial, record = out / PARTIAL, out / RECORD
+    own = own_files(out)
     before = read_json(record, dict) if record.exists() else {}
-    own = set(before.get("files", ()))
     earlier = set() if options.owned else set(before.get("images", ()))
-    names, new = set[str](), set[str]()
+    names, new, stale = dict[int, str](), set[str](), set[str]()
     chosen: list[Writer] = [_write_images] if options.images else []
     chosen += [plugin.load(writers()[name]) for name in check_formats(options.formats)]
     chosen += [_write_table] if options.table is not None else []
@@ -193,7 +197,10 @@ def write(images: Images, out: Path, options: ExportOptions) -> list[Path]:
     def checked() -> Iterator[ExportedImage]:
         for each in images():
             options.check()
-            names.add(each.name)
+            if (other := names.setdefault(each.number, each.name)) != each.name:
+                raise GigamaskError(
+                    f"{other} and {each.name}: their names give the same id; rename one"
+                )
             yield each
 
     try:
@@ -201,10 +208,12 @@ def write(images: Images, out: Path, options: ExportOptions) -> list[Path]:
         partial.mkdir(parents=True)
         for write_format in chosen:
             write_format(checked, partial, options)
-            new = {path.name for path in partial.iterdir()} - {TABLE}
-            others = (out / name for name in sorted(new - own))
+            new = set(_files_in(partial)) - {TABLE}
+            folders = set(map(_first, new))
+            stale = {name for name in own - new if _first(name) in folders}
+            others = (out / name for name in (*sorted(folders - set(map(_first, own))), *new - own))
             files.check_absent(others, "no export wrote it; move it, or give another folder")
-            if lost := earlier - names:
+            if lost := earlier - set(names.values()):
                 act = f"export all together, give another folder, or remove {record} and its files"
                 if why := options.skipped.get(min(lost)):
                     act = f"it is left out now: {why}"
@@ -213,15 +222,10 @@ def write(images: Images, out: Path, options: ExportOptions) -> list[Path]:
                     f"{min(lost)}; {act}"
                 )
         options.check()
-        files.write_text(record, json.dumps({"files": sorted(own | new), "images": sorted(names)}))
-        written = []
-        for path in sorted(partial.iterdir()):
-            table = options.table if path.name == TABLE else None
-            target = table or out / path.name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
-            shutil.move(path, target)
-            written.append(target)
+        told = {"files": sorted(own - stale | new), "images": sorted(names.values())}
+        files.write_text(record, json.dumps(told))
+        _remove(out, stale)
+        written = _moved(partial, out, new, options.table)
     except OSError as error:
         raise GigamaskError(
             f"{out}: cannot be written ({error.strerror}); free space or correct the permissions"
@@ -229,6 +233,63 @@ def write(images: Images, out: Path, options: ExportOptions) -> list[Path]:
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return written
+
+
+def _moved(partial: Path, out: Path, names: set[str], table: Path | None) -> list[Path]:
+    """Move the files of an export into place; return these, or the folders that they lie in."""
+    for name in names:
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (partial / name).replace(out / name)
+    written = [out / name for name in sorted(set(map(_first, names)))]
+    if table is not None:
+        table.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(partial / TABLE, table)
+        written.append(table)
+    return written
+
+
+def own_files(out: Path) -> set[str]:
+    """Return the files in a folder that exports wrote, by their paths in it.
+
+    Args:
+        out: The folder.
+    """
+    record = out / RECORD
+    stated = read_json(record, dict).get("files", ()) if record.exists() else ()
+    # Records of earlier versions name folders.
+    return {name for each in stated for name in (_files_in(out, each) or [each])}
+
+
+def remove_export(out: Path, name: str) -> None:
+    """Remove the files of an export, and no others.
+
+    Args:
+        out: Folder of the exports.
+        name: The file or folder in it.
+    """
+    _remove(out, [each for each in own_files(out) if _first(each) == name])
+
+
+def _files_in(out: Path, folder: str = "") -> list[str]:
+    """Return the files in a folder of `out` and in its subfolders, by their paths in `out`."""
+    return [
+        path.relative_to(out).as_posix()
+        for path in (out / folder).rglob("*")
+        if path.is_symlink() or not path.is_dir()
+    ]
+
+
+def _first(name: str) -> str:
+    return name.partition("/")[0]
+
+
+def _remove(out: Path, names: Iterable[str]) -> None:
+    """Remove files, and the folders in `out` that are empty then."""
+    for path in (out / name for name in names):
+        path.unlink(missing_ok=True)
+        with suppress(OSError):
+            while (path := path.parent) != out:
+                path.rmdir()
 
 
 def write_coco(images: Images, out: Path, options: ExportOptions) -> None:

@@ -7,7 +7,6 @@ settings are refused. Unreadable images are skipped and reported, and tried agai
 command.
 """
 
-import contextlib
 import json
 import os
 import tempfile
@@ -31,7 +30,7 @@ from gigamask.datatools.export_formats import ExportedImage, ExportOptions, chec
 from gigamask.datatools.image_files import fit, to_member
 from gigamask.datatools.objects import image_ids
 from gigamask.distributed.precision import computed_dtype
-from gigamask.errors import CorruptSampleError, GigamaskError, check_range
+from gigamask.errors import CorruptSampleError, GigamaskError, check_range, counted
 from gigamask.files import PARTIAL, find_tars, is_partial, lock_folder, write_bytes
 from gigamask.inference.automatic_mask_generator import MaskProposals, SamAutomaticMaskGenerator
 from gigamask.inference.classes import class_fields
@@ -41,6 +40,7 @@ from gigamask.models.promptable import PromptableModel, evaluated
 from gigamask.pixels import to_rgb
 from gigamask.records import ImageAnnotation, SkippedSample
 from gigamask.rng import make_rng
+from gigamask.serialization import read_json
 from gigamask.workflows.evaluate import load_model
 from gigamask.workflows.input_images import InputImage, find_images, outputs_of_images
 
@@ -49,7 +49,8 @@ SETTINGS = "made.json"
 NOT_OURS = (
     "no earlier command into this --out wrote it; choose other folders for --out and --pictures"
 )
-"""Why a file that exists is not replaced."""
+MOVE = "move it, or choose other folders for --out and --pictures"
+"""Why a file that exists is not replaced, and what to do."""
 OPACITY = 0.5
 """Opacity of masks on a picture."""
 
@@ -74,6 +75,12 @@ class Output:
     def to_shards(self) -> bool:
         """Whether tars are written."""
         return "shards" in self.export.formats
+
+    @property
+    def folders(self) -> set[str]:
+        """Names of the folders in `out` in which formats write."""
+        formats = {*self.export.formats} - {"shards", "coco"}
+        return formats | {"images"} if "yolo" in formats else formats
 
     def __post_init__(self) -> None:
         check_formats(self.export.formats)
@@ -195,6 +202,8 @@ def segment_all(
     with lock_folder(output.out, STATE_FOLDER, is_part):
         _prepare_folder(output, generator, is_part, images)
         results = worker_pool.parallel_map(run, groups, part or 1, None, SegmentCounts)
+        if output.to_shards and not is_part:
+            _remove_tars(output.out, len(groups))
     counts = SegmentCounts(skipped=list(skipped))
     for result in results:
         counts.add(result)
@@ -236,8 +245,9 @@ def _export(
 
 def _exported(source: InputImage, out: Path) -> ExportedImage:
     """Return an image with the masks of its JSON."""
-    raw, name = (out / f"{source.path}.json").read_bytes(), source.utf8_path
-    entry, record = annotation.parse(raw, name), msgspec.json.decode(raw)
+    raw = (out / f"{source.path}.json").read_bytes()
+    entry, record = annotation.parse(raw, source.name), msgspec.json.decode(raw)
+    name = record["image"]["source"]  # of a tar, with the suffix of what it is
     return replace(exported_image(name, entry, record, source.read), file=source.file)
 
 
@@ -308,6 +318,15 @@ def _prepare_folder(
     values = {"weights": weights, "computed": dtype, **vars(generator.config)}
     settings = json.dumps(values, indent=1).encode()
     path, folder = out / STATE_FOLDER / SETTINGS, output.pictures
+    if output.to_shards:
+        _check_tars(out, images)
+    for source in images:
+        top, below, _ = source.path.partition("/")
+        if below and top in output.folders:
+            raise GigamaskError(
+                f"{source.name}: its JSON would lie in {out / top}, where --to writes; segment "
+                "that subfolder itself, into another folder"
+            )
     pictures = [folder / f"{source.path}.png" for source in images] if folder else []
     sources = {os.path.realpath(source.file) for source in images if source.file}
     files.check_absent((path for path in pictures if os.path.realpath(path) in sources), NOT_OURS)
@@ -340,6 +359,9 @@ def _segment_one(
     decode = partial(source.decode, stored, generator.model.config.pixels)
     entry = _read_done(path, source.name, zlib.crc32(stored))
     is_new = entry is None
+    picture = output.pictures / f"{source.path}.png" if output.pictures else None
+    if is_new and picture and picture.exists():
+        raise CorruptSampleError(f"{source.name}: {picture} would be replaced; {MOVE}")
     if entry is None:
         if image.keeps_its_bytes(stored) and source.file_name.endswith(".jpg"):  # of a tar
             file_name = source.file_name.removesuffix(".jpg") + image.member_suffix(stored)
@@ -351,8 +373,7 @@ def _segment_one(
         entry = annotation.parse(raw, source.name)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_bytes(path, raw)
-    picture = output.pictures / f"{source.path}.png" if output.pictures else None
-    if picture and (is_new or not picture.exists()):
+    if picture and not picture.exists():
         picture.parent.mkdir(parents=True, exist_ok=True)
         image.write_png(picture, draw_masks(to_rgb(decode()), entry.masks, entry.categories))
     counts.images += 1
@@ -367,13 +388,20 @@ def _read_done(path: Path, name: str, crc32: int) -> ImageAnnotation | None:
     """Return the annotation written by an earlier command; None if it is missing or damaged.
 
     Raises:
-        CorruptSampleError: It is of another image.
+        CorruptSampleError: It is of another image, or no such command wrote it.
     """
     try:
-        record = annotation.read(path.read_bytes(), name)
+        raw = path.read_bytes()
+        record = annotation.read(raw, name)
         found = annotation.check(record, name)
-    except (FileNotFoundError, CorruptSampleError):
+    except FileNotFoundError:
         return None
+    except CorruptSampleError:
+        try:
+            msgspec.json.decode(raw)
+        except msgspec.DecodeError:
+            return None
+        raise CorruptSampleError(f"{name}: {path} would be replaced; {MOVE}") from None
     if record.image.source_crc32 != crc32:
         raise CorruptSampleError(
             f"{name}: {path} has the masks of another image, or of this one before it was changed; "
@@ -454,22 +482,49 @@ def _write_shard(
     has_new: bool,
     counts: SegmentCounts,
 ) -> None:
-    """Write a tar of images and JSONs, unless it exists with the same images and no JSON is new."""
+    """Write a tar of images and JSONs, unless it exists with the same ones and none is new."""
     path = out / f"sa_{shard:06d}.tar"
     counts.tars.append(str(path))
-    if not has_new and path.exists():
-        stems = [f"sa_{number}" for _, number in images for _ in ("image", "json")]
-        with contextlib.suppress(GigamaskError):
-            if [name.partition(".")[0] for name in tar.scan(path).names] == stems:
-                counts.existing_tars += 1
-                return
+    content = [
+        [source.path, number, files.crc32(out / f"{source.path}.json")] for source, number in images
+    ]
+    record = _record_of(out, shard)
+    is_done = not has_new and path.exists() and record.exists()
+    if is_done and read_json(record, list) == content:
+        counts.existing_tars += 1
+        return
     try:
         tar.write(path, _members(out, images))
+        write_bytes(record, json.dumps(content).encode())
     except OSError as error:
         raise GigamaskError(
             f"{path}: cannot be written ({error.strerror}); free disk space and run the same "
             "command again"
         ) from error
+
+
+def _record_of(out: Path, shard: int) -> Path:
+    """Return the file that states the images of a tar, their numbers and crc32s of their JSONs."""
+    return out / STATE_FOLDER / f"sa_{shard:06d}.members"
+
+
+def _check_tars(out: Path, images: Sequence[InputImage]) -> None:
+    """Raise `GigamaskError` if a tar holds an image that is not given, which would be lost."""
+    records = (out / STATE_FOLDER).glob("sa_*.members")
+    held = {path for record in records for path, *_ in read_json(record, list)}
+    if lost := held - {source.path for source in images}:
+        raise GigamaskError(
+            f"--out {out}: its tars hold {counted(len(lost), 'other image')} such as {min(lost)}; "
+            "segment all together, or choose another folder"
+        )
+
+
+def _remove_tars(out: Path, first: int) -> None:
+    """Remove the tars from a number on, of an earlier command with fewer images in each."""
+    while (record := _record_of(out, first)).exists():
+        (out / f"sa_{first:06d}.tar").unlink(missing_ok=True)
+        record.unlink()
+        first += 1
 
 
 def _members(out: Path, images: Sequence[tuple[InputImage, int]]) -> Iterator[tuple[str, bytes]]:

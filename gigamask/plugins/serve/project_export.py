@@ -1,7 +1,6 @@
 """The accepted objects of a project in the formats of other programs."""
 
 import json
-import shutil
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ from gigamask.datatools.export_formats import (
     TABLE,
     ExportedImage,
     ExportOptions,
+    remove_export,
     write,
 )
 from gigamask.datatools.image_files import read_file
@@ -123,7 +123,7 @@ def _remove_older(out: Path, state: str, written: Sequence[Path]) -> list[str]:
         names += before
     older = [path for name in {*before} - {*names} if (path := out / name).exists()]
     for path in older:
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        remove_export(out, path.name) if path.is_dir() else path.unlink()
     files.write_text(record, json.dumps([state, *names]))
     return [f"{path}: had other masks, so it was removed; export it again" for path in older]
 

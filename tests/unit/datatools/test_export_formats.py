@@ -18,7 +18,7 @@ from gigamask import plugin
 from gigamask.data import annotation, image
 from gigamask.data.orientation import turn
 from gigamask.datatools.convert import ConvertOptions, convert
-from gigamask.datatools.export_formats import ExportedImage, ExportOptions, write
+from gigamask.datatools.export_formats import ExportedImage, ExportOptions, remove_export, write
 from gigamask.datatools.formats import writers
 from gigamask.datatools.image_files import read_file
 from gigamask.errors import GigamaskError
@@ -208,14 +208,25 @@ def test_an_export_replaces_the_last_one_only_when_it_is_whole(images, tmp_path)
     (tmp_path / "own" / "labels").mkdir(parents=True)
     with error_line("labels.*no export wrote it"):
         write(lambda: images, tmp_path / "own", ExportOptions(("labels",), owned=True))
+    (out / "labels" / "more" / "mine.png").write_bytes(b"drawn by hand")
     write(lambda: images[:1], out, ExportOptions(("labels",), owned=True))
-    assert [path.name for path in (out / "labels").rglob("*.png")] == ["a.png"]
+    assert {path.name for path in (out / "labels").rglob("*.png")} == {"a.png", "mine.png"}
+    (out / "labels" / "more" / "b.png").write_bytes(b"drawn by hand")
+    with error_line("b.png: would be replaced"):
+        write(lambda: images, out, ExportOptions(("labels",), owned=True))
+    remove_export(out, "labels")
+    assert {path.name for path in (out / "labels").rglob("*.png")} == {"b.png", "mine.png"}
 
 
 def test_files_of_one_name_and_unknown_formats_are_refused(photos, images, tmp_path, monkeypatch):
     twin = exported(photos, "a.jpg", 0)
     with error_line(r"a\.png and a\.jpg"):
         write(lambda: [images[0], twin], tmp_path / "out", ExportOptions(("labels",)))
+    same = [exported(photos, f"photos/IMG_{number}.jpg", 0) for number in (695614, 839957)]
+    with error_line("IMG_695614.jpg and photos/IMG_839957.jpg: .* same id"):
+        write(lambda: same, tmp_path / "out", ExportOptions())
+    with error_line("--table .*: is a folder"):
+        ExportOptions(table=photos)
     with error_line("--to voc"):
         write(lambda: images, tmp_path / "out", ExportOptions(("voc",)))
     monkeypatch.setattr(plugin, "installed", lambda: ())

@@ -1,6 +1,7 @@
 """Missing images, full disks, and commands that are interrupted or run twice at once."""
 
 import io
+import json
 import os
 import tarfile
 from dataclasses import replace
@@ -103,6 +104,32 @@ def test_numbers_in_a_tar_are_those_of_this_command(masks, pictures, tmp_path):
     ]
     segment_all(renamed, masks, output)
     assert tar.scan(tmp_path / "out" / "sa_000000.tar").names[-2:] == ["sa_3.jpg", "sa_3.json"]
+
+
+@pytest.mark.slow
+def test_tars_hold_the_images_of_this_command(masks, pictures, tmp_path):
+    output = Output(tmp_path / "out", ExportOptions(("shards",)), shard_images=2)
+
+    def names() -> list[list[str]]:
+        tars = sorted((tmp_path / "out").glob("*.tar"))
+        records = [json.loads(raw) for path in tars for raw in members(path).values()]
+        found = {each["image"]["image_id"]: each["image"]["source"] for each in records}
+        return [[found[int(name[3:-5])] for name in members(path)] for path in tars]
+
+    def members(path) -> dict[str, bytes]:
+        with tarfile.open(path) as opened:
+            jsons = [each for each in opened if each.name.endswith(".json")]
+            return {each.name: opened.extractfile(each).read() for each in jsons}
+
+    segment_all(pictures[1:], masks, output)
+    assert names() == [["11.png", "12.png"], ["13.png"]]
+    done = segment_all(pictures, masks, output)
+    assert done["existing_tars"] == 0
+    assert names() == [["10.png", "11.png"], ["12.png", "13.png"]]
+    with error_line(r"hold 1 other image such as 10"):
+        segment_all(pictures[1:], masks, output)
+    segment_all(pictures, masks, replace(output, shard_images=4))
+    assert names() == [["10.png", "11.png", "12.png", "13.png"]]
 
 
 def test_a_second_command_on_the_folder_is_refused(masks, pictures, tmp_path):
@@ -277,3 +304,21 @@ def test_files_that_it_did_not_write_are_not_replaced(masks, tmp_path, own):
     with error_line("would be replaced"):
         segment_all([photo], masks, Output(tmp_path / "out", pictures=tmp_path / "seen"))
     assert (tmp_path / own).read_bytes() == b"drawn by hand"
+
+
+@pytest.mark.parametrize("own", ["out/10.json", "seen/10.png"])
+def test_nor_are_those_that_came_later(masks, pictures, tmp_path, own):
+    output = Output(tmp_path / "out", pictures=tmp_path / "seen")
+    segment_all(pictures[1:], masks, output)
+    (tmp_path / own).write_text('{"shapes": []}')
+    done = segment_all(pictures, masks, output)
+    assert (done["images"], done["existing"]) == (3, 3)
+    assert f"{own} would be replaced" in done["skipped"][0]["reason"]
+    assert (tmp_path / own).read_text() == '{"shapes": []}'
+
+
+def test_images_in_a_folder_that_a_format_writes_are_refused(masks, pictures, tmp_path):
+    [*others, last] = pictures
+    output = Output(tmp_path / "out", ExportOptions(("yolo",)))
+    with error_line("out/images, where --to writes"):
+        segment_all([*others, replace(last, path="images/13")], masks, output)
