@@ -50,6 +50,8 @@ from gigamask.files import exclusive_lock
 from gigamask.serialization import check_regular
 
 LOCK = "lock"
+OWN_FILES = re.compile(r"manifest\.json|(images|masks)_.*\.npy")
+"""Names of the files of an index."""
 MAX_NAMES = 8
 """Maximum number of broken shards that an error lists."""
 
@@ -338,7 +340,9 @@ def extend(
     if part := worker_pool.part_in(workers):
         return _extend_by_parts(paths, Path(out), part, progress, (salvage, checksums))
     out = Path(out).absolute()
-    if not is_index(out):
+    if is_index(out):
+        files.check_out(out, "an index alone", lambda entry: bool(OWN_FILES.fullmatch(entry.name)))
+    else:
         files.check_out(out, "an index")
     shards = find_tars(paths) if checksums else find_shards(paths)
     normalized = [storage.normalize(path) for path in path_list(paths)]

@@ -159,18 +159,18 @@ def listed(path: Path | None) -> Callable[[list[str]], Container[str]]:
     if path is None:
         return set
     lines = map(str.strip, read_text(path, MAX_LIST_BYTES).splitlines())
-    wanted = [compose(name) for name in filter(None, lines)]
+    wanted = {compose(name) for name in filter(None, lines)}
 
     def select(names: list[str]) -> Container[str]:
-        by_stem = {compose(str(Path(name).with_suffix(""))): name for name in names}
-        unknown = [name for name in wanted if name not in by_stem]
+        stems = {name: compose(str(Path(name).with_suffix(""))) for name in names}
+        unknown = sorted({*wanted} - {*stems.values()})
         if unknown or not wanted:
             raise GigamaskError(
                 f"--list {path}: it must name images of the source, without suffix (got "
                 f"{counted(len(wanted), 'name')}, {len(unknown)} of them unknown"
                 + (f", such as {unknown[0]})" if unknown else ")")
             )
-        return {by_stem[name] for name in wanted}
+        return {name for name, stem in stems.items() if stem in wanted}
 
     return select
 

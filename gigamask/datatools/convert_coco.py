@@ -51,6 +51,8 @@ TWICE = "id of several images"
 BEGINNING = re.compile(rb'\s*{\s*"(info|licenses|images|annotations|categories)"\s*:')
 """How COCO's files begin."""
 MAX_BEGINNING_BYTES = 1 << 10
+NOTES = "notes.json"
+"""Label Studio's list of categories beside labels of YOLO, which begins alike."""
 
 
 class Annotations(NamedTuple):
@@ -163,6 +165,7 @@ class CocoSource(FileSource):
         """
         is_folder = annotations.is_dir() and not LabelImageSource.is_format(annotations, images)
         jsons = files_of(annotations, ".json") if is_folder else []
+        jsons = [each for each in jsons if each.name != NOTES]
         if jsons and all(cls.is_format(each, images) for each in jsons):
             raise GigamaskError(f"{annotations}: holds COCO's JSON; give the file {jsons[0]}")
         if annotations.suffix != ".json" or not annotations.is_file():

@@ -100,7 +100,8 @@ class LabelImage(SourceImage):
             notes = {CLASSLESS: len(values) - len(found)}
             for i, value in found.items():
                 known = self.known_classes.get(value)
-                extras[i]["category_id"] = value if known is None else known.number
+                number = value % voc_classes.COLOR if known is None else known.number
+                extras[i]["category_id"] = number
                 if known is not None:
                     extras[i]["category"] = known.name
         if self.options.split_components:
@@ -111,9 +112,11 @@ class LabelImage(SourceImage):
 
     def _categories(self, path: Path, masks: RLEMasks) -> dict[int, int]:
         """Return the class that most pixels of a mask have, by the mask's index."""
-        class_masks, classes = label_masks(
-            read_labels(path, f"{self.source}: {path.parent.name}"), self.source
-        )
+        name = f"{self.source}: {path.parent.name}"
+        class_masks, classes = label_masks(read_labels(path, name), self.source)
+        if path.suffix != ".mat":
+            with open_image(read_file(path, name), ("PNG", "TIFF"), name) as label:
+                classes += voc_classes.COLOR * (label.mode == "RGB")
         image.check_size(class_masks.size, masks.size, f"{self.source}: its label image of classes")
         if not len(classes):
             return {}

@@ -207,7 +207,7 @@ def image_ids(names: Sequence[str]) -> tuple[list[int], bool]:
     return list(range(len(names))), True
 
 
-def _stems_of_images(stem: str) -> list[str]:
+def stems_of_images(stem: str) -> list[str]:
     """Return stems that the image of a file may have, the likeliest first: its own; that in the
     folder `images` beside its folder `labels`, as in YOLO's layout; that without `labels`."""
     before, labels, name = f"/{stem}".rpartition("/labels/")
@@ -244,7 +244,7 @@ def match_images(
     left = sorted(set(range(len(photos))).difference(found))
     unnamed = [i for i, each in enumerate(found) if each == NO_FILE]
     by_stem = pair_names(
-        [_stems_of_images(stems[i]) for i in unnamed],
+        [stems_of_images(stems[i]) for i in unnamed],
         [names[i].with_suffix("").as_posix() for i in left],
     )
     for i, each in zip(unnamed, by_stem, strict=True):

@@ -30,7 +30,9 @@ class VocClass(NamedTuple):
 
 
 Classes = Mapping[int, VocClass]
-"""Classes by the value of their pixels: their number, or R + 256 G + 65536 B."""
+"""Classes by the value of their pixels: their number, or `COLOR` + R + 256 G + 65536 B."""
+COLOR = 2**24
+"""Added to the number of a color, so that it is none of a class."""
 
 
 def read(folders: Sequence[Path]) -> Classes:
@@ -67,6 +69,6 @@ def _colored(numbered: Iterable[tuple[int, str]], path: Path) -> Classes:
             raise GigamaskError(
                 f"{path}: {line[:80]!r} must be a name and a color, such as car:128,0,0::"
             ) from None
-        for key in {number, red + 256 * green + 65536 * blue} - {0}:
+        for key in {number, COLOR + red + 256 * green + 65536 * blue} - {0, COLOR}:
             classes[key] = VocClass(number, name)
     return classes

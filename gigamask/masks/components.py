@@ -36,6 +36,8 @@ def subtract(mask: RLEMasks, other: RLEMasks) -> RLEMasks:
         mask: One mask.
         other: One mask of the same size.
     """
+    if not len(mask.bounds):
+        return mask
     keys = np.concatenate([mask.bounds, other.bounds]).astype(np.int64)
     ours = np.arange(len(keys)) < len(mask.bounds)
     order = np.argsort(keys, kind="stable")

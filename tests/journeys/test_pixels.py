@@ -67,12 +67,13 @@ def test_cells_of_16_bits_are_trained_on_scored_and_segmented(here, capsys):
 
     few = "--points-per-side 2 --pred-iou-thresh 0 --stability-score-thresh 0"
     segment = "segment run.safetensors cells --out out --pictures pictures"
-    invoke(segment, "--to shards", few)
+    invoke(segment, "--to shards coco", few)
     invoke("index out --out index")
     assert len(Index.open("index")) == 5
     with tarfile.open("out/sa_000000.tar") as archive:
         assert archive.extractfile("sa_0.png").read() == first  # pyrefly: ignore
     record = read_json("out/sa_000000/sa_0.json")
+    assert read_json("out/coco.json")["images"][0]["file_name"] == "sa_000000/sa_0.png"
     assert record["image"]["file_name"] == "sa_0.png"
     onnx = pytest.importorskip("onnx")
     invoke("export run --to onnx --out onnx")

@@ -47,6 +47,8 @@ MASKS = (
 """Names of columns of masks, the likeliest first."""
 CATEGORIES = ("categories", "category_ids", "category_id", "category", "classes", "label", "labels")
 """Names of columns of the masks' categories, and of fields of annotations."""
+NUMBERS = ("category_id", *CATEGORIES, "name")
+"""Fields of an annotation with its category, the likeliest first."""
 SEGMENTATIONS = ("segmentation", "rle", "mask", "polygon")
 """Names of the field of an annotation with its mask."""
 Kind = Literal["labels", "masks", "annotations"]
@@ -339,19 +341,21 @@ def _category_names(metadata: Mapping[bytes, bytes], column: str) -> dict[Id, st
     """Return the names of the class labels of a column, which `datasets` keeps in the schema."""
     try:
         info = decode_json(metadata.get(b"huggingface", b"{}"), "metadata")
-        left = [info["info"]["features"][column]]
+        left = [(column, info["info"]["features"][column])]
     except (GigamaskError, KeyError, TypeError):
         return {}
+    found: dict[str, dict[Id, str]] = {}
     while left:
-        feature = left.pop()
+        key, feature = left.pop()
         if isinstance(feature, list):
-            left += feature
+            left += [(key, each) for each in feature]
         elif isinstance(feature, dict):
             names = feature.get("names")
             if feature.get("_type") == "ClassLabel" and isinstance(names, list):
-                return {number: str(name) for number, name in enumerate(names)}
-            left += feature.values()
-    return {}
+                found[key] = {number: str(name) for number, name in enumerate(names)}
+            left += feature.items()
+    keys = [key for key in NUMBERS if key in found] or (list(found) if len(found) == 1 else [])
+    return found[keys[0]] if keys else {}
 
 
 def _image_bytes(value: Any, name: str) -> bytes:
@@ -397,9 +401,17 @@ def _annotations(value: Any, name: str) -> list[Any]:
         value = _decoded(value["annotations"], name)
     if isinstance(value, dict):
         known = {key: each for key, each in value.items() if each is not None}
-        lengths = {len(each) if isinstance(each, list) else -1 for each in known.values()}
-        if len(lengths) == 1 and lengths != {-1} and "counts" not in known:  # a struct of lists
-            columns = [[(key, item) for item in each] for key, each in known.items()]
+        lengths = {key: len(each) for key, each in known.items() if isinstance(each, list)}
+        stated = {key: lengths.get(key, -1) for key in known}
+        size = next((stated[key] for key in SEGMENTATIONS if key in stated), -1)
+        is_listed = size > 0 and any(lengths.get(key) == size for key in ("id", *NUMBERS))
+        is_alike = len({*stated.values()}) == 1 and lengths
+        if "counts" not in known and (is_alike or is_listed):  # a struct of lists
+            columns = [
+                [(key, item) for item in known[key]]
+                for key, length in lengths.items()
+                if is_alike or length == size
+            ]
             return [dict(items) for items in zip(*columns, strict=True)]
         value = [value]
     if not isinstance(value, list):
@@ -428,8 +440,9 @@ def _annotation(entry: Any, category: Any, size: tuple[int, int], name: str) -> 
         mask = [value for xy in zip(mask["x"], mask["y"], strict=False) for value in xy]
     if isinstance(mask, list) and mask and isinstance(mask[0], int | float):
         mask = [mask]
-    keys = ("category_id", *CATEGORIES, "name")
-    named = next((fields[key] for key in keys if isinstance(fields.get(key), int | str)), category)
+    named = next(
+        (fields[key] for key in NUMBERS if isinstance(fields.get(key), int | str)), category
+    )
     kept = {
         "id": fields.get("id") if isinstance(fields.get("id"), int) else None,
         "category_id": named if isinstance(named, int | str) else None,

@@ -10,7 +10,7 @@ from pathlib import Path
 from gigamask.datatools.formats import ConvertOptions
 from gigamask.datatools.image_files import SUFFIXES as IMAGE_SUFFIXES
 from gigamask.datatools.image_files import files_of
-from gigamask.datatools.objects import SourceListing, match_images
+from gigamask.datatools.objects import SourceListing, match_images, stems_of_images
 from gigamask.datatools.pairing import compose
 from gigamask.datatools.sources import FileSource
 from gigamask.errors import GigamaskError
@@ -80,7 +80,7 @@ def find(folder: Path, image_folder: Path) -> list[Path]:
     stems = {_stem(path, image_folder) for path in images}
 
     def has_image(path: Path) -> bool:
-        return _stem(path, folder) in stems
+        return any(each in stems for each in stems_of_images(_stem(path, folder)))
 
     found = [
         path

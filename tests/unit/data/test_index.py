@@ -202,6 +202,9 @@ def test_build_replaces_an_index_and_nothing_else(two, tmp_path, entry):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["index", "tars"]
     (tmp_path / "empty").mkdir()
     assert len(build(tmp_path / "tars", tmp_path / "empty")) == 3
+    (tmp_path / "empty" / "notes.txt").write_text("mine")
+    with error_line("is not an index alone, but holds notes.txt"):
+        build(tmp_path / "tars", tmp_path / "empty")
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "manifest.json").write_text('{"made_by": "another program"}')

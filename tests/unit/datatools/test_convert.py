@@ -615,4 +615,5 @@ def test_categories_without_a_name_are_counted(case):
 def test_a_list_of_names_with_spaces(tmp_path):
     path = tmp_path / "names.txt"
     path.write_text("a b\n\n c \n")
-    assert listed(path)(["a b.jpg", "c.png", "d.png"]) == {"a b.jpg", "c.png"}
+    names = ["a b.jpg", "c.png", "d.png", "c.jpg"]
+    assert listed(path)(names) == {"a b.jpg", "c.png", "c.jpg"}, "both of one name"

@@ -54,6 +54,16 @@ def test_colors_of_cvat(tmp_path):
     assert fields(tmp_path, classes, objects) == [(2, "dog"), (1, "cat")]
 
 
+def test_a_color_that_is_the_number_of_another_class(tmp_path):
+    more = "".join(f"class{number}:1,{number},0::\n" for number in range(3, 80))
+    (tmp_path / "labelmap.txt").write_text(COLORS.replace("dog:0,128,0", "dog:64,0,0") + more)
+    classes, objects = np.zeros((2, 20, 30, 3), np.uint8)
+    classes[2:18, 2:8] = objects[2:18, 2:8] = 64, 0, 0
+    assert fields(tmp_path, classes, objects) == [(2, "dog")]
+    found = voc_classes.read([tmp_path])
+    assert found[64].name == "class64"
+
+
 def test_indices_with_a_file_of_colors(tmp_path):
     (tmp_path / "labelmap.txt").write_text(COLORS)
     assert fields(tmp_path, gray(2, 1), gray(1, 2)) == [(2, "dog"), (1, "cat")]

@@ -23,6 +23,7 @@ def test_components_differences_and_outlines_are_exact(seed):
     dense = random_masks(seed)
     one, other = (RLEMasks.from_dense(each[None]) for each in dense)
     assert (subtract(one, other).to_dense()[0] == dense[0] & ~dense[1]).all()
+    assert not subtract(none := RLEMasks.from_dense(np.zeros_like(dense[:1])), none).areas()[0]
     parts = connected_components(one)
     count, labels = cv2.connectedComponents(dense[0].astype(np.uint8), connectivity=8)
     assert len(parts) == count - 1

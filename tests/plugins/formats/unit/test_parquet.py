@@ -52,7 +52,8 @@ IMAGE = encoded(SHADE, "a.png")
 
 
 def class_labels(column: str) -> dict:
-    feature = {"feature": {"category": {"names": NAMES, "_type": "ClassLabel"}}}
+    flags = {"names": ["no", "yes"], "_type": "ClassLabel"}
+    feature = {"feature": {"category": {"names": NAMES, "_type": "ClassLabel"}, "hidden": flags}}
     return {"info": {"features": {column: feature}}}
 
 
@@ -88,6 +89,10 @@ LAYOUTS = {
     "JSON": (rows(json.dumps(ANNOTATIONS)), None),
     "a list of JSON": (rows([json.dumps(each) for each in ANNOTATIONS]), None),
     "a struct of lists": (rows(objects=LISTS | {"category": [0, 1]}), "objects"),
+    "a struct of lists, one of them empty, and of a number": (
+        rows(objects=LISTS | {"category": [0, 1], "iscrowd": [], "image": 7}),
+        "objects",
+    ),
     "run lengths": (rows(masks=RLES, categories=[0, 1]), "categories"),
     "run lengths of the image's size": (rows(rles=COUNTS), None),
     "segmentations as JSON": (rows([{"segmentation": json.dumps(each)} for each in RLES]), None),

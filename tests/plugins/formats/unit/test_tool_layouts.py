@@ -58,3 +58,18 @@ def test_ultralytics(tmp_path):
     counts, masks = converted(labels, tmp_path / "images" / "train", tmp_path / "out")
     assert masks == [[("class 45", 60), ("class 1", masks[0][1][1])], []]
     assert counts["left_out"] == {"images": {}, "masks": {}}
+
+
+def test_label_studio(tmp_path):
+    """Its folder itself, with images whose names are those of other text files."""
+    for name in ("license_plate_1", "car_1"):
+        photo(tmp_path / "images" / f"{name}.jpg")
+    labels = tmp_path / "labels"
+    labels.mkdir()
+    line = " ".join(f"{x / 30:.6f} {y / 20:.6f}" for x, y in SQUARE)
+    for name in ("license_plate_1", "car_1", "license"):
+        (labels / f"{name}.txt").write_text(f"0 {line}\n")
+    (tmp_path / "classes.txt").write_text("car\n")
+    (tmp_path / "notes.json").write_text('{"categories": [{"id": 0, "name": "car"}]}')
+    _, masks = converted(tmp_path, tmp_path / "images", tmp_path / "out")
+    assert masks == [[("car", 60)], [("car", 60)]]
