@@ -401,6 +401,12 @@ _Dumper.add_representer(
         "tag:yaml.org,2002:seq", value, flow_style=True
     ),
 )
+_Dumper.add_representer(
+    float,  # inf as the command line takes it
+    lambda dumper, value: (
+        dumper.represent_str("inf") if value == float("inf") else dumper.represent_float(value)
+    ),
+)
 _Dumper.add_multi_representer(int, lambda dumper, value: dumper.represent_int(int(value)))
 
 

@@ -206,6 +206,12 @@ class _Loader(yaml.BaseLoader):
             raise yaml.YAMLError("aliases (*name) are not allowed")
         return super().compose_node(parent, index)
 
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        keys = [key.value.replace("_", "-") for key, _ in node.value if isinstance(key.value, str)]
+        if twice := [key for key in keys if keys.count(key) > 1]:
+            raise yaml.YAMLError(f"{twice[0]} is given twice")
+        return super().construct_mapping(node, deep)
+
 
 def read_yaml(path: Path | str) -> dict[str, Any]:
     """Read a YAML file of keys and values; scalars stay text.

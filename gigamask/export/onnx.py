@@ -132,7 +132,8 @@ class OnnxDecoder(nn.Module):
         if not config.stretch:
             side = config.image_size
             padded = functional.interpolate(low, (side, side), mode="bilinear", align_corners=False)
-            height, width = (torch.floor(size * (side / size.max()) + 0.5)).long()
+            sides = torch.floor(size * (side / size.max()) + 0.5).clamp(min=1)
+            height, width = sides.long()
             low = padded[..., :height, :width]
         return functional.interpolate(low, image_size, mode="bilinear", align_corners=False)
 

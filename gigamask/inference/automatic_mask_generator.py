@@ -249,7 +249,7 @@ class SamAutomaticMaskGenerator:
     ) -> MaskProposals:
         """Return the masks of all tiles, joined over their borders."""
         parts = [
-            self._process_crop(image, tile, 0, _part_of(progress, i, len(grid.boxes)))
+            self._process_crop(image, tile, 0, _part_of(progress, i, len(grid.boxes)), is_tile=True)
             for i, tile in enumerate(grid.boxes)
         ]
         proposals = MaskProposals.concatenate(parts)
@@ -262,9 +262,14 @@ class SamAutomaticMaskGenerator:
         return joined[nms(joined.boxes, joined.predicted_iou, self.crop_nms_thresh)]
 
     def _process_crop(
-        self, image: np.ndarray, crop: Box, layer: int, progress: Callable[[float], object]
+        self,
+        image: np.ndarray,
+        crop: Box,
+        layer: int,
+        progress: Callable[[float], object],
+        is_tile: bool = False,
     ) -> MaskProposals:
-        """Return the masks of one crop, in coordinates of the image."""
+        """Return the masks of one crop or tile, in coordinates of the image."""
         x0, y0, x1, y1 = crop
         corner = np.array([x0, y0])
         self.predictor.set_image(image[y0:y1, x0:x1])
@@ -279,7 +284,7 @@ class SamAutomaticMaskGenerator:
         proposals = MaskProposals.concatenate(parts)
         self.predictor.reset_image()
         proposals = proposals[nms(proposals.boxes, proposals.predicted_iou, self.box_nms_thresh)]
-        if self.tile is not None and self.min_mask_region_area:
+        if is_tile and self.min_mask_region_area:
             # Within tiles, since the masks of a large image would take long.
             area = self.min_mask_region_area
             proposals = postprocess_small_regions(proposals, area, self.box_nms_thresh)

@@ -70,6 +70,11 @@ class TileDecoder:
         Args:
             prompts: Prompts for the whole image.
         """
+        if not len(prompts.labels):
+            whole, only = self.embed_whole(), self.best_only
+            none = PromptDecoder(self.embedder.model, whole, best_only=only)(prompts)
+            low = none.low_res_logits
+            return replace(none, logits=low.new_zeros(*low.shape[:2], *self.transform.original))
         prompts, sources = self._recall(prompts)
         regions = prompted_regions(prompts, self.transform, sources)
         crops = {

@@ -97,7 +97,7 @@ def _of_run(run: History, recipe: Mapping[str, Any] | None, step: int | None) ->
         if not UNINFORMATIVE.fullmatch(flag) and values[1] is not None
     ]
     data = ", ".join(_names(config.get("data")))
-    length = f"{config.get('steps', '?')} steps of {config.get('batch-size', '?')} images"
+    length = f"{step or config.get('steps', '?')} steps of {config.get('batch-size', '?')} images"
     parts = ["## Training\n", f"Recipe `{_names(config.get('recipe'))[0]}`, {length}, on {data}."]
     if config.get("init") not in (None, "null"):
         parts[-1] += f" It started from `{_names(config['init'])[0]}`."
@@ -116,7 +116,9 @@ def _of_run(run: History, recipe: Mapping[str, Any] | None, step: int | None) ->
             "the largest error, the best of three masks (oracle), and the box.\n",
             _table(list(scores), [score_texts(scores, last["standard_error"])]),
         ]
-    return [*parts, *_of_evaluation(run.scores or {})]
+    scores = run.scores or {}
+    is_other = step is not None and scores.get("step", step) != step
+    return [*parts, *_of_evaluation({} if is_other else scores)]
 
 
 def _of_evaluation(scores: Mapping[str, Any]) -> list[str]:

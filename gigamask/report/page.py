@@ -83,7 +83,8 @@ def chart_data(runs: Runs) -> dict[str, Any]:
 def _calibration(runs: Runs) -> dict[str, Any] | None:
     """Return the calibration in the evaluation.json of a single run, if it is complete."""
     found = next(iter(runs.values())).scores if len(runs) == 1 else None
-    known = schema.Scores.__annotations__.keys() - {"standard_error"}  # which only few masks have
+    # Only few masks have standard errors, and earlier versions stated no step.
+    known = schema.Scores.__annotations__.keys() - {"standard_error", "step"}
     return found["calibration"] if found and known <= found.keys() else None
 
 

@@ -94,4 +94,5 @@ class Scores(TypedDict, total=False):
     calibration: CalibrationScores
     data: list[str]
     weights: str
-    protocol: dict[str, str | int | float | bool | list[int] | None]
+    step: Count | None
+    protocol: dict[str, Any]

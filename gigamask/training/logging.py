@@ -371,4 +371,8 @@ def memory_gb(device: torch.device) -> float:
 
 
 def _rounded(values: Mapping[str, float]) -> dict[str, float]:
-    return {name: round(value, 6) for name, value in values.items()}
+    # Six digits of what is below 1, such as the learning rates of a fine-tuning.
+    return {
+        name: round(value, 6) if abs(value) >= 1 else float(f"{value:.6g}")
+        for name, value in values.items()
+    }

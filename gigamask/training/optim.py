@@ -355,10 +355,10 @@ class WarmupMultiStep(Warmup):
 
 @dataclass(frozen=True)
 class WarmupCosine(Warmup):
-    """Linear warm-up, then half a cosine down to `min_lr_ratio` at the last step."""
+    """Linear warm-up, then half a cosine down to `min_lr_ratio` after the last step."""
 
     min_lr_ratio: float = 0.0
-    """learning rate at the last step relative to the peak"""
+    """learning rate after the last step relative to the peak"""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -224,6 +224,7 @@ def score(
     summary = {
         **result.summary(),
         "weights": str(weights) if isinstance(weights, str | Path) else type(weights).__name__,
+        "step": _step_of(weights),
         "data": list(names),
         "precision": precision,
         "skipped": result.skipped,
@@ -231,6 +232,15 @@ def score(
     if proposals:
         summary["automatic"] = proposals.summary()
     return Evaluated(model, index, result, summary)
+
+
+def _step_of(weights: str | Path | PromptableModel) -> int | None:
+    """Return the step of a checkpoint, or of the newest one of a run folder; None of others."""
+    from gigamask.models import manifest
+
+    if not isinstance(weights, str | Path):
+        return None
+    return manifest.step_of(manifest.newest(Path(weights)) or Path(weights))
 
 
 def _say_images(

@@ -129,6 +129,7 @@ def test_files_that_are_not_a_configuration(tmp_path):
         little(),
         tiny(),
         replace(little(), optimizer=replace(little().optimizer, grad_clip=None), init="w.pth"),
+        little().with_(prompts__box_noise_limit_px=float("inf")),
     ],
 )
 def test_a_saved_run_reloads_equal(tmp_path, run):

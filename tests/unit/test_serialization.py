@@ -55,6 +55,8 @@ def test_bad_json_is_one_line(raw):
         (b"a: &a [*a]", "aliases"),
         (b"[" * 100_000, "nested too deeply"),
         (b"a: [", "not valid YAML"),
+        (b"a: 1\nb: 2\na: 3", "a is given twice"),
+        (b"a: {b_c: 1, b-c: 2}", "b-c is given twice"),
         (b"\xff\xfe\x00", "not valid YAML|no 'key: value' lines"),
         (b"a: \x00", "not valid YAML"),
         (b"- 1", "no 'key: value' lines"),

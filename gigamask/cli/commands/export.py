@@ -115,12 +115,13 @@ class ExportCommand:
     def _write_card(self, chosen: ExportFormat, out: Path, run: History | None) -> Path:
         """Write the model card, and return its file."""
         from gigamask import config_files
+        from gigamask.models import manifest
         from gigamask.models.weight_paths import find_weights
         from gigamask.report.model_card import write_card
 
         recipe, step = None, None
         if run is not None:
             recipe = config_files.recipe_config(run.config.get("recipe"), self.trust)
-            step = int(find_weights(self.weights).resolve().parent.name.rpartition("_")[2])
+            step = manifest.step_of(find_weights(self.weights).resolve().parent)
         name = self.push or out.absolute().name
         return write_card(out, chosen, name, run, recipe, step, self.license)

@@ -11,7 +11,7 @@ import json
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -39,6 +39,8 @@ from gigamask.training.trainer import train
 
 COMMON_FLAGS = ("data", "out", "steps", "seed")
 """Flags that variants must not change, so that all are trained alike."""
+KEPT = ("run", "config", "epochs", "keep_warmup")
+"""Flags beside those of recipes that have an effect, or an error of their own."""
 IGNORED_CHANGES = (
     *("recipe", "out", "data", "save-every", "keep", "log-every", "wandb"),
     *SAME_SAMPLES,
@@ -263,6 +265,7 @@ def check_variants(table: Mapping[str, Sequence[str]], arguments: Sequence[str],
             )
             if changed.epochs is not None:
                 raise GigamaskError("--epochs cannot be used here; pass --steps to the ablation")
+            _check_kept(changed)
             changed.run.check()
         except GigamaskError as error:
             raise GigamaskError(f"variant {variant}: {error}") from None
@@ -271,6 +274,20 @@ def check_variants(table: Mapping[str, Sequence[str]], arguments: Sequence[str],
                 raise GigamaskError(
                     f"variant {variant}: --{name} must be the same for all variants; remove it"
                 )
+
+
+def _check_kept(flags: config_files.TrainFlags) -> None:
+    """Raise `GigamaskError` if a flag has no effect on a run of an ablation."""
+    config_files.check_used(flags.run)
+    changed = [
+        each.name
+        for each in fields(flags)
+        if each.name not in KEPT and getattr(flags, each.name) != each.default
+    ]
+    changed += [name for name in ("images", "masks") if getattr(flags.run, name, None)]
+    changed += ["classes auto"] if flags.run.is_finding_classes else []
+    if changed:
+        raise GigamaskError(f"--{changed[0].replace('_', '-')} cannot be used here; leave it out")
 
 
 def config_of(training: AblationRun) -> TrainConfig:

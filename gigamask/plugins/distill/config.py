@@ -6,10 +6,12 @@ Imports no torch, so that `--help` is fast.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, cast
 
+from gigamask import recipes
 from gigamask.data.sample_config import SampleConfig
 from gigamask.errors import GigamaskError, check_range
 from gigamask.interfaces import Task
@@ -103,6 +105,22 @@ class DistillTrainConfig(Taught, SamTrainConfig):
     visit and run; default: they are computed at every visit"""
     teacher_iou_weight: float = 0.0
     """phase prompts: weight of the squared difference between the predicted IoUs"""
+
+    @property
+    def unused(self) -> dict[str, str]:  # pyrefly: ignore[bad-override]
+        """Why values have no effect, by flag without dashes."""
+        stage, others = self.features, list[str]()
+        with suppress(GigamaskError):  # of a recipe elsewhere
+            if recipes.make(self.recipe).phase == self.phase == "features":
+                others = ["prompts", "loss", "masks-per-chunk", "mining", "teacher-iou-weight"]
+                others += [f"prompts.{each.name}" for each in fields(self.prompts)]
+                others += [f"loss.{each.name}" for each in fields(self.loss)]
+                others.append("loader.max-masks")
+        found = dict.fromkeys(others, "the phase features has no prompts")
+        if not stage.steps and stage != FeaturesStage():
+            ours = (f"features.{each.name}" for each in fields(stage))
+            found |= dict.fromkeys(ours, "--features.steps is 0")
+        return super().unused | {flag.replace("_", "-"): why for flag, why in found.items()}
 
     def phases(self) -> list[DistillTrainConfig]:
         """Return the phases to train one after the other, with initial weights and frozen modules.

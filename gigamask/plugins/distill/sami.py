@@ -72,7 +72,7 @@ def patch_features(
     """
     own, given = teacher.config.image_size, images.shape[-1]
     if own != given:
-        images = functional.interpolate(images, (own, own), mode="bilinear")
+        images = functional.interpolate(images.float(), (own, own), mode="bilinear")
         input_sizes = (input_sizes * own + given // 2) // given
     embedding = teacher.encode(images, input_sizes)
     averaged = functional.adaptive_avg_pool2d(embedding, side)

@@ -227,7 +227,7 @@ def test_onnx_takes_metas_six_inputs_in_any_number_and_size(model, tmp_path):
     assert {each.type for each in session.get_inputs()} == {"tensor(float)"}
     probe = Probe.from_model(model)
     embedding = model.encode(probe.pixels, probe.valid).detach()
-    for prompts, count, size in ((1, 1, (40, 60)), (3, 5, (77, 31))):
+    for prompts, count, size in ((1, 1, (40, 60)), (3, 5, (77, 31)), (1, 1, (1, 400))):
         points = torch.rand(prompts, count, 2) * 60
         labels = torch.tensor([[1.0, 0, 1, 2, -1][:count]]).repeat(prompts, 1)
         blank = torch.zeros(prompts, 1, SPEC.mask_size, SPEC.mask_size)

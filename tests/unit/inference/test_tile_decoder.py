@@ -193,6 +193,14 @@ def test_what_tiles_cannot_is_one_line(by_color):
         SamPredictor(by_color, tile=64).set_torch_image(torch.zeros(1, 3, 64, 48), (64, 48))
 
 
+def test_no_prompts_have_no_masks(by_color, scene):
+    predictor = SamPredictor(by_color, tile=64)
+    predictor.set_image(scene[0])
+    masks, iou, low = predictor.predict_torch(None, None, torch.zeros(0, 4))
+    assert (len(masks), len(iou), len(low)) == (0, 0, 0)
+    assert masks.shape[2:] == scene[0].shape[:2]
+
+
 @pytest.mark.parametrize("options", [{}, {"precision": "bf16"}, {"tile": 40, "halo": 8}])
 @pytest.mark.parametrize("spec", [SPEC, WINDOWED], ids=["plain", "windowed"])
 @torch.no_grad()

@@ -206,6 +206,15 @@ def test_an_image_that_is_no_larger_than_a_tile_is_not_cut(by_color):
     whole = SamAutomaticMaskGenerator(by_color, **settings_of()).generate_proposals(image)
     assert tiled.masks.to_coco() == whole.masks.to_coco()
     assert truth.iou(whole.masks).max(1).min() > 0.9
+    blocks = np.random.default_rng(0).integers(0, 2, (10, 16, 1)) * [255, 255, 255]
+    noisy = np.kron(blocks, np.ones((4, 4, 1))).astype(np.uint8)
+    clean = {"min_mask_region_area": 30, "box_nms_thresh": 0.3, "crop_nms_thresh": 0.9}
+    tiled, whole = (
+        SamAutomaticMaskGenerator(by_color, **settings_of(**clean, tile=tile))
+        for tile in (64, None)
+    )
+    found, of = tiled.generate_proposals(noisy), whole.generate_proposals(noisy)
+    assert found.masks.to_coco() == of.masks.to_coco()
 
 
 @pytest.mark.slow

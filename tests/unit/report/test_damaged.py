@@ -151,6 +151,7 @@ DAMAGED: dict[str, tuple[Callable[[Path], None], str]] = {
         file("evaluation.json", '{"clicks": {"1": 1e999}}'),
         "evaluation.json",
     ),
+    "scores of boundaries": (scores(protocol={"boundary": {"clicks": [1]}}), ""),
     "scores lack a part": (file("evaluation.json", json.dumps({"clicks": {"1": 0.5}})), ""),
     "picture cut": (file("pictures/step_00000001.png", png_of(8)), "step_00000001.png"),
     "picture huge": (file("pictures/worst.png", png_of(100_000)), "worst.png"),

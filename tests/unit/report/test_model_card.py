@@ -1,5 +1,6 @@
 """The model card says what a run folder knows, and no path of the machine it was made on."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -79,8 +80,10 @@ def test_training_scores_and_license(tmp_path, run):
 
 
 def test_scores_of_another_step_are_left_out(tmp_path, run):
-    _, body = card(tmp_path, run, None, step=20)
+    _, body = card(tmp_path, replace(run, scores=SCORES | {"step": 10}), None, step=20)
     assert "0.432" not in body
+    assert "12 masks" not in body
+    assert "20 steps of 4 images" in body
 
 
 def test_the_scores_of_an_evaluation(tmp_path, run):

@@ -18,7 +18,7 @@ FULL = {
     "calibration": {"expected_error": 0.25, "bias": 0.0, "correlation": 0.5, "bins": [BIN]},
     "data": ["a.tar"],
     "weights": "starter",
-    "protocol": {"refine": True},
+    "protocol": {"refine": True, "boundary": {"iou_dilation": 0.02}},
 }
 
 

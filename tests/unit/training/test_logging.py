@@ -45,6 +45,12 @@ def records(tmp_path, seen, monkeypatch):
     return four_steps(tmp_path, 2)
 
 
+def test_small_values_keep_their_digits():
+    values = {"lr": 4.1234567e-7, "loss": 1.2345678, "none": 0.0, "bad": float("inf")}
+    expected = {"lr": 4.12346e-7, "loss": 1.234568, "none": 0.0, "bad": float("inf")}
+    assert logging._rounded(values) == expected
+
+
 def test_the_largest_loader_process_is_written_down(tmp_path, monkeypatch):
     found = records(tmp_path, {7: 150_000_000, 9: 170_000_000}, monkeypatch)
     assert [record["step"] for record in found] == [2, 4]

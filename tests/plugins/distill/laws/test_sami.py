@@ -64,7 +64,7 @@ def test_features_are_means_of_the_teachers_tokens():
     model = build_model(SPEC, 5).eval()
     images = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
     sizes = torch.tensor([[32, 32], [20, 32]])
-    large = functional.interpolate(images, (64, 64), mode="bilinear")
+    large = functional.interpolate(images.float(), (64, 64), mode="bilinear")
     with torch.no_grad():
         embedding = model.encode(large, 2 * sizes)
     expected = embedding.unflatten(3, (4, 2)).unflatten(2, (4, 2)).mean((3, 5))
