@@ -556,7 +556,8 @@ def table(summary: dict) -> str:
     if few:
         lines.append(f"±: standard error of the mean, of fewer than {FEW_MASKS} masks")
     if summary["protocol"]["refine"]:
-        lines.append("boxes and first clicks: refined, decoded once more with the masks they got")
+        clicks = "first clicks" if summary["protocol"]["feed_mask"] else "clicks"
+        lines.append(f"boxes and {clicks}: refined, decoded once more with the masks they got")
     if noise := summary["protocol"]["box_noise"]:
         lines.append(f"loose boxes: each side moved by noise of {100 * noise:g} % of the box")
     for name, title in (("boundary_iou", "Boundary IoU"), ("boundary_f", "boundary F")):

@@ -297,8 +297,9 @@ def final_scores(runs: Runs, reports: Mapping[str, Any]) -> str:
             label = f"{name}, evaluation.json"
             if "weights" in run.scores:
                 label += f" of {run.scores['weights']}"
-            refined = run.scores.get("protocol", {}).get("refine")
-            of = " on ".join(counts) + ", boxes and first clicks refined" * bool(refined)
+            protocol = run.scores.get("protocol", {})
+            of, clicks = " on ".join(counts), "first " * protocol.get("feed_mask", True) + "clicks"
+            of += f", boxes and {clicks} refined" * bool(protocol.get("refine"))
             rows.append([label, *cells, of])
         if best and "1 click" in best["scores"]:
             cells = score_texts(best["scores"], best["standard_error"], PROMPTS)

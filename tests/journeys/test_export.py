@@ -1,17 +1,19 @@
 """`gigamask export` as a user types it: what it writes is what `evaluate` and `--init` read."""
 
+import shutil
 from dataclasses import replace
 from unittest.mock import ANY, Mock, call
 
 import pytest
 import torch
 
+from gigamask.config_files import save_config
 from gigamask.models.configs import tiny
 from gigamask.models.init import build_model
 from gigamask.models.state_dict import read_weights, save_weights, to_official
 from gigamask.serialization import read_json
 from tests.commands import exit_code, invoke, refusal
-from tests.little import save_little
+from tests.little import little, save_little
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +118,15 @@ def test_a_folder_is_sent_to_the_hub_with_its_card(weights, tmp_path, capsys, mo
     sent = call.upload(repo_id="us/mine", folder_path=out, allow_patterns=ANY)
     assert hub.mock_calls == [call.create("us/mine", exist_ok=True), sent]
     assert "license: mit" in (out / "README.md").read_text()
+
+
+def test_a_checkpoint_that_was_copied_under_another_name(weights, tmp_path):
+    copy = tmp_path / "run" / "checkpoints" / "good"
+    copy.mkdir(parents=True)
+    shutil.copy(weights, copy / "model.safetensors")
+    save_config(replace(little(), out=str(tmp_path / "run")))
+    invoke(f"export {copy} --to huggingface --out {tmp_path}/hf --trust")
+    assert "## Training" in (tmp_path / "hf" / "README.md").read_text()
 
 
 def test_what_cannot_be_sent_is_one_line(weights, tmp_path, capsys, monkeypatch):
