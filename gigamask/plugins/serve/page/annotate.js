@@ -213,8 +213,8 @@ function tally(names) {
   return counts;
 }
 
-/** Does something to the image that is shown now, in its turn. */
-function act(work) {
+/** Does something to the image that is shown now, in its turn; says so if that was left before, unless `quiet`. */
+function act(work, quiet = false) {
   if (!image) return Promise.resolve();
   const { row } = image;
   touched = true;
@@ -222,7 +222,7 @@ function act(work) {
   $("a-empty-done").hidden = true;
   return queue.enqueue("saving", () => {
     if (image.row === row) return work();
-    showMessage(`${images[row].name} was left before this could be done`);
+    if (!quiet) showMessage(`${images[row].name} was left before this could be done`);
     return undefined;
   });
 }

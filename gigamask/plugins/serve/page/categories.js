@@ -1,4 +1,5 @@
 // The categories of a project: choose one for new objects, add, rename, merge, recolour and delete.
+import * as queue from "./queue.js";
 import { $, counted, make, request, showMessage, withErrorMessages } from "./parts.js";
 
 const COLORS = ["#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#f0e442", "#000000"];   // Okabe and Ito's
@@ -47,8 +48,8 @@ function categorize(name) {
   category = name;
   list();
   if (editing !== null) edit(name);
-  const object = hooks.active();
-  if (object) hooks.act(() => hooks.send("assign", { objects: [object], category: name }));
+  const quiet = hooks.active() === null;   // it may be meant for new objects alone
+  if (!quiet || queue.busy()) hooks.act(() => hooks.active() !== null && hooks.send("assign", { objects: [hooks.active()], category: name }), quiet);
 }
 
 /** Adds a category, or saves the one that is edited. */

@@ -9,7 +9,7 @@ from PIL import Image
 
 from tests.browser import opened
 from tests.plugins.serve.journeys.test_annotate import at, objects, open_named, saved
-from tests.plugins.serve.journeys.test_serve import annotating
+from tests.plugins.serve.journeys.test_serve import annotating, late
 
 pytestmark = pytest.mark.long
 SQUARE = ((0.2, 0.2), (0.6, 0.2), (0.6, 0.6), (0.2, 0.6))
@@ -17,11 +17,11 @@ SQUARE = ((0.2, 0.2), (0.6, 0.2), (0.6, 0.6), (0.2, 0.6))
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """Address and folder of a page with six photographs; no two tests annotate the same."""
+    """Address and folder of a page with ten photographs; no two tests annotate the same."""
     folder = tmp_path_factory.mktemp("kept")
     (folder / "photos").mkdir()
-    for i in range(6):
-        picture(folder, i, 40 * i)
+    for i in range(10):
+        picture(folder, i, 25 * i)
     with annotating(folder) as address:
         yield address, folder
 
@@ -173,3 +173,24 @@ def test_a_change_whose_answer_is_lost_is_saved_and_one_that_never_came_is_not(p
     page.mouse.click(*at(page, 0.7, 0.5))
     settled(page)
     assert on_disk(folder, "3")[0] == ["stroke", "stroke"]
+
+
+def test_a_digit_is_for_the_object_that_is_active_in_its_turn(page, folder):
+    open_named(page, "6.png")
+    page.fill("#a-new-category", "dog")
+    page.keyboard.press("Enter")
+    page.keyboard.press("1")
+    saved(page)
+    for part in ("stroke", "assign"):
+        late(page, part)
+    page.keyboard.press("d")
+    page.mouse.click(*at(page, 0.3, 0.5))
+    page.keyboard.press("2")  # before the mask has come
+    page.wait_for_selector("#a-objects li:has-text('dog')")
+    saved(page)
+    page.keyboard.press("Enter")
+    page.keyboard.press("1")  # for the next one
+    page.mouse.click(*at(page, 0.7, 0.5))
+    objects(page, 2)
+    found = [(each["category"], each["accepted"]) for each in on_disk(folder, "6")[1].values()]
+    assert found == [("dog", True), ("object", False)]

@@ -33,6 +33,14 @@ from tests.plugins.serve.annotated import save_untrained
 from tests.plugins.serve.unit.test_runs_view import write_records
 
 ANY_MASKS = "--points-per-side 2 --pred-iou-thresh 0 --stability-score-thresh 0".split()
+LATE = """part => {
+  const real = fetch;
+  window.fetch = async (address, options) => {
+    const found = await real(address, options);
+    if (String(address).includes(part)) await new Promise((go) => setTimeout(go, 400));
+    return found;
+  };
+}"""
 
 
 @pytest.fixture(scope="module")
@@ -154,6 +162,11 @@ def choose_file(page, path):
     """Chooses an image once the page asks for one; before, it does not listen yet."""
     page.wait_for_selector("#invite")
     page.set_input_files("#file", path)
+
+
+def late(page, part):
+    """Makes answers to requests whose address has a part come later."""
+    page.evaluate(LATE, part)
 
 
 def click(page, across, down, canvas="#canvas", **more):
