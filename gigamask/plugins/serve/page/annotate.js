@@ -41,7 +41,7 @@ export function start({ writers }) {
   stage.start(paint);
   queue.start(showState, failed);
   list.start((row) => { showList(false); open(row); });
-  categories.start({ images: () => images, act, send, active: () => active, refresh, reopen: () => image && open(image.row, true), redraw: () => image && describe() });
+  categories.start({ images: () => images, act, apart, send, active: () => active });
   const canvas = $("a-marks");
   Object.assign(canvas, { onpointerdown: pressed, onpointermove: moved, onpointerup: released, onpointercancel: cancelled, onpointerleave: left, ondblclick: closePolygon, oncontextmenu: (event) => event.preventDefault() });
   canvas.addEventListener("wheel", (event) => { event.preventDefault(); stage.zoom(1.0015 ** -event.deltaY, event); }, { passive: false });
@@ -63,7 +63,7 @@ export function start({ writers }) {
   addEventListener("beforeunload", (event) => { if ((queue.busy() && queue.label()) || drawing() || typing()) event.preventDefault(); });
   $("annotate").addEventListener("click", giveBackFocus);
   $("annotate").addEventListener("change", giveBackFocus);
-  loop.start({ reload: withErrorMessages(refresh), reopen: () => image && open(image.row, true), image: () => image });
+  loop.start({ reload: withErrorMessages(refresh), apart, image: () => image });
   withErrorMessages(async () => { await refresh(); if (order.length) await open(order[0]); })();
 }
 
@@ -224,6 +224,13 @@ function act(work, quiet = false) {
     if (image.row === row) return work();
     if (!quiet) showMessage(`${images[row].name} was left before this could be done`);
     return undefined;
+  });
+}
+
+/** Does what may change all images in its turn, so that what is drawn meanwhile is sent once it is known what became of them. */
+function apart(work) {
+  return queue.enqueue("saving", async () => {
+    try { return await work(); } finally { await refresh(); if (image) await load(image.row, true); }
   });
 }
 

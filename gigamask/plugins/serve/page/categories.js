@@ -5,8 +5,9 @@ import { $, counted, make, request, showMessage, withErrorMessages } from "./par
 const COLORS = ["#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#f0e442", "#000000"];   // Okabe and Ito's
 
 let categories = [], category = "", hooks = null, editing = null;
+let coming = null;   // a category that is chosen before the server knows it
 
-/** Prepares the categories; the hooks are `images`, `act`, `send`, `active`, `refresh`, `reopen` and `redraw`. */
+/** Prepares the categories; the hooks are `images`, `act`, `apart`, `send` and `active`. */
 export function start(given) {
   hooks = given;
   $("a-add-category").onsubmit = withErrorMessages(submit);
@@ -18,7 +19,7 @@ export function start(given) {
 /** Takes the categories of the project. */
 export function take(found) {
   categories = found;
-  if (!categories.some(({ name }) => name === category)) category = categories[0].name;
+  if (category !== coming && !categories.some(({ name }) => name === category)) category = categories[0].name;
   if (editing !== null && !categories.some(({ name }) => name === editing)) edit(null);
   list();
 }
@@ -59,32 +60,37 @@ async function submit(event) {
   if (!name) return;
   $("a-new-category").value = "";
   $("a-marks").focus({ preventScroll: true });
-  if (old === null) {
-    if (!categories.some((each) => each.name === name)) take((await request("project/categories", { json: { categories: [{ name, color }] } })).categories);
-    $("a-color").value = COLORS[(COLORS.indexOf(color) + 1) % COLORS.length];   // of the next one
-    categorize(name);
-    return;
-  }
-  edit(null);
-  await change({ name: old, new_name: name, color });
-  category = name;
+  if (old !== null) { await change({ name: old, new_name: name, color }); return; }
+  const before = category, known = categories.some((each) => each.name === name);
+  $("a-color").value = COLORS[(COLORS.indexOf(color) + 1) % COLORS.length];   // of the next one
+  const added = known || queue.enqueue("saving", async () => { take((await request("project/categories", { json: { categories: [{ name, color }] } })).categories); return true; });
+  categorize(name);
+  await awaited(name, before, added);
+}
+
+/** Keeps a category chosen that the server knows only after a request: what is drawn meanwhile is sent after that. */
+async function awaited(name, before, work) {
+  coming = name;
+  const done = await work;
+  if (coming === name) coming = null;
+  if (!done && category === name) category = before;
   list();
+  return done;
 }
 
 async function remove() {
   const name = editing, rest = categories.find((each) => each.name !== name), { objects } = touched(name);
   if (!rest) { showMessage("the only category cannot be deleted; rename it"); return; }
   if (objects && !confirm(`${words(name)} would become ${rest.name}. Delete ${name}?`)) return;
-  edit(null);
   await change({ name, new_name: rest.name, color: rest.color });
 }
 
 async function change(json) {
-  const { objects, images } = await request("project/categories/change", { json });
-  showMessage(`${counted(objects, "object")} in ${counted(images, "image")} changed`);
-  await hooks.refresh();
-  await hooks.reopen();
-  hooks.redraw();
+  edit(null);
+  const before = category;
+  category = json.new_name;
+  const done = await awaited(category, before, hooks.apart(() => request("project/categories/change", { json })));
+  if (done) showMessage(`${counted(done.objects, "object")} in ${counted(done.images, "image")} changed`);
 }
 
 /** Begins to edit a category, or ends it. */

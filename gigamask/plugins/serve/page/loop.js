@@ -9,21 +9,19 @@ let hooks = null, status = null, images = [], visible = false, before = "", know
 
 export function start(given) {
   hooks = given;
-  const post = (path, json) => withErrorMessages(async () => {
-    try { await request(`project/loop/${path}`, { json: json?.() ?? {} }); } finally { await refresh(); }   // whatever came of it
+  const post = (path, json, run = (work) => work()) => withErrorMessages(async () => {
+    try { return await run(() => request(`project/loop/${path}`, { json: json?.() ?? {} })); } finally { await refresh(); }   // whatever came of it
   });
   $("a-train").onclick = post("train", () => ({ minutes: Number($("a-minutes").value) }));
   $("a-propose").onclick = post("propose");
   $("a-stop").onclick = post("stop");
-  const use = post("use", () => ({ model: Number($("a-model").value) }));
-  $("a-model").onchange = async () => { await use(); await hooks.reopen(); };   // whose pixels it may read otherwise
+  $("a-model").onchange = post("use", () => ({ model: Number($("a-model").value) }), hooks.apart);   // it may read the pixels otherwise
   $("a-threshold").oninput = count;
-  $("a-accept-certain").onclick = withErrorMessages(async () => {
-    try {
-      const { accepted } = await request("project/loop/accept", { json: { threshold: Number($("a-threshold").value) } });
-      showMessage(`${counted(accepted, "mask")} accepted`);
-    } finally { await hooks.reopen(); await refresh(); }
-  });
+  const accept = post("accept", () => ({ threshold: Number($("a-threshold").value) }), hooks.apart);
+  $("a-accept-certain").onclick = async () => {
+    const done = await accept();
+    if (done) showMessage(`${counted(done.accepted, "mask")} accepted`);
+  };
   setInterval(() => { if (visible && !document.hidden && busy()) withErrorMessages(refresh)(); }, EVERY_MS);
   withErrorMessages(refresh)();
 }

@@ -194,3 +194,19 @@ def test_a_digit_is_for_the_object_that_is_active_in_its_turn(page, folder):
     objects(page, 2)
     found = [(each["category"], each["accepted"]) for each in on_disk(folder, "6")[1].values()]
     assert found == [("dog", True), ("object", False)]
+
+
+def test_what_is_drawn_while_a_category_changes_has_the_new_one(page, folder):
+    open_named(page, "7.png")
+    page.fill("#a-new-category", "rat")
+    page.keyboard.press("Enter")
+    dot(page)
+    late(page, "categories/change")
+    page.click("#a-edit-category")
+    page.fill("#a-new-category", "cat")
+    page.keyboard.press("Enter")
+    page.keyboard.press("Escape")
+    page.mouse.click(*at(page, 0.9, 0.9))
+    objects(page, 2)
+    assert [each["category"] for each in on_disk(folder, "7")[1].values()] == ["cat", "cat"]
+    assert page.is_hidden("#a-stale")
