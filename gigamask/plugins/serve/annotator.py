@@ -378,6 +378,7 @@ def to_json(edits: ImageEdits) -> Json:
                 },
                 "steps": [vars(step) for step in each.steps],
                 "certainty": each.certainty,
+                "is_open": each.is_open,
             }
             for (key, each), shape in zip(objects.items(), described, strict=True)
         ],

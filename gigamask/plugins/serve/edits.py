@@ -77,8 +77,8 @@ class MaskObject:
 
     @property
     def is_open(self) -> bool:
-        """Whether it is a proposal that nobody has accepted."""
-        return self.by_model and not self.accepted
+        """Whether it is a proposal that nobody has accepted or changed."""
+        return not self.accepted and self.came == "proposed"
 
 
 Objects = dict[int, MaskObject]

@@ -99,10 +99,11 @@ function sort() {
 /** Loads the open image again once the model has proposed masks for it, unless it is worked on. */
 function showProposals() {
   if (!image || queue.busy() || active !== null || rings || drag || images[image.row].status !== "proposed") return;
-  if (String(image.objects.filter(isOpen).map((each) => each.certainty)) !== String(images[image.row].open)) open(image.row, true);
+  if (String(openOf(image)) !== String(images[image.row].open)) open(image.row, true);
 }
 
-const isOpen = (each) => each.by_model && !each.accepted;
+/** Returns the certainties of the proposals that nobody has accepted or changed. */
+const openOf = ({ objects }) => objects.filter((each) => each.is_open).map((each) => each.certainty);
 
 /** Writes how much is done, and what to do next. */
 function progress() {
@@ -200,7 +201,7 @@ function take(found) {
   preview = lost = null;
   refreshCorners();
   Object.assign(images[image.row], { status: image.status, objects: image.objects.length, accepted: image.objects.filter(({ accepted }) => accepted).length,
-    open: image.objects.filter(isOpen).map((each) => each.certainty), held_out: image.held_out, categories: tally(image.objects.map((each) => each.category)) });
+    open: openOf(image), held_out: image.held_out, categories: tally(image.objects.map((each) => each.category)) });
   list.update(image.row);
   progress();
   describe();
@@ -376,7 +377,7 @@ const colourOf = ({ id, category }) => categories.colour(category) ?? hue(id);
 function describe() {
   const one = image.objects.find(({ id }) => id === active);
   $("a-objects").replaceChildren(...image.objects.map((each) => {
-    const facts = [each.accepted ? "accepted" : each.by_model ? "proposed by the model" : "not accepted", isOpen(each) ? `certainty ${each.certainty.toFixed(3)}` : each.predicted_iou === null ? null : `predicted IoU ${each.predicted_iou.toFixed(3)}`].filter(Boolean).join(" · ");
+    const facts = [each.accepted ? "accepted" : each.is_open ? "proposed by the model" : "not accepted", each.is_open ? `certainty ${each.certainty.toFixed(3)}` : each.predicted_iou === null ? null : `predicted IoU ${each.predicted_iou.toFixed(3)}`].filter(Boolean).join(" · ");
     const button = make("button", { type: "button", onclick: () => { if (tool === "select") choose("point"); select(each.id); }, onpointerenter: () => { hovered = each.id; stage.draw(); }, onpointerleave: () => { hovered = null; stage.draw(); } },
       stage.thumbnail(each, colourOf(each)), make("span", {}, each.name || `${each.category} ${each.id}`, make("small", {}, facts)));
     button.setAttribute("aria-pressed", each.id === active);

@@ -354,5 +354,8 @@ def test_masks_remember_how_they_came_and_by_which_model(annotator):
     key = found.next_id - 1
     found = annotator.assign(1, found.version, [key], {"accepted": True})
     assert came(found, key) == ("clicked", -1, True)
+    annotator.stroke(1, found.version, first, DOT)
     assert proposals.accept(0.0) >= len(others)
-    assert all(came(annotator.project.read(1), each)[0] == "accepted in bulk" for each in others)
+    found = annotator.project.read(1)
+    assert all(came(found, each)[0] == "accepted in bulk" for each in others)
+    assert came(found, first) == ("corrected", -1, False), "a person has not accepted it yet"

@@ -236,6 +236,7 @@ def test_of_proposals_that_a_person_judged_those_kept_are_counted_for_the_model_
     proposed = square(
         0, False, by_model=True, origin="proposed", model=-1, predicted_iou=0.9, stability=0.7
     )
+    assert replace(proposed, origin="").is_open, "so files of earlier versions say it"
     edit(project, 0, 0, dict.fromkeys(range(1, 6), proposed), "propose")
     assert sum(of for of, _ in judged(project)) == 0
     looked_at = replace(proposed, accepted=True, origin="accepted")
@@ -294,12 +295,13 @@ def test_accepted_objects_are_exported_as_coco_and_shards(project, tmp_path):
     project.update(categories=tuple(projects.ObjectCategory(name, "#000000") for name in "ab"))
     with error_line("no object is accepted"):
         export(project, tmp_path / "export")
-    objects = {1: square(0, category="b", name="x"), 2: square(9, accepted=False)}
+    corrected = square(9, False, by_model=True, origin="corrected")
+    objects = {1: square(0, category="b", name="x"), 2: square(9, accepted=False), 3: corrected}
     edit(project, 4, 0, objects)
     for _ in range(2):  # the second replaces the first
         counts = export(project, tmp_path / "export")
     assert (counts["images"], counts["masks"]) == (1, 1)
-    assert counts["skipped"] == ["1 object left out: not accepted"]
+    assert counts["skipped"] == ["2 objects left out: not accepted"]
     assert [path.name for path in tmp_path.glob("export/shards/*.tar")] == ["sa_000000.tar"]
     content = json.loads((tmp_path / "export" / "coco.json").read_text())
     [entry] = content["annotations"]
