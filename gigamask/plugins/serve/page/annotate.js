@@ -337,7 +337,8 @@ const drawing = () => rings !== null && !rings.closed && rings[0].length > 2;
 
 /** Loads the corners again if the mask that they belong to was changed by other means, as by undo. */
 function refreshCorners() {
-  if (!rings?.closed || rings.counts === countsOf(active)) return;
+  if (!rings?.closed) return;
+  if (rings.counts === countsOf(active)) { rings.moved = false; return; }   // they were moved to where they were
   if (rings.moved) { Object.assign(rings, { counts: countsOf(active), moved: false }); return; }   // by these corners
   rings = corner = null;
   if (active !== null) withErrorMessages(loadCorners)();
