@@ -20,7 +20,7 @@ let image = null;      // {row, name, width, height, version, objects, ...}
 let wanted = null;     // row of the image that was asked for last
 let active = null;     // id of the object that tools change; null begins one
 let tool = "point";
-let drag = null;       // {kind, from, points, client, last, long, button}
+let drag = null;       // {kind, from, points, client, last, long, button}, and the corner `added` by it, {ring, index}
 let rings = null;      // corners of the polygon tool; `closed` if they are those of an object, whose mask is `counts`
 let named = null;      // id of the object whose name is shown
 let naming = false;    // whether the field of the name waits for what was done before: what is typed are no keys
@@ -255,9 +255,7 @@ function draw(path, body, begins = false) {
 
 function undo() {
   if (!rings || rings.closed) return act(() => image.can_undo && send("history", { by: -1 }));
-  rings[0].pop();
-  if (!rings[0].length) rings = null;
-  stage.draw();
+  removeCorner({ ring: rings[0], index: rings[0].length - 1 });
   return undefined;
 }
 
@@ -392,7 +390,7 @@ function describe() {
   for (const id of ["a-name", "a-delete", "a-split"]) $(id).disabled = !one;
   $("a-choose").disabled = !(one?.steps.length === 1 && !one.by_model);
   $("a-accept-all").disabled = !image.objects.some(({ accepted }) => !accepted);
-  $("a-undo").disabled = !image.can_undo;
+  $("a-undo").disabled = !image.can_undo && !(rings && !rings.closed);
   $("a-redo").disabled = !image.can_redo;
   $("a-done").textContent = image.done ? "Reopen" : "Done, next";
   $("a-title").textContent = `${image.name}${image.held_out ? ", held out" : ""}`;
@@ -453,7 +451,7 @@ const radius = () => Number($("a-radius").value);
 const topmost = (at) => image.objects.filter(({ mask }) => contains(mask, ...at)).sort((a, b) => a.area - b.area)[0];
 
 function pressed(event) {
-  if (!image) return;
+  if (!image || event.button > 2) return;   // the others go back and forward in browsers
   $("a-marks").focus({ preventScroll: true });
   $("a-marks").setPointerCapture(event.pointerId);
   pointers.set(event.pointerId, event);
@@ -500,10 +498,20 @@ function released(event) {
 
 const stroke = ({ points, erase }) => draw("stroke", { points, radius: radius(), erase });
 
-/** Ends what one pointer does since a second one came; corners that were moved stay so. */
+/** Ends what one pointer does since a second one came, or the browser took it; corners that were moved stay so. */
 function release() {
-  if (drag?.kind === "corner") movedCorners();
-  drag = null;
+  const { kind, long, added } = drag ?? {};
+  if (added && rings?.includes(added.ring) && !(rings.closed && long)) removeCorner(added);
+  else if (kind === "corner") movedCorners();
+  drag = corner = null;
+}
+
+/** Takes a corner back that no mask has yet. */
+function removeCorner({ ring, index }) {
+  ring.splice(index, 1);
+  if (!ring.length) rings = null;
+  describe();
+  stage.draw();
 }
 
 /** Saves the corners of an object if one was moved, added or removed. */
@@ -518,7 +526,7 @@ function movedCorners() {
   corner = null;
 }
 
-function cancelled(event) { pointers.delete(event.pointerId); drag = corner = pinched = null; stage.draw(); }
+function cancelled(event) { pointers.delete(event.pointerId); release(); pinched = null; stage.draw(); }
 
 function left() { pointer = preview = null; hovered = null; stage.draw(); }
 
@@ -551,7 +559,7 @@ async function ask() {
 function grab(event) {
   const near = NEAR_PX * (100 / stage.percentShown()), [x, y] = stage.place(event), at = stage.pixel(event);
   const far = ([a, b]) => Math.hypot(a + 0.5 - x, b + 0.5 - y);
-  if (!rings) { rings = Object.assign([[at]], { closed: false }); describe(); stage.draw(); return; }
+  if (!rings) rings = Object.assign([[]], { closed: false });
   for (const ring of rings) {
     const index = ring.findIndex((each) => far(each) < near);
     if (index < 0) continue;
@@ -560,7 +568,12 @@ function grab(event) {
     corner = { ring, index };
     return;
   }
-  if (!rings.closed) { rings[0].push(at); stage.draw(); return; }
+  if (!rings.closed) {
+    drag.added = { ring: rings[0], index: rings[0].push(at) - 1 };
+    describe();
+    stage.draw();
+    return;
+  }
   let best = null;
   for (const ring of rings) {
     ring.forEach(([ax, ay], i) => {
@@ -569,7 +582,7 @@ function grab(event) {
       if (!best || gap < best.gap) best = { gap, ring, index: i + 1 };
     });
   }
-  if (best && best.gap < near) { best.ring.splice(best.index, 0, at); corner = best; }
+  if (best && best.gap < near) { best.ring.splice(best.index, 0, at); drag.added = corner = best; }
 }
 
 /** Ends the polygon that is being drawn, which is an object of its own. */

@@ -33,7 +33,7 @@ def folder(place):
 
 @pytest.fixture
 def page(browser, place):
-    with opened(browser, place[0]) as page:
+    with opened(browser, place[0], has_touch=True) as page:
         saved(page)
         yield page
 
@@ -213,3 +213,19 @@ def test_what_is_drawn_while_a_category_changes_has_the_new_one(page, folder):
     objects(page, 2)
     assert [each["category"] for each in on_disk(folder, "7")[1].values()] == ["cat", "cat"]
     assert page.is_hidden("#a-stale")
+
+
+def test_two_fingers_leave_a_polygon_as_it_was(page, folder):
+    open_named(page, "8.png")
+    polygon(page, SQUARE[:3])
+    assert page.is_enabled("#a-undo")
+    screen = page.context.new_cdp_session(page)
+    places = [dict(zip("xy", at(page, *place), strict=True)) for place in ((0.8, 0.8), (0.3, 0.8))]
+    for i in (1, 2, 0):
+        kind = "touchStart" if i else "touchEnd"
+        touched = [place | {"id": number} for number, place in enumerate(places[:i])]
+        screen.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": touched})
+    with page.expect_request("**/polygon") as request:
+        page.keyboard.press("Enter")
+    assert len(request.value.post_data_json["rings"][0]) == 3
+    saved(page)
