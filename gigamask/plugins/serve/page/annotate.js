@@ -143,7 +143,7 @@ async function load(row, again = false) {
   }
   doubted = 0;
   image = { ...info, objects: kept };
-  stage.show(bitmap, info);   // before the objects, whose thumbnails are cut from it
+  stage.show(bitmap, info, same);   // before the objects, whose thumbnails are cut from it
   images[row].shows = info.shows;
   take(info);
   shownAt = performance.now();

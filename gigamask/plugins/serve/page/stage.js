@@ -25,15 +25,15 @@ export function start(paint) {
   try { observer.observe($("a-pixels"), { box: "device-pixel-content-box" }); } catch { addEventListener("resize", resize); }
 }
 
-/** Shows another image, or none. */
-export function show(shown, info) {
+/** Shows an image, or none; its part that is seen stays if it is shown `again` at the same size. */
+export function show(shown, info, again = false) {
   bitmap?.close();
   bitmap = shown;
   sprites.clear();
   thumbnails.clear();
   if (!shown) { draw(); return; }
+  if (!again || info.width !== size.width || info.height !== size.height) fitted = true;
   size = { width: info.width, height: info.height };
-  fitted = true;
   resize();
 }
 

@@ -209,8 +209,12 @@ def test_what_is_drawn_while_a_category_changes_has_the_new_one(page, folder):
     page.fill("#a-new-category", "cat")
     page.keyboard.press("Enter")
     page.keyboard.press("Escape")
-    page.mouse.click(*at(page, 0.9, 0.9))
+    page.mouse.move(*at(page, 0.8, 0.8))
+    page.mouse.wheel(0, -200)
+    page.mouse.click(*at(page, 0.8, 0.8))
+    zoom = page.inner_text("#a-zoom")
     objects(page, 2)
+    assert page.inner_text("#a-zoom") == zoom, "the image that is loaded again is not moved"
     assert [each["category"] for each in on_disk(folder, "7")[1].values()] == ["cat", "cat"]
     assert page.is_hidden("#a-stale")
 
