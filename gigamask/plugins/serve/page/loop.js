@@ -1,6 +1,6 @@
 // The loop of Annotate: train on what is accepted, let the better model propose masks for the rest,
 // accept the certain ones, and see what a mask costs in each round.
-import { $, counted, make, percent, request, showMessage, withErrorMessages } from "./parts.js";
+import { $, counted, every, make, percent, request, showMessage, withErrorMessages } from "./parts.js";
 import { colour, lines, runCharts } from "./charts.js";
 
 const EVERY_MS = 1500, LOST = 20, FEW = 20;   // fewer judged proposals tell nothing
@@ -22,7 +22,7 @@ export function start(given) {
     const done = await accept();
     if (done) showMessage(`${counted(done.accepted, "mask")} accepted`);
   };
-  setInterval(() => { if (visible && !document.hidden && busy()) withErrorMessages(refresh)(); }, EVERY_MS);
+  every(EVERY_MS, async () => { if (visible && !document.hidden && busy()) await refresh(); });
   withErrorMessages(refresh)();
 }
 
@@ -32,9 +32,8 @@ const busy = () => status && (status.training.state === "running" || status.prop
 
 export async function refresh() {
   status = await request("project/loop");
-  const now = JSON.stringify([status.proposing, status.progress]);
-  if (now !== before || !images.length) images = await hooks.reload();
-  before = now;
+  const now = JSON.stringify([status.proposing, status.progress]), listed = (now !== before || !images.length) && (await hooks.reload());
+  if (listed) [images, before] = [listed, now];
   await train();
   lost();
   propose();

@@ -64,6 +64,11 @@ export const withErrorMessages = (work) => async (...given) => {
   try { return await work(...given); } catch (error) { showMessage(error); }
 };
 
+/** Does something again and again, each time so long after the last time has ended. */
+export function every(milliseconds, work) {
+  setTimeout(async () => { await withErrorMessages(work)(); every(milliseconds, work); }, milliseconds);
+}
+
 /** How often each class is the likeliest of masks, as words; empty without classes. */
 export function classCounts(masks) {
   const counts = new Map();

@@ -1,12 +1,12 @@
 // Runs: curves, predictions, checkpoints and events of one run or two, refreshed while they train.
-import { $, bytes, count, make, pictureUrl, request, showMessage, withErrorMessages } from "./parts.js";
+import { $, bytes, count, every, make, pictureUrl, request, showMessage, withErrorMessages } from "./parts.js";
 import { runCharts, short, zoomable } from "./charts.js";
 
 const EVERY_MS = 2000;
 
 let visible = false, started = false, held = [null, null], shownJson = ["", ""], verified = new Map();
 
-export function start() { setInterval(() => { if (visible && !document.hidden) withErrorMessages(refresh)(); }, EVERY_MS); }
+export function start() { every(EVERY_MS, async () => { if (visible && !document.hidden) await refresh(); }); }
 
 export function shown(now) {
   visible = now;

@@ -233,3 +233,19 @@ def test_two_fingers_leave_a_polygon_as_it_was(page, folder):
         page.keyboard.press("Enter")
     assert len(request.value.post_data_json["rings"][0]) == 3
     saved(page)
+
+
+def test_the_loop_is_asked_again_once_it_has_answered_also_after_a_failed_list(page):
+    state, held = page.evaluate("async () => (await fetch('api/project/loop')).json()"), []
+    state["proposing"]["running"] = True
+    page.route("**/project/loop", lambda route: route.fulfill(json=state))
+    page.route("**/images?since*", lambda route: route.abort("connectionreset"))
+    with page.expect_event("requestfailed"):
+        page.evaluate("location.hash = '#try'; location.hash = '#annotate'")
+    with page.expect_response("**/images?since*"):
+        page.unroute("**/images?since*")
+    page.unroute_all()
+    page.route("**/project/loop", lambda route: held.append(route))
+    page.wait_for_timeout(5000)
+    [route] = held
+    route.abort("connectionreset")
