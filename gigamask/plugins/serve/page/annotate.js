@@ -109,7 +109,7 @@ const openOf = ({ objects }) => objects.filter((each) => each.is_open).map((each
 function progress() {
   const done = images.filter(({ status }) => status === "done").length, accepted = images.reduce((sum, each) => sum + each.accepted, 0);
   $("a-progress").textContent = `${done} of ${images.length} images done, ${counted(accepted, "object")} accepted`;
-  loop.guide(images);
+  loop.show(images);
 }
 
 /** Gives annotations of renamed images their image, which equals what they were made for. */
@@ -195,6 +195,7 @@ async function recover() {
 
 /** Takes the server's objects of the image. */
 function take(found) {
+  if ([...image.objects, ...found.objects].some((each) => each.by_model)) loop.judged();
   const known = new Map(image.objects.map((each) => [each.segmentation.counts, each.mask]));
   image = { ...image, ...found, objects: found.objects.map((each) => ({ ...each, mask: known.get(each.segmentation.counts) ?? decoded(each) })) };
   if (active !== null && !image.objects.some(({ id }) => id === active)) active = null;

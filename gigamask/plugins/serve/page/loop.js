@@ -5,7 +5,7 @@ import { colour, lines, runCharts } from "./charts.js";
 
 const EVERY_MS = 1500, LOST = 20, FEW = 20;   // fewer judged proposals tell nothing
 
-let hooks = null, status = null, images = [], visible = false, before = "", known = null;
+let hooks = null, status = null, images = [], visible = false, before = "", known = null, stale = false;
 
 export function start(given) {
   hooks = given;
@@ -22,7 +22,10 @@ export function start(given) {
     const done = await accept();
     if (done) showMessage(`${counted(done.accepted, "mask")} accepted`);
   };
-  every(EVERY_MS, async () => { if (visible && !document.hidden && busy()) await refresh(); });
+  every(EVERY_MS, async () => {
+    if (!visible || document.hidden) return;
+    if (busy()) await refresh(); else if (stale && status) await judge();
+  });
   withErrorMessages(refresh)();
 }
 
@@ -31,6 +34,7 @@ export function shown(now) { visible = now; if (now && hooks) withErrorMessages(
 const busy = () => status && (status.training.state === "running" || status.proposing.running);
 
 export async function refresh() {
+  stale = false;
   status = await request("project/loop");
   const now = JSON.stringify([status.proposing, status.progress]), listed = (now !== before || !images.length) && (await hooks.reload());
   if (listed) [images, before] = [listed, now];
@@ -39,7 +43,17 @@ export async function refresh() {
   propose();
   count();
   draw();
-  guide(images);
+  guide();
+}
+
+/** Says that proposals may have been judged; how many were kept is asked soon. */
+export function judged() { stale = true; }
+
+async function judge() {
+  stale = false;
+  const { judged: counts } = await request("project/loop");
+  status.judged = counts;
+  count();
 }
 
 /** Shows the training: its curve while it runs, then what it brought. */
@@ -92,9 +106,16 @@ function propose() {
   if (fault) $("a-proposing").textContent += `; ${failed} failed: ${fault}`;
 }
 
-/** Says what to do next, by what is done. */
-export function guide(images) {
+/** Shows what follows from the list of images. */
+export function show(listed) {
+  images = listed;
   if (!status) return;
+  count();
+  guide();
+}
+
+/** Says what to do next, by what is done. */
+function guide() {
   const { training, rounds, model, proposing } = status, last = rounds.at(-1), has = (wanted) => images.some(({ status: one }) => one === wanted);
   const usable = images.filter(({ accepted }) => accepted), ready = usable.some(({ held_out: out }) => out) && usable.some(({ held_out: out }) => !out);
   $("a-guide").textContent = training.state === "running" ? "The model is being trained; you can go on annotating."

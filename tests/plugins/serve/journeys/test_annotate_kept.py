@@ -7,6 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from gigamask.masks.rle import RLEMasks
+from gigamask.plugins.serve.edits import Edit, MaskObject
+from gigamask.plugins.serve.project import Project
 from tests.browser import opened
 from tests.plugins.serve.journeys.test_annotate import at, objects, open_named, saved
 from tests.plugins.serve.journeys.test_serve import annotating, late
@@ -22,6 +25,10 @@ def place(tmp_path_factory):
     (folder / "photos").mkdir()
     for i in range(10):
         picture(folder, i, 25 * i)
+    [dot] = RLEMasks.from_dense(np.eye(60, 90, dtype=bool)[None]).to_coco()
+    one = MaskObject(dot.decode(), "x", by_model=True, predicted_iou=0.95, stability=0.95, model=-1)
+    with Project.open(folder / "project", folder / "photos") as project:
+        project.edit(9, 0, Edit("propose", dict.fromkeys(range(1, 25), one)), (60, 90))
     with annotating(folder) as address:
         yield address, folder
 
@@ -233,6 +240,30 @@ def test_two_fingers_leave_a_polygon_as_it_was(page, folder):
         page.keyboard.press("Enter")
     assert len(request.value.post_data_json["rings"][0]) == 3
     saved(page)
+
+
+def test_proposals_are_counted_while_they_are_judged_and_accepted_at_once_in_turn(page, folder):
+    def left(count):
+        page.wait_for_selector(f"#a-accept-certain:has-text('Accept {count} of {count}')")
+
+    open_named(page, "9.png")
+    left(24)
+    page.click("#a-objects li:nth-child(2) button")
+    page.keyboard.press("d")
+    page.mouse.click(*at(page, 0.2, 0.8))
+    left(23)
+    assert "proposed" not in page.inner_text("#a-objects li:nth-child(2)")
+    page.keyboard.press("a")
+    page.wait_for_selector("#a-judged:has-text('you kept 23')", state="attached")
+    page.keyboard.press("z")
+    left(23)
+    late(page, "loop/accept")
+    page.click("#a-accept-certain")
+    page.mouse.click(*at(page, 0.8, 0.2))
+    objects(page, 25)
+    kinds, found = on_disk(folder, "9")
+    assert kinds == ["propose", "stroke", "accept all", "stroke"]
+    assert not found["2"]["accepted"]
 
 
 def test_the_loop_is_asked_again_once_it_has_answered_also_after_a_failed_list(page):
