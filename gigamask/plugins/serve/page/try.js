@@ -10,7 +10,8 @@ const ANSWER = [0, 114, 178], DRAGGED_PX = 6, SAMPLES = 16, POLL_MS = 1000;
 
 let picture = null;   // {id, name, width, height, bitmap, masks}
 let steps = [];       // {point: [x, y], foreground} or {box: [x0, y0, x1, y1]}, and `chosen`
-let answers = [];     // the masks predicted for the last step, each with its decoded `mask`
+let answers = [];     // the masks predicted for a step, each with its decoded `mask`
+let answered = null;  // that step; later ones may wait for their answers
 let picked = 0;       // index of the chosen mask
 let hovered = null;   // index of the mask under the pointer
 let title = "Masks";
@@ -148,8 +149,7 @@ async function released(event) {
   if (!drag) return;
   const { start, now, button, long } = drag, far = Math.hypot(event.clientX - drag.from[0], event.clientY - drag.from[1]);
   drag = null;
-  const last = steps.at(-1);
-  if (last && answers[picked]?.number !== undefined) last.chosen = answers[picked].number;
+  if (steps.includes(answered) && answers[picked]?.number !== undefined) answered.chosen = answers[picked].number;
   if (long) {
     steps.push({ box: boxOf(start, now) });
   } else if (far <= DRAGGED_PX * 2 && !(mode === "box" && event.pointerType !== "mouse")) {
@@ -216,6 +216,7 @@ async function find(text) {
 let together = false;
 function take(found, all = false) {
   answers = found.map((each) => ({ ...each, mask: decoded(each) }));
+  answered = steps.at(-1) ?? null;
   together = all;
   picked = 0;
   hovered = null;

@@ -229,6 +229,13 @@ def test_what_is_no_picture_is_said_and_one_is_clicked_and_segmented(browser, ad
         page.click("#answers li:nth-child(3) button")
         assert page.get_attribute("#answers li:nth-child(3) button", "aria-pressed") == "true"
         saved(page, tmp_path)
+        late(page, "predict")
+        for place in (0.3, 0.6):  # the second before there is an answer
+            with page.expect_request("**/predict") as request:
+                click(page, place, place)
+        answers(page, 1)
+        sent = request.value.post_data_json["steps"]
+        assert ["chosen" in step for step in sent] == [True, False, False]
 
 
 def saved(page, tmp_path):
