@@ -132,9 +132,9 @@ class Annotator:
         if len(before.steps) != 1 or before.base is not None:
             raise GigamaskError("only a first click or box has several masks; undo the others")
         masks = self.session.predict(key, before.steps)
-        counts = [each["segmentation"]["counts"] for each in masks]
-        now = counts.index(before.mask) if before.mask in counts else -1
-        best = masks[(now + 1) % len(masks)]
+        same = [i for i, each in enumerate(masks) if each["segmentation"]["counts"] == before.mask]
+        chosen = [i for i in same if masks[i]["number"] == before.steps[0].chosen]
+        best = masks[([*chosen, *same, -1][0] + 1) % len(masks)]
         steps = (replace(before.steps[0], chosen=best["number"]),)
         changed = _answered(self.project, before, steps, best)
         return self.project.edit(row, version, Edit("prompt", {target: changed}), size)

@@ -305,6 +305,15 @@ def test_another_of_three_masks_is_not_accepted_yet_and_states_its_model(annotat
     assert (now.accepted, now.model) == (False, project.content.model)
 
 
+def test_each_of_three_masks_can_be_chosen_also_where_two_are_equal(annotator, monkeypatch):
+    annotator.prompt(0, 0, "object", CLICK)
+    masks = annotator.session.predict(annotator.with_key(0)[0], [CLICK])
+    masks[1]["segmentation"] = masks[0]["segmentation"]
+    monkeypatch.setattr(annotator.session, "predict", lambda *_: masks)
+    steps = [annotator.choose(0, version, 1).objects[1].steps for version in (1, 2, 3)]
+    assert [step.chosen for [step] in steps] == [masks[i]["number"] for i in (1, 2, 0)]
+
+
 @pytest.mark.slow
 def test_an_image_that_somebody_changes_does_not_end_the_accepting_of_all(annotator, monkeypatch):
     propose(annotator)
