@@ -12,6 +12,7 @@ let about = null, trying = false, last = 0, at = 0;
 let open = null;     // the image in the viewer: {row, name, width, height, masks, bitmap}
 let hovered = -1;
 let started = false;
+const asked = {};    // how often each part was asked for
 
 export function start(info) { trying = info.weights !== null; }
 
@@ -44,10 +45,17 @@ async function begin() {
   await Promise.all([draw(), expose(), histograms()]);
 }
 
+/** Returns the answer of what a part asked for; null if it has asked for something else since. */
+async function latest(part, work) {
+  const mine = asked[part] = (asked[part] ?? 0) + 1, found = await work;
+  return mine === asked[part] ? found : null;
+}
+
 /** Shows a page of images, starting at a row. */
 const turn = withErrorMessages(async (row) => {
   at = Math.min(Math.max(row, 0), Math.max(about.images - 1, 0));
-  const rows = await request(`data/images?first=${at}&count=${PAGE}`);
+  const rows = await latest("grid", request(`data/images?first=${at}&count=${PAGE}`));
+  if (!rows) return;
   last = at + rows.length;
   $("grid").replaceChildren(...rows.map(tile));
   $("range").textContent = about.images ? `${count(at + 1)} to ${count(last)} of ${count(about.images)}` : "no images";
@@ -64,7 +72,9 @@ function tile(image) {
 }
 
 async function view(image) {
-  const [bitmap, info] = await Promise.all([loadPicture(`data/images/${image.row}/jpeg`, image.shows), image.annotated ? request(`data/images/${image.row}`) : { ...image, masks: [] }]);
+  const found = await latest("viewer", Promise.all([loadPicture(`data/images/${image.row}/jpeg`, image.shows), image.annotated ? request(`data/images/${image.row}`) : { ...image, masks: [] }]));
+  if (!found) return;
+  const [bitmap, info] = found;
   open = { ...info, bitmap };
   open.masks = open.masks.map((mask) => ({ ...mask, mask: decoded(mask) })).sort((a, b) => b.area - a.area);
   hovered = -1;
@@ -116,7 +126,9 @@ function look(event) {
 async function draw() {
   const query = `name=${$("sampler").value}&epoch=${$("epoch").value || 0}&position=${$("position").value || 0}&count=${DRAWN}`;
   $("drawn").replaceChildren();
-  const { positions, position, images } = await request(`data/sampler?${query}`);
+  const found = await latest("drawn", request(`data/sampler?${query}`));
+  if (!found) return;
+  const { positions, position, images } = found;
   $("slide").max = Math.max(positions - 1, 0);
   $("slide").value = $("position").value = position;
   $("positions").textContent = `of ${count(positions)} in an epoch`;
@@ -125,7 +137,9 @@ async function draw() {
 
 async function expose() {
   $("exposure").replaceChildren();
-  const { pieces, data } = await request(`data/sampler/statistics?name=${$("sampler").value}`);
+  const found = await latest("exposure", request(`data/sampler/statistics?name=${$("sampler").value}`));
+  if (!found) return;
+  const { pieces, data } = found;
   const xs = pieces.map(({ end }) => end), ends = [xs[0], xs.at(-1)];
   const curve = (name, colour, value) => ({ name, colour, xs, ys: pieces.map(value) });
   const level = (name, colour, value) => ({ name, colour, xs: ends, ys: [value, value], dashed: true, faded: true });
