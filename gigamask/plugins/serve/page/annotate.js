@@ -210,7 +210,7 @@ function take(found) {
 }
 
 function tally(names) {
-  const counts = {};
+  const counts = Object.create(null);   // a name may be one of any object's
   for (const name of names) counts[name] = (counts[name] ?? 0) + 1;
   return counts;
 }

@@ -113,7 +113,7 @@ function say() {
 }
 
 function touched(name) {
-  const counts = hooks.images().map((each) => each.categories?.[name] ?? 0);
+  const counts = hooks.images().map(({ categories: named }) => (named && Object.hasOwn(named, name) ? named[name] : 0));
   return { objects: counts.reduce((sum, each) => sum + each, 0), images: counts.filter(Boolean).length };
 }
 
