@@ -23,7 +23,7 @@ def unused(project: Project) -> list[str]:
         f"{utf8_name(name)}: is not in the folder any more, so its "
         + ("annotations" if masks is None else counted(masks, "mask"))
         + " cannot be used; put it back, or pair it with its new name"
-        for name, masks in project.missing.items()
+        for name, masks in list(project.missing.items())  # another may pair them now
     ]
     lines += project.unread
     lines += [not_utf8(name) for name in project.names if name != utf8_name(name)]
