@@ -88,5 +88,5 @@ def segment(model: Any, image: Any, positive: Any, negative: Any, box: Any) -> A
     }
     masks, scores = decoder.run(["masks", "iou_predictions"], inputs)
     # One click may mean a part or the whole: the best of three masks; else the single mask.
-    best = 1 + int(scores[0, 1:].argmax()) if len(labels) == 2 else 0
+    best = 1 + int(scores[0, 1:].argmax()) if len(labels) == 2 and not len(box) else 0
     return np.where(masks[0, best] > 0, 255, 0).astype(np.uint8)

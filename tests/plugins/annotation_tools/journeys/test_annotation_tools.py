@@ -79,6 +79,11 @@ def test_cvat_serves_a_model_with_classes(tmp_path):
     image = Image.fromarray(compose_scene(3, 1, (48, 64)).pixels)
     mask = served.segment(context.user_data.model, image, [[30, 20]], [], np.zeros((0, 2)))
     assert (mask.shape, mask.dtype) == ((image.height, image.width), np.uint8)
+    predictor, box = SamPredictor(model), np.array([5, 5, 30, 30])
+    predictor.set_image(np.array(image))
+    single = predictor.predict(box=box, multimask_output=False)[0][0]
+    mask = served.segment(context.user_data.model, image, [], [], box.reshape(2, 2))
+    assert iou(mask == 255, single) > 0.97
 
 
 @pytest.mark.long
