@@ -31,7 +31,7 @@ let asked = 0, newest = 0, pointer = null;
 let everything = null; // all masks of the model, if they are shown
 let hidden = false, spaced = false, steps = 0;
 let shownAt = 0, touched = false, doubted = 0;   // when the image was shown, whether it was worked on since, when "done" was doubted
-let lost = null;       // {row, version} of the image when the answer to a change was lost
+let lost = null;       // the image when the answer to a change was lost, and whether one `more` failed since
 let ready = Promise.resolve(), encoding = 0, slow = "", fault = "";
 const pointers = new Map(), client = crypto.getRandomValues(new Uint32Array(2)).join("-");
 let pinched = null;
@@ -170,8 +170,9 @@ function failed(error, dropped) {
   console.warn(error);
   steps = 0;
   if (!/cannot be opened$/.test(fault)) fault = NOT_SAVED;
-  if (error.status === undefined && queue.label() === "saving" && !lost) {
-    lost = image;
+  if (queue.label() === "saving" && lost) lost.more = true;
+  else if (queue.label() === "saving" && error.status === undefined && image) {
+    lost = { ...image, more: false };
     queue.enqueue("", recover);
   }
   const message = dropped ? `${error.message}; ${counted(dropped, "further action")} not done` : error.message;
@@ -182,13 +183,14 @@ function failed(error, dropped) {
 /** Finds out, as soon as the server answers, whether a change whose answer was lost is saved, and shows what is. */
 async function recover() {
   if (!lost) return;   // the server has answered about an image since
-  const { row, version, objects } = lost;
+  const { row, version, objects, more } = lost;
   let found;
   try { found = await request(`project/images/${row}`); } catch { setTimeout(() => queue.enqueue("", recover), RETRY_MS); return; }
   if (found.version === version) { lost = null; return; }   // it never came
   take(found);
   const made = image.objects.find(({ id }) => objects.every((each) => each.id !== id));
   if (made) activate(made.id);
+  if (more) return;   // what the page says of that one stays true
   if (fault === NOT_SAVED) fault = "";
   showMessage("the last change is saved: only the answer of the server was lost");
 }
