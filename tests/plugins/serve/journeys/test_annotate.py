@@ -9,12 +9,14 @@ from pycocotools.coco import COCO
 
 from gigamask.cli.main import main
 from gigamask.plugins.serve import server
-from gigamask.plugins.serve.project import Project
+from gigamask.plugins.serve.edits import ImageEdits
+from gigamask.plugins.serve.photographs import annotations_of
+from gigamask.plugins.serve.project import Project, read_edits
 from gigamask.serialization import read_json
 from gigamask.synthetic.cells import compose_cells
 from tests.browser import NARROW, opened
 from tests.commands import invoke
-from tests.plugins.serve.annotated import save_untrained
+from tests.plugins.serve.annotated import picture, save_untrained
 from tests.plugins.serve.journeys.test_serve import ANY_MASKS, annotating, choose_file, served
 
 
@@ -25,7 +27,7 @@ def photos(tmp_path_factory):
     folder.mkdir()
     ys, xs = np.mgrid[:60, :90]
     for i in range(7):
-        pixels = np.random.default_rng(i).integers(0, 90, (60, 90, 3), dtype=np.uint8)
+        pixels = picture(60, 90, i) // 3
         pixels[(ys - 30) ** 2 + (xs - 45) ** 2 < (8 + i) ** 2] += 140
         Image.fromarray(pixels).save(folder / f"{i}.png")
     return folder
@@ -38,8 +40,14 @@ def address(photos):
         yield address
 
 
-def on_disk(photos, row):
-    return read_json(photos.parent / "project" / "annotations" / f"{row}.png.json")
+def on_disk(folder, name):
+    """Returns the edits of an image; none if there is no file."""
+    path = annotations_of(folder / "project", name)
+    return read_edits(path) if path.exists() else ImageEdits((0, 0))
+
+
+def kinds(folder, name):
+    return [edit.kind for edit in on_disk(folder, name).edits]
 
 
 def at(page, across, down):
@@ -51,14 +59,37 @@ def at(page, across, down):
     return x0 + across * 90 * scale, y0 + down * 60 * scale
 
 
+def tap(page, across, down, **more):
+    page.mouse.click(*at(page, across, down), **more)
+
+
+def move(page, across, down, **more):
+    page.mouse.move(*at(page, across, down), **more)
+
+
+def press(page, *keys):
+    for key in keys:
+        page.keyboard.press(key)
+
+
+def see(page, *selectors):
+    for selector in selectors:
+        page.wait_for_selector(selector)
+
+
 def saved(page):
     page.wait_for_selector("#a-state:has-text('all saved')")
 
 
-def open_named(page, name):
-    page.click(f"#a-images button[title^='{name}']")
+def titled(page, name):
+    """Waits until an image is shown."""
     page.wait_for_selector(f"#a-title:has-text('{name}')")
     saved(page)
+
+
+def open_named(page, name):
+    page.click(f"#a-images button[title^='{name}']")
+    titled(page, name)
 
 
 def objects(page, count):
@@ -68,71 +99,66 @@ def objects(page, count):
     saved(page)
 
 
-def draw(page, *places):
-    page.mouse.move(*at(page, *places[0]))
-    page.mouse.down()
+def draw(page, *places, button="left"):
+    move(page, *places[0])
+    page.mouse.down(button=button)
     for place in places:
-        page.mouse.move(*at(page, *place), steps=3)
-    page.mouse.up()
+        move(page, *place, steps=3)
+    page.mouse.up(button=button)
 
 
 def test_objects_are_made_changed_and_undone(browser, address, photos):
     with opened(browser, address) as page:
         saved(page)
         with page.expect_request("**/preview") as request:
-            page.mouse.move(*at(page, 0.505, 0.505))
+            move(page, 0.505, 0.505)
         assert request.value.post_data_json["steps"] == [{"point": [45, 30]}]
         with page.expect_request("**/prompt") as request:
-            page.mouse.click(*at(page, 0.505, 0.505))
+            tap(page, 0.505, 0.505)
         assert request.value.post_data_json["step"] == {"point": [45, 30], "foreground": True}
         objects(page, 1)
-        page.mouse.click(*at(page, 0.1, 0.1), button="right")
+        tap(page, 0.1, 0.1, button="right")
         page.wait_for_function("() => document.getElementById('a-choose').disabled")
         saved(page)
-        assert [edit["kind"] for edit in on_disk(photos, 0)["edits"]] == ["prompt", "prompt"]
-        page.keyboard.press("Escape")
-        page.keyboard.press("d")
+        assert kinds(photos.parent, "0.png") == ["prompt", "prompt"]
+        press(page, "Escape", "d")
         draw(page, (0.3, 0.3), (0.7, 0.3), (0.7, 0.7))
         objects(page, 2)
-        page.keyboard.press("e")
+        press(page, "e")
         draw(page, (0.5, 0.1), (0.5, 0.9))
         page.wait_for_selector("#a-split:not([disabled])")
         saved(page)
-        page.keyboard.press("s")
+        press(page, "s")
         objects(page, 3)
-        page.keyboard.press("Escape")
-        page.keyboard.press("g")
+        press(page, "Escape", "g")
         for place in ((0.1, 0.1), (0.3, 0.1), (0.2, 0.4)):
-            page.mouse.click(*at(page, *place))
-        page.keyboard.press("Enter")
+            tap(page, *place)
+        press(page, "Enter")
         objects(page, 4)
-        page.keyboard.press("g")
+        press(page, "g")
         draw(page, (0.2, 0.4), (0.2, 0.8))  # drags a corner
         page.wait_for_timeout(100)
         saved(page)
-        last = on_disk(photos, 0)["edits"][-1]
-        assert last["kind"] == "polygon"
+        *others, last = kinds(photos.parent, "0.png")
+        assert last == "polygon"
         page.fill("#a-new-category", "disc")
         page.click("#a-add-category button")
         page.wait_for_selector("#a-objects li:has-text('disc 4')")
-        page.keyboard.press("Escape")
-        for _ in on_disk(photos, 0)["edits"]:
-            page.keyboard.press("z")
+        press(page, "Escape")
+        press(page, *["z"] * (len(others) + 2))
         objects(page, 0)
         assert page.is_disabled("#a-undo")
-        for _ in on_disk(photos, 0)["edits"]:
-            page.keyboard.press("Shift+Z")
+        press(page, *["Shift+Z"] * (len(others) + 2))
         objects(page, 4)
-        page.mouse.move(*at(page, 0.505, 0.505))
+        move(page, 0.505, 0.505)
         before = page.inner_text("#a-zoom")
         page.mouse.wheel(0, -300)
         page.wait_for_function(
             "b => document.getElementById('a-zoom').textContent !== b", arg=before
         )
-        page.keyboard.press("?")
+        press(page, "?")
         page.wait_for_selector("#a-keys[open] dt")
-        page.keyboard.press("Escape")
-        page.keyboard.press("a")
+        press(page, "Escape", "a")
         page.wait_for_selector("#a-accept-all[disabled]")
 
 
@@ -140,10 +166,10 @@ def test_objects_are_made_changed_and_undone(browser, address, photos):
 def test_what_is_drawn_across_two_images_is_on_none(browser, address, photos):
     with opened(browser, address) as page:
         open_named(page, "3.png")
-        page.keyboard.press("d")
-        page.mouse.move(*at(page, 0.3, 0.3))
+        press(page, "d")
+        move(page, 0.3, 0.3)
         page.mouse.down()
-        page.keyboard.press("ArrowRight")
+        press(page, "ArrowRight")
         page.wait_for_selector("text=the image was left before this was drawn")
         page.mouse.up()
         objects(page, 0)
@@ -153,17 +179,15 @@ def test_what_is_drawn_across_two_images_is_on_none(browser, address, photos):
 def test_a_stale_tab_is_refused_and_loads_again(browser, address, photos):
     with opened(browser, address) as one, opened(browser, address) as other:
         for page in (one, other):
-            page.click("#a-images li:nth-child(6) button")
-            page.wait_for_selector("#a-title:has-text('5.png')")
-            saved(page)
-        one.mouse.click(*at(one, 0.5, 0.5))
+            open_named(page, "5.png")
+        tap(one, 0.5, 0.5)
         objects(one, 1)
-        other.mouse.click(*at(other, 0.2, 0.2))
+        tap(other, 0.2, 0.2)
         other.wait_for_selector("#a-stale")
-        assert len(on_disk(photos, 5)["edits"]) == 1
+        assert len(kinds(photos.parent, "5.png")) == 1
         other.click("#a-reload")
         objects(other, 1)
-        other.keyboard.press("z")
+        press(other, "z")
         objects(other, 0)
 
 
@@ -176,16 +200,18 @@ def test_the_loop_ends_with_an_export(browser, address, photos, tmp_path):
         page.click("#a-train")
         page.wait_for_selector("#toast:has-text('one is held out')")
         for row in range(5):
-            page.wait_for_selector(f"#a-title:has-text('{row}.png')")
-            saved(page)
-            page.keyboard.press("d")
+            titled(page, f"{row}.png")
+            press(page, "d")
             draw(page, (0.45, 0.5), (0.55, 0.5))
             page.wait_for_selector("#a-accept:not([disabled])")
-            page.keyboard.press("Enter")
+            press(page, "Enter")
             page.wait_for_selector("#a-accept[disabled]")
-            page.keyboard.press("n")
-        page.wait_for_selector("#a-progress:has-text('5 of 7 images done')")
-        page.wait_for_selector("#a-guide:has-text('Next: train the model')")
+            press(page, "n")
+        see(
+            page,
+            "#a-progress:has-text('5 of 7 images done')",
+            "#a-guide:has-text('Next: train the model')",
+        )
         page.fill("#a-minutes", "0.02")
         page.click("#a-train")
         page.wait_for_selector("#a-result:has-text('Round 1:')", timeout=120_000)
@@ -197,17 +223,23 @@ def test_the_loop_ends_with_an_export(browser, address, photos, tmp_path):
         page.select_option("#a-model", "0")
         page.wait_for_function("() => document.getElementById('a-model').value === '0'")
         page.click("#a-propose")
-        page.wait_for_selector("#a-proposing:has-text('2 of 2 images proposed')")
-        page.wait_for_selector("#a-title:has-text('5.png')")
-        page.wait_for_selector("#a-objects li:has-text('proposed by the model')")
-        page.wait_for_selector("#a-guide:has-text('least certain first')")
+        see(
+            page,
+            "#a-proposing:has-text('2 of 2 images proposed')",
+            "#a-title:has-text('5.png')",
+            "#a-objects li:has-text('proposed by the model')",
+            "#a-guide:has-text('least certain first')",
+        )
         page.select_option("#a-order", "uncertain")
         page.wait_for_selector("#a-images li:nth-child(1):has-text('certainty')")
         page.fill("#a-threshold", "0")
         page.click("#a-accept-certain")
-        page.wait_for_selector("#a-progress:has-text('7 of 7 images done')")
-        page.wait_for_selector("#a-guide:has-text('Next: export')")
-        page.wait_for_selector("#a-gain figure")
+        see(
+            page,
+            "#a-progress:has-text('7 of 7 images done')",
+            "#a-guide:has-text('Next: export')",
+            "#a-gain figure",
+        )
         page.click("#a-everything")
         page.wait_for_selector("#a-both:has-text('filled')")
         page.click("#a-export")
@@ -234,8 +266,7 @@ def test_the_page_is_usable_on_a_narrow_screen(browser, address):
     with opened(browser, address, NARROW, has_touch=True, is_mobile=True) as page:
         saved(page)
         page.click("#a-next")
-        page.wait_for_selector("#a-title:has-text('1.png')")
-        saved(page)
+        titled(page, "1.png")
         before = page.locator("#a-objects li").count()
         assert page.evaluate("scrollY") == 0, "the image stays in sight when another is opened"
         page.touchscreen.tap(*at(page, 0.5, 0.5))
@@ -245,8 +276,7 @@ def test_the_page_is_usable_on_a_narrow_screen(browser, address):
 @pytest.mark.long
 def test_two_models_answer_side_by_side(browser, address, photos):
     with opened(browser, f"{address}#try") as page:
-        choose_file(page, photos / "0.png")
-        page.wait_for_selector("#state:has-text('encoded')")
+        choose_file(page, photos / "0.png", "#state:has-text('encoded')")
         page.click("#canvas")
         page.wait_for_selector("#compared-caption:has-text('little.safetensors, predicted IoU')")
         first, second = (page.locator(name).bounding_box() for name in ("#canvas", "#compared"))
@@ -294,8 +324,7 @@ def test_images_of_16_bits_are_shown_and_classes_are_named(
             page.click("#a-propose")
             page.wait_for_selector("#a-proposing:has-text('2 of 2 images proposed')")
         with opened(browser, f"{address}#try") as page:
-            choose_file(page, tmp_path / "cells" / "0.png")
-            page.wait_for_selector("#state:has-text('uint16, percentiles')")
+            choose_file(page, tmp_path / "cells/0.png", "#state:has-text('uint16, percentiles')")
             page.click("#canvas")
             page.wait_for_function("() => document.querySelectorAll('#answers li').length === 3")
             assert re.match(r"(cell|dirt)\s0\.\d\d", page.inner_text("#answers li"))

@@ -1,7 +1,6 @@
 """What people do to the page: other screens, fast hands, held keys, other keyboards."""
 
 import io
-import json
 import time
 
 import numpy as np
@@ -9,7 +8,14 @@ import pytest
 from PIL import Image
 
 from tests.browser import opened
-from tests.plugins.serve.journeys.test_annotate import objects, open_named, saved
+from tests.plugins.serve.journeys.test_annotate import (
+    objects,
+    on_disk,
+    open_named,
+    press,
+    saved,
+    titled,
+)
 from tests.plugins.serve.journeys.test_serve import annotating, click
 
 pytestmark = pytest.mark.long
@@ -116,18 +122,6 @@ def test_nothing_is_lost_or_done_twice_however_fast_it_is_typed(browser, place):
             keyboards(page)
 
 
-def on_disk(folder, name):
-    """Returns the objects of an image, and whether it is done."""
-    path = folder / "project" / "annotations" / f"{name}.jpg.json"
-    if not path.exists():
-        return {}, False
-    edits = json.loads(path.read_text())
-    found = {}
-    for edit in edits["edits"][: edits["applied"]]:
-        found |= edit["changes"]
-    return found, edits["done"]
-
-
 def thumbnail(page):
     """Returns the color at the middle of the first object's thumbnail."""
     return page.evaluate(
@@ -137,52 +131,47 @@ def thumbnail(page):
 
 
 def hands(page, folder, part):
-    first, second, third, fourth = (f"{part}/{name}" for name in COLORS)
+    first, second, third, fourth = (f"{part}/{name}.jpg" for name in COLORS)
     saved(page)
-    open_named(page, f"{first}.jpg")
+    open_named(page, first)
     page.route("**/prompt", lambda route: (time.sleep(0.3), route.continue_()))
     click(page, 0.4, 0.5, MARKS)
-    page.keyboard.press("Enter")
+    press(page, "Enter")
     click(page, 0.6, 0.5, MARKS)
-    page.keyboard.press("Enter")
-    page.keyboard.press("n")  # before either mask has come
-    page.keyboard.press("n")
-    page.wait_for_selector(f"#a-title:has-text('{second}.jpg')")
-    saved(page)
-    found, done = on_disk(folder, first)
-    assert [(len(each["steps"]), each["accepted"]) for each in found.values()] == [(1, True)] * 2
-    assert done
+    press(page, "Enter", "n", "n")  # before either mask has come
+    titled(page, second)
+    found = on_disk(folder, first)
+    assert [(len(each.steps), each.accepted) for each in found.objects.values()] == [(1, True)] * 2
+    assert found.done
     for _ in range(8):
         page.keyboard.down("n")  # held: all but the first are repeats
     page.keyboard.up("n")
     page.wait_for_timeout(200)
-    assert page.inner_text("#a-title") == f"{second}.jpg"
-    assert not on_disk(folder, second)[1]
-    page.keyboard.press("d")
+    assert page.inner_text("#a-title") == second
+    assert not on_disk(folder, second).done
+    press(page, "d")
     click(page, 0.5, 0.5, MARKS)
     objects(page, 1)
     assert page.is_hidden("#a-empty-done")
-    page.keyboard.press("Enter")
+    press(page, "Enter")
     page.dblclick("#a-done")
-    page.wait_for_selector(f"#a-title:has-text('{third}.jpg')")
-    saved(page)
+    titled(page, third)
     page.wait_for_timeout(800)
-    page.keyboard.press("n")
-    page.keyboard.press("n")  # too soon for a second word
+    press(page, "n", "n")  # too soon for a second word
     page.wait_for_selector("#a-empty-done:not([hidden])")
     saved(page)
-    assert [on_disk(folder, name)[1] for name in (second, third, fourth)] == [True, False, False]
-    open_named(page, f"{second}.jpg")
+    assert [on_disk(folder, name).done for name in (second, third, fourth)] == [True, False, False]
+    open_named(page, second)
     red, green, _ = thumbnail(page)
     assert green > red, "the thumbnail is of this image, not of the one before"
     page.reload()
     saved(page)
-    open_named(page, f"{second}.jpg")
+    open_named(page, second)
     assert max(thumbnail(page)) > 60, "not black after a reload"
-    paint(folder / "photos" / f"{fourth}.jpg", (240, 240, 240))
+    paint(folder / "photos" / fourth, (240, 240, 240))
     page.reload()
     saved(page)
-    open_named(page, f"{fourth}.jpg")
+    open_named(page, fourth)
     shown = page.evaluate(MIDDLE)
     assert min(shown) > 200, "a photograph that was edited is shown as it is"
     page.wait_for_timeout(800)  # a look
@@ -190,30 +179,30 @@ def hands(page, folder, part):
     page.click("#a-done-empty")
     page.wait_for_selector("#a-done:has-text('Reopen')")
     saved(page)
-    assert on_disk(folder, fourth)[1]
+    assert on_disk(folder, fourth).done
 
 
 def keyboards(page):
-    press = (
+    dispatch = (
         "([key, code, more]) => document.getElementById('a-marks').dispatchEvent("
         "new KeyboardEvent('keydown', {key, code, bubbles: true, cancelable: true, ...more}))"
     )
     chosen = "() => document.querySelector('#a-tools [aria-checked=true]').dataset.tool"
     for key, code, tool in (("и", "KeyB", "box"), ("з", "KeyP", "point"), ("d", "KeyD", "brush")):
-        page.evaluate(press, [key, code, {}])
+        page.evaluate(dispatch, [key, code, {}])
         assert page.evaluate(chosen) == tool
     before = int(page.input_value("#a-radius"))
-    page.evaluate(press, ["]", "Digit9", {"ctrlKey": True, "altKey": True}])  # AltGr of Germans
+    page.evaluate(dispatch, ["]", "Digit9", {"ctrlKey": True, "altKey": True}])  # AltGr of Germans
     assert int(page.input_value("#a-radius")) > before
-    page.evaluate(press, ["b", "KeyB", {"ctrlKey": True}])  # the browser's own
+    page.evaluate(dispatch, ["b", "KeyB", {"ctrlKey": True}])  # the browser's own
     assert page.evaluate(chosen) == "brush"
     title = page.inner_text("#a-title")
     page.focus("#a-contrast")
-    page.keyboard.press("ArrowRight")
+    press(page, "ArrowRight")
     assert float(page.input_value("#a-contrast")) > 1
     assert page.inner_text("#a-title") == title
-    page.keyboard.press("p")
+    press(page, "p")
     assert page.evaluate(chosen) == "point"
     page.click("#a-hide")
-    page.keyboard.press("Enter")  # accepts, and does not press the button again
+    press(page, "Enter")  # accepts, and does not press the button again
     assert page.get_attribute("#a-hide", "aria-pressed") == "true"

@@ -17,6 +17,7 @@ from tests.plugins.serve.annotated import annotated, save_untrained
 from tests.plugins.serve.journeys.test_serve import get, served
 
 RUN = "/run?name=0001%2Frun"
+TRAIN = "/train", {"minutes": 0.05}
 
 
 @pytest.fixture
@@ -67,16 +68,16 @@ def wait_for(address, state, step=0):
 def test_a_round_resumes_exactly(project, tmp_path, monkeypatch):
     flags = ("--project", project, "--weights", tmp_path / "little.safetensors", "--device", "cpu")
     with killed(*flags) as address:
-        loop(address, "/train", {"minutes": 0.05})
+        loop(address, *TRAIN)
         wait_for(address, "running", 2)
         loop(address, "/stop", {})
         stopped_at = wait_for(address, "stopped")
-        loop(address, "/train", {"minutes": 0.05})
+        loop(address, *TRAIN)
         # A round saves every 20 steps, so those since the stop are repeated.
         killed_at = wait_for(address, "running", stopped_at + 3)
     with served(*flags) as address:
         assert loop(address)["training"]["state"] == "stopped"
-        loop(address, "/train", {"minutes": 0.05})
+        loop(address, *TRAIN)
         made = wait_for(address, "finished")
         result = loop(address)["rounds"][0]
     folder, whole = project / "rounds" / "0001", tmp_path / "whole"

@@ -90,20 +90,20 @@ def get(address, headers=None, body=None):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["."], "--images . --project FOLDER"),
-        (["--weights", "none.pth"], "none.pth"),
-        (["--data", "none.tar"], "none.tar: no such path"),
-        (["--runs", "none"], "--runs none: is not a folder"),
-        (["--runs", ".", "--port", "70000"], "(got 70000)"),
-        (["--runs", ".", "--port", "web"], "--port"),
-        (["--runs", ".", "--token", "short"], "--token"),
-        (["--runs", ".", "--points-per-side", "0"], "--points-per-side must be at least 1 (got 0)"),
-        (["--runs", ".", "--pred-iou-thresh", "7"], "--pred-iou-thresh"),
+        (".", "--images . --project FOLDER"),
+        ("--weights none.pth", "none.pth"),
+        ("--data none.tar", "none.tar: no such path"),
+        ("--runs none", "--runs none: is not a folder"),
+        ("--runs . --port 70000", "(got 70000)"),
+        ("--runs . --port web", "--port"),
+        ("--runs . --token short", "--token"),
+        ("--runs . --points-per-side 0", "--points-per-side must be at least 1 (got 0)"),
+        ("--runs . --pred-iou-thresh 7", "--pred-iou-thresh"),
     ],
 )
 def test_wrong_words_are_one_line(words, told, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert told in refusal(capsys, "serve --port 0", *words)
+    assert told in refusal(capsys, "serve --port 0", words)
 
 
 def test_without_its_packages_it_says_what_to_install(capsys, tmp_path, monkeypatch):
@@ -158,10 +158,11 @@ def test_on_other_addresses_the_token_grants_access_once(weights, tmp_path):
     assert read_json(told) == {"address": address}
 
 
-def choose_file(page, path):
-    """Chooses an image once the page asks for one; before, it does not listen yet."""
+def choose_file(page, path, selector):
+    """Chooses an image once the page asks for one, as it does not listen before, and waits."""
     page.wait_for_selector("#invite")
     page.set_input_files("#file", path)
+    page.wait_for_selector(selector)
 
 
 def late(page, part):
@@ -169,9 +170,14 @@ def late(page, part):
     page.evaluate(LATE, part)
 
 
-def click(page, across, down, canvas="#canvas", **more):
+def spot(page, across, down, canvas="#canvas"):
+    """Returns where on the screen a point of a canvas is."""
     box = page.locator(canvas).bounding_box()
-    page.mouse.click(box["x"] + across * box["width"], box["y"] + down * box["height"], **more)
+    return box["x"] + across * box["width"], box["y"] + down * box["height"]
+
+
+def click(page, across, down, canvas="#canvas", **more):
+    page.mouse.click(*spot(page, across, down, canvas), **more)
 
 
 def answers(page, count):
@@ -191,10 +197,9 @@ def test_what_is_no_picture_is_said_and_one_is_clicked_and_segmented(browser, ad
     Image.effect_noise((90, 60), 80).convert("RGB").save(tmp_path / "photo.png")
     (tmp_path / "photo.jpg").write_bytes(b"no picture")
     with opened(browser, address) as page:
-        choose_file(page, tmp_path / "photo.jpg")
-        page.wait_for_selector("#toast:has-text('photo.jpg: the 10 bytes are not a valid JPEG')")
-        choose_file(page, tmp_path / "photo.png")
-        page.wait_for_selector("#state:has-text('encoded in')")
+        said = "#toast:has-text('photo.jpg: the 10 bytes are not a valid JPEG')"
+        choose_file(page, tmp_path / "photo.jpg", said)
+        choose_file(page, tmp_path / "photo.png", "#state:has-text('encoded in')")
         bare = pixels(page)
         with page.expect_request("**/predict") as request:
             click(page, 0.505, 0.505)
@@ -215,10 +220,9 @@ def test_what_is_no_picture_is_said_and_one_is_clicked_and_segmented(browser, ad
         page.keyboard.press("Escape")
         answers(page, 0)
         assert pixels(page) == bare
-        box = page.locator("#canvas").bounding_box()
-        page.mouse.move(box["x"] + 0.2 * box["width"], box["y"] + 0.2 * box["height"])
+        page.mouse.move(*spot(page, 0.2, 0.2))
         page.mouse.down()
-        page.mouse.move(box["x"] + 0.8 * box["width"], box["y"] + 0.7 * box["height"], steps=4)
+        page.mouse.move(*spot(page, 0.8, 0.7), steps=4)
         with page.expect_request("**/predict") as request:
             page.mouse.up()
         [step] = request.value.post_data_json["steps"]
@@ -271,10 +275,9 @@ def test_data_and_samplers_can_be_browsed(browser, address, size, scheme):
         page.wait_for_selector("#toast:has-text('epoch')")
         page.click("#grid button:nth-child(3)")
         page.wait_for_selector("dialog[open]")
-        canvas = page.locator("#viewer-canvas").bounding_box()
         for by in ("area", "predicted_iou", "stability", "mask"):
             page.select_option("#colour", by)
-        page.mouse.move(canvas["x"] + canvas["width"] / 2, canvas["y"] + canvas["height"] / 2)
+        page.mouse.move(*spot(page, 0.5, 0.5, "#viewer-canvas"))
         page.click("#try-it")
         page.wait_for_selector("#state:has-text('encoded')")
         page.click("#all-masks")

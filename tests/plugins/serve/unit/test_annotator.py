@@ -1,6 +1,5 @@
 """Masks follow prompts, strokes, polygons and splits, and every operation is one edit."""
 
-import json
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -21,23 +20,21 @@ from gigamask.plugins.serve.edits import Edit, MaskObject
 from gigamask.plugins.serve.open_images import NotFoundError
 from gigamask.plugins.serve.project import ObjectCategory, Project
 from gigamask.plugins.serve.project_export import export
-from gigamask.plugins.serve.prompt_steps import PromptStep
 from gigamask.plugins.serve.proposals import THREAD, Proposals, without_overlaps
 from gigamask.plugins.serve.session import StoppedError
+from gigamask.serialization import read_json
 from tests.errors import error_line
 from tests.little import SPEC
-from tests.plugins.serve.annotated import picture
+from tests.plugins.serve.annotated import click_at, picture, save_pictures
 
 SIZE = (30, 40)
-DOT, CLICK = Stroke(((10.0, 10.0),), 4.0), PromptStep(point=(20.0, 10.0))
+DOT, CLICK = Stroke(((10.0, 10.0),), 4.0), click_at(20.0, 10.0)
 ANY = AutomaticMaskConfig(points_per_side=4, pred_iou_thresh=0.0, stability_score_thresh=0.0)
 
 
 @pytest.fixture
 def annotator(tmp_path, session):
-    (tmp_path / "photos").mkdir()
-    for i in range(3):
-        Image.fromarray(picture(*SIZE, i)).save(tmp_path / "photos" / f"{i}.png")
+    save_pictures(tmp_path / "photos", ("0.png", "1.png", "2.png"), SIZE)
     (tmp_path / "photos" / "bad.jpg").write_bytes(b"no image")
     with Project.open(tmp_path / "project", tmp_path / "photos") as project:
         yield Annotator(project, session)
@@ -49,7 +46,7 @@ def dense(found, key):
 
 @pytest.mark.slow
 def test_prompts_on_an_object_are_the_sessions_steps(annotator):
-    second = PromptStep(point=(5.0, 5.0), foreground=False)
+    second = click_at(5.0, 5.0, foreground=False)
     found = annotator.prompt(0, 0, "object", CLICK)
     found = annotator.prompt(0, 1, 1, second)
     key, size = annotator.with_key(0)
@@ -137,9 +134,7 @@ def test_an_image_is_opened_again_when_it_was_dropped(annotator, model):
 def propose(annotator):
     proposals = Proposals(annotator, ANY)
     proposals.start()
-    for thread in threading.enumerate():
-        if thread.name == THREAD:
-            thread.join()
+    proposals._thread.join()
     return proposals
 
 
@@ -210,9 +205,9 @@ def test_a_proposal_is_corrected_by_clicks(annotator):
     found = annotator.project.read(1)
     target = next(iter(found.objects))
     before = found.objects[target]
-    after = annotator.prompt(1, found.version, target, PromptStep(point=(1.0, 1.0))).objects[target]
+    after = annotator.prompt(1, found.version, target, click_at(1.0, 1.0)).objects[target]
     assert after.base == before.mask
-    assert after.steps == (*before.steps, PromptStep(point=(1.0, 1.0)))
+    assert after.steps == (*before.steps, click_at(1.0, 1.0))
 
 
 def test_overlapping_proposals_are_left_out():
@@ -232,8 +227,7 @@ def test_overlapping_proposals_are_left_out():
 
 
 def test_objects_are_sent_without_what_the_page_does_not_need(annotator):
-    [counts] = RLEMasks.from_dense(np.ones((1, *SIZE), bool)).to_coco()
-    edit = Edit("prompt", {1: MaskObject(counts.decode(), base="x")})
+    edit = Edit("prompt", {1: MaskObject("0`U1", base="x")})  # all pixels
     [sent] = to_json(annotator.project.edit(0, 0, edit, SIZE))["objects"]
     assert (sent["area"], sent["accepted"], sent["by_model"]) == (1200, False, False)
     assert not {"base", "mask"} & set(sent)
@@ -256,7 +250,7 @@ def test_images_annotated_at_half_their_size_are_exported_at_full_size(
     annotator.assign(0, found.version, [1], {"accepted": True})
     out = annotator.project.folder / "out"
     assert export(annotator.project, out)["masks"] == 1
-    content = json.loads((out / "coco.json").read_text())
+    content = read_json(out / "coco.json")
     [exported], [one] = content["images"], content["annotations"]
     assert (exported["height"], exported["width"]) == (2 * half[0], 2 * half[1])
     assert one["bbox"] == [4, 6, 16, 12]
@@ -296,22 +290,18 @@ def test_images_without_proposals_are_counted_whatever_went_wrong(annotator, mon
 
 
 @pytest.mark.slow
-def test_another_of_three_masks_is_not_accepted_yet_and_states_its_model(annotator):
+def test_another_of_three_masks_is_not_accepted_yet_and_states_its_model(annotator, monkeypatch):
     project = annotator.project
     annotator.prompt(0, 0, "object", CLICK)
     accepted = replace(project.read(0).objects[1], accepted=True, model=3)
     project.edit(0, 1, Edit("assign", {1: accepted}))
-    now = annotator.choose(0, 2, 1).objects[1]
-    assert (now.accepted, now.model) == (False, project.content.model)
-
-
-def test_each_of_three_masks_can_be_chosen_also_where_two_are_equal(annotator, monkeypatch):
-    annotator.prompt(0, 0, "object", CLICK)
     masks = annotator.session.predict(annotator.with_key(0)[0], [CLICK])
-    masks[1]["segmentation"] = masks[0]["segmentation"]
+    masks[1]["segmentation"] = masks[0]["segmentation"]  # each is reached nevertheless
     monkeypatch.setattr(annotator.session, "predict", lambda *_: masks)
-    steps = [annotator.choose(0, version, 1).objects[1].steps for version in (1, 2, 3)]
-    assert [step.chosen for [step] in steps] == [masks[i]["number"] for i in (1, 2, 0)]
+    for version, i in enumerate((1, 2, 0), 2):
+        now = annotator.choose(0, version, 1).objects[1]
+        assert (now.accepted, now.model) == (False, project.content.model)
+        assert now.steps[0].chosen == masks[i]["number"]
 
 
 @pytest.mark.slow

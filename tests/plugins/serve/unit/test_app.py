@@ -10,10 +10,9 @@ from fastapi.testclient import TestClient
 from gigamask.models.init import build_model
 from gigamask.plugins.serve.app import AppState, build
 from gigamask.plugins.serve.dataset_view import MAX_ROWS
-from gigamask.plugins.serve.prompt_steps import PromptStep
 from gigamask.plugins.serve.session import Session
 from tests.little import SPEC
-from tests.plugins.serve.annotated import picture
+from tests.plugins.serve.annotated import click_at, picture
 from tests.plugins.serve.unit.test_session import encode
 
 
@@ -75,7 +74,7 @@ def test_a_second_model_answers_the_same_prompts(session, model):
     found = client.post(f"/api/images/{shown(client)}/compare", json=steps).json()
     alone = Session(other)
     key = alone.open(encode(picture()), "a")["id"]
-    expected = alone.predict(key, [PromptStep(point=(3.0, 4.0)), PromptStep(point=(9.0, 9.0))])
+    expected = alone.predict(key, [click_at(3.0, 4.0), click_at(9.0, 9.0)])
     assert found == expected[0]
 
 
@@ -102,29 +101,29 @@ def test_data_and_runs_are_listed(client):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("method", "path", "json", "status", "words"),
+    ("path", "json", "status", "words"),
     [
-        ("GET", "/api/images/none/jpeg", None, 404, "no longer cached"),
-        ("GET", "/api/images/none/progress", None, 404, "no longer cached"),
-        ("POST", "/api/images/KEY/predict", {"steps": []}, 422, "steps"),
-        ("POST", "/api/images/KEY/predict", {"steps": [{"point": ["a", 1]}]}, 422, "point"),
-        ("POST", "/api/images/KEY/predict", {"steps": [{"path": "/etc"}]}, 422, "path"),
-        ("POST", "/api/images/KEY/predict", {"steps": [{"point": [999, 1]}]}, 422, "outside"),
-        ("POST", "/api/images/KEY/find", {"text": "red"}, 422, "--grounding RUN"),
-        ("POST", "/api/images/KEY/find", {"text": "x" * 301}, 422, "text"),
-        ("POST", "/api/images/from-dataset/99", {}, 404, "there is no image 99"),
-        ("GET", "/api/data/images/99", None, 404, "there is no image 99"),
-        ("GET", "/api/data/images/-1", None, 422, "row"),
-        ("GET", "/api/data/images?count=100000", None, 422, str(MAX_ROWS)),
-        ("GET", "/api/data/sampler?name=none", None, 404, "no sampler"),
-        ("GET", "/api/data/sampler?name=random&position=-1", None, 422, "position"),
-        ("GET", "/api/runs/run?name=../..", None, 404, "no such run"),
-        ("POST", "/api/runs/verify?name=a&step=1", {}, 404, "no such run"),
+        ("/api/images/none/jpeg", None, 404, "no longer cached"),
+        ("/api/images/none/progress", None, 404, "no longer cached"),
+        ("/api/images/KEY/predict", {"steps": []}, 422, "steps"),
+        ("/api/images/KEY/predict", {"steps": [{"point": ["a", 1]}]}, 422, "point"),
+        ("/api/images/KEY/predict", {"steps": [{"path": "/etc"}]}, 422, "path"),
+        ("/api/images/KEY/predict", {"steps": [{"point": [999, 1]}]}, 422, "outside"),
+        ("/api/images/KEY/find", {"text": "red"}, 422, "--grounding RUN"),
+        ("/api/images/KEY/find", {"text": "x" * 301}, 422, "text"),
+        ("/api/images/from-dataset/99", {}, 404, "there is no image 99"),
+        ("/api/data/images/99", None, 404, "there is no image 99"),
+        ("/api/data/images/-1", None, 422, "row"),
+        ("/api/data/images?count=100000", None, 422, str(MAX_ROWS)),
+        ("/api/data/sampler?name=none", None, 404, "no sampler"),
+        ("/api/data/sampler?name=random&position=-1", None, 422, "position"),
+        ("/api/runs/run?name=../..", None, 404, "no such run"),
+        ("/api/runs/verify?name=a&step=1", {}, 404, "no such run"),
     ],
 )
-def test_invalid_request_gets_a_one_line_error(client, method, path, json, status, words):
+def test_invalid_request_gets_a_one_line_error(client, path, json, status, words):
     path = path.replace("KEY", shown(client)) if "KEY" in path else path
-    answer = client.request(method, path, json=json)
+    answer = client.request("GET" if json is None else "POST", path, json=json)
     assert answer.status_code == status
     assert words in answer.json()["error"]
     assert "\n" not in answer.json()["error"]

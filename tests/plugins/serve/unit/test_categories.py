@@ -13,12 +13,10 @@ def folder(tmp_path, photos):  # noqa: F811
     """A project with objects of two categories in two images, of which one is missing."""
     with Project.open(tmp_path / "project", photos) as opened:
         opened.update(categories=tuple(ObjectCategory(name, "#000000") for name in ("cat", "dog")))
-        edit(opened, 0, 0, {1: square(0, category="cat")})
-        edit(opened, 0, 1, {2: square(1, category="dog")})
-        edit(opened, 0, 2, {3: square(2, category="cat")})
+        drawn = ((0, 0, "cat"), (0, 1, "dog"), (0, 2, "cat"), (1, 0, "cat"), (2, 0, "dog"))
+        for row, version, name in drawn:
+            edit(opened, row, version, {version + 1: square(version, category=name)})
         opened.change(0, 3, lambda found: found.moved(-1))
-        edit(opened, 1, 0, {1: square(0, category="cat")})
-        edit(opened, 2, 0, {1: square(0, category="dog")})
     (photos / "1.png").unlink()
     return tmp_path / "project"
 

@@ -19,6 +19,11 @@ from gigamask.synthetic import scenes
 from tests.broken import write_samples
 
 
+def stored_in(index, row):
+    """Returns the image and the json of a sample."""
+    return ShardReader(index.shard_paths).read_entry(index, row)
+
+
 def test_shards_counts_and_samplers_are_listed(dataset, index):
     told = dataset.overview()
     assert (told["images"], told["masks"], told["skipped_count"]) == (12, index.manifest.masks, 0)
@@ -42,7 +47,7 @@ def test_images_are_listed_in_order(dataset, first, count, rows):
 
 
 def test_masks_are_those_of_the_json(dataset, index):
-    entry = annotation.parse(ShardReader(index.shard_paths).read_entry(index, 3)[1], "a")
+    entry = annotation.parse(stored_in(index, 3)[1], "a")
     told = dataset.masks(3)
     assert (told["height"], told["width"]) == entry.size
     assert told["annotated"]
@@ -57,7 +62,7 @@ def test_masks_are_those_of_the_json(dataset, index):
 
 
 def test_pictures_are_the_stored_pixels_and_thumbnails_are_small_and_show_the_masks(dataset, index):
-    raw = ShardReader(index.shard_paths).read_entry(index, 0)[0]
+    raw = stored_in(index, 0)[0]
     stored, sent = image.decode(raw, "a"), simplejpeg.decode_jpeg(dataset.jpeg(0))
     assert sent.shape == stored.shape
     assert np.abs(sent.astype(int) - stored).mean() < 4
@@ -94,7 +99,7 @@ def test_what_cannot_be_read_is_skipped_or_said(tmp_path):
 
 
 def test_an_image_without_a_json_has_no_masks(tmp_path, index):
-    raw = ShardReader(index.shard_paths).read_entry(index, 0)[0]
+    raw = stored_in(index, 0)[0]
     (tmp_path / "pictures").mkdir()
     (tmp_path / "pictures" / "a.jpg").write_bytes(raw)
     dataset = DatasetView(indexes.build(tmp_path / "pictures", tmp_path / "index"))

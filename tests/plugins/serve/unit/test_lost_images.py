@@ -1,12 +1,11 @@
 """Images that are gone and annotations that are damaged are named, and the rest goes on."""
 
-import json
-
 import pytest
 
 from gigamask.plugins.serve.lost_images import notice, pair_by_content, unused
 from gigamask.plugins.serve.project import Project, progress, replaced
 from gigamask.plugins.serve.project_export import export
+from gigamask.serialization import read_json
 from tests.plugins.serve.unit.test_project import edit, photos, square  # noqa: F401 (a fixture)
 
 
@@ -20,12 +19,16 @@ def annotated(tmp_path, photos):  # noqa: F811
     return tmp_path / "project"
 
 
+def exported(project):
+    return export(project, project.folder / "export")
+
+
 def test_photographs_that_are_not_read_are_named(annotated, photos):  # noqa: F811
     (photos / "phone.heic").touch()
     with Project.open(annotated) as opened:
         [line] = unused(opened)
         assert "HEIC is not read" in line
-        assert export(opened, annotated / "export")["skipped"] == [line]
+        assert exported(opened)["skipped"] == [line]
 
 
 def test_renamed_images_are_named_and_paired_by_content(annotated, photos):  # noqa: F811
@@ -36,14 +39,14 @@ def test_renamed_images_are_named_and_paired_by_content(annotated, photos):  # n
         for line, name in zip(unused(opened), ("1.png", "3.png"), strict=True):
             assert line.startswith(f"{name}: ")
             assert "1 mask " in line
-        told = export(opened, annotated / "export")
+        told = exported(opened)
         assert (told["masks"], told["skipped"]) == (3, unused(opened))
         assert pair_by_content(opened) == {"1.png": "renamed.png"}
         row = opened.names.index("renamed.png")
         assert opened.summary()[row]["accepted"] == 1
         assert opened.read(row).objects[1].mask == square(1).mask
         assert opened.missing == {"3.png": 1}
-        assert export(opened, annotated / "export")["masks"] == 4
+        assert exported(opened)["masks"] == 4
     with Project.open(annotated) as opened:
         assert opened.missing == {"3.png": 1}
 
@@ -68,8 +71,8 @@ def test_annotations_lost_while_the_page_is_open_are_named_and_the_rest_goes_on(
         assert [each["masks"] for each in progress(opened)] == [4]
         assert opened.summaries.since(change) == [2]
         assert opened.summary()[2]["status"] == "damaged"
-        told = export(opened, annotated / "export")
-        content = json.loads((annotated / "export" / "coco.json").read_text())
+        told = exported(opened)
+        content = read_json(annotated / "export" / "coco.json")
         names = [each["file_name"] for each in content["images"]]
         assert names == ["0.png", "1.png", "3.png", "more/4.png"]
         assert (told["masks"], told["skipped"]) == (4, unused(opened))
@@ -86,13 +89,13 @@ def test_a_photograph_that_was_replaced_is_named(annotated, photos):  # noqa: F8
         rows = [opened.names.index(name) for name in ("0.png", "1.png")]
         lines = [line for row in rows for line in replaced(opened, row, opened.read(row))]
         assert lines == ["0.png: is another file than the one that was annotated; check its masks"]
-        told = export(opened, annotated / "export")
+        told = exported(opened)
     assert (told["images"], told["skipped"][0]) == (4, lines[0])
 
 
 def test_photographs_deleted_while_the_page_is_open_are_left_out_by_name(annotated, photos):  # noqa: F811
     with Project.open(annotated) as opened:
         (photos / "0.png").unlink()
-        told = export(opened, annotated / "export")
+        told = exported(opened)
     assert told["masks"] == 4
     assert [line for line in told["skipped"] if "0.png" in line]

@@ -18,8 +18,9 @@ from gigamask.plugins.serve import project as projects
 from gigamask.plugins.serve.edits import Edit, MaskObject
 from gigamask.plugins.serve.project import Project, StaleError, judged, progress
 from gigamask.plugins.serve.project_export import export
+from gigamask.serialization import read_json
 from tests.errors import error_line
-from tests.plugins.serve.annotated import picture
+from tests.plugins.serve.annotated import save_pictures
 
 SIZE = (30, 40)
 
@@ -27,18 +28,20 @@ SIZE = (30, 40)
 @pytest.fixture
 def photos(tmp_path):
     """Five photographs, one in a subfolder."""
-    folder = tmp_path / "photos"
-    (folder / "more").mkdir(parents=True)
-    for i in range(5):
-        name = f"more/{i}.png" if i == 4 else f"{i}.png"
-        Image.fromarray(picture(*SIZE, i)).save(folder / name)
-    return folder
+    save_pictures(tmp_path / "photos", "0.png 1.png 2.png 3.png more/4.png".split(), SIZE)
+    return tmp_path / "photos"
 
 
 @pytest.fixture
 def project(tmp_path, photos):
     with Project.open(tmp_path / "project", photos) as opened:
         yield opened
+
+
+@pytest.fixture
+def out(tmp_path):
+    """Folder of an export."""
+    return tmp_path / "export"
 
 
 def square(at, accepted=True, **more):
@@ -280,39 +283,39 @@ def test_what_is_said_of_a_model_depends_on_masks_images_and_error(
     assert found.verdict == verdict
 
 
-def test_a_name_that_is_not_utf8_is_left_out_of_exports_and_said(tmp_path, photos):
+def test_a_name_that_is_not_utf8_is_left_out_of_exports_and_said(tmp_path, photos, out):
     (photos / os.fsdecode(b"caf\xe9.png")).write_bytes((photos / "0.png").read_bytes())
     with Project.open(tmp_path / "project", photos) as opened:
         for row in range(6):
             edit(opened, row)
-        told = export(opened, tmp_path / "export", None, tuple(writers()), table=True, images=True)
+        told = export(opened, out, None, tuple(writers()), table=True, images=True)
     assert told["masks"] == 5
     [line] = told["skipped"]
     assert "caf" in line
 
 
-def test_accepted_objects_are_exported_as_coco_and_shards(project, tmp_path):
+def test_accepted_objects_are_exported_as_coco_and_shards(project, out):
     project.update(categories=tuple(projects.ObjectCategory(name, "#000000") for name in "ab"))
     with error_line("no object is accepted"):
-        export(project, tmp_path / "export")
+        export(project, out)
     corrected = square(9, False, by_model=True, origin="corrected")
     objects = {1: square(0, category="b", name="x"), 2: square(9, accepted=False), 3: corrected}
     edit(project, 4, 0, objects)
     for _ in range(2):  # the second replaces the first
-        counts = export(project, tmp_path / "export")
+        counts = export(project, out)
     assert (counts["images"], counts["masks"]) == (1, 1)
     assert counts["skipped"] == ["2 objects left out: not accepted"]
-    assert [path.name for path in tmp_path.glob("export/shards/*.tar")] == ["sa_000000.tar"]
-    content = json.loads((tmp_path / "export" / "coco.json").read_text())
+    assert [path.name for path in out.glob("shards/*.tar")] == ["sa_000000.tar"]
+    content = read_json(out / "coco.json")
     [entry] = content["annotations"]
     assert (entry["category_id"], entry["name"], entry["bbox"]) == (2, "x", [0, 0, 5, 5])
     assert content["images"][0]["file_name"] == "more/4.png"
 
 
-def test_a_damaged_mask_leaves_its_image_out(project, tmp_path):
+def test_a_damaged_mask_leaves_its_image_out(project, out):
     edit(project, 0, 0, {1: replace(square(0), mask="0")})
     edit(project, 1)
-    told = export(project, tmp_path / "export")
+    told = export(project, out)
     assert (told["masks"], told["skipped"][0][:16]) == (1, "0.png: mask 0: r")
 
 
@@ -324,7 +327,7 @@ def test_an_image_whose_last_object_is_gone_is_not_done(project):
 
 def names(out):
     """Returns the names of the images in COCO's file of an export."""
-    return [each["file_name"] for each in json.loads((out / "coco.json").read_text())["images"]]
+    return [each["file_name"] for each in read_json(out / "coco.json")["images"]]
 
 
 def listed(out):
@@ -332,10 +335,9 @@ def listed(out):
     return {path.name for path in out.iterdir() if path.name[0] != "."}
 
 
-def test_an_image_that_is_done_without_objects_is_exported_as_that(project, tmp_path):
+def test_an_image_that_is_done_without_objects_is_exported_as_that(project, out):
     edit(project, 0)
     project.mark_done(1, 0, True, SIZE)
-    out = tmp_path / "export"
     counts = export(project, out, None, tuple(writers()), table=True, images=True)
     assert (counts["images"], counts["masks"]) == (2, 1)
     assert names(out) == ["0.png", "1.png"]
@@ -346,21 +348,19 @@ def test_an_image_that_is_done_without_objects_is_exported_as_that(project, tmp_
     assert [len(json.loads(raw)["annotations"]) for raw in read] == [1, 0]
 
 
-def test_an_image_that_cannot_be_read_is_in_no_file_of_an_export(project, tmp_path):
+def test_an_image_that_cannot_be_read_is_in_no_file_of_an_export(project, photos, out):
     for row in (0, 1, 2):
         edit(project, row)
-    (tmp_path / "photos" / "0.png").unlink()
-    whole = (tmp_path / "photos" / "1.png").read_bytes()
-    (tmp_path / "photos" / "1.png").write_bytes(whole[: len(whole) // 2])
-    out = tmp_path / "export"
+    (photos / "0.png").unlink()
+    whole = (photos / "1.png").read_bytes()
+    (photos / "1.png").write_bytes(whole[: len(whole) // 2])
     told = export(project, out, images=True)
     assert names(out) == ["2.png"]
     assert (told["images"], told["masks"]) == (1, 1)
     assert {line[:5] for line in told["skipped"]} == {"0.png", "1.png"}
 
 
-def test_no_file_of_an_export_states_other_masks_than_the_last_one(project, tmp_path):
-    out = tmp_path / "export"
+def test_no_file_of_an_export_states_other_masks_than_the_last_one(project, out):
     edit(project, 0)
     export(project, out)
     assert export(project, out, None, ("labels",), table=True)["skipped"] == []
@@ -380,15 +380,15 @@ def test_no_file_of_an_export_states_other_masks_than_the_last_one(project, tmp_
     assert listed(out) == {"labels"} | mine
 
 
-def test_two_exports_at_once_are_both_whole(project, tmp_path):
+def test_two_exports_at_once_are_both_whole(project, out):
     for row in range(5):
         edit(project, row)
     formats = [("coco", "shards"), ("labels",)] * 4
     with ThreadPoolExecutor(8) as threads:
-        for told in threads.map(lambda one: export(project, tmp_path / "out", None, one), formats):
+        for told in threads.map(lambda one: export(project, out, None, one), formats):
             assert told["masks"] == 5
-    assert len(list(tmp_path.glob("out/labels/**/*.png"))) == 5
-    assert len(json.loads((tmp_path / "out" / "coco.json").read_text())["annotations"]) == 5
+    assert len(list(out.glob("labels/**/*.png"))) == 5
+    assert len(read_json(out / "coco.json")["annotations"]) == 5
 
 
 def test_a_name_that_is_too_long_for_annotations_is_said_and_the_others_go_on(tmp_path, photos):

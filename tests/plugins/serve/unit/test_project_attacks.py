@@ -130,7 +130,7 @@ def survives(folder, session):
 
 @pytest.mark.parametrize(
     "name",
-    ["project.json", "annotations/1.png.json", "rounds/0001/round.json", "rounds/0001/result.json"],
+    "project.json annotations/1.png.json rounds/0001/round.json rounds/0001/result.json".split(),
 )
 def test_damaged_files_are_named_and_the_rest_goes_on(name, folder, session, record_property):
     path = folder / name
@@ -153,19 +153,9 @@ ODD = {
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "project.json",
-        ".lock",
-        "annotations",
-        "annotations/1.png.json",
-        "rounds",
-        "rounds/0001",
-        "rounds/0001/round.json",
-        "rounds/0001/result.json",
-        "export",
-        "../photos/1.png",
-        "../photos/new.png",
-    ],
+    "project.json .lock annotations annotations/1.png.json rounds rounds/0001 "
+    "rounds/0001/round.json rounds/0001/result.json export ../photos/1.png "
+    "../photos/new.png".split(),
 )
 def test_odd_files_and_folders_hang_nothing(name, folder, session, record_property):
     record_property("tried", len(ODD))
@@ -196,10 +186,7 @@ def test_on_a_full_disk_nothing_changes_and_it_works_once_there_is_room(folder, 
         for act in acts:
             for limit in limits_bytes:
                 before = contents_of(folder)
-                with (
-                    files_limited(limit),
-                    error_line(r"cannot be|disk|space|room"),
-                ):
+                with files_limited(limit), error_line(r"cannot be|disk|space|room"):
                     act(project)
                 assert contents_of(folder) == before
             act(project)

@@ -16,6 +16,7 @@ from gigamask.plugins.serve.prompt_batches import SupersededError
 from gigamask.plugins.serve.proposals import Proposals
 from gigamask.plugins.serve.rounds import Rounds
 from gigamask.plugins.serve.session import Session
+from tests.plugins.serve.annotated import save_pictures
 
 IMAGE = "/api/project/images/0"
 STROKE = {"version": 0, "points": [[5, 5]], "radius": 3}
@@ -31,9 +32,7 @@ def client_of(project, session):
 @contextmanager
 def served(folder, session):
     """Yield a project with a client of its page."""
-    (folder / "photos").mkdir()
-    for name in ("a.png", "b.png"):
-        Image.fromarray(np.zeros((30, 40, 3), np.uint8)).save(folder / "photos" / name)
+    save_pictures(folder / "photos", ("a.png", "b.png"), (30, 40))
     (folder / "photos" / "c.jpg").write_bytes(b"no image")
     with Project.open(folder / "project", folder / "photos") as project:
         yield project, client_of(project, session)

@@ -22,9 +22,9 @@ from gigamask.plugins.serve.prompt_batches import (
 from gigamask.plugins.serve.prompt_steps import PromptStep
 from gigamask.training.checkpoint import load_model
 from tests.errors import error_line
-from tests.plugins.serve.annotated import picture
+from tests.plugins.serve.annotated import click_at, picture
 
-FIRST, SECOND = PromptStep(point=(20.0, 10.0)), PromptStep(point=(33.0, 30.0), foreground=False)
+FIRST, SECOND = click_at(20.0, 10.0), click_at(33.0, 30.0, foreground=False)
 BASE = np.zeros((1, 40, 60), bool)
 BASE[0, 5:30, 10:40] = True
 
@@ -38,17 +38,18 @@ def open_image(model, seed=0, **options) -> OpenImage:
 def requests(model) -> list[PromptRequest]:
     images = [open_image(model, seed) for seed in range(3)] + [open_image(model, 0, tile=32)]
     base = RLEMasks.from_dense(BASE)
-    return [
-        PromptRequest(images[0], (FIRST,)),
-        PromptRequest(images[1], (FIRST, SECOND)),
-        PromptRequest(images[2], (PromptStep(box=(5.0, 5.0, 30.0, 30.0)), SECOND)),
-        PromptRequest(images[0], (FIRST, SECOND, FIRST), True),
-        PromptRequest(images[2], (replace(FIRST, chosen=1), SECOND)),
-        PromptRequest(images[1], (FIRST, SECOND), None, base),
-        PromptRequest(images[1], (SECOND,), None, base),
-        PromptRequest(images[0], (SECOND,)),
-        PromptRequest(images[3], (FIRST, SECOND)),
-    ]
+    given = (
+        (0, (FIRST,)),
+        (1, (FIRST, SECOND)),
+        (2, (PromptStep(box=(5.0, 5.0, 30.0, 30.0)), SECOND)),
+        (0, (FIRST, SECOND, FIRST), True),
+        (2, (replace(FIRST, chosen=1), SECOND)),
+        (1, (FIRST, SECOND), None, base),
+        (1, (SECOND,), None, base),
+        (0, (SECOND,)),
+        (3, (FIRST, SECOND)),
+    )
+    return [PromptRequest(images[i], *more) for i, *more in given]
 
 
 @pytest.mark.slow
@@ -124,7 +125,7 @@ def test_edits_are_answered_before_previews_and_only_the_newest_preview(model, m
     monkeypatch.setattr(prompt_batches, "MAX_BATCH", 1)
 
     def ask(x, client=None):
-        request = PromptRequest(opened, (PromptStep(point=(x, 5.0)),), client=client)
+        request = PromptRequest(opened, (click_at(x, 5.0),), client=client)
         asked = pool.submit(batches.answer, request)
         while busy.is_set() and request not in batches._waiting:
             time.sleep(0.001)

@@ -39,16 +39,20 @@ def runs(tmp_path):
     return tmp_path
 
 
+def by_name(view):
+    return {each["name"]: each for each in view.runs()}
+
+
 def test_runs_are_listed_by_names_below_the_folder_and_new_ones_come(runs):
     view = RunsView(runs)
-    told = {each["name"]: each for each in view.runs()}
+    told = by_name(view)
     assert told.keys() == {"a", "deep/b"}
     assert (told["a"]["step"], told["a"]["steps"], told["a"]["live"]) == (4, 4, False)
     assert told["deep/b"]["live"]
     assert told["deep/b"]["images_per_s"] == 2.0
     assert told["deep/b"]["batch_size"] == str(little().batch_size)
     config_files.save_config(replace(little(), out=str(runs / "later")))
-    assert "later" in {each["name"] for each in view.runs()}
+    assert "later" in by_name(view)
     assert [each["name"] for each in RunsView(runs / "a").runs()] == ["a"]
     long_ago = time.time() - 2 * LIVE_S
     os.utime(runs / "deep" / "b" / "metrics.jsonl", (long_ago, long_ago))
@@ -115,7 +119,7 @@ def test_a_damaged_run_is_listed_beside_others(kind, tmp_path):
     checkpoint(written(tmp_path / "bad", record(1)), 1)
     damage(tmp_path / "bad")
     view = RunsView(tmp_path)
-    listed = {each["name"]: each for each in view.runs()}
+    listed = by_name(view)
     assert listed.keys() == {"bad", "sound"}
     assert listed["sound"]["step"] == 2
     json.dumps([*listed.values(), view.run("bad")], allow_nan=False).encode()

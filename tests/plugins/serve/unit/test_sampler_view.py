@@ -13,14 +13,7 @@ def samplers(index):
 
 @pytest.mark.parametrize(
     "sampler",
-    [
-        "random",
-        "curriculum",
-        "stratified_granularity",
-        "loss_weighted",
-        "replay",
-        "relevance_diversity",
-    ],
+    "random curriculum stratified_granularity loss_weighted replay relevance_diversity".split(),
 )
 def test_what_a_sampler_draws_is_its_order(samplers, sampler):
     whole = samplers.images(sampler, 1, 0, 200, seed=5)

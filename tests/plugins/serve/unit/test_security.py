@@ -12,6 +12,11 @@ PLAIN = SecurityPolicy(OWN)
 TOKEN = "a1b2c3d4e5f6a7b8"
 
 
+async def answer(send, body, headers=()):
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
 async def app(scope, receive, send):
     """Answers with the body it was given, and tells whether the server's own messages come through
     behind it."""
@@ -19,8 +24,7 @@ async def app(scope, receive, send):
     assert not message["more_body"]
     later = await receive()
     headers = [(b"content-type", b"text/plain"), (b"later", later["type"].encode())]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": message["body"]})
+    await answer(send, message["body"], headers)
 
 
 def scope_of(method="GET", path="/", headers=None, query="", kind="http"):
@@ -65,8 +69,12 @@ def ask(policy, *request, parts=(b"",), receive=None, wrapped=app, **scope):
     return asyncio.run(exchange(guard, scope_of(*request, **scope), receive or receives(*parts)))
 
 
+def status_of(*given, **named):
+    return ask(*given, **named)[0]
+
+
 @pytest.mark.parametrize(
-    "host", ["localhost", "localhost:8000", "127.0.0.1:1", "[::1]:8000", "LOCALHOST"]
+    "host", "localhost localhost:8000 127.0.0.1:1 [::1]:8000 LOCALHOST".split()
 )
 def test_its_own_names_are_known(host):
     status, headers, _ = ask(PLAIN, headers={"host": host})
@@ -97,8 +105,8 @@ def test_other_names_are_refused(host):
 
 def test_any_ip_address_is_known_where_it_listens_to_all_but_no_other_name():
     policy = SecurityPolicy(OWN, any_ip_address=True)
-    assert ask(policy, headers={"host": "192.168.0.7:8000"})[0] == 200
-    assert ask(policy, headers={"host": "evil.example"})[0] == 421
+    assert status_of(policy, headers={"host": "192.168.0.7:8000"}) == 200
+    assert status_of(policy, headers={"host": "evil.example"}) == 421
 
 
 @pytest.mark.parametrize(
@@ -114,47 +122,46 @@ def test_other_sites_may_not_write(headers):
     status, _, body = ask(PLAIN, "POST", "/api/pictures", headers)
     assert status == 403
     assert (b"--allow-host" in body) == ("sec-fetch-site" not in headers)
-    assert ask(PLAIN, "GET", "/", headers)[0] == 200
+    assert status_of(PLAIN, "GET", "/", headers) == 200
 
 
 def test_the_page_itself_may_write_also_if_a_proxy_has_changed_its_host():
     own = {"origin": "http://localhost:8000", "sec-fetch-site": "same-origin"}
     for host in ("localhost:8000", "127.0.0.1:8001"):
-        assert ask(PLAIN, "POST", "/api/pictures", own | {"host": host})[0] == 200
+        assert status_of(PLAIN, "POST", "/api/pictures", own | {"host": host}) == 200
     del own["sec-fetch-site"]
-    assert ask(PLAIN, "POST", "/api/pictures", own)[0] == 200
+    assert status_of(PLAIN, "POST", "/api/pictures", own) == 200
 
 
 def test_the_path_of_a_proxy_is_removed_whether_or_not_the_proxy_did_so():
     async def told(scope, receive, send):
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": scope["path"].encode()})
+        await answer(send, scope["path"].encode())
 
     policy = SecurityPolicy(OWN, root_path="/me/8000")
     for path, seen in (("/me/8000/api", b"/api"), ("/api", b"/api"), ("/me/80", b"/me/80")):
         assert ask(policy, path=path, wrapped=told)[2] == seen
     token = SecurityPolicy(OWN, TOKEN, root_path="/me")
-    assert ask(token, path="/me/", query=f"token={TOKEN}")[0] == 303
+    assert status_of(token, path="/me/", query=f"token={TOKEN}") == 303
 
 
 def test_token_is_required_taken_from_the_url_once_and_kept_in_a_cookie():
     policy = SecurityPolicy(OWN, TOKEN)
-    assert ask(policy)[0] == 401
-    assert ask(policy, query="token=other")[0] == 401
+    assert status_of(policy) == 401
+    assert status_of(policy, query="token=other") == 401
     status, headers, _ = ask(policy, query=f"token={TOKEN}")
     assert (status, headers["location"]) == (303, "./")
     assert headers["set-cookie"] == f"{TOKEN_COOKIE}={TOKEN}; HttpOnly; SameSite=lax"
-    assert ask(policy, headers={"cookie": f"{TOKEN_COOKIE}={TOKEN}"})[0] == 200
-    assert ask(policy, headers={"authorization": f"Bearer {TOKEN}"}, path="/api/about")[0] == 200
+    assert status_of(policy, headers={"cookie": f"{TOKEN_COOKIE}={TOKEN}"}) == 200
+    assert status_of(policy, headers={"authorization": f"Bearer {TOKEN}"}, path="/api/about") == 200
     for wrong in (
         {"cookie": f"{TOKEN_COOKIE}=x"},
         {"cookie": "a\x01b=;;"},
         {"authorization": f"Basic {TOKEN}"},
         {"authorization": "Bearer é"},
     ):
-        assert ask(policy, headers=wrong)[0] == 401
+        assert status_of(policy, headers=wrong) == 401
     assert (
-        ask(policy, path="/api/about", query=f"token={TOKEN}")[0] == 401
+        status_of(policy, path="/api/about", query=f"token={TOKEN}") == 401
     )  # else it would stand in the addresses of pictures
 
 
@@ -163,10 +170,10 @@ def test_bodies_are_bounded_in_chunks_too_and_only_pictures_may_be_large():
     status, headers, body = ask(policy, "POST", parts=(b"12345", b"67890"))
     assert (status, body) == (200, b"1234567890")
     assert headers["later"] == "http.disconnect", "the server's own messages come through"
-    assert ask(policy, "POST", parts=(b"12345", b"67890", b"1"))[0] == 413
+    assert status_of(policy, "POST", parts=(b"12345", b"67890", b"1")) == 413
     picture = {"content-type": "image/jpeg"}
     assert ask(policy, "POST", headers=picture, parts=(b"x" * 15, b"x" * 15))[2] == b"x" * 30
-    assert ask(policy, "POST", headers=picture, parts=(b"x" * 31,))[0] == 413
+    assert status_of(policy, "POST", headers=picture, parts=(b"x" * 31,)) == 413
     assert ask(policy, "POST", parts=()) is None, "the client has disconnected"
 
 
@@ -177,7 +184,7 @@ def test_of_a_body_that_never_ends_little_is_read():
         read.append(1)
         return {"type": "http.request", "body": b"x" * 8, "more_body": True}
 
-    assert ask(SecurityPolicy(OWN, max_body_bytes=100), "POST", receive=receive)[0] == 413
+    assert status_of(SecurityPolicy(OWN, max_body_bytes=100), "POST", receive=receive) == 413
     assert len(read) == 13
 
 
@@ -216,7 +223,7 @@ def test_a_body_that_does_not_arrive_is_not_waited_for_long(monkeypatch):
     async def receive():
         await asyncio.sleep(60)
 
-    assert ask(PLAIN, "POST", receive=receive)[0] == 408
+    assert status_of(PLAIN, "POST", receive=receive) == 408
 
 
 def test_other_protocols_are_left_alone_but_for_starting_and_stopping():

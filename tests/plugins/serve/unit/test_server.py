@@ -10,8 +10,10 @@ from gigamask.plugins.serve import server
 from gigamask.plugins.serve.runs_view import RunsView
 from tests.errors import error_line
 
+OPEN = server.security_policy("localhost", None, no_token=True)
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.8.8.8"])
+
+@pytest.mark.parametrize("host", "127.0.0.1 localhost ::1 127.8.8.8".split())
 def test_only_its_own_names_are_known_on_localhost(host):
     assert server.security_policy(host, None, no_token=True).token is None
     policy = server.security_policy(host, None)
@@ -22,7 +24,7 @@ def test_only_its_own_names_are_known_on_localhost(host):
     assert not policy.allows_host("10.0.0.1")
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "some.name"])
+@pytest.mark.parametrize("host", "0.0.0.0 :: 10.0.0.1 some.name".split())
 def test_elsewhere_a_token_is_made_up_each_time(host):
     with error_line(f"--host {host}"):
         server.security_policy(host, None, no_token=True)
@@ -71,8 +73,7 @@ def test_connections_without_a_request_are_closed(monkeypatch, tmp_path):
     monkeypatch.setattr(server.TimedProtocol, "connection_made", connection_made)
     with server.bind("127.0.0.1", 0) as listener:
         address = listener.getsockname()
-        policy = server.security_policy("localhost", None, no_token=True)
-        running = server.make_server(server.AppState(runs=SlowRuns(tmp_path)), policy)
+        running = server.make_server(server.AppState(runs=SlowRuns(tmp_path)), OPEN)
         thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
@@ -96,8 +97,7 @@ def test_connections_without_a_request_are_closed(monkeypatch, tmp_path):
 def test_the_address_is_what_a_browser_opens():
     with server.bind("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
-        policy = server.security_policy("localhost", None, no_token=True)
-        assert server.page_url(listener, "127.0.0.1", policy) == f"http://127.0.0.1:{port}/"
+        assert server.page_url(listener, "127.0.0.1", OPEN) == f"http://127.0.0.1:{port}/"
         policy = server.security_policy("localhost", "x" * 16, root_path="/me/8000/")
         address = server.page_url(listener, "localhost", policy)
         assert address == f"http://localhost:{port}/me/8000/?token={'x' * 16}"
@@ -108,15 +108,10 @@ def test_the_address_is_what_a_browser_opens():
 def test_address_that_is_in_use_or_invalid_is_an_error():
     with server.bind("127.0.0.1", 0) as first:
         first.listen()
-        with (
-            error_line("another --port"),
-            server.bind("127.0.0.1", first.getsockname()[1]),
+        for message, *place in (
+            ("another --port", "127.0.0.1", first.getsockname()[1]),
+            ("--host", "no.such.host.invalid", 0),
+            (r"192\.0\.2\.1", "192.0.2.1", 0),
         ):
-            pass
-    with (
-        error_line("--host"),
-        server.bind("no.such.host.invalid", 0),
-    ):
-        pass
-    with error_line(r"192\.0\.2\.1"), server.bind("192.0.2.1", 0):
-        pass
+            with error_line(message), server.bind(*place):
+                pass

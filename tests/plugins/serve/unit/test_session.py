@@ -29,15 +29,12 @@ from gigamask.plugins.serve import open_images
 from gigamask.plugins.serve import session as sessions
 from gigamask.plugins.serve.open_images import NotFoundError
 from gigamask.plugins.serve.prompt_steps import PromptStep
-from gigamask.plugins.serve.session import (
-    Session,
-    masks_to_json,
-)
+from gigamask.plugins.serve.session import Session, masks_to_json
 from tests.errors import error_line
 from tests.little import SPEC
-from tests.plugins.serve.annotated import picture
+from tests.plugins.serve.annotated import click_at, picture
 
-CLICK, POINT = PromptStep(point=(20.0, 10.0)), (np.array([[20.0, 10.0]]), np.array([1]))
+CLICK, POINT = click_at(20.0, 10.0), (np.array([[20.0, 10.0]]), np.array([1]))
 ANY_MASKS = AutomaticMaskConfig(points_per_side=2, pred_iou_thresh=0.0, stability_score_thresh=0.0)
 
 
@@ -47,10 +44,15 @@ def encode(pixels, kind="PNG", **options) -> bytes:
     return raw.getvalue()
 
 
+def key_of(session, *given, **named):
+    """Opens a picture and returns its key."""
+    return session.open(encode(picture(*given, **named)), "a")["id"]
+
+
 @pytest.fixture
 def key(session):
     """Of an open picture."""
-    return session.open(encode(picture()), "a")["id"]
+    return key_of(session)
 
 
 @pytest.fixture
@@ -80,7 +82,7 @@ def test_three_masks_of_a_prompt_are_the_predictors_best_first(session, key, pre
 def test_further_prompt_uses_the_chosen_mask(session, key, predictor):
     points, labels = np.array([[20.0, 10.0], [50.0, 30.0]]), np.array([1, 0])
     _, iou, low = predictor.predict(points[:1], labels[:1])
-    steps = [CLICK, PromptStep(point=(50.0, 30.0), foreground=False)]
+    steps = [CLICK, click_at(50.0, 30.0, foreground=False)]
     for chosen, fed in ((None, int(iou.argmax())), (0, 0), (2, 2)):
         [found] = session.predict(key, [replace(steps[0], chosen=chosen), steps[1]])
         masks, score, _ = predictor.predict(
@@ -93,21 +95,20 @@ def test_further_prompt_uses_the_chosen_mask(session, key, predictor):
 def test_box_is_combined_with_points_and_the_last_box_counts(session, key, predictor):
     boxes = [(5.0, 5.0, 20.0, 20.0), (10.0, 8.0, 50.0, 36.0)]
     _, iou, low = predictor.predict(box=np.array(boxes[0]), refine=1)
-    found = session.predict(
-        key, [PromptStep(box=boxes[0]), PromptStep(box=boxes[1])], multimask_output=None
-    )
+    first, second = (PromptStep(box=box) for box in boxes)
+    found = session.predict(key, [first, second], multimask_output=None)
     fed = low[int(iou.argmax())][None]
     masks, _, _ = predictor.predict(
         box=np.array(boxes[1]), mask_input=fed, multimask_output=False, refine=1
     )
     assert len(found) == 1
     assert (masks_of(found)[0] == masks[0]).all()
-    steps = [PromptStep(box=boxes[0]), PromptStep(point=(12.0, 12.0))]
+    steps = [first, click_at(12.0, 12.0)]
     assert len(session.predict(key, steps, multimask_output=True)) == 3
 
 
 def test_repeated_prompts_are_cached(session, key, monkeypatch):
-    steps = [PromptStep(point=(float(x), 10.0)) for x in range(5)]
+    steps = [click_at(float(x), 10.0) for x in range(5)]
     first = session.predict(key, steps)
     asked, predict = [], session.model.predict
     monkeypatch.setattr(session.model, "predict", lambda *given: asked.append(1) or predict(*given))
@@ -115,7 +116,7 @@ def test_repeated_prompts_are_cached(session, key, monkeypatch):
     assert not asked
     session.predict(key, steps[:3])
     assert not asked
-    session.predict(key, [*steps, PromptStep(point=(9.0, 9.0))])
+    session.predict(key, [*steps, click_at(9.0, 9.0)])
     assert len(asked) == 1
 
 
@@ -126,11 +127,11 @@ def test_a_picture_is_embedded_once_and_the_same_bytes_are_the_same_picture(sess
     assert session.embed(told["id"])["cached"] is False
     assert session.embed(told["id"])["cached"] is True
     assert session.open(encode(picture()), "b")["id"] == told["id"]
-    assert session.open(encode(picture(seed=1)), "a")["id"] != told["id"]
+    assert key_of(session, seed=1) != told["id"]
 
 
 def test_embeddings_and_predictions_count_in_the_limit(session, monkeypatch):
-    keys = [session.open(encode(picture(seed=seed)), "a")["id"] for seed in range(3)]
+    keys = [key_of(session, seed=seed) for seed in range(3)]
     pixel_bytes = 40 * 60 * 3
     monkeypatch.setattr(open_images, "MAX_CACHED_BYTES", 3 * pixel_bytes)
     opened = session.images.get(keys[2])
@@ -139,11 +140,11 @@ def test_embeddings_and_predictions_count_in_the_limit(session, monkeypatch):
     assert opened.cached_bytes == pixel_bytes + opened.predictor.features.nbytes
     with pytest.raises(NotFoundError, match="no longer cached"):
         session.jpeg(keys[0])
-    session.open(encode(picture(seed=3)), "a")
+    key_of(session, seed=3)
     with pytest.raises(NotFoundError, match="no longer cached"):
         session.jpeg(keys[1])
     before = opened.cached_bytes
-    session.predict(keys[2], [PromptStep(point=(5.0, 5.0))])
+    session.predict(keys[2], [click_at(5.0, 5.0)])
     side = session.model.config.mask_size
     [answer] = opened.predictions.values()
     assert opened.cached_bytes == before + 4 * 3 * side * side + sum(
@@ -164,7 +165,7 @@ def test_one_upload_is_decoded_at_a_time(session, monkeypatch):
 
     monkeypatch.setattr(sessions.image, "read_stored", slow)
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda seed: session.open(encode(picture(seed=seed)), "a"), range(8)))
+        list(pool.map(lambda seed: key_of(session, seed=seed), range(8)))
     assert most == [1] * 8
 
 
@@ -200,7 +201,7 @@ def test_pictures_are_shown_and_prompts_answered_while_another_is_embedded(sessi
     with session._embed_lock:
         assert session.predict(key, [CLICK], best_only=True)
         assert session.jpeg(key)
-        other = session.open(encode(picture(seed=1)), "b")["id"]
+        other = key_of(session, seed=1)
     with session._search_lock:
         assert session.predict(other, [CLICK])
 
@@ -217,7 +218,7 @@ def test_a_picture_with_masks_of_its_own_stays_as_it_is_stored(session):
 
 def test_everything_is_segmented_from_a_point_grid(model):
     session = Session(model, mask_settings=ANY_MASKS)
-    key = session.open(encode(picture()), "a")["id"]
+    key = key_of(session)
     found = session.all_masks(key)
     assert found
     assert session.all_masks(key) == found
@@ -230,7 +231,7 @@ def test_everything_is_segmented_from_a_point_grid(model):
 def test_masks_have_the_likeliest_class_and_its_probability():
     config = replace(SPEC, custom_init=True, class_names=("cat", "dog"))
     session = Session(build_model(config, 0).eval(), mask_settings=ANY_MASKS)
-    key = session.open(encode(picture()), "a")["id"]
+    key = key_of(session)
     predictor = SamPredictor(session.model)
     predictor.set_image(picture())
     predictor.predict(*POINT)
@@ -246,14 +247,12 @@ def test_masks_have_the_likeliest_class_and_its_probability():
 def test_large_pictures_are_answered_by_tiles_and_small_ones_are_not(model):
     tiles = {"tile": 32, "halo": 8}
     session = Session(model, mask_settings=replace(ANY_MASKS, **tiles))
-    small, large = (
-        session.open(encode(picture(*size)), "a")["id"] for size in ((20, 30), (40, 60))
-    )
+    small, large = (key_of(session, *size) for size in ((20, 30), (40, 60)))
     assert not session.images.get(small).predictor.crop_decoders
     opened = session.images.get(large)
     session.embed(large)
     assert opened.cached_bytes == 40 * 60 * 3
-    steps = [PromptStep(point=(50.0, 30.0)), PromptStep(point=(52.0, 31.0))]
+    steps = [click_at(50.0, 30.0), click_at(52.0, 31.0)]
     found = session.predict(large, steps)
     assert opened.cached_bytes > 40 * 60 * 3 + opened.predictor.crop_decoders[0].nbytes
     predictor = SamPredictor(model, **tiles)
@@ -281,14 +280,14 @@ def test_the_jpeg_of_a_picture_has_its_pixels_and_nothing_else(session):
     ("steps", "words"),
     [
         ([], "0 prompts"),
-        ([PromptStep(point=(1.0, 1.0))] * 65, "65 prompts"),
+        ([click_at(1.0, 1.0)] * 65, "65 prompts"),
         ([PromptStep()], "either a point or a box"),
-        ([PromptStep(point=(1.0, 1.0), box=(0.0, 0.0, 1.0, 1.0))], "either a point or a box"),
-        ([PromptStep(point=(61.0, 1.0))], "outside the image of 60 x 40"),
-        ([PromptStep(point=(float("nan"), 1.0))], "finite"),
+        ([click_at(1.0, 1.0, box=(0.0, 0.0, 1.0, 1.0))], "either a point or a box"),
+        ([click_at(61.0, 1.0)], "outside the image of 60 x 40"),
+        ([click_at(float("nan"), 1.0)], "finite"),
         ([PromptStep(box=(-1.0, 0.0, 5.0, 5.0))], "outside"),
         (
-            [PromptStep(point=(1.0, 1.0), chosen=5), PromptStep(point=(2.0, 2.0))],
+            [click_at(1.0, 1.0, chosen=5), click_at(2.0, 2.0)],
             "mask 5 was chosen of 3",
         ),
     ],
@@ -429,5 +428,5 @@ def test_empty_unstable_masks_of_an_untrained_model_have_scores(session, key, mo
         "calculate_stability_score",
         lambda logits, offset: torch.full((len(logits),), float("nan")),
     )
-    found = session.predict(key, [PromptStep(point=(1.0, 1.0))])
+    found = session.predict(key, [click_at(1.0, 1.0)])
     assert [each["stability"] for each in found] == [0.0] * 3
