@@ -512,8 +512,7 @@ function release() {
 /** Takes a corner back that no mask has yet. */
 function removeCorner({ ring, index }) {
   ring.splice(index, 1);
-  if (!ring.length) rings = null;
-  describe();
+  if (!ring.length) { rings = null; describe(); }
   stage.draw();
 }
 
@@ -573,7 +572,7 @@ function grab(event) {
   }
   if (!rings.closed) {
     drag.added = { ring: rings[0], index: rings[0].push(at) - 1 };
-    describe();
+    if (!drag.added.index) describe();
     stage.draw();
     return;
   }
