@@ -23,6 +23,7 @@ import yaml
 
 from gigamask import files, parser, recipes, registry
 from gigamask.errors import GigamaskError, check_positive
+from gigamask.files import expand_home
 from gigamask.launch import with_launchers
 from gigamask.parser import FLAT, HIDDEN, Given, Words
 from gigamask.serialization import CLASS, decode_yaml, flatten_yaml, read_yaml
@@ -180,6 +181,11 @@ def parse_train(arguments: Sequence[str], command: str = "train") -> TrainFlags:
     if flags.resume is not None:
         raise GigamaskError(
             f"--resume takes the place of the recipe: gigamask {command} --resume {flags.resume}"
+        )
+    if resuming and os.path.abspath(flags.run.out) != os.path.abspath(folder):
+        raise GigamaskError(
+            f"--resume {folder} continues in that folder, so leave out --out {flags.run.out}; or "
+            f"copy the folder, or begin anew from its weights with --init {folder}"
         )
     flags = replace(flags, run=scale_rates(flags.run, saved, given))
     is_set = any(name.startswith("schedule.warmup") for name in given)
@@ -385,7 +391,11 @@ def read_config(path: str) -> dict[str, Any]:
     Raises:
         GigamaskError: The file cannot be read or is not a mapping of flags and their values.
     """
-    return flatten_yaml(read_yaml(path), path)
+    found = flatten_yaml(read_yaml(path), path)
+    return {
+        name: expand_home(value) if isinstance(value, str) else [*map(expand_home, value)]
+        for name, value in found.items()
+    }
 
 
 class _Dumper(yaml.SafeDumper):

@@ -318,6 +318,8 @@ def exclusive_lock(path: Path, busy: str) -> Iterator[None]:
                 raise
         except Timeout:
             raise GigamaskError(busy) from None
+        except OSError as error:  # as of a file system without locks
+            raise OSError(error.errno, error.strerror, str(path)) from None
     try:
         yield
     finally:

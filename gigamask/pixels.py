@@ -173,7 +173,7 @@ class PixelConfig:
             kind = "window" if self.window else "percentiles"
             raise GigamaskError(
                 f"the weights state the {kind} {' '.join(f'{value:g}' for value in stated)} that "
-                "they were trained with; leave --window and --percentiles out"
+                "they are used with; leave --window and --percentiles out"
             )
         return self if self.has_window else given
 

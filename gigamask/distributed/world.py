@@ -240,6 +240,11 @@ def init_world(
     # process group as a default argument, which would keep the group's threads alive after
     # `destroy_world`; a thread that needs the interpreter while it exits aborts the process.
     import_module("torch.distributed.nn")
+    if distributed.is_initialized():
+        raise GigamaskError(
+            "the program has a process group of its own already; call gigamask before it is "
+            "initialized, or in a process of its own"
+        )
     distributed.init_process_group(
         "nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=timeout_s)
     )

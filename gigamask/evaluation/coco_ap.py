@@ -205,6 +205,9 @@ def _datasets(images: Iterable[ImageDetections], protocol: CocoProtocol) -> tupl
     for number, image in enumerate(images, 1):
         if protocol.federated:
             image = _in_federation(image, protocol.max_found[-1])
+        sides = image.truth_classes, image.detection_classes
+        if protocol.by_class and (sides[0] is None) != (sides[1] is None):
+            raise GigamaskError("pass both truth_classes and detection_classes, or neither")
         height, width = image.truth.size
         sizes.append({"id": number, "height": height, "width": width})
         crowd = np.zeros(len(image.truth), bool) if image.crowd is None else image.crowd

@@ -92,8 +92,9 @@ class MaskProposals:
 class SamAutomaticMaskGenerator:
     """Generates masks of everything in an image.
 
-    Its arguments are attributes that a program may set; `point_grids` has the points of each layer
-    also where they were made from `points_per_side`. Thresholds outside of [0, 1] are a warning.
+    Thresholds, `point_grids`, `points_per_batch` and `output_mode` are attributes that a program
+    may set; `point_grids` has the points of each layer also where they were made from
+    `points_per_side`. Thresholds outside of [0, 1] are a warning.
 
     Args:
         model: Model that embeds images and predicts masks.
@@ -160,9 +161,11 @@ class SamAutomaticMaskGenerator:
                 f"crops (got {len(self.point_grids)})"
             )
         for grid in map(as_array, () if self.point_grids is None else self.point_grids):
-            if not grid.size or grid.min() < 0 or grid.max() > 1:
+            is_grid = grid.ndim == 2 and grid.shape[1] == 2
+            if not is_grid or not grid.size or grid.min() < 0 or grid.max() > 1:
                 raise GigamaskError(
-                    "point_grids must have points in [0, 1], relative to a crop's width and height"
+                    "point_grids must have (n, 2) points in [0, 1], relative to a crop's width and "
+                    "height"
                 )
         check_choice("output_mode", self.output_mode, OUTPUT_MODES)
         thresholds = config.thresholds(self.predictor.model.config.decoder)
@@ -558,6 +561,7 @@ def encode_masks(masks: RLEMasks, output_mode: str) -> list[Any]:
         masks: Masks of the image.
         output_mode: As for `SamAutomaticMaskGenerator`.
     """
+    check_choice("output_mode", output_mode, OUTPUT_MODES)
     if output_mode == "binary_mask":
         return list(masks.to_dense())
     size = list(masks.size)

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -290,7 +291,7 @@ class SamPredictor:
         Raises:
             GigamaskError: No image is set, or a prompt has a wrong shape or label.
         """
-        if not isinstance(refine, int) or refine < 0:
+        if not isinstance(refine, Integral) or refine < 0:
             raise GigamaskError(f"refine must be a number of times, 0 or more (got {refine!r})")
         transform = _transform_of(self)
         prompts = make_prompts(

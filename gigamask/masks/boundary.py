@@ -47,7 +47,8 @@ def farthest_point(
     if top == bottom or min(bottom - top, right - left) + 1 < 2 * at_least:
         return 0, 0, 0.0
     # One pixel of outside around the region's box is enough.
-    region = np.pad(error[top:bottom, left:right].view(np.uint8), 1)
+    inside = error[top:bottom, left:right].astype(bool, copy=False)
+    region = np.pad(inside.view(np.uint8), 1)
     origin = left - 1, top - 1
     free = None if taken is None else taken - origin
     parts = _deep_parts(region)

@@ -65,7 +65,8 @@ class RLEMasks:
         Raises:
             GigamaskError: A mask is not valid; the message has its index.
         """
-        return read_masks([counts], [size])[0]
+        height, width = map(int, size)
+        return read_masks([counts], [(height, width)])[0]
 
     def to_coco(self) -> list[bytes]:
         """Return the masks as COCO's compressed counts, byte for byte as pycocotools does."""
@@ -74,6 +75,7 @@ class RLEMasks:
     @classmethod
     def from_dense(cls, masks: Bool[np.ndarray, "n H W"]) -> "RLEMasks":
         """Encode dense masks."""
+        masks = masks.astype(bool, copy=False)
         count, height, width = masks.shape
         pixels = check_size((height, width))
         flat = masks.transpose(0, 2, 1).reshape(count, pixels)

@@ -107,11 +107,13 @@ class ImageTransform:
     def points_to_input(self, points: Float[np.ndarray, "*n 2"]) -> Float[np.ndarray, "*n 2"]:
         """Convert points xy from original to input pixels."""
         origin, sign = _origin_and_sign(self)
+        points = _as_floating(points)
         return ((points - origin) * sign * self.scale_xy).astype(points.dtype)
 
     def points_to_original(self, points: Float[np.ndarray, "*n 2"]) -> Float[np.ndarray, "*n 2"]:
         """Convert points xy from input to original pixels."""
         origin, sign = _origin_and_sign(self)
+        points = _as_floating(points)
         return (points / self.scale_xy * sign + origin).astype(points.dtype)
 
     def boxes_to_input(self, boxes: Float[np.ndarray, "n 4"]) -> Float[np.ndarray, "n 4"]:
@@ -416,6 +418,11 @@ def _source_lines(
     if transform.flip and axis == 1:
         centers = end - centers
     return np.where(inside, transform.crop[axis] + centers * crop // end, -1)
+
+
+def _as_floating(points: np.ndarray) -> np.ndarray:
+    """Return points whose fractions are kept: whole numbers become float64."""
+    return points if np.issubdtype(points.dtype, np.floating) else points.astype(np.float64)
 
 
 def _origin_and_sign(transform: ImageTransform) -> tuple[tuple[int, int], tuple[int, int]]:

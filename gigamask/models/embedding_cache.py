@@ -45,6 +45,7 @@ class EmbeddingCache:
     """store embeddings in float16; they are rounded to it when they are computed, too"""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "folder", Path(self.folder))
         if self.limit_bytes is not None and self.limit_bytes < 1:
             raise GigamaskError(
                 f"EmbeddingCache.limit_bytes must be at least 1 (got {self.limit_bytes} bytes): "

@@ -64,7 +64,8 @@ class PretrainedModel(Model):
         Raises:
             GigamaskError: The weights state another window, or the values are invalid.
         """
-        pixels = self.config.pixels.stated(tuple(window), tuple(percentiles))
+        given = (tuple(map(float, each)) for each in (window, percentiles))
+        pixels = self.config.pixels.stated(*given)
         self.config = replace(self.config, pixels=pixels)
         return self
 

@@ -489,8 +489,9 @@ def scale_rates(config: Config, before: Config, changed: Collection[str]) -> Con
     """
     old, new = before.optimizer, config.optimizer
     given = {name.replace("-", "_") for name in changed}
-    if type(new) is not type(old) or "optimizer.lr" not in given or "optimizer.muon_lr" in given:
+    if "optimizer.lr" not in given or "optimizer.muon_lr" in given:
         return config
+    old = old if type(new) is type(old) else type(new)()
     scaled: dict[str, Any] = {
         name: rate * new.lr / old.lr for name, rate in vars(old).items() if name == "muon_lr"
     }

@@ -4,6 +4,7 @@ Only what has exactly the name of a checkpoint, and holds nothing but its files,
 Damaged checkpoints do not count; they are renamed, not removed.
 """
 
+import errno
 import json
 import math
 import os
@@ -25,6 +26,8 @@ from gigamask.models.manifest import (
 )
 
 PART, REPLACED = ".part", ".replaced"
+NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+"""Errors of file systems without symbolic links, such as buckets that are mounted."""
 """Ends of the hidden names of a checkpoint that is being written or removed, and of one that a
 new checkpoint of the same step is about to replace."""
 
@@ -225,8 +228,8 @@ def _link(path: Path, target: Path | None) -> None:
     temporary.unlink(missing_ok=True)
     try:
         temporary.symlink_to(target.name)
-    except OSError:  # Windows allows it only to developers and administrators
-        if os.name != "nt":
+    except OSError as error:  # Windows allows it only to developers and administrators
+        if os.name != "nt" and error.errno not in NO_LINKS:
             raise
         return
     temporary.replace(path)

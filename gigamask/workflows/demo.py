@@ -11,7 +11,7 @@ from gigamask import config_files, files, plugin, recipes
 from gigamask.data import index as indexes
 from gigamask.data.mask_sampling import MaskFilters
 from gigamask.distributed.precision import choose_device
-from gigamask.errors import TrainingInterruptedError, counted
+from gigamask.errors import GigamaskError, TrainingInterruptedError, counted
 from gigamask.evaluation import clicks, figures
 from gigamask.evaluation.click_evaluation import ClickEvaluation
 from gigamask.progress import progress_bar, track
@@ -60,6 +60,11 @@ def run(out: str, train_images: int, test_images: int, steps: int | None) -> dic
                 scenes.write(shards, images, seed=seed)
             index = indexes.build(shards, shards / "index")
             print(f"  {counted(len(index), 'image')}, {counted(index.manifest.masks, 'mask')}")
+        elif (found := len(indexes.Index.open(shards / "index"))) != images:
+            raise GigamaskError(
+                f"{shards}: holds {counted(found, 'scene')}, not {images:,}; ask for as many, or "
+                "give another --out"
+            )
     data = (str(folder / "train" / "index"),)
     steps = steps or STEPS
     evaluation = ClickEvaluation(

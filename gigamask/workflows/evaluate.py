@@ -184,6 +184,8 @@ def score(
     def begin() -> tuple[PromptableModel, tuple[str, ...], Index]:
         options.check()
         model = load_model(weights, options.device, options.trust)
+        if model is weights:  # a program's own stays as it is
+            stack.callback(setattr, model, "config", model.config)
         model.set_window(options.window, options.percentiles)
         tars = own_tars(data, options, print if world.is_main else lambda line: None)
         index = stack.enter_context(open_or_build_temporary(tars))

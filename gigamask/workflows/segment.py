@@ -34,6 +34,7 @@ from gigamask.errors import CorruptSampleError, GigamaskError, check_range, coun
 from gigamask.files import PARTIAL, find_tars, is_partial, lock_folder, write_bytes
 from gigamask.inference.automatic_mask_generator import MaskProposals, SamAutomaticMaskGenerator
 from gigamask.inference.classes import class_fields
+from gigamask.masks.devices import as_array
 from gigamask.masks.rle import RLEMasks
 from gigamask.models.embedding_cache import digest_weights
 from gigamask.models.promptable import PromptableModel, evaluated
@@ -114,7 +115,7 @@ def segment(
     images: str | Path | Sequence[str | Path],
     out: str | Path,
     *,
-    to: Sequence[str] | ExportOptions = (),
+    to: str | Sequence[str] | ExportOptions = (),
     shard_images: int = 500,
     pictures: str | Path | None = None,
     device: str = "auto",
@@ -145,11 +146,12 @@ def segment(
     """
     paths = path_list(images)
     folder = None if pictures is None else Path(pictures)
-    export = to if isinstance(to, ExportOptions) else ExportOptions(tuple(to))
-    output = Output(Path(out), export, shard_images, folder)
+    if not isinstance(to, ExportOptions):
+        to = ExportOptions((to,) if isinstance(to, str) else tuple(to))
+    output = Output(Path(out), to, shard_images, folder)
     masks = SamAutomaticMaskGenerator(load_model(weights, device, trust), **generator)
     with tempfile.TemporaryDirectory() as scratch, evaluated(masks.model):
-        written = outputs_of_images(out, export.formats, pictures)
+        written = outputs_of_images(out, to.formats, pictures)
         inputs, skipped = find_images(paths, scratch, written)
         return segment_all(inputs, masks, output, skipped)
 
@@ -316,7 +318,11 @@ def _prepare_folder(
     with generator.predictor.autocast():
         dtype = computed_dtype(generator.predictor.device)
     values = {"weights": weights, "computed": dtype, **vars(generator.config)}
-    settings = json.dumps(values, indent=1).encode()
+    if generator.points_per_side is None and generator.point_grids is not None:
+        values["point_grids"] = [as_array(grid).tolist() for grid in generator.point_grids]
+    if threshold := generator.predictor.model.mask_threshold:
+        values["mask_threshold"] = threshold
+    settings = json.dumps(values, indent=1, default=lambda number: number.item()).encode()
     path, folder = out / STATE_FOLDER / SETTINGS, output.pictures
     if output.to_shards:
         _check_tars(out, images)
@@ -390,12 +396,12 @@ def _read_done(path: Path, name: str, crc32: int) -> ImageAnnotation | None:
     Raises:
         CorruptSampleError: It is of another image, or no such command wrote it.
     """
+    if not path.exists():
+        return None
+    raw = path.read_bytes()
     try:
-        raw = path.read_bytes()
         record = annotation.read(raw, name)
         found = annotation.check(record, name)
-    except FileNotFoundError:
-        return None
     except CorruptSampleError:
         try:
             msgspec.json.decode(raw)

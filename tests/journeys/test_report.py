@@ -233,6 +233,7 @@ def test_a_single_record_is_said_and_not_drawn(browser, tmp_path):
         ),
         ("run --out bare", "--out bare: cannot be written"),
         ("run --out run/metrics.jsonl", "--out run/metrics.jsonl: is not a report"),
+        ("run --out thesis.html", "--out thesis.html: is not a report"),
         ("run --json missing/told.json", "--json missing/told.json: cannot be written"),
     ],
 )
@@ -241,6 +242,7 @@ def test_wrong_uses_are_one_line(words, said, tmp_path, monkeypatch, capsys):
     written(tmp_path / "run", record(1))
     written(tmp_path / "empty")
     (tmp_path / "bare").mkdir()
+    (tmp_path / "thesis.html").write_text("<!DOCTYPE html><p>Mine</p>")
     assert said in refusal(capsys, "report", words)
     assert not (tmp_path / "run" / "report.html").exists()
 

@@ -16,6 +16,7 @@ from gigamask.config_files import (
 from gigamask.recipes import tiny
 from gigamask.samplers.random import Random
 from gigamask.samplers.shards import Streamed
+from gigamask.training.optim import MuonAdamW
 from tests.errors import error_line
 from tests.little import little
 
@@ -80,6 +81,15 @@ def test_numbers_may_lack_digits_beside_their_point():
 
 
 @pytest.mark.slow
+def test_lists_are_given_once_and_files_know_the_home_folder(tmp_path, monkeypatch):
+    with error_line("--data is given twice; give all its values after one"):
+        parse_train(["tiny", "--data", "a", "--data", "b"])
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "home.yaml").write_text("out: ~/run\ndata: [~/a, b]")
+    run = parse_train(["tiny", "--config", str(tmp_path / "home.yaml")]).run
+    assert (run.out, run.data) == (f"{tmp_path}/run", (f"{tmp_path}/a", "b"))
+
+
 def test_files_come_before_flags_and_may_nest(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text(
@@ -257,6 +267,8 @@ def test_resume_takes_flags_and_refuses_other_shapes(tmp_path):
     save_config(run)
     flags = parse_train(["--resume", run.out, "--steps", "11"])
     assert flags.run == replace(run, steps=11)
+    with error_line("leave out --out elsewhere"):
+        parse_train(["--resume", run.out, "--out", "elsewhere"])
     assert check_run_folder(flags.run, False) == {}, "there is no checkpoint to differ from"
     (tmp_path / "run" / "checkpoints" / "step_00000002").mkdir(parents=True)
     assert check_run_folder(flags.run, False) == {"steps": (4, 11)}
@@ -345,6 +357,10 @@ def test_null_is_typed_as_in_files(value):
 def test_lr_alone_changes_both_rates_of_muon(tmp_path):
     both = tiny().optimizer
     (tmp_path / "slow.yaml").write_text(f"optimizer: {{lr: {both.lr / 4}}}")
+    other = MuonAdamW(muon_lr=both.muon_lr).lr
+    words = ["--lr", str(other / 4), "--optimizer", "muon", "--data", "a", "--out", "b"]
+    scaled = parse_train(["sam_vit_b", *words]).run.optimizer
+    assert scaled.muon_lr == pytest.approx(MuonAdamW().muon_lr / 4)
     for words, factor in (
         (["--lr", str(both.lr / 4)], 1 / 4),
         (["--config", str(tmp_path / "slow.yaml")], 1 / 4),

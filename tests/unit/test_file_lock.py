@@ -1,5 +1,6 @@
 """A lock belongs to the process that took it and ends with it."""
 
+import errno
 import multiprocessing
 import os
 import shutil
@@ -42,6 +43,17 @@ def test_the_lock_of_a_killed_process_is_free_though_its_children_live(tmp_path)
             pass
     finally:
         os.kill(child, signal.SIGKILL)
+
+
+def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
+    def refuse(lock):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("filelock.FileLock.acquire", refuse)
+    path = tmp_path / "lock"
+    with pytest.raises(OSError, match="No locks available") as caught, exclusive_lock(path, "busy"):
+        pass
+    assert caught.value.filename == str(path)
 
 
 def test_a_child_that_ends_leaves_it_held(tmp_path):

@@ -48,7 +48,8 @@ class ReportCommand:
             for name, folder in zip(names, folders, strict=True)
         }
         with suppress(FileNotFoundError), out.open("rb") as old:
-            if old.read(15).lower() != b"<!doctype html>":
+            is_page = old.read(15).lower() == b"<!doctype html>"
+            if not is_page or b"Made by gigamask" not in old.read():
                 raise GigamaskError(f"--out {out}: is not a report; give the page another file")
         empty = {name: run for name, run in runs.items() if run.empty}
         for run in empty.values():

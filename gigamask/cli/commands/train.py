@@ -83,6 +83,7 @@ def run(command: str, arguments: list[str]) -> tuple[str | None, dict[str, Any]]
             if len(configs) > 1 and world.is_main:
                 what = f"{counted(config.steps, 'step')} in {config.out}"
                 what = f"done, {started[0]} has started" if started else what
+                discard_if_closed(sys.stdout)
                 print(f"stage {number + 1} of {len(configs)}: {what}", flush=True)
             if started:
                 continue
@@ -116,14 +117,15 @@ def fitted(flags: TrainFlags, memory: str) -> TrainFlags:
     from gigamask.profiling.gpus import Cluster
     from gigamask.workflows.fit import fit
     from gigamask.workflows.plan import Hardware
+    from gigamask.workflows.train import count_processes
 
     config = flags.run
     if flags.stages is not None or not isinstance(config, SamTrainConfig):
         raise GigamaskError(f"--fit {memory} is for one training of a SAM; leave --stages out")
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
-    device = choose_device(config.device).type
+    device = choose_device(config.device)
+    processes = int(os.environ.get("WORLD_SIZE") or count_processes(config, device, os.environ))
     hardware = Hardware(cluster=Cluster(1, processes))
-    chosen, line = fit(replace(config, device=device), memory, hardware)
+    chosen, line = fit(replace(config, device=device.type), memory, hardware)
     if is_first_process():
         print(line, file=sys.stderr if flags.print_config else sys.stdout, flush=True)
     return replace(flags, run=replace(chosen, device=config.device))

@@ -111,7 +111,7 @@ class DistillTrainConfig(Taught, SamTrainConfig):
         """Why values have no effect, by flag without dashes."""
         stage, others = self.features, list[str]()
         with suppress(GigamaskError):  # of a recipe elsewhere
-            if recipes.make(self.recipe).phase == self.phase == "features":
+            if getattr(recipes.make(self.recipe), "phase", "") == self.phase == "features":
                 others = ["prompts", "loss", "masks-per-chunk", "mining", "teacher-iou-weight"]
                 others += [f"prompts.{each.name}" for each in fields(self.prompts)]
                 others += [f"loss.{each.name}" for each in fields(self.loss)]

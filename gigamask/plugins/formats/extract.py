@@ -65,7 +65,7 @@ class ExtractCommand:
 def extract(
     data: str | Path | Sequence[str | Path],
     out: str | Path,
-    to: Sequence[str] = ("coco",),
+    to: str | Sequence[str] = ("coco",),
     polygons: bool = False,
     progress: Any = None,
 ) -> dict[str, Any]:
@@ -89,7 +89,8 @@ def extract(
     from gigamask.data.storage import path_list
     from gigamask.datatools.export_formats import ExportOptions, write
 
-    options = ExportOptions(tuple(to), polygons, images=True)
+    formats = (to,) if isinstance(to, str) else tuple(to)
+    options = ExportOptions(formats, polygons, images=True)
     with tempfile.TemporaryDirectory() as scratch:
         paths = path_list(data)
         indexes.find_tars(paths)

@@ -101,6 +101,7 @@ class MaskFeatureExtractor:
         Returns:
             Features [n, F] on the CPU.
         """
+        image.check_size(pixels.shape[:2], masks.size, "the image", "its masks have")
         config = self.model.config
         transform = whole_image(masks.size, config.image_size, config.stretch)
         resized = transform.apply_image(pixels)

@@ -3,6 +3,7 @@
 import logging
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -47,6 +48,8 @@ def test_classes_are_distinguished_only_if_the_protocol_says_so():
     )
     assert coco_metrics([image])["AP"] == 0
     assert coco_metrics([image], CocoProtocol(by_class=False))["AP"] == pytest.approx(1)
+    with error_line("^pass both truth_classes and detection_classes"):
+        coco_metrics([replace(image, detection_classes=None)])
 
 
 def test_table_names_what_has_no_ground_truth():

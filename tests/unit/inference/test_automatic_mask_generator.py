@@ -317,6 +317,7 @@ def test_the_cache_is_used(discs, image, tmp_path):
             r"point_grids.*\[0, 1\]",
         ),
         ({"points_per_side": None, "point_grids": [np.zeros((0, 2))]}, r"point_grids.*\[0, 1\]"),
+        ({"points_per_side": None, "point_grids": [np.zeros((6, 3))]}, r"point_grids.*\(n, 2\)"),
         ({"point_grids": [np.zeros((1, 2))]}, r"points_per_side.*point_grids"),
         (
             {"points_per_side": None, "point_grids": [np.zeros((1, 2))], "crop_n_layers": 1},
@@ -327,6 +328,13 @@ def test_the_cache_is_used(discs, image, tmp_path):
 def test_invalid_settings_are_a_one_line_error(discs, settings, message):
     with error_line(message):
         SamAutomaticMaskGenerator(discs, **settings)
+
+
+def test_an_output_mode_that_is_set_later_is_checked(discs):
+    generator = SamAutomaticMaskGenerator(discs, points_per_side=1)
+    generator.output_mode = "rle"
+    with error_line("output_mode must be one of"):
+        generator.generate(np.zeros((20, 20, 3), np.uint8))
 
 
 def test_a_path_is_no_model(no_shape_checks):

@@ -117,6 +117,8 @@ def test_text_bytes_and_lists_may_stand_side_by_side():
     runs = RLEMasks.from_coco([text(6, 8, 6), text(6, 8, 6).decode(), [6, 8, 6]], SIZE)
     assert runs.bounds.tolist() == [6, 14] * 3
     assert runs.offsets.tolist() == [0, 2, 4, 6]
+    record = {"size": list(SIZE), "counts": text(6, 8, 6)}  # of COCO's JSON
+    assert runs.iou(RLEMasks.from_coco([record["counts"]], record["size"])).all()
 
 
 def test_runs_without_length_join_their_neighbours():

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from gigamask.masks import rle as runs_module
+from gigamask.masks.boundary import farthest_point
 from gigamask.masks.devices import encode_boxes
 from gigamask.masks.rle import RLEMasks, read_masks, write_masks
 from tests.errors import error_line
@@ -24,6 +25,14 @@ def test_positions_go_down_the_columns(masks):
     assert runs.bounds.tolist() == [13, 16, 19, 22, 25, 28, 0, 11, 13]
     assert runs.offsets.tolist() == [0, 6, 6, 7, 9]
     assert len(runs) == 4
+
+
+@pytest.mark.usefixtures("no_shape_checks")
+@pytest.mark.parametrize("dtype", [np.uint8, np.int64, np.float32])
+def test_what_is_not_0_is_foreground(masks, dtype):
+    values = masks * np.arange(1, 31).reshape(6, 5).astype(dtype)
+    assert RLEMasks.from_dense(values).to_coco() == RLEMasks.from_dense(masks).to_coco()
+    assert farthest_point(values[0]) == farthest_point(masks[0])
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,7 @@ def test_cells_beside_the_image_are_background():
     assert not masks[11:].any()
 
 
+@pytest.mark.usefixtures("no_shape_checks")
 def test_points_are_pixels_of_the_crop_times_the_scale():
     transform = ImageTransform((100, 200), (10, 20, 60, 120), (25, 50), 64)
     points = np.array([[[20, 10], [119, 59]]], np.float32)
@@ -95,6 +96,11 @@ def test_points_are_pixels_of_the_crop_times_the_scale():
     assert moved.dtype == np.float32
     assert moved.tolist() == [[[0.0, 0.0], [49.5, 24.5]]]
     assert transform.points_to_original(moved).tolist() == points.tolist()
+    whole = points.astype(np.uint8)
+    assert replace(transform, resized=(20, 40)).points_to_input(whole)[0, 1].tolist() == [
+        39.6,
+        19.6,
+    ]
     mirrored = replace(transform, flip=True)
     assert mirrored.points_to_input(points).tolist() == [[[49.5, 0.0], [0.0, 24.5]]]
 

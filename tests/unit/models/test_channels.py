@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -96,5 +97,7 @@ def test_a_window_is_stated_once():
     model = build_model(SPEC, 0)
     assert model.set_window((0.0, 9.0)).config.pixels == PixelConfig(window=(0.0, 9.0))
     assert model.set_window().config.pixels.window == (0.0, 9.0)
+    measured = np.array([0, 9], np.uint16)
+    assert json.dumps(model.set_window(tuple(measured)).config.pixels.window) == "[0.0, 9.0]"
     with error_line("window 0 9"):
         model.set_window(percentiles=(1.0, 99.0))

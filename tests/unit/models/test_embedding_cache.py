@@ -27,7 +27,7 @@ def embedding(number: int) -> torch.Tensor:
 
 
 def test_what_was_kept_comes_back(tmp_path):
-    cache = EmbeddingCache(tmp_path / "deep" / "cache")
+    cache = EmbeddingCache(str(tmp_path / "deep" / "cache"))
     assert cache.get("a") is None
     cache.put("a", embedding(1))
     cache.put("b", embedding(2).to(torch.bfloat16))

@@ -76,6 +76,16 @@ def test_a_folder_in_the_place_of_the_link_to_the_best_stays(run, tmp_path):
     assert not (tmp_path / "checkpoints" / "best").is_symlink()
 
 
+def test_a_file_system_without_links_has_no_best(run, tmp_path, monkeypatch):
+    def refuse(path, target):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+    checkpoint.record_score(write(run, 1), 0.5, "box", 1)
+    assert not (tmp_path / "checkpoints" / "best").is_symlink()
+    assert len(manifest.list_checkpoints(write(run, 2).parent)) == 2
+
+
 def test_what_is_not_read_back_as_it_was_written_removes_nothing(run, monkeypatch):
     before = write(run, 1)
     with monkeypatch.context() as patch:

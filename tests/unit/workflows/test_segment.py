@@ -317,6 +317,27 @@ def test_nor_are_those_that_came_later(masks, pictures, tmp_path, own):
     assert (tmp_path / own).read_text() == '{"shapes": []}'
 
 
+def test_results_of_other_points_or_another_threshold_are_refused(masks, pictures, tmp_path):
+    model, output = build_model(SPEC, 0), Output(tmp_path / "out")
+    given = {
+        "pred_iou_thresh": 0.0,
+        "stability_score_thresh": np.float32(0),
+        "points_per_side": None,
+    }
+
+    def run(*points) -> None:
+        found = SamAutomaticMaskGenerator(model, point_grids=[np.array([points])], **given)
+        segment_all(pictures, found, output)
+
+    run(0.5, 0.5)
+    run(0.5, 0.5)
+    with error_line("other weights or settings"):
+        run(0.1, 0.5)
+    model.mask_threshold = 1.0
+    with error_line("other weights or settings"):
+        run(0.5, 0.5)
+
+
 def test_images_in_a_folder_that_a_format_writes_are_refused(masks, pictures, tmp_path):
     [*others, last] = pictures
     output = Output(tmp_path / "out", ExportOptions(("yolo",)))

@@ -144,6 +144,10 @@ def test_masks_without_a_pixel_and_no_masks_have_numbers(sam):
     assert found.isfinite().all()
     assert torch.allclose(found[1:2], alone, atol=1e-6)
     assert none.shape == (0, sum(SPEC.parts))
+    with pytest.raises(
+        CorruptSampleError, match="the image has 10 x 30 pixels, but its masks have 20 x 30"
+    ):
+        extract(pixels[:10], RLEMasks.from_dense(masks))
 
 
 @pytest.mark.slow
