@@ -13,10 +13,12 @@ import gigamask
 from gigamask.config_files import load_config
 from gigamask.data.image import decode
 from gigamask.data.index import Index
+from gigamask.models.init import build_model
 from gigamask.models.state_dict import read_weights
 from gigamask.serialization import read_json
 from tests.commands import LITTLE, exit_code, invoke, refusal
 from tests.journeys.runs import CONSTANT_LR, same
+from tests.little import SPEC
 
 TRAIN = " ".join([f"train {LITTLE} --loader.workers 0", *CONSTANT_LR])
 MEASURED = "--percentiles 1 99 --model.pixels.percentiles-of data"
@@ -90,6 +92,9 @@ def test_cells_of_16_bits_are_trained_on_scored_and_segmented(here, capsys):
     from_array.set_image(stored)
     from_file.set_image(seen)
     assert (from_array.features == from_file.features).all()
+    plain = build_model(SPEC, 0)
+    gigamask.evaluate(plain, "cells", window=(0.0, 5000.0), max_images=1)
+    assert not plain.config.pixels.has_window, "it is the program's"
 
 
 @pytest.mark.long

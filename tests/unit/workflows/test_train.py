@@ -6,10 +6,13 @@ import pytest
 import torch
 
 from gigamask import config_files, recipes
-from gigamask.cli.commands.train import stages_of, use_index
+from gigamask.cli.commands.train import fitted, stages_of, use_index
 from gigamask.config_files import TrainFlags
+from gigamask.data import index
 from gigamask.distributed import local_processes, precision
 from gigamask.distributed.world import World
+from gigamask.synthetic import scenes
+from gigamask.workflows import demo, fit
 from gigamask.workflows.train import (
     Run,
     choose_micro_batch_size,
@@ -146,3 +149,25 @@ def test_a_resumed_run_keeps_its_micro_batch(tmp_path, scenes):
     resumed = train(replace(run, steps=2, micro_batch_size=None))
     assert resumed.config.micro_batch_size == 2
     assert config_files.load_config(run.out, trust=True).micro_batch_size == 2
+
+
+def test_the_demo_goes_on_with_as_many_scenes(tmp_path):
+    scenes.write(tmp_path / "train", 2, seed=0)
+    index.build(tmp_path / "train", tmp_path / "train" / "index")
+    with error_line("train: holds 2 scenes, not 3; ask for as many"):
+        demo.run(str(tmp_path), 3, 2, 1)
+
+
+def test_a_training_of_several_processes_is_fitted_for_them(monkeypatch):
+    asked = []
+
+    def note(config, memory, hardware):
+        asked.append(hardware.cluster.size)
+        return config, ""
+
+    monkeypatch.setattr(fit, "fit", note)
+    flags = TrainFlags(replace(little(), processes=2, device="cpu"))
+    fitted(flags, "1GB")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    fitted(flags, "1GB")
+    assert asked == [2, 3]
