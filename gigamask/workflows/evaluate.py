@@ -225,8 +225,7 @@ def score(
         return None
     summary = {
         **result.summary(),
-        "weights": str(weights) if isinstance(weights, str | Path) else type(weights).__name__,
-        "step": _step_of(weights),
+        **_stated(weights),
         "data": list(names),
         "precision": precision,
         "skipped": result.skipped,
@@ -236,13 +235,14 @@ def score(
     return Evaluated(model, index, result, summary)
 
 
-def _step_of(weights: str | Path | PromptableModel) -> int | None:
-    """Return the step of a checkpoint, or of the newest one of a run folder; None of others."""
+def _stated(weights: str | Path | PromptableModel) -> dict[str, Any]:
+    """Return the name of the weights, and the step if they are a checkpoint, or a run's newest."""
     from gigamask.models import manifest
 
     if not isinstance(weights, str | Path):
-        return None
-    return manifest.step_of(manifest.newest(Path(weights)) or Path(weights))
+        return {"weights": type(weights).__name__, "step": None}
+    step = manifest.step_of(manifest.newest(Path(weights)) or Path(weights))
+    return {"weights": str(weights), "step": step}
 
 
 def _say_images(
