@@ -249,7 +249,7 @@ def _exported(source: InputImage, out: Path) -> ExportedImage:
     """Return an image with the masks of its JSON."""
     raw = (out / f"{source.path}.json").read_bytes()
     entry, record = annotation.parse(raw, source.name), msgspec.json.decode(raw)
-    name = record["image"]["source"]  # of a tar, with the suffix of what it is
+    name = record["image"].get("source", source.utf8_path)  # with the suffix of what it is
     return replace(exported_image(name, entry, record, source.read), file=source.file)
 
 
