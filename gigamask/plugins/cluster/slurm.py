@@ -27,6 +27,8 @@ PORT = 29500
 
 # The step runs in the background of the shell, so that a trap runs at once. A job that gets
 # SIGUSR1 (time limit) or SIGTERM stops its step, which saves, and is requeued under its number.
+# The step is signaled by scancel: srun itself answers SIGTERM by killing its tasks. Step 0 is the
+# only one, also after a requeue; srun is ended if there is no such step yet.
 # A preemption signals the step alone, which ends; Slurm then states when it preempted the job.
 TRAPS = """\
 requeue() {
@@ -36,7 +38,7 @@ requeue() {
 }
 stop() {
     trap '' USR1 TERM
-    kill -TERM "$step" 2>/dev/null
+    scancel --signal=TERM "$SLURM_JOB_ID.0" || kill -TERM "$step" 2>/dev/null
     wait "$step" && exit 0
     requeue "SIG$1"
 }

@@ -11,6 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
+
 COMMANDS = ("sbatch", "squeue", "sacct", "scancel", "scontrol", "srun")
 
 
@@ -61,6 +63,27 @@ def run_job(state: Path, job: int) -> None:
     (state / f"{job}.queued").unlink()
 
 
+def signal_step(tasks: list[int], number: int) -> None:
+    """Signal all processes of a step: torchrun gets it, and also the processes that it started."""
+    for task in map(psutil.Process, filter(psutil.pid_exists, tasks)):
+        for process in (task, *task.children(recursive=True)):
+            process.send_signal(number)
+
+
+def run_step(state: Path, words: list[str]) -> int:
+    """Run a step on each machine; SIGTERM to srun itself kills its tasks, as Slurm's does."""
+    while words[0].startswith("--"):
+        words = words[1:]
+    job, count = os.environ["SLURM_JOB_ID"], int(os.environ["SLURM_NNODES"])
+    machines = [subprocess.Popen(words) for _ in range(count)]
+    pids = [each.pid for each in machines]
+    signal.signal(signal.SIGTERM, lambda *_: signal_step(pids, signal.SIGKILL))
+    (state / f"{job}.0").write_text(" ".join(map(str, pids)))
+    code = max(abs(each.wait()) for each in machines)
+    (state / f"{job}.0").unlink()
+    return code
+
+
 def main(name: str, words: list[str]) -> int:
     """Play one command."""
     state = Path(os.environ["FAKE_SLURM"])
@@ -83,14 +106,15 @@ def main(name: str, words: list[str]) -> int:
         print("job" if (state / f"{words[-1]}.queued").exists() else "", end="")
     elif name == "sacct":
         print((state / f"{words[-1]}.state").read_text())
+    elif name == "scancel" and words[0] == "--signal=TERM":
+        step = state / words[1]
+        if not step.exists():
+            return 1
+        signal_step([int(pid) for pid in step.read_text().split()], signal.SIGTERM)
     elif name == "scancel":
         (state / f"{words[0]}.cancelled").touch()
     elif name == "srun":
-        while words[0].startswith("--"):
-            words = words[1:]
-        machines = [subprocess.Popen(words) for _ in range(int(os.environ["SLURM_NNODES"]))]
-        signal.signal(signal.SIGTERM, lambda *_: [each.terminate() for each in machines])
-        return max(abs(each.wait()) for each in machines)
+        return run_step(state, words)
     elif words[0] == "requeue":
         (state / f"{words[1]}.requeue").touch()
     elif words[:2] == ["show", "hostnames"]:

@@ -47,12 +47,13 @@ def test_a_training_on_slurm_is_requeued_and_ends_as_if_never_stopped(
         os.kill(shell, signal.SIGUSR1)
     else:  # Slurm signals the step alone
         (slurm / "100.preempted").touch()
-        os.kill(child_of(shell), signal.SIGTERM)
+        subprocess.run(["scancel", "--signal=TERM", "100.0"], check=True)
     wait_until(lambda: (slurm / "100.requeued").exists())
     wait_until(lambda: not (slurm / "100.queued").exists())
     assert newest_step(Path("run")) == 40
     (log,) = Path("submitted").glob("train-*/100.log")
     assert "it is requeued and continues" in log.read_text()
+    assert "interrupted and saved at step" in log.read_text()
     script = (slurm / "100.sh").read_text()
     options = fake_slurm.options_of(script)
     assert (options["partition"], options["account"]) == ("a100", "vision")
