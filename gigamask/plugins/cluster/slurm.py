@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 import sys
@@ -17,7 +18,9 @@ from gigamask.plugins.cluster.submission import Plan, last_line
 POLL_S = 10.0
 """Seconds between two questions to squeue."""
 SIGNAL_S = 300
-"""Slurm signals a job so many seconds before its time limit."""
+"""Slurm signals a job so many seconds before its time limit, unless that is short."""
+EARLY_S = 60
+"""Slurm may send that signal so many seconds earlier."""
 SAVE_S = 240
 """Seconds that torchrun gives a stopped training to save; by default 30."""
 MAX_FAILED_POLLS = 30
@@ -77,11 +80,11 @@ def batch_script(plan: Plan, numbers: Sequence[int]) -> str:
         **({"partition": options.submit_partition} if options.submit_partition else {}),
         **({"time": options.submit_time} if options.submit_time else {}),
         "requeue": "",
-        "signal": f"B:USR1@{SIGNAL_S}",
     }
     for word in options.submit_sbatch:
         key, _, value = word.partition("=")
         sbatch[key] = value
+    sbatch.setdefault("signal", f"B:USR1@{signal_s(sbatch.get('time', ''))}")
     lines = [f"#SBATCH --{key}" + (f"={value}" if value else "") for key, value in sbatch.items()]
     srun = ["--kill-on-bad-exit=1"]
     if options.submit_container:
@@ -101,6 +104,25 @@ def batch_script(plan: Plan, numbers: Sequence[int]) -> str:
         lines.append('first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)')
     words = part_words(plan) if plan.count else training_words(plan)
     return "\n".join(["#!/bin/bash", *lines, TRAPS, f"srun {shlex.join(srun)} {words} &", WAIT])
+
+
+def signal_s(limit: str) -> int:
+    """Return how many seconds before its time limit Slurm signals a job.
+
+    Half of a short time is left to the job, or it would be requeued for ever.
+
+    Args:
+        limit: Minutes, minutes:s, h:m:s, or days-h with or without :m:s; others mean no limit.
+    """
+    if not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", limit):
+        return SIGNAL_S
+    days, dash, rest = limit.rpartition("-")
+    numbers = [int(number) for number in rest.split(":")]
+    if not dash and len(numbers) < 3:
+        numbers.insert(0, 0)
+    hours, minutes, seconds = [*numbers, 0, 0][:3]
+    total = ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+    return min(SIGNAL_S, max(0, total - EARLY_S) // 2) if total else SIGNAL_S
 
 
 def part_words(plan: Plan) -> str:
