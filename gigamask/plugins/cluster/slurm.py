@@ -56,6 +56,8 @@ if [ $code -ne 0 ] && scontrol show job "$SLURM_JOB_ID" | grep -q 'PreemptTime=[
 fi
 exit $code
 """
+# srun of Slurm 22.05 to 23.02 does not take it from the job.
+CPUS = '[ -z "$SLURM_CPUS_PER_TASK" ] || export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"'
 
 
 def batch_script(plan: Plan, numbers: Sequence[int]) -> str:
@@ -98,7 +100,7 @@ def batch_script(plan: Plan, numbers: Sequence[int]) -> str:
     else:
         folder = shlex.quote(str(Path(sys.executable).parent))
         lines.append(f"\nexport PATH={folder}:$PATH")
-    lines.append("export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1")
+    lines += [CPUS, "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"]
     if not plan.count:
         lines.append(f"export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={SAVE_S}")
         lines.append('first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)')

@@ -47,6 +47,8 @@ def run_job(state: Path, job: int) -> None:
             "SLURM_JOB_NODELIST": "node[1-2]",
             "SLURM_ARRAY_TASK_ID": task,
         }
+        if "cpus-per-task" in options:
+            environment["SLURM_CPUS_PER_TASK"] = options["cpus-per-task"]
         while True:
             with open(log, "ab") as out:
                 process = subprocess.Popen(
@@ -75,6 +77,7 @@ def run_step(state: Path, words: list[str]) -> int:
     while words[0].startswith("--"):
         words = words[1:]
     job, count = os.environ["SLURM_JOB_ID"], int(os.environ["SLURM_NNODES"])
+    (state / f"{job}.cpus").write_text(os.environ.get("SRUN_CPUS_PER_TASK", "1"))
     machines = [subprocess.Popen(words) for _ in range(count)]
     pids = [each.pid for each in machines]
     signal.signal(signal.SIGTERM, lambda *_: signal_step(pids, signal.SIGKILL))

@@ -38,7 +38,7 @@ def test_a_training_on_slurm_is_requeued_and_ends_as_if_never_stopped(
     cause, scenes, slurm, undisturbed, capsys
 ):
     flags = "--submit slurm --submit-gpus 0 --submit-time 1:00:00".split()
-    flags += "--submit-partition a100 --submit-sbatch account=vision".split()
+    flags += "--submit-partition a100 --submit-sbatch account=vision cpus-per-task=3".split()
     invoke(*words(scenes, "run", *MORE, *flags))
     assert "job 100: 1 x 1 processes" in capsys.readouterr().out
     wait_for_step(Path("run"), 2)
@@ -54,6 +54,7 @@ def test_a_training_on_slurm_is_requeued_and_ends_as_if_never_stopped(
     (log,) = Path("submitted").glob("train-*/100.log")
     assert "it is requeued and continues" in log.read_text()
     assert "interrupted and saved at step" in log.read_text()
+    assert (slurm / "100.cpus").read_text() == "3"
     script = (slurm / "100.sh").read_text()
     options = fake_slurm.options_of(script)
     assert (options["partition"], options["account"]) == ("a100", "vision")
