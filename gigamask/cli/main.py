@@ -47,8 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         Exit code: 0; 1 for an exception in a component of the user's own; 2 for wrong input; 75 if
-        interrupted and resumable; 128 plus its number after another signal (130:
-        Ctrl-C, 143: SIGTERM); 141 if the reader of standard output has exited.
+        interrupted and resumable, but 0 if it runs under torchrun and its time was over; 128 plus
+        its number after another signal (130: Ctrl-C, 143: SIGTERM); 141 if the reader of standard
+        output has exited.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -253,4 +254,6 @@ def run_training(command: str, arguments: list[str]) -> int:
     finally:
         gc.enable()
     parser.write_json(path, result)
-    return INTERRUPTED if result and train.is_interrupted(result) else 0
+    # Not 75 if its time was over: torchrun would take it for a failure, and start it again.
+    is_stopped = result and train.is_interrupted(result) and "time_over" not in result
+    return INTERRUPTED if is_stopped else 0

@@ -207,6 +207,16 @@ def time_limit(minutes: float | None) -> Callable[[], bool]:
     return lambda: time.monotonic() >= end_s
 
 
+def is_over_under_torchrun(world: World, is_over: Callable[[], bool]) -> bool:
+    """Return whether, under torchrun, the time of any process is over; a collective operation.
+
+    Args:
+        world: The processes.
+        is_over: Returns whether the time of this one is over.
+    """
+    return "TORCHELASTIC_RUN_ID" in os.environ and any(world.gather(is_over()))
+
+
 def pretrain(
     config: str | MAETrainConfig, *, allow_data_change: bool = False, **changes: Any
 ) -> Run:

@@ -1,5 +1,6 @@
 """A signal interrupts a run, and a second training in its folder is refused."""
 
+import json
 import os
 import signal
 
@@ -85,6 +86,20 @@ def test_pieces_of_minutes_give_the_bits_of_one_piece(scenes, tmp_path, capsys, 
         )
     invoke(f"train --resume {pieces} --max-minutes 60")
     assert same(whole, pieces)
+
+
+@pytest.mark.parametrize(("minutes", "code"), [("0", 0), ("60", INTERRUPTED)])
+def test_under_torchrun_the_end_of_the_time_is_no_failure(
+    scenes, tmp_path, monkeypatch, minutes, code
+):
+    """But a stop signal is, so that other machines wait for the one that was taken back."""
+    own, told = tmp_path / "stopped.py", tmp_path / "told.json"
+    own.write_text(STOPPED)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    command = f"train {LITTLE} --data {scenes} --out {tmp_path}/run --steps 2 --json {told}"
+    command += f" --evaluation {own}:Stopped --evaluation.interval 1 --max-minutes {minutes}"
+    assert exit_code(command) == code
+    assert json.loads(told.read_bytes()).get("time_over", False) == (code == 0)
 
 
 def test_minutes_that_are_none_are_refused(scenes, tmp_path, capsys):

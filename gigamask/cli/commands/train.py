@@ -21,6 +21,7 @@ from gigamask.training.config import TrainConfig, differences
 from gigamask.training.sam_config import SamTrainConfig
 from gigamask.workflows.train import (
     choose_micro_batch_size,
+    is_over_under_torchrun,
     open_world,
     resolve_all,
     steps_for_epochs,
@@ -38,7 +39,8 @@ def run(command: str, arguments: list[str]) -> tuple[str | None, dict[str, Any]]
 
     Returns:
         The file to write the result to, or None, and the result; its "step" is less than its
-        "steps" after an interrupt, and "unscored" is true if that ended the evaluation.
+        "steps" after an interrupt, "unscored" is true if that ended the evaluation, and "time_over"
+        if, under torchrun, the minutes of `--max-minutes` were over in some process.
 
     Raises:
         GigamaskError: The arguments, the data or the folder cannot be used.
@@ -93,13 +95,14 @@ def run(command: str, arguments: list[str]) -> tuple[str | None, dict[str, Any]]
             )
             if state.step < config.steps or state.stopping:
                 break
+        time_over = state.stopping and is_over_under_torchrun(world, is_over)
     result = {"run": config.out, "step": state.step, "steps": config.steps}
     result["samples"] = state.cursor.samples
-    if state.unscored:
-        result["unscored"] = True
+    result |= {"unscored": True} if state.unscored else {}
     remaining = configs[number + 1 :]
     if state.step == config.steps and remaining:  # interrupted at the last step of a stage
         result = {"run": remaining[0].out, "step": 0, "steps": remaining[0].steps, "samples": 0}
+    result |= {"time_over": True} if time_over and is_interrupted(result) else {}
     if world.is_main:
         discard_if_closed(sys.stdout)  # the exit code still says that it is saved
         print(summary(result, len(configs) > 1, config))

@@ -101,7 +101,8 @@ def train_here(plan: Plan, environment: Mapping[str, str]) -> int:
         environment: Environment variables.
 
     Returns:
-        Its exit code, 0 or that of an interrupted training.
+        Its exit code: 0, also if `torchrun` ran it until its time was over; 2 for wrong input; or
+        that of an interrupted training.
 
     Raises:
         GigamaskError: It failed twice.

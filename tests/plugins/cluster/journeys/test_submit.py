@@ -102,6 +102,20 @@ def test_two_processes_and_flags_in_a_file(flags, jobs, scenes, slurm):
     assert len(list(slurm.glob("*.sh"))) == jobs
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("where", ["local", "slurm"])
+def test_a_training_whose_minutes_are_over_is_not_started_again(where, scenes, slurm, capfd):
+    """Neither by torchrun nor by the command, although steps remain."""
+    more = f"--device cpu --max-minutes 0 --submit {where} --submit-gpus 2"
+    invoke(*words(scenes, "run", *MORE, more))
+    wait_until(lambda: not (slurm / "100.queued").exists())
+    if where == "slurm":
+        assert (slurm / "100.state").read_text() == "COMPLETED|0:0"
+    else:
+        assert "interrupted and saved at step 1 of 40" in capfd.readouterr().out
+    assert newest_step(Path("run")) == 1
+
+
 def test_a_refused_job_gives_slurms_reason_and_without_slurm_one_line_says_what_else_runs(
     scenes, slurm, tmp_path, monkeypatch, capsys
 ):
