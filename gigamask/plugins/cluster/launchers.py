@@ -11,7 +11,12 @@ from typing import Any
 
 from gigamask.errors import TrainingInterruptedError
 from gigamask.plugins.cluster import submission
-from gigamask.plugins.cluster.submission import Plan, SubmitPartsOptions, SubmitTrainingOptions
+from gigamask.plugins.cluster.submission import (
+    Executor,
+    Plan,
+    SubmitPartsOptions,
+    SubmitTrainingOptions,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,16 +85,13 @@ class SubmitParts(SubmitPartsOptions):
         from gigamask.plugins.cluster import local_jobs, slurm
 
         self.check_submission()
-        plan = Plan(
-            name,
-            [name, *arguments],
-            self,
-            self.submit_jobs,
-            self.submit_parallel,
-            folder=submission.make_folder(self, name),
-        )
-        here = self.submit == "local"
-        executor = local_jobs.LocalExecutor(os.environ) if here else slurm.SlurmExecutor()
+        plan = Plan(name, [name, *arguments], self, self.submit_jobs, self.submit_parallel)
+        if self.submit == "local":
+            environments = local_jobs.environments_of(plan, os.environ)
+            executor: Executor = local_jobs.LocalExecutor(environments)
+        else:
+            executor = slurm.SlurmExecutor()
+        plan = replace(plan, folder=submission.make_folder(self, name))
         submission.run_parts(plan, executor)
         joining: Any = {"submit": "none", "part": plan.part("join")}
         yield replace(self, **joining)

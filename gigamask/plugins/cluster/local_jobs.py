@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from gigamask.errors import GigamaskError
+from gigamask.errors import GigamaskError, counted
 from gigamask.plugins.cluster.submission import ATTEMPTS, Plan, last_line
 
 STOP_S = 40.0
@@ -23,7 +23,8 @@ INTERRUPTED = 75
 class LocalExecutor:
     """Runs tasks as processes of this machine, a limited number at once."""
 
-    environment: Mapping[str, str]
+    environments: Sequence[Mapping[str, str]]
+    """one for each task that runs at once"""
     codes: dict[int, int] = field(default_factory=dict)
     """exit code of each task"""
     processes: set[subprocess.Popen] = field(default_factory=set)
@@ -36,19 +37,18 @@ class LocalExecutor:
             plan: The plan.
             numbers: The tasks.
         """
-        parallel = plan.parallel or 1
-        slots: queue.SimpleQueue[int] = queue.SimpleQueue()
-        for slot in range(parallel):
-            slots.put(slot)
+        free: queue.SimpleQueue[Mapping[str, str]] = queue.SimpleQueue()
+        for environment in self.environments:
+            free.put(environment)
 
         def run_in_slot(number: int) -> None:
-            slot = slots.get()
+            environment = free.get()
             try:
-                self._run_task(plan, number, slot)
+                self._run_task(plan, number, environment)
             finally:
-                slots.put(slot)
+                free.put(environment)
 
-        pool = ThreadPoolExecutor(parallel)
+        pool = ThreadPoolExecutor(len(self.environments))
         try:
             for future in [pool.submit(run_in_slot, number) for number in numbers]:
                 future.result()
@@ -58,16 +58,12 @@ class LocalExecutor:
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
-    def _run_task(self, plan: Plan, number: int, slot: int) -> None:
+    def _run_task(self, plan: Plan, number: int, environment: Mapping[str, str]) -> None:
         if self.stopping:
             return
-        visible = dict(self.environment)
-        if plan.count and plan.gpus and (plan.parallel or 1) > 1:
-            first = slot * plan.gpus
-            visible["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(first, first + plan.gpus)))
         command = [sys.executable, "-m", "gigamask", *plan.task(number)]
         with open(plan.log(number), "ab") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=log, env=visible)
+            process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
             self.processes.add(process)
             self.codes[number] = process.wait()
             self.processes.discard(process)
@@ -91,6 +87,38 @@ class LocalExecutor:
             number: The task.
         """
         return f"exit code {self.codes.get(number)}: {last_line(plan.log(number))}"
+
+
+def environments_of(plan: Plan, environment: Mapping[str, str]) -> list[Mapping[str, str]]:
+    """Return the environment of each part that runs at once, each with GPUs of its own.
+
+    They are taken from CUDA_VISIBLE_DEVICES if that is set. Parts without GPUs see what is there.
+
+    Args:
+        plan: The parts.
+        environment: Environment variables.
+
+    Raises:
+        GigamaskError: There are fewer GPUs than the parts need.
+    """
+    parallel = min(plan.parallel or 1, plan.count)
+    on_cpu = str(getattr(plan.options, "device", "auto")).startswith("cpu")
+    if parallel == 1 or not plan.gpus or on_cpu:
+        return [environment] * parallel
+    import torch
+
+    if not (there := torch.cuda.device_count()):
+        return [environment] * parallel
+    if (needed := parallel * plan.gpus) > there:
+        raise GigamaskError(
+            f"--submit-parallel {parallel} with {counted(plan.gpus, 'GPU')} for each part needs "
+            f"{needed}, but there {'is' if there == 1 else 'are'} {there}; lower --submit-parallel"
+        )
+    chosen = environment.get("CUDA_VISIBLE_DEVICES")
+    names = [*map(str, range(there))] if chosen is None else chosen.split(",")
+    starts = range(0, needed, plan.gpus)
+    visible = [",".join(names[start : start + plan.gpus]) for start in starts]
+    return [{**environment, "CUDA_VISIBLE_DEVICES": each} for each in visible]
 
 
 def train_here(plan: Plan, environment: Mapping[str, str]) -> int:
