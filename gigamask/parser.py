@@ -260,8 +260,6 @@ def _read(
             count = int(values[:1] in (["true"], ["false"]))
             given[name] = Given(values[0] if count else "true")
         elif leaf.words != 1:
-            if name in given and name != "config":  # whose files add up
-                raise GigamaskError(f"--{typed} is given twice; give all its values after one")
             count = leaf.words or len(values)
             given[name] = Given([] if values == ["[]"] else values[:count])
         elif values:

@@ -81,9 +81,7 @@ def test_numbers_may_lack_digits_beside_their_point():
 
 
 @pytest.mark.slow
-def test_lists_are_given_once_and_files_know_the_home_folder(tmp_path, monkeypatch):
-    with error_line("--data is given twice; give all its values after one"):
-        parse_train(["tiny", "--data", "a", "--data", "b"])
+def test_files_know_the_home_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "home.yaml").write_text("out: ~/run\ndata: [~/a, b]")
     run = parse_train(["tiny", "--config", str(tmp_path / "home.yaml")]).run

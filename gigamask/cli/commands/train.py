@@ -97,8 +97,7 @@ def run(command: str, arguments: list[str]) -> tuple[str | None, dict[str, Any]]
                 break
         time_over = state.stopping and is_over_under_torchrun(world, is_over)
     result = {"run": config.out, "step": state.step, "steps": config.steps}
-    result["samples"] = state.cursor.samples
-    result |= {"unscored": True} if state.unscored else {}
+    result |= {"samples": state.cursor.samples} | ({"unscored": True} if state.unscored else {})
     remaining = configs[number + 1 :]
     if state.step == config.steps and remaining:  # interrupted at the last step of a stage
         result = {"run": remaining[0].out, "step": 0, "steps": remaining[0].steps, "samples": 0}
