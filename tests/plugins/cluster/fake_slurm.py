@@ -47,8 +47,6 @@ def run_job(state: Path, job: int) -> None:
             "SLURM_JOB_NODELIST": "node[1-2]",
             "SLURM_ARRAY_TASK_ID": task,
         }
-        if "cpus-per-task" in options:
-            environment["SLURM_CPUS_PER_TASK"] = options["cpus-per-task"]
         while True:
             with open(log, "ab") as out:
                 process = subprocess.Popen(
@@ -67,7 +65,7 @@ def run_job(state: Path, job: int) -> None:
 
 def signal_step(tasks: list[int], number: int) -> None:
     """Signal all processes of a step: torchrun gets it, and also the processes that it started."""
-    for task in map(psutil.Process, filter(psutil.pid_exists, tasks)):
+    for task in map(psutil.Process, tasks):
         for process in (task, *task.children(recursive=True)):
             process.send_signal(number)
 
@@ -76,15 +74,11 @@ def run_step(state: Path, words: list[str]) -> int:
     """Run a step on each machine; SIGTERM to srun itself kills its tasks, as Slurm's does."""
     while words[0].startswith("--"):
         words = words[1:]
-    job, count = os.environ["SLURM_JOB_ID"], int(os.environ["SLURM_NNODES"])
-    (state / f"{job}.cpus").write_text(os.environ.get("SRUN_CPUS_PER_TASK", "1"))
-    machines = [subprocess.Popen(words) for _ in range(count)]
+    machines = [subprocess.Popen(words) for _ in range(int(os.environ["SLURM_NNODES"]))]
     pids = [each.pid for each in machines]
     signal.signal(signal.SIGTERM, lambda *_: signal_step(pids, signal.SIGKILL))
-    (state / f"{job}.0").write_text(" ".join(map(str, pids)))
-    code = max(abs(each.wait()) for each in machines)
-    (state / f"{job}.0").unlink()
-    return code
+    (state / f"{os.environ['SLURM_JOB_ID']}.0").write_text(" ".join(map(str, pids)))
+    return max(abs(each.wait()) for each in machines)
 
 
 def main(name: str, words: list[str]) -> int:
@@ -109,11 +103,9 @@ def main(name: str, words: list[str]) -> int:
         print("job" if (state / f"{words[-1]}.queued").exists() else "", end="")
     elif name == "sacct":
         print((state / f"{words[-1]}.state").read_text())
-    elif name == "scancel" and words[0] == "--signal=TERM":
-        step = state / words[1]
-        if not step.exists():
-            return 1
-        signal_step([int(pid) for pid in step.read_text().split()], signal.SIGTERM)
+    elif words[0] == "--signal=TERM":
+        pids = (state / words[1]).read_text().split()
+        signal_step(list(map(int, pids)), signal.SIGTERM)
     elif name == "scancel":
         (state / f"{words[0]}.cancelled").touch()
     elif name == "srun":
