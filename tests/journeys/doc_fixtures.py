@@ -136,6 +136,7 @@ def _write_configs(folder: Path) -> None:
     configs = {
         SMALL: sam | {"model": flags_of(MODEL, *parts)},
         SMALL_OTHER: sam | {"model": flags_of(MODEL, *parts, *VIT_SIZES)},
+        "small_features.yaml": SMALL_RUN | {"model": flags_of(MODEL, *parts, *VIT_SIZES)},
         SMALL_COMPACT: few | {"model": {"image-size": 64}},
         SMALL_MAE: SMALL_RUN | {"model": flags_of(MAE, "normalize_pixels"), "micro-batch-size": 2},
     }

@@ -6,11 +6,12 @@ REPLACED = [
     (r"\bsam_vit_h_4b8939.pth", "sam_vit_b_01ec64.pth", "one small model in place of all sizes"),
 ]
 ADDED = [
+    (r"^(distill|plan) edge_sam", f"--config {SMALL}", "--steps 2", "a small model and two steps"),
     (
-        r"^(distill|plan) (edge_sam|mobile_sam)",
-        f"--config {SMALL}",
+        r"^(distill|plan) mobile_sam",
+        "--config small_features.yaml",
         "--steps 2",
-        "a small model and two steps",
+        "the same without prompts",
     ),
     (r"^distill compact_student", f"--config {SMALL_COMPACT}", "--steps 2", "as for compact"),
     (
