@@ -163,7 +163,7 @@ def listed(path: Path | None) -> Callable[[list[str]], Container[str]]:
 
     def select(names: list[str]) -> Container[str]:
         stems = {name: compose(str(Path(name).with_suffix(""))) for name in names}
-        unknown = sorted({*wanted} - {*stems.values()})
+        unknown = sorted(wanted - {*stems.values()})
         if unknown or not wanted:
             raise GigamaskError(
                 f"--list {path}: it must name images of the source, without suffix (got "

@@ -155,13 +155,14 @@ Writer = Callable[[Images, Path, ExportOptions], None]
 options ask for it, so before all others."""
 
 
-def check_formats(formats: Sequence[str], given_as: str = "--to") -> tuple[str, ...]:
+def check_formats(formats: str | Sequence[str], given_as: str = "--to") -> tuple[str, ...]:
     """Return the formats, each once; raise `GigamaskError` if one is unknown.
 
     Args:
-        formats: Names of formats.
+        formats: Names of formats, or a single one.
         given_as: The flag or the field in which the user named them.
     """
+    formats = (formats,) if isinstance(formats, str) else formats
     if unknown := [name for name in formats if name not in writers()]:
         known = f"must be one of {', '.join(writers())}"
         if unknown[0] in map(str.lower, absent()):
@@ -186,9 +187,7 @@ def write(images: Images, out: Path, options: ExportOptions) -> list[Path]:
             wrote, or a format cannot hold a mask.
     """
     partial, record = out / PARTIAL, out / RECORD
-    own = own_files(out)
-    before = read_json(record, dict) if record.exists() else {}
-    earlier = set() if options.owned else set(before.get("images", ()))
+    own, earlier = _recorded(out)
     names, new, stale = dict[int, str](), set[str](), set[str]()
     chosen: list[Writer] = [_write_images] if options.images else []
     chosen += [plugin.load(writers()[name]) for name in check_formats(options.formats)]
@@ -213,7 +212,7 @@ def write(images: Images, out: Path, options: ExportOptions) -> list[Path]:
             stale = {name for name in own - new if _first(name) in folders}
             others = (out / name for name in (*sorted(folders - set(map(_first, own))), *new - own))
             files.check_absent(others, "no export wrote it; move it, or give another folder")
-            if lost := earlier - set(names.values()):
+            if not options.owned and (lost := earlier - {*names.values()}):
                 act = f"export all together, give another folder, or remove {record} and its files"
                 if why := options.skipped.get(min(lost)):
                     act = f"it is left out now: {why}"
@@ -248,16 +247,13 @@ def _moved(partial: Path, out: Path, names: set[str], table: Path | None) -> lis
     return written
 
 
-def own_files(out: Path) -> set[str]:
-    """Return the files in a folder that exports wrote, by their paths in it.
-
-    Args:
-        out: The folder.
-    """
+def _recorded(out: Path) -> tuple[set[str], set[str]]:
+    """Return the files in a folder that exports wrote, by their paths in it, and the images."""
     record = out / RECORD
-    stated = read_json(record, dict).get("files", ()) if record.exists() else ()
+    told = read_json(record, dict) if record.exists() else {}
     # Records of earlier versions name folders.
-    return {name for each in stated for name in (_files_in(out, each) or [each])}
+    own = {name for each in told.get("files", ()) for name in (_files_in(out, each) or [each])}
+    return own, set(told.get("images", ()))
 
 
 def remove_export(out: Path, name: str) -> None:
@@ -267,7 +263,7 @@ def remove_export(out: Path, name: str) -> None:
         out: Folder of the exports.
         name: The file or folder in it.
     """
-    _remove(out, [each for each in own_files(out) if _first(each) == name])
+    _remove(out, [each for each in _recorded(out)[0] if _first(each) == name])
 
 
 def _files_in(out: Path, folder: str = "") -> list[str]:

@@ -146,8 +146,7 @@ def segment(
     """
     paths = path_list(images)
     folder = None if pictures is None else Path(pictures)
-    if not isinstance(to, ExportOptions):
-        to = ExportOptions((to,) if isinstance(to, str) else tuple(to))
+    to = to if isinstance(to, ExportOptions) else ExportOptions(check_formats(to))
     output = Output(Path(out), to, shard_images, folder)
     masks = SamAutomaticMaskGenerator(load_model(weights, device, trust), **generator)
     with tempfile.TemporaryDirectory() as scratch, evaluated(masks.model):

@@ -18,9 +18,9 @@ from gigamask.plugins.cluster.submission import Plan, last_line
 POLL_S = 10.0
 """Seconds between two questions to squeue."""
 SIGNAL_S = 300
-"""Slurm signals a job so many seconds before its time limit, unless that is short."""
+"""Seconds before its time limit at which Slurm signals a job; fewer for a short job."""
 EARLY_S = 60
-"""Slurm may send that signal so many seconds earlier."""
+"""Seconds by which Slurm may send that signal too early."""
 SAVE_S = 240
 """Seconds that torchrun gives a stopped training to save; by default 30."""
 MAX_FAILED_POLLS = 30

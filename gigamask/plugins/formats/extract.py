@@ -87,10 +87,9 @@ def extract(
     """
     from gigamask.data import index as indexes
     from gigamask.data.storage import path_list
-    from gigamask.datatools.export_formats import ExportOptions, write
+    from gigamask.datatools.export_formats import ExportOptions, check_formats, write
 
-    formats = (to,) if isinstance(to, str) else tuple(to)
-    options = ExportOptions(formats, polygons, images=True)
+    options = ExportOptions(check_formats(to), polygons, images=True)
     with tempfile.TemporaryDirectory() as scratch:
         paths = path_list(data)
         indexes.find_tars(paths)

@@ -402,10 +402,9 @@ def _annotations(value: Any, name: str) -> list[Any]:
     if isinstance(value, dict):
         known = {key: each for key, each in value.items() if each is not None}
         lengths = {key: len(each) for key, each in known.items() if isinstance(each, list)}
-        stated = {key: lengths.get(key, -1) for key in known}
-        size = next((stated[key] for key in SEGMENTATIONS if key in stated), -1)
+        size = next((lengths.get(key, 0) for key in SEGMENTATIONS if key in known), 0)
         is_listed = size > 0 and any(lengths.get(key) == size for key in ("id", *NUMBERS))
-        is_alike = len({*stated.values()}) == 1 and lengths
+        is_alike = len(lengths) == len(known) and len({*lengths.values()}) == 1
         if "counts" not in known and (is_alike or is_listed):  # a struct of lists
             columns = [
                 [(key, item) for item in known[key]]
