@@ -10,6 +10,7 @@ import json
 import os
 import re
 import zlib
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -208,8 +209,9 @@ class _Loader(yaml.BaseLoader):
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         keys = [key.value.replace("_", "-") for key, _ in node.value if isinstance(key.value, str)]
-        if twice := [key for key in keys if keys.count(key) > 1]:
-            raise yaml.YAMLError(f"{twice[0]} is given twice")
+        for key, count in Counter(keys).most_common(1):
+            if count > 1:
+                raise yaml.YAMLError(f"{key} is given twice")
         return super().construct_mapping(node, deep)
 
 

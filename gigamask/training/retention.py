@@ -26,10 +26,10 @@ from gigamask.models.manifest import (
 )
 
 PART, REPLACED = ".part", ".replaced"
-NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
-"""Errors of file systems without symbolic links, such as buckets that are mounted."""
 """Ends of the hidden names of a checkpoint that is being written or removed, and of one that a
 new checkpoint of the same step is about to replace."""
+NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+"""Errors of file systems without symbolic links, such as buckets that are mounted."""
 
 
 @dataclass(eq=False)
