@@ -18,24 +18,19 @@ def soft_masks(
     """Return the share of each cell of a grid over the model input that each mask covers.
 
     Args:
-        transform: Transform from the original image to the input.
+        transform: Transform from the whole image to the input, without a flip.
         masks: Masks at original size.
         mask_size: Side of the grid in cells.
     """
-    y0, x0, y1, x1 = transform.crop
-    if transform.crop_size != transform.original:
-        masks = masks.resample(np.arange(y0, y1), np.arange(x0, x1))
     edges = np.arange(mask_size + 1) * (transform.image_size / mask_size)
-    (crop_h, crop_w), (h, w) = transform.crop_size, transform.resized
-    columns = (w - edges)[::-1] if transform.flip else edges
-    return average(masks, edges * (crop_h / h), columns * (crop_w / w), transform.flip)
+    (height, width), (h, w) = masks.size, transform.resized
+    return average(masks, edges * (height / h), edges * (width / w))
 
 
 def average(
     masks: RLEMasks,
     row_edges: Float64[np.ndarray, "h1"],
     column_edges: Float64[np.ndarray, "w1"],
-    flip: bool = False,
 ) -> Float32[np.ndarray, "n h w"]:
     """Return the share of each cell of a grid that each mask covers.
 
@@ -48,7 +43,6 @@ def average(
         row_edges: Edges of the h rows of cells, in pixels of the masks, strictly increasing;
             everything outside of the masks is background.
         column_edges: The same for the w columns of cells.
-        flip: Whether to mirror the result left to right.
 
     Raises:
         ValueError: Edges do not increase, or there are fewer than two.
@@ -90,9 +84,7 @@ def average(
     mask = np.searchsorted(offsets, covered, "right") - 1
     column, row = np.divmod(covered - offsets[mask], tall[mask])
     column += left[mask]
-    shares[mask, width - 1 - column if flip else column, upper[mask] + row] = (
-        table[covered] / SHARE_UNIT
-    )
+    shares[mask, column, upper[mask] + row] = table[covered] / SHARE_UNIT
     return shares.transpose(0, 2, 1)
 
 
