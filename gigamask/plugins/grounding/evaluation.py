@@ -280,15 +280,15 @@ def with_image_masks(
 
 def format_table(summary: dict[str, Any]) -> str:
     """Format a summary as a table of fractions, with rows for all queries, kinds and baselines."""
-    baselines = {f"({name})": means for name, means in summary["rules"].items()}
-    rows = {"all": summary, **summary["kinds"], **baselines}
-    width = max(map(len, rows)) + 2
+    baselines = [(f"({name})", means) for name, means in summary["rules"].items()]
+    rows = [("all", summary), *summary["kinds"].items(), *baselines]
+    width = max(len(name) for name, _ in rows) + 2
     lines = [
         f"shares of {counted(summary['queries'], 'query', 'queries')} about "
         f"{counted(summary['images'], 'image')}",
         " " * width + "".join(f"{name:>10}" for name in (*METRICS, "queries")),
     ]
-    for name, means in rows.items():
+    for name, means in rows:
         cells = "".join(f"{score_text(means[m]) or '-':>10}" for m in METRICS)
         lines.append(f"{name:{width}}{cells}{means['queries']:10,}")
     errors = [
