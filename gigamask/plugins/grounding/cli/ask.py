@@ -75,8 +75,9 @@ class AskCommand:
                 "num_matches": result.num_matches,
                 "candidates": len(masks),
                 "note": result.note,
+                "best": best,
             }
-            answers.append(answer | {"best": best})
+            answers.append(answer)
             if self.pictures:
                 path = Path(self.pictures) / f"{number}.png"
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -111,15 +112,20 @@ class AskCommand:
     def _load_image(self, pixels: PixelConfig) -> tuple[np.ndarray, RLEMasks | None]:
         """Return the image, and its masks from --annotation or the tar (None without either).
 
+        An image file is taken upright, unless the size of its annotation is that of the stored one.
+
         Args:
             pixels: Channels and window of the segmenter.
         """
         from pathlib import Path
 
+        from gigamask.data import image
         from gigamask.data.dataset import RawSample, Sa1bDataset
+        from gigamask.data.orientation import turn
+        from gigamask.datatools.image_files import fit
         from gigamask.workflows.open_data import open_sample
 
-        path, json = Path(self.image), None
+        path, json, size, masks = Path(self.image), None, None, None
         if self.image.endswith(".tar"):
             raise GigamaskError(f"{path}: is a tar; name an image in it, such as {path}:sa_1")
         if path.is_dir():
@@ -139,15 +145,18 @@ class AskCommand:
                     f"--annotation {self.annotation}: no such file; pass a JSON in SA-1B's format"
                 )
             json = Path(self.annotation).read_bytes()
-        if json is None:
-            return RawSample(self.image, jpg, None).pixels(pixels=pixels), None
-        name = self.annotation or self.image
-        annotation = RawSample(name, jpg, json).annotation()
-        if not len(annotation.masks):
-            raise GigamaskError(f"{name}: the annotation has no masks; pass another --annotation")
-        return RawSample(self.image, jpg, json).pixels(
-            annotation.size, pixels=pixels
-        ), annotation.masks
+        if json is not None:
+            name = self.annotation or self.image
+            annotation = RawSample(name, jpg, json).annotation()
+            size, masks = annotation.size, annotation.masks
+            if not len(masks):
+                raise GigamaskError(
+                    f"{name}: the annotation has no masks; pass another --annotation"
+                )
+        if not path.is_file():
+            return image.decode(jpg, self.image, size, pixels=pixels), masks
+        turned = fit(jpg, size, self.image).turn
+        return turn(image.decode(jpg, self.image, pixels=pixels), turned), masks
 
     def _candidates(self, model: PromptableModel, pixels: np.ndarray) -> RLEMasks:
         """Return the non-empty masks that the segmenter generates."""
