@@ -79,7 +79,7 @@ class AskCommand:
             }
             answers.append(answer)
             if self.pictures:
-                path = Path(self.pictures) / f"{number}.png"
+                path = Path(self.pictures) / f"answer_{number}.png"
                 path.parent.mkdir(parents=True, exist_ok=True)
                 image.write_png(path, draw_result(pixels, masks, result, self.top))
                 print(f"  {path}")

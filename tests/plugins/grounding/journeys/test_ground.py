@@ -137,7 +137,7 @@ def test_query_an_image_a_tar_and_an_image_with_annotation(
         assert each["candidates"] == masks
         assert first["confidence"] >= second["confidence"]
         assert f"mask {first['mask']}: confidence {first['confidence']:.3f}, x " in printed
-        height, width = cv2.imread(str(drawn / f"{number}.png")).shape[:2]
+        height, width = cv2.imread(str(drawn / f"answer_{number}.png")).shape[:2]
         assert (height - shown.shape[0] >= 24, width) == (True, shown.shape[1]), "a caption below"
     annotation, turned = picture.with_suffix(".json"), tmp_path / "turned.png"
     exif = Image.Exif()
