@@ -23,7 +23,7 @@ class RepViT(ImageEncoder):
     """
 
     widths: tuple[int, int, int, int] = (48, 96, 192, 384)
-    """channels at strides 4, 8, 16 and 32; even"""
+    """channels at strides 4, 8, 16 and 32; multiples of 4"""
     depths: tuple[int, int, int, int] = (3, 3, 15, 2)
     """blocks at strides 4, 8, 16 and 32, besides those that halve the resolution"""
     initializes_itself: ClassVar[bool] = False
@@ -88,7 +88,8 @@ class HuggingFaceBackbone(ImageEncoder):
 
         stated = read_architecture(self.backbone, self.revision)
         for field, value in zip(("architecture", "pixel_mean", "pixel_std"), stated, strict=True):
-            object.__setattr__(self, field, value)
+            if getattr(self, field) == getattr(type(self), field):  # a given one stays
+                object.__setattr__(self, field, value)
 
     def build(self, model: Any) -> nn.Module:
         """Build the image encoder of a SAM, with random weights."""

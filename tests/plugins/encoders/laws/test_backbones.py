@@ -113,6 +113,11 @@ def test_the_embedding_is_made_of_transformers_own_features(kind, folders):
         torch.testing.assert_close(model.encode(images, sizes), expected, rtol=1e-5, atol=1e-5)
 
 
+def test_a_given_pixel_scale_stays(folders):
+    given = HuggingFaceBackbone(str(folders["dinov2"]), pixel_mean=(1.0, 2.0, 3.0))
+    assert given.pixel_scale == ((1.0, 2.0, 3.0), STD)
+
+
 def test_blocks_are_found_in_order_and_decay_by_depth(kind, folders):
     spec = spec_with(folders[kind])
     model = build_model(spec, 0)
