@@ -359,25 +359,25 @@ def _open(name: str, data: Paths, options: BenchmarkOptions, stack: ExitStack) -
     """Open the images of a benchmark."""
     from gigamask.plugins.benchmarks import published
 
-    paths = path_list(data)
-    if not find(name).archive and options.images:
+    chosen, paths = find(name), path_list(data)
+    if not chosen.archive and options.images:
         raise GigamaskError(
             f"--images is for benchmarks whose --data is a folder of masks, not for {name}"
         )
-    if options.boxes is not None and not find(name).instances:
+    if options.boxes is not None and not chosen.instances:
         raise GigamaskError(f"--boxes is for coco and lvis, not for {name}; leave it out")
-    if find(name).instances:
-        from gigamask.plugins.benchmarks import coco_data
-
-        boxes = None if options.boxes is None else Path(options.boxes)
-        return coco_data.open_folder(name, Path(*paths[:1]), boxes)
-    if not find(name).archive:
+    if not (chosen.archive or chosen.instances):
         return stack.enter_context(open_or_build_temporary(paths))
     if len(paths) != 1:
         raise GigamaskError(
             f"--data must be one folder, the one that {name} was unpacked in (got {len(paths)})"
         )
     folder = Path(paths[0])
+    if chosen.instances:
+        from gigamask.plugins.benchmarks import coco_data
+
+        boxes = None if options.boxes is None else Path(options.boxes)
+        return coco_data.open_folder(name, folder, boxes)
     if options.images:
         if not folder.is_dir():
             raise GigamaskError(f"--data {folder}: is not a folder of masks")

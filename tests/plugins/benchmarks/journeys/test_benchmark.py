@@ -156,6 +156,7 @@ def test_a_reproduction_is_described_without_weights(tmp_path, capsys):
         ("grabcutt starter --data x".split(), "choose from grabcut"),
         ("grabcut starter --data nothing".split(), "GrabCut.zip"),
         ("grabcut starter --data x y".split(), "one folder"),
+        ("coco starter --data x y".split(), "one folder"),
         ("grabcut starter --data nothing --images x".split(), "folder of masks"),
         ("bsds starter --data x --images y".split(), "--images"),
         ("bsds starter --data x --answers confident confident".split(), "--answers"),
