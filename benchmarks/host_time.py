@@ -76,9 +76,7 @@ def main() -> None:
         with profiler:
             for _ in range(given.repeats):
                 next(iter(steps.values()))()
-        pstats.Stats(profiler).sort_stats(os.environ.get("SORT", "tottime")).print_stats(
-            given.profile
-        )
+        pstats.Stats(profiler).sort_stats(given.sort).print_stats(given.profile)
         return
     took: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(given.repeats):
