@@ -88,11 +88,11 @@ def members(photographs: str | None = None):
 
 
 def nth(path: str, number: int) -> bytes:
-    """Returns a tar's n-th member."""
+    """Returns a tar's n-th JPEG."""
     found = tar.scan(path)
-    return read(
-        path, found.offsets[number % len(found.offsets)], found.sizes[number % len(found.sizes)]
-    )
+    jpegs = [i for i, name in enumerate(found.names) if name.endswith(".jpg")]
+    chosen = jpegs[number % len(jpegs)]
+    return read(path, found.offsets[chosen], found.sizes[chosen])
 
 
 def read(path: str, offset: int, size: int) -> bytes:
