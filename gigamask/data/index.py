@@ -409,8 +409,9 @@ def _extend_by_parts(
             extend(own, folders[part.number], part.workers, progress, *flags)
         part.finish(len(shards), [len(own)])
     scanned = sum(part.join(len(shards), int))
-    paths = [*path_list(paths), *filter(is_index, folders)]
-    result = extend(paths, out, part.workers, progress, *flags)
+    # Earlier runs may have left indexes of other data.
+    ready = [path for path in folders if is_index(path) and {*find_shards(path)} <= {*shards}]
+    result = extend([*path_list(paths), *ready], out, part.workers, progress, *flags)
     return BuildResult(result.index, result.scanned + scanned, result.reused - scanned)
 
 

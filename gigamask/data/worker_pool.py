@@ -43,7 +43,8 @@ Progress = Callable[[float, int], object]
 class Part:
     """A command's share of the items, or the command that joins the results of all parts.
 
-    Each part writes its results to a file and exits; a file is complete or does not exist.
+    Each part writes its results to a file and exits; a file is complete or does not exist, and one
+    of an earlier run is removed when its part begins.
 
     Attributes:
         number: Number of this part; None joins all parts.
@@ -64,6 +65,10 @@ class Part:
         ends = [len(items) * end // self.count for end in (self.number, self.number + 1)]
         return items[ends[0] : ends[1]]
 
+    def results_of(self, number: int | None) -> Path:
+        """Return the file of the results of a part."""
+        return self.folder / f"part-{number}.json"
+
     def finish(self, total: int, results: Sequence[object]) -> NoReturn:
         """Write this part's results and exit.
 
@@ -74,7 +79,7 @@ class Part:
         content = {"total": total, "results": msgspec.to_builtins(results, str_keys=True)}
         # Unlike msgspec's, this encoder keeps numbers that are not finite, and names that are not
         # valid text.
-        path = self.folder / f"part-{self.number}.json"
+        path = self.results_of(self.number)
         files.write_text(path, json.dumps(content))
         join = f"--part join/{self.count}@{self.folder}"
         print(f"part {self.number} of {self.count} is done, in {path}; join all parts with {join}")
@@ -92,7 +97,7 @@ class Part:
         """
         results: list[Any] = []
         for number in range(self.count):
-            path = self.folder / f"part-{number}.json"
+            path = self.results_of(number)
             if not path.exists():
                 raise GigamaskError(f"{path}: part {number} has not ended; run it first")
             content = json.loads(path.read_bytes())
@@ -139,7 +144,9 @@ def part_of(part: str, workers: int = 1) -> Part | None:
         )
     folder = Path(words[3])
     folder.mkdir(parents=True, exist_ok=True)
-    return Part(None if words[1] == "join" else int(words[1]), int(words[2]), folder, workers)
+    found = Part(None if words[1] == "join" else int(words[1]), int(words[2]), folder, workers)
+    found.results_of(found.number).unlink(missing_ok=True)
+    return found
 
 
 def part_in(workers: Workers) -> Part | None:

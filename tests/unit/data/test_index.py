@@ -19,6 +19,7 @@ from gigamask.data import index as indexes
 from gigamask.data import shard_index as parts
 from gigamask.data.index import Index, build, extend, find_tars, open_or_build
 from gigamask.data.shard_index import index_tar
+from gigamask.data.worker_pool import part_of
 from gigamask.synthetic import scenes
 from tests import broken
 from tests.errors import error_line
@@ -453,6 +454,15 @@ def test_an_index_is_extended_without_another_scan(many, tmp_path, scans):
     )
     assert content(fewer.index) == content(build(f"{many}/[12].tar", tmp_path / "new"))
     assert names_in(tmp_path) == ["left", "many", "new", "whole"]
+
+
+def test_parts_join_no_index_of_other_data(many, tmp_path):
+    for tars in (many, many / "5.tar"):
+        for number in (0, 1):
+            with pytest.raises(SystemExit):
+                extend(tars, tmp_path / "out", part_of(f"{number}/2@{tmp_path}/parts"))
+    joined = extend(many / "5.tar", tmp_path / "out", part_of(f"join/2@{tmp_path}/parts"))
+    assert joined.index.shard_paths == [str(many / "5.tar")]
 
 
 @pytest.mark.slow

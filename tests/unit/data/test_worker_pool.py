@@ -12,7 +12,7 @@ import psutil
 import pytest
 import torch
 
-from gigamask.data.worker_pool import AHEAD, ordered_map, parallel_map
+from gigamask.data.worker_pool import AHEAD, ordered_map, parallel_map, part_of
 from gigamask.errors import GigamaskError
 from tests.errors import error_line
 
@@ -40,6 +40,16 @@ def test_results_are_in_the_order_of_the_items_and_progress_counts(workers):
     ) == [0, 2, 4, 6, 8]
     assert seen == [(done, 5) for done in range(1, 6)]
     assert parallel_map(double, [], workers) == []
+
+
+def test_results_of_an_earlier_run_of_a_part_are_not_joined(tmp_path):
+    for _ in range(2):
+        running = part_of(f"0/1@{tmp_path}")
+        with error_line("part-0.json: part 0 has not ended; run it first$"):
+            parallel_map(double, [1], part_of(f"join/1@{tmp_path}"))
+        with pytest.raises(SystemExit):
+            parallel_map(double, [1], running)
+        assert parallel_map(double, [1], part_of(f"join/1@{tmp_path}"), kind=int) == [2]
 
 
 @pytest.mark.slow
@@ -131,7 +141,7 @@ def test_workers_exit_when_the_parent_is_killed(tmp_path):
 INTERRUPTED = """
 import signal, sys, time
 from pathlib import Path
-from gigamask.data.worker_pool import AHEAD, ordered_map, parallel_map
+from gigamask.data.worker_pool import AHEAD, ordered_map, parallel_map, part_of
 
 def work(path):
     try:
