@@ -36,6 +36,7 @@ from gigamask.data.storage import Paths, path_list
 from gigamask.errors import CorruptSampleError, GigamaskError, check_range
 from gigamask.files import lock_folder
 from gigamask.masks.rle import RLEMasks
+from gigamask.pixels import to_rgb
 from gigamask.records import SkippedSample
 from gigamask.serialization import read_json
 
@@ -291,7 +292,7 @@ def repack_image(
         return RepackedImage(stem, jpg, raw, True, len(areas), area=sum(areas))
     transform = ImageTransform.resize_longest_side(pixels.shape[:2], config.size)
     resized = transform.apply_image(pixels).permute(1, 2, 0).numpy()
-    jpg = image.encode_jpeg(resized, config.quality)
+    jpg = image.encode_jpeg(to_rgb(resized), config.quality)
     if entry is None or raw is None:
         return RepackedImage(stem, jpg, None, False)
     height, width = transform.resized
@@ -306,8 +307,8 @@ def repack_image(
         json = annotation.encode(_resize_record(record, masks[visible], visible, transform, name))
     except RecursionError as error:
         raise CorruptSampleError(f"{name}: its json is nested too deeply; leave it out") from error
-    dropped_masks = len(masks) - len(visible)
-    return RepackedImage(stem, jpg, json, False, len(visible), dropped_masks, int(areas.sum()))
+    kept, area = len(visible), int(areas.sum())
+    return RepackedImage(stem, jpg, json, False, kept, len(masks) - kept, area)
 
 
 def _resize_record(
@@ -435,8 +436,8 @@ def _check_names(tars: list[str], out: Path, config: RepackConfig) -> None:
             )
         target = out / name
         previous = _read_record(target)
-        is_other = previous and previous.config != config
-        if target.exists() and (is_other or not _record_path(target).exists()):
+        is_other = previous.config != config if previous else not _record_path(target).exists()
+        if is_other and target.exists():
             raise GigamaskError(
                 f"{target}: exists and was not written by repack with this --size and --quality; "
                 "give another --out or move it away"

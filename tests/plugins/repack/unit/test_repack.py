@@ -162,8 +162,9 @@ def test_training_sees_nearly_the_same(tmp_path):
 
 def test_small_images_are_copied_byte_for_byte(tmp_path):
     raw = entry(1)
-    deep = cv2.imencode(".png", np.arange(5000, dtype=np.uint16).reshape(100, 50))[1].tobytes()
-    others = [("sa_2.jpg", jpeg()), ("sa_3.jpg", jpeg(100, 50)), ("sa_4.png", deep)]
+    pixels = np.arange(5000).reshape(100, 50)
+    gray, deep = (cv2.imencode(".png", pixels.astype(kind))[1].tobytes() for kind in ("u1", "u2"))
+    others = [("sa_2.jpg", jpeg()), ("sa_3.png", gray), ("sa_4.png", deep)]
     odd = [("notes.txt", b""), ("sa_9.json", b"{}")]
     tar.write(tmp_path / "in" / "a.tar", [*raw, *others, *odd])
     done = repacked(tmp_path, 80)
