@@ -160,20 +160,21 @@ def _images(index: Index, options: ExportOptions) -> Iterator[ExportedImage]:
         frame = as_stored(sample.jpg, annotation.size)
         read = partial(to_member, sample.jpg, frame, name)
         found = exported_image(name, annotation, record, read)
+        objects = found.objects
         pairs |= {
             (told["category"], each.get("category_id"))
-            for told, each in zip(found.objects, record["annotations"], strict=True)
+            for told, each in zip(objects, record["annotations"], strict=True)
         }
         values = [each.get("label") for each in record["annotations"]]
-        if max((value or 0 for value in values), default=0) > MAX_LABEL:
+        numbers = {value for value in values if isinstance(value, int)}
+        if max(numbers, default=0) > MAX_LABEL:
             notes.add(f"values of label images above {MAX_LABEL:,} are numbered anew")
-        elif None not in values and len(set(values)) == len(values):
-            told = zip(found.objects, values, strict=True)
-            found = replace(found, objects=[{**each, "id": value} for each, value in told])
+        elif len(numbers) == len(values) and min(numbers, default=1) > 0:
+            objects = [{**told, "id": key} for told, key in zip(objects, values, strict=True)]
         has_pixels = found.masks.areas() > 0
-        empty += int((~has_pixels).sum())
+        objects = [*compress(objects, has_pixels)]
+        empty += len(has_pixels) - len(objects)
         if name not in skipped:
-            objects = tuple(compress(found.objects, has_pixels))
             yield replace(found, masks=found.masks[has_pixels], objects=objects)
     ids = dict(pairs)
     if len(pairs) == len(ids) == len({key for key in ids.values() if isinstance(key, int)}):

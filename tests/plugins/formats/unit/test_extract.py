@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gigamask.data import image
+from gigamask.data import image, tar
 from gigamask.datatools.convert import ConvertOptions, convert
 from gigamask.plugins.formats.extract import ExtractCommand, extract
 from gigamask.serialization import read_json
 from tests.errors import error_line
+from tests.unit.datatools.test_convert import members
 
 
 @pytest.fixture
@@ -115,7 +116,7 @@ def test_the_command_states_what_it_left_out_and_refuses_folders_of_images(
 
 
 def test_categories_keep_their_ids(tmp_path):
-    Image.fromarray(np.zeros((20, 20, 3), np.uint8)).save(tmp_path / "a.png")
+    Image.new("RGB", (20, 20)).save(tmp_path / "a.png")
     square = [[2, 2, 9, 2, 9, 9, 2, 9]]
     annotations = [
         {"id": key, "image_id": 1, "category_id": category, "segmentation": square}
@@ -130,13 +131,13 @@ def test_categories_keep_their_ids(tmp_path):
     (tmp_path / "coco.json").write_text(json.dumps(content))
     convert(tmp_path / "coco.json", tmp_path, tmp_path / "tars", ConvertOptions())
     extract(tmp_path / "tars", tmp_path / "out")
-    found = json.loads((tmp_path / "out/coco.json").read_text())
+    found = read_json(tmp_path / "out/coco.json")
     assert sorted(found["categories"], key=lambda each: each["id"]) == categories
     assert [each["category_id"] for each in found["annotations"]] == [51, 3]
 
 
 def test_crowds_stay_and_new_ids_of_categories_are_said(tmp_path):
-    Image.fromarray(np.zeros((20, 20, 3), np.uint8)).save(tmp_path / "a.JPG")
+    Image.new("RGB", (20, 20)).save(tmp_path / "a.JPG")
     square = {"image_id": 1, "segmentation": [[2, 2, 9, 2, 9, 9, 2, 9]]}
     content = {
         "images": [{"id": 1, "file_name": "a.JPG", "height": 20, "width": 20}],
@@ -149,7 +150,7 @@ def test_crowds_stay_and_new_ids_of_categories_are_said(tmp_path):
     options = ConvertOptions(keep_crowds=True)
     convert(tmp_path / "coco.json", tmp_path, tmp_path / "tars", options)
     assert "numbered anew" in extract(tmp_path / "tars", tmp_path / "out")["notes"][0]
-    found = json.loads((tmp_path / "out/coco.json").read_text())
+    found = read_json(tmp_path / "out/coco.json")
     assert [each["iscrowd"] for each in found["annotations"]] == [0, 1]
     assert found["images"][0]["file_name"] == "a.JPG"
 
@@ -158,14 +159,14 @@ def test_crowds_stay_and_new_ids_of_categories_are_said(tmp_path):
 def test_images_of_yolo_and_labelme_keep_their_names(tmp_path, suffix):
     (tmp_path / "photos/train").mkdir(parents=True)
     (tmp_path / "labels/train").mkdir(parents=True)
-    Image.fromarray(np.zeros((20, 20, 3), np.uint8)).save(tmp_path / "photos/train/7.jpg")
+    Image.new("RGB", (20, 20)).save(tmp_path / "photos/train/7.jpg")
     shape = {"label": "cell", "points": [[2, 2], [9, 2], [9, 9]], "shape_type": "polygon"}
     content = {"shapes": [shape], "imageHeight": 20, "imageWidth": 20, "imagePath": "7.jpg"}
     text = "0 .1 .1 .5 .1 .5 .5" if suffix == ".txt" else json.dumps(content)
     (tmp_path / f"labels/train/7{suffix}").write_text(text)
     convert(tmp_path / "labels", tmp_path / "photos", tmp_path / "tars", ConvertOptions())
     extract(tmp_path / "tars", tmp_path / "out")
-    found = json.loads((tmp_path / "out/coco.json").read_text())
+    found = read_json(tmp_path / "out/coco.json")
     assert [each["file_name"] for each in found["images"]] == ["train/7.jpg"]
 
 
@@ -177,8 +178,12 @@ def test_values_beyond_16_bits_are_numbered_anew(tmp_path):
     pixels[2:8, 2:8], pixels[10:15, 3:9] = (255, 0, 200), (0, 3, 0)
     Image.fromarray(pixels).save(tmp_path / "labels/a.png")
     convert(tmp_path / "labels", tmp_path / "photos", tmp_path / "tars", ConvertOptions())
-    result = extract(tmp_path / "tars", tmp_path / "out", ("coco", "labels"))
-    assert result["notes"] == ["values of label images above 65,535 are numbered anew"]
-    found = cv2.imread(str(tmp_path / "out/labels/a.png"), -1)
-    assert np.unique(found).tolist() == [0, 1, 2]
-    assert ((found > 0) == (pixels > 0).any(2)).all()
+    path = tmp_path / "tars/sa_000000.tar"
+    given, note = members(path), "values of label images above 65,535 are numbered anew"
+    for label in (b"13107455", b"-1", b'"cell"'):
+        tar.write(path, [(name, given[name].replace(b"13107455", label)) for name in given])
+        result = extract(path, tmp_path / "out", ("coco", "labels"))
+        assert result["notes"] == [note] * label.isdigit()
+        found = cv2.imread(str(tmp_path / "out/labels/a.png"), -1)
+        assert np.unique(found).tolist() == [0, 1, 2]
+        assert ((found > 0) == (pixels > 0).any(2)).all()
