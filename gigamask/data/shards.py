@@ -237,7 +237,7 @@ class ShardReader:
         descriptor = self._descriptors.get(shard)
         if descriptor is None:
             descriptor = self._descriptors[shard] = _open(self.paths[shard], self)
-            if len(self._descriptors) > self.open_files:
+            if len(self._descriptors) > max(1, self.open_files):
                 os.close(self._descriptors.popitem(last=False)[1])
         else:
             self._descriptors.move_to_end(shard)
