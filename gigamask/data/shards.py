@@ -83,6 +83,9 @@ class ShardReader:
             return storage.read(*byte_range)
         try:
             data = storage.read_at(self._descriptor(shard), byte_range)
+            if isinstance(data, CorruptSampleError):  # as of a stale handle of NFS
+                os.close(self._descriptors.pop(shard))
+                data = storage.read_at(self._descriptor(shard), byte_range)
         except OSError as error:
             raise storage.read_error(byte_range, error) from error
         if isinstance(data, CorruptSampleError):

@@ -87,6 +87,19 @@ def test_short_reads_are_named(files):
         ShardReader(files).read(2, 90, 20)
 
 
+def test_a_file_whose_handle_is_stale_is_opened_again(files, monkeypatch):
+    shards, read, errors = ShardReader(files), storage.pread, [errno.ESTALE]
+
+    def pread(*given):
+        if errors:
+            raise OSError(errors.pop(), "stale")
+        return read(*given)
+
+    monkeypatch.setattr(storage, "pread", pread)
+    assert read_all(shards) == b"abcde"
+    assert not errors
+
+
 def test_an_entry_is_its_jpg_and_json_wherever_they_lie(tmp_path, entry, monkeypatch):
     one, two, three = entry(1), entry(2), entry(3)
     members = [one[0], ("filler", bytes(70_000)), one[1], two[1], two[0], three[0]]
