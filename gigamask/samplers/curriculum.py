@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
@@ -10,7 +11,7 @@ import numpy as np
 
 from gigamask.errors import check_counts
 from gigamask.interfaces import Sampler
-from gigamask.samplers.feistel import cycle, group_by_label
+from gigamask.samplers.feistel import LazyOrder, cycle, group_by_label
 from gigamask.samplers.validation import check, column
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class Curriculum(Sampler):
             if stage == 0 or count != reached[stage - 1]
         ]
         by_difficulty = _by_difficulty(table, reached[0], self)
-        return _CurriculumOrder(table.count, table.seed, by_difficulty, passes)
+        return _order_of(table.count, table.seed, by_difficulty, passes)
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ class AdaptiveCurriculum(Sampler):
         reached = _count_of(share, table.count)
         passes = _Passes(-epoch * length, reached, ("adaptive curriculum", reached))
         by_difficulty = _by_difficulty(table, reached, self)
-        return _CurriculumOrder(length, table.seed, by_difficulty, [passes])
+        return _order_of(length, table.seed, by_difficulty, [passes])
 
 
 class _Passes(NamedTuple):
@@ -135,27 +136,22 @@ class _Passes(NamedTuple):
     stream: tuple[str, *tuple[int, ...]]
 
 
-@dataclass(frozen=True, eq=False)
-class _CurriculumOrder:
-    """The order of one epoch: each position belongs to the passes that started last."""
+def _order_of(
+    length: int, seed: int, by_difficulty: Int64[np.ndarray, "items"], passes: Sequence[_Passes]
+) -> LazyOrder:
+    """Return the order of one epoch: each position belongs to the passes that started last."""
+    starts = [each.start for each in passes]
 
-    length: int
-    seed: int
-    by_difficulty: Int64[np.ndarray, "items"]
-    passes: list[_Passes]
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, positions: Int64[np.ndarray, "n"]) -> Int64[np.ndarray, "n"]:
-        starts = [passes.start for passes in self.passes]
+    def items_at(positions: Int64[np.ndarray, "n"]) -> Int64[np.ndarray, "n"]:
         numbers = np.searchsorted(starts, positions, side="right") - 1
         items = np.empty(len(positions), np.int64)
         for number, where in group_by_label(numbers):
-            start, reached, stream = self.passes[number]
-            ranks = cycle(positions[where] - start, reached, self.seed, *stream)
-            items[where] = self.by_difficulty[ranks]
+            start, reached, stream = passes[number]
+            ranks = cycle(positions[where] - start, reached, seed, *stream)
+            items[where] = by_difficulty[ranks]
         return items
+
+    return LazyOrder(length, items_at)
 
 
 def argsort_stable(values: Shaped[np.ndarray, "count"]) -> Int64[np.ndarray, "count"]:

@@ -55,46 +55,41 @@ class LazyShuffle(Sampler):
             epoch: Number of the epoch.
             history: Losses so far; None unless the sampler learns from them.
         """
-        return _LazyOrder(table.count, self.chunk, table.seed, epoch)
+        count, size, seed = table.count, self.chunk, table.seed
+
+        def items_at(positions: Int64[np.ndarray, "n"]) -> Int64[np.ndarray, "n"]:
+            if size is None or not len(positions):
+                return permute(positions, count, make_rng(seed, "lazy", epoch))
+            chunks, offsets = _locate(positions, size, count, make_rng(seed, "chunks", epoch))
+            items = np.empty_like(offsets)
+            for chunk, where in group_by_label(chunks):
+                first = chunk * size
+                generator = make_rng(seed, "chunk", epoch, chunk)
+                items[where] = first + permute(offsets[where], min(size, count - first), generator)
+            return items
+
+        return LazyOrder(count, items_at)
 
 
-@dataclass(frozen=True)
-class _LazyOrder:
-    """The permutation of one epoch."""
+def _locate(
+    positions: Int64[np.ndarray, "n"], size: int, count: int, generator: np.random.Generator
+) -> tuple[Int64[np.ndarray, "n"], Int64[np.ndarray, "n"]]:
+    """Return the chunk at each position, and the position within that chunk.
 
-    count: int
-    chunk: int | None
-    seed: int
-    epoch: int
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, positions: Int64[np.ndarray, "n"]) -> Int64[np.ndarray, "n"]:
-        if self.chunk is None or not len(positions):
-            return permute(positions, self.count, make_rng(self.seed, "lazy", self.epoch))
-        chunks, offsets = self._locate(positions, self.chunk)
-        items = np.empty_like(offsets)
-        for chunk, where in group_by_label(chunks):
-            first = chunk * self.chunk
-            size = min(self.chunk, self.count - first)
-            generator = make_rng(self.seed, "chunk", self.epoch, chunk)
-            items[where] = first + permute(offsets[where], size, generator)
-        return items
-
-    def _locate(
-        self, positions: Int64[np.ndarray, "n"], size: int
-    ) -> tuple[Int64[np.ndarray, "n"], Int64[np.ndarray, "n"]]:
-        """Return the chunk at each position, and the position within that chunk."""
-        # The last chunk may be short, so its place is drawn first; the other chunks take the
-        # remaining places in random order.
-        last = (self.count - 1) // size
-        generator = make_rng(self.seed, "chunks", self.epoch)
-        place_of_last = int(generator.integers(last, endpoint=True))
-        missing = (last + 1) * size - self.count
-        after = positions >= (place_of_last + 1) * size - missing
-        places, offsets = np.divmod(positions + after * missing, size)
-        chunks = np.full(len(positions), last)
-        others = places != place_of_last
-        chunks[others] = permute((places - after)[others], last, generator)
-        return chunks, offsets
+    Args:
+        positions: The positions.
+        size: Items per chunk.
+        count: Number of items.
+        generator: Fresh generator that determines the order of the chunks.
+    """
+    # The last chunk may be short, so its place is drawn first; the other chunks take the
+    # remaining places in random order.
+    last = (count - 1) // size
+    place_of_last = int(generator.integers(last, endpoint=True))
+    missing = (last + 1) * size - count
+    after = positions >= (place_of_last + 1) * size - missing
+    places, offsets = np.divmod(positions + after * missing, size)
+    chunks = np.full(len(positions), last)
+    others = places != place_of_last
+    chunks[others] = permute((places - after)[others], last, generator)
+    return chunks, offsets

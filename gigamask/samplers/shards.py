@@ -245,7 +245,19 @@ class Sharded(Sampler):
             raise GigamaskError(
                 f"node {sizes.argmin()} of {self.nodes} has no items; use fewer, or give it a tar"
             )
-        return _ShardedOrder(members, edges[:-1], sizes, table.seed, epoch)
+        # Node n holds `sizes[n]` items from `edges[n]` on: of `members`, or of all items if None.
+        longest = int(sizes.max())
+
+        def items_at(positions: Int64[np.ndarray, "n"]) -> Int64[np.ndarray, "n"]:
+            turns, nodes = np.divmod(positions, self.nodes)
+            indices = epoch * longest + turns
+            items = np.empty(len(positions), np.int64)
+            for node, where in group_by_label(nodes):
+                local = cycle(indices[where], int(sizes[node]), table.seed, "sharded", node)
+                items[where] = edges[node] + local
+            return items if members is None else members[items]
+
+        return LazyOrder(self.nodes * longest, items_at)
 
     def _edges_by_tar(self, table: SampleTable) -> Int64[np.ndarray, "edges"]:
         """Return the start of each node's items, followed by the end of the last node's."""
@@ -274,32 +286,6 @@ class Sharded(Sampler):
         numbers = np.arange(1, self.nodes, dtype=nodes.dtype)
         inner = np.searchsorted(nodes, numbers, sorter=members)
         return members, np.concatenate([[0], inner, [table.count]])
-
-
-@dataclass(frozen=True, eq=False)
-class _ShardedOrder:
-    """The order of one epoch.
-
-    Node n holds `sizes[n]` items from `firsts[n]` on: of `members`, or of all items if None.
-    """
-
-    members: Int64[np.ndarray, "count"] | None
-    firsts: Int64[np.ndarray, "nodes"]
-    sizes: Int64[np.ndarray, "nodes"]
-    seed: int
-    epoch: int
-
-    def __len__(self) -> int:
-        return len(self.sizes) * int(self.sizes.max())
-
-    def __getitem__(self, positions: Int64[np.ndarray, "n"]) -> Int64[np.ndarray, "n"]:
-        turns, nodes = np.divmod(positions, len(self.sizes))
-        indices = self.epoch * int(self.sizes.max()) + turns
-        items = np.empty(len(positions), np.int64)
-        for node, where in group_by_label(nodes):
-            local = cycle(indices[where], int(self.sizes[node]), self.seed, "sharded", node)
-            items[where] = self.firsts[node] + local
-        return items if self.members is None else self.members[items]
 
 
 def tar_spans(
