@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from shlex import join
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -55,6 +56,7 @@ class SynthCommand:
     def run(self) -> dict[str, Any]:
         """Write the scenes, and return their number and tars."""
         from gigamask.errors import GigamaskError, check_range, counted
+        from gigamask.files import find_tars
         from gigamask.progress import progress_bar
         from gigamask.synthetic import scenes
         from gigamask.workflows.open_data import open_index
@@ -86,6 +88,8 @@ class SynthCommand:
                 workers=self.workers,
             )
         print(f"{counted(self.images, 'scene')} in {counted(len(paths), 'tar')} in {self.folder}")
+        if others := len(find_tars(Path(self.folder))) - len(paths):
+            print(f"  it also holds {counted(others, 'other tar')}, of other runs")
         window = " --percentiles 0.5 99.5" if self.bits == 16 else ""
         data, recipe = join([*self.data, self.folder]), "compact" if self.data else "tiny"
         print(f"next: gigamask train {recipe} --data {data}{window} --out runs/{recipe}")

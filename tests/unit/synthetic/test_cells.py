@@ -41,3 +41,5 @@ def test_the_command_writes_those_of_its_seed(tmp_path, capsys):
     assert index.manifest.masks == len(one.masks) + len(compose_cells(3, 0).masks)
     line = refusal(capsys, f"synth {tmp_path}/out --kind cells --crowded 0.5")
     assert "--crowded is for --kind objects" in line
+    invoke(f"synth {tmp_path}/out --kind cells --images 1 --first 500")
+    assert "it also holds 1 other tar" in capsys.readouterr().out
