@@ -60,7 +60,7 @@ def path_list(paths: Paths) -> tuple[str, ...]:
     listed = list(paths) if isinstance(paths, Iterable) and not isinstance(paths, str) else [paths]
     for path in listed:
         if not isinstance(path, str | os.PathLike):
-            raise GigamaskError(f"{path!r} is not a path, nor a list of paths")
+            raise GigamaskError(f"{path!r:.60} is not a path, nor a list of paths")
     return tuple(map(str, listed))
 
 

@@ -49,6 +49,11 @@ def test_what_is_a_url():
     )
 
 
+def test_what_is_no_path_is_named_briefly():
+    with error_line(r"^\{1: 'x{55} is not a path"):
+        storage.path_list([{1: "x" * 99}])
+
+
 def test_local_ranges_and_states(served):
     path = str(served / "a.tar")
     assert storage.stat(path) == (len(DATA), str(os.stat(path).st_mtime_ns))
