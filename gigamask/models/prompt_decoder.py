@@ -79,6 +79,7 @@ def refined(
     if not times:
         return prediction
     count, found = prediction.logits.shape[1], prediction
+    prompts = map_tensors(lambda each: each.to(prediction.logits.device), prompts)
     rows = torch.arange(len(prompts.labels), device=prompts.labels.device)
     each = replace(prompts.select(rows.repeat_interleave(count)), multimask_output=False)
 

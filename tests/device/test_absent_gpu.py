@@ -57,6 +57,15 @@ def generate_masks(data: Data, folder: Path, device: str, points: int = 4) -> li
     return [float(each[key]) for each in masks for key in ("area", "predicted_iou")]
 
 
+def refine(data: Data, folder: Path, device: str) -> list[float]:
+    model = build_model(little_compact().model, 0).eval().to(device)
+    predictor = gigamask.SamPredictor(model, precision="fp32")
+    predictor.set_image(np.random.default_rng(0).integers(0, 256, (48, 64, 3), np.uint8))
+    clicks = predictor.predict(np.array([[20, 20]]), np.array([1]), refine=1)
+    boxes = predictor.predict(box=np.array([5, 5, 40, 40]), refine=1)
+    return [each for found in (clicks, boxes) for each in (found[0].mean(), *found[1])]
+
+
 CASES = {
     "sam": partial(train, little),
     "sam, fp16": partial(train, little, precision="fp16"),
@@ -66,10 +75,11 @@ CASES = {
     "evaluate": evaluate,
     "masks": generate_masks,
     "more masks": partial(generate_masks, points=8),
+    "refined": refine,
 }
 
 
-WITHOUT_STEPS = "evaluate", "masks", "more masks"
+WITHOUT_STEPS = "evaluate", "masks", "more masks", "refined"
 
 
 @pytest.fixture(scope="module")
