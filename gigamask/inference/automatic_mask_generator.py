@@ -228,7 +228,7 @@ class SamAutomaticMaskGenerator:
                 done; what it raises, such as a request to stop, ends the generation.
         """
         image = pixels_of(image, "image", self.predictor.model.config.pixels)
-        size = (image.shape[0], image.shape[1])
+        size = image.shape[:2]
         if self.tile is not None and max(size) > self.tile:
             grid = TileGrid(size, self.tile, check_tiles(self.tile, self.halo))
             return self._process_tiles(image, grid, progress)
@@ -279,7 +279,7 @@ class SamAutomaticMaskGenerator:
         assert self.point_grids is not None
         grid = as_array(self.point_grids[layer]).astype(np.float64).reshape(-1, 2)
         points = grid * np.array([x1 - x0, y1 - y0])
-        size, step = (image.shape[0], image.shape[1]), self.points_per_batch
+        size, step = image.shape[:2], self.points_per_batch
         parts = [_no_proposals(crop, len(self.predictor.model.config.class_names))]
         for i in range(0, len(points), step):
             progress(i / len(points))
@@ -312,7 +312,7 @@ class SamAutomaticMaskGenerator:
             None,
             None,
             True,
-            self.predictor.model.config.mask_size,
+            predictor.model.config.mask_size,
         )
         with predictor.autocast():
             prediction = PromptDecoder(predictor.model, predictor.get_image_embedding())(prompts)
@@ -321,11 +321,11 @@ class SamAutomaticMaskGenerator:
         named = prediction.class_logits
         named = None if named is None else class_scores(named.flatten(0, 1)).cpu().numpy()
         mask_points = np.repeat(points, prediction.iou_predictions.shape[1], axis=0)
-        least_iou, least_stability = self.config.thresholds(self.predictor.model.config.decoder)
+        least_iou, least_stability = self.config.thresholds(predictor.model.config.decoder)
         good = torch.nonzero((iou > least_iou) | (least_iou <= 0))[:, 0]
-        offset, threshold = self.stability_score_offset, self.predictor.model.mask_threshold
+        offset, threshold = self.stability_score_offset, predictor.model.mask_threshold
         numbers, iou_of = good.cpu().numpy(), iou.cpu().numpy()
-        order, found = [], [_no_proposals(crop, len(self.predictor.model.config.class_names))]
+        order, found = [], [_no_proposals(crop, len(predictor.model.config.class_names))]
         for group in _groups(logit_stacks(transform, low[good], min(threshold - offset, 0.0))):
             stability = [
                 calculate_stability_score(logits, offset, threshold) for _, logits, _ in group
@@ -346,7 +346,7 @@ class SamAutomaticMaskGenerator:
             )
             boxes = proposals.boxes + np.array([x0, y0, x0, y0])
             at_edge = is_box_near_crop_edge(boxes, crop, size, EDGE_TOLERANCE_PX)
-            kept = ~at_edge if self.tile is None else np.ones(len(at_edge), bool)
+            kept = ~at_edge | (self.tile is not None)
             order.append(index[kept])
             found.append(proposals[kept])
         proposals = MaskProposals.concatenate(found)

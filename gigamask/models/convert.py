@@ -25,8 +25,7 @@ PE_MATRIX_KEY = "prompt_encoder.pe_layer.positional_encoding_gaussian_matrix"
 HF_KEY_MAP = (
     ("image_encoder.patch_embed.proj.", "vision_encoder.patch_embed.projection."),
     ("image_encoder.pos_embed", "vision_encoder.pos_embed"),
-    ("image_encoder.blocks.{i}.norm1.", "vision_encoder.layers.{i}.layer_norm1."),
-    ("image_encoder.blocks.{i}.norm2.", "vision_encoder.layers.{i}.layer_norm2."),
+    ("image_encoder.blocks.{i}.norm", "vision_encoder.layers.{i}.layer_norm"),
     ("image_encoder.blocks.{i}.", "vision_encoder.layers.{i}."),
     ("image_encoder.neck.0.", "vision_encoder.neck.conv1."),
     ("image_encoder.neck.1.", "vision_encoder.neck.layer_norm1."),
@@ -41,22 +40,7 @@ HF_KEY_MAP = (
     ("prompt_encoder.mask_downscaling.6.", "prompt_encoder.mask_embed.conv3."),
     ("prompt_encoder.not_a_point_embed.", "prompt_encoder.not_a_point_embed."),
     ("prompt_encoder.no_mask_embed.", "prompt_encoder.no_mask_embed."),
-    (
-        "mask_decoder.transformer.layers.{i}.norm1.",
-        "mask_decoder.transformer.layers.{i}.layer_norm1.",
-    ),
-    (
-        "mask_decoder.transformer.layers.{i}.norm2.",
-        "mask_decoder.transformer.layers.{i}.layer_norm2.",
-    ),
-    (
-        "mask_decoder.transformer.layers.{i}.norm3.",
-        "mask_decoder.transformer.layers.{i}.layer_norm3.",
-    ),
-    (
-        "mask_decoder.transformer.layers.{i}.norm4.",
-        "mask_decoder.transformer.layers.{i}.layer_norm4.",
-    ),
+    ("mask_decoder.transformer.layers.{i}.norm", "mask_decoder.transformer.layers.{i}.layer_norm"),
     (
         "mask_decoder.transformer.norm_final_attn.",
         "mask_decoder.transformer.layer_norm_final_attn.",
@@ -459,7 +443,7 @@ def _rename(name: str, source: int, target: int) -> str:
     """Translate a tensor's name between conventions: 0 is Meta's, 1 Hugging Face's."""
     for names in HF_KEY_MAP:
         pattern = re.escape(names[source]).replace(r"\{i\}", r"(\d+)")
-        if match := re.match(pattern + ("" if names[source].endswith(".") else "$"), name):
+        if match := re.match(pattern, name):
             index = match[1] if match.groups() else ""
             return names[target].replace("{i}", index) + name[match.end() :]
     raise GigamaskError(
