@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,6 +15,7 @@ from gigamask.errors import GigamaskError
 from gigamask.models import convert
 from gigamask.models.configs import ModelConfig, SamConfig, as_sam, tiny, vit_b, vit_h, vit_l
 from gigamask.models.weight_files import State
+from gigamask.models.weight_paths import PROCESSORS
 from gigamask.serialization import read_json
 
 MAX_CONFIG_BYTES = 1 << 20
@@ -21,7 +23,7 @@ MAX_CONFIG_BYTES = 1 << 20
 
 
 def check_processor(config: SamConfig, weights: Path) -> None:
-    """Check that a preprocessor_config.json beside weights has the pixels that the model sees.
+    """Check that an image processor beside weights has the pixels that the model sees.
 
     Args:
         config: Configuration of the model.
@@ -30,9 +32,11 @@ def check_processor(config: SamConfig, weights: Path) -> None:
     Raises:
         GigamaskError: It scales pixels by another mean or standard deviation.
     """
-    path = weights.with_name("preprocessor_config.json")
-    stated = read_json(path, dict, MAX_CONFIG_BYTES) if path.is_file() else {}
-    for name, own in zip(("image_mean", "image_std"), config.pixel_scale, strict=True):
+    names = ("image_mean", "image_std"), config.pixel_scale
+    for path, (name, own) in product(map(weights.with_name, PROCESSORS), zip(*names, strict=True)):
+        content = read_json(path, dict, MAX_CONFIG_BYTES) if path.is_file() else {}
+        nested = content.get("image_processor")
+        stated = nested if isinstance(nested, dict) else content
         expected = [round(value / 255, 3) for value in own]
         found = stated.get(name) or expected
         values = found if isinstance(found, list) else [found]

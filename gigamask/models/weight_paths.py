@@ -18,6 +18,8 @@ PASS_WEIGHTS = (
     "or starter"
 )
 """What to do if there are no weights, for error messages."""
+PROCESSORS = "preprocessor_config.json", "processor_config.json"
+"""What an image processor of transformers is saved as, until version 4 and since version 5."""
 STARTER = "starter"
 """Name of the weights in this package: the model `compact`, trained on synthetic scenes alone."""
 STARTER_FILE = Path(__file__).parent / "starter.safetensors"
@@ -34,7 +36,7 @@ def find_weights(path: Path | str) -> Path:
     """
     folder = Path(path)
     if hub := parse_hub_id(path):
-        folder = download(hub[0], ("config.json", manifest.MODEL), revision=hub[1])
+        folder = download(hub[0], ("config.json", manifest.MODEL), PROCESSORS, hub[1])
     if str(path) == STARTER and not os.path.lexists(folder):
         return STARTER_FILE
     if folder.is_dir():

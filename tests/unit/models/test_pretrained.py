@@ -1,5 +1,6 @@
 """`Sam.from_pretrained` and `save_pretrained`: folders, files, models of the Hugging Face Hub."""
 
+import json
 import os
 import subprocess
 import sys
@@ -125,9 +126,15 @@ def test_a_model_of_the_hub_is_downloaded_once(model, tmp_path):
     older.mkdir()
     first = build_model(model.config, 9)
     first.save_pretrained(older)
-    hub_ids = ("us/sam", "us/nothing", "us/no..thing", "hf:us/sam@v1", "us/sam@v2")
+    other = tmp_path / "hub/us/gray/main"
+    model.save_pretrained(other)
+    (other / "preprocessor_config.json").unlink()
+    scaled = {"image_processor": {"image_mean": [0.5, 0.5, 0.5]}}
+    (other / "processor_config.json").write_text(json.dumps(scaled))
+    hub_ids = ("us/sam", "us/nothing", "us/no..thing", "hf:us/sam@v1", "us/sam@v2", "us/gray")
     with Hub(tmp_path / "hub") as hub:
         errors = load_in_a_process(tmp_path, *hub_ids, HF_ENDPOINT=hub.endpoint)
+    assert "processor_config.json: image_mean is [0.5, 0.5, 0.5]" in errors.pop()
     refused = [error.partition(":")[0] for error in errors]
     assert refused == ["us/nothing", "us/no..thing", "us/sam@v2"]
     assert_equal(model, Sam.from_pretrained(tmp_path / "saved0"))
