@@ -223,8 +223,8 @@ class ImageEmbedder:
             for key, embedding in zip(missing, encoded, strict=True):
                 embeddings[key] = self.cache.rounded(embedding)
                 self.cache.put(key, embedding)
-        device = self.model.device
-        return [embedding.to(device) for key in keys if (embedding := embeddings[key]) is not None]
+        mean = self.model.pixel_mean  # as wide as the model is, whatever was stored
+        return [embedding.to(mean) for key in keys if (embedding := embeddings[key]) is not None]
 
     def embed_batch(
         self, images: UInt8[Tensor, "B N S S"], input_sizes: Int64[Tensor, "B 2"]
@@ -269,8 +269,9 @@ class ImageEmbedder:
             "deviation": self.model.pixel_std,
         }
         floats = [each for each in state.values() if each.is_floating_point()]
+        wide = torch.promote_types(floats[0].dtype, torch.float32)
         norms = (
-            torch.stack(torch._foreach_norm(floats, dtype=torch.float32)).tolist()
+            torch.stack(torch._foreach_norm(floats, dtype=wide)).tolist()
             if self.watched
             else ()
         )
