@@ -88,6 +88,8 @@ class Proposals:
                     for key, one in found.objects.items()
                     if one.is_open and one.certainty >= threshold
                 }
+                if not chosen:  # another judged them since they were listed
+                    continue
                 changed = found.with_edit(self.project.stamped(Edit("accept all", dict(chosen))))
                 finished = replace(
                     changed, done=all(one.accepted for one in changed.objects.values())

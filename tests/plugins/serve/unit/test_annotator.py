@@ -139,22 +139,27 @@ def propose(annotator):
 
 
 @pytest.mark.slow
-def test_remaining_images_get_proposals_and_the_certain_ones_are_accepted(annotator):
+def test_remaining_images_get_proposals_and_the_certain_ones_are_accepted(annotator, monkeypatch):
+    project = annotator.project
     annotator.stroke(0, 0, "object", DOT)
     proposals = propose(annotator)
     assert proposals.state["done"] == proposals.state["total"] == 3
     assert "bad.jpg" in proposals.state["fault"]
-    rows = annotator.project.summary()
+    rows = project.summary()
     assert [each["status"] for each in rows] == ["in progress", "proposed", "proposed", "not begun"]
     every = sorted(value for each in rows for value in each["open"])
-    assert every
     threshold = every[-1]
     expected = sum(value >= threshold for value in every)
     assert proposals.accept(threshold) == expected
-    rows = annotator.project.summary()
+    rows = project.summary()
     assert sum(each["accepted"] for each in rows) == expected
     assert proposals.accept(0.0) == len(every) - expected
-    assert [each["status"] for each in annotator.project.summary()[1:3]] == ["done", "done"]
+    assert [each["status"] for each in project.summary()[1:3]] == ["done", "done"]
+    found = project.read(1)
+    annotator.assign(1, found.version, [*found.objects], None)
+    monkeypatch.setattr(project, "summary", lambda: rows)  # somebody deletes them meanwhile
+    assert proposals.accept(0.0) == 0
+    assert project.read(1).status == "in progress", "nobody said that there is nothing in it"
 
 
 @pytest.mark.slow
