@@ -146,8 +146,7 @@ class ExportOptions:
         Args:
             category: As for `number_of`.
         """
-        number = self.number_of(category)
-        return self.category_ids.get(category, number + 1)
+        return self.category_ids.get(category, self.number_of(category) + 1)
 
 
 Writer = Callable[[Images, Path, ExportOptions], None]
@@ -224,14 +223,13 @@ def write(images: Images, out: Path, options: ExportOptions) -> list[Path]:
         told = {"files": sorted(own - stale | new), "images": sorted(names.values())}
         files.write_text(record, json.dumps(told))
         _remove(out, stale)
-        written = _moved(partial, out, new, options.table)
+        return _moved(partial, out, new, options.table)
     except OSError as error:
         raise GigamaskError(
             f"{out}: cannot be written ({error.strerror}); free space or correct the permissions"
         ) from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return written
 
 
 def _moved(partial: Path, out: Path, names: set[str], table: Path | None) -> list[Path]:
@@ -299,12 +297,11 @@ def write_coco(images: Images, out: Path, options: ExportOptions) -> None:
     listed, annotations = [], []
     for each in images():
         height, width = each.masks.size
-        names = {"id": each.number, "file_name": each.name}
-        listed.append({**names, "height": height, "width": width})
+        listed.append({"id": each.number, "file_name": each.name, "height": height, "width": width})
         for i, fields in enumerate(annotation.mask_fields([each.masks])):
             told = dict(each.objects[i])
             x0, y0, wide, high = fields["bbox"]
-            shape = _polygons(each.masks[i : i + 1]) if options.polygons else None
+            shape = options.polygons and _polygons(each.masks[i : i + 1])
             annotations.append(
                 {
                     **fields,
@@ -409,10 +406,9 @@ def _write_table(images: Images, out: Path, options: ExportOptions) -> None:
                 area = int(inside.sum())
                 row = inside.sum(1) @ np.arange(lines.start, lines.stop) / area
                 column = inside.sum(0) @ np.arange(columns.start, columns.stop) / area
-                mean = pixels[lines, columns][inside].mean()
-                box = [lines.start, columns.start, lines.stop, columns.stop]
-                place = [each.name, told["id"], area, row, column, *box]
-                rows.writerow([*place, mean, told["category"], told["score"]])
+                place = row, column, lines.start, columns.start, lines.stop, columns.stop
+                more = pixels[lines, columns][inside].mean(), told["category"], told["score"]
+                rows.writerow([each.name, told["id"], area, *place, *more])
 
 
 def _intensity(each: ExportedImage) -> Float64[np.ndarray, "H W"]:
@@ -429,8 +425,7 @@ def _write_images(images: Images, out: Path, options: ExportOptions) -> None:
             frame = fit(raw, each.masks.size, each.name)
             path = out / "images" / each.name
             if each.file and frame.orientation == 1:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.symlink_to(each.file.absolute())
+                save(path, raw, each.file.absolute())
             elif each.file and not is_jpeg(raw):
                 save(path, _upright(raw, frame, each.name))
             else:
@@ -465,14 +460,19 @@ def with_own_files(images: Images) -> Iterator[ExportedImage]:
         yield each
 
 
-def save(path: Path, raw: bytes) -> None:
-    """Write a file and the folders that it lies in.
+def save(path: Path, raw: bytes, target: Path | str = "") -> None:
+    """Write a file, which must not exist, and the folders that it lies in.
 
     Args:
         path: The file.
         raw: Its bytes.
+        target: A file of these bytes, to which a link is written if the file system has links.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    if target:
+        with suppress(OSError):  # as on a memory stick
+            return path.symlink_to(target)
+    path.touch(exist_ok=False)
     path.write_bytes(raw)
 
 

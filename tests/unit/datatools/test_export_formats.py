@@ -7,6 +7,7 @@ import tarfile
 import zlib
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -124,13 +125,15 @@ def test_shards_hold_upright_images_and_what_is_known_of_each_mask(images, tmp_p
         assert np.abs(np.array(member).astype(int) - upright).mean() < 12
 
 
-def test_images_agree_with_masks_also_where_exif_is_ignored(images, tmp_path):
-    write(lambda: images, tmp_path / "out", ExportOptions(("coco",), images=True))
-    for each in images:
-        path = tmp_path / "out" / "images" / each.name
-        assert path.is_symlink() == (each.name == "a.png")
-        pixels = np.array(Image.open(path)).astype(int)
-        assert np.abs(pixels - cv2.imread(str(each.file))[..., ::-1]).mean() < 4
+def test_images_agree_with_masks_also_where_exif_is_ignored(images, tmp_path, monkeypatch):
+    for links in ("a.png", ""):
+        write(lambda: images, tmp_path / f"out{links}", ExportOptions(("coco",), images=True))
+        for each in images:
+            path = tmp_path / f"out{links}" / "images" / each.name
+            assert path.is_symlink() == (each.name == links)
+            pixels = np.array(Image.open(path)).astype(int)
+            assert np.abs(pixels - cv2.imread(str(each.file))[..., ::-1]).mean() < 4
+        monkeypatch.setattr(Path, "symlink_to", Path.samefile)  # fails, as on a memory stick
 
 
 @pytest.mark.parametrize("orientation", [1, 3, 6])
@@ -205,9 +208,6 @@ def test_an_export_replaces_the_last_one_only_when_it_is_whole(images, tmp_path)
     with error_line("stopped"):
         write(lambda: images[:1], out, ExportOptions(tuple(writers()), check=stop))
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
-    (tmp_path / "own" / "labels").mkdir(parents=True)
-    with error_line("labels.*no export wrote it"):
-        write(lambda: images, tmp_path / "own", ExportOptions(("labels",), owned=True))
     (out / "labels" / "more" / "mine.png").write_bytes(b"drawn by hand")
     write(lambda: images[:1], out, ExportOptions(("labels",), owned=True))
     assert {path.name for path in (out / "labels").rglob("*.png")} == {"a.png", "mine.png"}
@@ -261,7 +261,7 @@ def test_only_files_of_earlier_exports_are_replaced(images, tmp_path):
     own = tmp_path / "mine" / "labels" / "a.png"
     own.parent.mkdir(parents=True)
     own.write_bytes(b"drawn by hand")
-    with error_line("labels: would be replaced"):
+    with error_line("labels: would be replaced, but no export wrote it"):
         write(lambda: images, tmp_path / "mine", options)
     assert own.read_bytes() == b"drawn by hand"
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["labels"]
