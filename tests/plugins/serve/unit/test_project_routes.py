@@ -65,6 +65,9 @@ def unchanged(tmp_path_factory, model):
 def test_an_image_is_opened_drawn_on_and_marked_as_done(client, session, monkeypatch):
     asked = []
 
+    def post(path, **body):
+        return client.post(f"{IMAGE}/{path}", json=body)
+
     def superseded(key, steps, best_only, client):
         asked.append(client)
         raise SupersededError("another preview was asked for")
@@ -75,22 +78,22 @@ def test_an_image_is_opened_drawn_on_and_marked_as_done(client, session, monkeyp
     assert (opened["height"], opened["width"], opened["version"]) == (30, 40, 0)
     for picture in ("jpeg", "thumbnail"):
         assert client.get(f"{IMAGE}/{picture}").content[:2] == b"\xff\xd8"
-    assert client.post(f"{IMAGE}/embed", json={}).json()["cached"] is False
-    assert client.post(f"{IMAGE}/preview", json={"steps": [{"point": [3, 4]}]}).json()["area"] >= 0
+    assert post("embed").json()["cached"] is False
+    steps = [PROMPT["step"]]
+    assert post("preview", steps=steps).json()["area"] >= 0
     monkeypatch.setattr(session, "predict", superseded)
-    preview = client.post(f"{IMAGE}/preview", json={"steps": [{"point": [3, 5]}], "client": "me"})
-    assert (preview.status_code, asked) == (409, ["me"])
-    drawn = client.post(f"{IMAGE}/stroke", json=STROKE).json()
-    assert drawn["objects"][0]["area"] > 9
+    assert post("preview", steps=steps, client="me").status_code == 409
+    assert asked == ["me"]
+    assert post("stroke", **STROKE).json()["objects"][0]["area"] > 9
     assert client.get(f"{IMAGE}/corners/1").json()
-    named = {"version": 1, "objects": [1], "accepted": True, "name": "x"}
-    assert client.post(f"{IMAGE}/assign", json=named).json()["objects"][0]["name"] == "x"
+    named = post("assign", version=1, objects=[1], accepted=True, name="x").json()
+    assert named["objects"][0]["name"] == "x"
     other = f"{IMAGE[:-1]}1"
     client.post(f"{other}/history", json={"version": 0, "by": 0})
     assert client.post(f"{other}/stroke", json=STROKE | {"version": 1}).status_code == 200
-    done = client.post(f"{IMAGE}/done", json={"version": 2, "done": True}).json()
+    done = post("done", version=2, done=True).json()
     assert (done["status"], done["held_out"]) == ("done", True)
-    undone = client.post(f"{IMAGE}/history", json={"version": 3, "by": -2}).json()
+    undone = post("history", version=3, by=-2).json()
     assert (undone["objects"], undone["can_redo"]) == ([], True)
     assert client.get("/api/project/loop").json()["training"] == {"state": "none"}
 

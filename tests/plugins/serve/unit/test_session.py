@@ -16,7 +16,6 @@ import cv2
 import numpy as np
 import pytest
 import simplejpeg
-import torch
 from PIL import Image
 
 from gigamask.errors import CorruptSampleError, GigamaskError
@@ -40,7 +39,7 @@ ANY_MASKS = AutomaticMaskConfig(points_per_side=2, pred_iou_thresh=0.0, stabilit
 
 def encode(pixels, kind="PNG", **options) -> bytes:
     raw = io.BytesIO()
-    Image.fromarray(pixels).save(raw, kind, **options)
+    np.save(raw, pixels) if kind == "npy" else Image.fromarray(pixels).save(raw, kind, **options)
     return raw.getvalue()
 
 
@@ -175,9 +174,7 @@ def test_images_of_16_bits_are_opened_by_the_models_window(model):
     shown = np.repeat(np.rint(deep / 10).astype(np.uint8)[..., None], 3, 2)
     predictor = SamPredictor(own)
     predictor.set_image(shown)
-    array = io.BytesIO()
-    np.save(array, deep)
-    session, files = Session(own), (encode(deep, "PNG"), encode(deep, "TIFF"), array.getvalue())
+    session, files = Session(own), [encode(deep, kind) for kind in ("PNG", "TIFF", "npy")]
     [key] = {session.open(file, "a")["id"] for file in files}  # the same pixels
     decoded = np.array(Image.open(io.BytesIO(session.jpeg(key))))
     assert np.abs(decoded.astype(int) - shown).mean() < 6
@@ -252,18 +249,14 @@ def test_large_pictures_are_answered_by_tiles_and_small_ones_are_not(model):
     opened = session.images.get(large)
     session.embed(large)
     assert opened.cached_bytes == 40 * 60 * 3
-    steps = [click_at(50.0, 30.0), click_at(52.0, 31.0)]
-    found = session.predict(large, steps)
+    points, labels = np.array([[50.0, 30.0], [52.0, 31.0]]), np.array([1, 1])
+    found = session.predict(large, [click_at(*point) for point in points.tolist()])
     assert opened.cached_bytes > 40 * 60 * 3 + opened.predictor.crop_decoders[0].nbytes
     predictor = SamPredictor(model, **tiles)
     predictor.set_image(opened.pixels)
-    _, iou, low = predictor.predict(np.array([[50.0, 30.0]]), np.array([1]))
-    masks, _, _ = predictor.predict(
-        np.array([[50.0, 30.0], [52.0, 31.0]]),
-        np.array([1, 1]),
-        mask_input=low[int(iou.argmax())][None],
-        multimask_output=False,
-    )
+    _, iou, low = predictor.predict(points[:1], labels[:1])
+    fed = low[int(iou.argmax())][None]
+    masks, _, _ = predictor.predict(points, labels, mask_input=fed, multimask_output=False)
     assert (masks_of(found)[0] == masks[0]).all()
     assert session.all_masks(large)
     assert opened.fraction == 5 / 6
@@ -308,13 +301,11 @@ def test_pictures_that_are_too_large_or_none_are_refused(session, monkeypatch):
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "16 bits", "npy"])
 def test_images_above_the_limit_are_opened_at_half_their_size_if_asked(session, monkeypatch, kind):
     smooth = cv2.GaussianBlur(picture(41, 60), (9, 9), 0)
-    array = io.BytesIO()
-    np.save(array, smooth)
     raw = {
         "PNG": encode(smooth),
         "JPEG": encode(smooth, "JPEG", quality=95),
         "16 bits": encode(smooth[..., 0].astype(np.uint16) * 40),
-        "npy": array.getvalue(),
+        "npy": encode(smooth, "npy"),
     }[kind]
     monkeypatch.setattr(sessions, "MAX_PIXELS", 1000)
     told = session.open(raw, "a", halve=True)
@@ -426,7 +417,7 @@ def test_empty_unstable_masks_of_an_untrained_model_have_scores(session, key, mo
     monkeypatch.setattr(
         open_images,
         "calculate_stability_score",
-        lambda logits, offset: torch.full((len(logits),), float("nan")),
+        lambda logits, offset: logits.new_full((len(logits),), np.nan),
     )
     found = session.predict(key, [click_at(1.0, 1.0)])
     assert [each["stability"] for each in found] == [0.0] * 3
