@@ -19,13 +19,14 @@ from gigamask.records import SampleRef, StepPlan
 if TYPE_CHECKING:
     from gigamask.samplers.loss_history import LossHistory
 
-Locate = Callable[[Int64[np.ndarray, "n"]], tuple[Int64[np.ndarray, "n"], Int64[np.ndarray, "n"]]]
+Integers = Int64[np.ndarray, "n"]
+Locate = Callable[[Integers], tuple[Integers, Integers]]
 """Maps items to the rows of their images, and to masks of these images (-1: the whole image)."""
 
 
 def whole_images(
-    items: Int64[np.ndarray, "n"],
-) -> tuple[Int64[np.ndarray, "n"], Int64[np.ndarray, "n"]]:
+    items: Integers,
+) -> tuple[Integers, Integers]:
     """Locate items that are the rows of an index."""
     return items, np.full(len(items), -1)
 
@@ -65,9 +66,7 @@ def order_of(
     return order
 
 
-def items_at(
-    order: Order, positions: Int64[np.ndarray, "n"], sampler: Sampler, table: SampleTable
-) -> Int64[np.ndarray, "n"]:
+def items_at(order: Order, positions: Integers, sampler: Sampler, table: SampleTable) -> Integers:
     """Return the items at positions of an order.
 
     Args:
@@ -171,7 +170,7 @@ class SampleSequence:
         steps = ((newest + 1) * length - consumed) // batch_size
         return float(consumed + steps * batch_size)
 
-    def sample_refs(self, samples: Int64[np.ndarray, "n"], start: int) -> tuple[SampleRef, ...]:
+    def sample_refs(self, samples: Integers, start: int) -> tuple[SampleRef, ...]:
         """Return the references of some samples of a step.
 
         Args:
@@ -198,9 +197,7 @@ class SampleSequence:
             samples = np.arange(start, start + len(losses))
             self._history.update(self._at(samples)[0], samples // self.epoch_length, losses)
 
-    def _at(
-        self, samples: Int64[np.ndarray, "n"]
-    ) -> tuple[Int64[np.ndarray, "n"], Float32[np.ndarray, "n"]]:
+    def _at(self, samples: Integers) -> tuple[Integers, Float32[np.ndarray, "n"]]:
         """Return the items at these samples, and the weights of their losses."""
         epochs, positions = np.divmod(samples, self.epoch_length)
         items, weights = np.empty(len(samples), np.int64), np.ones(len(samples), np.float32)
