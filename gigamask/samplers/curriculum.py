@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float64, Int64, Shaped
 
     from gigamask.interfaces import LossSnapshot, Order, SampleTable
+    from gigamask.samplers.feistel import Integers
 
 BLOCK = 2**16
 """Number of items whose sort keys are computed together, in the CPU cache."""
@@ -142,7 +143,7 @@ def _order_of(
     """Return the order of one epoch: each position belongs to the passes that started last."""
     starts = [each.start for each in passes]
 
-    def items_at(positions: Int64[np.ndarray, "n"]) -> Int64[np.ndarray, "n"]:
+    def items_at(positions: Integers) -> Integers:
         numbers = np.searchsorted(starts, positions, side="right") - 1
         items = np.empty(len(positions), np.int64)
         for number, where in group_by_label(numbers):

@@ -17,6 +17,8 @@ from gigamask.rng import make_rng
 if TYPE_CHECKING:
     from jaxtyping import Int64, Integer, UInt64
 
+    Integers, Words = Int64[np.ndarray, "n"], UInt64[np.ndarray, "n"]
+
 ROUNDS = 6
 FEW_BITS = 8
 """Networks of fewer bits need twice as many rounds for all permutations to be equally likely."""
@@ -33,19 +35,17 @@ class LazyOrder:
     """An order whose items are computed when they are requested."""
 
     length: int
-    items_at: Callable[[Int64[np.ndarray, "n"]], Int64[np.ndarray, "n"]]
+    items_at: Callable[[Integers], Integers]
     """returns the items at some positions"""
 
     def __len__(self) -> int:
         return self.length
 
-    def __getitem__(self, positions: Int64[np.ndarray, "n"]) -> Int64[np.ndarray, "n"]:
+    def __getitem__(self, positions: Integers) -> Integers:
         return self.items_at(positions)
 
 
-def permute(
-    positions: Int64[np.ndarray, "n"], size: int, generator: np.random.Generator
-) -> Int64[np.ndarray, "n"]:
+def permute(positions: Integers, size: int, generator: np.random.Generator) -> Integers:
     """Evaluate a random permutation at some positions.
 
     Args:
@@ -79,13 +79,11 @@ def permute(
     return items
 
 
-def cycle(
-    indices: Int64[np.ndarray, "n"], size: int, seed: int, purpose: str, *ids: int
-) -> Int64[np.ndarray, "n"]:
+def cycle(indices: Integers, size: int, seed: int, purpose: str, *ids: int) -> Integers:
     """Index an endless sequence of permutations, one after the other.
 
     Args:
-        indices: Indices into the sequence.
+        indices: Integers into the sequence.
         size: Number of items.
         seed: Random seed.
         purpose: Name of the random stream.
@@ -102,11 +100,11 @@ def cycle(
 
 
 def permute_each(
-    positions: Int64[np.ndarray, "n"],
-    sizes: Int64[np.ndarray, "n"],
+    positions: Integers,
+    sizes: Integers,
     generator: np.random.Generator,
-    *labels: Int64[np.ndarray, "n"],
-) -> Int64[np.ndarray, "n"]:
+    *labels: Integers,
+) -> Integers:
     """Evaluate many random permutations, each at some positions.
 
     Args:
@@ -139,14 +137,14 @@ def permute_each(
 
 
 def balanced_items(
-    positions: Int64[np.ndarray, "n"],
+    positions: Integers,
     draw: int,
-    lengths: Int64[np.ndarray, "n"],
-    sizes: Int64[np.ndarray, "n"],
-    labels: Int64[np.ndarray, "n"],
+    lengths: Integers,
+    sizes: Integers,
+    labels: Integers,
     seed: int,
     purpose: str,
-) -> Int64[np.ndarray, "n"]:
+) -> Integers:
     """Return items of one draw from each of many sets, chosen equally often over all draws.
 
     An item is repeated within a draw only after all items of its set have been chosen. Over any
@@ -196,7 +194,7 @@ def balanced_items(
     return items
 
 
-def group_by_label(labels: Int64[np.ndarray, "n"]) -> Iterator[tuple[int, Int64[np.ndarray, "m"]]]:
+def group_by_label(labels: Integers) -> Iterator[tuple[int, Int64[np.ndarray, "m"]]]:
     """Yield each distinct label, in ascending order, with the indices at which it occurs."""
     indices = np.argsort(labels, kind="stable")
     for group in np.split(indices, np.flatnonzero(np.diff(labels[indices])) + 1):
@@ -205,10 +203,10 @@ def group_by_label(labels: Int64[np.ndarray, "n"]) -> Iterator[tuple[int, Int64[
 
 
 def _mix(
-    values: UInt64[np.ndarray, "n"],
+    values: Words,
     bits: int | Integer[np.ndarray, "n"],
     keys: UInt64[np.ndarray, "r"] | UInt64[np.ndarray, "r n"],
-) -> UInt64[np.ndarray, "n"]:
+) -> Words:
     """Permute all numbers of `bits` bits; each round changes one half depending on the other."""
     one, low = np.uint64(1), np.asarray(bits // 2, np.uint64)
     low_mask = (one << low) - one
@@ -222,9 +220,7 @@ def _mix(
     return (left << low) | right
 
 
-def _hash(
-    half: UInt64[np.ndarray, "n"], key: np.uint64 | UInt64[np.ndarray, "n"]
-) -> UInt64[np.ndarray, "n"]:
+def _hash(half: Words, key: np.uint64 | Words) -> Words:
     """Return 64 bits that each depend on all of `half` and `key`; products wrap around."""
     mixed = half ^ key
     mixed *= _FIRST

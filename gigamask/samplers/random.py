@@ -12,9 +12,8 @@ from gigamask.rng import make_rng
 from gigamask.samplers.feistel import LazyOrder, group_by_label, permute
 
 if TYPE_CHECKING:
-    from jaxtyping import Int64
-
     from gigamask.interfaces import LossSnapshot, Order, SampleTable
+    from gigamask.samplers.feistel import Integers
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class LazyShuffle(Sampler):
         """
         count, size, seed = table.count, self.chunk, table.seed
 
-        def items_at(positions: Int64[np.ndarray, "n"]) -> Int64[np.ndarray, "n"]:
+        def items_at(positions: Integers) -> Integers:
             if size is None or not len(positions):
                 return permute(positions, count, make_rng(seed, "lazy", epoch))
             chunks, offsets = _locate(positions, size, count, make_rng(seed, "chunks", epoch))
@@ -72,8 +71,8 @@ class LazyShuffle(Sampler):
 
 
 def _locate(
-    positions: Int64[np.ndarray, "n"], size: int, count: int, generator: np.random.Generator
-) -> tuple[Int64[np.ndarray, "n"], Int64[np.ndarray, "n"]]:
+    positions: Integers, size: int, count: int, generator: np.random.Generator
+) -> tuple[Integers, Integers]:
     """Return the chunk at each position, and the position within that chunk.
 
     Args:

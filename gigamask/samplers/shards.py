@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from jaxtyping import Int64
 
     from gigamask.interfaces import LossSnapshot, Order, SampleTable
+    from gigamask.samplers.feistel import Integers
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class TarSubset(Sampler):
         ends = np.cumsum(lengths)
         total, key = int(lengths.sum()), (table.seed, f"{stream}, order", epoch)
 
-        def items_at(positions: Int64[np.ndarray, "n"]) -> Int64[np.ndarray, "n"]:
+        def items_at(positions: Integers) -> Integers:
             if self.mixed:
                 positions = permute(positions, total, make_rng(*key))
             visits = np.searchsorted(ends, positions, side="right")
@@ -125,7 +126,7 @@ class StreamingTars(Sampler):
             initial=1
         )
 
-        def items_at(positions: Int64[np.ndarray, "n"]) -> Int64[np.ndarray, "n"]:
+        def items_at(positions: Integers) -> Integers:
             visits = np.searchsorted(ends, positions, side="right")
             before = np.where(visits > 0, ends[visits - 1], 0)
             passes, places = np.divmod(positions - before, chosen[visits])
@@ -167,7 +168,7 @@ class Streamed(Sampler):
         size, longer = divmod(table.count, self.lanes)
         seed = table.seed
 
-        def items_at(positions: Int64[np.ndarray, "n"]) -> Int64[np.ndarray, "n"]:
+        def items_at(positions: Integers) -> Integers:
             places, lanes = np.divmod(positions, self.lanes)
             lengths = size + (lanes < longer)
             # Blocks of a lane start at a random offset; the one before it is shorter.
@@ -248,7 +249,7 @@ class Sharded(Sampler):
         # Node n holds `sizes[n]` items from `edges[n]` on: of `members`, or of all items if None.
         longest = int(sizes.max())
 
-        def items_at(positions: Int64[np.ndarray, "n"]) -> Int64[np.ndarray, "n"]:
+        def items_at(positions: Integers) -> Integers:
             turns, nodes = np.divmod(positions, self.nodes)
             indices = epoch * longest + turns
             items = np.empty(len(positions), np.int64)

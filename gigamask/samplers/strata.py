@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from jaxtyping import Int, Int64, Integer, Shaped, UInt16
 
     from gigamask.interfaces import Sampler, SampleTable
+    from gigamask.samplers.feistel import Integers
 
 MAX_STRATA = 2**16
 """Numbers of strata have two bytes: NumPy sorts those by radix."""
@@ -77,9 +78,7 @@ class Strata:
         numbers = np.arange(len(self.sizes))
         return values[self.items(numbers, np.zeros_like(numbers))].tolist()
 
-    def items(
-        self, strata: Int64[np.ndarray, "n"], numbers: Int64[np.ndarray, "n"]
-    ) -> Int64[np.ndarray, "n"]:
+    def items(self, strata: Integers, numbers: Integers) -> Integers:
         """Return items by stratum and number within it; items of a stratum ascend.
 
         Args:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from jaxtyping import Int64, Integer
 
     from gigamask.interfaces import LossSnapshot, Order, SampleTable
+    from gigamask.samplers.feistel import Integers
 
 RELEVANCE = ("granularity", "complexity", "domain")
 """Attributes of queries that relevance diversity balances ("Sampling for Relevance Diversity")."""
@@ -69,7 +70,7 @@ class Stratified(Sampler):
         length = int(self.per_stratum or default)
         total, key = length * len(strata), (table.seed, stream, epoch)
 
-        def items_at(positions: Int64[np.ndarray, "n"]) -> Int64[np.ndarray, "n"]:
+        def items_at(positions: Integers) -> Integers:
             mixed = permute(positions, total, make_rng(*key))
             numbers, places = np.divmod(mixed, length)
             lengths, sizes = np.full_like(places, length), strata.sizes[numbers]
@@ -169,7 +170,7 @@ class InterleavedStrata(Sampler):
         pattern, counts = pattern.T.ravel(), counts.T.ravel()
         key = (table.seed, "multi-level order", epoch)
 
-        def items_at(positions: Int64[np.ndarray, "n"]) -> Int64[np.ndarray, "n"]:
+        def items_at(positions: Integers) -> Integers:
             turn, place = np.divmod(positions, len(pattern))
             number = pattern[place]
             lengths = turns * parts[number]
