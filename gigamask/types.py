@@ -22,6 +22,10 @@ from gigamask.masks.rle import RLEMasks
 from gigamask.masks.transforms import ImageTransform, above
 from gigamask.records import DataCursor, SampleRef, SkippedSample
 
+Masks = Bool[Tensor, "M H W"]
+Scalar = Float[Tensor, ""]
+PerMask = Int64[Tensor, "M"]
+"""one integer for each mask"""
 OUTSIDE_LOGIT = -4.0
 """Mask logit outside of the window in which a model answers."""
 
@@ -132,9 +136,9 @@ class BatchProtocol(Protocol):
     @property
     def weights(self) -> Float[Tensor, "B"]: ...
     @property
-    def mask_image(self) -> Int64[Tensor, "M"]: ...
+    def mask_image(self) -> PerMask: ...
     @property
-    def strata(self) -> Int64[Tensor, "M"]: ...
+    def strata(self) -> PerMask: ...
     @property
     def cursor(self) -> DataCursor: ...
     @property
@@ -181,8 +185,8 @@ class Batch:
     scale_xy: Float[Tensor, "B 2"]
     batch_index: Int64[Tensor, "B"]
     weights: Float[Tensor, "B"]
-    mask_image: Int64[Tensor, "M"]
-    strata: Int64[Tensor, "M"]
+    mask_image: PerMask
+    strata: PerMask
     boxes_input: Float[Tensor, "M 4"]
     rle_bounds: Int[Tensor, "T"]
     rle_offsets: Int64[Tensor, "M1"]
@@ -191,7 +195,7 @@ class Batch:
     mask_only_round_u: float
     cursor: DataCursor
     skipped: tuple[SkippedSample, ...] = ()
-    classes: Int64[Tensor, "M"] | None = None
+    classes: PerMask | None = None
 
     def to(self, device: torch.device | str) -> "Batch":
         """Return the batch on `device`, except what the CPU reads: `rle_offsets`, `drop_path`."""
@@ -346,15 +350,15 @@ class Targets:
             whole grid.
     """
 
-    masks: Bool[Tensor, "M H W"] | Float[Tensor, "M H W"]
-    valid: Bool[Tensor, "M H W"]
+    masks: Masks | Float[Tensor, "M H W"]
+    valid: Masks
     boxes_input: Float[Tensor, "M 4"]
     cell_xy: tuple[float, float]
     scale_xy: Float[Tensor, "M 2"]
     shift: Float[Tensor, "M 2"] | None = None
     mask_prompt_size: int | None = None
     counted: Bool[Tensor, "M"] | None = None
-    classes: Int64[Tensor, "M"] | None = None
+    classes: PerMask | None = None
     extent_xy: Float[Tensor, "M 2"] | None = None
 
     @cached_tensor
@@ -367,7 +371,7 @@ class Targets:
         return constant(whole, self.scale_xy.device, self.scale_xy.dtype).expand_as(self.scale_xy)
 
     @cached_tensor
-    def count(self) -> Float[Tensor, ""]:
+    def count(self) -> Scalar:
         """Number of masks that count."""
         if self.counted is None:
             return torch.full((), float(len(self.masks)), device=self.masks.device)
@@ -400,7 +404,7 @@ class Targets:
         return replace(self.select(index), counted=row < len(self.masks))
 
     @cached_tensor
-    def foreground(self) -> Bool[Tensor, "M H W"]:
+    def foreground(self) -> Masks:
         """The masks as bool; where no cell is above one half, those with the largest share."""
         if self.masks.dtype == torch.bool:
             return self.masks.contiguous()
@@ -415,7 +419,7 @@ class Targets:
         return self.masks.to(wide).masked_fill(~self.valid, 0)
 
     @cached_tensor
-    def clickable(self) -> Bool[Tensor, "M H W"]:
+    def clickable(self) -> Masks:
         """The masks without padding; where a mask is empty, all that is no padding."""
         inside = self.foreground & self.valid
         return torch.where(inside.any((1, 2), keepdim=True), inside, self.valid)
@@ -473,7 +477,7 @@ class WindowLogits:
     logits: Float[Tensor, "M K n n"]
     windows: Float[Tensor, "M K 4"]
 
-    def select(self, index: Int64[Tensor, "M"]) -> "WindowLogits":
+    def select(self, index: PerMask) -> "WindowLogits":
         """Return one window of each prompt."""
         at = torch.arange(index.shape[0], device=index.device), index
         return WindowLogits(self.logits[at][:, None], self.windows[at][:, None])
@@ -524,7 +528,7 @@ class MaskDecoderOutput(NamedTuple):
             return cast(Tensor, self.masks)
         return self.windows.paste(mask_size, image_size)
 
-    def select(self, index: Int64[Tensor, "M"]) -> "MaskDecoderOutput":
+    def select(self, index: PerMask) -> "MaskDecoderOutput":
         """Return one mask of each prompt.
 
         Args:
@@ -594,12 +598,12 @@ class PromptRound:
     prediction: Prediction
 
     @cached_tensor
-    def best_index(self) -> Int64[Tensor, "M"]:
+    def best_index(self) -> PerMask:
         """Index of the predicted mask with the highest predicted IoU."""
         return self.prediction.iou_predictions.detach().argmax(1)
 
     @property
-    def pred_mask(self) -> Bool[Tensor, "M H W"]:
+    def pred_mask(self) -> Masks:
         """The mask at `best_index`, thresholded at a logit of 0."""
         return above(self._select(self.prediction.logits.detach()), 0.0)
 
@@ -629,10 +633,10 @@ class LossSums:
         part_counts: Counts of parts that only some masks have, by which they are divided instead.
     """
 
-    loss: Float[Tensor, ""]
-    count: Float[Tensor, ""]
-    parts: dict[str, Float[Tensor, ""]]
+    loss: Scalar
+    count: Scalar
+    parts: dict[str, Scalar]
     per_mask: Float[Tensor, "M"]
     first: int = 0
-    image: Int64[Tensor, "M"] | None = None
-    part_counts: dict[str, Float[Tensor, ""]] = field(default_factory=dict)
+    image: PerMask | None = None
+    part_counts: dict[str, Scalar] = field(default_factory=dict)

@@ -12,15 +12,13 @@ from torch.nn import functional
 
 from gigamask.masks.devices import constant, is_readable
 from gigamask.masks.valid_area import inside
-from gigamask.types import Targets
+from gigamask.types import Masks, Targets
 
 MAX_SUMS = 2**24
 """Sums of two squared distances that are in memory at a time, 64 MB."""
 
 
-def uniform_click(
-    error: Bool[Tensor, "M H W"], uniforms: Float[Tensor, "M 2"]
-) -> Int64[Tensor, "M 2"]:
+def uniform_click(error: Masks, uniforms: Float[Tensor, "M 2"]) -> Int64[Tensor, "M 2"]:
     """Choose one foreground pixel of each mask uniformly.
 
     The first uniform number chooses the row by inverting the cumulative row sums, the second the
@@ -42,12 +40,12 @@ def uniform_click(
 
 
 def next_click(
-    pred_mask: Bool[Tensor, "M H W"],
-    targets: Bool[Tensor, "M H W"],
+    pred_mask: Masks,
+    targets: Masks,
     uniforms: Float[Tensor, "M 2"],
-    valid: Bool[Tensor, "M H W"],
+    valid: Masks,
     center_click_prob: float = 0.0,
-    confirming: Bool[Tensor, "M H W"] | None = None,
+    confirming: Masks | None = None,
 ) -> tuple[Int64[Tensor, "M 2"], Int64[Tensor, "M"]]:
     """Choose the next click of each mask in its error region (Kirillov et al. 2023, appendix A).
 
@@ -86,10 +84,10 @@ def next_click(
 
 
 def sample_fp_fn_clicks(
-    pred_mask: Bool[Tensor, "M H W"],
-    targets: Bool[Tensor, "M H W"],
+    pred_mask: Masks,
+    targets: Masks,
     uniforms: Float[Tensor, "M 2 2"],
-    valid: Bool[Tensor, "M H W"],
+    valid: Masks,
 ) -> tuple[Int64[Tensor, "M 2 2"], Int64[Tensor, "M 2"]]:
     """Choose a click in the false negatives and one in the false positives of each mask.
 
@@ -114,9 +112,9 @@ def sample_fp_fn_clicks(
 
 
 def sample_click(
-    region: Bool[Tensor, "M H W"],
-    targets: Bool[Tensor, "M H W"],
-    valid: Bool[Tensor, "M H W"],
+    region: Masks,
+    targets: Masks,
+    valid: Masks,
     uniforms: Float[Tensor, "M 2"],
 ) -> tuple[Int64[Tensor, "M 2"], Int64[Tensor, "M"]]:
     """Choose one pixel of each region uniformly.
@@ -135,9 +133,7 @@ def sample_click(
     return xy, torch.where(valid[at], targets[at].long(), -1)
 
 
-def fallback_if_empty(
-    region: Bool[Tensor, "M H W"], otherwise: Bool[Tensor, "M H W"]
-) -> Bool[Tensor, "M H W"]:
+def fallback_if_empty(region: Masks, otherwise: Masks) -> Masks:
     """Replace empty regions.
 
     Args:
@@ -147,9 +143,7 @@ def fallback_if_empty(
     return torch.where(region.any((1, 2), keepdim=True), region, otherwise)
 
 
-def edt_argmax(
-    first: Bool[Tensor, "M H W"], second: Bool[Tensor, "M H W"]
-) -> Bool[Tensor, "M H W"]:
+def edt_argmax(first: Masks, second: Masks) -> Masks:
     """Return the pixels of two regions that are farthest from their region's boundary.
 
     Args:
@@ -164,7 +158,7 @@ def edt_argmax(
     return (distances == largest) & (largest > 0)
 
 
-def squared_edt(region: Bool[Tensor, "M H W"]) -> Float32[Tensor, "M H W"]:
+def squared_edt(region: Masks) -> Float32[Tensor, "M H W"]:
     """Return the exact squared Euclidean distance of each pixel to the nearest one outside.
 
     The distance is 0 outside the region; everything beyond the grid counts as outside. On a CPU,
@@ -202,7 +196,7 @@ def _squared_edt_opencv(region: Bool[np.ndarray, "M H W"]) -> Float32[np.ndarray
     return squared
 
 
-def _squared_edt_torch(region: Bool[Tensor, "M H W"]) -> Float32[Tensor, "M H W"]:
+def _squared_edt_torch(region: Masks) -> Float32[Tensor, "M H W"]:
     """Return the squared distances by operations on many masks, without reading a value.
 
     A pass over columns finds the nearest outside pixel above and below; a pass over rows takes the

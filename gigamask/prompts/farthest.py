@@ -9,9 +9,11 @@ within its row and that within its column, so only few pixels can be the farthes
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Int32, Int64
+from jaxtyping import Int32, Int64
 from torch import Tensor
 from torch.nn import functional
+
+from gigamask.types import Masks
 
 SAMPLED = 32
 """Side of the blocks of which one pixel each is looked at first."""
@@ -32,9 +34,9 @@ class FarthestPoints(NamedTuple):
 
 
 def center_clicks(
-    target: Bool[Tensor, "M H W"],
-    pred_mask: Bool[Tensor, "M H W"],
-    valid: Bool[Tensor, "M H W"],
+    target: Masks,
+    pred_mask: Masks,
+    valid: Masks,
     clicked: Int64[Tensor, "M n 2"],
 ) -> Int64[Tensor, "M 3"]:
     """Return x, y and label of each mask's next click, as `CenterClicks` defines it.
@@ -60,7 +62,7 @@ def center_clicks(
     return torch.cat([xy, label[:, None]], 1)
 
 
-def farthest_points(region: Bool[Tensor, "M H W"], taken: Int64[Tensor, "M n 2"]) -> FarthestPoints:
+def farthest_points(region: Masks, taken: Int64[Tensor, "M n 2"]) -> FarthestPoints:
     """Return the pixel of each region that is farthest from the outside.
 
     The grid's border counts as outside.
@@ -76,7 +78,7 @@ def farthest_points(region: Bool[Tensor, "M H W"], taken: Int64[Tensor, "M n 2"]
     return FarthestPoints(*(torch.cat(each) for each in zip(*parts, strict=True)))
 
 
-def _farthest(region: Bool[Tensor, "M H W"], taken: Int64[Tensor, "M n 2"]) -> FarthestPoints:
+def _farthest(region: Masks, taken: Int64[Tensor, "M n 2"]) -> FarthestPoints:
     """Return `farthest_points` of so few masks that they fit into memory."""
     width = region.shape[2]
     columns = _distances(region)
@@ -94,7 +96,7 @@ def _farthest(region: Bool[Tensor, "M H W"], taken: Int64[Tensor, "M n 2"]) -> F
     )
 
 
-def _distances(region: Bool[Tensor, "M H W"]) -> Int32[Tensor, "M H W"]:
+def _distances(region: Masks) -> Int32[Tensor, "M H W"]:
     """Return each pixel's distance to the nearest one outside in its column; 0 outside."""
     height = region.shape[1]
     row = torch.arange(1, height + 1, dtype=torch.int32, device=region.device)[:, None]

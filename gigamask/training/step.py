@@ -31,7 +31,7 @@ from gigamask.distributed.world import World
 from gigamask.errors import GigamaskError
 from gigamask.interfaces import Task
 from gigamask.training.state import TrainState
-from gigamask.types import BatchProtocol, LossSums
+from gigamask.types import BatchProtocol, LossSums, Scalar
 
 MAX_SUMS = 16
 """Number of logged sums that processes exchange; fixed, as a process without masks has none."""
@@ -54,7 +54,7 @@ class StepMetrics:
     losses: Float[Tensor, "batch"]
     counts: Float[Tensor, "batch"]
     weights: Float[Tensor, "batch"]
-    count: Float[Tensor, ""]
+    count: Scalar
     sums: dict[str, Tensor] = field(default_factory=dict)
 
     @classmethod
@@ -150,7 +150,7 @@ class StepMetrics:
         sums = {name: values[index] for index, name in enumerate(names)}
         return StepMetrics(losses, counts, weights, count, sums)
 
-    def divisor(self) -> Float[Tensor, ""]:
+    def divisor(self) -> Scalar:
         """Return the divisor of the weighted sum's gradient, at least 1.
 
         Without weights, it is the count. With weights, it is the count of an average batch, since
@@ -403,8 +403,8 @@ def _complete_gradients(
 def update_weights(
     optimizers: Sequence[torch.optim.Optimizer],
     lr: float,
-    skipped: Float[Tensor, ""],
-    divisor: Float[Tensor, ""],
+    skipped: Scalar,
+    divisor: Scalar,
 ) -> None:
     """Divide the gradients, and update the weights unless the step is skipped.
 
@@ -441,7 +441,7 @@ def _sum_over_processes(
     metrics: StepMetrics,
     world: World,
     requests: tuple[bool, ...],
-) -> tuple[tuple[Tensor, Tensor], Float[Tensor, ""], Float[Tensor, "requests"]]:
+) -> tuple[tuple[Tensor, Tensor], Scalar, Float[Tensor, "requests"]]:
     """Sum the gradients, metrics and requests of all processes, in place.
 
     Args:
