@@ -13,6 +13,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from gigamask.types import Masks
+
+MaskLogits = Float[Tensor, "M K H W"]
+TargetMasks = Masks | Float[Tensor, "M H W"]
+PerOutput = Float[Tensor, "M K"]
 PADDING_LOGIT = -1e4
 """Logit whose probability and loss are exactly 0, in float32 and float64."""
 EXACT_SOFTPLUS = 40.0
@@ -20,15 +25,15 @@ EXACT_SOFTPLUS = 40.0
 
 
 def focal_dice_losses(
-    logits: Float[Tensor, "M K H W"],
-    targets: Bool[Tensor, "M H W"] | Float[Tensor, "M H W"],
-    valid: Bool[Tensor, "M H W"],
+    logits: MaskLogits,
+    targets: TargetMasks,
+    valid: Masks,
     alpha: float = 0.25,
     gamma: float = 2.0,
     smooth: float = 1.0,
     ohem_ratio: float = 1.0,
     ohem_min_pixels: int = 0,
-) -> tuple[Float[Tensor, "M K"], Float[Tensor, "M K"]]:
+) -> tuple[PerOutput, PerOutput]:
     """Compute focal loss and dice loss together, which share most of their maps.
 
     Args:
@@ -50,14 +55,14 @@ def focal_dice_losses(
 
 
 def focal_loss(
-    logits: Float[Tensor, "M K H W"],
-    targets: Bool[Tensor, "M H W"] | Float[Tensor, "M H W"],
-    valid: Bool[Tensor, "M H W"],
+    logits: MaskLogits,
+    targets: TargetMasks,
+    valid: Masks,
     alpha: float = 0.25,
     gamma: float = 2.0,
     ohem_ratio: float = 1.0,
     ohem_min_pixels: int = 0,
-) -> Float[Tensor, "M K"]:
+) -> PerOutput:
     """Compute the focal loss, averaged over valid pixels.
 
     It is `a (1 - p_t)^gamma BCE(x, t)` with `a = alpha t + (1 - alpha)(1 - t)` and
@@ -81,11 +86,11 @@ def focal_loss(
 
 
 def dice_loss(
-    logits: Float[Tensor, "M K H W"],
-    targets: Bool[Tensor, "M H W"] | Float[Tensor, "M H W"],
-    valid: Bool[Tensor, "M H W"],
+    logits: MaskLogits,
+    targets: TargetMasks,
+    valid: Masks,
     smooth: float = 1.0,
-) -> Float[Tensor, "M K"]:
+) -> PerOutput:
     """Compute the dice loss over valid pixels (Milletari et al. 2016, sums without squares).
 
     It is `1 - (2 sum p t + smooth) / (sum p + sum t + smooth)`.
@@ -103,7 +108,7 @@ def dice_loss(
 
 
 def ohem_pixels(
-    losses: Float[Tensor, "M K H W"], valid: Bool[Tensor, "M 1 H W"], ratio: float, min_pixels: int
+    losses: MaskLogits, valid: Bool[Tensor, "M 1 H W"], ratio: float, min_pixels: int
 ) -> Bool[Tensor, "M K H W"]:
     """Return the valid pixels with the highest loss in each mask and prediction.
 
@@ -149,7 +154,7 @@ class _FocalDice(torch.autograd.Function):
         targets: Tensor,
         valid: Tensor,
         options: tuple[float, float, float, float, int],
-    ) -> tuple[Float[Tensor, "M K"], Float[Tensor, "M K"]]:
+    ) -> tuple[PerOutput, PerOutput]:
         alpha, gamma, smooth, ohem_ratio, ohem_min_pixels = options
         dtype, kept = torch.promote_types(logits.dtype, torch.float32), valid.unsqueeze(1)
         # In the padding, probability, target and both losses are exactly 0.
@@ -208,8 +213,8 @@ class _FocalDice(torch.autograd.Function):
 
 
 def _probability_loss_error(
-    x: Float[Tensor, "M K H W"], t: Float[Tensor, "M 1 H W"]
-) -> tuple[Float[Tensor, "M K H W"], Float[Tensor, "M K H W"], Float[Tensor, "M K H W"]]:
+    x: MaskLogits, t: Float[Tensor, "M 1 H W"]
+) -> tuple[MaskLogits, MaskLogits, MaskLogits]:
     """Return probabilities, binary cross entropy, and `1 - p_t`."""
     p = torch.sigmoid(x)
     loss = F.softplus(x, threshold=EXACT_SOFTPLUS).addcmul_(x, t, value=-1)
