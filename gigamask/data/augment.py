@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from gigamask.masks.transforms import ImageTransform
 
+    Planes = UInt8[np.ndarray, "C h w"]
+
 GRAY_WEIGHTS = (0.2989, 0.587, 0.114)
 """Weights of red, green and blue in gray (ITU-R BT.601, as torchvision rounds it)."""
 
@@ -314,9 +316,7 @@ class ColorJitter:
             if not 0 <= amount < float("inf"):
                 raise GigamaskError(f"ColorJitter.{name} must be >= 0 and finite (got {amount})")
 
-    def adjust(
-        self, pixels: UInt8[np.ndarray, "C h w"], generator: np.random.Generator
-    ) -> UInt8[np.ndarray, "C h w"]:
+    def adjust(self, pixels: Planes, generator: np.random.Generator) -> Planes:
         """Return the pixels with random changes of color.
 
         Args:
@@ -339,9 +339,7 @@ class ColorJitter:
         return pixels
 
 
-def adjust_brightness(
-    pixels: UInt8[np.ndarray, "C h w"], factor: float
-) -> UInt8[np.ndarray, "C h w"]:
+def adjust_brightness(pixels: Planes, factor: float) -> Planes:
     """Blend an image with black.
 
     Args:
@@ -351,9 +349,7 @@ def adjust_brightness(
     return np.take(_to_uint8(np.arange(256, dtype=np.float32) * factor), pixels)
 
 
-def adjust_contrast(
-    pixels: UInt8[np.ndarray, "C h w"], factor: float
-) -> UInt8[np.ndarray, "C h w"]:
+def adjust_contrast(pixels: Planes, factor: float) -> Planes:
     """Blend an image with its mean gray.
 
     Args:
@@ -370,9 +366,7 @@ def adjust_contrast(
     )
 
 
-def adjust_saturation(
-    pixels: UInt8[np.ndarray, "C h w"], factor: float
-) -> UInt8[np.ndarray, "C h w"]:
+def adjust_saturation(pixels: Planes, factor: float) -> Planes:
     """Blend an image with its grayscale version.
 
     Args:
