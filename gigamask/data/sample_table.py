@@ -35,6 +35,8 @@ from gigamask.data.mask_sampling import MaskFilters
 from gigamask.errors import GigamaskError
 from gigamask.interfaces import SampleTable
 
+Integers = Int64[np.ndarray, "n"]
+Floats = Float32[np.ndarray, "n"]
 Kind = Literal["image", "mask"]
 
 FINE_BELOW, COARSE_ABOVE = 0.01, 0.1
@@ -76,9 +78,7 @@ class IndexSamples:
     items: SampleTable
     rows_or_offsets: Int64[np.ndarray, "p"]
 
-    def locate(
-        self, items: Int64[np.ndarray, "n"]
-    ) -> tuple[Int64[np.ndarray, "n"], Int64[np.ndarray, "n"]]:
+    def locate(self, items: Integers) -> tuple[Integers, Integers]:
         """Return the index row of each item's image, and the position of the mask in it.
 
         The position counts the passing masks of the image from 0; it is -1 if items are images.
@@ -128,11 +128,11 @@ def granularity(shares: Float[np.ndarray, "n"]) -> Int32[np.ndarray, "n"]:
 
 
 def difficulty(
-    area_fraction: Float32[np.ndarray, "n"],
-    stability: Float32[np.ndarray, "n"],
-    predicted_iou: Float32[np.ndarray, "n"],
+    area_fraction: Floats,
+    stability: Floats,
+    predicted_iou: Floats,
     masks: Int[np.ndarray, "n"],
-) -> Float32[np.ndarray, "n"]:
+) -> Floats:
     """Return the difficulty of items, 0 to 1 if the scores lie in [0, 1].
 
     Args:
@@ -159,7 +159,7 @@ class _Block(NamedTuple):
     images: slice
     masks: slice
     passes: Bool[np.ndarray, "m"]
-    counts: Int64[np.ndarray, "n"]
+    counts: Integers
 
 
 @dataclass(frozen=True, eq=False)
@@ -275,16 +275,12 @@ def _values(index: Index, block: _Block, name: str) -> np.ndarray:
     return shares if name == "area_fraction" else granularity(shares)
 
 
-def _means(
-    values: Float[np.ndarray, "m"], counts: Int64[np.ndarray, "n"]
-) -> Float64[np.ndarray, "n"]:
+def _means(values: Float[np.ndarray, "m"], counts: Integers) -> Float64[np.ndarray, "n"]:
     """Return the means of consecutive groups of `counts` values, at least one each."""
     return np.add.reduceat(values.astype(np.float64), np.cumsum(counts) - counts) / counts
 
 
-def _majority(
-    values: Int32[np.ndarray, "m"], counts: Int64[np.ndarray, "n"]
-) -> Int64[np.ndarray, "n"]:
+def _majority(values: Int32[np.ndarray, "m"], counts: Integers) -> Integers:
     """Return the most frequent granularity of consecutive groups, the coarsest in a tie."""
     starts = np.cumsum(counts) - counts
     return 2 - np.stack(
@@ -350,12 +346,12 @@ def _images_pass(
 def _passes(
     index: Index,
     filters: MaskFilters,
-    image_areas: Int64[np.ndarray, "n"],
-    masks: Int64[np.ndarray, "n"] | slice,
+    image_areas: Integers,
+    masks: Integers | slice,
 ) -> Bool[np.ndarray, "n"]:
     """Return which rows of the mask table pass."""
 
-    def scores(name: str, minimum: float | None) -> Float32[np.ndarray, "n"]:
+    def scores(name: str, minimum: float | None) -> Floats:
         # A column that no filter reads is not fetched: each has a billion rows.
         if minimum is None:
             return np.broadcast_to(np.float32(1), len(image_areas))
@@ -367,5 +363,5 @@ def _passes(
     return filters.keep(areas, image_areas, predicted_iou, stability) & (areas > 0)
 
 
-def _image_areas(index: Index, images: slice) -> Int64[np.ndarray, "n"]:
+def _image_areas(index: Index, images: slice) -> Integers:
     return index.images["width"][images].astype(np.int64) * index.images["height"][images]
