@@ -23,6 +23,7 @@ from gigamask.datatools.formats import ConvertOptions, describe_readers
 from gigamask.datatools.image_files import files_of, open_image, read_file
 from gigamask.datatools.objects import Objects, SourceImage, SourceListing, match_images
 from gigamask.datatools.outlines import MAX_RUNS, check_count
+from gigamask.datatools.smoothed_labels import Labels
 from gigamask.datatools.sources import FileSource, GivenData, Source
 from gigamask.datatools.voc_classes import Classes
 from gigamask.errors import CorruptSampleError, GigamaskError, counted
@@ -76,7 +77,7 @@ class LabelImage(SourceImage):
             read_labels(self.label, self.source, brightest=self.options.binary is not None)
         )
 
-    def objects_of(self, labels: Int32[np.ndarray, "H W"]) -> Objects:
+    def objects_of(self, labels: Labels) -> Objects:
         """Return one mask per value of a label image, or per connected component of a value.
 
         Args:
@@ -188,9 +189,7 @@ class LabelImageSource(FileSource):
         return match_images(files, labels, images, make)
 
 
-def read_labels(
-    path: Path, name: str, void: int = 0, brightest: bool = False
-) -> Int32[np.ndarray, "H W"]:
+def read_labels(path: Path, name: str, void: int = 0, brightest: bool = False) -> Labels:
     """Return the value of each pixel of a label image.
 
     Args:
@@ -208,9 +207,7 @@ def read_labels(
     return decode_labels(read_file(path, name), name, void, brightest)
 
 
-def decode_labels(
-    raw: bytes, name: str, void: int = 0, brightest: bool = False
-) -> Int32[np.ndarray, "H W"]:
+def decode_labels(raw: bytes, name: str, void: int = 0, brightest: bool = False) -> Labels:
     """Return the value of each pixel of a label image.
 
     Args:
@@ -265,7 +262,7 @@ def decode_labels(
     return pixels.astype(np.int32)
 
 
-def _read_mat(path: Path, name: str) -> Int32[np.ndarray, "H W"]:
+def _read_mat(path: Path, name: str) -> Labels:
     """Return the instance of each pixel from a file of SBD's folder inst."""
     try:
         from scipy.io import loadmat
@@ -287,9 +284,7 @@ def _read_mat(path: Path, name: str) -> Int32[np.ndarray, "H W"]:
         ) from error
 
 
-def label_masks(
-    labels: Int32[np.ndarray, "H W"], name: str
-) -> tuple[RLEMasks, Int32[np.ndarray, "n"]]:
+def label_masks(labels: Labels, name: str) -> tuple[RLEMasks, Int32[np.ndarray, "n"]]:
     """Return one mask for each value except 0, and the values in ascending order.
 
     Args:
@@ -314,7 +309,7 @@ def label_masks(
     return from_keys(labels.shape, len(values), np.sort(keys), pixels + 1), values
 
 
-def _notes(labels: Int32[np.ndarray, "H W"], values: Int32[np.ndarray, "n"]) -> dict[str, int]:
+def _notes(labels: Labels, values: Int32[np.ndarray, "n"]) -> dict[str, int]:
     """Return notes of values that may be several objects, or none.
 
     Args:
@@ -329,7 +324,7 @@ def _notes(labels: Int32[np.ndarray, "H W"], values: Int32[np.ndarray, "n"]) -> 
 
 def _components(
     masks: RLEMasks,
-) -> tuple[Int32[np.ndarray, "H W"], list[int]]:
+) -> tuple[Labels, list[int]]:
     """Number the connected components (by edge or corner) from 1; also return their masks."""
     parts, owners = np.zeros(masks.size, np.int32), list[int]()
     for i in range(len(masks)):

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Int32
 
 from gigamask.errors import CorruptSampleError
 
+Labels = Int32[np.ndarray, "H W"]
 MIN_VALUES, MIN_PIXELS = 2, 16
 """Fewest values and pixels of rims that are taken for smoothing."""
 RIM_SHARE = 0.2
@@ -33,7 +34,7 @@ class Regions(NamedTuple):
     is_rim: Bool[np.ndarray, "H W"]
 
 
-def check(labels: Int32[np.ndarray, "H W"], name: str) -> None:
+def check(labels: Labels, name: str) -> None:
     """Raise an error if the edges of a label image are smoothed.
 
     Args:
@@ -64,8 +65,8 @@ def check(labels: Int32[np.ndarray, "H W"], name: str) -> None:
 
 
 def to_nearest_value(
-    labels: Int32[np.ndarray, "H W"],
-) -> tuple[Int32[np.ndarray, "H W"], int]:
+    labels: Labels,
+) -> tuple[Labels, int]:
     """Return a label image in which pixels of rims have the value of the nearest region.
 
     Args:
@@ -87,7 +88,7 @@ def to_nearest_value(
     return value_of[nearest], len(lost)
 
 
-def _regions(labels: Int32[np.ndarray, "H W"]) -> Regions:
+def _regions(labels: Labels) -> Regions:
     values = labels.astype(np.float32)
     lowest, highest = cv2.erode(values, _KERNEL), cv2.dilate(values, _KERNEL)
     is_core = lowest == highest
