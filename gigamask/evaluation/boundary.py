@@ -9,9 +9,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float64, Shaped
+from jaxtyping import Float64, Shaped
 
-from gigamask.masks.boundary import dilate, inner_band, mask_extent, outline
+from gigamask.masks.boundary import Mask, dilate, inner_band, mask_extent, outline
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def boundary_iou(
     return np.array([_iou(inner_band(a, width), inner_band(b, width)) for a, b in pairs])
 
 
-def _f(predicted: Bool[np.ndarray, "H W"], truth: Bool[np.ndarray, "H W"], radius: int) -> float:
+def _f(predicted: Mask, truth: Mask, radius: int) -> float:
     """Return the F score of two outlines."""
     if not predicted.any() or not truth.any():
         return float(predicted.any() == truth.any())
@@ -87,6 +87,6 @@ def _f(predicted: Bool[np.ndarray, "H W"], truth: Bool[np.ndarray, "H W"], radiu
     return float(2 * precision * recall / (precision + recall)) if precision + recall else 0.0
 
 
-def _iou(a: Bool[np.ndarray, "H W"], b: Bool[np.ndarray, "H W"]) -> float:
+def _iou(a: Mask, b: Mask) -> float:
     union = (a | b).sum()
     return float((a & b).sum() / union) if union else 1.0

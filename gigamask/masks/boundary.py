@@ -7,6 +7,7 @@ import cv2
 import numpy as np
 from jaxtyping import Bool, Float64, Int64, UInt8
 
+Mask = Bool[np.ndarray, "H W"]
 SEARCHED_WHOLE = 2**14
 """Pixels of a region's box up to which distances are computed in all of it."""
 MAX_HALVINGS = 3
@@ -25,7 +26,7 @@ class _DeepParts(NamedTuple):
 
 
 def farthest_point(
-    error: Bool[np.ndarray, "H W"],
+    error: Mask,
     taken: Int64[np.ndarray, "n 2"] | None = None,
     at_least: float = 0.0,
 ) -> tuple[int, int, float]:
@@ -134,7 +135,7 @@ def squared_edt(region: UInt8[np.ndarray, "h w"]) -> Float64[np.ndarray, "h w"]:
     return np.rint(np.square(distance, out=distance), out=distance)
 
 
-def outline(mask: Bool[np.ndarray, "H W"]) -> Bool[np.ndarray, "H W"]:
+def outline(mask: Mask) -> Mask:
     """Return the pixels that differ from the pixel to the right, below, or diagonally below.
 
     This is David Martin's `seg2bmap`, as DAVIS's `_seg2bmap` implements it: a boundary one pixel
@@ -150,7 +151,7 @@ def outline(mask: Bool[np.ndarray, "H W"]) -> Bool[np.ndarray, "H W"]:
     return lines
 
 
-def inner_band(mask: Bool[np.ndarray, "H W"], width: int) -> Bool[np.ndarray, "H W"]:
+def inner_band(mask: Mask, width: int) -> Mask:
     """Return the pixels of a mask within a distance of the outside.
 
     Args:
@@ -168,7 +169,7 @@ def inner_band(mask: Bool[np.ndarray, "H W"], width: int) -> Bool[np.ndarray, "H
     return band
 
 
-def dilate(mask: Bool[np.ndarray, "H W"], radius: int) -> Bool[np.ndarray, "H W"]:
+def dilate(mask: Mask, radius: int) -> Mask:
     """Dilate a mask by a disc.
 
     Args:
@@ -180,7 +181,7 @@ def dilate(mask: Bool[np.ndarray, "H W"], radius: int) -> Bool[np.ndarray, "H W"
     return cv2.dilate(mask.astype(np.uint8), disc).astype(bool)
 
 
-def mask_extent(mask: Bool[np.ndarray, "H W"]) -> tuple[int, int, int, int]:
+def mask_extent(mask: Mask) -> tuple[int, int, int, int]:
     """Return a mask's first row and one past its last, and the same for columns; 0 if empty."""
     rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
     return (
