@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from gigamask.masks.devices import is_readable
 
 STRIDES = (2, 4, 8, 16)
+FeatureMap = Float[Tensor, "B C h w"]
 Valid = Float[Tensor, "B 1 h w"]
 
 
@@ -27,9 +28,7 @@ class MaskedGroupNorm(nn.GroupNorm):
     def __init__(self, channels: int) -> None:
         super().__init__(channels // 8, channels)
 
-    def forward(
-        self, input: Float[Tensor, "B C h w"], valid: Valid | None = None
-    ) -> Float[Tensor, "B C h w"]:
+    def forward(self, input: FeatureMap, valid: Valid | None = None) -> FeatureMap:
         """Return the normalized map.
 
         Args:
@@ -58,7 +57,7 @@ class ConvNorm(nn.Module):
         self.relu = relu
 
     def forward(
-        self, x: Float[Tensor, "B C h w"], valid: Float[Tensor, "B 1 h2 w2"] | None = None
+        self, x: FeatureMap, valid: Float[Tensor, "B 1 h2 w2"] | None = None
     ) -> Float[Tensor, "B D h2 w2"]:
         """Return the map, 0 where it is not valid.
 
@@ -78,9 +77,7 @@ class ResidualBlock(nn.Module):
         self.first = ConvNorm(channels, channels)
         self.second = ConvNorm(channels, channels, relu=False)
 
-    def forward(
-        self, x: Float[Tensor, "B C h w"], valid: Valid | None = None
-    ) -> Float[Tensor, "B C h w"]:
+    def forward(self, x: FeatureMap, valid: Valid | None = None) -> FeatureMap:
         """Return the map.
 
         Args:
@@ -99,7 +96,7 @@ class Stage(nn.Module):
         self.blocks = nn.ModuleList(ResidualBlock(outputs) for _ in range(depth))
 
     def forward(
-        self, x: Float[Tensor, "B C h w"], valid: Float[Tensor, "B 1 h2 w2"] | None = None
+        self, x: FeatureMap, valid: Float[Tensor, "B 1 h2 w2"] | None = None
     ) -> Float[Tensor, "B D h2 w2"]:
         """Return the map at half the resolution.
 
