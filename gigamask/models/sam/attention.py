@@ -17,18 +17,19 @@ from torch import Tensor
 
 from gigamask.errors import GigamaskError
 
+Heads = Float[Tensor, "B n N d"]
 CHUNK = 1 << 20
 """Number of scores in memory at a time: two float32 arrays of 4 MiB, about one core's share of the
 outer cache levels."""
 
 
 def rel_pos_attention(
-    q: Float[Tensor, "B n N d"],
-    k: Float[Tensor, "B n N d"],
-    v: Float[Tensor, "B n N d"],
+    q: Heads,
+    k: Heads,
+    v: Heads,
     rows: Float[Tensor, "h h d"],
     columns: Float[Tensor, "w w d"],
-) -> Float[Tensor, "B n N d"]:
+) -> Heads:
     """Compute attention with relative positions, using the implementation for the device.
 
     A trace or an exported program gets the reference: exporters drop what others write in place.
@@ -72,12 +73,12 @@ def get_rel_pos(table: Float[Tensor, "L d"], size: int | None = None) -> Float[T
 
 
 def rel_pos_attention_reference(
-    q: Float[Tensor, "B n N d"],
-    k: Float[Tensor, "B n N d"],
-    v: Float[Tensor, "B n N d"],
+    q: Heads,
+    k: Heads,
+    v: Heads,
     rows: Float[Tensor, "h h d"],
     columns: Float[Tensor, "w w d"],
-) -> Float[Tensor, "B n N d"]:
+) -> Heads:
     """Compute attention by definition, with the whole bias in memory.
 
     Args:
@@ -93,12 +94,12 @@ def rel_pos_attention_reference(
 
 
 def rel_pos_attention_augmented(
-    q: Float[Tensor, "B n N d"],
-    k: Float[Tensor, "B n N d"],
-    v: Float[Tensor, "B n N d"],
+    q: Heads,
+    k: Heads,
+    v: Heads,
     rows: Float[Tensor, "h h d"],
     columns: Float[Tensor, "w w d"],
-) -> Float[Tensor, "B n N d"]:
+) -> Heads:
     """Compute attention with one fused kernel.
 
     The biases become extra channels of the queries, selected by each key's one-hot row and column.
@@ -177,12 +178,12 @@ def _compute_capability(device: torch.device) -> tuple[int, int] | None:
 
 
 def rel_pos_attention_chunked(
-    q: Float[Tensor, "B n N d"],
-    k: Float[Tensor, "B n N d"],
-    v: Float[Tensor, "B n N d"],
+    q: Heads,
+    k: Heads,
+    v: Heads,
     rows: Float[Tensor, "h h d"],
     columns: Float[Tensor, "w w d"],
-) -> Float[Tensor, "B n N d"]:
+) -> Heads:
     """Compute attention in chunks of queries; backward recomputes the scores from q, k and v.
 
     Half-precision inputs are computed in float32, since CPUs without matrix units gain nothing from
