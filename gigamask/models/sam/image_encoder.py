@@ -20,14 +20,13 @@ from gigamask.models.layers import MLPBlock, PatchEmbed, smoothing_layers
 from gigamask.models.sam.attention import get_rel_pos, rel_pos_attention
 from gigamask.models.shared_tensors import is_own, is_plain
 
+Grid = Float[Tensor, "B H W C"]
 POSITION_GAIN, PATCH_GAIN, BRANCH_GAIN = 0.25, 2.0, 0.3
 """Custom initialization: factors of the position embedding, the patch embedding and the residual
 branches."""
 
 
-def window_partition(
-    x: Float[Tensor, "B H W C"], window_size: int
-) -> tuple[Float[Tensor, "R w w C"], tuple[int, int]]:
+def window_partition(x: Grid, window_size: int) -> tuple[Float[Tensor, "R w w C"], tuple[int, int]]:
     """Return the windows of tokens, padded with zeros, as Meta's function does.
 
     Args:
@@ -48,7 +47,7 @@ def window_unpartition(
     window_size: int,
     pad_hw: tuple[int, int],
     hw: tuple[int, int],
-) -> Float[Tensor, "B H W C"]:
+) -> Grid:
     """Return the tokens of windows without padding, as Meta's function does.
 
     Args:
@@ -97,7 +96,7 @@ class EncoderAttention(nn.Module):
         """Use another implementation of `models.sam.attention`."""
         self.attend = attend
 
-    def forward(self, x: Float[Tensor, "B H W C"]) -> Float[Tensor, "B H W C"]:
+    def forward(self, x: Grid) -> Grid:
         """Return the attended tokens."""
         batch, height, width, dim = x.shape
         # Under tracing, sizes are tensors.
@@ -131,7 +130,7 @@ class EncoderAttention(nn.Module):
         # Cropped by a negative padding, whose gradient is one operation.
         return self.proj(F.pad(grid, (0, 0, 0, -pad_w, 0, -pad_h)) if pad_h or pad_w else grid)
 
-    def _project_windows(self, x: Float[Tensor, "B H W C"]) -> Float[Tensor, "B h w D"]:
+    def _project_windows(self, x: Grid) -> Float[Tensor, "B h w D"]:
         """Return queries, keys and values of tokens padded to whole windows, window by window."""
         if not self.window_size:
             return self.qkv(x)
@@ -165,9 +164,7 @@ class EncoderBlock(nn.Module):
         self.norm2 = nn.LayerNorm(embed_dim, eps=1e-6)
         self.mlp = MLPBlock(embed_dim, 4 * embed_dim, nn.GELU)
 
-    def forward(
-        self, x: Float[Tensor, "B H W C"], drop_path: DropPath | None = None
-    ) -> Float[Tensor, "B H W C"]:
+    def forward(self, x: Grid, drop_path: DropPath | None = None) -> Grid:
         """Return the tokens after both branches.
 
         Args:
@@ -180,9 +177,7 @@ class EncoderBlock(nn.Module):
                 x = branch(x, branch_scale(x, drop_path, index, self.drop_rate))
         return x
 
-    def attend(
-        self, x: Float[Tensor, "B H W C"], scale: float | Float[Tensor, "*any"] | None
-    ) -> Float[Tensor, "B H W C"]:
+    def attend(self, x: Grid, scale: float | Float[Tensor, "*any"] | None) -> Grid:
         """Return the tokens after attention.
 
         Args:
@@ -197,9 +192,7 @@ class EncoderBlock(nn.Module):
         size = (tokens.shape[1], tokens.shape[2])
         return add_scaled(x, window_unpartition(attended, self.window_size, padded, size), scale)
 
-    def transform(
-        self, x: Float[Tensor, "B H W C"], scale: float | Float[Tensor, "*any"] | None
-    ) -> Float[Tensor, "B H W C"]:
+    def transform(self, x: Grid, scale: float | Float[Tensor, "*any"] | None) -> Grid:
         """Return the tokens after the MLP.
 
         Args:
