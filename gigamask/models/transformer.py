@@ -29,6 +29,7 @@ from gigamask.models.layers import (
 )
 from gigamask.models.shared_tensors import affine, linear, shared
 
+Tokens = Float[Tensor, "M N C"]
 TIE_SCALE = 1.5
 """Scale of the orthonormal rows that queries and keys share in the custom initialization. The
 attention logit at the prompt's position then exceeds distant ones by about 2 * 1.5 ** 2, which
@@ -113,8 +114,8 @@ class DecoderAttention(nn.Module):
     def forward(
         self,
         q: Float[Tensor, "M Q C"],
-        k: Float[Tensor, "M N C"],
-        v: Float[Tensor, "M N C"],
+        k: Tokens,
+        v: Tokens,
     ) -> Float[Tensor, "M Q C"]:
         """Return the projected attended values, as Meta's class does.
 
@@ -178,10 +179,10 @@ class TwoWayAttentionBlock(nn.Module):
 
     def update_tokens(
         self,
-        attended: Float[Tensor, "M N C"],
-        query_pe: Float[Tensor, "M N C"],
+        attended: Tokens,
+        query_pe: Tokens,
         image: tuple[Float[Tensor, "M T I"], Float[Tensor, "M T I"]],
-    ) -> Float[Tensor, "M N C"]:
+    ) -> Tokens:
         """Return the tokens after attention to the image and the MLP.
 
         Args:
@@ -261,8 +262,8 @@ class TwoWayTransformer(nn.Module):
         self,
         image_embedding: Float[Tensor, "M C H W"],
         image_pe: Float[Tensor, "M C H W"],
-        point_embedding: Float[Tensor, "M N C"],
-    ) -> tuple[Float[Tensor, "M N C"], Float[Tensor, "M T C"]]:
+        point_embedding: Tokens,
+    ) -> tuple[Tokens, Float[Tensor, "M T C"]]:
         """Return the tokens and the image tokens of prompts, as Meta's class does.
 
         Args:
@@ -280,12 +281,12 @@ class TwoWayTransformer(nn.Module):
         self,
         images: Float[Tensor, "B T C"],
         positions: Float[Tensor, "T C"],
-        tokens: Float[Tensor, "M N C"],
+        tokens: Tokens,
         mask_image: Int64[Tensor, "M"],
         dense: DensePrompt,
         attention_mask: AttentionMask,
         same_images: bool = False,
-    ) -> tuple[Float[Tensor, "M N C"], Float[Tensor, "M T C"]]:
+    ) -> tuple[Tokens, Float[Tensor, "M T C"]]:
         """Return the tokens and the image tokens of each prompt.
 
         Args:
