@@ -23,6 +23,7 @@ from gigamask.masks.transforms import ImageTransform, above
 from gigamask.records import DataCursor, SampleRef, SkippedSample
 
 Masks = Bool[Tensor, "M H W"]
+ImageEmbedding = Float[Tensor, "B C E E"]
 Scalar = Float[Tensor, ""]
 PerMask = Int64[Tensor, "M"]
 """one integer for each mask"""

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from gigamask.errors import GigamaskError
@@ -27,7 +27,7 @@ from gigamask.models.layers import (
 from gigamask.models.prompt_encoder import PromptEncoder
 from gigamask.models.shared_tensors import shared
 from gigamask.models.transformer import DensePrompt, TwoWayTransformer, gather
-from gigamask.types import MaskDecoderOutput, Prompts
+from gigamask.types import MaskDecoderOutput, PerMask, Prompts
 
 MULTIMASK_TOKENS, SINGLE_MASK_TOKEN, ALL_MASK_TOKENS = range(1, 4), range(1), range(4)
 """Mask tokens for three masks, for a single mask, and for all four, as in Meta's export."""
@@ -170,7 +170,7 @@ class MaskDecoder(nn.Module):
     def predict(
         self,
         embedding: Float[Tensor, "B D H W"],
-        mask_image: Int64[Tensor, "M"],
+        mask_image: PerMask,
         prompts: Prompts,
         prompt_encoder: PromptEncoder,
         mask_tokens: range,
@@ -199,7 +199,7 @@ class MaskDecoder(nn.Module):
         images: Float[Tensor, "B C H W"],
         positions: Float[Tensor, "H W C"],
         prompts: Float[Tensor, "M N C"],
-        mask_image: Int64[Tensor, "M"],
+        mask_image: PerMask,
         dense: DensePrompt,
         mask_tokens: range,
         token_mask: Bool[Tensor, "M N"] | None = None,
@@ -258,7 +258,7 @@ class MaskDecoder(nn.Module):
         images: Float[Tensor, "B T C"],
         positions: Float[Tensor, "H W C"],
         prompts: Float[Tensor, "M N C"],
-        mask_image: Int64[Tensor, "M"],
+        mask_image: PerMask,
         dense: DensePrompt,
         token_mask: Bool[Tensor, "M N"] | None,
     ) -> tuple[Float[Tensor, "M N2 C"], Float[Tensor, "M T C"]]:
@@ -300,8 +300,7 @@ class MaskDecoder(nn.Module):
         image: Float[Tensor, "M T C"],
         heads: Float[Tensor, "M c K"],
         positions: Float[Tensor, "H W C"],
-        finer: tuple[Float[Tensor, "B T 4 d"], Float[Tensor, "B P c"], Int64[Tensor, "M"]]
-        | None = None,
+        finer: tuple[Float[Tensor, "B T 4 d"], Float[Tensor, "B P c"], PerMask] | None = None,
     ) -> Float[Tensor, "M K h w"]:
         """Return the product of each head with the image tokens, upscaled by a factor of four.
 

@@ -20,7 +20,7 @@ from gigamask.errors import GigamaskError
 from gigamask.models.configs import SamConfig
 from gigamask.models.pretrained import PretrainedModel, load_sam
 from gigamask.models.prompt_encoder import PromptEncoder, make_prompts
-from gigamask.types import MaskDecoderOutput, Prompts
+from gigamask.types import ImageEmbedding, MaskDecoderOutput, PerMask, Prompts
 
 
 def preprocess(
@@ -280,7 +280,7 @@ class PromptableModel(PretrainedModel, OfficialInterface):
         images: UInt8[Tensor, "B N S S"] | Float[Tensor, "B N S S"],
         input_sizes: Int64[Tensor, "B 2"],
         drop_path: Float[Tensor, "B L 2"] | None = None,
-    ) -> Float[Tensor, "B C E E"]:
+    ) -> ImageEmbedding:
         """Return the image embedding.
 
         Args:
@@ -311,7 +311,7 @@ class PromptableModel(PretrainedModel, OfficialInterface):
         pixels: Float[Tensor, "B N S S"],
         input_sizes: Int64[Tensor, "B 2"],
         drop_path: Float[Tensor, "B L 2"] | None,
-    ) -> Float[Tensor, "B C E E"]:
+    ) -> ImageEmbedding:
         """Return the embedding of normalized pixels.
 
         Args:
@@ -336,7 +336,7 @@ class PromptableModel(PretrainedModel, OfficialInterface):
         return self.image_encoder(pixels, drop_path)
 
     def decode(
-        self, embedding: Float[Tensor, "B C E E"], mask_image: Int64[Tensor, "M"], prompts: Prompts
+        self, embedding: ImageEmbedding, mask_image: PerMask, prompts: Prompts
     ) -> tuple[Float[Tensor, "M K G G"], Float[Tensor, "M K"]]:
         """Return mask logits and predicted IoU of M prompts.
 
@@ -361,7 +361,7 @@ class PromptableModel(PretrainedModel, OfficialInterface):
 
     @abstractmethod
     def predict(
-        self, embedding: Float[Tensor, "B C E E"], mask_image: Int64[Tensor, "M"], prompts: Prompts
+        self, embedding: ImageEmbedding, mask_image: PerMask, prompts: Prompts
     ) -> MaskDecoderOutput:
         """Return what `decode` returns and logits of classes; masks in windows are not pasted.
 
@@ -373,7 +373,7 @@ class PromptableModel(PretrainedModel, OfficialInterface):
 
     @abstractmethod
     def predict_all(
-        self, embedding: Float[Tensor, "B C E E"], mask_image: Int64[Tensor, "M"], prompts: Prompts
+        self, embedding: ImageEmbedding, mask_image: PerMask, prompts: Prompts
     ) -> MaskDecoderOutput:
         """Return the single mask and all three others of each prompt, on the G x G grid.
 

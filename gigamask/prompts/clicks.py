@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from gigamask.masks.devices import constant, is_readable
 from gigamask.masks.valid_area import inside
-from gigamask.types import Masks, Targets
+from gigamask.types import Masks, PerMask, Targets
 
 MAX_SUMS = 2**24
 """Sums of two squared distances that are in memory at a time, 64 MB."""
@@ -46,7 +46,7 @@ def next_click(
     valid: Masks,
     center_click_prob: float = 0.0,
     confirming: Masks | None = None,
-) -> tuple[Int64[Tensor, "M 2"], Int64[Tensor, "M"]]:
+) -> tuple[Int64[Tensor, "M 2"], PerMask]:
     """Choose the next click of each mask in its error region (Kirillov et al. 2023, appendix A).
 
     For the first click, the prediction is empty. Without an error, which the paper does not cover,
@@ -116,7 +116,7 @@ def sample_click(
     targets: Masks,
     valid: Masks,
     uniforms: Float[Tensor, "M 2"],
-) -> tuple[Int64[Tensor, "M 2"], Int64[Tensor, "M"]]:
+) -> tuple[Int64[Tensor, "M 2"], PerMask]:
     """Choose one pixel of each region uniformly.
 
     Args:
@@ -259,7 +259,7 @@ def _scale_and_cell(
 
 def _sample_index(
     counts: Int64[Tensor, "M n"] | Bool[Tensor, "M n"], uniforms: Float64[Tensor, "M"]
-) -> Int64[Tensor, "M"]:
+) -> PerMask:
     """Draw an index in proportion to the counts.
 
     Computed in float64, so that a uniform number below 1 stays below the total of any grid.

@@ -24,6 +24,7 @@ from gigamask.models.weight_copies import casting_blocks, weight_copies
 from gigamask.prompts.rounds import run_rounds
 from gigamask.types import (
     Batch,
+    ImageEmbedding,
     LossSums,
     Prediction,
     PromptRound,
@@ -145,7 +146,7 @@ class SamTask(Task):
         yield from profile_generator("rounds", self._rounds(model, batch, embedding))
 
     def _rounds(
-        self, model: PromptableModel, batch: Batch, embedding: Float[Tensor, "B C E E"]
+        self, model: PromptableModel, batch: Batch, embedding: ImageEmbedding
     ) -> Iterator[LossSums]:
         """Yield the losses of each round of each chunk of masks."""
         modules = model.prompt_encoder, model.mask_decoder
@@ -167,7 +168,7 @@ class SamTask(Task):
         self,
         model: PromptableModel,
         batch: Batch,
-        embedding: Float[Tensor, "B C E E"],
+        embedding: ImageEmbedding,
         part: slice,
         fill: int,
     ) -> Iterator[LossSums]:
@@ -248,7 +249,7 @@ def encode(
     input_sizes: Tensor,
     drop_path: Tensor | None,
     precision: Precision,
-) -> Float[Tensor, "B C E E"]:
+) -> ImageEmbedding:
     """Return the embedding; a frozen encoder runs without gradients and without drop path.
 
     Args:
@@ -269,7 +270,7 @@ def encode(
 
 def make_decoder(
     model: PromptableModel,
-    embedding: Float[Tensor, "B C E E"],
+    embedding: ImageEmbedding,
     mask_image: Int64[Tensor, "m"],
     precision: Precision,
     mask_size: int | None = None,

@@ -31,7 +31,7 @@ from gigamask.models.configs import ConvPyramid, SamConfig, WindowDecoder
 from gigamask.models.layers import MLP, embedding, make_class_head, working_dtype
 from gigamask.models.prompt_encoder import PromptEncoder
 from gigamask.models.transformer import TwoWayTransformer
-from gigamask.types import MaskDecoderOutput, Prompts, WindowLogits
+from gigamask.types import ImageEmbedding, MaskDecoderOutput, PerMask, Prompts, WindowLogits
 
 COARSE, SAMPLES, TOKENS = 16, 32, 8
 """Samples along each side of a window: of the features, of the answer, and of the image tokens."""
@@ -73,8 +73,8 @@ class WindowMaskDecoder(nn.Module):
 
     def forward(
         self,
-        embedding: Float[Tensor, "B C E E"],
-        mask_image: Int64[Tensor, "M"],
+        embedding: ImageEmbedding,
+        mask_image: PerMask,
         prompts: Prompts,
         prompt_encoder: PromptEncoder,
         all_windows: bool,
@@ -135,8 +135,8 @@ class WindowMaskDecoder(nn.Module):
 
     def _sample(
         self,
-        embedding: Float[Tensor, "B C E E"],
-        mask_image: Int64[Tensor, "M"],
+        embedding: ImageEmbedding,
+        mask_image: PerMask,
         windows: Float[Tensor, "R 4"],
         count: int,
     ) -> tuple[Float[Tensor, "R c n n"], Float[Tensor, "R d m m"]]:

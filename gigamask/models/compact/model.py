@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import cast
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from gigamask.masks.devices import is_readable
@@ -13,7 +13,7 @@ from gigamask.models.compact.prompt_maps import MIDDLE_WINDOW, PromptShapes
 from gigamask.models.configs import ConvPyramid, WindowDecoder
 from gigamask.models.prompt_encoder import PromptEncoder
 from gigamask.models.promptable import PromptableModel
-from gigamask.types import MaskDecoderOutput, Prompts, WindowLogits
+from gigamask.types import ImageEmbedding, MaskDecoderOutput, PerMask, Prompts, WindowLogits
 
 
 class CompactSam(PromptableModel):
@@ -29,7 +29,7 @@ class CompactSam(PromptableModel):
         return window, WindowMaskDecoder(config, *parts)
 
     def predict(
-        self, embedding: Float[Tensor, "B C E E"], mask_image: Int64[Tensor, "M"], prompts: Prompts
+        self, embedding: ImageEmbedding, mask_image: PerMask, prompts: Prompts
     ) -> MaskDecoderOutput:
         """Return masks in windows, predicted IoU and logits of classes.
 
@@ -60,7 +60,7 @@ class CompactSam(PromptableModel):
         return output if self.training else self._corrected(output, embedding, mask_image, prompts)
 
     def predict_all(
-        self, embedding: Float[Tensor, "B C E E"], mask_image: Int64[Tensor, "M"], prompts: Prompts
+        self, embedding: ImageEmbedding, mask_image: PerMask, prompts: Prompts
     ) -> MaskDecoderOutput:
         """Return the single mask and the masks of the three windows on the G x G grid.
 
@@ -83,8 +83,8 @@ class CompactSam(PromptableModel):
     def _corrected(
         self,
         output: MaskDecoderOutput,
-        embedding: Float[Tensor, "B C E E"],
-        mask_image: Int64[Tensor, "M"],
+        embedding: ImageEmbedding,
+        mask_image: PerMask,
         prompts: Prompts,
     ) -> MaskDecoderOutput:
         """Return the single masks, those of corrections averaged with answers in closer windows."""
@@ -110,7 +110,7 @@ class CompactSam(PromptableModel):
         masks = torch.where(number > 0, (masks + mean) / 2, masks)
         return MaskDecoderOutput(masks[:, None], answer.iou_predictions.mean(1, keepdim=True))
 
-    def _single(self, output: MaskDecoderOutput, prompts: Prompts) -> Int64[Tensor, "M"]:
+    def _single(self, output: MaskDecoderOutput, prompts: Prompts) -> PerMask:
         """Return which of the three windows has the single mask of each prompt."""
         index = output.iou_predictions.argmax(1)
         if self.training:

@@ -3,8 +3,7 @@
 The state dict has Meta's names and shapes.
 """
 
-from jaxtyping import Float, Int64
-from torch import Tensor, nn
+from torch import nn
 
 from gigamask import plugin
 from gigamask.errors import GigamaskError
@@ -16,7 +15,7 @@ from gigamask.models.mask_decoder import (
 )
 from gigamask.models.prompt_encoder import PromptEncoder
 from gigamask.models.promptable import PromptableModel
-from gigamask.types import MaskDecoderOutput, Prompts
+from gigamask.types import ImageEmbedding, MaskDecoderOutput, PerMask, Prompts
 
 
 class Sam(PromptableModel):
@@ -33,7 +32,7 @@ class Sam(PromptableModel):
         return PromptEncoder.from_config(self.config), MaskDecoder.from_config(self.config)
 
     def predict(
-        self, embedding: Float[Tensor, "B C E E"], mask_image: Int64[Tensor, "M"], prompts: Prompts
+        self, embedding: ImageEmbedding, mask_image: PerMask, prompts: Prompts
     ) -> MaskDecoderOutput:
         """Return what `decode` returns and logits of classes.
 
@@ -48,7 +47,7 @@ class Sam(PromptableModel):
         )
 
     def predict_all(
-        self, embedding: Float[Tensor, "B C E E"], mask_image: Int64[Tensor, "M"], prompts: Prompts
+        self, embedding: ImageEmbedding, mask_image: PerMask, prompts: Prompts
     ) -> MaskDecoderOutput:
         """Return what `predict` returns for all four masks.
 
