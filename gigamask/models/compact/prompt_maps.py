@@ -14,10 +14,12 @@ from torch import Tensor
 from gigamask.masks.devices import constant
 from gigamask.masks.windows import coverage, sample_per_window, sampling_matrices
 from gigamask.models.configs import WindowDecoder
-from gigamask.types import Prompts
+from gigamask.types import ImageEmbedding, Prompts
 
 MIN_ASPECT, MIN_SIDE = 0.35, 0.05
 """Smallest side of a window around a box or a mask, as fractions of its long side and the input."""
+WindowMaps = Float[Tensor, "R n n"]
+Points = Float[Tensor, "M 2"]
 QUARTER = 0.6
 """Sides of four windows that cover another, as a fraction of its sides."""
 GAUSSIANS = (0.05, 0.2)
@@ -154,9 +156,7 @@ def quarters(windows: Float[Tensor, "M 4"]) -> Float[Tensor, "M 4 4"]:
     return torch.cat([start, start + sides], 2)
 
 
-def mask_extent(
-    masks: Float[Tensor, "M G G"], side: int
-) -> tuple[Float[Tensor, "M 2"], Float[Tensor, "M 2"]]:
+def mask_extent(masks: Float[Tensor, "M G G"], side: int) -> tuple[Points, Points]:
     """Return the first and last edge of each mask, x and y; an empty mask's first exceed its last.
 
     Args:
@@ -173,9 +173,7 @@ def mask_extent(
     return torch.stack(first, 1) * cell, torch.stack(last, 1) * cell
 
 
-def _extent(
-    points: Float[Tensor, "M N 2"], chosen: Bool[Tensor, "M N"]
-) -> tuple[Float[Tensor, "M 2"], Float[Tensor, "M 2"]]:
+def _extent(points: Float[Tensor, "M N 2"], chosen: Bool[Tensor, "M N"]) -> tuple[Points, Points]:
     """Return the least and largest position of the chosen points; far apart if there is none."""
     far = 1e6
     # A point that is far beyond is appended, so that there is always one.
@@ -190,9 +188,7 @@ def _widen(sides: Float[Tensor, "M 3 2"], side: int) -> Float[Tensor, "M 3 2"]:
     return torch.maximum(sides, least)
 
 
-def _around(
-    first: Float[Tensor, "M 2"], last: Float[Tensor, "M 2"], sides: Float[Tensor, "M K 2"]
-) -> Float[Tensor, "M K 4"]:
+def _around(first: Points, last: Points, sides: Float[Tensor, "M K 2"]) -> Float[Tensor, "M K 4"]:
     center = ((first + last) / 2)[:, None]
     return torch.cat([center - sides / 2, center + sides / 2], 2)
 
@@ -239,7 +235,7 @@ class WindowPrompts(Clicks):
         grid = torch.stack(torch.meshgrid(centers, centers, indexing="xy"), 2)
         return (grid - self.center[:, None, None]) / self.radius[:, None, None]
 
-    def prior(self, masks: Float[Tensor, "R n n"] | None, samples: int) -> Float[Tensor, "R n n"]:
+    def prior(self, masks: WindowMaps | None, samples: int) -> WindowMaps:
         """Return the logits that the answer starts from.
 
         Args:
@@ -252,7 +248,7 @@ class WindowPrompts(Clicks):
             return shape
         return torch.where(self.has_mask[:, None, None], masks.clamp(-MAX_LOGIT, MAX_LOGIT), shape)
 
-    def maps(self, masks: Float[Tensor, "R n n"] | None, samples: int) -> Float[Tensor, "R 8 n n"]:
+    def maps(self, masks: WindowMaps | None, samples: int) -> Float[Tensor, "R 8 n n"]:
         """Return what the prompt says about each sample.
 
         Args:
@@ -292,7 +288,7 @@ def repeat_rows(rows: Shaped[Tensor, "M ..."], count: int) -> Shaped[Tensor, "R 
 
 def masks_in_windows(
     masks: Float[Tensor, "M G G"] | None, windows: Float[Tensor, "M K 4"], side: int, samples: int
-) -> Float[Tensor, "R n n"] | None:
+) -> WindowMaps | None:
     """Return mask prompts in K windows each, R = M x K in that order; None if there are none.
 
     Args:
@@ -309,9 +305,7 @@ def masks_in_windows(
     return sampled - 10 * (1 - coverage(matrices))
 
 
-def widened(
-    embedding: Float[Tensor, "B C E E"], prompts: Prompts
-) -> tuple[Float[Tensor, "B C E E"], Prompts]:
+def widened(embedding: ImageEmbedding, prompts: Prompts) -> tuple[ImageEmbedding, Prompts]:
     """Return embedding, points and mask prompts in one type, float32 or wider.
 
     Args:
@@ -327,7 +321,7 @@ def widened(
 def likeness(
     features: Float[Tensor, "R C n n"],
     maps: Float[Tensor, "R 8 n n"],
-    prior: Float[Tensor, "R n n"],
+    prior: WindowMaps,
 ) -> Float[Tensor, "R L n n"]:
     """Return how alike each sample's features are to those that are prompted.
 
@@ -350,7 +344,7 @@ def likeness(
 def propagated(
     features: Float[Tensor, "R C n n"],
     maps: Float[Tensor, "R 8 n n"],
-    prior: Float[Tensor, "R n n"],
+    prior: WindowMaps,
 ) -> Float[Tensor, "R P n n"]:
     """Return what the prompt says of each sample, passed on between samples that are alike.
 
