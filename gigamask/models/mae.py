@@ -24,6 +24,8 @@ from gigamask.models.layers import PatchEmbed
 from gigamask.models.model import Model
 from gigamask.models.promptable import preprocess
 
+PatchTokens = Float[Tensor, "B N C"]
+
 
 class MAEOutput(NamedTuple):
     """Output of a `MAE`.
@@ -49,7 +51,7 @@ class MAEAttention(nn.Module):
         self.qkv = nn.Linear(dim, 3 * dim)
         self.proj = nn.Linear(dim, dim)
 
-    def forward(self, x: Float[Tensor, "B N C"]) -> Float[Tensor, "B N C"]:
+    def forward(self, x: PatchTokens) -> PatchTokens:
         """Return the attended tokens."""
         q, k, v = self.qkv(x).unflatten(2, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
         return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
@@ -63,7 +65,7 @@ class MAEMLP(nn.Module):
         self.fc1 = nn.Linear(dim, 4 * dim)
         self.fc2 = nn.Linear(4 * dim, dim)
 
-    def forward(self, x: Float[Tensor, "B N C"]) -> Float[Tensor, "B N C"]:
+    def forward(self, x: PatchTokens) -> PatchTokens:
         """Return the output of the second layer."""
         return self.fc2(F.gelu(self.fc1(x)))
 
@@ -78,7 +80,7 @@ class MAEBlock(nn.Module):
         self.norm2 = nn.LayerNorm(dim, eps=1e-6)
         self.mlp = MAEMLP(dim)
 
-    def forward(self, x: Float[Tensor, "B N C"]) -> Float[Tensor, "B N C"]:
+    def forward(self, x: PatchTokens) -> PatchTokens:
         """Return the tokens after both branches."""
         x = x + self.attn(self.norm1(x))
         return x + self.mlp(self.norm2(x))
