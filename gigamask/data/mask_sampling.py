@@ -12,6 +12,8 @@ from gigamask.lazy_numpy import np
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Float32, Float64, Int, Int64
 
+    Chosen = Int64[np.ndarray, "k"]
+
 LOG_AREA = 15.0
 """Logarithm of 3.3 million, the pixels of an SA-1B photograph; scales log areas to [0, 1]."""
 LLOYD_STEPS = 5
@@ -102,7 +104,7 @@ class MaskSampler(ABC):
     @abstractmethod
     def choose(
         self, candidates: CandidateMasks, max_masks: int, generator: np.random.Generator
-    ) -> Int64[np.ndarray, "k"]:
+    ) -> Chosen:
         """Choose masks of one image.
 
         Args:
@@ -121,7 +123,7 @@ class RandomMasks(MaskSampler):
 
     def choose(
         self, candidates: CandidateMasks, max_masks: int, generator: np.random.Generator
-    ) -> Int64[np.ndarray, "k"]:
+    ) -> Chosen:
         """Choose uniformly.
 
         Args:
@@ -143,7 +145,7 @@ class BestMasks(MaskSampler):
 
     def choose(
         self, candidates: CandidateMasks, max_masks: int, generator: np.random.Generator
-    ) -> Int64[np.ndarray, "k"]:
+    ) -> Chosen:
         """Choose by predicted_iou.
 
         Args:
@@ -164,7 +166,7 @@ class SizeBalancedMasks(MaskSampler):
 
     def choose(
         self, candidates: CandidateMasks, max_masks: int, generator: np.random.Generator
-    ) -> Int64[np.ndarray, "k"]:
+    ) -> Chosen:
         """Choose from each quarter in turn.
 
         Args:
@@ -195,7 +197,7 @@ class DiverseMasks(MaskSampler):
 
     def choose(
         self, candidates: CandidateMasks, max_masks: int, generator: np.random.Generator
-    ) -> Int64[np.ndarray, "k"]:
+    ) -> Chosen:
         """Choose one mask from each cluster.
 
         Args:
