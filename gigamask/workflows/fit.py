@@ -9,19 +9,19 @@ from typing import cast
 
 from gigamask.errors import GigamaskError
 from gigamask.models.lora_config import LoRA
-from gigamask.profiling import memory_plan
-from gigamask.profiling.memory_plan import GIB, BatchSplit
+from gigamask.profiling.memory_plan import GIB
 from gigamask.training.config import differences
 from gigamask.training.sam_config import SamTrainConfig
 from gigamask.workflows.plan import (
     DryRun,
     Hardware,
-    bytes_by_phase,
     device_of,
     dry_run,
     dry_run_change,
     largest_micro_batch,
+    peak_bytes,
     resolve,
+    split_of,
 )
 
 UNITS = {"": 1e9, "g": 1e9, "gb": 1e9, "gib": GIB, "mb": 1e6, "mib": 2**20}
@@ -73,14 +73,11 @@ def fit_and_measure(
     peaks: list[float] = []
     for variant in _variants(planned):
         single = replace(variant, micro_batch_size=variant.micro_batch_size or 1)
-        split = BatchSplit.from_batch_size(
-            single.batch_size, single.micro_batch_size, hardware.cluster.size
-        )
-        result = dry_run(single, device_of(single), split.micro_batch_size, hardware.cluster.size)
+        images = split_of(single, hardware).micro_batch_size
+        result = dry_run(single, device_of(single), images, hardware.cluster.size)
         for changed in _same_gradients(single):
             measured = dry_run_change(single, changed, result)
-            phases = bytes_by_phase(changed, hardware, measured)
-            peaks.append(memory_plan.peak_phase(phases)[1])
+            peaks.append(peak_bytes(changed, hardware, measured))
             if peaks[-1] <= available:
                 chosen, line = _choose(config, variant, changed, hardware, available, memory)
                 is_same = chosen.micro_batch_size in (None, single.micro_batch_size)

@@ -157,9 +157,7 @@ def make_plan(
         images = largest_micro_batch(config, hardware, hardware.available_bytes, dry_runs)
         config = replace(config, micro_batch_size=images)
         measured = dry_runs.get(images, measured)
-    split = BatchSplit.from_batch_size(
-        config.batch_size, config.micro_batch_size, hardware.cluster.size
-    )
+    split = split_of(config, hardware)
     step_flops = count_flops(config)
     result = measured or dry_run(
         config, device_of(config), split.micro_batch_size, hardware.cluster.size
@@ -269,6 +267,13 @@ def resolve(config: ImageTrainConfig, hardware: Hardware) -> ImageTrainConfig:
     return replace(config, precision=precision)
 
 
+def split_of(config: ImageTrainConfig, hardware: Hardware) -> BatchSplit:
+    """Return how the batch of a run is split over processes and micro-batches."""
+    return BatchSplit.from_batch_size(
+        config.batch_size, config.micro_batch_size, hardware.cluster.size
+    )
+
+
 def device_of(config: ImageTrainConfig) -> Device:
     """Return the device to plan for: a GPU, unless the configuration has `cpu`."""
     return "cpu" if config.device == "cpu" else "cuda"
@@ -293,16 +298,15 @@ def largest_micro_batch(
     """
     images = BatchSplit.from_batch_size(config.batch_size, 1, hardware.cluster.size).images
 
-    def peak_bytes(size: int) -> int:
+    def peak_of(size: int) -> int:
         sized = replace(config, micro_batch_size=size)
         result = dry_run(sized, "cuda", size, hardware.cluster.size)
         if dry_runs is not None:
             dry_runs[size] = result
-        phases = bytes_by_phase(sized, hardware, result)
-        return memory_plan.peak_phase(phases)[1]
+        return peak_bytes(sized, hardware, result)
 
     sizes = sorted({-(-images // count) for count in range(1, images + 1)})
-    fitting = bisect_right(sizes[1:], MICRO_BATCH_SHARE * available_bytes, key=peak_bytes)
+    fitting = bisect_right(sizes[1:], MICRO_BATCH_SHARE * available_bytes, key=peak_of)
     return sizes[fitting]
 
 
@@ -319,9 +323,7 @@ def bytes_by_phase(
     Returns:
         Bytes by phase and kind.
     """
-    images = BatchSplit.from_batch_size(
-        config.batch_size, config.micro_batch_size, hardware.cluster.size
-    ).images
+    images = split_of(config, hardware).images
     with torch.device("meta"):
         batch = blank_batch(
             config.sample_config,
@@ -339,6 +341,17 @@ def bytes_by_phase(
         gathered=0.5 if config.precision in HALF_DTYPES else 1.0,
         cleared_bytes=result.cleared_bytes,
     )
+
+
+def peak_bytes(config: ImageTrainConfig, hardware: Hardware, result: DryRun) -> int:
+    """Return the most bytes that the busiest process holds in a step.
+
+    Args:
+        config: As for `bytes_by_phase`.
+        hardware: As for `bytes_by_phase`.
+        result: As for `bytes_by_phase`.
+    """
+    return memory_plan.peak_phase(bytes_by_phase(config, hardware, result))[1]
 
 
 def suggest_changes(
@@ -360,8 +373,7 @@ def suggest_changes(
     def fits(flags: str, fields: dict[str, Any]) -> bool:
         changed = replace(config, **fields)
         changed_result = dry_run_change(config, changed, result)
-        phases = bytes_by_phase(changed, hardware, changed_result)
-        peak = memory_plan.peak_phase(phases)[1]
+        peak = peak_bytes(changed, hardware, changed_result)
         extra = step_flops.recomputed(recompute_interval(changed, changed_result))
         enough = peak <= hardware.available_bytes
         more = extra / step_flops.total
@@ -416,9 +428,7 @@ def memory_options(
         The options of each kind: a flag and the configuration fields that it changes.
     """
     cluster = hardware.cluster
-    micro = BatchSplit.from_batch_size(
-        config.batch_size, config.micro_batch_size, cluster.size
-    ).micro_batch_size
+    micro = split_of(config, hardware).micro_batch_size
     found = config.planning.memory_flags(micro)
     smaller = [count for count in dict.fromkeys((micro // 4, 1)) if 0 < count < micro]
     found.append(

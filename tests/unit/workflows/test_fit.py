@@ -4,12 +4,11 @@ from functools import cache
 import pytest
 
 from gigamask.models.lora_config import LoRA
-from gigamask.profiling.memory_plan import peak_phase
 from gigamask.prompts.schedule import InteractiveSchedule
 from gigamask.workflows import fit as fitting
 from gigamask.workflows import plan
 from gigamask.workflows.fit import RANK, fit, fit_and_measure, parse_memory
-from gigamask.workflows.plan import Hardware, bytes_by_phase
+from gigamask.workflows.plan import Hardware, peak_bytes
 from tests.errors import error_line
 from tests.little import little
 
@@ -32,7 +31,7 @@ def remembered(monkeypatch):
 def peak(config) -> int:
     config = plan.resolve(config, Hardware())
     found = known_dry_run(config, plan.device_of(config), config.micro_batch_size)
-    return peak_phase(bytes_by_phase(config, Hardware(), found))[1]
+    return peak_bytes(config, Hardware(), found)
 
 
 def fitted(config, memory_bytes: float, spare_gib: float = 0.0):

@@ -13,7 +13,7 @@ from gigamask.losses.ohem import OHEM
 from gigamask.profiling.dry_run import blank_batch
 from gigamask.profiling.flops import StepFlops
 from gigamask.profiling.gpus import Cluster, find
-from gigamask.profiling.memory_plan import StateBytes, peak_phase
+from gigamask.profiling.memory_plan import StateBytes
 from gigamask.prompts.schedule import InteractiveSchedule
 from gigamask.recipes import mae_tiny, mae_vit_l, sam_vit_h, tiny
 from gigamask.recipes.sam import finetune
@@ -33,6 +33,7 @@ from gigamask.workflows.plan import (
     largest_micro_batch,
     make_plan,
     memory_options,
+    peak_bytes,
     resolve,
 )
 from tests.errors import error_line
@@ -78,9 +79,7 @@ def base() -> DryRun:
 
 
 def total(run: TrainConfig, result: DryRun) -> int:
-    return peak_phase(
-        bytes_by_phase(replace(run, batch_size=run.micro_batch_size), Hardware(), result)
-    )[1]
+    return peak_bytes(replace(run, batch_size=run.micro_batch_size), Hardware(), result)
 
 
 @pytest.mark.slow
@@ -370,10 +369,7 @@ def test_the_largest_micro_batch_that_fits_shares_the_images_evenly(monkeypatch)
     monkeypatch.setattr(
         planning, "dry_run", lambda run, device, images, _: made.append(images) or known[images]
     )
-    peaks = {
-        size: peak_phase(bytes_by_phase(each, hardware, known[size]))[1]
-        for size, each in sized.items()
-    }
+    peaks = {size: peak_bytes(each, hardware, known[size]) for size, each in sized.items()}
     for size, larger in ((2, 3), (3, 4), (4, 7)):
         middle = (peaks[size] + peaks[larger]) / 2
         chosen = largest_micro_batch(run, hardware, middle / planning.MICRO_BATCH_SHARE)
