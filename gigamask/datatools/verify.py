@@ -341,10 +341,8 @@ class _TarReader:
         return None
 
     def _note(self, findings: list[Finding], member: int, stem: str, reason: str) -> None:
-        sample, offset = (
-            f"{storage.basename(self.report.path)}:{stem}",
-            int(self.members.offsets[member]),
-        )
+        sample = f"{storage.basename(self.report.path)}:{stem}"
+        offset = int(self.members.offsets[member])
         reason = reason.removeprefix(f"{sample}: ").removeprefix(f"{self.report.path}: ")
         findings.append(
             Finding(self.report.path, self.members.names[member], offset, sample, reason)
