@@ -271,9 +271,7 @@ class ImageEmbedder:
         floats = [each for each in state.values() if each.is_floating_point()]
         wide = torch.promote_types(floats[0].dtype, torch.float32)
         norms = (
-            torch.stack(torch._foreach_norm(floats, dtype=wide)).tolist()
-            if self.watched
-            else ()
+            torch.stack(torch._foreach_norm(floats, dtype=wide)).tolist() if self.watched else ()
         )
         counts = (0 if each.is_inference() else each._version for each in state.values())
         versions = (*norms, *counts, *(each.data_ptr() for each in state.values()))
