@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple, TypeVar
@@ -289,12 +290,9 @@ def list_files(url: str, recursive: bool = False) -> list[str]:
     if strip_query(url).endswith((".tar", ".parquet")) and not is_glob(url):
         return [url]
     filesystem, inner = _open(url)
-    if is_glob(url):
-        names = _retry(lambda: filesystem.glob(inner), url, "its folder")
-    elif recursive:
-        names = _retry(lambda: filesystem.find(inner), url, "its folder")
-    else:
-        names = _retry(lambda: filesystem.ls(inner, detail=False), url, "its folder")
+    listing = filesystem.find if recursive else partial(filesystem.ls, detail=False)
+    listing = filesystem.glob if is_glob(url) else listing
+    names = _retry(lambda: listing(inner), url, "its folder")
     scheme = url[: url.index("://") + 3]
     names = [name for name in names if not is_foreign(name.rpartition("/")[2])]
     return sorted(name if is_remote(name) else scheme + name.lstrip("/") for name in names)

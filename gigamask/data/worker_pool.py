@@ -156,8 +156,7 @@ def part_in(workers: Workers) -> Part | None:
 
 def is_part(workers: Workers) -> bool:
     """Return whether other processes write to the same output, each its share of the items."""
-    part = part_in(workers)
-    return part is not None and part.number is not None
+    return isinstance(workers, Part) and workers.number is not None
 
 
 def parallel_map(

@@ -139,8 +139,7 @@ def summary(reports: Iterable[TarReport]) -> dict[str, int]:
         "without_end_marker",
     )
     reports = list(reports)
-    broken = sum(bool(report.tar_errors) for report in reports)
-    counts = {"tars": len(reports), "broken_tars": broken}
+    counts = {"tars": len(reports), "broken_tars": sum(bool(each.tar_errors) for each in reports)}
     counts |= {name: sum(getattr(report, name) for report in reports) for name in names}
     return counts | {
         "bad_samples": sum(len(report.bad_samples) for report in reports),

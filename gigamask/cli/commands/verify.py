@@ -30,7 +30,7 @@ class VerifyCommand(PartOptions):
 
     def run(self) -> dict[str, Any]:
         """Verify the tars, and return the counts and faults."""
-        from gigamask.data import worker_pool
+        from gigamask.data import storage, worker_pool
         from gigamask.datatools import checksums, verify
         from gigamask.errors import counted, printable
         from gigamask.progress import progress_bar
@@ -45,7 +45,11 @@ class VerifyCommand(PartOptions):
             kind: [one for report in reports for one in getattr(report, kind)] for kind in kinds
         }
         _print_counts(counts, self.decode)
+        unlisted = [each.path for each in reports if storage.basename(each.path) not in sums]
         lines = [f"  index {fault}" for fault in stale]
+        if sums and unlisted:
+            tars = counted(len(unlisted), "tar")
+            lines.append(f"  {tars} not listed in {self.checksums}, such as {unlisted[0]}")
         for report in reports:
             lines += [f"  tar {error}" for error in report.tar_errors]
             if report.tar_errors:
@@ -73,19 +77,20 @@ class VerifyCommand(PartOptions):
             "index": stale,
             **{kind: [asdict(one) for one in findings] for kind, findings in found.items()},
         }
-        tars = counted(counts["tars"], "tar")
         samples = counts["images"] + counts["skipped"] + counts["without_jpg"]
-        faults = [
-            f"{counts['bad_samples']} of {samples} samples are bad" if found["bad_members"] else "",
-            f"{counts['broken_tars']} of {tars} broken" if counts["broken_tars"] else "",
-            "the index does not match its tars" if stale else "",
-        ]
-        if any(faults):
+        faults = []
+        if found["bad_members"]:
+            faults.append(f"{counts['bad_samples']} of {samples} samples are bad")
+        if counts["broken_tars"]:
+            faults.append(f"{counts['broken_tars']} of {counted(counts['tars'], 'tar')} broken")
+        if stale:
+            faults.append("the index does not match its tars")
+        if faults:
             act = (
                 "training skips only samples that it cannot read; download a broken tar again, "
                 "remove it, or index it with --salvage"
             )
-            result["fault"] = f"{', '.join(filter(None, faults))}; {act}"
+            result["fault"] = f"{', '.join(faults)}; {act}"
         else:
             print("no errors")
         return result
