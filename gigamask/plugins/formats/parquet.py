@@ -101,12 +101,11 @@ class ParquetFiles(Source):
         Args:
             listing: The images.
         """
-        stats = storage.stat_all(self.files)
         lines = [
             f"{path} {stat}"
             if storage.is_remote(path)
             else file_line(Path(path), Path(path).parent)
-            for path, stat in zip(self.files, stats, strict=True)
+            for path, stat in zip(self.files, storage.stat_all(self.files), strict=True)
         ]
         return [*lines, f"{self.image_column} {self.mask_column}"]
 

@@ -27,13 +27,12 @@ def write_yolo(images: Images, out: Path, options: ExportOptions) -> None:
         name = "/".join([*folders, PurePosixPath(given.name).name])
         each = replace(given, name=name)
         sides = each.masks.size[::-1]
-        lines = []
+        text = ""
         for i, told in enumerate(each.objects):
             rings = [ring for rings in outlines(each.masks[i : i + 1]) for ring in rings]
             values = (join_rings(rings) / sides).ravel()
             number = options.number_of(told["category"])
-            lines.append(" ".join([str(number), *(f"{value:.8g}" for value in values)]))
-        text = "".join(f"{line}\n" for line in lines)
+            text += " ".join([str(number), *(f"{value:.8g}" for value in values)]) + "\n"
         save(each.path(out / "yolo" / "labels", ".txt"), text.encode())
         if os.path.lexists(image := out / "images" / given.name):
             path = out / "yolo" / "images" / each.name  # YOLO finds labels beside it
