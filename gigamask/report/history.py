@@ -32,6 +32,7 @@ from gigamask.serialization import (
     read_yaml,
 )
 
+Events = list[dict[str, Any]]
 CONFIG, METRICS, ORIGIN, SCORES = "config.yaml", "metrics.jsonl", "origin.jsonl", "evaluation.json"
 INSIDE = ("checkpoints", "evaluation", "tensorboard", "pictures", "profile")
 """Subfolders of a run that hold no other run."""
@@ -100,13 +101,11 @@ class History:
 
     folder: Path
     config: dict[str, Any] = field(default_factory=dict)
-    origin: list[dict[str, Any]] = field(default_factory=list)
+    origin: Events = field(default_factory=list)
     records: dict[str, list[Any]] = field(default_factory=lambda: {"step": []})
-    evaluations: list[dict[str, Any]] = field(default_factory=list)
-    faults: dict[str, list[dict[str, Any]]] = field(
-        default_factory=lambda: {kind: [] for kind in KINDS}
-    )
-    starts: list[dict[str, Any]] = field(default_factory=list)
+    evaluations: Events = field(default_factory=list)
+    faults: dict[str, Events] = field(default_factory=lambda: {kind: [] for kind in KINDS})
+    starts: Events = field(default_factory=list)
     checkpoints: list[Checkpoint] = field(default_factory=list)
     pictures: list[Picture] = field(default_factory=list)
     scores: dict[str, Any] | None = None
@@ -258,7 +257,7 @@ def _noting(damaged: list[str]) -> Iterator[None]:
         damaged.append(str(error))
 
 
-def _read_lines(path: Path, kind: Any, damaged: list[str]) -> tuple[list[dict[str, Any]], int]:
+def _read_lines(path: Path, kind: Any, damaged: list[str]) -> tuple[Events, int]:
     """Return the objects of a JSON Lines file and the number of damaged lines.
 
     An unfinished last line is ignored.
@@ -285,15 +284,15 @@ def _is_record(event: dict[str, Any]) -> bool:
 
 def _resolve(
     events: Iterable[dict[str, Any]],
-) -> tuple[list[dict[str, Any]], dict[str, list[dict[str, Any]]], list[dict[str, Any]]]:
+) -> tuple[Events, dict[str, Events], Events]:
     """Return the latest events of each step, the faults by kind, and the starts.
 
     A start at a step discards all later steps. If the step number goes back, a start was not
     recorded.
     """
-    valid: list[dict[str, Any]] = []
-    starts: list[dict[str, Any]] = []
-    faults: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
+    valid: Events = []
+    starts: Events = []
+    faults: dict[str, Events] = {kind: [] for kind in KINDS}
     last = 0
     names: set[str] = set()
     for event in events:
