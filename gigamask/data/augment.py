@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     Planes = UInt8[np.ndarray, "C h w"]
 
+Size = tuple[int, int]
 GRAY_WEIGHTS = (0.2989, 0.587, 0.114)
 """Weights of red, green and blue in gray (ITU-R BT.601, as torchvision rounds it)."""
 
@@ -30,7 +31,7 @@ class Augment(ABC):
 
     @abstractmethod
     def get_transform(
-        self, original: tuple[int, int], image_size: int, generator: np.random.Generator
+        self, original: Size, image_size: int, generator: np.random.Generator
     ) -> ImageTransform:
         """Draw the transform of one image's pixels, masks, points and boxes.
 
@@ -42,7 +43,7 @@ class Augment(ABC):
 
     def get_transform_with_objects(
         self,
-        original: tuple[int, int],
+        original: Size,
         image_size: int,
         boxes: Float[np.ndarray, "n 4"],
         generator: np.random.Generator,
@@ -65,7 +66,7 @@ class NoAugment(Augment):
     whole_images: ClassVar[bool] = True
 
     def get_transform(
-        self, original: tuple[int, int], image_size: int, generator: np.random.Generator
+        self, original: Size, image_size: int, generator: np.random.Generator
     ) -> ImageTransform:
         """Return the transform of the whole image.
 
@@ -91,7 +92,7 @@ class HorizontalFlip(Augment):
         _check_flip("HorizontalFlip.probability", self.probability)
 
     def get_transform(
-        self, original: tuple[int, int], image_size: int, generator: np.random.Generator
+        self, original: Size, image_size: int, generator: np.random.Generator
     ) -> ImageTransform:
         """Draw whether the whole image is flipped.
 
@@ -132,7 +133,7 @@ class LargeScaleJitter(Augment):
         _check_flip(f"{type(self).__name__}.flip", self.flip)
 
     def get_transform(
-        self, original: tuple[int, int], image_size: int, generator: np.random.Generator
+        self, original: Size, image_size: int, generator: np.random.Generator
     ) -> ImageTransform:
         """Draw a scale, a crop and a flip.
 
@@ -174,7 +175,7 @@ class RandomCrop(Augment):
         _check_flip("RandomCrop.flip", self.flip)
 
     def get_transform(
-        self, original: tuple[int, int], image_size: int, generator: np.random.Generator
+        self, original: Size, image_size: int, generator: np.random.Generator
     ) -> ImageTransform:
         """Draw a crop anywhere in the image, and a flip.
 
@@ -188,7 +189,7 @@ class RandomCrop(Augment):
 
     def get_transform_with_objects(
         self,
-        original: tuple[int, int],
+        original: Size,
         image_size: int,
         boxes: Float[np.ndarray, "n 4"],
         generator: np.random.Generator,
@@ -251,7 +252,7 @@ class RandomResizedCrop(Augment):
         _check_flip("RandomResizedCrop.flip", self.flip)
 
     def get_transform(
-        self, original: tuple[int, int], image_size: int, generator: np.random.Generator
+        self, original: Size, image_size: int, generator: np.random.Generator
     ) -> ImageTransform:
         """Draw a crop and a flip.
 
@@ -277,16 +278,14 @@ class RandomResizedCrop(Augment):
             mirror < self.flip,
         )
 
-    def _crop_size(
-        self, original: tuple[int, int], area_u: float, aspect_u: float
-    ) -> tuple[int, int] | None:
+    def _crop_size(self, original: Size, area_u: float, aspect_u: float) -> Size | None:
         """Return the crop size (H, W) for two uniform numbers; None if empty or too large."""
         area = original[0] * original[1] * (self.area[0] + area_u * (self.area[1] - self.area[0]))
         aspect = self.aspect[0] * (self.aspect[1] / self.aspect[0]) ** aspect_u
         height, width = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
         return (height, width) if 0 < height <= original[0] and 0 < width <= original[1] else None
 
-    def _largest_crop(self, original: tuple[int, int]) -> tuple[int, int]:
+    def _largest_crop(self, original: Size) -> Size:
         """Return the largest crop size (H, W) of a permitted aspect ratio, in whole pixels."""
         height, width = original
         max_height = max(int(width / self.aspect[0] + 0.5), 1)
@@ -389,7 +388,7 @@ def _to_uint8(values: Float32[np.ndarray, "*shape"]) -> UInt8[np.ndarray, "*shap
 
 
 def _random_scale(
-    original: tuple[int, int],
+    original: Size,
     image_size: int,
     generator: np.random.Generator,
     scales: tuple[float, float],
