@@ -38,6 +38,9 @@ class ShardSpan(NamedTuple):
     stop: int
 
 
+Payloads = dict[ShardSpan, bytes | CorruptSampleError]
+
+
 class ShardReader:
     """Reader of a fixed list of tars and image folders."""
 
@@ -145,10 +148,8 @@ class ShardReader:
         data = image_folder.read_file(os.path.join(self.paths[jpg.shard], name), jpg.stop)
         return data if isinstance(data, CorruptSampleError) else (data, None)
 
-    def _read_spans(
-        self, index: Index, spans: list[ShardSpan]
-    ) -> dict[ShardSpan, bytes | CorruptSampleError]:
-        read: dict[ShardSpan, bytes | CorruptSampleError] = {}
+    def _read_spans(self, index: Index, spans: list[ShardSpan]) -> Payloads:
+        read: Payloads = {}
         for span in spans:
             if not self._remote[span.shard]:
                 try:
@@ -177,7 +178,7 @@ class ShardReader:
         ]
         return read | self._fetch(alone)
 
-    def _fetch(self, spans: list[ShardSpan]) -> dict[ShardSpan, bytes | CorruptSampleError]:
+    def _fetch(self, spans: list[ShardSpan]) -> Payloads:
         """Fetch remote spans concurrently."""
         ranges = [
             ByteRange(self.paths[span.shard], span.start, span.stop - span.start) for span in spans
@@ -202,9 +203,7 @@ class ShardReader:
             touched |= blocks
         return groups
 
-    def _read_blocks(
-        self, index: Index, spans: list[ShardSpan]
-    ) -> dict[ShardSpan, bytes | CorruptSampleError]:
+    def _read_blocks(self, index: Index, spans: list[ShardSpan]) -> Payloads:
         """Cut spans from cached blocks, fetching missing ones, with at most `blocks` in memory."""
         ahead = self.read_ahead
         wanted: dict[ShardSpan, list[ShardSpan]] = {}
@@ -224,7 +223,7 @@ class ShardReader:
         for block, data in self._fetch(missing).items():
             if isinstance(data, bytes):
                 self._block_cache[block] = data
-        read: dict[ShardSpan, bytes | CorruptSampleError] = {}
+        read: Payloads = {}
         for span, blocks in wanted.items():
             if all(block in self._block_cache for block in blocks):
                 pieces = (
@@ -291,9 +290,7 @@ def _merge_pair(jpg: ShardSpan, json: ShardSpan | None) -> list[ShardSpan]:
     return [ShardSpan(jpg.shard, start, stop)] if near else [jpg, json]
 
 
-def _cut(
-    jpg: ShardSpan, json: ShardSpan | None, read: dict[ShardSpan, bytes | CorruptSampleError]
-) -> EntryBytes | CorruptSampleError:
+def _cut(jpg: ShardSpan, json: ShardSpan | None, read: Payloads) -> EntryBytes | CorruptSampleError:
     """Cut the jpg and the json from the spans that were read."""
     spans = _merge_pair(jpg, json)
     first, last = read[spans[0]], read[spans[-1]]
