@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import cv2
 import hypothesis
@@ -108,6 +109,14 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("scenes")
     scenes.write(str(folder), 12, seed=7)
     return folder
+
+
+@pytest.fixture(scope="module")
+def index(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """An index of the scenes, of those of a module that has its own."""
+    from gigamask.data.index import build
+
+    return build(scenes, tmp_path_factory.mktemp("index") / "index")
 
 
 @pytest.fixture(scope="session")

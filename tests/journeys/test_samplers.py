@@ -10,7 +10,6 @@ import pytest
 
 from gigamask import registry
 from gigamask.config_files import parse_train
-from gigamask.data import index as indexes
 from gigamask.data.sample_table import COLUMNS
 from gigamask.files import exclusive_lock
 from gigamask.serialization import read_json
@@ -23,13 +22,12 @@ from tests.little import little
 
 
 @pytest.fixture(scope="module")
-def built(scenes, tmp_path_factory) -> Path:
-    return indexes.build(scenes, tmp_path_factory.mktemp("built") / "index").folder
+def built(index) -> Path:
+    return index.folder
 
 
 @pytest.fixture
-def table(built, tmp_path) -> Path:
-    index = indexes.Index.open(built)
+def table(index, tmp_path) -> Path:
     lines = [
         "name,domain,node",
         *(
@@ -55,13 +53,13 @@ def test_a_name_trains_and_goes_on(built, tmp_path, name, flags):
 
 
 @pytest.mark.parametrize("name", ["stratified_granularity", "loss_weighted"])
-def test_masks_may_be_what_is_sampled(built, tmp_path, name):
+def test_masks_may_be_what_is_sampled(built, index, tmp_path, name):
     invoke(f"train {LITTLE} --data {built} --out {tmp_path} --sampler {name} --loader.items mask")
     invoke(f"stats {built} --sampler {name} --items mask --json {tmp_path}/told.json")
-    assert read_json(tmp_path / "told.json")["items"] == indexes.Index.open(built).manifest.masks
+    assert read_json(tmp_path / "told.json")["items"] == index.manifest.masks
 
 
-def test_a_mask_that_is_sampled_is_the_one_that_is_trained_on(built):
+def test_a_mask_that_is_sampled_is_the_one_that_is_trained_on(built, index):
     run = replace(
         little(),
         data=(str(built),),
@@ -69,7 +67,6 @@ def test_a_mask_that_is_sampled_is_the_one_that_is_trained_on(built):
         micro_batch_size=1,
         loader=SamLoaderConfig(items="mask", workers=0),
     )
-    index = indexes.Index.open(built)
     feed = TrainData(run, index)
     met = []
     for (batch,) in islice(feed.batches(), index.manifest.masks):
@@ -88,14 +85,13 @@ def test_a_mask_that_is_sampled_is_the_one_that_is_trained_on(built):
     )
 
 
-def test_custom_attributes_are_balanced(built, table, tmp_path):
+def test_custom_attributes_are_balanced(built, index, table, tmp_path):
     given = f"--loader.attributes {table} --sampler multi_attribute --sampler.attributes domain"
     invoke(f"train {LITTLE} --data {built} --out {tmp_path}/run", given)
     shown = f"--attributes {table} --sampler sharded --sampler.nodes 2 --sampler.column node"
     invoke(f"stats {built}", shown, f"--json {tmp_path}/told.json --picture {tmp_path}/told.png")
     assert read_json(tmp_path / "told.json")["positions"] == 12
     run = parse_train(f"{LITTLE} --data {built} --out {tmp_path} {given}".split()).run
-    index = indexes.Index.open(built)
     kitchens = {index.entry_name(row) for row in range(0, len(index), 3)}
     met = [
         name

@@ -15,7 +15,6 @@ from torch._inductor import config as inductor
 
 from gigamask import config_files
 from gigamask.cli.main import main
-from gigamask.data.index import build as build_index
 from gigamask.evaluation.click_evaluation import ClickEvaluation
 from gigamask.losses.ohem import OHEM
 from gigamask.losses.sam_loss import SamLoss
@@ -38,11 +37,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:Dep
 CPU = torch.device("cpu")
 SAM = InteractiveSchedule(clicks=8)
 """SAM's eleven rounds."""
-
-
-@pytest.fixture(scope="module")
-def index(scenes, tmp_path_factory):
-    return build_index(scenes, tmp_path_factory.mktemp("index") / "index")
 
 
 @pytest.fixture(autouse=True)

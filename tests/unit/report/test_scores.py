@@ -9,9 +9,6 @@ from gigamask.models.init import build_model
 from gigamask.report.scores import page
 from tests.html import Page, read
 from tests.little import SPEC
-from tests.unit.evaluation.conftest import index
-
-__all__ = ["index"]
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gigamask.data.index import build as build_index
 from gigamask.data.loader import collate
 from gigamask.distributed.precision import choose_precision
 from gigamask.models.init import build_model
@@ -14,11 +13,6 @@ from gigamask.training.train_data import TrainData
 from gigamask.types import Prompts, RandomSpec
 from tests.errors import error_line
 from tests.little import little
-
-
-@pytest.fixture(scope="module")
-def index(scenes, tmp_path_factory):
-    return build_index(scenes, tmp_path_factory.mktemp("index") / "index")
 
 
 def first_batch(run, index):

@@ -4,7 +4,6 @@ from itertools import islice
 
 import pytest
 
-from gigamask.data.index import build
 from gigamask.samplers.hard_examples import Replay
 from gigamask.samplers.random import LazyShuffle, Random
 from gigamask.samplers.shards import Streamed
@@ -12,11 +11,6 @@ from gigamask.training.config import check_resume
 from gigamask.training.train_data import TrainData
 from tests.errors import error_line
 from tests.little import little
-
-
-@pytest.fixture(scope="module")
-def index(scenes, tmp_path_factory):
-    return build(scenes, tmp_path_factory.mktemp("index") / "index")
 
 
 def visited(run, index) -> list[str]:
