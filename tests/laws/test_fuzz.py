@@ -24,6 +24,7 @@ from gigamask.data import annotation, image, tar
 from gigamask.errors import CorruptSampleError, GigamaskError
 from gigamask.masks.rle import RLEMasks
 from tests import broken
+from tests.errors import corrupt_sample
 
 ROOT = Path(__file__).resolve().parents[2]
 # A reader that hangs is a failure as well; five seconds are a thousand times what an example takes.
@@ -156,7 +157,7 @@ def test_headers_that_say_anything(which, changes, kind):
 def test_random_bytes_are_no_tar_and_no_annotation_and_no_jpg(data, sealed):
     check_scan(reseal(data) if sealed else data)
     for reader in (annotation.parse, image.size, image.decode):
-        with pytest.raises(CorruptSampleError, match=r"^x: "):
+        with corrupt_sample(r"^x: "):
             reader(data, "x")
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gigamask.data import annotation
-from gigamask.errors import CorruptSampleError
+from tests.errors import corrupt_sample
 
 NAME = "a.tar:sa_1"
 
@@ -99,7 +99,7 @@ def change(path: str, value):
 def test_what_does_not_hold_together_is_named(record, masks, path, value, message):
     data = record(masks)
     change(path, value)(data)
-    with pytest.raises(CorruptSampleError, match=f"^{NAME}: .*({message})"):
+    with corrupt_sample(f"^{NAME}: .*({message})"):
         annotation.parse(json.dumps(data).encode(), NAME)
 
 
@@ -116,15 +116,15 @@ def test_what_does_not_hold_together_is_named(record, masks, path, value, messag
     ],
 )
 def test_what_is_no_json_is_named(raw):
-    with pytest.raises(CorruptSampleError, match=rf"^{NAME}.*{len(raw)}"):
+    with corrupt_sample(rf"^{NAME}.*{len(raw)}"):
         annotation.parse(raw, NAME)
 
 
 def test_caps(record, masks, monkeypatch):
     raw = json.dumps(record(masks)).encode()
     monkeypatch.setattr(annotation, "MAX_MASKS", 2)
-    with pytest.raises(CorruptSampleError, match=rf"^{NAME}.*3.*2"):
+    with corrupt_sample(rf"^{NAME}.*3.*2"):
         annotation.parse(raw, NAME)
     monkeypatch.setattr(annotation, "MAX_BYTES", 100)
-    with pytest.raises(CorruptSampleError, match=rf"^{NAME}.*{len(raw)}.*100"):
+    with corrupt_sample(rf"^{NAME}.*{len(raw)}.*100"):
         annotation.parse(raw, NAME)

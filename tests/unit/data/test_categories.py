@@ -14,10 +14,10 @@ from gigamask.data.image import encode_jpeg
 from gigamask.data.loader import SampleSource, batches
 from gigamask.data.mask_sampling import MaskFilters
 from gigamask.data.sample_config import SampleConfig
-from gigamask.errors import CorruptSampleError
 from gigamask.masks.rle import RLEMasks
 from gigamask.records import SampleRef, StepPlan
 from gigamask.types import RandomSpec
+from tests.errors import corrupt_sample
 
 CONFIG = SampleConfig(image_size=32, mask_size=8, class_names=("dog", "7", "cat"))
 RANDOM = RandomSpec(seed=0, clicks=1, blocks=0)
@@ -62,7 +62,7 @@ def test_names_of_categories():
     ],
 )
 def test_invalid_categories_are_named(fields, message):
-    with pytest.raises(CorruptSampleError, match=rf"sa_0.*{message}"):
+    with corrupt_sample(rf"sa_0.*{message}"):
         parse([fields])
 
 

@@ -14,11 +14,11 @@ from gigamask.data.augment import ColorJitter, HorizontalFlip, LargeScaleJitter
 from gigamask.data.dataset import build_sample
 from gigamask.data.mask_sampling import BestMasks, MaskFilters
 from gigamask.data.sample_config import SampleConfig
-from gigamask.errors import CorruptSampleError
 from gigamask.masks.rle import RLEMasks
 from gigamask.records import ImageAnnotation, SampleRef
 from gigamask.synthetic.scenes import compose_scene, record
 from gigamask.types import RandomSpec
+from tests.errors import corrupt_sample
 
 CHANCE = RandomSpec(seed=5, clicks=3, blocks=4)
 PLAIN = SampleConfig(image_size=128, mask_size=32, max_masks=8)
@@ -232,5 +232,5 @@ def test_half_scale_follows_odd_sizes():
 
 
 def test_a_photograph_of_another_size_than_its_annotation_is_refused(entry):
-    with pytest.raises(CorruptSampleError, match=r"sa_000000.tar:sa_7.*JPEG.*100 x 200"):
+    with corrupt_sample(r"sa_000000.tar:sa_7.*JPEG.*100 x 200"):
         build_sample(flat_jpg((100, 200)), entry, SampleRef(0, 0, 0), PLAIN, CHANCE)

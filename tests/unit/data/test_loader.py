@@ -24,7 +24,6 @@ from gigamask.data.mask_sampling import MaskFilters
 from gigamask.data.sample_config import SampleConfig
 from gigamask.data.sample_table import open_sample_table
 from gigamask.data.shards import ShardReader
-from gigamask.errors import CorruptSampleError
 from gigamask.interfaces import SampleTable
 from gigamask.masks.rle import RLEMasks
 from gigamask.records import DataCursor, ImageAnnotation, SampleRef, StepPlan
@@ -33,7 +32,7 @@ from gigamask.samplers.batch_sampler import SampleSequence
 from gigamask.samplers.random import Random
 from gigamask.synthetic.scenes import compose_scene, record, write
 from gigamask.types import Batch, RandomSpec
-from tests.errors import error_line
+from tests.errors import corrupt_sample, error_line
 from tests.orders import iter_steps
 
 ASSEMBLY = SampleConfig(image_size=128, mask_size=32, max_masks=6)
@@ -226,9 +225,8 @@ def test_steps_may_be_without_end(source, swept):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_what_the_user_can_mend_comes_as_one_line(tmp_path, workers, swept):
     source = SampleSource(str(tmp_path / "nowhere"), ASSEMBLY, CHANCE)
-    with error_line("nowhere") as caught:
+    with error_line("nowhere"):
         next(batches(source, [step([0])], workers=workers))
-    assert "\n" not in str(caught.value)
 
 
 @dataclass(frozen=True)
@@ -251,9 +249,8 @@ def test_a_dead_worker_is_named_with_what_was_waited_for(index, swept, row, caus
     steps = batches(source, [step([row, 4], samples=7)], workers=1)
     names = rf"sa_000000.tar:sa_{row}, sa_000000.tar:sa_4"
     message = rf"a loader worker died \(.* from 7 on .*\({names}\), {cause} continue"
-    with error_line(message) as caught:
+    with error_line(message):
         next(steps)
-    assert "\n" not in str(caught.value)
 
 
 def kill(worker) -> None:
@@ -372,7 +369,7 @@ def unlabelled(tmp_path_factory, jpg):
 
 def test_an_image_without_json_has_no_sample_with_masks(unlabelled):
     source = SampleSource(str(unlabelled.folder), ASSEMBLY, CHANCE)
-    with pytest.raises(CorruptSampleError, match=r"a\.tar:x_0"):
+    with corrupt_sample(r"a\.tar:x_0"):
         source.sample(SampleRef(0, 0, 0))
 
 
@@ -442,5 +439,5 @@ def test_without_masks_no_json_is_read(index, monkeypatch):
 
 def test_changed_image_is_detected_by_its_size(unlabelled, jpg):
     source = SampleSource(str(unlabelled.folder), PLAIN, CHANCE)
-    with pytest.raises(CorruptSampleError, match=r"a.tar:x_0.*JPEG.*9 x 8.*40 x 60"):
+    with corrupt_sample(r"a.tar:x_0.*JPEG.*9 x 8.*40 x 60"):
         source.sample(SampleRef(0, 0, 0), RawSample("a.tar:x_0", jpg(9, 8), None))

@@ -11,8 +11,7 @@ import pytest
 
 from gigamask.data import storage
 from gigamask.data.storage import ByteRange
-from gigamask.errors import CorruptSampleError
-from tests.errors import error_line
+from tests.errors import corrupt_sample, error_line
 from tests.servers import FileServer, Hub, ObjectStore
 
 DATA = bytes(range(256)) * 1200
@@ -75,7 +74,7 @@ def test_local_ranges_and_states(served):
             r"3 bytes at 0 \(Is a directory\)",
         ),
     ):
-        with pytest.raises(CorruptSampleError, match=message):
+        with corrupt_sample(message):
             storage.read(*place)
 
 
@@ -145,7 +144,7 @@ def test_only_failed_ranges_are_requested_again(served, behaviour, requests):
 def test_trying_again_has_an_end(served, behaviour, reason):
     with FileServer(served, **behaviour) as server:
         message = rf"a.tar: .*100 bytes at 7 after 5 tries \(.*{reason}"
-        with pytest.raises(CorruptSampleError, match=message):
+        with corrupt_sample(message):
             storage.read(f"{server.url}/a.tar", 7, 100)
         assert server.requests == storage.MAX_TRIES
 
@@ -187,7 +186,7 @@ def test_unavailable_server_is_tried_five_times():
 )
 def test_permanent_errors_are_not_retried(served, name, behaviour, message):
     with FileServer(served, **behaviour) as server:
-        with pytest.raises(CorruptSampleError, match=message):
+        with corrupt_sample(message):
             storage.read(f"{server.url}/{name}", 9, 3)
         assert server.requests == 1
 
@@ -196,7 +195,7 @@ def test_a_whole_file_is_not_read_where_a_range_was_wanted(tmp_path):
     with open(tmp_path / "big.tar", "wb") as file:
         file.truncate(2**30)
     with FileServer(tmp_path, ranges=False) as server:
-        with pytest.raises(CorruptSampleError, match="ignores ranges"):
+        with corrupt_sample("ignores ranges"):
             storage.read(f"{server.url}/big.tar", 9, 3)
         assert server.bytes_sent < 2**25
 
@@ -208,7 +207,7 @@ def test_response_longer_than_requested_is_rejected(monkeypatch):
         "cat_ranges",
         lambda self, paths, *rest, **more: [b"12345"] * len(paths),
     )
-    with pytest.raises(CorruptSampleError, match=r"memory://store/a.tar"):
+    with corrupt_sample(r"memory://store/a.tar"):
         storage.read("memory://store/a.tar", 0, 2)
 
 
@@ -325,13 +324,13 @@ def test_s3(objects, served):
     ):
         with error_line(rf"{bad}.*{message}"):
             storage.stat(bad)
-        with pytest.raises(CorruptSampleError, match=rf"{bad}: .*2 bytes at 1"):
+        with corrupt_sample(rf"{bad}: .*2 bytes at 1"):
             storage.read(bad, 1, 2)
     with error_line(r"s3://no-such-bucket"):
         storage.find_tars("s3://no-such-bucket")
     with error_line("deep"):
         storage.stat(f"{objects.url}/deep")
-    with pytest.raises(CorruptSampleError, match=r"not satisfiable"):
+    with corrupt_sample(r"not satisfiable"):
         storage.read(url, 10**7, 2)
 
 
@@ -340,12 +339,12 @@ def test_s3_without_credentials_and_without_server(objects, monkeypatch):
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "none")
     monkeypatch.setitem(fsspec.config.conf, "s3", {"endpoint_url": objects.endpoint})
-    with pytest.raises(CorruptSampleError, match=r"Unable to locate credentials"):
+    with corrupt_sample(r"Unable to locate credentials"):
         storage.read("s3://other/a.tar", 0, 5)
     monkeypatch.setitem(
         fsspec.config.conf, "s3", {"endpoint_url": "http://127.0.0.1:9", "key": "a", "secret": "b"}
     )
-    with pytest.raises(CorruptSampleError, match=r"Could not connect to the endpoint URL"):
+    with corrupt_sample(r"Could not connect to the endpoint URL"):
         storage.read("s3://other/a.tar", 0, 5)
 
 

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from gigamask.datatools import smoothed_labels
-from gigamask.errors import CorruptSampleError
+from tests.errors import corrupt_sample
 
 ROWS, COLUMNS = np.mgrid[:48, :64]
 DISC = np.where((ROWS - 24) ** 2 + (COLUMNS - 32) ** 2 < 300, 255, 0).astype(np.uint8)
@@ -23,7 +23,7 @@ def resized(labels: np.ndarray, how: int, size: tuple[int, int] = (128, 96)) -> 
 @pytest.mark.parametrize("how", [Image.BILINEAR, Image.BICUBIC, Image.LANCZOS])
 @pytest.mark.parametrize("size", [(128, 96), (100, 75), (512, 384), (40, 30)])
 def test_smoothed_edges_are_refused_with_the_way_out(labels, how, size):
-    with pytest.raises(CorruptSampleError, match=r"--binary 128 .*--nearest-value") as caught:
+    with corrupt_sample(r"--binary 128 .*--nearest-value") as caught:
         smoothed_labels.check(resized(labels, how, size), "a")
     assert caught.value.kind == "smoothed edges"
 
@@ -31,7 +31,7 @@ def test_smoothed_edges_are_refused_with_the_way_out(labels, how, size):
 def test_masks_that_were_saved_as_jpeg_are_refused():
     file = io.BytesIO()
     Image.fromarray(DISC).save(file, "JPEG", quality=85)
-    with pytest.raises(CorruptSampleError, match="values between"):
+    with corrupt_sample("values between"):
         smoothed_labels.check(np.asarray(Image.open(file)).astype(np.int32), "a")
 
 
