@@ -18,6 +18,8 @@ from torch import Tensor
 from gigamask.errors import GigamaskError
 
 Heads = Float[Tensor, "B n N d"]
+RowOffsets = Float[Tensor, "h h d"]
+ColumnOffsets = Float[Tensor, "w w d"]
 CHUNK = 1 << 20
 """Number of scores in memory at a time: two float32 arrays of 4 MiB, about one core's share of the
 outer cache levels."""
@@ -27,8 +29,8 @@ def rel_pos_attention(
     q: Heads,
     k: Heads,
     v: Heads,
-    rows: Float[Tensor, "h h d"],
-    columns: Float[Tensor, "w w d"],
+    rows: RowOffsets,
+    columns: ColumnOffsets,
 ) -> Heads:
     """Compute attention with relative positions, using the implementation for the device.
 
@@ -76,8 +78,8 @@ def rel_pos_attention_reference(
     q: Heads,
     k: Heads,
     v: Heads,
-    rows: Float[Tensor, "h h d"],
-    columns: Float[Tensor, "w w d"],
+    rows: RowOffsets,
+    columns: ColumnOffsets,
 ) -> Heads:
     """Compute attention by definition, with the whole bias in memory.
 
@@ -97,8 +99,8 @@ def rel_pos_attention_augmented(
     q: Heads,
     k: Heads,
     v: Heads,
-    rows: Float[Tensor, "h h d"],
-    columns: Float[Tensor, "w w d"],
+    rows: RowOffsets,
+    columns: ColumnOffsets,
 ) -> Heads:
     """Compute attention with one fused kernel.
 
@@ -181,8 +183,8 @@ def rel_pos_attention_chunked(
     q: Heads,
     k: Heads,
     v: Heads,
-    rows: Float[Tensor, "h h d"],
-    columns: Float[Tensor, "w w d"],
+    rows: RowOffsets,
+    columns: ColumnOffsets,
 ) -> Heads:
     """Compute attention in chunks of queries; backward recomputes the scores from q, k and v.
 
@@ -200,7 +202,7 @@ def rel_pos_attention_chunked(
 
 
 def _biases(
-    q: Float[Tensor, "X N d"], rows: Float[Tensor, "h h d"], columns: Float[Tensor, "w w d"]
+    q: Float[Tensor, "X N d"], rows: RowOffsets, columns: ColumnOffsets
 ) -> tuple[Float[Tensor, "X N h"], Float[Tensor, "X N w"]]:
     """Return each query's bias for every row and for every column of keys."""
     grid = q.unflatten(1, (len(rows), len(columns)))
