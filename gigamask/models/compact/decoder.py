@@ -19,6 +19,7 @@ from gigamask.models.compact.prompt_maps import (
     MAP_CHANNELS,
     PROPAGATIONS,
     PromptShapes,
+    WindowMaps,
     WindowPrompts,
     likeness,
     masks_in_windows,
@@ -33,6 +34,7 @@ from gigamask.models.prompt_encoder import PromptEncoder
 from gigamask.models.transformer import TwoWayTransformer
 from gigamask.types import ImageEmbedding, MaskDecoderOutput, PerMask, Prompts, WindowLogits
 
+WindowTokens = Float[Tensor, "R C t t"]
 COARSE, SAMPLES, TOKENS = 16, 32, 8
 """Samples along each side of a window: of the features, of the answer, and of the image tokens."""
 KINDS = 5
@@ -164,7 +166,7 @@ class WindowMaskDecoder(nn.Module):
 
     def _dense(
         self, x: Float[Tensor, "R c n n"], kind: Int64[Tensor, "R"]
-    ) -> tuple[Float[Tensor, "R w n n"], Float[Tensor, "R C t t"]]:
+    ) -> tuple[Float[Tensor, "R w n n"], WindowTokens]:
         """Return the prompted features, and the image tokens of the transformer."""
         entered = self.enter(x) + _select(self.kind_embed, kind)[..., None, None]
         skip = self.refine(entered)
@@ -175,13 +177,13 @@ class WindowMaskDecoder(nn.Module):
 
     def _attend(
         self,
-        dense: Float[Tensor, "R C t t"],
+        dense: WindowTokens,
         points: Float[Tensor, "R N C"],
         kind: Int64[Tensor, "R"],
-        prior: Float[Tensor, "R n n"],
+        prior: WindowMaps,
         prompt_encoder: PromptEncoder,
         token_mask: Bool[Tensor, "R N"] | None,
-    ) -> tuple[Float[Tensor, "R T C"], Float[Tensor, "R C t t"]]:
+    ) -> tuple[Float[Tensor, "R T C"], WindowTokens]:
         """Return the tokens and the image tokens after SAM's two-way transformer."""
         rows = kind.shape[0]
         own = [self.iou_token.weight.expand(rows, 1, -1), _select(self.mask_tokens, kind)[:, None]]
@@ -198,7 +200,7 @@ class WindowMaskDecoder(nn.Module):
     def _upscale(
         self,
         mask_token: Float[Tensor, "R C"],
-        image: Float[Tensor, "R C t t"],
+        image: WindowTokens,
         skip: Float[Tensor, "R w n n"],
         fine: Float[Tensor, "R d m m"],
     ) -> tuple[Float[Tensor, "R m m"], Float[Tensor, "R C"]]:
@@ -213,9 +215,7 @@ class WindowMaskDecoder(nn.Module):
         return torch.einsum("rc,rcyx->ryx", head, x.to(head.dtype)), image.mean((2, 3))
 
 
-def pool_inside(
-    image: Float[Tensor, "R C t t"], logits: Float[Tensor, "R n n"]
-) -> Float[Tensor, "R C"]:
+def pool_inside(image: WindowTokens, logits: WindowMaps) -> Float[Tensor, "R C"]:
     """Return the mean image token inside each mask; it has no gradient to the masks.
 
     Args:
@@ -234,7 +234,7 @@ def _select(embedding: nn.Embedding, kind: Int64[Tensor, "R"]) -> Float[Tensor, 
     return F.one_hot(kind, len(weight)).to(weight.dtype) @ weight
 
 
-def _statistics(logits: Float[Tensor, "R n n"]) -> Float[Tensor, "R 4"]:
+def _statistics(logits: WindowMaps) -> Float[Tensor, "R 4"]:
     """Return area, certainty, stability and the part at the border of each mask, detached."""
     logits = logits.detach().to(torch.promote_types(logits.dtype, torch.float32))
     inside = torch.sigmoid(logits)
