@@ -36,6 +36,7 @@ from gigamask.models.sam.attention import rel_pos_attention_reference
 from gigamask.models.weight_files import SPEC, make_spec
 from gigamask.types import Prompts
 
+Tensors = dict[str, Tensor]
 OPSET = 17
 ENCODER, DECODER = "encoder.onnx", "decoder.onnx"
 ENCODER_AXES = {name: {0: "images"} for name in ("image", "input_size", "image_embeddings")}
@@ -186,7 +187,7 @@ def write_onnx(
     traceable, mask_size = make_traceable(model), model.config.mask_size
     decoder = OnnxDecoder(traceable, return_single_mask)
 
-    def answers(embedding: Tensor, prompts: Prompts) -> dict[str, Tensor]:
+    def answers(embedding: Tensor, prompts: Prompts) -> Tensors:
         inputs = _decoder_inputs(embedding, prompts, SIZES[0], mask_size)
         return _outputs(decoder, _beside(inputs))
 
@@ -230,7 +231,7 @@ def make_traceable(model: PromptableModel) -> PromptableModel:
 @torch.no_grad()
 def export(
     module: nn.Module,
-    inputs: dict[str, Tensor],
+    inputs: Tensors,
     path: Path,
     axes: dict[str, dict[int, str]],
     precision: OnnxPrecision = "fp32",
@@ -349,12 +350,12 @@ def _verify(
     return worst
 
 
-def _outputs(decoder: OnnxDecoder, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+def _outputs(decoder: OnnxDecoder, inputs: Tensors) -> Tensors:
     """Return the outputs of a decoder by name."""
     return dict(zip([*DECODER_OUTPUTS, CLASS_SCORES], decoder(**inputs), strict=False))
 
 
-def _beside(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+def _beside(inputs: Tensors) -> Tensors:
     """Return the inputs of a decoder with a second prompt beside the first."""
     scale = {"point_coords": 0.5}
     return {
@@ -381,7 +382,7 @@ def open_session(path: Path) -> Any:
         ) from None
 
 
-def run_session(session: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+def run_session(session: Any, inputs: Tensors) -> Tensors:
     """Return the outputs of an onnxruntime session by name.
 
     Args:
@@ -395,7 +396,7 @@ def run_session(session: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _decoder_inputs(
     embedding: Tensor, prompts: Prompts, size: tuple[int, int], mask_size: int
-) -> dict[str, Tensor]:
+) -> Tensors:
     masks = prompts.masks
     return {
         "image_embeddings": embedding,
