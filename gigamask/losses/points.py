@@ -22,12 +22,14 @@ PLASTIC = 1.32471795724474602596
 STEPS = tuple(round(2**32 / PLASTIC**power) for power in (1, 2))
 """R2's steps in units of 2^-32; with integers the points are the same on every device."""
 
+PointValues = Float[Tensor, "M K P"]
+
 
 class SampledPoints(NamedTuple):
     """Logits and targets at P points per mask and prediction; `valid` is False in the padding."""
 
-    logits: Float[Tensor, "M K P"]
-    targets: Bool[Tensor, "M K P"] | Float[Tensor, "M K P"]
+    logits: PointValues
+    targets: Bool[Tensor, "M K P"] | PointValues
     valid: Bool[Tensor, "M K P"]
 
 
@@ -98,9 +100,7 @@ def valid_extent(valid: Bool[Tensor, "M H W"]) -> Float[Tensor, "M 2"]:
     return torch.stack([columns.float().mean(1), rows.float().mean(1)], 1)
 
 
-def interpolate_at(
-    maps: Float[Tensor, "M K h w"], points: Float[Tensor, "M K P 2"]
-) -> Float[Tensor, "M K P"]:
+def interpolate_at(maps: Float[Tensor, "M K h w"], points: Float[Tensor, "M K P 2"]) -> PointValues:
     """Interpolate maps at points, bilinearly as in upsampling with `align_corners=False`.
 
     Args:
@@ -117,7 +117,7 @@ class _InterpolateAt(torch.autograd.Function):
     """Interpolation that saves only the points and sums gradients as integers, in any order."""
 
     @staticmethod
-    def forward(ctx, maps: Tensor, points: Tensor) -> Float[Tensor, "M K P"]:
+    def forward(ctx, maps: Tensor, points: Tensor) -> PointValues:
         ctx.save_for_backward(points)
         ctx.shape, ctx.dtype = maps.shape, maps.dtype
         rows = maps.to(torch.promote_types(maps.dtype, torch.float32)).flatten(0, 1).unsqueeze(1)
@@ -128,7 +128,7 @@ class _InterpolateAt(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Float[Tensor, "M K P"]) -> tuple[Tensor | None, ...]:  # pyrefly: ignore[bad-override]
+    def backward(ctx, grad: PointValues) -> tuple[Tensor | None, ...]:  # pyrefly: ignore[bad-override]
         (points,) = ctx.saved_tensors
         height, width = ctx.shape[2:]
         # A non-finite gradient makes the unit, and thereby the whole map, non-finite.
@@ -164,7 +164,7 @@ def _coverage_at(
     coverage: Float[Tensor, "M H W"],
     points: Float[Tensor, "M K P 2"],
     extent: Float[Tensor, "M 2"],
-) -> Float[Tensor, "M K P"]:
+) -> PointValues:
     """Interpolate the coverage, constant beyond the centers of the outermost valid cells."""
     height, width = coverage.shape[1:]
     inside = torch.stack(
