@@ -13,6 +13,8 @@ from jaxtyping import Float64, Shaped
 
 from gigamask.masks.boundary import Mask, dilate, inner_band, mask_extent, outline
 
+MaskStack = Shaped[np.ndarray, "n H W"]
+
 
 @dataclass(frozen=True)
 class BoundaryProtocol:
@@ -35,8 +37,8 @@ class BoundaryProtocol:
 
 
 def boundary_f(
-    predicted: Shaped[np.ndarray, "n H W"],
-    truth: Shaped[np.ndarray, "n H W"],
+    predicted: MaskStack,
+    truth: MaskStack,
     protocol: BoundaryProtocol | None = None,
 ) -> Float64[np.ndarray, "n"]:
     """Return each mask's boundary F, the harmonic mean of precision and recall of its outline.
@@ -56,8 +58,8 @@ def boundary_f(
 
 
 def boundary_iou(
-    predicted: Shaped[np.ndarray, "n H W"],
-    truth: Shaped[np.ndarray, "n H W"],
+    predicted: MaskStack,
+    truth: MaskStack,
     protocol: BoundaryProtocol | None = None,
 ) -> Float64[np.ndarray, "n"]:
     """Return the IoU of the bands inside each mask's boundary and its annotation's.
