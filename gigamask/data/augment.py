@@ -13,11 +13,10 @@ from gigamask.lazy_numpy import np
 if TYPE_CHECKING:
     from jaxtyping import Float, Float32, UInt8
 
-    from gigamask.masks.transforms import ImageTransform
+    from gigamask.masks.transforms import ImageTransform, Size
 
     Planes = UInt8[np.ndarray, "C h w"]
 
-Size = tuple[int, int]
 GRAY_WEIGHTS = (0.2989, 0.587, 0.114)
 """Weights of red, green and blue in gray (ITU-R BT.601, as torchvision rounds it)."""
 

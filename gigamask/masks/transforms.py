@@ -20,6 +20,7 @@ from torch.nn.functional import interpolate
 from gigamask.masks.devices import is_readable
 from gigamask.masks.rle import RLEMasks
 
+Size = tuple[int, int]
 LogitStack = tuple[Int64[np.ndarray, "_"], Float32[Tensor, "_ _ _"], Int64[np.ndarray, "_ 2"]]
 """Indices of masks, their logits in boxes of one size, and each box's first row and column."""
 ResizeSteps = list[tuple[float, int]]
@@ -41,16 +42,16 @@ class ImageTransform:
         stretch: Whether both sides are resized independently, as in SAM 2.
     """
 
-    original: tuple[int, int]
+    original: Size
     crop: tuple[int, int, int, int]
-    resized: tuple[int, int]
+    resized: Size
     image_size: int
     flip: bool = False
     stretch: bool = False
 
     @classmethod
     def resize_longest_side(
-        cls, original: tuple[int, int], image_size: int, flip: bool = False
+        cls, original: Size, image_size: int, flip: bool = False
     ) -> "ImageTransform":
         """Return the transform that fits the whole image into the model input.
 
@@ -66,7 +67,7 @@ class ImageTransform:
         return cls(original, (0, 0, height, width), resized, image_size, flip)
 
     @property
-    def crop_size(self) -> tuple[int, int]:
+    def crop_size(self) -> Size:
         """Size of the crop in original pixels, (H, W)."""
         y0, x0, y1, x1 = self.crop
         return y1 - y0, x1 - x0
@@ -141,7 +142,7 @@ class ImageTransform:
         return interpolate(low, self.original, mode="bilinear", align_corners=False)
 
 
-def resize(images: Num[Tensor, "B C H W"], size: tuple[int, int]) -> Num[Tensor, "B C h w"]:
+def resize(images: Num[Tensor, "B C H W"], size: Size) -> Num[Tensor, "B C h w"]:
     """Resize images, antialiased bilinear.
 
     Args:
@@ -155,9 +156,7 @@ def resize(images: Num[Tensor, "B C H W"], size: tuple[int, int]) -> Num[Tensor,
     return (rows if images.is_floating_point() else rows.round()).to(images.dtype)
 
 
-def whole_image(
-    original: tuple[int, int], image_size: int, stretch: bool = False
-) -> ImageTransform:
+def whole_image(original: Size, image_size: int, stretch: bool = False) -> ImageTransform:
     """Return the transform of a whole image.
 
     Args:
@@ -171,7 +170,7 @@ def whole_image(
     return ImageTransform(original, (0, 0, *original), square, image_size, stretch=True)
 
 
-def stretched(transform: ImageTransform, original: tuple[int, int]) -> ImageTransform:
+def stretched(transform: ImageTransform, original: Size) -> ImageTransform:
     """Return the transform of an image that is first stretched to the square of another transform.
 
     Args:
@@ -189,7 +188,7 @@ def stretched(transform: ImageTransform, original: tuple[int, int]) -> ImageTran
 
 def logit_boxes(
     transform: ImageTransform, low: Float[Tensor, "n G G"], threshold: float
-) -> Iterator[tuple[Float32[Tensor, "h w"], tuple[int, int]]]:
+) -> Iterator[tuple[Float32[Tensor, "h w"], Size]]:
     """Yield the parts of `logits_to_original` outside of which no logit exceeds a threshold.
 
     The logits differ from the whole image's by rounding. NaN counts as background.
@@ -425,7 +424,7 @@ def _as_floating(points: np.ndarray) -> np.ndarray:
     return points if np.issubdtype(points.dtype, np.floating) else points.astype(np.float64)
 
 
-def _origin_and_sign(transform: ImageTransform) -> tuple[tuple[int, int], tuple[int, int]]:
+def _origin_and_sign(transform: ImageTransform) -> tuple[Size, Size]:
     """Return the original pixel xy at the top left of the input, and the direction of its axes."""
     y0, x0, _, x1 = transform.crop
     return ((x1 - 1, y0), (-1, 1)) if transform.flip else ((x0, y0), (1, 1))
