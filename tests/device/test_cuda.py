@@ -135,7 +135,7 @@ def test_more_pixels_than_an_int32_counts_become_dense():
     assert torch.equal(areas, 1 + torch.arange(count, device="cuda"))
 
 
-@pytest.mark.parametrize(("dtype", "limit"), [(torch.float64, 1e-9), (torch.float32, 1e-4)])
+@pytest.mark.parametrize("dtype, limit", [(torch.float64, 1e-9), (torch.float32, 1e-4)])
 def test_a_step_has_the_gradients_of_the_cpu(run, exact_float32, dtype, limit):
     batch = first_batch(run)
     states, records = [], []
@@ -238,7 +238,7 @@ def test_pinned_batches_are_the_same_batches(run, workers):
 
 
 @pytest.mark.parametrize(
-    ("precision", "optimizer"),
+    "precision, optimizer",
     [
         ("fp32", AdamW(lr=1e-3)),
         ("bf16", MuonAdamW(lr=1e-3)),

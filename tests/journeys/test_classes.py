@@ -101,7 +101,7 @@ def test_classes_are_scored(run, scenes, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "found"),
+    "words, found",
     [
         ("--classes ring star", r"--classes lacks .*blob \(\d+\).*--ignore-other-classes"),
         ("--classes cat --ignore-other-classes", r"no mask of .* among cat; it has blob"),

@@ -75,7 +75,7 @@ def test_a_damaged_embedding_is_computed_again(command, tmp_path, encoded):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    "words, message",
     [
         ("--freeze image_encoder.blocks", "give --freeze image_encoder"),
         ("--loader.augment large_scale_jitter", "use --loader.augment none or flip"),

@@ -61,7 +61,7 @@ def codes(words: str, expected: tuple[int, int]) -> int:
 
 
 @pytest.mark.parametrize(
-    ("words", "line", "expected"),
+    "words, line, expected",
     [
         ("evaluate gone.pth", "gone.pth", (2, 2)),
         ("evaluate {weights} --points-per-side 0 --automatic", "--points-per-side", (2, 2)),

@@ -35,7 +35,7 @@ def test_tiles_are_scored_and_recorded(weights, scenes, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"),
+    "flags, message",
     [
         ("--tile 64 --halo 33", "--halo of tile 64 must be between 0 and 32 (got 33)"),
         ("--halo 4", "--halo 4 is the overlap of tiles: set their side, too"),

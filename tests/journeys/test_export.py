@@ -21,9 +21,7 @@ def weights(tmp_path_factory):
     return save_little(tmp_path_factory.mktemp("weights"))
 
 
-@pytest.mark.parametrize(
-    ("to", "out"), [("official", "sam.pth"), ("safetensors", "copy.safetensors")]
-)
+@pytest.mark.parametrize("to, out", [("official", "sam.pth"), ("safetensors", "copy.safetensors")])
 def test_what_is_exported_is_exported_again(weights, to, out, tmp_path, capsys):
     told = tmp_path / "told.json"
     invoke(f"export {weights} --to {to} --out {tmp_path}/{out} --json {told}")

@@ -146,7 +146,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("words", "told"), REFUSED, ids=[words for words, _ in REFUSED])
+@pytest.mark.parametrize("words, told", REFUSED, ids=[words for words, _ in REFUSED])
 def test_whatever_is_wrong_is_one_line_and_nothing_is_written(
     words, told, own, scenes, tmp_path, monkeypatch, capsys
 ):

@@ -135,7 +135,7 @@ def test_gradients_are_those_of_the_whole_weight(scenes, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "found"),
+    "words, found",
     [
         ("--lora 2 --embedding-cache cache", "--embedding-cache .*--lora 2"),
         ("--unfreeze norms --embedding-cache cache", "--embedding-cache .*norms"),

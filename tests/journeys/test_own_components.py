@@ -109,7 +109,7 @@ def test_custom_task_trains_and_resumes(recipe, scenes, tmp_path, installed, cap
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    "words, told",
     [
         ("--sampler broken", "Missing"),
         ("--sampler tests.nothing:Backwards", "tests.nothing"),

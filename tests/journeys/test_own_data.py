@@ -180,7 +180,7 @@ def test_submitted_trainings_take_them(here):
 
 
 @pytest.mark.parametrize(
-    ("words", "found"),
+    "words, found",
     [
         ("--data coco.json coco.json --images photos", "is one path"),
         ("--data coco.json --images photos --masks labels", "is one path"),

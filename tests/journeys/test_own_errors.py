@@ -59,7 +59,7 @@ def helper():
 
 @pytest.mark.parametrize("workers", ["0", "1"])
 @pytest.mark.parametrize(
-    ("flag", "name", "said"),
+    "flag, name, said",
     [
         (
             "--loss",
@@ -99,7 +99,7 @@ def test_a_loss_of_another_shape_is_told_what_it_got_and_gave(scenes, tmp_path, 
 
 
 @pytest.mark.parametrize(
-    ("flag", "name", "code", "said"),
+    "flag, name, code, said",
     [
         ("--optimizer", "NoTorch", 1, "not iterable; perhaps a method of your own NoTorch returns"),
         ("--prompts", "NoPrompts", 2, "NoPrompts.next gave no prompts for the first round"),

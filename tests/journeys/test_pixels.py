@@ -132,7 +132,7 @@ def test_own_images_of_five_channels_start_from_weights_for_rgb(here, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "named"),
+    "words, named",
     [
         ("--window 9 3", "9 3"),
         ("--window 0 9", "8 bits"),

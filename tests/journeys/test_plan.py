@@ -53,7 +53,7 @@ def test_help(capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    "words, message",
     [
         ("plan", "plan needs a recipe, such as compact"),
         ("plan tiny --gpu h2000", "no GPU is called 'h2000'; known are b200, h200"),

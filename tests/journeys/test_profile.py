@@ -86,7 +86,7 @@ def test_a_run_that_is_over_has_nothing_to_profile(scenes, tmp_path, capsys, mon
 
 
 @pytest.mark.parametrize(
-    ("value", "line"),
+    "value, line",
     [
         ("0", "gigamask: --profile must be at least 1 (got 0)"),
         ("few", "gigamask: --profile must be a whole number (got 'few'); see "),

@@ -223,7 +223,7 @@ def test_a_single_record_is_said_and_not_drawn(browser, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    "words, said",
     [
         ("", "RUN is required"),
         ("empty", "empty: has no records yet"),

@@ -39,9 +39,7 @@ def table(index, tmp_path) -> Path:
     return tmp_path / "table.csv"
 
 
-@pytest.mark.parametrize(
-    ("name", "flags"), [("multi_level", "--sampler.ratio 0 1 1"), ("replay", "")]
-)
+@pytest.mark.parametrize("name, flags", [("multi_level", "--sampler.ratio 0 1 1"), ("replay", "")])
 def test_a_name_trains_and_goes_on(built, tmp_path, name, flags):
     """Laws and units have all names; the scenes have no fine masks."""
     command = f"train {LITTLE} --data {built} --out {tmp_path} --sampler {name} {flags}"

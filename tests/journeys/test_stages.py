@@ -82,7 +82,7 @@ def test_one_at_a_time_is_the_same(whole, scenes, tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("stage", "step"), [("decoder", 0), ("joint", 1), ("mae", 1)])
+@pytest.mark.parametrize("stage, step", [("decoder", 0), ("joint", 1), ("mae", 1)])
 def test_interrupted_in_a_stage_and_run_again_ends_the_same(
     whole, scenes, tmp_path, monkeypatch, capsys, stage, step
 ):
@@ -216,7 +216,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("words", "told"), REFUSED, ids=[words for words, _ in REFUSED])
+@pytest.mark.parametrize("words, told", REFUSED, ids=[words for words, _ in REFUSED])
 def test_whatever_is_wrong_with_any_stage_is_said_before_the_first(
     words, told, whole, images, scenes, tmp_path, monkeypatch, capsys
 ):

@@ -88,7 +88,7 @@ def test_pieces_of_minutes_give_the_bits_of_one_piece(scenes, tmp_path, capsys, 
     assert same(whole, pieces)
 
 
-@pytest.mark.parametrize(("minutes", "code"), [("0", 0), ("60", INTERRUPTED)])
+@pytest.mark.parametrize("minutes, code", [("0", 0), ("60", INTERRUPTED)])
 def test_under_torchrun_the_end_of_the_time_is_no_failure(
     scenes, tmp_path, monkeypatch, minutes, code
 ):

@@ -63,7 +63,7 @@ def names_of_epoch(
     return names
 
 
-@pytest.mark.parametrize(("workers", "world"), [(0, 1), (2, 1), (0, 2)])
+@pytest.mark.parametrize("workers, world", [(0, 1), (2, 1), (0, 2)])
 def test_a_streamed_epoch_fetches_large_blocks_and_every_sample_once(
     tars, tmp_path, workers, world
 ):

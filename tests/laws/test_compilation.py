@@ -130,7 +130,7 @@ def compact_with_all() -> SamTrainConfig:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "backend", "prompts"),
+    "recipe, backend, prompts",
     [
         (little, "eager", SAM),
         pytest.param(
@@ -259,7 +259,7 @@ def test_two_processes_of_the_command_do_what_one_does(scenes, tmp_path, monkeyp
 @pytest.mark.skipif(
     not shutil.which("g++"), reason="no C++ compiler: the default backend, inductor, is not tested"
 )
-@pytest.mark.parametrize(("run", "counts"), [(ONE_ROUND, [8, 3]), (IN_WINDOWS, [8, 3])])
+@pytest.mark.parametrize("run, counts", [(ONE_ROUND, [8, 3]), (IN_WINDOWS, [8, 3])])
 def test_inductor_compiles_small_models(run, counts, index, monkeypatch, tmp_path):
     """One round, and four with prompts of other lengths than the compiled one."""
     monkeypatch.setattr(SamTrainConfig, "compile_backend", "inductor")

@@ -79,7 +79,7 @@ def test_quarters_differ_by_one_at_most_unless_one_is_short(held, most, seed):
     assert taken[~enough].max(initial=0) <= taken[enough].min(initial=len(held)) + 1
 
 
-@pytest.mark.parametrize(("n", "most"), [(100, 16), (100, 64), (300, 32)])
+@pytest.mark.parametrize("n, most", [(100, 16), (100, 64), (300, 32)])
 def test_diverse_masks_lie_further_apart_than_random_ones(n, most):
     def gaps(choice):
         apart = []

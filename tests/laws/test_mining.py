@@ -339,7 +339,7 @@ def test_the_samplers_strata_reach_the_batch(tmp_path, scenes, workers):
 
 
 @pytest.mark.parametrize(
-    ("items", "sampler", "mining"),
+    "items, sampler, mining",
     [
         ("image", little().sampler, OHEM(group_by="granularity")),
         ("image", Stratified(per_stratum=4), OHEM(group_by="granularity")),

@@ -95,7 +95,7 @@ TILES = {"tile": 40, "halo": 8}
 
 
 @pytest.mark.parametrize(
-    ("size", "options"), [*((size, {}) for size in SIZES), ((64, 48), TILES)], ids=str
+    "size, options", [*((size, {}) for size in SIZES), ((64, 48), TILES)], ids=str
 )
 @torch.inference_mode()
 def test_evaluation_and_predictor_give_the_same_prompts_and_masks(model, asked, size, options):

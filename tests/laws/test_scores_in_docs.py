@@ -46,7 +46,7 @@ def test_scores_are_fractions(path):
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    "text, found",
     [
         (
             "| model | 1 click | ms |\n|---|---|---|\n| a | 43.2 ± 2.1 | 51 |",

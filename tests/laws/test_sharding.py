@@ -253,7 +253,7 @@ def test_a_step_that_one_process_spoils_is_skipped_by_all_and_its_samples_named(
     assert all(np.isfinite(array).all() for array in kept(run).values())
 
 
-@pytest.mark.parametrize(("size", "nodes", "each"), [(4, 1, 4), (4, 4, 1)])
+@pytest.mark.parametrize("size, nodes, each", [(4, 1, 4), (4, 4, 1)])
 def test_hsdp_wants_machines_with_several_processes(size, nodes, each):
     encoder = little().build().image_encoder
     with error_line(rf"^--parallel hsdp.*{nodes}.*{each}"):

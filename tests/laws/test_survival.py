@@ -95,9 +95,7 @@ class Score(Evaluator):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 0)]
-)
+@pytest.mark.parametrize("number, code", [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 0)])
 def test_kills_in_every_evaluation_change_neither_scores_nor_the_best(
     tmp_path, scenes, record_property, number, code
 ):

@@ -79,7 +79,7 @@ SAMPLERS = [
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize(("sampler", "workers"), long_after(1, SAMPLERS))
+@pytest.mark.parametrize("sampler, workers", long_after(1, SAMPLERS))
 def test_ten_steps_killed_and_ten_more_are_twenty(tmp_path, scenes, sampler, workers):
     """SIGKILL between two checkpoints; the run is finished with another number of workers."""
     loader = replace(little().loader, workers=workers)
@@ -174,7 +174,7 @@ def test_averaged_weights_are_evaluated_and_loaded(tmp_path, scenes):
         manifest.verify(folder)
 
 
-@pytest.mark.parametrize(("before", "now"), [(0.0, 0.9), (0.9, 0.0)])
+@pytest.mark.parametrize("before, now", [(0.0, 0.9), (0.9, 0.0)])
 def test_an_average_cannot_begin_or_end_on_resume(tmp_path, scenes, before, now):
     run = run_in(tmp_path / "run", scenes, steps=2, save_every=2, ema=before)
     train(run)

@@ -31,7 +31,7 @@ def processor():
     return SamImageProcessorPil()
 
 
-@pytest.mark.parametrize(("layers", "points"), [(0, 32), (1, 8), (2, 9)])
+@pytest.mark.parametrize("layers, points", [(0, 32), (1, 8), (2, 9)])
 @pytest.mark.parametrize("size", [(259, 316), (400, 120), (64, 64)])
 def test_crops_and_their_points_agree(processor, layers, points, size):
     boxes, grids, _, _ = processor.generate_crop_boxes(

@@ -42,9 +42,9 @@ def agree(logits, weights, ours, theirs, tolerance):
 
 @pytest.mark.parametrize("source", [maskformer, detr])
 @pytest.mark.parametrize("soft", [False, True])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-12), (torch.float32, 1e-5)])
 @pytest.mark.parametrize(
-    ("alpha", "gamma"), [(0.8, 2.0), (0.5, 1.0), (0.5, 0.0), (0.3, 1.5), (0.6, 0.5)]
+    "alpha, gamma", [(0.8, 2.0), (0.5, 1.0), (0.5, 0.0), (0.3, 1.5), (0.6, 0.5)]
 )
 def test_losses_and_gradients_equal_maskformers_and_detrs(
     source, soft, dtype, tolerance, alpha, gamma

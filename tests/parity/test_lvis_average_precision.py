@@ -57,7 +57,7 @@ def federated_scene(random: np.random.Generator, founds: int, levels: int) -> Im
     return replace(image, negative_classes=absent, not_exhaustive_classes=partial)
 
 
-@pytest.mark.parametrize(("seed", "pairs"), [(0, 2**21), (1, 2**21), (2, 12)])
+@pytest.mark.parametrize("seed, pairs", [(0, 2**21), (1, 2**21), (2, 12)])
 def test_random_images(seed, pairs, monkeypatch):
     """Classes are evaluated together, and one at a time."""
     monkeypatch.setattr(coco_ap, "PAIRS", pairs)

@@ -71,7 +71,7 @@ def test_with_changes_fields_and_fields_of_sections(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "wanted"),
+    "name, value, wanted",
     [
         ("steps", 2.5, "int"),
         ("steps", "ten", "int"),
@@ -153,7 +153,7 @@ def test_what_a_user_types_first(scenes, tmp_path, no_shape_checks):
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    "call, message",
     [
         (lambda _: gigamask.train("tiny", max_minutes="x"), r"--max-minutes .*at least 0 .got x"),
         (lambda _: gigamask.train(None), r"a recipe, its name or .*None"),

@@ -23,7 +23,7 @@ from tests.little import little
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "message"),
+    "words, message",
     [
         (
             "--stepz 4",
@@ -203,7 +203,7 @@ def test_a_changed_value_in_a_saved_config_is_noticed(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("second", "flags", "expected"),
+    "second, flags, expected",
     [
         ("sampler: random\n", "", Random()),
         ("sampler: streamed\n", "", Streamed(buffer=10)),
@@ -223,7 +223,7 @@ def test_the_fields_of_a_component_that_a_later_file_replaces_are_dropped(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("line", "message"),
+    "line, message",
     [
         ("optimizer.lr: high", r"^\S*b.yaml: optimizer.lr must be a number .*'high'"),
         ("optimizer:\n  lr: [1, 2]", r"^\S*b.yaml: optimizer.lr .*'1 2'"),
@@ -275,7 +275,7 @@ def test_resume_takes_flags_and_refuses_other_shapes(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "warmup_steps"),
+    "words, warmup_steps",
     [
         ("", 50),
         ("--steps 100", 25),

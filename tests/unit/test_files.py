@@ -101,7 +101,7 @@ def test_an_output_folder_holds_nothing_else(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "foreign"),
+    "name, foreign",
     [
         ("._1.jpg", True),
         (".ipynb_checkpoints", True),

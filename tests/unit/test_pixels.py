@@ -61,7 +61,7 @@ def test_eight_bits_are_used_as_they_are():
         assert (PixelConfig(**values).to_uint8(stored, "x") == stored).all()
 
 
-@pytest.mark.parametrize(("stored", "channels"), [(1, 2), (3, 1), (4, 3), (3, 5)])
+@pytest.mark.parametrize("stored, channels", [(1, 2), (3, 1), (4, 3), (3, 5)])
 def test_other_channels_are_refused(stored, channels):
     with pytest.raises(PixelFormatError, match=rf"x: has {stored} .* {channels}.*{stored}"):
         PixelConfig(channels).to_uint8(np.zeros((2, 2, stored), np.uint8), "x")
@@ -74,7 +74,7 @@ def test_deep_pixels_need_a_window():
 
 
 @pytest.mark.parametrize(
-    ("values", "named"),
+    "values, named",
     [
         ({"channels": 0}, "channels"),
         ({"channels": 257}, "257"),

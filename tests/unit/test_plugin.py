@@ -121,7 +121,7 @@ def test_a_broken_plugin_is_named_and_left_out(tmp_path, record):
     assert "plugin broken = broken:PLUGIN raised" in done.stderr
 
 
-@pytest.mark.parametrize(("module", "lines"), [("gigamask.plugins.gone", 0), ("gon", 1)])
+@pytest.mark.parametrize("module, lines", [("gigamask.plugins.gone", 0), ("gon", 1)])
 def test_only_a_plugin_of_gigamask_may_be_deleted_without_a_word(tmp_path, module, lines):
     install(tmp_path, "gone", "PLUGIN = None")
     points = tmp_path / "gone-1.dist-info" / "entry_points.txt"

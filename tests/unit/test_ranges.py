@@ -105,7 +105,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(
-    ("component", "values"), [(kind, values) for kind, rows in REFUSED.items() for values in rows]
+    "component, values", [(kind, values) for kind, rows in REFUSED.items() for values in rows]
 )
 def test_a_component_names_the_value_that_it_refuses(component, values):
     name, value = next(iter(values.items()))

@@ -9,7 +9,7 @@ from tests.errors import error_line
 
 
 @pytest.mark.parametrize(
-    ("name", "steps", "batch", "lr", "layer_decay", "drop_path", "dim"),
+    "name, steps, batch, lr, layer_decay, drop_path, dim",
     [
         ("sam_vit_b", 180_000, 128, 8e-4, 0.6, 0.6, 768),
         ("sam_vit_l", 180_000, 128, 4e-4, 0.8, 0.4, 1024),

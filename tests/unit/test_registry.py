@@ -61,7 +61,7 @@ def test_a_component_of_the_same_name_keeps_its_fields():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "message"),
+    "words, message",
     [
         ("--sampler", r"^--sampler '' is unknown; choose from random, .*sharded, or file.py:Class"),
         ("--sampler --seed", r"^--sampler '' is unknown"),

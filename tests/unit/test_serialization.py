@@ -49,7 +49,7 @@ def test_bad_json_is_one_line(raw):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("raw", "reason"),
+    "raw, reason",
     [
         (BOMB, "aliases"),
         (b"a: &a [*a]", "aliases"),
@@ -90,7 +90,7 @@ def test_a_byte_order_mark_says_how_text_is_read(tmp_path, encoding):
 
 
 @pytest.mark.parametrize(
-    ("raw", "datum"),
+    "raw, datum",
     [
         ("a\nFähre".encode("latin-1"), "UTF-8 .* at byte 3, in line 2"),
         ("cat".encode("utf-16-le"), "UTF-16 without"),

@@ -5,7 +5,7 @@ from gigamask.suggestions import COMMANDS, FLAGS, suggest_command, suggest_flag
 
 
 @pytest.mark.parametrize(
-    ("word", "command"),
+    "word, command",
     [
         *(("predict", "segment"), ("Infer", "segment"), ("val", "evaluate"), ("test", "evaluate")),
         *(("fit", "train"), ("finetune", "train"), ("import", "convert")),
@@ -17,7 +17,7 @@ def test_suggest_command(word, command):
 
 
 @pytest.mark.parametrize(
-    ("flag", "meant"),
+    "flag, meant",
     [
         *(("--learning-rate", "--lr"), ("--base_lr", "--lr"), ("--LR", "--lr")),
         *(("--bs", "--batch-size"), ("--batch_size", "--batch-size"), ("--max-steps", "--steps")),
@@ -45,7 +45,7 @@ def test_no_name_is_listed_twice():
 
 
 @pytest.mark.parametrize(
-    ("flag", "meant"),
+    "flag, meant",
     [
         ("--conf", "--pred-iou-thresh"),
         ("--iou", "--box-nms-thresh"),

@@ -117,7 +117,7 @@ def test_copies_of_the_last_mask_are_in_no_sum():
     assert targets.filled(3).counted.all()
 
 
-@pytest.mark.parametrize(("mode", "spread"), [("sample", (1, 26)), ("balanced", (12, 14))])
+@pytest.mark.parametrize("mode, spread", [("sample", (1, 26)), ("balanced", (12, 14))])
 def test_branches_are_skipped_at_their_rates_and_as_many_if_balanced(mode, spread):
     """Of ViT-H's 32 blocks, 6.4 branches of either kind on average."""
     spec = RandomSpec(0, 0, blocks=32, drop_path_mode=mode, drop_path_rate=0.4)

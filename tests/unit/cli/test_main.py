@@ -39,7 +39,7 @@ def test_a_closed_pipe_ends_a_command_quietly():
 
 
 @pytest.mark.parametrize(
-    ("number", "times"),
+    "number, times",
     [(signal.SIGINT, 1), (signal.SIGTERM, 1), (signal.SIGTERM, 2), (signal.SIGUSR1, 2)],
 )
 def test_a_signal_is_one_line_and_leaves_no_file(tmp_path, monkeypatch, capsys, number, times):

@@ -6,7 +6,7 @@ from tests.commands import refusal
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    "words, said",
     [
         ("segment start photos --out m", "perhaps you meant starter"),
         ("segment photos starter --out m", "'gigamask segment starter photos'"),

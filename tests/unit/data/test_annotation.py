@@ -43,7 +43,7 @@ def change(path: str, value):
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "message"),
+    "path, value, message",
     [
         (
             "image",

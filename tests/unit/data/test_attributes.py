@@ -112,7 +112,7 @@ ROWS = "".join(f"sa_{number},1\n" for number in range(5))
 
 
 @pytest.mark.parametrize(
-    ("text", "parts"),
+    "text, parts",
     [
         ("", ["first line", "'name'", "'tar'"]),
         ("\nname,a\n", ["first line", "'name'", "'tar'"]),

@@ -181,7 +181,7 @@ def test_random_crops_fill_the_square_with_areas_and_aspects_in_their_ranges():
 
 
 @pytest.mark.parametrize(
-    ("size", "crop"),
+    "size, crop",
     [
         ((300, 900), (0, 250, 300, 650)),
         ((900, 300), (250, 0, 650, 300)),
@@ -205,7 +205,7 @@ def pixels():
 
 
 @pytest.mark.parametrize(
-    ("change", "enhance"),
+    "change, enhance",
     [
         (adjust_brightness, ImageEnhance.Brightness),
         (adjust_contrast, ImageEnhance.Contrast),
@@ -279,7 +279,7 @@ NAN, INFINITY = float("nan"), float("inf")
 
 
 @pytest.mark.parametrize(
-    ("kind", "values", "named"),
+    "kind, values, named",
     [
         (RandomCrop, {"side": -3}, r"RandomCrop\.side.*-3"),
         (RandomCrop, {"flip": 1.5}, r"RandomCrop\.flip.*1\.5"),

@@ -54,7 +54,7 @@ def test_names_of_categories():
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    "fields, message",
     [
         ({"category": 3}, "category"),
         ({"category_id": [1]}, "category_id"),

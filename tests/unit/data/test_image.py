@@ -71,7 +71,7 @@ def test_decode_is_what_pillow_decodes(real_data):
     assert (image.decode(raw, "x") == np.array(Image.open(io.BytesIO(raw)))).all()
 
 
-@pytest.mark.parametrize(("height", "width"), [(48, 64), (37, 51), (1, 1), (16, 1)])
+@pytest.mark.parametrize("height, width", [(48, 64), (37, 51), (1, 1), (16, 1)])
 def test_half_size_rounds_up_and_keeps_the_picture(height, width):
     raw = saved(gradient(height, width), subsampling=0)
     half = image.decode(raw, "x", (height, width), half=True)
@@ -185,7 +185,7 @@ def test_another_size_than_the_annotation_says_is_named():
         image.decode(saved(gradient()), "a.tar:sa_1", (64, 48))
 
 
-@pytest.mark.parametrize(("chroma", "error"), [("444", 3.0), ("420", 4.0)])
+@pytest.mark.parametrize("chroma, error", [("444", 3.0), ("420", 4.0)])
 def test_what_is_encoded_is_decoded_again(chroma, error):
     """Also a view whose rows are not contiguous; a higher quality takes more bytes."""
     pixels = np.array(gradient())[:, ::-1]

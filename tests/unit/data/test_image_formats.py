@@ -113,7 +113,7 @@ def test_several_pages_of_colors_of_16_bits_are_refused():
         image.read_stored(raw, "x")
 
 
-@pytest.mark.parametrize(("kind", "sample_format"), [("u4", 1), ("i4", 2), ("i1", 2), ("u1", 1)])
+@pytest.mark.parametrize("kind, sample_format", [("u4", 1), ("i4", 2), ("i1", 2), ("u1", 1)])
 def test_whole_numbers_have_the_sign_that_is_stated(kind, sample_format):
     numbers = CHANCE.integers(0, 256, (12, 17 * np.dtype(kind).itemsize), np.uint8).view(kind)
     stored = image.read_stored(tiff(numbers, sample_format=sample_format), "x")
@@ -155,7 +155,7 @@ def test_arrays_of_numpy(order, dtype):
 
 
 @pytest.mark.parametrize(
-    ("array", "named"),
+    "array, named",
     [
         (np.zeros((4, 5), bool), "bool"),
         (np.zeros((4, 5), complex), "complex"),

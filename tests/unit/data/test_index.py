@@ -119,7 +119,7 @@ def test_a_jpg_without_json_is_read_beyond_its_preview(tmp_path, jpg):
 
 
 @pytest.mark.parametrize(
-    ("members", "message"),
+    "members, message",
     [
         (
             [("sa_1.json", b"{}"), ("b.txt", b"")],
@@ -179,7 +179,7 @@ def test_paths_are_tars_folders_globs_and_indexes(two, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("paths", "message"),
+    "paths, message",
     [
         ("none", "none: no such path"),
         (
@@ -263,7 +263,7 @@ def damage(folder, name: str, data: bytes | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "message"),
+    "name, change, message",
     [
         (
             "manifest.json",
@@ -363,7 +363,7 @@ def test_entries_are_found_by_name_and_by_number(two):
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    "name, message",
     [
         ("sa_1", "'sa_1' .*TAR:IMAGE.* sa_000000.tar:sa_1"),
         (
@@ -533,9 +533,7 @@ def killed(point: str, folder: Path, out: Path, log: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("point", "finished"), [("scan", 3), ("save", 3), ("merge", 6), ("swap", 6)]
-)
+@pytest.mark.parametrize("point, finished", [("scan", 3), ("save", 3), ("merge", 6), ("swap", 6)])
 def test_a_killed_build_repeats_no_finished_tar(many, tmp_path, scans, point, finished):
     whole = content(build(many, tmp_path / "whole"))
     if point == "swap":

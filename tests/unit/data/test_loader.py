@@ -241,7 +241,7 @@ class Deadly(SampleSource):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("row", "cause"),
+    "row, cause",
     [(3, "often .* memory; .* --loader.workers to"), (5, "for an error .* above; .* again to")],
 )
 def test_a_dead_worker_is_named_with_what_was_waited_for(index, swept, row, cause):

@@ -24,7 +24,7 @@ STABILITY = np.array([0.9, 0.91, 0.92, 0.93, 0.94, 0.95], np.float32)
 
 
 @pytest.mark.parametrize(
-    ("filters", "kept"),
+    "filters, kept",
     [
         (MaskFilters(), [0, 1, 2, 3]),
         (MaskFilters(max_area=None), [0, 1, 2, 3, 4, 5]),

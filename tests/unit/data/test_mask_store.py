@@ -221,7 +221,7 @@ def test_a_store_of_another_kind_is_refused(built, copied, opened):
         MaskStore.open(copied, opened)
 
 
-@pytest.mark.parametrize(("grid", "side"), [(0, 128), (-1, 128), (5000, 128), (32, 0)])
+@pytest.mark.parametrize("grid, side", [(0, 128), (-1, 128), (5000, 128), (32, 0)])
 def test_a_grid_that_is_none_is_refused(opened, tmp_path, grid, side):
     flag, value = ("image", side) if grid == 32 else ("mask", grid)
     with error_line(rf"--{flag}-size must be .*\(got {value}\)"):

@@ -64,7 +64,7 @@ def test_annotations_are_requested_concurrently(scenes_tar):
         assert server.most_at_once > 1
 
 
-@pytest.mark.parametrize(("member", "name"), [("sa_2.json", "sa_2"), ("sa_9.jpg", "sa_9")])
+@pytest.mark.parametrize("member, name", [("sa_2.json", "sa_2"), ("sa_9.jpg", "sa_9")])
 def test_a_disk_error_leaves_that_image_out(scenes_tar, monkeypatch, member, name):
     """Also where a whole file is read after its preview."""
     found = tar.scan(scenes_tar)

@@ -206,7 +206,7 @@ def test_one_broken_stretch_leaves_its_neighbours(served):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("ahead", "blocks"), [(512, 1), (4096, 3), (10_000, 2), (2**20, 1), (100_000, 2)]
+    "ahead, blocks", [(512, 1), (4096, 3), (10_000, 2), (2**20, 1), (100_000, 2)]
 )
 def test_blocks_read_ahead_are_few_and_the_bytes_the_same(served, ahead, blocks, monkeypatch):
     _, here, there = served

@@ -115,7 +115,7 @@ def test_many_ranges_are_requested_concurrently(served):
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "requests"),
+    "behaviour, requests",
     [
         ({"busy": 3}, 2 + 3),
         ({"drop_after": 3, "drops": 3}, 2 + 3),
@@ -133,7 +133,7 @@ def test_only_failed_ranges_are_requested_again(served, behaviour, requests):
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "reason"),
+    "behaviour, reason",
     [
         ({"busy": -1}, r"503, message='Service Unavailable'"),
         ({"status": 429}, r"429, message='Too Many Requests'"),
@@ -155,7 +155,7 @@ def test_unavailable_server_is_tried_five_times():
 
 
 @pytest.mark.parametrize(
-    ("name", "behaviour", "message"),
+    "name, behaviour, message",
     [
         (
             "none.tar",
@@ -217,7 +217,7 @@ def test_a_file_without_length_is_refused(served):
 
 
 @pytest.mark.parametrize(
-    ("protocol", "module", "extra"),
+    "protocol, module, extra",
     [
         *[("s3", "s3fs", "s3"), ("gs", "gcsfs", "gcs"), ("https", "aiohttp", "http")],
         ("hf", "huggingface_hub", "hf"),

@@ -186,7 +186,7 @@ def test_entry_number_in_an_error_counts_across_chunks(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("data", "message"),
+    "data, message",
     [
         (
             gzip.compress(b"a" * 5000, mtime=0).ljust(2048, b"\1"),

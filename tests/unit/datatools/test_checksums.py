@@ -25,7 +25,7 @@ def test_lists_in_either_order(tmp_path, text):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    "text, message",
     [
         ("", r"sums: holds no checksum; give a list with a line 'SUM  NAME' for each file"),
         (

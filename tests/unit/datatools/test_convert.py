@@ -186,7 +186,7 @@ def test_crowds_are_left_out_unless_kept(case):
 
 
 @pytest.mark.parametrize(
-    ("segmentation", "message"),
+    "segmentation, message",
     [
         ([[1, 1, 5, 5]], "polygon 0 has 4 numbers.* 6"),
         ([SQUARE[0], [1, 1, 5, 5, 9, 9, 7]], "polygon 1 has 7 numbers"),
@@ -235,7 +235,7 @@ def test_more_broken_than_sound_masks_stop_it_and_leave_nothing(case):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("bad", "message"),
+    "bad, message",
     [
         (row(2) | {"width": "wide"}, r"image 1: .*`str`.*width"),
         (row(2, "2.jpg", (0, 30)), "2.jpg .id 2.: .* 0 x 30 pixels"),
@@ -433,7 +433,7 @@ def test_relative_and_absolute_paths_of_one_folder(case, monkeypatch):
             assert (done["images"], done["images_without_label"]) == (1, 0)
 
 
-@pytest.mark.parametrize(("name", "number"), [("1" * 14, int("1" * 14)), ("1" * 15, 0)])
+@pytest.mark.parametrize("name, number", [("1" * 14, int("1" * 14)), ("1" * 15, 0)])
 def test_ids_of_masks_have_at_most_64_bits(case, name, number):
     case.put(f"{name}.jpg", jpeg())
     case.label(f"{name}.png", labels())
@@ -510,7 +510,7 @@ def test_unusable_label_images_are_left_out_and_named(case):
 
 
 @pytest.mark.parametrize(
-    ("value", "second", "options", "note"),
+    "value, second, options, note",
     [
         (1, 1, {}, MANY_AREAS),
         (1, 1, {"split_components": True}, None),

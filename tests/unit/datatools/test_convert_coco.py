@@ -48,7 +48,7 @@ def only(found: SourceListing) -> Objects:
 
 
 @pytest.mark.parametrize(
-    ("stated", "expected"),
+    "stated, expected",
     [
         (1, 1),
         ("1.0", 1),
@@ -117,7 +117,7 @@ def test_a_symmetric_bow_tie_has_an_area(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "file"),
+    "name, file",
     [
         ("a/1.jpg", "1.jpg"),
         ("a\\1.jpg", "1.jpg"),
@@ -150,7 +150,7 @@ def test_a_name_that_no_file_can_have_costs_one_image(tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    ("annotation", "kind"),
+    "annotation, kind",
     [
         ({"caption": "a cat"}, "captions"),
         ({"keypoints": [1, 1, 2], "num_keypoints": 1}, "keypoints"),
@@ -214,7 +214,7 @@ def test_a_folder_of_coco_is_refused_with_its_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("annotations", "datum"),
+    "annotations, datum",
     [
         ([mask()] * 10_001, "10,001 masks"),
         ([mask(segmentation=[[1, 2] * 50_000])], "numbers"),
@@ -233,7 +233,7 @@ def test_limits_of_an_image(tmp_path, monkeypatch, annotations, datum):
         only(listing(tmp_path, [row()], annotations))
 
 
-@pytest.mark.parametrize(("limit", "groups"), [(1, 3), (2**20, 1)])
+@pytest.mark.parametrize("limit, groups", [(1, 3), (2**20, 1)])
 def test_an_image_that_fails_costs_no_other_of_its_group(tmp_path, monkeypatch, limit, groups):
     monkeypatch.setattr(convert_coco, "GROUP_BYTES", limit)
     monkeypatch.setattr(convert_coco, "MAX_NUMBERS", 50)

@@ -89,7 +89,7 @@ def check_all_agree(counts: dict, ious: dict[str, float], assumed: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "TIFF"])
-@pytest.mark.parametrize(("height", "is_stored"), [(HEIGHT, False), (HEIGHT, True), (WIDTH, False)])
+@pytest.mark.parametrize("height, is_stored", [(HEIGHT, False), (HEIGHT, True), (WIDTH, False)])
 def test_coco(tmp_path, kind, height, is_stored):
     photos, source = write_photographs(tmp_path / "photos", height, kind), tmp_path / "c.json"
     images, annotations = [], []
@@ -108,7 +108,7 @@ def test_coco(tmp_path, kind, height, is_stored):
 
 
 @pytest.mark.parametrize("has_exif", [False, True])
-@pytest.mark.parametrize(("height", "is_stored"), [(HEIGHT, False), (HEIGHT, True), (WIDTH, False)])
+@pytest.mark.parametrize("height, is_stored", [(HEIGHT, False), (HEIGHT, True), (WIDTH, False)])
 def test_label_images(tmp_path, height, is_stored, has_exif):
     """EXIF of a label image, as of one made of its photograph, turns it as it turns that."""
     photos, labels = write_photographs(tmp_path / "photos", height), tmp_path / "labels"

@@ -55,7 +55,7 @@ def test_what_a_rule_leaves_out_is_not_unusable():
 
 
 @pytest.mark.parametrize(
-    ("things", "taken"),
+    "things, taken",
     [([], "no mask is annotated"), ([thing(iscrowd=1), thing(iscrowd=1)], "crowd: 2")],
 )
 def test_a_source_without_a_usable_mask_is_refused(tmp_path, things, taken):

@@ -35,7 +35,7 @@ def test_the_own_stem_decides_between_equal_claims():
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"),
+    "name, expected",
     [
         ("x.jpg", ["x.jpg"]),
         ("a/x.jpg", ["a/x.jpg", "x.jpg"]),

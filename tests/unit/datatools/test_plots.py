@@ -127,7 +127,7 @@ def test_sampler_plot_shows_the_fractions(tmp_path, drawn):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "why"),
+    "name, why",
     [
         ("missing/stats.png", "No such file or directory"),
         ("stats.xyz", "Format 'xyz' is not supported"),

@@ -69,7 +69,7 @@ def test_each_piece_is_described_beside_the_data():
     assert 0 <= found["order_seconds"] < 1
 
 
-@pytest.mark.parametrize(("epochs", "pieces"), [(1, 1), (1, 50), (3, 2), (3, 5), (2, 7), (5, 3)])
+@pytest.mark.parametrize("epochs, pieces", [(1, 1), (1, 50), (3, 2), (3, 5), (2, 7), (5, 3)])
 def test_pieces_cover_the_epochs_one_after_the_other(epochs, pieces):
     """Also where a piece lies across the end of an epoch, or over several."""
     found = sampler_stats.describe(SIX, Learning(), epochs, pieces)

@@ -68,7 +68,7 @@ def test_0_leaves_blocks_alone():
 
 
 @pytest.mark.parametrize(
-    ("every", "which"), [(1, [0, 1, 2, 3, 4, 5]), (2, [0, 2, 4]), (4, [0, 4]), (9, [0])]
+    "every, which", [(1, [0, 1, 2, 3, 4, 5]), (2, [0, 2, 4]), (4, [0, 4]), (9, [0])]
 )
 def test_which_blocks_recompute(every, which):
     model = build_model(DEEP, 0)

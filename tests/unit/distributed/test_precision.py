@@ -39,7 +39,7 @@ def test_the_scale_halves_at_an_overflow_and_doubles_when_long_none_came():
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)]
+    "name, kind", [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)]
 )
 def test_products_are_made_in_the_precision(name, kind):
     with autocast(name, CPU):
@@ -52,7 +52,7 @@ def batch_of(run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("precision", "near"), [("bf16", 0.2), ("fp16", 0.02)])
+@pytest.mark.parametrize("precision, near", [("bf16", 0.2), ("fp16", 0.02)])
 def test_gradients_in_half_precision_are_nearly_those_of_float32(tmp_path, scenes, precision, near):
     run, found = run_in(tmp_path, scenes, micro_batch_size=3), {}
     batch = batch_of(run)

@@ -19,7 +19,7 @@ def test_without_torchrun_one_process_is_the_world():
     assert World().interleaved_rank == 0
 
 
-@pytest.mark.parametrize(("nodes", "local"), [(1, 4), (2, 4), (3, 2), (4, 1)])
+@pytest.mark.parametrize("nodes, local", [(1, 4), (2, 4), (3, 2), (4, 1)])
 def test_interleaved_ranks_alternate_between_machines(nodes, local):
     """Torchrun numbers machine by machine; interleaved ranks are a permutation."""
     worlds = [World(rank, nodes * local, rank // local, nodes) for rank in range(nodes * local)]
@@ -45,7 +45,7 @@ WHOLE = {
 
 
 @pytest.mark.parametrize(
-    ("environment", "device", "line"),
+    "environment, device, line",
     [
         (
             {"WORLD_SIZE": "8", "RANK": "1"},

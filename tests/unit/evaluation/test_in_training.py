@@ -243,7 +243,7 @@ def test_what_the_scores_are_of_and_how_far_they_may_be_off(index):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("logit", "iou", "share"),
+    "logit, iou, share",
     [
         (5.0, [0.1, 0.9, 0.2], 1.0),
         (5.0, [0.88, 0.7, 0.5], 0.0),
@@ -259,7 +259,7 @@ def test_automatic_masks_pass_by_predicted_iou_and_stability(index, logit, iou, 
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    "change, told",
     [
         ({}, []),
         ({"5 clicks": 0.6}, ["more clicks do not help: 5 score no better than 3"]),

@@ -311,7 +311,7 @@ def test_what_differs_is_said():
 
 
 @pytest.mark.parametrize(
-    ("write", "package"),
+    "write, package",
     [(huggingface.write_huggingface, "transformers"), (onnx.write_onnx, "onnx and onnxruntime")],
 )
 def test_packages_that_are_missing_are_named(model, write, package, tmp_path, monkeypatch):
@@ -334,7 +334,7 @@ def test_paths_must_fit_the_format(model, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("write", "name"),
+    "write, name",
     [
         (official.write_pth, "sam.pth"),
         (official.write_safetensors, "sam.safetensors"),

@@ -302,7 +302,7 @@ def test_the_cache_is_used(discs, image, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    "settings, message",
     [
         ({"points_per_side": 0}, r"points_per_side.*1.*0"),
         ({"crop_n_layers": -1}, r"crop_n_layers.*0.*-1"),

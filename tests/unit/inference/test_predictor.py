@@ -182,7 +182,7 @@ POINT, LABEL = np.array([[1, 2]]), np.array([1])
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    "words, message",
     [
         ({"point_coords": POINT}, r"point_coords.*point_labels"),
         ({"point_labels": LABEL}, r"both point_coords and point_labels"),
@@ -319,7 +319,7 @@ def test_boxes_have_four_numbers(predictor):
 
 
 @pytest.mark.parametrize(
-    ("function", "parameters"),
+    "function, parameters",
     [
         (SamPredictor, "sam_model"),
         (SamPredictor.set_image, "self image image_format=RGB"),

@@ -228,7 +228,7 @@ def test_tiles_in_which_nothing_is_found_and_small_regions(by_color):
 
 
 @pytest.mark.parametrize(
-    ("values", "named"),
+    "values, named",
     [
         ({"tile": 16}, r"tile.*at least 32.*16"),
         ({"tile": 64, "halo": 33}, r"halo of tile 64 .*between 0 and 32.*33"),

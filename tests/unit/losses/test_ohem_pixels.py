@@ -72,7 +72,7 @@ def case():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("share", "least"), [(0.25, 0), (0.25, 13), (0.5, 30), (0.25, 100_000), (1.0, 0)]
+    "share, least", [(0.25, 0), (0.25, 13), (0.5, 30), (0.25, 100_000), (1.0, 0)]
 )
 def test_mined_focal_is_the_mean_over_the_kept_and_they_alone_learn(case, share, least):
     logits, soft, valid = case

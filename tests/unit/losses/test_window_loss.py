@@ -113,7 +113,7 @@ COVERED = torch.tensor([[0.94, 0.95, 1.0], [1.0, 1.0, 1.0], [0.1, 0.2, 0.3], [0.
 
 
 @pytest.mark.parametrize(
-    ("changes", "certain"),
+    "changes, certain",
     [
         ({}, (0, 0, 0, 1)),
         ({"masks": torch.zeros(4, 8, 8)}, (1, 1, 1, 1)),

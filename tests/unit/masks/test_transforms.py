@@ -22,7 +22,7 @@ from gigamask.masks.transforms import (
 
 
 @pytest.mark.parametrize(
-    ("original", "resized"),
+    "original, resized",
     [
         ((1500, 2250), (683, 1024)),
         ((2060, 1500), (1024, 746)),

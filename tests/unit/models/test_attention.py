@@ -43,7 +43,7 @@ def test_only_the_largest_heads_differ(capability):
     assert flash_head_size(VIT_H_WINDOW, capability) == 112
 
 
-@pytest.mark.parametrize(("capability", "width"), [(None, 208), ((8, 9), 232), ((9, 0), 208)])
+@pytest.mark.parametrize("capability, width", [(None, 208), ((8, 9), 232), ((9, 0), 208)])
 def test_attention_pads_to_the_head_size_of_its_gpu(monkeypatch, capability, width):
     widths, original = [], F.scaled_dot_product_attention
 

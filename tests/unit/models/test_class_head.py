@@ -125,7 +125,7 @@ def test_a_head_is_not_dropped_unasked(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("names", "message"),
+    "names, message",
     [(("cat", "cat"), "'cat' twice"), (("",), "1 to 100"), (("x" * 101,), "1 to 100")],
 )
 def test_invalid_names_are_refused(names, message):

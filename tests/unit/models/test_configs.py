@@ -23,7 +23,7 @@ from tests.errors import error_line
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    "changes, message",
     [
         ({"depth": 0}, r"SamConfig\.depth.*\(got 0\)"),
         ({"image_size": 1000}, r"image_size.*patch_size 16 \(got 1000\).*992"),
@@ -41,7 +41,7 @@ def test_impossible_values_are_named(changes, message):
 
 
 @pytest.mark.parametrize(
-    ("mae", "sam"), [(mae_vit_b, vit_b), (mae_vit_l, vit_l), (mae_vit_h, vit_h), (mae_tiny, tiny)]
+    "mae, sam", [(mae_vit_b, vit_b), (mae_vit_l, vit_l), (mae_vit_h, vit_h), (mae_tiny, tiny)]
 )
 def test_a_masked_autoencoder_has_the_encoder_of_its_sam(mae, sam):
     ours, theirs = mae(), sam()
@@ -62,7 +62,7 @@ def test_three_quarters_of_the_patches_are_hidden():
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    "changes, message",
     [
         ({"decoder_depth": 0}, r"MAEConfig\.decoder_depth.*\(got 0\)"),
         ({"patch_size": 14, "image_size": 225}, r"image_size.*14 \(got 225\).*224"),
@@ -91,7 +91,7 @@ def test_channels_of_the_embedding_are_the_encoders():
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    "changes, message",
     [
         ({"decoder": SamDecoder()}, r"conv_pyramid.*--model\.decoder window.*--model\.encoder vit"),
         ({"encoder": ViT()}, r"decoder window.*--model\.encoder conv_pyramid.*ViT.*compact"),
@@ -110,7 +110,7 @@ def test_parts_that_do_not_fit_are_named(changes, message):
 
 
 @pytest.mark.parametrize(
-    ("part", "changes", "message"),
+    "part, changes, message",
     [
         (ConvPyramid, {"width": 30}, r"ConvPyramid\.width.*4.*\(got 30\)"),
         (ConvPyramid, {"width": 0}, r"ConvPyramid\.width.*\(got 0\)"),

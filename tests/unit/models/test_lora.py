@@ -140,7 +140,7 @@ def test_what_unfreeze_names():
 
 
 @pytest.mark.parametrize(
-    ("options", "found"),
+    "options, found",
     [
         ({"on": ("lin3",)}, "lin3.*attention or all, or from .*lin1"),
         ({"on": ("attention", "lin3")}, "--lora.on lin3: no frozen linear layer"),
@@ -153,7 +153,7 @@ def test_layers_and_ranks_that_there_are_not(options, found):
 
 
 @pytest.mark.parametrize(
-    ("last", "found"),
+    "last, found",
     [(None, {"image_encoder.layers.0.linear", "image_encoder.layers.1.linear"}), (1, None)],
 )
 def test_the_last_blocks_of_an_encoder_that_lists_none(monkeypatch, last, found):

@@ -63,7 +63,7 @@ def public_layout(dim: int, depth: int, patches: int) -> dict[str, tuple[int, ..
 
 
 @pytest.mark.parametrize(
-    ("make", "dim", "depth", "parameters", "encoder"),
+    "make, dim, depth, parameters, encoder",
     [
         (mae_vit_b, 768, 12, 111_907_840, 85_798_656),
         (mae_vit_l, 1024, 24, 329_541_888, 303_301_632),

@@ -16,7 +16,7 @@ from tests.little import COMPACT
 
 
 @pytest.mark.parametrize(
-    ("make", "keys", "parameters", "encoder"),
+    "make, keys, parameters, encoder",
     [
         (vit_b, 314, 93_735_472, 89_670_912),
         (vit_l, 482, 312_342_832, 308_278_272),
@@ -40,9 +40,7 @@ def test_the_gaussian_matrix_is_saved_and_the_pixel_mean_is_not():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("config", "weight"), [(tiny(), "patch_embed.proj"), (COMPACT, "stem.conv")]
-)
+@pytest.mark.parametrize("config, weight", [(tiny(), "patch_embed.proj"), (COMPACT, "stem.conv")])
 def test_same_seed_builds_the_same_model_without_global_rng(config, weight):
     before = torch.get_rng_state()
     first, again, other = (build_model(config, seed) for seed in (3, 3, 4))

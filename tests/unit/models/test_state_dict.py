@@ -329,7 +329,7 @@ def refuse(folder, spec, message):
 
 @pytest.mark.parametrize("part", ["encoder", "decoder"])
 @pytest.mark.parametrize(
-    ("change", "message"),
+    "change, message",
     [
         (lambda fields: fields.pop("widths"), "widths is missing"),
         (lambda fields: fields.update(colour=3), "colour is unknown"),

@@ -31,7 +31,7 @@ def test_custom_gpu():
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    "name, message",
     [
         (
             "h20",

@@ -62,7 +62,7 @@ def test_allocators_at_random_are_no_leaks():
 
 
 @pytest.mark.parametrize(
-    ("size", "bytes_per_step", "latest"),
+    "size, bytes_per_step, latest",
     [
         (lambda step: 2 * MB * step, 2 * MB, 600),
         (lambda step: 0.3 * MB * step, 0.3 * MB, 1000),

@@ -44,7 +44,7 @@ def test_a_world_is_machines_and_gpus():
 
 
 @pytest.mark.parametrize(
-    ("batch", "micro", "processes"),
+    "batch, micro, processes",
     [(8, 2, 4), (10, 2, 4), (3, 4, 8), (7, 1, 1), (256, 1, 256), (5, 3, 2)],
 )
 def test_a_batch_is_shared_as_it_is_split(batch, micro, processes):
@@ -98,7 +98,7 @@ def test_many_sum_a_flat_copy_of_the_gradients_that_no_bucket_has():
     assert found["rounds"]["temporary"] == 70
 
 
-@pytest.mark.parametrize(("parallel", "parts", "width"), [("fsdp", 8, 1.0), ("hsdp", 4, 0.5)])
+@pytest.mark.parametrize("parallel, parts, width", [("fsdp", 8, 1.0), ("hsdp", 4, 0.5)])
 def test_blocks_are_split_and_gathered_one_at_a_time(parallel, parts, width):
     found = bytes_by_phase(STATE, PEAKS, 20, 7, parallel, Cluster(2, 4), width)
     assert {kind: found["rounds"][kind] for kind in STATE.sharded} == {

@@ -61,7 +61,7 @@ def test_steps_behind_the_warm_up_are_profiled_and_said_once(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("asked", "last", "steps", "fewer"),
+    "asked, last, steps, fewer",
     [
         (2, 5, "steps 4 to 5", ""),
         (2, 4, "step 4", ", not 2: training had no more"),

@@ -86,7 +86,7 @@ IN_LEFT = {(x, y) for x, y in EVERYWHERE if x < 3}
 
 
 @pytest.mark.parametrize(
-    ("truth", "guess", "valid", "places", "label"),
+    "truth, guess, valid, places, label",
     [
         # Without an error the click confirms the mask, or the background where there is none.
         (ONE, ONE, FULL, {(3, 1)}, 1),
@@ -208,7 +208,7 @@ def test_cells_of_the_stored_size_have_the_coordinates_of_their_pixels():
     ]
 
 
-@pytest.mark.parametrize(("height", "width"), [(1, 1), (1, 9), (7, 1), (64, 64), (129, 250)])
+@pytest.mark.parametrize("height, width", [(1, 1), (1, 9), (7, 1), (64, 64), (129, 250)])
 def test_opencv_and_the_passes_of_a_gpu_find_the_exact_squared_distances(height, width):
     rng = make_rng(5, "opencv", height, width)
     noise = rng.random((5, height, width), np.float32)

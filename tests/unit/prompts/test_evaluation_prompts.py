@@ -43,7 +43,7 @@ def test_tokens_are_the_points_and_one_padding(play, feed):
 
 
 @pytest.mark.parametrize(
-    ("multimask", "expected"),
+    "multimask, expected",
     [("first", [True, False, False]), ("always", [True] * 3), ("never", [False] * 3)],
 )
 def test_three_masks_are_wanted_first_always_or_never(play, multimask, expected):

@@ -87,7 +87,7 @@ def test_finer_target_is_averaged_to_the_models_grid(make_truth):
 
 
 @pytest.mark.parametrize(
-    ("shape", "mask_prompt_size", "named"),
+    "shape, mask_prompt_size, named",
     [((20, 32), None, "20 x 32"), ((32, 32), 5, "32 x 32"), ((32, 20), 4, "32 x 20")],
 )
 def test_a_grid_that_does_not_fit_is_refused(make_truth, shape, mask_prompt_size, named):

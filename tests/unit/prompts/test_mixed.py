@@ -172,7 +172,7 @@ def test_same_random_numbers_give_the_same_prompts_independent_of_other_masks(ma
 
 
 @pytest.mark.parametrize(
-    ("odds", "spent"), [((1.0,), 2), ((0.5, 0.5), 3), ((0.4, 0.3, 0.15, 0.1, 0.05), 8)]
+    "odds, spent", [((1.0,), 2), ((0.5, 0.5), 3), ((0.4, 0.3, 0.15, 0.1, 0.05), 8)]
 )
 def test_it_says_how_many_draws_it_spends_and_spends_them(
     make_truth, make_draws, repeat, odds, spent
@@ -189,7 +189,7 @@ def test_it_says_how_many_draws_it_spends_and_spends_them(
 
 
 @pytest.mark.parametrize(
-    ("values", "message"),
+    "values, message",
     [
         ({"mask_prob": 0.4}, "point_prob, box_prob and mask_prob.*1.2"),
         ({"point_count_probs": (0.5, 0.4)}, "point_count_probs.*0.9"),

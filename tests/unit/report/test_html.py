@@ -6,7 +6,7 @@ from gigamask.report.html import format_number
 
 
 @pytest.mark.parametrize(
-    ("value", "shown"),
+    "value, shown",
     [
         *((None, ""), (0, "0"), (0.0, "0"), (1234567, "1,234,567")),
         *((0.0000123, "1.23e-05"), (0.00123, "0.00123"), (0.0123, "0.0123"), (0.123, "0.123")),

@@ -22,7 +22,7 @@ FULL = {
 }
 
 
-@pytest.mark.parametrize(("missing", "is_shown"), [("standard_error", True), ("size", False)])
+@pytest.mark.parametrize("missing, is_shown", [("standard_error", True), ("size", False)])
 def test_scores_by_size_and_calibration_are_shown_if_they_are_complete(missing, is_shown):
     """Of 100 masks or more there is no standard error."""
     scores = FULL | {"standard_error": MEANS}

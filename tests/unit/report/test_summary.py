@@ -60,7 +60,7 @@ def test_the_best_evaluation_is_by_what_the_run_keeps_its_best_by(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("first", "last", "compared"),
+    "first, last, compared",
     [("a", "b", [6, 8]), ("", "b", [2, 4, 6, 8]), ("a", "a", [2, 4, 6, 8])],
 )
 def test_only_scores_of_the_same_data_are_compared(tmp_path, first, last, compared):

@@ -129,7 +129,7 @@ def test_difficulty_must_be_known(sampler):
 
 
 @pytest.mark.parametrize(
-    ("sampler", "field", "value"),
+    "sampler, field, value",
     [
         (Curriculum(), "start", 0.0),
         (Curriculum(), "start", 1.1),

@@ -122,7 +122,7 @@ def test_loss_history_keeps_a_moving_average():
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    "fields, message",
     [
         ({"temperature": 0.0}, r"temperature must be > 0 \(got 0.0\)"),
         ({"temperature": float("nan")}, r"temperature .*got nan"),
@@ -215,7 +215,7 @@ def test_losses_that_are_no_numbers_are_not_replayed():
 
 
 @pytest.mark.parametrize(
-    ("share", "count", "per_epoch", "number"),
+    "share, count, per_epoch, number",
     [(0.2, 100, 50, 50), (0.2, 100, 50_000, 125), (0.0, 7, 10, 7), (0.3, 10, 99, 15)],
 )
 def test_an_epoch_is_as_long_as_said_or_visits_every_item(share, count, per_epoch, number):
@@ -234,7 +234,7 @@ def test_no_items_make_no_replays():
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "limit"),
+    "field, value, limit",
     [
         ("share", 1.0, ">= 0 and < 1"),
         ("share", -0.1, ">= 0 and < 1"),

@@ -32,7 +32,7 @@ def test_seeds_and_epochs_are_unrelated():
 
 
 @pytest.mark.parametrize(
-    ("sampler", "first", "most_bytes"),
+    "sampler, first, most_bytes",
     [(LazyShuffle(), 1_099_999_744, 200_000), (LazyShuffle(100_000), 99_900, 800_000)],
 )
 def test_a_billion_items_take_the_memory_of_a_chunk_and_no_time(sampler, first, most_bytes):

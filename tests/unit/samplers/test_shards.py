@@ -51,7 +51,7 @@ def test_each_streaming_pass_has_its_own_order():
 
 
 @pytest.mark.parametrize(
-    ("make", "line"),
+    "make, line",
     [
         (lambda: TarSubset(per_tar=0), r"per_tar must be .*\(got 0\)"),
         (lambda: TarSubset(per_tar=-1), r"per_tar must be .*\(got -1\)"),
@@ -86,7 +86,7 @@ def test_more_nodes_than_a_byte_can_number():
 
 
 @pytest.mark.parametrize(
-    ("nodes", "column", "line"),
+    "nodes, column, line",
     [
         (0, None, r"nodes must be .*\(got 0\)"),
         (3, None, "node [012] of 3 has no items"),
@@ -113,7 +113,7 @@ def test_a_tar_without_items_still_lies_on_its_node():
 
 
 @pytest.mark.parametrize(
-    ("batch", "nodes", "line"),
+    "batch, nodes, line",
     [
         (6, 1, r"^--batch-size must be a multiple of --sampler.nodes 4 \(got 6\)$"),
         (8, 3, r"^--sampler.nodes must be a multiple of the 3 nodes in use \(got 4\)"),

@@ -50,7 +50,7 @@ def test_strata_are_shuffled_together():
 
 
 @pytest.mark.parametrize(
-    ("ratio", "period"),
+    "ratio, period",
     [
         ((1, 1, 1), [0, 1, 2]),
         ((2, 1, 1), [0, 1, 2, 0]),
@@ -121,7 +121,7 @@ def test_values_of_attributes_may_be_anything_whole():
 
 
 @pytest.mark.parametrize(
-    ("sampler", "fields"),
+    "sampler, fields",
     [
         (Stratified, {"per_stratum": 0}),
         (Stratified, {"attributes": ()}),

@@ -108,7 +108,7 @@ def test_failed_score_is_reported(run, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("is_replaced", "reason"),
+    "is_replaced, reason",
     [
         (False, "No such file or directory"),
         (True, "was replaced while it was trained"),

@@ -51,7 +51,7 @@ def test_no_checkpoint_is_none(run):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("damage", "named"),
+    "damage, named",
     [
         ("flip", r"optimizer.safetensors.*crc32 \d+.*\d+ bytes with crc32 \d+"),
         ("cut", "optimizer.safetensors"),
@@ -313,7 +313,7 @@ def kept(run) -> tuple[list[int], int | None]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("scores", "steps", "best"),
+    "scores, steps, best",
     [
         ([0.5, 0.4, 0.3, 0.2], [1, 3, 4], 1),
         ([0.1, 0.2, 0.3, 0.4], [3, 4], 4),
@@ -338,7 +338,7 @@ def test_the_best_checkpoint_stays_beside_the_newest(run, scores, steps, best):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("again", "best"), [(None, 1), (0.4, 1), (0.6, 2), (0.95, 2)])
+@pytest.mark.parametrize("again, best", [(None, 1), (0.4, 1), (0.6, 2), (0.95, 2)])
 def test_a_step_that_is_saved_again_counts_as_it_is_now(run, again, best):
     """A run that went back to an earlier checkpoint saves the best one again."""
     state = state_at(run, 0)

@@ -28,7 +28,7 @@ def test_loader_numbers():
 
 
 @pytest.mark.parametrize(
-    ("weights", "words"),
+    "weights, words",
     [
         ((3,), r"^--data-weights needs a number for each of 2 paths of --data \(got 3\)$"),
         ((3, 0), r"^--data-weights must be at least 1 \(got 0\)"),
@@ -75,7 +75,7 @@ def test_resume_reports_what_may_change_and_refuses_what_may_not():
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    "change, words",
     [
         ({"freeze": ("mask_decoder",)}, r"--freeze was empty in .* and is now mask_decoder"),
         (
@@ -117,7 +117,7 @@ def test_every_setting_reaches_the_loader():
 
 
 @pytest.mark.parametrize(
-    ("change", "name"),
+    "change, name",
     [
         ({"mask_sampler": BestMasks()}, "loader.mask-sampler"),
         ({"augment": LargeScaleJitter()}, "loader.augment"),

@@ -8,7 +8,7 @@ from gigamask.training.data_source import loader_processes
 
 
 @pytest.mark.parametrize(
-    ("asked", "on_gpu", "cores", "processes", "expected"),
+    "asked, on_gpu, cores, processes, expected",
     [
         (3, True, 64, 8, 3),
         (0, True, 64, 8, 0),

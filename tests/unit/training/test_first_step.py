@@ -32,7 +32,7 @@ def step(*layers: nn.Module, world: World | None = None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("layer", "line"),
+    "layer, line",
     [
         (nn.GroupNorm(2, 4), None),
         (nn.Dropout(0.5), "random numbers"),

@@ -150,7 +150,7 @@ def test_the_time_of_meters_is_not_that_of_a_step(tmp_path, monkeypatch):
     assert [line["images_per_s"] for line in lines] == [3.0, 3.0]
 
 
-@pytest.mark.parametrize(("wait_s", "shown"), [(0.05, None), (1.0, "waits for data 33%")])
+@pytest.mark.parametrize("wait_s, shown", [(0.05, None), (1.0, "waits for data 33%")])
 def test_a_training_that_waits_for_data_says_so(tmp_path, monkeypatch, capsys, wait_s, shown):
     clock = [0.0]
 

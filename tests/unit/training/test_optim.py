@@ -142,7 +142,7 @@ def test_muon_skips_parameters_without_a_gradient():
     after_step([None, None, None])
 
 
-@pytest.mark.parametrize(("matrices", "kinds"), [(True, [Muon]), (False, [torch.optim.AdamW])])
+@pytest.mark.parametrize("matrices, kinds", [(True, [Muon]), (False, [torch.optim.AdamW])])
 def test_with_only_matrices_or_only_others_left_there_is_one_optimizer(matrices, kinds):
     model = build_model(SPEC, 0)
     for name, parameter in model.named_parameters():
@@ -227,7 +227,7 @@ def test_eight_bits_want_bitsandbytes(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("numbers", "message"),
+    "numbers, message",
     [
         ({"lr": -1.0}, r"^lr must be > 0 and finite \(got -1.0\)$"),
         ({"lr": float("nan")}, r"^lr must be > 0 and finite \(got nan\)$"),

@@ -205,7 +205,7 @@ def test_mixed_prompts_in_full_hand_on_masks_of_the_low_grid(tmp_path, scenes):
 
 
 @pytest.mark.parametrize(
-    ("prompts", "loss", "clicks"),
+    "prompts, loss, clicks",
     [
         (InteractiveSchedule(clicks=3), SamLoss(), 4),
         (InteractiveSchedule(clicks=3), POINTS, 5),
@@ -235,7 +235,7 @@ def test_mining_is_the_tasks_where_there_is_some(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    "change, message",
     [
         ({"steps": 0}, r"--steps must be at least 1 \(got 0\)"),
         ({"masks_per_chunk": -3}, r"--masks-per-chunk .*-3"),
@@ -365,7 +365,7 @@ def test_compiling_is_refused_where_it_does_not_work():
     replace(run, prompts=prompts, compile=False).check()
 
 
-@pytest.mark.parametrize(("items", "most"), [("image", 6), ("mask", 2)])
+@pytest.mark.parametrize("items, most", [("image", 6), ("mask", 2)])
 def test_a_compiled_task_has_as_many_masks_as_a_micro_batch_can_have(items, most):
     run = replace(little(), loader=replace(little().loader, max_masks=3, items=items))
     assert run.task(CPU).masks_per_chunk == 5

@@ -164,7 +164,7 @@ def test_what_no_weights_were_loaded_into_is_not_frozen(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("before", "now"),
+    "before, now",
     [(("image_encoder",), ()), ((), ("image_encoder",)), (("image_encoder",), ("prompt_encoder",))],
 )
 def test_what_is_frozen_may_not_change_on_resume(tmp_path, batch, before, now):

@@ -137,7 +137,7 @@ def test_a_batch_without_masks_has_no_terms():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "precision"),
+    "dtype, precision",
     [(torch.float64, "fp32"), (torch.float32, "fp32"), (torch.float32, "bf16")],
 )
 def test_logits_are_enlarged_in_the_models_precision_or_float32(dtype, precision):

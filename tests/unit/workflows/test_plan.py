@@ -84,7 +84,7 @@ def total(run: TrainConfig, result: DryRun) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "run"),
+    "name, run",
     [
         (
             "tiny",
@@ -312,7 +312,7 @@ def quick(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("less", "fits"),
+    "less, fits",
     [
         (100, [True] * 4),
         # A second step of both, of which one is enough.

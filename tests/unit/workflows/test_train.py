@@ -39,7 +39,7 @@ def test_metrics_are_those_that_count(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("epochs", "batch_size", "steps"), [(1.0, 3, 4), (1.0, 5, 3), (2.5, 4, 8), (0.01, 12, 1)]
+    "epochs, batch_size, steps", [(1.0, 3, 4), (1.0, 5, 3), (2.5, 4, 8), (0.01, 12, 1)]
 )
 def test_epochs_become_steps(tmp_path, scenes, epochs, batch_size, steps, capsys):
     config = replace(
@@ -70,7 +70,7 @@ def threads():
 
 
 @pytest.mark.parametrize(
-    ("recipe", "environment", "processes", "expected"),
+    "recipe, environment, processes, expected",
     [
         ("tiny", {}, 2, 1),
         ("compact", {}, 3, 1),
@@ -101,7 +101,7 @@ def test_small_models_train_in_processes_of_one_thread_unless_told(
 
 
 @pytest.mark.parametrize(
-    ("device", "recipe", "message"),
+    "device, recipe, message",
     [
         ("cuda", "tiny", "--processes 2 is for training on a CPU .* use torchrun"),
         ("cpu", "", "needs a configuration that was made from a recipe"),

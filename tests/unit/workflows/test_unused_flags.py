@@ -14,7 +14,7 @@ from tests.own_components import Pooled
 
 
 @pytest.mark.parametrize(
-    ("recipe", "given", "other"),
+    "recipe, given, other",
     [
         ("compact", {"model__depth": 24}, {"model__depth": 12}),
         ("compact", {"model__drop_path_rate": 0.1}, {"model__drop_path_rate": 0.0}),
@@ -43,7 +43,7 @@ def test_a_value_without_effect_is_refused(recipe, given, other):
 
 
 @pytest.mark.parametrize(
-    ("flag", "words", "other"),
+    "flag, words, other",
     [
         ("--crop-overlap-ratio 0.1", "segment w x --out o", "--crop-n-layers 1"),
         ("--crop-nms-thresh 0.5", "segment w x --out o", "--tile 64"),

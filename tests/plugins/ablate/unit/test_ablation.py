@@ -44,7 +44,7 @@ def test_a_file_says_flags_as_words_or_as_values(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    "text, message",
     [
         ("", "has no 'key: value' lines; write"),
         ("- a\n- b", "has no 'key: value' lines; write"),
@@ -81,7 +81,7 @@ def test_trainings_are_planned_seed_by_seed():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("table", "message"),
+    "table, message",
     [
         ({"a": ["--stepps", "3"]}, r"variant a: .*perhaps you meant --steps"),
         ({"a": ["--sampler", "huge"]}, r"variant a: --sampler 'huge'"),

@@ -147,7 +147,7 @@ def test_a_reproduction_is_described_without_weights(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    "words, message",
     [
         ([], "name a benchmark"),
         (["grabcut"], "needs weights and --data"),

@@ -73,7 +73,7 @@ def test_lvis_states_more(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("boxes", "reason"),
+    "boxes, reason",
     [
         ([], "holds no detection"),
         ({}, "is not COCO's results format"),

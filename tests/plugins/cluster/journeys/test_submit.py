@@ -90,7 +90,7 @@ def test_a_local_training_that_is_killed_goes_on(scenes, slurm, undisturbed):
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("flags", "jobs"), [("--config cluster.yaml", 1), ("--submit local --submit-gpus 2", 0)]
+    "flags, jobs", [("--config cluster.yaml", 1), ("--submit local --submit-gpus 2", 0)]
 )
 def test_two_processes_and_flags_in_a_file(flags, jobs, scenes, slurm):
     """The job does not submit itself again, although the file is among its flags."""

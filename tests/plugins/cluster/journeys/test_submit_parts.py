@@ -168,7 +168,7 @@ def test_sigterm_stops_the_parts(where, inputs, slurm):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    "words, message",
     [
         ("verify {0}/tars --part 3/3@.", "--part must be NUMBER/COUNT@FOLDER"),
         ("verify {0}/tars --part join/1@.", "part 0 has not ended"),

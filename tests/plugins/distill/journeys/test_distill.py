@@ -86,7 +86,7 @@ def test_a_plan_counts_the_teacher():
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    "words, message",
     [
         ("--teacher nowhere.pth", "--teacher nowhere.pth: no such file or folder in /"),
         ("--model.image-size 32", "use --model.image-size 64"),

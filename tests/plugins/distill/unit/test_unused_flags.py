@@ -8,7 +8,7 @@ from tests.errors import error_line
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    "name, value",
     [
         ("features__lr", 0.1),
         ("teacher_iou_weight", 0.5),

@@ -133,7 +133,7 @@ def test_a_whole_part_needs_no_request(served, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("receipt", "requests"),
+    "receipt, requests",
     [
         (DownloadState(size=700_000, etag='"another"'), 1),
         (DownloadState(size=700_000, etag='W/"weak"', modified="Mon, 01 Jan 2024 00:00:00 GMT"), 1),
@@ -191,7 +191,7 @@ def test_a_server_that_stays_busy_is_given_up(served, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("status", "reason"),
+    "status, reason",
     [
         (403, "HTTP 403 Forbidden: the link expired on 1970-01-01; fetch a new links file"),
         (404, "HTTP 404 Not Found: "),
@@ -235,7 +235,7 @@ def test_an_encoded_file_is_refused(served, tmp_path, encoding):
 
 
 @pytest.mark.parametrize(
-    ("content", "problem"),
+    "content, problem",
     [
         (b"", "an empty body"),
         (b"\n <!DOCTYPE html><title>Sign in</title>" + b" " * 600, "a web page"),

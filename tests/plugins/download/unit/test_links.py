@@ -63,7 +63,7 @@ def test_addresses_without_a_plain_name_are_refused(tmp_path, url):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    "text, message",
     [
         ("", r"links.txt: holds no link"),
         ("file_name\tcdn_link\n", r"holds no link"),

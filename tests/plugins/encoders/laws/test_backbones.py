@@ -289,7 +289,7 @@ def test_a_file_of_weights_names_no_model_to_download(tmp_path, folders):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    "changes, message",
     [
         ({"num_hidden_layers": 10**9}, r"cannot be built \(depth 1000000000 for \d+ tensors"),
         ({"hidden_size": -8}, "does not fit the backbone dinov2"),

@@ -85,7 +85,7 @@ def test_by_command(tmp_path, scenes, capsys):
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    "make, message",
     [
         (lambda: RepViT(widths=(8, 8, 8, 9)), r"RepViT.widths must be positive multiples of 4"),
         (lambda: RepViT(depths=(1, 1, 0, 1)), r"RepViT.depths must be at least 1"),

@@ -54,7 +54,7 @@ def objects(tmp_path: Path, *shapes: dict, **other: object) -> Objects:
 
 
 @pytest.mark.parametrize(
-    ("stated", "image"),
+    "stated, image",
     [
         ("x.jpg", "x.jpg"),
         ("..\\photos\\x.jpg", "x.jpg"),
@@ -116,7 +116,7 @@ def test_a_group_of_a_mask_and_a_polygon_is_one_object(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("shape", "datum"),
+    "shape, datum",
     [
         ({"mask": png(np.ones((2, 2), bool))}, "2 x 2 pixels, but corners of 2 x 3"),
         ({"mask": "&"}, "not base64"),

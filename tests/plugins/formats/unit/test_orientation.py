@@ -31,7 +31,7 @@ def labelme(height: int, stated: bool, orientation: int = 1) -> str:
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "TIFF"])
-@pytest.mark.parametrize(("height", "stated"), [(HEIGHT, True), (HEIGHT, False), (WIDTH, True)])
+@pytest.mark.parametrize("height, stated", [(HEIGHT, True), (HEIGHT, False), (WIDTH, True)])
 def test_labelme(tmp_path, kind, height, stated):
     photos = write_photographs(tmp_path / "photos", height, kind)
     for orientation in ORIENTATIONS:

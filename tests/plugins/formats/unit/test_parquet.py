@@ -307,7 +307,7 @@ def test_a_data_set_of_the_hub(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("columns", "datum"),
+    "columns, datum",
     [
         ({"image": [b"x"], "segmentation": [[0.0] * 300_000]}, "segmentation.* expands"),
         ({"image": [bytes(3_000_000)], "label": [b"x"]}, "image .*expands"),

@@ -99,7 +99,7 @@ def test_yolo(photos, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "text"),
+    "name, text",
     [
         ("labels/classes.txt", "cat\ndog\n"),
         ("data.yaml", "nc: 2\nnames:\n  0: cat\n  1: dog\n"),

@@ -12,7 +12,7 @@ from tests.unit.datatools.test_export_formats import check_is_read, parsed
 photos, images = test_export_formats.photos, test_export_formats.images
 
 
-@pytest.mark.parametrize(("name", "source"), [("yolo", "yolo/labels"), ("labelme", "labelme")])
+@pytest.mark.parametrize("name, source", [("yolo", "yolo/labels"), ("labelme", "labelme")])
 def test_polygons_are_read_by_convert(images, photos, tmp_path, name, source):
     check_is_read(images, photos, tmp_path, name, source)
 

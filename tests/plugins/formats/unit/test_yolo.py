@@ -49,7 +49,7 @@ def test_text_of_another_encoding_costs_the_image(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "datum"),
+    "line, datum",
     [
         ("0 0.5 0.5 0.2 0.2 0.93", "it is a box"),
         ("0", "0 numbers"),
@@ -90,7 +90,7 @@ def test_other_text_files_are_no_labels(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "datum"),
+    "text, datum",
     [
         (f"0 {TRIANGLE}\n" * 4, "4 masks"),
         ("0 " + "0.1 0.2 " * 50, "101 numbers"),

@@ -38,7 +38,7 @@ def half(run):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("change", "flag"),
+    "change, flag",
     [
         ({"queries": ()}, r"^--queries\b"),
         ({"segmenter": ""}, r"^--segmenter\b"),
@@ -81,7 +81,7 @@ def test_what_is_missing_is_found_before_anything_is_computed(run, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("change", "name"),
+    "change, name",
     [
         ({"segmenter": "other"}, "segmenter"),
         ({"text": MINILM}, "text"),

@@ -240,7 +240,7 @@ def test_columns_are_computed_lazily_and_once(tiny_index):
 
 
 @pytest.mark.parametrize(
-    ("text", "number"),
+    "text, number",
     [
         ("the red disc", 0),
         ("the disc left of the box", 1),
@@ -263,7 +263,7 @@ def test_every_relation_counts_once():
 
 
 @pytest.mark.parametrize(
-    ("text", "kind"),
+    "text, kind",
     [
         ("potted plant", 0),
         ("all striped objects", 0),

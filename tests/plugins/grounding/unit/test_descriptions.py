@@ -34,7 +34,7 @@ DISC = Appearance("small", "red", "striped", "disc")
 
 
 @pytest.mark.parametrize(
-    ("look", "wanted", "true"),
+    "look, wanted, true",
     [
         (DISC, DISC, True),
         (DISC, Appearance(color="red", shape="disc"), True),
@@ -53,7 +53,7 @@ def test_a_look_meets_what_is_wanted_of_it(look, wanted, true):
 
 
 @pytest.mark.parametrize(
-    ("x", "y", "left", "right", "above", "below"),
+    "x, y, left, right, above, below",
     [
         (50, 100, True, False, False, False),
         (50, 80, True, False, None, False),

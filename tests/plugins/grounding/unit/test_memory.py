@@ -207,7 +207,7 @@ def test_the_command(setup, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("change", "message"),
+    "change, message",
     [
         ({"masks": 0}, r"^--masks must be at least 1 \(got 0\)$"),
         ({"text": HuggingFace("some/model")}, r"^text model 'some/model': "),

@@ -78,7 +78,7 @@ def test_an_image_without_masks_refuses():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("count", "right"),
+    "count, right",
     [(6, [1]), (6, [0, 2, 5]), (2, [1]), (6, [0, 1, 2, 3, 4]), (1, [0]), (5, [])],
 )
 def test_chance_level_is_the_mean_of_many_random_rankings(count, right):

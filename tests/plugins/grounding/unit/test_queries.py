@@ -107,7 +107,7 @@ def test_the_real_ones_are_read_and_written(real_data, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    "line, message",
     [
         ("sa_1 the cat", r"queries.jsonl:2: .*\(JSON is malformed"),
         (
@@ -203,7 +203,7 @@ def test_images_are_found_by_stem_and_by_the_tars_trailing_parts(index):
 
 
 @pytest.mark.parametrize(
-    ("query", "message"),
+    "query, message",
     [
         (
             Query(None, "sa_4.jpg", "the cat", ()),

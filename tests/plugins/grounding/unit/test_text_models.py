@@ -350,7 +350,7 @@ def test_wrong_numbers_are_named(folders):
 
 
 @pytest.mark.parametrize(
-    ("package", "extra", "encoder"),
+    "package, extra, encoder",
     [
         ("peft", "grounding", HuggingFace("x", lora_rank=1)),
         ("bitsandbytes", "quant", HuggingFace("x", four_bit=True)),

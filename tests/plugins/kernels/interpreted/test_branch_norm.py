@@ -76,7 +76,7 @@ def make_block(drop_rate: float = 0.25) -> EncoderBlock:
 
 
 @pytest.mark.parametrize(
-    ("images", "drop_path"),
+    "images, drop_path",
     [
         (1, None),
         (1, [[0.5, 0.9]]),

@@ -57,7 +57,7 @@ def decoded(model: nn.Module, images: int, has_masks: bool, is_mixed: bool, coun
     return outputs, dict(zip(["embedding", *weights], found, strict=True))
 
 
-@pytest.mark.parametrize(("images", "has_masks", "is_mixed"), [(1, False, False), (2, True, True)])
+@pytest.mark.parametrize("images, has_masks, is_mixed", [(1, False, False), (2, True, True)])
 def test_predictions_and_gradients_equal_those_without_kernels(images, has_masks, is_mixed):
     model = build_model(CONFIG, 0, "cpu")
     for parameter in model.mask_decoder.parameters():

@@ -87,7 +87,7 @@ def test_rounds_as_bf16():
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("sizes", "dtype"),
+    "sizes, dtype",
     [*((sizes, torch.float32) for sizes in MANY), *((sizes, torch.bfloat16) for sizes in MANY[:2])],
 )
 def test_equals_the_eager_at_many_shapes(sizes, dtype):

@@ -31,7 +31,7 @@ def drawn(masks: int, seed: int = 0) -> torch.Tensor:
     return torch.rand(masks, 2, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize(("count", "soft"), [(1, False), (3, True)])
+@pytest.mark.parametrize("count, soft", [(1, False), (3, True)])
 def test_is_the_same_click(count, soft):
     labels = check(*make_round(12, count, (19, 13), soft=soft), drawn(12))
     assert set(labels) == {0, 1}

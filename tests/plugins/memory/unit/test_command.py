@@ -37,7 +37,7 @@ def test_the_loader_of_a_recipe(scenes, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    "words, message",
     [
         ("", r"sample or loader .*; see 'gigamask memory --help'$"),
         ("smaple", r"smaple'.*; see 'gigamask memory --help'$"),

@@ -59,7 +59,7 @@ def test_a_real_loader_is_looked_at_and_ended(scenes, tmp_path):
     assert f"at most 2 processes x {loader.PREFETCH} x " in text
 
 
-@pytest.mark.parametrize(("step_mb", "grew"), [(0, False), (0.2, False), (1, True)])
+@pytest.mark.parametrize("step_mb, grew", [(0, False), (0.2, False), (1, True)])
 def test_growth_is_flagged(step_mb, grew):
     looks = [
         ProcessMemory(200 * MB, 100 * MB, int((150 + 20 * (number % 2) + step_mb * number) * MB))

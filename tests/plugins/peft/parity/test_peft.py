@@ -143,7 +143,7 @@ def changed(folder: Path, **entries: object) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("entries", "found"),
+    "entries, found",
     [
         ({"base_model_name_or_path": None}, "names no base_model_name_or_path"),
         ({"base_model_name_or_path": "nowhere/at/all"}, "'nowhere/at/all' is no model"),

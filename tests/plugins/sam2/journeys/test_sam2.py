@@ -125,7 +125,7 @@ def test_hiera_alone_has_sams_decoder(scenes, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    "words, message",
     [
         ("sam2_tiny --model.patch-size 8", "needs --model.patch-size 16"),
         ("sam2_tiny --model.image-size 1008", "multiple of 32"),

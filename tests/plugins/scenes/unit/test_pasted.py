@@ -68,7 +68,7 @@ def test_masks_that_are_mostly_hidden_are_left_out(index, monkeypatch):
     assert whole < kept < drawn
 
 
-@pytest.mark.parametrize(("side", "size"), [(300, (64, 96)), (48, (32, 48))])
+@pytest.mark.parametrize("side, size", [(300, (64, 96)), (48, (32, 48))])
 def test_photographs_are_made_smaller_but_not_larger(index, side, size):
     assert pasted.compose_pasted(0, 0, (side, side), data=index).pixels.shape[:2] == size
 

@@ -88,7 +88,7 @@ def get(address, headers=None, body=None):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    "words, told",
     [
         (".", "--images . --project FOLDER"),
         ("--weights none.pth", "none.pth"),
@@ -257,7 +257,7 @@ def saved(page, tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("size", "scheme"), [(WIDE, "dark"), (NARROW, "light")])
+@pytest.mark.parametrize("size, scheme", [(WIDE, "dark"), (NARROW, "light")])
 def test_data_and_samplers_can_be_browsed(browser, address, size, scheme):
     with opened(browser, f"{address}#data", size, color_scheme=scheme) as page:
         for part in ("#histograms figure", "#grid button", "#drawn button"):

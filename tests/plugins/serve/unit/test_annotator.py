@@ -163,7 +163,7 @@ def test_remaining_images_get_proposals_and_the_certain_ones_are_accepted(annota
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("named", "category"), [("cell", "cell"), ("dog", "object")])
+@pytest.mark.parametrize("named, category", [("cell", "cell"), ("dog", "object")])
 def test_proposals_get_the_category_of_their_class_if_there_is_one(annotator, named, category):
     names = ("cell", "dog")
     model = build_model(replace(SPEC, custom_init=True, class_names=names), 0).eval()

@@ -101,7 +101,7 @@ def test_data_and_runs_are_listed(client):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("path", "json", "status", "words"),
+    "path, json, status, words",
     [
         ("/api/images/none/jpeg", None, 404, "no longer cached"),
         ("/api/images/none/progress", None, 404, "no longer cached"),
@@ -130,7 +130,7 @@ def test_invalid_request_gets_a_one_line_error(client, path, json, status, words
 
 
 @pytest.mark.parametrize(
-    ("path", "flag"),
+    "path, flag",
     [("/api/data", "--data"), ("/api/runs", "--runs"), ("/api/images/a/jpeg", "--weights")],
 )
 def test_what_was_not_given_says_how_to_give_it(path, flag):

@@ -22,7 +22,7 @@ def folder(tmp_path, photos):  # noqa: F811
 
 
 @pytest.mark.parametrize(
-    ("new", "left", "tally"),
+    "new, left, tally",
     [
         (ObjectCategory("kitten", "#ff0000"), {"kitten": "#ff0000", "dog": "#000000"}, None),
         (ObjectCategory("dog", "#ff0000"), {"dog": "#000000"}, {"dog": 2}),

@@ -39,7 +39,7 @@ def test_shard_offsets_are_listed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("first", "count", "rows"),
+    "first, count, rows",
     [(0, 5, range(5)), (10, 5, range(10, 12)), (99, 5, ()), (-3, 2, range(2))],
 )
 def test_images_are_listed_in_order(dataset, first, count, rows):

@@ -117,7 +117,7 @@ def test_a_window_is_kept_and_its_change_is_said(tmp_path, photos):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    "content, message",
     [('{"version": 2}', "is of version 2"), ("{", "not valid JSON"), ('{"version": 1}', "images")],
 )
 def test_a_project_that_cannot_be_read_is_left_alone(content, message, tmp_path, photos):
@@ -266,7 +266,7 @@ def test_what_a_model_answered_and_nobody_changed_is_not_held_out(project, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("masks", "images", "error", "after", "verdict"),
+    "masks, images, error, after, verdict",
     [
         (19, 9, 0.1, 4.0, "too few to tell"),
         (90, 4, 0.1, 4.0, "too few to tell"),

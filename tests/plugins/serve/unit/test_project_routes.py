@@ -100,7 +100,7 @@ def test_an_image_is_opened_drawn_on_and_marked_as_done(client, session, monkeyp
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("path", "body", "status", "words"),
+    "path, body, status, words",
     [
         (f"{IMAGE}/stroke", STROKE | {"version": 3}, 409, "changed elsewhere"),
         (f"{IMAGE}/stroke", STROKE | {"object": 7}, 404, "no object 7"),
@@ -143,7 +143,7 @@ def test_categories_that_another_page_has_added_stay(client, project):
 
 
 @pytest.mark.parametrize(
-    ("path", "body"),
+    "path, body",
     [
         ("stroke", {"points": [[5, 5]], "radius": 3}),
         ("prompt", {"step": {"point": [5, 5]}}),
@@ -189,7 +189,7 @@ def test_an_object_that_is_not_accepted_any_more_is_not_in_an_image_that_is_done
 @pytest.mark.slow
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "9" * 400])
 @pytest.mark.parametrize(
-    ("path", "body"),
+    "path, body",
     [
         (f"{IMAGE}/polygon", '{"version": 0, "rings": [[[1, 1], [9, #], [5, 9]]]}'),
         (f"{IMAGE}/stroke", '{"version": 0, "points": [[5, #]], "radius": 3}'),

@@ -49,7 +49,7 @@ def folder(rounds, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("code", "state"), [(75, "stopped"), (KILL, "stopped"), (2, "failed"), (1, "failed")]
+    "code, state", [(75, "stopped"), (KILL, "stopped"), (2, "failed"), (1, "failed")]
 )
 def test_how_a_training_ended_is_said(rounds, monkeypatch, code, state):
     assert rounds.status()["training"] == {"state": "none"}

@@ -270,7 +270,7 @@ def test_the_jpeg_of_a_picture_has_its_pixels_and_nothing_else(session):
 
 
 @pytest.mark.parametrize(
-    ("steps", "words"),
+    "steps, words",
     [
         ([], "0 prompts"),
         ([click_at(1.0, 1.0)] * 65, "65 prompts"),
@@ -372,7 +372,7 @@ class Asks:
         ]
 
 
-@pytest.mark.parametrize(("num_matches", "told"), [(0, 3), (1, 3), (4, 4)])
+@pytest.mark.parametrize("num_matches, told", [(0, 3), (1, 3), (4, 4)])
 def test_words_find_masks_of_the_picture(model, num_matches, told):
     dense = np.zeros((5, 40, 60), bool)
     for number in range(4):
