@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from gigamask.data.augment import HorizontalFlip
 from gigamask.evaluation.click_evaluation import ClickEvaluation
@@ -50,6 +51,14 @@ def save_little(folder: Path, spec: SamConfig = SPEC, seed: int = 0) -> str:
     path = folder / "model.safetensors"
     save_weights(build_model(spec, seed).state_dict(), spec, path)
     return str(path)
+
+
+def noise(count: int, side: int) -> Any:
+    """Square images of random pixels, the same ones in every call."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, 256, (count, 3, side, side), generator=generator, dtype=torch.uint8)
 
 
 def little() -> SamTrainConfig:

@@ -14,7 +14,7 @@ from gigamask.models.sam.sam import Sam
 from gigamask.models.weight_files import make_spec
 from gigamask.types import Prompts
 from tests.errors import error_line
-from tests.little import COMPACT, SPEC
+from tests.little import COMPACT, SPEC, noise
 
 NAMES = ("cat", "dog", "a bird")
 CONFIGS = {
@@ -28,8 +28,7 @@ def classed(config: SamConfig) -> SamConfig:
 
 
 def embed(model: Sam) -> torch.Tensor:
-    images = torch.randint(256, (2, 3, 64, 64), generator=torch.Generator().manual_seed(0))
-    return model.encode(images.to(torch.uint8), torch.full((2, 2), 64))
+    return model.encode(noise(2, 64), torch.full((2, 2), 64))
 
 
 def prompts(multimask_output: bool) -> Prompts:

@@ -12,7 +12,7 @@ from gigamask.models.sam.image_encoder import sine_positions
 from gigamask.models.transformer import TIE_SCALE
 from gigamask.types import Prompts
 from tests.errors import error_line
-from tests.little import COMPACT
+from tests.little import COMPACT, noise
 
 
 @pytest.mark.parametrize(
@@ -100,9 +100,7 @@ def test_padding_is_zero_after_normalising():
     model = build_model(tiny(), 0)
     seen = []
     model.image_encoder.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
-    images = torch.randint(
-        0, 256, (2, 3, 128, 128), generator=torch.Generator().manual_seed(0), dtype=torch.uint8
-    )
+    images = noise(2, 128)
     model.encode(images, torch.tensor([[128, 96], [50, 128]]))
     (pixels,) = seen
     assert pixels[0, :, :, 96:].abs().max() == 0
@@ -131,9 +129,7 @@ def test_another_side_is_refused():
 @pytest.mark.slow
 def test_pixels_become_masks_and_every_part_learns():
     model = build_model(replace(tiny(), drop_path_rate=0.2), 0)
-    images = torch.randint(
-        0, 256, (2, 3, 128, 128), generator=torch.Generator().manual_seed(0), dtype=torch.uint8
-    )
+    images = noise(2, 128)
     embedding = model.encode(images, torch.full((2, 2), 128), torch.full((2, 4, 2), 0.5))
     assert embedding.shape == (2, 64, 16, 16)
     prompts = Prompts(torch.full((3, 2, 2), 60.0), torch.tensor([[1, -1]] * 3), None, True)

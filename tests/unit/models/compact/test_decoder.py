@@ -19,7 +19,7 @@ from gigamask.models.prompt_decoder import PromptDecoder
 from gigamask.models.prompt_encoder import make_prompts
 from gigamask.models.sam.sam import Sam
 from gigamask.types import OUTSIDE_LOGIT, Prompts
-from tests.little import COMPACT
+from tests.little import COMPACT, noise
 
 MASK_IMAGE = torch.tensor([0, 0, 2, 2, 2])
 
@@ -220,9 +220,7 @@ def iou_of(found: Tensor, expected: Tensor) -> float:
 def test_an_untrained_model_answers_with_the_prior():
     """A box's ellipse, a click's disc in each of its windows, the mask of a mask prompt."""
     model = build_model(COMPACT, 0)
-    images = torch.randint(
-        0, 256, (1, 3, 64, 64), generator=torch.Generator().manual_seed(0), dtype=torch.uint8
-    )
+    images = noise(1, 64)
     embedding = model.encode(images, torch.tensor([[64, 64]]))
     zero = torch.zeros(1, dtype=torch.int64)
     points = torch.tensor([[[10.0, 20.0], [49.0, 43.0]]])
@@ -294,9 +292,7 @@ def test_every_part_learns(case):
 @pytest.mark.slow
 def test_half_precision_is_close_to_single():
     model = random_model()
-    images = torch.randint(
-        0, 256, (1, 3, 64, 64), generator=torch.Generator().manual_seed(0), dtype=torch.uint8
-    )
+    images = noise(1, 64)
     points = torch.tensor([[[20.0, 30.0], [0.0, 0.0]], [[10.0, 5.0], [50.0, 60.0]]])
     prompts = Prompts(points, torch.tensor([[1, -1], [2, 3]]), None, True)
     both = torch.zeros(2, dtype=torch.int64)
