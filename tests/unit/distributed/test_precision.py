@@ -69,29 +69,37 @@ def test_gradients_in_half_precision_are_nearly_those_of_float32(tmp_path, scene
     assert float((found[precision] - found["fp32"]).norm()) < near * float(found["fp32"].norm())
 
 
-@pytest.mark.slow
-def test_an_overflow_costs_an_update_and_half_of_the_scale(tmp_path, scenes):
+@pytest.fixture
+def half(tmp_path, scenes):
+    """A state for training in fp16, and what makes one step of it at a scale."""
     run = run_in(tmp_path, scenes, precision="fp16", micro_batch_size=3)
     state, batch = TrainState.initialize(run, CPU), batch_of(run)
-    state.scale = LossScaler(2.0**60)
+
+    def step_at(scale: float):
+        state.scale = LossScaler(scale)
+        return step(run.task(CPU), state, [batch], 3, 1e-3, 1.0).result()
+
+    return state, step_at
+
+
+@pytest.mark.slow
+def test_an_overflow_costs_an_update_and_half_of_the_scale(half):
+    state, step_at = half
     before = [parameter.clone() for parameter in state.model.parameters()]
-    done = step(run.task(CPU), state, [batch], 3, 1e-3, 1.0).result()
+    done = step_at(2.0**60)
     assert (done.skipped, done.overflow, state.scale.value) == (True, True, 2.0**59)
     assert all(map(torch.equal, before, state.model.parameters()))
     assert done.record["loss_scale"] == 2.0**60
-    state.scale = LossScaler(2.0**8)
-    done = step(run.task(CPU), state, [batch], 3, 1e-3, 1.0).result()
+    done = step_at(2.0**8)
     assert (done.skipped, done.overflow, state.scale.growth_tracker) == (False, False, 1)
     assert not all(map(torch.equal, before, state.model.parameters()))
 
 
 @pytest.mark.slow
-def test_what_is_not_finite_at_a_scale_of_one_is_no_overflow(tmp_path, scenes):
-    run = run_in(tmp_path, scenes, precision="fp16", micro_batch_size=3)
-    state, batch = TrainState.initialize(run, CPU), batch_of(run)
+def test_what_is_not_finite_at_a_scale_of_one_is_no_overflow(half):
+    state, step_at = half
     next(state.model.mask_decoder.parameters()).data.fill_(np.nan)
-    state.scale = LossScaler(1.0)
-    done = step(run.task(CPU), state, [batch], 3, 1e-3, 1.0).result()
+    done = step_at(1.0)
     assert (done.skipped, done.overflow) == (True, False)
 
 
