@@ -101,14 +101,19 @@ def test_a_mask_alone_and_nothing_at_all_are_prompts(predictor):
     assert not np.allclose(nothing[2], fed[2])
 
 
-@pytest.mark.slow
-def test_images_of_different_sizes_go_through_the_encoder_together(model, pictures, monkeypatch):
-    predictor, alone = SamPredictor(model), SamPredictor(model)
-    calls = []
-    encode = model.encode
+def encoded(model, monkeypatch) -> list[int]:
+    """Receives the number of images of each call of the encoder."""
+    calls, encode = [], model.encode
     monkeypatch.setattr(
         model, "encode", lambda images, sizes: calls.append(len(images)) or encode(images, sizes)
     )
+    return calls
+
+
+@pytest.mark.slow
+def test_images_of_different_sizes_go_through_the_encoder_together(model, pictures, monkeypatch):
+    predictor, alone = SamPredictor(model), SamPredictor(model)
+    calls = encoded(model, monkeypatch)
     predictor.set_images(pictures)
     assert calls == [3]
     for number, picture in enumerate(pictures):
@@ -152,11 +157,7 @@ def test_cache_replaces_the_encoder(model, pictures, tmp_path, monkeypatch):
     first.set_images([pictures[0], pictures[1], pictures[0]])
     assert len(list(tmp_path.iterdir())) == 2
     expected = asked(first)
-    calls = []
-    encode = model.encode
-    monkeypatch.setattr(
-        model, "encode", lambda images, sizes: calls.append(len(images)) or encode(images, sizes)
-    )
+    calls = encoded(model, monkeypatch)
     second = SamPredictor(model, cache=cache)
     second.set_image(pictures[0])
     assert calls == []
