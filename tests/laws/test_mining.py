@@ -26,7 +26,7 @@ from gigamask.training.state import TrainState
 from gigamask.training.step import StepResult, step
 from gigamask.training.tasks import make_decoder, select_random_inputs, targets_from_batch
 from gigamask.training.train_data import TrainData, open_index
-from gigamask.types import LossSums, PromptRound, Targets
+from gigamask.types import Batch, LossSums, PromptRound, Targets
 from tests.errors import error_line
 from tests.laws.test_training import run_in
 from tests.little import little
@@ -70,6 +70,14 @@ def fresh(run) -> TrainState:
     return state
 
 
+def whole_batch(run) -> Batch:
+    """The first batch, as one micro-batch."""
+    (batch,) = next(
+        TrainData(replace(run, micro_batch_size=run.batch_size), open_index(run)).batches()
+    )
+    return batch
+
+
 def flat(state: TrainState) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in state.model.parameters()])
 
@@ -97,9 +105,7 @@ def plainly(run) -> tuple[torch.Tensor, np.ndarray, Counter]:
     sort keeps. Also how many of each place."""
     state = fresh(run)
     start, model = flat(state), state.model
-    (batch,) = next(
-        TrainData(replace(run, micro_batch_size=run.batch_size), open_index(run)).batches()
-    )
+    batch = whole_batch(run)
     every = slice(0, len(batch.mask_image))
     embedding = model.encode(batch.images, batch.input_sizes, batch.random_inputs.drop_path)
     decode = make_decoder(model, embedding, batch.mask_image, "fp32")
@@ -245,10 +251,7 @@ def spoil(monkeypatch, bad: set[str], bare: set[str]) -> None:
 
 
 def names_of(run) -> list[str]:
-    (batch,) = next(
-        TrainData(replace(run, micro_batch_size=run.batch_size), open_index(run)).batches()
-    )
-    return list(batch.names)
+    return list(whole_batch(run).names)
 
 
 @pytest.mark.parametrize("mining", [MININGS[0], MININGS[3]], ids=repr)
