@@ -122,14 +122,16 @@ def test_every_rank_holds_the_ratio(sizes, ratio, ranks, per_epoch):
         assert (in_windows(found[rank::ranks], period) * gcd(*ratio) == ratio).all()
 
 
+def balanced(sizes: tuple[int, int, int], ranks: int, number: int | None):
+    """The strata of four balanced epochs, and which strata have items."""
+    return levels(InterleavedStrata(None, ranks, number), mixed(sizes), 4), np.array(sizes) > 0
+
+
 @given(
     SIZES, st.integers(1, 6), st.none() | st.integers(1, 30), st.integers(1, 12), st.integers(0, 5)
 )
 def test_each_rank_and_all_together_hold_the_strata_alike(sizes, ranks, number, steps, start):
-    found, there = (
-        levels(InterleavedStrata(None, ranks, number), mixed(sizes), 4),
-        np.array(sizes) > 0,
-    )
+    found, there = balanced(sizes, ranks, number)
     assert len(found) % (4 * ranks * there.sum()) == 0
     for world in (world for world in range(1, ranks + 1) if ranks % world == 0):
         for rank in range(world):
@@ -143,10 +145,7 @@ def test_each_rank_and_all_together_hold_the_strata_alike(sizes, ranks, number, 
 @given(SIZES, st.integers(1, 6), st.none() | st.integers(1, 30), st.integers(1, 12))
 def test_the_ranks_of_a_step_hold_different_strata(sizes, ranks, number, steps):
     """Ranks that are balanced each for itself could all be at the same stratum at the same time."""
-    found, there = (
-        levels(InterleavedStrata(None, ranks, number), mixed(sizes), 4),
-        np.array(sizes) > 0,
-    )
+    found, there = balanced(sizes, ranks, number)
     batch = min(steps * ranks, len(found))
     assert np.abs(in_windows(found, batch)[::ranks][:, there] - batch / there.sum()).max() < 1
 
