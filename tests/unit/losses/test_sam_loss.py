@@ -222,10 +222,13 @@ def test_hard_pixels_reach_focal_but_not_dice(case):
     )
 
 
-@pytest.mark.parametrize(
+OBJECTIVES = pytest.mark.parametrize(
     "objective",
     [SamLoss(), SamLoss(num_points=30), SamLoss(ohem_pixel_ratio=0.25, ohem_min_pixels=3)],
 )
+
+
+@OBJECTIVES
 def test_losses_places_and_hard_pixels_of_masks_in_chunks_are_those_of_all(shifted, objective):
     logits, iou, truth = shifted
     whole = objective(played(logits, iou), truth).per_mask.tolist()
@@ -242,10 +245,7 @@ def test_points_without_a_shift_are_refused(case):
 
 
 @pytest.mark.parametrize("soft", [False, True])
-@pytest.mark.parametrize(
-    "objective",
-    [SamLoss(), SamLoss(num_points=30), SamLoss(ohem_pixel_ratio=0.25, ohem_min_pixels=3)],
-)
+@OBJECTIVES
 def test_the_objective_never_waits_for_the_device(objective, soft):
     """Tensors without data: whatever looks at a value raises."""
     on = {"device": "meta"}
