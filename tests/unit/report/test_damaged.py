@@ -39,13 +39,18 @@ def png_of(side: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n\0\0\0\x0d" + header + crc
 
 
+def place(run: Path, name: str) -> Path:
+    """The path of a file of the run, whose folder is made."""
+    (run / name).parent.mkdir(parents=True, exist_ok=True)
+    return run / name
+
+
 def file(name: str, content: bytes | str) -> Callable[[Path], None]:
     """Write a file of the run."""
     raw = content if isinstance(content, bytes) else content.encode(errors="surrogatepass")
 
     def write(run: Path) -> None:
-        (run / name).parent.mkdir(parents=True, exist_ok=True)
-        (run / name).write_bytes(raw)
+        place(run, name).write_bytes(raw)
 
     return write
 
@@ -71,8 +76,7 @@ def pipe(name: str) -> Callable[[Path], None]:
     """Replace a file of the run by a pipe, whose reader would wait forever."""
 
     def write(run: Path) -> None:
-        (run / name).parent.mkdir(parents=True, exist_ok=True)
-        (run / name).unlink(missing_ok=True)
+        place(run, name).unlink(missing_ok=True)
         os.mkfifo(run / name)
 
     return write
@@ -82,8 +86,7 @@ def link(name: str, target: str) -> Callable[[Path], None]:
     """Add a symbolic link to the run."""
 
     def write(run: Path) -> None:
-        (run / name).parent.mkdir(parents=True, exist_ok=True)
-        (run / name).symlink_to(target)
+        place(run, name).symlink_to(target)
 
     return write
 
