@@ -77,11 +77,17 @@ def test_it_names_file_class_and_exception(workers, flag, name, said, scenes, tm
     (tmp_path / "bad_parts.py").write_text(CODE)
     words = f"--data {scenes} --out {tmp_path}/run --loader.workers {workers}"
     assert exit_code(f"train {LITTLE}", words, f"{flag} {tmp_path}/bad_parts.py:{name}") == 1
-    lines = capfd.readouterr().err.splitlines()
-    (first,) = [line for line in lines if line.startswith("gigamask: ")]
+    lines, first = told(capfd)
     assert first.startswith(f"gigamask: {tmp_path / 'bad_parts.py'}:")
     assert said in first
     assert any(line.startswith("Traceback") for line in lines[lines.index(first) :])
+
+
+def told(capfd) -> tuple[list[str], str]:
+    """The lines on standard error, and the one of gigamask."""
+    lines = capfd.readouterr().err.splitlines()
+    (first,) = [line for line in lines if line.startswith("gigamask: ")]
+    return lines, first
 
 
 def test_a_bug_of_ours_is_a_bare_traceback(monkeypatch):
@@ -111,7 +117,6 @@ def test_what_returns_another_type_is_named(flag, name, code, said, scenes, tmp_
     path.write_text(CODE)
     words = f"--data {scenes} --out {tmp_path}/run --loader.workers 0"
     assert exit_code(f"train {LITTLE}", words, f"{flag} {path}:{name}") == code
-    lines = capfd.readouterr().err.splitlines()
-    (first,) = [line for line in lines if line.startswith("gigamask: ")]
+    lines, first = told(capfd)
     assert said.format(path=path) in first
     assert any(line.startswith("Traceback") for line in lines) == (code == 1)
