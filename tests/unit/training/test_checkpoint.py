@@ -212,22 +212,23 @@ def test_a_crash_anywhere_in_a_save_leaves_the_newest_complete_checkpoint(run, m
         for whole in [checkpoint.Snapshot.from_state(with_book(state_at(run, step)))]
     )
     gc.freeze()  # of what is imported, which every collection below would walk through
-    checkpoint.record_score(checkpoint.write(first, run, Retention(run.keep)), 0.5, "box", run.keep)
+
+    def write_scored(snapshot: checkpoint.Snapshot, score: float) -> None:
+        path = checkpoint.write(snapshot, run, Retention(run.keep))
+        checkpoint.record_score(path, score, "box", run.keep)
+
+    write_scored(first, 0.5)
     folder.rename(before)
     for k in itertools.count(1):
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(before, folder, symlinks=True)
         with failing(monkeypatch, k) as left:
             try:
-                checkpoint.record_score(
-                    checkpoint.write(second, run, Retention(run.keep)), 0.7, "box", run.keep
-                )
+                write_scored(second, 0.7)
             except (OSError, GigamaskError):
                 assert not left
         assert checkpoint.newest(pathlib.Path(run.out)).name in ("step_00000001", "step_00000002")
-        checkpoint.record_score(
-            checkpoint.write(second, run, Retention(run.keep)), 0.7, "box", run.keep
-        )
+        write_scored(second, 0.7)
         assert sorted(path.name for path in folder.iterdir()) == ["best", "step_00000002"]
         assert manifest.verify(folder / "best")["score"] == 0.7
         if left:
