@@ -14,6 +14,12 @@ from gigamask.files import exclusive_lock
 from tests.errors import error_line
 
 
+def check_busy(path: Path) -> None:
+    """Check that the lock is not free."""
+    with error_line(r"^busy$"), exclusive_lock(path, "busy"):
+        pass
+
+
 def test_the_lock_of_a_killed_process_is_free_though_its_children_live(tmp_path):
     """Loader processes, which are forked, notice the death of their parent only after seconds."""
     ours, theirs = multiprocessing.Pipe(duplex=False)
@@ -31,11 +37,7 @@ def test_the_lock_of_a_killed_process_is_free_though_its_children_live(tmp_path)
     process.start()
     child = ours.recv()
     try:
-        with (
-            error_line(r"^busy$"),
-            exclusive_lock(tmp_path / "lock", "busy"),
-        ):
-            pass
+        check_busy(tmp_path / "lock")
         process.kill()
         process.join()
         os.kill(child, 0)
@@ -61,11 +63,7 @@ def test_a_child_that_ends_leaves_it_held(tmp_path):
         process = multiprocessing.get_context("fork").Process(target=int)
         process.start()
         process.join()
-        with (
-            error_line(r"^busy$"),
-            exclusive_lock(tmp_path / "lock", "busy"),
-        ):
-            pass
+        check_busy(tmp_path / "lock")
     with exclusive_lock(tmp_path / "lock", "busy"):
         pass
 
