@@ -71,15 +71,26 @@ class Case:
         self.pictures.mkdir()
         self.categories: list[dict] = []
 
-    def put(self, name: str, raw: bytes) -> Path:
+    def put(self, name: str = "1.jpg", raw: bytes | None = None) -> Path:
         path = self.pictures / name
         path.parent.mkdir(exist_ok=True)
-        path.write_bytes(raw)
+        path.write_bytes(jpeg() if raw is None else raw)
         return path
 
-    def coco(self, images: list, annotations: list, shard_images: int = 500, **options) -> dict:
+    def coco(
+        self,
+        images: list | None = None,
+        annotations: list | None = None,
+        shard_images: int = 500,
+        **options,
+    ) -> dict:
+        """Convert COCO's JSON, of one image with one mask unless told otherwise."""
         source = self.folder / "instances.json"
-        content = {"images": images, "annotations": annotations, "categories": self.categories}
+        content = {
+            "images": [row()] if images is None else images,
+            "annotations": [thing()] if annotations is None else annotations,
+            "categories": self.categories,
+        }
         source.write_text(json.dumps(content))
         return convert(source, self.pictures, self.out, ConvertOptions(**options), shard_images)
 
@@ -113,8 +124,8 @@ def reason(done: dict, what: str = "masks") -> str:
 
 
 def test_lvis_states_urls_of_two_folders(case):
-    case.put("val2017/1.jpg", jpeg())
-    case.put("2.jpg", jpeg())  # the folder itself may be that of the URL
+    case.put("val2017/1.jpg")
+    case.put("2.jpg")  # the folder itself may be that of the URL
     images = [
         {name: value for name, value in row(number).items() if name != "file_name"}
         for number in (1, 2, 3)
@@ -150,7 +161,7 @@ def test_an_image_as_sa1b_has_it(case):
 
 def test_names_of_coco_categories(case):
     """A category without a name keeps its id; one that is damaged has no name."""
-    case.put("9.jpg", jpeg())
+    case.put("9.jpg")
     case.categories = [{"id": 18, "name": "dog"}, {"id": 2}, {"id": "x", "name": "cat"}]
     case.coco([row(9)], [*(thing(9, category_id=each) for each in (18, 2, "x")), thing(9)])
     kept = [(each.get("category_id"), each.get("category")) for each in case.told(9)["annotations"]]
@@ -174,7 +185,7 @@ def test_the_same_bytes_every_time(case, tmp_path):
 
 
 def test_crowds_are_left_out_unless_kept(case):
-    case.put("1.jpg", jpeg())
+    case.put()
     counts = {"size": [20, 30], "counts": [100, 50, 450]}
     given = [row()], [thing(), thing(segmentation=counts, iscrowd=1)]
     done = case.coco(*given)
@@ -210,7 +221,7 @@ def test_crowds_are_left_out_unless_kept(case):
     ],
 )
 def test_a_broken_annotation_is_left_out_and_named(case, segmentation, message):
-    case.put("1.jpg", jpeg())
+    case.put()
     done = case.coco([row()], [thing(), thing(segmentation=segmentation, id=44)])
     assert done["masks"] == 1
     assert re.search(message, reason(done)), reason(done)
@@ -218,7 +229,7 @@ def test_a_broken_annotation_is_left_out_and_named(case, segmentation, message):
 
 
 def test_annotations_that_belong_to_no_image(case):
-    case.put("1.jpg", jpeg())
+    case.put()
     done = case.coco([row()], [thing(), thing(), thing(2)])
     assert "annotation 2 of instances.json: its image_id 2" in reason(done)
     case.out = case.out.with_name("more")
@@ -227,7 +238,7 @@ def test_annotations_that_belong_to_no_image(case):
 
 
 def test_more_broken_than_sound_masks_stop_it_and_leave_nothing(case):
-    case.put("1.jpg", jpeg())
+    case.put()
     with error_line(r"instances.json.*2 of its 3 masks.*1.jpg"):
         case.coco([row()], [thing(), thing(segmentation=[]), thing(segmentation=[])])
     assert list(case.out.iterdir()) == []
@@ -253,7 +264,7 @@ def test_more_broken_than_sound_masks_stop_it_and_leave_nothing(case):
     ],
 )
 def test_an_unusable_image_is_left_out_and_named(case, bad, message):
-    case.put("1.jpg", jpeg())
+    case.put()
     case.put("small.jpg", jpeg(pixels={"height": 10, "width": 12}))
     case.put("cut.jpg", jpeg()[:-40])
     case.put("text.png", b"no pixels")
@@ -289,7 +300,7 @@ def test_ids_that_are_no_numbers(case):
     """Numbers written as text are numbers; other names, and names that clash as numbers, give way
     to places."""
     for name in ("7", "08", "street", "8"):
-        case.put(f"{name}.jpg", jpeg())
+        case.put(f"{name}.jpg")
     assert not case.coco([row("7"), row("08")], [thing(7), thing("08")])["renumbered"]
     assert list(case.members()) == ["sa_7.jpg", "sa_7.json", "sa_8.jpg", "sa_8.json"]
     case.out = case.out.with_name("text")
@@ -305,7 +316,7 @@ def test_ids_that_are_no_numbers(case):
 def test_one_id_for_two_images(case):
     """A repetition is dropped; when the two differ, it is unknown to which the masks belong."""
     for name in ("1", "2", "3"):
-        case.put(f"{name}.jpg", jpeg())
+        case.put(f"{name}.jpg")
     done = case.coco([row(1), row(2), row(3), row(2, "1.jpg")], [thing(1), thing(2), thing(3)])
     assert [each["name"] for each in done["skipped_images"]] == ["1.jpg (id 2)", "2.jpg (id 2)"]
     assert "another image" in done["skipped_images"][1]["reason"]
@@ -313,8 +324,8 @@ def test_one_id_for_two_images(case):
 
 
 def test_images_without_masks_stay_and_are_counted(case):
-    case.put("1.jpg", jpeg())
-    case.put("2.jpg", jpeg())
+    case.put()
+    case.put("2.jpg")
     assert case.coco([row(1), row(2)], [thing(2)])["images_without_masks"] == 1
     assert case.told(1)["annotations"] == []
     assert indexes.build(case.out, case.folder / "index").images["masks"].tolist() == [0, 1]
@@ -339,7 +350,7 @@ def labels() -> np.ndarray:
 @pytest.mark.parametrize("kind", ["grey", "deep", "palette", "coloured"])
 def test_label_images(case, kind):
     values = labels()
-    case.put("a.jpg", jpeg())
+    case.put("a.jpg")
     shown: np.ndarray | Image.Image = values
     if kind == "deep":
         shown = values.astype(np.uint16) * 300
@@ -375,7 +386,7 @@ def test_gray_of_few_bits_has_the_values_that_are_written(case, bits):
 
 
 def test_negative_values_are_background(case):
-    case.put("a.jpg", jpeg())
+    case.put("a.jpg")
     case.label("a.tif", Image.fromarray(labels().astype(np.int32) - 1))
     assert case.labels()["masks"] == 2
     assert [each["label"] for each in case.told(0)["annotations"]] == [2, 199]
@@ -403,7 +414,7 @@ def test_one_mask_from_a_threshold_of_the_brightest_channel(case, kind):
     drawn[1:5, 1:5], drawn[6:9, 1:9], drawn[1:5, 9:13] = (255, 0, 0), (0, 250, 40), 255
     drawn = np.array(Image.fromarray(drawn).resize((30, 20), Image.Resampling.BICUBIC))
     brightest = drawn.max(2)
-    case.put("a.jpg", jpeg())
+    case.put("a.jpg")
     case.label(
         "a.png",
         {"colors": drawn, "gray": brightest}.get(kind, np.stack([brightest] * 3, -1)),
@@ -424,7 +435,7 @@ def test_photographs_among_label_images_are_not_taken_for_missing_ones(case):
 
 def test_relative_and_absolute_paths_of_one_folder(case, monkeypatch):
     monkeypatch.chdir(case.folder)
-    case.put("1.jpg", jpeg())
+    case.put()
     case.label("../pictures/labels/1.png", labels())
     for source in ("pictures/labels", case.pictures / "labels"):
         for pictures in ("pictures", case.pictures):
@@ -435,7 +446,7 @@ def test_relative_and_absolute_paths_of_one_folder(case, monkeypatch):
 
 @pytest.mark.parametrize("name, number", [("1" * 14, int("1" * 14)), ("1" * 15, 0)])
 def test_ids_of_masks_have_at_most_64_bits(case, name, number):
-    case.put(f"{name}.jpg", jpeg())
+    case.put(f"{name}.jpg")
     case.label(f"{name}.png", labels())
     assert case.labels()["renumbered"] == (number == 0)
     last = case.told(number)["annotations"][-1]["id"]
@@ -444,7 +455,7 @@ def test_ids_of_masks_have_at_most_64_bits(case, name, number):
 
 def test_folders_may_be_links(case):
     """One to a folder that it lies in is left out."""
-    case.put("a.jpg", jpeg())
+    case.put("a.jpg")
     case.label("a.png", labels())
     for name in ("labels", "pictures"):
         given = case.folder / f"given_{name}"
@@ -461,7 +472,7 @@ def test_pieces_and_values_to_ignore(case):
     values = labels()
     case.put("sub/012.png", b"")
     Image.fromarray(pixels()).save(case.pictures / "sub" / "012.png")
-    case.put("spare.jpg", jpeg())
+    case.put("spare.jpg")
     case.label("sub/012.png", values)
     done = case.labels(split_components=True, ignore=(200,))
     assert (done["masks"], done["images_without_label"]) == (2, 1)
@@ -476,7 +487,7 @@ def test_pictures_and_labels_in_one_folder(case):
     """A label image is never taken for the picture."""
     case.pictures = case.folder / "labels"
     case.label("1.png", labels())
-    case.put("1.jpg", jpeg())
+    case.put()
     assert case.labels()["masks"] == 2
     (case.pictures / "1.jpg").unlink()
     case.out = case.out.with_name("none")
@@ -486,7 +497,7 @@ def test_pictures_and_labels_in_one_folder(case):
 
 def test_unusable_label_images_are_left_out_and_named(case):
     for number in range(12):
-        case.put(f"{number}.jpg", jpeg())
+        case.put(f"{number}.jpg")
     case.put("7.bmp", b"")
     for number in (0, 1, 2, 3, 4, 11):
         case.label(f"{number}.png", labels())
@@ -523,14 +534,14 @@ def test_unusable_label_images_are_left_out_and_named(case):
 def test_values_that_may_be_several_objects_or_none_are_counted(case, value, second, options, note):
     values = np.zeros((20, 30), np.uint8)
     values[2:8, 2:8], values[12:18, 12:18] = value, second
-    case.put("1.jpg", jpeg())
+    case.put()
     case.label("1.png", values)
     assert case.labels(**options)["notes"] == ({note: 1} if note else {})
 
 
 def test_label_images_that_cannot_be_decoded(case):
     for number in range(4):
-        case.put(f"{number}.jpg", jpeg())
+        case.put(f"{number}.jpg")
         case.label(f"{number}.png", np.random.default_rng(0).integers(0, 9, (20, 30), np.uint8))
     path = case.folder / "labels" / "2.png"
     path.write_bytes(path.read_bytes()[:-60])
@@ -542,17 +553,17 @@ def test_label_images_that_cannot_be_decoded(case):
 
 def test_a_picture_that_vanishes(case, monkeypatch):
     """It was there when the work began."""
-    case.put("1.jpg", jpeg())
-    case.put("2.jpg", jpeg())
+    case.put()
+    case.put("2.jpg")
     monkeypatch.setattr("os.path.isfile", lambda path: True)
     (case.pictures / "2.jpg").unlink()
     assert "No such file" in reason(case.coco([row(1), row(2)], [thing(1)]), "images")
 
 
 def test_errors(case, monkeypatch):
-    case.put("1.jpg", jpeg())
+    case.put()
     with error_line("--shard-images must be at least 1 .got 0"):
-        case.coco([row()], [thing()], shard_images=0)
+        case.coco(shard_images=0)
     with error_line(r"--images .*nowhere"):
         convert(case.folder / "instances.json", case.folder / "nowhere", case.out, ConvertOptions())
     with error_line(r"instances.json"):
@@ -560,7 +571,7 @@ def test_errors(case, monkeypatch):
     with error_line(r"2 of its 3 images.*2.jpg"):
         case.coco([row(), row(2), row(3)], [thing()])
     with error_line(r"--split-components.*--ignore"):
-        case.coco([row()], [thing()], split_components=True)
+        case.coco(split_components=True)
     with error_line("crowds"):
         convert(case.pictures, case.pictures, case.out, ConvertOptions(keep_crowds=True))
     with error_line(r"pictures.*\.png"):
@@ -573,7 +584,7 @@ def test_errors(case, monkeypatch):
             convert(case.folder / "no.json", case.pictures, case.out, ConvertOptions())
     with error_line(r"holds 1\.jpg"):
         convert(case.folder / "instances.json", case.pictures, case.pictures, ConvertOptions())
-    case.coco([row()], [thing()])
+    case.coco()
     for done in (case.out, case.out / "sa_000000.tar"):
         with error_line("gigamask stats"):
             convert(done, case.pictures, case.folder / "again", ConvertOptions())
@@ -583,10 +594,10 @@ def test_errors(case, monkeypatch):
         with error_line(r"tar cf shard.tar -C .*/unpacked \."):
             convert(unpacked, None, case.folder / "again", ConvertOptions())
     with error_line(r"--out.*1.*sa_000000.tar"):
-        case.coco([row()], [thing()])
+        case.coco()
     case.out = case.put("file", b"") / "out"
     with error_line(r"file/out.*Not a directory"):
-        case.coco([row()], [thing()])
+        case.coco()
     case.out = case.folder / "full"
 
     def full(path, given):
@@ -595,17 +606,17 @@ def test_errors(case, monkeypatch):
 
     monkeypatch.setattr("gigamask.data.tar.write", full)
     with error_line(r"000000.tar.*No space left on device"):
-        case.coco([row()], [thing()])
+        case.coco()
 
 
 def test_a_second_convert_into_the_folder_is_refused(case):
-    case.put("1.jpg", jpeg())
+    case.put()
     with lock_folder(case.out, PARTIAL), error_line(r"another process"):
-        case.coco([row()], [thing()])
+        case.coco()
 
 
 def test_categories_without_a_name_are_counted(case):
-    case.put("1.jpg", jpeg())
+    case.put()
     case.categories = [{"id": 1, "name": 5}, {"id": 2, "name": None}]
     things = [thing(category_id=number) for number in (1, 2, 3)]
     assert case.coco([row()], things)["notes"] == {NAMELESS: 2}

@@ -8,7 +8,7 @@ from gigamask.datatools.convert import ConvertOptions, convert
 from gigamask.datatools.left_out import LeftOutEntry, LeftOutRecord
 from gigamask.errors import CorruptSampleError
 from tests.errors import error_line
-from tests.unit.datatools.test_convert import Case, jpeg, row, thing
+from tests.unit.datatools.test_convert import Case, row, thing
 
 
 def a_record() -> LeftOutRecord:
@@ -60,7 +60,7 @@ def test_what_a_rule_leaves_out_is_not_unusable():
 )
 def test_a_source_without_a_usable_mask_is_refused(tmp_path, things, taken):
     case = Case(tmp_path)
-    case.put("1.jpg", jpeg())
+    case.put()
     with error_line(rf"none of its 1 image .*{taken}"):
         case.coco([row()], things)
     assert not list(case.out.glob("*.tar"))
