@@ -3,6 +3,7 @@
 import hashlib
 import io
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -60,8 +61,13 @@ def two(tmp_path, entry):
     return sorted((tmp_path / "tars").iterdir())
 
 
+def built(photos: Path) -> Index:
+    """Index the folder, beside it."""
+    return build(photos, photos.parent / "index")
+
+
 def test_each_folder_with_images_is_a_shard_whose_files_go_by_name(photos, tmp_path):
-    index = build(photos, tmp_path / "index")
+    index = built(photos)
     assert index.shard_paths == [str(photos), str(photos / "cats" / "small"), str(photos / "dogs")]
     assert [index.entry_name(row) for row in range(len(index))] == [
         "photos:a.JPEG",
@@ -97,7 +103,7 @@ def test_each_folder_with_images_is_a_shard_whose_files_go_by_name(photos, tmp_p
 
 
 def test_files_are_read_by_name_in_any_order(photos, tmp_path):
-    index = build(photos, tmp_path / "index")
+    index = built(photos)
     reader = ShardReader(index.shard_paths)
     entries = reader.read_entries(index, [5, 0, 4, 3, 5])
     names = ["dogs/n02_7.JPEG", "a.JPEG", "dogs/n02_5.png", "dogs/n02_5.jpg", "dogs/n02_7.JPEG"]
@@ -107,7 +113,7 @@ def test_files_are_read_by_name_in_any_order(photos, tmp_path):
 
 
 def test_a_file_that_is_gone_or_changed_is_named(photos, tmp_path):
-    index = build(photos, tmp_path / "index")
+    index = built(photos)
     (photos / "a.JPEG").unlink()
     (photos / "dogs" / "n02_7.JPEG").write_bytes(b"longer" * 10_000)
     (photos / "b_2.jpg").write_bytes(b"")
@@ -123,7 +129,7 @@ def test_broken_images_are_left_out_and_named(photos, tmp_path):
     (photos / "dogs" / "broken.jpg").write_bytes(b"none")
     (photos / "dogs" / "blank.png").write_bytes(b"")
     os.symlink(photos / "nowhere", photos / "dogs" / "dangling.jpg")
-    index = build(photos, tmp_path / "index")
+    index = built(photos)
     assert len(index) == 6
     assert {
         each["name"]: each["reason"].split(" bytes")[0] for each in index.report()["skipped"]
@@ -138,10 +144,10 @@ def test_a_size_beyond_the_head_and_a_file_that_is_too_large(photos, tmp_path, j
     raw = jpg(40, 50)
     comment = b"\xff\xfe" + (60_000).to_bytes(2, "big") + bytes(59_998)
     (photos / "cats" / "small" / "10.jpg").write_bytes(raw[:2] + comment + comment + raw[2:])
-    assert build(photos, tmp_path / "index").images["width"].tolist()[2] == 50
+    assert built(photos).images["width"].tolist()[2] == 50
     monkeypatch.setattr(image, "MAX_BYTES", 100_000)
     os.utime(photos / "cats" / "small" / "10.jpg", ns=(1, 1))
-    [skipped] = build(photos, tmp_path / "index").report()["skipped"]
+    [skipped] = built(photos).report()["skipped"]
     assert skipped["reason"].startswith("small:10.jpg: has 1")
     assert "100000" in skipped["reason"]
 
@@ -156,7 +162,7 @@ def test_a_disk_error_leaves_that_image_out(photos, tmp_path, monkeypatch):
             bad if each.path.endswith("7.JPEG") else next(plain([each])) for each in places
         ),
     )
-    [skipped] = build(photos, tmp_path / "index").report()["skipped"]
+    [skipped] = built(photos).report()["skipped"]
     assert skipped == {"name": "dogs:n02_7.JPEG", "reason": str(bad)}
 
 
@@ -164,12 +170,12 @@ def test_a_folder_of_broken_images_stops_the_build_and_is_named(photos, tmp_path
     (photos / "cats" / "small" / "9.Jpg").write_bytes(b"none")
     message = r"small: 1 of its 1 entries .*small:9.Jpg: the 4 bytes"
     with error_line(message):
-        build(photos, tmp_path / "index")
+        built(photos)
 
 
 @pytest.mark.slow
 def test_what_changes_is_indexed_again_and_the_rest_is_not(photos, tmp_path, jpg, monkeypatch):
-    before = build(photos, tmp_path / "index")
+    before = built(photos)
     seen, plain = [], indexes.index_shard
     monkeypatch.setattr(
         indexes,
@@ -189,20 +195,20 @@ def test_what_changes_is_indexed_again_and_the_rest_is_not(photos, tmp_path, jpg
 
 @pytest.mark.slow
 def test_digest_depends_on_file_names_and_sizes_but_not_on_the_location(photos, tmp_path):
-    before = build(photos, tmp_path / "index").digest
+    before = built(photos).digest
     (photos / "a.JPEG").rename(photos / "c.JPEG")
-    renamed = build(photos, tmp_path / "index").digest
+    renamed = built(photos).digest
     assert renamed != before
     first, second = (photos / "c.JPEG").read_bytes(), (photos / "b_2.jpg").read_bytes()
     (photos / "c.JPEG").write_bytes(second)
     (photos / "b_2.jpg").write_bytes(first)
-    swapped = build(photos, tmp_path / "index").digest
+    swapped = built(photos).digest
     assert swapped not in (renamed, before)
     (tmp_path / "moved").mkdir()
     photos.rename(tmp_path / "moved" / "photos")
     assert build(tmp_path / "moved" / "photos", tmp_path / "index").digest == swapped
     with error_line(r"photos: no such path"):
-        build(photos, tmp_path / "index")
+        built(photos)
 
 
 def test_the_digest_of_tars_is_what_it_was_before_folders(two, tmp_path):
@@ -300,7 +306,7 @@ def test_a_folder_that_cannot_be_listed_is_named(photos, tmp_path, monkeypatch):
 
 
 def test_what_needs_tars_says_so(photos, tmp_path):
-    index = build(photos, tmp_path / "index")
+    index = built(photos)
     message = r"photos: is a folder of images where tars are expected.*'gigamask index'"
     for path in (photos, index.folder):
         with error_line(message):
@@ -314,7 +320,7 @@ def test_what_needs_tars_says_so(photos, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_samples_come_from_files(photos, tmp_path, workers):
-    index = build(photos, tmp_path / "index")
+    index = built(photos)
     (photos / "b_2.jpg").write_bytes(bytes(int(index.images["jpg_bytes"][1])))
     source = SampleSource(
         str(index.folder),
@@ -359,7 +365,7 @@ def test_images_of_kinds_that_are_not_read_are_named(photos, tmp_path):
     for name in ("phone.HEIC", "._phone.HEIC"):
         (photos / name).write_bytes(b"x")
     (photos / "notes.txt").write_bytes(b"x")
-    skipped = build(photos, tmp_path / "index").manifest.left_out.skipped
+    skipped = built(photos).manifest.left_out.skipped
     assert [each.name for each in skipped] == ["phone.HEIC"]
     with corrupt_sample("HEIC is not read"):
         build(photos / "phone.HEIC", tmp_path / "other")
