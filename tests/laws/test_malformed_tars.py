@@ -47,6 +47,11 @@ def archive(*entries: Entry, layout: int = tarfile.GNU_FORMAT, **options: object
     return raw.getvalue()
 
 
+def named(stem: str) -> bytes:
+    """An archive of two samples, of which the first has another name."""
+    return archive(*pair(0, stem), *pair(1))
+
+
 def with_field(at: int, value: bytes, seal: bool = True, member: int = 0) -> bytes:
     """A valid archive with one field of one header overwritten, and its checksum made right."""
     raw = bytearray(archive(*pair(0), *pair(1)))
@@ -105,16 +110,16 @@ KINDS: dict[str, Callable[[], bytes]] = {
     "kind with the high bit": lambda: with_field(156, b"\xff"),
     "mode and owner in letters": lambda: with_field(100, b"x" * 24),
     "name empty": lambda: bad_name(b""),
-    "name absolute": lambda: archive(*pair(0, "/etc/sa_0"), *pair(1)),
-    "name with parents": lambda: archive(*pair(0, "../../../sa_0"), *pair(1)),
-    "name with dots inside": lambda: archive(*pair(0, "a/../../sa_0"), *pair(1)),
+    "name absolute": lambda: named("/etc/sa_0"),
+    "name with parents": lambda: named("../../../sa_0"),
+    "name with dots inside": lambda: named("a/../../sa_0"),
     "name not UTF-8": lambda: bad_name(b"sa_\xff\xfe.jpg"),
-    "name with a line break": lambda: archive(*pair(0, "sa\n_0"), *pair(1)),
-    "name with an escape sequence": lambda: archive(*pair(0, "\x1b[31msa_0"), *pair(1)),
+    "name with a line break": lambda: named("sa\n_0"),
+    "name with an escape sequence": lambda: named("\x1b[31msa_0"),
     "name with zeros": lambda: with_field(0, b"a\0b.jpg"),
-    "name of 300 bytes": lambda: archive(*pair(0, "n" * 300), *pair(1)),
-    "name of a megabyte": lambda: archive(*pair(0, "n" * 2**20), *pair(1)),
-    "name in folders": lambda: archive(*pair(0, "./a/b/sa_0"), *pair(1)),
+    "name of 300 bytes": lambda: named("n" * 300),
+    "name of a megabyte": lambda: named("n" * 2**20),
+    "name in folders": lambda: named("./a/b/sa_0"),
     "prefix full": lambda: with_field(345, b"p" * 155),
     "long name twice": lambda: archive(
         entry("././@LongLink", b"a" * 200 + b"\0", tarfile.GNUTYPE_LONGNAME),
