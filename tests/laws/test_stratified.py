@@ -12,27 +12,31 @@ from gigamask.interfaces import Sampler, SampleTable
 from gigamask.samplers.stratified import RELEVANCE, InterleavedStrata, Stratified
 from tests.orders import listed
 
+
+def optional(most: int) -> st.SearchStrategy[int | None]:
+    """A number from 1 on, or none."""
+    return st.none() | st.integers(1, most)
+
+
 SIZES = st.tuples(*[st.integers(0, 25)] * 3).filter(any)
 RATIOS = st.tuples(*[st.integers(0, 12)] * 3).filter(any)
 Strata = partial(Stratified, epoch_length="data")
 SAMPLERS = st.one_of(
-    st.builds(
-        partial, st.just(Stratified), st.just(("granularity",)), st.none() | st.integers(1, 40)
-    ),
+    st.builds(partial, st.just(Stratified), st.just(("granularity",)), optional(40)),
     st.builds(
         partial,
         st.just(InterleavedStrata),
         RATIOS | st.none(),
         st.integers(1, 5),
-        st.none() | st.integers(1, 40),
+        optional(40),
     ),
     st.builds(
         partial,
         st.just(Strata),
         st.permutations(["granularity", "tar"]).map(tuple),
-        st.none() | st.integers(1, 9),
+        optional(9),
     ),
-    st.builds(partial, st.just(Strata), st.just(RELEVANCE), st.none() | st.integers(1, 9)),
+    st.builds(partial, st.just(Strata), st.just(RELEVANCE), optional(9)),
 )
 """Not built yet: the checks of types spend numbers of `random`, which strategies must not."""
 
@@ -87,7 +91,7 @@ def test_orders_depend_on_seed_and_epoch_alone_and_their_length_on_neither(
     assert 0 <= order.min() <= order.max() < items.count
 
 
-@given(SIZES, st.integers(0, 3), st.none() | st.integers(1, 40), st.integers(0, 5))
+@given(SIZES, st.integers(0, 3), optional(40), st.integers(0, 5))
 def test_strata_are_exactly_equal(sizes, seed, number, epoch):
     items = mixed(sizes, seed=seed)
     order = listed(Stratified(per_stratum=number).order(items, epoch, None))
@@ -97,7 +101,7 @@ def test_strata_are_exactly_equal(sizes, seed, number, epoch):
     ]
 
 
-@given(SIZES, RATIOS, st.none() | st.integers(1, 40), st.integers(1, 70))
+@given(SIZES, RATIOS, optional(40), st.integers(1, 70))
 def test_every_batch_holds_the_ratio(sizes, ratio, per_epoch, batch):
     """Also across the end of an epoch, whichever sample a batch begins with."""
     sampler = InterleavedStrata(ratio=ratio, per_epoch=per_epoch)
@@ -111,7 +115,7 @@ def test_every_batch_holds_the_ratio(sizes, ratio, per_epoch, batch):
     assert np.abs(windows - shares).max() < (1 if even else 1.5)
 
 
-@given(SIZES, RATIOS, st.integers(1, 4), st.none() | st.integers(1, 40))
+@given(SIZES, RATIOS, st.integers(1, 4), optional(40))
 def test_every_rank_holds_the_ratio(sizes, ratio, ranks, per_epoch):
     sampler = InterleavedStrata(ratio, ranks, per_epoch)
     assume(can(sampler, sizes))
@@ -127,9 +131,7 @@ def balanced(sizes: tuple[int, int, int], ranks: int, number: int | None):
     return levels(InterleavedStrata(None, ranks, number), mixed(sizes), 4), np.array(sizes) > 0
 
 
-@given(
-    SIZES, st.integers(1, 6), st.none() | st.integers(1, 30), st.integers(1, 12), st.integers(0, 5)
-)
+@given(SIZES, st.integers(1, 6), optional(30), st.integers(1, 12), st.integers(0, 5))
 def test_each_rank_and_all_together_hold_the_strata_alike(sizes, ranks, number, steps, start):
     found, there = balanced(sizes, ranks, number)
     assert len(found) % (4 * ranks * there.sum()) == 0
@@ -142,7 +144,7 @@ def test_each_rank_and_all_together_hold_the_strata_alike(sizes, ranks, number, 
                 assert np.ptp(counts[there]) <= (len(mine) % there.sum() > 0)
 
 
-@given(SIZES, st.integers(1, 6), st.none() | st.integers(1, 30), st.integers(1, 12))
+@given(SIZES, st.integers(1, 6), optional(30), st.integers(1, 12))
 def test_the_ranks_of_a_step_hold_different_strata(sizes, ranks, number, steps):
     """Ranks that are balanced each for itself could all be at the same stratum at the same time."""
     found, there = balanced(sizes, ranks, number)
@@ -150,9 +152,7 @@ def test_the_ranks_of_a_step_hold_different_strata(sizes, ranks, number, steps):
     assert np.abs(in_windows(found, batch)[::ranks][:, there] - batch / there.sum()).max() < 1
 
 
-@given(
-    SIZES, st.integers(1, 9), st.permutations(["granularity", "tar"]), st.none() | st.integers(1, 9)
-)
+@given(SIZES, st.integers(1, 9), st.permutations(["granularity", "tar"]), optional(9))
 def test_joint_cells_are_exactly_equal(sizes, tars, attributes, number):
     items = mixed(sizes, tars)
     order = listed(Strata(attributes=tuple(attributes), per_stratum=number).order(items, 2, None))
