@@ -5,6 +5,7 @@ tests/laws/test_mask_store.py.
 import json
 import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -64,6 +65,11 @@ def built(opened, tmp_path_factory):
     )
 
 
+def build(opened, folder: Path, **options) -> MaskStore:
+    """Build a store of the index in the folder."""
+    return mask_store.build(opened, folder / "store", GRID, SIDE, **options)
+
+
 @pytest.fixture
 def copied(built, tmp_path):
     """A copy that may be damaged."""
@@ -115,7 +121,7 @@ def test_a_build_goes_on_where_it_stopped(opened, tmp_path, monkeypatch):
 
     monkeypatch.setattr(mask_store_shard, "build_shard", dies_second)
     with pytest.raises(KeyboardInterrupt):
-        mask_store.build(opened, tmp_path / "store", GRID, SIDE)
+        build(opened, tmp_path)
     with error_line(r"b.tar.*'gigamask masks"):
         MaskStore.open(tmp_path / "store", opened)
     monkeypatch.setattr(
@@ -133,7 +139,7 @@ def test_a_build_goes_on_where_it_stopped(opened, tmp_path, monkeypatch):
     )
     assert made == [0, 1]
     assert seen == [(1, 1)]
-    mask_store.build(opened, tmp_path / "store", GRID, SIDE)
+    build(opened, tmp_path)
     assert made == [0, 1]
     assert not list((tmp_path / "store").glob(".*"))
 
@@ -141,7 +147,7 @@ def test_a_build_goes_on_where_it_stopped(opened, tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
 def test_processes_build_the_same_bytes(opened, built, tmp_path):
-    mask_store.build(opened, tmp_path / "store", GRID, SIDE, mirrored=True, workers=2)
+    build(opened, tmp_path, mirrored=True, workers=2)
     for path in built.folder.iterdir():
         assert (tmp_path / "store" / path.name).read_bytes() == path.read_bytes()
 
@@ -233,7 +239,7 @@ def test_too_little_disk_space_is_an_error_before_writing(opened, tmp_path, monk
         shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(10**9, 10**9, 10)
     )
     with error_line(r"0.0 GB.*0.0 GB"):
-        mask_store.build(opened, tmp_path / "store", GRID, SIDE)
+        build(opened, tmp_path)
     assert not list((tmp_path / "store").iterdir())
 
 
@@ -254,7 +260,7 @@ def test_a_tar_that_changed_under_its_index_is_refused(tars, tmp_path, record):
     )
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     with error_line(r"a.tar:sa_0.*4.*5"):
-        mask_store.build(opened, tmp_path / "store", GRID, SIDE)
+        build(opened, tmp_path)
 
 
 def test_a_json_that_cannot_be_read_ends_the_build(opened, tmp_path, monkeypatch):
@@ -266,7 +272,7 @@ def test_a_json_that_cannot_be_read_ends_the_build(opened, tmp_path, monkeypatch
         ),
     )
     with corrupt_sample(r"a.tar"):
-        mask_store.build(opened, tmp_path / "store", GRID, SIDE)
+        build(opened, tmp_path)
     with error_line(r"lacks the masks of a.tar"):
         MaskStore.open(tmp_path / "store", opened)
 
