@@ -42,6 +42,11 @@ def mask(number: object = 1, **other: object) -> dict:
     return {"id": 7, "image_id": number, "segmentation": SQUARE} | other
 
 
+def of_one(folder: Path, annotations: list[dict], **options) -> SourceListing:
+    """List the annotations of one image."""
+    return listing(folder, [row()], annotations, **options)
+
+
 def only(found: SourceListing) -> Objects:
     (image,) = found.images
     return image.objects(image.path.read_bytes())
@@ -81,9 +86,9 @@ def test_ids_match_however_they_are_written(tmp_path, image_id, category_id):
 def test_a_category_with_two_names_is_refused(tmp_path):
     """Merging of files leaves them; the masks of both would get the last name."""
     categories = [{"id": 1, "name": "cat"}, {"id": 1, "name": "cat"}, {"id": "1", "name": "dog"}]
-    assert listing(tmp_path, [row()], [], categories=categories[:2]).images
+    assert of_one(tmp_path, [], categories=categories[:2]).images
     with error_line("category 1 is both 'cat' and 'dog'"):
-        listing(tmp_path, [row()], [], categories=categories)
+        of_one(tmp_path, [], categories=categories)
 
 
 def test_numbers_as_pandas_writes_them(tmp_path):
@@ -102,18 +107,18 @@ def test_a_size_that_is_not_stated_is_that_of_the_image(tmp_path, stated):
 
 @pytest.mark.parametrize("bad", [[5, 5], [5, 5, 6, 6], [5, 5, 6, 6, 7, 7], [], [5, 5] * 3])
 def test_a_ring_without_area_costs_no_mask(tmp_path, bad):
-    objects = only(listing(tmp_path, [row()], [mask(segmentation=[bad, *SQUARE, bad])]))
+    objects = only(of_one(tmp_path, [mask(segmentation=[bad, *SQUARE, bad])]))
     assert (objects.masks.areas().tolist(), objects.skipped) == ([60], [])
     assert objects.notes == {outlines.DROPPED: 2}
 
 
 def test_a_polygon_that_is_not_in_a_list(tmp_path):
-    assert only(listing(tmp_path, [row()], [mask(segmentation=SQUARE[0])])).masks.areas() == [60]
+    assert only(of_one(tmp_path, [mask(segmentation=SQUARE[0])])).masks.areas() == [60]
 
 
 def test_a_symmetric_bow_tie_has_an_area(tmp_path):
     tie = [2, 2, 12, 12, 12, 2, 2, 12]
-    assert only(listing(tmp_path, [row()], [mask(segmentation=[tie])])).masks.areas() > 20
+    assert only(of_one(tmp_path, [mask(segmentation=[tie])])).masks.areas() > 20
 
 
 @pytest.mark.parametrize(
@@ -159,7 +164,7 @@ def test_a_name_that_no_file_can_have_costs_one_image(tmp_path, name):
 )
 def test_files_of_other_tasks_say_what_they_are(tmp_path, annotation, kind):
     with error_line(kind):
-        listing(tmp_path, [row()], [{"id": 1, "image_id": 1} | annotation])
+        of_one(tmp_path, [{"id": 1, "image_id": 1} | annotation])
 
 
 def test_results_of_a_detector_say_what_they_are(tmp_path):
@@ -189,24 +194,24 @@ def test_panoptic_segments(tmp_path):
         {"id": 9, "category_id": 4},
     ]
     annotation = {"image_id": 1, "file_name": "1.png", "segments_info": segments}
-    found = listing(tmp_path, [row()], [annotation], categories=[{"id": 3, "name": "cat"}])
+    found = of_one(tmp_path, [annotation], categories=[{"id": 3, "name": "cat"}])
     objects = only(found)
     assert objects.masks.boxes().tolist() == [[2, 2, 5, 5]]
     assert objects.extras == [{"id": 257, "category_id": 3, "category": "cat"}]
     kinds = ["crowd", "no pixel in its image", "not in segments_info"]
     assert [each.kind for each in objects.skipped] == kinds
     written_on_windows = annotation | {"file_name": "coco\\1.png"}
-    assert len(only(listing(tmp_path, [row()], [written_on_windows])).masks) == 1
+    assert len(only(of_one(tmp_path, [written_on_windows])).masks) == 1
     (tmp_path / "coco" / "a").mkdir()
     Image.fromarray(colors[::-1]).save(tmp_path / "coco" / "a" / "1.png")
-    found = listing(tmp_path, [row()], [annotation | {"file_name": "a/1.png"}])
+    found = of_one(tmp_path, [annotation | {"file_name": "a/1.png"}])
     assert only(found).masks.boxes().tolist() == [[2, 14, 5, 17]]
     with error_line("2 panoptic annotations"):
-        only(listing(tmp_path, [row()], [annotation, annotation]))
+        only(of_one(tmp_path, [annotation, annotation]))
 
 
 def test_a_folder_of_coco_is_refused_with_its_file(tmp_path):
-    listing(tmp_path, [row()], [mask()])
+    of_one(tmp_path, [mask()])
     with error_line(r"give the file .*coco\.json"):
         of_annotations(str(tmp_path), tmp_path / "photos")
     (tmp_path / "1.png").touch()
@@ -230,7 +235,7 @@ def test_limits_of_an_image(tmp_path, monkeypatch, annotations, datum):
 
     monkeypatch.setattr(outlines.mask_api_new_cpp, "frPoly", draw)
     with pytest.raises(outlines.MaskLimitError, match=datum):
-        only(listing(tmp_path, [row()], annotations))
+        only(of_one(tmp_path, annotations))
 
 
 @pytest.mark.parametrize("limit, groups", [(1, 3), (2**20, 1)])
@@ -254,6 +259,6 @@ def test_masks_that_are_drawn_in_parts_keep_their_order(tmp_path, monkeypatch):
         [*SQUARE, [20, 2, 22, 2, 22, 4]],
         [[20, 10, 25, 10, 25, 15]],
     ]
-    objects = only(listing(tmp_path, [row()], [mask(segmentation=each) for each in shapes]))
+    objects = only(of_one(tmp_path, [mask(segmentation=each) for each in shapes]))
     assert objects.masks.boxes()[:, 0].tolist() == [2, 0, 4, 21]
     assert objects.skipped == []
