@@ -10,6 +10,7 @@ from gigamask.samplers.hard_examples import LossWeighted, Replay
 from gigamask.samplers.loss_history import LossHistory
 from tests.errors import error_line
 
+SIXTY = SampleTable(60, {})
 LOSSES = np.random.default_rng(0).gamma(1.5, 1.0, 60).astype(np.float32)
 
 
@@ -40,15 +41,13 @@ def test_temperatures_reach_from_all_alike_to_the_hardest_only():
     assert np.ptp(LossWeighted(temperature=float("inf")).relative(LOSSES)) < 1e-5
     assert np.ptp(LossWeighted(temperature=1e6).relative(LOSSES)) < 1e-4
     for temperature in (1e-3, 1e-30, 1e-320):
-        order = LossWeighted(temperature=temperature, floor=0.0).order(
-            SampleTable(60, {}), 0, ledger(LOSSES)
-        )
+        order = LossWeighted(temperature=temperature, floor=0.0).order(SIXTY, 0, ledger(LOSSES))
         assert set(order.tolist()) == {int(LOSSES.argmax())}
 
 
 def test_without_a_floor_items_without_loss_are_never_drawn():
     losses = np.where(np.arange(60) % 7 == 3, 1.0, 0.0)
-    drawn = LossWeighted(floor=0.0, per_epoch=600).order(SampleTable(60, {}), 0, ledger(losses))
+    drawn = LossWeighted(floor=0.0, per_epoch=600).order(SIXTY, 0, ledger(losses))
     assert np.array_equal(np.unique(drawn), np.flatnonzero(losses))
 
 
@@ -96,12 +95,12 @@ def test_huge_and_tiny_losses_neither_overflow_nor_vanish():
 
 
 def test_weights_belong_to_the_drawn_items_and_are_bounded_by_the_floor():
-    order = LossWeighted(importance=True).order(SampleTable(60, {}), 0, ledger(LOSSES))
+    order = LossWeighted(importance=True).order(SIXTY, 0, ledger(LOSSES))
     np.testing.assert_allclose(
         order.weights, 1 / (60 * probabilities(LOSSES)[order.items]), rtol=1e-4
     )
     assert order.weights.max() <= 10
-    plain = LossWeighted().order(SampleTable(60, {}), 0, ledger(LOSSES))
+    plain = LossWeighted().order(SIXTY, 0, ledger(LOSSES))
     assert np.array_equal(order.items, plain)
 
 
@@ -111,8 +110,8 @@ def test_draws_are_mixed():
 
 
 def test_an_epoch_is_as_long_as_said_or_as_the_data():
-    assert len(LossWeighted().order(SampleTable(60, {}), 0, ledger(LOSSES))) == 60
-    assert len(LossWeighted(per_epoch=7).order(SampleTable(60, {}), 0, ledger(LOSSES))) == 7
+    assert len(LossWeighted().order(SIXTY, 0, ledger(LOSSES))) == 60
+    assert len(LossWeighted(per_epoch=7).order(SIXTY, 0, ledger(LOSSES))) == 7
     assert len(LossWeighted(importance=True).order(SampleTable(0, {}), 0, ledger([]))) == 0
 
 
