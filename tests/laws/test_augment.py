@@ -66,6 +66,7 @@ def assembled(size, augment, position, side, mask_size):
 sizes = st.tuples(st.integers(1, 90), st.integers(1, 90)) | st.sampled_from(
     [(1, 1), (1, 300), (300, 1), (2, 200)]
 )
+any_frame = given(sizes, st.sampled_from(AUGMENTS), st.integers(0, 2**31))
 
 
 @settings(deadline=None)
@@ -107,7 +108,7 @@ def eroded(mask, by):
 
 
 @settings(deadline=None)
-@given(sizes, st.sampled_from(AUGMENTS), st.integers(0, 2**31))
+@any_frame
 def test_boxes_are_those_of_the_visible_part(size, augment, position):
     dense, entry, sample = assembled(size, augment, position, 64, 32)
     transform = sample.transform
@@ -132,7 +133,7 @@ def test_boxes_are_those_of_the_visible_part(size, augment, position):
 
 
 @settings(deadline=None)
-@given(sizes, st.sampled_from(AUGMENTS), st.integers(0, 2**31))
+@any_frame
 def test_foreground_points_land_in_their_mask_and_box(size, augment, position):
     dense, _, sample = assembled(size, augment, position, 64, 64)
     if not len(sample.masks):
@@ -155,7 +156,7 @@ def test_foreground_points_land_in_their_mask_and_box(size, augment, position):
         assert np.logical_and.reduce(near).any()
 
 
-@given(sizes, st.sampled_from(AUGMENTS), st.integers(0, 2**31))
+@any_frame
 def test_frames_lie_in_image_and_square_and_lead_back(size, augment, position):
     transform = augment.get_transform(size, 64, make_rng(0, "frame", position))
     y0, x0, y1, x1 = transform.crop
