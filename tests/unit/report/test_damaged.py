@@ -39,13 +39,16 @@ def png_of(side: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n\0\0\0\x0d" + header + crc
 
 
+Damage = Callable[[Path], None]
+
+
 def place(run: Path, name: str) -> Path:
     """The path of a file of the run, whose folder is made."""
     (run / name).parent.mkdir(parents=True, exist_ok=True)
     return run / name
 
 
-def file(name: str, content: bytes | str) -> Callable[[Path], None]:
+def file(name: str, content: bytes | str) -> Damage:
     """Write a file of the run."""
     raw = content if isinstance(content, bytes) else content.encode(errors="surrogatepass")
 
@@ -55,7 +58,7 @@ def file(name: str, content: bytes | str) -> Callable[[Path], None]:
     return write
 
 
-def lines(*events: object) -> Callable[[Path], None]:
+def lines(*events: object) -> Damage:
     """Append lines to metrics.jsonl."""
 
     def write(run: Path) -> None:
@@ -67,12 +70,12 @@ def lines(*events: object) -> Callable[[Path], None]:
     return write
 
 
-def scores(**changes: object) -> Callable[[Path], None]:
+def scores(**changes: object) -> Damage:
     """Write an evaluation.json with changes."""
     return file("evaluation.json", json.dumps(SCORES | changes))
 
 
-def pipe(name: str) -> Callable[[Path], None]:
+def pipe(name: str) -> Damage:
     """Replace a file of the run by a pipe, whose reader would wait forever."""
 
     def write(run: Path) -> None:
@@ -82,7 +85,7 @@ def pipe(name: str) -> Callable[[Path], None]:
     return write
 
 
-def link(name: str, target: str) -> Callable[[Path], None]:
+def link(name: str, target: str) -> Damage:
     """Add a symbolic link to the run."""
 
     def write(run: Path) -> None:
@@ -91,7 +94,7 @@ def link(name: str, target: str) -> Callable[[Path], None]:
     return write
 
 
-def manifest(raw: bytes | None, **more: object) -> Callable[[Path], None]:
+def manifest(raw: bytes | None, **more: object) -> Damage:
     """Add a checkpoint with this manifest, or with changes of a valid one."""
 
     def write(run: Path) -> None:
@@ -105,7 +108,7 @@ def manifest(raw: bytes | None, **more: object) -> Callable[[Path], None]:
 DEEP = "[" * 5_000 + "]" * 5_000
 BOMB = "\n".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9 if i else ['x'])}]" for i in range(9))
 ENTRY = {"bytes": 7, "crc32": 1}
-DAMAGED: dict[str, tuple[Callable[[Path], None], str]] = {
+DAMAGED: dict[str, tuple[Damage, str]] = {
     "YAML bomb": (file("config.yaml", BOMB), "config.yaml"),
     "YAML nested": (file("config.yaml", "[" * 1_000), "config.yaml"),
     "config of bytes": (file("config.yaml", bytes(range(256))), "config.yaml"),
