@@ -28,6 +28,7 @@ from gigamask.inference.classes import class_fields, class_scores
 from gigamask.inference.predictor import MASK_THRESHOLD, SamPredictor, pixels_of
 from gigamask.inference.tiles import TileGrid, match_masks
 from gigamask.masks.boxes import box_area, is_box_near_crop_edge, nms
+from gigamask.masks.components import paste
 from gigamask.masks.devices import as_array, encode_boxes
 from gigamask.masks.rle import RLEMasks, union
 from gigamask.masks.transforms import LogitStack, above, count_pixels, logit_stacks
@@ -293,7 +294,7 @@ class SamAutomaticMaskGenerator:
             proposals = postprocess_small_regions(proposals, area, self.box_nms_thresh)
         return replace(
             proposals,
-            masks=uncrop_masks(proposals.masks, crop, size),
+            masks=paste(proposals.masks, x0, y0, size),
             boxes=proposals.boxes + np.tile(corner, 2),
             points_xy=proposals.points_xy + corner,
         )
@@ -478,22 +479,6 @@ def _masks_of(
             logits = logits[torch.from_numpy(chosen).to(logits.device)]
         masks.append((above(logits, threshold), corners[chosen]))
     return masks
-
-
-def uncrop_masks(masks: RLEMasks, crop: Box, size: tuple[int, int]) -> RLEMasks:
-    """Return masks of a crop as masks of the image.
-
-    Args:
-        masks: Masks of the crop's size.
-        crop: The crop in the image, `xyxy` with exclusive ends.
-        size: Height and width of the image.
-    """
-    if masks.size == size:
-        return masks
-    x0, y0, x1, y1 = crop
-    rows, columns = np.full(size[0], -1), np.full(size[1], -1)
-    rows[y0:y1], columns[x0:x1] = np.arange(y1 - y0), np.arange(x1 - x0)
-    return masks.resample(rows, columns)
 
 
 def postprocess_small_regions(

@@ -393,7 +393,6 @@ def _transform_of(predictor: SamPredictor) -> ImageTransform:
 
 def _embedding_of(predictor: SamPredictor) -> Float[Tensor, "1 C E E"]:
     """Return the embedding of the image, on the device of the model, which may have moved."""
-    _transform_of(predictor)
     assert predictor.features is not None
     return predictor.features.to(predictor.device)
 

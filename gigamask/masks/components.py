@@ -24,6 +24,8 @@ def paste(masks: RLEMasks, x0: int, y0: int, size: tuple[int, int]) -> RLEMasks:
         y0: First row of the crop.
         size: (H, W) of the image.
     """
+    if masks.size == size:
+        return masks
     rows, columns = np.arange(size[0]) - y0, np.arange(size[1]) - x0
     rows[rows >= masks.size[0]] = columns[columns >= masks.size[1]] = -1
     return masks.resample(np.maximum(rows, -1), np.maximum(columns, -1))

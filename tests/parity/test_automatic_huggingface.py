@@ -12,9 +12,9 @@ from gigamask.inference.automatic_mask_generator import (
     build_point_grid,
     encode_masks,
     generate_crop_boxes,
-    uncrop_masks,
 )
 from gigamask.inference.resize_longest_side import ResizeLongestSide
+from gigamask.masks.components import paste
 from gigamask.models.configs import tiny
 from gigamask.models.init import build_model
 from gigamask.synthetic.scenes import compose_scene
@@ -84,5 +84,5 @@ def test_filters_boxes_and_runs_agree(processor, crop, monkeypatch):
     assert len(found) < iou.numel() - 10
     assert found.predicted_iou.tolist() == scores.tolist()
     assert (found.boxes + np.array([x0, y0, x0, y0])).tolist() == boxes.tolist()
-    mine = encode_masks(uncrop_masks(found.masks, crop, size), "uncompressed_rle")
+    mine = encode_masks(paste(found.masks, x0, y0, size), "uncompressed_rle")
     assert mine == [{"size": list(each["size"]), "counts": each["counts"]} for each in masks]

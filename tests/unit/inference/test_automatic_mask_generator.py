@@ -17,7 +17,6 @@ from gigamask.inference.automatic_mask_generator import (
     generate_crop_boxes,
     postprocess_small_regions,
     remove_small_regions,
-    uncrop_masks,
 )
 from gigamask.inference.predictor import SamPredictor
 from gigamask.masks.rle import RLEMasks
@@ -240,14 +239,6 @@ def test_custom_grids(discs, image):
     ).generate_proposals(image)
     assert len(np.unique(layers.points_xy, axis=0)) > 1
     assert build_point_grid(2).tolist() == [[0.25, 0.25], [0.75, 0.25], [0.25, 0.75], [0.75, 0.75]]
-
-
-def test_runs_come_back_to_the_image():
-    mask = np.random.default_rng(0).random((2, 5, 4)) > 0.5
-    back = uncrop_masks(RLEMasks.from_dense(mask), (3, 2, 7, 7), (9, 8))
-    expected = np.zeros((2, 9, 8), bool)
-    expected[:, 2:7, 3:7] = mask
-    assert np.array_equal(back.to_dense(), expected)
 
 
 def test_holes_are_filled_and_islands_removed():

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gigamask.inference.amg_config import AutomaticMaskConfig
-from gigamask.inference.automatic_mask_generator import SamAutomaticMaskGenerator, uncrop_masks
+from gigamask.inference.automatic_mask_generator import SamAutomaticMaskGenerator
 from gigamask.inference.tiles import TileGrid, match_masks
+from gigamask.masks.components import paste
 from gigamask.masks.rle import RLEMasks, union
 from gigamask.rng import make_rng
 from tests.errors import error_line
@@ -55,7 +56,7 @@ def cut_by_tiles(masks, grid):
         x0, y0, x1, y1 = tile
         part = masks.resample(np.arange(y0, y1), np.arange(x0, x1))
         part = part[np.flatnonzero(part.areas())]
-        parts.append(uncrop_masks(part, tile, grid.size))
+        parts.append(paste(part, x0, y0, grid.size))
         tile_index += [index] * len(part)
     return RLEMasks.concatenate(parts), np.array(tile_index, np.int64)
 
@@ -148,7 +149,7 @@ def test_memory_grows_with_outlines_not_with_pixels():
     part[0, 200:300, 3900:], part[1, 400:600, :300] = True, True
     part = RLEMasks.from_dense(part)
     tracemalloc.start()
-    masks = RLEMasks.concatenate([uncrop_masks(part, tile, grid.size) for tile in grid.boxes])
+    masks = RLEMasks.concatenate([paste(part, *tile[:2], grid.size) for tile in grid.boxes])
     tile_index = np.repeat(np.arange(len(grid.boxes)), 2)
     groups = match_masks(masks, np.ones(len(masks), np.float32), tile_index, grid, 8.0)
     assert len(united(masks, groups)) == groups.max() + 1 > 5
