@@ -1,6 +1,7 @@
 """Models that are read from files and written to them, with their configuration."""
 
 import json
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,8 @@ from gigamask.models.weight_files import State, save_weights
 from gigamask.rng import make_rng
 
 Loaded = TypeVar("Loaded", bound="PretrainedModel")
+NOT_IN_SHAPES = "decoder_num_heads", "global_attn_indexes", "stretch", "rectangular"
+"""Fields whose values the shapes of weights do not show."""
 
 
 class PretrainedModel(Model):
@@ -136,6 +139,8 @@ def load_sam(
 
     tensors, stated = state_dict.read_weights(weights)
     own = as_sam(stated, str(weights))
+    if config and own:
+        _warn_of_conflict(config, own, weights)
     used = config or own or convert.infer_config(tensors, str(weights))
     model = _build(used, tensors, weights) if used.encoder.is_available else None
     if model is None or model.state_dict().keys() != tensors.keys():
@@ -156,6 +161,18 @@ def load_sam(
         torch.tensor(values).view(-1, 1, 1) for values in used.pixel_scale
     )
     return model.eval()
+
+
+def _warn_of_conflict(config: SamConfig, own: SamConfig, source: str | Path) -> None:
+    """Warn of values that weights state otherwise, and that do not show in their shapes."""
+    for name in NOT_IN_SHAPES:
+        given, stated = getattr(config, name), getattr(own, name)
+        if given != stated:
+            warnings.warn(
+                f"{source}: states {name} {stated}, but is built with {given}, so that it predicts "
+                "other masks; leave the configuration out, as gigamask.load_model does",
+                stacklevel=4,
+            )
 
 
 def _build(config: SamConfig, tensors: State, source: str | Path) -> Any:

@@ -1,6 +1,5 @@
 """`Sam.from_pretrained` and `save_pretrained`: folders, files, models of the Hugging Face Hub."""
 
-import json
 import os
 import subprocess
 import sys
@@ -66,8 +65,11 @@ def test_files_load_too(model, tmp_path):
     torch.save(build_model(tiny(), 3).state_dict(), tmp_path / "tiny.pth")
     with error_line(r"tiny\.pth: its configuration is not known"):
         Sam.from_pretrained(tmp_path / "tiny.pth")
-    save_weights(to_official(model), model.config, tmp_path / "little.safetensors")
-    assert_equal(model, Sam.from_pretrained(tmp_path / "little.safetensors"))
+    little = tmp_path / "little.safetensors"
+    save_weights(to_official(model), model.config, little)
+    assert_equal(model, Sam.from_pretrained(little))
+    with pytest.warns(UserWarning, match="states decoder_num_heads 4, but is built with 2"):
+        Sam.from_pretrained(little, replace(model.config, decoder_num_heads=2, image_size=32))
     assert Sam.from_pretrained(str(tmp_path / "tiny.pth"), tiny()).config == tiny()
 
 
@@ -128,9 +130,8 @@ def test_a_model_of_the_hub_is_downloaded_once(model, tmp_path):
     first.save_pretrained(older)
     other = tmp_path / "hub/us/gray/main"
     model.save_pretrained(other)
-    (other / "preprocessor_config.json").unlink()
-    scaled = {"image_processor": {"image_mean": [0.5, 0.5, 0.5]}}
-    (other / "processor_config.json").write_text(json.dumps(scaled))
+    scaled = '{"image_processor": {"image_mean": [0.5, 0.5, 0.5]}}'
+    (other / "processor_config.json").write_text(scaled)
     hub_ids = ("us/sam", "us/nothing", "us/no..thing", "hf:us/sam@v1", "us/sam@v2", "us/gray")
     with Hub(tmp_path / "hub") as hub:
         errors = load_in_a_process(tmp_path, *hub_ids, HF_ENDPOINT=hub.endpoint)
