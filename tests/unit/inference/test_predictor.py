@@ -32,6 +32,11 @@ def asked(predictor):
     )
 
 
+def assert_same(found, wanted):
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_shapes_and_what_is_remembered(model, pictures):
     predictor = SamPredictor(model)
     assert (
@@ -161,9 +166,7 @@ def test_cache_replaces_the_encoder(model, pictures, tmp_path, monkeypatch):
     second = SamPredictor(model, cache=cache)
     second.set_image(pictures[0])
     assert calls == []
-    assert all(
-        np.array_equal(mine, theirs) for mine, theirs in zip(asked(second), expected, strict=True)
-    )
+    assert_same(asked(second), expected)
     second.set_images(pictures)
     assert calls == [1]
     with torch.no_grad():
@@ -233,8 +236,7 @@ def test_labels_of_any_type(predictor, kind):
     points, labels = np.array([[10, 20], [30, 5]]), np.array([1, 0])
     given = torch.from_numpy(labels).to(kind) if kind is torch.uint8 else labels.astype(kind)
     expected = predictor.predict(points, labels)
-    for one, other in zip(expected, predictor.predict(points, given), strict=True):
-        assert np.array_equal(one, other)
+    assert_same(expected, predictor.predict(points, given))
     if kind is torch.uint8:
         coords = predictor.transform.apply_coords_torch(torch.from_numpy(points), (40, 90))
         masks, *_ = predictor.predict_torch(coords[None], given[None])
@@ -248,8 +250,7 @@ def test_tensors_are_taken_as_arrays_are(model, pictures):
     points, box = torch.tensor([[10.0, 20.0]], requires_grad=True), torch.tensor([3.0, 4, 35, 38])
     given = points, torch.tensor([1]), box.requires_grad_()
     arrays = [each.detach().numpy() for each in given]
-    for one, other in zip(first.predict(*arrays), second.predict(*given), strict=True):
-        assert np.array_equal(one, other)
+    assert_same(first.predict(*arrays), second.predict(*given))
     low = torch.from_numpy(first.predict(*arrays)[2][:1]).bfloat16()
     assert second.predict(mask_input=low)[0].shape == (3, 40, 90)
 
@@ -274,8 +275,7 @@ def test_a_program_may_set_the_embedding(model, pictures):
     embedded.set_image(pictures[0])
     predictor.features, predictor.is_image_set = embedded.features.clone(), True
     predictor.original_size, predictor.input_size = [40, 90], torch.Size([28, 64])
-    for one, other in zip(asked(embedded), asked(predictor), strict=True):
-        assert np.array_equal(one, other)
+    assert_same(asked(embedded), asked(predictor))
     predictor.set_image(pictures[1])
     before = asked(predictor)[1]
     predictor.features = torch.zeros_like(predictor.features)
@@ -284,8 +284,7 @@ def test_a_program_may_set_the_embedding(model, pictures):
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
 def test_a_copy_predicts_the_same(predictor, copied):
-    for one, other in zip(asked(predictor), asked(copied(predictor)), strict=True):
-        assert np.array_equal(one, other)
+    assert_same(asked(predictor), asked(copied(predictor)))
 
 
 def test_masks_are_what_exceeds_the_models_threshold(model, pictures, monkeypatch):
@@ -442,8 +441,7 @@ def test_a_program_may_set_another_model(model, pictures):
     for each in (predictor, expected):
         each.set_image(pictures[0])
     prompt = {"point_coords": np.array([[20, 20]]), "point_labels": np.array([1])}
-    for found, wanted in zip(predictor.predict(**prompt), expected.predict(**prompt), strict=True):
-        np.testing.assert_array_equal(found, wanted)
+    assert_same(predictor.predict(**prompt), expected.predict(**prompt))
     wanted = SamAutomaticMaskGenerator(small, points_per_side=2).generate_proposals(pictures[0])
     found = generator.generate_proposals(pictures[0])
     np.testing.assert_array_equal(found.predicted_iou, wanted.predicted_iou)
@@ -453,9 +451,8 @@ def test_a_program_may_set_another_model(model, pictures):
 def test_sizes_that_a_program_sets_are_of_any_type(model, pictures, kind):
     predictor = SamPredictor(model)
     with pytest.raises(RuntimeError, match="no image is set"):
-        predictor.predict(box=np.array([1, 2, 30, 30]))
+        asked(predictor)
     predictor.set_image(pictures[0])
-    before = predictor.predict(box=np.array([1, 2, 30, 30]))
+    before = asked(predictor)
     predictor.input_size = kind([28, 64])
-    for found, wanted in zip(predictor.predict(box=np.array([1, 2, 30, 30])), before, strict=True):
-        np.testing.assert_array_equal(found, wanted)
+    assert_same(asked(predictor), before)
