@@ -219,16 +219,9 @@ def test_overlapping_proposals_are_left_out():
     masks = np.zeros((3, 10, 10), bool)
     masks[0, :, :6] = masks[1, :4, :4] = masks[2, :, 5:] = True
     ones = np.ones((3, 4), np.int64)
-    given = MaskProposals(
-        RLEMasks.from_dense(masks),
-        ones,
-        np.array([0.7, 0.95, 0.8], np.float32),
-        np.array([0.7, 0.6, 0.99], np.float32),
-        np.zeros((3, 2)),
-        ones,
-    )
-    kept = without_overlaps(given)
-    assert kept.predicted_iou.tolist() == pytest.approx([0.8, 0.95])
+    scores = np.array([[0.7, 0.95, 0.8], [0.7, 0.6, 0.99]], np.float32)
+    given = MaskProposals(RLEMasks.from_dense(masks), ones, *scores, np.zeros((3, 2)), ones)
+    assert without_overlaps(given).predicted_iou.tolist() == pytest.approx([0.8, 0.95])
 
 
 def test_objects_are_sent_without_what_the_page_does_not_need(annotator):

@@ -5,8 +5,7 @@ import pytest
 from gigamask.plugins.serve.lost_images import notice, pair_by_content, unused
 from gigamask.plugins.serve.project import Project, progress, replaced
 from gigamask.plugins.serve.project_export import export
-from gigamask.serialization import read_json
-from tests.plugins.serve.unit.test_project import edit, photos, square  # noqa: F401 (a fixture)
+from tests.plugins.serve.unit.test_project import edit, names, photos, square  # noqa: F401 (a fixture)
 
 
 @pytest.fixture
@@ -72,9 +71,7 @@ def test_annotations_lost_while_the_page_is_open_are_named_and_the_rest_goes_on(
         assert opened.summaries.since(change) == [2]
         assert opened.summary()[2]["status"] == "damaged"
         told = exported(opened)
-        content = read_json(annotated / "export" / "coco.json")
-        names = [each["file_name"] for each in content["images"]]
-        assert names == ["0.png", "1.png", "3.png", "more/4.png"]
+        assert names(annotated / "export") == ["0.png", "1.png", "3.png", "more/4.png"]
         assert (told["masks"], told["skipped"]) == (4, unused(opened))
         [line] = unused(opened)
         assert line.startswith("2.png: its annotations cannot be used: ")

@@ -26,12 +26,9 @@ def test_each_missing_image_is_found_where_one_candidate_equals_it_and_no_other(
     for name, text in texts.items():
         (photos / name).write_bytes(text)
     contents = {name: content_of(photos / name) for name in texts}
-    for name, content in {
-        "old.jpg": contents["new.jpg"],
-        "ambiguous.jpg": contents["twin_a.jpg"],
-        "more/without.jpg": None,
-    }.items():
-        annotate(tmp_path, name, content)
+    annotate(tmp_path, "old.jpg", contents["new.jpg"])
+    annotate(tmp_path, "ambiguous.jpg", contents["twin_a.jpg"])
+    annotate(tmp_path, "more/without.jpg", None)
     annotate(tmp_path, "damaged.jpg", "no content")
     missing = annotated_names(tmp_path)
     assert missing == {"old.jpg", "ambiguous.jpg", "more/without.jpg", "damaged.jpg"}

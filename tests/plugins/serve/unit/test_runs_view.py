@@ -130,10 +130,10 @@ def test_a_run_that_cannot_be_read_is_listed_with_the_reason(tmp_path, monkeypat
         written(tmp_path / name, record(1))
     read = history.read
 
-    def failing(folder, verify=False):
+    def failing(folder):
         if folder.name == "bad":
             raise GigamaskError("no permission")
-        return read(folder, verify)
+        return read(folder)
 
     monkeypatch.setattr(history, "read", failing)
     listed = {each["name"]: each["fault"] for each in RunsView(tmp_path).runs()}

@@ -419,5 +419,5 @@ def test_empty_unstable_masks_of_an_untrained_model_have_scores(session, key, mo
         "calculate_stability_score",
         lambda logits, offset: logits.new_full((len(logits),), np.nan),
     )
-    found = session.predict(key, [click_at(1.0, 1.0)])
-    assert [each["stability"] for each in found] == [0.0] * 3
+    shown = session.predict(key, [CLICK])
+    assert [each["stability"] for each in shown] == [0.0] * 3
