@@ -112,7 +112,8 @@ class AppState:
 def build(state: AppState) -> FastAPI:
     """Return the application without its security middleware."""
     app = FastAPI(title="gigamask", version=__version__, docs_url=None, redoc_url=None)
-    app.add_exception_handler(GigamaskError, _fault)
+    for fault in (GigamaskError, OSError):  # such as of a full disk
+        app.add_exception_handler(fault, _fault)
     app.add_exception_handler(RequestValidationError, _invalid)
     routers = _page_routes(), _about_routes(state), _image_routes(state)
     for router in (*routers, _data_routes(state), _run_routes(state)):

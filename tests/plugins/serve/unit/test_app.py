@@ -3,13 +3,16 @@ files are sent.
 """
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
 
+from gigamask import __version__
 from gigamask.models.init import build_model
 from gigamask.plugins.serve.app import AppState, build
 from gigamask.plugins.serve.dataset_view import MAX_ROWS
+from gigamask.plugins.serve.runs_view import RunsView
 from gigamask.plugins.serve.session import Session
 from tests.little import SPEC
 from tests.plugins.serve.annotated import click_at, picture
@@ -24,8 +27,9 @@ def shown(client):
 
 @pytest.mark.slow
 def test_status_lists_what_is_available(client):
-    assert client.get("/api/about").json() | {"version": "", "writers": []} == {
-        "version": "",
+    told = client.get("/api/about").json()
+    assert told == {
+        "version": __version__,
         "weights": "little",
         "side": 64,
         "grounding": False,
@@ -33,7 +37,7 @@ def test_status_lists_what_is_available(client):
         "runs": True,
         "project": None,
         "compared": None,
-        "writers": [],
+        "writers": told["writers"],
     }
 
 
@@ -74,8 +78,7 @@ def test_a_second_model_answers_the_same_prompts(session, model):
     found = client.post(f"/api/images/{shown(client)}/compare", json=steps).json()
     alone = Session(other)
     key = alone.open(encode(picture()), "a")["id"]
-    expected = alone.predict(key, [click_at(3.0, 4.0), click_at(9.0, 9.0)])
-    assert found == expected[0]
+    assert found == alone.predict(key, [click_at(3.0, 4.0), click_at(9.0, 9.0)])[0]
 
 
 @pytest.mark.slow
@@ -127,6 +130,12 @@ def test_invalid_request_gets_a_one_line_error(client, path, json, status, words
     assert answer.status_code == status
     assert words in answer.json()["error"]
     assert "\n" not in answer.json()["error"]
+
+
+def test_an_error_of_the_system_is_one_line(client, monkeypatch):
+    monkeypatch.setattr(RunsView, "runs", lambda _: Path("none.txt").unlink())
+    told = client.get("/api/runs").json()
+    assert told == {"error": "[Errno 2] No such file or directory: 'none.txt'"}
 
 
 @pytest.mark.parametrize(
