@@ -76,14 +76,14 @@ class Rounds:
         self._lock = threading.Lock()
         self.notice: str | None = None
         self._skipped: list[str] = []
+        number = self.project.content.model
         try:
-            self.use(self.project.content.model)
+            self.use(number)
         except GigamaskError as error:
-            self.notice = (
-                f"the model of round {self.project.content.model + 1} cannot be used, so the first"
-                f" one is: {error}"
-            )
             self.use(-1)
+            self.notice = (
+                f"the model of round {number + 1} cannot be used, so the first one is: {error}"
+            )
 
     def status(self) -> Json:
         """Return the state of the training, the models, and what masks cost in each round."""
@@ -138,8 +138,7 @@ class Rounds:
                 os.kill(int((folder / PID).read_text()), signal.SIGTERM)
         if process is None or process.poll() is not None:
             return
-        with suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGTERM)
+        process.terminate()
         if wait:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(STOP_S)
@@ -156,11 +155,13 @@ class Rounds:
         rounds = self.project.content.rounds
         if not -1 <= number < len(rounds):
             raise GigamaskError(f"there is no round {number + 1}; there are {len(rounds)}")
-        first = number < 0
-        model = self._first if first else load_model(self.weights_of(number), self.device)
+        model = self._first
+        if number >= 0:
+            model = load_model(self.weights_of(number), self.device)
         if not model.config.pixels.has_window:
             model.set_window(**vars(self.project.content.pixels))
         self.annotator.session.use_model(model)
+        self.notice = None
         if number != self.project.content.model:
             self.project.update(model=number)
 

@@ -20,6 +20,7 @@ from gigamask.serialization import read_json
 from gigamask.training.checkpoint import load_model
 from tests.errors import error_line
 from tests.plugins.serve.annotated import annotated, save_untrained
+from tests.plugins.serve.unit.test_project import names
 
 SIZE = (40, 60)
 KILL = "__import__('os').kill(__import__('os').getpid(), 9)"
@@ -63,14 +64,12 @@ def test_what_a_training_leaves_out_is_said(rounds, monkeypatch):
     start(rounds, monkeypatch, 75)
     [line] = rounds.status()["unused"]
     assert line.startswith("training: 2.png: ")
-    content = read_json(rounds.folder / "0001" / "train" / "coco.json")
-    assert [each["file_name"] for each in content["images"]] == ["1.png"]
+    assert names(rounds.folder / "0001" / "train") == ["1.png"]
 
 
 def test_the_held_out_image_is_not_trained_on(folder):
-    for part, names in (("train", ["1.png", "2.png"]), ("held_out", ["0.png"])):
-        content = read_json(folder / part / "coco.json")
-        assert [each["file_name"] for each in content["images"]] == names
+    assert names(folder / "train") == ["1.png", "2.png"]
+    assert names(folder / "held_out") == ["0.png"]
 
 
 def settings_of(folder):
@@ -106,8 +105,8 @@ def test_models_without_a_window_read_images_by_that_of_the_project(rounds):
 @pytest.mark.slow
 def test_two_categories_are_trained_as_classes(rounds, folder):
     assert make_config(folder, settings_of(folder)).model.class_names == ()
-    both = (*rounds.project.content.categories, ObjectCategory("cell", "#112233"))
-    rounds.project.update(categories=both)
+    cell = ObjectCategory("cell", "#112233")
+    rounds.project.update(categories=(*rounds.project.content.categories, cell))
     rounds._prepare(1.0)
     assert make_config(folder, settings_of(folder)).model.class_names == ("object", "cell")
 
@@ -171,6 +170,8 @@ def test_a_project_whose_model_is_lost_opens_with_the_first_one(rounds):
     again = Rounds(rounds.annotator, rounds.weights, "cpu")
     assert again.project.content.model == -1
     assert again.notice in again.status()["unused"]
+    again.use(-1)  # somebody chose it
+    assert again.status()["unused"] == []
 
 
 def test_rounds_are_recorded_once_and_kept_whatever_else_is_in_their_folder(rounds):
