@@ -6,9 +6,10 @@ import * as trying from "./try.js";
 import { $, request, showsProject, withErrorMessages } from "./parts.js";
 
 const tabs = { annotate, try: trying, data, runs };
+let given = {};   // which tabs the server has something for
 
 function show() {
-  const wanted = location.hash.slice(1) in tabs ? location.hash.slice(1) : first;
+  const wanted = given[location.hash.slice(1)] === true ? location.hash.slice(1) : first;
   for (const [name, tab] of Object.entries(tabs)) {
     const visible = name === wanted;
     $(name).hidden = !visible;
@@ -36,7 +37,7 @@ withErrorMessages(async () => {
   const about = await request("about");
   showsProject(about.project);
   $("weights").textContent = about.weights ?? "";
-  const given = { annotate: about.project !== null, try: about.weights !== null, data: about.data !== null, runs: about.runs };
+  given = { annotate: about.project !== null, try: about.weights !== null, data: about.data !== null, runs: about.runs };
   first = Object.keys(given).find((name) => given[name]) ?? "try";
   for (const name of Object.keys(tabs)) {
     document.querySelector(`nav [data-tab=${name}]`).hidden = !given[name];
