@@ -182,12 +182,16 @@ async function question() {
 }
 
 async function allMasks() {
-  const mine = ++turn;
+  const mine = ++turn, { id } = picture;
+  let ended = false;
   busy("generating masks");
-  const { id } = picture, polling = setInterval(async () => {
+  const poll = async () => {
+    if (ended) return;
     const { fraction } = await request(`images/${id}/progress`).catch(() => ({}));
-    if (mine === turn && fraction) busy(`generating masks: ${Math.round(100 * fraction)} %`);
-  }, POLL_MS);
+    if (!ended && mine === turn && fraction) busy(`generating masks: ${Math.round(100 * fraction)} %`);
+    setTimeout(poll, POLL_MS);
+  };
+  setTimeout(poll, POLL_MS);
   try {
     const found = await request(`images/${id}/all-masks`, { json: {} });
     if (mine !== turn) return;
@@ -195,7 +199,7 @@ async function allMasks() {
     steps = [];
     title = [`Everything the model finds: ${found.length} ${found.length === 1 ? "mask" : "masks"}`, classCounts(found)].filter(Boolean).join("; ");
     take(found, true);
-  } finally { clearInterval(polling); busy(); }
+  } finally { ended = true; if (picture?.id === id) busy(); }   // another one may be encoded
 }
 
 async function find(text) {

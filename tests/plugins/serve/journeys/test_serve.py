@@ -280,16 +280,22 @@ def test_data_and_samplers_can_be_browsed(browser, address, size, scheme):
         page.mouse.move(*spot(page, 0.5, 0.5, "#viewer-canvas"))
         page.click("#try-it")
         page.wait_for_selector("#state:has-text('encoded')")
+        asked = []
+        page.route("**/progress", lambda route: asked.append(route))
+        page.route("**/all-masks", lambda route: (time.sleep(1.5), route.continue_()))
         page.click("#all-masks")
         page.wait_for_selector("#answers li")
-        title = page.inner_text("#answers-title")
-        assert re.fullmatch(r"Everything the model finds: \d+ masks?", title)
+        asked[0].fulfill(json={"fraction": 0.5})
+        page.wait_for_timeout(300)
+        assert page.inner_text("#state") == ""
+        said = r"Everything the model finds: \d+ masks?"
+        assert re.fullmatch(said, page.inner_text("#answers-title"))
 
 
 @pytest.mark.long
 def test_by_touch_a_mode_says_what_a_tap_is(browser, address):
     more = {"has_touch": True, "is_mobile": True}
-    with opened(browser, address, NARROW, **more) as page:
+    with opened(browser, f"{address}#annotate", NARROW, **more) as page:  # which has no project
         page.tap("#samples button:nth-child(2)")
         page.wait_for_selector("#state:has-text('encoded')")
         page.tap("#canvas")
