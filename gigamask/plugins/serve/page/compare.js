@@ -4,14 +4,14 @@ import { decoded, drawMasks } from "./masks.js";
 
 const OTHER = [213, 94, 0];
 
-let names = null;
+let other = null;
 
-export function start(about) { names = about.compared ? [about.weights, about.compared] : null; }
+export function start(about) { other = about.compared; }
 
 /** Shows the second model's mask; none without prompts. */
 export async function compare(picture, steps, json, isCurrent) {
-  $("compared").hidden = !names || !picture;
-  if (!names || !picture) return;
+  $("compared").hidden = !other || !picture;
+  if (!other || !picture) return;
   const mask = steps.length ? await request(`images/${picture.id}/compare`, { json }) : null;
   if (!isCurrent()) return;
   const canvas = $("compared-canvas"), size = [picture.height, picture.width];
@@ -21,5 +21,5 @@ export async function compare(picture, steps, json, isCurrent) {
   context.drawImage(picture.bitmap, 0, 0);
   if (mask) context.drawImage(drawMasks([decoded(mask)], [OTHER], size, { line: Math.max(1, Math.round(picture.width / 500)) }), 0, 0);
   const score = mask ? `, predicted IoU ${mask.predicted_iou.toFixed(3)}` : "";
-  $("compared-caption").textContent = `${names[1]}${score} (orange); the first model, ${names[0]}, is blue`;
+  $("compared-caption").textContent = `${other}${score} (orange); the first model, ${$("weights").textContent}, is blue`;
 }

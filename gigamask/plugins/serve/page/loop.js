@@ -75,6 +75,7 @@ async function train() {
   $("a-result").replaceChildren(...(last ? [make("p", { className: better ? "good" : "", title: "mean number of clicks until 90 % of an object's mask is right, at most 20; masks that a model answered and nobody changed are left out" }, `Round ${rounds.length}: ${compared(last)}`),
   used || !offered ? null : make("button", { type: "button", className: better ? "main" : "", onclick: withErrorMessages(async () => { $("a-model").value = rounds.length - 1; await $("a-model").onchange(); }) }, "Use the new model")].filter(Boolean) : []));
   const names = [[-1, status.weights], ...rounds.map(({ after }, i) => [i, `round ${i + 1} (${after.toFixed(1)} clicks)`])];
+  $("weights").textContent = names[model + 1][1];   // the page began with the first
   $("a-model").replaceChildren(...names.map(([value, name]) => make("option", { value, selected: value === model }, name)));
   if (watched) $("a-result").scrollIntoView({ block: "nearest" });
 }

@@ -194,7 +194,6 @@ def test_a_stale_tab_is_refused_and_loads_again(browser, address, photos):
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # pycocotools'
 def test_the_loop_ends_with_an_export(browser, address, photos, tmp_path):
-    project = photos.parent / "project"
     with opened(browser, address, (1100, 560)) as page:
         saved(page)
         page.click("#a-train")
@@ -221,7 +220,7 @@ def test_the_loop_ends_with_an_export(browser, address, photos, tmp_path):
             " <= document.querySelector('.bar.foot').getBoundingClientRect().top"
         )
         page.select_option("#a-model", "0")
-        page.wait_for_function("() => document.getElementById('a-model').value === '0'")
+        page.wait_for_selector("#weights:has-text('round 1')")
         page.click("#a-propose")
         see(
             page,
@@ -249,15 +248,18 @@ def test_the_loop_ends_with_an_export(browser, address, photos, tmp_path):
         download.value.save_as(tmp_path / "coco.json")
     coco = COCO(str(tmp_path / "coco.json"))
     assert len(coco.imgs) == 7
-    masks = [coco.annToMask(each) for each in coco.anns.values()]
-    assert all(
-        mask.sum() == each["area"] for mask, each in zip(masks, coco.anns.values(), strict=True)
-    )
+    assert all(coco.annToMask(each).sum() == each["area"] for each in coco.anns.values())
     names = {each["name"] for each in coco.cats.values()}
     assert names - {"disc"} == {"object"}  # another test adds discs, on the same worker or not
     told = tmp_path / "told.json"
-    shards = project / "export" / "shards"
-    invoke("index", shards, "--out", tmp_path / "index", "--json", told)
+    invoke(
+        "index",
+        photos.parent / "project/export/shards",
+        "--out",
+        tmp_path / "index",
+        "--json",
+        told,
+    )
     assert read_json(told)["masks"] == len(coco.anns)
 
 
