@@ -91,8 +91,9 @@ async function refresh() {
 }
 
 function sort() {
+  const before = String(order);
   order = list.list(images, $("a-order").value);
-  if (image) list.show(image.row);
+  if (image && String(order) !== before) list.show(image.row);   // else the list stays where it was scrolled to
   progress();
 }
 
@@ -149,7 +150,7 @@ async function load(row, again = false) {
   shownAt = performance.now();
   fault = "";
   $("a-note").textContent = info.note;
-  list.show(row);
+  if (!same) list.show(row);
   encoding += 1;
   ready = request(`project/images/${row}/embed`, { json: {} }).catch(showMessage).finally(() => { encoding -= 1; showState(); });
 }

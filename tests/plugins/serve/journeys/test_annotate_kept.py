@@ -229,11 +229,13 @@ def test_proposals_are_counted_while_they_are_judged_and_accepted_at_once_in_tur
     page.wait_for_selector("#a-judged:has-text('you kept 23')", state="attached")
     press(page, "z")
     left(23)
+    page.evaluate("document.getElementById('a-images').style.maxHeight = '99px'")
     late(page, "loop/accept")
     page.click("#a-accept-certain")
     tap(page, 0.8, 0.2)
     objects(page, 25)
     assert kinds(folder, "9.png") == ["propose", "stroke", "accept all", "stroke"]
+    assert not page.evaluate("document.getElementById('a-images').scrollTop")
 
 
 def test_the_loop_is_asked_again_once_it_has_answered_also_after_a_failed_list(page):
