@@ -41,7 +41,7 @@ def opened(browser, address, size=WIDE, **more):
         lambda line: (
             wrong.append(line.text)
             if line.type == "error"
-            and not re.search("status of 4|net::ERR_CONNECTION_RESET", line.text)
+            and not re.search("status of (4|504)|net::ERR_CONNECTION_RESET", line.text)
             else None
         ),
     )

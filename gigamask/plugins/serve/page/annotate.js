@@ -172,7 +172,7 @@ function failed(error, dropped) {
   steps = 0;
   if (!/cannot be opened$/.test(fault)) fault = NOT_SAVED;
   if (queue.label() === "saving" && lost) lost.more = true;
-  else if (queue.label() === "saving" && error.status === undefined && image) {
+  else if (queue.label() === "saving" && !(error.status < 500) && image) {   // a proxy answers 502 or 504 for it
     lost = { ...image, more: false };
     queue.enqueue("", recover);
   }
@@ -409,7 +409,7 @@ function showChosen(list) {
 }
 
 async function showEverything() {
-  if (slow) return;
+  if (slow || !image) return;
   if (everything) { everything = null; $("a-both").hidden = true; stage.draw(); return; }
   const { row } = image;
   await slowly("generating masks", async () => {

@@ -155,9 +155,12 @@ def test_a_change_whose_answer_is_lost_is_saved_and_one_that_never_came_is_not(p
     def lose(route):
         route.abort("connectionreset")
 
+    page.route("**/images/0", lose)
+    page.reload()
+    page.click("#a-everything")  # of no image
     open_named(page, "3.png")
     press(page, "d")
-    page.route("**/stroke", lambda route: (route.fetch(), lose(route)))
+    page.route("**/stroke", lambda route: (route.fetch(), route.fulfill(status=504)))  # of a proxy
     page.route("**/images/3", lose)  # nor can the page ask
     tap(page, 0.3, 0.5)
     page.wait_for_selector("#a-state:has-text('the last change is not saved')")
