@@ -75,20 +75,20 @@ class Confidence:
         return path
 
     @classmethod
-    def find(cls, folder: str) -> "Confidence | None":
-        """Read from a run folder; None if nothing was fitted, errors as of `load`."""
-        return cls.load(folder) if (Path(folder) / FILE).exists() else None
+    def load(cls, folder: str) -> "Confidence":
+        """Read from a run folder; the default if nothing was fitted, errors as of `find`."""
+        return cls.find(folder) or cls()
 
     @classmethod
-    def load(cls, folder: str) -> "Confidence":
-        """Read from a run folder; the default if nothing was fitted.
+    def find(cls, folder: str) -> "Confidence | None":
+        """Read from a run folder; None if nothing was fitted.
 
         Raises:
             GigamaskError: The file is damaged.
         """
         path = Path(folder) / FILE
         if not path.exists():
-            return cls()
+            return None
         try:
             content = read_json(path)
             check_checksum(content, str(path))

@@ -342,6 +342,8 @@ class GroundingEvaluator:
         warnings = (f"{len(reasons)} images cannot be read: {reasons[0]}",) if reasons else ()
         digest = blake2b(repr(dataset.queries).encode(), digest_size=8).hexdigest()
         subject = f"{self.best_by} of {len(dataset.queries)} queries {digest} on {index.digest}"
-        asked = counted(len(results), "query", "queries")
-        of = f"{asked} about {counted(summary['images'], 'image')}"
+        of = (
+            f"{counted(len(results), 'query', 'queries')} about "
+            f"{counted(summary['images'], 'image')}"
+        )
         return EvaluationResult(scores, best_by, warnings, subject, of=of)

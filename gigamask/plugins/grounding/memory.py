@@ -141,11 +141,10 @@ def fit(precision: str, tflops: Mapping[str, float], total: int, room: float) ->
 def table(found: Mapping[str, Any]) -> str:
     """Format a plan as plain text, in GB."""
     parameters = found["parameters"]
-    bits = "4-bit" if found["four_bit"] else found["precision"]
     lines = [
         f"language model of {parameters['language model'] / 1e6:,.1f} M parameters without its "
-        f"head, {bits}; adapters of rank {found['lora_rank']}, {parameters['adapters'] / 1e6:,.1f} "
-        f"M",
+        f"head, {'4-bit' if found['four_bit'] else found['precision']}; adapters of rank "
+        f"{found['lora_rank']}, {parameters['adapters'] / 1e6:,.1f} M",
         f"{found['images']} images, {found['queries']} queries each, {found['tokens']} tokens, "
         f"{found['masks']} masks per image; {found['precision']}",
         "",

@@ -41,7 +41,9 @@ class GroundSynthCommand:
                 progress=progress,
             )
         print(f"{counted(self.images, 'scene')} in {counted(len(paths), 'tar')} in {self.folder}")
-        asked = counted(len(queries), "query", "queries")
-        print(f"{asked} in {self.folder}/{described_scenes.QUERIES}")
+        print(
+            f"{counted(len(queries), 'query', 'queries')} in "
+            f"{self.folder}/{described_scenes.QUERIES}"
+        )
         tars = [str(path) for path in paths]
         return {"images": self.images, "tars": tars, "queries": len(queries)}
