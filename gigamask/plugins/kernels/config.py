@@ -5,11 +5,11 @@ Imports neither torch nor Triton, so that `--help` is fast.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from gigamask.errors import GigamaskError
 from gigamask.interfaces import Kernels, Task
@@ -72,6 +72,8 @@ class TritonKernels(Kernels):
     def used(self, task: Task, model: Any) -> Iterator[Task]:
         """Yield a task whose loss and clicks use the kernels, as encoder and decoder do within it.
 
+        Evaluations within it use none: their precision may be another, which kernels do not have.
+
         Args:
             task: The task.
             model: The model.
@@ -85,13 +87,17 @@ class TritonKernels(Kernels):
         from gigamask.plugins.kernels.mask_loss import fused_loss
         from gigamask.plugins.kernels.next_click import fused_schedule
 
-        of_sam = cast(Any, task)
-        methods = [*fused_methods(model, of_sam.precision), *fused_blocks(model)]
-        loss, schedule = fused_loss(of_sam.loss), fused_schedule(of_sam.schedule)
-        for module, name, method in methods:
-            setattr(module, name, method)
+        sam: Any = task
+        methods = [*fused_methods(model, sam.precision), *fused_blocks(model)]
+        for module, name, fused in methods:
+            setattr(module, name, _in_training(model, getattr(module, name), fused))
         try:
-            yield replace(of_sam, loss=loss, schedule=schedule)
+            yield replace(sam, loss=fused_loss(sam.loss), schedule=fused_schedule(sam.schedule))
         finally:
             for module, name, _ in methods:
                 delattr(module, name)
+
+
+def _in_training(model: Any, eager: Callable[..., Any], fused: Callable[..., Any]) -> Any:
+    """Return a method that is fused while the model is in training mode."""
+    return lambda *args, **options: (fused if model.training else eager)(*args, **options)

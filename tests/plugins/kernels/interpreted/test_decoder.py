@@ -76,6 +76,17 @@ def test_predictions_and_gradients_equal_those_without_kernels(images, has_masks
             assert float((one - other).norm()) <= limit, name
 
 
+def test_an_evaluation_within_a_training_uses_no_kernel(monkeypatch):
+    model = build_model(CONFIG, 0, "cpu").eval()
+    wanted, _ = decoded(model, 1, True, False)
+    with kernels_in(model):
+        monkeypatch.setattr("gigamask.plugins.kernels.decoder.Upscaling", None)
+        found, _ = decoded(model, 1, True, False)
+        with pytest.raises(AttributeError, match="apply"):
+            decoded(model.train(), 1, True, False)
+    assert all(torch.equal(*each) for each in zip(found, wanted, strict=True))
+
+
 def test_methods_are_restored():
     model = build_model(CONFIG, 0, "cpu")
     with ExitStack() as stack:
