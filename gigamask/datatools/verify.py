@@ -10,7 +10,7 @@ since neither is used.
 import contextlib
 import operator
 import posixpath
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -125,7 +125,7 @@ def verify(
     return reports, [fault for path in path_list(paths) for fault in check_index(path)]
 
 
-def summary(reports: Iterable[TarReport]) -> dict[str, int]:
+def summary(reports: Sequence[TarReport]) -> dict[str, int]:
     """Return the sums over tars."""
     names = (
         "images",
@@ -138,7 +138,6 @@ def summary(reports: Iterable[TarReport]) -> dict[str, int]:
         "without_checksum",
         "without_end_marker",
     )
-    reports = list(reports)
     counts = {"tars": len(reports), "broken_tars": sum(bool(each.tar_errors) for each in reports)}
     counts |= {name: sum(getattr(report, name) for report in reports) for name in names}
     return counts | {
@@ -313,8 +312,8 @@ class _TarReader:
         is_json = self.members.names[member].lower().endswith(".json")
         if whole.size > (annotation.MAX_BYTES if is_json else image.MAX_BYTES):
             return whole._replace(size=0)
-        is_whole = is_json or self.decode
-        return whole if is_whole else whole._replace(size=min(whole.size, HEADER_BYTES))
+        head = whole._replace(size=min(whole.size, HEADER_BYTES))
+        return whole if is_json or self.decode else head
 
     def _run_check(
         self,

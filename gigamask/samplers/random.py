@@ -28,8 +28,8 @@ class Random(Sampler):
             epoch: Number of the epoch.
             history: Losses so far; None unless the sampler learns from them.
         """
-        count, key = table.count, (table.seed, "order", epoch)
-        return LazyOrder(count, lambda positions: permute(positions, count, make_rng(*key)))
+        count, seed = table.count, table.seed
+        return LazyOrder(count, lambda at: permute(at, count, make_rng(seed, "order", epoch)))
 
 
 @dataclass(frozen=True)

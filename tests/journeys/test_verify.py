@@ -26,9 +26,8 @@ def test_verify_ends_with_2_and_names_what_is_bad(tmp_path, capsys):
     assert sum(bool(each["tar_errors"]) for each in found["tars"]) == len(tars)
     (tmp_path / "sums").write_text(f"{'0' * 32} other.tar\n")
     invoke(f"verify {tmp_path}/whole.tar --no-decode --checksums {tmp_path}/sums")
-    assert f"1 tar not listed in {tmp_path}/sums, such as {tmp_path}/whole.tar\n" in (
-        capsys.readouterr().out
-    )
+    unlisted = f"1 tar not listed in --checksums, such as {tmp_path}/whole.tar\n"
+    assert unlisted in capsys.readouterr().out
 
 
 def test_checksums_of_an_index_name_a_flipped_bit(tmp_path, capsys):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from shlex import join
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -88,7 +87,7 @@ class SynthCommand:
                 workers=self.workers,
             )
         print(f"{counted(self.images, 'scene')} in {counted(len(paths), 'tar')} in {self.folder}")
-        if others := len(find_tars(Path(self.folder))) - len(paths):
+        if others := len(find_tars(paths[0].parent)) - len(paths):
             print(f"  it also holds {counted(others, 'other tar')}, of other runs")
         window = " --percentiles 0.5 99.5" if self.bits == 16 else ""
         data, recipe = join([*self.data, self.folder]), "compact" if self.data else "tiny"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
@@ -44,12 +45,9 @@ class VerifyCommand(PartOptions):
         found = {
             kind: [one for report in reports for one in getattr(report, kind)] for kind in kinds
         }
-        _print_counts(counts, self.decode)
-        unlisted = [each.path for each in reports if storage.basename(each.path) not in sums]
+        unlisted = [one.path for one in reports if sums and storage.basename(one.path) not in sums]
+        _print_counts(counts, self.decode, unlisted)
         lines = [f"  index {fault}" for fault in stale]
-        if sums and unlisted:
-            tars = counted(len(unlisted), "tar")
-            lines.append(f"  {tars} not listed in {self.checksums}, such as {unlisted[0]}")
         for report in reports:
             lines += [f"  tar {error}" for error in report.tar_errors]
             if report.tar_errors:
@@ -78,32 +76,34 @@ class VerifyCommand(PartOptions):
             **{kind: [asdict(one) for one in findings] for kind, findings in found.items()},
         }
         samples = counts["images"] + counts["skipped"] + counts["without_jpg"]
-        faults = []
-        if found["bad_members"]:
-            faults.append(f"{counts['bad_samples']} of {samples} samples are bad")
-        if counts["broken_tars"]:
-            faults.append(f"{counts['broken_tars']} of {counted(counts['tars'], 'tar')} broken")
-        if stale:
-            faults.append("the index does not match its tars")
-        if faults:
+        tars = counted(counts["tars"], "tar")
+        faults = [
+            f"{counts['bad_samples']} of {samples} samples are bad" if found["bad_members"] else "",
+            f"{counts['broken_tars']} of {tars} broken" if counts["broken_tars"] else "",
+            "the index does not match its tars" if stale else "",
+        ]
+        if any(faults):
             act = (
                 "training skips only samples that it cannot read; download a broken tar again, "
                 "remove it, or index it with --salvage"
             )
-            result["fault"] = f"{', '.join(faults)}; {act}"
+            result["fault"] = f"{', '.join(filter(None, faults))}; {act}"
         else:
             print("no errors")
         return result
 
 
-def _print_counts(counts: dict[str, int], decode: bool) -> None:
-    from gigamask.errors import counted
+def _print_counts(counts: dict[str, int], decode: bool, unlisted: Sequence[str]) -> None:
+    from gigamask.errors import counted, printable
 
     tars, images = counted(counts["tars"], "tar"), counted(counts["images"], "image")
     print(f"{tars}: {images} with {counted(counts['masks'], 'mask')}")
     for name in ("skipped", "without_json", "without_jpg", "without_masks", "other_members"):
         if counts[name]:
             print(f"  {name.replace('_', ' ')}: {counts[name]}")
+    if unlisted:
+        tars = counted(len(unlisted), "tar")
+        print(printable(f"  {tars} not listed in --checksums, such as {unlisted[0]}"))
     if counts["without_end_marker"]:
         jpegs = counted(counts["without_end_marker"], "JPEG")
         print(f"  {jpegs} without the end marker: all rows are there, it is added in memory")
