@@ -12,6 +12,29 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+def _build_vit(model: Any, sizes: Any, **options: Any) -> nn.Module:
+    """Return a vision transformer.
+
+    Args:
+        model: Configuration of the model.
+        sizes: What states width, depth and heads.
+        options: Further arguments of `ImageEncoderViT`.
+    """
+    from gigamask.models.sam.image_encoder import ImageEncoderViT
+
+    return ImageEncoderViT(
+        img_size=model.image_size,
+        patch_size=model.patch_size,
+        embed_dim=sizes.embed_dim,
+        depth=sizes.depth,
+        num_heads=sizes.num_heads,
+        out_chans=model.embedding_dim,
+        drop_path_rate=model.drop_path_rate,
+        in_chans=model.in_channels,
+        **options,
+    )
+
+
 @dataclass(frozen=True)
 class ViT(ImageEncoder):
     """SAM's vision transformer, sized by `SamConfig`."""
@@ -21,19 +44,11 @@ class ViT(ImageEncoder):
 
     def build(self, model: Any) -> nn.Module:
         """Build the image encoder of a SAM."""
-        from gigamask.models.sam.image_encoder import ImageEncoderViT
-
-        return ImageEncoderViT(
-            img_size=model.image_size,
-            patch_size=model.patch_size,
-            embed_dim=model.embed_dim,
-            depth=model.depth,
-            num_heads=model.num_heads,
-            out_chans=model.embedding_dim,
+        return _build_vit(
+            model,
+            model,
             window_size=model.window_size,
             global_attn_indexes=model.global_attn_indexes,
-            drop_path_rate=model.drop_path_rate,
-            in_chans=model.in_channels,
         )
 
     def plain_vit(self, model: Any) -> tuple[Any, str]:
@@ -73,20 +88,8 @@ class ViTTiny(ImageEncoder):
 
     def build(self, model: Any) -> nn.Module:
         """Build the image encoder of a SAM."""
-        from gigamask.models.sam.image_encoder import ImageEncoderViT
-
-        return ImageEncoderViT(
-            img_size=model.image_size,
-            patch_size=model.patch_size,
-            embed_dim=self.embed_dim,
-            depth=self.depth,
-            num_heads=self.num_heads,
-            out_chans=model.embedding_dim,
-            global_attn_indexes=range(self.depth),
-            drop_path_rate=model.drop_path_rate,
-            use_rel_pos=False,
-            in_chans=model.in_channels,
-        )
+        blocks = range(self.depth)
+        return _build_vit(model, self, global_attn_indexes=blocks, use_rel_pos=False)
 
     def plain_vit(self, model: Any) -> tuple[Any, str]:
         """Return the encoder's sizes, and what sets them."""
