@@ -34,6 +34,7 @@ from gigamask.data.index import Index
 from gigamask.data.mask_sampling import MaskFilters
 from gigamask.errors import GigamaskError
 from gigamask.interfaces import SampleTable
+from gigamask.masks.resample import offsets_of, repeat_index
 
 Integers = Int64[np.ndarray, "n"]
 Floats = Float32[np.ndarray, "n"]
@@ -290,10 +291,10 @@ def _majority(values: Int32[np.ndarray, "m"], counts: Integers) -> Integers:
 
 def _item_offsets(index: Index, filters: MaskFilters) -> Int64[np.ndarray, "n1"]:
     """Return the number of passing masks before each image, and of all images."""
-    offsets = np.zeros(len(index) + 1, np.int64)
+    counts = np.zeros(len(index), np.int64)
     for block in _blocks(index, filters):
-        offsets[1:][block.images] = block.counts
-    return np.cumsum(offsets, out=offsets)
+        counts[block.images] = block.counts
+    return offsets_of(counts)
 
 
 def _blocks(index: Index, filters: MaskFilters) -> Iterator[_Block]:
@@ -335,10 +336,8 @@ def _images_pass(
         passes = _passes(index, filters, np.repeat(areas, counts), masks)
         result[rest] = np.logical_or.reduceat(passes, first[rest] - first[0])
     elif len(rest):
-        sizes = counts[rest].astype(np.int64)
-        image = np.repeat(np.arange(len(rest)), sizes)
-        masks = np.arange(len(image)) + np.repeat(first[rest] - (np.cumsum(sizes) - sizes), sizes)
-        passes = _passes(index, filters, areas[rest][image], masks)
+        image, number = repeat_index(counts[rest].astype(np.int64))
+        passes = _passes(index, filters, areas[rest][image], first[rest][image] + number)
         result[rest] = np.bincount(image[passes], minlength=len(rest)) > 0
     return result
 
