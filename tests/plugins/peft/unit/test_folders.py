@@ -11,7 +11,9 @@ from safetensors.torch import save_file
 from gigamask.models.init import build_model
 from gigamask.models.sam.sam import Sam
 from gigamask.plugins.peft import folders
+from gigamask.plugins.peft.exporter import write_peft
 from gigamask.plugins.peft.formats import PEFT
+from tests.errors import error_line
 from tests.little import SPEC
 from tests.servers import Hub
 from tests.unit.models.test_pretrained import load_in_a_process
@@ -38,18 +40,31 @@ def test_the_model_card_says_how_adapters_are_loaded():
     assert 'from_pretrained("facebook/sam-vit-base"), "us/mine")' in loading
 
 
-def write_adapters(folder: Path, model: torch.nn.Module, base: str) -> None:
-    """Write a folder of peft with an adapter of one layer."""
+def test_adapters_for_another_image_size_are_refused(tmp_path):
+    model = build_model(replace(SPEC, decoder_num_heads=4), 9)
+    model.save_pretrained(tmp_path / "base")
+    larger, file = build_model(replace(model.config, image_size=96), 9), tmp_path / "a.safetensors"
+    save_file(adapters_of(model), file)
+    with error_line("huggingface.*base with the adapters .*pos_embed of shape"):
+        write_peft(larger, tmp_path / "out", str(file), str(tmp_path / "base"))
+
+
+def adapters_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return an adapter of one layer, as a run stores it."""
     layer = "image_encoder.blocks.0.attn.qkv"
     rows = model.get_submodule(layer).weight.shape
     prefix = f"{layer}.parametrizations.weight.0"
-    trained = {
+    return {
         f"{prefix}.lora_A": torch.ones(2, rows[1]),
         f"{prefix}.lora_B": torch.ones(rows[0], 2),
         f"{prefix}.scale": torch.tensor(0.5),
         f"{prefix}.rows": torch.tensor([0, rows[0], rows[0]]),
     }
-    tensors, config = folders.to_peft(trained, "here")
+
+
+def write_adapters(folder: Path, model: torch.nn.Module, base: str) -> None:
+    """Write a folder of peft with an adapter of one layer."""
+    tensors, config = folders.to_peft(adapters_of(model), "here")
     save_file(tensors, folder / folders.WEIGHTS)
     config["base_model_name_or_path"] = base
     (folder / folders.CONFIG).write_text(json.dumps(config))
