@@ -202,6 +202,7 @@ def load_file(name: str) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
+        sys.modules.pop(path.stem, None)  # so that it is read again once it is repaired
         raise GigamaskError(
             f"{path}: importing it raised {type(error).__name__}: {error}"
         ) from error

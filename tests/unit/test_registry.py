@@ -188,5 +188,14 @@ def test_a_file_that_trains_when_it_is_imported_is_told_how_not_to(tmp_path):
         user_code.load_file(str(tmp_path / "unguarded.py"))
 
 
+def test_a_file_that_failed_is_read_again_once_it_is_repaired(tmp_path):
+    file = tmp_path / "repaired_recipe.py"
+    file.write_text("import nothing_of_this_name")
+    with error_line("repaired_recipe.py: .* ModuleNotFoundError"):
+        user_code.load_file(str(file))
+    file.write_text("made = 'again'")
+    assert user_code.find_object(f"{file}:made") == "again"
+
+
 class Own:
     pass
