@@ -107,6 +107,9 @@ def pretraining_for(config: SamTrainConfig, steps: int | None = None) -> MAETrai
         "keep",
         "log_every",
         "max_bad_fraction",
+        "wandb",
+        "tf32",
+        "reduce_precision",
         "parallel",
         "timeout_s",
     )

@@ -53,9 +53,11 @@ def test_epochs_become_steps(tmp_path, scenes, epochs, batch_size, steps, capsys
 
 
 def test_epochs_are_those_of_the_last_stage(tmp_path, scenes):
-    config = replace(little(), data=(str(scenes),), out=str(tmp_path / "run"))
+    own = {"wandb": "project", "tf32": True, "reduce_precision": "bf16"}
+    config = replace(little(), data=(str(scenes),), out=str(tmp_path / "run"), **own)
     flags = use_index(TrainFlags(config, epochs=45.0, stages="mae,decoder,joint"))
     assert [stage.steps for stage in stages_of(flags)[1:]] == [10, 180]
+    assert all(own.items() <= vars(stage).items() for stage in stages_of(flags)), "of all stages"
 
 
 CPU = torch.device("cpu")
