@@ -241,8 +241,8 @@ def _stated(weights: str | Path | PromptableModel) -> dict[str, Any]:
 
     if not isinstance(weights, str | Path):
         return {"weights": type(weights).__name__, "step": None}
-    step = manifest.step_of(manifest.newest(Path(weights)) or Path(weights))
-    return {"weights": str(weights), "step": step}
+    path = Path(weights).resolve()  # of the link `best`
+    return {"weights": str(weights), "step": manifest.step_of(manifest.newest(path) or path)}
 
 
 def _say_images(

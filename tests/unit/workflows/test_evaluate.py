@@ -6,7 +6,13 @@ from gigamask.data import annotation, index, tar
 from gigamask.data.image import encode_jpeg
 from gigamask.datatools.image_files import QUALITY
 from gigamask.masks.rle import RLEMasks
-from gigamask.workflows.evaluate import _say_images
+from gigamask.workflows.evaluate import _say_images, _stated
+
+
+def test_the_step_of_a_link_to_a_checkpoint_is_stated(tmp_path):
+    (tmp_path / "step_00000008").mkdir()
+    (tmp_path / "best").symlink_to("step_00000008")
+    assert [_stated(tmp_path / name)["step"] for name in ("step_00000008", "best")] == [8, 8]
 
 
 def test_masks_without_a_pixel_are_named(tmp_path, capsys):
