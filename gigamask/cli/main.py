@@ -30,6 +30,8 @@ CORE = (
 )
 """Commands of the core in the order of use. Each is a module of `cli.commands` with a class
 `NAMECommand` and optionally a function `parse`; those of `TRAINING` share a module."""
+LISTS = ("--data", "--evaluation.data", "--freeze", "--unfreeze")
+"""Flags of several values, of which those of an earlier one would be lost in silence."""
 TRAINING = {
     "pretrain": "pre-train an image encoder on images without masks (MAE), or resume a run",
     "train": "train a recipe on images with masks, or resume a run",
@@ -53,6 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
+        if argv is None:  # a variant of an ablation repeats flags
+            check_typed(arguments)
         with warnings.catch_warnings(), stop_signals_raised():
             warnings.showwarning = print_warning
             try:
@@ -90,6 +94,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         print_line(line)
         traceback.print_exception(error)
         return 1
+
+
+def check_typed(arguments: Sequence[str]) -> None:
+    """Raise `GigamaskError` if a list of paths or modules was typed twice: the last would count."""
+    flags = [word.partition("=")[0] for word in arguments]
+    for flag in LISTS:
+        if flags.count(flag) > 1:
+            raise GigamaskError(f"{flag} is given twice; give all its values after one {flag}")
 
 
 @contextmanager
