@@ -35,28 +35,23 @@ def shard(
     parallel: Parallel,
     dtypes: tuple[torch.dtype | None, torch.dtype | None],
     timeout_s: float,
-    blocks: Sequence[nn.Module] | None = None,
+    blocks: Sequence[nn.Module],
 ) -> None:
     """Shard the weights of the linear layers in an encoder's blocks.
 
-    With one process, or with "ddp", nothing is sharded.
-
     Args:
         encoder: The encoder, with its final initial weights.
-        world: The processes of the run.
-        parallel: Which of them shard a model among themselves.
+        world: The processes of the run, at least two.
+        parallel: Which of them shard a model among themselves: "fsdp" or "hsdp".
         dtypes: Dtypes to gather weights in, to which autocast would round them anyway, and to sum
             gradients in; None keeps float32.
         timeout_s: Seconds to wait for another process.
-        blocks: The encoder's blocks; None takes the children of `encoder.blocks`.
+        blocks: The encoder's blocks.
     """
-    if world.size == 1 or parallel == "ddp":
-        return
     from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
     check_mesh(parallel, world.nodes, world.size // world.nodes)
-    blocks = list(encoder.get_submodule("blocks").children()) if blocks is None else blocks
     check_blocks(encoder, blocks, parallel)
     device_type = next(encoder.parameters()).device.type
     if parallel == "fsdp":

@@ -5,7 +5,6 @@ outputs differ in the sixth digit.
 """
 
 import importlib.util
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,6 @@ from torch.nn import functional
 from gigamask import plugin
 from gigamask.errors import GigamaskError
 from gigamask.export.probe import Probe, compare, keep_if_equal, read_back
-from gigamask.models import convert
-from gigamask.models.configs import SamConfig
 from gigamask.models.promptable import PromptableModel, preprocess
 
 
@@ -60,15 +57,6 @@ def write_huggingface(model: PromptableModel, out: Path) -> dict:
         "tensors": len(loaded.state_dict()),
         "difference": difference,
     }
-
-
-def huggingface_config(config: SamConfig) -> Any:
-    """Return transformers' `SamConfig` for a model's configuration."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from transformers import SamConfig as HuggingFaceSamConfig
-
-    return HuggingFaceSamConfig(**convert.huggingface_config(config))
 
 
 @torch.no_grad()

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gigamask.distributed.fsdp import Parallel
+from gigamask.errors import counted
 from gigamask.profiling.gpus import Cluster, Gpu
 
 STATE_KINDS = ("weights", "gradients", "optimizer")
@@ -66,9 +67,9 @@ class BatchSplit:
         """
         others = f"on {self.busiest:,} of them, {self.images - 1:,} on the others"
         return (
-            f"batch of {batch:,} images over {_count(processes, 'process', 'processes')}: "
+            f"batch of {batch:,} images over {counted(processes, 'process', 'processes')}: "
             f"{self.images:,} {'each' if self.busiest == processes else others}, in "
-            f"{_count(self.micro_batches, 'micro-batch', 'micro-batches')} "
+            f"{counted(self.micro_batches, 'micro-batch', 'micro-batches')} "
             f"of at most {self.micro_batch_size:,}"
         )
 
@@ -208,7 +209,7 @@ def _heading(plan: Mapping[str, Any]) -> list[str]:
         split.describe(plan["batch"], processes),
     ]
     if plan["masks"]:
-        rounds = _count(plan["rounds"], "round", "rounds")
+        rounds = counted(plan["rounds"], "round")
         lines.append(
             f"{plan['masks']} masks per image, {plan['masks_per_chunk']} at once, {rounds}"
         )
@@ -287,7 +288,7 @@ def _work(plan: Mapping[str, Any]) -> list[str]:
     needed, processes = plan["loading"]["images_per_s"], plan["loading"]["loader_processes"]
     lines.append(
         f"the fastest needs {needed:,.1f} images/s for each GPU, about"
-        f" {_count(processes, 'loader process', 'loader processes')} at {LOADED_PER_S} images/s"
+        f" {counted(processes, 'loader process', 'loader processes')} at {LOADED_PER_S} images/s"
         " from SA-1B's tars"
     )
     return lines
@@ -300,7 +301,3 @@ def _unit(most: int) -> tuple[str, int]:
 def _hours(hours: float, digits: int) -> str:
     least = 10.0**-digits
     return f"<{least:g}" if hours < least else f"{hours:,.{digits}f}"
-
-
-def _count(number: int, one: str, many: str) -> str:
-    return f"{number:,} {one if number == 1 else many}"

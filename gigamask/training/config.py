@@ -220,11 +220,9 @@ class TrainConfig(ABC):
         Raises:
             GigamaskError: A value is invalid.
         """
-        for name in (
-            *("steps", "batch_size", "save_every", "keep", "log_every", "processes"),
-            "micro_batch_size",
-        ):
-            check_range(f"--{name.replace('_', '-')}", getattr(self, name), 1)
+        counts = "steps batch-size micro-batch-size save-every keep log-every processes"
+        for flag in counts.split():
+            check_range(f"--{flag}", getattr(self, flag.replace("-", "_")), 1)
         check_range("--max-bad-fraction", self.max_bad_fraction, 0, 1)
         check_range("--ema", self.ema, 0, BELOW_ONE)
         self.evaluation.check()

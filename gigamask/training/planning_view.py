@@ -71,8 +71,6 @@ class PlanningView:
 class MaskPlanningView(PlanningView):
     """A SAM training configuration, as `plan` sees it."""
 
-    run: Any
-
     @classmethod
     def from_config(cls, run: Any) -> MaskPlanningView:
         """Return the view of a configuration."""

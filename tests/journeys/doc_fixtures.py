@@ -196,13 +196,11 @@ def _write_weights_and_runs(folder: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from transformers import SamModel
-
-        from gigamask.export.huggingface import huggingface_config
     model = build_model(MODEL, seed=3)
     official = state_dict.to_official(model)
     weight_files.write_pth(official, MODEL, folder / "sam_vit_b_01ec64.pth")
     state_dict.save_weights(official, MODEL, folder / "model.safetensors")
-    huggingface = SamModel(huggingface_config(MODEL))
+    huggingface = SamModel(SamModel.config_class(**convert.huggingface_config(MODEL)))
     huggingface.load_state_dict(convert.to_huggingface(official))
     huggingface.save_pretrained(folder / "sam-vit-base")
     torch.save(

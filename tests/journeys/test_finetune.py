@@ -12,7 +12,6 @@ import yaml
 from safetensors.torch import load_file
 
 from gigamask.data import index as indexes
-from gigamask.export.huggingface import huggingface_config
 from gigamask.models import convert, state_dict, weight_files
 from gigamask.models.init import build_model
 from gigamask.synthetic import scenes as synthetic
@@ -40,7 +39,7 @@ def own(tmp_path_factory) -> Path:
     (folder / "train.json").write_text("{}")
     official = state_dict.to_official(build_model(OFFICIAL, seed=3))
     weight_files.write_pth(official, OFFICIAL, folder / "sam_vit_b_01ec64.pth")
-    theirs = SamModel(huggingface_config(OFFICIAL))
+    theirs = SamModel(SamModel.config_class(**convert.huggingface_config(OFFICIAL)))
     theirs.load_state_dict(convert.to_huggingface(official))
     theirs.save_pretrained(folder / "sam-vit-base")
     state_dict.save_weights(official, OFFICIAL, folder / "photos.safetensors")

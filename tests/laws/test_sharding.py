@@ -257,7 +257,7 @@ def test_a_step_that_one_process_spoils_is_skipped_by_all_and_its_samples_named(
 def test_hsdp_wants_machines_with_several_processes(size, nodes, each):
     encoder = little().build().image_encoder
     with error_line(rf"^--parallel hsdp.*{nodes}.*{each}"):
-        shard(encoder, World(0, size, 0, nodes), "hsdp", (None, None), timeout_s=60.0)
+        shard(encoder, World(0, size, 0, nodes), "hsdp", (None, None), 60.0, [])
 
 
 @pytest.mark.parametrize("optimizer", [MuonAdamW(), AdamW8bit()])

@@ -6,10 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gigamask.export.huggingface import huggingface_config
 from gigamask.models import configs
 from gigamask.models.configs import tiny, vit_b
-from gigamask.models.convert import to_huggingface
+from gigamask.models.convert import huggingface_config, to_huggingface
 from gigamask.models.init import build_model
 from gigamask.models.state_dict import load_weights, to_official
 from gigamask.types import Prompts
@@ -31,7 +30,7 @@ def pair(config: configs.SamConfig):
             if "rel_pos" in name or name.endswith("bias"):
                 parameter.copy_(0.1 * torch.randn(parameter.shape, generator=chance))
     with torch.device("meta"):
-        theirs = SamModel(huggingface_config(config))
+        theirs = SamModel(SamConfig(**huggingface_config(config)))
     theirs.load_state_dict(to_huggingface(to_official(model)), assign=True)
     for layer in theirs.mask_decoder.transformer.modules():
         if isinstance(layer, torch.nn.LayerNorm):
