@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from gigamask.masks.resample import cancel_pairs, offsets_of
+from gigamask.masks.resample import cancel_pairs, repeat_index
 from gigamask.masks.rle import RLEMasks, from_keys
 
 Runs = tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "R"], Int64[np.ndarray, "R"]]
@@ -64,11 +64,8 @@ def connected_components(mask: RLEMasks) -> RLEMasks:
     stride = height + 2
     first = np.searchsorted(x * stride + y1 + 1, (x + 1) * stride + y0 + 1, "left")
     stop = np.searchsorted(x * stride + y0 + 1, (x + 1) * stride + y1 + 1, "right")
-    counts = np.maximum(stop - first, 0)
-    offsets = offsets_of(counts)
-    left = np.repeat(np.arange(len(x)), counts)
-    right = np.arange(offsets[-1]) + np.repeat(first - offsets[:-1], counts)
-    _, part = np.unique(_join(len(x), left, right), return_inverse=True)
+    left, number = repeat_index(np.maximum(stop - first, 0))
+    _, part = np.unique(_join(len(x), left, first[left] + number), return_inverse=True)
     areas = np.bincount(part, end - begin)
     rank = np.empty(len(areas), np.int64)
     rank[np.argsort(-areas, kind="stable")] = np.arange(len(areas))
@@ -88,11 +85,10 @@ def column_runs(mask: RLEMasks) -> Runs:
     bounds = mask.bounds.astype(np.int64)
     bounds = np.append(bounds, pixels) if len(bounds) % 2 else bounds
     begin, end = bounds[0::2], bounds[1::2]
-    counts = (end - 1) // height - begin // height + 1
-    offsets = offsets_of(counts)
-    x = np.repeat(begin // height - offsets[:-1], counts) + np.arange(offsets[-1])
-    y0 = np.maximum(np.repeat(begin, counts), x * height) - x * height
-    y1 = np.minimum(np.repeat(end, counts), (x + 1) * height) - x * height
+    run, number = repeat_index((end - 1) // height - begin // height + 1)
+    x = begin[run] // height + number
+    y0 = np.maximum(begin[run], x * height) - x * height
+    y1 = np.minimum(end[run], (x + 1) * height) - x * height
     return x, y0, y1
 
 
