@@ -252,9 +252,7 @@ def row_offsets(index: Index, shard: int, manifest: MaskStoreManifest) -> Int64[
         + (manifest.mirrored and needs_mirrored_copy(size, manifest.image_size, manifest.mask_size))
         for size in sizes
     ]
-    return np.concatenate(
-        [np.zeros(1, "<i8"), np.cumsum(index.images["masks"][first:last] * np.array(copies, "<i8"))]
-    )
+    return offsets_of(index.images["masks"][first:last] * np.array(copies, "<i8"))
 
 
 def needs_mirrored_copy(size: tuple[int, int], image_size: int, mask_size: int) -> bool:
