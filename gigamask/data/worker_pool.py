@@ -93,7 +93,8 @@ class Part:
             kind: Type of a result.
 
         Raises:
-            GigamaskError: A part found another number of items.
+            GigamaskError: A part has not ended, found another number of items, or has results of
+                another command.
         """
         results: list[Any] = []
         for number in range(self.count):
@@ -106,7 +107,12 @@ class Part:
                     f"{path}: part {number} found {content['total']} items, but now there are "
                     f"{total}: the data changed meanwhile; run the same command again"
                 )
-            results += msgspec.convert(content["results"], list[kind], str_keys=True)
+            try:
+                results += msgspec.convert(content["results"], list[kind], str_keys=True)
+            except msgspec.ValidationError:
+                raise GigamaskError(
+                    f"{path}: has results of another command; give --part a folder of its own"
+                ) from None
         return results
 
 

@@ -47,6 +47,8 @@ def test_results_of_an_earlier_run_of_a_part_are_not_joined(tmp_path):
     with pytest.raises(SystemExit):
         parallel_map(double, [1], part_of(f"0/1@{tmp_path}"))
     assert parallel_map(double, [1], joining, kind=int) == [2]
+    with error_line("part-0.json: has results of another command"):
+        parallel_map(double, [1], joining, kind=dict)
     part_of(f"0/1@{tmp_path}")
     with error_line("part-0.json: part 0 has not ended; run it first$"):
         parallel_map(double, [1], joining)
