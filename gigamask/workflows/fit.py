@@ -67,6 +67,7 @@ def fit_and_measure(
     Raises:
         GigamaskError: As for `fit`.
     """
+    config = cast(SamTrainConfig, config.phases()[-1])  # which is planned, of several
     planned = cast(SamTrainConfig, resolve(config, hardware))
     spare = hardware.spare_gib * GIB if device_of(config) == "cuda" else 0.0
     available = parse_memory(memory) - spare
