@@ -38,9 +38,9 @@ from benchmarks.gpu_step import RECIPES, batch_in_memory, chip_of, prepared, tim
 from benchmarks.levers import pulled
 from benchmarks.plan import events_peak
 from gigamask.distributed.precision import Precision, autocast, choose_device, choose_precision
-from gigamask.export.huggingface import huggingface_config
 from gigamask.interfaces import PIXEL_MEAN, PIXEL_STD
 from gigamask.models.configs import SamConfig
+from gigamask.models.convert import huggingface_config
 from gigamask.models.init import build_model
 from gigamask.models.promptable import preprocess
 from gigamask.prompts.schedule import InteractiveSchedule
@@ -85,7 +85,7 @@ class HuggingFace(nn.Module):
         super().__init__()
         from transformers import SamModel
 
-        self.model = SamModel(huggingface_config(spec))
+        self.model = SamModel(SamModel.config_class(**huggingface_config(spec)))
 
     def encode(self, pixels: Tensor) -> Tensor:
         return self.model.vision_encoder(pixels)[0]

@@ -268,7 +268,12 @@ def resolve(config: ImageTrainConfig, hardware: Hardware) -> ImageTrainConfig:
 
 
 def split_of(config: ImageTrainConfig, hardware: Hardware) -> BatchSplit:
-    """Return how the batch of a run is split over processes and micro-batches."""
+    """Return how the batch of a run is split over processes and micro-batches.
+
+    Args:
+        config: Configuration.
+        hardware: What to plan for.
+    """
     return BatchSplit.from_batch_size(
         config.batch_size, config.micro_batch_size, hardware.cluster.size
     )
