@@ -26,7 +26,7 @@ Masks = Bool[Tensor, "M H W"]
 ImageEmbedding = Float[Tensor, "B C E E"]
 Scalar = Float[Tensor, ""]
 PerMask = Int64[Tensor, "M"]
-"""one integer for each mask"""
+"""One integer for each mask."""
 OUTSIDE_LOGIT = -4.0
 """Mask logit outside of the window in which a model answers."""
 

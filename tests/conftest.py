@@ -113,7 +113,7 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def index(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """An index of the scenes, of those of a module that has its own."""
+    """An index of the scenes; a module may have scenes of its own."""
     from gigamask.data.index import build
 
     return build(scenes, tmp_path_factory.mktemp("index") / "index")

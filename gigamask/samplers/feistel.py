@@ -83,7 +83,7 @@ def cycle(indices: Integers, size: int, seed: int, purpose: str, *ids: int) -> I
     """Index an endless sequence of permutations, one after the other.
 
     Args:
-        indices: Integers into the sequence.
+        indices: Indices into the sequence.
         size: Number of items.
         seed: Random seed.
         purpose: Name of the random stream.
