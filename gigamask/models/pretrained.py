@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -167,7 +168,7 @@ def _warn_of_conflict(config: SamConfig, own: SamConfig, source: str | Path) -> 
     """Warn of values that weights state otherwise, and that do not show in their shapes."""
     for name in NOT_IN_SHAPES:
         given, stated = getattr(config, name), getattr(own, name)
-        if given != stated:
+        if not np.array_equal(given, stated):  # a list equals a tuple
             warnings.warn(
                 f"{source}: states {name} {stated}, but is built with {given}, so that it predicts "
                 "other masks; leave the configuration out, as gigamask.load_model does",
