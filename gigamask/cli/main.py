@@ -30,7 +30,10 @@ CORE = (
 )
 """Commands of the core in the order of use. Each is a module of `cli.commands` with a class
 `NAMECommand` and optionally a function `parse`; those of `TRAINING` share a module."""
-LISTS = ("--data", "--evaluation.data", "--freeze", "--unfreeze")
+LISTS = (
+    *("--data", "--test", "--queries", "--answers", "--evaluation.data", "--evaluation.queries"),
+    *("--to", "--ignore", "--classes", "--freeze", "--unfreeze", "--allow-host"),
+)
 """Flags of several values, of which those of an earlier one would be lost in silence."""
 TRAINING = {
     "pretrain": "pre-train an image encoder on images without masks (MAE), or resume a run",
@@ -97,11 +100,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def check_typed(arguments: Sequence[str]) -> None:
-    """Raise `GigamaskError` if a list of paths or modules was typed twice: the last would count."""
+    """Raise `GigamaskError` if a list of values was typed twice: the last would count."""
     flags = [word.partition("=")[0] for word in arguments]
     for flag in LISTS:
         if flags.count(flag) > 1:
-            raise GigamaskError(f"{flag} is given twice; give all its values after one {flag}")
+            raise GigamaskError(f"{flag} is given twice; give it once, with all its values")
 
 
 @contextmanager

@@ -164,11 +164,12 @@ def test_a_command_of_a_plugin_that_was_deleted_names_it(monkeypatch, capsys):
     assert "plugin formats, which is not installed" in refusal(capsys, "extract in --out out")
 
 
-def test_paths_that_are_typed_twice_are_refused(monkeypatch, capsys):
-    words = "gigamask train tiny --data a --data=b --out never"
+@pytest.mark.parametrize("flag", ["--data", "--to", "--ignore", "--queries", "--classes"])
+def test_values_that_are_typed_twice_are_refused(monkeypatch, capsys, flag):
+    words = f"gigamask train tiny {flag} a {flag}=b --out never"
     monkeypatch.setattr(sys, "argv", words.split())
     assert main.main() == 2
-    assert "give all its values after one --data" in capsys.readouterr().err
+    assert f"{flag} is given twice; give it once" in capsys.readouterr().err
 
 
 def test_every_command_has_a_line_in_the_overview():
