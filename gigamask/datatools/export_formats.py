@@ -460,20 +460,20 @@ def with_own_files(images: Images) -> Iterator[ExportedImage]:
         yield each
 
 
-def save(path: Path, raw: bytes, target: Path | str = "") -> None:
+def save(path: Path, raw: bytes | Path, target: Path | str = "") -> None:
     """Write a file, which must not exist, and the folders that it lies in.
 
     Args:
         path: The file.
-        raw: Its bytes.
+        raw: Its bytes, or a file that has them.
         target: A file of these bytes, to which a link is written if the file system has links.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if target:
         with suppress(OSError):  # as on a memory stick
             return path.symlink_to(target)
-    path.touch(exist_ok=False)
-    path.write_bytes(raw)
+    with path.open("xb") as file:
+        file.write(raw if isinstance(raw, bytes) else raw.read_bytes())
 
 
 def _digest(text: str, size: int) -> int:

@@ -36,7 +36,7 @@ def write_yolo(images: Images, out: Path, options: ExportOptions) -> None:
         save(each.path(out / "yolo" / "labels", ".txt"), text.encode())
         if os.path.lexists(image := out / "images" / given.name):
             path = out / "yolo" / "images" / each.name  # YOLO finds labels beside it
-            save(path, image.read_bytes(), os.path.relpath(image, path.parent))
+            save(path, image, os.path.relpath(image, path.parent))
     quoted = [json.dumps(name, ensure_ascii=False) for name in options.numbers]
     names = "".join(f"  {key}: {name}\n" for key, name in enumerate(quoted))
     text = f"train: images\nval: images\nnames:\n{names}"
