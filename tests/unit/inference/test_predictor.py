@@ -302,13 +302,15 @@ def test_masks_are_what_exceeds_the_models_threshold(model, pictures, monkeypatc
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-def test_a_model_of_any_type_predicts_from_what_is_kept_in_half(model, pictures, tmp_path, dtype):
-    cache = EmbeddingCache(tmp_path, half=True)
-    predictor = SamPredictor(copy.deepcopy(model).to(dtype), cache=cache)
-    predictor.set_image(pictures[0])
-    masks, iou, low = asked(predictor)
-    assert (masks.dtype, iou.dtype, low.dtype) == (bool, np.float32, np.float32)
-    assert np.isfinite(low).all()
+def test_a_model_of_any_type_predicts_also_from_what_is_kept_in_half(
+    model, pictures, tmp_path, dtype
+):
+    for cache in (None, EmbeddingCache(tmp_path, half=True)):
+        predictor = SamPredictor(copy.deepcopy(model).to(dtype), cache=cache)
+        predictor.set_image(pictures[0])
+        masks, iou, low = asked(predictor)
+        assert (masks.dtype, iou.dtype, low.dtype) == (bool, np.float32, np.float32)
+        assert np.isfinite(low).all()
 
 
 def test_boxes_have_four_numbers(predictor):
