@@ -223,8 +223,9 @@ class ImageEmbedder:
             for key, embedding in zip(missing, encoded, strict=True):
                 embeddings[key] = self.cache.rounded(embedding)
                 self.cache.put(key, embedding)
-        mean = self.model.pixel_mean  # as wide as the model is, whatever was stored
-        return [embedding.to(mean) for key in keys if (embedding := embeddings[key]) is not None]
+        wide = self.model.pixel_mean.dtype if self.cache.half else None  # else it is as computed
+        found = [embeddings[key] for key in keys]
+        return [each.to(self.model.device, wide) for each in found if each is not None]
 
     def embed_batch(
         self, images: UInt8[Tensor, "B N S S"], input_sizes: Int64[Tensor, "B 2"]

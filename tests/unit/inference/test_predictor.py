@@ -393,12 +393,13 @@ def test_after_an_image_that_is_refused_none_is_set(model, pictures, tile):
         asked(predictor)
 
 
-def test_the_precision_is_the_predictors_or_the_callers(model, pictures):
+def test_the_precision_is_the_predictors_or_the_callers(model, pictures, tmp_path):
     found = {}
     for name in ("auto", "fp32", "bf16"):
-        predictor = SamPredictor(model, precision=name)
-        predictor.set_image(pictures[0])
-        assert (predictor.features.dtype == torch.bfloat16) == (name == "bf16")
+        for cache in (EmbeddingCache(tmp_path), None):
+            predictor = SamPredictor(model, precision=name, cache=cache)
+            predictor.set_image(pictures[0])
+            assert (predictor.features.dtype == torch.bfloat16) == (name == "bf16")
         found[name] = asked(predictor)
     masks, scores, low = found["bf16"]
     assert (masks.dtype, scores.dtype, low.dtype) == (bool, np.float32, np.float32)
