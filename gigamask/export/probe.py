@@ -167,8 +167,10 @@ def keep_if_equal(suffix: str | None = None) -> Callable[[Exporter], Exporter]:
             folder = Path(tempfile.mkdtemp(files.PARTIAL, f".{final.name[:200]}.", beside))
             staged = folder / os.path.basename(os.path.abspath(out))
             try:
-                with evaluated(model):
-                    result = write(model, staged, *args, **options)
+                # On the CPU, as the files are read back.
+                copy = model if model.device.type == "cpu" else deepcopy(model).cpu()
+                with evaluated(copy):
+                    result = write(copy, staged, *args, **options)
                 written = [Path(path).relative_to(staged) for path in result["files"]]
                 for path in written:
                     (final / path).parent.mkdir(exist_ok=True)

@@ -64,6 +64,12 @@ def refine(data: Data, folder: Path, device: str) -> list[float]:
     return predictor.predict(box=np.array([5, 5, 40, 40]), refine=1)[1].tolist()
 
 
+def save(data: Data, folder: Path, device: str) -> list[float]:
+    path = folder / "model.safetensors"
+    gigamask.save_model(build_model(little().model, 0).to(device), path)
+    return [float(each.sum()) for each in gigamask.load_model(path, "cpu").state_dict().values()]
+
+
 CASES = {
     "sam": partial(train, little),
     "sam, fp16": partial(train, little, precision="fp16"),
@@ -74,10 +80,11 @@ CASES = {
     "masks": generate_masks,
     "more masks": partial(generate_masks, points=8),
     "refined": refine,
+    "save": save,
 }
 
 
-WITHOUT_STEPS = "evaluate", "masks", "more masks", "refined"
+WITHOUT_STEPS = "evaluate", "masks", "more masks", "refined", "save"
 
 
 @pytest.fixture(scope="module")
