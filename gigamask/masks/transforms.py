@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Float32, Int, Int64, Num, UInt8
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from gigamask.masks.devices import is_readable
+from gigamask.masks.devices import is_readable, no_autocast
 from gigamask.masks.rle import RLEMasks
 
 Size = tuple[int, int]
@@ -247,7 +247,9 @@ def logit_stacks(
                 matrix[_to_device(corners[:, axis, None] + np.arange(size[axis]), low.device)]
                 for axis, matrix in enumerate(matrices)
             )
-            yield index, rows @ low[_to_device(index, low.device)] @ columns.mT, corners
+            with no_autocast(low):  # half precision would move borders
+                logits = rows @ low[_to_device(index, low.device)] @ columns.mT
+            yield index, logits, corners
 
 
 def masks_of_logits(

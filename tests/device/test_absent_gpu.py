@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import gigamask
 from gigamask import recipes
+from gigamask.masks.transforms import logit_stacks, whole_image
 from gigamask.models.init import build_model
 from gigamask.prompts.schedule import InteractiveSchedule
 from tests.little import (
@@ -70,6 +72,13 @@ def save(data: Data, folder: Path, device: str) -> list[float]:
     return [float(each.sum()) for each in gigamask.load_model(path, "cpu").state_dict().values()]
 
 
+def enlarge(data: Data, folder: Path, device: str) -> list[float]:
+    low = torch.randn(3, 16, 16, generator=torch.Generator().manual_seed(0)).to(device)
+    with torch.autocast(low.device.type, torch.bfloat16):
+        stacks = [each for _, each, _ in logit_stacks(whole_image((48, 64), 64), low, -1.0)]
+    return sorted(value for each in stacks for value in each.amax((1, 2)).tolist())
+
+
 CASES = {
     "sam": partial(train, little),
     "sam, fp16": partial(train, little, precision="fp16"),
@@ -81,10 +90,11 @@ CASES = {
     "more masks": partial(generate_masks, points=8),
     "refined": refine,
     "save": save,
+    "enlarge": enlarge,
 }
 
 
-WITHOUT_STEPS = "evaluate", "masks", "more masks", "refined", "save"
+WITHOUT_STEPS = "evaluate", "masks", "more masks", "refined", "save", "enlarge"
 
 
 @pytest.fixture(scope="module")
