@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -32,18 +31,19 @@ def check_processor(config: SamConfig, weights: Path) -> None:
     Raises:
         GigamaskError: It scales pixels by another mean or standard deviation.
     """
-    names = ("image_mean", "image_std"), config.pixel_scale
-    for path, (name, own) in product(map(weights.with_name, PROCESSORS), zip(*names, strict=True)):
+    for path in map(weights.with_name, PROCESSORS):
         content = read_json(path, dict, MAX_CONFIG_BYTES) if path.is_file() else {}
         nested = content.get("image_processor")
         stated = nested if isinstance(nested, dict) else content
-        expected = [round(value / 255, 3) for value in own]
-        found = stated.get(name) or expected
-        values = found if isinstance(found, list) else [found]
-        if [round(each, 3) if isinstance(each, float) else each for each in values] != expected:
-            raise GigamaskError(
-                f"{path}: {name} is {found}, the model's is {expected}; train it with these again"
-            )
+        for name, own in zip(("image_mean", "image_std"), config.pixel_scale, strict=True):
+            expected = [round(value / 255, 3) for value in own]
+            found = stated.get(name) or expected
+            values = found if isinstance(found, list) else [found]
+            if [round(each, 3) if isinstance(each, float) else each for each in values] != expected:
+                raise GigamaskError(
+                    f"{path}: {name} is {found}, the model's is {expected}; train it with these "
+                    "again"
+                )
 
 
 class ModelFamily(ABC):
