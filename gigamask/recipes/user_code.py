@@ -201,8 +201,10 @@ def load_file(name: str) -> ModuleType:
     _IMPORTING.append(path)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except BaseException as error:
         sys.modules.pop(path.stem, None)  # so that it is read again once it is repaired
+        if not isinstance(error, Exception):  # as Ctrl-C
+            raise
         raise GigamaskError(
             f"{path}: importing it raised {type(error).__name__}: {error}"
         ) from error

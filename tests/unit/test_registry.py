@@ -193,6 +193,9 @@ def test_a_file_that_failed_is_read_again_once_it_is_repaired(tmp_path):
     file.write_text("import nothing_of_this_name")
     with error_line("repaired_recipe.py: .* ModuleNotFoundError"):
         user_code.load_file(str(file))
+    file.write_text("raise KeyboardInterrupt")
+    with pytest.raises(KeyboardInterrupt):
+        user_code.load_file(str(file))
     file.write_text("made = 'again'")
     assert user_code.find_object(f"{file}:made") == "again"
 
