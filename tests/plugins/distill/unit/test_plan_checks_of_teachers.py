@@ -41,6 +41,6 @@ def test_a_teacher_that_is_not_here_is_planned_as_vit_h_where_it_fits():
 
 def test_what_fits_keeps_the_phase_features(monkeypatch):
     monkeypatch.setattr(fit, "dry_run", lambda *_: None)
-    monkeypatch.setattr(fit, "bytes_by_phase", lambda *_: {"forward": {"weights": 0}})
+    monkeypatch.setattr(fit, "peak_bytes", lambda *_: 0)
     config = replace(compact_student(), teacher="none", device="cpu")
     assert fit.fit(config, "1GB")[1] == "--fit 1GB: fits as it is"
