@@ -31,8 +31,18 @@ CORE = (
 """Commands of the core in the order of use. Each is a module of `cli.commands` with a class
 `NAMECommand` and optionally a function `parse`; those of `TRAINING` share a module."""
 LISTS = (
-    *("--data", "--test", "--queries", "--answers", "--evaluation.data", "--evaluation.queries"),
-    *("--to", "--ignore", "--classes", "--freeze", "--unfreeze", "--allow-host"),
+    "--data",
+    "--test",
+    "--queries",
+    "--answers",
+    "--evaluation.data",
+    "--evaluation.queries",
+    "--to",
+    "--ignore",
+    "--classes",
+    "--freeze",
+    "--unfreeze",
+    "--allow-host",
 )
 """Flags of several values, of which those of an earlier one would be lost in silence."""
 TRAINING = {

@@ -322,9 +322,7 @@ def _notes(labels: Labels, values: Int32[np.ndarray, "n"]) -> dict[str, int]:
     return {MANY_AREAS: int(areas - 1 > len(values)), MAYBE_VOID: int(is_void)}
 
 
-def _components(
-    masks: RLEMasks,
-) -> tuple[Labels, list[int]]:
+def _components(masks: RLEMasks) -> tuple[Labels, list[int]]:
     """Number the connected components (by edge or corner) from 1; also return their masks."""
     parts, owners = np.zeros(masks.size, np.int32), list[int]()
     for i in range(len(masks)):

@@ -64,9 +64,7 @@ def check(labels: Labels, name: str) -> None:
         )
 
 
-def to_nearest_value(
-    labels: Labels,
-) -> tuple[Labels, int]:
+def to_nearest_value(labels: Labels) -> tuple[Labels, int]:
     """Return a label image in which pixels of rims have the value of the nearest region.
 
     Args:

@@ -188,7 +188,7 @@ def stretched(transform: ImageTransform, original: Size) -> ImageTransform:
 
 def logit_boxes(
     transform: ImageTransform, low: Float[Tensor, "n G G"], threshold: float
-) -> Iterator[tuple[Float32[Tensor, "h w"], Size]]:
+) -> Iterator[tuple[Float32[Tensor, "h w"], tuple[int, int]]]:
     """Yield the parts of `logits_to_original` outside of which no logit exceeds a threshold.
 
     The logits differ from the whole image's by rounding. NaN counts as background.
@@ -426,7 +426,7 @@ def _as_floating(points: np.ndarray) -> np.ndarray:
     return points if np.issubdtype(points.dtype, np.floating) else points.astype(np.float64)
 
 
-def _origin_and_sign(transform: ImageTransform) -> tuple[Size, Size]:
+def _origin_and_sign(transform: ImageTransform) -> tuple[tuple[int, int], tuple[int, int]]:
     """Return the original pixel xy at the top left of the input, and the direction of its axes."""
     y0, x0, _, x1 = transform.crop
     return ((x1 - 1, y0), (-1, 1)) if transform.flip else ((x0, y0), (1, 1))

@@ -442,8 +442,7 @@ def processor_config(
 def _rename(name: str, source: int, target: int) -> str:
     """Translate a tensor's name between conventions: 0 is Meta's, 1 Hugging Face's."""
     for names in HF_KEY_MAP:
-        pattern = re.escape(names[source]).replace(r"\{i\}", r"(\d+)")
-        if match := re.match(pattern, name):
+        if match := re.match(re.escape(names[source]).replace(r"\{i\}", r"(\d+)"), name):
             index = match[1] if match.groups() else ""
             return names[target].replace("{i}", index) + name[match.end() :]
     raise GigamaskError(

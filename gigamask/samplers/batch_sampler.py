@@ -24,9 +24,7 @@ Locate = Callable[[Integers], tuple[Integers, Integers]]
 """Maps items to the rows of their images, and to masks of these images (-1: the whole image)."""
 
 
-def whole_images(
-    items: Integers,
-) -> tuple[Integers, Integers]:
+def whole_images(items: Integers) -> tuple[Integers, Integers]:
     """Locate items that are the rows of an index."""
     return items, np.full(len(items), -1)
 

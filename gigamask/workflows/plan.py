@@ -163,7 +163,7 @@ def make_plan(
         config, device_of(config), split.micro_batch_size, hardware.cluster.size
     )
     phases = bytes_by_phase(config, hardware, result)
-    peak_phase, peak_bytes = memory_plan.peak_phase(phases)
+    peak_phase, peak = memory_plan.peak_phase(phases)
     flops = {
         "encoder": sum(step_flops.encoder),
         "rounds": sum(step_flops.masks),
@@ -187,13 +187,13 @@ def make_plan(
         "trained": result.parameters[1],
         "phases": phases,
         "peak_phase": peak_phase,
-        "peak_bytes": peak_bytes,
+        "peak_bytes": peak,
         "flops_per_image": flops,
         "flops_per_step": image_flops * config.batch_size,
         "steps": config.steps,
     }
     if hardware.gpu is not None:
-        fits = peak_bytes <= hardware.available_bytes
+        fits = peak <= hardware.available_bytes
         hours = training_hours(config, hardware, image_flops * split.images)
         found |= {
             "available_bytes": hardware.available_bytes,

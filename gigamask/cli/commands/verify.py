@@ -75,8 +75,8 @@ class VerifyCommand(PartOptions):
             "index": stale,
             **{kind: [asdict(one) for one in findings] for kind, findings in found.items()},
         }
-        samples = counts["images"] + counts["skipped"] + counts["without_jpg"]
         tars = counted(counts["tars"], "tar")
+        samples = counts["images"] + counts["skipped"] + counts["without_jpg"]
         faults = [
             f"{counts['bad_samples']} of {samples} samples are bad" if found["bad_members"] else "",
             f"{counts['broken_tars']} of {tars} broken" if counts["broken_tars"] else "",
@@ -102,8 +102,8 @@ def _print_counts(counts: dict[str, int], decode: bool, unlisted: Sequence[str])
         if counts[name]:
             print(f"  {name.replace('_', ' ')}: {counts[name]}")
     if unlisted:
-        tars = counted(len(unlisted), "tar")
-        print(printable(f"  {tars} not listed in --checksums, such as {unlisted[0]}"))
+        others = counted(len(unlisted), "tar")
+        print(printable(f"  {others} not listed in --checksums, such as {unlisted[0]}"))
     if counts["without_end_marker"]:
         jpegs = counted(counts["without_end_marker"], "JPEG")
         print(f"  {jpegs} without the end marker: all rows are there, it is added in memory")

@@ -26,11 +26,7 @@ outer cache levels."""
 
 
 def rel_pos_attention(
-    q: Heads,
-    k: Heads,
-    v: Heads,
-    rows: RowOffsets,
-    columns: ColumnOffsets,
+    q: Heads, k: Heads, v: Heads, rows: RowOffsets, columns: ColumnOffsets
 ) -> Heads:
     """Compute attention with relative positions, using the implementation for the device.
 
@@ -75,11 +71,7 @@ def get_rel_pos(table: Float[Tensor, "L d"], size: int | None = None) -> Float[T
 
 
 def rel_pos_attention_reference(
-    q: Heads,
-    k: Heads,
-    v: Heads,
-    rows: RowOffsets,
-    columns: ColumnOffsets,
+    q: Heads, k: Heads, v: Heads, rows: RowOffsets, columns: ColumnOffsets
 ) -> Heads:
     """Compute attention by definition, with the whole bias in memory.
 
@@ -96,11 +88,7 @@ def rel_pos_attention_reference(
 
 
 def rel_pos_attention_augmented(
-    q: Heads,
-    k: Heads,
-    v: Heads,
-    rows: RowOffsets,
-    columns: ColumnOffsets,
+    q: Heads, k: Heads, v: Heads, rows: RowOffsets, columns: ColumnOffsets
 ) -> Heads:
     """Compute attention with one fused kernel.
 
@@ -180,11 +168,7 @@ def _compute_capability(device: torch.device) -> tuple[int, int] | None:
 
 
 def rel_pos_attention_chunked(
-    q: Heads,
-    k: Heads,
-    v: Heads,
-    rows: RowOffsets,
-    columns: ColumnOffsets,
+    q: Heads, k: Heads, v: Heads, rows: RowOffsets, columns: ColumnOffsets
 ) -> Heads:
     """Compute attention in chunks of queries; backward recomputes the scores from q, k and v.
 
