@@ -301,9 +301,16 @@ def check_run_out(config: TrainConfig) -> None:
         config: The configuration, with its data as the user gave them.
 
     Raises:
-        GigamaskError: It is a folder of the data, or holds other files than logs.
+        GigamaskError: It is a folder of the data, or holds other files than logs, or a
+            configuration that no run wrote.
     """
     out = Path(config.out)
+    saved = out / CONFIG
+    is_ours = config.has_checkpoint or not saved.is_file()
+    if not is_ours and not saved.read_bytes().startswith(CHECKSUM.encode()):
+        raise GigamaskError(
+            f"{saved}: would be replaced, but no run wrote it; rename it, or give another --out"
+        )
     if any((out / name).exists() for name in (CONFIG, LOCK)):
         return
     own = [getattr(config, name, None) for name in ("images", "masks")]

@@ -374,3 +374,14 @@ def test_lr_alone_changes_both_rates_of_muon(tmp_path):
     )
     adamw = parse_train(["tiny", "--data", "a", "--out", "b", "--optimizer", "adamw", "--lr", "1"])
     assert adamw.run.optimizer.lr == 1
+
+
+def test_a_configuration_that_no_run_wrote_is_not_replaced(tmp_path):
+    config = little().with_(data="tars", out=tmp_path)
+    own = tmp_path / "config.yaml"
+    own.write_text("# my flags\nsteps: 2\n")
+    (tmp_path / "lock").touch()  # of a training that was refused
+    with error_line(r"config.yaml: would be replaced, but no run wrote it"):
+        config_files.check_run_out(config)
+    save_config(config)
+    config_files.check_run_out(config)
