@@ -20,7 +20,9 @@ import os
 import re
 import sys
 import traceback
+import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import is_dataclass
 from importlib import metadata
 from pathlib import Path
@@ -177,7 +179,8 @@ def load_module(name: str) -> ModuleType:
 def load_file(name: str) -> ModuleType:
     """Import a file once, under its stem, so that workers find its classes by the same name.
 
-    The script that runs is not imported again.
+    If that is another module's name, such as `random`, it gets one of its own. The script that runs
+    is not imported again.
 
     Raises:
         GigamaskError: There is no such file, or importing it raises.
@@ -188,21 +191,23 @@ def load_file(name: str) -> ModuleType:
             f"{path}: no such Python file{relative_to(path)}; pass one before the colon, as in "
             "mine.py:name"
         )
-    for loaded in (sys.modules.get(path.stem), sys.modules.get("__main__")):
+    own = f"{path.stem}_{zlib.crc32(os.fsencode(path.resolve())):08x}"
+    for loaded in map(sys.modules.get, (path.stem, own, "__main__")):
         file = getattr(loaded, "__file__", None)
         if loaded and file and Path(file).resolve() == path.resolve():
             return loaded
-    spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
+    name = own if _is_taken(path) else path.stem
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     module._gigamask_file = True  # pyrefly: ignore[missing-attribute]
-    sys.modules[path.stem] = module
+    sys.modules[name] = module
     _IMPORTING.append(path)
     try:
         spec.loader.exec_module(module)
     except BaseException as error:
-        sys.modules.pop(path.stem, None)  # so that it is read again once it is repaired
+        sys.modules.pop(name, None)  # so that it is read again once it is repaired
         if not isinstance(error, Exception):  # as Ctrl-C
             raise
         raise GigamaskError(
@@ -211,6 +216,16 @@ def load_file(name: str) -> ModuleType:
     finally:
         _IMPORTING.remove(path)
     return module
+
+
+def _is_taken(path: Path) -> bool:
+    """Return whether the stem of a file is the name of another module, imported or installed."""
+    if path.stem in sys.modules:
+        return True
+    with suppress(ImportError, ValueError):
+        spec = importlib.util.find_spec(path.stem)
+        return bool(spec and spec.origin) and Path(spec.origin).resolve() != path.resolve()
+    return False
 
 
 def check_no_import() -> None:

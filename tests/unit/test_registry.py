@@ -1,3 +1,4 @@
+import pickle
 import sys
 from dataclasses import replace
 
@@ -198,6 +199,21 @@ def test_a_file_that_failed_is_read_again_once_it_is_repaired(tmp_path):
         user_code.load_file(str(file))
     file.write_text("made = 'again'")
     assert user_code.find_object(f"{file}:made") == "again"
+
+
+def test_a_file_named_like_another_module_does_not_replace_it(tmp_path):
+    """Neither an imported module, nor an installed one, nor a file of the user's elsewhere."""
+    before, found = sys.modules["json"], {}
+    for name in ("json", "this", "here/scorer", "there/scorer"):
+        file = tmp_path / f"{name}.py"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(f"class Own:\n    name = {name!r}\n")
+        found[name] = user_code.find_object(f"{file}:Own")
+    assert sys.modules["json"] is before
+    assert "this" not in sys.modules
+    for name, kind in found.items():
+        assert kind.name == pickle.loads(pickle.dumps(kind)).name == name
+        assert user_code.find_object(user_code.name_of_class(kind)) is kind
 
 
 class Own:
