@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from gigamask.errors import GigamaskError, check_choice, counted
+from gigamask.masks.devices import autocast_off
 
 Precision = Literal["fp32", "bf16", "fp16"]
 PrecisionName = Literal["auto", "fp32", "bf16", "fp16"]
@@ -101,7 +102,7 @@ def computed_dtype(device: torch.device) -> str:
 
 
 def autocast(precision: Precision, device: torch.device) -> contextlib.AbstractContextManager:
-    """Return the context for the forward pass: autocast, or a null context in fp32.
+    """Return the context for the forward pass: autocast, or in fp32 none, also not the caller's.
 
     Args:
         precision: Precision of the model.
@@ -109,7 +110,7 @@ def autocast(precision: Precision, device: torch.device) -> contextlib.AbstractC
     """
     if precision in HALF_DTYPES:
         return torch.autocast(device.type, dtype=HALF_DTYPES[precision])
-    return contextlib.nullcontext()
+    return autocast_off(device.type)
 
 
 @contextlib.contextmanager

@@ -59,7 +59,11 @@ class _AutocastOff:
 
 def no_autocast(tensor: Tensor) -> contextlib.AbstractContextManager:
     """Return a context that disables autocast on the device of `tensor`."""
-    kind = tensor.device.type
+    return autocast_off(tensor.device.type)
+
+
+def autocast_off(kind: str) -> contextlib.AbstractContextManager:
+    """Return a context that disables autocast on a kind of device, such as "cpu"."""
     if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
         return contextlib.nullcontext()
     if torch.compiler.is_compiling():
