@@ -84,7 +84,8 @@ def write_atomically(path: Path | str, write: Callable[[Path], object]) -> None:
             write(path)
         return
     path = Path(os.path.realpath(path))
-    partial = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}{PARTIAL}")
+    name = os.fsencode(path.name)[:200].decode(errors="ignore")  # names have at most 255 bytes
+    partial = path.with_name(f".{name}.{secrets.token_hex(4)}{PARTIAL}")
     try:
         with report_write_errors(path):
             partial.touch(exist_ok=False)

@@ -164,7 +164,7 @@ def keep_if_equal(suffix: str | None = None) -> Callable[[Exporter], Exporter]:
                 raise GigamaskError(f"--out {out}: must be a folder, but is a file")
             final = Path(os.path.realpath(out))
             beside = final if final.is_dir() else final.parent  # on the same disk
-            folder = Path(tempfile.mkdtemp(files.PARTIAL, f".{final.name[:200]}.", beside))
+            folder = Path(tempfile.mkdtemp(files.PARTIAL, f".{final.name[:50]}.", beside))
             staged = folder / os.path.basename(os.path.abspath(out))
             try:
                 # On the CPU, as the files are read back.

@@ -53,6 +53,11 @@ def test_an_error_keeps_the_earlier_file_and_leaves_no_other(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_name_may_have_the_most_bytes_that_file_systems_allow(tmp_path):
+    files.write_text(tmp_path / ("字" * 85), "x")
+    assert [len(path.name) for path in tmp_path.iterdir()] == [85]
+
+
 def test_a_full_disk_names_the_file(tmp_path):
     with files_limited(10), pytest.raises(OSError, match="File too large") as full:
         files.write_bytes(tmp_path / "file", bytes(1000))
