@@ -1,6 +1,7 @@
 """Experiment trackers: TensorBoard if it is installed, and Weights & Biases on request."""
 
 import importlib.util
+import os
 import secrets
 import sys
 from collections.abc import Mapping
@@ -114,14 +115,11 @@ class WandbTracker:
         import wandb
 
         self._wandb: Any = wandb
-        id_file = Path(config.out) / "wandb_id"
-        if not id_file.exists():
-            files.write_text(id_file, secrets.token_hex(4))
         try:
             self._run = wandb.init(
                 project=config.wandb,
                 name=Path(config.out).name,
-                id=id_file.read_text(),
+                id=run_id(Path(config.out) / "wandb_id"),
                 dir=config.out,
                 config=flatten_config(config),
                 resume="allow",
@@ -165,6 +163,20 @@ class WandbTracker:
     def close(self) -> None:
         """Flush buffers and close."""
         self._run.finish()
+
+
+def run_id(path: Path) -> str:
+    """Return the id of a run at W&B; a copy of a run folder beside the first gets one of its own.
+
+    Args:
+        path: The file of the id and of its own path, which is written if the run has none.
+    """
+    name, _, first = path.read_bytes().partition(b" ") if path.exists() else (b"", b"", b"")
+    is_copy = os.path.isfile(first) and not os.path.samefile(first, path)
+    if not name or (is_copy and Path(os.fsdecode(first)).read_bytes().startswith(name)):
+        name = secrets.token_hex(4).encode()
+        files.write_bytes(path, name + b" " + os.fsencode(path.absolute()))
+    return name.decode()
 
 
 def make_trackers(config: TrainConfig, first_step: int = 0) -> list[Tracker]:

@@ -1,6 +1,7 @@
 """Boards: TensorBoardTracker's event files, and Weights & Biases without a network."""
 
 import importlib.util
+import shutil
 import subprocess
 import sys
 import types
@@ -91,6 +92,25 @@ def test_weights_and_biases_gets_each_step_once(tmp_path, monkeypatch):
         assert [row["step"] for row in fake.rows if name in row] == [4, 8]
 
 
+def test_a_copy_of_a_run_folder_is_another_run(tmp_path):
+    """One that was moved is the same, also once another run has its place."""
+    first, copy, moved = (tmp_path / name for name in ("first", "copy", "möved"))
+    first.mkdir()
+    name = trackers.run_id(first / "wandb_id")
+    shutil.copytree(first, copy)
+    other = trackers.run_id(copy / "wandb_id")
+    assert other != name
+    assert trackers.run_id(copy / "wandb_id") == other
+    assert trackers.run_id(first / "wandb_id") == name
+    first.rename(moved)
+    assert trackers.run_id(moved / "wandb_id") == name
+    first.mkdir()
+    assert trackers.run_id(first / "wandb_id") != name
+    assert trackers.run_id(moved / "wandb_id") == name
+    (copy / "wandb_id").write_text("0123abcd")  # of an earlier version
+    assert trackers.run_id(copy / "wandb_id") == "0123abcd"
+
+
 def test_without_packages_there_are_no_trackers_and_requesting_one_is_an_error(
     tmp_path, monkeypatch
 ):
@@ -119,7 +139,7 @@ def test_weights_and_biases_goes_on_with_the_same_run(tmp_path):
             env=environment,
         )
         assert done.returncode == 0, done.stderr
-    name = (tmp_path / "wandb_id").read_text()
+    name = (tmp_path / "wandb_id").read_text().split()[0]
     kept = list((tmp_path / "wandb").glob(f"offline-run-*-{name}/run-{name}.wandb"))
     assert kept
     assert all(
