@@ -89,6 +89,11 @@ def _check(
         raise GigamaskError(f"--stages must be in the order {order}, each once (got {names})")
     if unused := [stage for stage in steps if stage not in stages]:
         raise GigamaskError(f"--{unused[0]}-steps: --stages {names} has no stage {unused[0]}")
+    if stages[0] == "mae" and config.model.pixels.has_window:
+        raise GigamaskError(
+            f"--stages {names}: the stage mae reads images of 8 bits, without --window and "
+            "--percentiles; leave mae out, or convert the images to 8 bits"
+        )
     if stages[0] == "mae" and config.init:
         raise GigamaskError(
             f"--init {config.init} would not be used: the stage mae starts from random weights and "

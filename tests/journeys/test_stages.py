@@ -206,6 +206,10 @@ REFUSED = [
         "joint would not be used: the stage mae starts from random weights",
     ),
     (
+        "--stages mae,joint --window 0 4000",
+        "the stage mae reads images of 8 bits, without --window",
+    ),
+    (
         "--stages mae,decoder,joint --freeze nope",
         "--freeze nope: the model has no such",
     ),
