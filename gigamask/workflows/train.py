@@ -345,6 +345,8 @@ def opening(config: TrainConfig, epochs: float | None = None) -> str:
     """
     length = counted(config.steps, "step") if epochs is None else f"{epochs:g} epochs"
     data = " ".join(getattr(config.evaluation, "data", ()))
+    if not data and (split := getattr(config, "val_split", 0)):
+        data = f"--val-split {split:g} of the images"
     scores = f"evaluated on {data} every {counted(config.evaluation.interval, 'step')}"
     start = f"from {config.phases()[0].init or 'random weights'}"
     if config.has_checkpoint:

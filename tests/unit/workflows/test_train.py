@@ -47,6 +47,8 @@ def test_epochs_become_steps(tmp_path, scenes, epochs, batch_size, steps, capsys
     )
     assert steps_for_epochs(config, epochs) == (steps, 12)
     assert f": {epochs:g} epochs of {batch_size} samples" in opening(config, epochs)
+    assert opening(config).endswith("without --evaluation.data")
+    assert "evaluated on --val-split 0.2 of " in opening(replace(config, val_split=0.2))
     flags = use_index(TrainFlags(config, epochs=epochs))
     assert flags == TrainFlags(replace(config, steps=steps))
     assert f"{steps} step{'s' * (steps > 1)} (12 samples" in capsys.readouterr().out
