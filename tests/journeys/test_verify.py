@@ -25,9 +25,11 @@ def test_verify_ends_with_2_and_names_what_is_bad(tmp_path, capsys):
     assert {"tar", "member", "offset", "sample", "reason"} == found["bad_members"][0].keys()
     assert sum(bool(each["tar_errors"]) for each in found["tars"]) == len(tars)
     (tmp_path / "sums").write_text(f"{'0' * 32} other.tar\n")
-    invoke(f"verify {tmp_path}/whole.tar --no-decode --checksums {tmp_path}/sums")
+    told = f"--checksums {tmp_path}/sums --json {tmp_path}/sums.json"
+    invoke(f"verify {tmp_path}/whole.tar --no-decode {told}")
     unlisted = f"1 tar not listed in --checksums, such as {tmp_path}/whole.tar\n"
     assert unlisted in capsys.readouterr().out
+    assert json.loads((tmp_path / "sums.json").read_text())["unlisted"] == [f"{tmp_path}/whole.tar"]
 
 
 def test_checksums_of_an_index_name_a_flipped_bit(tmp_path, capsys):
