@@ -128,7 +128,10 @@ def test_invalid_input_is_a_one_line_error(weights, pictures, tmp_path, capsys):
     invoke(f"segment {held} {FEW}")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "sa_1.tar").write_text("mine")
+    annotations = tmp_path / "coco.json"
+    annotations.write_text('{"images": [], "annotations": []}')
     for words, message in {
+        f"{held} {FEW} --table {annotations}": "would replace annotations by results",
         f"{weights} {out}": "image",
         out: "missing weights",
         f"{held} --to-shards --shard-images 0": "--shard-images must be at least 1 (got 0)",

@@ -13,7 +13,7 @@ from gigamask.datatools import formats
 from gigamask.errors import check_range
 from gigamask.inference.amg_config import AutomaticMaskConfig
 from gigamask.launch import PartOptions
-from gigamask.parser import FLAT, Positional
+from gigamask.parser import FLAT, Positional, check_writable
 from gigamask.pixels import WindowOptions
 
 if TYPE_CHECKING:
@@ -85,6 +85,8 @@ class SegmentCommand(WindowOptions, PartOptions):
         from gigamask.workflows.input_images import find_images, outputs_of_images
 
         part = part_of(self.part)
+        if self.table and os.path.isfile(self.table):
+            check_writable("--table", self.table)
         check_range("--cache-gb", self.cache_gb, 0, MAX_CACHE_GB)
         for last in self.images[-1:]:
             check_order(self.weights, last, "gigamask segment {} {}")
