@@ -8,7 +8,6 @@ Imports neither numpy nor torch nor a recipe, so that `gigamask COMMAND --help` 
 from __future__ import annotations
 
 import ast
-import json
 import os
 import re
 import shutil
@@ -445,4 +444,6 @@ def write_json(path: str | None, content: dict[str, Any]) -> None:
         content: The results.
     """
     if path:
-        files.write_text(path, json.dumps(content, indent=1, default=str) + "\n")
+        from gigamask.serialization import to_json
+
+        files.write_text(path, to_json(content, 1) + "\n")

@@ -177,6 +177,17 @@ def read_json(
     return decode_json(read_limited(path, max_bytes), str(path), kind)
 
 
+def to_json(content: Any, indent: int | None = None) -> str:
+    """Encode JSON, which has no numbers that are not finite: they become null.
+
+    Args:
+        content: What to encode.
+        indent: As of `json.dumps`.
+    """
+    text = json.dumps(content, default=str)
+    return json.dumps(json.loads(text, parse_constant=lambda name: None), indent=indent)
+
+
 def with_checksum(content: dict[str, Any]) -> bytes:
     """Encode JSON with the crc32 of its content, which `check_checksum` verifies."""
     content = {name: value for name, value in content.items() if name != "crc32"}

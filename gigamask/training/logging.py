@@ -6,7 +6,6 @@ the largest loader process has written, including its imports. Each start of tra
 earlier records of later steps are superseded.
 """
 
-import json
 import os
 import sys
 import time
@@ -29,6 +28,7 @@ from gigamask.distributed.precision import device_name
 from gigamask.distributed.profile_ranges import profile_range
 from gigamask.errors import score_text
 from gigamask.interfaces import EvaluationResult
+from gigamask.serialization import to_json
 from gigamask.signals import discard_if_closed
 from gigamask.training.config import TrainConfig
 from gigamask.training.trackers import Tracker, make_trackers
@@ -60,7 +60,7 @@ class JsonlWriter:
 
     def write(self, event: dict[str, Any]) -> None:
         """Append one line."""
-        self._pending += f"{json.dumps(event)}\n".encode()
+        self._pending += f"{to_json(event)}\n".encode()
         try:
             while self._pending:
                 self._pending = self._pending[self._file.write(self._pending) :]

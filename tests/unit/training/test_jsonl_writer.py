@@ -33,6 +33,12 @@ def test_each_line_is_there_at_once(book, tmp_path):
         assert read(tmp_path) == list(range(step + 1))
 
 
+def test_numbers_that_are_not_finite_are_null(book, tmp_path):
+    book.write({"step": 1, "loss": float("nan"), "parts": [float("-inf"), 1e-4], "NaN": "NaN"})
+    line = (tmp_path / "metrics.jsonl").read_text()
+    assert line == '{"step": 1, "loss": null, "parts": [null, 0.0001], "NaN": "NaN"}\n'
+
+
 def test_lines_that_a_full_disk_does_not_take_are_said_once_and_written_later_in_order(
     book, tmp_path, said
 ):
