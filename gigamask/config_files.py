@@ -253,6 +253,7 @@ def _parse(
     """
     names, words = _take(parser.split(arguments), registry.kinds())
     paths = [path for flag, values in words if flag == "config" for path in values]
+    words = [each for each in words if each[0] != "config"]  # which may be given twice
     files = [*contents, *((path, read_config(path)) for path in paths)]
     config, stated = _choose([*files, ("", names)], config)
     aliases = ALIASES | {kind: kind for kind in registry.components_of(config)}

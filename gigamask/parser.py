@@ -15,6 +15,7 @@ import sys
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -50,6 +51,9 @@ PROGRESS = (
 )
 """Help of the flag that `cli.main` reads for all commands."""
 NONE: Mapping[str, Any] = MappingProxyType({})
+TYPED: ContextVar[bool] = ContextVar("typed", default=False)
+"""Whether a person has typed the flags: a list is then not given twice, where the earlier values
+would be lost in silence. Of flags that a program puts together, the last counts."""
 
 
 class Positional(NamedTuple):
@@ -258,6 +262,8 @@ def _read(
         elif leaf.kind is bool:
             count = int(values[:1] in (["true"], ["false"]))
             given[name] = Given(values[0] if count else "true")
+        elif leaf.words is None and name in given and TYPED.get():
+            raise GigamaskError(f"--{typed} is given twice; give it once, with all its values")
         elif leaf.words != 1:
             count = leaf.words or len(values)
             given[name] = Given([] if values == ["[]"] else values[:count])

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from typing import Any
 
-from gigamask import files, plugin, progress
+from gigamask import files, parser, plugin, progress
 from gigamask.errors import GigamaskError, TrainingInterruptedError, abridged, check_choice
 from gigamask.signals import STOP_SIGNALS, discard_if_closed, stop_signals_handled
 
@@ -30,21 +30,6 @@ CORE = (
 )
 """Commands of the core in the order of use. Each is a module of `cli.commands` with a class
 `NAMECommand` and optionally a function `parse`; those of `TRAINING` share a module."""
-LISTS = (
-    "--data",
-    "--test",
-    "--queries",
-    "--answers",
-    "--evaluation.data",
-    "--evaluation.queries",
-    "--to",
-    "--ignore",
-    "--classes",
-    "--freeze",
-    "--unfreeze",
-    "--allow-host",
-)
-"""Flags of several values, of which those of an earlier one would be lost in silence."""
 TRAINING = {
     "pretrain": "pre-train an image encoder on images without masks (MAE), or resume a run",
     "train": "train a recipe on images with masks, or resume a run",
@@ -68,12 +53,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        if argv is None:  # a variant of an ablation repeats flags
-            check_typed(arguments)
+        context = copy_context()
+        context.run(parser.TYPED.set, argv is None)
         with warnings.catch_warnings(), stop_signals_raised():
             warnings.showwarning = print_warning
             try:
-                code = copy_context().run(run_command, arguments)
+                code = context.run(run_command, arguments)
             except (OSError, RuntimeError) as error:
                 files.check_file_limit(error)
                 raise
@@ -107,14 +92,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print_line(line)
         traceback.print_exception(error)
         return 1
-
-
-def check_typed(arguments: Sequence[str]) -> None:
-    """Raise `GigamaskError` if a list of values was typed twice: the last would count."""
-    flags = [word.partition("=")[0] for word in arguments]
-    for flag in LISTS:
-        if flags.count(flag) > 1:
-            raise GigamaskError(f"{flag} is given twice; give it once, with all its values")
 
 
 @contextmanager
@@ -197,7 +174,7 @@ def run_command(arguments: list[str]) -> int:
         else:
             hint = f"choose one of {', '.join(known)}"
         raise GigamaskError(f"unknown command {name!r}; {hint}; see 'gigamask --help'")
-    from gigamask import launch, parser
+    from gigamask import launch
 
     kind = plugin.load(known[name])
     if issubclass(kind, launch.PartOptions):
@@ -270,7 +247,6 @@ def run_training(command: str, arguments: list[str]) -> int:
         command: The command.
         arguments: The arguments after the command.
     """
-    from gigamask import parser
     from gigamask.cli.commands import train
 
     gc.disable()  # a start makes a million objects that stay; the trainer enables it for its steps

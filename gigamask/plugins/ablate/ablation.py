@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gigamask import config_files, files
+from gigamask import config_files, files, parser
 from gigamask.data import index as indexes
 from gigamask.data import worker_pool
 from gigamask.data.index import Index
@@ -128,6 +128,7 @@ def run(
     Raises:
         GigamaskError: An argument is invalid, or a folder contains a different run.
     """
+    parser.TYPED.set(False)  # variants repeat the flags of all
     check_range("--seeds", seeds, 1)
     check_range("--parallel-runs", parallel_runs, 1)
     check_range("--max-images", test.max_images, 1)

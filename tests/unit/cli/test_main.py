@@ -164,12 +164,26 @@ def test_a_command_of_a_plugin_that_was_deleted_names_it(monkeypatch, capsys):
     assert "plugin formats, which is not installed" in refusal(capsys, "extract in --out out")
 
 
-@pytest.mark.parametrize("flag", ["--data", "--to", "--ignore", "--queries", "--classes"])
+@pytest.mark.parametrize("flag", ["--data", "--ignore", "--classes", "--freeze", "--data-weights"])
 def test_values_that_are_typed_twice_are_refused(monkeypatch, capsys, flag):
-    words = f"gigamask train tiny {flag} a {flag}=b --out never"
+    words = f"gigamask train tiny {flag} 1 {flag}=2 --out never"
     monkeypatch.setattr(sys, "argv", words.split())
     assert main.main() == 2
     assert f"{flag} is given twice; give it once" in capsys.readouterr().err
+    assert main.main([*words.split()[1:], "--print-config"]) == 0  # of a program: the last counts
+
+
+def test_files_of_flags_may_be_typed_one_by_one(tmp_path, monkeypatch, capsys):
+    words = ["gigamask", "train", "tiny", "--print-config"]
+    for flag in ("steps: 7", "seed: 3"):
+        path = tmp_path / flag[:4]
+        path.write_text(flag)
+        words += ["--config", str(path)]
+    monkeypatch.setattr(sys, "argv", words)
+    assert main.main() == 0
+    printed = capsys.readouterr().out
+    assert "steps: 7\n" in printed
+    assert "seed: 3\n" in printed
 
 
 def test_every_command_has_a_line_in_the_overview():
