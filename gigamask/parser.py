@@ -173,8 +173,9 @@ def parse_words(
             print("\n".join(_help(kind, known, prog, aliases, first)))
             raise SystemExit(0)
         given |= _read(words, known, aliases)
+        filled = {name for name, value in given.items() if value.text != [] or known[name].metavar}
         missing = [leaf for leaf in known.values() if leaf.default is MISSING]
-        if missing := [leaf for leaf in missing if leaf.name not in given]:
+        if missing := [leaf for leaf in missing if leaf.name not in filled]:
             names = (leaf.metavar or f"--{leaf.name}" for leaf in missing)
             raise GigamaskError(f"missing {', '.join(names)}")
         changes: dict[tuple[str, ...], dict[str, Any]] = {}
