@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
+from io import TextIOWrapper
 from typing import Any
 
 from gigamask import files, parser, plugin, progress
@@ -53,6 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
+        if argv is None and isinstance(sys.stdout, TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")  # names that it cannot encode
         context = copy_context()
         context.run(parser.TYPED.set, argv is None)
         with warnings.catch_warnings(), stop_signals_raised():

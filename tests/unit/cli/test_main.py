@@ -1,5 +1,6 @@
 """Exit codes, warnings, and what `--help` imports."""
 
+import io
 import os
 import signal
 import subprocess
@@ -75,6 +76,16 @@ def test_a_signal_during_clean_up_does_not_hide_the_failure(monkeypatch, capsys)
     assert main.main(["train"]) == 128 + signal.SIGTERM
     stopped = "gigamask: stopped by SIGTERM; run the same command again\n"
     assert capsys.readouterr().err == f"gigamask: another process ended\n{stopped}"
+
+
+def test_names_that_standard_output_cannot_encode_are_escaped(monkeypatch):
+    """As in a file or a pipe on Windows, and for names of files that are not UTF-8."""
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, "ascii"))
+    monkeypatch.setattr(sys, "argv", ["gigamask", "index"])
+    monkeypatch.setattr(main, "run_command", lambda _: print("\u732b\udcff.jpg") or 0)
+    assert main.main() == 0
+    assert written.getvalue() == b"\\u732b\\udcff.jpg\n"
 
 
 def test_another_broken_pipe_is_an_error(monkeypatch):
