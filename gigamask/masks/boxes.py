@@ -49,15 +49,19 @@ def nms(
     Returns:
         Indices of the kept boxes, highest score first.
     """
-    left = np.argsort(-scores, kind="stable")
-    kept = []
-    while len(left):
-        best, left = left[0], left[1:]
-        kept.append(best)
-        # Compared in float64: the nearest float32 to a threshold may lie above it.
-        ious = box_iou(boxes[best : best + 1], boxes[left])[0].astype(np.float64)
-        left = left[ious <= iou_threshold]
-    return np.array(kept, np.int64)
+    order = np.argsort(-scores, kind="stable")
+    wide, is_kept = boxes[order].astype(np.float32), np.ones(len(order), bool)
+    low, high = np.split(np.ascontiguousarray(wide.T), 2)
+    for i in range(len(order)):
+        if is_kept[i]:
+            # Most boxes of a large image do not meet: a tenth of the time of their IoU tells.
+            rest = slice(i + 1, None)
+            meets = (low[:, rest] < high[:, i, None]) & (high[:, rest] > low[:, i, None])
+            near = i + 1 + np.flatnonzero(meets.all(0))
+            # Compared in float64: the nearest float32 to a threshold may lie above it.
+            ious = box_iou(wide[i : i + 1], wide[near])[0].astype(np.float64)
+            is_kept[near[ious > iou_threshold]] = False
+    return order[is_kept]
 
 
 def is_box_near_crop_edge(

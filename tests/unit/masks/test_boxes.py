@@ -46,6 +46,18 @@ def test_the_first_of_equals_wins_and_the_threshold_itself_stays():
     assert nms(boxes[:0], np.zeros(0), 0.5).tolist() == []
 
 
+def test_boxes_that_do_not_meet_are_not_compared(monkeypatch):
+    compared = []
+    monkeypatch.setattr(
+        "gigamask.masks.boxes.box_iou",
+        lambda a, b: compared.append(len(b)) or box_iou(a, b),
+    )
+    corners = np.stack(np.mgrid[:20, :20], -1).reshape(-1, 2) * 10
+    boxes = np.concatenate([corners, corners + 9], 1).repeat(2, 0)
+    assert nms(boxes, np.ones(800), 0.5).tolist() == list(range(0, 800, 2))
+    assert sum(compared) == 400
+
+
 def test_boxes_without_area_stay():
     assert nms(np.array([[3, 3, 3, 3], [3, 3, 3, 3]]), np.ones(2), 0.5).tolist() == [0, 1]
 
