@@ -182,9 +182,22 @@ def write(images: Images, out: Path, options: ExportOptions) -> list[Path]:
         The files and folders that were written.
 
     Raises:
-        GigamaskError: The folder cannot be written or holds a file of the same name that no export
-            wrote, or a format cannot hold a mask.
+        GigamaskError: The folder cannot be written, another process exports to it, or it holds a
+            file of the same name that no export wrote or that was changed since; or a format cannot
+            hold a mask.
     """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        busy = f"{out}: another process exports to it; wait for it, or give another folder"
+        with files.folder_lock(out, busy):
+            return _write(images, out, options)
+    except OSError as error:
+        raise GigamaskError(
+            f"{out}: cannot be written ({error.strerror}); free space or correct the permissions"
+        ) from None
+
+
+def _write(images: Images, out: Path, options: ExportOptions) -> list[Path]:
     partial, record = out / PARTIAL, out / RECORD
     own, earlier = _recorded(out)
     names, new, stale = dict[int, str](), set[str](), set[str]()
@@ -203,14 +216,19 @@ def write(images: Images, out: Path, options: ExportOptions) -> list[Path]:
 
     try:
         shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
+        partial.mkdir()
         for write_format in chosen:
             write_format(checked, partial, options)
             new = set(_files_in(partial)) - {TABLE}
             folders = set(map(_first, new))
-            stale = {name for name in own - new if _first(name) in folders}
-            others = (out / name for name in (*sorted(folders - set(map(_first, own))), *new - own))
-            files.check_absent(others, "no export wrote it; move it, or give another folder")
+            stale = {name for name in own.keys() - new if _first(name) in folders}
+            others = [*sorted(folders - set(map(_first, own))), *new - own.keys()]
+            if not options.owned:
+                others += [
+                    each for each in own.keys() & (new | stale) if _is_changed(out, each, own[each])
+                ]
+            advice = "no export wrote it, or it was changed since; move it, or give another folder"
+            files.check_absent([out / each for each in others], advice)
             if not options.owned and (lost := earlier - {*names.values()}):
                 act = f"export all together, give another folder, or remove {record} and its files"
                 if why := options.skipped.get(min(lost)):
@@ -220,14 +238,12 @@ def write(images: Images, out: Path, options: ExportOptions) -> list[Path]:
                     f"{min(lost)}; {act}"
                 )
         options.check()
-        told = {"files": sorted(own - stale | new), "images": sorted(names.values())}
-        files.write_text(record, json.dumps(told))
+        crcs = {name: files.crc32(partial / name) for name in new}
+        kept = {name: crc for name, crc in own.items() if name not in stale}
+        told = {"files": kept | crcs, "images": sorted(names.values())}
+        files.write_text(record, json.dumps(told, sort_keys=True))
         _remove(out, stale)
         return _moved(partial, out, new, options.table)
-    except OSError as error:
-        raise GigamaskError(
-            f"{out}: cannot be written ({error.strerror}); free space or correct the permissions"
-        ) from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -245,12 +261,28 @@ def _moved(partial: Path, out: Path, names: set[str], table: Path | None) -> lis
     return written
 
 
-def _recorded(out: Path) -> tuple[set[str], set[str]]:
-    """Return the files in a folder that exports wrote, by their paths in it, and the images."""
+def _is_changed(out: Path, name: str, crc: int | None) -> bool:
+    """Return whether a file was changed since an export wrote it, as by a person who corrects it.
+
+    Args:
+        out: Folder of the export.
+        name: Path of the file in it.
+        crc: crc32 of what was written; None if it is unknown.
+    """
+    path, record = out / name, out / RECORD
+    is_later = path.is_file() and path.stat().st_mtime > record.stat().st_mtime
+    return is_later and not path.is_symlink() and crc not in (None, files.crc32(path))
+
+
+def _recorded(out: Path) -> tuple[dict[str, int | None], set[str]]:
+    """Return the files in a folder that exports wrote, by their paths in it, with the crc32 of each
+    if it is known, and the images."""
     record = out / RECORD
     told = read_json(record, dict) if record.exists() else {}
-    # Records of earlier versions name folders.
-    own = {name for each in told.get("files", ()) for name in (_files_in(out, each) or [each])}
+    listed = told.get("files", {})
+    # Records of earlier versions name files and folders alone.
+    crcs = listed if isinstance(listed, dict) else dict.fromkeys(listed)
+    own = {name: crcs[each] for each in crcs for name in (_files_in(out, each) or [each])}
     return own, set(told.get("images", ()))
 
 

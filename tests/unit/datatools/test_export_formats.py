@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 from pycocotools.coco import COCO
 
-from gigamask import plugin
+from gigamask import files, plugin
 from gigamask.data import annotation, image
 from gigamask.data.orientation import turn
 from gigamask.datatools.convert import ConvertOptions, convert
@@ -258,6 +258,14 @@ def test_only_files_of_earlier_exports_are_replaced(images, tmp_path):
     assert write(lambda: images, tmp_path, options) == written
     with error_line(r"other image such as more/b.jpg"):
         write(lambda: images[:1], tmp_path, options)
+    corrected, stated = tmp_path / "labels" / "a.png", tmp_path / "coco.json"
+    corrected.write_bytes(corrected.read_bytes() + b"corrected by hand")
+    stated.touch()
+    with error_line("labels/a.png: would be replaced, but .*changed since"):
+        write(lambda: images, tmp_path, options)
+    assert corrected.read_bytes().endswith(b"by hand")
+    with files.folder_lock(tmp_path, ""), error_line("another process exports to it"):
+        write(lambda: images, tmp_path, options)
     own = tmp_path / "mine" / "labels" / "a.png"
     own.parent.mkdir(parents=True)
     own.write_bytes(b"drawn by hand")
