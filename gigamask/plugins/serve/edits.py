@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal
 
 from gigamask.errors import GigamaskError
@@ -134,7 +135,7 @@ class ImageEdits:
     proposed_by: int | None = None
     content: FileContent | None = None
 
-    @property
+    @cached_property
     def objects(self) -> Objects:
         """The objects by id, after the applied edits."""
         found: Objects = {}

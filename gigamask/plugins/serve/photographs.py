@@ -121,11 +121,11 @@ def find_by_content(
         stamp = stamp_of(root / name)
         if stamp and stamp[0] in sizes and (content := content_of(root / name)):
             found[content].append(name)
-    claims = list(wanted.values())
+    claims = Counter(wanted.values())
     return {
         name: found[content][0]
         for name, content in wanted.items()
-        if len(found[content]) == claims.count(content) == 1
+        if len(found[content]) == claims[content] == 1
     }
 
 

@@ -67,6 +67,7 @@ def test_edits_are_undone_to_the_beginning_and_redone(project):
     found = edit(project, 0, 1, {2: square(9, name="b")})
     found = edit(project, 0, 2, {1: None}, "delete")
     assert list(found.objects) == [2]
+    assert found.objects is found.objects, "each of thousands looks there"
     assert found.next_id == 3
     for version in (3, 4, 5):
         found = project.change(0, version, lambda each: each.moved(-1))
