@@ -108,7 +108,7 @@ class Annotator:
         adds = step.box is not None or step.foreground
         key_of, before = _begin(self.project, self.project.read(row, size), target, adds)
         base, steps = before.base, before.steps
-        given = None if base is None else RLEMasks.from_coco([base], size)
+        given = None if base is None else _mask(base, size)
         if given is not None and not steps and given.areas()[0]:
             steps = (_inside(given),)
         steps = (*steps, step)
@@ -255,7 +255,7 @@ class Annotator:
         objects = {target: _object(found, target) for target in targets}
         if fields and fields.get("accepted"):
             for target, each in objects.items():
-                if not RLEMasks.from_coco([each.mask], found.size).areas()[0]:
+                if not _mask(each.mask, found.size).areas()[0]:
                     raise GigamaskError(f"object {target} is empty; draw it or delete it")
         changes = {
             target: None if fields is None else _assigned(each, fields)

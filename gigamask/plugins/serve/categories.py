@@ -43,7 +43,9 @@ def change_category(project: Project, name: str, new: ObjectCategory) -> dict[st
                 changed = _rename(project, image, rows.get(image), (name, new.name))
                 counts["objects"] += changed
                 counts["images"] += changed > 0
-        project.update(categories=tuple(kept))
+        known = project.content.renamed | {name: name}
+        renamed = {old: new.name if now == name else now for old, now in known.items()}
+        project.update(categories=tuple(kept), renamed=renamed)
     return counts
 
 

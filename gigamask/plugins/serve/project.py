@@ -107,6 +107,7 @@ class ProjectFile:
         rounds: The trainings so far.
         model: Index of the round whose model is in use; -1 is the one that the project began with.
         pixels: How images of more than 8 bits are read by models that state no window.
+        renamed: What categories are called now, by the names that models may know them by.
     """
 
     images: str
@@ -115,6 +116,7 @@ class ProjectFile:
     rounds: tuple[TrainingRound, ...] = ()
     model: int = -1
     pixels: WindowOptions = field(default_factory=WindowOptions)
+    renamed: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

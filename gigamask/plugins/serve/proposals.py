@@ -155,7 +155,8 @@ class Proposals:
         replaced = (key for key, each in found.objects.items() if each.is_open)
         changes: dict[int, MaskObject | None] = dict.fromkeys(replaced)
         first = found.next_id
-        known = [each.name for each in self.project.content.categories]
+        content = self.project.content
+        known, renamed = [each.name for each in content.categories], content.renamed
         classes = class_fields(proposals.class_scores, generator.model.config.class_names)
         for key, counts in enumerate(proposals.masks.to_coco(), first):
             i, mask = key - first, counts.decode()
@@ -163,7 +164,7 @@ class Proposals:
             named = classes[i]["category"] if classes else ""
             changes[key] = MaskObject(
                 mask,
-                category=named if named in known else known[0],
+                category=named if named in known else renamed.get(named, known[0]),
                 by_model=True,
                 base=mask,
                 steps=(PromptStep(point=(x, y)),),

@@ -33,9 +33,8 @@ from gigamask.serialization import read_json
 from gigamask.training.checkpoint import load_model
 
 ROUNDS = "rounds"
-SETTINGS, RESULT, LOG, LOCK, PID, RUN = (
-    *("round.json", "result.json", "log.txt", ".lock", "pid", "run"),
-)
+SETTINGS, RESULT, LOG = "round.json", "result.json", "log.txt"
+LOCK, PID, RUN = ".lock", "pid", "run"
 COMMAND = ("-m", "gigamask.plugins.serve.training_round")
 """Arguments of Python that train a round, before its folder."""
 KILLED = -9

@@ -163,15 +163,19 @@ def test_remaining_images_get_proposals_and_the_certain_ones_are_accepted(annota
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("named, category", [("cell", "cell"), ("dog", "object")])
+@pytest.mark.parametrize(
+    "named, category", [("cell", "cell"), ("dog", "object"), ("old", "newest")]
+)
 def test_proposals_get_the_category_of_their_class_if_there_is_one(annotator, named, category):
-    names = ("cell", "dog")
+    names = ("cell", "dog", "old")
     model = build_model(replace(SPEC, custom_init=True, class_names=names), 0).eval()
     with torch.no_grad():
         model.mask_decoder.class_head.layers[-1].bias[names.index(named)] = 9.0
     annotator.session.use_model(model)
-    given = (ObjectCategory("object", "#112233"), ObjectCategory("cell", "#445566"))
+    given = tuple(ObjectCategory(name, "#112233") for name in ("object", "cell", "old"))
     annotator.project.update(categories=given)
+    for old, new in (("old", "new"), ("new", "newest")):
+        change_category(annotator.project, old, ObjectCategory(new, "#112233"))
     propose(annotator)
     objects = annotator.project.read(0).objects.values()
     assert {each.category for each in objects} == {category}
