@@ -126,10 +126,7 @@ JPG_FAULTS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
         lambda jpg: restate(jpg, 60_000, 60_000),
         r"the JPEG states 60000 x 60000 pixels.*134217728",
     ),
-    "other size": (
-        lambda jpg: noise(40, 56),
-        r"the JPEG has 40 x 56 pixels.*annotation \d+ x \d+",
-    ),
+    "other size": (lambda jpg: noise(40, 56), r"the JPEG has 40 x 56 pixels.*annotation \d+ x \d+"),
 }
 
 
@@ -215,10 +212,7 @@ JSON_FAULTS: dict[str, tuple[Callable[[dict], dict | bytes], str]] = {
         r"mask 0: a number has 13 characters, at most 7",
     ),
     "RLE cut": (_counts(lambda pixels: "PoP"), r"mask 0: the counts end within a number"),
-    "RLE other characters": (
-        _counts(lambda pixels: "a b"),
-        r"mask 0: byte 32 at position 1",
-    ),
+    "RLE other characters": (_counts(lambda pixels: "a b"), r"mask 0: byte 32 at position 1"),
     "RLE none": (_counts(lambda pixels: ""), r"mask 0: run lengths sum to 0"),
     "mask of another size": (
         _set(*SIZE, value=[4, 4]),
@@ -301,11 +295,7 @@ TAR_FAULTS: dict[str, tuple[Callable[[bytes], bytes], str, int]] = {
         r"the archive ends at \d+, but the file has \d+ bytes",
         4,
     ),
-    "compressed": (
-        lambda raw: gzip.compress(raw),
-        r"the 512 bytes at 0 .*tar.gz",
-        0,
-    ),
+    "compressed": (lambda raw: gzip.compress(raw), r"the 512 bytes at 0 .*tar.gz", 0),
 }
 
 

@@ -7,11 +7,7 @@ from typing import Any
 from gigamask.data.augment import HorizontalFlip
 from gigamask.evaluation.click_evaluation import ClickEvaluation
 from gigamask.losses.window_loss import WindowLoss
-from gigamask.models.configs import (
-    ConvPyramid,
-    SamConfig,
-    WindowDecoder,
-)
+from gigamask.models.configs import ConvPyramid, SamConfig, WindowDecoder
 from gigamask.prompts.schedule import InteractiveSchedule
 from gigamask.training.optim import AdamW, WarmupCosine
 from gigamask.training.sam_config import SamLoaderConfig, SamTrainConfig

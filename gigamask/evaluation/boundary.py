@@ -37,9 +37,7 @@ class BoundaryProtocol:
 
 
 def boundary_f(
-    predicted: MaskStack,
-    truth: MaskStack,
-    protocol: BoundaryProtocol | None = None,
+    predicted: MaskStack, truth: MaskStack, protocol: BoundaryProtocol | None = None
 ) -> Float64[np.ndarray, "n"]:
     """Return each mask's boundary F, the harmonic mean of precision and recall of its outline.
 
@@ -58,9 +56,7 @@ def boundary_f(
 
 
 def boundary_iou(
-    predicted: MaskStack,
-    truth: MaskStack,
-    protocol: BoundaryProtocol | None = None,
+    predicted: MaskStack, truth: MaskStack, protocol: BoundaryProtocol | None = None
 ) -> Float64[np.ndarray, "n"]:
     """Return the IoU of the bands inside each mask's boundary and its annotation's.
 

@@ -202,10 +202,7 @@ def original_points(image: EmbeddedImage, prompts: Prompts) -> tuple[np.ndarray,
 
 
 def draw_panel(
-    pixels: np.ndarray,
-    truth: np.ndarray,
-    panel: FigurePanel,
-    window: tuple[int, int, int, int],
+    pixels: np.ndarray, truth: np.ndarray, panel: FigurePanel, window: tuple[int, int, int, int]
 ) -> np.ndarray:
     """Draw a mask, the annotation's outline and the prompts on an image, with a label below.
 

@@ -185,10 +185,7 @@ class TileDecoder:
         return crop_around(around, self.transform, 2 * side)
 
     def _answer(
-        self,
-        prompts: Prompts,
-        crops: dict[int, ImageTransform],
-        sources: Sequence[ImageTransform],
+        self, prompts: Prompts, crops: dict[int, ImageTransform], sources: Sequence[ImageTransform]
     ) -> dict[int, Prediction]:
         """Return the answers to some prompts on the grids of their crops.
 

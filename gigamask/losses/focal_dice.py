@@ -86,10 +86,7 @@ def focal_loss(
 
 
 def dice_loss(
-    logits: MaskLogits,
-    targets: TargetMasks,
-    valid: Masks,
-    smooth: float = 1.0,
+    logits: MaskLogits, targets: TargetMasks, valid: Masks, smooth: float = 1.0
 ) -> PerOutput:
     """Compute the dice loss over valid pixels (Milletari et al. 2016, sums without squares).
 

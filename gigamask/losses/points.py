@@ -161,9 +161,7 @@ def _cells(
 
 
 def _coverage_at(
-    coverage: Float[Tensor, "M H W"],
-    points: Float[Tensor, "M K P 2"],
-    extent: Float[Tensor, "M 2"],
+    coverage: Float[Tensor, "M H W"], points: Float[Tensor, "M K P 2"], extent: Float[Tensor, "M 2"]
 ) -> PointValues:
     """Interpolate the coverage, constant beyond the centers of the outermost valid cells."""
     height, width = coverage.shape[1:]

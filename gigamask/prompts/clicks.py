@@ -84,10 +84,7 @@ def next_click(
 
 
 def sample_fp_fn_clicks(
-    pred_mask: Masks,
-    targets: Masks,
-    uniforms: Float[Tensor, "M 2 2"],
-    valid: Masks,
+    pred_mask: Masks, targets: Masks, uniforms: Float[Tensor, "M 2 2"], valid: Masks
 ) -> tuple[Int64[Tensor, "M 2 2"], Int64[Tensor, "M 2"]]:
     """Choose a click in the false negatives and one in the false positives of each mask.
 
@@ -112,10 +109,7 @@ def sample_fp_fn_clicks(
 
 
 def sample_click(
-    region: Masks,
-    targets: Masks,
-    valid: Masks,
-    uniforms: Float[Tensor, "M 2"],
+    region: Masks, targets: Masks, valid: Masks, uniforms: Float[Tensor, "M 2"]
 ) -> tuple[Int64[Tensor, "M 2"], PerMask]:
     """Choose one pixel of each region uniformly.
 

@@ -34,10 +34,7 @@ class FarthestPoints(NamedTuple):
 
 
 def center_clicks(
-    target: Masks,
-    pred_mask: Masks,
-    valid: Masks,
-    clicked: Int64[Tensor, "M n 2"],
+    target: Masks, pred_mask: Masks, valid: Masks, clicked: Int64[Tensor, "M n 2"]
 ) -> Int64[Tensor, "M 3"]:
     """Return x, y and label of each mask's next click, as `CenterClicks` defines it.
 

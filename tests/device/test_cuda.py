@@ -21,10 +21,7 @@ from gigamask.masks.rle import RLEMasks
 from gigamask.models import configs
 from gigamask.models.configs import SamConfig
 from gigamask.models.init import build_model
-from gigamask.models.sam.attention import (
-    rel_pos_attention,
-    rel_pos_attention_augmented,
-)
+from gigamask.models.sam.attention import rel_pos_attention, rel_pos_attention_augmented
 from gigamask.profiling import timeline
 from gigamask.profiling.dry_run import blank_batch
 from gigamask.profiling.memory_plan import peak_phase

@@ -24,17 +24,10 @@ Strata = partial(Stratified, epoch_length="data")
 SAMPLERS = st.one_of(
     st.builds(partial, st.just(Stratified), st.just(("granularity",)), optional(40)),
     st.builds(
-        partial,
-        st.just(InterleavedStrata),
-        RATIOS | st.none(),
-        st.integers(1, 5),
-        optional(40),
+        partial, st.just(InterleavedStrata), RATIOS | st.none(), st.integers(1, 5), optional(40)
     ),
     st.builds(
-        partial,
-        st.just(Strata),
-        st.permutations(["granularity", "tar"]).map(tuple),
-        optional(9),
+        partial, st.just(Strata), st.permutations(["granularity", "tar"]).map(tuple), optional(9)
     ),
     st.builds(partial, st.just(Strata), st.just(RELEVANCE), optional(9)),
 )

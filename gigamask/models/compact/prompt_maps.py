@@ -319,9 +319,7 @@ def widened(embedding: ImageEmbedding, prompts: Prompts) -> tuple[ImageEmbedding
 
 
 def likeness(
-    features: Float[Tensor, "R C n n"],
-    maps: Float[Tensor, "R 8 n n"],
-    prior: WindowMaps,
+    features: Float[Tensor, "R C n n"], maps: Float[Tensor, "R 8 n n"], prior: WindowMaps
 ) -> Float[Tensor, "R L n n"]:
     """Return how alike each sample's features are to those that are prompted.
 
@@ -342,9 +340,7 @@ def likeness(
 
 
 def propagated(
-    features: Float[Tensor, "R C n n"],
-    maps: Float[Tensor, "R 8 n n"],
-    prior: WindowMaps,
+    features: Float[Tensor, "R C n n"], maps: Float[Tensor, "R 8 n n"], prior: WindowMaps
 ) -> Float[Tensor, "R P n n"]:
     """Return what the prompt says of each sample, passed on between samples that are alike.
 

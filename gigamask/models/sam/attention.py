@@ -121,13 +121,7 @@ def rel_pos_attention_augmented(
 
 @lru_cache(maxsize=32)
 def _key_channels(
-    h: int,
-    w: int,
-    d: int,
-    spare: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    fake_mode: object,
+    h: int, w: int, d: int, spare: int, dtype: torch.dtype, device: torch.device, fake_mode: object
 ) -> Float[Tensor, "h w c"]:
     """Return the channels of each key that select the bias of its row and of its column.
 

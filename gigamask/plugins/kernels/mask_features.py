@@ -27,14 +27,7 @@ from gigamask.plugins.kernels.blocks import (
     product,
     store_rows,
 )
-from gigamask.plugins.kernels.operators import (
-    SLOTS,
-    contiguous,
-    launch,
-    parts,
-    register,
-    tuned,
-)
+from gigamask.plugins.kernels.operators import SLOTS, contiguous, launch, parts, register, tuned
 
 SECOND = tl.constexpr(19 * 16)
 """Numbers of a layer: 16 x 16 weights, and 16 of bias, gain and shift each."""

@@ -60,12 +60,7 @@ class TokensAfterTokens(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx,
-        shared: Shared,
-        attended: Rows,
-        tokens: Rows | None,
-        positions: Rows,
-        *weights: Tensor,
+        ctx, shared: Shared, attended: Rows, tokens: Rows | None, positions: Rows, *weights: Tensor
     ) -> tuple[Tensor, Rows, Rows]:
         """Return the results.
 

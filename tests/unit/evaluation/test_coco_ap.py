@@ -8,12 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gigamask.evaluation.coco_ap import (
-    CocoProtocol,
-    ImageDetections,
-    coco_metrics,
-    table,
-)
+from gigamask.evaluation.coco_ap import CocoProtocol, ImageDetections, coco_metrics, table
 from gigamask.masks.rle import RLEMasks
 from tests.errors import error_line
 

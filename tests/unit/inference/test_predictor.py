@@ -196,10 +196,7 @@ POINT, LABEL = np.array([[1, 2]]), np.array([1])
         ),
         ({"point_coords": POINT, "point_labels": np.array([2])}, r"point_labels.*2"),
         ({"point_coords": POINT, "point_labels": np.array([0.7])}, r"point_labels.* got 0.7"),
-        (
-            {"mask_input": np.ones((32, 32))},
-            r"mask_input.*prompts x 1 x 32 x 32.*1 x 32 x 32",
-        ),
+        ({"mask_input": np.ones((32, 32))}, r"mask_input.*prompts x 1 x 32 x 32.*1 x 32 x 32"),
         (
             {"mask_input": np.ones((1, 256, 256))},
             r"mask_input.*prompts x 1 x 32 x 32.*1 x 1 x 256 x 256",

@@ -19,10 +19,7 @@ from tests.errors import error_line
 from tests.tiers import long_after
 
 GRIDS = st.builds(
-    TileGrid,
-    st.tuples(st.integers(1, 150), st.integers(1, 150)),
-    st.just(40),
-    st.integers(0, 20),
+    TileGrid, st.tuples(st.integers(1, 150), st.integers(1, 150)), st.just(40), st.integers(0, 20)
 )
 
 

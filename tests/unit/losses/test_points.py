@@ -5,13 +5,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from gigamask.losses.points import (
-    PLASTIC,
-    interpolate_at,
-    r2_sequence,
-    sample_points,
-    valid_extent,
-)
+from gigamask.losses.points import PLASTIC, interpolate_at, r2_sequence, sample_points, valid_extent
 from gigamask.rng import make_rng
 from gigamask.types import Targets
 from tests.saved_tensors import saved_tensors, storage_bytes

@@ -17,10 +17,7 @@ from tests.errors import error_line
 from tests.little import COMPACT, SPEC, noise
 
 NAMES = ("cat", "dog", "a bird")
-CONFIGS = {
-    "sam": SPEC,
-    "compact": COMPACT,
-}
+CONFIGS = {"sam": SPEC, "compact": COMPACT}
 
 
 def classed(config: SamConfig) -> SamConfig:

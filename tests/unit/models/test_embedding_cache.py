@@ -104,10 +104,7 @@ def test_several_processes_share_a_folder(tmp_path):
 
 def test_unwritable_folder_is_only_a_warning(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.warns(
-        UserWarning,
-        match=r"file: no embedding.*free space",
-    ):
+    with pytest.warns(UserWarning, match=r"file: no embedding.*free space"):
         EmbeddingCache(tmp_path / "file").put("a", embedding(1))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(

@@ -74,10 +74,7 @@ def test_padding_after_the_projection_equals_padding_before(block):
 @pytest.mark.parametrize("side", [24, 64, 128, 200])
 def test_any_side_that_the_patch_divides(side):
     encoder = shaken(replace(SMALL, image_size=side))
-    embedding = encoder(
-        normal(2, 3, side, side),
-        None,
-    )
+    embedding = encoder(normal(2, 3, side, side), None)
     assert embedding.shape == (2, 16, side // 8, side // 8)
     assert embedding.isfinite().all()
 

@@ -32,12 +32,7 @@ def test_working_dtype_is_autocasts_only_where_it_applies():
 def test_mlps_have_metas_names_and_shapes():
     assert {
         name: tuple(value.shape) for name, value in MLPBlock(4, 6, nn.GELU).state_dict().items()
-    } == {
-        "lin1.weight": (6, 4),
-        "lin1.bias": (6,),
-        "lin2.weight": (4, 6),
-        "lin2.bias": (4,),
-    }
+    } == {"lin1.weight": (6, 4), "lin1.bias": (6,), "lin2.weight": (4, 6), "lin2.bias": (4,)}
     heads = MLP(4, 6, 2)
     assert [tuple(layer.weight.shape) for layer in heads.layers] == [(6, 4), (6, 6), (2, 6)]
     assert heads(torch.zeros(3, 4)).shape == (3, 2)

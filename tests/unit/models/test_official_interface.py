@@ -13,11 +13,7 @@ from gigamask.models.configs import tiny
 from gigamask.models.init import build_model
 from gigamask.models.mask_decoder import MaskDecoder
 from gigamask.models.prompt_encoder import PromptEncoder, make_prompts
-from gigamask.models.sam.image_encoder import (
-    ImageEncoderViT,
-    window_partition,
-    window_unpartition,
-)
+from gigamask.models.sam.image_encoder import ImageEncoderViT, window_partition, window_unpartition
 from gigamask.models.sam.sam import Sam
 from gigamask.models.transformer import TwoWayTransformer
 from tests.errors import error_line

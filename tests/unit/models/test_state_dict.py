@@ -7,14 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from gigamask import recipes
-from gigamask.models.configs import (
-    SamConfig,
-    mae_tiny,
-    tiny,
-    vit_b,
-    vit_h,
-    vit_l,
-)
+from gigamask.models.configs import SamConfig, mae_tiny, tiny, vit_b, vit_h, vit_l
 from gigamask.models.convert import (
     from_huggingface,
     from_mae,
@@ -29,12 +22,7 @@ from gigamask.models.families import SAM_RECIPES
 from gigamask.models.init import build_model
 from gigamask.models.mae import MAE
 from gigamask.models.sam.sam import Sam
-from gigamask.models.state_dict import (
-    load_weights,
-    read_weights,
-    save_weights,
-    to_official,
-)
+from gigamask.models.state_dict import load_weights, read_weights, save_weights, to_official
 from gigamask.models.weight_files import make_spec
 from tests.errors import error_line
 from tests.little import COMPACT

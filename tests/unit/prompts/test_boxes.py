@@ -52,8 +52,7 @@ def test_boxes_of_targets_are_jittered_and_stay_on_the_grid(make_truth, make_dra
     truth, draws = make_truth(masks, cell_xy=(2.0, 3.0)), make_draws(3)
     moved = jitter_boxes(truth, draws, 0.1, 2.0)
     assert torch.equal(
-        moved,
-        noisy(truth.boxes_input, truth.scale_xy, draws.box_noise, 0.1, 2.0, (60.0, 60.0)),
+        moved, noisy(truth.boxes_input, truth.scale_xy, draws.box_noise, 0.1, 2.0, (60.0, 60.0))
     )
     assert not torch.equal(moved[1], truth.boxes_input[1])
 

@@ -7,13 +7,7 @@ import pytest
 
 from gigamask.rng import make_rng
 from gigamask.samplers import feistel
-from gigamask.samplers.feistel import (
-    SMALL,
-    balanced_items,
-    group_by_label,
-    permute,
-    permute_each,
-)
+from gigamask.samplers.feistel import SMALL, balanced_items, group_by_label, permute, permute_each
 
 SIZE = 40_000
 

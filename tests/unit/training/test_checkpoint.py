@@ -128,10 +128,7 @@ def test_flipped_bits_of_a_checkpoint_are_found_however_it_is_named(run, tmp_pat
         for bit in chance.integers(8 * len(content), size=10).tolist():
             flip(tmp_path / "copy" / checkpoint.MODEL, content, bit)
             flip(file, content, bit)
-            with (
-                warnings.catch_warnings(action="ignore"),
-                error_line(r"safetensors|damaged"),
-            ):
+            with warnings.catch_warnings(action="ignore"), error_line(r"safetensors|damaged"):
                 state_dict.read_weights(path)
         file.write_bytes(content)
         (tmp_path / "copy" / checkpoint.MODEL).write_bytes(content)
@@ -169,10 +166,7 @@ def test_a_checkpoint_that_may_not_be_read_is_not_called_damaged(run, name, monk
 @pytest.mark.slow
 def test_where_every_checkpoint_is_damaged_it_is_said(run):
     (save(state_at(run, 1), run) / checkpoint.MODEL).unlink()
-    with (
-        pytest.warns(UserWarning, match="going back"),
-        error_line("1 checkpoint"),
-    ):
+    with pytest.warns(UserWarning, match="going back"), error_line("1 checkpoint"):
         resume(run, CPU)
 
 

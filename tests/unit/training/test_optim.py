@@ -6,13 +6,7 @@ import torch
 
 from gigamask.models.init import build_model
 from gigamask.training.muon import Muon, newton_schulz
-from gigamask.training.optim import (
-    AdamW,
-    AdamW8bit,
-    MuonAdamW,
-    has_weight_decay,
-    select_trained,
-)
+from gigamask.training.optim import AdamW, AdamW8bit, MuonAdamW, has_weight_decay, select_trained
 from gigamask.training.trainer import train
 from tests.errors import error_line
 from tests.laws.test_training import run_in, same
