@@ -92,7 +92,8 @@ class RepViTBlock(nn.Module):
         y = mixed + self.pointwise2(F.gelu(self.pointwise1(self.norm2(mixed))))
         if uniforms is None or not self.drop_rate or self.halves:
             return y
-        kept = (uniforms >= self.drop_rate).to(y.device, y.dtype) / (1 - self.drop_rate)
+        scale = (uniforms >= self.drop_rate) / (1 - self.drop_rate)
+        kept = scale.to(y, non_blocking=True)
         return x + (y - x) * kept[:, None, None, None]
 
 
