@@ -148,7 +148,9 @@ def find_own_data(config: SamTrainConfig) -> Source | None:
         return None
     check_range("--val-split", config.val_split, 0, 0.9)
     if config.val_split and getattr(config.evaluation, "data", ()):
-        raise GigamaskError("--val-split and --evaluation.data both name held-out images")
+        raise GigamaskError(
+            "--val-split and --evaluation.data both name held-out images; give one of them"
+        )
     return source
 
 

@@ -66,7 +66,7 @@ class Run:
         config = load_config(str(folder), trust)
         checkpoint = newest(Path(folder))
         if checkpoint is None:
-            raise GigamaskError(f"{folder}: holds no complete checkpoint yet")
+            raise GigamaskError(f"{folder}: holds no complete checkpoint yet; train it further")
         return cls(Path(folder), config, int(checkpoint.name.rpartition("_")[2]))
 
     @property
@@ -237,7 +237,10 @@ def pretrain(
 
     made = recipes.make(config)
     if not isinstance(made, MAETrainConfig):
-        raise GigamaskError(f"pretrain needs a MAETrainConfig, got {type(made).__name__}")
+        raise GigamaskError(
+            f"pretrain needs a MAETrainConfig, such as recipes.mae_tiny() (got "
+            f"{type(made).__name__}); give that to gigamask.train"
+        )
     return train(made, allow_data_change=allow_data_change, **changes)
 
 

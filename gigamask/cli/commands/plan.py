@@ -95,7 +95,7 @@ class PlanCommand:
         from gigamask.workflows.plan import Hardware
 
         if not isinstance(config, SamTrainConfig):
-            raise GigamaskError(f"--fit {memory} is for recipes of gigamask train")
+            raise GigamaskError(f"--fit {memory} is for recipes of gigamask train; leave it out")
         hardware = Hardware(cluster=Cluster.parse(self.world), spare_gib=self.spare_gib)
         named = replace(config, init=config.init or "none")
         chosen, line, measured = fit_and_measure(named, memory, hardware)
