@@ -23,6 +23,7 @@ TRAIN = re.compile(r"gigamask train sam_vit_h .*")
 FIELDS = {
     "": {
         "name": str,
+        "workdir": str,
         "num_nodes": int,
         "resources": dict,
         "volumes": dict,
