@@ -38,3 +38,4 @@ from .workflows.train import train as train
 __version__: str
 benchmark: typing.Callable[..., dict[str, typing.Any]]
 distill: typing.Callable[..., Run]
+extract: typing.Callable[..., dict[str, typing.Any]]
