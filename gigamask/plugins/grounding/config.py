@@ -88,10 +88,8 @@ class GroundingEvalConfig(Evaluator):
         index, dataset = evaluation_set(config)
         order = make_rng(0, "evaluation").permutation(len(dataset.queries))
         if self.count < len(order):
-            numbers = sorted(order[: self.count].tolist())
-            dataset = open_queries(
-                index, [dataset.queries[number] for number in numbers], config.seed
-            )
+            queries = [dataset.queries[number] for number in sorted(order[: self.count])]
+            dataset = open_queries(index, queries, config.seed)
         return GroundingEvaluator(config.query_loader(dataset, index), self.best_by, world).run
 
 
@@ -104,6 +102,7 @@ class GroundingTrainConfig(TrainConfig):
         'gigamask ask {out} IMAGE "WORDS", or gigamask ground evaluate {out} --calibrate '
         "--data HELD_OUT_TARS --queries QUERIES"
     )
+    required: ClassVar[str] = "--segmenter WEIGHTS --queries FILE..."
 
     queries: tuple[str, ...] = ()
     """JSONL files of queries about the images of --data"""
@@ -185,8 +184,8 @@ class GroundingTrainConfig(TrainConfig):
         kept, _ = split_queries(self, self.loaded_queries, index)
         known = vocabulary.distinct_words(query.text for query in kept)
         order = make_rng(self.seed, "nonsense images").permutation(len(kept))
-        drawn = order[: round(self.nonsense_fraction * len(kept))].tolist()
-        templates = [kept[number] for number in drawn]
+        count = round(self.nonsense_fraction * len(kept))
+        templates = [kept[number] for number in order[:count]]
         nonsense = vocabulary.nonsense_queries(templates, known, self.seed, "nonsense")
         dataset = open_queries(index, [*kept, *nonsense], self.seed)
         loader = self.query_loader(dataset, index, self.max_masks)

@@ -177,7 +177,7 @@ def test_help_is_there(capsys):
     for words, message in (
         ("ground", "usage: gigamask ground train RECIPE --segmenter WEIGHTS"),
         ("ground --help", "gigamask ground evaluate RUN [--data PATH... --queries FILE...]"),
-        ("ground train --help", "ground_tiny"),
+        ("ground train --help", "RECIPE --segmenter WEIGHTS --queries FILE"),
         ("ground evaluate --help", "--calibrate"),
         ("ground train ground_tiny --help", "--segmenter"),
         ("ask --help", "--annotation"),
