@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from gigamask.training.config import limit_warmup
-from gigamask.training.optim import WarmupCosine, WarmupMultiStep
+from gigamask.training.schedule import WarmupCosine, WarmupMultiStep  # as recipes of users do
 from tests.errors import error_line
 from tests.little import little
 
