@@ -129,7 +129,9 @@ class Outlines:
         rings = [each for each in found if not isinstance(each, str)]
         if not rings:
             raise CorruptSampleError(str(found[0]), NO_AREA)
-        if max(self.size) > 2 and all(max(ring) <= 1 and min(ring) >= 0 for ring, _ in rings):
+        is_share = all(max(ring) <= 1 and min(ring) >= 0 for ring, _ in rings)
+        # Whole numbers are the corners of the first pixel.
+        if max(self.size) > 2 and is_share and any(x % 1 for ring, _ in rings for x in ring):
             raise CorruptSampleError(
                 "its coordinates are from 0 to 1, as fractions of the image's size; give pixels",
                 "fractions, not pixels",

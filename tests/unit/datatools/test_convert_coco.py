@@ -116,6 +116,11 @@ def test_a_polygon_that_is_not_in_a_list(tmp_path):
     assert only(of_one(tmp_path, [mask(segmentation=SQUARE[0])])).masks.areas() == [60]
 
 
+def test_the_first_pixel_is_no_fraction_of_the_image(tmp_path):
+    pixel = mask(segmentation=[[0, 0, 1, 0, 1, 1, 0, 1]])
+    assert only(of_one(tmp_path, [pixel])).masks.bounds.tolist() == [0, 1]
+
+
 def test_a_symmetric_bow_tie_has_an_area(tmp_path):
     tie = [2, 2, 12, 12, 12, 2, 2, 12]
     assert only(of_one(tmp_path, [mask(segmentation=[tie])])).masks.areas() > 20
