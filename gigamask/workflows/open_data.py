@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -63,9 +66,12 @@ def open_index(paths: Paths, out: str | Path | None = None) -> Index:
 
     if out is not None:
         return indexes.open_or_build(path_list(paths), str(out))
-    _TEMPORARY.append(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
-    return indexes.open_or_build(path_list(paths), _TEMPORARY[-1].name)
+    folder = tempfile.mkdtemp()
+    atexit.register(_remove, folder, os.getpid())
+    return indexes.open_or_build(path_list(paths), folder)
 
 
-_TEMPORARY: list[tempfile.TemporaryDirectory] = []
-"""Folders of temporary indexes, deleted when the program ends."""
+def _remove(folder: str, process: int) -> None:
+    """Remove a folder when a program ends, but not when a process that it forked does."""
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)

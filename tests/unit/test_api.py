@@ -1,6 +1,7 @@
 """The public API: what `import gigamask` offers, and what it costs."""
 
 import inspect
+import os
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ import gigamask
 from gigamask import recipes, samplers
 from gigamask.models import build_model
 from gigamask.models.configs import SamConfig
+from gigamask.workflows import open_data
 from tests.errors import error_line
 from tests.little import SPEC, little
 
@@ -187,7 +189,11 @@ def test_predictions_refuse_a_precision_that_is_none(no_shape_checks):
 
 def test_open_index_keeps_a_new_index_or_not(scenes, tmp_path):
     kept = gigamask.open_index(scenes, tmp_path)
-    assert len(kept) == len(gigamask.open_index(scenes)) == 12
+    brief = gigamask.open_index(scenes)
+    assert len(kept) == len(brief) == 12
+    for process, is_there in ((os.getpid() + 1, True), (os.getpid(), False)):  # a child, and this
+        open_data._remove(str(brief.folder), process)
+        assert brief.folder.exists() == is_there
 
 
 @pytest.mark.slow
