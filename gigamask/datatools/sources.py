@@ -154,5 +154,4 @@ def file_line(path: Path, root: Path) -> str:
         found = os.stat(path)
     except (OSError, ValueError):
         return f"{name} is missing"
-    times = f"{found.st_mtime_ns} {found.st_ctime_ns}"
-    return f"{name} {found.st_size} {times} {found.st_ino}"
+    return f"{name} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns}"

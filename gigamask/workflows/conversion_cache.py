@@ -1,9 +1,9 @@
 """A cache of a conversion: when its tars may be used again, and when they must be made anew.
 
 The name of a cache's folder is a digest of every file that the conversion reads, by its path below
-the folder that it was given in, size, times of modification and change, and inode; and of the
-absence of those that are missing. A conversion ends with a file that lists its tars with their
-checksums; one whose list or tars are damaged is made again.
+the folder that it was given in, size, and times of modification and change (inodes are new at every
+mount of some disks); and of the absence of those that are missing. A conversion ends with a file
+that lists its tars with their checksums; one whose list or tars are damaged is made again.
 """
 
 import os

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from PIL import Image
 
 from gigamask.datatools.find_source import of_annotations
 from gigamask.datatools.formats import ConvertOptions
+from gigamask.datatools.sources import file_line
 from gigamask.workflows import conversion_cache, own_data
 from gigamask.workflows.conversion_cache import DONE, convert_once
 from gigamask.workflows.open_data import AnnotationOptions
@@ -145,6 +147,14 @@ def test_a_moved_data_set_keeps_its_conversion(folder, tmp_path_factory):
     second = opened(there, "labels")
     assert second.relative_to(there) == first.relative_to(folder)
     shutil.move(there, folder)
+
+
+def test_an_inode_says_nothing_because_some_disks_number_files_anew(monkeypatch):
+    stat = SimpleNamespace(st_size=1, st_mtime_ns=2, st_ctime_ns=3)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", lambda path: stat)
+        line = file_line(Path("a"), Path())
+    assert line == "a 1 2 3"
 
 
 @pytest.mark.parametrize(
