@@ -189,8 +189,9 @@ def _evaluation_of_tars(
     if not isinstance(evaluation, ClickEvaluation):
         return evaluation
     columns = config.images, config.masks
-    is_json = all(path.endswith(".json") for path in evaluation.data) and bool(evaluation.data)
-    source = _source(evaluation.data, config.images if is_json else None, None)
+    source = _source(evaluation.data, None, None)
+    if source is None and config.images and not all(map(_is_tars, evaluation.data)):
+        source = _source(evaluation.data, config.images, None)
     if source is None:
         return evaluation
     is_same = type(_source(config.data, *columns)) is type(source)

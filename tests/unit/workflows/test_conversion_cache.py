@@ -11,6 +11,7 @@ import pytest
 from filelock import FileLock, Timeout
 from PIL import Image
 
+from gigamask import recipes
 from gigamask.datatools.find_source import of_annotations
 from gigamask.datatools.formats import ConvertOptions
 from gigamask.datatools.sources import file_line
@@ -155,6 +156,13 @@ def test_an_inode_says_nothing_because_some_disks_number_files_anew(monkeypatch)
         patch.setattr(os, "stat", lambda path: stat)
         line = file_line(Path("a"), Path())
     assert line == "a 1 2 3"
+
+
+def test_label_images_are_evaluated_with_the_images_of_the_training(folder):
+    labels, photos = str(folder / "labels"), str(folder / "photos")
+    config = recipes.tiny().with_(data=labels, images=photos, evaluation__data=(labels,))
+    found = own_data.use_own_data(config, lambda line: None)
+    assert found.evaluation.data == found.data
 
 
 @pytest.mark.parametrize(
