@@ -220,7 +220,10 @@ def with_huggingface_config(config: SamConfig, content: dict[str, Any], name: st
         field: stated.get(f"mask_decoder_config.{theirs}", getattr(decoder, field))
         for field, theirs in of_decoder.items()
     }
-    side = stated.get("prompt_encoder_config.image_size", config.image_size)
+    size = stated.get("prompt_encoder_config.image_size", config.image_size)
+    side = size[0] if isinstance(size, list) and size else size
+    if not isinstance(side, int) or size not in (side, [side, side]):
+        raise GigamaskError(f"{name}: image_size is {size}, but images must be square")
     config = replace(config, image_size=side, decoder=replace(decoder, **chosen))
     for key, value in _flat(huggingface_config(config)).items():
         if key.endswith(UNSEEN) and stated.get(key, value) != value:

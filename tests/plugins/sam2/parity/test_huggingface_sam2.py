@@ -303,6 +303,13 @@ def test_what_their_configuration_states_is_read_or_refused(tmp_path):
     content["mask_decoder_config"]["dynamic_multimask_via_stability"] = False
     found = convert.with_huggingface_config(config, content, "c")
     assert (found.image_size, found.decoder.dynamic_multimask) == (512, False)
+    sizes = content["prompt_encoder_config"]
+    sizes["image_size"] = [512, 512]
+    assert convert.with_huggingface_config(config, content, "c") == found
+    sizes["image_size"] = [512, 256]
+    with error_line(r"c: image_size is \[512, 256\], but images must be square"):
+        convert.with_huggingface_config(config, content, "c")
+    sizes["image_size"] = 512
     assert replace(found, image_size=1024, decoder=config.decoder) == config
     content["vision_config"]["backbone_config"]["global_attention_blocks"] = [5, 6, 9]
     with error_line(r"c: .*global_attention_blocks is \[5, 6, 9\], but SAM 2.1"):
