@@ -24,7 +24,7 @@ from gigamask.errors import GigamaskError
 from gigamask.plugins.serve.dataset_view import MAX_ROWS, DatasetView
 from gigamask.plugins.serve.open_images import Json, NotFoundError
 from gigamask.plugins.serve.pictures import Shows, picture_response
-from gigamask.plugins.serve.project import StaleError
+from gigamask.plugins.serve.project import SaveError, StaleError
 from gigamask.plugins.serve.project_routes import (
     Body,
     OtherProjectError,
@@ -47,7 +47,14 @@ MEDIA_TYPES = {
     "svg": "image/svg+xml",
 }
 
-STATUS = {NotFoundError: 404, OtherProjectError: 410, StaleError: 409, SupersededError: 409}
+STATUS = {
+    NotFoundError: 404,
+    OtherProjectError: 410,
+    StaleError: 409,
+    SupersededError: 409,
+    SaveError: 500,
+    OSError: 500,
+}
 """Status codes of errors; that of all others is 422."""
 
 Row = Annotated[int, Field(ge=0)]

@@ -54,6 +54,10 @@ class StaleError(GigamaskError):
     """Raised if a change was made for another version of an image's annotations."""
 
 
+class SaveError(GigamaskError):
+    """Raised if a file of a project cannot be written."""
+
+
 @dataclass(frozen=True)
 class ObjectCategory:
     """A category of objects and its color, as #rrggbb."""
@@ -440,7 +444,7 @@ def _read(path: Path) -> ProjectFile:
 
 
 def write(path: Path, raw: bytes) -> None:
-    """Write a file of a project; raise `GigamaskError` if it cannot be saved.
+    """Write a file of a project; raise `SaveError` if it cannot be.
 
     Args:
         path: The file.
@@ -450,7 +454,7 @@ def write(path: Path, raw: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         files.write_bytes(path, raw)
     except OSError as error:
-        raise GigamaskError(
+        raise SaveError(
             f"{path}: cannot be saved ({error.strerror}), so the last change is lost; free space "
             "or correct the permissions, and repeat it"
         ) from None

@@ -3,7 +3,7 @@ files are sent.
 """
 
 from dataclasses import replace
-from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from fastapi.testclient import TestClient
@@ -12,6 +12,7 @@ from gigamask import __version__
 from gigamask.models.init import build_model
 from gigamask.plugins.serve.app import AppState, build
 from gigamask.plugins.serve.dataset_view import MAX_ROWS
+from gigamask.plugins.serve.project import SaveError
 from gigamask.plugins.serve.runs_view import RunsView
 from gigamask.plugins.serve.session import Session
 from tests.little import SPEC
@@ -132,10 +133,11 @@ def test_invalid_request_gets_a_one_line_error(client, path, json, status, words
     assert "\n" not in answer.json()["error"]
 
 
-def test_an_error_of_the_system_is_one_line(client, monkeypatch):
-    monkeypatch.setattr(RunsView, "runs", lambda _: Path("none.txt").unlink())
-    told = client.get("/api/runs").json()
-    assert told == {"error": "[Errno 2] No such file or directory: 'none.txt'"}
+@pytest.mark.parametrize("kind", [OSError, SaveError])
+def test_an_error_of_the_system_is_one_line_and_not_of_the_request(client, monkeypatch, kind):
+    monkeypatch.setattr(RunsView, "runs", Mock(side_effect=kind("no space left")))
+    answer = client.get("/api/runs")
+    assert (answer.status_code, answer.json()) == (500, {"error": "no space left"})
 
 
 @pytest.mark.parametrize(
