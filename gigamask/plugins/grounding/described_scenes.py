@@ -6,6 +6,7 @@ objects, which is not the target of any query.
 """
 
 from collections.abc import Callable
+from math import dist
 from pathlib import Path
 from typing import NamedTuple
 
@@ -332,8 +333,7 @@ def _free(
 ) -> bool:
     """Return whether an object is far enough from others: not touching those of its color."""
     for other in placed:
-        distance = np.hypot(center_xy[0] - other.center_xy[0], center_xy[1] - other.center_xy[1])
-        if distance < (radius + other.radius) * (
+        if dist(center_xy, other.center_xy) < (radius + other.radius) * (
             1.05 if other.appearance.color == appearance.color else 0.8
         ):
             return False

@@ -5,6 +5,7 @@ Cases that people could judge either way are neither true nor false: a medium ob
 and gray stripes as gray, an object above and slightly to the left as left.
 """
 
+from math import dist, hypot
 from typing import NamedTuple
 
 import numpy as np
@@ -135,15 +136,7 @@ def nearest(objects: list[SceneObject], anchor: SceneObject) -> int | None:
         objects: The candidates.
         anchor: The other object.
     """
-    distances = [
-        float(
-            np.hypot(
-                candidate.center_xy[0] - anchor.center_xy[0],
-                candidate.center_xy[1] - anchor.center_xy[1],
-            )
-        )
-        for candidate in objects
-    ]
+    distances = [dist(candidate.center_xy, anchor.center_xy) for candidate in objects]
     gaps = [_gap(candidate.box, anchor.box) for candidate in objects]
     first, second = np.argsort(distances)[:2].tolist()
     return (
@@ -157,7 +150,7 @@ def _gap(one: tuple[float, ...], other: tuple[float, ...]) -> float:
     across, down = (
         max(0.0, one[axis] - other[axis + 2], other[axis] - one[axis + 2]) for axis in (0, 1)
     )
-    return float(np.hypot(across, down))
+    return hypot(across, down)
 
 
 def extreme(objects: list[SceneObject], which: str) -> int | None:
