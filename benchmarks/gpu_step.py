@@ -308,6 +308,8 @@ def main() -> None:
     options.add_argument("--precision", choices=("auto", "fp32", "bf16", "fp16"), default="auto")
     options.add_argument("--profile", action="store_true")
     given = options.parse_args()
+    if (given.combine or given.graphs) and not given.compile:
+        options.error("--combine and --graphs change what --compile does: add --compile")
     torch.set_num_threads(1)
     if given.compile:
         from torch._inductor import config

@@ -3,8 +3,9 @@
 Each is a forward and a backward pass of one round of SAM in bf16, with 64 masks, or of a block
 of ViT-B for one image; the next click has no gradient. Kernels come first, then what a
 training calls: transformer, upscaling, blocks of the encoder, loss and click.
-First calls, which compile and choose configurations, are not timed; when the time for all is over,
-nothing more is compiled. The last line says, by the sum of what a training calls, what should be
+First calls, which compile and choose configurations, are not timed, nor is what a training computes
+once for all rounds, which it does unless they are compiled. When the time for all is over, nothing
+more is compiled. The last line says, by the sum of what a training calls, what should be
 the default on this device. Prints Markdown.
 
 Run: python -m benchmarks.kernel_times [--masks 64] [--repeats 10] [--seconds 110]
@@ -34,6 +35,7 @@ from gigamask.models.init import build_model
 from gigamask.models.mask_decoder import MaskDecoder
 from gigamask.models.prompt_encoder import PromptEncoder
 from gigamask.models.sam.image_encoder import EncoderBlock
+from gigamask.models.shared_tensors import sharing
 from gigamask.models.transformer import DensePrompt, TwoWayTransformer
 from gigamask.plugins.kernels.decoder import (
     AFTER_IMAGE,
@@ -319,7 +321,10 @@ def main() -> None:
         ways = dict(operation.ways)
         if is_cuda and time.perf_counter() < deadline_s:
             ways["compiled"] = torch.compile(ways["torch"])
-        times = {kind: seconds(run, operation.args, given.repeats) for kind, run in ways.items()}
+        times = {}
+        for kind, run in ways.items():
+            with sharing([model], kind != "compiled"):
+                times[kind] = seconds(run, operation.args, given.repeats)
         for kind in totals:
             # What was not compiled counts as it is.
             totals[kind] += times.get(kind, times["torch"]) * operation.is_called

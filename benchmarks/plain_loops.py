@@ -3,9 +3,10 @@
 Image, masks, rounds and optimizer are the same in each. A plain loop encodes the image, predicts
 all masks in every round, sums the losses of all rounds and back-propagates once: focal 20 : dice 1
 : squared error of the predicted IoU, a click on a random wrong pixel, the mask of the highest
-predicted IoU fed back, autocast, AdamW. Gradients equal those of the trainer's step up to random
-numbers; time and memory differ. If a loop runs out of memory, the table says so. `--gather N`
-decodes N masks at a time in the plain loops, each group with an encoder pass of its own.
+predicted IoU fed back, autocast, AdamW. The trainer's step also has boxes, and two rounds without a
+click, so that only time and memory are compared. If a loop runs out of memory, the table says so.
+`--gather N` decodes N masks at a time in the plain loops, each group with an encoder pass of its
+own.
 
 Needs `pip install segment-anything transformers`; a package that is not installed is skipped.
 Prints Markdown.
