@@ -10,13 +10,7 @@ from typing import Any, ClassVar, cast
 from gigamask import plugin
 from gigamask.errors import GigamaskError, check_counts, check_range
 from gigamask.interfaces import ImageEncoder
-from gigamask.models.encoder_configs import (
-    ConvPyramid,
-    ViT,
-    ViTSmall,
-    ViTTiny,
-    check_multiple,
-)
+from gigamask.models.encoder_configs import ConvPyramid, ViT, ViTSmall, ViTTiny, check_multiple
 from gigamask.pixels import PixelConfig
 
 
@@ -170,10 +164,7 @@ class WindowDecoder(Decoder):
         check_multiple(model, "embedding_dim", 16, "the mask upscaling in windows")
 
 
-DECODERS: dict[str, type[Decoder]] = {
-    "sam": SamDecoder,
-    "window": WindowDecoder,
-}
+DECODERS: dict[str, type[Decoder]] = {"sam": SamDecoder, "window": WindowDecoder}
 """Built-in mask decoders by name."""
 PARTS: dict[str, Mapping[str, type]] = {"encoder": ENCODERS, "decoder": DECODERS}
 """The built-in classes of the parts of a SAM."""
@@ -473,12 +464,7 @@ def vit_h() -> SamConfig:
 def vit_s() -> SamConfig:
     """Return the configuration of a SAM with ViT-S for 320 px, with 1,600 image tokens."""
     return SamConfig(
-        image_size=320,
-        patch_size=8,
-        embed_dim=384,
-        num_heads=6,
-        window_size=10,
-        custom_init=True,
+        image_size=320, patch_size=8, embed_dim=384, num_heads=6, window_size=10, custom_init=True
     )
 
 

@@ -12,12 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gigamask.errors import GigamaskError
-from gigamask.models.configs import (
-    SamConfig,
-    vit_b,
-    vit_h,
-    vit_l,
-)
+from gigamask.models.configs import SamConfig, vit_b, vit_h, vit_l
 from gigamask.models.weight_files import State
 
 PE_MATRIX_KEY = "prompt_encoder.pe_layer.positional_encoding_gaussian_matrix"
@@ -200,8 +195,7 @@ def parse_huggingface_config(content: Any, source: str) -> SamConfig:
             value = parts[part].get(key, default[part][key])
             found[name] = msgspec.convert(value, hints[name])
         fixed = HF_FIXED | {
-            "vision_config": HF_FIXED["vision_config"]
-            | {"mlp_dim": (4 * found["embed_dim"], None)},
+            "vision_config": HF_FIXED["vision_config"] | {"mlp_dim": (4 * found["embed_dim"], None)}
         }
         if vision.get("mlp_dim") is None:
             fixed["vision_config"]["mlp_ratio"] = (4,)

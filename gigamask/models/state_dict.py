@@ -16,11 +16,7 @@ from gigamask import plugin
 from gigamask.errors import GigamaskError
 from gigamask.models import manifest, weight_files
 from gigamask.models.configs import ModelConfig
-from gigamask.models.convert import (
-    format_names,
-    resample_abs_pos_embed,
-    resample_rel_pos,
-)
+from gigamask.models.convert import format_names, resample_abs_pos_embed, resample_rel_pos
 from gigamask.models.families import families
 from gigamask.models.layers import inflate_channels
 from gigamask.models.weight_files import State

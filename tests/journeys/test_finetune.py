@@ -129,14 +129,8 @@ def test_the_recipes_configuration(capsys):
 
 
 REFUSED = [
-    (
-        "finetune --data {scenes}",
-        "--freeze image_encoder requires trained weights",
-    ),
-    (
-        "{little} --data {scenes} --init {own}/train.json",
-        "train.json: cannot be read as weights",
-    ),
+    ("finetune --data {scenes}", "--freeze image_encoder requires trained weights"),
+    ("{little} --data {scenes} --init {own}/train.json", "train.json: cannot be read as weights"),
     (
         "{little} --data {scenes} --init {own}/sam-vit-base --freeze image_encoder prompt_encoder "
         "mask_decoder",

@@ -59,10 +59,7 @@ def test_help(capsys):
         ("plan tiny --gpu h2000", "no GPU is called 'h2000'; known are b200, h200"),
         ("plan tiny --world 8by8", "GPUs, got '8by8'"),
         ("plan tiny --efficiency 0.3", "--efficiency needs a GPU; give --gpu"),
-        (
-            "plan tiny --gpu h200 --efficiency 0",
-            "--efficiency must be > 0 and finite (got 0.0)",
-        ),
+        ("plan tiny --gpu h200 --efficiency 0", "--efficiency must be > 0 and finite (got 0.0)"),
         (
             "plan tiny --gpu h200 --efficiency 30",
             "--efficiency, a share of the GPU's peak, must be between 0 and 1 (got 30.0)",
@@ -72,10 +69,7 @@ def test_help(capsys):
             "--dollars-per-gpu-hour must be > 0 and finite (got -1.0)",
         ),
         ("plan tiny --gpu h200 --spare-gib -1", "--spare-gib must be at least 0 (got -1.0)"),
-        (
-            "plan tiny --json nowhere/plan.json",
-            "--json nowhere/plan.json: cannot be written",
-        ),
+        ("plan tiny --json nowhere/plan.json", "--json nowhere/plan.json: cannot be written"),
     ],
 )
 def test_what_is_wrong_is_one_line(words, message, capsys):

@@ -14,14 +14,7 @@ from gigamask.cli.main import INTERRUPTED
 from gigamask.data import tar
 from tests.commands import LITTLE, exit_code, invoke, refusal
 from tests.journeys import runs
-from tests.journeys.runs import (
-    CONSTANT_LR,
-    PRETRAIN,
-    check_pretrained,
-    records,
-    started,
-    weights,
-)
+from tests.journeys.runs import CONSTANT_LR, PRETRAIN, check_pretrained, records, started, weights
 
 
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
@@ -173,10 +166,7 @@ REFUSED = [
         "train {little} --data {scenes} --model.depth 3 --init mae:{mae}",
         "has 2 blocks of width 16, the model has 3 of 16; use --model.depth 2",
     ),
-    (
-        "evaluate {mae} --data {scenes}",
-        "train a SAM with --init mae:",
-    ),
+    ("evaluate {mae} --data {scenes}", "train a SAM with --init mae:"),
 ]
 
 

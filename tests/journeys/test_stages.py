@@ -184,35 +184,20 @@ def test_what_is_frozen_anyway_is_frozen_once(capsys):
 
 
 REFUSED = [
-    (
-        "--stages joint,mae",
-        "in the order mae, decoder, joint, each once (got joint,mae)",
-    ),
+    ("--stages joint,mae", "in the order mae, decoder, joint, each once (got joint,mae)"),
     ("--stages mae,encoder", "--stages: unknown stage 'encoder'; choose from mae, decoder, joint"),
     (
         "--stages decoder",
         "--stages decoder trains on a frozen encoder and needs its weights: give --init",
     ),
-    (
-        "--mae-steps 3",
-        "--mae-steps: has no effect without --stages",
-    ),
-    (
-        "--stages joint --decoder-steps 3",
-        "--decoder-steps: --stages joint has no stage decoder",
-    ),
+    ("--mae-steps 3", "--mae-steps: has no effect without --stages"),
+    ("--stages joint --decoder-steps 3", "--decoder-steps: --stages joint has no stage decoder"),
     (
         "--stages mae,decoder --init {whole}/joint",
         "joint would not be used: the stage mae starts from random weights",
     ),
-    (
-        "--stages mae,joint --window 0 4000",
-        "the stage mae reads images of 8 bits, without --window",
-    ),
-    (
-        "--stages mae,decoder,joint --freeze nope",
-        "--freeze nope: the model has no such",
-    ),
+    ("--stages mae,joint --window 0 4000", "the stage mae reads images of 8 bits, without --window"),
+    ("--stages mae,decoder,joint --freeze nope", "--freeze nope: the model has no such"),
     (
         "--stages mae,decoder,joint --evaluation.data {images}",
         "is a folder of images where tars are expected",

@@ -145,13 +145,7 @@ def test_a_config_above_a_checkpoint_of_another_folder_does_not_count(run, tmp_p
 
 
 @pytest.mark.parametrize(
-    "line",
-    [
-        "help: now",
-        "print-help: [bash, {written}]",
-        "steps: --help",
-        "sampler: [a, b]",
-    ],
+    "line", ["help: now", "print-help: [bash, {written}]", "steps: --help", "sampler: [a, b]"]
 )
 def test_a_config_cannot_pass_other_flags(line, tmp_path):
     written = tmp_path / "written"

@@ -69,10 +69,7 @@ def test_a_child_that_ends_leaves_it_held(tmp_path):
 
 
 def test_a_lock_that_cannot_be_created_is_not_waited_for():
-    with (
-        pytest.raises(OSError, match="none"),
-        exclusive_lock(Path("/proc/none/lock"), "busy"),
-    ):
+    with pytest.raises(OSError, match="none"), exclusive_lock(Path("/proc/none/lock"), "busy"):
         pass
 
 

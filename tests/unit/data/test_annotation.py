@@ -45,11 +45,7 @@ def change(path: str, value):
 @pytest.mark.parametrize(
     "path, value, message",
     [
-        (
-            "image",
-            None,
-            r"its json of \d+ bytes .*\(Object missing required field `image`\)",
-        ),
+        ("image", None, r"its json of \d+ bytes .*\(Object missing required field `image`\)"),
         ("annotations", None, "missing required field `annotations`"),
         (
             "annotations.1.predicted_iou",
@@ -60,19 +56,11 @@ def change(path: str, value):
         ("annotations.0.segmentation.counts", 5, "Expected `str | array`, got `int`"),
         ("annotations.0.segmentation.size", [24], "Expected `array` of length 2"),
         ("image.image_id", 2**63, "not an SA-1B annotation"),
-        (
-            "image.width",
-            0,
-            "24 x 0 pixels, .*1 to 65535 .*134217728",
-        ),
+        ("image.width", 0, "24 x 0 pixels, .*1 to 65535 .*134217728"),
         ("image.height", 65536, "65536 x 32 pixels"),
         ("image.height", -24, "-24 x 32 pixels"),
         ("image.height", 2**21 + 1, "2097153 x 32 pixels"),
-        (
-            "annotations.2.segmentation.size",
-            [32, 24],
-            "annotation 2 has 32 x 24 .*24 x 32",
-        ),
+        ("annotations.2.segmentation.size", [32, 24], "annotation 2 has 32 x 24 .*24 x 32"),
         ("annotations.1.segmentation.counts", "01", "mask 1: run lengths sum to 1, .*24 x 32"),
         ("annotations.1.segmentation.counts", [1, 2], "mask 1: run lengths sum to 3"),
         ("annotations.1.segmentation.counts", [700, -32, 100], "mask 1: run length -32"),
@@ -84,16 +72,8 @@ def change(path: str, value):
         ("annotations.1.segmentation.counts", "P", "mask 1: the counts end within a number"),
         ("annotations.1.segmentation.counts", "é", "mask 1: byte 195 at"),
         ("annotations.1.segmentation.counts", "", "mask 1: run lengths sum to 0"),
-        (
-            "annotations.1.predicted_iou",
-            1e300,
-            "annotation 1 has predicted_iou 1e[+]300",
-        ),
-        (
-            "annotations.2.stability_score",
-            -1e39,
-            "annotation 2 has stability_score -1e[+]39",
-        ),
+        ("annotations.1.predicted_iou", 1e300, "annotation 1 has predicted_iou 1e[+]300"),
+        ("annotations.2.stability_score", -1e39, "annotation 2 has stability_score -1e[+]39"),
     ],
 )
 def test_what_does_not_hold_together_is_named(record, masks, path, value, message):

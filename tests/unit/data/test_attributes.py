@@ -132,26 +132,11 @@ ROWS = "".join(f"sa_{number},1\n" for number in range(5))
             "tar,a\nsa_000000,1\nsa_000001,1\nsa_000000.tar,2\n",
             ["tar sa_000000", "more than one row"],
         ),
-        (
-            f"name,a\n{ROWS}sa_000001.tar:sa_4,2\n",
-            ["sa_000001.tar:sa_4", "two rows", "keep one"],
-        ),
-        (
-            "name,a\nsa_0,1\nsa_1,1\nsa_2,1\nsa_4,1\n",
-            ["sa_000001.tar:sa_3;", "add one for sa_3"],
-        ),
-        (
-            "name,a\nsa_0,1\nsa_4,1\n",
-            ["sa_000000.tar:sa_1 and 2 more", "add one for sa_1"],
-        ),
-        (
-            "name,a\n",
-            ["sa_000000.tar:sa_0 and 4 more", "add one for sa_0"],
-        ),
-        (
-            "tar,a\nsa_000000,1\n",
-            ["sa_000001.tar:sa_3 and 1 more", "add one for sa_000001.tar"],
-        ),
+        (f"name,a\n{ROWS}sa_000001.tar:sa_4,2\n", ["sa_000001.tar:sa_4", "two rows", "keep one"]),
+        ("name,a\nsa_0,1\nsa_1,1\nsa_2,1\nsa_4,1\n", ["sa_000001.tar:sa_3;", "add one for sa_3"]),
+        ("name,a\nsa_0,1\nsa_4,1\n", ["sa_000000.tar:sa_1 and 2 more", "add one for sa_1"]),
+        ("name,a\n", ["sa_000000.tar:sa_0 and 4 more", "add one for sa_0"]),
+        ("tar,a\nsa_000000,1\n", ["sa_000001.tar:sa_3 and 1 more", "add one for sa_000001.tar"]),
     ],
 )
 def test_a_bad_table_gives_a_one_line_error(index, table, text, parts):

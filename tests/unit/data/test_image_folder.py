@@ -80,14 +80,7 @@ def test_each_folder_with_images_is_a_shard_whose_files_go_by_name(photos, tmp_p
     assert index.images["image_id"].tolist() == [-1, 2, 9, 5, 5, 7]
     assert list(
         zip(index.images["height"].tolist(), index.images["width"].tolist(), strict=True)
-    ) == [
-        (10, 40),
-        (20, 30),
-        (8, 8),
-        (32, 24),
-        (11, 12),
-        (24, 32),
-    ]
+    ) == [(10, 40), (20, 30), (8, 8), (32, 24), (11, 12), (24, 32)]
     assert index.images["shard"].tolist() == [0, 0, 1, 2, 2, 2]
     assert index.images["masks"].tolist() == [0] * 6
     report = index.report()
@@ -133,10 +126,7 @@ def test_broken_images_are_left_out_and_named(photos, tmp_path):
     assert len(index) == 6
     assert {
         each["name"]: each["reason"].split(" bytes")[0] for each in index.report()["skipped"]
-    } == {
-        "dogs:blank.png": "dogs:blank.png: the 0",
-        "dogs:broken.jpg": "dogs:broken.jpg: the 4",
-    }
+    } == {"dogs:blank.png": "dogs:blank.png: the 0", "dogs:broken.jpg": "dogs:broken.jpg: the 4"}
     assert index.report()["other_members"] == 4
 
 

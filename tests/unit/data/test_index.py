@@ -121,10 +121,7 @@ def test_a_jpg_without_json_is_read_beyond_its_preview(tmp_path, jpg):
 @pytest.mark.parametrize(
     "members, message",
     [
-        (
-            [("sa_1.json", b"{}"), ("b.txt", b"")],
-            r"a.tar: has no image .*among its 2 files",
-        ),
+        ([("sa_1.json", b"{}"), ("b.txt", b"")], r"a.tar: has no image .*among its 2 files"),
         ([], r"a.tar: has no image .*among its 0 files"),
         (
             [("a/sa_1.jpg", b"1"), ("b/sa_1.jpg", b"2")],
@@ -182,10 +179,7 @@ def test_paths_are_tars_folders_globs_and_indexes(two, tmp_path, monkeypatch):
     "paths, message",
     [
         ("none", "none: no such path"),
-        (
-            "empty",
-            r"empty: .*\(.jpg, .jpeg, .*.png, .*.npy\); .*'.*empty/[*][*]/[*].tar'",
-        ),
+        ("empty", r"empty: .*\(.jpg, .jpeg, .*.png, .*.npy\); .*'.*empty/[*][*]/[*].tar'"),
         ("*.tar", r"\*.tar: the glob matches no file"),
         (None, "no path was given"),
     ],
@@ -286,11 +280,7 @@ def damage(folder, name: str, data: bytes | None) -> None:
             lambda raw: raw.replace(b'_index":5', b'_index":3'),
             "manifest.json: .*schema 3.* 5; build it again",
         ),
-        (
-            "images_width.npy",
-            lambda raw: None,
-            "images_width.npy: has 0 bytes.*; build it again",
-        ),
+        ("images_width.npy", lambda raw: None, "images_width.npy: has 0 bytes.*; build it again"),
         (
             "masks_area.npy",
             lambda raw: raw[:-4],
@@ -366,15 +356,9 @@ def test_entries_are_found_by_name_and_by_number(two):
     "name, message",
     [
         ("sa_1", "'sa_1' .*TAR:IMAGE.* sa_000000.tar:sa_1"),
-        (
-            "sa_0.tar:sa_1",
-            "'sa_0.tar:sa_1': .*'sa_0.tar'; .*sa_00000[01].tar, sa_00000[01].tar",
-        ),
+        ("sa_0.tar:sa_1", "'sa_0.tar:sa_1': .*'sa_0.tar'; .*sa_00000[01].tar, sa_00000[01].tar"),
         ("a_000001.tar:sa_11", "'a_000001.tar'"),
-        (
-            "sa_000000.tar:sa_11",
-            "'sa_000000.tar:sa_11': .*'sa_11'; .*sa_1, sa_2",
-        ),
+        ("sa_000000.tar:sa_11", "'sa_000000.tar:sa_11': .*'sa_11'; .*sa_1, sa_2"),
         ("sa_000000.tar:99", "sa_000000.tar .*'99'"),
     ],
 )
@@ -600,10 +584,7 @@ def test_a_lock_that_was_just_removed_is_taken_anew(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", once_removed)
     with indexes._only_writer(tmp_path / "index"):
         assert (work / "lock").exists()
-        with (
-            error_line(r"another process"),
-            indexes._only_writer(tmp_path / "index"),
-        ):
+        with error_line(r"another process"), indexes._only_writer(tmp_path / "index"):
             pass
     assert len(removed) == 2
     assert not work.exists()

@@ -7,13 +7,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from gigamask.data import image
-from gigamask.data.orientation import (
-    decode_upright,
-    frame_of,
-    read_orientation,
-    turn,
-    without_exif,
-)
+from gigamask.data.orientation import decode_upright, frame_of, read_orientation, turn, without_exif
 
 ORIENTATIONS = range(1, 9)
 

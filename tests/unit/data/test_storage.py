@@ -61,18 +61,12 @@ def test_local_ranges_and_states(served):
         [ByteRange(path, 5, 3), ByteRange(str(served / "b.tar"), 0, 2), ByteRange(path, 0, 0)]
     ) == [DATA[5:8], b"\xff\xfe", b""]
     for place, message in (
-        (
-            ByteRange(path, len(DATA) - 1, 3),
-            r"a.tar: .*3 bytes at \d+, got 1",
-        ),
+        (ByteRange(path, len(DATA) - 1, 3), r"a.tar: .*3 bytes at \d+, got 1"),
         (
             ByteRange(str(served / "no.tar"), 0, 3),
             r"no.tar: .*3 bytes at 0 \(No such file or directory\)",
         ),
-        (
-            ByteRange(str(served), 0, 3),
-            r"3 bytes at 0 \(Is a directory\)",
-        ),
+        (ByteRange(str(served), 0, 3), r"3 bytes at 0 \(Is a directory\)"),
     ):
         with corrupt_sample(message):
             storage.read(*place)
@@ -157,31 +151,15 @@ def test_unavailable_server_is_tried_five_times():
 @pytest.mark.parametrize(
     "name, behaviour, message",
     [
-        (
-            "none.tar",
-            {},
-            r"none.tar: .*3 bytes at 9 \(not found: .*\); check the URL",
-        ),
+        ("none.tar", {}, r"none.tar: .*3 bytes at 9 \(not found: .*\); check the URL"),
         (
             "a.tar",
             {"status": 403},
             r"a.tar: .*3 bytes at 9 \(no permission: 403.*\); .*credentials",
         ),
-        (
-            "a.tar",
-            {"status": 400},
-            r"a.tar: .*3 bytes at 9 \(400, .*\); check the URL",
-        ),
-        (
-            "notes.txt",
-            {},
-            r"3 bytes at 9 \(416, .*\); .*index it again",
-        ),
-        (
-            "a.tar",
-            {"ranges": False},
-            "a.tar: .*ignores ranges.*'gigamask download'",
-        ),
+        ("a.tar", {"status": 400}, r"a.tar: .*3 bytes at 9 \(400, .*\); check the URL"),
+        ("notes.txt", {}, r"3 bytes at 9 \(416, .*\); .*index it again"),
+        ("a.tar", {"ranges": False}, "a.tar: .*ignores ranges.*'gigamask download'"),
     ],
 )
 def test_permanent_errors_are_not_retried(served, name, behaviour, message):
@@ -317,10 +295,7 @@ def test_s3(objects, served):
     )
     for bad, message in (
         (f"{objects.url}/none.tar", r"not found: .*\); check the URL"),
-        (
-            "s3://no-such-bucket/a.tar",
-            r"not found: The specified bucket does not exist",
-        ),
+        ("s3://no-such-bucket/a.tar", r"not found: The specified bucket does not exist"),
     ):
         with error_line(rf"{bad}.*{message}"):
             storage.stat(bad)

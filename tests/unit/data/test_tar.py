@@ -188,10 +188,7 @@ def test_entry_number_in_an_error_counts_across_chunks(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "data, message",
     [
-        (
-            gzip.compress(b"a" * 5000, mtime=0).ljust(2048, b"\1"),
-            r"the 512 bytes at 0 .*tar.gz",
-        ),
+        (gzip.compress(b"a" * 5000, mtime=0).ljust(2048, b"\1"), r"the 512 bytes at 0 .*tar.gz"),
         (b"\xff\xd8\xff" + b"jpeg" * 300, "the 512 bytes at 0 "),
         (
             header(b"a", b"00000000000\0") + b"\7" + header(b"b", b"00000000000\0")[1:],
@@ -219,10 +216,7 @@ def test_entry_number_in_an_error_counts_across_chunks(tmp_path, monkeypatch):
             pax(b"24 GNU.sparse.major=1\n".replace(b"24", b"22")) + header(b"a", b"00000000000\0"),
             "member 1 is a sparse file",
         ),
-        (
-            header(b"a", b"00000000000\0", b"S"),
-            "member 1 is a sparse file",
-        ),
+        (header(b"a", b"00000000000\0", b"S"), "member 1 is a sparse file"),
     ],
 )
 def test_broken_tars_are_named(tmp_path, data, message):
@@ -303,14 +297,8 @@ def test_a_remote_scan_jumps_over_payloads(tmp_path):
 
 def test_a_remote_scan_that_fails_is_one_line(tmp_path, monkeypatch):
     tar.write(tmp_path / "t.tar", THREE)
-    with (
-        FileServer(tmp_path, drop_after=100) as server,
-        error_line(r"t.tar.*10240.*0.*5") as fault,
-    ):
+    with FileServer(tmp_path, drop_after=100) as server, error_line(r"t.tar.*10240.*0.*5") as fault:
         tar.scan(f"{server.url}/t.tar")
     assert type(fault.value) is GigamaskError
-    with (
-        FileServer(tmp_path, ranges=False) as server,
-        error_line(r"ranges.*'gigamask download"),
-    ):
+    with FileServer(tmp_path, ranges=False) as server, error_line(r"ranges.*'gigamask download"):
         tar.scan(f"{server.url}/t.tar")

@@ -253,10 +253,7 @@ def test_more_broken_than_sound_masks_stop_it_and_leave_nothing(case):
         (row(2, "2.jpg", (65535, 65535)), "65535 and pixels at most 134217728"),
         (row(1), "1.jpg .id 1.: id 1 "),
         (row(2, "2.jpg"), r"2.jpg: .*2.jpg .*--images"),
-        (
-            row(2, "small.jpg"),
-            "small.jpg: the image has 10 x 12 pixels, but its masks 20 x 30",
-        ),
+        (row(2, "small.jpg"), "small.jpg: the image has 10 x 12 pixels, but its masks 20 x 30"),
         (row(2, "cut.jpg"), "cut.jpg: the JPEG of .* cannot be decoded"),
         (row(2, "text.png"), "text.png: its 9 bytes"),
         (row(2, "cut.png"), "cut.png: the image cannot be decoded"),
@@ -416,8 +413,7 @@ def test_one_mask_from_a_threshold_of_the_brightest_channel(case, kind):
     brightest = drawn.max(2)
     case.put("a.jpg")
     case.label(
-        "a.png",
-        {"colors": drawn, "gray": brightest}.get(kind, np.stack([brightest] * 3, -1)),
+        "a.png", {"colors": drawn, "gray": brightest}.get(kind, np.stack([brightest] * 3, -1))
     )
     assert case.labels(binary=128)["masks"] == 1
     (dense,) = annotation.parse(case.members()["sa_0.json"], "x").masks.to_dense()

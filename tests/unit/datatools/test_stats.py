@@ -170,8 +170,7 @@ def test_logarithmic_bars_have_equal_ratios():
 
 
 @pytest.mark.parametrize(
-    "least, step",
-    [(0.0, 0.01), (0.3, 0.5), (1.0, 1.0), (1.1, 2.0), (6.0, 10.0), (250.0, 500.0)],
+    "least, step", [(0.0, 0.01), (0.3, 0.5), (1.0, 1.0), (1.1, 2.0), (6.0, 10.0), (250.0, 500.0)]
 )
 def test_steps_are_round(least, step):
     assert statistics.round_step(least) == step

@@ -236,10 +236,7 @@ def test_an_index_is_compared_with_its_tars(tmp_path):
     reports, stale = verification.verify(folder)
     assert (len(reports), stale) == (3, [])
     (tmp_path / "a.tar").unlink()
-    tar.write(
-        tmp_path / "b.tar",
-        broken.samples(1, 2),
-    )
+    tar.write(tmp_path / "b.tar", broken.samples(1, 2))
     os.utime(tmp_path / "c.tar", ns=(1, 1))
     reports, stale = verification.verify([folder])
     assert len(stale) == 3
@@ -265,10 +262,7 @@ def test_a_tar_that_is_gone_with_a_checksum_is_one_line(tmp_path):
 
 
 def test_members_that_are_too_large_or_cannot_be_read(tmp_path, monkeypatch):
-    tar.write(
-        tmp_path / "t.tar",
-        broken.samples(1, 2),
-    )
+    tar.write(tmp_path / "t.tar", broken.samples(1, 2))
     size = len(broken.sound(1)[0])
     monkeypatch.setattr(image, "MAX_BYTES", size - 1)
     report = checked(tmp_path / "t.tar")

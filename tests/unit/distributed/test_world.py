@@ -57,16 +57,8 @@ WHOLE = {
             "cpu",
             "GROUP_RANK must .* WORLD_SIZE is 8 .*one.*torchrun",
         ),
-        (
-            WHOLE | {"LOCAL_WORLD_SIZE": "3"},
-            "cpu",
-            ": 8 in all, 3 on this one",
-        ),
-        (
-            WHOLE,
-            "cuda:0",
-            "--device cuda:0 .* 8 processes; use --device cuda",
-        ),
+        (WHOLE | {"LOCAL_WORLD_SIZE": "3"}, "cpu", ": 8 in all, 3 on this one"),
+        (WHOLE, "cuda:0", "--device cuda:0 .* 8 processes; use --device cuda"),
     ],
 )
 def test_odd_environments_are_refused(environment, device, line):

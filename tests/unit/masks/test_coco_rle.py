@@ -44,14 +44,8 @@ MALFORMED = {
         text(2, 2, 2, *(2**30 * i for i in range(1, 5)), 2),
         "mask 1: run length 1073741824 (number 3) is too long",
     ),
-    "bad character": (
-        b"6~6",
-        "mask 1: byte 126 at position 1 of the counts",
-    ),
-    "first letter beyond": (
-        b"6p6",
-        "mask 1: byte 112 at position 1 of the counts",
-    ),
+    "bad character": (b"6~6", "mask 1: byte 126 at position 1 of the counts"),
+    "first letter beyond": (b"6p6", "mask 1: byte 112 at position 1 of the counts"),
     "space": (b" 686", "mask 1: byte 32 at position 0 of the counts"),
     "not ascii": ("6é6", "mask 1: byte 195 at position 1 of the counts"),
     "lone surrogate": ("\ud800", "mask 1: byte 237 at position 0 of the counts"),
@@ -70,20 +64,11 @@ MALFORMED = {
         [2**80],
         "mask 1: run lengths must be a string or a list of integers below 2**63",
     ),
-    "list: fractions": (
-        [6.5, 13.5],
-        "mask 1: run lengths must be a string or a list of integers",
-    ),
+    "list: fractions": ([6.5, 13.5], "mask 1: run lengths must be a string or a list of integers"),
     "list: words": (["6", "14"], "mask 1: run lengths must be a string or a list of integers"),
-    "list: ragged": (
-        [[6], [7, 7]],
-        "mask 1: run lengths must be a string or a list of integers",
-    ),
+    "list: ragged": ([[6], [7, 7]], "mask 1: run lengths must be a string or a list of integers"),
     "list: nested": ([[6, 14]], "mask 1: run lengths must be a string or a list of integers"),
-    "list: truths": (
-        [True] * 20,
-        "mask 1: run lengths must be a string or a list of integers",
-    ),
+    "list: truths": ([True] * 20, "mask 1: run lengths must be a string or a list of integers"),
 }
 
 
