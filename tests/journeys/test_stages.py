@@ -196,7 +196,10 @@ REFUSED = [
         "--stages mae,decoder --init {whole}/joint",
         "joint would not be used: the stage mae starts from random weights",
     ),
-    ("--stages mae,joint --window 0 4000", "the stage mae reads images of 8 bits, without --window"),
+    (
+        "--stages mae,joint --window 0 4000",
+        "the stage mae reads images of 8 bits, without --window",
+    ),
     ("--stages mae,decoder,joint --freeze nope", "--freeze nope: the model has no such"),
     (
         "--stages mae,decoder,joint --evaluation.data {images}",
