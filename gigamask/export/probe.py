@@ -160,6 +160,11 @@ def keep_if_equal(suffix: str | None = None) -> Callable[[Exporter], Exporter]:
         def keeping(model: PromptableModel, out: Path, *args: object, **options: object) -> dict:
             if suffix is not None and (out.suffix != suffix or out.is_dir()):
                 raise GigamaskError(f"--out {out}: must be a file that ends in {suffix}")
+            if any(each.dtype.itemsize < 4 for each in model.parameters()):
+                raise GigamaskError(
+                    "the model was converted to half precision, which has also rounded the pixels' "
+                    "mean; save it before that, or load its weights again"
+                )
             if suffix is None and out.exists() and not out.is_dir():
                 raise GigamaskError(f"--out {out}: must be a folder, but is a file")
             final = Path(os.path.realpath(out))

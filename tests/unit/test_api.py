@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+from copy import deepcopy
 
 import numpy as np
 import pytest
@@ -137,6 +138,8 @@ def test_saved_models_load_equal(trained, tmp_path):
     loaded = gigamask.load_model(tmp_path / "model.safetensors", device="cpu").state_dict()
     assert loaded.keys() == state.keys()
     assert all(torch.equal(loaded[key], state[key]) for key in state)
+    with error_line("converted to half precision, .* save it before that"):
+        gigamask.save_model(deepcopy(trained.model).half(), tmp_path / "half.safetensors")
 
 
 def test_what_a_user_types_first(scenes, tmp_path, no_shape_checks):
