@@ -1,4 +1,4 @@
-"""What a training is about to do, in three lines: its data, its model and its device."""
+"""What a training is about to do, in lines: its data, its model, its device, a long warm-up."""
 
 from collections.abc import Iterator
 
@@ -40,3 +40,5 @@ def lines(
     each = f" in each of {processes} processes" if processes > 1 else ""
     precision = choose_precision(config.precision, device)
     yield f"  device: {describe_device(device)}{each}, {precision}"
+    if (warmup := getattr(config.schedule, "warmup_steps", 0)) > config.steps:
+        yield f"  warm-up: {warmup:,} steps, more than --steps, so that --lr is not reached"

@@ -18,15 +18,25 @@ import torch
 from gigamask.distributed.precision import LossScaler
 from gigamask.samplers.loss_history import LossHistory
 from gigamask.signals import STOP_SIGNALS
-from gigamask.training import checkpoint, step, trainer
+from gigamask.training import checkpoint, opening, step, trainer
 from gigamask.training.async_checkpoint import AsyncCheckpointer
 from gigamask.training.optim import MuonAdamW, WarmupCosine
 from gigamask.training.state import TrainState
+from gigamask.training.train_data import open_index
 from gigamask.training.trainer import stop_signals_collected
 from tests.errors import error_line
 from tests.journeys.runs import same
 from tests.laws.test_training import run_in
 from tests.little import little
+
+
+@pytest.mark.slow
+def test_a_warm_up_that_is_longer_than_the_training_is_said(tmp_path, scenes):
+    run = run_in(tmp_path, scenes, steps=2, schedule=WarmupCosine(warmup_steps=3))
+    state, index = TrainState.initialize(run, torch.device("cpu")), open_index(run)
+    *others, last = opening.lines(run, state, index, 12, 1)
+    assert last.startswith("  warm-up: 3 steps, more than --steps")
+    assert [*opening.lines(replace(run, steps=3), state, index, 18, 1)] == others
 
 
 class Pipe:
