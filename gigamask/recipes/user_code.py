@@ -223,8 +223,8 @@ def _is_taken(path: Path) -> bool:
     if path.stem in sys.modules:
         return True
     with suppress(ImportError, ValueError):
-        spec = importlib.util.find_spec(path.stem)
-        return bool(spec and spec.origin) and Path(spec.origin).resolve() != path.resolve()
+        origin = getattr(importlib.util.find_spec(path.stem), "origin", None)
+        return bool(origin) and Path(origin).resolve() != path.resolve()
     return False
 
 
