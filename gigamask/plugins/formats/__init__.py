@@ -9,6 +9,7 @@ PLUGIN = Plugin(
     readers={
         "LabelMe": "gigamask.plugins.formats.polygon_source:PolygonSource",
         "YOLO": "gigamask.plugins.formats.polygon_source:PolygonSource",
+        "Data Science Bowl": "gigamask.plugins.formats.object_files:ObjectFiles",
         "parquet": "gigamask.plugins.formats.parquet:ParquetFiles",
     },
     writers={

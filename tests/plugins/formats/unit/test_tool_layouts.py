@@ -3,9 +3,12 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from gigamask.datatools.convert import ConvertOptions, convert
+from gigamask.datatools.find_source import find
+from gigamask.datatools.objects import NO_PIXEL
 from tests.unit.datatools.test_convert import parsed
 
 SQUARE = [[4, 4], [14, 4], [14, 10], [4, 10]]
@@ -38,6 +41,23 @@ def test_what_labelme_exports_to_voc(tmp_path):
         image.save(voc / name / "apc.png")
     _, [masks] = converted(voc / "SegmentationObject", voc / "JPEGImages", tmp_path / "out_voc")
     assert masks == [("shelf", 60), ("highland", 60)]
+
+
+@pytest.mark.parametrize("flags", [(None, None), (None, "bowl"), ("bowl/", None)])
+def test_the_data_science_bowl_of_2018(tmp_path, monkeypatch, flags):
+    monkeypatch.chdir(tmp_path)
+    for number, name in enumerate(("a1", "b2", "c3")):
+        photo(tmp_path / "bowl" / name / "images" / f"{name}.png")
+        (tmp_path / "bowl" / name / "masks").mkdir()
+        for i in range(3 * number):
+            pixels = np.zeros((20, 30), np.uint8)
+            pixels[2 : 5 + i, 2:6] = 255 * (i < 5)
+            Image.fromarray(pixels).save(tmp_path / f"bowl/{name}/masks/{i}.png")
+    (tmp_path / "bowl" / "d4" / "masks").mkdir(parents=True)
+    counts = convert(find(["bowl"], *flags), None, tmp_path / "out", ConvertOptions())
+    found = [[each["area"] for each in one["annotations"]] for one in parsed(tmp_path / "out")]
+    assert found == [[], [12, 16, 20], [12, 16, 20, 24, 28]]
+    assert counts["left_out"] == {"images": {"no image of its name": 1}, "masks": {NO_PIXEL: 1}}
 
 
 def test_ultralytics(tmp_path):
