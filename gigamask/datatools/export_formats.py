@@ -238,7 +238,8 @@ def _write(images: Images, out: Path, options: ExportOptions) -> list[Path]:
                     f"{min(lost)}; {act}"
                 )
         options.check()
-        crcs = {name: files.crc32(partial / name) for name in new}
+        linked = {name for name in new if (partial / name).is_symlink()}
+        crcs = {name: None if name in linked else files.crc32(partial / name) for name in new}
         kept = {name: crc for name, crc in own.items() if name not in stale}
         told = {"files": kept | crcs, "images": sorted(names.values())}
         files.write_text(record, json.dumps(told, sort_keys=True))
@@ -267,11 +268,11 @@ def _is_changed(out: Path, name: str, crc: int | None) -> bool:
     Args:
         out: Folder of the export.
         name: Path of the file in it.
-        crc: crc32 of what was written; None if it is unknown.
+        crc: crc32 of what was written; None of links, and if it is unknown.
     """
     path, record = out / name, out / RECORD
     is_later = path.is_file() and path.stat().st_mtime > record.stat().st_mtime
-    return is_later and not path.is_symlink() and crc not in (None, files.crc32(path))
+    return is_later and crc is not None and crc != files.crc32(path)
 
 
 def _recorded(out: Path) -> tuple[dict[str, int | None], set[str]]:
