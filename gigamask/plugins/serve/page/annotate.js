@@ -81,10 +81,10 @@ const actions = {
 
 /** Loads what has changed in the list of images since it was loaded, and the categories. */
 async function refresh() {
-  const found = await request(`project/images?since=${change}`);
+  const takeCategories = categories.taker(), found = await request(`project/images?since=${change}`);
   change = found.change;
   for (const each of found.images) images[each.row] = each;
-  categories.take(found.categories);
+  takeCategories(found.categories);
   sort();
   showProposals();
   return images;

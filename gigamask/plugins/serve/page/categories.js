@@ -6,6 +6,7 @@ const COLORS = ["#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#f0e442"
 
 let categories = [], category = "", hooks = null, editing = null;
 let coming = null;   // a category that is chosen before the server knows it
+let asked = 0, taken = 0;   // lists that were asked for so far, and the last of those that are too old to be taken
 
 /** Prepares the categories; the hooks are `images`, `act`, `apart`, `send` and `active`. */
 export function start(given) {
@@ -16,8 +17,20 @@ export function start(given) {
   $("a-new-category").oninput = say;
 }
 
-/** Takes the categories of the project. */
-export function take(found) {
+/** Returns what takes the categories of a list that is asked for now, unless newer ones come before it. */
+export function taker() {
+  const mine = asked += 1;
+  return (found) => { if (mine > taken) { taken = mine; take(found); } };
+}
+
+/** Returns the answer to a change of the categories; lists that were asked for before are older. */
+async function changed(path, json) {
+  const answer = await request(path, { json });
+  taken = asked;
+  return answer;
+}
+
+function take(found) {
   categories = found;
   if (category !== coming && !categories.some(({ name }) => name === category)) category = categories[0].name;
   if (editing !== null && !categories.some(({ name }) => name === editing)) edit(null);
@@ -63,7 +76,7 @@ async function submit(event) {
   if (old !== null) { await change({ name: old, new_name: name, color }); return; }
   const before = category, known = categories.some((each) => each.name === name);
   $("a-color").value = COLORS[(COLORS.indexOf(color) + 1) % COLORS.length];   // of the next one
-  const added = known || queue.enqueue("saving", async () => { take((await request("project/categories", { json: { categories: [{ name, color }] } })).categories); return true; });
+  const added = known || queue.enqueue("saving", async () => { take((await changed("project/categories", { categories: [{ name, color }] })).categories); return true; });
   categorize(name);
   await awaited(name, before, added);
 }
@@ -89,7 +102,7 @@ async function change(json) {
   edit(null);
   const before = category;
   category = json.new_name;
-  const done = await awaited(category, before, hooks.apart(() => request("project/categories/change", { json })));
+  const done = await awaited(category, before, hooks.apart(() => changed("project/categories/change", json)));
   if (done) showMessage(`${counted(done.objects, "object")} in ${counted(done.images, "image")} changed`);
 }
 

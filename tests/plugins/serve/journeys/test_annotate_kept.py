@@ -199,6 +199,18 @@ def test_a_category_is_given_in_its_turn_also_while_it_is_renamed(page, folder):
     found = on_disk(folder, "6.png").objects.values()
     assert [each.category for each in found] == ["dog", "cat", "cat"]
     assert page.inner_text("#a-zoom") == zoom, "the image that is loaded again is not moved"
+    older = page.evaluate_handle(
+        """async () => {
+        const take = (await import("./page/categories.js")).taker();
+        const { categories } = await (await fetch("api/project/images")).json();
+        return () => take(categories);
+    }"""
+    )
+    page.fill("#a-new-category", "cow")
+    press(page, "Enter")
+    saved(page)
+    older.evaluate("take => take()")  # its answer was late
+    assert page.inner_text("#a-categories [aria-pressed=true]") == "cow"
 
 
 def test_two_fingers_leave_a_polygon_as_it_was(page, folder):
