@@ -27,7 +27,7 @@ from gigamask.inference.tiles import TileGrid
 from gigamask.masks.transforms import ImageTransform
 from gigamask.models.embedding_cache import ImageEmbedder
 from gigamask.models.prompt_decoder import PromptDecoder
-from gigamask.types import Prediction, Prompts
+from gigamask.types import Prediction, Prompts, map_tensors
 
 CROPS_AT_ONCE = 4
 """Crops per pass of the encoder."""
@@ -75,6 +75,7 @@ class TileDecoder:
             none = PromptDecoder(self.embedder.model, whole, best_only=only)(prompts)
             low = none.low_res_logits
             return replace(none, logits=low.new_zeros(*low.shape[:2], *self.transform.original))
+        prompts = map_tensors(lambda each: each.to(prompts.labels.device), prompts)
         prompts, sources = self._recall(prompts)
         regions = prompted_regions(prompts, self.transform, sources)
         crops = {
@@ -93,14 +94,13 @@ class TileDecoder:
                 is not None
             }
             is_first = False
-        rows = range(len(crops))
-        parts = [answers[row] for row in rows]
+        parts = [answers[row] for row in crops]
         low, iou = (
             torch.cat([getattr(part, name) for part in parts])
             for name in ("low_res_logits", "iou_predictions")
         )
         classes = [part.class_logits for part in parts if part.class_logits is not None]
-        per_row = [crops[row] for row in rows]
+        per_row = list(crops.values())
         together = Prediction(low, iou, low, None, torch.cat(classes) if classes else None)
         answer = pasted_answer(together, per_row, self.transform)
         self._remember(answer.low_res_logits, low, per_row)

@@ -45,8 +45,7 @@ class PromptDecoder:
         prompts = map_tensors(lambda each: each.to(self.embedding.device), prompts)
         index = self.image_index
         if index is None:
-            count = len(prompts.labels)
-            index = torch.zeros(count, dtype=torch.int64, device=self.embedding.device)
+            index = prompts.labels.new_zeros(len(prompts.labels))
         with self.autocast():
             if self.model.answers_in_windows or self.model.config.class_names:
                 output = self.model.predict(self.embedding, index, prompts)

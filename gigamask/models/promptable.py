@@ -161,7 +161,7 @@ class OfficialInterface(nn.Module, ABC):
                 multimask_output,
                 mask_size,
             )
-            first = torch.zeros(len(prompts.labels), dtype=torch.int64, device=embedding.device)
+            first = prompts.labels.new_zeros(len(prompts.labels))
             low_res_logits, iou_predictions = self.decode(embedding[None], first, prompts)
             logits = self.postprocess_masks(
                 low_res_logits, image.shape[1:], record["original_size"]
